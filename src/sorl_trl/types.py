@@ -1,0 +1,102 @@
+"""The data that travels between search, rollout, rewards and trainers. Frozen, and free of any dependency."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class StopReason(str, Enum):
+    """Why a trajectory ended. Its value is what metrics and files show."""
+
+    ANSWERED = "answered"
+    """The policy closed an answer."""
+    MAX_TURNS = "max_turns"
+    """All turns with a search were used up, and the last generation, without search, gave no answer."""
+    TURN_LIMIT = "turn_limit"
+    """One turn reached `max_turn_tokens` before it closed an action."""
+    OBSERVATION_LIMIT = "observation_limit"
+    """An observation was longer than `max_observation_tokens`, and the limits say to stop there."""
+    TRAJECTORY_LIMIT = "trajectory_limit"
+    """`max_trajectory_tokens` leaves no room for the next turn or observation."""
+    SEARCH_UNAVAILABLE = "search_unavailable"
+    """The search infrastructure was down, retries included. Not the policy's doing: masked out of the loss."""
+
+    @property
+    def is_infrastructure_failure(self) -> bool:
+        """Whether the trajectory says nothing about the policy and must not be trained on."""
+        return self is StopReason.SEARCH_UNAVAILABLE
+
+
+class ActionKind(str, Enum):
+    """What a turn asks the environment to do."""
+
+    SEARCH = "search"
+    ANSWER = "answer"
+    INVALID = "invalid"
+    """No well-formed action: the policy gets a corrective observation."""
+
+
+@dataclass(frozen=True)
+class Action:
+    """A parsed turn: `content` is the query, the answer, or empty for an invalid action."""
+
+    kind: ActionKind
+    content: str = ""
+
+
+@dataclass(frozen=True)
+class Passage:
+    """One retrieved document. `score` is the engine's own, higher is better, `None` where it gives none."""
+
+    id: str
+    title: str
+    text: str
+    score: float | None = None
+
+
+@dataclass(frozen=True)
+class Turn:
+    """The tokens of one generation call, exactly as sampled: `text` is decoded from them, never the reverse."""
+
+    token_ids: tuple[int, ...]
+    text: str
+    action: Action
+    logprobs: tuple[float, ...] | None = None
+    """Log-probabilities under the sampling engine, one per token, where it reports them."""
+
+
+@dataclass(frozen=True)
+class Observation:
+    """Environment tokens that follow a turn. The policy reads them and is never trained on them."""
+
+    token_ids: tuple[int, ...]
+    text: str
+    passages: tuple[Passage, ...] = ()
+    truncated: bool = False
+    """Cut to `max_observation_tokens`."""
+    neutralized: int = 0
+    """How many control tokens or protocol tags the environment's text tried to bring in."""
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """A prompt, then turns with observations between them, in order."""
+
+    prompt_ids: tuple[int, ...]
+    segments: tuple[Turn | Observation, ...]
+    stop_reason: StopReason
+
+    @property
+    def turns(self) -> tuple[Turn, ...]:
+        return tuple(s for s in self.segments if isinstance(s, Turn))
+
+    @property
+    def observations(self) -> tuple[Observation, ...]:
+        return tuple(s for s in self.segments if isinstance(s, Observation))
+
+    @property
+    def answer(self) -> str | None:
+        """What the policy answered: only from a turn it generated, never from an observation."""
+        answers = [t.action.content for t in self.turns if t.action.kind is ActionKind.ANSWER]
+        return answers[-1] if answers else None
