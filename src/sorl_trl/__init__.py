@@ -1,1 +1,19 @@
 """Stabilized off-policy RL for multi-turn LLM agents, on top of TRL (SORL, arXiv 2511.20718)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sorl_trl.trainers import SearchRollout, SOGRPOConfig, SOGRPOTrainer
+
+__all__ = ["SOGRPOConfig", "SOGRPOTrainer", "SearchRollout"]
+
+
+def __getattr__(name: str) -> Any:
+    # TRL takes seconds to import; `sorl_trl.ops` or `sorl_trl.search` alone must not pay for it.
+    if name in __all__:
+        from sorl_trl import trainers
+
+        return getattr(trainers, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

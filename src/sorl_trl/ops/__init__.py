@@ -1,0 +1,53 @@
+"""The mathematics of SORL as pure functions: tensors and floats in, tensors out.
+
+Each is differentiable where it should be, reduces in float32 or better, and sees nothing of what masked positions
+hold, NaN and infinity included.
+"""
+
+from .advantages import group_turn_advantages, token_gae, turn_gae, turn_returns, turn_std, whiten
+from .clip_norm import KL_ESTIMATORS, clip_fraction, clip_penalty, clipping_bias, is_clipped, kl_to_old
+from .importance import IMPORTANCE_SAMPLING_LEVELS, TURN_RATIOS, importance_ratio, log_importance_ratio
+from .losses import aggregate_turns, clipped_surrogate, turn_weights, value_loss
+from .masking import (
+    last_token_before_turn,
+    masked_mean,
+    split_turns_after,
+    turn_broadcast,
+    turn_counts,
+    turn_ids_from_mask,
+    turn_mask,
+    turn_reduce,
+    validate_turn_ids,
+)
+
+__all__ = [
+    "IMPORTANCE_SAMPLING_LEVELS",
+    "KL_ESTIMATORS",
+    "TURN_RATIOS",
+    "aggregate_turns",
+    "clip_fraction",
+    "clip_penalty",
+    "clipped_surrogate",
+    "clipping_bias",
+    "group_turn_advantages",
+    "importance_ratio",
+    "is_clipped",
+    "kl_to_old",
+    "last_token_before_turn",
+    "log_importance_ratio",
+    "masked_mean",
+    "split_turns_after",
+    "token_gae",
+    "turn_broadcast",
+    "turn_counts",
+    "turn_gae",
+    "turn_ids_from_mask",
+    "turn_mask",
+    "turn_reduce",
+    "turn_returns",
+    "turn_std",
+    "turn_weights",
+    "validate_turn_ids",
+    "value_loss",
+    "whiten",
+]

@@ -1,0 +1,139 @@
+"""Returns and advantages of turns and tokens, and their normalization.
+
+Shapes: B trajectories, T completion positions, K turns in the longest trajectory; `turn_mask` (B, K) is 1 where a
+trajectory has a turn. What is outside of a mask never enters, and results there are 0.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ._shared import at_least_float32, keep
+from .masking import masked_mean
+
+_STD_FLOOR = 1e-4
+"""What TRL's GRPO adds to the standard deviation of a group."""
+_VARIANCE_FLOOR = 1e-8
+"""What TRL's PPO adds to the variance when it whitens."""
+
+
+def turn_returns(turn_rewards: Tensor, turn_mask: Tensor, gamma: float) -> Tensor:
+    """R_k = Σ_{j≥k} γ^{j−k} r_j over the turns of each trajectory: (B, K)."""
+    _, returns = turn_gae(turn_rewards, torch.zeros_like(turn_rewards), turn_mask, gamma, lam=1.0)
+    return returns
+
+
+def group_turn_advantages(returns: Tensor, turn_mask: Tensor, num_generations: int, scale: bool = True) -> Tensor:
+    """Â_{i,k} = (R_{i,k} − R̄) / (σ + 1e-4) within each group of `num_generations` rows in order: (B, K).
+
+    R̄ is the mean over the group's trajectories of their mean over turns, so that a trajectory of many turns weighs as
+    much as one of few; σ is `turn_std`. Where a trajectory's turns all have one return this is GRPO's advantage
+    (arXiv 2402.03300). A trajectory without a turn is no part of R̄ and σ, and gets 0.
+
+    Args:
+        returns: (B, K), from `turn_returns`.
+        turn_mask: (B, K), 1 where a trajectory has a turn.
+        num_generations: G, the trajectories of a group; it must divide B.
+        scale: whether to divide by σ + 1e-4.
+
+    Raises:
+        ValueError: `num_generations` does not divide B.
+    """
+    advantages = _centre_in_group(returns, turn_mask, num_generations)
+    return advantages / (turn_std(returns, turn_mask, num_generations) + _STD_FLOOR) if scale else advantages
+
+
+def turn_std(returns: Tensor, turn_mask: Tensor, num_generations: int) -> Tensor:
+    """σ of each trajectory's group, σ² = Σ_i mean_k (R_{i,k} − R̄)² / (G − 1): (B, 1).
+
+    G counts the group's trajectories that have a turn. With fewer than two of them the divisor is 1 (ours): one
+    trajectory whose turns differ in their returns still has a spread. Arguments and errors are those of
+    `group_turn_advantages`; with `num_generations` = B it is the σ of the batch.
+    """
+    deviations = _centre_in_group(returns, turn_mask, num_generations)
+    variances = masked_mean(deviations.square(), turn_mask, dim=1).view(-1, num_generations)
+    counted = turn_mask.bool().any(dim=1).view(-1, num_generations).sum(dim=1)
+    std = (variances.sum(dim=1) / (counted - 1).clamp(min=1)).sqrt()
+    return std.repeat_interleave(num_generations).unsqueeze(1)
+
+
+def turn_gae(
+    turn_rewards: Tensor, turn_values: Tensor, turn_mask: Tensor, gamma: float, lam: float
+) -> tuple[Tensor, Tensor]:
+    """Generalized advantage estimation (arXiv 1506.02438) with a turn as the time step: advantages, returns (B, K).
+
+    δ_k = r_k + γ V(s_{k+1}) − V(s_k), Â_k = Σ_l (γλ)^l δ_{k+l}, returns = Â + V, and V after the last turn is 0.
+
+    Args:
+        turn_rewards: (B, K), the reward given to each turn, the outcome reward on the last one.
+        turn_values: (B, K), V(s_k), the critic at the last token before turn k.
+        turn_mask: (B, K), 1 where a trajectory has a turn.
+        gamma, lam: discount γ per turn, and λ. With both 1, Â_k = R_k − V(s_k).
+    """
+    return token_gae(turn_rewards, turn_values, turn_mask, gamma, lam)
+
+
+def token_gae(rewards: Tensor, values: Tensor, loss_mask: Tensor, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
+    """Generalized advantage estimation (arXiv 1506.02438) over the model tokens: advantages and returns, each (B, T).
+
+    δ_t = r_t + γ V_{t'} − V_t and Â_t = δ_t + γλ Â_{t'}, where t' is the trajectory's next model token, with V and Â
+    0 after the last one; returns = Â + V. Observations are skipped: their rewards and values never enter, and no
+    discount is taken for them.
+
+    Args:
+        rewards: (B, T), on model tokens: the outcome reward on the last one.
+        values: (B, T), the critic's V_t.
+        loss_mask: (B, T), 1 on model tokens.
+        gamma, lam: discount γ per token, and λ.
+    """
+    kept = loss_mask.bool()
+    rewards, values = keep(rewards, kept), keep(values, kept)
+    advantages = torch.zeros_like(rewards + values)
+    next_value = next_advantage = advantages.new_zeros(len(advantages))
+    for t in reversed(range(advantages.size(1))):
+        advantage = rewards[:, t] + gamma * next_value - values[:, t] + gamma * lam * next_advantage
+        next_advantage = torch.where(kept[:, t], advantage, next_advantage)
+        next_value = torch.where(kept[:, t], values[:, t], next_value)
+        advantages[:, t] = torch.where(kept[:, t], advantage, 0.0)
+    return advantages, advantages + values
+
+
+def whiten(x: Tensor, mask: Tensor, shift_mean: bool = True) -> Tensor:
+    """`x` scaled to unit variance over the positions where `mask` is 1, and 0 elsewhere: the shape of `x`.
+
+    The variance is the unbiased one plus 1e-8, as in TRL's PPO. Fewer than two kept values have variance 0.
+
+    Args:
+        x: any shape.
+        mask: the shape of `x`, 1 where `x` is kept.
+        shift_mean: True subtracts the mean; False keeps the mean of `x` as it was.
+    """
+    mean = masked_mean(x, mask)
+    deviations = keep(keep(x, mask) - mean, mask)
+    # What rounding left in the mean of equal values would be multiplied by up to 1e4 below.
+    deviations = keep(deviations - masked_mean(deviations, mask), mask)
+    variance = deviations.square().sum() / (mask.bool().sum() - 1).clamp(min=1)
+    whitened = deviations * (variance + _VARIANCE_FLOOR).rsqrt()
+    return whitened if shift_mean else keep(whitened + mean, mask)
+
+
+def _centre_in_group(returns: Tensor, turn_mask: Tensor, num_generations: int) -> Tensor:
+    """`returns` (B, K) less the baseline R̄ of their group, 0 where a trajectory has no such turn."""
+    if num_generations < 1 or len(returns) % num_generations:
+        raise ValueError(
+            f"num_generations is {num_generations}, but must be positive and divide the number of rows of returns, "
+            f"which is {len(returns)}."
+        )
+    centred = at_least_float32(returns)
+    # The second pass removes what rounding left of the mean of equal returns, which 1 / (σ + 1e-4) would blow up.
+    for _ in range(2):
+        baseline = _group_mean(masked_mean(centred, turn_mask, dim=1), turn_mask.bool().any(dim=1), num_generations)
+        centred = keep(centred - baseline, turn_mask)
+    return centred
+
+
+def _group_mean(x: Tensor, mask: Tensor, num_generations: int) -> Tensor:
+    """The mean of `x` (B,) over its group where `mask` (B,) is 1, for each row: (B, 1)."""
+    means = masked_mean(x.view(-1, num_generations), mask.view(-1, num_generations), dim=1)
+    return means.repeat_interleave(num_generations).unsqueeze(1)

@@ -1,0 +1,90 @@
+"""Clipping-triggered normalization: how much is clipped, how far the policy is from the old one, and the bias."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from ._shared import at_least_float32, check_choice, keep
+from .masking import masked_mean
+
+# Each maps ℓ = log π_θ − log π_old of samples of π_old to an estimate of KL(π_θ ‖ π_old). The unbiased one is
+# w ln w − w + 1, arranged so that a large ℓ gives inf and not inf − inf.
+_ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {
+    "k1": lambda log_ratio: log_ratio,
+    "k2": lambda log_ratio: 0.5 * log_ratio.square(),
+    "k3": lambda log_ratio: (-log_ratio).expm1() + log_ratio,
+    "unbiased": lambda log_ratio: log_ratio + (log_ratio - 1) * log_ratio.expm1(),
+}
+KL_ESTIMATORS = tuple(_ESTIMATORS)
+
+
+def clip_fraction(log_ratio: Tensor, loss_mask: Tensor, epsilon_low: float, epsilon_high: float) -> Tensor:
+    """f_i, the share of a trajectory's model tokens whose token ratio is outside [1 − ε_low, 1 + ε_high]: (B,).
+
+    `log_ratio` and `loss_mask` are (B, T). No gradient; 0 for a trajectory without a model token.
+    """
+    ratio = keep(log_ratio.detach(), loss_mask).exp()
+    outside = (ratio < 1 - epsilon_low) | (ratio > 1 + epsilon_high)
+    return masked_mean(outside.to(ratio.dtype), loss_mask, dim=1)
+
+
+def kl_to_old(log_ratio: Tensor, loss_mask: Tensor, estimator: str) -> Tensor:
+    """KL_i = (1/|y_i|) Σ_t k(ℓ_t), in nats per token, an estimate of KL(π_θ ‖ π_old) per trajectory: (B,).
+
+    Args:
+        log_ratio: (B, T), ℓ_t = log π_θ − log π_old of tokens that π_old sampled.
+        loss_mask: (B, T), 1 on model tokens.
+        estimator: k(ℓ). "k1": ℓ; "k2": ½ℓ²; "k3": exp(−ℓ) − 1 + ℓ; "unbiased": w ln w − w + 1 with w = exp ℓ, which
+            is not negative, has KL(π_θ ‖ π_old) as its mean under π_old, and the gradient w ℓ ∇log π.
+
+    Raises:
+        ValueError: `estimator` is not one of the above.
+    """
+    check_choice("estimator", estimator, KL_ESTIMATORS)
+    return masked_mean(_ESTIMATORS[estimator](keep(log_ratio, loss_mask)), loss_mask, dim=1)
+
+
+def clip_penalty(
+    log_ratio: Tensor, loss_mask: Tensor, epsilon_low: float, epsilon_high: float, estimator: str
+) -> Tensor:
+    """f_i · KL_i per trajectory, with f_i detached: (B,). The clipping-triggered penalty of SORL, as specified.
+
+    Arguments and errors are those of `clip_fraction` and `kl_to_old`. A trajectory in which nothing is clipped gets
+    exactly 0, value and gradient.
+    """
+    fraction = clip_fraction(log_ratio, loss_mask, epsilon_low, epsilon_high)
+    # With a one-sided range KL can be infinite where nothing is clipped, and 0 · inf is NaN: leave those rows out.
+    triggered = keep(log_ratio, loss_mask.bool() & (fraction > 0).unsqueeze(1))
+    return fraction * kl_to_old(triggered, loss_mask, estimator)
+
+
+def is_clipped(ratio: Tensor, advantages: Tensor, epsilon_low: float, epsilon_high: float) -> Tensor:
+    """Where PPO's min stops the gradient: (Â > 0 and w > 1 + ε_high) or (Â < 0 and w < 1 − ε_low), (B, T) bool.
+
+    `ratio` is (B, T), and `advantages` broadcasts to it.
+    """
+    ratio = at_least_float32(ratio)
+    too_high = (advantages > 0) & (ratio > 1 + epsilon_high)
+    too_low = (advantages < 0) & (ratio < 1 - epsilon_low)
+    return too_high | too_low
+
+
+def clipping_bias(
+    ratio: Tensor, advantages: Tensor, loss_mask: Tensor, epsilon_low: float, epsilon_high: float
+) -> Tensor:
+    """mean_i (1/|y_i|) Σ_{t clipped} w_t Â_t, whose gradient is the clipping bias C(θ) of S-PPO and ST-PPO: ().
+
+    Args:
+        ratio: (B, T), the importance ratio of each token's unit, with its gradient: ∇w = w ∇log π.
+        advantages: (B, T), or any shape that broadcasts to it.
+        loss_mask: (B, T), 1 on model tokens.
+        epsilon_low, epsilon_high: the clip range; `is_clipped` gives the clipped set, which has no gradient.
+
+    A trajectory without a model token counts as 0, as in the loss. Exactly 0 where nothing is clipped.
+    """
+    clipped = loss_mask.bool() & is_clipped(ratio, advantages, epsilon_low, epsilon_high)
+    lost = keep(ratio, clipped) * keep(advantages, clipped)
+    per_trajectory = masked_mean(lost, loss_mask, dim=1)
+    return per_trajectory.sum() / max(len(per_trajectory), 1)

@@ -1,0 +1,67 @@
+"""The importance ratio between the policy and the old policy, of a token, a turn or a sequence."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ._shared import check_choice, keep, turn_slots
+from .masking import masked_mean, turn_broadcast, turn_mask, turn_reduce
+
+IMPORTANCE_SAMPLING_LEVELS = ("token", "turn", "sequence")
+TURN_RATIOS = ("geometric", "arithmetic")
+
+
+def importance_ratio(log_ratio: Tensor, turn_ids: Tensor, level: str, turn_ratio: str = "geometric") -> Tensor:
+    """The ratio of each token's unit: (B, T), with 1 where `turn_ids` is −1.
+
+    It is the exponential of `log_importance_ratio`, where the arguments, equations and errors are described.
+    """
+    return log_importance_ratio(log_ratio, turn_ids, level, turn_ratio).exp()
+
+
+def log_importance_ratio(log_ratio: Tensor, turn_ids: Tensor, level: str, turn_ratio: str = "geometric") -> Tensor:
+    """The log-ratio of the unit each token belongs to: (B, T), in nats, with 0 where `turn_ids` is −1.
+
+    Args:
+        log_ratio: (B, T), ℓ_t = log π_θ − log π_old of each token.
+        turn_ids: (B, T) int64, the turn of each model token, −1 elsewhere.
+        level: "token", ℓ_t as in PPO and GRPO; "turn"; or "sequence", the mean of ℓ over the trajectory's model
+            tokens as in GSPO (arXiv 2507.18071).
+        turn_ratio: what the ratio of a turn is. "geometric": exp of the mean of ℓ over its tokens, GSPO's length
+            normalization applied per turn. "arithmetic": the mean of its token ratios exp(ℓ), as SORL
+            (arXiv 2511.20718) is specified to do.
+
+    Every token of a unit receives the gradient of the unit's ratio.
+
+    Raises:
+        ValueError: `level` or `turn_ratio` is not one of the above.
+    """
+    check_choice("level", level, IMPORTANCE_SAMPLING_LEVELS)
+    check_choice("turn_ratio", turn_ratio, TURN_RATIOS)
+    kept = turn_ids >= 0
+    if level == "token":
+        return keep(log_ratio, kept)
+    if level == "sequence":
+        return keep(masked_mean(log_ratio, kept, dim=1).unsqueeze(1), kept)
+    if turn_ratio == "geometric":
+        return turn_broadcast(turn_reduce(log_ratio, turn_ids, "mean"), turn_ids)
+    return turn_broadcast(_log_mean_exp(log_ratio, turn_ids), turn_ids)
+
+
+def _log_mean_exp(log_ratio: Tensor, turn_ids: Tensor) -> Tensor:
+    """log((1/|y^k|) Σ_{t∈k} exp ℓ_t) of each turn: (B, K), with 0 for turns a trajectory does not have."""
+    log_ratio = keep(log_ratio, turn_ids >= 0)
+    # Taking a constant of the turn out of the exponential changes nothing but this: no overflow, no underflow.
+    peak = _turn_max(log_ratio.detach(), turn_ids)
+    mean_exp = turn_reduce((log_ratio - turn_broadcast(peak, turn_ids)).exp(), turn_ids, "mean")
+    # log 0 of an absent turn would send NaN (0 · inf) back through the gradient.
+    return peak + torch.where(turn_mask(turn_ids), mean_exp, 1.0).log()
+
+
+def _turn_max(x: Tensor, turn_ids: Tensor) -> Tensor:
+    """The largest `x` of each turn: (B, K), with 0 where that is infinite or the turn is absent."""
+    slots, num_turns = turn_slots(turn_ids)
+    table = x.new_full((len(x), num_turns + 1), -torch.inf)
+    peak = table.scatter_reduce(1, slots, x, "amax")[:, :num_turns]
+    return torch.where(peak.isfinite(), peak, 0.0)

@@ -1,0 +1,67 @@
+"""The clipped surrogate, the critic's loss, and the mean over turns and trajectories."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ._shared import at_least_float32
+from .masking import masked_mean, turn_broadcast, turn_counts, turn_mask, turn_reduce
+
+
+def clipped_surrogate(
+    ratio: Tensor, advantages: Tensor, epsilon_low: float, epsilon_high: float, delta: float | None = None
+) -> Tensor:
+    """PPO's clipped surrogate (arXiv 1707.06347, eq. 7), to be maximised: min(w Â, clip(w, 1 − ε_low, 1 + ε_high) Â).
+
+    Args:
+        ratio: (B, T), the importance ratio of the unit each token belongs to.
+        advantages: (B, T), or any shape that broadcasts to it.
+        epsilon_low, epsilon_high: how far below and above 1 the ratio may go.
+        delta: upper bound on the ratio that is not clipped, as TRL has it (two-sided clipping, arXiv 2505.07291):
+            w is replaced by min(w, δ) in the first term, which bounds the loss where Â < 0.
+
+    Elementwise, (B, T): what it gives off the model tokens is for the aggregation to leave out.
+    """
+    ratio, advantages = at_least_float32(ratio), at_least_float32(advantages)
+    bounded = ratio if delta is None else ratio.clamp(max=delta)
+    clipped = ratio.clamp(1 - epsilon_low, 1 + epsilon_high)
+    return torch.minimum(bounded * advantages, clipped * advantages)
+
+
+def aggregate_turns(x: Tensor, turn_ids: Tensor) -> Tensor:
+    """mean_i (1/n_i) Σ_k mean_{t∈k} x_t, the mean of the SO-PPO objective: (B, T) to ().
+
+    Tokens are averaged over their turn, turns over their trajectory, trajectories over the batch. One without a turn
+    counts as 0 and is counted, as in TRL.
+    """
+    per_trajectory = masked_mean(turn_reduce(x, turn_ids, "mean"), turn_mask(turn_ids), dim=1)
+    return per_trajectory.sum() / max(len(per_trajectory), 1)
+
+
+def turn_weights(turn_ids: Tensor) -> Tensor:
+    """|y_i| / (n_i |y^k|) on the tokens of turn k, 0 where `turn_ids` is −1: (B, T) float32.
+
+    With these weights a mean over the tokens of each trajectory becomes a mean over its turns:
+    (1/|y_i|) Σ_t weight_t x_t = (1/n_i) Σ_k mean_{t∈k} x_t. They let a loss that averages tokens per trajectory, as
+    TRL's `loss_type="grpo"` does, compute `aggregate_turns`.
+    """
+    lengths = turn_reduce(torch.ones_like(turn_ids), turn_ids, "sum")
+    tokens = lengths.sum(dim=1, keepdim=True)
+    turns = turn_counts(turn_ids).unsqueeze(1)
+    return turn_broadcast(tokens / (turns * lengths).clamp(min=1), turn_ids)
+
+
+def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip_range: float | None) -> Tensor:
+    """PPO's clipped value loss, ½ max((v − R)², (clip(v, v_old − c, v_old + c) − R)²), elementwise.
+
+    Args:
+        values, old_values, returns: of one shape; the critic's values now and at rollout time, and their targets.
+        clip_range: c, in units of the return; None for ½ (v − R)².
+    """
+    values, old_values, returns = at_least_float32(values), at_least_float32(old_values), at_least_float32(returns)
+    error = (values - returns).square()
+    if clip_range is None:
+        return 0.5 * error
+    clipped = values.clamp(old_values - clip_range, old_values + clip_range)
+    return 0.5 * torch.maximum(error, (clipped - returns).square())

@@ -1,0 +1,150 @@
+"""Which tokens belong to which turn, and reductions over tokens and turns that see nothing but kept positions.
+
+Shapes: B trajectories, T completion positions, K turns in the longest trajectory (0 where there is no turn at all).
+A mask says 1 (or True) for keep. `turn_ids` is −1 on observations and padding, else the index of the token's turn.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ._shared import check_choice, keep, turn_slots
+
+TURN_REDUCTIONS = ("mean", "sum")
+
+
+def turn_ids_from_mask(loss_mask: Tensor) -> Tensor:
+    """Number the maximal runs of 1s in `loss_mask` (B, T): (B, T) int64, −1 where the mask is 0.
+
+    For masks that come without a record of the turns. Two turns that touch are one run, hence one turn, here.
+    """
+    kept = loss_mask.bool()
+    kept_before = pad(kept, (1, -1)) if kept.size(1) else kept
+    return _count_starts(kept & ~kept_before, kept)
+
+
+def validate_turn_ids(turn_ids: Tensor, loss_mask: Tensor) -> None:
+    """Check that `turn_ids` (B, T) can be the turns of `loss_mask` (B, T).
+
+    They must be int64, −1 exactly where the mask is 0, and on the model tokens of each row start at 0, never decrease
+    and skip no index.
+
+    Raises:
+        ValueError: naming the first row and position at fault and the values there.
+    """
+    if turn_ids.dtype != torch.int64:
+        raise ValueError(f"turn_ids has dtype {turn_ids.dtype}, but must be torch.int64.")
+    if turn_ids.shape != loss_mask.shape:
+        raise ValueError(f"turn_ids has shape {tuple(turn_ids.shape)}, but loss_mask has {tuple(loss_mask.shape)}.")
+    kept = loss_mask.bool()
+    misplaced = torch.where(kept, turn_ids < 0, turn_ids != -1)
+    highest_before = _highest_before(turn_ids)
+    out_of_order = kept & ((turn_ids < highest_before) | (turn_ids > highest_before + 1))
+    if misplaced.any():
+        row, position = misplaced.nonzero()[0].tolist()
+        expected = "0 or more, as loss_mask is 1 there" if kept[row, position] else "-1, as loss_mask is 0 there"
+    elif out_of_order.any():
+        row, position = out_of_order.nonzero()[0].tolist()
+        highest = int(highest_before[row, position])
+        expected = f"{highest} or {highest + 1}, as the turn before it is {highest}" if highest >= 0 else "0"
+    else:
+        return
+    raise ValueError(
+        f"turn_ids[{row}, {position}] is {int(turn_ids[row, position])}, but must be {expected} "
+        f"(row {row} of turn_ids: {turn_ids[row].tolist()})."
+    )
+
+
+def split_turns_after(turn_ids: Tensor, closes: Tensor) -> Tensor:
+    """Start a new turn after each model token at which `closes` (B, T) is True: (B, T) int64 turn ids.
+
+    A token that closes where its turn ends anyway makes no empty turn, and `closes` off the model tokens is ignored.
+    """
+    kept = turn_ids >= 0
+    closed = (closes.bool() & kept).long()
+    closed_before = closed.cumsum(dim=1) - closed
+    # Turn index plus closes so far never decreases along a row, and grows exactly where a new part starts.
+    part = torch.where(kept, turn_ids + closed_before, -1)
+    return _count_starts(part > _highest_before(part), kept)
+
+
+def turn_counts(turn_ids: Tensor) -> Tensor:
+    """The number of turns n_i of each trajectory: (B, T) turn ids to (B,) int64."""
+    return pad(turn_ids, (1, 0), value=-1).amax(dim=1) + 1
+
+
+def turn_mask(turn_ids: Tensor) -> Tensor:
+    """Which of the K turns each trajectory has: (B, T) turn ids to (B, K) bool, True for the first n_i."""
+    _, num_turns = turn_slots(turn_ids)
+    return torch.arange(num_turns, device=turn_ids.device) < turn_counts(turn_ids).unsqueeze(1)
+
+
+def masked_mean(x: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
+    """The mean of `x` where `mask` is 1, over `dim` or everything: 0 where the mask is empty.
+
+    `x` and `mask` may have any shapes that broadcast to one another.
+    """
+    kept = keep(x, mask)
+    count = mask.bool().expand_as(kept)
+    if dim is None:
+        return kept.sum() / count.sum().clamp(min=1)
+    return kept.sum(dim=dim) / count.sum(dim=dim).clamp(min=1)
+
+
+def turn_reduce(x: Tensor, turn_ids: Tensor, reduction: str = "mean") -> Tensor:
+    """Reduce `x` (B, T) over the tokens of each turn: (B, K), with 0 for turns a trajectory does not have.
+
+    Raises:
+        ValueError: `reduction` is neither "mean" nor "sum", or the shapes differ.
+    """
+    check_choice("reduction", reduction, TURN_REDUCTIONS)
+    if x.shape != turn_ids.shape:
+        raise ValueError(f"x has shape {tuple(x.shape)}, but turn_ids has {tuple(turn_ids.shape)}.")
+    slots, num_turns = turn_slots(turn_ids)
+    kept = keep(x, turn_ids >= 0)
+    table = kept.new_zeros(len(kept), num_turns + 1)
+    sums = table.scatter_add(1, slots, kept)[:, :num_turns]
+    if reduction == "sum":
+        return sums
+    lengths = table.scatter_add(1, slots, torch.ones_like(kept))[:, :num_turns]
+    return sums / lengths.clamp(min=1)
+
+
+def turn_broadcast(x_turns: Tensor, turn_ids: Tensor) -> Tensor:
+    """Give each token its turn's entry of `x_turns` (B, K): (B, T), with 0 where `turn_ids` is −1.
+
+    Raises:
+        ValueError: `turn_ids` has more turns than `x_turns` has columns.
+    """
+    _, num_turns = turn_slots(turn_ids)
+    if num_turns > x_turns.size(1):
+        raise ValueError(f"turn_ids has turns up to {num_turns - 1}, but x_turns has {x_turns.size(1)} columns.")
+    slots = torch.where(turn_ids < 0, x_turns.size(1), turn_ids)
+    return pad(x_turns, (0, 1)).gather(1, slots)
+
+
+def last_token_before_turn(turn_ids: Tensor) -> Tensor:
+    """The completion position just before each turn's first token: (B, T) turn ids to (B, K) int64.
+
+    Positions count from the start of the completion, so that −1 is the last token of the prompt. Turns that a
+    trajectory does not have get −1 as well: tell them apart with `turn_mask`.
+    """
+    slots, num_turns = turn_slots(turn_ids)
+    length = turn_ids.size(1)
+    positions = torch.arange(length, device=turn_ids.device).expand_as(turn_ids)
+    first = turn_ids.new_full((len(turn_ids), num_turns + 1), length).scatter_reduce(1, slots, positions, "amin")
+    return torch.where(turn_mask(turn_ids), first[:, :num_turns] - 1, -1)
+
+
+def _highest_before(ids: Tensor) -> Tensor:
+    """The highest of the `ids` (B, T) at earlier positions of the row, −1 where there is none."""
+    if ids.size(1) == 0:
+        return ids
+    return pad(ids.cummax(dim=1).values, (1, -1), value=-1)
+
+
+def _count_starts(starts: Tensor, kept: Tensor) -> Tensor:
+    """Turn ids (B, T) on the `kept` tokens, of turns that begin where `starts` is True."""
+    return torch.where(kept, starts.long().cumsum(dim=1) - 1, -1)

@@ -1,0 +1,109 @@
+"""What every turn-level trainer has in common with the others and adds to TRL's `GRPOConfig`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from trl import GRPOConfig
+
+from sorl_trl.ops import IMPORTANCE_SAMPLING_LEVELS, KL_ESTIMATORS, TURN_RATIOS
+
+TURN_LOSS_TYPE = "turn"
+LOSS_TYPES = (TURN_LOSS_TYPE, "grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo")
+CLIP_NORMALIZATIONS = ("kl_penalty", "bias_norm", "none")
+TURN_BOUNDARIES = ("recorded", "tags")
+
+
+def _check_choice(name: str, value: str, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        raise ValueError(f"`{name}` is {value!r}, but must be one of {', '.join(map(repr, allowed))}.")
+
+
+@dataclass
+class TurnLevelConfig(GRPOConfig):
+    """`trl.GRPOConfig` plus the switches of SORL (arXiv 2511.20718, as specified in docs/paper_to_code.md).
+
+    Every other parameter is TRL's, with TRL's meaning and default. With `importance_sampling_level="token"`,
+    `clip_normalization="none"` and one of TRL's loss types, training is TRL's to within 1e-6.
+    """
+
+    loss_type: str = field(
+        default=TURN_LOSS_TYPE,
+        metadata={
+            "help": "How per-token losses are aggregated. 'turn' (default): mean over the tokens of each turn, then "
+            "over the turns of each trajectory, then over trajectories (the SO-PPO objective). Also every loss type "
+            "of TRL, with TRL's meaning: 'grpo', 'dr_grpo', 'dapo', 'bnpo', 'cispo', 'sapo', 'luspo', 'vespo' ('vespo' "
+            "weighs whole sequences by itself, whatever `importance_sampling_level` says)."
+        },
+    )
+    importance_sampling_level: str = field(
+        default="turn",
+        metadata={
+            "help": "The unit that shares one importance ratio: 'token', 'turn' (default) or 'sequence' (as in GSPO)."
+        },
+    )
+    turn_ratio: str = field(
+        default="geometric",
+        metadata={
+            "help": "How the token ratios of a turn become one. 'geometric' (default): exp of their mean logarithm, "
+            "GSPO's length normalization applied per turn. 'arithmetic': their mean."
+        },
+    )
+    clip_normalization: str = field(
+        default="kl_penalty",
+        metadata={
+            "help": "Clipping-triggered normalization. 'kl_penalty' (default): adds `ctn_coef` times the mean over "
+            "trajectories of (share of tokens outside the clip range) x (KL to the old policy). 'bias_norm': divides "
+            "the gradient of each optimizer step by max(1, L2 norm of the gradient that clipping removed); not with "
+            "DeepSpeed, FSDP or reentrant gradient checkpointing. 'none': off."
+        },
+    )
+    ctn_coef: float = field(
+        default=3.0,
+        metadata={"help": "Coefficient (λ >= 0) of the penalty of `clip_normalization='kl_penalty'`."},
+    )
+    kl_estimator: str = field(
+        default="unbiased",
+        metadata={
+            "help": "Estimator of KL(policy || old policy) in the penalty, with l the token's log-ratio and w = exp(l): "
+            "'unbiased' (default) w*l - w + 1, 'k1' l, 'k2' l*l/2, 'k3' exp(-l) - 1 + l."
+        },
+    )
+    gamma: float = field(
+        default=1.0,
+        metadata={"help": "Discount per turn, in [0, 1]: a reward k turns later counts gamma**k."},
+    )
+    turn_boundary: str = field(
+        default="recorded",
+        metadata={
+            "help": "What is a turn. 'recorded' (default): the spans that the rollout recorded (`turn_ids`), else "
+            "each run of model tokens between observations. 'tags': in addition, a turn is split after each of "
+            "`turn_boundary_tags`."
+        },
+    )
+    turn_boundary_tags: list[str] = field(
+        default_factory=lambda: ["</think>"],
+        metadata={"help": "The closing tags after which `turn_boundary='tags'` starts a new turn."},
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_choice("loss_type", self.loss_type, LOSS_TYPES)
+        _check_choice("importance_sampling_level", self.importance_sampling_level, IMPORTANCE_SAMPLING_LEVELS)
+        _check_choice("turn_ratio", self.turn_ratio, TURN_RATIOS)
+        _check_choice("clip_normalization", self.clip_normalization, CLIP_NORMALIZATIONS)
+        _check_choice("kl_estimator", self.kl_estimator, KL_ESTIMATORS)
+        _check_choice("turn_boundary", self.turn_boundary, TURN_BOUNDARIES)
+        if not 0.0 <= self.ctn_coef < float("inf"):
+            raise ValueError(f"`ctn_coef` is {self.ctn_coef}, but must be finite and at least 0.")
+        if not 0.0 <= self.gamma <= 1.0:
+            raise ValueError(f"`gamma` is {self.gamma}, but must be in [0, 1].")
+        if self.turn_boundary == "tags" and not (self.turn_boundary_tags and all(self.turn_boundary_tags)):
+            raise ValueError(f"`turn_boundary_tags` is {self.turn_boundary_tags}, but `turn_boundary='tags'` needs tags.")
+        if self.clip_normalization == "bias_norm" and (self.gradient_checkpointing_kwargs or {}).get("use_reentrant"):
+            raise ValueError(
+                "`clip_normalization='bias_norm'` takes a gradient of its own, which reentrant gradient checkpointing "
+                "cannot give. Set `gradient_checkpointing_kwargs={'use_reentrant': False}`, or "
+                "`clip_normalization='kl_penalty'`."
+            )

@@ -1,0 +1,209 @@
+"""The turn-level policy loss on top of `trl.GRPOTrainer`, shared by every trainer of this package.
+
+TRL 1.16's private methods are overridden narrowly: `super()` plus what differs. docs/architecture.md lists them, and
+tests/contract fails when one of their bodies changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from trl import GRPOTrainer
+from trl.data_utils import is_conversational
+
+from sorl_trl.ops import clip_penalty, clipping_bias, importance_ratio, is_clipped, turn_ids_from_mask, turn_weights
+from sorl_trl.trainers.base_config import TURN_LOSS_TYPE, TurnLevelConfig
+from sorl_trl.trainers.bias_norm import ClippingBiasNormalizer
+from sorl_trl.trainers.ratio_substitution import RatioSubstitution
+from sorl_trl.trainers.turn_metrics import turn_metrics
+from sorl_trl.trainers.turn_spans import checked_rollout, split_at_tags, turn_ids_of
+
+
+class TurnLevelTrainer(GRPOTrainer):
+    """`GRPOTrainer` with turn spans, turn-level importance ratios and clipping-triggered normalization.
+
+    Subclasses decide where the advantages come from. The arguments are those of `GRPOTrainer`.
+    """
+
+    config_class: ClassVar[type[TurnLevelConfig]] = TurnLevelConfig
+    args: TurnLevelConfig
+
+    def __init__(
+        self,
+        model: Any,
+        reward_funcs: Any = None,
+        args: TurnLevelConfig | None = None,
+        *positional: Any,
+        rollout_func: Callable[..., dict[str, Any]] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if args is None:
+            args = self._default_config(model)
+        if not isinstance(args, self.config_class):
+            raise TypeError(f"`args` is a {type(args).__name__}, but must be a {self.config_class.__name__}.")
+        if rollout_func is not None:
+            rollout_func = checked_rollout(rollout_func)
+        super().__init__(model, reward_funcs, args, *positional, rollout_func=rollout_func, **kwargs)
+
+        # What TRL's loss is told instead of our names: RatioSubstitution and turn_weights make up the difference.
+        if args.importance_sampling_level == "turn":
+            self.importance_sampling_level = "token"
+        if args.loss_type == TURN_LOSS_TYPE:
+            self.loss_type = "grpo"
+        self._substitution: RatioSubstitution | None = None
+        self._turn_ids: Tensor | None = None
+        self._bias_normalizer = self._build_bias_normalizer()
+        self._check_chat_template()
+
+    def _default_config(self, model: Any) -> TurnLevelConfig:
+        name = model if isinstance(model, str) else model.config._name_or_path
+        return self.config_class(f"{name.split('/')[-1]}-{type(self).__name__.removesuffix('Trainer')}")
+
+    def _build_bias_normalizer(self) -> ClippingBiasNormalizer | None:
+        if self.args.clip_normalization != "bias_norm":
+            return None
+        if self.is_deepspeed_enabled or self.is_fsdp_enabled:
+            raise ValueError(
+                "`clip_normalization='bias_norm'` rescales the gradient between backward and optimizer step, where "
+                "DeepSpeed and FSDP keep it in shards of their own. Use `clip_normalization='kl_penalty'`, or DDP."
+            )
+        return ClippingBiasNormalizer(self.model.parameters())
+
+    def _check_chat_template(self) -> None:
+        example = next(iter(self.train_dataset), {})
+        if is_conversational(example) and not getattr(self.processing_class, "chat_template", None):
+            raise ValueError(
+                "The prompts of `train_dataset` are conversational, but the tokenizer has no chat template. Set "
+                "`tokenizer.chat_template`, or use plain-text prompts."
+            )
+
+    # ---------------------------------------------------------------------------------------------------------------
+    # Turn spans: from the rollout to the loss
+    # ---------------------------------------------------------------------------------------------------------------
+
+    def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
+        result = super()._generate(prompts)
+        _, completion_ids, env_mask, _, _, extra_fields, *_ = result
+        turn_ids = turn_ids_of(completion_ids, env_mask, extra_fields.get("turn_ids"))
+        if self.args.turn_boundary == "tags":
+            turn_ids = split_at_tags(turn_ids, completion_ids, self._tokenizer, self.args.turn_boundary_tags)
+        # Reward functions see the turns they are asked to reward.
+        extra_fields["turn_ids"] = [row[: len(ids)].tolist() for row, ids in zip(turn_ids, completion_ids, strict=True)]
+        self._turn_ids = turn_ids.to(self.accelerator.device)
+        return result
+
+    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
+        rewards_per_func = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        # A trajectory without a token of the policy (its search was down) says nothing about the policy: TRL leaves
+        # rows of NaN out of the baseline and gives them no advantage.
+        without_turn = self.accelerator.gather((self._turn_ids < 0).all(-1))
+        rewards_per_func[without_turn] = torch.nan
+        mode = "train" if self.model.training else "eval"
+        self._metrics[mode]["trajectories_without_turn"].append(without_turn.float().mean().item())
+        return rewards_per_func
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        output = super()._generate_and_score_completions(inputs)
+        loss_mask = _loss_mask(output)
+        turn_ids = loss_mask.new_full(loss_mask.shape, -1)
+        turn_ids[:, : self._turn_ids.shape[1]] = self._turn_ids  # TRL may have padded to a multiple
+        output["turn_ids"] = torch.where(loss_mask.bool(), turn_ids, -1)
+        output["generated_at_step"] = torch.tensor(self.state.global_step)
+        return output
+
+    # ---------------------------------------------------------------------------------------------------------------
+    # The loss
+    # ---------------------------------------------------------------------------------------------------------------
+
+    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Any, Any]:
+        logps, entropies, aux_loss = super()._get_per_token_logps_and_entropies(*args, **kwargs)
+        if self._substitution is not None:
+            logps = self._substitution(logps)
+        return logps, entropies, aux_loss
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        turn_ids = inputs.get("turn_ids")
+        if turn_ids is None:
+            turn_ids = turn_ids_from_mask(_loss_mask(inputs))
+        self._substitution = substitution = self._build_substitution(inputs, turn_ids)
+        advantages = inputs["advantages"]
+        advantages = advantages.unsqueeze(1) if advantages.dim() == 1 else advantages
+        if self.args.loss_type == TURN_LOSS_TYPE:
+            # TRL's "grpo" takes the token mean of each trajectory; the surrogate is linear in its advantages, so
+            # weighted advantages turn that into the mean over turns. The reference KL stays a token mean.
+            substitution.inputs["advantages"] = advantages * turn_weights(turn_ids)
+        try:
+            loss = super()._compute_loss(model, substitution.inputs)
+        finally:
+            self._substitution = None
+        log_ratio = substitution.log_ratio
+        self._log_turn_metrics(log_ratio.detach(), turn_ids, advantages, inputs)
+        if self.args.clip_normalization == "kl_penalty":
+            loss = loss + self._clip_penalty(log_ratio, turn_ids)
+        elif self._bias_normalizer is not None and self.model.training:
+            self._add_clipping_bias(log_ratio, turn_ids, advantages)
+        return loss
+
+    def _build_substitution(self, inputs: dict[str, Any], turn_ids: Tensor) -> RatioSubstitution:
+        # VESPO weighs whole sequences from token log-ratios by itself, whatever the level.
+        substitutes = self.args.importance_sampling_level == "turn" and self.loss_type != "vespo"
+        return RatioSubstitution(
+            inputs,
+            turn_ids,
+            turn_ratio=self.args.turn_ratio if substitutes else None,
+            linear=self.loss_type == "cispo",
+            tracks_sampling=self.off_policy_mask_threshold is not None,
+        )
+
+    def _micro_batches(self) -> float:
+        """By what TRL divides the loss of a micro-batch."""
+        return float(self.current_gradient_accumulation_steps) if self.model.training else 1.0
+
+    def _clip_penalty(self, log_ratio: Tensor, turn_ids: Tensor) -> Tensor:
+        """λ · mean_i[f_i · KL_i] (docs/paper_to_code.md), scaled for gradient accumulation as TRL's loss is."""
+        penalty = clip_penalty(
+            log_ratio, turn_ids >= 0, self.epsilon_low, self.epsilon_high, self.args.kl_estimator
+        ).mean()
+        self._log_mean("clip_penalty", penalty.detach())
+        return self.args.ctn_coef * penalty / self._micro_batches()
+
+    def _add_clipping_bias(self, log_ratio: Tensor, turn_ids: Tensor, advantages: Tensor) -> None:
+        ratio = importance_ratio(log_ratio, turn_ids, self.args.importance_sampling_level, self.args.turn_ratio)
+        loss_mask = turn_ids >= 0
+        clipped = is_clipped(ratio.detach(), advantages, self.epsilon_low, self.epsilon_high) & loss_mask
+        bias = clipping_bias(ratio, advantages, loss_mask, self.epsilon_low, self.epsilon_high)
+        self._bias_normalizer.add(bias / self._micro_batches(), bool(clipped.any()))
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any) -> Tensor:
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        if self._bias_normalizer is not None and self.accelerator.sync_gradients:
+            self._metrics["train"]["clipping_bias_norm"].append(self._bias_normalizer.normalize(self.accelerator))
+        return loss
+
+    # ---------------------------------------------------------------------------------------------------------------
+    # Metrics
+    # ---------------------------------------------------------------------------------------------------------------
+
+    def _log_mean(self, name: str, value: Tensor) -> None:
+        mode = "train" if self.model.training else "eval"
+        self._metrics[mode][name].append(self.accelerator.gather(value).nanmean().item())
+
+    def _log_turn_metrics(
+        self, log_ratio: Tensor, turn_ids: Tensor, advantages: Tensor, inputs: dict[str, Any]
+    ) -> None:
+        mode = "train" if self.model.training else "eval"
+        clip_range = (1 - self.epsilon_low, 1 + self.epsilon_high)
+        metrics = turn_metrics(log_ratio, turn_ids, advantages, clip_range, self.args.turn_ratio)
+        for name, value in metrics.reduce(self.accelerator).items():
+            self._metrics[mode][name].append(value)
+        if mode == "train" and "generated_at_step" in inputs:
+            self._metrics[mode]["off_policy_age"].append(self.state.global_step - int(inputs["generated_at_step"]))
+
+
+def _loss_mask(batch: dict[str, Any]) -> Tensor:
+    """(B, T) 1 on the tokens that TRL's loss keeps."""
+    mask = batch["completion_mask"]
+    return mask * batch["tool_mask"] if "tool_mask" in batch else mask

@@ -1,0 +1,56 @@
+"""Normalization of the gradient by the clipping bias (S-PPO, ST-PPO; docs/paper_to_code.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+
+class ClippingBiasNormalizer:
+    """Accumulates C(θ), the gradient that clipping removed, and divides the step's gradient by max(1, ‖C(θ)‖₂).
+
+    C(θ) is taken over the whole optimizer step: the mean over its micro-batches and over all ranks. The floor of 1
+    is ours: with nothing clipped C is 0 and the division is off.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        self._parameters = [p for p in parameters if p.requires_grad]
+        self._gradients: list[Tensor] | None = None
+
+    def add(self, clipping_bias: Tensor, any_clipped: bool) -> None:
+        """Add the gradient of one micro-batch's share of the clipping bias: a second backward, only when needed.
+
+        Args:
+            clipping_bias: scalar with gradient, already divided by the number of micro-batches in the step.
+            any_clipped: whether anything was clipped in this micro-batch (its gradient is 0 otherwise).
+        """
+        if not any_clipped:
+            return
+        # autograd.grad, unlike backward, neither touches .grad nor fires DDP's reduction hooks.
+        gradients = torch.autograd.grad(clipping_bias, self._parameters, retain_graph=True, allow_unused=True)
+        gradients = [
+            torch.zeros_like(p, dtype=torch.float32) if g is None else g.float()
+            for p, g in zip(self._parameters, gradients, strict=True)
+        ]
+        if self._gradients is None:
+            self._gradients = gradients
+        else:
+            torch._foreach_add_(self._gradients, gradients)
+
+    def normalize(self, accelerator: Accelerator) -> float:
+        """Divide every `.grad` by max(1, ‖C(θ)‖₂), forget C(θ), and return the norm. All ranks call it together."""
+        clipped_anywhere = accelerator.reduce(
+            torch.tensor(float(self._gradients is not None), device=accelerator.device), reduction="sum"
+        )
+        if clipped_anywhere == 0:
+            return 0.0
+        gradients = self._gradients or [torch.zeros_like(p, dtype=torch.float32) for p in self._parameters]
+        flat = accelerator.reduce(torch.cat([g.reshape(-1) for g in gradients]), reduction="mean")
+        norm = float(torch.linalg.vector_norm(flat))
+        self._gradients = None
+        if norm > 1.0:
+            torch._foreach_mul_([p.grad for p in self._parameters if p.grad is not None], 1.0 / norm)
+        return norm

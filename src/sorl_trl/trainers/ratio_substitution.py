@@ -1,0 +1,69 @@
+"""The one seam through which turn ratios reach TRL's own loss.
+
+`GRPOTrainer._compute_loss` forms `log_ratio = per_token_logps - old_per_token_logps` and reads the old, reference and
+sampling log-probabilities from its inputs only after the forward pass. Returning substitute log-probabilities
+`old + log(turn ratio)` from that forward pass, and shifting the reference and sampling ones by the same amount, makes
+TRL's surrogate see the turn ratio while its reference KL, entropy, masks and corrections stay per token. Nothing of
+TRL's 270 lines is copied; tests/contract pins the order of reads this rests on.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sorl_trl.ops import log_importance_ratio
+
+
+class RatioSubstitution:
+    """Substitutes turn ratios into one call of `GRPOTrainer._compute_loss`.
+
+    Args:
+        inputs: the batch; `self.inputs` is the shallow copy to call TRL with, the batch itself is never written to.
+        turn_ids: (B, T) int64, -1 where a token is not trained on.
+        turn_ratio: "geometric" or "arithmetic"; `None` leaves the token ratios as they are (TRL then forms its own
+            sequence ratio, or uses them as they stand) and only records them.
+        linear: TRL's loss uses the log-probabilities linearly (CISPO): the ratio is substituted in value, and each
+            token keeps its own gradient.
+        tracks_sampling: the off-policy mask is on, which compares with the sampling log-probabilities.
+    """
+
+    def __init__(
+        self,
+        inputs: dict[str, Any],
+        turn_ids: Tensor,
+        turn_ratio: str | None,
+        linear: bool = False,
+        tracks_sampling: bool = False,
+    ) -> None:
+        self.inputs = dict(inputs)
+        self.turn_ids = turn_ids
+        self.turn_ratio = turn_ratio
+        self.linear = linear
+        self.tracks_sampling = tracks_sampling
+        self.log_ratio: Tensor | None = None
+        """(B, T) log-ratio of each token, with gradient; set by the forward pass."""
+
+    def __call__(self, per_token_logps: Tensor) -> Tensor:
+        """What TRL's loss gets in place of `per_token_logps` (B, T)."""
+        old = self.inputs.get("old_per_token_logps")
+        old = per_token_logps.detach() if old is None else old
+        self.log_ratio = per_token_logps - old
+        if self.turn_ratio is None:
+            return per_token_logps
+        shift = self._shift(self.log_ratio)
+        self.inputs["old_per_token_logps"] = old
+        if "ref_per_token_logps" in self.inputs:
+            self.inputs["ref_per_token_logps"] = self.inputs["ref_per_token_logps"] + shift
+        if self.tracks_sampling:
+            sampling = self.inputs.get("sampling_per_token_logps", old)
+            self.inputs["sampling_per_token_logps"] = sampling + shift.detach()
+        return per_token_logps + shift
+
+    def _shift(self, log_ratio: Tensor) -> Tensor:
+        """(B, T) log(turn ratio) - log(token ratio), 0 outside the turns."""
+        turn_log_ratio = log_importance_ratio(log_ratio, self.turn_ids, "turn", self.turn_ratio)
+        shift = torch.where(self.turn_ids >= 0, turn_log_ratio - log_ratio, 0.0)
+        return shift.detach() if self.linear else shift

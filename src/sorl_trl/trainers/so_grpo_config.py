@@ -1,0 +1,16 @@
+"""Configuration of `SOGRPOTrainer`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sorl_trl.trainers.base_config import TurnLevelConfig
+
+
+@dataclass
+class SOGRPOConfig(TurnLevelConfig):
+    """Configuration of [`SOGRPOTrainer`]: `trl.GRPOConfig` with the turn-level switches of [`TurnLevelConfig`].
+
+    The defaults are SO-GRPO: geometric turn ratios, turn-level group advantages, the KL penalty triggered by clipping
+    and the turn-mean objective. `recipes/README.md` lists the settings of every named variant.
+    """

@@ -1,0 +1,111 @@
+"""Where the turns of a completion lie: recorded by the rollout, else runs of model tokens, optionally split at tags."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from transformers import PreTrainedTokenizerBase
+
+from sorl_trl.ops import split_turns_after, turn_ids_from_mask, validate_turn_ids
+
+RolloutOutput = dict[str, Any]
+
+
+def checked_rollout(rollout_func: Callable[..., RolloutOutput]) -> Callable[..., RolloutOutput]:
+    """`rollout_func` with its output checked before TRL pads it: TRL fills a short mask with 1, silently.
+
+    A rollout that records `turn_ids` without an `env_mask` gets the mask they imply.
+    """
+
+    def rollout(prompts: list[Any], trainer: Any) -> RolloutOutput:
+        output = rollout_func(prompts, trainer)
+        if "turn_ids" in output and "env_mask" not in output:
+            output["env_mask"] = [[int(turn >= 0) for turn in row] for row in output["turn_ids"]]
+        check_rollout(output, len(prompts))
+        return output
+
+    return rollout
+
+
+def check_rollout(output: RolloutOutput, num_prompts: int) -> None:
+    """Raise a ValueError that names the row where lengths, masks or turn ids of a rollout do not fit each other."""
+    completion_ids = output.get("completion_ids")
+    if completion_ids is None:
+        return  # TRL names the missing keys
+    per_row = [key for key in ("prompt_ids", "completion_ids", "logprobs") if output.get(key) is not None]
+    per_token = [key for key in ("logprobs", "env_mask", "turn_ids") if output.get(key) is not None]
+    for key in {*per_row, *per_token}:
+        if len(output[key]) != num_prompts:
+            raise ValueError(f"The rollout returned {len(output[key])} rows of `{key}` for {num_prompts} prompts.")
+    for row, ids in enumerate(completion_ids):
+        if len(ids) == 0:
+            raise ValueError(f"The rollout returned an empty completion in row {row}; it needs at least one token.")
+        for key in per_token:
+            if len(output[key][row]) != len(ids):
+                raise ValueError(
+                    f"The rollout returned {len(output[key][row])} entries of `{key}` in row {row}, whose completion "
+                    f"has {len(ids)} tokens."
+                )
+    if "env_mask" in output:
+        _check_binary(output["env_mask"])
+    if "turn_ids" in output:
+        validate_turn_ids(_padded(output["turn_ids"], -1), _padded(output["env_mask"], 0))
+
+
+def _check_binary(env_mask: Sequence[Sequence[int]]) -> None:
+    for row, mask in enumerate(env_mask):
+        if wrong := set(mask) - {0, 1}:
+            raise ValueError(f"The rollout's `env_mask` holds {sorted(wrong)} in row {row}; only 0 and 1 are allowed.")
+
+
+def _padded(rows: Sequence[Sequence[int]], value: int) -> Tensor:
+    """(B, T) int64 of rows of different lengths, filled up on the right."""
+    return pad_sequence([torch.tensor(row, dtype=torch.long) for row in rows], batch_first=True, padding_value=value)
+
+
+def turn_ids_of(
+    completion_ids: Sequence[Sequence[int]],
+    env_mask: Sequence[Sequence[int]] | None,
+    recorded: Sequence[Sequence[int]] | None,
+) -> Tensor:
+    """(B, T) turn ids: as recorded, else the runs of 1s in `env_mask`, else one turn per completion."""
+    if recorded is not None:
+        return _padded(recorded, -1)
+    mask = env_mask if env_mask is not None else [[1] * len(ids) for ids in completion_ids]
+    return turn_ids_from_mask(_padded(mask, 0))
+
+
+def split_at_tags(
+    turn_ids: Tensor,
+    completion_ids: Sequence[Sequence[int]],
+    tokenizer: PreTrainedTokenizerBase,
+    tags: Sequence[str],
+) -> Tensor:
+    """(B, T) turn ids in which a turn also ends at the token that completes one of `tags`."""
+    closes = [
+        _closing_tokens(ids, turns, tokenizer, tags)
+        for ids, turns in zip(completion_ids, turn_ids.tolist(), strict=True)
+    ]
+    return split_turns_after(turn_ids, _padded(closes, 0).bool())
+
+
+def _closing_tokens(
+    ids: Sequence[int], turns: Sequence[int], tokenizer: PreTrainedTokenizerBase, tags: Sequence[str]
+) -> list[int]:
+    """1 at each token with which a tag becomes complete. The window never reaches over a turn's start or a tag's end."""
+    longest = max(map(len, tags))
+    closes = [0] * len(ids)
+    start = 0
+    for position in range(len(ids)):
+        if turns[position] < 0 or (position > 0 and turns[position] != turns[position - 1]):
+            start = position
+        # A token holds at least one character of the tag, so the tag lies within as many tokens as it is long.
+        window = ids[max(start, position - longest) : position + 1]
+        if turns[position] >= 0 and any(tag in tokenizer.decode(window) for tag in tags):
+            closes[position] = 1
+            start = position + 1
+    return closes

@@ -1,0 +1,183 @@
+"""The trainer's loss against the formulas of docs/paper_to_code.md, written out as loops in float64."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sorl_trl import SOGRPOConfig, SOGRPOTrainer
+from tests.contract.test_trl_parity import saved_policy, settings, train
+from tests.trajectories import FixedRollout, parity_reward, prompts
+
+EPSILON = 0.2
+
+
+def off_policy_batch(tmp_path: Path, tokenizer: Any, **overrides: Any) -> tuple[SOGRPOTrainer, dict[str, Any]]:
+    """A trainer and one batch of 8 trajectories whose old and reference log-probabilities lie some way off."""
+    arguments = settings(tmp_path, per_device_train_batch_size=8, gradient_accumulation_steps=1)
+    arguments |= {"steps_per_generation": 1, "epsilon": EPSILON, "gradient_checkpointing": False, **overrides}
+    policy = saved_policy(tmp_path)
+    trainer = SOGRPOTrainer(
+        policy, parity_reward, SOGRPOConfig(**arguments), prompts(), processing_class=tokenizer,
+        rollout_func=FixedRollout(),
+    )  # fmt: skip
+    trainer.current_gradient_accumulation_steps = 1
+    trainer.model.train()
+    batch = trainer._generate_and_score_completions([dict(row) for row in prompts(2) for _ in range(4)])
+    generator = torch.Generator().manual_seed(7)
+    for key in ("old_per_token_logps", "ref_per_token_logps"):
+        if key in batch:
+            batch[key] = batch[key] + 0.6 * torch.randn(batch[key].shape, generator=generator)
+    return trainer, batch
+
+
+def token_logps(trainer: Any, batch: dict[str, Any]) -> torch.Tensor:
+    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
+    mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
+    width = batch["completion_ids"].shape[1]
+    logits = trainer.model(input_ids=ids, attention_mask=mask).logits[:, -width - 1 : -1].double()
+    return logits.log_softmax(-1).gather(-1, batch["completion_ids"].unsqueeze(-1)).squeeze(-1)
+
+
+def reference_loss(trainer: Any, batch: dict[str, Any], args: SOGRPOConfig) -> torch.Tensor:
+    """J of SO-GRPO for one batch, trajectory by trajectory and turn by turn."""
+    logps = token_logps(trainer, batch)
+    total = torch.zeros((), dtype=torch.float64)
+    for i in range(len(logps)):
+        turn_ids = batch["turn_ids"][i]
+        spans = [torch.nonzero(turn_ids == k).flatten() for k in range(int(turn_ids.max()) + 1)]
+        tokens = torch.cat(spans)
+        log_ratio = logps[i] - batch["old_per_token_logps"][i]
+        surrogate = reference_kl = 0.0
+        for span in spans:
+            if args.turn_ratio == "geometric":
+                ratio = log_ratio[span].mean().exp()
+            else:
+                ratio = log_ratio[span].exp().mean()
+            advantage = batch["advantages"][i].double()
+            clipped = ratio.clamp(1 - EPSILON, 1 + EPSILON)
+            surrogate = surrogate + torch.min(ratio * advantage, clipped * advantage) / len(spans)
+            if args.beta:
+                difference = batch["ref_per_token_logps"][i][span] - logps[i][span]
+                kl = (difference.exp() - difference - 1).sum() / len(tokens)
+                reference_kl = reference_kl + (ratio * kl if args.use_bias_correction_kl else kl)
+        ratios = log_ratio[tokens].exp()
+        outside = ((ratios < 1 - EPSILON) | (ratios > 1 + EPSILON)).double().mean().detach()
+        kl = (ratios * log_ratio[tokens] - ratios + 1).mean()
+        total = total - surrogate + args.ctn_coef * outside * kl + args.beta * reference_kl
+    return total / len(logps)
+
+
+def gradient(loss: torch.Tensor, trainer: Any) -> torch.Tensor:
+    return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(trainer.model.parameters()))]).double()
+
+
+@pytest.mark.parametrize("turn_ratio", ["geometric", "arithmetic"])
+@pytest.mark.parametrize(
+    "reference_kl", [{"beta": 0.0}, {"beta": 0.1}, {"beta": 0.1, "use_bias_correction_kl": False}], ids=str
+)
+def test_loss_and_gradient_are_those_of_the_formula(
+    tmp_path: Path, tokenizer: Any, turn_ratio: str, reference_kl: dict[str, Any]
+) -> None:
+    trainer, batch = off_policy_batch(tmp_path, tokenizer, turn_ratio=turn_ratio, num_iterations=2, **reference_kl)
+    ours = trainer._compute_loss(trainer.model, batch)
+    reference = reference_loss(trainer, batch, trainer.args)
+    assert trainer._metrics["train"]["clip_fraction/turn"][-1] > 0.1
+    assert ours.item() == pytest.approx(reference.item(), abs=1e-6)
+    torch.testing.assert_close(gradient(ours, trainer), gradient(reference, trainer), rtol=0, atol=1e-6)
+
+
+def test_the_batch_is_not_written_to(tmp_path: Path, tokenizer: Any) -> None:
+    trainer, batch = off_policy_batch(tmp_path, tokenizer, beta=0.1, num_iterations=2)
+    before = {key: value.clone() for key, value in batch.items() if isinstance(value, torch.Tensor)}
+    trainer._compute_loss(trainer.model, batch)
+    assert batch.keys() == before.keys()
+    for key, value in before.items():
+        assert torch.equal(batch[key], value), key
+
+
+def test_penalty_is_zero_with_nothing_clipped(tmp_path: Path, tokenizer: Any) -> None:
+    trainer, batch = off_policy_batch(tmp_path, tokenizer, num_iterations=2, epsilon=50.0, epsilon_high=50.0)
+    with_penalty = trainer._compute_loss(trainer.model, batch)
+    trainer.args.clip_normalization = "none"
+    without = trainer._compute_loss(trainer.model, batch)
+    assert with_penalty.item() == without.item()
+    assert torch.equal(gradient(with_penalty, trainer), gradient(without, trainer))
+
+
+def test_cispo_keeps_the_gradient_of_each_token(tmp_path: Path, tokenizer: Any) -> None:
+    """CISPO is -sg(clip(w)) A log π: with a turn ratio the weight is the turn's, the gradient the token's."""
+    overrides = {"loss_type": "cispo", "epsilon_high": 1.1, "clip_normalization": "none", "num_iterations": 2}
+    trainer, batch = off_policy_batch(tmp_path, tokenizer, **overrides)
+    ours = gradient(trainer._compute_loss(trainer.model, batch), trainer)
+    logps = token_logps(trainer, batch)
+    expected = torch.zeros((), dtype=torch.float64)
+    for i, k in {(i, int(k)) for i in range(8) for k in batch["turn_ids"][i] if k >= 0}:
+        span = batch["turn_ids"][i] == k
+        ratio = (logps[i] - batch["old_per_token_logps"][i])[span].mean().exp().detach().clamp(max=1.1)
+        expected = expected - ratio * batch["advantages"][i].double() * logps[i][span].sum()
+    expected = expected / batch["num_items_in_batch"]
+    torch.testing.assert_close(ours, gradient(expected, trainer), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("normalization", ["kl_penalty", "bias_norm", "none"])
+@pytest.mark.parametrize("split", [(4, 2), (2, 4)])
+def test_gradients_do_not_depend_on_micro_batches(
+    tmp_path: Path, tokenizer: Any, normalization: str, split: tuple[int, int]
+) -> None:
+    """Two plain SGD steps over the same eight trajectories: as one micro-batch, or as several accumulated ones."""
+    weights = []
+    for batch_size, accumulation in ((8, 1), split):
+        arguments = settings(tmp_path, clip_normalization=normalization, optim="sgd", learning_rate=3.0, max_steps=2)
+        arguments |= {"per_device_train_batch_size": batch_size, "gradient_accumulation_steps": accumulation}
+        arguments |= {"steps_per_generation": accumulation, "max_grad_norm": 0.0, "lr_scheduler_type": "constant"}
+        trainer = train(SOGRPOTrainer, SOGRPOConfig, tokenizer, **arguments)
+        weights.append(torch.cat([p.detach().flatten() for p in trainer.model.parameters()]))
+        assert trainer.state.log_history[1]["clip_fraction/turn"] > 0
+    torch.testing.assert_close(weights[0], weights[1], rtol=0, atol=1e-6)
+
+
+def test_bias_norm_divides_the_gradient(tmp_path: Path, tokenizer: Any) -> None:
+    """The gradient of the step is ∇J / max(1, ‖C‖), with C from a loop over the clipped tokens."""
+    overrides = {"clip_normalization": "bias_norm", "num_iterations": 2, "scale_rewards": "none"}
+    trainer, batch = off_policy_batch(tmp_path, tokenizer, **overrides)
+    batch["advantages"] = 60.0 * batch["advantages"]  # so that the norm is above its floor of 1
+    trainer.create_optimizer()
+    plain = gradient(trainer._compute_loss(trainer.model, batch), trainer)
+
+    logps = token_logps(trainer, batch)
+    bias = torch.zeros((), dtype=torch.float64)
+    for i in range(8):
+        turn_ids, advantage = batch["turn_ids"][i], batch["advantages"][i].double()
+        for k in range(int(turn_ids.max()) + 1):
+            span = turn_ids == k
+            ratio = (logps[i] - batch["old_per_token_logps"][i])[span].mean().exp()
+            if (advantage > 0 and ratio > 1 + EPSILON) or (advantage < 0 and ratio < 1 - EPSILON):
+                bias = bias + ratio.detach() * advantage * logps[i][span].sum() / (turn_ids >= 0).sum() / 8
+    norm = gradient(bias, trainer).norm().item()
+    assert norm > 1
+
+    trainer.model.zero_grad()
+    trainer._bias_normalizer._gradients = None
+    trainer._prepare_inputs = lambda inputs: inputs
+    trainer.accelerator.gradient_state._set_sync_gradients(True)
+    trainer.training_step(trainer.model, batch, None)
+    ours = torch.cat([p.grad.flatten() for p in trainer.model.parameters()]).double()
+    assert trainer._metrics["train"]["clipping_bias_norm"][-1] == pytest.approx(norm, rel=1e-5)
+    torch.testing.assert_close(ours, plain / norm, rtol=1e-4, atol=1e-6)
+
+
+def test_without_clipping_bias_norm_is_off(tmp_path: Path, tokenizer: Any) -> None:
+    arguments = settings(tmp_path, num_iterations=1, steps_per_generation=2, max_steps=2)
+    trainers = [
+        train(SOGRPOTrainer, SOGRPOConfig, tokenizer, **arguments, clip_normalization=normalization)
+        for normalization in ("bias_norm", "none")
+    ]
+    for a, b in zip(*(trainer.model.parameters() for trainer in trainers), strict=True):
+        assert torch.equal(a, b)
+    assert trainers[0].state.log_history[0]["clipping_bias_norm"] == 0.0
+    assert math.isfinite(trainers[0].state.log_history[0]["loss"])

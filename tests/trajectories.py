@@ -1,0 +1,71 @@
+"""Fixed multi-turn trajectories: what a rollout would return, without one."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from datasets import Dataset
+
+MODEL_WORDS = range(4, 18)
+OBSERVATION_WORDS = range(18, 32)
+
+
+def prompts(count: int = 8) -> Dataset:
+    return Dataset.from_list([{"prompt": f"w{i} w{i + 1}"} for i in range(count)])
+
+
+class FixedRollout:
+    """A `rollout_func` that gives the n-th call the same trajectories in every process and every trainer.
+
+    Turn counts differ between trajectories (1 to `max_turns`), and some turns follow each other without an observation.
+    """
+
+    def __init__(self, seed: int = 0, record_turns: bool = True, max_turns: int = 3) -> None:
+        self.calls = 0
+        self.max_turns = max_turns
+        self.seed = seed
+        self.record_turns = record_turns
+
+    def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
+        rank = trainer.accelerator.process_index
+        first = rank * len(prompts)
+        rows = [self._trajectory(self.calls * 10_000 + first + i) for i in range(len(prompts))]
+        self.calls += 1
+        output: dict[str, Any] = {
+            "prompt_ids": [trainer._tokenizer(prompt)["input_ids"] for prompt in prompts],
+            "completion_ids": [ids for ids, _ in rows],
+            "logprobs": None,
+            "env_mask": [[int(turn >= 0) for turn in turns] for _, turns in rows],
+        }
+        if self.record_turns:
+            output["turn_ids"] = [turns for _, turns in rows]
+        return output
+
+    def _trajectory(self, index: int) -> tuple[list[int], list[int]]:
+        rng = random.Random(f"{self.seed}-{index}")
+        ids: list[int] = []
+        turns: list[int] = []
+        count = rng.randint(1, self.max_turns)
+        for turn in range(count):
+            length = rng.randint(1, 4)
+            ids += rng.choices(MODEL_WORDS, k=length)
+            turns += [turn] * length
+            if turn < count - 1:
+                length = rng.randint(0 if self.record_turns else 1, 3)
+                ids += rng.choices(OBSERVATION_WORDS, k=length)
+                turns += [-1] * length
+        if rng.random() < 0.8:  # the others were cut off
+            ids.append(1)
+            turns.append(count - 1)
+        return ids, turns
+
+
+def parity_reward(completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
+    """Deterministic, and different within a group."""
+    return [(sum(ids) % 7) / 7 for ids in completion_ids]
+
+
+def length_reward(completion_ids: list[list[int]], **kwargs: Any) -> list[float | None]:
+    """Leaves every fifth completion or so unscored."""
+    return [None if sum(ids) % 5 == 0 else float(len(ids)) for ids in completion_ids]
