@@ -55,7 +55,7 @@ def _log_mean_exp(log_ratio: Tensor, turn_ids: Tensor) -> Tensor:
     # Taking a constant of the turn out of the exponential changes nothing but this: no overflow, no underflow.
     peak = _turn_max(log_ratio.detach(), turn_ids)
     mean_exp = turn_reduce((log_ratio - turn_broadcast(peak, turn_ids)).exp(), turn_ids, "mean")
-    # log 0 of an absent turn would send NaN (0 · inf) back through the gradient.
+    # The gradient of an absent turn's log 0 is NaN: it reaches no token, but would trip anomaly detection.
     return peak + torch.where(turn_mask(turn_ids), mean_exp, 1.0).log()
 
 

@@ -19,6 +19,7 @@ from sorl_trl.rollout import (
     RolloutLimits,
     TagProtocol,
     assemble,
+    check_assembly,
     rollout_statistics,
 )
 from sorl_trl.search import SearchBackend
@@ -100,6 +101,7 @@ def collect(
 def rollout_output(trajectories: Sequence[Trajectory], eos_token_id: int) -> dict[str, Any]:
     """`rollout_func`'s return value, one row per trajectory."""
     rows = assemble(trajectories)
+    check_assembly(trajectories, rows)
     output: dict[str, Any] = {"prompt_ids": [list(t.prompt_ids) for t in trajectories], "trajectory": [*trajectories]}
     for key in ("completion_ids", "env_mask", "turn_ids"):
         output[key] = [list(getattr(row, key)) for row in rows]

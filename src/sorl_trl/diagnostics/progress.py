@@ -1,0 +1,42 @@
+"""A progress bar that shows how training goes, in place of a dictionary of sixty numbers per step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import ProgressCallback, TrainerControl, TrainerState, TrainingArguments
+
+SHOWN = {
+    "reward": "reward",
+    "clip": "clip_fraction/token",
+    "kl": "kl_to_old",
+    "turns": "turns/per_trajectory",
+    "entropy": "entropy",
+}
+"""Label in the bar -> metric of docs/metrics.md."""
+
+
+class TurnProgressCallback(ProgressCallback):
+    """transformers' `ProgressCallback`, with the key metrics beside the bar. `trainer_state.json` keeps them all.
+
+    TRL logs rollout metrics only on the steps that generate, so that the bar keeps showing the last known value.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._latest: dict[str, str] = {}
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if not state.is_world_process_zero or self.training_bar is None or logs is None:
+            return
+        for label, metric in SHOWN.items():
+            if isinstance(logs.get(metric), float):
+                self._latest[label] = f"{logs[metric]:.3f}"
+        self.training_bar.set_postfix(self._latest, refresh=False)

@@ -1,0 +1,92 @@
+"""Exact match and token F1 of an answer, as SQuAD defines them and FlashRAG computes them."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_SPACES_FOR_PUNCTUATION = str.maketrans(dict.fromkeys(string.punctuation, " "))
+# Sharing a word with one of these proves nothing: "no" is not half right about "no one".
+_WHOLE_ANSWERS = frozenset({"yes", "no", "noanswer"})
+
+
+def normalize_answer(text: str) -> str:
+    """Lower-case, drop ASCII punctuation, drop the articles a, an, the, collapse white space, as SQuAD does.
+
+    One departure: a text of nothing but articles keeps them. SQuAD makes it empty, by which the answers "The" and
+    "an" to a question about the letter "A" would all be right.
+    """
+    words = text.lower().translate(_NO_PUNCTUATION)
+    return " ".join(_ARTICLES.sub(" ", words).split() or words.split())
+
+
+def exact_match(prediction: str | None, golden_answers: Sequence[str]) -> float:
+    """1.0 if the normalized prediction equals a normalized golden answer, else 0.0. `None` is no answer: 0.0.
+
+    Raises:
+        ValueError: `golden_answers` is empty or a plain string.
+    """
+    return _best(_equal, prediction, golden_answers)
+
+
+def token_f1(prediction: str | None, golden_answers: Sequence[str]) -> float:
+    """The F1 of the words that prediction and golden answer share, in [0, 1]; the best over the golden answers.
+
+    Words are counted with repetition after normalization, in any order. If either side is "yes", "no" or "noanswer",
+    the other must be the same (FlashRAG's rule). `None` is no answer: 0.0.
+
+    Raises:
+        ValueError: `golden_answers` is empty or a plain string.
+    """
+    return _best(_f1, prediction, golden_answers)
+
+
+def contains_answer(text: str, golden_answers: Sequence[str]) -> bool:
+    """Whether the text holds a golden answer as whole words, both normalized: "know" does not hold "no".
+
+    Punctuation separates words here, on both sides, instead of vanishing: "<b>Paris</b>" holds "Paris".
+
+    Raises:
+        ValueError: `golden_answers` is empty or a plain string.
+    """
+    _check_golden_answers(golden_answers)
+    return _best(_contains, _separate(text), [_separate(gold) for gold in golden_answers]) > 0
+
+
+def _best(compare: Callable[[str, str], float], prediction: str | None, golden_answers: Sequence[str]) -> float:
+    """The highest `compare(prediction, golden answer)`, both normalized; an empty prediction is never right."""
+    _check_golden_answers(golden_answers)
+    normalized = normalize_answer(prediction or "")
+    if not normalized:
+        return 0.0
+    return max(compare(normalized, normalize_answer(gold)) for gold in golden_answers)
+
+
+def _check_golden_answers(golden_answers: Sequence[str]) -> None:
+    if isinstance(golden_answers, str) or not golden_answers:
+        raise ValueError(f"golden_answers must be a non-empty list of strings, got {golden_answers!r}")
+
+
+def _separate(text: str) -> str:
+    return text.translate(_SPACES_FOR_PUNCTUATION)
+
+
+def _equal(prediction: str, gold: str) -> float:
+    return float(prediction == gold)
+
+
+def _contains(text: str, gold: str) -> float:
+    return float(f" {gold} " in f" {text} ")
+
+
+def _f1(prediction: str, gold: str) -> float:
+    if prediction != gold and not _WHOLE_ANSWERS.isdisjoint((prediction, gold)):
+        return 0.0
+    predicted, expected = prediction.split(), gold.split()
+    shared = (Counter(predicted) & Counter(expected)).total()
+    # 2PR / (P + R) with P = shared / predicted and R = shared / expected.
+    return 2 * shared / (len(predicted) + len(expected))

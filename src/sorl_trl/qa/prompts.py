@@ -1,0 +1,63 @@
+"""From questions to prompts, for base models (text) and chat models (messages)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from sorl_trl.qa.questions import Question
+
+# The protocol of Search-R1 (arXiv 2503.09516), told in our own words.
+SEARCH_R1_TEMPLATE = (
+    "You can look facts up with a search engine before you answer the question at the end.\n"
+    "Before every step, think between <think> and </think>. If a fact is missing, ask for it with "
+    "<search> your query </search>; the passages found are then shown to you between <information> and "
+    "</information>. Search as often as you need. Once you know enough, give the answer alone, without any "
+    "explanation, as <answer> your answer </answer>.\n"
+    "Question: {question}\n"
+)
+
+
+def text_prompt(question: str, template: str = SEARCH_R1_TEMPLATE) -> str:
+    """The prompt of a base model: `template` with every "{question}" replaced; other braces stay as they are.
+
+    Raises:
+        ValueError: `template` has no "{question}".
+    """
+    if "{question}" not in template:
+        raise ValueError(f'template must hold "{{question}}", got {template!r}')
+    return template.replace("{question}", question)
+
+
+def chat_prompt(question: str, template: str = SEARCH_R1_TEMPLATE) -> list[dict[str, str]]:
+    """The prompt of a chat model: one user message that holds `text_prompt(question, template)`."""
+    return [{"role": "user", "content": text_prompt(question, template)}]
+
+
+def build_prompt_rows(
+    questions: Iterable[Question], template: str = SEARCH_R1_TEMPLATE, conversational: bool = False
+) -> list[dict[str, Any]]:
+    """The rows of a training set, for `datasets.Dataset.from_list`.
+
+    Args:
+        questions: What to ask.
+        template: The instructions, with "{question}" where the question goes.
+        conversational: Make chat prompts instead of text prompts.
+
+    Returns:
+        Rows of `prompt`, `question_id`, `question`, `golden_answers`. If any question's metadata has `hops`, every row
+        has it, `None` where it is not known, since `from_list` takes its columns from the first row.
+    """
+    questions = list(questions)
+    make_prompt = chat_prompt if conversational else text_prompt
+    with_hops = any("hops" in question.metadata for question in questions)
+    return [
+        {
+            "prompt": make_prompt(question.question, template),
+            "question_id": question.id,
+            "question": question.question,
+            "golden_answers": list(question.golden_answers),
+            **({"hops": question.metadata.get("hops")} if with_hops else {}),
+        }
+        for question in questions
+    ]

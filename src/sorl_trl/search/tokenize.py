@@ -1,0 +1,34 @@
+"""Text to search tokens, alike for passages and queries."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+# Lucene's English list. These words carry no topic and have by far the longest posting lists. The price: a query that
+# holds nothing else, such as "To be or not to be", has no hit.
+STOP_WORDS = frozenset(
+    """
+    a an and are as at be but by for if in into is it no not of on or such that the their then there these they this to
+    was will with
+    """.split()  # noqa: SIM905 - a list would take a line per word
+)
+
+# Scripts written without spaces between words (Han, kana) or with endings joined to words (Hangul): one token each.
+_KANA = "\u3041-\u3096\u309d-\u309f\u30a1-\u30fa\u30fc-\u30ff"
+_CJK = _KANA + "\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7a3\uf900-\ufaff\U00020000-\U0003134f"
+_TOKEN = re.compile(rf"[{_CJK}]|[^\W_{_CJK}]+")
+# Only the accents of Latin, Greek and Cyrillic: the marks of other scripts tell words apart.
+_ACCENT = re.compile("[\u0300-\u036f]")
+
+
+def tokenize(text: str) -> list[str]:
+    """Split text into tokens: runs of letters and digits, each CJK character by itself; no stop words, no stemming.
+
+    Case and accents are folded: "Curaçao" and "CURACAO" give the same token. "U.S." gives "u" and "s". Text without
+    letters and digits gives `[]`.
+    """
+    decomposed = unicodedata.normalize("NFKD", text).casefold()
+    # Hangul is decomposed too, and composed again here, so that a syllable stays one character.
+    folded = unicodedata.normalize("NFC", _ACCENT.sub("", decomposed))
+    return [token for token in _TOKEN.findall(folded) if token not in STOP_WORDS]

@@ -1,0 +1,111 @@
+"""Slow references for `sorl_trl.ops`: loops over Python numbers, written from the equations, sharing no code."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+Row = list[float]
+
+
+def positions_of_turns(turn_ids: Tensor) -> list[list[list[int]]]:
+    """For each trajectory, for each of its turns, the positions of its tokens."""
+    return [
+        [[t for t, id in enumerate(row) if id == k] for k in range(max([*row, -1]) + 1)] for row in turn_ids.tolist()
+    ]
+
+
+def mean(numbers: Row) -> float:
+    return math.fsum(numbers) / len(numbers) if numbers else 0.0
+
+
+def kept(row: Row, mask_row: Row) -> Row:
+    return [x for x, keep in zip(row, mask_row, strict=True) if keep]
+
+
+def turn_reduce(x: Tensor, turn_ids: Tensor, reduce: Callable[[Row], float]) -> Tensor:
+    turns = positions_of_turns(turn_ids)
+    result = torch.zeros(len(turns), max([len(t) for t in turns], default=0), dtype=torch.float64)
+    for i, row in enumerate(turns):
+        for k, positions in enumerate(row):
+            result[i, k] = reduce([float(x[i, t]) for t in positions])
+    return result
+
+
+def split_turns_after(turn_ids: Tensor, closes: Tensor) -> Tensor:
+    result = torch.full_like(turn_ids, -1)
+    for i, row in enumerate(turn_ids.tolist()):
+        new, before, closed = -1, -1, False
+        for t, turn in enumerate(row):
+            if turn < 0:
+                continue
+            if turn != before or closed:
+                new += 1
+            result[i, t], before, closed = new, turn, bool(closes[i, t])
+    return result
+
+
+def importance_ratio(log_ratio: Tensor, turn_ids: Tensor, level: str, turn_ratio: str) -> Tensor:
+    result = torch.ones(turn_ids.shape, dtype=torch.float64)
+    for i, turns in enumerate(positions_of_turns(turn_ids)):
+        tokens = [t for turn in turns for t in turn]
+        units = {"turn": turns, "sequence": [tokens], "token": [[t] for t in tokens]}[level]
+        for unit in units:
+            logs = [float(log_ratio[i, t]) for t in unit]
+            arithmetic = level == "turn" and turn_ratio == "arithmetic"
+            result[i, unit] = mean([math.exp(log) for log in logs]) if arithmetic else math.exp(mean(logs))
+    return result
+
+
+def clipped_surrogate(w: float, a: float, epsilon_low: float, epsilon_high: float, delta: float | None) -> float:
+    clipped = min(max(w, 1 - epsilon_low), 1 + epsilon_high)
+    return min((w if delta is None else min(w, delta)) * a, clipped * a)
+
+
+def aggregate_turns(x: Tensor, turn_ids: Tensor) -> float:
+    return mean(
+        [mean([mean([float(x[i, t]) for t in k]) for k in ks]) for i, ks in enumerate(positions_of_turns(turn_ids))]
+    )
+
+
+def kl(log_ratio: float, estimator: str) -> float:
+    w = math.exp(log_ratio)
+    return {
+        "k1": log_ratio,
+        "k2": log_ratio**2 / 2,
+        "k3": 1 / w - 1 + log_ratio,
+        "unbiased": w * math.log(w) - w + 1,
+    }[estimator]
+
+
+def clip_penalty(row: Row, mask_row: Row, epsilon_low: float, epsilon_high: float, estimator: str) -> float:
+    logs = kept(row, mask_row)
+    outside = [float(math.exp(log) < 1 - epsilon_low or math.exp(log) > 1 + epsilon_high) for log in logs]
+    return mean(outside) * mean([kl(log, estimator) for log in logs])
+
+
+def gae(rewards: Row, values: Row, mask_row: Row, gamma: float, lam: float) -> tuple[Row, Row]:
+    """By the definition Â_t = Σ_l (γλ)^l δ_{t+l}, over the kept positions alone."""
+    r, v = kept(rewards, mask_row), [*kept(values, mask_row), 0.0]
+    deltas = [r[t] + gamma * v[t + 1] - v[t] for t in range(len(r))]
+    sums = [math.fsum((gamma * lam) ** (j - t) * deltas[j] for j in range(t, len(r))) for t in range(len(r))]
+    advantages, returns = [0.0] * len(rewards), [0.0] * len(rewards)
+    for t, position in enumerate(i for i, keep in enumerate(mask_row) if keep):
+        advantages[position], returns[position] = sums[t], sums[t] + v[t]
+    return advantages, returns
+
+
+def group_turn_advantages(returns: list[Row], masks: list[Row], scale: bool) -> list[Row]:
+    """Of one group."""
+    turns = [kept(row, mask) for row, mask in zip(returns, masks, strict=True)]
+    present = [row for row in turns if row]
+    baseline = mean([mean(row) for row in present])
+    spread = math.fsum(mean([(r - baseline) ** 2 for r in row]) for row in present)
+    divisor = math.sqrt(spread / max(len(present) - 1, 1)) + 1e-4 if scale else 1.0
+    return [
+        [(r - baseline) / divisor if keep else 0.0 for r, keep in zip(row, mask, strict=True)]
+        for row, mask in zip(returns, masks, strict=True)
+    ]

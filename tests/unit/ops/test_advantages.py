@@ -1,0 +1,231 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sorl_trl.ops import (
+    group_turn_advantages,
+    token_gae,
+    turn_gae,
+    turn_mask,
+    turn_returns,
+    turn_std,
+    whiten,
+)
+
+from . import reference
+from .batches import TURN_IDS, assert_blind_to_masked, float64, normal, quick, turn_id_batches
+
+MASK = TURN_IDS >= 0
+TURNS = turn_mask(TURN_IDS)
+discounts = st.sampled_from([0.0, 0.5, 0.95, 1.0])
+
+
+class TestTurnReturns:
+    def test_by_hand(self):
+        rewards = torch.tensor([[1.0, 2.0, 4.0], [3.0, 8.0, 9.0], [9.0, 9.0, 9.0]])
+        mask = torch.tensor([[1, 1, 1], [1, 1, 0], [0, 0, 0]])
+        expected = torch.tensor([[3.0, 4.0, 4.0], [7.0, 8.0, 0.0], [0.0, 0.0, 0.0]])
+        torch.testing.assert_close(turn_returns(rewards, mask, 0.5), expected)
+
+    def test_an_outcome_reward_reaches_every_turn(self):
+        rewards, mask = torch.tensor([[0.0, 0.0, 0.7]]), torch.ones(1, 3)
+        torch.testing.assert_close(turn_returns(rewards, mask, 1.0), torch.full((1, 3), 0.7))
+
+    def test_blind_to_masked(self):
+        rewards = normal(TURNS)
+        rewards[1:, 1] = 9.0
+        mask = torch.tensor([[1, 1], [1, 0], [0, 0]])
+        assert_blind_to_masked(lambda x: turn_returns(x, mask, 0.9), rewards, mask)
+
+    @pytest.mark.parametrize("shape", [(2, 0), (0, 3), (0, 0)])
+    def test_empty(self, shape):
+        assert turn_returns(torch.ones(shape), torch.ones(shape), 0.9).shape == shape
+
+
+class TestGae:
+    def test_turns_by_hand(self):
+        rewards, values = torch.tensor([[0.0, 1.0, 9.0]]), torch.tensor([[0.5, 0.25, 9.0]])
+        advantages, returns = turn_gae(rewards, values, torch.tensor([[1, 1, 0]]), gamma=0.5, lam=0.5)
+        # δ = 0 + 0.125 − 0.5 and 1 − 0.25.
+        torch.testing.assert_close(advantages, torch.tensor([[-0.375 + 0.25 * 0.75, 0.75, 0.0]]))
+        torch.testing.assert_close(returns, torch.tensor([[0.3125, 1.0, 0.0]]))
+
+    def test_tokens_by_hand_skip_observations(self):
+        rewards = torch.tensor([[0.0, 7.0, 7.0, 1.0, 7.0]])
+        values = torch.tensor([[0.5, 8.0, 8.0, 0.25, 8.0]])
+        advantages, returns = token_gae(rewards, values, torch.tensor([[1, 0, 0, 1, 0]]), gamma=0.5, lam=0.5)
+        torch.testing.assert_close(advantages, torch.tensor([[-0.1875, 0.0, 0.0, 0.75, 0.0]]))
+        torch.testing.assert_close(returns, torch.tensor([[0.3125, 0.0, 0.0, 1.0, 0.0]]))
+
+    @quick
+    @given(turn_id_batches(), st.integers(0, 99), discounts, discounts)
+    def test_equals_the_reference(self, turn_ids, seed, gamma, lam):
+        mask, rewards, values = turn_ids >= 0, normal(turn_ids, seed), normal(turn_ids, seed + 1)
+        advantages, returns = token_gae(rewards, values, mask, gamma, lam)
+        for i in range(len(mask)):
+            expected = reference.gae(rewards[i].tolist(), values[i].tolist(), mask[i].tolist(), gamma, lam)
+            torch.testing.assert_close(advantages[i], float64(expected[0]), rtol=1e-10, atol=1e-12)
+            torch.testing.assert_close(returns[i], float64(expected[1]), rtol=1e-10, atol=1e-12)
+
+    @quick
+    @given(turn_id_batches(), st.integers(0, 99))
+    def test_without_discount_turn_advantages_are_return_less_value(self, turn_ids, seed):
+        turns = turn_mask(turn_ids)
+        rewards, values = (normal(turn_ids, seed + i, columns=turns.size(1)) for i in range(2))
+        advantages, returns = turn_gae(rewards, values, turns, 1.0, 1.0)
+        expected = turn_returns(rewards, turns, 1.0)
+        torch.testing.assert_close(returns, expected)
+        torch.testing.assert_close(advantages, torch.where(turns, expected - values, 0.0))
+
+    @pytest.mark.parametrize("output", [0, 1], ids=["advantages", "returns"])
+    def test_blind_to_masked(self, output):
+        rewards, values = normal(MASK, 1), normal(MASK, 2)
+        assert_blind_to_masked(lambda x: token_gae(x, values, MASK, 0.9, 0.8)[output], rewards, MASK)
+        assert_blind_to_masked(lambda x: token_gae(rewards, x, MASK, 0.9, 0.8)[output], values, MASK)
+
+    def test_gradcheck(self):
+        inputs = normal(MASK, 1).requires_grad_(), normal(MASK, 2).requires_grad_()
+        assert torch.autograd.gradcheck(lambda r, v: token_gae(r, v, MASK, 0.9, 0.8), inputs)
+
+    @pytest.mark.parametrize("shape", [(2, 0), (0, 3), (0, 0)])
+    def test_empty(self, shape):
+        advantages, returns = token_gae(torch.ones(shape), torch.ones(shape), torch.ones(shape), 0.9, 0.9)
+        assert advantages.shape == returns.shape == shape
+
+    def test_half_precision_is_reduced_in_float32(self):
+        ones = torch.ones(1, 3000, dtype=torch.bfloat16)
+        advantages, _ = token_gae(ones, torch.zeros_like(ones), ones, 1.0, 1.0)
+        assert advantages[0, 0].item() == 3000.0
+
+
+class TestGroupTurnAdvantages:
+    # Trajectory means 2, 0, 1 of three trajectories; the fourth has no turn.
+    RETURNS = torch.tensor([[1.0, 3.0], [0.0, 99.0], [1.0, 1.0], [99.0, 99.0]])
+    TURN_MASK = torch.tensor([[1, 1], [1, 0], [1, 1], [0, 0]])
+
+    def test_by_hand(self):
+        # Baseline 1; mean squared deviations 2, 1, 0 of three counted trajectories, so σ² = 3 / 2.
+        expected = torch.tensor([[0.0, 2.0], [-1.0, 0.0], [0.0, 0.0], [0.0, 0.0]])
+        unscaled = group_turn_advantages(self.RETURNS, self.TURN_MASK, 4, scale=False)
+        torch.testing.assert_close(unscaled, expected)
+        sigma = math.sqrt(1.5)
+        torch.testing.assert_close(turn_std(self.RETURNS, self.TURN_MASK, 4), torch.full((4, 1), sigma))
+        scaled = group_turn_advantages(self.RETURNS, self.TURN_MASK, 4)
+        torch.testing.assert_close(scaled, expected / (sigma + 1e-4))
+
+    def test_groups_do_not_mix(self):
+        both = group_turn_advantages(torch.cat([self.RETURNS, self.RETURNS + 50]), self.TURN_MASK.repeat(2, 1), 4)
+        one = group_turn_advantages(self.RETURNS, self.TURN_MASK, 4)
+        torch.testing.assert_close(both, torch.cat([one, one]), rtol=1e-5, atol=1e-5)
+
+    @quick
+    @given(st.integers(0, 99), st.booleans())
+    def test_equals_the_reference(self, seed, scale):
+        returns = normal(torch.zeros(6, 4), seed)
+        counts = normal(torch.zeros(6, 1), seed + 1).mul(2).abs().round()
+        turns = torch.arange(4) < counts
+        expected = [
+            row
+            for group in range(2)
+            for row in reference.group_turn_advantages(
+                *(x[3 * group : 3 * group + 3].tolist() for x in (returns, turns)), scale
+            )
+        ]
+        advantages = group_turn_advantages(returns, turns, 3, scale)
+        torch.testing.assert_close(advantages, float64(expected), rtol=1e-9, atol=1e-12)
+
+    @quick
+    @given(st.lists(st.sampled_from([0.0, 0.3, 1.0]) | st.floats(-2, 2, width=16), min_size=8, max_size=8), st.data())
+    def test_an_outcome_reward_alone_gives_the_advantage_of_grpo(self, outcomes, data):
+        counts = torch.tensor(data.draw(st.lists(st.integers(1, 5), min_size=8, max_size=8)))
+        turns = torch.arange(5) < counts.unsqueeze(1)
+        outcome = torch.tensor(outcomes, dtype=torch.float64)
+        rewards = torch.zeros(8, 5, dtype=torch.float64)
+        rewards[torch.arange(8), counts - 1] = outcome
+        grouped = outcome.view(2, 4)
+        grpo = (grouped - grouped.mean(1, keepdim=True)) / (grouped.std(1, keepdim=True) + 1e-4)
+        expected = torch.where(turns, grpo.view(8, 1), 0.0)
+        for dtype, tolerance in ((torch.float64, 1e-9), (torch.float32, 2e-5)):
+            advantages = group_turn_advantages(turn_returns(rewards.to(dtype), turns, 1.0), turns, 4)
+            torch.testing.assert_close(advantages.double(), expected, rtol=tolerance, atol=tolerance)
+        torch.testing.assert_close(turn_std(turn_returns(rewards, turns, 1.0), turns, 8), outcome.std().expand(8, 1))
+
+    @pytest.mark.parametrize("value", [0.3, 1e4 / 3])
+    def test_equal_returns_give_zero_whatever_the_turn_counts(self, value):
+        turns = torch.arange(7) < torch.arange(1, 8).unsqueeze(1)
+        advantages = group_turn_advantages(torch.full((7, 7), value), turns, 7)
+        assert advantages.abs().max() < 1e-6
+
+    def test_more_turns_do_not_shift_the_baseline(self):
+        few, many = torch.tensor([[1], [1]]), torch.tensor([[1, 1, 1], [1, 0, 0]])
+        short = group_turn_advantages(torch.tensor([[1.0], [0.0]]), few, 2, scale=False)
+        long = group_turn_advantages(torch.tensor([[1.0, 1.0, 1.0], [0.0, 9.0, 9.0]]), many, 2, scale=False)
+        assert long[:, 0].tolist() == short[:, 0].tolist() == [0.5, -0.5]
+
+    def test_one_trajectory_in_a_group(self):
+        assert group_turn_advantages(torch.tensor([[5.0]]), torch.tensor([[1]]), 1).tolist() == [[0.0]]
+        advantages = group_turn_advantages(torch.tensor([[1.0, 3.0]]), torch.tensor([[1, 1]]), 1)
+        torch.testing.assert_close(advantages, torch.tensor([[-1.0, 1.0]]) / 1.0001)
+
+    def test_no_turn(self):
+        assert group_turn_advantages(torch.full((4, 2), math.nan), torch.zeros(4, 2), 2).tolist() == [[0.0, 0.0]] * 4
+        assert group_turn_advantages(torch.zeros(4, 0), torch.zeros(4, 0), 2).shape == (4, 0)
+        assert group_turn_advantages(torch.zeros(0, 3), torch.zeros(0, 3), 2).shape == (0, 3)
+        assert turn_std(torch.zeros(4, 0), torch.zeros(4, 0), 2).tolist() == [[0.0]] * 4
+
+    @pytest.mark.parametrize("scale", [True, False])
+    def test_blind_to_masked(self, scale):
+        returns = self.RETURNS.double()
+        assert_blind_to_masked(lambda x: group_turn_advantages(x, self.TURN_MASK, 4, scale), returns, self.TURN_MASK)
+
+    @pytest.mark.parametrize("num_generations", [0, 3])
+    def test_errors(self, num_generations):
+        with pytest.raises(ValueError, match=rf"num_generations is {num_generations}, .* which is 4"):
+            group_turn_advantages(self.RETURNS, self.TURN_MASK, num_generations)
+
+
+class TestWhiten:
+    def test_by_hand(self):
+        x, mask = torch.tensor([[1.0, 3.0, 50.0], [5.0, 50.0, 50.0]]), torch.tensor([[1, 1, 0], [1, 0, 0]])
+        torch.testing.assert_close(whiten(x, mask), torch.tensor([[-1.0, 0.0, 0.0], [1.0, 0.0, 0.0]]))
+        torch.testing.assert_close(whiten(x, mask, shift_mean=False), torch.tensor([[2.0, 3.0, 0.0], [4.0, 0.0, 0.0]]))
+
+    @quick
+    @given(turn_id_batches(), st.integers(0, 99))
+    def test_moments(self, turn_ids, seed):
+        mask = turn_ids >= 0
+        x = 3 + normal(turn_ids, seed, scale=5)
+        kept = whiten(x, mask)[mask]
+        if kept.numel() > 1:
+            assert kept.mean().item() == pytest.approx(0, abs=1e-9)
+            assert kept.std().item() == pytest.approx(1, abs=1e-6)
+            unshifted = whiten(x, mask, shift_mean=False)[mask]
+            torch.testing.assert_close(unshifted, kept + x[mask].mean())
+
+    @pytest.mark.parametrize("shift_mean", [True, False])
+    def test_fewer_than_two_values_and_equal_values(self, shift_mean):
+        x = torch.full((2, 3), 0.3, requires_grad=True)
+        for kept in (0, 1, 6):
+            mask = torch.arange(6).view(2, 3) < kept
+            whitened = whiten(x, mask, shift_mean)
+            (gradient,) = torch.autograd.grad(whitened.sum(), x)
+            expected = torch.where(mask, 0.0 if shift_mean else 0.3, 0.0)
+            torch.testing.assert_close(whitened, expected, rtol=0, atol=1e-7)
+            assert gradient.isfinite().all()
+
+    @pytest.mark.parametrize("shift_mean", [True, False])
+    def test_blind_to_masked(self, shift_mean):
+        assert_blind_to_masked(lambda x: whiten(x, MASK, shift_mean), normal(MASK), MASK)
+
+    @pytest.mark.parametrize("shift_mean", [True, False])
+    def test_gradcheck(self, shift_mean):
+        assert torch.autograd.gradcheck(lambda x: whiten(x, MASK, shift_mean), normal(MASK).requires_grad_())
+
+    @pytest.mark.parametrize("shape", [(2, 0), (0, 3)])
+    def test_empty(self, shape):
+        assert whiten(torch.ones(shape), torch.ones(shape)).shape == shape

@@ -1,0 +1,220 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sorl_trl.ops import (
+    KL_ESTIMATORS,
+    clip_fraction,
+    clip_penalty,
+    clipped_surrogate,
+    clipping_bias,
+    is_clipped,
+    kl_to_old,
+    masked_mean,
+)
+
+from . import reference
+from .batches import GARBAGE, TURN_IDS, assert_blind_to_masked, float64, normal, quick, turn_id_batches
+
+MASK = TURN_IDS >= 0
+LOG_RATIO = torch.tensor([[1.5, 1.1, 9.0, 0.5, 9.0], [0.9, 1.0, 1.1, 1.1, 9.0], [9.0] * 5]).log()
+EMPTY = [(2, 0), (0, 3), (0, 0)]
+every_estimator = pytest.mark.parametrize("estimator", KL_ESTIMATORS)
+
+
+class TestClipFraction:
+    def test_by_hand(self):
+        torch.testing.assert_close(clip_fraction(LOG_RATIO, MASK, 0.2, 0.2), torch.tensor([2 / 3, 0.0, 0.0]))
+        torch.testing.assert_close(clip_fraction(LOG_RATIO, MASK, 0.6, 0.05), torch.tensor([2 / 3, 0.5, 0.0]))
+
+    def test_everything_clipped(self):
+        assert clip_fraction(torch.ones(1, 4), torch.ones(1, 4), 0.2, 0.2).tolist() == [1.0]
+
+    def test_has_no_gradient(self):
+        assert not clip_fraction(LOG_RATIO.clone().requires_grad_(), MASK, 0.2, 0.2).requires_grad
+
+    def test_blind_to_masked(self):
+        for garbage in (math.nan, math.inf, -math.inf):
+            fraction = clip_fraction(torch.where(MASK, LOG_RATIO, garbage), MASK, 0.2, 0.2)
+            torch.testing.assert_close(fraction, clip_fraction(LOG_RATIO, MASK, 0.2, 0.2))
+
+    @pytest.mark.parametrize("shape", EMPTY)
+    def test_empty(self, shape):
+        assert clip_fraction(torch.ones(shape), torch.ones(shape), 0.2, 0.2).tolist() == [0.0] * shape[0]
+
+
+class TestKlToOld:
+    @pytest.mark.parametrize(
+        ("estimator", "expected"),
+        [("k1", math.log(2)), ("k2", math.log(2) ** 2 / 2), ("k3", math.log(2) - 0.5), ("unbiased", math.log(4) - 1)],
+    )
+    def test_by_hand(self, estimator, expected):
+        log_ratio, mask = (
+            torch.tensor([[math.log(2), 0.0, 7.0], [7.0, 7.0, 7.0]]),
+            torch.tensor([[1, 1, 0], [0, 0, 0]]),
+        )
+        torch.testing.assert_close(kl_to_old(log_ratio, mask, estimator), torch.tensor([expected / 2, 0.0]))
+
+    @every_estimator
+    @quick
+    @given(turn_ids=turn_id_batches(), seed=st.integers(0, 99))
+    def test_equals_the_reference(self, estimator, turn_ids, seed):
+        log_ratio, mask = normal(turn_ids, seed), turn_ids >= 0
+        rows = zip(log_ratio.tolist(), mask.tolist(), strict=True)
+        expected = [reference.mean([reference.kl(x, estimator) for x in reference.kept(*pair)]) for pair in rows]
+        kl = kl_to_old(log_ratio, mask, estimator)
+        torch.testing.assert_close(kl, float64(expected), rtol=1e-10, atol=1e-12)
+
+    def test_unbiased_has_the_mean_and_the_gradient_of_the_kl(self):
+        """Weighted by π_old over a whole vocabulary, the estimate is KL(π_θ ‖ π_old), and so is its gradient."""
+        logits = normal(torch.zeros(1, 6), 1).requires_grad_()
+        old = normal(torch.zeros(1, 6), 2).log_softmax(dim=1)
+        log_ratio = (logits.log_softmax(dim=1) - old).T
+        estimate = (kl_to_old(log_ratio, torch.ones(6, 1), "unbiased") * old.exp()[0]).sum()
+        kl = (logits.softmax(dim=1) * (logits.log_softmax(dim=1) - old)).sum()
+        torch.testing.assert_close(estimate, kl)
+        gradients = [torch.autograd.grad(x, logits, retain_graph=True)[0] for x in (estimate, kl)]
+        torch.testing.assert_close(*gradients)
+
+    def test_unbiased_has_gradient_w_log_w(self):
+        log_ratio = torch.tensor([[-3.0, -1e-4, 0.0, 0.5, 3.0]], requires_grad=True)
+        kl_to_old(log_ratio, torch.ones(1, 5), "unbiased").backward()
+        expected = log_ratio.detach() * log_ratio.detach().exp() / 5
+        torch.testing.assert_close(log_ratio.grad, expected, rtol=1e-5, atol=1e-7)
+
+    @pytest.mark.parametrize("estimator", ["k2", "k3", "unbiased"])
+    def test_zero_at_zero_and_not_negative(self, estimator):
+        log_ratio = torch.tensor([[0.0, 1e-3, -1e-3, 5.0, -5.0, 200.0]])
+        kl = kl_to_old(log_ratio.T, torch.ones(6, 1), estimator)
+        assert kl[0] == 0
+        assert (kl[1:] > 0).all()  # inf where the ratio overflows, never NaN
+
+    @every_estimator
+    def test_blind_to_masked(self, estimator):
+        assert_blind_to_masked(lambda x: kl_to_old(x, MASK, estimator), normal(MASK), MASK)
+
+    @every_estimator
+    def test_gradcheck(self, estimator):
+        assert torch.autograd.gradcheck(lambda x: kl_to_old(x, MASK, estimator), normal(MASK).requires_grad_())
+
+    def test_half_precision_becomes_float32(self):
+        assert kl_to_old(LOG_RATIO.bfloat16(), MASK, "k2").dtype == torch.float32
+
+    def test_errors(self):
+        with pytest.raises(ValueError, match=r"estimator is 'k4', but must be one of: 'k1', 'k2', 'k3', 'unbiased'"):
+            kl_to_old(LOG_RATIO, MASK, "k4")
+
+
+class TestClipPenalty:
+    def test_by_hand(self):
+        log_ratio = torch.tensor([[math.log(2), 0.0], [0.1, -0.1]])
+        penalty = clip_penalty(log_ratio, torch.ones(2, 2), 0.2, 0.2, "k1")
+        torch.testing.assert_close(penalty, torch.tensor([0.5 * math.log(2) / 2, 0.0]))
+
+    @every_estimator
+    @quick
+    @given(turn_ids=turn_id_batches(), seed=st.integers(0, 99))
+    def test_equals_the_reference(self, estimator, turn_ids, seed):
+        log_ratio, mask = normal(turn_ids, seed, scale=0.3), turn_ids >= 0
+        rows = zip(log_ratio.tolist(), mask.tolist(), strict=True)
+        expected = [reference.clip_penalty(*pair, 0.2, 0.28, estimator) for pair in rows]
+        penalty = clip_penalty(log_ratio, mask, 0.2, 0.28, estimator)
+        torch.testing.assert_close(penalty, float64(expected), rtol=1e-10, atol=1e-12)
+
+    @every_estimator
+    def test_fraction_has_no_gradient(self, estimator):
+        log_ratio = normal(MASK).requires_grad_()
+        clip_penalty(log_ratio, MASK, 0.2, 0.2, estimator).sum().backward()
+        penalty_gradient = log_ratio.grad.clone()
+        log_ratio.grad = None
+        fraction = clip_fraction(log_ratio, MASK, 0.2, 0.2)
+        (fraction * kl_to_old(log_ratio, MASK, estimator)).sum().backward()
+        torch.testing.assert_close(penalty_gradient, log_ratio.grad)
+
+    @every_estimator
+    @pytest.mark.parametrize(
+        ("value", "epsilon_low", "epsilon_high"), [(0.1, 0.2, 0.2), (200.0, 0.2, math.inf), (-200.0, 1.0, 0.2)]
+    )
+    def test_exactly_zero_where_nothing_is_clipped(self, estimator, value, epsilon_low, epsilon_high):
+        log_ratio = torch.full((1, 3), value, requires_grad=True)
+        penalty = clip_penalty(log_ratio, torch.ones(1, 3), epsilon_low, epsilon_high, estimator)
+        penalty.sum().backward()
+        assert penalty.tolist() == [0.0]
+        assert log_ratio.grad.tolist() == [[0.0] * 3]
+
+    @every_estimator
+    def test_blind_to_masked(self, estimator):
+        assert_blind_to_masked(lambda x: clip_penalty(x, MASK, 0.2, 0.2, estimator), normal(MASK), MASK)
+
+    @every_estimator
+    @pytest.mark.parametrize("shape", EMPTY)
+    def test_empty(self, estimator, shape):
+        penalty = clip_penalty(torch.ones(shape), torch.ones(shape), 0.2, 0.2, estimator)
+        assert penalty.tolist() == [0.0] * shape[0]
+
+
+class TestIsClipped:
+    def test_by_hand(self):
+        ratio = torch.tensor([[0.5, 1.0, 1.5], [0.5, 1.0, 1.5], [0.5, 1.0, 1.5]])
+        clipped = is_clipped(ratio, torch.tensor([[1.0], [-1.0], [0.0]]), 0.2, 0.2)
+        assert clipped.tolist() == [[False, False, True], [True, False, False], [False] * 3]
+
+    @quick
+    @given(st.integers(0, 99))
+    def test_is_where_the_surrogate_has_no_gradient(self, seed):
+        ratio = normal(MASK, seed, scale=0.4).exp().requires_grad_()
+        advantages = normal(MASK, seed + 1)
+        clipped_surrogate(ratio, advantages, 0.2, 0.28).sum().backward()
+        assert torch.equal(is_clipped(ratio, advantages, 0.2, 0.28), ratio.grad == 0)
+
+
+class TestClippingBias:
+    def test_by_hand(self):
+        ratio = torch.tensor([[1.5, 1.0, 9.0, 0.5, 9.0], [0.5, 1.5, 1.0, 1.0, 9.0], [9.0] * 5], requires_grad=True)
+        advantages = torch.tensor([[2.0], [-3.0], [1.0]])
+        # Clipped: 1.5 · 2 of three tokens, 0.5 · −3 of four, nothing of none.
+        bias = clipping_bias(ratio, advantages, MASK, 0.2, 0.2)
+        torch.testing.assert_close(bias, torch.tensor((1.0 - 0.375) / 3))
+        bias.backward()
+        expected = torch.tensor([[2 / 9, 0, 0, 0, 0], [-3 / 12, 0, 0, 0, 0], [0] * 5])
+        torch.testing.assert_close(ratio.grad, expected)
+
+    @quick
+    @given(turn_id_batches(), st.integers(0, 99))
+    def test_is_what_clipping_removes_from_the_gradient(self, turn_ids, seed):
+        mask, advantages = turn_ids >= 0, normal(turn_ids, seed + 1)
+        log_ratio = normal(turn_ids, seed, scale=0.4).requires_grad_()
+        ratio = log_ratio.exp()
+        losses = [ratio * advantages, clipped_surrogate(ratio, advantages, 0.2, 0.28)]
+        full, clipped = (masked_mean(x, mask, dim=1).mean() for x in losses)
+        bias = clipping_bias(ratio, advantages, mask, 0.2, 0.28)
+        (gradient,) = torch.autograd.grad(full - clipped, log_ratio, retain_graph=True)
+        torch.testing.assert_close(torch.autograd.grad(bias, log_ratio)[0], gradient, rtol=1e-10, atol=1e-12)
+
+    def test_exactly_zero_where_nothing_is_clipped(self):
+        ratio = torch.full((3, 5), 1.1, requires_grad=True)
+        bias = clipping_bias(ratio, torch.ones(3, 5), MASK, 0.2, 0.2)
+        bias.backward()
+        assert bias == 0
+        assert torch.equal(ratio.grad, torch.zeros(3, 5))
+
+    def test_blind_to_masked(self):
+        ratio, advantages = normal(MASK).exp(), normal(MASK, 1)
+        assert_blind_to_masked(lambda x: clipping_bias(x, advantages, MASK, 0.2, 0.2), ratio, MASK)
+        assert_blind_to_masked(lambda x: clipping_bias(ratio, x, MASK, 0.2, 0.2), advantages, MASK)
+        for garbage in GARBAGE:
+            dirty = torch.where(MASK, advantages, garbage)
+            assert_blind_to_masked(lambda x, dirty=dirty: clipping_bias(x, dirty, MASK, 0.2, 0.2), ratio, MASK)
+
+    def test_gradcheck(self):
+        ratio = normal(MASK, scale=0.4).exp().requires_grad_()
+        assert torch.autograd.gradcheck(lambda x: clipping_bias(x, normal(MASK, 1), MASK, 0.2, 0.2), ratio)
+
+    @pytest.mark.parametrize("shape", EMPTY)
+    def test_empty(self, shape):
+        assert clipping_bias(torch.ones(shape), torch.ones(shape), torch.ones(shape), 0.2, 0.2).item() == 0.0

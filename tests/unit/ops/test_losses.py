@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sorl_trl.ops import (
+    aggregate_turns,
+    clipped_surrogate,
+    importance_ratio,
+    masked_mean,
+    turn_weights,
+    value_loss,
+)
+
+from . import reference
+from .batches import GARBAGE, TURN_IDS, assert_blind_to_masked, float64, normal, quick, turn_id_batches
+
+
+class TestClippedSurrogate:
+    def test_by_hand(self):
+        ratio = torch.tensor([0.5, 1.0, 1.5, 0.5, 1.0, 1.5, 9.0])
+        advantages = torch.tensor([2.0, 2.0, 2.0, -2.0, -2.0, -2.0, -2.0])
+        surrogate = clipped_surrogate(ratio, advantages, 0.2, 0.3)
+        torch.testing.assert_close(surrogate, torch.tensor([1.0, 2.0, 2.6, -1.6, -2.0, -3.0, -18.0]))
+        bounded = clipped_surrogate(ratio, advantages, 0.2, 0.3, delta=2.0)
+        torch.testing.assert_close(bounded, torch.tensor([1.0, 2.0, 2.6, -1.6, -2.0, -3.0, -4.0]))
+
+    @quick
+    @given(st.floats(0, 9), st.floats(-3, 3), st.sampled_from([None, 1.1, 4.0]))
+    def test_equals_the_reference(self, ratio, advantage, delta):
+        surrogate = clipped_surrogate(float64(ratio), float64(advantage), 0.2, 0.28, delta)
+        assert surrogate.item() == pytest.approx(reference.clipped_surrogate(ratio, advantage, 0.2, 0.28, delta))
+
+    def test_gradient_stops_where_clipped(self):
+        ratio = torch.tensor([0.5, 1.5, 0.5, 1.5, 9.0], requires_grad=True)
+        clipped_surrogate(ratio, torch.tensor([1.0, 1.0, -1.0, -1.0, -1.0]), 0.2, 0.2, delta=4.0).sum().backward()
+        assert ratio.grad.tolist() == [1.0, 0.0, 0.0, -1.0, 0.0]
+
+    def test_gradcheck(self):
+        ratio = normal(TURN_IDS, 1, scale=0.4).exp().requires_grad_()
+        advantages = normal(TURN_IDS, 2).requires_grad_()
+        assert torch.autograd.gradcheck(lambda w, a: clipped_surrogate(w, a, 0.2, 0.28, 3.0), (ratio, advantages))
+
+    def test_advantages_broadcast(self):
+        assert clipped_surrogate(torch.ones(2, 3), torch.ones(2, 1), 0.2, 0.2).shape == (2, 3)
+
+    def test_half_precision_becomes_float32(self):
+        assert clipped_surrogate(torch.ones(2).half(), torch.ones(2).bfloat16(), 0.2, 0.2).dtype == torch.float32
+
+
+class TestAggregateTurns:
+    def test_by_hand(self):
+        x = torch.tensor([[1.0, 3.0, 100.0, 5.0, 100.0], [2.0, 1.0, 2.0, 6.0, 100.0], [100.0] * 5])
+        # Turn means 2, 5 and 2, 3; trajectory means 3.5, 2.5 and 0.
+        torch.testing.assert_close(aggregate_turns(x, TURN_IDS), torch.tensor(2.0))
+
+    @quick
+    @given(turn_id_batches(), st.integers(0, 99))
+    def test_equals_the_reference(self, turn_ids, seed):
+        x = normal(turn_ids, seed)
+        assert aggregate_turns(x, turn_ids).item() == pytest.approx(reference.aggregate_turns(x, turn_ids), abs=1e-12)
+
+    @quick
+    @given(turn_id_batches(), st.integers(0, 99))
+    def test_does_not_depend_on_the_split_into_micro_batches(self, turn_ids, seed):
+        x = normal(turn_ids, seed)
+        parts = [aggregate_turns(x[i : i + 1], turn_ids[i : i + 1]) for i in range(len(x))]
+        torch.testing.assert_close(torch.stack(parts).mean(), aggregate_turns(x, turn_ids))
+
+    @pytest.mark.parametrize("turn_ids", [torch.full((2, 3), -1), torch.zeros(2, 0).long(), torch.zeros(0, 3).long()])
+    def test_no_turn(self, turn_ids):
+        assert aggregate_turns(torch.ones(turn_ids.shape), turn_ids).item() == 0.0
+
+    def test_blind_to_masked(self):
+        assert_blind_to_masked(lambda x: aggregate_turns(x, TURN_IDS), normal(TURN_IDS), TURN_IDS >= 0)
+
+    def test_gradcheck(self):
+        assert torch.autograd.gradcheck(lambda x: aggregate_turns(x, TURN_IDS), normal(TURN_IDS).requires_grad_())
+
+
+class TestWholeLoss:
+    @pytest.mark.parametrize("level", ["token", "turn", "sequence"])
+    def test_blind_to_masked_log_ratios_and_advantages(self, level):
+        kept = TURN_IDS >= 0
+
+        def loss(log_ratio, advantages):
+            ratio = importance_ratio(log_ratio, TURN_IDS, level)
+            return aggregate_turns(clipped_surrogate(ratio, advantages, 0.2, 0.2), TURN_IDS)
+
+        clean = normal(TURN_IDS, 1)
+        for garbage in GARBAGE:
+            advantages = torch.where(kept, clean, garbage)
+            assert_blind_to_masked(lambda x, a=advantages: loss(x, a), normal(TURN_IDS, scale=0.1), kept)
+            log_ratio = torch.where(kept, 0.1, garbage)
+            torch.testing.assert_close(loss(log_ratio, advantages), loss(torch.full_like(clean, 0.1), clean))
+
+
+class TestTurnWeights:
+    def test_by_hand(self):
+        expected = [[3 / 4, 3 / 4, 0, 3 / 2, 0], [2, 4 / 6, 4 / 6, 4 / 6, 0], [0] * 5]
+        torch.testing.assert_close(turn_weights(TURN_IDS), torch.tensor(expected))
+
+    @quick
+    @given(turn_id_batches(), st.integers(0, 99))
+    def test_token_mean_of_the_weighted_is_the_mean_over_turns(self, turn_ids, seed):
+        x, kept = normal(turn_ids, seed), turn_ids >= 0
+        token_mean = masked_mean(turn_weights(turn_ids) * x, kept, dim=1).mean()
+        torch.testing.assert_close(token_mean, aggregate_turns(x, turn_ids), rtol=1e-5, atol=1e-6)
+
+    @quick
+    @given(turn_id_batches())
+    def test_sum_to_the_number_of_tokens(self, turn_ids):
+        torch.testing.assert_close(turn_weights(turn_ids).sum(dim=1), (turn_ids >= 0).sum(dim=1).float())
+
+    @pytest.mark.parametrize("turn_ids", [torch.full((2, 3), -1), torch.zeros(2, 0).long(), torch.zeros(0, 3).long()])
+    def test_no_turn(self, turn_ids):
+        assert torch.equal(turn_weights(turn_ids), torch.zeros(turn_ids.shape))
+
+
+class TestValueLoss:
+    def test_by_hand(self):
+        values, old, returns = (
+            torch.tensor([1.0, 1.0, 0.0]),
+            torch.tensor([0.0, 0.0, 0.1]),
+            torch.tensor([2.0, 0.0, 1.0]),
+        )
+        # Clipped to 0.2, 0.2 and left at 0: errors 1 or 1.8, 1 or 0.2, 1.
+        torch.testing.assert_close(value_loss(values, old, returns, 0.2), torch.tensor([1.62, 0.5, 0.5]))
+        torch.testing.assert_close(value_loss(values, old, returns, None), torch.tensor([0.5, 0.5, 0.5]))
+
+    def test_gradient_stops_where_the_clipped_error_is_the_larger(self):
+        values = torch.tensor([1.0, 1.0], requires_grad=True)
+        value_loss(values, torch.zeros(2), torch.tensor([2.0, 0.0]), 0.2).sum().backward()
+        assert values.grad.tolist() == [0.0, 1.0]
+
+    @quick
+    @given(st.floats(-3, 3), st.floats(-3, 3), st.floats(-3, 3), st.floats(0, 2))
+    def test_clipping_never_lowers_the_loss(self, value, old, target, clip_range):
+        v, o, r = (float64([x]) for x in (value, old, target))
+        clipped = min(max(value, old - clip_range), old + clip_range)
+        expected = max((value - target) ** 2, (clipped - target) ** 2) / 2
+        assert value_loss(v, o, r, clip_range).item() == pytest.approx(expected, abs=1e-12)
+        assert value_loss(v, o, r, clip_range) >= value_loss(v, o, r, None)
+        torch.testing.assert_close(value_loss(v, o, r, math.inf), value_loss(v, o, r, None))
+
+    def test_gradcheck(self):
+        values = normal(TURN_IDS, 1).requires_grad_()
+        old, returns = normal(TURN_IDS, 2), normal(TURN_IDS, 3)
+        assert torch.autograd.gradcheck(lambda v: value_loss(v, old, returns, 0.2), values)

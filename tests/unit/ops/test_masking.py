@@ -1,0 +1,224 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sorl_trl.ops import (
+    last_token_before_turn,
+    masked_mean,
+    split_turns_after,
+    turn_broadcast,
+    turn_counts,
+    turn_ids_from_mask,
+    turn_mask,
+    turn_reduce,
+    validate_turn_ids,
+)
+
+from . import reference
+from .batches import TURN_IDS, assert_blind_to_masked, float64, normal, quick, turn_id_batches
+
+X = torch.tensor([[1.0, 3.0, 100.0, 5.0, 100.0], [2.0, 1.0, 2.0, 6.0, 100.0], [100.0] * 5])
+
+
+class TestTurnIdsFromMask:
+    @pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.float32])
+    def test_numbers_the_runs(self, dtype):
+        mask = torch.tensor([[1, 1, 0, 1, 0, 0, 1], [0, 0, 1, 1, 1, 0, 1], [0] * 7], dtype=dtype)
+        ids = turn_ids_from_mask(mask)
+        assert ids.tolist() == [[0, 0, -1, 1, -1, -1, 2], [-1, -1, 0, 0, 0, -1, 1], [-1] * 7]
+        assert ids.dtype == torch.int64
+
+    @pytest.mark.parametrize("shape", [(2, 0), (0, 3), (0, 0)])
+    def test_empty(self, shape):
+        assert turn_ids_from_mask(torch.ones(shape)).shape == shape
+
+    @quick
+    @given(turn_id_batches())
+    def test_is_valid(self, turn_ids):
+        mask = turn_ids >= 0
+        validate_turn_ids(turn_ids_from_mask(mask), mask)
+
+
+class TestValidateTurnIds:
+    @quick
+    @given(turn_id_batches())
+    def test_accepts_every_valid_batch(self, turn_ids):
+        validate_turn_ids(turn_ids, turn_ids >= 0)
+
+    @pytest.mark.parametrize(
+        ("row", "mask", "message"),
+        [
+            ([0, 0, -1], [1, 1, 1], r"turn_ids\[1, 2\] is -1, but must be 0 or more"),
+            ([0, 0, 0], [1, 1, 0], r"turn_ids\[1, 2\] is 0, but must be -1"),
+            ([0, -2, 0], [1, 0, 1], r"turn_ids\[1, 1\] is -2, but must be -1"),
+            ([-1, 1, 1], [0, 1, 1], r"turn_ids\[1, 1\] is 1, but must be 0 \(row 1 of turn_ids: \[-1, 1, 1\]\)"),
+            ([0, -1, 2], [1, 0, 1], r"turn_ids\[1, 2\] is 2, but must be 0 or 1"),
+            ([0, 1, 0], [1, 1, 1], r"turn_ids\[1, 2\] is 0, but must be 1 or 2"),
+        ],
+    )
+    def test_names_what_is_wrong(self, row, mask, message):
+        with pytest.raises(ValueError, match=message):
+            validate_turn_ids(torch.tensor([[0, 0, 1], row]), torch.tensor([[1, 1, 1], mask]))
+
+    def test_refuses_another_shape_or_dtype(self):
+        with pytest.raises(ValueError, match=r"shape \(3, 5\), but loss_mask has \(3, 4\)"):
+            validate_turn_ids(TURN_IDS, torch.ones(3, 4))
+        with pytest.raises(ValueError, match=r"dtype torch.int32"):
+            validate_turn_ids(TURN_IDS.int(), TURN_IDS >= 0)
+
+
+class TestSplitTurnsAfter:
+    def test_by_hand(self):
+        turn_ids = torch.tensor([[0, 0, 0, -1, 1, 1, 1]])
+        closes = torch.tensor([[1, 0, 1, 1, 0, 1, 0]]).bool()  # inside, at an end, on an observation, inside
+        assert split_turns_after(turn_ids, closes).tolist() == [[0, 1, 1, -1, 2, 2, 3]]
+
+    def test_close_before_an_observation_within_a_turn(self):
+        turn_ids = torch.tensor([[0, -1, 0, 1]])
+        assert split_turns_after(turn_ids, torch.tensor([[True, False, False, False]])).tolist() == [[0, -1, 1, 2]]
+
+    @quick
+    @given(turn_id_batches(), st.integers(0, 99))
+    def test_equals_the_reference_and_is_valid(self, turn_ids, seed):
+        closes = normal(turn_ids, seed) > 0
+        split = split_turns_after(turn_ids, closes)
+        assert torch.equal(split, reference.split_turns_after(turn_ids, closes))
+        validate_turn_ids(split, turn_ids >= 0)
+
+    @quick
+    @given(turn_id_batches())
+    def test_no_close_changes_nothing(self, turn_ids):
+        assert torch.equal(split_turns_after(turn_ids, torch.zeros_like(turn_ids).bool()), turn_ids)
+
+
+class TestTurnCountsAndMask:
+    def test_by_hand(self):
+        turn_ids = torch.tensor([[0, 1, -1, 2], [-1, 0, 0, -1], [-1, -1, -1, -1]])
+        assert turn_counts(turn_ids).tolist() == [3, 1, 0]
+        assert turn_mask(turn_ids).tolist() == [[True, True, True], [True, False, False], [False, False, False]]
+
+    @pytest.mark.parametrize("turn_ids", [torch.full((2, 3), -1), torch.zeros(2, 0, dtype=torch.int64)])
+    def test_no_turn(self, turn_ids):
+        assert turn_counts(turn_ids).tolist() == [0, 0]
+        assert turn_mask(turn_ids).shape == (2, 0)
+
+
+class TestMaskedMean:
+    def test_by_hand(self):
+        x, mask = (
+            torch.tensor([[1.0, 2.0, 9.0], [4.0, 9.0, 9.0], [9.0] * 3]),
+            torch.tensor([[1, 1, 0], [1, 0, 0], [0] * 3]),
+        )
+        torch.testing.assert_close(masked_mean(x, mask), torch.tensor(7 / 3))
+        torch.testing.assert_close(masked_mean(x, mask, dim=1), torch.tensor([1.5, 4.0, 0.0]))
+        torch.testing.assert_close(masked_mean(x, mask, dim=0), torch.tensor([2.5, 2.0, 0.0]))
+
+    def test_empty_mask(self):
+        assert masked_mean(torch.ones(2, 3), torch.zeros(2, 3)).item() == 0.0
+        assert masked_mean(torch.ones(0, 3), torch.ones(0, 3)).item() == 0.0
+
+    def test_mask_broadcasts_both_ways(self):
+        x = torch.tensor([[1.0, 3.0], [5.0, 9.0]])
+        torch.testing.assert_close(masked_mean(x, torch.tensor([[1], [0]])), torch.tensor(2.0))
+        torch.testing.assert_close(
+            masked_mean(x[:, :1], torch.tensor([[1, 1], [0, 1]]), dim=0), torch.tensor([1.0, 3.0])
+        )
+
+    def test_half_precision_is_summed_in_float32(self):
+        ones = torch.ones(1, 5000, dtype=torch.bfloat16)
+        assert masked_mean(ones, ones.bool(), dim=1).tolist() == [1.0]
+        assert masked_mean(ones, ones.bool()).dtype == torch.float32
+        assert masked_mean(ones.double(), ones.bool()).dtype == torch.float64
+
+    @pytest.mark.parametrize("dim", [None, 0, 1])
+    def test_blind_to_masked(self, dim):
+        mask = TURN_IDS >= 0
+        assert_blind_to_masked(lambda x: masked_mean(x, mask, dim), normal(mask), mask)
+
+    @quick
+    @given(turn_id_batches(), st.integers(0, 99))
+    def test_equals_the_reference(self, turn_ids, seed):
+        x, mask = normal(turn_ids, seed), turn_ids >= 0
+        expected = [reference.mean(reference.kept(*rows)) for rows in zip(x.tolist(), mask.tolist(), strict=True)]
+        torch.testing.assert_close(masked_mean(x, mask, dim=1), float64(expected), rtol=1e-12, atol=1e-12)
+
+
+class TestTurnReduceAndBroadcast:
+    def test_by_hand(self):
+        mean, total = turn_reduce(X, TURN_IDS), turn_reduce(X, TURN_IDS, "sum")
+        torch.testing.assert_close(mean, torch.tensor([[2.0, 5.0], [2.0, 3.0], [0.0, 0.0]]))
+        torch.testing.assert_close(total, torch.tensor([[4.0, 5.0], [2.0, 9.0], [0.0, 0.0]]))
+        expected = [[2.0, 2.0, 0.0, 5.0, 0.0], [2.0, 3.0, 3.0, 3.0, 0.0], [0.0] * 5]
+        torch.testing.assert_close(turn_broadcast(mean, TURN_IDS), torch.tensor(expected))
+
+    @quick
+    @given(turn_id_batches(), st.integers(0, 99))
+    def test_equals_the_reference(self, turn_ids, seed):
+        x = normal(turn_ids, seed)
+        expected = reference.turn_reduce(x, turn_ids, reference.mean)
+        torch.testing.assert_close(turn_reduce(x, turn_ids), expected, rtol=1e-12, atol=1e-12)
+        expected = reference.turn_reduce(x, turn_ids, sum)
+        torch.testing.assert_close(turn_reduce(x, turn_ids, "sum"), expected, rtol=1e-12, atol=1e-12)
+
+    @quick
+    @given(turn_id_batches(), st.integers(0, 99))
+    def test_mean_undoes_broadcast(self, turn_ids, seed):
+        present = turn_mask(turn_ids)
+        x_turns = torch.where(present, normal(turn_ids, seed, columns=present.size(1)), 0.0)
+        torch.testing.assert_close(turn_reduce(turn_broadcast(x_turns, turn_ids), turn_ids), x_turns)
+
+    @pytest.mark.parametrize("shape", [(2, 0), (0, 3), (0, 0)])
+    def test_empty(self, shape):
+        turn_ids = torch.zeros(shape, dtype=torch.int64)
+        turns = turn_reduce(torch.ones(shape), turn_ids)
+        assert turns.shape == (shape[0], 0)
+        assert turn_broadcast(turns, turn_ids).shape == shape
+
+    def test_no_turn(self):
+        turn_ids = torch.full((2, 3), -1)
+        turns = turn_reduce(torch.ones(2, 3), turn_ids)
+        assert turns.shape == (2, 0)
+        assert turn_broadcast(turns, turn_ids).tolist() == [[0.0] * 3] * 2
+
+    @pytest.mark.parametrize("reduction", ["mean", "sum"])
+    def test_blind_to_masked(self, reduction):
+        assert_blind_to_masked(lambda x: turn_reduce(x, TURN_IDS, reduction), normal(TURN_IDS), TURN_IDS >= 0)
+
+    def test_broadcast_is_blind_to_absent_turns(self):
+        turn_ids = torch.tensor([[0, 1], [0, -1], [-1, -1]])
+        assert_blind_to_masked(lambda x: turn_broadcast(x, turn_ids), normal(turn_ids, columns=2), turn_mask(turn_ids))
+
+    def test_half_precision_is_summed_in_float32(self):
+        ones = torch.ones(1, 5000, dtype=torch.bfloat16)
+        assert turn_reduce(ones, torch.zeros(1, 5000, dtype=torch.int64), "sum").item() == 5000.0
+
+    def test_gradcheck(self):
+        x = normal(TURN_IDS).requires_grad_()
+        assert torch.autograd.gradcheck(lambda x: turn_broadcast(turn_reduce(x, TURN_IDS), TURN_IDS), x)
+
+    def test_errors(self):
+        with pytest.raises(ValueError, match=r"reduction is 'max', but must be one of: 'mean', 'sum'"):
+            turn_reduce(X, TURN_IDS, "max")
+        with pytest.raises(ValueError, match=r"x has shape \(3, 1\)"):
+            turn_reduce(X[:, :1], TURN_IDS)
+        with pytest.raises(ValueError, match=r"turns up to 1, but x_turns has 1 columns"):
+            turn_broadcast(torch.ones(3, 1), TURN_IDS)
+
+
+class TestLastTokenBeforeTurn:
+    def test_by_hand(self):
+        turn_ids = torch.tensor([[0, 0, -1, 1, 2], [-1, 0, -1, -1, -1], [-1] * 5])
+        assert last_token_before_turn(turn_ids).tolist() == [[-1, 2, 3], [0, -1, -1], [-1, -1, -1]]
+
+    @quick
+    @given(turn_id_batches())
+    def test_equals_the_reference(self, turn_ids):
+        turns = reference.positions_of_turns(turn_ids)
+        width = max(len(row) for row in turns)
+        expected = [[k[0] - 1 for k in row] + [-1] * (width - len(row)) for row in turns]
+        result = last_token_before_turn(turn_ids)
+        assert result.dtype == torch.int64
+        assert result.tolist() == expected

@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from sorl_trl.qa import contains_answer, exact_match, normalize_answer, token_f1
+
+
+def squad_normalize(text):
+    """The normalization of SQuAD's evaluation script, as Search-R1 and FlashRAG have it."""
+    text = "".join(c for c in text.lower() if c not in set(string.punctuation))
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
+
+
+def squad_f1(prediction, gold):
+    predicted, expected = squad_normalize(prediction).split(), squad_normalize(gold).split()
+    shared = sum((Counter(predicted) & Counter(expected)).values())
+    if shared == 0:
+        return 0.0
+    precision, recall = shared / len(predicted), shared / len(expected)
+    return 2 * precision * recall / (precision + recall)
+
+
+@pytest.mark.parametrize(
+    ("text", "normalized"),
+    [
+        ("The Eiffel  Tower!", "eiffel tower"),
+        ("a.b-c", "abc"),
+        ("U.S.", "us"),
+        ("another theme", "another theme"),
+        ("\n New\tYork ", "new york"),
+        ("Curaçao", "curaçao"),
+        ("", ""),
+        ("?!", ""),
+        ("The", "the"),
+        ("(A)", "a"),
+    ],
+)
+def test_normalization(text, normalized):
+    assert normalize_answer(text) == normalized
+
+
+@settings(deadline=None)
+@given(st.text())
+def test_normalization_is_squads_but_for_bare_articles(text):
+    assume(squad_normalize(text))
+    assert normalize_answer(text) == squad_normalize(text)
+
+
+@pytest.mark.parametrize(
+    ("prediction", "golden_answers", "score"),
+    [
+        ("the paris.", ["Paris"], 1.0),
+        ("Paris", ["Rome", "Paris"], 1.0),
+        ("Paris, France", ["Paris"], 0.0),
+        (None, ["Paris"], 0.0),
+        ("", ["Paris"], 0.0),
+        ("?!", ["..."], 0.0),
+        ("The", ["A"], 0.0),
+        ("A", ["A"], 1.0),
+        ("none", ["None"], 1.0),
+    ],
+)
+def test_exact_match(prediction, golden_answers, score):
+    assert exact_match(prediction, golden_answers) == score
+
+
+@pytest.mark.parametrize(
+    ("prediction", "golden_answers", "score"),
+    [
+        ("Barack Obama", ["the president Barack Obama"], 0.8),  # P = 2/2, R = 2/3
+        ("x x y", ["x y y"], 2 / 3),  # two words shared, counted with repetition: P = R = 2/3
+        ("Obama Barack", ["Barack Obama"], 1.0),
+        ("Paris", ["Rome", "Paris France", "Paris"], 1.0),
+        ("Paris", ["Rome"], 0.0),
+        ("no", ["no one"], 0.0),
+        ("no one", ["no"], 0.0),
+        ("yes", ["no"], 0.0),
+        ("Yes.", ["yes"], 1.0),
+        ("no answer", ["noanswer"], 0.0),
+        ("no one", ["no", "one"], 2 / 3),
+        (None, ["Paris"], 0.0),
+        ("", ["Paris"], 0.0),
+        ("?!", ["..."], 0.0),
+    ],
+)
+def test_token_f1(prediction, golden_answers, score):
+    assert token_f1(prediction, golden_answers) == pytest.approx(score)
+
+
+words = st.lists(st.sampled_from(["paris", "rome", "the", "of", "x"]), min_size=1, max_size=5).map(" ".join)
+
+
+@settings(deadline=None)
+@given(prediction=words, golds=st.lists(words, min_size=1, max_size=4))
+def test_f1_equals_squads_and_bounds_exact_match(prediction, golds):
+    assume(squad_normalize(prediction) and all(map(squad_normalize, golds)))
+    f1 = token_f1(prediction, golds)
+    assert f1 == pytest.approx(max(squad_f1(prediction, gold) for gold in golds))
+    assert exact_match(prediction, golds) <= f1 <= 1.0
+    assert f1 == token_f1(prediction, golds[::-1])
+
+
+@pytest.mark.parametrize(
+    ("text", "golden_answers", "holds"),
+    [
+        ("The capital of France is Paris.", ["Paris"], True),
+        ("<information>Paris</information>", ["Paris"], True),
+        ("In Paris/Rome", ["Rome"], True),
+        ("I know", ["no"], False),
+        ("New and York", ["New York"], False),
+        ("the new york", ["The New-York"], True),
+        ("founded by the O'Brien family", ["O'Brien"], True),
+        ("Rome", ["Paris", "rome"], True),
+        ("anything", ["?!"], False),
+        ("", ["Paris"], False),
+    ],
+)
+def test_contains_answer(text, golden_answers, holds):
+    assert contains_answer(text, golden_answers) is holds
+
+
+@pytest.mark.parametrize("function", [exact_match, token_f1, contains_answer])
+@pytest.mark.parametrize("golden_answers", [[], (), "Paris"])
+def test_golden_answers_must_be_a_list_with_an_answer(function, golden_answers):
+    with pytest.raises(ValueError, match=f"golden_answers must be .* got {re.escape(repr(golden_answers))}"):
+        function("Paris", golden_answers)

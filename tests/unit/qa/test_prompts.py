@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import pytest
+from datasets import Dataset
+
+from sorl_trl.qa import SEARCH_R1_TEMPLATE, Question, build_prompt_rows, chat_prompt, text_prompt
+
+ONE_HOP = Question("1", "Who?", ("Ann", "Anna"), {"hops": 1})
+UNKNOWN = Question("2", "Where?", ("Rome",))
+
+
+def test_the_default_template_explains_every_tag():
+    for tag in ("think", "search", "information", "answer"):
+        assert f"<{tag}>" in SEARCH_R1_TEMPLATE
+        assert f"</{tag}>" in SEARCH_R1_TEMPLATE
+
+
+def test_a_text_prompt():
+    assert text_prompt("Who?", "Q: {question}\n") == "Q: Who?\n"
+    assert text_prompt("Who?") == SEARCH_R1_TEMPLATE.replace("{question}", "Who?")
+
+
+def test_braces_elsewhere_are_left_alone():
+    assert text_prompt("What is {x}?", 'Give {"answer": 1}. {question}') == 'Give {"answer": 1}. What is {x}?'
+    assert text_prompt("{question}", "Q: {question}") == "Q: {question}"
+
+
+def test_a_chat_prompt_is_one_user_message():
+    assert chat_prompt("Who?", "Q: {question}") == [{"role": "user", "content": "Q: Who?"}]
+
+
+@pytest.mark.parametrize("template", ["", "no place", "{Question}"])
+def test_a_template_needs_a_place_for_the_question(template):
+    for make in (
+        lambda: text_prompt("Who?", template),
+        lambda: chat_prompt("Who?", template),
+        lambda: build_prompt_rows([ONE_HOP], template),
+    ):
+        with pytest.raises(ValueError, match=f'template must hold "{{question}}", got {template!r}'):
+            make()
+
+
+def test_rows():
+    [row] = build_prompt_rows([ONE_HOP], "Q: {question}")
+    assert row == {
+        "prompt": "Q: Who?",
+        "question_id": "1",
+        "question": "Who?",
+        "golden_answers": ["Ann", "Anna"],
+        "hops": 1,
+    }
+    assert "hops" not in build_prompt_rows([UNKNOWN])[0]
+    assert build_prompt_rows([]) == []
+
+
+@pytest.mark.parametrize("questions", [[ONE_HOP, UNKNOWN], [UNKNOWN, ONE_HOP]])
+def test_rows_make_a_data_set_whatever_comes_first(questions):
+    dataset = Dataset.from_list(build_prompt_rows(iter(questions), conversational=True))
+    assert dataset["hops"][:] == [question.metadata.get("hops") for question in questions]
+    assert dataset["golden_answers"][:] == [list(question.golden_answers) for question in questions]
+    assert dataset[0]["prompt"] == chat_prompt(questions[0].question)

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sorl_trl.qa import Question, load_questions, write_questions
+
+RECORD = {"id": "test_0", "question": "Who?", "golden_answers": ["Ann", "Anna"], "metadata": {"hops": 2}}
+
+
+def write(tmp_path, *lines):
+    path = tmp_path / "questions.jsonl"
+    path.write_bytes(b"\n".join(line if isinstance(line, bytes) else line.encode() for line in lines))
+    return path
+
+
+def test_flashrags_schema_is_read(tmp_path):
+    [question] = load_questions(write(tmp_path, json.dumps(RECORD | {"ignored": 1})))
+    assert question == Question("test_0", "Who?", ("Ann", "Anna"), {"hops": 2})
+
+
+@pytest.mark.parametrize("metadata", [{}, {"metadata": None}, {"metadata": {}}])
+def test_metadata_may_be_missing(tmp_path, metadata):
+    record = {key: value for key, value in RECORD.items() if key != "metadata"} | metadata
+    assert load_questions(write(tmp_path, json.dumps(record)))[0].metadata == {}
+
+
+def test_a_number_as_id_becomes_text(tmp_path):
+    assert load_questions(write(tmp_path, json.dumps(RECORD | {"id": 3})))[0].id == "3"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "not JSON"),
+        ("", "not JSON"),
+        ("[" * 100_000, "recursion"),
+        ("3", "must be a JSON object, got int"),
+        (b"\xff", "invalid start byte"),
+        (json.dumps(RECORD | {"id": None}), "`id` must be a string or an integer, got None"),
+        (json.dumps(RECORD | {"id": True}), "`id` must be a string or an integer, got True"),
+        (json.dumps(RECORD | {"question": " "}), "`question` must be a string that is not blank, got ' '"),
+        (json.dumps(RECORD | {"question": "\ud800"}), "surrogates not allowed"),
+        (json.dumps(RECORD | {"golden_answers": []}), r"`golden_answers` must be a list .* got \[\]"),
+        (json.dumps(RECORD | {"golden_answers": "Ann"}), "`golden_answers` must be a list .* got 'Ann'"),
+        (json.dumps(RECORD | {"golden_answers": ["Ann", ""]}), "`golden_answers` must be .* not blank, got ''"),
+        (json.dumps(RECORD | {"golden_answers": [1]}), "`golden_answers` must be .* got 1"),
+        (json.dumps(RECORD | {"metadata": [1]}), r"`metadata` must be an object or missing, got \[1\]"),
+        (json.dumps({"id": 1}), "`question` must be .* got None"),
+        (json.dumps({"id": 1, "question": "Who?"}), "`golden_answers` must be .* got None"),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path, line, message):
+    path = write(tmp_path, json.dumps(RECORD), line, json.dumps(RECORD))
+    with pytest.raises(ValueError, match=f"questions.jsonl, line 2: .*{message}"):
+        load_questions(path)
+
+
+def test_an_empty_file_is_an_error(tmp_path):
+    with pytest.raises(ValueError, match=r"questions.jsonl: the file is empty"):
+        load_questions(write(tmp_path, ""))
+
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(str.strip)
+metadata = st.dictionaries(texts, st.one_of(texts, st.integers(), st.none(), st.lists(texts)))
+
+
+@settings(deadline=None)
+@given(st.lists(st.builds(Question, texts, texts, st.lists(texts, min_size=1).map(tuple), metadata), min_size=1))
+def test_what_is_written_is_read_back(tmp_path_factory, questions):
+    path = tmp_path_factory.mktemp("round-trip") / "questions.jsonl"
+    write_questions(iter(questions), path)
+    assert load_questions(path) == questions

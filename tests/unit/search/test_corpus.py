@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sorl_trl.search import Corpus, CorpusError, write_corpus
+from sorl_trl.types import Passage
+
+GOOD = '{"id": "1", "contents": "T\\ntext"}'
+
+
+def write(path, *lines):
+    path.write_bytes(b"\n".join(line if isinstance(line, bytes) else line.encode() for line in lines))
+    return path
+
+
+def read_one(tmp_path, record):
+    return Corpus(write(tmp_path / "corpus.jsonl", json.dumps(record)))[0]
+
+
+@pytest.mark.parametrize(
+    ("record", "passage"),
+    [
+        ({"id": "7", "contents": '"Paris"\nA city.\nOn the Seine.'}, Passage("7", "Paris", "A city.\nOn the Seine.")),
+        ({"id": 7, "contents": "Paris\nA city."}, Passage("7", "Paris", "A city.")),
+        (
+            {"id": "7", "contents": '""Weird Al" Yankovic"\nA singer.'},
+            Passage("7", '"Weird Al" Yankovic', "A singer."),
+        ),
+        ({"id": "7", "contents": '"\nA quote.'}, Passage("7", '"', "A quote.")),
+        ({"id": "7", "contents": "no title"}, Passage("7", "", "no title")),
+        ({"id": "7", "title": "T", "content": "c", "contents": "T c"}, Passage("7", "T", "c")),
+        ({"id": "7", "title": "T", "text": "t", "contents": '"U"\nu'}, Passage("7", "T", "t")),
+        ({"id": "7", "title": "", "text": ""}, Passage("7", "", "")),
+        ({"id": "7", "title": None, "contents": "T\nt"}, Passage("7", "T", "t")),
+    ],
+)
+def test_both_schemas(tmp_path, record, passage):
+    assert read_one(tmp_path, record) == passage
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "not JSON"),
+        ("", "not JSON"),
+        ("[1]", "must be a JSON object, got list"),
+        ("[" * 100_000, "recursion"),
+        ('{"id": "1"}', r"needs `title` .* got fields \['id'\]"),
+        ('{"id": "1", "title": "T"}', "needs `title`"),
+        ('{"id": "1", "title": "T", "text": 3}', "needs `title`"),
+        ('{"contents": "T\\nt"}', "`id` must be a string or an integer, got None"),
+        ('{"id": true, "contents": "T\\nt"}', "`id` must be .* got True"),
+        ('{"id": "1", "contents": "T\\n\\ud800"}', "surrogates not allowed"),
+        (b'{"id": "1", "contents": "T\\n\xff"}', "invalid start byte"),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path, line, message):
+    path = write(tmp_path / "corpus.jsonl", GOOD, line, GOOD)
+    corpus = Corpus(path)
+    assert corpus[2].title == "T"
+    with pytest.raises(CorpusError, match=f"(?s)corpus.jsonl, line 2: .*{message}"):
+        list(corpus)
+
+
+def test_an_empty_corpus_is_an_error(tmp_path):
+    with pytest.raises(CorpusError, match=r"corpus.jsonl: the corpus is empty"):
+        Corpus(write(tmp_path / "corpus.jsonl", ""))
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"nowhere.jsonl"):
+        Corpus(tmp_path / "nowhere.jsonl")
+
+
+@pytest.mark.parametrize("index", [-1, 2])
+def test_an_index_out_of_bounds_is_named(tmp_path, index):
+    corpus = Corpus(write(tmp_path / "corpus.jsonl", GOOD, GOOD))
+    with pytest.raises(IndexError, match=rf"\[0, 2\), got {index}"):
+        corpus[index]
+
+
+@pytest.mark.parametrize("ending", ["", "\n"])
+def test_the_last_newline_is_optional(tmp_path, ending):
+    assert len(Corpus(write(tmp_path / "corpus.jsonl", GOOD, GOOD + ending))) == 2
+
+
+# A surrogate cannot be encoded in UTF-8, neither to write nor to read.
+texts = st.text(st.characters(exclude_categories=["Cs"]))
+
+
+@settings(deadline=None)
+@given(passages=st.lists(st.builds(Passage, texts, texts, texts), min_size=1))
+def test_what_is_written_is_read_back(tmp_path_factory, passages):
+    path = tmp_path_factory.mktemp("round-trip") / "corpus.jsonl"
+    write_corpus(iter(passages), path)
+    corpus = Corpus(path)
+    assert list(corpus) == passages
+    assert [corpus[i] for i in reversed(range(len(corpus)))] == passages[::-1]
+
+
+def test_scores_are_not_written(tmp_path):
+    write_corpus([Passage("1", "T", "t", score=2.0)], tmp_path / "corpus.jsonl")
+    assert Corpus(tmp_path / "corpus.jsonl")[0].score is None
+
+
+def test_threads_share_a_corpus(tmp_path):
+    passages = [Passage(str(i), "T", "x" * (i % 97)) for i in range(2000)]
+    write_corpus(passages, tmp_path / "corpus.jsonl")
+    corpus = Corpus(tmp_path / "corpus.jsonl")
+    order = [i * 7 % 2000 for i in range(2000)]
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(corpus.__getitem__, order)) == [passages[i] for i in order]

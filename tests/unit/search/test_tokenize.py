@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sorl_trl.search.tokenize import STOP_WORDS, tokenize
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        ("", []),
+        ("?! ... — <|im_end|>", ["im", "end"]),
+        ("?! ... — ・、。", []),
+        ("The U.S. and C++", ["u", "s", "c"]),
+        ("Curaçao CURACAO", ["curacao", "curacao"]),
+        ("İstanbul Straße ÅNGSTRÖM", ["istanbul", "strasse", "angstrom"]),
+        ("New_York O'Brien's", ["new", "york", "o", "brien", "s"]),
+        ("東京タワー 2020年", ["東", "京", "タ", "ワ", "ー", "2020", "年"]),
+        ("が ｶﾞ", ["が", "ガ"]),
+        ("한국", ["한", "국"]),
+        ("Москва Αθήνα", ["москва", "αθηνα"]),
+        ("to be or not to be", []),
+    ],
+)
+def test_worked_examples(text, tokens):
+    assert tokenize(text) == tokens
+
+
+def test_stop_words_are_lucenes():
+    assert len(STOP_WORDS) == 33
+    assert {"the", "of", "was"} <= STOP_WORDS
+    assert "who" not in STOP_WORDS
+
+
+@settings(deadline=None)
+@given(st.text())
+def test_any_text_gives_words_only(text):
+    for token in tokenize(text):
+        assert token
+        assert not set(token) & set(" \n\t_.,?!<>/\"'")
+        assert token not in STOP_WORDS
+
+
+@settings(deadline=None)
+@given(st.text(), st.text())
+def test_a_space_separates(left, right):
+    assert tokenize(f"{left} {right}") == tokenize(left) + tokenize(right)
+
+
+@settings(deadline=None)
+@given(st.text(st.characters(codec="latin-1")))
+def test_case_does_not_matter(text):
+    assert tokenize(text.upper()) == tokenize(text.lower())

@@ -1,0 +1,150 @@
+"""Train a search agent: `accelerate launch train.py --config recipes/so_grpo.yaml`.
+
+Every field of `AgentArguments`, `SOGRPOConfig` and TRL's `ModelConfig` can stand in the recipe and be overridden on
+the command line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, ProgressCallback
+from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
+
+from sorl_trl import SearchRollout, SOGRPOConfig, SOGRPOTrainer, qa
+from sorl_trl.diagnostics import TurnProgressCallback
+from sorl_trl.rollout import RolloutLimits, TagProtocol, chat_message_frame
+from sorl_trl.sandbox import PROTOCOL as TERSE_PROTOCOL
+from sorl_trl.search import BM25Index
+
+PROTOCOLS = {"search_r1": TagProtocol(), "terse": TERSE_PROTOCOL}
+REWARDS: dict[str, Callable[..., Any]] = {
+    "exact_match": qa.exact_match_reward,
+    "f1": qa.f1_reward,
+    "format": qa.format_reward,
+    "search_hit": qa.search_hit_turn_reward,
+}
+
+
+@dataclass
+class AgentArguments:
+    """What the agent is asked, where it searches, and how far it may go."""
+
+    train_questions: str = field(
+        metadata={"help": "JSONL file of questions: `id`, `question`, `golden_answers`, `metadata`."}
+    )
+    corpus: str = field(
+        metadata={"help": "JSONL file of passages: `id` and `contents`, or `id`, `title` and `content`."}
+    )
+    eval_questions: str | None = field(
+        default=None, metadata={"help": "JSONL file of questions for `eval_strategy`, in the same schema."}
+    )
+    index: str | None = field(
+        default=None, metadata={"help": "Directory of the BM25 index, built if missing. Default: beside the corpus."}
+    )
+    rewards: list[str] = field(
+        default_factory=lambda: ["exact_match"],
+        metadata={"help": f"Reward functions, summed with `reward_weights`: {', '.join(REWARDS)}."},
+    )
+    prompt_template: str = field(
+        default=qa.SEARCH_R1_TEMPLATE, metadata={"help": "The prompt, with `{question}` where the question goes."}
+    )
+    chat: bool = field(
+        default=False, metadata={"help": "Ask through the tokenizer's chat template; plain text by default."}
+    )
+    protocol: str = field(
+        default="search_r1",
+        metadata={"help": "How observations are worded: 'search_r1', or 'terse' for the sandbox's tiny policies."},
+    )
+    max_turns: int = field(default=2, metadata={"help": "Searches (or invalid actions) before the last generation."})
+    max_turn_tokens: int = field(default=500, metadata={"help": "Tokens of one turn."})
+    max_observation_tokens: int = field(default=500, metadata={"help": "Tokens of one observation, tags included."})
+    on_long_observation: str = field(
+        default="truncate", metadata={"help": "'truncate' a longer observation, or 'stop' the trajectory there."}
+    )
+    search_top_k: int = field(default=3, metadata={"help": "Passages per search."})
+
+    def __post_init__(self) -> None:
+        for name in ("train_questions", "corpus", "eval_questions"):
+            path = getattr(self, name)
+            if path is not None and not Path(path).is_file():
+                raise ValueError(f"`{name}` is {path!r}, but there is no such file.")
+        if self.protocol not in PROTOCOLS:
+            raise ValueError(f"`protocol` is {self.protocol!r}, but must be one of {', '.join(PROTOCOLS)}.")
+        if not self.rewards or (unknown := set(self.rewards) - set(REWARDS)):
+            raise ValueError(f"`rewards` is {sorted(unknown) if self.rewards else []}; choose from {list(REWARDS)}.")
+
+
+def open_index(agent: AgentArguments, config: SOGRPOConfig) -> BM25Index:
+    """The index beside the corpus, built by the main process where it is missing."""
+    directory = Path(agent.index or f"{agent.corpus}.index")
+    with config.main_process_first(desc="building the search index"):
+        if not directory.exists():
+            BM25Index.build(agent.corpus, directory)
+    return BM25Index.load(directory)
+
+
+def load_prompts(agent: AgentArguments, path: str | None) -> Dataset | None:
+    if path is None:
+        return None
+    return Dataset.from_list(qa.build_prompt_rows(qa.load_questions(path), agent.prompt_template, agent.chat))
+
+
+def build_rollout(
+    agent: AgentArguments, search: Any, tokenizer: PreTrainedTokenizerBase, max_completion_length: int
+) -> SearchRollout:
+    protocol = PROTOCOLS[agent.protocol]
+    if agent.chat:
+        protocol = replace(protocol, message_frame=chat_message_frame(tokenizer))
+    limits = RolloutLimits(
+        max_turns=agent.max_turns,
+        max_turn_tokens=agent.max_turn_tokens,
+        max_observation_tokens=agent.max_observation_tokens,
+        max_trajectory_tokens=max_completion_length,
+        top_k=agent.search_top_k,
+        on_long_observation=agent.on_long_observation,  # type: ignore[arg-type]
+    )
+    return SearchRollout(search, protocol, limits)
+
+
+def build_trainer(agent: AgentArguments, config: SOGRPOConfig, model: ModelConfig) -> SOGRPOTrainer:
+    tokenizer = AutoTokenizer.from_pretrained(model.model_name_or_path, revision=model.model_revision)
+    config.model_init_kwargs = {
+        "revision": model.model_revision,
+        "attn_implementation": model.attn_implementation,
+        "dtype": model.dtype,
+        **(config.model_init_kwargs or {}),
+    }
+    trainer = SOGRPOTrainer(
+        model=model.model_name_or_path,
+        reward_funcs=[REWARDS[name] for name in agent.rewards],
+        args=config,
+        train_dataset=load_prompts(agent, agent.train_questions),
+        eval_dataset=load_prompts(agent, agent.eval_questions),
+        processing_class=tokenizer,
+        quantization_config=get_quantization_config(model),
+        peft_config=get_peft_config(model),
+        rollout_func=build_rollout(agent, open_index(agent, config), tokenizer, config.max_completion_length),
+    )
+    if not config.disable_tqdm:
+        trainer.remove_callback(ProgressCallback)
+        trainer.add_callback(TurnProgressCallback)
+    return trainer
+
+
+def main() -> None:
+    agent, config, model = TrlParser((AgentArguments, SOGRPOConfig, ModelConfig)).parse_args_and_config()
+    trainer = build_trainer(agent, config, model)
+    trainer.train(resume_from_checkpoint=config.resume_from_checkpoint)
+    trainer.save_model(config.output_dir)
+    trainer.save_state()
+    trainer.accelerator.print(f"The policy is in {config.output_dir}: a plain checkpoint, load it as any other.")
+    trainer.end()
+
+
+if __name__ == "__main__":
+    main()
