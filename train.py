@@ -6,6 +6,7 @@ the command line.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -137,6 +138,7 @@ def build_trainer(agent: AgentArguments, config: SOGRPOConfig, model: ModelConfi
 
 
 def main() -> None:
+    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # `rollout_func` is: that is why TRL is pinned
     agent, config, model = TrlParser((AgentArguments, SOGRPOConfig, ModelConfig)).parse_args_and_config()
     trainer = build_trainer(agent, config, model)
     trainer.train(resume_from_checkpoint=config.resume_from_checkpoint)

@@ -1,0 +1,176 @@
+"""A search agent learns to search: offline, on real facts, on a laptop's CPU, in minutes.
+
+Builds the atlas, warm-starts a tiny policy that searches badly, trains it with SO-GRPO through
+`accelerate launch train.py`, and shows what it learnt on questions it has never seen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+from sorl_trl import qa
+from sorl_trl.diagnostics import plot_training
+from sorl_trl.evaluation import EvaluationResult, NoSearch, encode_prompts, evaluate, format_report, format_trajectory
+from sorl_trl.rollout import Collector, HFGenerator
+from sorl_trl.sandbox import (
+    CORPUS_FILE,
+    EVALUATION_FILE,
+    LIMITS,
+    PROMPT_TEMPLATE,
+    PROTOCOL,
+    World,
+    WorldSize,
+    build_atlas,
+    build_invented,
+    warm_start,
+)
+from sorl_trl.search import BM25Index, SearchBackend
+
+BUILDERS = {"atlas": build_atlas, "invented": build_invented}
+PRACTICE_WORLDS = 8
+SAMPLES_PER_QUESTION = 4
+GREEDY = GenerationConfig(do_sample=False)
+SAMPLED = GenerationConfig(do_sample=True, temperature=1.0, top_k=0, top_p=1.0)
+
+
+def say(text: str) -> None:
+    print(f"\n=== {text}", flush=True)
+
+
+def build_worlds(name: str, seed: int) -> tuple[World, list[World]]:
+    """The world to train and evaluate in, and others with the same words and different facts to practise in."""
+    size = WorldSize(evaluation_questions=400) if name == "atlas" else WorldSize(1000, 400)
+    world = BUILDERS[name](seed, size=size)
+    shuffled = {"shuffled": True} if name == "atlas" else {}
+    return world, [BUILDERS[name](seed + i, size=size, **shuffled) for i in range(1, PRACTICE_WORLDS + 1)]
+
+
+def prepare(name: str, seed: int, run: Path) -> World:
+    """Write world, index and warm-started policy into `run`, where the recipe looks for them."""
+    say(f"Building the {name} world and warm-starting a tiny policy on worlds with other facts")
+    world, practice = build_worlds(name, seed)
+    world.write(run / "world")
+    BM25Index.build(run / "world" / CORPUS_FILE, index_directory(run), show_progress=False)
+    shutil.copytree(warm_start(world, practice, run.parent / "cache"), run / "warm-start")
+    hops = [question.metadata["hops"] for question in world.evaluation]
+    print(
+        f"{len(world.passages):,} passages, {len(world.train):,} questions to train on and {len(hops)} others to "
+        f"evaluate on ({hops.count(1)} one-hop, {hops.count(2)} two-hop). For example: {world.evaluation[0].question}"
+    )
+    return world
+
+
+def index_directory(run: Path) -> Path:
+    """Where `train.py` looks for the index, too."""
+    return run / "world" / f"{CORPUS_FILE}.index"
+
+
+def train(run: Path, overrides: list[str]) -> None:
+    command = [sys.executable, "-m", "accelerate.commands.launch"]
+    command += ["--config_file", "accelerate_configs/single_cpu.yaml", "train.py"]
+    command += ["--config", "recipes/quickstart.yaml", *overrides]
+    say("Training with SO-GRPO: " + " ".join(["accelerate launch", *command[3:]]))
+    quiet = {"PYTHONWARNINGS": "ignore::FutureWarning", "DS_ACCELERATOR": "cpu"}
+    subprocess.run(command, check=True, env={**os.environ, **quiet}, cwd=Path(__file__).parent)
+
+
+def evaluate_policy(policy: Path, run: Path, search: SearchBackend) -> dict[str, EvaluationResult]:
+    """Sampled and greedy answers to the questions that nobody trained on."""
+    model = AutoModelForCausalLM.from_pretrained(policy)
+    tokenizer = AutoTokenizer.from_pretrained(policy)
+    collector = Collector(tokenizer, search, PROTOCOL, LIMITS)
+    questions = qa.load_questions(run / "world" / EVALUATION_FILE)
+    results = {}
+    for mode, config, repeats in (("sampled", SAMPLED, SAMPLES_PER_QUESTION), ("greedy", GREEDY, 1)):
+        torch.manual_seed(0)
+        generator = HFGenerator(model, tokenizer, PROTOCOL.stop_strings, config, [tokenizer.eos_token_id])
+        asked = questions * repeats
+        prompts = encode_prompts(tokenizer, qa.build_prompt_rows(asked, PROMPT_TEMPLATE))
+        results[mode] = evaluate(collector, generator, asked, prompts)
+    return results
+
+
+def summarize(results: Mapping[str, EvaluationResult]) -> dict[str, Any]:
+    """The figures of one policy: EM sampled and greedy, F1 of the samples, and EM by number of hops."""
+    sampled, greedy = results["sampled"], results["greedy"]
+    return {
+        "sampled_em": sampled.exact_match(),
+        "greedy_em": greedy.exact_match(),
+        "f1": sampled.f1(),
+        "by_hops": {
+            str(hops): {"sampled_em": sampled.exact_match(hops), "greedy_em": greedy.exact_match(hops)}
+            for hops in sampled.hops()
+        },
+    }
+
+
+def show_examples(result: EvaluationResult) -> None:
+    """A one-hop and a two-hop question that were answered, and one that was not."""
+    def first(hops: int | None, right: float) -> None:
+        for question, trajectory in result.scored:
+            fits = hops is None or question.metadata["hops"] == hops
+            if fits and qa.score_exact_match(trajectory, question.golden_answers) == right:
+                print("\n" + format_trajectory(question, trajectory))
+                return
+
+    first(1, right=1.0)
+    first(2, right=1.0)
+    first(None, right=0.0)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--world", choices=BUILDERS, default="atlas", help="real facts, or invented ones")
+    parser.add_argument("--seed", type=int, default=0, help="of the world and of training")
+    parser.add_argument("--max-steps", type=int, help="optimizer steps, instead of the recipe's")
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    started = time.monotonic()
+    torch.set_num_threads(2)
+    run = Path("runs/quickstart")
+    shutil.rmtree(run, ignore_errors=True)
+    world = prepare(arguments.world, arguments.seed, run)
+    steps = [] if arguments.max_steps is None else ["--max_steps", str(arguments.max_steps)]
+    train(run, ["--seed", str(arguments.seed + 1), *steps])
+
+    say("Evaluating on questions that nobody trained on")
+    search = BM25Index.load(index_directory(run))
+    results = {
+        "before": evaluate_policy(run / "warm-start", run, search),
+        "after": evaluate_policy(run / "policy", run, search),
+        "no_search": evaluate_policy(run / "policy", run, NoSearch()),
+    }
+    history = json.loads((run / "policy" / "trainer_state.json").read_text())["log_history"]
+    picture = plot_training(history, run / "curves.png", f"SO-GRPO on the {world.name}")
+
+    say("Three of the trained policy's greedy trajectories")
+    show_examples(results["after"]["greedy"])
+    say("Exact match and F1 on unseen questions")
+    titles = {"before": "before RL", "after": "after RL", "no_search": "after RL, search off"}
+    print(format_report({f"{titles[k]}, {mode}": result for k, v in results.items() for mode, result in v.items()}))
+    summary = {name: summarize(result) for name, result in results.items()}
+    summary |= {"guess_rate": world.guess_rate(), "seconds": time.monotonic() - started, "world": world.name}
+    (run / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+    print(f"\nAlways giving the commonest answer to each kind of question scores {summary['guess_rate']:.3f}.")
+    print(f"Sampled EM went from {summary['before']['sampled_em']:.3f} to {summary['after']['sampled_em']:.3f}", end="")
+    print(f" in {summary['seconds']:.0f} seconds, everything included.")
+    print(f"Figures: {run / 'summary.json'}   Curves: {picture}   Policy: {run / 'policy'}")
+
+
+if __name__ == "__main__":
+    main()

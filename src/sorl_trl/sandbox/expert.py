@@ -1,0 +1,125 @@
+"""A scripted policy that knows how to search, and does it as badly as asked."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from transformers import PreTrainedTokenizerBase
+
+from sorl_trl.qa import Question
+from sorl_trl.rollout import Generation
+from sorl_trl.sandbox.setting import PROMPT_TEMPLATE
+from sorl_trl.sandbox.world import Relation
+
+UNKNOWN = "unknown"
+"""What the expert answers after an observation that states no fact."""
+
+_FIRST_TURN = re.compile(r"<(?:search|answer)>")
+_INFORMATION = re.compile(r"<information>(.*?)</information>")
+
+
+@dataclass(frozen=True)
+class ExpertNoise:
+    """Chances of the expert's mistakes, each in [0, 1]. All zero: it makes none.
+
+    The defaults (ours) warm-start a policy that is right about three times in ten when sampled: mediocre, and able to
+    improve because the right action is still the likeliest.
+    """
+
+    missing_keyword: float = 0.25
+    """Of searching for the bare name."""
+    wrong_keyword: float = 0.25
+    """Of searching by another relation."""
+    half_name: float = 0.2
+    """Of searching for one word of a name that has several."""
+    early_answer: float = 0.2
+    """Of answering with the name at hand instead of searching, at each hop."""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not 0 <= value <= 1:
+                raise ValueError(f"{name} is {value}; it must be between 0 and 1")
+        if self.missing_keyword + self.wrong_keyword > 1:
+            raise ValueError(
+                f"missing_keyword + wrong_keyword is {self.missing_keyword + self.wrong_keyword}; at most 1 is allowed"
+            )
+
+
+NO_NOISE = ExpertNoise(0.0, 0.0, 0.0, 0.0)
+
+
+class ScriptedExpert:
+    """A `Generator`: run by the ordinary collector, it gives trajectories exactly as a policy would.
+
+    It follows a question's relations one search at a time, believes every passage it gets, and answers with the
+    object of the last one. All its state is in the context.
+
+    Args:
+        tokenizer: writes its turns and reads its contexts.
+        relations: of the world.
+        questions: all it may be asked, with the metadata of a `World`, prompted by the sandbox's template.
+        noise: its mistakes.
+        seed: of its mistakes.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        relations: Sequence[Relation],
+        questions: Sequence[Question],
+        noise: ExpertNoise,
+        seed: int,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._relations = {relation.name: relation for relation in relations}
+        self._facts = [_sentence_pattern(relation) for relation in relations]
+        self._noise = noise
+        self._rng = random.Random(f"expert/{seed}")
+        prompts = tokenizer([PROMPT_TEMPLATE.format(question=question.question) for question in questions])
+        texts = tokenizer.batch_decode(prompts["input_ids"])
+        self._questions = dict(zip(texts, questions, strict=True))
+
+    def generate(self, contexts: Sequence[Sequence[int]], max_new_tokens: Sequence[int]) -> list[Generation]:
+        """See `Generator`. Raises ValueError for a context that starts with none of the questions."""
+        turns = [self._turn(text) for text in self._tokenizer.batch_decode([list(ids) for ids in contexts])]
+        encoded = self._tokenizer(turns, add_special_tokens=False)["input_ids"]
+        return [
+            Generation(tuple(ids[:limit]), None, stopped=len(ids) <= limit)
+            for ids, limit in zip(encoded, max_new_tokens, strict=True)
+        ]
+
+    def _turn(self, context: str) -> str:
+        prompt = _FIRST_TURN.split(context, maxsplit=1)[0].strip()
+        if prompt not in self._questions:
+            raise ValueError(f"context starts with {prompt!r}, which is none of the {len(self._questions)} questions")
+        question = self._questions[prompt]
+        observations = _INFORMATION.findall(context)
+        name = self._object(observations[-1]) if observations else question.metadata["subject"]
+        relations = question.metadata["relations"]
+        done = len(observations) == len(relations) or name == UNKNOWN
+        if done or self._rng.random() < self._noise.early_answer:
+            return f"<answer> {name} </answer>"
+        return f"<search> {self._query(name, self._relations[relations[len(observations)]])} </search>"
+
+    def _query(self, name: str, relation: Relation) -> str:
+        words = name.split()
+        if len(words) > 1 and self._rng.random() < self._noise.half_name:
+            words = [self._rng.choice(words)]
+        chance = self._rng.random()
+        if chance < self._noise.missing_keyword:
+            return " ".join(words)
+        if chance < self._noise.missing_keyword + self._noise.wrong_keyword:
+            relation = self._rng.choice([other for other in self._relations.values() if other != relation])
+        return " ".join([*words, relation.keyword])
+
+    def _object(self, observation: str) -> str:
+        matches = (pattern.fullmatch(observation.strip()) for pattern in self._facts)
+        return next((match["object"] for match in matches if match), UNKNOWN)
+
+
+def _sentence_pattern(relation: Relation) -> re.Pattern[str]:
+    before, between, after = re.split(r"\{subject\}|\{object\}", relation.sentence)
+    return re.compile(f"{re.escape(before)}.+{re.escape(between)}(?P<object>.+){re.escape(after)}")

@@ -1,0 +1,174 @@
+"""Supervised warm start: imitate a noisy expert until the policy searches and answers, badly."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+import transformers
+from tqdm.auto import trange
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+from sorl_trl.rollout import Collector, assemble
+from sorl_trl.sandbox.expert import ExpertNoise, ScriptedExpert
+from sorl_trl.sandbox.policy import PolicyConfig, make_policy, train_tokenizer
+from sorl_trl.sandbox.setting import LIMITS, PROMPT_TEMPLATE, PROTOCOL
+from sorl_trl.sandbox.world import CORPUS_FILE, World
+from sorl_trl.search import BM25Index
+
+_IGNORED_LABEL = -100
+_WARMUP_STEPS = 50
+
+
+@dataclass(frozen=True)
+class WarmStartConfig:
+    """The defaults are ours, chosen so that reinforcement learning has room: see `ExpertNoise`."""
+
+    policy: PolicyConfig = field(default_factory=PolicyConfig)
+    noise: ExpertNoise = field(default_factory=ExpertNoise)
+    trajectories: int = 12000
+    """How many the expert makes, in equal parts from the practice worlds."""
+    steps: int = 800
+    batch_size: int = 16
+    learning_rate: float = 3e-3
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("trajectories", "steps", "batch_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.learning_rate <= 0:
+            raise ValueError(f"learning_rate is {self.learning_rate}; it must be positive")
+
+
+@dataclass(frozen=True)
+class Example:
+    """A prompt with its completion. `labels` are the ids where the policy writes and −100 elsewhere."""
+
+    input_ids: tuple[int, ...]
+    labels: tuple[int, ...]
+
+
+def warm_start(
+    world: World, practice: Sequence[World], cache_dir: str | Path, config: WarmStartConfig | None = None
+) -> Path:
+    """Train a policy on the expert's trajectories through the `practice` worlds, or find it in the cache.
+
+    The key of the cache is a hash of all inputs. A directory in it is complete: it is written elsewhere and renamed.
+
+    Args:
+        world: Where the policy will be used; it gives words to the tokenizer and nothing else.
+        practice: Where the expert works, on the train questions. Worlds with other facts keep those of `world` unseen.
+        cache_dir: Made where missing.
+        config: Of the policy, the expert and the training.
+
+    Returns:
+        A directory that `AutoModelForCausalLM` and `AutoTokenizer` load.
+
+    Raises:
+        ValueError: `practice` is empty.
+    """
+    if not practice:
+        raise ValueError("practice is empty; it must hold at least one world")
+    config = config or WarmStartConfig()
+    target = Path(cache_dir) / f"warm-start-{_cache_key(world, practice, config)}"
+    if target.is_dir():
+        return target
+    tokenizer = train_tokenizer([world, *practice])
+    share = -(-config.trajectories // len(practice))
+    examples = [example for part in practice for example in expert_examples(part, tokenizer, share, config)]
+    model = make_policy(tokenizer, config.policy, config.seed)
+    imitate(model, examples, config)
+    return _store(model, tokenizer, target)
+
+
+def expert_examples(
+    world: World, tokenizer: PreTrainedTokenizerFast, number: int, config: WarmStartConfig
+) -> list[Example]:
+    """Have the expert answer `number` of the world's train questions, each as often as any other."""
+    asked = [world.train[i % len(world.train)] for i in range(number)]
+    prompts = tokenizer([PROMPT_TEMPLATE.format(question=question.question) for question in asked])["input_ids"]
+    expert = ScriptedExpert(tokenizer, world.relations, world.train, config.noise, config.seed)
+    with tempfile.TemporaryDirectory() as directory:
+        corpus = world.write(directory) / CORPUS_FILE
+        index = BM25Index.build(corpus, Path(directory) / "index", show_progress=False)
+        trajectories = Collector(tokenizer, index, PROTOCOL, LIMITS).collect(prompts, expert)
+    return [
+        _example(trajectory.prompt_ids, row.completion_ids, row.env_mask)
+        for trajectory, row in zip(trajectories, assemble(trajectories), strict=True)
+    ]
+
+
+def imitate(model: LlamaForCausalLM, examples: Sequence[Example], config: WarmStartConfig) -> None:
+    """Minimise the cross-entropy of what the expert wrote. Observations and prompts are read, never learnt."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate, weight_decay=0.0)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, config.steps))
+    batches = _batches(examples, config)
+    model.train()
+    progress = trange(config.steps, desc="Warm start", unit="step")
+    for _ in progress:
+        loss = _loss(model, next(batches))
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        scheduler.step()
+        progress.set_postfix(loss=f"{loss.item():.2f}", refresh=False)
+    model.eval()  # type: ignore[no-untyped-call]
+
+
+def _rate(step: int, steps: int) -> float:
+    """Share of the learning rate: a short rise, level to the middle, then down to zero in a line."""
+    return min(1.0, (step + 1) / _WARMUP_STEPS, 2 * (1 - step / steps))
+
+
+def _example(prompt_ids: Sequence[int], completion_ids: Sequence[int], env_mask: Sequence[int]) -> Example:
+    labels = [token if kept else _IGNORED_LABEL for token, kept in zip(completion_ids, env_mask, strict=True)]
+    return Example((*prompt_ids, *completion_ids), (*[_IGNORED_LABEL] * len(prompt_ids), *labels))
+
+
+def _batches(examples: Sequence[Example], config: WarmStartConfig) -> Iterator[list[Example]]:
+    rng = random.Random(f"batches/{config.seed}")
+    while True:
+        yield rng.choices(examples, k=config.batch_size)
+
+
+def _loss(model: LlamaForCausalLM, batch: Sequence[Example]) -> torch.Tensor:
+    """Mean negative log-likelihood over the labelled tokens of the batch, in nats.
+
+    The vocabulary is far wider than the model: logits are computed at labelled tokens alone.
+    """
+    width = max(len(example.input_ids) for example in batch)
+    input_ids = torch.tensor([(*row.input_ids, *[0] * (width - len(row.input_ids))) for row in batch])
+    attention_mask = torch.tensor([[1] * len(row.input_ids) + [0] * (width - len(row.input_ids)) for row in batch])
+    labels = torch.tensor([(*row.labels, *[_IGNORED_LABEL] * (width - len(row.labels))) for row in batch])[:, 1:]
+    hidden = model.model(input_ids, attention_mask=attention_mask).last_hidden_state[:, :-1]
+    labelled = labels != _IGNORED_LABEL
+    return torch.nn.functional.cross_entropy(model.lm_head(hidden[labelled]), labels[labelled])
+
+
+def _cache_key(world: World, practice: Sequence[World], config: WarmStartConfig) -> str:
+    """All of these are frozen data whose `repr` shows their whole content."""
+    setting = (PROTOCOL, LIMITS, PROMPT_TEMPLATE, torch.__version__, transformers.__version__)
+    return hashlib.sha256(repr((world, tuple(practice), config, setting)).encode()).hexdigest()[:16]
+
+
+def _store(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, target: Path) -> Path:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        model.save_pretrained(staging)
+        tokenizer.save_pretrained(staging)
+        staging.rename(target)
+    except BaseException as error:
+        shutil.rmtree(staging, ignore_errors=True)
+        # Another process may have finished the same policy meanwhile: its result is ours.
+        if not (isinstance(error, OSError) and target.is_dir()):
+            raise
+    return target

@@ -1,0 +1,23 @@
+"""How a sandbox policy is spoken to: tersely, because a tiny policy copies best from short observations.
+
+About thirty tokens a trajectory; a second passage or a "Doc 1:" before the first makes copying much harder to learn.
+"""
+
+from __future__ import annotations
+
+from sorl_trl.rollout import Frame, RolloutLimits, TagProtocol
+
+PROMPT_TEMPLATE = "question : {question}"
+
+PROTOCOL = TagProtocol(
+    passage_template="{text}",
+    no_results="nothing",
+    search_failed="failed",
+    invalid_feedback="invalid",
+    information_frame=Frame("<information>", "</information>"),
+    feedback_frame=Frame(),
+    message_frame=Frame(),
+)
+
+LIMITS = RolloutLimits(max_turns=3, max_turn_tokens=16, max_observation_tokens=24, max_trajectory_tokens=112, top_k=1)
+"""Two hops and one spare search; room for the longest names."""

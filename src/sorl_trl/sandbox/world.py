@@ -1,0 +1,188 @@
+"""A closed world: facts, the passages that state them, and questions of one or two hops about them.
+
+A world is made from a table of facts. The passages are the facts, one sentence each. The questions name a relation
+by another word than its passages do, so that a policy must learn what to search for, and the title of a passage is
+its subject, so that searching for a bare name finds an arbitrary fact about it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sorl_trl.qa import Question, write_questions
+from sorl_trl.search import write_corpus
+from sorl_trl.types import Passage
+
+CORPUS_FILE = "corpus.jsonl"
+TRAIN_FILE = "train.jsonl"
+EVALUATION_FILE = "eval.jsonl"
+
+
+@dataclass(frozen=True)
+class Relation:
+    """One kind of fact, between subjects of one kind and objects of another."""
+
+    name: str
+    subject_kind: str
+    object_kind: str
+    noun: str
+    """What questions call it."""
+    sentence: str
+    """How passages state it: `{subject}` and `{object}`, every word set off by spaces."""
+    keyword: str
+    """The word of `sentence` that tells this relation's passages from others about the same subject."""
+    asked: bool = True
+    """Whether questions are about it. Where a few answers would do for most subjects, it is stated and never asked."""
+
+
+Facts = Mapping[str, Mapping[str, tuple[str, ...]]]
+"""Relation name -> subject -> objects, one or more."""
+
+
+@dataclass(frozen=True)
+class WorldSize:
+    """How many questions to draw, and which share of them has two hops."""
+
+    train_questions: int = 2000
+    evaluation_questions: int = 200
+    two_hop_share: float = 0.5
+
+    def __post_init__(self) -> None:
+        for name in ("train_questions", "evaluation_questions"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if not 0 <= self.two_hop_share <= 1:
+            raise ValueError(f"two_hop_share is {self.two_hop_share}; it must be between 0 and 1")
+
+
+@dataclass(frozen=True)
+class World:
+    """Passages and questions that belong together.
+
+    A question's metadata holds `hops` (1 or 2), `relations` (names, in the order they are followed) and `subject`.
+    """
+
+    name: str
+    relations: tuple[Relation, ...]
+    passages: tuple[Passage, ...]
+    train: tuple[Question, ...]
+    evaluation: tuple[Question, ...]
+
+    def write(self, directory: str | Path) -> Path:
+        """Write `corpus.jsonl`, `train.jsonl` and `eval.jsonl` into `directory`, and return it as a path."""
+        target = Path(directory)
+        target.mkdir(parents=True, exist_ok=True)
+        write_corpus(self.passages, target / CORPUS_FILE)
+        write_questions(self.train, target / TRAIN_FILE)
+        write_questions(self.evaluation, target / EVALUATION_FILE)
+        return target
+
+    def guess_rate(self) -> float:
+        """Exact match on `evaluation` of always giving the relations' most frequent answer in `train`, in [0, 1]."""
+        answers: dict[tuple[str, ...], Counter[str]] = {}
+        for question in self.train:
+            counts = answers.setdefault(tuple(question.metadata["relations"]), Counter())
+            counts.update(question.golden_answers)
+        hits = 0
+        for question in self.evaluation:
+            counts = answers.get(tuple(question.metadata["relations"]), Counter())
+            hits += any(guess in question.golden_answers for guess, _ in counts.most_common(1))
+        return hits / len(self.evaluation)
+
+
+def build_world(name: str, relations: Sequence[Relation], facts: Facts, seed: int, size: WorldSize) -> World:
+    """State the facts as passages in an arbitrary order, and draw questions without repetition.
+
+    The order of the passages is arbitrary because an engine breaks ties by it. Train and evaluation questions are
+    disjoint.
+
+    Raises:
+        ValueError: the facts do not give as many different questions as `size` asks for.
+    """
+    rng = random.Random(f"{name}/{seed}")
+    passages = _passages(relations, facts)
+    rng.shuffle(passages)
+    asked = [relation for relation in relations if relation.asked]
+    number = size.train_questions + size.evaluation_questions
+    two_hop, held_two = (round(n * size.two_hop_share) for n in (number, size.evaluation_questions))
+    held_one = size.evaluation_questions - held_two
+    one = _draw(_one_hop(asked, facts), number - two_hop, "one-hop", rng)
+    two = _draw(_two_hop(asked, facts), two_hop, "two-hop", rng)
+    evaluation, train = one[:held_one] + two[:held_two], one[held_one:] + two[held_two:]
+    rng.shuffle(train)
+    return World(
+        name=name,
+        relations=tuple(relations),
+        passages=tuple(Passage(id=f"{name}-{i}", title=title, text=text) for i, (title, text) in enumerate(passages)),
+        train=_numbered(train, f"{name}-train"),
+        evaluation=_numbered(evaluation, f"{name}-eval"),
+    )
+
+
+@dataclass(frozen=True)
+class _Path:
+    """A question before it has an id: from a subject along one or two relations to the answers."""
+
+    subject: str
+    relations: tuple[Relation, ...]
+    answers: tuple[str, ...]
+
+    def text(self) -> str:
+        nouns = " of the ".join(relation.noun for relation in reversed(self.relations))
+        return f"what is the {nouns} of {self.subject} ?"
+
+
+def _passages(relations: Sequence[Relation], facts: Facts) -> list[tuple[str, str]]:
+    """(title, text) of every fact: the title is the subject."""
+    return [
+        (subject, relation.sentence.format(subject=subject, object=answer))
+        for relation in relations
+        for subject, objects in facts[relation.name].items()
+        for answer in objects
+    ]
+
+
+def _one_hop(relations: Sequence[Relation], facts: Facts) -> list[_Path]:
+    return [
+        _Path(subject, (relation,), objects)
+        for relation in relations
+        for subject, objects in facts[relation.name].items()
+    ]
+
+
+def _two_hop(relations: Sequence[Relation], facts: Facts) -> list[_Path]:
+    """Paths through a middle that is unique, so that the answer does not depend on which fact was found."""
+    return [
+        _Path(subject, (first, second), facts[second.name][objects[0]])
+        for first in relations
+        for second in relations
+        if first.object_kind == second.subject_kind
+        for subject, objects in facts[first.name].items()
+        if len(objects) == 1 and objects[0] in facts[second.name]
+    ]
+
+
+def _draw(paths: list[_Path], number: int, kind: str, rng: random.Random) -> list[_Path]:
+    if number > len(paths):
+        raise ValueError(f"size asks for {number} {kind} questions; the facts give {len(paths)}")
+    return rng.sample(paths, number)
+
+
+def _numbered(paths: Sequence[_Path], prefix: str) -> tuple[Question, ...]:
+    return tuple(
+        Question(
+            id=f"{prefix}-{i}",
+            question=path.text(),
+            golden_answers=path.answers,
+            metadata={
+                "hops": len(path.relations),
+                "relations": [relation.name for relation in path.relations],
+                "subject": path.subject,
+            },
+        )
+        for i, path in enumerate(paths)
+    )

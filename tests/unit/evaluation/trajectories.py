@@ -1,0 +1,38 @@
+"""Trajectories and generators written by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sorl_trl.qa import Question
+from sorl_trl.rollout import Generation
+from sorl_trl.types import Action, ActionKind, Observation, Passage, StopReason, Trajectory, Turn
+
+
+def question(gold: str, hops: int | None = None) -> Question:
+    return Question("q", "who ?", (gold,), {} if hops is None else {"hops": hops})
+
+
+def answered(answer: str, searches: int = 0) -> Trajectory:
+    """`searches` searches that find a passage each, then an answer."""
+    search = Turn((1,), "", Action(ActionKind.SEARCH, "query"))
+    observation = Observation((2,), "", (Passage("p", "", ""),))
+    final = Turn((3,), "", Action(ActionKind.ANSWER, answer))
+    return Trajectory((0,), (search, observation) * searches + (final,), StopReason.ANSWERED)
+
+
+def ended(reason: StopReason) -> Trajectory:
+    return Trajectory((0,), (Turn((1,), "", Action(ActionKind.SEARCH, "query")),), reason)
+
+
+class Parrot:
+    """A generator that answers with the last word of the prompt."""
+
+    def __init__(self, tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.calls: list[int] = []
+
+    def generate(self, contexts: Sequence[Sequence[int]], max_new_tokens: Sequence[int]) -> list[Generation]:
+        self.calls.append(len(contexts))
+        opening, closing = self.tokenizer.convert_tokens_to_ids(["<answer>", "</answer>"])
+        return [Generation((opening, context[-1], closing), None, stopped=True) for context in contexts]

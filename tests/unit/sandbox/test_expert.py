@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sorl_trl.qa import Question
+from sorl_trl.sandbox import NO_NOISE, PROMPT_TEMPLATE, ExpertNoise, ScriptedExpert, World, train_tokenizer
+from sorl_trl.sandbox.world import Relation
+
+from .helpers import run_expert
+
+HOME = Relation("home", "person", "city", "hometown", "{subject} was born in {object} .", "born")
+RIVER = Relation("river", "city", "river", "water", "{subject} drinks from {object} .", "drinks")
+QUESTION = Question(
+    "q",
+    "what is the water of the hometown of Ann Lee ?",
+    ("Blue Nile",),
+    {"relations": ["home", "river"], "subject": "Ann Lee"},
+)
+PROMPT = "question : what is the water of the hometown of ann lee ?"
+BORN = f"{PROMPT} <search> ann lee born </search> <information> ann lee was born in new ulm . </information>"
+DRINKS = f"{BORN} <search> new ulm drinks </search> <information> new ulm drinks from blue nile . </information>"
+LOST = f"{PROMPT} <search> ann </search> <information> nothing </information>"
+TEXTS = f"{DRINKS} {LOST} {PROMPT_TEMPLATE} unknown"
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer([World("toy", (HOME, RIVER), (), (Question("", TEXTS, ("",)),), ())])
+
+
+def turn(tokenizer, context: str, noise: ExpertNoise = NO_NOISE, limit: int = 99) -> str:
+    expert = ScriptedExpert(tokenizer, [HOME, RIVER], [QUESTION], noise, seed=0)
+    ids = tokenizer.encode(context, add_special_tokens=False)
+    (generation,) = expert.generate([ids], [limit])
+    return tokenizer.decode(generation.token_ids)
+
+
+@pytest.mark.parametrize(
+    ("context", "expected"),
+    [
+        (PROMPT, "<search> ann lee born </search>"),
+        (BORN, "<search> new ulm drinks </search>"),
+        (DRINKS, "<answer> blue nile </answer>"),
+        (LOST, "<answer> unknown </answer>"),
+    ],
+)
+def test_without_noise_it_follows_the_relations_and_answers(tokenizer, context, expected):
+    assert turn(tokenizer, context) == expected
+
+
+@pytest.mark.parametrize(
+    ("noise", "context", "expected"),
+    [
+        (ExpertNoise(1, 0, 0, 0), PROMPT, {"<search> ann lee </search>"}),
+        (ExpertNoise(0, 1, 0, 0), PROMPT, {"<search> ann lee drinks </search>"}),
+        (ExpertNoise(0, 0, 1, 0), PROMPT, {"<search> ann born </search>", "<search> lee born </search>"}),
+        (ExpertNoise(0, 0, 0, 1), PROMPT, {"<answer> ann lee </answer>"}),
+        (ExpertNoise(0, 0, 0, 1), BORN, {"<answer> new ulm </answer>"}),
+    ],
+)
+def test_each_mistake_looks_as_described(tokenizer, noise, context, expected):
+    assert turn(tokenizer, context, noise) in expected
+
+
+def test_a_turn_is_cut_at_its_limit(tokenizer):
+    expert = ScriptedExpert(tokenizer, [HOME, RIVER], [QUESTION], NO_NOISE, seed=0)
+    prompt = tokenizer.encode(PROMPT, add_special_tokens=False)
+    cut, whole = expert.generate([prompt, prompt], [3, 5])
+    assert tokenizer.decode(cut.token_ids) == "<search> ann lee"
+    assert (cut.stopped, whole.stopped) == (False, True)
+
+
+def test_an_unknown_question_is_refused(tokenizer):
+    with pytest.raises(ValueError, match="context starts with 'question : what', which is none of the 1 questions"):
+        turn(tokenizer, "question : what")
+
+
+def test_noise_lowers_the_score(invented: World, tmp_path: Path):
+    noisy = run_expert(invented, ExpertNoise(), tmp_path)
+    assert 0.2 < noisy.exact_match() < 0.7
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"half_name": 1.1}, "half_name is 1.1"),
+        ({"early_answer": -0.1}, "early_answer is -0.1"),
+        ({"missing_keyword": 0.6, "wrong_keyword": 0.6}, r"missing_keyword \+ wrong_keyword is 1.2"),
+    ],
+)
+def test_impossible_noise_is_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        ExpertNoise(**arguments)

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from sorl_trl.sandbox import (
+    NO_NOISE,
+    PROMPT_TEMPLATE,
+    PolicyConfig,
+    WarmStartConfig,
+    World,
+    train_tokenizer,
+    warm_start,
+)
+from sorl_trl.sandbox.imitation import Example, _loss, _rate, expert_examples, imitate
+from sorl_trl.sandbox.policy import make_policy
+
+TINY = WarmStartConfig(policy=PolicyConfig(16, 1, 2), noise=NO_NOISE, trajectories=40, steps=3, batch_size=4)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(invented: World):
+    return train_tokenizer([invented])
+
+
+def test_only_what_the_expert_wrote_is_labelled(tokenizer, invented: World):
+    examples = expert_examples(invented, tokenizer, 10, TINY)
+    assert len(examples) == 10
+    for example, question in zip(examples, invented.train, strict=False):
+        text = tokenizer.decode(example.input_ids)
+        learnt = tokenizer.decode([token for token in example.labels if token != -100])
+        assert text.startswith(PROMPT_TEMPLATE.format(question=question.question))
+        assert "<information>" in text
+        assert learnt.startswith("<search>") and learnt.endswith("</answer>")
+        assert "<information>" not in learnt and "question" not in learnt
+        assert len(example.input_ids) == len(example.labels)
+
+
+def test_the_loss_is_the_mean_over_labelled_tokens_whatever_the_padding(tokenizer):
+    model = make_policy(tokenizer, TINY.policy, 0)
+    short = Example((5, 6, 7), (-100, 6, 7))
+    long = Example((5, 9, 8, 7, 6, 5), (-100, -100, -100, -100, -100, 5))
+    with torch.no_grad():
+        together, first, second = _loss(model, [short, long]), _loss(model, [short]), _loss(model, [long])
+        logits = model(torch.tensor([short.input_ids])).logits[0].log_softmax(-1)
+    torch.testing.assert_close(first, -(logits[0, 6] + logits[1, 7]) / 2)
+    torch.testing.assert_close(together, (2 * first + second) / 3)
+
+
+def test_imitation_lowers_the_loss(tokenizer, invented: World):
+    examples = expert_examples(invented, tokenizer, 40, TINY)
+    model = make_policy(tokenizer, TINY.policy, 0)
+    before = _loss(model, examples).item()
+    imitate(model, examples, replace(TINY, steps=40, learning_rate=1e-2))
+    assert _loss(model, examples).item() < 0.8 * before
+    assert not model.training
+
+
+def test_the_learning_rate_rises_stays_and_falls_to_zero():
+    rates = [_rate(step, 1000) for step in (0, 24, 49, 500, 750, 1000)]
+    assert rates == pytest.approx([0.02, 0.5, 1.0, 1.0, 0.5, 0.0])
+
+
+def test_the_result_loads_as_any_other_checkpoint_and_is_deterministic(invented: World, tmp_path: Path):
+    one = warm_start(invented, [invented], tmp_path / "one", TINY)
+    same = warm_start(invented, [invented], tmp_path / "same", TINY)
+    assert one.name == same.name
+    models = [AutoModelForCausalLM.from_pretrained(path) for path in (one, same)]
+    assert torch.equal(models[0].lm_head.weight, models[1].lm_head.weight)
+    assert len(AutoTokenizer.from_pretrained(one)) == models[0].config.vocab_size
+
+
+def test_the_cache_is_hit_by_equal_inputs_alone(invented: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    first = warm_start(invented, [invented], tmp_path, TINY)
+    trained = []
+    monkeypatch.setattr("sorl_trl.sandbox.imitation.imitate", lambda *arguments: trained.append(arguments))
+    assert warm_start(invented, [invented], tmp_path, replace(TINY)) == first
+    assert not trained
+    others = [
+        warm_start(invented, [invented], tmp_path, replace(TINY, seed=1)),
+        warm_start(invented, [replace(invented, train=invented.train[1:])], tmp_path, TINY),
+        warm_start(replace(invented, name="other"), [invented], tmp_path, TINY),
+    ]
+    assert len(trained) == 3
+    assert len({first, *others}) == 4
+
+
+def test_a_failure_leaves_nothing_behind(invented: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def fail(self: Path, target: Path) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(Path, "rename", fail)
+    monkeypatch.setattr("sorl_trl.sandbox.imitation.expert_examples", lambda *_: [Example((1, 2), (-100, 2))])
+    with pytest.raises(OSError, match="disk full"):
+        warm_start(invented, [invented], tmp_path, TINY)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_result_of_another_process_is_taken_over(invented: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def other_was_faster(self: Path, target: Path) -> None:
+        target.mkdir()
+        raise FileExistsError(target)
+
+    monkeypatch.setattr(Path, "rename", other_was_faster)
+    monkeypatch.setattr("sorl_trl.sandbox.imitation.expert_examples", lambda *_: [Example((1, 2), (-100, 2))])
+    path = warm_start(invented, [invented], tmp_path, TINY)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"steps": 0}, "steps is 0"),
+        ({"batch_size": 0}, "batch_size is 0"),
+        ({"learning_rate": 0.0}, "learning_rate"),
+    ],
+)
+def test_an_impossible_configuration_is_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        WarmStartConfig(**arguments)
+
+
+def test_no_practice_is_refused(invented: World, tmp_path: Path):
+    with pytest.raises(ValueError, match="practice is empty"):
+        warm_start(invented, [], tmp_path, TINY)

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from sorl_trl.sandbox import PROTOCOL, PolicyConfig, World, make_policy, train_tokenizer
+from sorl_trl.sandbox.policy import TAGS
+from sorl_trl.types import Action, ActionKind
+
+
+@pytest.fixture(scope="module")
+def tokenizer(invented: World):
+    return train_tokenizer([invented])
+
+
+def test_every_text_of_the_world_survives_encoding_and_decoding(tokenizer, invented: World):
+    texts = [passage.text for passage in invented.passages] + [question.question for question in invented.train]
+    for text in texts:
+        assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text.lower()
+    assert tokenizer.unk_token_id not in {token for text in texts for token in tokenizer.encode(text)}
+
+
+@pytest.mark.parametrize("tag", TAGS)
+def test_each_tag_is_one_token_with_or_without_spaces_around_it(tokenizer, tag):
+    (tag_id,) = tokenizer.encode(tag, add_special_tokens=False)
+    assert tokenizer.encode(f"born{tag}born", add_special_tokens=False)[1] == tag_id
+
+
+def test_decoded_turns_parse(tokenizer):
+    ids = tokenizer.encode("<search>born works</search>", add_special_tokens=False)
+    assert len(ids) == 4
+    assert PROTOCOL.parse(tokenizer.decode(ids)) == Action(ActionKind.SEARCH, "born works")
+    assert PROTOCOL.parse(tokenizer.decode(ids, skip_special_tokens=True)).kind is ActionKind.SEARCH
+
+
+def test_the_protocol_s_own_messages_are_in_the_vocabulary(tokenizer):
+    for message in (PROTOCOL.no_results, PROTOCOL.search_failed, PROTOCOL.invalid_feedback):
+        assert tokenizer.unk_token_id not in tokenizer.encode(message)
+
+
+def test_the_tokenizer_is_saved_and_loaded_as_any_other(tokenizer, tmp_path: Path):
+    tokenizer.save_pretrained(tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    text = "<search> born WORKS no-such-word </search>"
+    assert loaded.encode(text) == tokenizer.encode(text)
+    assert loaded.decode(loaded.encode(text)) == "<search> born works [UNK] </search>"
+    assert (loaded.pad_token, loaded.eos_token) == ("[PAD]", "[EOS]")
+
+
+def test_a_seed_fixes_the_policy_and_nothing_else(tokenizer):
+    torch.manual_seed(1)
+    expected = torch.rand(1)
+    torch.manual_seed(1)
+    one, same, other = (make_policy(tokenizer, PolicyConfig(16, 1, 2), seed) for seed in (0, 0, 1))
+    assert torch.rand(1) == expected
+    assert torch.equal(one.lm_head.weight, same.lm_head.weight)
+    assert not torch.equal(one.lm_head.weight, other.lm_head.weight)
+    assert one.lm_head.weight is one.model.embed_tokens.weight
+    assert one.lm_head.weight.shape == (len(tokenizer), 16)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [({"layers": 0}, "layers is 0"), ({"hidden_size": 20}, r"hidden_size is 20; .* which is 8")],
+)
+def test_an_impossible_policy_is_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        PolicyConfig(**arguments)

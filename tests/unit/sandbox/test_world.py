@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sorl_trl.qa import Question, load_questions
+from sorl_trl.sandbox import CORPUS_FILE, EVALUATION_FILE, TRAIN_FILE, World, WorldSize
+from sorl_trl.sandbox.world import Relation, build_world
+from sorl_trl.search import Corpus
+
+HOME = Relation("home", "person", "city", "hometown", "{subject} was born in {object} .", "born")
+RIVER = Relation("river", "city", "river", "water", "{subject} drinks from {object} .", "drinks")
+FACTS = {
+    "home": {"Ann": ("Ulm",), "Bob": ("Ulm",), "Cy": ("Ulm", "Bonn")},
+    "river": {"Ulm": ("Danube", "Iller"), "Bonn": ("Rhine",)},
+}
+ALL = WorldSize(train_questions=5, evaluation_questions=2, two_hop_share=2 / 7)
+
+
+def questions_of(world: World) -> set[tuple[str, tuple[str, ...]]]:
+    return {(question.question, question.golden_answers) for question in (*world.train, *world.evaluation)}
+
+
+def test_passages_state_every_fact_once_under_the_subject_s_name():
+    world = build_world("toy", [HOME, RIVER], FACTS, 0, ALL)
+    assert sorted((passage.title, passage.text) for passage in world.passages) == [
+        ("Ann", "Ann was born in Ulm ."),
+        ("Bob", "Bob was born in Ulm ."),
+        ("Bonn", "Bonn drinks from Rhine ."),
+        ("Cy", "Cy was born in Bonn ."),
+        ("Cy", "Cy was born in Ulm ."),
+        ("Ulm", "Ulm drinks from Danube ."),
+        ("Ulm", "Ulm drinks from Iller ."),
+    ]
+    assert len({passage.id for passage in world.passages}) == 7
+
+
+def test_questions_follow_one_or_two_relations_and_never_an_ambiguous_middle():
+    world = build_world("toy", [HOME, RIVER], FACTS, 0, ALL)
+    assert questions_of(world) == {
+        ("what is the hometown of Ann ?", ("Ulm",)),
+        ("what is the hometown of Bob ?", ("Ulm",)),
+        ("what is the hometown of Cy ?", ("Ulm", "Bonn")),
+        ("what is the water of Ulm ?", ("Danube", "Iller")),
+        ("what is the water of Bonn ?", ("Rhine",)),
+        ("what is the water of the hometown of Ann ?", ("Danube", "Iller")),
+        ("what is the water of the hometown of Bob ?", ("Danube", "Iller")),
+    }
+
+
+def test_metadata_says_how_many_hops_and_along_what():
+    world = build_world("toy", [HOME, RIVER], FACTS, 0, ALL)
+    found = {question.question: question.metadata for question in (*world.train, *world.evaluation)}
+    assert found["what is the water of the hometown of Ann ?"] == {
+        "hops": 2,
+        "relations": ["home", "river"],
+        "subject": "Ann",
+    }
+    assert found["what is the water of Bonn ?"] == {"hops": 1, "relations": ["river"], "subject": "Bonn"}
+
+
+def test_a_relation_that_is_not_asked_is_stated_only():
+    world = build_world("toy", [HOME, replace(RIVER, asked=False)], FACTS, 0, WorldSize(2, 1, two_hop_share=0))
+    assert len(world.passages) == 7
+    assert all("hometown" in text for text, _ in questions_of(world))
+
+
+@given(seed=st.integers(), train=st.integers(1, 4), held_out=st.integers(1, 3))
+def test_splits_are_disjoint_deterministic_and_of_the_size_asked_for(seed, train, held_out):
+    size = WorldSize(train, held_out, two_hop_share=0.25)
+    world = build_world("toy", [HOME, RIVER], FACTS, seed, size)
+    assert world == build_world("toy", [HOME, RIVER], FACTS, seed, size)
+    assert (len(world.train), len(world.evaluation)) == (train, held_out)
+    assert len(questions_of(world)) == train + held_out
+
+
+def test_guess_rate_is_that_of_the_most_frequent_train_answer_of_the_same_relations():
+    def question(relation: str, *answers: str) -> Question:
+        return Question("", "", answers, {"relations": [relation]})
+
+    train = (question("home", "Ulm"), question("home", "Ulm"), question("home", "Bonn"), question("river", "Rhine"))
+    evaluation = (question("home", "Ulm"), question("home", "Bonn"), question("river", "Iller", "Rhine"))
+    world = World("toy", (), (), train, (*evaluation, question("unseen", "Ulm")))
+    assert world.guess_rate() == 2 / 4
+
+
+def test_the_files_are_read_by_the_ordinary_loaders(tmp_path: Path):
+    world = build_world("toy", [HOME, RIVER], FACTS, 0, ALL)
+    assert world.write(tmp_path / "new") == tmp_path / "new"
+    assert tuple(Corpus(tmp_path / "new" / CORPUS_FILE)) == world.passages
+    assert tuple(load_questions(tmp_path / "new" / TRAIN_FILE)) == world.train
+    assert tuple(load_questions(tmp_path / "new" / EVALUATION_FILE)) == world.evaluation
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"train_questions": 0}, "train_questions is 0"),
+        ({"evaluation_questions": -1}, "evaluation_questions is -1"),
+        ({"two_hop_share": 1.5}, "two_hop_share is 1.5"),
+    ],
+)
+def test_an_impossible_size_is_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        WorldSize(**arguments)
+
+
+def test_more_questions_than_facts_are_refused():
+    with pytest.raises(ValueError, match="size asks for 8 one-hop questions; the facts give 5"):
+        build_world("toy", [HOME, RIVER], FACTS, 0, WorldSize(7, 1, two_hop_share=0))
