@@ -1,0 +1,154 @@
+"""One generation call for many rows, each with its own stop and its own limit."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from transformers import (
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
+
+# A token may decode to no character of its own (part of one, a dropped space): look back a little further.
+_TAIL_MARGIN = 8
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What one row sampled.
+
+    `token_ids` holds every sampled id: the end-of-sequence token, and what a last token holds beyond the stop string.
+    `logprobs` are those of the sampling engine, one per token, where it reports them.
+    `stopped` is whether a stop string or an end-of-sequence token ended it; if not, `max_new_tokens` did.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...] | None
+    stopped: bool
+
+
+class Generator(Protocol):
+    """Samples from the policy. Token ids in, token ids out."""
+
+    def generate(self, contexts: Sequence[Sequence[int]], max_new_tokens: Sequence[int]) -> list[Generation]:
+        """One generation per context, in order, of 1 to `max_new_tokens[row]` tokens."""
+        ...
+
+
+class HFGenerator:
+    """Samples with `model.generate`: one left-padded batch per call.
+
+    The caller chooses eval mode and gathers sharded parameters; no gradient is recorded. With `synced_gpus` every
+    rank must make the same number of calls. `generation_config` says how to sample (temperature, top-p, …); what it
+    leaves at None comes from `model.generation_config`, as always in transformers. Ends and lengths are set here.
+
+    Raises ValueError for a generation_config that returns other than one row per context, and without `eos_token_ids`.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        stop_strings: Sequence[str],
+        generation_config: GenerationConfig,
+        eos_token_ids: Sequence[int],
+        synced_gpus: bool = False,
+    ) -> None:
+        for name in ("num_beams", "num_return_sequences"):
+            if (value := getattr(generation_config, name)) not in (None, 1):
+                raise ValueError(f"generation_config.{name}={value} must be 1: each context has one continuation")
+        if not eos_token_ids:
+            raise ValueError("eos_token_ids is empty: name at least one token that ends a message")
+        self._model = model
+        self._tokenizer = tokenizer
+        self._stop_strings = tuple(stop_strings)
+        self._eos_token_ids = tuple(eos_token_ids)
+        self._synced_gpus = synced_gpus
+        # Padding is masked out and never read back, so that any id will do.
+        self._pad_token_id = self._eos_token_ids[0]
+        self._config = copy.deepcopy(generation_config)
+        self._config.eos_token_id = list(self._eos_token_ids)
+        self._config.pad_token_id = self._pad_token_id
+        self._config.max_length = None
+        self._config.return_dict_in_generate = False
+
+    def generate(self, contexts: Sequence[Sequence[int]], max_new_tokens: Sequence[int]) -> list[Generation]:
+        """See `Generator`. Raises ValueError for an empty context or a limit below 1, naming the row."""
+        self._check(contexts, max_new_tokens)
+        if not contexts:
+            return []
+        input_ids, attention_mask = self._left_padded(contexts)
+        stops = _RowStops(self._tokenizer, self._stop_strings, self._eos_token_ids, input_ids.shape[1], max_new_tokens)
+        config = copy.copy(self._config)
+        config.max_new_tokens = max(max_new_tokens)
+        model: Any = self._model
+        output = model.generate(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            generation_config=config,
+            stopping_criteria=StoppingCriteriaList([stops]),
+            synced_gpus=self._synced_gpus,
+        )
+        sampled = output[:, input_ids.shape[1] :].tolist()
+        return [
+            Generation(tuple(row[:length]), None, stopped)
+            for row, length, stopped in zip(sampled, stops.lengths, stops.stopped, strict=True)
+        ]
+
+    def _left_padded(self, contexts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Ids and attention mask, each (B, longest context), on the model's device."""
+        width = max(map(len, contexts))
+        ids = [[self._pad_token_id] * (width - len(context)) + list(context) for context in contexts]
+        mask = [[0] * (width - len(context)) + [1] * len(context) for context in contexts]
+        device = self._model.device
+        return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
+
+    @staticmethod
+    def _check(contexts: Sequence[Sequence[int]], max_new_tokens: Sequence[int]) -> None:
+        if len(contexts) != len(max_new_tokens):
+            raise ValueError(f"max_new_tokens has {len(max_new_tokens)} entries for {len(contexts)} contexts")
+        for row, (context, limit) in enumerate(zip(contexts, max_new_tokens, strict=True)):
+            if not len(context):
+                raise ValueError(f"contexts[{row}] is empty: at least one token is needed to generate from")
+            if limit < 1:
+                raise ValueError(f"max_new_tokens[{row}]={limit} must be at least 1")
+
+
+class _RowStops(StoppingCriteria):
+    """Ends each row where it stops, and remembers where: `generate` goes on filling ended rows with padding."""
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        stop_strings: tuple[str, ...],
+        eos_token_ids: tuple[int, ...],
+        context_length: int,
+        limits: Sequence[int],
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._stop_strings = stop_strings
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._context_length = context_length
+        self._limits = limits
+        self._tail = max(map(len, stop_strings), default=0) + _TAIL_MARGIN
+        self.lengths = [0] * len(limits)
+        """Sampled tokens of each row; 0 while it is still going."""
+        self.stopped = [False] * len(limits)
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        produced = input_ids.shape[1] - self._context_length
+        live = [row for row, length in enumerate(self.lengths) if not length]
+        tails = input_ids[live, -min(produced, self._tail) :].tolist()
+        texts = self._tokenizer.batch_decode(tails, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        for row, tail, text in zip(live, tails, texts, strict=True):
+            self.stopped[row] = tail[-1] in self._eos_token_ids or any(stop in text for stop in self._stop_strings)
+            if self.stopped[row] or produced >= self._limits[row]:
+                self.lengths[row] = produced
+        return torch.tensor([length > 0 for length in self.lengths], device=input_ids.device)

@@ -1,0 +1,138 @@
+"""Search-R1's tag protocol: what a turn's text asks for, and what the environment's text looks like.
+
+The policy writes `<think>…</think>`, then either `<search>query</search>` or `<answer>…</answer>`; the environment
+answers a search with `<information>…</information>`. The tags are those of Search-R1 (arXiv 2503.09516) and work for
+base and chat models alike: observations continue the policy's own text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from transformers import PreTrainedTokenizerBase
+
+from sorl_trl.rollout.tokens import decode
+from sorl_trl.types import Action, ActionKind, Passage
+
+PROTOCOL_TAGS = ("think", "search", "information", "answer", "tool_call", "tool_response")
+"""Names that must not appear as tags in the environment's text: our own, and those of chat models' tool calls."""
+
+_ANY_TAG = re.compile(rf"<\s*(?P<slash>/\s*)?(?P<name>{'|'.join(PROTOCOL_TAGS)})\s*(?:/\s*)?>", re.IGNORECASE)
+_CLOSING_TAG = re.compile(r"</(search|answer)>")
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Trusted text around the body of an observation. It is never cut, and it may hold real tags."""
+
+    prefix: str = ""
+    suffix: str = ""
+
+
+@dataclass(frozen=True)
+class TagProtocol:
+    """Texts of both sides. The defaults are Search-R1's, except that no message spells out a tag.
+
+    A message that held `<answer> and </answer>`, as Search-R1's corrective one does, would offer an answer to every
+    scorer that reads the completion as text.
+
+    Raises ValueError for a passage template that cannot be filled and for messages that hold protocol tags.
+    """
+
+    passage_template: str = "Doc {i}(Title: {title}) {text}\n"
+    """One passage; `i` counts from 1."""
+    no_results: str = "No results found."
+    search_failed: str = "The search failed for this query. Another query may work."
+    invalid_feedback: str = (
+        "My previous action is invalid. If I want to search, I should put the query between the search tags. "
+        "If I want to give the final answer, I should put it between the answer tags. Let me try again."
+    )
+    information_frame: Frame = field(default=Frame("\n\n<information>", "</information>\n\n"))
+    """Around passages, and around `no_results` and `search_failed` in their place."""
+    feedback_frame: Frame = field(default=Frame("\n", "\n"))
+    """Around `invalid_feedback`, where the policy's text goes on."""
+    message_frame: Frame = field(default=Frame("\n", "\n"))
+    """Around `invalid_feedback` after an end-of-sequence token. For a chat model: `chat_message_frame(tokenizer)`."""
+
+    stop_strings: ClassVar[tuple[str, ...]] = ("</search>", "</answer>")
+    """A turn ends where one of these is closed."""
+
+    def __post_init__(self) -> None:
+        try:
+            self.passage_template.format(i=1, title="", text="")
+        except (KeyError, IndexError, ValueError) as error:
+            raise ValueError(
+                f"passage_template={self.passage_template!r} cannot be filled ({error!r}): allowed fields are "
+                "{i}, {title} and {text}"
+            ) from error
+        for name in ("no_results", "search_failed", "invalid_feedback"):
+            if self.neutralize(getattr(self, name))[1]:
+                raise ValueError(f"{name}={getattr(self, name)!r} must not hold any of the tags {PROTOCOL_TAGS}")
+
+    @property
+    def frames(self) -> tuple[Frame, ...]:
+        return (self.information_frame, self.feedback_frame, self.message_frame)
+
+    def check(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Raise ValueError if `tokenizer` cannot write an action tag: such a policy could never act."""
+        for name in ("search", "answer"):
+            for tag in (f"<{name}>", f"</{name}>"):
+                ids = tokenizer.encode(tag, add_special_tokens=False)
+                written = decode(tokenizer, ids)
+                if tag not in written:
+                    raise ValueError(f"tokenizer writes {tag!r} as {written!r}: it must be able to write the tag")
+
+    def parse(self, text: str) -> Action:
+        """The action of one turn, judged by its first closing tag; what follows that tag is ignored.
+
+        Its content stands between the last matching opening tag and the closing one. No closing tag, no opening
+        tag, or nothing between them is an invalid action.
+        """
+        closing = _CLOSING_TAG.search(text)
+        if closing is None:
+            return Action(ActionKind.INVALID)
+        _, opening, content = text[: closing.start()].rpartition(f"<{closing[1]}>")
+        content = content.strip()
+        if not opening or not content:
+            return Action(ActionKind.INVALID)
+        return Action(ActionKind(closing[1]), content)
+
+    def render_passages(self, passages: Sequence[Passage]) -> str:
+        """The body of an observation, best passage first, or `no_results`."""
+        if not passages:
+            return self.no_results
+        rendered = (
+            self.passage_template.format(i=i, title=passage.title, text=passage.text)
+            for i, passage in enumerate(passages, start=1)
+        )
+        return "".join(rendered).strip()
+
+    def neutralize(self, text: str) -> tuple[str, int]:
+        """Write each protocol tag in square brackets; also return how many there were.
+
+        Replacing, unlike deleting, cannot join the two halves of another tag.
+        """
+        return _ANY_TAG.subn(lambda tag: f"[{'/' if tag['slash'] else ''}{tag['name']}]", text)
+
+
+def chat_message_frame(tokenizer: PreTrainedTokenizerBase) -> Frame:
+    """What surrounds a user message between two of the assistant's, taken from the tokenizer's chat template.
+
+    The end-of-sequence token of the assistant's message is not part of it: the policy has sampled that itself.
+    Raises ValueError if the template does not show both messages.
+    """
+    said, heard = "first-message-of-the-assistant", "second-message-of-the-user"
+    roles = {"user": "question", "assistant": said}
+    messages = [{"role": role, "content": content} for role, content in roles.items()]
+    messages.append({"role": "user", "content": heard})
+    text = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+    between, shown, suffix = text.partition(said)[2].partition(heard)
+    if not shown:
+        raise ValueError(
+            f"the chat template renders {text!r}: it must show the assistant's and then the user's message"
+        )
+    _, ended, after_end = between.partition(str(tokenizer.eos_token))
+    return Frame(after_end if ended else between, suffix)

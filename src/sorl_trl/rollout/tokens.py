@@ -1,0 +1,34 @@
+"""What the rollout asks of a tokenizer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from transformers import PreTrainedTokenizerBase
+
+_LOOKS_LIKE_CONTROL = re.compile(r"<[^<>\s]+>")
+
+
+def decode(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]) -> str:
+    """The text of `token_ids` as it is: special tokens shown, spaces left alone."""
+    return str(tokenizer.decode(list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+
+def control_tokens(tokenizer: PreTrainedTokenizerBase, tag_names: Iterable[str]) -> dict[int, str]:
+    """The tokens, by id, that untrusted text must not become.
+
+    Special tokens except the unknown one; added tokens such as `<|fim_prefix|>`, which some tokenizers do not declare
+    special; opening and closing tags of `tag_names` that are one token.
+    """
+    controls = dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
+    for token_id, token in tokenizer.added_tokens_decoder.items():
+        if token.special or _LOOKS_LIKE_CONTROL.fullmatch(token.content):
+            controls[token_id] = token.content
+    vocabulary = tokenizer.get_vocab()
+    for tag in (f"<{slash}{name}>" for name in tag_names for slash in ("", "/")):
+        if tag in vocabulary:
+            controls[vocabulary[tag]] = tag
+    if tokenizer.unk_token_id is not None:
+        controls.pop(tokenizer.unk_token_id, None)
+    return controls

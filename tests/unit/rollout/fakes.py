@@ -1,0 +1,107 @@
+"""Tokenizers, a scripted policy and a search engine that fails on demand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from sorl_trl.rollout import Generation
+from sorl_trl.types import Passage
+
+TAGS = [f"<{slash}{name}>" for name in ("think", "search", "information", "answer") for slash in ("", "/")]
+WORDS = ["<pad>", "<eos>", "<unk>", *TAGS, "Doc", "Paris", "France", "capital", "of", "No", "found", "I", "should"]
+PARIS = Passage("7", "Paris", "capital of France", 1.0)
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@cache
+def word_tokenizer() -> PreTrainedTokenizerFast:
+    """One token per word; the tags are words, and nothing declares them special."""
+    words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=words, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>", padding_side="left"
+    )
+
+
+@cache
+def bpe_tokenizer() -> PreTrainedTokenizerFast:
+    """Byte-level, trained so that `>\\n\\n` is one token; chat markers are special, `<|fim_prefix|>` is not."""
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(r">\n\n|\w+|\s+|[^\w\s]"), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+        show_progress=False,
+    )
+    bpe.train_from_iterator(["<search>capital</search>\n\n<answer>Paris</answer>\n\n"] * 50, trainer)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=bpe,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        extra_special_tokens=["<|im_start|>"],
+        chat_template=CHAT_TEMPLATE,
+    )
+    tokenizer.add_tokens(["<|fim_prefix|>"])
+    return tokenizer
+
+
+def encode(tokenizer: PreTrainedTokenizerFast, text: str) -> tuple[int, ...]:
+    return tuple(tokenizer.encode(text, add_special_tokens=False))
+
+
+class ScriptedGenerator:
+    """Gives row r, recognized by its prompt's first token, the turns of `scripts[r]` in order, cut to the budget."""
+
+    def __init__(self, scripts: dict[int, list[Generation]]) -> None:
+        self.scripts = scripts
+        self.calls: list[list[tuple[int, ...]]] = []
+        self.budgets: list[list[int]] = []
+        self.sampled: dict[int, list[tuple[int, ...]]] = {row: [] for row in scripts}
+
+    def generate(self, contexts: Sequence[Sequence[int]], max_new_tokens: Sequence[int]) -> list[Generation]:
+        self.calls.append([tuple(context) for context in contexts])
+        self.budgets.append(list(max_new_tokens))
+        return [self._next(context[0], limit) for context, limit in zip(contexts, max_new_tokens, strict=True)]
+
+    def _next(self, row: int, limit: int) -> Generation:
+        if row not in self.scripts:
+            return Generation((0,), None, False)  # a dummy row
+        turn = self.scripts[row][len(self.sampled[row])]
+        ids = turn.token_ids[:limit]
+        self.sampled[row].append(ids)
+        logprobs = None if turn.logprobs is None else turn.logprobs[:limit]
+        return Generation(ids, logprobs, turn.stopped and len(ids) == len(turn.token_ids))
+
+
+def said(text: str, stopped: bool = True, logprob: float | None = None) -> Generation:
+    """What a policy with the word tokenizer would sample for `text`."""
+    ids = encode(word_tokenizer(), text)
+    return Generation(ids, None if logprob is None else (logprob,) * len(ids), stopped)
+
+
+class FakeSearch:
+    """Finds Paris for every query. Raises the exceptions of `failures` first, one per call."""
+
+    def __init__(self, failures: Sequence[Exception] = ()) -> None:
+        self.failures = list(failures)
+        self.calls: list[list[str]] = []
+
+    def search_batch(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        self.calls.append(list(queries))
+        if self.failures:
+            raise self.failures.pop(0)
+        return [[PARIS][:k] for _ in queries]

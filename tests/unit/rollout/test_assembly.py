@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from sorl_trl.rollout import AssembledTrajectory, assemble, check_assembly, rollout_statistics
+from sorl_trl.types import Action, ActionKind, Observation, StopReason, Trajectory, Turn
+
+from .fakes import PARIS
+
+
+def turn(kind: ActionKind, *token_ids: int, content: str = "", logprob: float | None = -1.0) -> Turn:
+    logprobs = None if logprob is None else (logprob,) * len(token_ids)
+    return Turn(token_ids, "", Action(kind, content), logprobs)
+
+
+FRANCE = turn(ActionKind.SEARCH, 5, 6, content="France")
+FOUND = Observation((8, 9, 5), "", (PARIS, PARIS), truncated=True, neutralized=2)
+FEEDBACK = Observation((4,), "")
+ANSWERED = Trajectory((1,), (FRANCE, FOUND, turn(ActionKind.ANSWER, 7)), StopReason.ANSWERED)
+DOWN = Trajectory((1,), (turn(ActionKind.INVALID, 3), FEEDBACK, FRANCE), StopReason.SEARCH_UNAVAILABLE)
+
+
+def test_turns_and_observations_are_laid_out_in_order() -> None:
+    assert assemble([ANSWERED]) == [
+        AssembledTrajectory([5, 6, 8, 9, 5, 7], [1, 1, 0, 0, 0, 1], [0, 0, -1, -1, -1, 1], [-1, -1, 0, 0, 0, -1])
+    ]
+
+
+def test_adjacent_turns_stay_apart() -> None:
+    adjacent = Trajectory((1,), (FRANCE, FRANCE), StopReason.MAX_TURNS)
+    assert assemble([adjacent])[0].turn_ids == [0, 0, 1, 1]
+
+
+def test_an_infrastructure_failure_is_masked_out_with_its_tokens_kept() -> None:
+    assert assemble([DOWN]) == [AssembledTrajectory([3, 4, 5, 6], [0] * 4, [-1] * 4, [-1, 0, -1, -1])]
+
+
+def test_one_turn_without_logprobs_leaves_none() -> None:
+    silent = turn(ActionKind.ANSWER, 7, logprob=None)
+    assert assemble([replace(ANSWERED, segments=(FRANCE, FOUND, silent))])[0].logprobs is None
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"completion_ids": []}, "completion_ids is empty"),
+        ({"env_mask": [1, 1, 0]}, "env_mask has 3 entries for 6"),
+        ({"turn_ids": [0, 0, -1, -1, -1]}, "turn_ids has 5 entries for 6"),
+        ({"logprobs": [0.0]}, "logprobs has 1 entries for 6"),
+        ({"env_mask": [1, 1, 0, 0, 1, 1]}, "position 4 has env_mask 1, turn_ids -1"),
+        ({"env_mask": [1, 0, 0, 0, 0, 1]}, "position 1 has env_mask 0, turn_ids 0"),
+        ({"completion_ids": [5, 7, 8, 9, 5, 7]}, r"completion_ids\[0:2\] must be the turn \(5, 6\)"),
+        ({"completion_ids": [5, 6, 8, 9, 6, 7]}, r"completion_ids\[2:5\] must be the observation"),
+        ({"turn_ids": [0, 0, -1, -1, -1, 2]}, r"turn_ids\[5:6\] must be 1"),
+        ({"turn_ids": [1, 1, -1, -1, -1, 0]}, r"turn_ids\[0:2\] must be 0"),
+        ({"turn_ids": [0, 0, -1, -1, 1, -1], "env_mask": [1, 1, 0, 0, 1, 0]}, r"turn_ids\[2:5\] must be -1"),
+    ],
+)
+def test_a_damaged_row_is_named(change: dict[str, list[int]], message: str) -> None:
+    rows = assemble([ANSWERED, ANSWERED])
+    check_assembly([ANSWERED, ANSWERED], rows)
+    with pytest.raises(ValueError, match=f"row 1 .*{message}"):
+        check_assembly([ANSWERED, ANSWERED], [rows[0], replace(rows[1], **change)])  # type: ignore[arg-type]
+
+
+def test_rows_beyond_the_trajectories_are_refused() -> None:
+    rows = assemble([ANSWERED])
+    with pytest.raises(ValueError, match="2 assembled rows for 1 trajectories"):
+        check_assembly([ANSWERED], rows * 2)
+    shorter = replace(ANSWERED, segments=ANSWERED.segments[:2])
+    with pytest.raises(ValueError, match="1 tokens beyond"):
+        check_assembly([shorter], rows)
+    unmasked = replace(ANSWERED, stop_reason=StopReason.SEARCH_UNAVAILABLE)
+    with pytest.raises(ValueError, match="must be -1"):
+        check_assembly([unmasked], rows)
+
+
+def test_an_empty_turn_is_refused() -> None:
+    hollow = replace(ANSWERED, segments=(turn(ActionKind.INVALID), *ANSWERED.segments))
+    with pytest.raises(ValueError, match="turn 0 has no token"):
+        check_assembly([hollow], assemble([hollow]))
+
+
+def test_statistics_of_a_batch() -> None:
+    unanswered = Trajectory((1,), (FRANCE, Observation((4,), ""), FRANCE), StopReason.MAX_TURNS)
+    statistics = rollout_statistics([ANSWERED, DOWN, unanswered, ANSWERED])
+    reasons = {key: share for key, share in statistics.items() if key.startswith("stop_reason/")}
+    assert {key for key, share in reasons.items() if share} == {
+        "stop_reason/answered",
+        "stop_reason/search_unavailable",
+        "stop_reason/max_turns",
+    }
+    assert len(reasons) == len(StopReason) and sum(reasons.values()) == 1
+    assert {key: statistics[key] for key in statistics.keys() - reasons.keys()} == {
+        "turns_per_trajectory": 2.0,
+        "searches_per_trajectory": 3 / 4,
+        "invalid_actions_per_trajectory": 1 / 4,
+        "neutralized_per_trajectory": 1.0,
+        "masked_share": 1 / 4,
+        "tokens_per_turn": 13 / 8,
+        "tokens_per_observation": 8 / 4,
+        "truncated_observation_share": 2 / 4,
+        "unique_query_share": 1 / 3,
+        "passages_per_search": 4 / 3,
+        "empty_search_share": 1 / 3,
+    }
+
+
+def test_an_empty_batch_has_the_same_keys() -> None:
+    empty = rollout_statistics([])
+    assert empty.keys() == rollout_statistics([ANSWERED]).keys()
+    assert set(empty.values()) == {0.0}

@@ -1,0 +1,270 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.conftest import build_policy
+from transformers import GenerationConfig
+
+from sorl_trl.rollout import (
+    Collector,
+    Frame,
+    Generation,
+    HFGenerator,
+    RetryPolicy,
+    RolloutLimits,
+    TagProtocol,
+    assemble,
+    check_assembly,
+)
+from sorl_trl.search import SearchUnavailable
+from sorl_trl.types import Observation, StopReason, Trajectory
+
+from .fakes import PARIS, WORDS, FakeSearch, ScriptedGenerator, said, word_tokenizer
+
+ANSWER = said("<answer> Paris </answer>")
+SEARCH = said("<search> capital of France </search>")
+OTHER_SEARCH = said("<search> Paris </search>")
+SILENCE = said("I should <eos>")
+PROTOCOL = TagProtocol(passage_template="{text}", invalid_feedback="I should")
+FOUND = "<information> capital of France </information>"
+
+
+def collect(
+    scripts: dict[int, list[Generation]],
+    search: FakeSearch | None = None,
+    limits: RolloutLimits | None = None,
+    any_active: Callable[[bool], bool] | None = None,
+) -> tuple[list[Trajectory], ScriptedGenerator]:
+    """Rows have one-token prompts: their key in `scripts`."""
+    collector = Collector(
+        word_tokenizer(), search or FakeSearch(), PROTOCOL, limits, RetryPolicy(attempts=2, initial_wait_s=0)
+    )
+    generator = ScriptedGenerator(scripts)
+    prompts = [(row,) for row in scripts]
+    trajectories = collector.collect(prompts, generator, *([any_active] if any_active else []))
+    check_assembly(trajectories, assemble(trajectories))
+    return trajectories, generator
+
+
+def collect_one(
+    script: list[Generation], limits: RolloutLimits | None = None, search: FakeSearch | None = None
+) -> Trajectory:
+    return collect({11: script}, search, limits)[0][0]
+
+
+def texts(trajectory: Trajectory) -> list[str]:
+    return [segment.text for segment in trajectory.segments]
+
+
+def test_search_then_answer() -> None:
+    (trajectory,), generator = collect({11: [SEARCH, ANSWER]})
+    assert texts(trajectory) == ["<search> capital of France </search>", FOUND, "<answer> Paris </answer>"]
+    assert (trajectory.stop_reason, trajectory.answer) == (StopReason.ANSWERED, "Paris")
+    assert trajectory.observations[0].passages == (PARIS,)
+    observed = tuple(map(WORDS.index, FOUND.split()))
+    assert generator.calls == [[(11,)], [(11, *SEARCH.token_ids, *observed)]]
+
+
+def test_ids_and_logprobs_are_those_that_were_sampled() -> None:
+    sampled = said("<answer> Paris </answer> of", logprob=-0.5)  # a last token that overhangs the tag
+    turn = collect_one([sampled]).turns[0]
+    assert (turn.token_ids, turn.logprobs) == (sampled.token_ids, (-0.5,) * 4)
+    assert turn.action.content == "Paris"
+
+
+@pytest.mark.parametrize("bad", [SILENCE, said("</search>"), said("<answer> </answer>"), said("France </answer>")])
+def test_an_invalid_action_gets_feedback_and_costs_a_turn(bad: Generation) -> None:
+    trajectory = collect_one([bad, SEARCH, ANSWER])
+    assert texts(trajectory)[1] == "I should"
+    assert trajectory.stop_reason is StopReason.ANSWERED
+    assert collect_one([bad, bad, bad]).stop_reason is StopReason.MAX_TURNS
+
+
+def test_feedback_after_an_end_of_sequence_token_is_a_message_of_its_own() -> None:
+    protocol = TagProtocol(invalid_feedback="should", message_frame=Frame("<eos>", "I"))
+    collector = Collector(word_tokenizer(), FakeSearch(), protocol)
+    script = ScriptedGenerator({11: [SILENCE, said("</search>"), ANSWER]})
+    (trajectory,) = collector.collect([(11,)], script)
+    assert [seen.text for seen in trajectory.observations] == ["<eos> should I", "should"]
+
+
+def test_the_last_turn_does_not_search() -> None:
+    search = FakeSearch()
+    trajectory = collect_one([SEARCH, OTHER_SEARCH, SEARCH], RolloutLimits(max_turns=2), search)
+    assert trajectory.stop_reason is StopReason.MAX_TURNS
+    assert len(trajectory.turns) == 3 and len(trajectory.observations) == 2
+    assert search.calls == [["capital of France"], ["Paris"]]
+    assert collect_one([SEARCH, ANSWER], RolloutLimits(max_turns=1)).stop_reason is StopReason.ANSWERED
+
+
+def test_without_turns_the_policy_answers_directly() -> None:
+    limits = RolloutLimits(max_turns=0)
+    assert collect_one([ANSWER], limits).stop_reason is StopReason.ANSWERED
+    search = FakeSearch()
+    assert collect_one([SEARCH], limits, search).stop_reason is StopReason.MAX_TURNS
+    assert search.calls == []
+
+
+def test_a_turn_that_closes_no_action_in_time_ends_the_trajectory() -> None:
+    assert collect_one([SEARCH], RolloutLimits(max_turn_tokens=4)).stop_reason is StopReason.TURN_LIMIT
+    assert collect_one([SEARCH, ANSWER], RolloutLimits(max_turn_tokens=5)).stop_reason is StopReason.ANSWERED
+    short = RolloutLimits(max_turn_tokens=5, max_trajectory_tokens=4)
+    assert collect_one([SEARCH], short).stop_reason is StopReason.TRAJECTORY_LIMIT
+    tie = RolloutLimits(max_turn_tokens=4, max_trajectory_tokens=4)
+    assert collect_one([SEARCH], tie).stop_reason is StopReason.TURN_LIMIT
+    last = RolloutLimits(max_turns=0, max_turn_tokens=2)
+    assert collect_one([ANSWER], last).stop_reason is StopReason.TURN_LIMIT
+
+
+def test_an_action_closed_by_the_last_allowed_token_counts() -> None:
+    unaware = Generation(ANSWER.token_ids, None, stopped=False)
+    assert collect_one([unaware]).stop_reason is StopReason.ANSWERED
+
+
+def test_an_observation_must_leave_room_for_a_turn() -> None:
+    for size, reason, observations in (
+        (5 + 5, StopReason.TRAJECTORY_LIMIT, 0),
+        (5 + 5 + 1, StopReason.TRAJECTORY_LIMIT, 1),
+        (5 + 5 + 3, StopReason.ANSWERED, 1),
+    ):
+        trajectory = collect_one([SEARCH, ANSWER], RolloutLimits(max_trajectory_tokens=size))
+        assert (trajectory.stop_reason, len(trajectory.observations)) == (reason, observations)
+
+
+def test_a_long_observation_is_cut_or_ends_the_trajectory() -> None:
+    cut = collect_one([SEARCH, ANSWER], RolloutLimits(max_observation_tokens=4))
+    assert texts(cut)[1] == "<information> capital of </information>"
+    assert cut.observations[0].truncated
+    stopped = collect_one([SEARCH], RolloutLimits(max_observation_tokens=4, on_long_observation="stop"))
+    assert (stopped.stop_reason, stopped.observations) == (StopReason.OBSERVATION_LIMIT, ())
+
+
+def test_rows_advance_together_and_share_one_search() -> None:
+    search = FakeSearch()
+    scripts = {11: [SEARCH, ANSWER], 12: [ANSWER], 13: [OTHER_SEARCH, SEARCH, ANSWER], 14: [SEARCH, SILENCE, ANSWER]}
+    trajectories, generator = collect(scripts, search)
+    assert search.calls == [["capital of France", "Paris"], ["capital of France"]]
+    assert [len(call) for call in generator.calls] == [4, 3, 2]
+    assert [trajectory.prompt_ids for trajectory in trajectories] == [(11,), (12,), (13,), (14,)]
+    assert {trajectory.stop_reason for trajectory in trajectories} == {StopReason.ANSWERED}
+
+
+def test_budgets_shrink_with_the_trajectory() -> None:
+    limits = RolloutLimits(max_turn_tokens=8, max_trajectory_tokens=15)
+    _, generator = collect({11: [SEARCH, ANSWER]}, limits=limits)
+    assert generator.budgets == [[8], [15 - 5 - 5]]
+
+
+def test_a_failing_search_masks_only_those_who_wait_for_it() -> None:
+    search = FakeSearch([SearchUnavailable("down")] * 2)
+    trajectories, _ = collect({11: [SEARCH], 12: [SILENCE, SEARCH, ANSWER], 13: [ANSWER]}, search)
+    assert [t.stop_reason.value for t in trajectories] == ["search_unavailable", "answered", "answered"]
+    assert [any(row.env_mask) for row in assemble(trajectories)] == [False, True, True]
+    assert len(search.calls) == 3, "two attempts, then the next step's search"
+
+
+def test_a_rank_without_live_rows_generates_for_a_dummy() -> None:
+    others = iter([True, True, True, False])
+    trajectories, generator = collect({11: [ANSWER]}, any_active=lambda active: next(others))
+    assert generator.calls == [[(11,)], [(0,)], [(0,)]]
+    assert generator.budgets[1:] == [[1], [1]]
+    assert len(trajectories[0].segments) == 1
+    idle = iter([True, False])
+    assert collect({}, any_active=lambda active: next(idle))[0] == []
+
+
+class BrokenGenerator:
+    def __init__(self, *generations: Generation) -> None:
+        self.generations = list(generations)
+
+    def generate(self, contexts: Sequence[Sequence[int]], max_new_tokens: Sequence[int]) -> list[Generation]:
+        return self.generations
+
+
+@pytest.mark.parametrize(
+    ("generations", "message"),
+    [
+        ([], "0 generations for 1 contexts"),
+        ([Generation((), None, True)], "generation 0 has 0 tokens"),
+        ([Generation((1,) * 501, None, True)], "501 tokens: it must have 1 to 500"),
+        ([Generation((1, 2), (0.0,), True)], "1 logprobs for 2 tokens"),
+    ],
+)
+def test_a_broken_generator_is_an_error(generations: list[Generation], message: str) -> None:
+    with pytest.raises(RuntimeError, match=message):
+        Collector(word_tokenizer(), FakeSearch()).collect([(11,)], BrokenGenerator(*generations))
+
+
+def test_wrong_arguments_are_named(tokenizer: object) -> None:
+    with pytest.raises(ValueError, match=r"prompts\[1\] is empty"):
+        Collector(word_tokenizer(), FakeSearch()).collect([(11,), ()], BrokenGenerator())
+    with pytest.raises(ValueError, match="max_observation_tokens=1 "):
+        Collector(word_tokenizer(), FakeSearch(), limits=RolloutLimits(max_observation_tokens=1))
+    with pytest.raises(ValueError, match="'<search>'"):
+        Collector(tokenizer, FakeSearch())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_turns", -1),
+        ("max_turn_tokens", 0),
+        ("max_observation_tokens", 0),
+        ("max_trajectory_tokens", 0),
+        ("top_k", 0),
+        ("on_long_observation", "drop"),
+    ],
+)
+def test_limits_out_of_range_are_named(name: str, value: object) -> None:
+    with pytest.raises(ValueError, match=f"{name}="):
+        RolloutLimits(**{name: value})  # type: ignore[arg-type]
+
+
+def test_a_real_policy_collects_the_same_rows_together_and_alone() -> None:
+    model = build_policy(seed=3, vocab_size=len(WORDS)).eval()
+    with torch.no_grad():
+        model.lm_head.weight *= 8  # more varied greedy continuations
+    tokenizer = word_tokenizer()
+    generator = HFGenerator(
+        model, tokenizer, PROTOCOL.stop_strings, GenerationConfig(do_sample=False), [WORDS.index("<eos>")]
+    )
+    collector = Collector(tokenizer, FakeSearch(), PROTOCOL, RolloutLimits(max_turn_tokens=12))
+    prompts = [tuple(range(3, 3 + size)) for size in range(1, 17)]
+    together = collector.collect(prompts, generator)
+    assert together == [collector.collect([prompt], generator)[0] for prompt in prompts]
+    assert max(len(trajectory.turns) for trajectory in together) > 1
+    check_assembly(together, assemble(together))
+
+
+word_ids = st.lists(st.integers(0, len(WORDS) - 1), min_size=1, max_size=8).map(tuple)
+turns = st.one_of(
+    st.sampled_from([ANSWER, SEARCH, OTHER_SEARCH, SILENCE]), st.builds(Generation, word_ids, st.none(), st.booleans())
+)
+limits_strategy = st.builds(
+    RolloutLimits,
+    max_turns=st.integers(0, 3),
+    max_turn_tokens=st.integers(1, 8),
+    max_observation_tokens=st.integers(2, 8),
+    max_trajectory_tokens=st.integers(1, 30),
+    on_long_observation=st.sampled_from(["truncate", "stop"]),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.lists(turns, min_size=4, max_size=4), min_size=1, max_size=4), limits_strategy, st.data())
+def test_whatever_the_policy_says_the_invariants_hold(
+    scripts: list[list[Generation]], limits: RolloutLimits, data: st.DataObject
+) -> None:
+    failures = data.draw(st.lists(st.just(SearchUnavailable("down")), max_size=3))
+    trajectories, generator = collect(dict(enumerate(scripts)), FakeSearch(failures), limits)
+    for row, trajectory in enumerate(trajectories):
+        assert [turn.token_ids for turn in trajectory.turns] == generator.sampled[row]
+        assert 1 <= len(trajectory.turns) <= limits.max_turns + 1
+        assert sum(len(segment.token_ids) for segment in trajectory.segments) <= limits.max_trajectory_tokens
+        assert all(len(seen.token_ids) <= limits.max_observation_tokens for seen in trajectory.observations)
+        assert not isinstance(trajectory.segments[-1], Observation)
+        assert (trajectory.answer is not None) == (trajectory.stop_reason is StopReason.ANSWERED)

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import random
+from itertools import count
+from typing import Any
+
+import pytest
+import torch
+from tests.conftest import build_policy
+from transformers import GenerationConfig, LlamaForCausalLM
+
+from sorl_trl.rollout import Generation, HFGenerator, TagProtocol
+
+from .fakes import WORDS, bpe_tokenizer, encode, word_tokenizer
+
+EOS = WORDS.index("<eos>")
+STOPS = TagProtocol.stop_strings
+GREEDY = GenerationConfig(do_sample=False)
+
+
+def generator(model: Any, tokenizer: Any = None, eos: int = EOS, config: GenerationConfig = GREEDY) -> HFGenerator:
+    return HFGenerator(model, tokenizer or word_tokenizer(), STOPS, config, [eos])
+
+
+def replaying(rows: list[tuple[int, ...]], vocab_size: int = len(WORDS)) -> LlamaForCausalLM:
+    """A real model whose logits are overwritten: greedy row r samples `rows[r]`, then its last token for ever."""
+    model = build_policy(vocab_size=vocab_size).eval()
+    forward, steps = model.forward, count()
+
+    def replay(**kwargs: Any) -> Any:
+        output, step = forward(**kwargs), next(steps)
+        tokens = torch.tensor([row[min(step, len(row) - 1)] for row in rows])
+        output.logits = torch.nn.functional.one_hot(tokens, vocab_size).float()[:, None]
+        return output
+
+    model.forward = replay  # type: ignore[method-assign]
+    return model
+
+
+def words(text: str) -> tuple[int, ...]:
+    return tuple(map(WORDS.index, text.split()))
+
+
+def test_a_batch_equals_its_rows_alone() -> None:
+    model = build_policy(seed=3, vocab_size=len(WORDS)).eval()
+    with torch.no_grad():
+        model.lm_head.weight *= 8  # more varied greedy continuations
+    rng = random.Random(0)
+    contexts = [[rng.randrange(3, len(WORDS)) for _ in range(rng.randint(1, 9))] for _ in range(24)]
+    limits = [rng.randint(1, 12) for _ in contexts]
+    generate = generator(model).generate
+    batch = generate(contexts, limits)
+    assert batch == [generate([context], [limit])[0] for context, limit in zip(contexts, limits, strict=True)]
+    assert len({row.stopped for row in batch}) == 2, "rows that stop and rows that reach their limit"
+    for row, limit in zip(batch, limits, strict=True):
+        assert len(row.token_ids) <= limit and (row.stopped or len(row.token_ids) == limit)
+
+
+def test_each_row_stops_at_its_own_tag_eos_or_limit() -> None:
+    rows = [
+        ("<search> capital </search> of of of", 9, "<search> capital </search>", True),
+        ("Paris <eos> France France", 9, "Paris <eos>", True),
+        ("<answer> No found Paris </answer> I", 9, "<answer> No found Paris </answer>", True),
+        ("I should </answer>", 3, "I should </answer>", True),
+        ("I should capital of", 2, "I should", False),
+        ("I", 7, "I I I I I I I", False),
+    ]
+    model = replaying([words(text) for text, *_ in rows])
+    contexts = [words("Doc " * (1 + i % 3)) for i in range(len(rows))]
+    batch = generator(model).generate(contexts, [limit for _, limit, *_ in rows])
+    assert batch == [Generation(words(kept), None, stopped) for *_, kept, stopped in rows]
+
+
+def test_a_tag_in_the_context_is_no_stop() -> None:
+    model = replaying([words("of Paris I should")])
+    assert generator(model).generate([words("capital </search>")], [3])[0].token_ids == words("of Paris I")
+
+
+def test_the_padding_id_is_a_token_like_any_other() -> None:
+    sampled = words("<pad> capital <pad> of <eos>")
+    model = replaying([sampled, words("I")])
+    assert generator(model).generate([words("Doc"), words("Doc of <pad>")], [9, 1])[0].token_ids == sampled
+
+
+def test_what_a_token_holds_beyond_the_tag_is_kept() -> None:
+    tokenizer = bpe_tokenizer()
+    ids = encode(tokenizer, "<search>capital</search>\n\n")
+    assert tokenizer.decode(ids[-1:]) == ">\n\n"
+    model = replaying([(*ids, *encode(tokenizer, "France"))], len(tokenizer))
+    row = generator(model, tokenizer, eos=tokenizer.eos_token_id).generate([ids[:1]], [99])[0]
+    assert row == Generation(ids, None, True)
+    assert TagProtocol().parse(tokenizer.decode(row.token_ids)).content == "capital"
+
+
+def test_nothing_to_generate() -> None:
+    assert generator(build_policy(vocab_size=len(WORDS))).generate([], []) == []
+
+
+@pytest.mark.parametrize(
+    ("contexts", "limits", "message"),
+    [
+        ([[3], []], [1, 1], r"contexts\[1\] is empty"),
+        ([[3]], [0], r"max_new_tokens\[0\]=0"),
+        ([[3]], [1, 2], "2 entries for 1 contexts"),
+    ],
+)
+def test_wrong_rows_are_named(contexts: list[list[int]], limits: list[int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        generator(build_policy(vocab_size=len(WORDS))).generate(contexts, limits)
+
+
+def test_wrong_settings_are_named() -> None:
+    model = build_policy(vocab_size=len(WORDS))
+    with pytest.raises(ValueError, match="num_return_sequences=2"):
+        generator(model, config=GenerationConfig(do_sample=True, num_return_sequences=2))
+    with pytest.raises(ValueError, match="eos_token_ids"):
+        HFGenerator(model, word_tokenizer(), STOPS, GREEDY, [])
+
+
+def test_the_caller_s_config_is_left_alone() -> None:
+    config = GenerationConfig(do_sample=True, temperature=0.7, max_length=3)
+    before = config.to_dict()
+    generator(build_policy(vocab_size=len(WORDS)), config=config).generate([[3, 4, 5, 6]], [5])
+    assert config.to_dict() == before
