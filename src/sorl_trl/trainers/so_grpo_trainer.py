@@ -7,7 +7,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from sorl_trl.ops import group_turn_advantages, turn_broadcast, turn_counts, turn_returns, turn_std
+from sorl_trl.ops import (
+    group_turn_advantages,
+    masked_mean,
+    turn_broadcast,
+    turn_counts,
+    turn_mask,
+    turn_returns,
+    turn_std,
+)
 from sorl_trl.trainers.base_trainer import TurnLevelTrainer
 from sorl_trl.trainers.so_grpo_config import SOGRPOConfig
 from sorl_trl.trainers.turn_rewards import TurnRewardRecorder
@@ -60,7 +68,17 @@ class SOGRPOTrainer(TurnLevelTrainer):
         output = super()._generate_and_score_completions(inputs)
         if self._advantages is not None:
             output["advantages"] = turn_broadcast(self._advantages, output["turn_ids"])
+            self._show_advantages()
         return output
+
+    def _show_advantages(self) -> None:
+        """Replace the outcome advantages in TRL's completions table by the mean over each trajectory's turns."""
+        means = masked_mean(self._advantages, turn_mask(self._turn_ids)[:, : self._advantages.shape[1]], dim=1)
+        shown = self.accelerator.gather(means).tolist()
+        table = self._logs["advantages"]
+        for _ in range(min(len(shown), len(table))):
+            table.pop()
+        table.extend(shown)
 
     def _turn_advantages(self, recorder: TurnRewardRecorder, rewards_per_func: Tensor, batch_size: int) -> Tensor | None:
         """(B, K) of the local trajectories; `None` where TRL's own outcome advantages are the same thing."""
@@ -76,8 +94,7 @@ class SOGRPOTrainer(TurnLevelTrainer):
         local = slice(rank * batch_size, (rank + 1) * batch_size)
         turn_rewards = recorder.combine(rewards_per_func[local], self.reward_weights)
         scored = ~rewards_per_func[local].isnan().all(-1)
-        present = torch.arange(turn_rewards.shape[1], device=scored.device) < turn_counts(self._turn_ids)[:, None]
-        mask = (present & scored[:, None]).float()
+        mask = (turn_mask(self._turn_ids) & scored[:, None]).float()
         returns = turn_returns(turn_rewards, mask, self.args.gamma)
         advantages = self._group_advantages(self._gather_turns(returns), self._gather_turns(mask))
         return advantages[local, : returns.shape[1]]

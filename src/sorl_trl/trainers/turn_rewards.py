@@ -54,8 +54,7 @@ class TurnRewardRecorder:
             return list(rewards)  # TRL raises, and names the function and both counts
         totals: list[float | None] = []
         for row, reward in enumerate(rewards):
-            if isinstance(reward, Tensor) and reward.dim() > 0:
-                reward = reward.tolist()
+            reward = reward.tolist() if hasattr(reward, "tolist") else reward  # tensors and arrays
             if reward is None or not hasattr(reward, "__len__"):
                 totals.append(reward)
                 continue

@@ -1,0 +1,332 @@
+"""SOGRPOTrainer end to end on tiny policies: turn rewards, the collector, failures, checkpoints."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig
+from trl import GRPOConfig, GRPOTrainer
+
+from sorl_trl import SearchRollout, SOGRPOConfig, SOGRPOTrainer
+from sorl_trl.qa import exact_match_reward, search_hit_turn_reward
+from sorl_trl.rollout import RetryPolicy
+from sorl_trl.search import SearchUnavailable
+from tests.agents import LIMITS, PROTOCOL, agent_policy, agent_tokenizer, questions, search_index
+from tests.conftest import build_policy
+from tests.contract.test_trl_parity import settings, train
+from tests.trajectories import FixedRollout, parity_reward, prompts
+
+NO_WAIT = RetryPolicy(attempts=2, initial_wait_s=0.0, max_wait_s=0.0)
+
+
+def turns_reward(trajectory: Any, **_: Any) -> list[float]:
+    """A random policy is never right, but it takes more turns at times."""
+    return [float(len(t.turns)) for t in trajectory]
+
+
+def build_agent(tmp_path: Path, search: Any = None, trainer_class: Any = SOGRPOTrainer, **overrides: Any) -> Any:
+    """A trainer whose random policy searches a corpus of four passages."""
+    to_trainer = {name: overrides.pop(name) for name in ("peft_config", "eval_dataset") if name in overrides}
+    reward_funcs = overrides.pop("reward_funcs", [turns_reward])
+    limits = overrides.pop("limits", LIMITS)
+    defaults = {"max_completion_length": 32, "max_steps": 4, "learning_rate": 1e-3}
+    arguments = settings(tmp_path, **{**defaults, **overrides})
+    config_class = SOGRPOConfig if trainer_class is SOGRPOTrainer else GRPOConfig
+    return trainer_class(
+        agent_policy(),
+        reward_funcs,
+        config_class(**arguments),
+        questions(),
+        processing_class=agent_tokenizer(),
+        rollout_func=SearchRollout(search or search_index(tmp_path), PROTOCOL, limits, NO_WAIT),
+        **to_trainer,
+    )
+
+
+class DownAfter:
+    """A search engine that answers a few calls and then is down."""
+
+    def __init__(self, search: Any, calls: int) -> None:
+        self.search, self.calls = search, calls
+
+    def search_batch(self, queries: Any, k: int) -> Any:
+        self.calls -= 1
+        if self.calls < 0:
+            raise SearchUnavailable("connection refused")
+        return self.search.search_batch(queries, k)
+
+
+class TestCollector:
+    @pytest.mark.parametrize("trainer_class", [SOGRPOTrainer, GRPOTrainer])
+    def test_trains_with_the_collector(self, tmp_path: Path, trainer_class: Any) -> None:
+        trainer = build_agent(tmp_path, trainer_class=trainer_class)
+        before = [p.clone() for p in trainer.model.parameters()]
+        trainer.train()
+        log = trainer.state.log_history[0]
+        assert math.isfinite(log["loss"])
+        assert log["rollout/searches_per_trajectory"] > 0
+        assert log["rollout/invalid_actions_per_trajectory"] > 0
+        assert sum(value for key, value in log.items() if key.startswith("rollout/stop_reason/")) == pytest.approx(1)
+        assert any((a != b).any() for a, b in zip(before, trainer.model.parameters(), strict=True))
+
+    def test_turns_are_those_that_were_sampled(self, tmp_path: Path) -> None:
+        trainer = build_agent(tmp_path)
+        seen: list[Any] = []
+        trainer.reward_funcs = [lambda trajectory, **_: seen.extend(trajectory) or [0.0] * len(trajectory)]
+        batch = trainer._generate_and_score_completions([dict(row) for row in questions(4) for _ in range(4)])
+        assert len({len(trajectory.turns) for trajectory in seen}) > 1
+        for row, trajectory in enumerate(seen):
+            for k, turn in enumerate(trajectory.turns):
+                at = batch["turn_ids"][row] == k
+                assert tuple(batch["completion_ids"][row][at].tolist()) == turn.token_ids
+            assert int(batch["turn_ids"][row].max()) == len(trajectory.turns) - 1
+
+    def test_complete_trajectories_are_not_truncated(self, tmp_path: Path) -> None:
+        """Answered ones end in an end-of-sequence token that is not trained on; the truncated are those TRL counts."""
+        trainer = build_agent(tmp_path, max_steps=1)
+        trainer.train()
+        log = trainer.state.log_history[0]
+        limits = ("turn_limit", "observation_limit", "trajectory_limit")
+        assert log["completions/clipped_ratio"] == pytest.approx(sum(log[f"rollout/stop_reason/{r}"] for r in limits))
+        assert 0 < log["completions/clipped_ratio"] < 1
+
+    def test_evaluates(self, tmp_path: Path) -> None:
+        trainer = build_agent(tmp_path, eval_dataset=questions(4), per_device_eval_batch_size=4, num_generations_eval=2)
+        metrics = trainer.evaluate()
+        assert math.isfinite(metrics["eval_loss"])
+        assert metrics["eval_turns/per_trajectory"] >= 1
+        assert "eval_rollout/searches_per_trajectory" in metrics
+
+    def test_lora(self, tmp_path: Path) -> None:
+        lora = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
+        trainer = build_agent(tmp_path, peft_config=lora, beta=0.1, learning_rate=1e-1)
+        trainer.train()
+        moved = [p for name, p in trainer.model.named_parameters() if "lora_B" in name]
+        assert all((p != 0).any() for p in moved)
+        assert trainer.state.log_history[-2]["kl"] > 0
+
+    def test_limits_must_fit_the_trainer(self, tmp_path: Path) -> None:
+        trainer = build_agent(tmp_path, limits=replace(LIMITS, max_trajectory_tokens=33))
+        with pytest.raises(ValueError, match="max_trajectory_tokens` is 33.*max_completion_length` of 32"):
+            trainer.train()
+
+    def test_an_exception_leaves_the_policy_as_it_was(self, tmp_path: Path) -> None:
+        class Broken:
+            def search_batch(self, queries: Any, k: int) -> Any:
+                raise KeyError("a bug")
+
+        trainer = build_agent(tmp_path, search=Broken(), gradient_checkpointing=True)
+        trainer.model.gradient_checkpointing_enable()
+        with pytest.raises(KeyError, match="a bug"):
+            trainer.train()
+        assert trainer.model.is_gradient_checkpointing
+
+
+class TestSearchFailures:
+    def test_trajectories_without_search_are_masked_and_counted(self, tmp_path: Path) -> None:
+        trainer = build_agent(tmp_path, search=DownAfter(search_index(tmp_path), calls=0))
+        batch = trainer._generate_and_score_completions([dict(row) for row in questions(16) for _ in range(4)])
+        masked = (batch["turn_ids"] < 0).all(-1)
+        assert masked.any()
+        assert not masked.all()
+        assert (batch["advantages"][masked] == 0).all()
+        metrics = trainer._metrics["train"]
+        share = masked.float().mean().item()
+        assert metrics["trajectories_without_turn"] == [pytest.approx(share)]
+        assert metrics["rollout/masked_share"] == [pytest.approx(share)]
+
+    def test_their_reward_does_not_enter_the_baseline(self, tmp_path: Path) -> None:
+        """A reward function that scores them all the same: the group's mean is that of the others."""
+        trainer = build_agent(tmp_path, search=DownAfter(search_index(tmp_path), calls=0), scale_rewards="none")
+        rewards = [float(i) for i in range(64)]
+        trainer.reward_funcs = [lambda **_: list(rewards)]
+        batch = trainer._generate_and_score_completions([dict(row) for row in questions(16) for _ in range(4)])
+        kept = ~(batch["turn_ids"] < 0).all(-1)
+        for group in range(16):
+            rows = [i for i in range(4 * group, 4 * group + 4) if kept[i]]
+            mean = sum(rewards[i] for i in rows) / max(len(rows), 1)
+            for i in rows:
+                assert batch["advantages"][i].item() == pytest.approx(rewards[i] - mean, abs=1e-4)
+
+    def test_training_survives_a_dead_engine(self, tmp_path: Path) -> None:
+        trainer = build_agent(tmp_path, search=DownAfter(None, calls=0), max_steps=4)
+        trainer.train()
+        for log in trainer.state.log_history[:-1]:
+            assert math.isfinite(log["loss"])
+        assert all(torch.isfinite(p).all() for p in trainer.model.parameters())
+
+    def test_all_truncated(self, tmp_path: Path) -> None:
+        tight = replace(LIMITS, max_turn_tokens=1)
+        trainer = build_agent(tmp_path, limits=tight, mask_truncated_completions=True, max_steps=2)
+        before = [p.clone() for p in trainer.model.parameters()]
+        trainer.train()
+        log = trainer.state.log_history[0]
+        assert log["completions/clipped_ratio"] > 0.8
+        assert log["loss"] == pytest.approx(0.0, abs=1e-6)
+        assert all(torch.isfinite(p).all() for p in trainer.model.parameters())
+        assert len(before) == len(list(trainer.model.parameters()))
+
+
+class TestTurnRewards:
+    def test_advantages_are_those_of_the_formula(self, tmp_path: Path, tokenizer: Any) -> None:
+        """Against loops: returns with discount, the mean over trajectories of turn means, and the spread around it."""
+        gamma = 0.5
+
+        def steps(turn_ids: Any, **_: Any) -> list[list[float]]:
+            return [[float(k + i % 3) for k in range(max(row) + 1)] for i, row in enumerate(turn_ids)]
+
+        arguments = settings(tmp_path, gamma=gamma)
+        trainer = SOGRPOTrainer(
+            build_policy(), [steps, parity_reward], SOGRPOConfig(**arguments, reward_weights=[1.0, 2.0]), prompts(),
+            processing_class=tokenizer, rollout_func=FixedRollout(),
+        )  # fmt: skip
+        rewards: dict[str, Any] = {}
+        trainer.reward_funcs[1] = lambda **kwargs: rewards.setdefault("outcome", parity_reward(**kwargs))
+        batch = trainer._generate_and_score_completions([dict(row) for row in prompts(2) for _ in range(4)])
+        returns = []
+        for i in range(8):
+            count = int(batch["turn_ids"][i].max()) + 1
+            turn_rewards = [float(k + i % 3) for k in range(count)]
+            turn_rewards[-1] += 2.0 * rewards["outcome"][i]
+            returns.append([sum(gamma ** (j - k) * turn_rewards[j] for j in range(k, count)) for k in range(count)])
+        for group in (range(4), range(4, 8)):
+            baseline = sum(sum(returns[i]) / len(returns[i]) for i in group) / 4
+            spread = sum(sum((r - baseline) ** 2 for r in returns[i]) / len(returns[i]) for i in group) / 3
+            for i in group:
+                for k, value in enumerate(returns[i]):
+                    expected = (value - baseline) / (math.sqrt(spread) + 1e-4)
+                    got = batch["advantages"][i][batch["turn_ids"][i] == k]
+                    assert got.tolist() == pytest.approx([expected] * len(got), abs=1e-5)
+        assert (batch["advantages"][batch["turn_ids"] < 0] == 0).all()
+
+    def test_an_outcome_given_as_a_turn_reward_is_trls_advantage(self, tmp_path: Path, tokenizer: Any) -> None:
+        def as_turns(turn_ids: Any, **kwargs: Any) -> list[list[float]]:
+            outcomes = parity_reward(**kwargs)
+            return [[0.0] * max(row) + [reward] for row, reward in zip(turn_ids, outcomes, strict=True)]
+
+        arguments = settings(tmp_path, loss_type="grpo", importance_sampling_level="token", clip_normalization="none")
+        by_turns = train(SOGRPOTrainer, SOGRPOConfig, tokenizer, **arguments, reward_funcs=as_turns)
+        by_outcome = train(SOGRPOTrainer, SOGRPOConfig, tokenizer, **arguments)
+        for a, b in zip(by_turns.model.parameters(), by_outcome.model.parameters(), strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-5)  # eight steps of Adam on rounding differences
+
+    @pytest.mark.parametrize("scale", ["group", "batch", "none"])
+    def test_every_scaling(self, tmp_path: Path, scale: str) -> None:
+        rewards = [exact_match_reward, search_hit_turn_reward]
+        trainer = build_agent(tmp_path, reward_funcs=rewards, scale_rewards=scale)
+        trainer.train()
+        assert all(math.isfinite(log["loss"]) for log in trainer.state.log_history if "loss" in log)
+
+    def test_normalize_then_sum_is_refused(self, tmp_path: Path) -> None:
+        trainer = build_agent(tmp_path, gamma=0.9, multi_objective_aggregation="normalize_then_sum")
+        with pytest.raises(ValueError, match="multi_objective_aggregation"):
+            trainer.train()
+
+    def test_the_completions_table_shows_the_mean_over_turns(self, tmp_path: Path) -> None:
+        trainer = build_agent(tmp_path, gamma=0.9, max_steps=1)
+        batch = trainer._generate_and_score_completions([dict(row) for row in questions(4) for _ in range(4)])
+        for shown, advantages, turn_ids in zip(
+            trainer._logs["advantages"], batch["advantages"], batch["turn_ids"], strict=True
+        ):
+            turns = [advantages[turn_ids == k][0].item() for k in range(int(turn_ids.max()) + 1)]
+            assert shown == pytest.approx(sum(turns) / len(turns), abs=1e-6)
+
+
+class TestBadInput:
+    def test_arguments_of_another_kind(self, tokenizer: Any) -> None:
+        with pytest.raises(TypeError, match="`args` is a GRPOConfig, but must be a SOGRPOConfig"):
+            SOGRPOTrainer(agent_policy(), parity_reward, GRPOConfig(use_cpu=True, bf16=False), prompts())
+
+    def test_missing_chat_template(self, tmp_path: Path, tokenizer: Any) -> None:
+        from datasets import Dataset
+
+        messages = Dataset.from_list([{"prompt": [{"role": "user", "content": "w1"}]}] * 4)
+        with pytest.raises(ValueError, match="no chat template"):
+            SOGRPOTrainer(
+                agent_policy(), parity_reward, SOGRPOConfig(**settings(tmp_path)), messages, processing_class=tokenizer
+            )
+
+    def test_wrong_number_of_rewards(self, tmp_path: Path) -> None:
+        trainer = build_agent(tmp_path, reward_funcs=lambda **_: [1.0])
+        with pytest.raises(ValueError, match="returned 1 rewards, but 16 were expected"):
+            trainer.train()
+
+    def test_ragged_turn_rewards(self, tmp_path: Path) -> None:
+        trainer = build_agent(tmp_path, reward_funcs=lambda turn_ids, **_: [[1.0] * 9 for _ in turn_ids])
+        with pytest.raises(ValueError, match="returned 9 turn rewards for trajectory 0"):
+            trainer.train()
+
+    def test_a_bad_rollout_is_named(self, tmp_path: Path, tokenizer: Any) -> None:
+        class Short(FixedRollout):
+            def __call__(self, prompts: Any, trainer: Any) -> Any:
+                output = super().__call__(prompts, trainer)
+                output["env_mask"][2] = output["env_mask"][2][:-1]
+                return output
+
+        with pytest.raises(ValueError, match="`env_mask` in row 2"):
+            train(SOGRPOTrainer, SOGRPOConfig, tokenizer, **settings(tmp_path), rollout_func=Short())
+
+
+@dataclass
+class CPUConfig(SOGRPOConfig):
+    use_cpu: bool = True
+    bf16: bool = False
+
+
+class CPUTrainer(SOGRPOTrainer):
+    config_class = CPUConfig
+
+
+def test_default_arguments(tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`args=None` must give the trainer's own config: TRL would build a plain GRPOConfig."""
+    monkeypatch.chdir(tmp_path)
+    policy = agent_policy()
+    policy.config._name_or_path = "somewhere/tiny"
+    trainer = CPUTrainer(policy, parity_reward, train_dataset=prompts(), processing_class=tokenizer)
+    assert type(trainer.args) is CPUConfig
+    assert trainer.args.output_dir == "tiny-CPU"
+
+
+def test_turns_split_at_tags(tmp_path: Path, tokenizer: Any) -> None:
+    class Thinking(FixedRollout):
+        def _trajectory(self, index: int) -> tuple[list[int], list[int]]:
+            return [5, 6, 3, 7, 8, 1], [0] * 6  # w1 w2 </think> w3 w4 <eos>
+
+    trainer = train(
+        SOGRPOTrainer, SOGRPOConfig, tokenizer, **settings(tmp_path, turn_boundary="tags"), rollout_func=Thinking()
+    )
+    assert trainer.state.log_history[0]["turns/per_trajectory"] == 2
+    assert trainer.state.log_history[0]["turns/length"] == 3
+
+
+@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
+def test_checkpoint_is_plain(tmp_path: Path, lora: bool) -> None:
+    """It loads in a fresh process that never imports this package, and says what the trained policy says."""
+    peft_config = {"peft_config": LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")} if lora else {}
+    trainer = build_agent(tmp_path, learning_rate=1e-1, **peft_config)
+    if lora:
+        agent_policy().save_pretrained(tmp_path / "base")
+        trainer.model.peft_config["default"].base_model_name_or_path = str(tmp_path / "base")
+    trainer.train()
+    trainer.save_model(tmp_path / "saved")
+    ids = torch.tensor([[3, 9, 4]])
+    expected = trainer.model(input_ids=ids).logits.flatten().tolist()
+    script = f"""
+import json, sys, torch
+from {"peft import AutoPeftModelForCausalLM" if lora else "transformers import AutoModelForCausalLM"} as Model
+model = Model.from_pretrained({str(tmp_path / "saved")!r})
+logits = model(input_ids=torch.tensor({ids.tolist()})).logits.flatten().tolist()
+print(json.dumps([logits, [name for name in sys.modules if name.startswith("sorl_trl")]]))
+"""
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    logits, ours = json.loads(run.stdout.strip().splitlines()[-1])
+    assert ours == []
+    assert logits == pytest.approx(expected, abs=1e-5)

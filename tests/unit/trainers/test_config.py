@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sorl_trl import SOGRPOConfig
+
+
+def build(tmp_path: Path, **overrides: Any) -> SOGRPOConfig:
+    return SOGRPOConfig(str(tmp_path), use_cpu=True, bf16=False, **overrides)
+
+
+def test_defaults_are_so_grpo(tmp_path: Path) -> None:
+    config = build(tmp_path)
+    assert (config.importance_sampling_level, config.turn_ratio) == ("turn", "geometric")
+    assert (config.clip_normalization, config.ctn_coef, config.kl_estimator) == ("kl_penalty", 3.0, "unbiased")
+    assert (config.loss_type, config.gamma, config.turn_boundary) == ("turn", 1.0, "recorded")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        ("importance_sampling_level", "word", "'turn'"),
+        ("turn_ratio", "harmonic", "'geometric'"),
+        ("clip_normalization", "kl", "'kl_penalty'"),
+        ("kl_estimator", "k4", "'unbiased'"),
+        ("loss_type", "ppo", "'turn'"),
+        ("turn_boundary", "auto", "'recorded'"),
+        ("ctn_coef", -1.0, "at least 0"),
+        ("ctn_coef", float("nan"), "at least 0"),
+        ("gamma", 1.5, "[0, 1]"),
+        ("gamma", -0.1, "[0, 1]"),
+    ],
+)
+def test_bad_values_are_named(tmp_path: Path, name: str, value: Any, allowed: str) -> None:
+    with pytest.raises(ValueError) as error:
+        build(tmp_path, **{name: value})
+    assert name in str(error.value)
+    assert str(value) in str(error.value)
+    assert allowed in str(error.value)
+
+
+@pytest.mark.parametrize("tags", [[], [""]])
+def test_splitting_at_tags_needs_tags(tmp_path: Path, tags: list[str]) -> None:
+    with pytest.raises(ValueError, match="turn_boundary_tags"):
+        build(tmp_path, turn_boundary="tags", turn_boundary_tags=tags)
+
+
+def test_bias_norm_refuses_reentrant_checkpointing(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="use_reentrant"):
+        build(tmp_path, clip_normalization="bias_norm", gradient_checkpointing_kwargs={"use_reentrant": True})
+
+
+def test_generations_must_divide_the_batch(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="num_generations"):
+        build(tmp_path, per_device_train_batch_size=4, num_generations=3)

@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from accelerate import Accelerator
+
+from sorl_trl.trainers.turn_metrics import turn_metrics
+
+TURN_IDS = torch.tensor([[0, 0, -1, 1], [0, -1, -1, -1]])
+LOG_RATIO = torch.tensor([[0.5, -0.1, float("nan"), -0.4], [0.0, 9.0, float("inf"), 0.0]])
+ADVANTAGES = torch.tensor([[-1.0], [1.0]])
+
+
+def reduce(log_ratio: torch.Tensor, turn_ids: torch.Tensor) -> dict[str, float]:
+    metrics = turn_metrics(log_ratio, turn_ids, ADVANTAGES, (0.8, 1.2), "geometric")
+    return metrics.reduce(Accelerator(cpu=True))
+
+
+def test_hand_worked() -> None:
+    metrics = reduce(LOG_RATIO, TURN_IDS)
+    first, second = math.exp(0.2), math.exp(-0.4)  # of trajectory 0; trajectory 1 has one turn of ratio 1
+    assert metrics["turns/per_trajectory"] == 1.5
+    assert metrics["turns/length"] == pytest.approx(4 / 3)
+    assert metrics["turns/ratio_mean"] == pytest.approx((first + second + 1) / 3)
+    assert metrics["turns/ratio_min"] == pytest.approx(second)
+    assert metrics["turns/ratio_max"] == pytest.approx(first)
+    assert metrics["clip_fraction/token"] == pytest.approx(2 / 4)  # exp(0.5) and exp(-0.4)
+    assert metrics["clip_fraction/turn"] == pytest.approx(2 / 3)
+    assert metrics["clip_fraction/negative_turn"] == pytest.approx(1 / 2)  # only below 1 - ε counts
+    kl = sum(math.exp(l) * l - math.exp(l) + 1 for l in (0.5, -0.1, -0.4)) / 3  # noqa: E741
+    assert metrics["kl_to_old"] == pytest.approx(kl / 2)
+
+
+def test_without_a_turn_there_is_nothing_to_average() -> None:
+    metrics = reduce(LOG_RATIO, torch.full_like(TURN_IDS, -1))
+    assert metrics["turns/per_trajectory"] == 0
+    for name in ("turns/length", "turns/ratio_mean", "turns/ratio_min", "turns/ratio_max", "clip_fraction/token"):
+        assert math.isnan(metrics[name]), name

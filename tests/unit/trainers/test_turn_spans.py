@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from sorl_trl.trainers.turn_spans import check_rollout, checked_rollout, split_at_tags, turn_ids_of
+
+
+def output(**overrides: Any) -> dict[str, Any]:
+    return {
+        "prompt_ids": [[4], [4, 5]],
+        "completion_ids": [[4, 5, 6], [7]],
+        "logprobs": None,
+        "env_mask": [[1, 0, 1], [1]],
+        "turn_ids": [[0, -1, 1], [0]],
+        **overrides,
+    }
+
+
+def test_a_good_rollout_passes() -> None:
+    check_rollout(output(), 2)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"completion_ids": [[4, 5, 6]]}, "1 rows of `completion_ids` for 2 prompts"),
+        ({"prompt_ids": [[4]]}, "1 rows of `prompt_ids` for 2 prompts"),
+        ({"env_mask": [[1, 0, 1]]}, "1 rows of `env_mask` for 2 prompts"),
+        ({"env_mask": [[1, 0], [1]]}, "2 entries of `env_mask` in row 0, whose completion has 3 tokens"),
+        ({"turn_ids": [[0, -1, 1], [0, 0]]}, "2 entries of `turn_ids` in row 1, whose completion has 1 tokens"),
+        ({"logprobs": [[0.0, 0.0, 0.0], []]}, "0 entries of `logprobs` in row 1"),
+        ({"completion_ids": [[4, 5, 6], []]}, "empty completion in row 1"),
+        ({"env_mask": [[1, 2, 1], [1]]}, r"`env_mask` holds \[2\] in row 0"),
+        ({"turn_ids": [[0, -1, 2], [0]]}, "turn"),  # skips turn 1
+        ({"turn_ids": [[1, -1, 0], [0]]}, "turn"),  # goes backwards
+        ({"turn_ids": [[0, 0, 1], [0]]}, "turn"),  # claims an observation
+    ],
+)
+def test_bad_rollouts_are_named(overrides: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        check_rollout(output(**overrides), 2)
+
+
+def test_turn_ids_imply_the_mask() -> None:
+    rollout = checked_rollout(lambda prompts, trainer: {k: v for k, v in output().items() if k != "env_mask"})
+    assert rollout(["a", "b"], None)["env_mask"] == [[1, 0, 1], [1]]
+
+
+def test_recorded_spans_win_over_mask_runs() -> None:
+    ids, mask, recorded = [[4, 5, 6]], [[1, 1, 1]], [[0, 1, 1]]
+    assert turn_ids_of(ids, mask, recorded).tolist() == recorded
+    assert turn_ids_of(ids, [[1, 0, 1]], None).tolist() == [[0, -1, 1]]
+    assert turn_ids_of(ids, None, None).tolist() == [[0, 0, 0]]
+
+
+def test_rows_of_different_lengths_are_padded() -> None:
+    assert turn_ids_of([[4], [4, 5]], None, None).tolist() == [[0, -1], [0, 0]]
+
+
+class TestSplitAtTags:
+    def test_a_turn_ends_with_the_token_that_completes_the_tag(self, tokenizer: Any) -> None:
+        ids = tokenizer("w0 </think> w1 w2 </think> w3")["input_ids"]
+        turn_ids = torch.tensor([[0, 0, -1, 1, 1, 1]])
+        split = split_at_tags(turn_ids, [ids], tokenizer, ["</think>"])
+        # The last turn splits behind its tag; a tag at the end of the first makes no empty turn.
+        assert split.tolist() == [[0, 0, -1, 1, 1, 2]]
+
+    def test_a_tag_of_several_tokens_and_one_in_an_observation(self, tokenizer: Any) -> None:
+        ids = tokenizer("w0 w1 w2 w3 w0 w1 w4")["input_ids"]
+        turn_ids = torch.tensor([[0, 0, 0, 0, -1, -1, 1]])
+        split = split_at_tags(turn_ids, [ids], tokenizer, ["w0 w1"])
+        assert split.tolist() == [[0, 0, 1, 1, -1, -1, 2]]
+
+    def test_a_tag_is_not_put_together_over_an_observation(self, tokenizer: Any) -> None:
+        ids = tokenizer("w0 w5 w1 w2")["input_ids"]
+        turn_ids = torch.tensor([[0, -1, 1, 1]])
+        split = split_at_tags(turn_ids, [ids], tokenizer, ["w5 w1", "w0 w5"])
+        assert split.tolist() == turn_ids.tolist()
