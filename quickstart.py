@@ -118,6 +118,7 @@ def summarize(results: Mapping[str, EvaluationResult]) -> dict[str, Any]:
 
 def show_examples(result: EvaluationResult) -> None:
     """A one-hop and a two-hop question that were answered, and one that was not."""
+
     def first(hops: int | None, right: float) -> None:
         for question, trajectory in result.scored:
             fits = hops is None or question.metadata["hops"] == hops
@@ -167,8 +168,8 @@ def main() -> None:
     summary |= {"guess_rate": world.guess_rate(), "seconds": time.monotonic() - started, "world": world.name}
     (run / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     print(f"\nAlways giving the commonest answer to each kind of question scores {summary['guess_rate']:.3f}.")
-    print(f"Sampled EM went from {summary['before']['sampled_em']:.3f} to {summary['after']['sampled_em']:.3f}", end="")
-    print(f" in {summary['seconds']:.0f} seconds, everything included.")
+    before, after = (summary[name]["sampled_em"] for name in ("before", "after"))
+    print(f"Sampled EM went from {before:.3f} to {after:.3f} in {summary['seconds']:.0f} seconds, all included.")
     print(f"Figures: {run / 'summary.json'}   Curves: {picture}   Policy: {run / 'policy'}")
 
 

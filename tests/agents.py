@@ -27,9 +27,7 @@ PROTOCOL = TagProtocol(
     feedback_frame=Frame(),
     message_frame=Frame(),
 )
-LIMITS = RolloutLimits(
-    max_turns=2, max_turn_tokens=6, max_observation_tokens=6, max_trajectory_tokens=32, top_k=1
-)
+LIMITS = RolloutLimits(max_turns=2, max_turn_tokens=6, max_observation_tokens=6, max_trajectory_tokens=32, top_k=1)
 
 
 def agent_tokenizer() -> PreTrainedTokenizerFast:

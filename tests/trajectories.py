@@ -16,7 +16,7 @@ def prompts(count: int = 8) -> Dataset:
 
 
 class FixedRollout:
-    """A `rollout_func` that gives the n-th call the same trajectories in every process and every trainer.
+    """A `rollout_func` whose n-th call gives the same trajectories, however many processes share them.
 
     Turn counts differ between trajectories (1 to `max_turns`), and some turns follow each other without an observation.
     """

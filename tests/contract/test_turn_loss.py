@@ -54,10 +54,8 @@ def reference_loss(trainer: Any, batch: dict[str, Any], args: SOGRPOConfig) -> t
         log_ratio = logps[i] - batch["old_per_token_logps"][i]
         surrogate = reference_kl = 0.0
         for span in spans:
-            if args.turn_ratio == "geometric":
-                ratio = log_ratio[span].mean().exp()
-            else:
-                ratio = log_ratio[span].exp().mean()
+            geometric = args.turn_ratio == "geometric"
+            ratio = log_ratio[span].mean().exp() if geometric else log_ratio[span].exp().mean()
             advantage = batch["advantages"][i].double()
             clipped = ratio.clamp(1 - EPSILON, 1 + EPSILON)
             surrogate = surrogate + torch.min(ratio * advantage, clipped * advantage) / len(spans)
@@ -116,7 +114,7 @@ def test_cispo_keeps_the_gradient_of_each_token(tmp_path: Path, tokenizer: Any) 
     ours = gradient(trainer._compute_loss(trainer.model, batch), trainer)
     logps = token_logps(trainer, batch)
     expected = torch.zeros((), dtype=torch.float64)
-    for i, k in {(i, int(k)) for i in range(8) for k in batch["turn_ids"][i] if k >= 0}:
+    for i, k in {(row, int(turn)) for row in range(8) for turn in batch["turn_ids"][row] if turn >= 0}:
         span = batch["turn_ids"][i] == k
         ratio = (logps[i] - batch["old_per_token_logps"][i])[span].mean().exp().detach().clamp(max=1.1)
         expected = expected - ratio * batch["advantages"][i].double() * logps[i][span].sum()

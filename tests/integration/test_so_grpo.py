@@ -99,7 +99,9 @@ class TestCollector:
         assert 0 < log["completions/clipped_ratio"] < 1
 
     def test_evaluates(self, tmp_path: Path) -> None:
-        trainer = build_agent(tmp_path, eval_dataset=questions(4), per_device_eval_batch_size=4, num_generations_eval=2)
+        trainer = build_agent(
+            tmp_path, eval_dataset=questions(4), per_device_eval_batch_size=4, num_generations_eval=2
+        )
         metrics = trainer.evaluate()
         assert math.isfinite(metrics["eval_loss"])
         assert metrics["eval_turns/per_trajectory"] >= 1
@@ -115,7 +117,7 @@ class TestCollector:
 
     def test_limits_must_fit_the_trainer(self, tmp_path: Path) -> None:
         trainer = build_agent(tmp_path, limits=replace(LIMITS, max_trajectory_tokens=33))
-        with pytest.raises(ValueError, match="max_trajectory_tokens` is 33.*max_completion_length` of 32"):
+        with pytest.raises(ValueError, match=r"max_trajectory_tokens` is 33.*max_completion_length` of 32"):
             trainer.train()
 
     def test_an_exception_leaves_the_policy_as_it_was(self, tmp_path: Path) -> None:

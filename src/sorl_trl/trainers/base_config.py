@@ -33,7 +33,7 @@ class TurnLevelConfig(GRPOConfig):
         metadata={
             "help": "How per-token losses are aggregated. 'turn' (default): mean over the tokens of each turn, then "
             "over the turns of each trajectory, then over trajectories (the SO-PPO objective). Also every loss type "
-            "of TRL, with TRL's meaning: 'grpo', 'dr_grpo', 'dapo', 'bnpo', 'cispo', 'sapo', 'luspo', 'vespo' ('vespo' "
+            "of TRL, with TRL's meaning: 'grpo', 'dr_grpo', 'dapo', 'bnpo', 'cispo', 'sapo', 'luspo', 'vespo' (which "
             "weighs whole sequences by itself, whatever `importance_sampling_level` says)."
         },
     )
@@ -66,7 +66,7 @@ class TurnLevelConfig(GRPOConfig):
     kl_estimator: str = field(
         default="unbiased",
         metadata={
-            "help": "Estimator of KL(policy || old policy) in the penalty, with l the token's log-ratio and w = exp(l): "
+            "help": "Estimator of KL(policy || old policy) in the penalty; l is a token's log-ratio, w = exp(l): "
             "'unbiased' (default) w*l - w + 1, 'k1' l, 'k2' l*l/2, 'k3' exp(-l) - 1 + l."
         },
     )
@@ -100,7 +100,9 @@ class TurnLevelConfig(GRPOConfig):
         if not 0.0 <= self.gamma <= 1.0:
             raise ValueError(f"`gamma` is {self.gamma}, but must be in [0, 1].")
         if self.turn_boundary == "tags" and not (self.turn_boundary_tags and all(self.turn_boundary_tags)):
-            raise ValueError(f"`turn_boundary_tags` is {self.turn_boundary_tags}, but `turn_boundary='tags'` needs tags.")
+            raise ValueError(
+                f"`turn_boundary_tags` is {self.turn_boundary_tags}, but `turn_boundary='tags'` needs non-empty tags."
+            )
         if self.clip_normalization == "bias_norm" and (self.gradient_checkpointing_kwargs or {}).get("use_reentrant"):
             raise ValueError(
                 "`clip_normalization='bias_norm'` takes a gradient of its own, which reentrant gradient checkpointing "

@@ -30,6 +30,9 @@ class TurnLevelTrainer(GRPOTrainer):
 
     config_class: ClassVar[type[TurnLevelConfig]] = TurnLevelConfig
     args: TurnLevelConfig
+    reward_funcs: list[Any]
+    _turn_ids: Tensor
+    """(B, T) of the completions that were generated last, before any of them is masked as truncated."""
 
     def __init__(
         self,
@@ -54,7 +57,6 @@ class TurnLevelTrainer(GRPOTrainer):
         if args.loss_type == TURN_LOSS_TYPE:
             self.loss_type = "grpo"
         self._substitution: RatioSubstitution | None = None
-        self._turn_ids: Tensor | None = None
         self._bias_normalizer = self._build_bias_normalizer()
         self._check_chat_template()
 
@@ -73,7 +75,7 @@ class TurnLevelTrainer(GRPOTrainer):
         return ClippingBiasNormalizer(self.model.parameters())
 
     def _check_chat_template(self) -> None:
-        example = next(iter(self.train_dataset), {})
+        example: dict[str, Any] = next(iter(self.train_dataset), {})
         if is_conversational(example) and not getattr(self.processing_class, "chat_template", None):
             raise ValueError(
                 "The prompts of `train_dataset` are conversational, but the tokenizer has no chat template. Set "
@@ -91,7 +93,8 @@ class TurnLevelTrainer(GRPOTrainer):
         if self.args.turn_boundary == "tags":
             turn_ids = split_at_tags(turn_ids, completion_ids, self._tokenizer, self.args.turn_boundary_tags)
         # Reward functions see the turns they are asked to reward.
-        extra_fields["turn_ids"] = [row[: len(ids)].tolist() for row, ids in zip(turn_ids, completion_ids, strict=True)]
+        lengths = map(len, completion_ids)
+        extra_fields["turn_ids"] = [row[:length].tolist() for row, length in zip(turn_ids, lengths, strict=True)]
         self._turn_ids = turn_ids.to(self.accelerator.device)
         return result
 
@@ -144,7 +147,7 @@ class TurnLevelTrainer(GRPOTrainer):
         if self.args.clip_normalization == "kl_penalty":
             loss = loss + self._clip_penalty(log_ratio, turn_ids)
         elif self._bias_normalizer is not None and self.model.training:
-            self._add_clipping_bias(log_ratio, turn_ids, advantages)
+            self._add_clipping_bias(self._bias_normalizer, log_ratio, turn_ids, advantages)
         return loss
 
     def _build_substitution(self, inputs: dict[str, Any], turn_ids: Tensor) -> RatioSubstitution:
@@ -170,12 +173,15 @@ class TurnLevelTrainer(GRPOTrainer):
         self._log_mean("clip_penalty", penalty.detach())
         return self.args.ctn_coef * penalty / self._micro_batches()
 
-    def _add_clipping_bias(self, log_ratio: Tensor, turn_ids: Tensor, advantages: Tensor) -> None:
+    def _add_clipping_bias(
+        self, normalizer: ClippingBiasNormalizer, log_ratio: Tensor, turn_ids: Tensor, advantages: Tensor
+    ) -> None:
+        """One micro-batch's share of C(θ), see `ClippingBiasNormalizer`."""
         ratio = importance_ratio(log_ratio, turn_ids, self.args.importance_sampling_level, self.args.turn_ratio)
         loss_mask = turn_ids >= 0
         clipped = is_clipped(ratio.detach(), advantages, self.epsilon_low, self.epsilon_high) & loss_mask
         bias = clipping_bias(ratio, advantages, loss_mask, self.epsilon_low, self.epsilon_high)
-        self._bias_normalizer.add(bias / self._micro_batches(), bool(clipped.any()))
+        normalizer.add(bias / self._micro_batches(), bool(clipped.any()))
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any) -> Tensor:
         loss = super().training_step(model, inputs, num_items_in_batch)

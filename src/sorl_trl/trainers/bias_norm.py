@@ -30,10 +30,10 @@ class ClippingBiasNormalizer:
         if not any_clipped:
             return
         # autograd.grad, unlike backward, neither touches .grad nor fires DDP's reduction hooks.
-        gradients = torch.autograd.grad(clipping_bias, self._parameters, retain_graph=True, allow_unused=True)
+        bias_gradients = torch.autograd.grad(clipping_bias, self._parameters, retain_graph=True, allow_unused=True)
         gradients = [
             torch.zeros_like(p, dtype=torch.float32) if g is None else g.float()
-            for p, g in zip(self._parameters, gradients, strict=True)
+            for p, g in zip(self._parameters, bias_gradients, strict=True)
         ]
         if self._gradients is None:
             self._gradients = gradients

@@ -30,6 +30,9 @@ class RatioSubstitution:
         tracks_sampling: the off-policy mask is on, which compares with the sampling log-probabilities.
     """
 
+    log_ratio: Tensor
+    """(B, T) log-ratio of each token, with gradient; set by the forward pass."""
+
     def __init__(
         self,
         inputs: dict[str, Any],
@@ -43,8 +46,6 @@ class RatioSubstitution:
         self.turn_ratio = turn_ratio
         self.linear = linear
         self.tracks_sampling = tracks_sampling
-        self.log_ratio: Tensor | None = None
-        """(B, T) log-ratio of each token, with gradient; set by the forward pass."""
 
     def __call__(self, per_token_logps: Tensor) -> Tensor:
         """What TRL's loss gets in place of `per_token_logps` (B, T)."""
@@ -53,7 +54,7 @@ class RatioSubstitution:
         self.log_ratio = per_token_logps - old
         if self.turn_ratio is None:
             return per_token_logps
-        shift = self._shift(self.log_ratio)
+        shift = self._shift(self.log_ratio, self.turn_ratio)
         self.inputs["old_per_token_logps"] = old
         if "ref_per_token_logps" in self.inputs:
             self.inputs["ref_per_token_logps"] = self.inputs["ref_per_token_logps"] + shift
@@ -62,8 +63,8 @@ class RatioSubstitution:
             self.inputs["sampling_per_token_logps"] = sampling + shift.detach()
         return per_token_logps + shift
 
-    def _shift(self, log_ratio: Tensor) -> Tensor:
+    def _shift(self, log_ratio: Tensor, turn_ratio: str) -> Tensor:
         """(B, T) log(turn ratio) - log(token ratio), 0 outside the turns."""
-        turn_log_ratio = log_importance_ratio(log_ratio, self.turn_ids, "turn", self.turn_ratio)
+        turn_log_ratio = log_importance_ratio(log_ratio, self.turn_ids, "turn", turn_ratio)
         shift = torch.where(self.turn_ids >= 0, turn_log_ratio - log_ratio, 0.0)
         return shift.detach() if self.linear else shift

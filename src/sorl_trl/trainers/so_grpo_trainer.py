@@ -68,19 +68,21 @@ class SOGRPOTrainer(TurnLevelTrainer):
         output = super()._generate_and_score_completions(inputs)
         if self._advantages is not None:
             output["advantages"] = turn_broadcast(self._advantages, output["turn_ids"])
-            self._show_advantages()
+            self._show_advantages(self._advantages)
         return output
 
-    def _show_advantages(self) -> None:
+    def _show_advantages(self, advantages: Tensor) -> None:
         """Replace the outcome advantages in TRL's completions table by the mean over each trajectory's turns."""
-        means = masked_mean(self._advantages, turn_mask(self._turn_ids)[:, : self._advantages.shape[1]], dim=1)
+        means = masked_mean(advantages, turn_mask(self._turn_ids), dim=1)
         shown = self.accelerator.gather(means).tolist()
         table = self._logs["advantages"]
         for _ in range(min(len(shown), len(table))):
             table.pop()
         table.extend(shown)
 
-    def _turn_advantages(self, recorder: TurnRewardRecorder, rewards_per_func: Tensor, batch_size: int) -> Tensor | None:
+    def _turn_advantages(
+        self, recorder: TurnRewardRecorder, rewards_per_func: Tensor, batch_size: int
+    ) -> Tensor | None:
         """(B, K) of the local trajectories; `None` where TRL's own outcome advantages are the same thing."""
         wanted = torch.tensor(recorder.has_turn_rewards or self.args.gamma != 1.0, device=self.accelerator.device)
         if not self.accelerator.gather(wanted).any():

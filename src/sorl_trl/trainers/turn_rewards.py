@@ -68,7 +68,7 @@ class TurnRewardRecorder:
         if len(turn_rewards) != self._turn_counts[row]:
             raise ValueError(
                 f"The reward function {name!r} returned {len(turn_rewards)} turn rewards for trajectory {row}, which "
-                f"has {self._turn_counts[row]} turns. Return one float per turn, one float for the trajectory, or None."
+                f"has {self._turn_counts[row]} turns. Return one float per turn, one for the trajectory, or None."
             )
         if not all(map(math.isfinite, turn_rewards)):
             raise ValueError(

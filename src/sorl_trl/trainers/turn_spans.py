@@ -1,4 +1,4 @@
-"""Where the turns of a completion lie: recorded by the rollout, else runs of model tokens, optionally split at tags."""
+"""Where a completion's turns lie: recorded by the rollout, else runs of model tokens, optionally split at tags."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def split_at_tags(
 def _closing_tokens(
     ids: Sequence[int], turns: Sequence[int], tokenizer: PreTrainedTokenizerBase, tags: Sequence[str]
 ) -> list[int]:
-    """1 at each token with which a tag becomes complete. The window never reaches over a turn's start or a tag's end."""
+    """1 at each token that completes a tag. The window never reaches over a turn's start or a tag's end."""
     longest = max(map(len, tags))
     closes = [0] * len(ids)
     start = 0
@@ -104,7 +104,7 @@ def _closing_tokens(
         if turns[position] < 0 or (position > 0 and turns[position] != turns[position - 1]):
             start = position
         # A token holds at least one character of the tag, so the tag lies within as many tokens as it is long.
-        window = ids[max(start, position - longest) : position + 1]
+        window = list(ids[max(start, position - longest) : position + 1])
         if turns[position] >= 0 and any(tag in tokenizer.decode(window) for tag in tags):
             closes[position] = 1
             start = position + 1

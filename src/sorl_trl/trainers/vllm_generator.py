@@ -38,7 +38,7 @@ class VLLMGenerator:
 
     @staticmethod
     def _generation(ids: Sequence[int], logprobs: Sequence[float], limit: int) -> Generation:
-        """vLLM ends a row at a stop string or EOS, else at the call's limit: at its own limit or later is "not stopped".
+        """vLLM ends a row at a stop string, at EOS, or at the call's limit.
 
         A row that stops with exactly its last allowed token counts as not stopped; its action is parsed all the same.
         """

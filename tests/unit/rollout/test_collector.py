@@ -6,7 +6,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.conftest import build_policy
 from transformers import GenerationConfig
 
 from sorl_trl.rollout import (
@@ -22,6 +21,7 @@ from sorl_trl.rollout import (
 )
 from sorl_trl.search import SearchUnavailable
 from sorl_trl.types import Observation, StopReason, Trajectory
+from tests.conftest import build_policy
 
 from .fakes import PARIS, WORDS, FakeSearch, ScriptedGenerator, said, word_tokenizer
 

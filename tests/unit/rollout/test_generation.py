@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.conftest import build_policy
 from transformers import GenerationConfig, LlamaForCausalLM
 
 from sorl_trl.rollout import Generation, HFGenerator, TagProtocol
+from tests.conftest import build_policy
 
 from .fakes import WORDS, bpe_tokenizer, encode, word_tokenizer
 

@@ -1,0 +1,35 @@
+# Each target sets up what it needs: `make quickstart` and `make test` work in a bare clone.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export HF_HUB_OFFLINE ?= 1
+export OMP_NUM_THREADS ?= 2
+
+.PHONY: quickstart test test-distributed lint bench clean
+
+# Installed under the constraints, torch first; again only when one of these files changes.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(shell grep '^torch==' constraints.txt)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+quickstart: $(VENV)/.installed
+	$(BIN)/python quickstart.py
+
+test: $(VENV)/.installed
+	$(BIN)/python -m pytest -m "not distributed"
+
+test-distributed: $(VENV)/.installed
+	$(BIN)/python -m pytest -m distributed
+
+lint: $(VENV)/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.installed
+	$(BIN)/python -m benchmarks.overhead
+
+clean:
+	rm -rf $(VENV) runs

@@ -1,0 +1,109 @@
+"""TRL's own tool loop (`tools=`, `environment_factory=`) under SOGRPOTrainer: its turns are the runs of its mask."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from sorl_trl import SOGRPOConfig, SOGRPOTrainer
+from tests.conftest import build_policy
+from tests.contract.test_trl_parity import settings
+
+CALL = '<tool_call>\n{"name": "lookup", "arguments": {"city": "Oslo"}}\n</tool_call><|im_end|>'
+ANSWER = "It is in Norway.<|im_end|>"
+
+
+def lookup(city: str) -> str:
+    """
+    Say where a city is.
+
+    Args:
+        city: the name of the city
+
+    Returns:
+        a sentence
+    """
+    return f"{city} is in Norway"
+
+
+class Atlas:
+    def reset(self, **kwargs: Any) -> None:
+        return None
+
+    def lookup(self, city: str) -> str:
+        """
+        Say where a city is.
+
+        Args:
+            city: the name of the city
+
+        Returns:
+            a sentence
+        """
+        return lookup(city)
+
+
+@pytest.fixture
+def chat_tokenizer() -> PreTrainedTokenizerFast:
+    """One token per byte, with Qwen2.5's control tokens and chat template."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = Tokenizer(models.BPE({symbol: i for i, symbol in enumerate(alphabet)}, []))
+    words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    words.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=words,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        additional_special_tokens=["<|im_start|>"],
+        padding_side="left",
+    )
+    tokenizer.chat_template = files("trl").joinpath("chat_templates/qwen2_5.jinja").read_text()
+    return tokenizer
+
+
+def scripted(tokenizer: Any) -> Any:
+    """In place of sampling: every other conversation calls the tool first; after an answer of the tool, it answers."""
+
+    def generate(prompt_ids: list[list[int]], *args: Any, **kwargs: Any) -> tuple[list[list[int]], None]:
+        texts = []
+        for i, ids in enumerate(prompt_ids):
+            answered = "<tool_response>" in tokenizer.decode(ids)
+            texts.append(ANSWER if answered or i % 2 else CALL)
+        return [tokenizer.encode(text, add_special_tokens=False) for text in texts], None
+
+    return generate
+
+
+@pytest.mark.parametrize("native", [{"tools": [lookup]}, {"environment_factory": Atlas}], ids=["tools", "environment"])
+def test_native_tools(tmp_path: Path, chat_tokenizer: Any, native: dict[str, Any]) -> None:
+    rows = Dataset.from_list([{"prompt": [{"role": "user", "content": f"Where is Oslo? {i}"}]} for i in range(8)])
+    counts: list[int] = []
+
+    def turn_reward(turn_ids: Any, **_: Any) -> list[list[float]]:
+        counts.extend(max(row) + 1 for row in turn_ids)
+        return [[0.5] * max(row) + [1.0] for row in turn_ids]
+
+    policy = build_policy(vocab_size=len(chat_tokenizer))
+    config = SOGRPOConfig(**settings(tmp_path, max_completion_length=512, max_steps=2))
+    trainer = SOGRPOTrainer(policy, turn_reward, config, rows, processing_class=chat_tokenizer, **native)
+    trainer._generate_single_turn = scripted(chat_tokenizer)
+    batch = trainer._generate_and_score_completions([dict(row) for row in rows])
+    assert counts == [2, 1] * 4
+    for row in range(8):
+        texts = [
+            chat_tokenizer.decode(batch["completion_ids"][row][batch["turn_ids"][row] == k])
+            for k in range(counts[row])
+        ]
+        assert texts == ([CALL, ANSWER] if counts[row] == 2 else [ANSWER])
+    assert batch["advantages"].shape == batch["completion_ids"].shape
+    trainer.train()
+    assert 1 < trainer.state.log_history[0]["turns/per_trajectory"] < 2
+    assert trainer.state.log_history[0]["tools/call_frequency"] == 0.5
+    assert all(torch.isfinite(p).all() for p in trainer.model.parameters())
