@@ -1,0 +1,206 @@
+"""What the turn-level loss costs: an optimizer step of SOGRPOTrainer over one of trl.GRPOTrainer.
+
+    python -m benchmarks.overhead
+
+Both train copies of one small Llama on the same fixed multi-turn trajectories, whose old log-probabilities lie far
+enough off for a good part of tokens and turns to be clipped. Steps are interleaved in one process, so that the machine's
+moods meet both; each trainer's memory is the peak of a process of its own above the level before its first step.
+Writes `benchmarks/results/overhead.json` and `overhead.md`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import psutil
+import torch
+from datasets import Dataset
+from tokenizers import Tokenizer, models
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from trl import GRPOConfig, GRPOTrainer
+
+from sorl_trl import SOGRPOConfig, SOGRPOTrainer
+
+RESULTS = Path(__file__).parent / "results"
+VOCABULARY, PROMPT, TURNS, TURN, OBSERVATION, BATCH = 4096, 64, 4, 64, 32, 8
+VARIANTS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "GRPO": (GRPOTrainer, GRPOConfig, {"loss_type": "grpo"}),
+    "SO-GRPO": (SOGRPOTrainer, SOGRPOConfig, {}),
+    "SO-GRPO, switches off": (
+        SOGRPOTrainer,
+        SOGRPOConfig,
+        {"loss_type": "grpo", "importance_sampling_level": "token", "clip_normalization": "none"},
+    ),
+    "SO-GRPO, bias_norm": (SOGRPOTrainer, SOGRPOConfig, {"clip_normalization": "bias_norm"}),
+}
+
+
+def build(variant: str, folder: str) -> Any:
+    trainer_class, config_class, switches = VARIANTS[variant]
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel({str(i): i for i in range(VOCABULARY)}, unk_token="2")),
+        pad_token="0",
+        eos_token="1",
+        padding_side="left",
+    )
+    torch.manual_seed(0)
+    policy = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=VOCABULARY,
+            hidden_size=256,
+            intermediate_size=768,
+            num_hidden_layers=4,
+            num_attention_heads=4,
+            pad_token_id=0,
+            eos_token_id=1,
+        )
+    )
+    config = config_class(
+        folder,
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        per_device_train_batch_size=BATCH,
+        num_generations=BATCH,
+        max_completion_length=TURNS * (TURN + OBSERVATION),
+        report_to="none",
+        **switches,
+    )
+    rows = Dataset.from_list([{"prompt": "3"}])
+    trainer = trainer_class(policy, lambda prompts, **_: [0.0] * len(prompts), config, rows, processing_class=tokenizer)
+    trainer.create_optimizer()
+    trainer.current_gradient_accumulation_steps = 1
+    trainer.accelerator.gradient_state._set_sync_gradients(True)
+    batch = fixed_batch(trainer)
+    trainer._prepare_inputs = lambda _: batch
+    return trainer
+
+
+def fixed_batch(trainer: Any) -> dict[str, Any]:
+    """BATCH trajectories of TURNS turns with observations between them, off-policy."""
+    generator = torch.Generator().manual_seed(0)
+    length = TURNS * (TURN + OBSERVATION)
+    mask = torch.tensor(([1] * TURN + [0] * OBSERVATION) * TURNS).expand(BATCH, length).contiguous()
+    turns = torch.arange(TURNS).repeat_interleave(TURN + OBSERVATION).expand(BATCH, length)
+    batch: dict[str, Any] = {
+        "prompt_ids": torch.randint(3, VOCABULARY, (BATCH, PROMPT), generator=generator),
+        "prompt_mask": torch.ones(BATCH, PROMPT, dtype=torch.long),
+        "completion_ids": torch.randint(3, VOCABULARY, (BATCH, length), generator=generator),
+        "completion_mask": torch.ones(BATCH, length, dtype=torch.long),
+        "tool_mask": mask,
+        "turn_ids": torch.where(mask.bool(), turns, -1),
+        "advantages": torch.randn(BATCH, generator=generator),
+        "num_items_in_batch": mask.sum(),
+    }
+    with torch.no_grad():
+        ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
+        logps, _, _ = trainer._get_per_token_logps_and_entropies(trainer.model, ids, torch.ones_like(ids), length)
+    per_turn = 0.3 * torch.randn(BATCH, TURNS, generator=generator).repeat_interleave(TURN + OBSERVATION, dim=1)
+    batch["old_per_token_logps"] = logps + per_turn + 0.3 * torch.randn(logps.shape, generator=generator)
+    return batch
+
+
+def step(trainer: Any) -> float:
+    """Seconds of one optimizer step."""
+    started = time.perf_counter()
+    trainer.training_step(trainer.model, None, None)
+    torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), 1.0)
+    trainer.optimizer.step()
+    trainer.optimizer.zero_grad()
+    return time.perf_counter() - started
+
+
+def interleaved_seconds(rounds: int) -> dict[str, list[float]]:
+    with tempfile.TemporaryDirectory() as folder:
+        trainers = {variant: build(variant, folder) for variant in VARIANTS}
+        for trainer in trainers.values():
+            step(trainer)
+        seconds: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
+        for round_ in range(rounds):
+            order = list(VARIANTS) if round_ % 2 == 0 else list(reversed(VARIANTS))
+            for variant in order:
+                seconds[variant].append(step(trainers[variant]))
+    return seconds
+
+
+def peak_memory(variant: str) -> int:
+    """Bytes at the peak of three steps above the level before the first, in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.overhead", "--memory-of", variant]
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return int(output.splitlines()[-1])
+
+
+def print_memory(variant: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = build(variant, folder)
+        before = psutil.Process().memory_info().rss
+        for _ in range(3):
+            step(trainer)
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before)
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    quartiles = statistics.quantiles(values, n=4)
+    return {"median": statistics.median(values), "q25": quartiles[0], "q75": quartiles[2]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--rounds", type=int, default=30, help="interleaved steps of each trainer")
+    parser.add_argument("--memory-of", choices=VARIANTS, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    if arguments.memory_of:
+        print_memory(arguments.memory_of)
+        return
+    seconds = interleaved_seconds(arguments.rounds)
+    memory = {variant: peak_memory(variant) for variant in VARIANTS}
+    baseline = seconds["GRPO"]
+    rows = {
+        variant: {
+            "time_ratio": spread([a / b for a, b in zip(seconds[variant], baseline, strict=True)]),
+            "seconds": statistics.median(seconds[variant]),
+            "memory_ratio": memory[variant] / memory["GRPO"],
+        }
+        for variant in VARIANTS
+    }
+    ours = rows["SO-GRPO"]
+    result = {
+        "time_ratio": ours["time_ratio"]["median"],
+        "memory_ratio": ours["memory_ratio"],
+        "rounds": arguments.rounds,
+        "variants": rows,
+    }
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / "overhead.json").write_text(json.dumps(result, indent=2) + "\n")
+    table = [
+        f"Median over {arguments.rounds} interleaved steps, ratios step by step (quartiles); one thread.",
+        "",
+        "| trainer | step time over GRPO | peak memory over GRPO |",
+        "|---|---|---|",
+    ]
+    for variant, row in rows.items():
+        ratio = row["time_ratio"]
+        table.append(
+            f"| {variant} | {ratio['median']:.3f} ({ratio['q25']:.3f} to {ratio['q75']:.3f}) "
+            f"| {row['memory_ratio']:.3f} |"
+        )
+    text = "\n".join(table) + "\n"
+    (RESULTS / "overhead.md").write_text(text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
