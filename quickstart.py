@@ -30,6 +30,7 @@ from sorl_trl.sandbox import (
     LIMITS,
     PROMPT_TEMPLATE,
     PROTOCOL,
+    TRAIN_FILE,
     World,
     WorldSize,
     build_atlas,
@@ -38,6 +39,8 @@ from sorl_trl.sandbox import (
 )
 from sorl_trl.search import BM25Index, SearchBackend
 
+ROOT = Path(__file__).parent
+DEFAULT_OUTPUT = ROOT / "runs/quickstart"
 BUILDERS = {"atlas": build_atlas, "invented": build_invented}
 PRACTICE_WORLDS = 8
 SAMPLES_PER_QUESTION = 4
@@ -78,12 +81,17 @@ def index_directory(run: Path) -> Path:
 
 
 def train(run: Path, overrides: list[str]) -> None:
+    """Launch `train.py` on the recipe, whose paths are those of the default `--output`."""
+    if run != DEFAULT_OUTPUT:
+        overrides = [*overrides, "--model_name_or_path", str(run / "warm-start"), "--output_dir", str(run / "policy")]
+        world = run / "world"
+        overrides += ["--train_questions", str(world / TRAIN_FILE), "--corpus", str(world / CORPUS_FILE)]
     command = [sys.executable, "-m", "accelerate.commands.launch"]
     command += ["--config_file", "accelerate_configs/single_cpu.yaml", "train.py"]
     command += ["--config", "recipes/quickstart.yaml", *overrides]
     say("Training with SO-GRPO: " + " ".join(["accelerate launch", *command[3:]]))
     quiet = {"PYTHONWARNINGS": "ignore::FutureWarning", "DS_ACCELERATOR": "cpu"}
-    subprocess.run(command, check=True, env={**os.environ, **quiet}, cwd=Path(__file__).parent)
+    subprocess.run(command, check=True, env={**os.environ, **quiet, "OMP_NUM_THREADS": "1"}, cwd=ROOT)
 
 
 def evaluate_policy(policy: Path, run: Path, search: SearchBackend) -> dict[str, EvaluationResult]:
@@ -135,6 +143,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--world", choices=BUILDERS, default="atlas", help="real facts, or invented ones")
     parser.add_argument("--seed", type=int, default=0, help="of the world and of training")
+    parser.add_argument("--output", type=Path, default=DEFAULT_OUTPUT, help="directory, replaced where it exists")
     parser.add_argument("--max-steps", type=int, help="optimizer steps, instead of the recipe's")
     return parser.parse_args()
 
@@ -142,8 +151,8 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     arguments = parse_arguments()
     started = time.monotonic()
-    torch.set_num_threads(2)
-    run = Path("runs/quickstart")
+    torch.set_num_threads(1)  # matrices this small lose more to a second thread than they gain
+    run = arguments.output.resolve()
     shutil.rmtree(run, ignore_errors=True)
     world = prepare(arguments.world, arguments.seed, run)
     steps = [] if arguments.max_steps is None else ["--max_steps", str(arguments.max_steps)]
@@ -170,7 +179,7 @@ def main() -> None:
     print(f"\nAlways giving the commonest answer to each kind of question scores {summary['guess_rate']:.3f}.")
     before, after = (summary[name]["sampled_em"] for name in ("before", "after"))
     print(f"Sampled EM went from {before:.3f} to {after:.3f} in {summary['seconds']:.0f} seconds, all included.")
-    print(f"Figures: {run / 'summary.json'}   Curves: {picture}   Policy: {run / 'policy'}")
+    print("Figures: {}\nCurves:  {}\nPolicy:  {}".format(run / "summary.json", picture, run / "policy"))
 
 
 if __name__ == "__main__":

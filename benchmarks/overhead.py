@@ -3,9 +3,9 @@
     python -m benchmarks.overhead
 
 Both train copies of one small Llama on the same fixed multi-turn trajectories, whose old log-probabilities lie far
-enough off for a good part of tokens and turns to be clipped. Steps are interleaved in one process, so that the machine's
-moods meet both; each trainer's memory is the peak of a process of its own above the level before its first step.
-Writes `benchmarks/results/overhead.json` and `overhead.md`.
+enough off for a good part of tokens and turns to be clipped. Steps are interleaved in one process, so that the
+machine's moods meet both; each trainer's memory is the peak of a process of its own above the level before its first
+step. Writes `benchmarks/results/overhead.json` and `overhead.md`.
 """
 
 from __future__ import annotations
@@ -79,7 +79,9 @@ def build(variant: str, folder: str) -> Any:
         **switches,
     )
     rows = Dataset.from_list([{"prompt": "3"}])
-    trainer = trainer_class(policy, lambda prompts, **_: [0.0] * len(prompts), config, rows, processing_class=tokenizer)
+    trainer = trainer_class(
+        policy, lambda prompts, **_: [0.0] * len(prompts), config, rows, processing_class=tokenizer
+    )
     trainer.create_optimizer()
     trainer.current_gradient_accumulation_steps = 1
     trainer.accelerator.gradient_state._set_sync_gradients(True)

@@ -9,10 +9,13 @@ from typing import Any
 from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+from trl import GRPOConfig
 
-from sorl_trl.rollout import Frame, RolloutLimits, TagProtocol
+from sorl_trl import SearchRollout, SOGRPOConfig, SOGRPOTrainer
+from sorl_trl.rollout import Frame, RetryPolicy, RolloutLimits, TagProtocol
 from sorl_trl.search import BM25Index
 from tests.conftest import build_policy
+from tests.contract.test_trl_parity import settings
 
 TAGS = ["<search>", "</search>", "<answer>", "</answer>", "<information>", "</information>"]
 NAMES = ["rome", "oslo", "bern", "lima", "nothing", "failed", "invalid", "where"]
@@ -27,6 +30,7 @@ PROTOCOL = TagProtocol(
     feedback_frame=Frame(),
     message_frame=Frame(),
 )
+NO_WAIT = RetryPolicy(attempts=2, initial_wait_s=0.0, max_wait_s=0.0)
 LIMITS = RolloutLimits(max_turns=2, max_turn_tokens=6, max_observation_tokens=6, max_trajectory_tokens=32, top_k=1)
 
 
@@ -55,3 +59,27 @@ def questions(count: int = 8) -> Dataset:
         {"prompt": f"where {NAMES[i % 4]}", "golden_answers": [NAMES[i % 4]]} for i in range(count)
     ]
     return Dataset.from_list(rows)
+
+
+def turns_reward(trajectory: Any, **_: Any) -> list[float]:
+    """A random policy is never right, but it takes more turns at times."""
+    return [float(len(t.turns)) for t in trajectory]
+
+
+def build_agent(tmp_path: Path, search: Any = None, trainer_class: Any = SOGRPOTrainer, **overrides: Any) -> Any:
+    """A trainer whose random policy searches a corpus of four passages."""
+    to_trainer = {name: overrides.pop(name) for name in ("peft_config", "eval_dataset") if name in overrides}
+    reward_funcs = overrides.pop("reward_funcs", [turns_reward])
+    limits = overrides.pop("limits", LIMITS)
+    defaults = {"max_completion_length": 32, "max_steps": 4, "learning_rate": 1e-3}
+    arguments = settings(tmp_path, **{**defaults, **overrides})
+    config_class = SOGRPOConfig if trainer_class is SOGRPOTrainer else GRPOConfig
+    return trainer_class(
+        agent_policy(),
+        reward_funcs,
+        config_class(**arguments),
+        questions(),
+        processing_class=agent_tokenizer(),
+        rollout_func=SearchRollout(search or search_index(tmp_path), PROTOCOL, limits, NO_WAIT),
+        **to_trainer,
+    )

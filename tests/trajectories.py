@@ -18,7 +18,7 @@ def prompts(count: int = 8) -> Dataset:
 class FixedRollout:
     """A `rollout_func` whose n-th call gives the same trajectories, however many processes share them.
 
-    Turn counts differ between trajectories (1 to `max_turns`), and some turns follow each other without an observation.
+    Trajectories have 1 to `max_turns` turns, and some turns follow each other without an observation.
     """
 
     def __init__(self, seed: int = 0, record_turns: bool = True, max_turns: int = 3) -> None:

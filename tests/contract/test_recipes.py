@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from train import AgentArguments
 from trl import ModelConfig, TrlParser
 
 from sorl_trl import SOGRPOConfig
-from train import AgentArguments
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))

@@ -103,6 +103,11 @@ class TurnLevelConfig(GRPOConfig):
             raise ValueError(
                 f"`turn_boundary_tags` is {self.turn_boundary_tags}, but `turn_boundary='tags'` needs non-empty tags."
             )
+        if self.clip_normalization == "bias_norm" and self.loss_type in ("cispo", "sapo", "vespo"):
+            raise ValueError(
+                f"`clip_normalization='bias_norm'` is about what PPO's min removes, and `loss_type={self.loss_type!r}` "
+                "has none. Use `clip_normalization='kl_penalty'` or 'none', or another loss type."
+            )
         if self.clip_normalization == "bias_norm" and (self.gradient_checkpointing_kwargs or {}).get("use_reentrant"):
             raise ValueError(
                 "`clip_normalization='bias_norm'` takes a gradient of its own, which reentrant gradient checkpointing "

