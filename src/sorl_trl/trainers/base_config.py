@@ -105,7 +105,7 @@ class TurnLevelConfig(GRPOConfig):
             )
         if self.clip_normalization == "bias_norm" and self.loss_type in ("cispo", "sapo", "vespo"):
             raise ValueError(
-                f"`clip_normalization='bias_norm'` is about what PPO's min removes, and `loss_type={self.loss_type!r}` "
+                f"`clip_normalization='bias_norm'` is about what PPO's min removes; `loss_type={self.loss_type!r}` "
                 "has none. Use `clip_normalization='kl_penalty'` or 'none', or another loss type."
             )
         if self.clip_normalization == "bias_norm" and (self.gradient_checkpointing_kwargs or {}).get("use_reentrant"):

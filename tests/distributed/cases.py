@@ -1,0 +1,143 @@
+"""What is trained, in one process or two: the same trajectories, rewards and optimizer steps in both."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig
+from transformers import AutoTokenizer
+
+from sorl_trl import SearchRollout, SOGRPOConfig, SOGRPOTrainer
+from sorl_trl.search import BM25Index
+from tests.agents import LIMITS, PROTOCOL, agent_policy, agent_tokenizer, questions
+from tests.trajectories import FixedRollout, parity_reward, prompts
+
+# The greedy policy answers the first question at once, and searches twice for the second.
+SCRIPTS = (
+    "where rome <answer> rome </answer>",
+    "where oslo <search> oslo </search> <information> where oslo </information> "
+    "<search> bern </search> <information> where bern </information> <answer> bern </answer>",
+)
+BATCH_SIZE = {"fixed": 24, "search": 8}
+"""Trajectories per rollout and per optimizer step, over all processes."""
+NUM_GENERATIONS = {"fixed": 8, "search": 4}
+"""Of "fixed", the middle one of three groups lies on both ranks; of "search", each rank has one question's."""
+
+ENGINES: dict[str, dict[str, Any]] = {
+    "ddp_cpu": {"processes": 2, "engine": "DistributedDataParallel", "zero_stage": 0, "partitioned": False},
+    "zero2_cpu": {"processes": 2, "engine": "DeepSpeedEngine", "zero_stage": 2, "partitioned": False},
+    "zero3_cpu": {"processes": 2, "engine": "DeepSpeedEngine", "zero_stage": 3, "partitioned": True},
+}
+"""What a run under each of `accelerate_configs/` must turn out to be."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One training run. It travels to the worker as JSON."""
+
+    folder: str
+    """Holds `policy/`, and `index/` for "search"; takes `output/` and the results."""
+    rollout: str = "fixed"
+    """Source of the trajectories. "fixed": given; "search": the collector with a policy that was taught `SCRIPTS`."""
+    lora: bool = False
+    turn_rewards: bool = False
+    micro_batches: int = 2
+    options: dict[str, Any] = field(default_factory=dict)
+    """Further fields of `SOGRPOConfig`."""
+
+
+class UnevenRollout(FixedRollout):
+    """The first half of a batch takes one turn, the second half up to four: of two ranks, each has a half."""
+
+    def _trajectory(self, index: int) -> tuple[list[int], list[int]]:
+        self.max_turns = 1 if index % 10_000 < BATCH_SIZE["fixed"] // 2 else 4
+        return super()._trajectory(index)
+
+
+class RecordedRollout:
+    """A `rollout_func` that remembers the largest number of turns of each call on this rank."""
+
+    def __init__(self, rollout: Any) -> None:
+        self.rollout = rollout
+        self.turns: list[int] = []
+
+    def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
+        output = self.rollout(prompts, trainer)
+        self.turns.append(max(map(max, output["turn_ids"])) + 1)
+        return output
+
+
+def uneven_turn_reward(turn_ids: list[list[int]], completion_ids: list[list[int]], **_: Any) -> list[list[float]]:
+    """One float per turn, a function of the trajectory alone."""
+    return [
+        [(sum(ids) + 2 * turn) % 5 / 5 for turn in range(max(turns) + 1)]
+        for turns, ids in zip(turn_ids, completion_ids, strict=True)
+    ]
+
+
+def taught_policy(folder: Path) -> None:
+    """Write a policy that follows `SCRIPTS` when it is sampled greedily."""
+    tokenizer, policy = agent_tokenizer(), agent_policy()
+    rows = tokenizer(SCRIPTS, padding=True, return_tensors="pt")
+    labels = rows["input_ids"].masked_fill(rows["attention_mask"] == 0, -100)
+    optimizer = torch.optim.Adam(policy.parameters(), lr=1e-2)
+    for _ in range(120):
+        loss = policy(input_ids=rows["input_ids"], attention_mask=rows["attention_mask"], labels=labels).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    policy.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def build_trainer(case: Case) -> tuple[SOGRPOTrainer, RecordedRollout]:
+    """The trainer of this process, with its rollout. Its share of the batch follows from the number of processes."""
+    folder = Path(case.folder)
+    if case.rollout == "fixed":
+        dataset, rollout = prompts(), UnevenRollout()
+    else:
+        dataset, rollout = questions(2), SearchRollout(BM25Index.load(folder / "index"), PROTOCOL, LIMITS)
+    torch.manual_seed(0)  # of the adapter's weights
+    recorded = RecordedRollout(rollout)
+    trainer = SOGRPOTrainer(
+        str(folder / "policy"),
+        uneven_turn_reward if case.turn_rewards else parity_reward,
+        build_config(case),
+        dataset,
+        processing_class=AutoTokenizer.from_pretrained(folder / "policy"),
+        peft_config=LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM") if case.lora else None,
+        rollout_func=recorded,
+    )
+    return trainer, recorded
+
+
+def build_config(case: Case) -> SOGRPOConfig:
+    """Two rollouts, and two optimizer steps on each: the second one's ratios leave the clip range."""
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    fields: dict[str, Any] = {
+        "output_dir": str(Path(case.folder) / "output"),
+        "per_device_train_batch_size": BATCH_SIZE[case.rollout] // (case.micro_batches * processes),
+        "gradient_accumulation_steps": case.micro_batches,
+        "num_generations": NUM_GENERATIONS[case.rollout],
+        "num_iterations": 2,
+        "max_steps": 4,
+        "max_completion_length": 32,
+        "beta": 0.05,
+        # Linear in the gradient, where Adam would blow up rounding differences.
+        "optim": "sgd",
+        "learning_rate": 10.0 if case.lora else 1.0,
+        "lr_scheduler_type": "constant",
+        "shuffle_dataset": False,
+        "top_k": 1,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+        "use_cpu": True,
+        "bf16": False,
+    }
+    return SOGRPOConfig(**{**fields, **case.options})

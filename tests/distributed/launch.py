@@ -1,0 +1,74 @@
+"""Starts a case in several processes and waits for its result."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tests.distributed.cases import Case
+
+ROOT = Path(__file__).parents[2]
+CONFIGS = ROOT / "accelerate_configs"
+ENVIRONMENT = {
+    "CUDA_VISIBLE_DEVICES": "",
+    "DS_ACCELERATOR": "cpu",
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+    "TRL_EXPERIMENTAL_SILENCE": "1",
+}
+ATTEMPTS = 2
+
+
+def launch(config: str, case: Case, timeout_s: float = 180.0) -> dict[str, Any]:
+    """Train `case` under `accelerate_configs/{config}.yaml`; the worker's result.
+
+    A launch is judged by its result file: processes now and then abort while they exit, after all is done. A launch
+    that left no file is tried once more, since the same may strike earlier.
+
+    Raises AssertionError with the end of the output if neither attempt left a result.
+    """
+    folder = Path(case.folder)
+    case_file, result = folder / "case.json", folder / "result.json"
+    case_file.write_text(json.dumps(asdict(case)))
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(CONFIGS / f"{config}.yaml")]
+    command += ["-m", "tests.distributed.worker", config, str(case_file)]
+    for _ in range(ATTEMPTS):
+        output = run(command, folder / "output.txt", timeout_s)
+        if result.exists():
+            return json.loads(result.read_text())
+    raise AssertionError(f"{config} left no result for {case}. Its output ends in:\n{output[-6000:]}")
+
+
+def run(command: list[str], log: Path, timeout_s: float) -> str:
+    """Run to the end, or kill the command and all that it started at the timeout; its output."""
+    with log.open("w") as out:
+        process = subprocess.Popen(
+            command, stdout=out, stderr=subprocess.STDOUT, cwd=ROOT, env={**os.environ, **ENVIRONMENT}
+        )
+        try:
+            process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            out.write(f"\nnot finished after {timeout_s} s\n")
+        finally:
+            _kill(process)
+    return log.read_text()
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """End the launcher and its workers, which it starts in sessions of their own, outside its process group."""
+    if process.poll() is None:
+        launcher = psutil.Process(process.pid)
+        family = [launcher, *launcher.children(recursive=True)]
+        for running in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                running.kill()
+        psutil.wait_procs(family, timeout=5.0)
+        process.wait()

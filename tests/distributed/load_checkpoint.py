@@ -1,0 +1,25 @@
+"""Load a checkpoint with transformers and PEFT alone, and compare it with the weights that training ended with.
+
+`python load_checkpoint.py CHECKPOINT WEIGHTS`
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+from peft import AutoPeftModelForCausalLM
+from transformers import AutoModelForCausalLM
+
+
+def main(checkpoint: str, weights: str) -> None:
+    is_adapter = (Path(checkpoint) / "adapter_config.json").exists()
+    model = (AutoPeftModelForCausalLM if is_adapter else AutoModelForCausalLM).from_pretrained(checkpoint)
+    torch.testing.assert_close(model.state_dict(), dict(torch.load(weights)), rtol=0, atol=0)
+    model.generate(torch.tensor([[4, 5]]), max_new_tokens=2)
+    assert not {"sorl_trl", "trl", "deepspeed"} & set(sys.modules)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

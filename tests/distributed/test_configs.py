@@ -1,0 +1,73 @@
+"""Every launch configuration is read by accelerate's own launcher, and is what its name says."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from accelerate.commands.config.config_args import load_config_from_file
+from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+
+from tests.distributed.launch import CONFIGS, ROOT
+
+# name: (distributed type, ZeRO stage)
+KINDS = {
+    "single": ("NO", None),
+    "ddp": ("MULTI_GPU", None),
+    "zero1": ("DEEPSPEED", 1),
+    "zero2": ("DEEPSPEED", 2),
+    "zero3": ("DEEPSPEED", 3),
+    "fsdp2": ("FSDP", None),
+}
+NAMES = [*KINDS, "single_cpu", "ddp_cpu", "zero2_cpu", "zero3_cpu"]
+
+
+def deepspeed_json(config: Any) -> dict[str, Any]:
+    path = config.deepspeed_config.get("deepspeed_config_file")
+    return json.loads((ROOT / path).read_text())["zero_optimization"] if path else {}
+
+
+def test_no_other_configuration() -> None:
+    assert sorted(path.stem for path in CONFIGS.glob("*.yaml")) == sorted(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_is_what_its_name_says(name: str) -> None:
+    config = load_config_from_file(str(CONFIGS / f"{name}.yaml"))
+    kind, stage = KINDS[name.removesuffix("_cpu")]
+    on_cpu = name.endswith("_cpu")
+    assert config.distributed_type == kind
+    assert config.deepspeed_config.get("zero_stage", deepspeed_json(config).get("stage")) == stage
+    assert config.num_processes == (1 if kind == "NO" else 2 if on_cpu else 8)
+    assert config.mixed_precision == (None if name == "zero3_cpu" else "no" if on_cpu else "bf16")
+    assert config.use_cpu == (name == "single_cpu")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_launcher_knows_every_key(name: str) -> None:
+    """It ignores what it does not know under `deepspeed_config` and `fsdp_config`, silently."""
+    path = str(CONFIGS / f"{name}.yaml")
+    args = launch_command_parser().parse_args(["--config_file", path, "train.py"])
+    config = load_config_from_file(path)
+    assert {*config.deepspeed_config, *config.fsdp_config} <= set(vars(args))
+    args, _, _ = _validate_launch_command(args)
+    launchers = {"NO": None, "MULTI_GPU": "multi_gpu", "DEEPSPEED": "use_deepspeed", "FSDP": "use_fsdp"}
+    used = [launcher for launcher in filter(None, launchers.values()) if getattr(args, launcher)]
+    assert used == list(filter(None, [launchers[config.distributed_type]]))
+
+
+@pytest.mark.parametrize("name", ["zero3", "zero3_cpu"])
+def test_zero3_saves_whole_checkpoints(name: str) -> None:
+    config = load_config_from_file(str(CONFIGS / f"{name}.yaml"))
+    gathers = config.deepspeed_config.get("zero3_save_16bit_model")
+    assert gathers or deepspeed_json(config)["stage3_gather_16bit_weights_on_model_save"]
+
+
+def test_zero3_on_cpu_shards_small_parameters() -> None:
+    config = load_config_from_file(str(CONFIGS / "zero3_cpu.yaml"))
+    assert deepspeed_json(config)["stage3_param_persistence_threshold"] == 0
+
+
+def test_fsdp_is_version_2() -> None:
+    assert load_config_from_file(str(CONFIGS / "fsdp2.yaml")).fsdp_config["fsdp_version"] == 2

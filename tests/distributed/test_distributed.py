@@ -1,0 +1,158 @@
+"""Two CPU processes under DDP, ZeRO-2 and ZeRO-3 train as one process does, also where ranks need unequal turns."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.agents import search_index
+from tests.conftest import build_policy
+from tests.distributed.cases import Case, build_trainer, taught_policy
+from tests.distributed.launch import launch
+
+needs_deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
+every_engine = pytest.mark.parametrize(
+    "config",
+    ["ddp_cpu", pytest.param("zero2_cpu", marks=needs_deepspeed), pytest.param("zero3_cpu", marks=needs_deepspeed)],
+)
+# Means over trajectories or of the whole step. Others are means over the tokens or turns of a micro-batch, and which
+# trajectories share one differs between one process and two.
+SAME_METRICS = (
+    "loss",
+    "grad_norm",
+    "reward",
+    "kl_to_old",
+    "clip_penalty",
+    "turns/per_trajectory",
+    "clipping_bias_norm",
+)
+# An adapter's steps are ten times as long (`build_config`), and its two factors multiply rounding differences.
+WEIGHT_TOLERANCE = {"full": 1e-5, "lora": 1e-4}
+# Some clipping, and a bias of more than 1: below, "bias_norm" leaves the gradient alone.
+LARGE_REWARDS = {"scale_rewards": "none", "reward_weights": [20.0]}
+
+
+@pytest.fixture
+def fixed(tmp_path: Path, tokenizer: Any) -> Case:
+    build_policy().save_pretrained(tmp_path / "policy")
+    tokenizer.save_pretrained(tmp_path / "policy")
+    return Case(str(tmp_path))
+
+
+@pytest.fixture
+def search(tmp_path: Path) -> Case:
+    taught_policy(tmp_path / "policy")
+    search_index(tmp_path)
+    return Case(str(tmp_path), rollout="search", turn_rewards=True)
+
+
+def train_alone(case: Case) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor]]:
+    """Logs and weights of a single process, which leaves the two processes' checkpoint alone."""
+    trainer, _ = build_trainer(replace(case, options={**case.options, "save_strategy": "no"}))
+    trainer.train()
+    return trainer.state.log_history, trainer.model.state_dict()
+
+
+def assert_as_alone(case: Case, result: dict[str, Any]) -> None:
+    """The two processes' losses, metrics and weights are those of one process."""
+    logs, weights = train_alone(case)
+    for ours, alone in zip(result["logs"][:-1], logs[:-1], strict=True):
+        for key in SAME_METRICS:
+            assert ours.get(key) == (pytest.approx(alone[key], abs=1e-4) if key in alone else None), key
+    ours = torch.load(Path(case.folder) / "weights.pt")
+    assert ours.keys() == weights.keys()
+    for name, weight in weights.items():
+        torch.testing.assert_close(
+            ours[name], weight, rtol=0, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}"
+        )
+    start, _ = build_trainer(case)
+    assert any((weights[name] - weight).abs().max() > 1e-3 for name, weight in start.model.state_dict().items())
+
+
+def assert_loads_plainly(case: Case) -> None:
+    checkpoint = Path(case.folder) / "output" / "checkpoint-4"
+    script = Path(__file__).with_name("load_checkpoint.py")
+    command = [sys.executable, str(script), str(checkpoint), str(Path(case.folder) / "weights.pt")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("turn_rewards", [True, False])
+def test_micro_batches_add_up(fixed: Case, turn_rewards: bool) -> None:
+    """The same trajectories in 1, 2 or 3 micro-batches give the same steps."""
+    case = replace(fixed, turn_rewards=turn_rewards, micro_batches=1)
+    logs, weights = train_alone(case)
+    assert max(log.get("clip_fraction/turn", 0.0) for log in logs) > 0.1, "nothing was clipped: a weak test"
+    for micro_batches in (2, 3):
+        other_logs, other = train_alone(replace(case, micro_batches=micro_batches))
+        for a, b in zip(logs[:-1], other_logs[:-1], strict=True):
+            assert {key: b[key] for key in SAME_METRICS if key in b} == pytest.approx(
+                {key: a[key] for key in SAME_METRICS if key in a}, abs=1e-5
+            )
+        for name, weight in weights.items():
+            torch.testing.assert_close(other[name], weight, rtol=0, atol=1e-6)
+
+
+@needs_deepspeed
+def test_zero3_trains_as_one_process(fixed: Case) -> None:
+    """The one launch of every test run: full fine-tuning with turn rewards under the hardest engine."""
+    case = replace(fixed, turn_rewards=True)
+    result = launch("zero3_cpu", case)
+    assert max(log.get("clip_fraction/turn", 0.0) for log in result["logs"]) > 0.1, "nothing was clipped: a weak test"
+    assert_as_alone(case, result)
+
+
+@pytest.mark.distributed
+class TestFixedTrajectories:
+    @every_engine
+    @pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
+    def test_trains_as_one_process(self, fixed: Case, config: str, lora: bool) -> None:
+        """With outcome rewards; the checkpoint is a plain one."""
+        case = replace(fixed, lora=lora, options={"save_strategy": "steps", "save_steps": 4})
+        assert_as_alone(case, launch(config, case))
+        assert_loads_plainly(case)
+
+    @every_engine
+    def test_turn_rewards(self, fixed: Case, config: str) -> None:
+        """One rank has trajectories of one turn only: advantages (B, K) are gathered from different K."""
+        case = replace(fixed, lora=True, turn_rewards=True, options={"gamma": 0.9})
+        assert_as_alone(case, launch(config, case))
+
+    def test_bias_norm_under_ddp(self, fixed: Case) -> None:
+        case = replace(fixed, turn_rewards=True, options={"clip_normalization": "bias_norm", **LARGE_REWARDS})
+        result = launch("ddp_cpu", case)
+        assert max(log.get("clipping_bias_norm", 0.0) for log in result["logs"]) > 1, "not normalized: a weak test"
+        assert_as_alone(case, result)
+
+    @needs_deepspeed
+    def test_bias_norm_is_refused_under_zero2(self, fixed: Case) -> None:
+        result = launch("zero2_cpu", replace(fixed, options={"clip_normalization": "bias_norm"}))
+        assert "Use `clip_normalization='kl_penalty'`, or DDP" in result["refused"]
+
+
+@pytest.mark.distributed
+class TestCollector:
+    """Rank 0's question takes one turn and rank 1's three, in each of two rollouts."""
+
+    @every_engine
+    def test_ranks_generate_as_often_as_they_need(self, search: Case, config: str) -> None:
+        result = launch(config, search)
+        assert result["turns"] == [[1, 1], [3, 3]]
+        assert result["generate_calls"] == [2, 6]
+        assert_as_alone(search, result)
+
+    @needs_deepspeed
+    def test_sharded_ranks_generate_equally_often(self, search: Case) -> None:
+        """Parameters that are not gathered need all ranks in every call: rank 0 fills up with dummy rows."""
+        case = replace(search, lora=True, options={"ds3_gather_for_generation": False})
+        result = launch("zero3_cpu", case)
+        assert result["turns"] == [[1, 1], [3, 3]]
+        assert result["generate_calls"] == [6, 6]
+        assert_as_alone(case, result)

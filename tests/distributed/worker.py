@@ -1,0 +1,102 @@
+"""Runs in every process of a launch: trains one case, checks what it ran under, and writes what came out.
+
+`accelerate launch --config_file … -m tests.distributed.worker zero3_cpu case.json`
+
+`result.json` appears when all processes have finished and every check has passed: it alone says that the run is good.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object
+
+from sorl_trl.rollout import HFGenerator
+from sorl_trl.trainers import rollout_bridge
+from tests.distributed.cases import ENGINES, Case, build_trainer
+
+
+class CountingGenerator(HFGenerator):
+    """Counts the generation calls of this process."""
+
+    calls = 0
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        CountingGenerator.calls += 1
+        return super().generate(*args, **kwargs)
+
+
+def skip_compilation() -> None:
+    """Keep DeepSpeed from compiling shared-memory collectives, which takes a minute and a C++ compiler."""
+    if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
+        import deepspeed
+
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+
+
+def engine_facts(trainer: Any) -> dict[str, Any]:
+    """What the training really ran under: a wrong configuration falls back to less, silently."""
+    engine = trainer.model_wrapped
+    stage = engine.zero_optimization_stage() if hasattr(engine, "zero_optimization_stage") else 0
+    parameters = list(engine.module.parameters())
+    return {
+        "processes": trainer.accelerator.num_processes,
+        "engine": type(engine).__name__,
+        "zero_stage": stage,
+        # Between two uses a partitioned parameter is empty, and its share lies elsewhere.
+        "partitioned": all(p.numel() == 0 < p.ds_tensor.numel() < p.ds_numel for p in parameters)
+        if stage == 3
+        else False,
+    }
+
+
+def check(case: Case, facts: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Raise AssertionError unless the engine is the one named, and ranks differed where the case is about that."""
+    engine = {name: facts[name] for name in expected}
+    assert engine == expected, f"ran under {engine}, not {expected}"
+    first, second = facts["turns"]
+    assert first != second, f"both ranks needed {first} turns: nothing uneven was tested"
+    if case.rollout == "search":
+        calls = facts["generate_calls"]
+        gathers = case.options.get("ds3_gather_for_generation", True)
+        assert (len(set(calls)) == 1) != gathers, f"the ranks made {calls} generation calls"
+
+
+def train(case: Case, expected: dict[str, Any]) -> dict[str, Any]:
+    try:
+        trainer, rollout = build_trainer(case)
+    except ValueError as error:
+        return {"refused": str(error)}
+    trainer.train()
+    facts = {
+        **engine_facts(trainer),
+        "turns": gather_object([rollout.turns]),
+        "generate_calls": gather_object([CountingGenerator.calls]),
+    }
+    check(case, facts, expected)
+    weights = trainer.accelerator.get_state_dict(trainer.model_wrapped)
+    if trainer.accelerator.is_main_process:
+        torch.save(weights, Path(case.folder) / "weights.pt")
+    return {**facts, "logs": trainer.state.log_history}
+
+
+def main(config: str, path: str) -> None:
+    case = Case(**json.loads(Path(path).read_text()))
+    skip_compilation()
+    rollout_bridge.HFGenerator = CountingGenerator
+    result = train(case, ENGINES[config])
+    torch.distributed.barrier()
+    if torch.distributed.get_rank() == 0:
+        written = Path(case.folder) / "result.part"
+        written.write_text(json.dumps(result))
+        written.replace(Path(case.folder) / "result.json")
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
