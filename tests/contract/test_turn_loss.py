@@ -58,7 +58,8 @@ def reference_loss(trainer: Any, batch: dict[str, Any], args: SOGRPOConfig) -> t
             ratio = log_ratio[span].mean().exp() if geometric else log_ratio[span].exp().mean()
             advantage = batch["advantages"][i].double()
             clipped = ratio.clamp(1 - EPSILON, 1 + EPSILON)
-            surrogate = surrogate + torch.min(ratio * advantage, clipped * advantage) / len(spans)
+            correction = batch.get("importance_sampling_ratio", torch.ones(8, 1)).expand_as(logps)[i][span].mean()
+            surrogate = surrogate + correction * torch.min(ratio * advantage, clipped * advantage) / len(spans)
             if args.beta:
                 difference = batch["ref_per_token_logps"][i][span] - logps[i][span]
                 kl = (difference.exp() - difference - 1).sum() / len(tokens)
@@ -85,6 +86,19 @@ def test_loss_and_gradient_are_those_of_the_formula(
     ours = trainer._compute_loss(trainer.model, batch)
     reference = reference_loss(trainer, batch, trainer.args)
     assert trainer._metrics["train"]["clip_fraction/turn"][-1] > 0.1
+    assert ours.item() == pytest.approx(reference.item(), abs=1e-6)
+    torch.testing.assert_close(gradient(ours, trainer), gradient(reference, trainer), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("width", [1, None], ids=["sequence", "token"])
+def test_vllm_correction_multiplies_the_surrogate(tmp_path: Path, tokenizer: Any, width: int | None) -> None:
+    """TRL's (B, 1) and (B, T) ratios of old to sampling policy; what vLLM itself gives is not run here."""
+    trainer, batch = off_policy_batch(tmp_path, tokenizer, num_iterations=2)
+    generator = torch.Generator().manual_seed(3)
+    shape = (8, width or batch["completion_ids"].shape[1])
+    batch["importance_sampling_ratio"] = torch.rand(shape, generator=generator) + 0.5
+    trainer.use_vllm = trainer.vllm_importance_sampling_correction = True
+    ours, reference = trainer._compute_loss(trainer.model, batch), reference_loss(trainer, batch, trainer.args)
     assert ours.item() == pytest.approx(reference.item(), abs=1e-6)
     torch.testing.assert_close(gradient(ours, trainer), gradient(reference, trainer), rtol=0, atol=1e-6)
 
