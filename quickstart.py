@@ -52,6 +52,13 @@ def say(text: str) -> None:
     print(f"\n=== {text}", flush=True)
 
 
+def clear(run: Path) -> None:
+    """Remove an earlier quickstart, and nothing else."""
+    if run.exists() and any(run.iterdir()) and not (run / "world" / CORPUS_FILE).is_file():
+        raise SystemExit(f"--output {run} holds something else than a quickstart; name another directory.")
+    shutil.rmtree(run, ignore_errors=True)
+
+
 def build_worlds(name: str, seed: int) -> tuple[World, list[World]]:
     """The world to train and evaluate in, and others with the same words and different facts to practise in."""
     size = WorldSize(evaluation_questions=400) if name == "atlas" else WorldSize(1000, 400)
@@ -66,7 +73,7 @@ def prepare(name: str, seed: int, run: Path) -> World:
     world, practice = build_worlds(name, seed)
     world.write(run / "world")
     BM25Index.build(run / "world" / CORPUS_FILE, index_directory(run), show_progress=False)
-    shutil.copytree(warm_start(world, practice, run.parent / "cache"), run / "warm-start")
+    shutil.copytree(warm_start(world, practice, ROOT / "runs/cache"), run / "warm-start")
     hops = [question.metadata["hops"] for question in world.evaluation]
     print(
         f"{len(world.passages):,} passages, {len(world.train):,} questions to train on and {len(hops)} others to "
@@ -143,7 +150,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--world", choices=BUILDERS, default="atlas", help="real facts, or invented ones")
     parser.add_argument("--seed", type=int, default=0, help="of the world and of training")
-    parser.add_argument("--output", type=Path, default=DEFAULT_OUTPUT, help="directory, replaced where it exists")
+    parser.add_argument("--output", type=Path, default=DEFAULT_OUTPUT, help="directory; an earlier run is replaced")
     parser.add_argument("--max-steps", type=int, help="optimizer steps, instead of the recipe's")
     return parser.parse_args()
 
@@ -153,7 +160,7 @@ def main() -> None:
     started = time.monotonic()
     torch.set_num_threads(1)  # matrices this small lose more to a second thread than they gain
     run = arguments.output.resolve()
-    shutil.rmtree(run, ignore_errors=True)
+    clear(run)
     world = prepare(arguments.world, arguments.seed, run)
     steps = [] if arguments.max_steps is None else ["--max_steps", str(arguments.max_steps)]
     train(run, ["--seed", str(arguments.seed + 1), *steps])

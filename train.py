@@ -81,12 +81,10 @@ class AgentArguments:
 
 
 def open_index(agent: AgentArguments, config: SOGRPOConfig) -> BM25Index:
-    """The index beside the corpus, built by the main process where it is missing."""
+    """The index beside the corpus, built by the main process where it is missing, never one of another corpus."""
     directory = Path(agent.index or f"{agent.corpus}.index")
     with config.main_process_first(desc="building the search index"):
-        if not directory.exists():
-            BM25Index.build(agent.corpus, directory)
-    return BM25Index.load(directory)
+        return BM25Index.open(agent.corpus, directory)
 
 
 def load_prompts(agent: AgentArguments, path: str | None) -> Dataset | None:
@@ -113,7 +111,13 @@ def build_rollout(
 
 
 def build_trainer(agent: AgentArguments, config: SOGRPOConfig, model: ModelConfig) -> SOGRPOTrainer:
-    tokenizer = AutoTokenizer.from_pretrained(model.model_name_or_path, revision=model.model_revision)
+    if config.turn_boundary == "tags" and "search_hit" in agent.rewards:
+        raise ValueError(
+            "`rewards` has 'search_hit', one float per generation: `turn_boundary='tags'` makes more turns."
+        )
+    tokenizer = AutoTokenizer.from_pretrained(
+        model.model_name_or_path, revision=model.model_revision, trust_remote_code=config.trust_remote_code
+    )
     config.model_init_kwargs = {
         "revision": model.model_revision,
         "attn_implementation": model.attn_implementation,

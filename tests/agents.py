@@ -12,7 +12,8 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from trl import GRPOConfig
 
 from sorl_trl import SearchRollout, SOGRPOConfig, SOGRPOTrainer
-from sorl_trl.rollout import Frame, RetryPolicy, RolloutLimits, TagProtocol
+from sorl_trl.rollout import RetryPolicy, RolloutLimits
+from sorl_trl.sandbox import PROTOCOL
 from sorl_trl.search import BM25Index
 from tests.conftest import build_policy
 from tests.contract.test_trl_parity import settings
@@ -21,15 +22,6 @@ TAGS = ["<search>", "</search>", "<answer>", "</answer>", "<information>", "</in
 NAMES = ["rome", "oslo", "bern", "lima", "nothing", "failed", "invalid", "where"]
 VOCABULARY = ["<pad>", "<eos>", "<unk>", *TAGS, *NAMES]
 
-PROTOCOL = TagProtocol(
-    passage_template="{text}",
-    no_results="nothing",
-    search_failed="failed",
-    invalid_feedback="invalid",
-    information_frame=Frame("<information>", "</information>"),
-    feedback_frame=Frame(),
-    message_frame=Frame(),
-)
 NO_WAIT = RetryPolicy(attempts=2, initial_wait_s=0.0, max_wait_s=0.0)
 LIMITS = RolloutLimits(max_turns=2, max_turn_tokens=6, max_observation_tokens=6, max_trajectory_tokens=32, top_k=1)
 

@@ -18,6 +18,7 @@ from trl import GRPOConfig, GRPOTrainer
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer
 from sorl_trl.search import SearchUnavailable
 from tests.agents import LIMITS, agent_policy, build_agent, questions, search_index
+from tests.conftest import build_policy
 from tests.contract.test_trl_parity import settings, train
 from tests.trajectories import FixedRollout, parity_reward, prompts
 
@@ -91,6 +92,29 @@ class TestCollector:
         with pytest.raises(ValueError, match=r"max_trajectory_tokens` is 33.*max_completion_length` of 32"):
             trainer.train()
 
+    def test_limits_default_to_the_trainers(self, tmp_path: Path) -> None:
+        trainer = build_agent(tmp_path, limits=None, max_steps=1)
+        trainer.train()
+        assert trainer.state.log_history[0]["completions/max_length"] <= 32
+
+    def test_one_rollout_serves_several_trainers(self, tmp_path: Path) -> None:
+        """Each with its own tokenizer and its own limit."""
+        first = build_agent(tmp_path, limits=None, max_steps=1)
+        second = build_agent(tmp_path / "second", search=object(), limits=None, max_steps=1, max_completion_length=8)
+        first.train()
+        second.rollout_func = first.rollout_func
+        second.train()
+        assert first.state.log_history[0]["completions/max_length"] > 8
+        assert second.state.log_history[0]["completions/max_length"] <= 8
+
+    def test_the_model_card_names_the_method(self, tmp_path: Path) -> None:
+        trainer = build_agent(tmp_path, max_steps=1, save_strategy="steps", save_steps=1)
+        trainer.train()
+        card = (tmp_path / "README.md").read_text()
+        assert "SO-GRPO" in card
+        assert "2511.20718" in card
+        assert "DeepSeekMath" not in card
+
     def test_an_exception_leaves_the_policy_as_it_was(self, tmp_path: Path) -> None:
         class Broken:
             def search_batch(self, queries: Any, k: int) -> Any:
@@ -144,8 +168,9 @@ class TestSearchFailures:
         log = trainer.state.log_history[0]
         assert log["completions/clipped_ratio"] > 0.8
         assert log["loss"] == pytest.approx(0.0, abs=1e-6)
+        if log["completions/clipped_ratio"] == 1:
+            assert all((a == b).all() for a, b in zip(before, trainer.model.parameters(), strict=True))
         assert all(torch.isfinite(p).all() for p in trainer.model.parameters())
-        assert len(before) == len(list(trainer.model.parameters()))
 
 
 class TestBadInput:
@@ -161,6 +186,20 @@ class TestBadInput:
             SOGRPOTrainer(
                 agent_policy(), parity_reward, SOGRPOConfig(**settings(tmp_path)), messages, processing_class=tokenizer
             )
+
+    def test_a_rollout_may_render_messages_itself(self, tmp_path: Path, tokenizer: Any) -> None:
+        from datasets import Dataset
+
+        class Renders(FixedRollout):
+            def __call__(self, prompts: Any, trainer: Any) -> Any:
+                return super().__call__([messages[0]["content"] for messages in prompts], trainer)
+
+        messages = Dataset.from_list([{"prompt": [{"role": "user", "content": "w1"}]}] * 4)
+        trainer = SOGRPOTrainer(
+            build_policy(), parity_reward, SOGRPOConfig(**settings(tmp_path, max_steps=1)), messages,
+            processing_class=tokenizer, rollout_func=Renders(),
+        )  # fmt: skip
+        trainer.train()
 
     def test_wrong_number_of_rewards(self, tmp_path: Path) -> None:
         trainer = build_agent(tmp_path, reward_funcs=lambda **_: [1.0])

@@ -68,7 +68,8 @@ class TestTurnRewards:
         assert all(math.isfinite(log["loss"]) for log in trainer.state.log_history if "loss" in log)
 
     def test_normalize_then_sum_is_refused(self, tmp_path: Path) -> None:
-        trainer = build_agent(tmp_path, gamma=0.9, multi_objective_aggregation="normalize_then_sum")
+        rewards = [exact_match_reward, search_hit_turn_reward]
+        trainer = build_agent(tmp_path, reward_funcs=rewards, multi_objective_aggregation="normalize_then_sum")
         with pytest.raises(ValueError, match="multi_objective_aggregation"):
             trainer.train()
 

@@ -3,13 +3,14 @@
 from sorl_trl.search.backend import SearchBackend, SearchError, SearchUnavailable
 from sorl_trl.search.bm25 import BM25Index
 from sorl_trl.search.corpus import Corpus, CorpusError, write_corpus
-from sorl_trl.search.manifest import IndexCorrupted
+from sorl_trl.search.manifest import IndexCorrupted, IndexOutdated
 
 __all__ = [
     "BM25Index",
     "Corpus",
     "CorpusError",
     "IndexCorrupted",
+    "IndexOutdated",
     "SearchBackend",
     "SearchError",
     "SearchUnavailable",

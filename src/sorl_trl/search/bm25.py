@@ -15,7 +15,7 @@ import numpy.typing as npt
 from tqdm.auto import tqdm
 
 from sorl_trl.search.corpus import Corpus, write_corpus
-from sorl_trl.search.manifest import IndexCorrupted, check_manifest, write_manifest
+from sorl_trl.search.manifest import IndexCorrupted, check_manifest, check_source, fingerprint, write_manifest
 from sorl_trl.search.tokenize import tokenize
 from sorl_trl.types import Passage
 
@@ -70,9 +70,24 @@ class BM25Index:
         try:
             _write_index(Path(corpus_path), staging, show_progress)
             staging.rename(index_dir)
-        except BaseException:  # Ctrl-C too must not leave a gigabyte behind.
+        except BaseException as error:  # Ctrl-C too must not leave a gigabyte behind.
             shutil.rmtree(staging, ignore_errors=True)
-            raise
+            # Another process, on another node even, may have finished the same index meanwhile.
+            if not (isinstance(error, OSError) and index_dir.is_dir()):
+                raise
+        return cls.load(index_dir)
+
+    @classmethod
+    def open(cls, corpus_path: str | os.PathLike[str], index_dir: str | os.PathLike[str]) -> BM25Index:
+        """Load the index of a corpus, built first where there is none.
+
+        Raises:
+            IndexOutdated: The index at `index_dir` was built from another content than the corpus has now.
+            CorpusError, IndexCorrupted, ValueError: As `build` and `load` do.
+        """
+        if not Path(index_dir).exists():
+            return cls.build(corpus_path, index_dir)
+        check_source(Path(index_dir), Path(corpus_path))
         return cls.load(index_dir)
 
     @classmethod
@@ -126,6 +141,7 @@ def top_k(scores: npt.NDArray[np.float32], k: int) -> list[int]:
 
 def _write_index(corpus_path: Path, directory: Path, show_progress: bool) -> None:
     source = Corpus(corpus_path)
+    source_fingerprint = fingerprint(corpus_path)
     passages = tqdm(source, desc="Reading passages", total=len(source), disable=not show_progress)
     write_corpus(passages, directory / CORPUS)
     corpus = Corpus(directory / CORPUS)  # What is indexed is what was written, even if the source changes meanwhile.
@@ -135,7 +151,7 @@ def _write_index(corpus_path: Path, directory: Path, show_progress: bool) -> Non
     engine = bm25s.BM25(method="lucene", k1=1.5, b=0.75)
     engine.index((token_ids, vocabulary), create_empty_token=False, show_progress=show_progress)
     engine.save(directory)
-    write_manifest(directory, INDEX_FILES, len(corpus))
+    write_manifest(directory, INDEX_FILES, len(corpus), source_fingerprint)
 
 
 def _encode(corpus: Corpus, show_progress: bool) -> tuple[list[list[int]], dict[str, int]]:

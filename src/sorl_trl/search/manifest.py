@@ -22,20 +22,35 @@ class IndexCorrupted(ValueError):
         super().__init__(f"index {directory}: {problem}; delete the directory and build the index again")
 
 
+class IndexOutdated(ValueError):
+    """A saved index of another corpus than the one at hand."""
+
+    def __init__(self, directory: Path, corpus_path: Path) -> None:
+        super().__init__(
+            f"index {directory}: it was built from another content than {corpus_path} has now; delete the directory "
+            "to build it again, or name another index"
+        )
+
+
+Fingerprint = dict[str, "str | int"]
+"""`sha256` and size in `bytes` of a file."""
+
+
 @dataclass(frozen=True)
 class Manifest:
-    """The content of `manifest.json`; `files` maps a file name to its sha256 and its size in bytes."""
+    """The content of `manifest.json`: fingerprints of the corpus it was made from and of its own files, by name."""
 
     format_version: int
     bm25s_version: str
     num_documents: int
-    files: dict[str, dict[str, str | int]]
+    source: Fingerprint
+    files: dict[str, Fingerprint]
 
 
-def write_manifest(directory: Path, file_names: Sequence[str], num_documents: int) -> None:
-    """Write `manifest.json` for the named files of `directory`."""
-    files = {name: _fingerprint(directory / name) for name in file_names}
-    manifest = Manifest(FORMAT_VERSION, bm25s.__version__, num_documents, files)
+def write_manifest(directory: Path, file_names: Sequence[str], num_documents: int, source: Fingerprint) -> None:
+    """Write `manifest.json` for the named files of `directory`, made from a corpus of that fingerprint."""
+    files = {name: fingerprint(directory / name) for name in file_names}
+    manifest = Manifest(FORMAT_VERSION, bm25s.__version__, num_documents, source, files)
     (directory / MANIFEST).write_text(json.dumps(asdict(manifest), indent=2) + "\n", encoding="utf-8")
 
 
@@ -49,10 +64,16 @@ def check_manifest(directory: Path, file_names: Sequence[str]) -> Manifest:
     for name in file_names:
         if not (directory / name).is_file():
             raise IndexCorrupted(directory, f"{name} is missing")
-        expected, found = manifest.files.get(name), _fingerprint(directory / name)
+        expected, found = manifest.files.get(name), fingerprint(directory / name)
         if expected != found:
             raise IndexCorrupted(directory, f"{name} has changed: {MANIFEST} says {expected}, found {found}")
     return manifest
+
+
+def check_source(directory: Path, corpus_path: Path) -> None:
+    """Raise `IndexOutdated` unless the index in `directory` was made from what `corpus_path` holds."""
+    if _read_manifest(directory).source != fingerprint(corpus_path):
+        raise IndexOutdated(directory, corpus_path)
 
 
 def _read_manifest(directory: Path) -> Manifest:
@@ -77,7 +98,8 @@ def _series(version: object) -> list[str]:
     return str(version).split(".")[:2]
 
 
-def _fingerprint(path: Path) -> dict[str, str | int]:
+def fingerprint(path: Path) -> Fingerprint:
+    """Read the file once, a megabyte at a time."""
     digest, size = hashlib.sha256(), 0
     with path.open("rb") as file:
         while block := file.read(1 << 20):

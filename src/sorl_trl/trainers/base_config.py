@@ -55,8 +55,9 @@ class TurnLevelConfig(GRPOConfig):
         metadata={
             "help": "Clipping-triggered normalization. 'kl_penalty' (default): adds `ctn_coef` times the mean over "
             "trajectories of (share of tokens outside the clip range) x (KL to the old policy). 'bias_norm': divides "
-            "the gradient of each optimizer step by max(1, L2 norm of the gradient that clipping removed); not with "
-            "DeepSpeed, FSDP or reentrant gradient checkpointing. 'none': off."
+            "the gradient of each optimizer step by max(1, L2 norm of the clipping bias), the gradient of the mean "
+            "over trajectories of (sum of ratio x advantage over clipped tokens / tokens); not with DeepSpeed, FSDP, "
+            "reentrant gradient checkpointing, or a loss without PPO's min. 'none': off."
         },
     )
     ctn_coef: float = field(

@@ -6,6 +6,7 @@ tests/contract fails when one of their bodies changes.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -14,12 +15,34 @@ from torch import Tensor
 from trl import GRPOTrainer
 from trl.data_utils import is_conversational
 
-from sorl_trl.ops import clip_penalty, clipping_bias, importance_ratio, is_clipped, turn_ids_from_mask, turn_weights
+from sorl_trl.ops import (
+    clip_penalty,
+    clipping_bias,
+    importance_ratio,
+    is_clipped,
+    turn_ids_from_mask,
+    turn_weights,
+    validate_turn_ids,
+)
 from sorl_trl.trainers.base_config import TURN_LOSS_TYPE, TurnLevelConfig
 from sorl_trl.trainers.bias_norm import ClippingBiasNormalizer
 from sorl_trl.trainers.ratio_substitution import RatioSubstitution
 from sorl_trl.trainers.turn_metrics import turn_metrics
-from sorl_trl.trainers.turn_spans import checked_rollout, split_at_tags, turn_ids_of
+from sorl_trl.trainers.turn_spans import checked_rollout, padded, split_at_tags, turn_ids_of
+
+SORL_PAPER = {
+    "title": "Stabilizing Off-Policy Training for Long-Horizon LLM Agent via Turn-Level Importance Sampling and "
+    "Clipping-Triggered Normalization",
+    "id": "2511.20718",
+    "citation": textwrap.dedent("""\
+        @article{li2025sorl,
+            title   = {{Stabilizing Off-Policy Training for Long-Horizon LLM Agent via Turn-Level Importance Sampling and Clipping-Triggered Normalization}},
+            author  = {Chenliang Li and Adel Elmahdy and others},
+            year    = 2025,
+            eprint  = {arXiv:2511.20718},
+        }"""),  # noqa: E501
+}
+"""For the model card that TRL writes beside each checkpoint."""
 
 
 class TurnLevelTrainer(GRPOTrainer):
@@ -58,7 +81,8 @@ class TurnLevelTrainer(GRPOTrainer):
             self.loss_type = "grpo"
         self._substitution: RatioSubstitution | None = None
         self._bias_normalizer = self._build_bias_normalizer()
-        self._check_chat_template()
+        if self.rollout_func is None:  # a rollout function may render messages in its own way
+            self._check_chat_template()
 
     def _default_config(self, model: Any) -> TurnLevelConfig:
         name = model if isinstance(model, str) else model.config._name_or_path
@@ -90,6 +114,7 @@ class TurnLevelTrainer(GRPOTrainer):
         result = super()._generate(prompts)
         _, completion_ids, env_mask, _, _, extra_fields, *_ = result
         turn_ids = turn_ids_of(completion_ids, env_mask, extra_fields.get("turn_ids"))
+        self._check_turn_ids(turn_ids, completion_ids, env_mask)
         if self.args.turn_boundary == "tags":
             turn_ids = split_at_tags(turn_ids, completion_ids, self._tokenizer, self.args.turn_boundary_tags)
         # Reward functions see the turns they are asked to reward.
@@ -97,6 +122,17 @@ class TurnLevelTrainer(GRPOTrainer):
         extra_fields["turn_ids"] = [row[:length].tolist() for row, length in zip(turn_ids, lengths, strict=True)]
         self._turn_ids = turn_ids.to(self.accelerator.device)
         return result
+
+    def _check_turn_ids(self, turn_ids: Tensor, completion_ids: Any, env_mask: Any) -> None:
+        """Raise where tools have lengthened a completion whose turns `rollout_func` had recorded."""
+        lengths = [len(ids) for ids in completion_ids]
+        mask = env_mask if env_mask is not None else [[1] * length for length in lengths]
+        if turn_ids.shape[1] != max(lengths):
+            raise ValueError(
+                f"`rollout_func` recorded turns over {turn_ids.shape[1]} tokens, but completions have up to "
+                f"{max(lengths)}: `tools` went on after it. Use one or the other."
+            )
+        validate_turn_ids(turn_ids, padded(mask, 0))
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         rewards_per_func = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
@@ -146,7 +182,7 @@ class TurnLevelTrainer(GRPOTrainer):
         self._log_turn_metrics(log_ratio.detach(), turn_ids, advantages, inputs)
         if self.args.clip_normalization == "kl_penalty":
             loss = loss + self._clip_penalty(log_ratio, turn_ids)
-        elif self._bias_normalizer is not None and self.model.training:
+        elif self._bias_normalizer is not None and self.model.training and log_ratio.requires_grad:
             self._add_clipping_bias(self._bias_normalizer, log_ratio, turn_ids, advantages)
         return loss
 

@@ -47,7 +47,8 @@ class SearchRollout:
     Args:
         search: where queries go.
         protocol: how text becomes an action, and passages become text.
-        limits: of one trajectory; `max_trajectory_tokens` must not exceed the trainer's `max_completion_length`.
+        limits: of one trajectory; `max_trajectory_tokens` must not exceed the trainer's `max_completion_length`,
+            which is also its default.
         retry: how often and how long a search that is down is tried again.
     """
 
@@ -60,26 +61,28 @@ class SearchRollout:
     ) -> None:
         self.search = search
         self.protocol = protocol or TagProtocol()
-        self.limits = limits or RolloutLimits()
+        self.limits = limits
         self.retry = retry or RetryPolicy()
-        self._collector: Collector | None = None
 
     def __call__(self, prompts: list[Any], trainer: GRPOTrainer) -> dict[str, Any]:
-        collector = self._collector or self._build_collector(trainer)
-        self._collector = collector
-        prompt_ids, _, _ = trainer._tokenize_prompts(prompts)
+        prompt_ids, images, _ = trainer._tokenize_prompts(prompts)
+        if images is not None:
+            raise ValueError("`SearchRollout` is for text: the prompts hold images, which the policy would not see.")
+        # Built anew each time: one rollout may serve several trainers, and it takes milliseconds.
+        collector = self._build_collector(trainer)
         trajectories = collect(collector, prompt_ids, trainer, self.protocol.stop_strings)
         for name, value in rollout_statistics(trajectories).items():
             trainer._log_metric(f"rollout/{name}", value)
         return rollout_output(trajectories, trainer._tokenizer.eos_token_id)
 
     def _build_collector(self, trainer: GRPOTrainer) -> Collector:
-        if self.limits.max_trajectory_tokens > trainer.max_completion_length:
+        limits = self.limits or RolloutLimits(max_trajectory_tokens=trainer.max_completion_length)
+        if limits.max_trajectory_tokens > trainer.max_completion_length:
             raise ValueError(
-                f"`limits.max_trajectory_tokens` is {self.limits.max_trajectory_tokens}, more than the trainer's "
+                f"`limits.max_trajectory_tokens` is {limits.max_trajectory_tokens}, more than the trainer's "
                 f"`max_completion_length` of {trainer.max_completion_length}. Lower the one or raise the other."
             )
-        return Collector(trainer._tokenizer, self.search, self.protocol, self.limits, self.retry)
+        return Collector(trainer._tokenizer, self.search, self.protocol, limits, self.retry)
 
 
 def collect(

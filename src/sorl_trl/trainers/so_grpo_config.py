@@ -14,3 +14,11 @@ class SOGRPOConfig(TurnLevelConfig):
     The defaults are SO-GRPO: geometric turn ratios, turn-level group advantages, the KL penalty triggered by clipping
     and the turn-mean objective. `recipes/README.md` lists the settings of every named variant.
     """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.gamma != 1.0 and self.multi_objective_aggregation != "sum_then_normalize":
+            raise ValueError(
+                f"`multi_objective_aggregation` is {self.multi_objective_aggregation!r}, but `gamma` below 1 needs "
+                "'sum_then_normalize'."
+            )

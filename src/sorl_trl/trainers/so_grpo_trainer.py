@@ -16,7 +16,7 @@ from sorl_trl.ops import (
     turn_returns,
     turn_std,
 )
-from sorl_trl.trainers.base_trainer import TurnLevelTrainer
+from sorl_trl.trainers.base_trainer import SORL_PAPER, TurnLevelTrainer
 from sorl_trl.trainers.so_grpo_config import SOGRPOConfig
 from sorl_trl.trainers.turn_rewards import TurnRewardRecorder
 
@@ -49,6 +49,7 @@ class SOGRPOTrainer(TurnLevelTrainer):
     config_class: ClassVar[type[SOGRPOConfig]] = SOGRPOConfig
     _tag_names: ClassVar[list[str]] = ["trl", "grpo", "so-grpo"]
     _name = "SO-GRPO"
+    _paper: ClassVar[dict[str, str]] = SORL_PAPER
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         recorder = TurnRewardRecorder(turn_counts(self._turn_ids).tolist())
@@ -89,8 +90,8 @@ class SOGRPOTrainer(TurnLevelTrainer):
             return None
         if self.multi_objective_aggregation != "sum_then_normalize":
             raise ValueError(
-                f"`multi_objective_aggregation` is {self.multi_objective_aggregation!r}, but turn rewards and "
-                "`gamma` < 1 need 'sum_then_normalize'."
+                f"`multi_objective_aggregation` is {self.multi_objective_aggregation!r}, but turn rewards "
+                "need 'sum_then_normalize'."
             )
         rank = self.accelerator.process_index
         local = slice(rank * batch_size, (rank + 1) * batch_size)

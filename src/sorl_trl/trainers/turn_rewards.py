@@ -57,18 +57,21 @@ class TurnRewardRecorder:
             reward = reward.tolist() if hasattr(reward, "tolist") else reward  # tensors and arrays
             if reward is None or not hasattr(reward, "__len__"):
                 totals.append(reward)
-                continue
-            turn_rewards = [float(r) for r in reward]
-            self._check(turn_rewards, row, name)
-            self._recorded[row, index] = turn_rewards
-            totals.append(math.fsum(turn_rewards) if turn_rewards else None)
+            elif self._turn_counts[row] == 0:
+                totals.append(None)  # masked out of the loss, though the function may have seen generated turns
+            else:
+                turn_rewards = [float(r) for r in reward]
+                self._check(turn_rewards, row, name)
+                self._recorded[row, index] = turn_rewards
+                totals.append(math.fsum(turn_rewards))
         return totals
 
     def _check(self, turn_rewards: list[float], row: int, name: str) -> None:
         if len(turn_rewards) != self._turn_counts[row]:
             raise ValueError(
                 f"The reward function {name!r} returned {len(turn_rewards)} turn rewards for trajectory {row}, which "
-                f"has {self._turn_counts[row]} turns. Return one float per turn, one for the trajectory, or None."
+                f"has {self._turn_counts[row]} turns (as in `turn_ids`, after `turn_boundary`). "
+                "Return one float per turn, one for the trajectory, or None."
             )
         if not all(map(math.isfinite, turn_rewards)):
             raise ValueError(

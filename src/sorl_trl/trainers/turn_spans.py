@@ -22,9 +22,13 @@ def checked_rollout(rollout_func: Callable[..., RolloutOutput]) -> Callable[...,
     """
 
     def rollout(prompts: list[Any], trainer: Any) -> RolloutOutput:
-        output = rollout_func(prompts, trainer)
-        if "turn_ids" in output and "env_mask" not in output:
-            output["env_mask"] = [[int(turn >= 0) for turn in row] for row in output["turn_ids"]]
+        output = {key: value for key, value in rollout_func(prompts, trainer).items() if value is not None}
+        output.setdefault("logprobs", None)  # TRL wants the key
+        for key in ("env_mask", "turn_ids"):
+            if key in output:  # rows may be tensors
+                output[key] = [[int(value) for value in row] for row in output[key]]
+        if "turn_ids" in output:
+            output.setdefault("env_mask", [[int(turn >= 0) for turn in row] for row in output["turn_ids"]])
         check_rollout(output, len(prompts))
         return output
 
@@ -53,7 +57,7 @@ def check_rollout(output: RolloutOutput, num_prompts: int) -> None:
     if "env_mask" in output:
         _check_binary(output["env_mask"])
     if "turn_ids" in output:
-        validate_turn_ids(_padded(output["turn_ids"], -1), _padded(output["env_mask"], 0))
+        validate_turn_ids(padded(output["turn_ids"], -1), padded(output["env_mask"], 0))
 
 
 def _check_binary(env_mask: Sequence[Sequence[int]]) -> None:
@@ -62,7 +66,7 @@ def _check_binary(env_mask: Sequence[Sequence[int]]) -> None:
             raise ValueError(f"The rollout's `env_mask` holds {sorted(wrong)} in row {row}; only 0 and 1 are allowed.")
 
 
-def _padded(rows: Sequence[Sequence[int]], value: int) -> Tensor:
+def padded(rows: Sequence[Sequence[int]], value: int) -> Tensor:
     """(B, T) int64 of rows of different lengths, filled up on the right."""
     return pad_sequence([torch.tensor(row, dtype=torch.long) for row in rows], batch_first=True, padding_value=value)
 
@@ -74,9 +78,9 @@ def turn_ids_of(
 ) -> Tensor:
     """(B, T) turn ids: as recorded, else the runs of 1s in `env_mask`, else one turn per completion."""
     if recorded is not None:
-        return _padded(recorded, -1)
+        return padded(recorded, -1)
     mask = env_mask if env_mask is not None else [[1] * len(ids) for ids in completion_ids]
-    return turn_ids_from_mask(_padded(mask, 0))
+    return turn_ids_from_mask(padded(mask, 0))
 
 
 def split_at_tags(
@@ -90,7 +94,7 @@ def split_at_tags(
         _closing_tokens(ids, turns, tokenizer, tags)
         for ids, turns in zip(completion_ids, turn_ids.tolist(), strict=True)
     ]
-    return split_turns_after(turn_ids, _padded(closes, 0).bool())
+    return split_turns_after(turn_ids, padded(closes, 0).bool())
 
 
 def _closing_tokens(

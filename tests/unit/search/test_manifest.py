@@ -27,7 +27,7 @@ def edit_array(directory, name, change):
     """Change an array and sign it: only the checks beyond the hash are left."""
     array = np.load(directory / name)
     np.save(directory / name, change(array), allow_pickle=True)
-    write_manifest(directory, INDEX_FILES, NUM_DOCUMENTS)
+    write_manifest(directory, INDEX_FILES, NUM_DOCUMENTS, source={})
 
 
 def assert_corrupted(directory, message):
@@ -109,7 +109,7 @@ def test_arrays_that_do_not_fit_are_found_even_if_signed(copy, name, change, mes
 @pytest.mark.parametrize(("name", "content"), [("vocab.index.json", "[]"), ("params.index.json", '{"num_docs": 1}')])
 def test_json_that_does_not_fit_is_found_even_if_signed(copy, name, content):
     (copy / name).write_text(content)
-    write_manifest(copy, INDEX_FILES, NUM_DOCUMENTS)
+    write_manifest(copy, INDEX_FILES, NUM_DOCUMENTS, source={})
     with pytest.raises(IndexCorrupted, match="do not fit together"):
         BM25Index.load(copy)
 

@@ -59,6 +59,11 @@ def test_bias_norm_needs_a_loss_that_clips(tmp_path: Path, loss_type: str) -> No
         build(tmp_path, clip_normalization="bias_norm", loss_type=loss_type)
 
 
+def test_a_discount_needs_sum_then_normalize(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"multi_objective_aggregation.*'normalize_then_sum'"):
+        build(tmp_path, gamma=0.9, multi_objective_aggregation="normalize_then_sum")
+
+
 def test_generations_must_divide_the_batch(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="num_generations"):
         build(tmp_path, per_device_train_batch_size=4, num_generations=3)
