@@ -17,6 +17,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+os.environ.setdefault("DS_ACCELERATOR", "cpu")  # or DeepSpeed, if installed, warns on import that it found no GPU
+
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
@@ -97,8 +99,8 @@ def train(run: Path, overrides: list[str]) -> None:
     command += ["--config_file", "accelerate_configs/single_cpu.yaml", "train.py"]
     command += ["--config", "recipes/quickstart.yaml", *overrides]
     say("Training with SO-GRPO: " + " ".join(["accelerate launch", *command[3:]]))
-    quiet = {"PYTHONWARNINGS": "ignore::FutureWarning", "DS_ACCELERATOR": "cpu"}
-    subprocess.run(command, check=True, env={**os.environ, **quiet, "OMP_NUM_THREADS": "1"}, cwd=ROOT)
+    quiet = {"PYTHONWARNINGS": "ignore::FutureWarning", "OMP_NUM_THREADS": "1"}
+    subprocess.run(command, check=True, env={**os.environ, **quiet}, cwd=ROOT)
 
 
 def evaluate_policy(policy: Path, run: Path, search: SearchBackend) -> dict[str, EvaluationResult]:

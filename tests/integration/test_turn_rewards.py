@@ -11,45 +11,121 @@ import torch
 
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer
 from sorl_trl.qa import exact_match_reward, search_hit_turn_reward
-from tests.agents import build_agent, questions
+from sorl_trl.trainers.turn_rewards import TurnRewardRecorder
+from tests.agents import build_agent
 from tests.conftest import build_policy
 from tests.contract.test_trl_parity import settings, train
-from tests.trajectories import FixedRollout, parity_reward, prompts
+from tests.trajectories import FixedRollout, length_reward, parity_reward, prompts
+
+SCALES = ("group", "batch", "none")
 
 
-class TestTurnRewards:
-    def test_advantages_are_those_of_the_formula(self, tmp_path: Path, tokenizer: Any) -> None:
-        """Against loops: returns with discount, the mean over trajectories of turn means, and the spread around it."""
-        gamma = 0.5
+def build(tmp_path: Path, tokenizer: Any, reward_funcs: Any, rollout: Any = None, **overrides: Any) -> SOGRPOTrainer:
+    arguments = settings(tmp_path, num_generations_eval=2, **overrides)
+    return SOGRPOTrainer(
+        build_policy(), reward_funcs, SOGRPOConfig(**arguments), prompts(), processing_class=tokenizer,
+        rollout_func=rollout or FixedRollout(),
+    )  # fmt: skip
 
-        def steps(turn_ids: Any, **_: Any) -> list[list[float]]:
-            return [[float(k + i % 3) for k in range(max(row) + 1)] for i, row in enumerate(turn_ids)]
 
-        arguments = settings(tmp_path, gamma=gamma)
-        trainer = SOGRPOTrainer(
-            build_policy(), [steps, parity_reward], SOGRPOConfig(**arguments, reward_weights=[1.0, 2.0]), prompts(),
-            processing_class=tokenizer, rollout_func=FixedRollout(),
-        )  # fmt: skip
-        rewards: dict[str, Any] = {}
-        trainer.reward_funcs[1] = lambda **kwargs: rewards.setdefault("outcome", parity_reward(**kwargs))
-        batch = trainer._generate_and_score_completions([dict(row) for row in prompts(2) for _ in range(4)])
-        returns = []
-        for i in range(8):
-            count = int(batch["turn_ids"][i].max()) + 1
-            turn_rewards = [float(k + i % 3) for k in range(count)]
-            turn_rewards[-1] += 2.0 * rewards["outcome"][i]
-            returns.append([sum(gamma ** (j - k) * turn_rewards[j] for j in range(k, count)) for k in range(count)])
-        for group in (range(4), range(4, 8)):
-            baseline = sum(sum(returns[i]) / len(returns[i]) for i in group) / 4
-            spread = sum(sum((r - baseline) ** 2 for r in returns[i]) / len(returns[i]) for i in group) / 3
-            for i in group:
-                for k, value in enumerate(returns[i]):
-                    expected = (value - baseline) / (math.sqrt(spread) + 1e-4)
-                    got = batch["advantages"][i][batch["turn_ids"][i] == k]
-                    assert got.tolist() == pytest.approx([expected] * len(got), abs=1e-5)
-        assert (batch["advantages"][batch["turn_ids"] < 0] == 0).all()
+def rollout_batch(trainer: SOGRPOTrainer) -> dict[str, Any]:
+    """Eight trajectories: two groups of four in training, four of two in evaluation."""
+    return trainer._generate_and_score_completions([dict(row) for row in prompts(2) for _ in range(4)])
 
-    def test_an_outcome_given_as_a_turn_reward_is_trls_advantage(self, tmp_path: Path, tokenizer: Any) -> None:
+
+def turns_of(batch: dict[str, Any]) -> list[int]:
+    return [int(row.max()) + 1 for row in batch["turn_ids"]]
+
+
+def uneven(row: int, turn: int) -> float:
+    """Turn rewards whose spread is ten times as large in the second half of a batch."""
+    return (row * 3 % 4 + turn * turn) * (1.0 if row < 4 else 10.0)
+
+
+def uneven_reward(turn_ids: list[list[int]], **_: Any) -> list[list[float]]:
+    return [[uneven(row, turn) for turn in range(max(ids) + 1)] for row, ids in enumerate(turn_ids)]
+
+
+def returns_of(turn_rewards: list[float], gamma: float) -> list[float]:
+    turns = range(len(turn_rewards))
+    return [sum(gamma ** (j - k) * turn_rewards[j] for j in turns if j >= k) for k in turns]
+
+
+def baseline_and_spread(returns: list[list[float]]) -> tuple[float, float]:
+    """Of the returns of several trajectories, one list for each: the mean of means, and the spread around it."""
+    baseline = sum(sum(row) / len(row) for row in returns) / len(returns)
+    variances = [sum((r - baseline) ** 2 for r in row) / len(row) for row in returns]
+    return baseline, math.sqrt(sum(variances) / max(len(returns) - 1, 1))
+
+
+def formula(returns: list[list[float] | None], group_size: int, scale: str) -> list[list[float] | None]:
+    """The advantages of each turn; `None`, as in `returns`, where a trajectory is not scored."""
+    advantages: list[list[float] | None] = []
+    everywhere = baseline_and_spread([row for row in returns if row is not None])[1]
+    for start in range(0, len(returns), group_size):
+        group = returns[start : start + group_size]
+        baseline, spread = baseline_and_spread([row for row in group if row is not None])
+        divisor = {"group": spread + 1e-4, "batch": everywhere + 1e-4, "none": 1.0}[scale]
+        advantages += [None if row is None else [(r - baseline) / divisor for r in row] for row in group]
+    return advantages
+
+
+def assert_advantages(batch: dict[str, Any], expected: list[list[float] | None]) -> None:
+    """Each token has its turn's advantage; an unscored trajectory has none, nor has what is not trained on."""
+    for got, turn_ids, row in zip(batch["advantages"], batch["turn_ids"], expected, strict=True):
+        values = [0.0 if turn < 0 or row is None else row[turn] for turn in turn_ids.tolist()]
+        assert got.tolist() == pytest.approx(values, rel=1e-4, abs=1e-5)
+
+
+class TestAdvantages:
+    def test_several_functions_and_discount(self, tmp_path: Path, tokenizer: Any) -> None:
+        trainer = build(tmp_path, tokenizer, [uneven_reward, parity_reward], gamma=0.5, reward_weights=[1.0, 2.0])
+        outcomes: list[float] = []
+        trainer.reward_funcs[1] = lambda **kwargs: outcomes.extend(parity_reward(**kwargs)) or outcomes
+        batch = rollout_batch(trainer)
+        returns: list[list[float] | None] = []
+        for row, (turns, outcome) in enumerate(zip(turns_of(batch), outcomes, strict=True)):
+            turn_rewards = [uneven(row, turn) for turn in range(turns)]
+            turn_rewards[-1] += 2.0 * outcome
+            returns.append(returns_of(turn_rewards, 0.5))
+        assert_advantages(batch, formula(returns, 4, "group"))
+
+    @pytest.mark.parametrize("scale", SCALES)
+    @pytest.mark.parametrize("group_size", [4, 2], ids=["train", "eval"])
+    def test_every_scaling(self, tmp_path: Path, tokenizer: Any, scale: str, group_size: int) -> None:
+        trainer = build(tmp_path, tokenizer, uneven_reward, scale_rewards=scale)
+        trainer.model.train(group_size == trainer.num_generations)
+        batch = rollout_batch(trainer)
+        returns = [returns_of([uneven(i, k) for k in range(turns)], 1.0) for i, turns in enumerate(turns_of(batch))]
+        others = [formula([*returns], group_size, other) for other in SCALES if other != scale]
+        expected = formula([*returns], group_size, scale)
+        assert_advantages(batch, expected)
+        for other in others:  # or the test could not tell them apart
+            assert expected[0] != pytest.approx(other[0], rel=0.1)
+
+    @pytest.mark.parametrize("scale", SCALES)
+    @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+    def test_an_outcome_on_the_last_turn_has_trls_advantage(
+        self, tmp_path: Path, tokenizer: Any, scale: str, training: bool
+    ) -> None:
+        """In the batch and in the table of completions, with some trajectories unscored."""
+
+        def as_turns(turn_ids: Any, **kwargs: Any) -> list[list[float] | None]:
+            outcomes = zip(turn_ids, length_reward(**kwargs), strict=True)
+            return [None if reward is None else [0.0] * max(row) + [reward] for row, reward in outcomes]
+
+        advantages, tables = [], []
+        for reward in (length_reward, as_turns):
+            trainer = build(tmp_path, tokenizer, reward, scale_rewards=scale)
+            trainer.model.train(training)
+            batch = rollout_batch(trainer)
+            per_token = batch["advantages"] if reward is as_turns else batch["advantages"].unsqueeze(1)
+            advantages.append(torch.where(batch["turn_ids"] >= 0, per_token, 0.0))
+            tables.append(list(trainer._logs["advantages"]))
+        torch.testing.assert_close(*advantages, rtol=0, atol=1e-5)
+        assert tables[0] == pytest.approx(tables[1], abs=1e-5)
+
+    def test_training_on_it_is_trls(self, tmp_path: Path, tokenizer: Any) -> None:
         def as_turns(turn_ids: Any, **kwargs: Any) -> list[list[float]]:
             outcomes = parity_reward(**kwargs)
             return [[0.0] * max(row) + [reward] for row, reward in zip(turn_ids, outcomes, strict=True)]
@@ -60,24 +136,96 @@ class TestTurnRewards:
         for a, b in zip(by_turns.model.parameters(), by_outcome.model.parameters(), strict=True):
             torch.testing.assert_close(a, b, rtol=0, atol=1e-5)  # eight steps of Adam on rounding differences
 
-    @pytest.mark.parametrize("scale", ["group", "batch", "none"])
-    def test_every_scaling(self, tmp_path: Path, scale: str) -> None:
-        rewards = [exact_match_reward, search_hit_turn_reward]
-        trainer = build_agent(tmp_path, reward_funcs=rewards, scale_rewards=scale)
+    def test_trains_with_search_hits(self, tmp_path: Path) -> None:
+        trainer = build_agent(tmp_path, reward_funcs=[exact_match_reward, search_hit_turn_reward])
         trainer.train()
         assert all(math.isfinite(log["loss"]) for log in trainer.state.log_history if "loss" in log)
 
-    def test_normalize_then_sum_is_refused(self, tmp_path: Path) -> None:
-        rewards = [exact_match_reward, search_hit_turn_reward]
-        trainer = build_agent(tmp_path, reward_funcs=rewards, multi_objective_aggregation="normalize_then_sum")
-        with pytest.raises(ValueError, match="multi_objective_aggregation"):
-            trainer.train()
+    def test_normalize_then_sum_is_refused(self, tmp_path: Path, tokenizer: Any) -> None:
+        trainer = build(tmp_path, tokenizer, uneven_reward, multi_objective_aggregation="normalize_then_sum")
+        with pytest.raises(ValueError, match="`multi_objective_aggregation` is 'normalize_then_sum'"):
+            rollout_batch(trainer)
 
-    def test_the_completions_table_shows_the_mean_over_turns(self, tmp_path: Path) -> None:
-        trainer = build_agent(tmp_path, gamma=0.9, max_steps=1)
-        batch = trainer._generate_and_score_completions([dict(row) for row in questions(4) for _ in range(4)])
-        for shown, advantages, turn_ids in zip(
-            trainer._logs["advantages"], batch["advantages"], batch["turn_ids"], strict=True
-        ):
-            turns = [advantages[turn_ids == k][0].item() for k in range(int(turn_ids.max()) + 1)]
-            assert shown == pytest.approx(sum(turns) / len(turns), abs=1e-6)
+
+class TestUnscored:
+    @pytest.mark.parametrize("scale", SCALES)
+    def test_unscored_trajectories_are_outside_the_baseline(self, tmp_path: Path, tokenizer: Any, scale: str) -> None:
+        """Not scored by any function, that is: row 2 has an outcome, row 6 turn rewards."""
+
+        def turn_rewards(**kwargs: Any) -> list[list[float] | None]:
+            return [None if row in (1, 2, 5) else reward for row, reward in enumerate(uneven_reward(**kwargs))]
+
+        def outcome(completions: Any, **_: Any) -> list[float | None]:
+            return [None if row in (1, 5, 6) else 3.0 for row in range(len(completions))]
+
+        batch = rollout_batch(build(tmp_path, tokenizer, [turn_rewards, outcome], scale_rewards=scale))
+        returns: list[list[float] | None] = []
+        for row, turns in enumerate(turns_of(batch)):
+            rewards = [0.0 if row == 2 else uneven(row, turn) for turn in range(turns)]
+            rewards[-1] += 0.0 if row == 6 else 3.0
+            returns.append(None if row in (1, 5) else returns_of(rewards, 1.0))
+        assert_advantages(batch, formula(returns, 4, scale))
+
+    @pytest.mark.parametrize("reward", [100.0, [], [100.0], [100.0] * 3], ids=str)
+    def test_a_trajectory_without_a_turn_is_unscored(self, tmp_path: Path, tokenizer: Any, reward: Any) -> None:
+        """Its search was down: the function may have seen turns that training does not."""
+
+        class SearchDown(FixedRollout):
+            def _trajectory(self, index: int) -> tuple[list[int], list[int]]:
+                ids, turns = super()._trajectory(index)
+                return ids, [-1] * len(ids) if index in (1, 6) else turns
+
+        def rewards(turn_ids: Any, **kwargs: Any) -> list[Any]:
+            scored = uneven_reward(turn_ids, **kwargs)
+            return [reward if max(ids) < 0 else row for ids, row in zip(turn_ids, scored, strict=True)]
+
+        trainer = build(tmp_path, tokenizer, rewards, SearchDown())
+        batch = rollout_batch(trainer)
+        assert [row for row, turns in enumerate(turns_of(batch)) if turns == 0] == [1, 6]
+        returns = [
+            returns_of([uneven(row, turn) for turn in range(turns)], 1.0) if turns else None
+            for row, turns in enumerate(turns_of(batch))
+        ]
+        assert_advantages(batch, formula(returns, 4, "group"))
+        totals = [row[0] for row in returns if row is not None]
+        assert trainer._metrics["train"]["reward"] == [pytest.approx(sum(totals) / 6)]
+        assert trainer._metrics["train"]["trajectories_without_turn"] == [0.25]
+
+    def test_turn_rewards_without_a_turn_are_not_recorded(self) -> None:
+        recorder = TurnRewardRecorder([0, 0, 1])
+        assert recorder.wrap(lambda **_: [[], [1.0, 2.0], 3.0], 0, "hits")() == [None, None, 3.0]
+        assert not recorder.has_turn_rewards
+
+
+class TestWhatTheUserSees:
+    def test_reward_functions_are_the_users_own_again(self, tmp_path: Path, tokenizer: Any) -> None:
+        functions = [uneven_reward, parity_reward]
+        trainer = build(tmp_path, tokenizer, functions)
+        own = trainer.reward_funcs
+        rollout_batch(trainer)
+        assert trainer.reward_funcs is own
+        assert own == functions
+
+    def test_also_after_one_of_them_raised(self, tmp_path: Path, tokenizer: Any) -> None:
+        def broken(**_: Any) -> list[float]:
+            raise KeyError("a bug")
+
+        trainer = build(tmp_path, tokenizer, [uneven_reward, broken])
+        own = trainer.reward_funcs
+        with pytest.raises(KeyError, match="a bug"):
+            rollout_batch(trainer)
+        assert trainer.reward_funcs is own
+        assert own == [uneven_reward, broken]
+
+    def test_the_completions_table_shows_the_mean_over_turns(self, tmp_path: Path, tokenizer: Any) -> None:
+        """Of this batch and of the one before it: each trajectory has its line."""
+        trainer = build(tmp_path, tokenizer, uneven_reward)
+        shown: list[float] = []
+        for batch in (rollout_batch(trainer), rollout_batch(trainer)):
+            for advantages, turn_ids, turns in zip(
+                batch["advantages"], batch["turn_ids"], turns_of(batch), strict=True
+            ):
+                shown.append(sum(advantages[turn_ids == k][0].item() for k in range(turns)) / turns)
+        assert list(trainer._logs["advantages"]) == pytest.approx(shown, abs=1e-6)
+        totals = trainer._logs["rewards"]["uneven_reward"]
+        assert totals[8] == pytest.approx(sum(uneven(0, turn) for turn in range(turns_of(batch)[0])))

@@ -1,0 +1,123 @@
+"""From trajectories to what TRL's `rollout_func` returns, and from the trainer to the generator."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from sorl_trl.trainers.rollout_bridge import SearchRollout, policy_generator, rollout_output
+from sorl_trl.trainers.turn_spans import check_rollout
+from sorl_trl.types import Action, ActionKind, Observation, StopReason, Trajectory, Turn
+from tests.agents import build_agent
+
+EOS = 1
+
+
+def turn(*ids: int, with_logprobs: bool = True) -> Turn:
+    """Token 7 has the log-probability -0.7."""
+    return Turn(ids, "", Action(ActionKind.INVALID), tuple(-i / 10 for i in ids) if with_logprobs else None)
+
+
+def trajectory(*segments: Turn | Observation, stop_reason: StopReason = StopReason.ANSWERED) -> Trajectory:
+    return Trajectory((2, 3), segments, stop_reason)
+
+
+def searched(stop_reason: StopReason) -> Trajectory:
+    return trajectory(turn(5, 6), Observation((7, 8), ""), turn(9), stop_reason=stop_reason)
+
+
+def row(output: dict[str, Any], index: int = 0) -> tuple[Any, ...]:
+    return tuple(output[key][index] for key in ("completion_ids", "env_mask", "turn_ids", "logprobs"))
+
+
+@pytest.mark.parametrize("stop_reason", [StopReason.ANSWERED, StopReason.MAX_TURNS])
+def test_a_complete_trajectory_ends_in_an_eos_that_is_not_trained_on(stop_reason: StopReason) -> None:
+    assert row(rollout_output([searched(stop_reason)], EOS)) == (
+        [5, 6, 7, 8, 9, EOS],
+        [1, 1, 0, 0, 1, 0],
+        [0, 0, -1, -1, 1, -1],
+        [-0.5, -0.6, 0.0, 0.0, -0.9, 0.0],
+    )
+
+
+@pytest.mark.parametrize(
+    "stop_reason", [StopReason.TURN_LIMIT, StopReason.OBSERVATION_LIMIT, StopReason.TRAJECTORY_LIMIT]
+)
+def test_a_limit_leaves_the_trajectory_without_eos(stop_reason: StopReason) -> None:
+    assert row(rollout_output([searched(stop_reason)], EOS)) == (
+        [5, 6, 7, 8, 9],
+        [1, 1, 0, 0, 1],
+        [0, 0, -1, -1, 1],
+        [-0.5, -0.6, 0.0, 0.0, -0.9],
+    )
+
+
+def test_an_eos_of_the_policys_own_is_trained_on_and_not_doubled() -> None:
+    output = rollout_output([trajectory(turn(5, EOS))], EOS)
+    assert row(output) == ([5, EOS], [1, 1], [0, 0], [-0.5, -0.1])
+
+
+def test_an_infrastructure_failure_keeps_its_tokens_and_trains_on_none() -> None:
+    failed = trajectory(turn(5, 6), stop_reason=StopReason.SEARCH_UNAVAILABLE)
+    output = rollout_output([failed], EOS)
+    assert row(output) == ([5, 6, EOS], [0, 0, 0], [-1, -1, -1], [-0.5, -0.6, 0.0])
+
+
+def test_every_trajectory_has_its_row() -> None:
+    reasons = list(StopReason)
+    trajectories = [searched(reason) for reason in reasons]
+    output = rollout_output(trajectories, EOS)
+    check_rollout(output, len(reasons))
+    assert output["trajectory"] == trajectories
+    assert output["prompt_ids"] == [[2, 3]] * len(reasons)
+    assert all(row(output, i) == row(rollout_output([t], EOS)) for i, t in enumerate(trajectories))
+
+
+def test_one_turn_without_logprobs_leaves_all_without() -> None:
+    """TRL takes them for the whole batch or not at all."""
+    partly = trajectory(turn(5), Observation((7,), ""), turn(6, with_logprobs=False))
+    output = rollout_output([trajectory(turn(5)), partly], EOS)
+    assert output["logprobs"] is None
+    assert output["completion_ids"] == [[5, EOS], [5, 7, 6, EOS]]
+
+
+@pytest.mark.parametrize(
+    ("engine", "in_step"),
+    [
+        ({}, False),
+        ({"is_fsdp": True}, True),
+        ({"is_zero3": True}, False),  # the parameters are gathered once, before the first call
+        ({"is_zero3": True, "gathers": False}, True),
+    ],
+    ids=str,
+)
+def test_ranks_that_share_parameters_generate_in_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: dict[str, bool], in_step: bool
+) -> None:
+    """Another rank is active still: this one goes on exactly where the two depend on each other."""
+    trainer = build_agent(tmp_path, ds3_gather_for_generation=engine.get("gathers", True))
+    backend = {"is_fsdp": False, "is_zero3": False, **engine}
+    monkeypatch.setattr(
+        trainer, "_dist", SimpleNamespace(**backend, summon_full_params=lambda *_, **__: nullcontext())
+    )
+    monkeypatch.setattr(trainer.accelerator, "reduce", lambda flag, reduction: flag + torch.ones(()))
+    with policy_generator(trainer, []) as (generator, any_active):
+        assert any_active(True) is True
+        assert any_active(False) is in_step
+        assert generator._synced_gpus is in_step
+
+
+def test_images_are_refused() -> None:
+    """TRL would train on images that the policy never saw."""
+
+    class Trainer:
+        def _tokenize_prompts(self, prompts: list[Any]) -> tuple[list[list[int]], list[object], dict[str, Any]]:
+            return [[1]], [object()], {}
+
+    with pytest.raises(ValueError, match="`SearchRollout` is for text"):
+        SearchRollout(search=None)(["Where?"], Trainer())  # type: ignore[arg-type]
