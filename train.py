@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,8 @@ from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
 from sorl_trl import SearchRollout, SOGRPOConfig, SOGRPOTrainer, qa
 from sorl_trl.diagnostics import TurnProgressCallback
-from sorl_trl.rollout import RolloutLimits, TagProtocol, chat_message_frame
+from sorl_trl.evaluation import NoSearch
+from sorl_trl.rollout import Collector, RolloutLimits, TagProtocol
 from sorl_trl.sandbox import PROTOCOL as TERSE_PROTOCOL
 from sorl_trl.search import BM25Index
 
@@ -93,21 +94,19 @@ def load_prompts(agent: AgentArguments, path: str | None) -> Dataset | None:
     return Dataset.from_list(qa.build_prompt_rows(qa.load_questions(path), agent.prompt_template, agent.chat))
 
 
-def build_rollout(
-    agent: AgentArguments, search: Any, tokenizer: PreTrainedTokenizerBase, max_completion_length: int
-) -> SearchRollout:
-    protocol = PROTOCOLS[agent.protocol]
-    if agent.chat:
-        protocol = replace(protocol, message_frame=chat_message_frame(tokenizer))
+def build_rollout(agent: AgentArguments, config: SOGRPOConfig, tokenizer: PreTrainedTokenizerBase) -> SearchRollout:
+    """Protocol and limits are checked against the tokenizer before a large corpus is indexed."""
     limits = RolloutLimits(
         max_turns=agent.max_turns,
         max_turn_tokens=agent.max_turn_tokens,
         max_observation_tokens=agent.max_observation_tokens,
-        max_trajectory_tokens=max_completion_length,
+        max_trajectory_tokens=config.max_completion_length,
         top_k=agent.search_top_k,
         on_long_observation=agent.on_long_observation,  # type: ignore[arg-type]
     )
-    return SearchRollout(search, protocol, limits)
+    protocol = PROTOCOLS[agent.protocol]
+    Collector(tokenizer, NoSearch(), protocol, limits)
+    return SearchRollout(open_index(agent, config), protocol, limits)
 
 
 def build_trainer(agent: AgentArguments, config: SOGRPOConfig, model: ModelConfig) -> SOGRPOTrainer:
@@ -133,7 +132,7 @@ def build_trainer(agent: AgentArguments, config: SOGRPOConfig, model: ModelConfi
         processing_class=tokenizer,
         quantization_config=get_quantization_config(model),
         peft_config=get_peft_config(model),
-        rollout_func=build_rollout(agent, open_index(agent, config), tokenizer, config.max_completion_length),
+        rollout_func=build_rollout(agent, config, tokenizer),
     )
     if not config.disable_tqdm:
         trainer.remove_callback(ProgressCallback)

@@ -11,8 +11,13 @@ def format_trajectory(question: Question, trajectory: Trajectory) -> str:
     lines = [f"Question     {question.question}"]
     for segment in trajectory.segments:
         speaker = "Environment" if isinstance(segment, Observation) else "Policy"
-        lines.append(f"{speaker:<12} {' '.join(segment.text.split())}")
+        lines.append(f"{speaker:<12} {_printable(segment.text)}")
     verdict = "right" if score_exact_match(trajectory, question.golden_answers) else "wrong"
     golden = " or ".join(question.golden_answers)
     lines.append(f"{'Verdict':<12} {verdict} (gold: {golden}; stopped: {trajectory.stop_reason.value})")
     return "\n".join(lines)
+
+
+def _printable(text: str) -> str:
+    """On one line, without the escape sequences that a passage could steer a terminal with."""
+    return "".join(character if character.isprintable() else "\ufffd" for character in " ".join(text.split()))

@@ -38,7 +38,7 @@ def format_reward(*, trajectory: Sequence[Trajectory], **_: object) -> list[floa
 def search_hit_turn_reward(
     *, trajectory: Sequence[Trajectory], golden_answers: Sequence[Sequence[str]], **_: object
 ) -> list[list[float] | None]:
-    """Turn rewards, one per turn: 1.0 for a search that brought in a golden answer, else 0.0."""
+    """Turn rewards, one per turn: 1.0 for the first search that brought in a golden answer, else 0.0."""
     return _score_each(score_search_hits, trajectory, golden_answers)
 
 

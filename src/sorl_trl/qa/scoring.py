@@ -29,17 +29,19 @@ def score_format(trajectory: Trajectory) -> float:
 
 
 def score_search_hits(trajectory: Trajectory, golden_answers: Sequence[str]) -> list[float]:
-    """One score per turn: 1.0 for a search that brought in a golden answer, else 0.0.
+    """One score per turn: 1.0 for the first search that brought in a golden answer, else 0.0.
 
-    The golden answer must be, as whole words (`contains_answer`), both in a passage found and in the text of the
-    observation right after the turn: the passage may have been cut, and the text has words of its own ("Doc 1").
+    Only the first counts, or repeating one good search would pay more than answering. The golden answer must be, as
+    whole words (`contains_answer`), both in a passage found and in the text of the observation right after the turn:
+    the passage may have been cut, and the text has words of its own ("Doc 1").
     """
     segments = trajectory.segments
-    return [
-        float(_is_search_hit(segment, following, golden_answers))
+    hits = [
+        _is_search_hit(segment, following, golden_answers)
         for segment, following in zip_longest(segments, segments[1:])
         if isinstance(segment, Turn)
     ]
+    return [float(hit and not any(hits[:turn])) for turn, hit in enumerate(hits)]
 
 
 def _is_search_hit(turn: Turn, following: Turn | Observation | None, golden_answers: Sequence[str]) -> bool:

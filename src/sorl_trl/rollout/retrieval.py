@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -14,8 +15,8 @@ from sorl_trl.types import Passage
 
 logger = logging.getLogger(__name__)
 
-_INFRASTRUCTURE_ERRORS = (SearchUnavailable, OSError)
-"""OSError covers connection errors and timeouts."""
+_INFRASTRUCTURE_ERRORS = (SearchUnavailable, ConnectionError, TimeoutError, socket.gaierror)
+"""Other kinds of OSError, a missing file for one, are mistakes in the set-up: they propagate."""
 
 
 @dataclass(frozen=True)

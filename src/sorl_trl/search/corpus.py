@@ -45,6 +45,10 @@ class Corpus:
         self._descriptor = os.open(self._path, os.O_RDONLY)
         weakref.finalize(self, os.close, self._descriptor)
 
+    def __reduce__(self) -> tuple[type[Corpus], tuple[Path]]:
+        """A copy opens the file itself: a descriptor's number means another file elsewhere, or none."""
+        return Corpus, (self._path,)
+
     def __len__(self) -> int:
         return len(self._offsets) - 1
 

@@ -24,6 +24,26 @@ def _check_choice(name: str, value: str, allowed: Sequence[str]) -> None:
 class TurnLevelConfig(GRPOConfig):
     """`trl.GRPOConfig` plus the switches of SORL (arXiv 2511.20718, as specified in docs/paper_to_code.md).
 
+    Parameters:
+        loss_type (`str`, defaults to `"turn"`):
+            How per-token losses are aggregated: by turns, or as one of TRL's loss types does.
+        importance_sampling_level (`str`, defaults to `"turn"`):
+            The unit that shares an importance ratio: `"token"`, `"turn"` or `"sequence"`.
+        turn_ratio (`str`, defaults to `"geometric"`):
+            How a turn's token ratios become one: `"geometric"` or `"arithmetic"` mean.
+        clip_normalization (`str`, defaults to `"kl_penalty"`):
+            Clipping-triggered normalization: `"kl_penalty"`, `"bias_norm"` or `"none"`.
+        ctn_coef (`float`, defaults to `3.0`):
+            Coefficient λ of the KL penalty.
+        kl_estimator (`str`, defaults to `"unbiased"`):
+            Estimator of the KL in the penalty: `"unbiased"`, `"k1"`, `"k2"` or `"k3"`.
+        gamma (`float`, defaults to `1.0`):
+            Discount per turn.
+        turn_boundary (`str`, defaults to `"recorded"`):
+            `"recorded"` spans (else runs of model tokens), or split after closing `"tags"` in addition.
+        turn_boundary_tags (`list[str]`, defaults to `["</think>"]`):
+            Those closing tags.
+
     Every other parameter is TRL's, with TRL's meaning and default. With `importance_sampling_level="token"`,
     `clip_normalization="none"` and one of TRL's loss types, training is TRL's to within 1e-6.
     """

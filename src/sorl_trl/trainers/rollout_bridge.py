@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from trl import GRPOTrainer
+from trl.data_utils import is_conversational
 from trl.models import unwrap_model_for_generation
 
 from sorl_trl.rollout import (
@@ -19,6 +21,7 @@ from sorl_trl.rollout import (
     RolloutLimits,
     TagProtocol,
     assemble,
+    chat_message_frame,
     check_assembly,
     rollout_statistics,
 )
@@ -46,7 +49,8 @@ class SearchRollout:
 
     Args:
         search: where queries go.
-        protocol: how text becomes an action, and passages become text.
+        protocol: how text becomes an action, and passages become text. For conversational prompts its default
+            `message_frame` is replaced by the chat template's.
         limits: of one trajectory; `max_trajectory_tokens` must not exceed the trainer's `max_completion_length`,
             which is also its default.
         retry: how often and how long a search that is down is tried again.
@@ -69,20 +73,27 @@ class SearchRollout:
         if images is not None:
             raise ValueError("`SearchRollout` is for text: the prompts hold images, which the policy would not see.")
         # Built anew each time: one rollout may serve several trainers, and it takes milliseconds.
-        collector = self._build_collector(trainer)
+        collector = self._build_collector(trainer, self._protocol_for(prompts, trainer))
         trajectories = collect(collector, prompt_ids, trainer, self.protocol.stop_strings)
         for name, value in rollout_statistics(trajectories).items():
             trainer._log_metric(f"rollout/{name}", value)
         return rollout_output(trajectories, trainer._tokenizer.eos_token_id)
 
-    def _build_collector(self, trainer: GRPOTrainer) -> Collector:
+    def _protocol_for(self, prompts: list[Any], trainer: GRPOTrainer) -> TagProtocol:
+        """In a conversation, feedback after the policy has ended its message is a message of the chat template."""
+        is_default = self.protocol.message_frame == TagProtocol().message_frame
+        if is_default and is_conversational({"prompt": prompts[0]}):
+            return replace(self.protocol, message_frame=chat_message_frame(trainer._tokenizer))
+        return self.protocol
+
+    def _build_collector(self, trainer: GRPOTrainer, protocol: TagProtocol) -> Collector:
         limits = self.limits or RolloutLimits(max_trajectory_tokens=trainer.max_completion_length)
         if limits.max_trajectory_tokens > trainer.max_completion_length:
             raise ValueError(
                 f"`limits.max_trajectory_tokens` is {limits.max_trajectory_tokens}, more than the trainer's "
                 f"`max_completion_length` of {trainer.max_completion_length}. Lower the one or raise the other."
             )
-        return Collector(trainer._tokenizer, self.search, self.protocol, limits, self.retry)
+        return Collector(trainer._tokenizer, self.search, protocol, limits, self.retry)
 
 
 def collect(

@@ -12,7 +12,7 @@ class SOGRPOConfig(TurnLevelConfig):
     """Configuration of [`SOGRPOTrainer`]: `trl.GRPOConfig` with the turn-level switches of [`TurnLevelConfig`].
 
     The defaults are SO-GRPO: geometric turn ratios, turn-level group advantages, the KL penalty triggered by clipping
-    and the turn-mean objective. `recipes/README.md` lists the settings of every named variant.
+    and the turn-mean objective. `docs/paper_to_code.md` lists the settings of every named variant.
     """
 
     def __post_init__(self) -> None:

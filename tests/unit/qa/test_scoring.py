@@ -61,3 +61,8 @@ def test_a_hit_is_in_the_passage_and_in_what_the_policy_reads(episode):
 def test_only_one_and_the_same_golden_answer_makes_a_hit(episode):
     trajectory = episode().search("Doc 1: The capital", passages=["The capital is Paris"]).end(StopReason.MAX_TURNS)
     assert score_search_hits(trajectory, ["Paris", "1"]) == [0.0]
+
+
+def test_only_the_first_hit_pays(episode):
+    repeated = episode().search("Paris").search("Paris").search("Rome").search("Paris").answer("x")
+    assert score_search_hits(repeated, ["Paris"]) == [1.0, 0.0, 0.0, 0.0, 0.0]

@@ -96,3 +96,12 @@ def test_programming_errors_propagate() -> None:
 def test_a_policy_out_of_range_is_named(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name}=-1"):
         RetryPolicy(**{name: -1})
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError("no such index"), PermissionError("index"), KeyError("a bug")])
+def test_a_mistake_in_the_setup_is_not_an_outage(error: Exception) -> None:
+    """Or a whole run would train on nothing."""
+    search = FakeSearch([error])
+    with pytest.raises(type(error)):
+        retriever(search).search(["a"])
+    assert len(search.calls) == 1

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 import json
+import pickle
 from pathlib import Path
 
 import pytest
@@ -47,3 +50,16 @@ def test_two_builds_at_once_leave_one_index(tmp_path: Path, monkeypatch: pytest.
     index = BM25Index.build(corpus, tmp_path / "index", show_progress=False)
     assert [passage.id for passage in index.search_batch(["norway"], 1)[0]] == ["0"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus.jsonl", "index"]
+
+
+def test_a_copy_reads_its_own_file(tmp_path: Path) -> None:
+    """Not whatever file has the descriptor's number by then."""
+    index = BM25Index.open(write(tmp_path / "corpus.jsonl", "Oslo lies in Norway"), tmp_path / "index")
+    twin = pickle.loads(pickle.dumps(index))
+    copied = copy.deepcopy(index)
+    del index
+    gc.collect()
+    other = write(tmp_path / "other.jsonl", "secret")
+    with other.open():
+        for searched in (twin, copied):
+            assert searched.search_batch(["norway"], 1)[0][0].text == "Oslo lies in Norway"
