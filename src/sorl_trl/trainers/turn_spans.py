@@ -22,8 +22,9 @@ def checked_rollout(rollout_func: Callable[..., RolloutOutput]) -> Callable[...,
     """
 
     def rollout(prompts: list[Any], trainer: Any) -> RolloutOutput:
-        output = {key: value for key, value in rollout_func(prompts, trainer).items() if value is not None}
-        output.setdefault("logprobs", None)  # TRL wants the key
+        returned = rollout_func(prompts, trainer)
+        # TRL takes None for a field that is not there; of `logprobs` it wants the key all the same.
+        output = {key: value for key, value in returned.items() if value is not None or key == "logprobs"}
         for key in ("env_mask", "turn_ids"):
             if key in output:  # rows may be tensors
                 output[key] = [[int(value) for value in row] for row in output[key]]
