@@ -4,19 +4,30 @@ Each is differentiable where it should be, reduces in float32 or better, and see
 hold, NaN and infinity included.
 """
 
-from .advantages import group_turn_advantages, token_gae, turn_gae, turn_returns, turn_std, whiten
+from .advantages import (
+    explained_variance,
+    group_turn_advantages,
+    token_gae,
+    turn_gae,
+    turn_returns,
+    turn_rewards_to_tokens,
+    turn_std,
+    whiten,
+)
 from .clip_norm import KL_ESTIMATORS, clip_fraction, clip_penalty, clipping_bias, is_clipped, kl_to_old
 from .importance import IMPORTANCE_SAMPLING_LEVELS, TURN_RATIOS, importance_ratio, log_importance_ratio
-from .losses import aggregate_turns, clipped_surrogate, turn_weights, value_loss
+from .losses import aggregate_turns, clipped_surrogate, is_value_clipped, turn_weights, value_loss
 from .masking import (
     last_token_before_turn,
     masked_mean,
     split_turns_after,
     turn_broadcast,
     turn_counts,
+    turn_ends,
     turn_ids_from_mask,
     turn_mask,
     turn_reduce,
+    turn_starts,
     validate_turn_ids,
 )
 
@@ -29,9 +40,11 @@ __all__ = [
     "clip_penalty",
     "clipped_surrogate",
     "clipping_bias",
+    "explained_variance",
     "group_turn_advantages",
     "importance_ratio",
     "is_clipped",
+    "is_value_clipped",
     "kl_to_old",
     "last_token_before_turn",
     "log_importance_ratio",
@@ -40,11 +53,14 @@ __all__ = [
     "token_gae",
     "turn_broadcast",
     "turn_counts",
+    "turn_ends",
     "turn_gae",
     "turn_ids_from_mask",
     "turn_mask",
     "turn_reduce",
     "turn_returns",
+    "turn_rewards_to_tokens",
+    "turn_starts",
     "turn_std",
     "turn_weights",
     "validate_turn_ids",

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ._shared import at_least_float32, keep
-from .masking import masked_mean
+from .masking import masked_mean, turn_broadcast, turn_ends
 
 _STD_FLOOR = 1e-4
 """What TRL's GRPO adds to the standard deviation of a group."""
@@ -99,6 +99,37 @@ def token_gae(rewards: Tensor, values: Tensor, loss_mask: Tensor, gamma: float, 
     return advantages, advantages + values
 
 
+def turn_rewards_to_tokens(turn_rewards: Tensor, turn_ids: Tensor) -> Tensor:
+    """Put each turn's reward on the turn's last token, and 0 on all others: (B, K) to (B, T), for `token_gae`.
+
+    Args:
+        turn_rewards: (B, K), or with more columns, which are ignored like those of turns a trajectory does not have.
+        turn_ids: (B, T).
+
+    Raises:
+        ValueError: `turn_ids` has more turns than `turn_rewards` has columns.
+    """
+    return keep(turn_broadcast(turn_rewards, turn_ids), turn_ends(turn_ids))
+
+
+def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
+    """1 − Var(R − V) / Var(R), the share of the returns' variance that the values predict: ().
+
+    1 for values that equal the returns up to a constant, 0 for constant values, and negative for values that are off
+    by more than the returns' own spread. NaN where Var(R) is 0 up to rounding (ours: at most the mean of R² times
+    (10 ε)², with ε the precision of the numbers), hence also with fewer than two kept positions.
+
+    Args:
+        values, returns: of one shape; the critic's values V and the returns R that they predict.
+        mask: the shape of `values`, 1 where a position is kept.
+    """
+    values, returns = keep(values, mask), keep(returns, mask)
+    variance = _masked_variance(returns, mask)
+    rounding = (10 * torch.finfo(returns.dtype).eps) ** 2 * masked_mean(returns.square(), mask)
+    share = _masked_variance(returns - values, mask) / variance
+    return torch.where(variance <= rounding, torch.nan, 1 - share)
+
+
 def whiten(x: Tensor, mask: Tensor, shift_mean: bool = True) -> Tensor:
     """`x` scaled to unit variance over the positions where `mask` is 1, and 0 elsewhere: the shape of `x`.
 
@@ -116,6 +147,11 @@ def whiten(x: Tensor, mask: Tensor, shift_mean: bool = True) -> Tensor:
     variance = deviations.square().sum() / (mask.bool().sum() - 1).clamp(min=1)
     whitened = deviations * (variance + _VARIANCE_FLOOR).rsqrt()
     return whitened if shift_mean else keep(whitened + mean, mask)
+
+
+def _masked_variance(x: Tensor, mask: Tensor) -> Tensor:
+    """Mean squared deviation of `x` from its mean, both where `mask` is 1: ()."""
+    return masked_mean((x - masked_mean(x, mask)).square(), mask)
 
 
 def _centre_in_group(returns: Tensor, turn_mask: Tensor, num_generations: int) -> Tensor:

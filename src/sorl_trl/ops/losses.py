@@ -59,9 +59,24 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip_range: 
         values, old_values, returns: of one shape; the critic's values now and at rollout time, and their targets.
         clip_range: c, in units of the return; None for ½ (v − R)².
     """
+    error, clipped_error = _value_errors(values, old_values, returns, clip_range)
+    return 0.5 * torch.maximum(error, clipped_error)
+
+
+def is_value_clipped(values: Tensor, old_values: Tensor, returns: Tensor, clip_range: float | None) -> Tensor:
+    """Where clipping changes `value_loss`: where the clipped error is the larger one. Elementwise, bool.
+
+    There the loss no longer depends on v: its gradient is 0. Arguments are those of `value_loss`; False everywhere
+    with `clip_range` None.
+    """
+    error, clipped_error = _value_errors(values, old_values, returns, clip_range)
+    return clipped_error > error
+
+
+def _value_errors(
+    values: Tensor, old_values: Tensor, returns: Tensor, clip_range: float | None
+) -> tuple[Tensor, Tensor]:
+    """(v − R)² and (clip(v, v_old − c, v_old + c) − R)², which are the same with `clip_range` None."""
     values, old_values, returns = at_least_float32(values), at_least_float32(old_values), at_least_float32(returns)
-    error = (values - returns).square()
-    if clip_range is None:
-        return 0.5 * error
-    clipped = values.clamp(old_values - clip_range, old_values + clip_range)
-    return 0.5 * torch.maximum(error, (clipped - returns).square())
+    clipped = values if clip_range is None else values.clamp(old_values - clip_range, old_values + clip_range)
+    return (values - returns).square(), (clipped - returns).square()

@@ -67,7 +67,23 @@ def split_turns_after(turn_ids: Tensor, closes: Tensor) -> Tensor:
     closed_before = closed.cumsum(dim=1) - closed
     # Turn index plus closes so far never decreases along a row, and grows exactly where a new part starts.
     part = torch.where(kept, turn_ids + closed_before, -1)
-    return _count_starts(part > _highest_before(part), kept)
+    return _count_starts(turn_starts(part), kept)
+
+
+def turn_starts(turn_ids: Tensor) -> Tensor:
+    """The first token of each turn: (B, T) turn ids to (B, T) bool.
+
+    V(s_k) is read there, where values are aligned so that V at position t is the critic's value of the state before
+    token t. The position is `last_token_before_turn` + 1.
+    """
+    return turn_ids > _highest_before(turn_ids)
+
+
+def turn_ends(turn_ids: Tensor) -> Tensor:
+    """The last token of each turn: (B, T) turn ids to (B, T) bool."""
+    # Read backwards, with ids that grow that way (an id is less than T), turns start where they end.
+    backwards = torch.where(turn_ids < 0, -1, turn_ids.size(1) - turn_ids).flip(1)
+    return turn_starts(backwards).flip(1)
 
 
 def turn_counts(turn_ids: Tensor) -> Tensor:

@@ -98,6 +98,15 @@ def gae(rewards: Row, values: Row, mask_row: Row, gamma: float, lam: float) -> t
     return advantages, returns
 
 
+def explained_variance(values: Row, returns: Row) -> float:
+    def variance(row: Row) -> float:
+        return mean([(x - mean(row)) ** 2 for x in row])
+
+    if len(returns) < 2:
+        return math.nan
+    return 1 - variance([r - v for r, v in zip(returns, values, strict=True)]) / variance(returns)
+
+
 def group_turn_advantages(returns: list[Row], masks: list[Row], scale: bool) -> list[Row]:
     """Of one group."""
     turns = [kept(row, mask) for row, mask in zip(returns, masks, strict=True)]

@@ -12,7 +12,9 @@ from sorl_trl.ops import (
     token_gae,
     turn_gae,
     turn_mask,
+    turn_reduce,
     turn_returns,
+    turn_rewards_to_tokens,
     turn_std,
     whiten,
 )
@@ -101,6 +103,42 @@ class TestGae:
         ones = torch.ones(1, 3000, dtype=torch.bfloat16)
         advantages, _ = token_gae(ones, torch.zeros_like(ones), ones, 1.0, 1.0)
         assert advantages[0, 0].item() == 3000.0
+
+
+class TestTurnRewardsToTokens:
+    def test_by_hand(self):
+        turn_ids = torch.tensor([[0, -1, 0, 1, -1], [-1, 0, 0, -1, -1], [-1] * 5])
+        rewards = torch.tensor([[1.0, 2.0, 9.0], [3.0, 9.0, 9.0], [9.0] * 3])  # no trajectory has a third turn
+        expected = [[0.0, 0.0, 1.0, 2.0, 0.0], [0.0, 0.0, 3.0, 0.0, 0.0], [0.0] * 5]
+        assert turn_rewards_to_tokens(rewards, turn_ids).tolist() == expected
+
+    @quick
+    @given(turn_id_batches(), st.integers(0, 99))
+    def test_sums_to_the_turns_and_returns_agree(self, turn_ids, seed):
+        turns = turn_mask(turn_ids)
+        rewards = torch.where(turns, normal(turns, seed), 0.0)
+        tokens = turn_rewards_to_tokens(rewards, turn_ids)
+        torch.testing.assert_close(turn_reduce(tokens, turn_ids, "sum"), rewards, rtol=0, atol=0)
+        assert (tokens != 0).sum() == turns.sum()
+        _, of_tokens = token_gae(tokens, torch.zeros_like(tokens), turn_ids >= 0, 1.0, 1.0)
+        torch.testing.assert_close(turn_reduce(of_tokens, turn_ids), turn_returns(rewards, turns, 1.0))
+
+    def test_blind_to_absent_turns(self):
+        turn_ids = torch.tensor([[0, 1], [0, -1], [-1, -1]])
+        op = lambda x: turn_rewards_to_tokens(x, turn_ids)  # noqa: E731
+        assert_blind_to_masked(op, normal(turn_ids, columns=2), turn_mask(turn_ids))
+
+    @pytest.mark.parametrize("shape", [(2, 0), (0, 3), (0, 0)])
+    def test_empty(self, shape):
+        turn_ids = torch.zeros(shape, dtype=torch.int64)
+        assert turn_rewards_to_tokens(torch.ones(shape[0], 0), turn_ids).shape == shape
+
+    def test_half_precision_becomes_float32(self):
+        assert turn_rewards_to_tokens(torch.ones(3, 2).bfloat16(), TURN_IDS).dtype == torch.float32
+
+    def test_too_few_columns(self):
+        with pytest.raises(ValueError, match=r"turns up to 1, but x_turns has 1 columns"):
+            turn_rewards_to_tokens(torch.ones(3, 1), TURN_IDS)
 
 
 class TestGroupTurnAdvantages:

@@ -11,6 +11,7 @@ from sorl_trl.ops import (
     aggregate_turns,
     clipped_surrogate,
     importance_ratio,
+    is_value_clipped,
     masked_mean,
     turn_weights,
     value_loss,
@@ -151,3 +152,52 @@ class TestValueLoss:
         values = normal(TURN_IDS, 1).requires_grad_()
         old, returns = normal(TURN_IDS, 2), normal(TURN_IDS, 3)
         assert torch.autograd.gradcheck(lambda v: value_loss(v, old, returns, 0.2), values)
+
+
+class TestIsValueClipped:
+    def test_by_hand(self):
+        # Away from the return, towards it from outside of the range, inside of it, below it, past the return.
+        values = torch.tensor([1.0, 1.0, 0.1, -1.0, 0.3])
+        returns = torch.tensor([2.0, 0.0, 1.0, -2.0, 0.25])
+        clipped = is_value_clipped(values, torch.zeros(5), returns, 0.2)
+        assert clipped.tolist() == [True, False, False, True, False]
+        assert not is_value_clipped(values, torch.zeros(5), returns, None).any()
+
+    @quick
+    @given(turn_id_batches(), st.integers(0, 99), st.sampled_from([0.0, 0.2, 1.0, math.inf]))
+    def test_is_where_clipping_changes_the_loss_and_stops_the_gradient(self, turn_ids, seed, clip_range):
+        """PPO's clipped value loss pulls with v − R, or not at all."""
+        values, old, returns = (normal(turn_ids, seed + i) for i in range(3))
+        values.requires_grad_()
+        clipped, loss = (
+            is_value_clipped(values, old, returns, clip_range),
+            value_loss(values, old, returns, clip_range),
+        )
+        assert torch.equal(clipped, loss > value_loss(values, old, returns, None))
+        (gradient,) = torch.autograd.grad(loss.sum(), values)
+        torch.testing.assert_close(gradient, torch.where(clipped, 0.0, values - returns).detach(), rtol=0, atol=0)
+
+    @quick
+    @given(st.integers(0, 99))
+    def test_mirror_image(self, seed):
+        values, old, returns = (normal(TURN_IDS, seed + i) for i in range(3))
+        assert torch.equal(is_value_clipped(-values, -old, -returns, 0.2), is_value_clipped(values, old, returns, 0.2))
+
+    @pytest.mark.parametrize("clip_range", [None, math.inf])
+    def test_without_clipping_the_gradient_is_whole(self, clip_range):
+        values, returns = normal(TURN_IDS, 1).requires_grad_(), normal(TURN_IDS, 2)
+        value_loss(values, torch.zeros_like(returns), returns, clip_range).sum().backward()
+        torch.testing.assert_close(values.grad, (values - returns).detach(), rtol=0, atol=0)
+
+    def test_garbage_stays_where_it_is(self):
+        clean = [normal(TURN_IDS, i) for i in range(3)]
+        expected = is_value_clipped(*clean, 0.2)
+        kept = TURN_IDS >= 0
+        for garbage in GARBAGE:
+            result = is_value_clipped(*(torch.where(kept, x, garbage) for x in clean), 0.2)
+            assert torch.equal(result[kept], expected[kept])
+
+    def test_half_precision_is_compared_in_float32(self):
+        # In bfloat16 both distances to the return, 255.75 and 255.875, would be 256.
+        values, old, returns = (torch.tensor([x]).bfloat16() for x in (0.25, 0.0, 256.0))
+        assert is_value_clipped(values, old, returns, 0.125).tolist() == [True]

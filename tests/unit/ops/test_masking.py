@@ -11,9 +11,11 @@ from sorl_trl.ops import (
     split_turns_after,
     turn_broadcast,
     turn_counts,
+    turn_ends,
     turn_ids_from_mask,
     turn_mask,
     turn_reduce,
+    turn_starts,
     validate_turn_ids,
 )
 
@@ -92,6 +94,39 @@ class TestSplitTurnsAfter:
     @given(turn_id_batches())
     def test_no_close_changes_nothing(self, turn_ids):
         assert torch.equal(split_turns_after(turn_ids, torch.zeros_like(turn_ids).bool()), turn_ids)
+
+
+class TestTurnStartsAndEnds:
+    # Two turns that touch, one with an observation inside, one of a single token.
+    IDS = torch.tensor([[0, 0, 1, -1, 1, 1, -1, 2], [-1, 0, -1, 0, -1, -1, -1, -1], [-1] * 8])
+
+    def test_by_hand(self):
+        starts, ends = turn_starts(self.IDS), turn_ends(self.IDS)
+        assert starts.int().tolist() == [[1, 0, 1, 0, 0, 0, 0, 1], [0, 1, 0, 0, 0, 0, 0, 0], [0] * 8]
+        assert ends.int().tolist() == [[0, 1, 0, 0, 0, 1, 0, 1], [0, 0, 0, 1, 0, 0, 0, 0], [0] * 8]
+        assert starts.dtype == ends.dtype == torch.bool
+
+    @quick
+    @given(turn_id_batches())
+    def test_equals_the_reference(self, turn_ids):
+        starts, ends = torch.zeros_like(turn_ids).bool(), torch.zeros_like(turn_ids).bool()
+        for i, turns in enumerate(reference.positions_of_turns(turn_ids)):
+            for positions in turns:
+                starts[i, positions[0]] = ends[i, positions[-1]] = True
+        assert torch.equal(turn_starts(turn_ids), starts)
+        assert torch.equal(turn_ends(turn_ids), ends)
+
+    @quick
+    @given(turn_id_batches())
+    def test_a_turn_starts_after_the_last_token_before_it(self, turn_ids):
+        rows, positions = turn_starts(turn_ids).nonzero(as_tuple=True)
+        assert torch.equal(positions, last_token_before_turn(turn_ids)[turn_mask(turn_ids)] + 1)
+        assert torch.equal(rows, turn_mask(turn_ids).nonzero()[:, 0])
+
+    @pytest.mark.parametrize("shape", [(2, 0), (0, 3), (0, 0)])
+    def test_empty(self, shape):
+        turn_ids = torch.zeros(shape, dtype=torch.int64)
+        assert turn_starts(turn_ids).shape == turn_ends(turn_ids).shape == shape
 
 
 class TestTurnCountsAndMask:
