@@ -30,6 +30,7 @@ lint: $(VENV)/.installed
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.overhead
+	$(BIN)/python -m benchmarks.critic_cost
 
 clean:
 	rm -rf $(VENV) runs

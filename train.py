@@ -1,13 +1,14 @@
 """Train a search agent: `accelerate launch train.py --config recipes/so_grpo.yaml`.
 
-Every field of `AgentArguments`, `SOGRPOConfig` and TRL's `ModelConfig` can stand in the recipe and be overridden on
-the command line.
+`trainer` says which method trains it. Every field of `AgentArguments`, of that trainer's config (`SOGRPOConfig` or
+`SOPPOConfig`) and of TRL's `ModelConfig` can stand in the recipe and be overridden on the command line. `--help` lists
+them, with `--trainer so_ppo --help` for SO-PPO.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,16 @@ from datasets import Dataset
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, ProgressCallback
 from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
-from sorl_trl import SearchRollout, SOGRPOConfig, SOGRPOTrainer, qa
+from sorl_trl import SearchRollout, SOGRPOTrainer, SOPPOTrainer, qa
 from sorl_trl.diagnostics import TurnProgressCallback
 from sorl_trl.evaluation import NoSearch
 from sorl_trl.rollout import Collector, RolloutLimits, TagProtocol
 from sorl_trl.sandbox import PROTOCOL as TERSE_PROTOCOL
 from sorl_trl.search import BM25Index
+from sorl_trl.trainers.base_config import TurnLevelConfig
+from sorl_trl.trainers.base_trainer import TurnLevelTrainer
 
+TRAINERS: dict[str, type[TurnLevelTrainer]] = {"so_grpo": SOGRPOTrainer, "so_ppo": SOPPOTrainer}
 PROTOCOLS = {"search_r1": TagProtocol(), "terse": TERSE_PROTOCOL}
 REWARDS: dict[str, Callable[..., Any]] = {
     "exact_match": qa.exact_match_reward,
@@ -30,6 +34,20 @@ REWARDS: dict[str, Callable[..., Any]] = {
     "format": qa.format_reward,
     "search_hit": qa.search_hit_turn_reward,
 }
+
+
+@dataclass
+class TrainerArguments:
+    """Which method trains the agent; the other arguments depend on it."""
+
+    trainer: str = field(
+        default="so_grpo",
+        metadata={"help": "'so_grpo': advantages from the group. 'so_ppo': advantages from a critic."},
+    )
+
+    def __post_init__(self) -> None:
+        if self.trainer not in TRAINERS:
+            raise ValueError(f"`trainer` is {self.trainer!r}, but must be one of {', '.join(TRAINERS)}.")
 
 
 @dataclass
@@ -81,7 +99,27 @@ class AgentArguments:
             raise ValueError(f"`rewards` is {sorted(unknown) if self.rewards else []}; choose from {list(REWARDS)}.")
 
 
-def open_index(agent: AgentArguments, config: SOGRPOConfig) -> BM25Index:
+@dataclass
+class Arguments:
+    """Everything that a recipe and a command line say."""
+
+    trainer_class: type[TurnLevelTrainer]
+    agent: AgentArguments
+    config: TurnLevelConfig
+    model: ModelConfig
+
+
+def parse_arguments(words: Sequence[str] | None = None) -> Arguments:
+    """Parse the command line, or `words`, and its `--config`: `trainer` first, for its config has the other fields."""
+    first_look = TrlParser(TrainerArguments, add_help=False, allow_abbrev=False)
+    choice, _ = first_look.parse_args_and_config(words, return_remaining_strings=True)
+    trainer_class = TRAINERS[choice.trainer]
+    parser = TrlParser((TrainerArguments, AgentArguments, trainer_class.config_class, ModelConfig))
+    _, agent, config, model = parser.parse_args_and_config(words)
+    return Arguments(trainer_class, agent, config, model)
+
+
+def open_index(agent: AgentArguments, config: TurnLevelConfig) -> BM25Index:
     """The index beside the corpus, built by the main process where it is missing, never one of another corpus."""
     directory = Path(agent.index or f"{agent.corpus}.index")
     with config.main_process_first(desc="building the search index"):
@@ -94,7 +132,7 @@ def load_prompts(agent: AgentArguments, path: str | None) -> Dataset | None:
     return Dataset.from_list(qa.build_prompt_rows(qa.load_questions(path), agent.prompt_template, agent.chat))
 
 
-def build_rollout(agent: AgentArguments, config: SOGRPOConfig, tokenizer: PreTrainedTokenizerBase) -> SearchRollout:
+def build_rollout(agent: AgentArguments, config: TurnLevelConfig, tokenizer: PreTrainedTokenizerBase) -> SearchRollout:
     """Protocol and limits are checked against the tokenizer before a large corpus is indexed."""
     limits = RolloutLimits(
         max_turns=agent.max_turns,
@@ -109,7 +147,8 @@ def build_rollout(agent: AgentArguments, config: SOGRPOConfig, tokenizer: PreTra
     return SearchRollout(open_index(agent, config), protocol, limits)
 
 
-def build_trainer(agent: AgentArguments, config: SOGRPOConfig, model: ModelConfig) -> SOGRPOTrainer:
+def build_trainer(arguments: Arguments) -> TurnLevelTrainer:
+    agent, config, model = arguments.agent, arguments.config, arguments.model
     if config.turn_boundary == "tags" and "search_hit" in agent.rewards:
         raise ValueError(
             "`rewards` has 'search_hit', one float per generation: `turn_boundary='tags'` makes more turns."
@@ -123,7 +162,7 @@ def build_trainer(agent: AgentArguments, config: SOGRPOConfig, model: ModelConfi
         "dtype": model.dtype,
         **(config.model_init_kwargs or {}),
     }
-    trainer = SOGRPOTrainer(
+    trainer = arguments.trainer_class(
         model=model.model_name_or_path,
         reward_funcs=[REWARDS[name] for name in agent.rewards],
         args=config,
@@ -142,12 +181,12 @@ def build_trainer(agent: AgentArguments, config: SOGRPOConfig, model: ModelConfi
 
 def main() -> None:
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # `rollout_func` is: that is why TRL is pinned
-    agent, config, model = TrlParser((AgentArguments, SOGRPOConfig, ModelConfig)).parse_args_and_config()
-    trainer = build_trainer(agent, config, model)
-    trainer.train(resume_from_checkpoint=config.resume_from_checkpoint)
-    trainer.save_model(config.output_dir)
+    trainer = build_trainer(parse_arguments())
+    folder = trainer.args.output_dir
+    trainer.train(resume_from_checkpoint=trainer.args.resume_from_checkpoint)
+    trainer.save_model(folder)
     trainer.save_state()
-    trainer.accelerator.print(f"The policy is in {config.output_dir}: a plain checkpoint, load it as any other.")
+    trainer.accelerator.print(f"The policy is in {folder}: a plain checkpoint, load it as any other.")
     trainer.end()
 
 

@@ -11,10 +11,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from trl import GRPOConfig
 
-from sorl_trl import SearchRollout, SOGRPOConfig, SOGRPOTrainer
+from sorl_trl import SearchRollout, SOGRPOTrainer
 from sorl_trl.rollout import RetryPolicy, RolloutLimits
 from sorl_trl.sandbox import PROTOCOL
 from sorl_trl.search import BM25Index
+from sorl_trl.trainers.base_trainer import TurnLevelTrainer
 from tests.conftest import build_policy
 from tests.contract.test_trl_parity import settings
 
@@ -63,11 +64,12 @@ def build_agent(tmp_path: Path, search: Any = None, trainer_class: Any = SOGRPOT
     to_trainer = {name: overrides.pop(name) for name in ("peft_config", "eval_dataset") if name in overrides}
     reward_funcs = overrides.pop("reward_funcs", [turns_reward])
     limits = overrides.pop("limits", LIMITS)
+    model = overrides.pop("model", None) or agent_policy()
     defaults = {"max_completion_length": 32, "max_steps": 4, "learning_rate": 1e-3}
     arguments = settings(tmp_path, **{**defaults, **overrides})
-    config_class = SOGRPOConfig if trainer_class is SOGRPOTrainer else GRPOConfig
+    config_class = trainer_class.config_class if issubclass(trainer_class, TurnLevelTrainer) else GRPOConfig
     return trainer_class(
-        agent_policy(),
+        model,
         reward_funcs,
         config_class(**arguments),
         questions(),

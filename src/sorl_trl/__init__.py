@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sorl_trl.trainers import SearchRollout, SOGRPOConfig, SOGRPOTrainer
+    from sorl_trl.trainers import SearchRollout, SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer, load_critic
 
-__all__ = ["SOGRPOConfig", "SOGRPOTrainer", "SearchRollout"]
+__all__ = ["SOGRPOConfig", "SOGRPOTrainer", "SOPPOConfig", "SOPPOTrainer", "SearchRollout", "load_critic"]
 
 
 def __getattr__(name: str) -> Any:

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from trl import GRPOTrainer
 
-from sorl_trl import SearchRollout, SOGRPOConfig, SOGRPOTrainer, ops
+from sorl_trl import SearchRollout, SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer, ops
 from sorl_trl.diagnostics.plots import PANELS
 from sorl_trl.diagnostics.progress import SHOWN
 from tests.agents import LIMITS, PROTOCOL, agent_policy, agent_tokenizer, questions, search_index
@@ -21,7 +21,7 @@ from tests.contract.test_trl_seams import OVERRIDDEN, RELIED_ON
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
 OURS = ("turns/", "clip_fraction/", "kl_to_old", "clip_penalty", "clipping_bias_norm", "off_policy_age", "rollout/")
-OURS += ("trajectories_without_turn",)
+OURS += ("trajectories_without_turn", "critic/", "advantages/", "reward_kl", "trajectories_unscored")
 TRANSFORMERS_OWN = {"loss", "grad_norm", "learning_rate", "epoch", "step", "train_loss", "total_flos", "train_runtime"}
 TRANSFORMERS_OWN |= {"train_samples_per_second", "train_steps_per_second"}
 
@@ -39,20 +39,21 @@ def is_ours(name: str) -> bool:
     return name.startswith(OURS)
 
 
-def logged_metrics(folder: Path, **overrides: Any) -> set[str]:
+def logged_metrics(folder: Path, trainer_class: Any = SOGRPOTrainer, **overrides: Any) -> set[str]:
     """What two steps of training on real rollouts log, but for transformers' own."""
     agent_policy().save_pretrained(folder / "policy")  # TRL loads the reference policy from where the policy is
-    trainer = SOGRPOTrainer(
+    trainer = trainer_class(
         str(folder / "policy"),
         answer_reward,
-        SOGRPOConfig(**settings(folder, max_completion_length=32, max_steps=2, beta=0.1, **overrides)),
-        questions(),
+        trainer_class.config_class(**settings(folder, max_completion_length=32, max_steps=2, beta=0.1, **overrides)),
+        questions(32),
         processing_class=agent_tokenizer(),
         rollout_func=SearchRollout(search_index(folder), PROTOCOL, LIMITS),
     )
     trainer.train()
     names = {name for log in trainer.state.log_history for name in log}
-    return {name.replace("answer_reward", "<name>") for name in names - TRANSFORMERS_OWN}
+    names = {re.sub(r"turn_\d+", "turn_<k>", name) for name in names - TRANSFORMERS_OWN}
+    return {name.replace("answer_reward", "<name>") for name in names}
 
 
 def answer_reward(trajectory: Any, **_: Any) -> list[float]:
@@ -64,7 +65,7 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     names: set[str] = set()
     for normalization in ("kl_penalty", "bias_norm"):
         names |= logged_metrics(tmp_path_factory.mktemp(normalization), clip_normalization=normalization)
-    return names
+    return names | logged_metrics(tmp_path_factory.mktemp("ppo"), SOPPOTrainer, kl_in_reward=True)
 
 
 class TestMetrics:
@@ -94,17 +95,20 @@ class TestPaperToCode:
 
     def test_every_variant_is_a_config(self, tmp_path: Path) -> None:
         blocks = re.findall(r"```yaml\n(.*?)```", page("paper_to_code.md"), flags=re.DOTALL)
-        assert len(blocks) == 4
+        assert len(blocks) == 10
         for block in blocks:
             switches = yaml.safe_load(block)
-            config = SOGRPOConfig(**settings(tmp_path, **switches))
+            config_class = SOPPOConfig if switches.pop("trainer", None) == "so_ppo" else SOGRPOConfig
+            config = config_class(**settings(tmp_path, **switches))
             assert {name: getattr(config, name) for name in switches} == switches
 
-    def test_the_first_variant_is_the_default(self, tmp_path: Path) -> None:
-        block = re.search(r"\*\*SO-GRPO\*\*.*?```yaml\n(.*?)```", page("paper_to_code.md"), flags=re.DOTALL)
+    @pytest.mark.parametrize(("variant", "config_class"), [("SO-GRPO", SOGRPOConfig), ("SO-PPO", SOPPOConfig)])
+    def test_the_first_variants_are_the_defaults(self, tmp_path: Path, variant: str, config_class: Any) -> None:
+        block = re.search(rf"\*\*{variant}\*\*.*?```yaml\n(.*?)```", page("paper_to_code.md"), flags=re.DOTALL)
         assert block
-        defaults = SOGRPOConfig(**settings(tmp_path))
-        assert all(getattr(defaults, name) == value for name, value in yaml.safe_load(block[1]).items())
+        defaults = config_class(**settings(tmp_path))
+        switches = {name: value for name, value in yaml.safe_load(block[1]).items() if name != "trainer"}
+        assert all(getattr(defaults, name) == value for name, value in switches.items())
 
 
 def test_every_seam_is_in_architecture() -> None:

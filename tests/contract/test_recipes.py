@@ -6,14 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from train import AgentArguments
-from trl import ModelConfig, TrlParser
+from train import Arguments, parse_arguments
 
-from sorl_trl import SOGRPOConfig
+from sorl_trl import SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
 SO_GRPO = {"importance_sampling_level": "turn", "clip_normalization": "kl_penalty", "loss_type": "turn"}
+SO_PPO = SO_GRPO | {"advantage_level": "turn", "num_generations": 1}
+PPO = {"advantage_level": "token", "loss_type": "grpo", "num_generations": 1}
 BASELINE = {"clip_normalization": "none", "loss_type": "grpo"}
 VARIANTS: dict[str, dict[str, Any]] = {
     "quickstart": SO_GRPO | {"turn_ratio": "geometric"},
@@ -24,16 +25,25 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "so_grpo_qwen2.5_7b_lora": SO_GRPO | {"turn_ratio": "geometric"},
     "grpo": BASELINE | {"importance_sampling_level": "token"},
     "gspo": BASELINE | {"importance_sampling_level": "sequence"},
+    "so_ppo": SO_PPO | {"turn_ratio": "geometric"},
+    "so_ppo_lora": SO_PPO | {"turn_ratio": "geometric"},
+    "so_ppo_arithmetic": SO_PPO | {"turn_ratio": "arithmetic"},
+    "so_ppo_qwen2.5_7b_lora": SO_PPO | {"turn_ratio": "geometric"},
+    "ppo": PPO | {"importance_sampling_level": "token", "clip_normalization": "none", "loss_type": "bnpo"},
+    "turn_ppo": PPO | {"importance_sampling_level": "turn", "turn_ratio": "geometric", "clip_normalization": "none"},
+    "s_ppo": PPO | {"importance_sampling_level": "token", "clip_normalization": "bias_norm"},
+    "st_ppo": PPO
+    | {"importance_sampling_level": "turn", "turn_ratio": "geometric", "clip_normalization": "bias_norm"},
 }
+SANDBOX = {name for name in VARIANTS if "qwen" not in name}
 
 
-def parse(recipe: Path, folder: Path, *overrides: str) -> tuple[AgentArguments, SOGRPOConfig, ModelConfig]:
-    """The three dataclasses of `train.py`; files and the GPU, which are not here, are replaced."""
+def parse(recipe: Path, folder: Path, *overrides: str) -> Arguments:
+    """As `train.py` does; files and the GPU, which are not here, are replaced."""
     (folder / "data.jsonl").touch()
     here = ["--train_questions", str(folder / "data.jsonl"), "--corpus", str(folder / "data.jsonl")]
     here += ["--use_cpu", "true", "--bf16", "false", "--output_dir", str(folder)]
-    parser = TrlParser((AgentArguments, SOGRPOConfig, ModelConfig))
-    return parser.parse_args_and_config(["--config", str(recipe), *here, *overrides])
+    return parse_arguments(["--config", str(recipe), *here, *overrides])
 
 
 def test_every_recipe_is_listed() -> None:
@@ -42,17 +52,60 @@ def test_every_recipe_is_listed() -> None:
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
 def test_recipe_parses(recipe: Path, tmp_path: Path) -> None:
-    agent, config, model = parse(recipe, tmp_path)
+    arguments = parse(recipe, tmp_path)
+    config = arguments.config
     assert {name: getattr(config, name) for name in VARIANTS[recipe.stem]} == VARIANTS[recipe.stem]
-    assert model.use_peft == ("lora" in recipe.stem)
-    assert agent.max_turn_tokens <= config.max_completion_length
+    assert arguments.trainer_class is (SOPPOTrainer if "ppo" in recipe.stem else SOGRPOTrainer)
+    assert arguments.model.use_peft == ("lora" in recipe.stem)
+    assert arguments.agent.max_turn_tokens <= config.max_completion_length
     assert config.generation_batch_size % config.num_generations == 0
+
+
+@pytest.mark.parametrize("name", sorted(SANDBOX))
+def test_the_sandbox_recipes_have_equal_batches(name: str, tmp_path: Path) -> None:
+    config = parse(ROOT / f"recipes/{name}.yaml", tmp_path).config
+    updates = config.num_iterations * config.steps_per_generation // config.gradient_accumulation_steps
+    assert (config.generation_batch_size, updates, config.max_steps) == (128, 8, 240)
 
 
 def test_every_field_can_be_overridden(tmp_path: Path) -> None:
     overrides = ["--learning_rate", "1e-5", "--search_top_k", "7", "--turn_ratio", "arithmetic", "--lora_r", "3"]
-    agent, config, model = parse(ROOT / "recipes/so_grpo.yaml", tmp_path, *overrides)
-    assert (config.learning_rate, agent.search_top_k, config.turn_ratio, model.lora_r) == (1e-5, 7, "arithmetic", 3)
+    arguments = parse(ROOT / "recipes/so_grpo.yaml", tmp_path, *overrides)
+    agent, config = arguments.agent, arguments.config
+    assert (config.learning_rate, agent.search_top_k, config.turn_ratio) == (1e-5, 7, "arithmetic")
+    assert arguments.model.lora_r == 3
+
+
+class TestTrainer:
+    def test_so_grpo_is_the_default(self, tmp_path: Path) -> None:
+        assert type(parse(ROOT / "recipes/grpo.yaml", tmp_path).config) is SOGRPOConfig
+
+    def test_the_command_line_overrides_the_recipe(self, tmp_path: Path) -> None:
+        overrides = ["--trainer", "so_ppo", "--gae_lambda", "0.5"]
+        config = parse(ROOT / "recipes/grpo.yaml", tmp_path, *overrides).config
+        assert isinstance(config, SOPPOConfig)
+        assert config.gae_lambda == 0.5
+
+    def test_the_others_fields_are_refused_on_the_command_line(self, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match=r"not used by the HfArgumentParser.*gae_lambda"):
+            parse(ROOT / "recipes/so_grpo.yaml", tmp_path, "--gae_lambda", "0.5")
+
+    def test_the_others_fields_are_refused_in_a_recipe(self, tmp_path: Path) -> None:
+        recipe = tmp_path / "recipe.yaml"
+        recipe.write_text((ROOT / "recipes/so_grpo.yaml").read_text() + "gae_lambda: 0.5\n")
+        with pytest.raises(ValueError, match=r"Unknown arguments from config file.*gae_lambda"):
+            parse(recipe, tmp_path)
+
+    @pytest.mark.parametrize(("trainer", "has_critic"), [("so_grpo", False), ("so_ppo", True)])
+    def test_help_is_that_of_the_trainer(
+        self, trainer: str, has_critic: bool, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        with pytest.raises(SystemExit) as done:
+            parse_arguments(["--trainer", trainer, "--help"])
+        assert done.value.code == 0
+        shown = capsys.readouterr().out
+        assert all(name in shown for name in ("--trainer ", "--search_top_k ", "--turn_ratio ", "--lora_r "))
+        assert ("--gae_lambda " in shown) == has_critic
 
 
 @pytest.mark.parametrize(
@@ -60,6 +113,7 @@ def test_every_field_can_be_overridden(tmp_path: Path) -> None:
     [
         ("--rewards", "accuracy", "exact_match"),
         ("--protocol", "xml", "search_r1"),
+        ("--trainer", "ppo", "so_ppo"),
         ("--train_questions", "nowhere.jsonl", "no such file"),
         ("--corpus", "nowhere.jsonl", "no such file"),
     ],

@@ -13,29 +13,45 @@ from typing import Any
 
 import pytest
 import trl
-from transformers import Trainer
 from trl import GRPOTrainer
+from trl.generation.vllm_generation import VLLMGeneration
 from trl.models import utils as model_utils
 from trl.trainer import utils as trainer_utils
+from trl.trainer.callbacks import SyncRefModelCallback
 
 from sorl_trl.trainers.base_trainer import TurnLevelTrainer
+from sorl_trl.trainers.critic_trainer import CriticTrainer
+from sorl_trl.trainers.exact_resume import ExactResume
 from sorl_trl.trainers.so_grpo_trainer import SOGRPOTrainer
+from sorl_trl.trainers.so_ppo_trainer import SOPPOTrainer
 
 OVERRIDDEN = {
     "_generate": "turn ids of the completions, from recorded spans or the mask",
     "_calculate_rewards": "turn rewards; trajectories without a turn are not scored",
     "_generate_and_score_completions": "turn_ids and turn advantages join the batch",
-    "_get_per_token_logps_and_entropies": "the seam: turn ratios in place of token ratios",
-    "_compute_loss": "weights of the turn mean, clipping-triggered normalization, metrics",
+    "_get_per_token_logps_and_entropies": "the seam: turn ratios in place of token ratios; the critic's values",
+    "_compute_loss": "weights of the turn mean, clipping-triggered normalization, value loss, metrics",
     "training_step": "division by the norm of the clipping bias",
+    "_get_train_sampler": "the order of prompts follows the epoch, also in a resumed run",
+    "_run_epoch": "the sampler is told the epoch",
+    "_save_checkpoint": "the unfinished generation cycle",
+    "create_optimizer": "the critic's learning rate",
+    "create_scheduler": "the critic's warm-up",
+    "save_model": "the critic is whole when it is gathered",
+    "_save": "the policy without its critic, and `critic/` beside it",
+    "_load_from_checkpoint": "the policy without its critic, and the critic from `critic/`",
+    "_load_best_model": "as `_load_from_checkpoint`",
+    "_load_optimizer_and_scheduler": "the check that a checkpoint has a critic that fits; the generation cycle",
 }
-"""Method of GRPOTrainer -> what the override adds."""
+"""Method of GRPOTrainer, or of transformers' Trainer under it -> what the override adds."""
 
 RELIED_ON: dict[str, Callable[..., Any]] = {
     "GRPOTrainer._prepare_inputs": GRPOTrainer._prepare_inputs,
     "GRPOTrainer._tokenize_prompts": GRPOTrainer._tokenize_prompts,
     "GRPOTrainer._log_metric": GRPOTrainer._log_metric,
-    "Trainer._run_epoch": Trainer._run_epoch,
+    "SyncRefModelCallback.on_step_end": SyncRefModelCallback.on_step_end,
+    "VLLMGeneration._iter_named_params": VLLMGeneration._iter_named_params,
+    "trainer.utils.add_fused_lm_head": trainer_utils.add_fused_lm_head,
     "models.utils._unwrap_model_for_generation": inspect.unwrap(model_utils._unwrap_model_for_generation),
     "trainer.utils.shuffle_sequence_dict": trainer_utils.shuffle_sequence_dict,
     "trainer.utils.split_tensor_dict": trainer_utils.split_tensor_dict,
@@ -51,8 +67,20 @@ DIGESTS = {
     "GRPOTrainer._prepare_inputs": "d8617f874014c408",
     "GRPOTrainer._tokenize_prompts": "c5df2fec534b862d",
     "GRPOTrainer._log_metric": "5798568dad22c147",
-    "Trainer._run_epoch": "a0fca088bae61fb6",
     "models.utils._unwrap_model_for_generation": "cc0d00b33d4ff870",
+    "GRPOTrainer.create_optimizer": "70c8b7ca63b3ec7b",
+    "GRPOTrainer.create_scheduler": "1bf9bfc4bbf10f5e",
+    "GRPOTrainer.save_model": "1dc86d91156ccd87",
+    "GRPOTrainer._save": "1e61c2eab808cb76",
+    "GRPOTrainer._load_from_checkpoint": "dfb67e921139431f",
+    "GRPOTrainer._load_optimizer_and_scheduler": "108fd4e5bf0dd4c8",
+    "SyncRefModelCallback.on_step_end": "4f140e192223a97b",
+    "VLLMGeneration._iter_named_params": "519043b4d96696ca",
+    "trainer.utils.add_fused_lm_head": "5f4aa2119cf10d11",
+    "GRPOTrainer._get_train_sampler": "77de8ae531b5b0c4",
+    "GRPOTrainer._run_epoch": "a0fca088bae61fb6",
+    "GRPOTrainer._save_checkpoint": "6f5313d411006bd8",
+    "GRPOTrainer._load_best_model": "eff953ce885755e3",
     "trainer.utils.shuffle_sequence_dict": "88edff67896fac4f",
     "trainer.utils.split_tensor_dict": "99bca9adc3143c7e",
 }
@@ -78,6 +106,12 @@ def test_body_is_the_one_that_was_read(name: str) -> None:
 
 def test_overrides_are_those_listed() -> None:
     """No private method of TRL's is overridden without being pinned here."""
-    ours = {*vars(TurnLevelTrainer), *vars(SOGRPOTrainer)}
+    ours = {
+        *vars(ExactResume),
+        *vars(TurnLevelTrainer),
+        *vars(SOGRPOTrainer),
+        *vars(CriticTrainer),
+        *vars(SOPPOTrainer),
+    }
     overridden = {name for name in ours if callable(getattr(GRPOTrainer, name, None)) and name != "__init__"}
     assert overridden == set(OVERRIDDEN)

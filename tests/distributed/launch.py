@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 
 from tests.distributed.cases import Case
+from tests.distributed.ppo_cases import PPOLaunch
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "accelerate_configs"
@@ -27,7 +28,9 @@ ENVIRONMENT = {
 ATTEMPTS = 2
 
 
-def launch(config: str, case: Case, timeout_s: float = 180.0) -> dict[str, Any]:
+def launch(
+    config: str, case: Case | PPOLaunch, timeout_s: float = 180.0, worker: str = "tests.distributed.worker"
+) -> dict[str, Any]:
     """Train `case` under `accelerate_configs/{config}.yaml`; the worker's result.
 
     A launch is judged by its result file: processes now and then abort while they exit, after all is done. A launch
@@ -39,7 +42,7 @@ def launch(config: str, case: Case, timeout_s: float = 180.0) -> dict[str, Any]:
     case_file, result = folder / "case.json", folder / "result.json"
     case_file.write_text(json.dumps(asdict(case)))
     command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(CONFIGS / f"{config}.yaml")]
-    command += ["-m", "tests.distributed.worker", config, str(case_file)]
+    command += ["-m", worker, config, str(case_file)]
     for _ in range(ATTEMPTS):
         output = run(command, folder / "output.txt", timeout_s)
         if result.exists():

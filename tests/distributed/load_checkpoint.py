@@ -1,6 +1,6 @@
-"""Load a checkpoint with transformers and PEFT alone, and compare it with the weights that training ended with.
+"""Load checkpoints with transformers and PEFT alone, and compare them with the weights that training ended with.
 
-`python load_checkpoint.py CHECKPOINT WEIGHTS`
+`python load_checkpoint.py CHECKPOINT WEIGHTS [CHECKPOINT WEIGHTS …]`
 """
 
 from __future__ import annotations
@@ -13,12 +13,17 @@ from peft import AutoPeftModelForCausalLM
 from transformers import AutoModelForCausalLM
 
 
-def main(checkpoint: str, weights: str) -> None:
+def main(*paths: str) -> None:
+    for checkpoint, weights in zip(paths[::2], paths[1::2], strict=True):
+        check(checkpoint, weights)
+    assert not {"sorl_trl", "trl", "deepspeed"} & set(sys.modules)
+
+
+def check(checkpoint: str, weights: str) -> None:
     is_adapter = (Path(checkpoint) / "adapter_config.json").exists()
     model = (AutoPeftModelForCausalLM if is_adapter else AutoModelForCausalLM).from_pretrained(checkpoint)
     torch.testing.assert_close(model.state_dict(), dict(torch.load(weights)), rtol=0, atol=0)
     model.generate(torch.tensor([[4, 5]]), max_new_tokens=2)
-    assert not {"sorl_trl", "trl", "deepspeed"} & set(sys.modules)
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ def engine_facts(trainer: Any) -> dict[str, Any]:
         "engine": type(engine).__name__,
         "zero_stage": stage,
         # Between two uses a partitioned parameter is empty, and its share lies elsewhere.
-        "partitioned": all(p.numel() == 0 < p.ds_tensor.numel() < p.ds_numel for p in parameters)
+        "partitioned": all(p.numel() == 0 < p.ds_tensor.numel() <= (p.ds_numel + 1) // 2 for p in parameters)
         if stage == 3
         else False,
     }
@@ -89,12 +89,16 @@ def main(config: str, path: str) -> None:
     case = Case(**json.loads(Path(path).read_text()))
     skip_compilation()
     rollout_bridge.HFGenerator = CountingGenerator
-    result = train(case, ENGINES[config])
+    write_result(Path(case.folder), train(case, ENGINES[config]))
+
+
+def write_result(folder: Path, result: dict[str, Any]) -> None:
+    """`result.json`, once all processes are here; then leave them."""
     torch.distributed.barrier()
     if torch.distributed.get_rank() == 0:
-        written = Path(case.folder) / "result.part"
+        written = folder / "result.part"
         written.write_text(json.dumps(result))
-        written.replace(Path(case.folder) / "result.json")
+        written.replace(folder / "result.json")
     torch.distributed.destroy_process_group()
 
 

@@ -8,9 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from sorl_trl import load_critic
 from sorl_trl.sandbox import Population, WorldSize, build_invented, make_policy, train_tokenizer
 from sorl_trl.sandbox.policy import PolicyConfig
 from sorl_trl.search import BM25Index
@@ -26,7 +28,8 @@ def run(*command: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     return done
 
 
-def test_train_script(tmp_path: Path) -> None:
+@pytest.mark.parametrize("trainer", ["so_grpo", "so_ppo"])
+def test_train_script(tmp_path: Path, trainer: str) -> None:
     """An untrained policy, LoRA, every reward: it leaves a plain adapter, the index and all metrics."""
     world = build_invented(0, POPULATION, WorldSize(train_questions=60, evaluation_questions=20))
     world.write(tmp_path)
@@ -35,7 +38,7 @@ def test_train_script(tmp_path: Path) -> None:
     tokenizer.save_pretrained(tmp_path / "policy")
     launch = ["-m", "accelerate.commands.launch", "--config_file", "accelerate_configs/single_cpu.yaml", "train.py"]
     overrides = {
-        "config": "recipes/so_grpo_lora.yaml",
+        "config": f"recipes/{trainer}_lora.yaml",
         "model_name_or_path": str(tmp_path / "policy"),
         "train_questions": str(tmp_path / "train.jsonl"),
         "eval_questions": str(tmp_path / "eval.jsonl"),
@@ -55,6 +58,9 @@ def test_train_script(tmp_path: Path) -> None:
     logs = json.loads((tmp_path / "out/trainer_state.json").read_text())["log_history"]
     assert "rewards/search_hit_turn_reward/mean" in logs[0]
     assert any("eval_turns/per_trajectory" in log for log in logs)
+    assert (tmp_path / "out/critic").is_dir() == ("critic/value_loss" in logs[0]) == (trainer == "so_ppo")
+    if trainer == "so_ppo":
+        assert load_critic(tmp_path / "out").head.hidden_size == 16
     assert BM25Index.load(tmp_path / "corpus.jsonl.index").search_batch(["born"], 1)[0]
 
 

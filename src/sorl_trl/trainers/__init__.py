@@ -3,5 +3,16 @@
 from sorl_trl.trainers.rollout_bridge import SearchRollout
 from sorl_trl.trainers.so_grpo_config import SOGRPOConfig
 from sorl_trl.trainers.so_grpo_trainer import SOGRPOTrainer
+from sorl_trl.trainers.so_ppo_config import SOPPOConfig
+from sorl_trl.trainers.so_ppo_trainer import SOPPOTrainer
+from sorl_trl.trainers.value_model import ValueModel, load_critic
 
-__all__ = ["SOGRPOConfig", "SOGRPOTrainer", "SearchRollout"]
+__all__ = [
+    "SOGRPOConfig",
+    "SOGRPOTrainer",
+    "SOPPOConfig",
+    "SOPPOTrainer",
+    "SearchRollout",
+    "ValueModel",
+    "load_critic",
+]

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
+from datasets import Dataset
 from torch import Tensor
-from trl import GRPOTrainer
 from trl.data_utils import is_conversational
 
 from sorl_trl.ops import (
@@ -20,14 +20,18 @@ from sorl_trl.ops import (
     clipping_bias,
     importance_ratio,
     is_clipped,
+    masked_mean,
+    turn_counts,
     turn_ids_from_mask,
     turn_weights,
     validate_turn_ids,
 )
 from sorl_trl.trainers.base_config import TURN_LOSS_TYPE, TurnLevelConfig
 from sorl_trl.trainers.bias_norm import ClippingBiasNormalizer
+from sorl_trl.trainers.exact_resume import ExactResume
 from sorl_trl.trainers.ratio_substitution import RatioSubstitution
 from sorl_trl.trainers.turn_metrics import turn_metrics
+from sorl_trl.trainers.turn_rewards import TurnRewardRecorder
 from sorl_trl.trainers.turn_spans import checked_rollout, padded, split_at_tags, turn_ids_of
 
 SORL_PAPER = {
@@ -45,7 +49,7 @@ SORL_PAPER = {
 """For the model card that TRL writes beside each checkpoint."""
 
 
-class TurnLevelTrainer(GRPOTrainer):
+class TurnLevelTrainer(ExactResume):
     """`GRPOTrainer` with turn spans, turn-level importance ratios and clipping-triggered normalization.
 
     Subclasses decide where the advantages come from. The arguments are those of `GRPOTrainer`.
@@ -56,6 +60,9 @@ class TurnLevelTrainer(GRPOTrainer):
     reward_funcs: list[Any]
     _turn_ids: Tensor
     """(B, T) of the completions that were generated last, before any of them is masked as truncated."""
+    _turn_rewards: TurnRewardRecorder
+    _rewards_per_func: Tensor
+    """(B, F) of this rank's completions that were generated last, NaN where a function gave none."""
 
     def __init__(
         self,
@@ -81,6 +88,7 @@ class TurnLevelTrainer(GRPOTrainer):
             self.loss_type = "grpo"
         self._substitution: RatioSubstitution | None = None
         self._bias_normalizer = self._build_bias_normalizer()
+        self._check_dataset_size()
         if self.rollout_func is None:  # a rollout function may render messages in its own way
             self._check_chat_template()
 
@@ -97,6 +105,16 @@ class TurnLevelTrainer(GRPOTrainer):
                 "DeepSpeed and FSDP keep it in shards of their own. Use `clip_normalization='kl_penalty'`, or DDP."
             )
         return ClippingBiasNormalizer(self.model.parameters())
+
+    def _check_dataset_size(self) -> None:
+        """TRL leaves out what does not fill a rollout: with too few prompts it would stop before the first step."""
+        needed = self.args.generation_batch_size // self.num_generations
+        if isinstance(self.train_dataset, Dataset) and len(self.train_dataset) < needed:
+            raise ValueError(
+                f"`train_dataset` has {len(self.train_dataset)} prompts, but a rollout takes {needed}: "
+                f"`generation_batch_size` {self.args.generation_batch_size} / `num_generations` "
+                f"{self.num_generations}. Give more prompts, or change these."
+            )
 
     def _check_chat_template(self) -> None:
         example: dict[str, Any] = next(iter(self.train_dataset), {})
@@ -135,14 +153,30 @@ class TurnLevelTrainer(GRPOTrainer):
         validate_turn_ids(turn_ids, padded(mask, 0))
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
-        rewards_per_func = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        self._turn_rewards = recorder = TurnRewardRecorder(turn_counts(self._turn_ids).tolist())
+        reward_funcs = self.reward_funcs
+        self.reward_funcs = [
+            recorder.wrap(func, index, name)
+            for index, (func, name) in enumerate(zip(reward_funcs, self.reward_func_names, strict=True))
+        ]
+        try:
+            rewards_per_func = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        finally:
+            self.reward_funcs = reward_funcs
         # A trajectory without a token of the policy (its search was down) says nothing about the policy: TRL leaves
         # rows of NaN out of the baseline and gives them no advantage.
         without_turn = self.accelerator.gather((self._turn_ids < 0).all(-1))
         rewards_per_func[without_turn] = torch.nan
         mode = "train" if self.model.training else "eval"
         self._metrics[mode]["trajectories_without_turn"].append(without_turn.float().mean().item())
+        rank = self.accelerator.process_index
+        self._rewards_per_func = rewards_per_func[rank * len(prompts) : (rank + 1) * len(prompts)]
         return rewards_per_func
+
+    def _local_turn_rewards(self) -> tuple[Tensor, Tensor]:
+        """Of this rank: (B, K) weighted turn rewards, outcomes on the last turn, and (B,) whether scored at all."""
+        turn_rewards = self._turn_rewards.combine(self._rewards_per_func, self.reward_weights)
+        return turn_rewards, ~self._rewards_per_func.isnan().all(-1)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         output = super()._generate_and_score_completions(inputs)
@@ -228,6 +262,19 @@ class TurnLevelTrainer(GRPOTrainer):
     # ---------------------------------------------------------------------------------------------------------------
     # Metrics
     # ---------------------------------------------------------------------------------------------------------------
+
+    def _gather_rows(self, values: Tensor, padding: int = 0) -> Tensor:
+        """(B, N) of every rank, one below the other, with `padding` where a rank has fewer columns."""
+        padded_rows = self.accelerator.pad_across_processes(values, dim=1, pad_index=padding)
+        return self.accelerator.gather(padded_rows)
+
+    def _show_advantages(self, advantages: Tensor, mask: Tensor) -> None:
+        """Replace the advantages in TRL's completions table by the mean of each trajectory's, both (B, N)."""
+        shown = self.accelerator.gather(masked_mean(advantages, mask, dim=1)).tolist()
+        table = self._logs["advantages"]
+        for _ in range(min(len(shown), len(table))):
+            table.pop()
+        table.extend(shown)
 
     def _log_mean(self, name: str, value: Tensor) -> None:
         mode = "train" if self.model.training else "eval"

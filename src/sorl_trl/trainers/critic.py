@@ -1,0 +1,213 @@
+"""The critic V(s) of SO-PPO inside the policy's own forward pass.
+
+A critic is a submodule of the causal language model, so that one wrapped model (DDP, DeepSpeed, PEFT) holds both and
+one forward pass gives log-probabilities and values: engines that count on one forward per step, and on all losses
+coming out of it, see what they expect. The policy alone neither computes nor saves any of it.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from trl.trainer.utils import FusedCausalLMOutput
+
+CRITIC_ATTRIBUTE = "critic"
+"""The name of the critic among the causal language model's submodules."""
+
+
+class ValueHead(nn.Module):
+    """A linear layer from hidden states to one value, computed in float32 and zero at first: V(s) = 0 everywhere."""
+
+    def __init__(self, hidden_size: int, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1, hidden_size, dtype=dtype))
+        self.bias = nn.Parameter(torch.zeros(1, dtype=dtype))
+        self.hidden_size = hidden_size
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """(B, L, H) to (B, L)."""
+        with torch.autocast(hidden_states.device.type, enabled=False):
+            values = nn.functional.linear(hidden_states.float(), self.weight.float(), self.bias.float())
+        return values.squeeze(-1)
+
+
+@dataclass
+class BackboneCall:
+    """What the policy's backbone is called with, and what it gave, once it was called."""
+
+    backbone: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    recorded: Tensor | None = None
+    """(B, L, H), the last hidden states."""
+
+    def hidden_states(self) -> Tensor:
+        """(B, L, H), the last ones: those recorded, or the backbone is called."""
+        if self.recorded is None:
+            self.recorded = self.backbone(*self.args, **self.kwargs).last_hidden_state
+        return self.recorded
+
+
+class Critic(nn.Module):
+    """Base of the three kinds: `values` turns one call of the policy's backbone into values.
+
+    Args:
+        head: the value head.
+    """
+
+    kind: str
+
+    def __init__(self, head: ValueHead) -> None:
+        super().__init__()
+        self.head = head
+
+    def values(self, call: BackboneCall) -> Tensor:
+        """(B, L): V of the state after each token."""
+        raise NotImplementedError
+
+    def own_parameters(self) -> list[nn.Parameter]:
+        """Every parameter that the critic alone trains, in a stable order."""
+        return list(self.parameters())
+
+    def prepare(self) -> None:
+        """Undo what PEFT does to `requires_grad` when it switches adapters; called before every training forward."""
+
+    def forward(self, call: BackboneCall) -> Tensor:
+        return self.values(call)
+
+
+class HeadCritic(Critic):
+    """A scalar head on the policy's hidden states.
+
+    Args:
+        head: the value head.
+        trunk_gradient: whether the value loss trains the policy's weights too.
+    """
+
+    kind = "head"
+
+    def __init__(self, head: ValueHead, trunk_gradient: bool = False) -> None:
+        super().__init__(head)
+        self.trunk_gradient = trunk_gradient
+
+    def values(self, call: BackboneCall) -> Tensor:
+        hidden_states = call.hidden_states()
+        return self.head(hidden_states if self.trunk_gradient else hidden_states.detach())
+
+
+class ModelCritic(Critic):
+    """A value model of its own: any Hugging Face backbone, and a head."""
+
+    kind = "model"
+
+    def __init__(self, head: ValueHead, backbone: PreTrainedModel) -> None:
+        super().__init__(head)
+        self.backbone = backbone
+
+    def values(self, call: BackboneCall) -> Tensor:
+        output = self.backbone(
+            input_ids=call.kwargs.get("input_ids", call.args[0] if call.args else None),
+            attention_mask=call.kwargs.get("attention_mask"),
+            use_cache=False,
+        )
+        return self.head(output.last_hidden_state)
+
+
+@dataclass
+class CausalLMOutputWithCritic(FusedCausalLMOutput):
+    """`FusedCausalLMOutput` and the critic's values: (B, L - 1), aligned with `log_probs`.
+
+    The value beside a token's log-probability is V of the state in which that token was chosen.
+    """
+
+    critic_values: Tensor | None = None
+
+
+def attach_critic(causal_lm: PreTrainedModel, critic: Critic) -> None:
+    """Make `critic` a submodule of `causal_lm`, whose forward gives values when it is asked `with_values=True`.
+
+    With `values_only=True` in addition it does not compute what the critic does not need; log-probabilities are 0.
+    Attach it after `trl.trainer.utils.add_fused_lm_head`: values come with the fused head's log-probabilities.
+    """
+    policy_forward = causal_lm.forward
+
+    @functools.wraps(policy_forward)  # `generate` validates its arguments against the signature
+    def forward(
+        self: PreTrainedModel, *args: Any, with_values: bool = False, values_only: bool = False, **kwargs: Any
+    ) -> Any:
+        if not with_values:
+            return policy_forward(*args, **kwargs)
+        critic.prepare()
+        if values_only:
+            inputs = {name: value for name, value in kwargs.items() if name not in ("labels", "fused_lm_head")}
+            values = critic(BackboneCall(self.base_model, args, {**inputs, "use_cache": False}))[:, :-1]
+            return CausalLMOutputWithCritic(log_probs=torch.zeros_like(values), critic_values=values)
+        # Looked up on each call, since FSDP and PEFT replace it after attaching.
+        with _recorded_call(self.base_model) as calls:
+            output = policy_forward(*args, **kwargs)
+        values = critic(calls[-1])
+        return CausalLMOutputWithCritic(**output, critic_values=values[:, :-1])
+
+    causal_lm.add_module(CRITIC_ATTRIBUTE, critic)
+    causal_lm.forward = types.MethodType(forward, causal_lm)
+
+
+@contextmanager
+def _recorded_call(backbone: nn.Module) -> Iterator[list[BackboneCall]]:
+    calls: list[BackboneCall] = []
+
+    def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        calls.append(BackboneCall(module, args, kwargs, output.last_hidden_state))
+
+    handle = backbone.register_forward_hook(record, with_kwargs=True)
+    try:
+        yield calls
+    finally:
+        handle.remove()
+
+
+@contextmanager
+def detached_critic(causal_lm: PreTrainedModel) -> Iterator[None]:
+    """The policy as if it never had a critic: for saving, loading and copying it."""
+    critic = causal_lm._modules.pop(CRITIC_ATTRIBUTE, None)
+    try:
+        yield
+    finally:
+        if critic is not None:
+            causal_lm.add_module(CRITIC_ATTRIBUTE, critic)
+
+
+def is_critic_name(name: str) -> bool:
+    """Whether a parameter or state-dict name lies within the critic's submodule, under whatever wrappers."""
+    return CRITIC_ATTRIBUTE in name.split(".")
+
+
+class ValuesBesideLogps:
+    """A model for `GRPOTrainer._get_per_token_logps_and_entropies`, which only calls it: asks it for values too.
+
+    Args:
+        model: the policy with its critic attached, under any wrapper.
+        values_only: whether the log-probabilities may be 0.
+    """
+
+    def __init__(self, model: Callable[..., Any], values_only: bool = False) -> None:
+        self._model = model
+        self._values_only = values_only
+        self._chunks: list[Tensor] = []
+
+    def __call__(self, **kwargs: Any) -> Any:
+        output = self._model(**kwargs, with_values=True, values_only=self._values_only)
+        self._chunks.append(output.critic_values)
+        return output
+
+    def values(self, length: int) -> Tensor:
+        """(B, length): V of the state before each of the last `length` tokens."""
+        return torch.cat([chunk[:, -length:] for chunk in self._chunks])

@@ -1,0 +1,125 @@
+"""The critic as a second LoRA adapter on the policy's frozen base model."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from peft import LoraConfig, PeftModel
+from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.utils.other import AuxiliaryTrainingWrapper
+from torch import Tensor, nn
+
+from sorl_trl.trainers.critic import BackboneCall, Critic, ValueHead, is_critic_name
+
+CRITIC_ADAPTER = "critic"
+
+
+class AdapterSwitch:
+    """Chooses the adapter of a model's layers as PEFT's `set_adapter` does, but leaves `requires_grad` alone.
+
+    PEFT freezes every adapter but the active one. Two adapters that train in one forward pass need both.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        # In a list of its own: as a submodule of the critic, the policy would be its own descendant.
+        self._layers = [m for m in model.modules() if isinstance(m, (BaseTunerLayer, AuxiliaryTrainingWrapper))]
+
+    @contextmanager
+    def active(self, name: str) -> Iterator[None]:
+        """Within it, forward passes use adapter `name` alone; modules that it does not have are the base model's."""
+        before = [(layer._active_adapter, layer._disable_adapters) for layer in self._layers]
+        for layer in self._layers:
+            layer._active_adapter, layer._disable_adapters = [name], False
+        try:
+            yield
+        finally:
+            for layer, (active, disabled) in zip(self._layers, before, strict=True):
+                layer._active_adapter, layer._disable_adapters = active, disabled
+
+
+class AdapterCritic(Critic):
+    """A LoRA adapter "critic" and a scalar head: one base model serves policy, reference and critic.
+
+    Args:
+        head: the value head.
+        model: the PEFT model to which `add_critic_adapter` has been applied.
+    """
+
+    kind = "adapter"
+
+    def __init__(self, head: ValueHead, model: PeftModel) -> None:
+        super().__init__(head)
+        self._switch = AdapterSwitch(model)
+        self._adapter = [p for name, p in model.named_parameters() if is_critic_name(name)]
+
+    def own_parameters(self) -> list[nn.Parameter]:
+        return [*self._adapter, *self.head.parameters()]
+
+    def prepare(self) -> None:
+        for parameter in self._adapter:
+            parameter.requires_grad_(True)
+
+    def values(self, call: BackboneCall) -> Tensor:
+        with self._switch.active(CRITIC_ADAPTER), self._checkpoints_bound(call.backbone):
+            hidden_states = call.backbone(*call.args, **call.kwargs).last_hidden_state
+        return self.head(hidden_states)
+
+    @contextmanager
+    def _checkpoints_bound(self, backbone: nn.Module) -> Iterator[None]:
+        """Gradient checkpointing recomputes layers during backward, when the policy's adapter is active again.
+
+        Within it, every checkpointed call of a layer takes the critic's adapter along to its recomputation.
+        """
+        layers: list[Any] = [m for m in backbone.modules() if getattr(m, "gradient_checkpointing", False)]
+        before = [layer._gradient_checkpointing_func for layer in layers]
+        for layer, checkpoint in zip(layers, before, strict=True):
+            layer._gradient_checkpointing_func = self._bound(checkpoint)
+        try:
+            yield
+        finally:
+            for layer, checkpoint in zip(layers, before, strict=True):
+                layer._gradient_checkpointing_func = checkpoint
+
+    def _bound(self, checkpoint: Callable[..., Any]) -> Callable[..., Any]:
+        def bound_checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            def with_critic_adapter(*inputs: Any, **options: Any) -> Any:
+                with self._switch.active(CRITIC_ADAPTER):
+                    return function(*inputs, **options)
+
+            return checkpoint(with_critic_adapter, *args, **kwargs)
+
+        return bound_checkpoint
+
+
+def add_critic_adapter(model: PeftModel) -> LoraConfig:
+    """Add an untrained LoRA adapter "critic" of the policy adapter's shape, without changing what is trained.
+
+    Raises:
+        ValueError: the policy's adapter is no LoRA, it trains biases, or there is an adapter "critic" already.
+    """
+    policy_config = model.peft_config[model.active_adapter]
+    if not isinstance(policy_config, LoraConfig):
+        raise ValueError(
+            f"`critic='adapter'` copies the policy's LoRA configuration, but its adapter is a "
+            f"{type(policy_config).__name__}. Use `critic='head'` or `critic='model'`."
+        )
+    if policy_config.bias != "none":
+        raise ValueError(
+            f"`bias` of the policy's LoRA configuration is {policy_config.bias!r}, but `critic='adapter'` needs it to "
+            "be 'none': one adapter of a model can train biases. Set it, or use `critic='head'` or `critic='model'`."
+        )
+    if CRITIC_ADAPTER in model.peft_config:
+        raise ValueError(f"The policy has an adapter named {CRITIC_ADAPTER!r} already: rename it, or merge it first.")
+    config = copy.deepcopy(policy_config)
+    config.inference_mode = False
+    config.modules_to_save = None  # these are trained with the policy's adapter
+    if not isinstance(config.init_lora_weights, bool):
+        config.init_lora_weights = True  # PiSSA and its kin change the base model's weights
+    trained = {name: p.requires_grad for name, p in model.named_parameters()}
+    model.add_adapter(CRITIC_ADAPTER, config)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(trained.get(name, True))
+    return config

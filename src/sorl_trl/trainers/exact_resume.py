@@ -1,0 +1,130 @@
+"""A resumed run continues exactly: inside a generation cycle, and in any epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.logging import get_logger
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from trl import GRPOTrainer
+from trl.trainer.utils import RepeatSampler
+
+logger = get_logger(__name__)
+
+_CYCLE_FIELDS = (
+    "per_device_train_batch_size",
+    "steps_per_generation",
+    "num_iterations",
+    "gradient_accumulation_steps",
+)
+"""Fields of the configuration that say what a step of a generation cycle is."""
+
+
+class EpochRepeatSampler(RepeatSampler):
+    """`RepeatSampler` that knows its epoch: epoch e has the order of the e-th pass of an uninterrupted run.
+
+    TRL's draws a new order in every pass, so that a resumed run, whose passes are counted anew, repeats the first.
+    """
+
+    epoch = 0
+
+    @classmethod
+    def like(cls, sampler: RepeatSampler) -> EpochRepeatSampler:
+        """One with the settings of `sampler`."""
+        return cls(
+            data_source=sampler.data_source,
+            mini_repeat_count=sampler.mini_repeat_count,
+            batch_size=sampler.batch_size,
+            repeat_count=sampler.repeat_count,
+            shuffle=sampler.shuffle,
+            seed=sampler.seed,
+        )
+
+    def set_epoch(self, epoch: int) -> None:
+        """Called before each epoch."""
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        if self.shuffle:
+            self.generator.manual_seed(self.seed)
+            for _ in range(self.epoch):
+                torch.randperm(self.num_samples, generator=self.generator)
+        yield from super().__iter__()
+
+
+class ExactResume(GRPOTrainer):
+    """`GRPOTrainer` whose checkpoints hold what it needs to go on inside a generation cycle.
+
+    TRL saves neither the step within the cycle nor the trajectories that the rest of the cycle is to train on: a
+    resumed run would generate others at once. Iterable datasets are put in order by `datasets` itself.
+    """
+
+    _train_sampler: EpochRepeatSampler | None = None
+
+    def _get_train_sampler(self, dataset: Any = None) -> EpochRepeatSampler:
+        self._train_sampler = EpochRepeatSampler.like(super()._get_train_sampler(dataset))
+        return self._train_sampler
+
+    def _run_epoch(self, **kwargs: Any) -> Any:
+        # transformers and accelerate set the epoch of the samplers they find, which, in a resumed run of several
+        # processes, lies deeper than they look.
+        if self._train_sampler is not None:
+            self._train_sampler.set_epoch(kwargs["epoch"])
+        return super()._run_epoch(**kwargs)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        if not self.args.save_only_model:
+            name = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+            self._save_cycle(Path(self._get_output_dir(trial=trial)) / name)
+        # transformers writes the trainer's state last: where that is, all of the checkpoint is.
+        super()._save_checkpoint(model, trial)
+
+    def _save_cycle(self, folder: Path) -> None:
+        is_unfinished = self._step % (self.args.steps_per_generation * self.num_iterations) != 0
+        cycle = {
+            "step": self._step,
+            "buffered_inputs": self._buffered_inputs if is_unfinished else None,
+            **{name: getattr(self.args, name) for name in _CYCLE_FIELDS},
+        }
+        folder.mkdir(parents=True, exist_ok=True)
+        torch.save(cycle, folder / self._cycle_file())
+
+    def _cycle_file(self) -> str:
+        return f"generation_cycle_{self.args.process_index}.pt"
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is not None:
+            self._load_cycle(Path(checkpoint))
+
+    def _load_cycle(self, folder: Path) -> None:
+        """Restore the step within the generation cycle and the trajectories of its rest.
+
+        Raises:
+            ValueError: the checkpoint was written by another number of processes or with other batch settings.
+        """
+        files = len(list(folder.glob("generation_cycle_*.pt")))
+        if files == 0:
+            logger.warning(
+                f"{folder} does not say where in a generation cycle it was written (`trl.GRPOTrainer` wrote it, or it "
+                "was copied in part): the run goes on with new trajectories."
+            )
+            return
+        path = folder / self._cycle_file()
+        if files != self.args.world_size or not path.is_file():
+            raise ValueError(
+                f"{folder} was written by {files} processes, but this run has {self.args.world_size}. Resume with as "
+                "many as before, or start a new run from this policy."
+            )
+        cycle = torch.load(path, map_location=self.accelerator.device, weights_only=True)
+        for name in _CYCLE_FIELDS:
+            if cycle[name] != getattr(self.args, name):
+                raise ValueError(
+                    f"`{name}` is {getattr(self.args, name)}, but was {cycle[name]} when {folder} was written. Resume "
+                    "with the same batches, or start a new run from this policy."
+                )
+        self._step = cycle["step"]
+        self._buffered_inputs = cycle["buffered_inputs"]

@@ -1,0 +1,82 @@
+"""From rewards and the critic's values to advantages and returns, turn by turn or token by token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sorl_trl.ops import (
+    token_gae,
+    turn_broadcast,
+    turn_gae,
+    turn_mask,
+    turn_reduce,
+    turn_returns,
+    turn_rewards_to_tokens,
+    turn_starts,
+)
+
+
+@dataclass(frozen=True)
+class Experience:
+    """What the critic makes of B trajectories, per unit: U turns or tokens, as `advantage_level` says."""
+
+    values: Tensor
+    """(B, U) V of the state in which the unit starts, before any update."""
+    advantages: Tensor
+    """(B, U), not whitened."""
+    returns: Tensor
+    """(B, U) the critic's targets, Â + V."""
+    rewards_to_go: Tensor
+    """(B, U) discounted sum of the rewards from here on."""
+    unit_turns: Tensor
+    """(B, U) int64, the turn a unit is or belongs to; -1 where there is none."""
+    per_turn: bool
+    """Whether a unit is a turn."""
+
+    def on_tokens(self, units: Tensor, turn_ids: Tensor) -> Tensor:
+        """(B, U) to (B, T): what a turn has stands on each of its tokens."""
+        return turn_broadcast(units, turn_ids) if self.per_turn else units
+
+
+def turn_experience(
+    turn_rewards: Tensor, token_rewards: Tensor, values: Tensor, turn_ids: Tensor, gamma: float, gae_lambda: float
+) -> Experience:
+    """GAE with a turn as the time step (docs/paper_to_code.md).
+
+    Args:
+        turn_rewards: (B, K).
+        token_rewards: (B, T), whose sum over a turn is added to them.
+        values: (B, T), V of the state before each token; V(s_k) is read at the first token of turn k.
+        turn_ids: (B, T).
+        gamma, gae_lambda: discount per turn, and λ.
+    """
+    mask = turn_mask(turn_ids)
+    turn_values = turn_reduce(torch.where(turn_starts(turn_ids), values, 0.0), turn_ids, "sum")
+    turns = torch.arange(mask.shape[1], device=mask.device).expand(mask.shape)
+    rewards = turn_rewards + turn_reduce(token_rewards, turn_ids, "sum")
+    advantages, returns = turn_gae(rewards, turn_values, mask, gamma, gae_lambda)
+    rewards_to_go = turn_returns(rewards, mask, gamma)
+    return Experience(turn_values, advantages, returns, rewards_to_go, torch.where(mask.bool(), turns, -1), True)
+
+
+def token_experience(
+    turn_rewards: Tensor, token_rewards: Tensor, values: Tensor, turn_ids: Tensor, gamma: float, gae_lambda: float
+) -> Experience:
+    """GAE over the policy's tokens, observations skipped; a turn's reward stands on its last token.
+
+    Args:
+        turn_rewards: (B, K).
+        token_rewards: (B, T), added to them.
+        values: (B, T), V of the state before each token.
+        turn_ids: (B, T).
+        gamma, gae_lambda: discount per token, and λ.
+    """
+    mask = turn_ids >= 0
+    values = torch.where(mask, values, 0.0)
+    rewards = turn_rewards_to_tokens(turn_rewards, turn_ids) + torch.where(mask, token_rewards, 0.0)
+    advantages, returns = token_gae(rewards, values, mask, gamma, gae_lambda)
+    _, rewards_to_go = token_gae(rewards, torch.zeros_like(values), mask, gamma, 1.0)
+    return Experience(values, advantages, returns, rewards_to_go, turn_ids, False)

@@ -1,0 +1,227 @@
+"""SO-PPO: PPO for agents, with turn-level ratios and advantages from a critic that shares the policy's weights."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from accelerate.logging import get_logger
+from torch import Tensor
+from trl.models.utils import disable_gradient_checkpointing
+
+from sorl_trl.ops import aggregate_turns, is_value_clipped, masked_mean, turn_starts, value_loss, whiten
+from sorl_trl.trainers.base_config import TURN_LOSS_TYPE
+from sorl_trl.trainers.base_trainer import SORL_PAPER, _loss_mask
+from sorl_trl.trainers.critic import ValuesBesideLogps
+from sorl_trl.trainers.critic_health import CriticWatch, critic_metrics
+from sorl_trl.trainers.critic_trainer import CriticTrainer
+from sorl_trl.trainers.experience import Experience, token_experience, turn_experience
+from sorl_trl.trainers.so_ppo_config import SOPPOConfig
+from sorl_trl.trainers.turn_metrics import MetricSums
+
+logger = get_logger(__name__)
+
+_MEAN_PER_TRAJECTORY = ("grpo", "sapo", "luspo")
+"""TRL's loss types that average the tokens of each trajectory first; the others pool the tokens of a micro-batch."""
+_IMAGE_INPUTS = (
+    "pixel_values",
+    "image_grid_thw",
+    "num_images",
+    "pixel_attention_mask",
+    "spatial_shapes",
+    "num_tiles",
+    "image_sizes",
+    "token_type_ids",
+    "mm_token_type_ids",
+    "image_position_ids",
+)
+
+
+class SOPPOTrainer(CriticTrainer):
+    """PPO on trajectories of several turns, with the interface of `trl.GRPOTrainer`.
+
+    Advantages come from a critic (`SOPPOConfig.critic`), so one trajectory per prompt is enough. The critic rides in
+    the policy's forward pass and is saved beside it, in `critic/`; `sorl_trl.load_critic` loads it alone. Turns and
+    turn rewards are those of [`SOGRPOTrainer`].
+
+    Example:
+
+    ```python
+    trainer = SOPPOTrainer(
+        model="Qwen/Qwen2.5-0.5B-Instruct",
+        reward_funcs=accuracy_reward,
+        args=SOPPOConfig(output_dir="out"),
+        train_dataset=dataset,
+        peft_config=LoraConfig(),
+    )
+    trainer.train()
+    ```
+
+    Raises:
+        TypeError: `args` is not a `SOPPOConfig`.
+        ValueError: a critic that the model cannot have, or what `SOGRPOTrainer` raises it for.
+    """
+
+    config_class: ClassVar[type[SOPPOConfig]] = SOPPOConfig
+    _tag_names: ClassVar[list[str]] = ["trl", "grpo", "so-ppo"]
+    _name = "SO-PPO"
+    _paper: ClassVar[dict[str, str]] = SORL_PAPER
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._values: list[Tensor] | None = None
+        super().__init__(*args, **kwargs)
+        self._watch = CriticWatch(self.args.critic_warmup_steps)
+
+    # ---------------------------------------------------------------------------------------------------------------
+    # Values: from the policy's own forward passes
+    # ---------------------------------------------------------------------------------------------------------------
+
+    def _get_per_token_logps_and_entropies(
+        self, model: Any, input_ids: Tensor, attention_mask: Tensor, logits_to_keep: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Any, Any]:
+        """Records (B, T) values in `self._values`, where that is an empty list, beside the log-probabilities."""
+        if self._values is None or self._values or model is self.ref_model:
+            return super()._get_per_token_logps_and_entropies(
+                model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
+            )
+        with_values = ValuesBesideLogps(model)
+        result = super()._get_per_token_logps_and_entropies(
+            with_values, input_ids, attention_mask, logits_to_keep, *args, **kwargs
+        )
+        self._values.append(with_values.values(logits_to_keep))
+        return result
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        self._values = []
+        try:
+            output = super()._generate_and_score_completions(inputs)
+            old_logps, old_values = self._old_policy(output, self._values)
+        finally:
+            self._values = None
+        self.critic.prepare()  # the reference pass of a PEFT model has frozen it
+        turn_rewards, scored = self._local_turn_rewards()
+        self._leave_out(output, scored & turn_rewards.isfinite().all(-1))
+        experience = self._experience(output, turn_rewards.nan_to_num(), old_logps, old_values)
+        advantages = self._advantages(experience)
+        turn_ids = output["turn_ids"]
+        output["advantages"] = experience.on_tokens(advantages, turn_ids)
+        output["returns"] = experience.on_tokens(experience.returns, turn_ids)
+        output["old_values"] = old_values
+        self._show_advantages(advantages, experience.unit_turns >= 0)
+        return output
+
+    def _old_policy(self, output: dict[str, Any], values: list[Tensor]) -> tuple[Tensor | None, Tensor]:
+        """(B, T) log-probabilities, where known, and values of the policy that generated `output`.
+
+        They come from the pass in which TRL scores the old policy, its first. Where it needs none, because every batch
+        is used for one update, a pass of our own gives them.
+        """
+        if output.get("old_per_token_logps") is not None:
+            return output["old_per_token_logps"], values[0]
+        ids = torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1)
+        mask = torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1)
+        is_training = self.model.training
+        size = self.args.per_device_train_batch_size if is_training else self.args.per_device_eval_batch_size
+        images = {name: output[name] for name in _IMAGE_INPUTS if name in output}
+        length = output["completion_ids"].size(1)
+        model = ValuesBesideLogps(self.model, values_only=not self.args.kl_in_reward)
+        with torch.no_grad(), disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
+            logps, _, _ = super()._get_per_token_logps_and_entropies(
+                model, ids, mask, length, batch_size=size, **images
+            )
+        return logps if self.args.kl_in_reward else None, model.values(length)
+
+    # ---------------------------------------------------------------------------------------------------------------
+    # Advantages
+    # ---------------------------------------------------------------------------------------------------------------
+
+    def _leave_out(self, output: dict[str, Any], scored: Tensor) -> None:
+        """Take trajectories without a finite reward out of every loss, the critic's too, and count them."""
+        loss_mask = _loss_mask(output)
+        left_out = ~scored & loss_mask.bool().any(-1)
+        if left_out.any():
+            keep = (~left_out).unsqueeze(1)
+            output["tool_mask"] = output.get("tool_mask", torch.ones_like(loss_mask)) * keep
+            output["turn_ids"] = torch.where(keep, output["turn_ids"], -1)
+        # Every rank takes part in the sum, whether or not it leaves a trajectory out.
+        output["num_items_in_batch"] = self.accelerator.gather(_loss_mask(output).sum()).sum()
+        self._log_mean("trajectories_unscored", left_out.float().mean())
+
+    def _experience(
+        self, output: dict[str, Any], turn_rewards: Tensor, old_logps: Tensor | None, old_values: Tensor
+    ) -> Experience:
+        turn_ids = output["turn_ids"]
+        token_rewards = torch.zeros_like(old_values)
+        if self.args.kl_in_reward:
+            kl = torch.where(turn_ids >= 0, old_logps - output["ref_per_token_logps"], 0.0)
+            token_rewards = -self.beta * kl
+            self._log_mean_where("reward_kl", kl, turn_ids >= 0)
+        # A trajectory that is masked as truncated may have been the one with the most turns.
+        turn_rewards = turn_rewards[:, : int(turn_ids.max()) + 1]
+        build = turn_experience if self.args.advantage_level == "turn" else token_experience
+        return build(turn_rewards, token_rewards, old_values, turn_ids, self.args.gamma, self.args.gae_lambda)
+
+    def _advantages(self, experience: Experience) -> Tensor:
+        """(B, U), whitened over all ranks; what they and the values were before is logged."""
+        unit_turns = self._gather_rows(experience.unit_turns, padding=-1)
+        advantages = self._gather_rows(experience.advantages)
+        values, rewards = self._gather_rows(experience.values), self._gather_rows(experience.rewards_to_go)
+        mode = "train" if self.model.training else "eval"
+        metrics = critic_metrics(values, rewards, advantages, unit_turns)
+        for name, value in metrics.items():
+            self._metrics[mode][name].append(value)
+        if mode == "train":
+            warning = self._watch.observe(metrics["critic/explained_variance"], self.state.global_step)
+            if warning is not None:
+                logger.warning(warning)
+        if not self.args.whiten_advantages:
+            return experience.advantages
+        rows, columns = experience.advantages.shape
+        first = self.accelerator.process_index * rows
+        return whiten(advantages, unit_turns >= 0)[first : first + rows, :columns]
+
+    # ---------------------------------------------------------------------------------------------------------------
+    # The loss
+    # ---------------------------------------------------------------------------------------------------------------
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        self._values = []
+        beta = self.beta
+        try:
+            self.beta = 0.0 if self.args.kl_in_reward else beta
+            loss = super()._compute_loss(model, inputs)
+            (values,) = self._values
+        finally:
+            self._values, self.beta = None, beta
+        return loss + self.args.vf_coef * self._value_loss(values, inputs) / self._micro_batches()
+
+    def _value_loss(self, values: Tensor, inputs: dict[str, Any]) -> Tensor:
+        """The clipped value loss, averaged over its units (turns or tokens) as the policy's loss is over tokens."""
+        turn_ids, clip_range = inputs["turn_ids"], self.args.value_clip_range
+        kept = turn_starts(turn_ids) if self.args.advantage_level == "turn" else turn_ids >= 0
+        # Values on observations and padding are real numbers, but nobody's business.
+        values, old_values = torch.where(kept, values, 0.0), torch.where(kept, inputs["old_values"], 0.0)
+        returns = torch.where(kept, inputs["returns"], 0.0)
+        losses = value_loss(values, old_values, returns, clip_range)
+        if self.args.loss_type == TURN_LOSS_TYPE:
+            loss = aggregate_turns(losses, torch.where(kept, turn_ids, -1))
+        elif self.args.loss_type in _MEAN_PER_TRAJECTORY:
+            loss = masked_mean(losses, kept, dim=1).mean()
+        else:
+            loss = masked_mean(losses, kept)
+        self._log_value_metrics(
+            loss.detach(), is_value_clipped(values.detach(), old_values, returns, clip_range), kept
+        )
+        return loss
+
+    def _log_value_metrics(self, loss: Tensor, is_clipped: Tensor, kept: Tensor) -> None:
+        self._log_mean("critic/value_loss", loss)
+        self._log_mean_where("critic/value_clip_fraction", is_clipped.float(), kept)
+
+    def _log_mean_where(self, name: str, values: Tensor, keep: Tensor) -> None:
+        """The mean over all ranks' `values` where `keep`: ranks with more of them count more."""
+        sums = MetricSums()
+        sums.add_mean(name, values, keep)
+        mode = "train" if self.model.training else "eval"
+        for key, value in sums.reduce(self.accelerator).items():
+            self._metrics[mode][key].append(value)

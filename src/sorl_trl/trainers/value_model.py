@@ -1,0 +1,106 @@
+"""A trained critic on its own, to score trajectories."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftConfig, PeftModel
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+from transformers import AutoModel, AutoModelForCausalLM
+
+from sorl_trl.ops import last_token_before_turn, turn_mask
+from sorl_trl.rollout import assemble
+from sorl_trl.trainers.critic import ValueHead
+from sorl_trl.trainers.critic_checkpoint import (
+    ADAPTER_FOLDER,
+    BACKBONE_FOLDER,
+    CONFIG_FILE,
+    CRITIC_FOLDER,
+    HEAD_FILE,
+    read_critic_config,
+)
+from sorl_trl.types import Trajectory
+
+
+class ValueModel(nn.Module):
+    """V(s) after each token of a text: a backbone and a value head. Made by `load_critic`."""
+
+    def __init__(self, backbone: nn.Module, head: ValueHead) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.head = head
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """(B, L) token ids to (B, L) values, V of the state after each token."""
+        output = self.backbone(input_ids=input_ids, attention_mask=attention_mask, use_cache=False)
+        values: Tensor = self.head(output.last_hidden_state)
+        return values
+
+    @torch.no_grad()
+    def turn_values(self, trajectories: Sequence[Trajectory]) -> list[list[float]]:
+        """V(s_k), the value of the state in which each turn starts, for each trajectory's turns.
+
+        One that an infrastructure failure ended has none: it is not trained on either.
+        """
+        rows = assemble(trajectories)
+        starts = [len(trajectory.prompt_ids) - 1 for trajectory in trajectories]
+        texts = [torch.tensor([*t.prompt_ids, *row.completion_ids]) for t, row in zip(trajectories, rows, strict=True)]
+        input_ids = pad_sequence(texts, batch_first=True)
+        attention_mask = pad_sequence([torch.ones_like(text) for text in texts], batch_first=True)
+        device = self.head.weight.device
+        values = self(input_ids.to(device), attention_mask.to(device)).cpu()
+        return [values[i, starts[i] + 1 + self._before_turns(row.turn_ids)].tolist() for i, row in enumerate(rows)]
+
+    @staticmethod
+    def _before_turns(turn_ids: Sequence[int]) -> Tensor:
+        """(K,) index of the last token before each turn, -1 for the last one of the prompt."""
+        ids = torch.tensor([list(turn_ids)])
+        return last_token_before_turn(ids)[turn_mask(ids).bool()]
+
+
+def load_critic(path: str | Path, base_model: str | None = None, **kwargs: Any) -> ValueModel:
+    """Load the critic that `SOPPOTrainer` saved.
+
+    Args:
+        path: a checkpoint of `SOPPOTrainer`, or the `critic/` folder in it. A critic of kind "head" reads the hidden
+            states of the policy beside its folder.
+        base_model: id or path of the model under an adapter, where it is not where the adapter's configuration says.
+        kwargs: for `from_pretrained` of the backbone, such as `dtype` or `device_map`.
+
+    Raises:
+        ValueError: there is no critic at `path`, or its backbone has another hidden size.
+    """
+    folder = Path(path)
+    folder = folder if (folder / CONFIG_FILE).is_file() else folder / CRITIC_FOLDER
+    config = read_critic_config(folder)
+    backbone = _load_backbone(config["kind"], folder, base_model, kwargs)
+    hidden_size = backbone.config.get_text_config().hidden_size
+    if hidden_size != config["hidden_size"]:
+        raise ValueError(
+            f"The critic in {folder} reads hidden states of size {config['hidden_size']}, but its backbone's have "
+            f"size {hidden_size}."
+        )
+    head = ValueHead(hidden_size)
+    head.load_state_dict(load_file(folder / HEAD_FILE))
+    return ValueModel(backbone, head.to(backbone.device)).eval()
+
+
+def _load_backbone(kind: str, folder: Path, base_model: str | None, kwargs: dict[str, Any]) -> Any:
+    if kind == "model":
+        return AutoModel.from_pretrained(folder / BACKBONE_FOLDER, **kwargs)
+    adapter = folder / ADAPTER_FOLDER if kind == "adapter" else folder.parent
+    if not (adapter / "adapter_config.json").is_file():  # a head on a fully fine-tuned policy
+        return AutoModelForCausalLM.from_pretrained(adapter, **kwargs).base_model
+    base = base_model or PeftConfig.from_pretrained(str(adapter)).base_model_name_or_path
+    if not base:
+        raise ValueError(f"`base_model` is None, and {adapter} does not name the model it adapts: give its path.")
+    return (
+        PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base, **kwargs), adapter)
+        .get_base_model()
+        .base_model
+    )

@@ -1,0 +1,261 @@
+"""From a rollout to advantages, returns and old values: the formulas as loops, and what is left out of both losses."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from sorl_trl import SOPPOTrainer
+from tests.contract.test_ppo_loss import (
+    DISCOUNTED,
+    assert_follows_the_formula,
+    build,
+    spans_of,
+    state_values,
+    turn_reward,
+    units_of,
+)
+from tests.contract.test_turn_loss import gradient, token_logps
+from tests.critics import BATCH_SIZE, rollout_batch
+from tests.trajectories import FixedRollout, parity_reward
+from tests.unit.trainers.test_experience import slow_gae
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Advantages and returns of a rollout
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def expected_experience(
+    trainer: SOPPOTrainer, batch: dict[str, Any], turn_rewards: list[list[float]], token_rewards: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """(B, T) advantages and returns, from the turn rewards of each trajectory (none where it is left out)."""
+    args, values = trainer.args, state_values(trainer, batch).detach()
+    advantages, returns, kept = torch.zeros_like(values), torch.zeros_like(values), []
+    for i, turn_ids in enumerate(batch["turn_ids"]):
+        spans, units = spans_of(turn_ids), units_of(turn_ids, args.advantage_level)
+        rewards = [0.0 if token_rewards is None else sum(token_rewards[i, t].item() for t in unit) for unit in units]
+        for span, reward in zip(spans, turn_rewards[i], strict=True):
+            rewards[next(u for u, unit in enumerate(units) if span[-1] in unit)] += reward
+        starts = [values[i, unit[0]].item() for unit in units]
+        row = slow_gae(rewards, starts, args.gamma, args.gae_lambda)
+        for unit, advantage, v in zip(units, row, starts, strict=True):
+            advantages[i, unit], returns[i, unit] = advantage, advantage + v
+            kept.append(advantage)
+    if args.whiten_advantages:
+        mean = sum(kept) / len(kept)
+        spread = math.sqrt(sum((a - mean) ** 2 for a in kept) / (len(kept) - 1) + 1e-8)
+        advantages = torch.where(batch["turn_ids"] >= 0, (advantages - mean) / spread, 0.0)
+    return advantages, returns
+
+
+def completions_of(batch: dict[str, Any]) -> list[list[int]]:
+    """What the reward functions saw: all tokens of each completion."""
+    pairs = zip(batch["completion_ids"], batch["completion_mask"], strict=True)
+    return [ids[mask.bool()].tolist() for ids, mask in pairs]
+
+
+def rewards_of(batch: dict[str, Any]) -> list[list[float]]:
+    """The sum of both reward functions, turn by turn, of the trajectories that have turns."""
+    ids = completions_of(batch)
+    rows = turn_reward(batch["turn_ids"].tolist(), ids)
+    for row, outcome in zip(rows, parity_reward(ids), strict=True):
+        if row:
+            row[-1] += outcome
+    return rows
+
+
+def assert_experience(batch: dict[str, Any], expected: tuple[Tensor, Tensor]) -> None:
+    for key, tensor in zip(("advantages", "returns"), expected, strict=True):
+        torch.testing.assert_close(batch[key].double(), tensor.double(), rtol=1e-4, atol=1e-5, msg=key)
+
+
+def assert_old_values(trainer: SOPPOTrainer, batch: dict[str, Any]) -> None:
+    kept, expected = batch["turn_ids"] >= 0, state_values(trainer, batch)
+    torch.testing.assert_close(batch["old_values"][kept].double(), expected[kept], rtol=0, atol=1e-5)
+    assert not batch["old_values"].requires_grad
+
+
+@pytest.mark.parametrize("whiten", [True, False], ids=["whitened", "plain"])
+@pytest.mark.parametrize("level", ["turn", "token"])
+def test_advantages_and_returns(tmp_path: Path, tokenizer: Any, level: str, whiten: bool) -> None:
+    overrides = {"advantage_level": level, "whiten_advantages": whiten, **DISCOUNTED}
+    trainer = build(tmp_path, tokenizer, **overrides)
+    batch = rollout_batch(trainer)
+    assert_experience(batch, expected_experience(trainer, batch, rewards_of(batch)))
+    assert_old_values(trainer, batch)
+    if level == "turn":
+        shown = list(trainer._logs["advantages"])
+        starts = [[span[0] for span in spans_of(row)] for row in batch["turn_ids"]]
+        means = [batch["advantages"][i, rows].mean().item() for i, rows in enumerate(starts)]
+        assert shown == pytest.approx(means, abs=1e-5)
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("num_iterations", [1, 2], ids=["aligned", "reused"])
+@pytest.mark.parametrize("level", ["turn", "token"])
+def test_reference_kl_in_the_reward(
+    tmp_path: Path, tokenizer: Any, level: str, num_iterations: int, training: bool
+) -> None:
+    """β (log π_old − log π_ref) is taken off each token's reward, and the loss has no KL of its own."""
+    trainer = build(
+        tmp_path, tokenizer, beta=0.3, kl_in_reward=True, advantage_level=level, num_iterations=num_iterations,
+        num_generations_eval=1,
+    )  # fmt: skip
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for parameter in trainer.model.base_model.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+    batch = rollout_batch(trainer, training)
+    kept = batch["turn_ids"] >= 0
+    kl = torch.where(kept, token_logps(trainer, batch).detach() - batch["ref_per_token_logps"], 0.0)
+    assert kl.std() > 0.01
+    assert_experience(batch, expected_experience(trainer, batch, rewards_of(batch), -0.3 * kl))
+    mode = "train" if training else "eval"
+    assert trainer._metrics[mode]["reward_kl"] == [pytest.approx(kl[kept].mean().item(), abs=1e-5)]
+    batch.setdefault("old_per_token_logps", token_logps(trainer, batch).detach().float())
+    assert_follows_the_formula(trainer, batch)
+    assert trainer.beta == 0.3
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Trajectories that are left out
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def assert_no_trace(trainer: SOPPOTrainer, batch: dict[str, Any], rows: list[int]) -> None:
+    """Whatever `rows` hold, tokens included, changes neither the loss nor its gradient."""
+    assert (batch["turn_ids"][rows] == -1).all()
+    assert not batch["advantages"][rows].any()
+    mask = batch["completion_mask"] * batch["tool_mask"]
+    assert not mask[rows].any()
+    assert int(batch["num_items_in_batch"]) == int(mask.sum())
+    loss = trainer._compute_loss(trainer.model, batch)
+    assert torch.isfinite(loss)
+    expected = gradient(loss, trainer)
+    other = {key: value.clone() for key, value in batch.items()}
+    other["completion_ids"][rows] = 9
+    for key in ("old_values", "returns"):
+        other[key][rows] = math.nan
+    again = trainer._compute_loss(trainer.model, other)
+    assert again.item() == loss.item()
+    assert torch.equal(gradient(again, trainer), expected)
+
+
+@pytest.mark.parametrize("level", ["turn", "token"])
+@pytest.mark.parametrize("reward", [None, math.nan, math.inf, -math.inf], ids=str)
+def test_unscored_trajectories_leave_no_trace(tmp_path: Path, tokenizer: Any, reward: Any, level: str) -> None:
+    unscored = [1, 6, 7]
+
+    def some(completion_ids: Any, turn_ids: Any, **_: Any) -> list[Any]:
+        rewards: list[Any] = turn_reward(turn_ids, completion_ids)
+        return [reward if i in unscored else row for i, row in enumerate(rewards)]
+
+    trainer = build(tmp_path, tokenizer, reward_funcs=[some], advantage_level=level, beta=0.1, num_iterations=2)
+    batch = rollout_batch(trainer)
+    assert trainer._metrics["train"]["trajectories_unscored"] == [pytest.approx(3 / 16)]
+    assert_no_trace(trainer, batch, unscored)
+    rewards = turn_reward(batch["turn_ids"].tolist(), completions_of(batch))
+    assert_experience(batch, expected_experience(trainer, batch, rewards))
+
+
+def test_one_of_two_functions_scores_it(tmp_path: Path, tokenizer: Any) -> None:
+    def some(completion_ids: Any, **_: Any) -> list[Any]:
+        return [None if i % 2 else 1.0 for i in range(len(completion_ids))]
+
+    trainer = build(tmp_path, tokenizer, reward_funcs=[some, parity_reward])
+    batch = rollout_batch(trainer)
+    assert trainer._metrics["train"]["trajectories_unscored"] == [0.0]
+    assert (batch["turn_ids"] >= 0).any(1).all()
+
+
+class SearchDown(FixedRollout):
+    """Two trajectories without a token of the policy."""
+
+    def _trajectory(self, index: int) -> tuple[list[int], list[int]]:
+        ids, turns = super()._trajectory(index)
+        return ids, [-1] * len(ids) if index in (1, 6) else turns
+
+
+@pytest.mark.parametrize("level", ["turn", "token"])
+def test_a_trajectory_without_a_token_of_the_policy(tmp_path: Path, tokenizer: Any, level: str) -> None:
+    trainer = build(tmp_path, tokenizer, rollout_func=SearchDown(), advantage_level=level, num_iterations=2)
+    batch = rollout_batch(trainer)
+    assert trainer._metrics["train"]["trajectories_without_turn"] == [pytest.approx(2 / 16)]
+    assert trainer._metrics["train"]["trajectories_unscored"] == [0.0]
+    assert_no_trace(trainer, batch, [1, 6])
+    assert_experience(batch, expected_experience(trainer, batch, rewards_of(batch)))
+    assert_follows_the_formula(trainer, batch)
+
+
+class LongestIsTruncated(FixedRollout):
+    """The first trajectory has the most turns, and no end-of-sequence token."""
+
+    def _trajectory(self, index: int) -> tuple[list[int], list[int]]:
+        ids, turns = super()._trajectory(index)
+        return ([5, 6, 7, 8, 9], [0, 1, 2, 3, 4]) if index == 0 else (ids, turns)
+
+
+@pytest.mark.parametrize("level", ["turn", "token"])
+def test_the_longest_trajectory_is_masked_as_truncated(tmp_path: Path, tokenizer: Any, level: str) -> None:
+    trainer = build(
+        tmp_path, tokenizer, rollout_func=LongestIsTruncated(), mask_truncated_completions=True,
+        advantage_level=level, num_iterations=2,
+    )  # fmt: skip
+    batch = rollout_batch(trainer)
+    truncated = [i for i, row in enumerate(batch["turn_ids"]) if int(row.max()) < 0]
+    assert 0 in truncated
+    assert len(truncated) < BATCH_SIZE / 2
+    assert trainer._metrics["train"]["trajectories_unscored"] == [0.0]
+    assert_no_trace(trainer, batch, truncated)
+    assert_experience(batch, expected_experience(trainer, batch, rewards_of(batch)))
+    assert_follows_the_formula(trainer, batch)
+
+
+@pytest.mark.parametrize("level", ["turn", "token"])
+def test_nothing_is_left(tmp_path: Path, tokenizer: Any, level: str) -> None:
+    """The loss is 0 and has a gradient of 0, so that every engine can go on."""
+    none = [lambda completion_ids, **_: [None] * len(completion_ids)]
+    trainer = build(tmp_path, tokenizer, reward_funcs=none, advantage_level=level)
+    batch = rollout_batch(trainer)
+    loss = trainer._compute_loss(trainer.model, batch)
+    assert loss.item() == 0.0
+    assert not gradient(loss, trainer).any()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Old values cost no pass where TRL makes one
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.1])
+@pytest.mark.parametrize("num_iterations", [1, 2], ids=["aligned", "reused"])
+def test_one_pass_of_the_policy_for_each_rollout(
+    tmp_path: Path, tokenizer: Any, num_iterations: int, beta: float
+) -> None:
+    trainer = build(
+        tmp_path, tokenizer, num_iterations=num_iterations, beta=beta, per_device_train_batch_size=4,
+        gradient_accumulation_steps=4, steps_per_generation=4,
+    )  # fmt: skip
+    calls: list[int] = []
+    trainer.model.register_forward_pre_hook(lambda *_: calls.append(0))
+    batch = rollout_batch(trainer)
+    assert len(calls) == 4  # 16 trajectories, 4 at a time
+    assert ("old_per_token_logps" in batch) == (num_iterations == 2)
+    assert_old_values(trainer, batch)
+
+
+@pytest.mark.parametrize("num_iterations", [1, 2], ids=["aligned", "reused"])
+def test_old_values_are_not_read_from_the_reference(tmp_path: Path, tokenizer: Any, num_iterations: int) -> None:
+    """Of a PEFT model, which is its own reference with its adapter off."""
+    trainer = build(
+        tmp_path, tokenizer, lora=True, critic_trunk_gradient=False, beta=0.1, num_iterations=num_iterations
+    )
+    batch = rollout_batch(trainer)
+    assert_old_values(trainer, batch)
+    expected = token_logps(trainer, batch).detach()
+    assert (batch["ref_per_token_logps"] - expected)[batch["turn_ids"] >= 0].abs().max() > 1e-2

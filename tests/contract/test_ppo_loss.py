@@ -1,0 +1,242 @@
+"""PPO's loss, policy and critic, against the formulas of docs/paper_to_code.md, written out as loops in float64."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from sorl_trl import SOPPOTrainer
+from sorl_trl.trainers.critic import ValuesBesideLogps
+from tests.contract.test_turn_loss import EPSILON, gradient, token_logps
+from tests.critics import BATCH_SIZE, build_ppo, rollout_batch, set_head
+from tests.trajectories import parity_reward
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "PPO": {
+        "importance_sampling_level": "token",
+        "advantage_level": "token",
+        "clip_normalization": "none",
+        "loss_type": "bnpo",
+    },
+    "Turn-PPO": {"advantage_level": "token", "clip_normalization": "none", "loss_type": "grpo"},
+    "SO-PPO": {},
+    "SO-PPO arithmetic": {"turn_ratio": "arithmetic"},
+    "SO-PPO at token level": {"advantage_level": "token"},
+}
+DISCOUNTED = {"gamma": 0.9, "gae_lambda": 0.8}
+CLIP_RANGE = 0.2
+
+
+def turn_reward(turn_ids: list[list[int]], completion_ids: list[list[int]], **_: Any) -> list[list[float]]:
+    return [
+        [(sum(ids) + 2 * turn) % 5 / 5 for turn in range(max(turns, default=-1) + 1)]
+        for turns, ids in zip(turn_ids, completion_ids, strict=True)
+    ]
+
+
+def build(tmp_path: Path, tokenizer: Any, **overrides: Any) -> SOPPOTrainer:
+    """One micro-batch per rollout, and a critic whose loss reaches every weight."""
+    one_batch = {"per_device_train_batch_size": BATCH_SIZE, "gradient_accumulation_steps": 1}
+    defaults = {"critic": "head", "critic_trunk_gradient": True, "steps_per_generation": 1, "epsilon": EPSILON}
+    trainer = build_ppo(
+        tmp_path, tokenizer, **{**one_batch, **defaults, "reward_funcs": [turn_reward, parity_reward], **overrides}
+    )
+    set_head(trainer)
+    return trainer
+
+
+def off_policy_batch(tmp_path: Path, tokenizer: Any, **overrides: Any) -> tuple[SOPPOTrainer, dict[str, Any]]:
+    """A batch whose old log-probabilities and values lie some way off, so that both losses clip."""
+    trainer = build(tmp_path, tokenizer, **{"num_iterations": 2, **overrides})
+    batch = rollout_batch(trainer)
+    generator = torch.Generator().manual_seed(7)
+    for key, scale in (("old_per_token_logps", 0.6), ("old_values", 0.3), ("returns", 0.5)):
+        noise = scale * torch.randn(batch[key].shape, generator=generator)
+        batch[key] = batch[key] + torch.where(batch["turn_ids"] >= 0, noise, 0.0)
+    return trainer, batch
+
+
+def spans_of(turn_ids: Tensor) -> list[list[int]]:
+    """The tokens of each turn of one trajectory."""
+    ids = turn_ids.tolist()
+    return [[t for t, turn in enumerate(ids) if turn == k] for k in range(max(ids) + 1)]
+
+
+def units_of(turn_ids: Tensor, level: str) -> list[list[int]]:
+    """The tokens of each time step of one trajectory."""
+    spans = spans_of(turn_ids)
+    return spans if level == "turn" else [[t] for span in spans for t in span]
+
+
+def state_values(trainer: SOPPOTrainer, batch: dict[str, Any]) -> Tensor:
+    """(B, T) V of the state before each token: the head on the policy's last hidden states."""
+    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
+    mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
+    width = batch["completion_ids"].shape[1]
+    states = trainer.model(input_ids=ids, attention_mask=mask, output_hidden_states=True).hidden_states[-1]
+    states = states[:, -width - 1 : -1].double()
+    if not trainer.args.critic_trunk_gradient:
+        states = states.detach()
+    return (states @ trainer.critic.head.weight.double().T).squeeze(-1) + trainer.critic.head.bias.double()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The loss of a batch
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def aggregate(x: list[list[Tensor]], loss_type: str) -> Tensor:
+    """One value per token or state, `x[trajectory][turn]`; a trajectory without any counts as 0."""
+    rows = [torch.cat(turns) if turns else torch.zeros(0, dtype=torch.float64) for turns in x]
+    if loss_type == "bnpo":
+        return torch.cat(rows).mean()
+    if loss_type == "grpo":
+        means = [row.mean() if len(row) else row.sum() for row in rows]
+    else:
+        means = [torch.stack([turn.mean() for turn in turns]).mean() if turns else torch.zeros(()) for turns in x]
+    return sum(means, torch.zeros(())) / len(x)
+
+
+def policy_reference(trainer: SOPPOTrainer, batch: dict[str, Any]) -> Tensor:
+    args, logps = trainer.args, token_logps(trainer, batch)
+    losses: list[list[Tensor]] = []
+    penalty = torch.zeros((), dtype=torch.float64)
+    for i, turn_ids in enumerate(batch["turn_ids"]):
+        spans = spans_of(turn_ids)
+        losses.append([])
+        log_ratio = logps[i] - batch["old_per_token_logps"][i]
+        for span in spans:
+            ratio = log_ratio[span].exp()
+            if args.importance_sampling_level == "turn":
+                ratio = log_ratio[span].mean().exp() if args.turn_ratio == "geometric" else ratio.mean()
+            advantage = batch["advantages"][i, span].double()
+            losses[i].append(-torch.min(ratio * advantage, ratio.clamp(1 - EPSILON, 1 + EPSILON) * advantage))
+        if spans and args.clip_normalization == "kl_penalty":
+            tokens = [t for span in spans for t in span]
+            w = log_ratio[tokens].exp()
+            outside = ((w < 1 - EPSILON) | (w > 1 + EPSILON)).double().mean().detach()
+            penalty = penalty + outside * (w * w.log() - w + 1).mean()
+    return aggregate(losses, args.loss_type) + args.ctn_coef * penalty / len(logps)
+
+
+def value_reference(trainer: SOPPOTrainer, batch: dict[str, Any]) -> Tensor:
+    """½ max((v − R)², (clip(v, v_old ± c) − R)²) where a turn starts, or at each token of the policy."""
+    args, values = trainer.args, state_values(trainer, batch)
+    losses: list[list[Tensor]] = []
+    for i, turn_ids in enumerate(batch["turn_ids"]):
+        losses.append([])
+        for span in spans_of(turn_ids):
+            read = span[:1] if args.advantage_level == "turn" else span
+            loss = []
+            for t in read:
+                v, old, target = values[i, t], batch["old_values"][i, t].double(), batch["returns"][i, t].double()
+                error = (v - target) ** 2
+                if args.value_clip_range is not None:
+                    clipped = v.clamp(old - args.value_clip_range, old + args.value_clip_range)
+                    error = torch.max(error, (clipped - target) ** 2)
+                loss.append(0.5 * error)
+            losses[i].append(torch.stack(loss))
+    return aggregate(losses, args.loss_type)
+
+
+def assert_follows_the_formula(trainer: SOPPOTrainer, batch: dict[str, Any]) -> None:
+    ours = trainer._compute_loss(trainer.model, batch)
+    reference = policy_reference(trainer, batch) + trainer.args.vf_coef * value_reference(trainer, batch)
+    assert ours.item() == pytest.approx(reference.item(), abs=1e-6)
+    torch.testing.assert_close(gradient(ours, trainer), gradient(reference, trainer), rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("clip_range", [CLIP_RANGE, None], ids=["clipped", "unclipped"])
+def test_loss_and_gradient_are_those_of_the_formula(
+    tmp_path: Path, tokenizer: Any, variant: str, clip_range: float | None
+) -> None:
+    overrides = {**VARIANTS[variant], **DISCOUNTED, "value_clip_range": clip_range}
+    trainer, batch = off_policy_batch(tmp_path, tokenizer, **overrides)
+    assert_follows_the_formula(trainer, batch)
+    metrics = {name: values[-1] for name, values in trainer._metrics["train"].items()}
+    assert metrics["clip_fraction/turn"] > 0.1
+    assert metrics["critic/value_loss"] == pytest.approx(value_reference(trainer, batch).item(), abs=1e-6)
+    share = metrics["critic/value_clip_fraction"]
+    assert 0.1 < share < 0.9 if clip_range else share == 0.0
+
+
+@pytest.mark.parametrize("variant", ["PPO", "SO-PPO"])
+def test_a_head_on_detached_states_trains_itself_alone(tmp_path: Path, tokenizer: Any, variant: str) -> None:
+    overrides = {**VARIANTS[variant], "critic_trunk_gradient": False}
+    trainer, batch = off_policy_batch(tmp_path, tokenizer, **overrides)
+    assert_follows_the_formula(trainer, batch)
+
+
+@pytest.mark.parametrize("vf_coef", [0.0, 2.0])
+def test_the_coefficient_of_the_value_loss(tmp_path: Path, tokenizer: Any, vf_coef: float) -> None:
+    trainer, batch = off_policy_batch(tmp_path, tokenizer, vf_coef=vf_coef)
+    assert_follows_the_formula(trainer, batch)
+
+
+@pytest.mark.parametrize("variant", ["Turn-PPO", "SO-PPO"])
+def test_micro_batches_add_up(tmp_path: Path, tokenizer: Any, variant: str) -> None:
+    """However the trajectories of an optimizer step are split."""
+    trainer, batch = off_policy_batch(tmp_path, tokenizer, **VARIANTS[variant])
+    whole = gradient(trainer._compute_loss(trainer.model, batch), trainer)
+    trainer.current_gradient_accumulation_steps = 4
+    parts = torch.zeros_like(whole)
+    for rows in torch.arange(BATCH_SIZE).split(4):
+        part = {key: value[rows] if value.dim() else value for key, value in batch.items()}
+        parts += gradient(trainer._compute_loss(trainer.model, part), trainer)
+    torch.testing.assert_close(parts, whole, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_values_of_observations_and_padding_never_matter(
+    tmp_path: Path, tokenizer: Any, variant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Old values, returns and, in the end, the critic's own values there: all NaN."""
+    trainer, batch = off_policy_batch(tmp_path, tokenizer, **VARIANTS[variant])
+    clean = trainer._compute_loss(trainer.model, batch)
+    expected = gradient(clean, trainer)
+    off = batch["turn_ids"] < 0
+    dirty = {**batch, **{key: torch.where(off, math.nan, batch[key]) for key in ("old_values", "returns")}}
+    losses = [trainer._compute_loss(trainer.model, dirty)]
+    plain = ValuesBesideLogps.values
+    monkeypatch.setattr(
+        ValuesBesideLogps, "values", lambda self, length: torch.where(off, math.nan, plain(self, length))
+    )
+    losses.append(trainer._compute_loss(trainer.model, batch))
+    for loss in losses:
+        assert loss.item() == clean.item()
+        assert torch.equal(gradient(loss, trainer), expected)
+
+
+def test_the_batch_is_not_written_to(tmp_path: Path, tokenizer: Any) -> None:
+    trainer, batch = off_policy_batch(tmp_path, tokenizer, beta=0.1)
+    before = {key: value.clone() for key, value in batch.items() if isinstance(value, Tensor)}
+    trainer._compute_loss(trainer.model, batch)
+    assert batch.keys() == before.keys()
+    for key, value in before.items():
+        assert torch.equal(batch[key], value), key
+
+
+def test_bias_norm_leaves_the_critics_gradient_alone(tmp_path: Path, tokenizer: Any) -> None:
+    """ST-PPO: ∇J is divided by the norm of the clipping bias; the value loss has no such bias."""
+    overrides = {**VARIANTS["Turn-PPO"], "clip_normalization": "bias_norm", "critic_trunk_gradient": False}
+    trainer, batch = off_policy_batch(tmp_path, tokenizer, **overrides)
+    batch["advantages"] = 60.0 * batch["advantages"]
+    trainer.create_optimizer()
+    plain = gradient(trainer._compute_loss(trainer.model, batch), trainer)
+    trainer.model.zero_grad()
+    trainer._bias_normalizer._gradients = None
+    trainer._prepare_inputs = lambda inputs: inputs
+    trainer.accelerator.gradient_state._set_sync_gradients(True)
+    trainer.training_step(trainer.model, batch, None)
+    norm = trainer._metrics["train"]["clipping_bias_norm"][-1]
+    assert norm > 1
+    own = sum(p.numel() for p in trainer.critic.own_parameters())
+    ours = torch.cat([p.grad.flatten() for p in trainer.model.parameters()]).double()
+    torch.testing.assert_close(ours[:-own], plain[:-own] / norm, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(ours[-own:], plain[-own:], rtol=1e-4, atol=1e-6)

@@ -1,0 +1,135 @@
+"""`SOPPOTrainer` on fixed trajectories, with each kind of critic."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, get_peft_model
+from torch import Tensor, nn
+from trl.trainer.utils import add_fused_lm_head
+
+from sorl_trl import SOPPOConfig, SOPPOTrainer
+from sorl_trl.trainers.critic import Critic, HeadCritic, ModelCritic, ValueHead, attach_critic, is_critic_name
+from sorl_trl.trainers.critic_adapter import AdapterCritic, add_critic_adapter
+from sorl_trl.trainers.critic_setup import causal_lm_of
+from tests.conftest import build_policy
+from tests.contract.test_trl_parity import saved_policy, settings
+from tests.trajectories import FixedRollout, parity_reward, prompts
+
+CASES: dict[str, dict[str, Any]] = {
+    "head": {"critic": "head"},
+    "head_lora": {"critic": "head", "lora": True},
+    "trunk": {"critic": "head", "critic_trunk_gradient": True},
+    "adapter": {"critic": "adapter", "lora": True},
+    "model": {"critic": "model"},
+    "model_lora": {"critic": "model", "lora": True},
+}
+"""Every kind of critic, on a policy that is trained in full or by LoRA."""
+ADAPTERS: dict[str, dict[str, Any]] = {
+    "attention": {},
+    "embeddings": {"target_modules": ["embed_tokens", "q_proj"]},
+    "dora": {"use_dora": True},
+    "saved_module": {"modules_to_save": ["norm"]},
+    "new_tokens": {"trainable_token_indices": [3, 4]},
+}
+"""Shapes of LoRA whose parameters PEFT names and switches in different ways."""
+BATCH_SIZE = 16
+"""Trajectories of one rollout."""
+
+
+def lora_config(**overrides: Any) -> LoraConfig:
+    """With weights that are not 0 at first, so that the adapters do something."""
+    arguments = {"r": 2, "target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM", "init_lora_weights": False}
+    return LoraConfig(**{**arguments, **overrides})
+
+
+def random_head(seed: int = 3) -> ValueHead:
+    head = ValueHead(16)
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in head.parameters():
+        parameter.data = torch.randn(parameter.shape, generator=generator)
+    return head
+
+
+def policy_with(kind: str, lora: bool = False, **adapter: Any) -> tuple[Any, Critic]:
+    """A policy with a random critic of `kind`, as the trainer would have it; `adapter` goes to its `LoraConfig`."""
+    model: Any = build_policy()
+    add_fused_lm_head(model, outputs=("log_probs", "entropy"))
+    if lora or kind == "adapter":
+        torch.manual_seed(2)
+        model = get_peft_model(model, lora_config(**adapter))
+    if kind == "model":
+        critic: Critic = ModelCritic(random_head(), build_policy(seed=1).base_model)
+    elif kind == "adapter":
+        add_critic_adapter(model)
+        critic = AdapterCritic(random_head(), model)
+    else:
+        critic = HeadCritic(random_head(), trunk_gradient=kind == "trunk")
+    attach_critic(causal_lm_of(model), critic)
+    return model, critic
+
+
+def build_ppo(folder: Path, tokenizer: Any, *, lora: bool = False, **overrides: Any) -> SOPPOTrainer:
+    """A trainer with 16 trajectories to a rollout; what is no field of the config goes to the trainer."""
+    names = ("peft_config", "eval_dataset", "optimizers", "callbacks")
+    to_trainer = {name: overrides.pop(name) for name in names if name in overrides}
+    if lora:
+        to_trainer.setdefault("peft_config", lora_config())
+    model = overrides.pop("model", None) or saved_policy(folder)
+    reward_funcs = overrides.pop("reward_funcs", parity_reward)
+    rollout = overrides.pop("rollout_func", None) or FixedRollout()
+    torch.manual_seed(0)  # of the adapter's weights
+    return SOPPOTrainer(
+        model,
+        reward_funcs,
+        SOPPOConfig(**settings(folder, **{"num_generations": 1, "gradient_checkpointing": False, **overrides})),
+        prompts(BATCH_SIZE),
+        processing_class=tokenizer,
+        rollout_func=rollout,
+        **to_trainer,
+    )
+
+
+def set_head(trainer: SOPPOTrainer, scale: float = 0.3, seed: int = 0) -> None:
+    """Random values instead of the zeros of a new critic."""
+    generator = torch.Generator().manual_seed(seed)
+    head = trainer.critic.head
+    with torch.no_grad():
+        for parameter in head.parameters():
+            parameter.copy_(scale * torch.randn(parameter.shape, generator=generator))
+
+
+def rollout_batch(trainer: SOPPOTrainer, training: bool = True) -> dict[str, Any]:
+    """One rollout of `BATCH_SIZE` trajectories, which need not be split into micro-batches."""
+    trainer.model.train(training)
+    trainer.current_gradient_accumulation_steps = 1
+    return trainer._generate_and_score_completions([dict(row) for row in prompts(BATCH_SIZE)])
+
+
+def policy_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: p for name, p in model.named_parameters() if not is_critic_name(name)}
+
+
+def critic_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: p for name, p in model.named_parameters() if is_critic_name(name)}
+
+
+def weights(parameters: dict[str, nn.Parameter]) -> dict[str, Tensor]:
+    """Copies, to compare with later."""
+    return {name: p.detach().clone() for name, p in parameters.items()}
+
+
+def moved(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> set[str]:
+    """The names in `after` of those that have changed."""
+    return {name for name, tensor in after.items() if not torch.equal(tensor, before[name])}
+
+
+def logs(trainer: SOPPOTrainer) -> list[dict[str, float]]:
+    """The log of each step, less what depends on the clock."""
+    timing = ("time", "per_second", "runtime")
+    rows = [{k: v for k, v in row.items() if not any(t in k for t in timing)} for row in trainer.state.log_history]
+    return [{k: v for k, v in row.items() if not (isinstance(v, float) and math.isnan(v))} for row in rows]

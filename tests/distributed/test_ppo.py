@@ -1,0 +1,258 @@
+"""SO-PPO in two CPU processes under DDP, ZeRO-2 and ZeRO-3 trains policy and critic as one process does."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors import safe_open
+
+from sorl_trl import load_critic
+from tests.distributed.ppo_cases import (
+    ADAPTER,
+    HEAD,
+    HEAD_LORA,
+    KINDS,
+    MODEL,
+    RESUMED,
+    SAVED_STEP,
+    STARTED,
+    STEPS,
+    VARIANTS,
+    PPOCase,
+    cell,
+)
+from tests.distributed.ppo_matrix import PARTS, Launch, Run, SingleProcess, distance, relative_distance
+
+OFF, NON_REENTRANT, REENTRANT = "off", "non-reentrant", "reentrant"
+SINGLE, HALF = "float32", "bfloat16"
+EVERY_WAY = [cell(ADAPTER, checkpointing, SINGLE) for checkpointing in (OFF, NON_REENTRANT, REENTRANT)]
+HALF_PRECISION = [cell(HEAD, OFF, HALF), cell(ADAPTER, OFF, HALF), cell(ADAPTER, REENTRANT, HALF)]
+ZERO2 = {"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": "auto"}
+REFUSED = [
+    replace(HEAD, name="own-optimizer", options={"deepspeed": {**ZERO2, "optimizer": {"type": "AdamW"}}}),
+    replace(HEAD, name="own-scheduler", options={"deepspeed": {**ZERO2, "scheduler": {"type": "WarmupLR"}}}),
+]
+MIXED = replace(ADAPTER, name="mixed-dtypes", dtype="bfloat16", ready="adapter and lm_head")
+
+WHOLE = [*EVERY_WAY, *(cell(kind, OFF, SINGLE) for kind in KINDS if kind is not ADAPTER), *VARIANTS]
+"""What every engine that does not partition weights trains."""
+PARTITIONED = [
+    *EVERY_WAY,
+    *(cell(kind, how, SINGLE) for kind in (HEAD, MODEL) for how in (OFF, NON_REENTRANT, REENTRANT)),
+    cell(HEAD_LORA, REENTRANT, SINGLE),
+    *(case for case in VARIANTS if not case.name.endswith(("/trunk", "/no-reference"))),
+    *(case for case in STARTED if case.kind in ("model-full", "adapter-lora")),
+]
+"""What ZeRO-3 trains, which takes five times as long: but each kind, and each thing that moves weights about."""
+TRAINED = {
+    "ddp_cpu": [*WHOLE, *STARTED],
+    "zero2_cpu": [*WHOLE, *HALF_PRECISION],
+    "zero3_cpu": [*PARTITIONED, *HALF_PRECISION],
+}
+CONTINUED = {
+    "ddp_cpu": RESUMED,
+    "zero2_cpu": RESUMED,
+    "zero3_cpu": [case for case in RESUMED if case.kind in ("head-full", "model-full", "adapter-lora")],
+}
+OTHERS = {"ddp_cpu": [], "zero2_cpu": [], "zero3_cpu": [MIXED, *REFUSED]}
+
+
+def pairs(cases: dict[str, list[PPOCase]]) -> Any:
+    """Parametrizes a test by engine and case."""
+    deepspeed = [pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")]
+    parameters = [
+        pytest.param(
+            config,
+            case,
+            id=f"{config.removesuffix('_cpu')}-{case.name}",
+            marks=[] if config == "ddp_cpu" else deepspeed,
+        )
+        for config, own in cases.items()
+        for case in own
+    ]
+    return pytest.mark.parametrize(("config", "case"), parameters)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> SingleProcess:
+    return SingleProcess(tmp_path_factory.mktemp("ppo"))
+
+
+class Launches:
+    """The launch of each engine, once it is asked for; one that fails is not tried again for the next test."""
+
+    def __init__(self, alone: SingleProcess) -> None:
+        self._alone = alone
+        self._launches: dict[str, Launch | AssertionError] = {}
+
+    def __getitem__(self, config: str) -> Launch:
+        if config not in self._launches:
+            cases = [*TRAINED[config], *CONTINUED[config], *OTHERS[config]]
+            try:
+                self._launches[config] = Launch(config, cases, self._alone)
+            except AssertionError as error:
+                self._launches[config] = error
+        launched = self._launches[config]
+        if isinstance(launched, AssertionError):
+            raise launched
+        return launched
+
+
+@pytest.fixture(scope="module")
+def launches(alone: SingleProcess) -> Launches:
+    return Launches(alone)
+
+
+def assert_as_alone(launched: Launch, case: PPOCase, run: Run) -> None:
+    """bfloat16 keeps eight bits: what it learned differs by some hundredths from what float32 learned."""
+    weights = launched.weights(case.name)
+    for part in PARTS:
+        if case.dtype == "bfloat16":
+            assert relative_distance(weights[part], run.end[part], run.start[part]) < 0.1, part
+        else:
+            assert distance(weights[part], run.end[part]) < 2e-5, part
+    logs = launched.results[case.name]["logs"]
+    for ours, theirs in zip(logs[:STEPS], run.logs[:STEPS], strict=True):
+        compared = [name for name in ours.keys() | theirs.keys() if is_same_anywhere(name)]
+        tolerance = 0.1 if case.dtype == "bfloat16" else 2e-5
+        assert {name: ours.get(name) for name in compared} == pytest.approx(
+            {name: theirs.get(name) for name in compared}, abs=tolerance, nan_ok=True
+        )
+
+
+def is_same_anywhere(name: str) -> bool:
+    """Means over trajectories or whole rollouts; others depend on which trajectories share a micro-batch."""
+    names = ("loss", "grad_norm", "learning_rate", "reward", "reward_kl", "kl_to_old", "clip_penalty")
+    return (
+        name in names or name.startswith(("critic/", "advantages/", "completions/"))
+    ) and name != "critic/value_clip_fraction"
+
+
+def assert_learned(case: PPOCase, run: Run) -> None:
+    """The comparison is worth something: policy and critic moved, and no metric is what it is without a critic."""
+    assert distance(run.start["policy"], run.end["policy"]) > 1e-3
+    for part in {"head": ["head."], "adapter": ["head.", "lora_A", "lora_B"], "model": ["head.", "backbone."]}[
+        case.critic
+    ]:
+        moved = [name for name in run.end["critic"] if part in name]
+        assert (
+            distance(*({name: weights["critic"][name] for name in moved} for weights in (run.start, run.end))) > 1e-3
+        )
+    second_rollout = run.logs[2]
+    for name in (
+        "critic/explained_variance",
+        "critic/value_mean",
+        "critic/value_loss",
+        "advantages/mean",
+        "grad_norm",
+    ):
+        assert math.isfinite(second_rollout[name]) and abs(second_rollout[name]) > 1e-3, name
+
+
+def test_ddp_trains_as_one_process(alone: SingleProcess) -> None:
+    """The one launch of every test run: the adapter, whose gradient checkpointing is the most intricate."""
+    case = replace(cell(ADAPTER, REENTRANT, SINGLE), name="quick")
+    assert_as_alone(Launch("ddp_cpu", [case], alone, name="quick"), case, alone.run(case))
+
+
+@pytest.mark.distributed
+class TestTraining:
+    @pairs(TRAINED)
+    def test_trains_as_one_process(self, alone: SingleProcess, launches: Launches, config: str, case: PPOCase) -> None:
+        run = alone.run(case)
+        assert_learned(case, run)
+        assert_as_alone(launches[config], case, run)
+
+    @pairs(TRAINED)
+    def test_gradient_checkpointing(self, launches: Launches, config: str, case: PPOCase) -> None:
+        """It is the one asked for, but for PEFT under ZeRO-3, where TRL makes it reentrant."""
+        forced = config == "zero3_cpu" and case.lora and case.checkpointing == NON_REENTRANT
+        expected = {OFF: None, NON_REENTRANT: forced, REENTRANT: True}[case.checkpointing]
+        assert launches[config].results[case.name]["reentrant"] is expected
+
+
+@pytest.mark.distributed
+class TestCheckpoints:
+    @pairs(CONTINUED)
+    def test_goes_on(self, alone: SingleProcess, launches: Launches, config: str, case: PPOCase) -> None:
+        """Two steps, a checkpoint and two more in another trainer are four steps, to the last bit."""
+        launched = launches[config]
+        weights, resumed = launched.weights(case.name), launched.weights(f"{case.name}/resumed")
+        run = alone.run(case)
+        for part in PARTS:
+            assert distance(weights[part], resumed[part]) == 0, part
+            assert distance(weights[part], run.end[part]) < 2e-5, part
+        result = launched.results[case.name]
+        for ours, theirs in zip(
+            result["logs"][SAVED_STEP:STEPS], result["resumed_logs"][SAVED_STEP:STEPS], strict=True
+        ):
+            names = [name for name in ours if not name.startswith(("step_time", "profiling/"))]
+            assert {name: theirs[name] for name in names} == pytest.approx(
+                {name: ours[name] for name in names}, rel=0, abs=0, nan_ok=True
+            )
+
+    @pairs(CONTINUED)
+    def test_does_not_go_on_without_the_critic(self, launches: Launches, config: str, case: PPOCase) -> None:
+        assert "There is no critic in" in launches[config].results[case.name]["refused"]
+
+    @pairs(CONTINUED)
+    def test_policy_has_no_trace_of_the_critic(self, launches: Launches, config: str, case: PPOCase) -> None:
+        checkpoint = final_checkpoint(launches[config], case)
+        names = [name for path in checkpoint.glob("*.safetensors") for name in safe_open(path, "pt").keys()]  # noqa: SIM118
+        assert names and not any("critic" in name for name in names)
+        assert [path.name for path in checkpoint.rglob("*") if "critic" in path.name] == [
+            "critic",
+            "critic_config.json",
+        ]
+        assert not any("critic" in path.read_text() for path in checkpoint.glob("*config.json"))
+
+    @pytest.mark.parametrize("config", CONTINUED)
+    def test_policies_load_plainly(self, launches: Launches, config: str) -> None:
+        launched = launches[config]
+        paths = [
+            (final_checkpoint(launched, case), launched.folder / case.name / "policy.pt") for case in CONTINUED[config]
+        ]
+        script = Path(__file__).with_name("load_checkpoint.py")
+        command = [sys.executable, str(script), *(str(path) for pair in paths for path in pair)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+
+    @pairs(CONTINUED)
+    def test_critic_loads_alone(self, launches: Launches, config: str, case: PPOCase) -> None:
+        launched = launches[config]
+        trained = launched.weights(case.name)["critic"]
+        loaded = load_critic(final_checkpoint(launched, case)).state_dict()
+        assert distance(trained, {name: loaded[loaded_name(name)] for name in trained}) == 0
+
+
+def final_checkpoint(launched: Launch, case: PPOCase) -> Path:
+    return launched.folder / case.name / f"checkpoint-{STEPS}"
+
+
+def loaded_name(trained: str) -> str:
+    """What `load_critic` calls a weight that is trained as `trained`."""
+    name = trained.removeprefix("base_model.model.")
+    if name.startswith("critic."):
+        return name.removeprefix("critic.")
+    return name.replace("model.", "backbone.", 1).replace(".critic.", ".default.")
+
+
+@pytest.mark.distributed
+class TestRefusals:
+    @pairs({"zero3_cpu": REFUSED})
+    def test_deepspeed_builds_neither_optimizer_nor_scheduler(
+        self, launches: Launches, config: str, case: PPOCase
+    ) -> None:
+        name = case.name.removeprefix("own-")
+        assert f"The DeepSpeed configuration has '{name}'" in launches[config].results[case.name]["refused"]
+
+    @pairs({"zero3_cpu": [MIXED]})
+    def test_zero3_trains_one_dtype(self, launches: Launches, config: str, case: PPOCase) -> None:
+        assert "all trained parameters must have one dtype" in launches[config].results[case.name]["refused"]

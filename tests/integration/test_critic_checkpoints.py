@@ -1,0 +1,197 @@
+"""Checkpoints of SOPPOTrainer: a plain policy, its critic beside it, and runs that go on from both."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from sorl_trl import SOGRPOConfig, SOGRPOTrainer, SOPPOTrainer, load_critic
+from sorl_trl.trainers.critic import is_critic_name
+from tests.agents import agent_policy, build_agent, questions
+from tests.contract.test_trl_parity import saved_policy, settings
+from tests.critics import (
+    ADAPTERS,
+    CASES,
+    build_ppo,
+    critic_parameters,
+    logs,
+    lora_config,
+    moved,
+    policy_parameters,
+    weights,
+)
+from tests.integration.test_so_ppo import SMALL_ROLLOUTS, trained
+from tests.trajectories import FixedRollout, parity_reward, prompts
+from tests.unit.trainers.test_critic_checkpoint import FILES
+
+EVERY_STEP = {"save_strategy": "steps", "save_steps": 1}
+
+
+def files_and_keys(folder: Path) -> dict[str, set[str]]:
+    """Every file, with the tensors that it holds, or the fields."""
+    found: dict[str, set[str]] = {}
+    for path in folder.rglob("*"):
+        if path.suffix == ".safetensors":
+            found[str(path.relative_to(folder))] = set(load_file(path))
+        elif path.is_file():
+            fields = json.loads(path.read_text()) if path.suffix == ".json" else {}
+            found[str(path.relative_to(folder))] = set(fields) if isinstance(fields, dict) else set()
+    return found
+
+
+def so_grpo_checkpoint(folder: Path, tokenizer: Any, lora: bool, model: Any) -> Path:
+    arguments = settings(folder, max_steps=1, **EVERY_STEP)
+    torch.manual_seed(0)
+    trainer = SOGRPOTrainer(
+        model, parity_reward, SOGRPOConfig(**arguments), prompts(), processing_class=tokenizer,
+        rollout_func=FixedRollout(), peft_config=lora_config() if lora else None,
+    )  # fmt: skip
+    trainer.train()
+    return folder / "checkpoint-1"
+
+
+@pytest.mark.parametrize("adapter", ADAPTERS)
+def test_every_shape_of_adapter_is_saved_without_the_critics(tmp_path: Path, tokenizer: Any, adapter: str) -> None:
+    folder, lora = saved_policy(tmp_path), ADAPTERS[adapter]
+    torch.manual_seed(0)
+    plain = SOGRPOTrainer(
+        folder, parity_reward, SOGRPOConfig(**settings(tmp_path)), prompts(), processing_class=tokenizer,
+        rollout_func=FixedRollout(), peft_config=lora_config(**lora),
+    )  # fmt: skip
+    plain.save_model(tmp_path / "plain")
+    trainer = build_ppo(tmp_path, tokenizer, model=folder, peft_config=lora_config(**lora))
+    trainer.save_model(tmp_path / "ours")
+    expected, ours = (load_file(tmp_path / name / "adapter_model.safetensors") for name in ("plain", "ours"))
+    assert expected.keys() == ours.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(ours[name], tensor), name
+
+
+@pytest.mark.parametrize("case", CASES)
+class TestPolicyCheckpoint:
+    def test_it_is_what_so_grpo_writes(self, tmp_path: Path, tokenizer: Any, case: str) -> None:
+        lora = CASES[case].get("lora", False)
+        expected = files_and_keys(so_grpo_checkpoint(tmp_path / "grpo", tokenizer, lora, saved_policy(tmp_path)))
+        trained(tmp_path / "ppo", tokenizer, **CASES[case], **EVERY_STEP, max_steps=1, model=saved_policy(tmp_path))
+        ours = files_and_keys(tmp_path / "ppo" / "checkpoint-1")
+        critic = {name for name in ours if name.startswith("critic/")}
+        assert critic == {f"critic/{name}" for name in FILES[CASES[case]["critic"]]}
+        assert {name: keys for name, keys in ours.items() if name not in critic} == expected
+        assert not any("critic" in name or any(is_critic_name(key) for key in keys) for name, keys in expected.items())
+
+    def test_it_loads_without_us(self, tmp_path: Path, tokenizer: Any, case: str) -> None:
+        trainer = trained(tmp_path, tokenizer, **CASES[case], **EVERY_STEP)
+        trainer.save_model(tmp_path / "saved")
+        for folder in ("checkpoint-2", "saved"):
+            if CASES[case].get("lora"):
+                base = AutoModelForCausalLM.from_pretrained(tmp_path / "policy")
+                model: Any = PeftModel.from_pretrained(base, tmp_path / folder)
+            else:
+                model, info = AutoModelForCausalLM.from_pretrained(tmp_path / folder, output_loading_info=True)
+                assert not any(info.values())
+            policy = policy_parameters(trainer.model)
+            assert dict(model.named_parameters()).keys() == policy.keys()
+            assert not moved(weights(dict(model.named_parameters())), policy)
+
+    def test_resumption_is_exact(self, tmp_path: Path, tokenizer: Any, case: str) -> None:
+        """Between two updates on one rollout: what the critic said of it must not be asked again."""
+        schedule = {"lr_scheduler_type": "linear", "critic_warmup_steps": 1, "num_iterations": 3, "max_steps": 4}
+        overrides = {**CASES[case], **schedule}
+        whole = trained(tmp_path / "whole", tokenizer, **overrides, **EVERY_STEP, model=saved_policy(tmp_path))
+        rollout = FixedRollout()
+        rollout.calls = 1
+        rest = build_ppo(
+            tmp_path / "rest", tokenizer, **{**SMALL_ROLLOUTS, **overrides}, rollout_func=rollout,
+            model=saved_policy(tmp_path),
+        )  # fmt: skip
+        loaded: list[Any] = []
+        rest._issue_warnings_after_load = loaded.append
+        rest.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
+        assert not any(result.missing_keys or result.unexpected_keys for result in loaded)
+        assert not moved(weights(dict(whole.model.named_parameters())), dict(rest.model.named_parameters()))
+        # What was logged before comes from the checkpoint.
+        for ours, expected in zip(logs(rest)[:4], logs(whole)[:4], strict=True):
+            assert ours == expected
+        assert rest.state.global_step == 4
+
+    def test_the_critic_starts_where_another_run_ended(self, tmp_path: Path, tokenizer: Any, case: str) -> None:
+        first = trained(tmp_path, tokenizer, **CASES[case], critic_learning_rate=1e-2)
+        first.save_model(tmp_path / "saved")
+        again = build_ppo(
+            tmp_path, tokenizer, **CASES[case], critic_model_name_or_path=str(tmp_path / "saved" / "critic")
+        )
+        assert not moved(weights(critic_parameters(first.model)), critic_parameters(again.model))
+        assert moved(weights(policy_parameters(first.model)), policy_parameters(again.model))
+
+
+@pytest.mark.parametrize("case", ["head", "head_lora", "adapter", "model"])
+class TestResumeRefused:
+    def test_without_a_critic(self, tmp_path: Path, tokenizer: Any, case: str) -> None:
+        trained(tmp_path, tokenizer, **CASES[case], **EVERY_STEP)
+        shutil.rmtree(tmp_path / "checkpoint-2" / "critic")
+        self.refused(tmp_path, tokenizer, case, r"There is no critic in .*checkpoint-2")
+
+    def test_another_kind(self, tmp_path: Path, tokenizer: Any, case: str) -> None:
+        kind = "head" if case == "model" else "model"
+        trained(tmp_path, tokenizer, **EVERY_STEP, critic=kind, lora=CASES[case].get("lora", False))
+        self.refused(tmp_path, tokenizer, case, f"of kind '{kind}'")
+
+    def refused(self, tmp_path: Path, tokenizer: Any, case: str, message: str) -> None:
+        again = build_ppo(tmp_path, tokenizer, **SMALL_ROLLOUTS, **CASES[case], max_steps=4)
+        with pytest.raises(ValueError, match=message):
+            again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+
+
+@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
+def test_the_best_checkpoint_comes_back_with_its_critic(tmp_path: Path, tokenizer: Any, lora: bool) -> None:
+    """Rewards fall, so that the first of three checkpoints is the best; the second is deleted."""
+    rewards = iter(range(100, 0, -1))
+
+    def worse_each_time(completion_ids: Any, **_: Any) -> list[float]:
+        return [float(next(rewards))] * len(completion_ids)
+
+    trainer = build_ppo(
+        tmp_path, tokenizer, **SMALL_ROLLOUTS, lora=lora, max_steps=3, **EVERY_STEP, save_total_limit=2,
+        eval_strategy="steps", eval_steps=1, eval_dataset=prompts(2), per_device_eval_batch_size=2,
+        num_generations_eval=1, load_best_model_at_end=True, metric_for_best_model="eval_reward",
+        greater_is_better=True, reward_funcs=worse_each_time,
+    )  # fmt: skip
+    trainer.train()
+    assert trainer.state.best_model_checkpoint.endswith("checkpoint-1")
+    assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-1", "checkpoint-3"]
+    again = build_ppo(tmp_path, tokenizer, lora=lora, critic_model_name_or_path=str(tmp_path / "checkpoint-1/critic"))
+    assert not moved(weights(critic_parameters(again.model)), critic_parameters(trainer.model))
+    last = build_ppo(tmp_path, tokenizer, lora=lora, critic_model_name_or_path=str(tmp_path / "checkpoint-3/critic"))
+    assert moved(weights(critic_parameters(last.model)), critic_parameters(trainer.model))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_turn_values_are_the_trainers(tmp_path: Path, case: str) -> None:
+    """V(s_k) of collected trajectories, from the critic alone and from the rollout that trained it."""
+    options = {name: value for name, value in CASES[case].items() if name != "lora"}
+    agent_policy().save_pretrained(tmp_path / "base")
+    trainer = build_agent(
+        tmp_path, trainer_class=SOPPOTrainer, num_generations=1, per_device_train_batch_size=2, max_steps=2,
+        critic_learning_rate=5e-2, peft_config=lora_config() if CASES[case].get("lora") else None,
+        model=str(tmp_path / "base"), **options,
+    )  # fmt: skip
+    trainer.train()
+    trainer.save_model(tmp_path / "saved")
+    trajectories: list[Any] = []
+    trainer.reward_funcs = [lambda trajectory, **_: trajectories.extend(trajectory) or [0.0] * len(trajectory)]
+    trainer.model.train()
+    batch = trainer._generate_and_score_completions([dict(row) for row in questions(8)])
+    values = load_critic(tmp_path / "saved").turn_values(trajectories)
+    assert len({len(row) for row in values}) > 1
+    for row, turn_ids, old_values in zip(values, batch["turn_ids"].tolist(), batch["old_values"], strict=True):
+        starts = [turn_ids.index(k) for k in range(max(turn_ids) + 1)]
+        assert row == pytest.approx(old_values[starts].tolist(), abs=1e-5)
+    assert torch.tensor([v for row in values for v in row]).std() > 1e-3

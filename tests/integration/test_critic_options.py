@@ -1,0 +1,174 @@
+"""Learning rates, optimizers and models with a critic, and combinations that are refused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import IA3Config, LoraConfig, get_peft_model
+from transformers import LlamaConfig, LlamaModel, TrainerCallback
+from transformers.trainer_pt_utils import get_parameter_names
+
+from sorl_trl import SOGRPOConfig, SOPPOTrainer
+from tests.conftest import build_policy
+from tests.contract.test_trl_parity import saved_policy
+from tests.critics import (
+    CASES,
+    build_ppo,
+    critic_parameters,
+    lora_config,
+    moved,
+    policy_parameters,
+    weights,
+)
+from tests.integration.test_critic_training import trainable, trained
+from tests.trajectories import parity_reward, prompts
+
+
+@dataclass
+class Rates(TrainerCallback):
+    """The learning rates with which each step was taken: the policy's, then the critic's."""
+
+    policy: list[float] = field(default_factory=list)
+    critic: list[float] = field(default_factory=list)
+
+    def on_pre_optimizer_step(self, *_: Any, optimizer: Any, **__: Any) -> None:
+        groups = getattr(optimizer, "optimizer", optimizer).param_groups
+        (policy,) = {group["lr"] for group in groups if not group.get("critic")}
+        (critic,) = {group["lr"] for group in groups if group.get("critic")}
+        self.policy.append(policy)
+        self.critic.append(critic)
+
+
+class TestLearningRates:
+    def rates(self, tmp_path: Path, tokenizer: Any, **overrides: Any) -> Rates:
+        rates = Rates()
+        trainer = build_ppo(tmp_path, tokenizer, callbacks=[rates], max_steps=4, **overrides)
+        trainer.train()
+        return rates
+
+    @pytest.mark.parametrize("case", ["head", "adapter", "model"])
+    def test_the_critic_has_its_own(self, tmp_path: Path, tokenizer: Any, case: str) -> None:
+        schedule = {"learning_rate": 1e-3, "critic_learning_rate": 4e-2, "lr_scheduler_type": "linear"}
+        rates = self.rates(tmp_path, tokenizer, **schedule, **CASES[case])
+        assert rates.policy == pytest.approx([1e-3, 0.75e-3, 0.5e-3, 0.25e-3])
+        assert rates.critic == pytest.approx([4e-2, 3e-2, 2e-2, 1e-2])
+
+    @pytest.mark.parametrize("schedule", ["linear", "cosine", "constant"])
+    def test_after_warm_up_the_policys_is_the_schedules(self, tmp_path: Path, tokenizer: Any, schedule: str) -> None:
+        overrides = {"learning_rate": 1e-3, "critic_learning_rate": 4e-2, "lr_scheduler_type": schedule}
+        plain = self.rates(tmp_path, tokenizer, **overrides)
+        warm = self.rates(tmp_path, tokenizer, **overrides, critic_warmup_steps=2)
+        assert warm.policy == [0.0, 0.0, *plain.policy[2:]]
+        assert warm.critic == plain.critic
+
+    def test_a_schedule_that_looks_at_the_loss_has_no_warm_up(self, tmp_path: Path, tokenizer: Any) -> None:
+        trainer = build_ppo(
+            tmp_path, tokenizer, critic_warmup_steps=2, lr_scheduler_type="reduce_lr_on_plateau",
+            eval_strategy="steps", eval_steps=1, num_generations_eval=1, eval_dataset=[{"prompt": "w1"}],
+        )  # fmt: skip
+        with pytest.raises(ValueError, match=r"`critic_warmup_steps` is 2, but `lr_scheduler_type=.*plateau"):
+            trainer.create_optimizer_and_scheduler(4)
+
+    @pytest.mark.parametrize("case", CASES)
+    def test_every_trained_parameter_is_in_one_group(self, tmp_path: Path, tokenizer: Any, case: str) -> None:
+        """And decays, or does not, as Transformers says."""
+        trainer = build_ppo(tmp_path, tokenizer, weight_decay=0.1, **CASES[case])
+        optimizer = trainer.create_optimizer()
+        assert trainer.create_optimizer() is optimizer
+        names = {id(p): name for name, p in trainer.model.named_parameters()}
+        groups = {names[id(p)]: group for group in optimizer.param_groups for p in group["params"]}
+        assert sum(len(group["params"]) for group in optimizer.param_groups) == len(groups)
+        assert groups.keys() == trainable(dict(trainer.model.named_parameters()))
+        decays = set(trainer.get_decay_parameter_names(trainer.model))
+        assert decays < set(get_parameter_names(trainer.model, []))
+        for name, group in groups.items():
+            assert group.get("critic", False) == (name in critic_parameters(trainer.model)), name
+            assert group["lr"] == (trainer.args.critic_learning_rate if group.get("critic") else 2e-2)
+            assert group["weight_decay"] == (0.1 if name in decays else 0.0), name
+
+    @pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
+    def test_the_users_own_optimizer(self, tmp_path: Path, tokenizer: Any, lora: bool) -> None:
+        """It was made before there was a critic: the critic joins it."""
+        model: Any = build_policy()
+        if lora:
+            torch.manual_seed(4)
+            model = get_peft_model(model, lora_config())
+        optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1, momentum=0.5)
+        trainer = build_ppo(
+            tmp_path, tokenizer, model=model, optimizers=(optimizer, None), max_steps=4, critic_learning_rate=0.05,
+            critic_warmup_steps=1,
+        )  # fmt: skip
+        before = weights(dict(trainer.model.named_parameters()))
+        trainer.train()
+        own = critic_parameters(trainer.model)
+        assert moved(before, own) == own.keys()
+        group = optimizer.param_groups[-1]
+        assert (group["critic"], group["initial_lr"], group["momentum"]) == (True, 0.05, 0.5)
+        assert {id(p) for p in group["params"]} == {id(p) for p in own.values()}
+        assert moved(before, policy_parameters(trainer.model))
+
+
+class TestRefused:
+    def test_the_users_own_scheduler(self, tmp_path: Path, tokenizer: Any) -> None:
+        """It would know nothing of the critic's group of parameters."""
+        model = build_policy()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+        with pytest.raises(ValueError, match="`optimizers` holds a scheduler"):
+            build_ppo(tmp_path, tokenizer, model=model, optimizers=(optimizer, scheduler))
+
+    def test_an_adapter_needs_peft(self, tmp_path: Path, tokenizer: Any) -> None:
+        with pytest.raises(ValueError, match="`critic='adapter'` needs a PEFT model"):
+            build_ppo(tmp_path, tokenizer, critic="adapter")
+
+    def test_an_adapter_has_no_trunk(self, tmp_path: Path, tokenizer: Any) -> None:
+        with pytest.raises(ValueError, match="`critic_trunk_gradient` is set"):
+            build_ppo(tmp_path, tokenizer, critic_trunk_gradient=True, lora=True)
+
+    @pytest.mark.parametrize("critic", ["adapter", "head"])
+    def test_no_adapter_on_the_language_model_head(self, tmp_path: Path, tokenizer: Any, critic: str) -> None:
+        lora = LoraConfig(r=2, target_modules=["q_proj", "lm_head"], task_type="CAUSAL_LM")
+        with pytest.raises(ValueError, match="PEFT adapter to `lm_head` is not supported"):
+            build_ppo(tmp_path, tokenizer, critic=critic, peft_config=lora)
+
+    def test_only_lora(self, tmp_path: Path, tokenizer: Any) -> None:
+        other = IA3Config(target_modules=["k_proj"], feedforward_modules=[], task_type="CAUSAL_LM")
+        with pytest.raises(ValueError, match="its adapter is a IA3Config"):
+            build_ppo(tmp_path, tokenizer, peft_config=other)
+        trained(tmp_path, tokenizer, peft_config=other, critic="head", max_steps=1)
+
+    def test_a_model_must_read_the_policys_tokens(self, tmp_path: Path, tokenizer: Any) -> None:
+        build_policy(vocab_size=20).save_pretrained(tmp_path / "small")
+        with pytest.raises(ValueError, match="vocabulary of 20 is smaller than the policy's of 32"):
+            build_ppo(tmp_path, tokenizer, critic="model", critic_model_name_or_path=str(tmp_path / "small"))
+
+    def test_a_model_must_come_from_somewhere(self, tmp_path: Path, tokenizer: Any) -> None:
+        with pytest.raises(ValueError, match=r"was not loaded from one. Set `critic_model_name_or_path`"):
+            build_ppo(tmp_path, tokenizer, critic="model", model=build_policy())
+
+    @pytest.mark.parametrize("case", ["head", "adapter"])
+    def test_only_a_critics_folder(self, tmp_path: Path, tokenizer: Any, case: str) -> None:
+        with pytest.raises(ValueError, match="There is no critic in"):
+            build_ppo(tmp_path, tokenizer, **CASES[case], critic_model_name_or_path=saved_policy(tmp_path))
+
+    def test_another_config(self, tokenizer: Any) -> None:
+        with pytest.raises(TypeError, match="`args` is a SOGRPOConfig, but must be a SOPPOConfig"):
+            SOPPOTrainer(build_policy(), parity_reward, SOGRPOConfig(use_cpu=True, bf16=False), prompts())
+
+
+def test_a_larger_model_as_the_critic(tmp_path: Path, tokenizer: Any) -> None:
+    """Of another width and more words."""
+    config = LlamaConfig(
+        vocab_size=40, hidden_size=24, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2
+    )
+    LlamaModel(config).save_pretrained(tmp_path / "large")
+    trainer, before = trained(
+        tmp_path, tokenizer, critic="model", critic_model_name_or_path=str(tmp_path / "large"), max_steps=2
+    )
+    assert trainer.critic.head.hidden_size == 24
+    own = critic_parameters(trainer.model)
+    assert moved(before, own) == own.keys()

@@ -1,0 +1,145 @@
+"""A resumed run continues exactly: same losses, same trajectories, same weights as without the interruption."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from trl import GRPOTrainer
+from trl.trainer.utils import RepeatSampler
+
+from sorl_trl import SOGRPOTrainer, SOPPOTrainer
+from sorl_trl.search import BM25Index
+from sorl_trl.trainers.exact_resume import EpochRepeatSampler
+from tests.agents import build_agent, search_index
+
+STEPS = 11
+CYCLES: dict[str, dict[str, Any]] = {
+    # A cycle of 4 optimizer steps, an epoch of 8.
+    "reused": {"num_iterations": 2, "steps_per_generation": 2, "gradient_accumulation_steps": 1},
+    # A cycle of 2 optimizer steps, an epoch of 4.
+    "accumulated": {"num_iterations": 1, "steps_per_generation": 4, "gradient_accumulation_steps": 2},
+    # Every batch is used once, and nothing has to be kept, an epoch of 4.
+    "on_policy": {"num_iterations": 1, "steps_per_generation": 1, "gradient_accumulation_steps": 1},
+}
+TIMES = (
+    "step_time",
+    "train_runtime",
+    "train_samples_per_second",
+    "train_steps_per_second",
+    "train_loss",
+    "total_flos",
+)
+
+
+def build(folder: Path, trainer_class: Any = SOGRPOTrainer, **overrides: Any) -> Any:
+    """A trainer with real sampling, in which random numbers matter; 4 groups of two prompts make an epoch."""
+    folder.mkdir(exist_ok=True)
+    index = folder / "index"
+    search = BM25Index.load(index) if index.exists() else search_index(folder)
+    fields = {"per_device_train_batch_size": 4, "num_generations": 2, "max_steps": STEPS, "save_strategy": "steps"}
+    fields |= {"save_steps": 1, "learning_rate": 1e-2, "logging_steps": 1}
+    return build_agent(folder, search, trainer_class, **{**fields, **overrides})
+
+
+def logs_from(trainer: Any, step: int) -> list[dict[str, Any]]:
+    logs = [log for log in trainer.state.log_history if log["step"] > step and "loss" in log]
+    return [{name: value for name, value in log.items() if name not in TIMES} for log in logs]
+
+
+@pytest.mark.parametrize(
+    ("trainer_class", "cycle"),
+    [(SOGRPOTrainer, "reused"), (SOGRPOTrainer, "accumulated"), (SOPPOTrainer, "reused"), (SOPPOTrainer, "on_policy")],
+)
+def test_every_checkpoint_continues_exactly(tmp_path: Path, trainer_class: Any, cycle: str) -> None:
+    whole = build(tmp_path / "whole", trainer_class, **CYCLES[cycle])
+    whole.train()
+    weights = whole.model.state_dict()
+    assert whole.state.epoch > 1
+    for step in (3, 8, 9):  # within a cycle, at the end of an epoch, in a later one
+        resumed = build(tmp_path / f"from-{step}", trainer_class, **{**CYCLES[cycle], "save_steps": 100})
+        resumed.train(resume_from_checkpoint=str(_checkpoint(whole, step)))
+        assert logs_from(resumed, step) == logs_from(whole, step), f"resumed after step {step}"
+        for name, weight in resumed.model.state_dict().items():
+            assert torch.equal(weight, weights[name]), f"{name}, resumed after step {step}"
+
+
+def _checkpoint(trainer: Any, step: int) -> Path:
+    return Path(trainer.args.output_dir) / f"checkpoint-{step}"
+
+
+class TestSampler:
+    @pytest.mark.parametrize("shuffle", [True, False])
+    def test_epochs_are_those_of_an_uninterrupted_run(self, shuffle: bool) -> None:
+        arguments = {"mini_repeat_count": 2, "batch_size": 3, "repeat_count": 2, "shuffle": shuffle, "seed": 5}
+        theirs = RepeatSampler(range(10), **arguments)
+        passes = [list(theirs) for _ in range(3)]
+        assert (passes[0] != passes[1]) == shuffle
+        for epoch in (2, 0, 1, 1):
+            ours = EpochRepeatSampler.like(RepeatSampler(range(10), **arguments))
+            ours.set_epoch(epoch)
+            assert list(ours) == passes[epoch]
+            assert list(ours) == passes[epoch]
+
+    def test_trains_in_trls_order_over_epochs(self, tmp_path: Path) -> None:
+        seen: dict[Any, list[list[str]]] = {}
+        for trainer_class in (GRPOTrainer, SOGRPOTrainer):
+            asked = seen[trainer_class] = []
+
+            def reward(prompts: list[str], asked: list[Any] = asked, **_: Any) -> list[float]:
+                asked.append(list(prompts))
+                return [float(i % 2) for i in range(len(prompts))]
+
+            folder = tmp_path / trainer_class.__name__
+            build(folder, trainer_class, reward_funcs=[reward], save_strategy="no", **CYCLES["on_policy"]).train()
+        assert seen[GRPOTrainer] == seen[SOGRPOTrainer]
+        assert len({str(prompts) for prompts in seen[SOGRPOTrainer]}) > 4
+
+
+class TestWhatIsSaved:
+    def test_trajectories_only_within_a_cycle(self, tmp_path: Path) -> None:
+        trainer = build(tmp_path, **CYCLES["reused"], max_steps=4)
+        trainer.train()
+        inside = torch.load(_checkpoint(trainer, 3) / "generation_cycle_0.pt", weights_only=True)
+        at_the_end = torch.load(_checkpoint(trainer, 4) / "generation_cycle_0.pt", weights_only=True)
+        assert inside["step"] == 3
+        assert len(inside["buffered_inputs"]) == 2
+        assert "turn_ids" in inside["buffered_inputs"][0]
+        assert at_the_end["step"] == 4
+        assert at_the_end["buffered_inputs"] is None
+
+    def test_nothing_where_only_the_model_is_saved(self, tmp_path: Path) -> None:
+        trainer = build(tmp_path, **CYCLES["reused"], max_steps=1, save_only_model=True)
+        trainer.train()
+        assert not list(tmp_path.rglob("generation_cycle_*"))
+
+
+class TestWhatDoesNotFit:
+    @pytest.fixture
+    def checkpoint(self, tmp_path: Path) -> Path:
+        trainer = build(tmp_path / "first", **CYCLES["reused"], max_steps=3)
+        trainer.train()
+        return _checkpoint(trainer, 3)
+
+    def test_other_batches(self, tmp_path: Path, checkpoint: Path) -> None:
+        trainer = build(tmp_path / "second", **{**CYCLES["reused"], "num_iterations": 3})
+        with pytest.raises(ValueError, match="`num_iterations` is 3, but was 2"):
+            trainer.train(resume_from_checkpoint=str(checkpoint))
+
+    def test_another_number_of_processes(self, tmp_path: Path, checkpoint: Path) -> None:
+        (checkpoint / "generation_cycle_1.pt").touch()
+        trainer = build(tmp_path / "second", **CYCLES["reused"])
+        with pytest.raises(ValueError, match="written by 2 processes, but this run has 1"):
+            trainer.train(resume_from_checkpoint=str(checkpoint))
+
+    def test_trls_checkpoint_is_said_to_go_on_with_new_trajectories(
+        self, tmp_path: Path, checkpoint: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        (checkpoint / "generation_cycle_0.pt").unlink()
+        trainer = build(tmp_path / "second", **CYCLES["reused"], max_steps=4)
+        with caplog.at_level(logging.WARNING):
+            trainer.train(resume_from_checkpoint=str(checkpoint))
+        assert "goes on with new trajectories" in caplog.text

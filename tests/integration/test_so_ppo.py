@@ -1,0 +1,229 @@
+"""SOPPOTrainer end to end on tiny policies: learning, metrics, and what inference engines are sent."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from trl.generation.vllm_generation import VLLMGeneration
+from trl.trainer import grpo_trainer
+
+from sorl_trl import SOPPOTrainer
+from tests.agents import agent_policy, build_agent, questions
+from tests.conftest import build_policy
+from tests.critics import (
+    CASES,
+    build_ppo,
+    critic_parameters,
+    lora_config,
+    moved,
+    policy_parameters,
+    rollout_batch,
+    set_head,
+    weights,
+)
+from tests.trajectories import FixedRollout
+
+SMALL_ROLLOUTS = {"per_device_train_batch_size": 2, "steps_per_generation": 2, "num_iterations": 1}
+"""Four trajectories and one optimizer step each, four to an epoch."""
+
+
+def trained(folder: Path, tokenizer: Any, **overrides: Any) -> SOPPOTrainer:
+    trainer = build_ppo(folder, tokenizer, **{**SMALL_ROLLOUTS, "max_steps": 2, **overrides})
+    trainer.train()
+    return trainer
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Learning
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+class OneTurn(FixedRollout):
+    """Every trajectory is one turn of two tokens."""
+
+    def _trajectory(self, index: int) -> tuple[list[int], list[int]]:
+        ids, _ = super()._trajectory(index)
+        return [*(ids * 2)[:2], 1], [0, 0, 0]
+
+
+def by_prompt(prompts: list[str], **_: Any) -> list[float]:
+    """Known as soon as the prompt is: every second prompt is worth 1."""
+    return [float(int(prompt.split()[0][1:]) % 2) for prompt in prompts]
+
+
+LEARNING = {
+    "per_device_train_batch_size": 16,
+    "gradient_accumulation_steps": 1,
+    "steps_per_generation": 1,
+    "num_iterations": 1,
+    "rollout_func": OneTurn(),
+    "reward_funcs": by_prompt,
+    "value_clip_range": None,
+    "lr_scheduler_type": "constant",
+    "learning_rate": 1e-4,
+}
+
+
+@pytest.mark.parametrize("case", ["head_lora", "adapter", "model"])
+def test_the_critic_learns_what_can_be_learnt(tmp_path: Path, tokenizer: Any, case: str) -> None:
+    trainer = build_ppo(tmp_path, tokenizer, **LEARNING, **CASES[case], max_steps=24, critic_learning_rate=5e-2)
+    trainer.train()
+    variances = [log["critic/explained_variance"] for log in trainer.state.log_history[:-1]]
+    assert variances[0] == pytest.approx(0.0, abs=1e-6)
+    assert sum(variances[-5:]) / 5 > 0.5
+    assert trainer.state.log_history[-2]["critic/value_mean"] == pytest.approx(0.5, abs=0.2)
+
+
+@pytest.mark.parametrize("rate", [0.0, 5e-2])
+def test_a_critic_that_cannot_learn_is_reported(
+    tmp_path: Path, tokenizer: Any, caplog: pytest.LogCaptureFixture, rate: float
+) -> None:
+    """By one warning, however long it lasts; a warm-up of 2 steps and a window of 10 come before it."""
+    trainer = build_ppo(
+        tmp_path, tokenizer, **LEARNING, lora=True, max_steps=14, critic_learning_rate=rate, critic_warmup_steps=2
+    )
+    if rate == 0.0:
+        set_head(trainer, scale=1.0)
+    with caplog.at_level(logging.WARNING):
+        trainer.train()
+    warnings = [record for record in caplog.records if "explained variance" in record.getMessage()]
+    assert len(warnings) == (1 if rate == 0.0 else 0)
+    if warnings:
+        assert "`critic_learning_rate`" in warnings[0].getMessage()
+
+
+class ThreeTrajectories(FixedRollout):
+    """Of 1, 2 and 1 turns, in turn."""
+
+    def _trajectory(self, index: int) -> tuple[list[int], list[int]]:
+        return [([4, 5, 1], [0, 0, 0]), ([4, 20, 5, 1], [0, -1, 1, 1]), ([6, 1], [0, 0])][index % 10_000 % 3]
+
+
+def test_metrics_of_a_hand_made_batch(tmp_path: Path, tokenizer: Any) -> None:
+    """V = 0.5 everywhere; 16 trajectories, of which 5 have a second turn; rewards 1 for a turn 0, 3 for a turn 1."""
+
+    def by_turn(turn_ids: list[list[int]], **_: Any) -> list[list[float]]:
+        return [[1.0, 3.0][: max(ids) + 1] for ids in turn_ids]
+
+    trainer = build_ppo(tmp_path, tokenizer, rollout_func=ThreeTrajectories(), reward_funcs=by_turn, gamma=0.5)
+    trainer.critic.head.bias.data.fill_(0.5)
+    batch = rollout_batch(trainer)
+    metrics = {name: values[-1] for name, values in trainer._metrics["train"].items()}
+    # Of a second turn: 3. Of a first one: 1 + 0.5 · 3 where there is a second, else 1.
+    to_go = [2.5] * 5 + [1.0] * 11 + [3.0] * 5
+    mean = sum(to_go) / 21
+    spread = math.sqrt(sum((r - mean) ** 2 for r in to_go) / 20)
+    assert metrics["critic/return_mean"] == pytest.approx(mean)
+    assert metrics["critic/value_mean"] == pytest.approx(0.5)
+    assert metrics["critic/explained_variance"] == pytest.approx(0.0, abs=1e-6)
+    assert metrics["advantages/mean"] == pytest.approx(mean - 0.5)
+    assert metrics["advantages/std"] == pytest.approx(spread)
+    assert metrics["critic/turn_0/return_mean"] == pytest.approx((2.5 * 5 + 11) / 16)
+    assert metrics["critic/turn_1/advantage_mean"] == pytest.approx(2.5)
+    assert metrics["critic/turn_1/advantage_std"] == pytest.approx(0.0, abs=1e-6)
+    assert math.isnan(metrics["critic/turn_1/explained_variance"])
+    assert not any("turn_2" in name for name in metrics)
+    assert batch["advantages"][0, 0].item() == pytest.approx((1.0 - mean) / spread, rel=1e-4)
+    trainer._compute_loss(trainer.model, batch)
+    # ½ (0.5 − R)² averaged over each trajectory's turns, then over the trajectories.
+    of_two_turns = ((0.5 - 2.5) ** 2 + (0.5 - 3.0) ** 2) / 4
+    assert trainer._metrics["train"]["critic/value_loss"] == [pytest.approx((5 * of_two_turns + 11 * 0.125) / 16)]
+    assert trainer._metrics["train"]["critic/value_clip_fraction"] == [0.0]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Together with TRL and the collector
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
+def test_trains_and_evaluates_with_the_collector(tmp_path: Path, lora: bool) -> None:
+    agent_policy().save_pretrained(tmp_path / "base")
+    trainer = build_agent(
+        tmp_path, trainer_class=SOPPOTrainer, num_generations=1, steps_per_generation=2, num_iterations=1, max_steps=3,
+        eval_dataset=questions(4), num_generations_eval=1, beta=0.05, model=str(tmp_path / "base"),
+        peft_config=lora_config(init_lora_weights=True) if lora else None,
+    )  # fmt: skip
+    assert trainer.critic.kind == ("adapter" if lora else "head")
+    before = weights(dict(trainer.model.named_parameters()))
+    trainer.train()
+    rows = trainer.state.log_history[:3]
+    assert all(math.isfinite(row["loss"]) for row in rows)
+    assert all(row["rollout/invalid_actions_per_trajectory"] > 0 for row in rows)
+    assert all(row["turns/per_trajectory"] > 1 for row in rows)
+    assert all("critic/turn_0/value_mean" in row for row in rows)
+    own = critic_parameters(trainer.model)
+    assert moved(before, own) == own.keys()
+    assert moved(before, policy_parameters(trainer.model))
+    metrics = trainer.evaluate()
+    assert math.isfinite(metrics["eval_loss"])
+    assert "eval_critic/explained_variance" in metrics
+    assert "eval_critic/value_loss" in metrics
+
+
+def test_a_group_of_trajectories_per_prompt(tmp_path: Path, tokenizer: Any) -> None:
+    trainer = trained(tmp_path, tokenizer, num_generations=4)
+    assert math.isfinite(trainer.state.log_history[0]["loss"])
+
+
+@pytest.mark.parametrize("case", ["head", "model"])
+def test_a_reference_that_follows(tmp_path: Path, tokenizer: Any, case: str) -> None:
+    """`sync_ref_model` pairs the policy's weights with the reference's, which has no critic."""
+    trainer = trained(
+        tmp_path, tokenizer, **CASES[case], beta=0.1, sync_ref_model=True, ref_model_sync_steps=1,
+        ref_model_mixup_alpha=1.0,
+    )  # fmt: skip
+    reference = dict(trainer.ref_model.named_parameters())
+    policy = policy_parameters(trainer.model)
+    assert reference.keys() == policy.keys()
+    assert not moved(weights(reference), policy)
+    assert moved(weights(dict(build_policy().named_parameters())), policy)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# vLLM is sent the policy alone
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+class Engine:
+    """Iterates over weights as TRL's wrapper of vLLM does, and does nothing else."""
+
+    _iter_named_params = VLLMGeneration._iter_named_params
+    _fix_param_name_to_vllm = VLLMGeneration._fix_param_name_to_vllm
+
+    def __init__(self, model: Any, **_: Any) -> None:
+        self.model = model
+        self.mode = "colocate"
+        self._dist = SimpleNamespace(is_fsdp=False, gather_params=lambda _: nullcontext())
+
+    def sent(self) -> dict[str, Tensor]:
+        weights: Iterator[tuple[str, Tensor]] = self._iter_named_params()
+        return {name: tensor.clone() for name, tensor in weights}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_vllm_is_sent_the_policy_alone(
+    tmp_path: Path, tokenizer: Any, case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grpo_trainer, "VLLMGeneration", Engine)
+    trainer = build_ppo(tmp_path, tokenizer, **CASES[case], use_vllm=True, vllm_mode="colocate")
+    set_head(trainer)
+    for parameter in critic_parameters(trainer.model).values():
+        parameter.data.add_(1.0)  # none of which may get into what is merged
+    sent = trainer.vllm_generation.sent()
+    plain = build_policy()
+    assert sent.keys() == dict(plain.named_parameters()).keys()
+    trainer.model.eval()
+    ids = torch.tensor([[4, 9, 5]])
+    expected = trainer.model(input_ids=ids).logits
+    plain.load_state_dict(sent)
+    torch.testing.assert_close(plain(input_ids=ids).logits, expected, rtol=0, atol=1e-5)

@@ -1,0 +1,203 @@
+"""Critics attached to a tiny policy: what values mean, whom they train, and that the policy alone has none of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from sorl_trl.trainers.critic import Critic, ValueHead, ValuesBesideLogps, detached_critic, is_critic_name
+from tests.conftest import build_policy
+from tests.critics import policy_with
+
+KINDS = ["head", "trunk", "adapter", "model"]
+LENGTH = 9
+
+
+def batch(rows: int = 3) -> dict[str, Tensor]:
+    """The last row is padded on the left, the second on the right, as prompts and completions are."""
+    ids = torch.randint(4, 32, (rows, LENGTH), generator=torch.Generator().manual_seed(5))
+    mask = torch.ones_like(ids)
+    mask[-1, :2] = 0
+    mask[1, -3:] = 0
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def scored(model: Any, inputs: dict[str, Tensor]) -> Any:
+    return model(**inputs, labels=inputs["input_ids"], fused_lm_head=True, with_values=True)
+
+
+def expected_values(model: Any, critic: Critic, kind: str, inputs: dict[str, Tensor]) -> Tensor:
+    """The head on the last hidden states that Transformers itself gives, state by state."""
+    if kind == "adapter":
+        model.set_adapter("critic")
+    network = build_policy(seed=1) if kind == "model" else model
+    states = network(**inputs, output_hidden_states=True).hidden_states[-1]
+    if kind == "adapter":
+        model.set_adapter("default")
+    weight, bias = critic.head.weight[0], critic.head.bias[0]
+    rows, length, _ = states.shape
+    return torch.stack([torch.stack([states[i, t] @ weight + bias for t in range(length)]) for i in range(rows)])
+
+
+class TestValueHead:
+    def test_a_new_one_says_zero(self) -> None:
+        assert torch.equal(ValueHead(16)(torch.randn(2, 3, 16)), torch.zeros(2, 3))
+
+    def test_a_hand_worked_value(self) -> None:
+        head = ValueHead(2)
+        head.weight.data, head.bias.data = torch.tensor([[2.0, -1.0]]), torch.tensor([0.5])
+        assert head(torch.tensor([[[1.0, 3.0], [0.0, 0.0]]])).tolist() == [[-0.5, 0.5]]
+
+    def test_computes_in_float32(self) -> None:
+        """1/256 is lost when bfloat16 numbers near 1 are added."""
+        head = ValueHead(2, torch.bfloat16)
+        head.weight.data.fill_(1.0)
+        states = torch.tensor([[[1.0, 2**-8]]], dtype=torch.bfloat16)
+        with torch.autocast("cpu", torch.bfloat16):
+            values = head(states)
+        assert values.dtype == torch.float32
+        assert values.item() == 1 + 2**-8
+
+
+@pytest.mark.parametrize("kind", KINDS)
+class TestValues:
+    def test_value_beside_a_token_is_that_of_the_state_before_it(self, kind: str) -> None:
+        model, critic = policy_with(kind)
+        inputs = batch()
+        output = scored(model, inputs)
+        expected = expected_values(model, critic, kind, inputs)
+        assert output.critic_values.shape == output.log_probs.shape == (3, LENGTH - 1)
+        torch.testing.assert_close(output.critic_values, expected[:, :-1], rtol=0, atol=1e-6)
+        assert expected.std() > 0.1
+
+    def test_a_token_and_what_follows_do_not_enter_the_value_beside_it(self, kind: str) -> None:
+        model, _ = policy_with(kind)
+        inputs = batch()
+        before = scored(model, inputs).critic_values
+        inputs["input_ids"][0, 5] += 1 if inputs["input_ids"][0, 5] < 31 else -1
+        after = scored(model, inputs).critic_values
+        torch.testing.assert_close(after[0, :5], before[0, :5], rtol=0, atol=1e-6)
+        assert (after[0, 5:] - before[0, 5:]).abs().min() > 1e-6
+
+    def test_padding_changes_nothing(self, kind: str) -> None:
+        model, _ = policy_with(kind)
+        inputs = batch()
+        before = scored(model, inputs).critic_values
+        inputs["input_ids"] = torch.where(inputs["attention_mask"].bool(), inputs["input_ids"], 7)
+        after = scored(model, inputs).critic_values
+        kept = (inputs["attention_mask"][:, :-1] * inputs["attention_mask"][:, 1:]).bool()
+        torch.testing.assert_close(after[kept], before[kept], rtol=0, atol=1e-6)
+
+    def test_the_policy_says_what_it_says_without(self, kind: str) -> None:
+        model, _ = policy_with(kind)
+        inputs = batch()
+        with_values = scored(model, inputs)
+        without = model(**inputs, labels=inputs["input_ids"], fused_lm_head=True)
+        assert torch.equal(with_values.log_probs, without.log_probs)
+        assert torch.equal(with_values.entropy, without.entropy)
+        assert not hasattr(without, "critic_values")
+        assert "logits" in model(**inputs)
+
+    def test_generates(self, kind: str) -> None:
+        model, _ = policy_with(kind)
+        ids = model.generate(input_ids=torch.tensor([[4, 5]]), max_new_tokens=3, do_sample=False)
+        assert ids.shape[1] > 2
+
+    def test_whom_the_value_loss_trains(self, kind: str) -> None:
+        model, critic = policy_with(kind)
+        scored(model, batch()).critic_values.square().sum().backward()
+        own = {id(p) for p in critic.own_parameters()}
+        trained = {id(p): name for name, p in model.named_parameters() if p.grad is not None and p.grad.any()}
+        assert all(p.grad is not None for p in critic.own_parameters())
+        assert own & trained.keys() >= {id(critic.head.weight), id(critic.head.bias)}
+        reaches_policy = bool(trained.keys() - own)
+        assert reaches_policy == (kind == "trunk"), [trained[i] for i in trained.keys() - own]
+
+    def test_own_parameters_are_those_with_its_name(self, kind: str) -> None:
+        model, critic = policy_with(kind)
+        named = {id(p) for name, p in model.named_parameters() if is_critic_name(name)}
+        assert {id(p) for p in critic.own_parameters()} == named
+        assert len(critic.own_parameters()) == len(named)
+
+
+def test_an_adapter_that_peft_has_frozen_is_trained_again() -> None:
+    model, critic = policy_with("adapter")
+    with model.disable_adapter():
+        pass
+    scored(model, batch()).critic_values.sum().backward()
+    assert all(p.grad is not None for p in critic.own_parameters())
+
+
+class TestOneForward:
+    @pytest.mark.parametrize(("kind", "passes"), [("head", 1), ("trunk", 1), ("adapter", 2), ("model", 1)])
+    def test_passes_of_the_backbone(self, kind: str, passes: int) -> None:
+        model, _ = policy_with(kind)
+        backbone = (model.get_base_model() if kind == "adapter" else model).base_model
+        seen: list[int] = []
+        backbone.register_forward_pre_hook(lambda *_: seen.append(0))
+        scored(model, batch())
+        assert len(seen) == passes
+
+
+class TestDetachedCritic:
+    def test_nobody_sees_it(self) -> None:
+        model, critic = policy_with("head")
+        names = build_policy().state_dict().keys()
+        with detached_critic(model):
+            assert model.state_dict().keys() == names
+        assert model.critic is critic
+        assert model.state_dict().keys() == names | {"critic.head.weight", "critic.head.bias"}
+
+    def test_it_comes_back_after_an_error(self) -> None:
+        model, critic = policy_with("head")
+        with pytest.raises(KeyError), detached_critic(model):
+            raise KeyError
+        assert model.critic is critic
+
+    def test_a_policy_without_one_is_left_alone(self) -> None:
+        model = build_policy()
+        with detached_critic(model):
+            pass
+        assert not hasattr(model, "critic")
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("critic.head.weight", True),
+        ("module.base_model.model.critic.backbone.norm.weight", True),
+        ("base_model.model.model.layers.0.self_attn.q_proj.lora_A.critic.weight", True),
+        ("base_model.model.model.embed_tokens.lora_embedding_A.critic", True),
+        ("model.layers.0.self_attn.q_proj.weight", False),
+        ("base_model.model.model.layers.0.self_attn.q_proj.lora_A.default.weight", False),
+        ("model.critical.weight", False),
+        ("model.my_critic.weight", False),
+    ],
+)
+def test_is_critic_name(name: str, expected: bool) -> None:
+    assert is_critic_name(name) is expected
+
+
+class TestValuesBesideLogps:
+    def test_chunks_are_joined_and_cut(self) -> None:
+        model, _ = policy_with("head")
+        inputs = batch(4)
+        whole = scored(model, inputs).critic_values
+        beside = ValuesBesideLogps(model)
+        for rows in (slice(0, 3), slice(3, 4)):
+            part = {name: tensor[rows] for name, tensor in inputs.items()}
+            output = beside(**part, labels=part["input_ids"], fused_lm_head=True)
+            assert output.log_probs.shape == (len(part["input_ids"]), LENGTH - 1)
+        assert beside.values(5).shape == (4, 5)
+        torch.testing.assert_close(beside.values(5), whole[:, -5:], rtol=0, atol=1e-6)
+
+
+def test_the_policy_is_no_part_of_its_critic() -> None:
+    """A module that holds its own parent has no end."""
+    for kind in KINDS:
+        model, critic = policy_with(kind)
+        assert not any(module is model for module in critic.modules())
+        assert any(module is critic for module in model.modules())

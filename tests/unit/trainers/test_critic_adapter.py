@@ -1,0 +1,177 @@
+"""The critic's LoRA adapter beside the policy's: both train, neither gets into the other's way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from peft import IA3Config, LoraConfig, PeftModel, get_peft_model
+from torch import Tensor
+
+from sorl_trl.trainers.critic import BackboneCall, ValueHead, is_critic_name
+from sorl_trl.trainers.critic_adapter import AdapterCritic, AdapterSwitch, add_critic_adapter
+from tests.conftest import build_policy
+from tests.critics import ADAPTERS, lora_config
+
+IDS = torch.randint(4, 32, (2, 7), generator=torch.Generator().manual_seed(5))
+
+
+def peft_policy(**overrides: Any) -> PeftModel:
+    torch.manual_seed(2)
+    return get_peft_model(build_policy(), lora_config(**overrides))
+
+
+def adapter_critic(**overrides: Any) -> tuple[PeftModel, AdapterCritic]:
+    model = peft_policy(**overrides)
+    add_critic_adapter(model)
+    head = ValueHead(16)
+    torch.nn.init.normal_(head.weight)
+    return model, AdapterCritic(head, model)
+
+
+def hidden_states(model: PeftModel, **kwargs: Any) -> Tensor:
+    return model.get_base_model().base_model(input_ids=IDS, **kwargs).last_hidden_state
+
+
+def trained_names(model: PeftModel) -> set[str]:
+    return {name for name, p in model.named_parameters() if p.requires_grad}
+
+
+class TestAddCriticAdapter:
+    def test_it_has_the_policys_shape(self) -> None:
+        model = peft_policy(r=3, lora_alpha=5)
+        config = add_critic_adapter(model)
+        assert (config.r, config.lora_alpha, set(config.target_modules)) == (3, 5, {"q_proj", "v_proj"})
+        shapes = {name: p.shape for name, p in model.named_parameters() if "lora" in name}
+        assert {name for name in shapes if is_critic_name(name)}
+        for name, shape in shapes.items():
+            if is_critic_name(name):
+                assert shape == shapes[name.replace("critic", "default")]
+
+    @pytest.mark.parametrize("config", ADAPTERS)
+    def test_it_alone_is_trained_besides_what_was(self, config: str) -> None:
+        model = peft_policy(**ADAPTERS[config])
+        before = trained_names(model)
+        add_critic_adapter(model)
+        own = {name for name, _ in model.named_parameters() if is_critic_name(name)}
+        assert own
+        assert trained_names(model) == before | own
+        assert model.active_adapters == ["default"]
+
+    def test_a_frozen_reference_stays_frozen(self) -> None:
+        model = peft_policy()
+        model.add_adapter("ref", lora_config())
+        add_critic_adapter(model)
+        assert not any(".ref." in name for name in trained_names(model))
+
+    @pytest.mark.parametrize("init", ["pissa", "gaussian", True])
+    def test_the_base_model_and_the_policy_stay_as_they_are(self, init: Any) -> None:
+        model = peft_policy(init_lora_weights=init)
+        before = {name: p.clone() for name, p in model.named_parameters()}
+        expected = hidden_states(model)
+        add_critic_adapter(model)
+        for name, parameter in model.named_parameters():
+            assert is_critic_name(name) or torch.equal(parameter, before[name]), name
+        assert torch.equal(hidden_states(model), expected)
+
+    def test_the_policys_configuration_is_not_shared(self) -> None:
+        model = peft_policy(modules_to_save=["norm"])
+        config = add_critic_adapter(model)
+        assert config.modules_to_save is None
+        assert model.peft_config["default"].modules_to_save == ["norm"]
+
+    def test_only_lora(self) -> None:
+        model = get_peft_model(build_policy(), IA3Config(target_modules=["k_proj"], feedforward_modules=[]))
+        with pytest.raises(ValueError, match=r"its adapter is a IA3Config.*`critic='head'` or `critic='model'`"):
+            add_critic_adapter(model)
+
+    def test_no_trained_biases(self) -> None:
+        """They would be the base model's own, and so the critic's too: PEFT refuses."""
+        with pytest.raises(ValueError, match=r"`bias` of the policy's LoRA.*'lora_only'"):
+            add_critic_adapter(peft_policy(bias="lora_only"))
+
+    def test_the_name_must_be_free(self) -> None:
+        model = peft_policy()
+        model.add_adapter("critic", LoraConfig(target_modules=["q_proj"]))
+        with pytest.raises(ValueError, match="adapter named 'critic' already"):
+            add_critic_adapter(model)
+
+
+class TestAdapterSwitch:
+    @pytest.mark.parametrize("config", ADAPTERS)
+    def test_it_does_what_set_adapter_does(self, config: str) -> None:
+        model, _ = adapter_critic(**ADAPTERS[config])
+        before = trained_names(model)
+        policy = hidden_states(model)
+        with AdapterSwitch(model).active("critic"):
+            ours = hidden_states(model)
+        assert trained_names(model) == before
+        assert torch.equal(hidden_states(model), policy)
+        model.set_adapter("critic")
+        assert torch.equal(ours, hidden_states(model))
+        assert not torch.equal(ours, policy)
+
+    def test_it_goes_back_after_an_error(self) -> None:
+        model, _ = adapter_critic()
+        policy = hidden_states(model)
+        with pytest.raises(KeyError), AdapterSwitch(model).active("critic"):
+            raise KeyError
+        assert torch.equal(hidden_states(model), policy)
+
+    def test_within_a_disabled_adapter(self) -> None:
+        """Where the reference is scored, PEFT has switched all adapters off, and they must be off again after."""
+        model, _ = adapter_critic()
+        with AdapterSwitch(model).active("critic"):
+            critic = hidden_states(model)
+        with model.disable_adapter():
+            base = hidden_states(model)
+            with AdapterSwitch(model).active("critic"):
+                assert torch.equal(hidden_states(model), critic)
+            assert torch.equal(hidden_states(model), base)
+
+
+class TestAdapterCritic:
+    @pytest.mark.parametrize("config", ADAPTERS)
+    def test_its_parameters_are_all_that_bear_its_name(self, config: str) -> None:
+        model, critic = adapter_critic(**ADAPTERS[config])
+        named = {id(p) for name, p in model.named_parameters() if is_critic_name(name)}
+        head = {id(critic.head.weight), id(critic.head.bias)}
+        assert {id(p) for p in critic.own_parameters()} == named | head
+
+    @pytest.mark.parametrize("config", ADAPTERS)
+    def test_prepare_undoes_peft(self, config: str) -> None:
+        """Leaving `disable_adapter` freezes every adapter but the active one."""
+        model, critic = adapter_critic(**ADAPTERS[config])
+        trained = trained_names(model)
+        with model.disable_adapter():
+            pass
+        assert trained_names(model) < trained, "PEFT has changed: prepare() may no longer be needed"
+        critic.prepare()
+        assert trained_names(model) == trained
+
+    @pytest.mark.parametrize("config", ADAPTERS)
+    @pytest.mark.parametrize("reentrant", [False, True], ids=["non_reentrant", "reentrant"])
+    def test_gradient_checkpointing_changes_no_gradient(self, config: str, reentrant: bool) -> None:
+        """PEFT recomputes with the adapter that is active in backward: the policy's."""
+        plain = self._gradients(*adapter_critic(**ADAPTERS[config]))
+        model, critic = adapter_critic(**ADAPTERS[config])
+        model.train()
+        model.get_base_model().gradient_checkpointing_enable({"use_reentrant": reentrant})
+        model.enable_input_require_grads()
+        checkpointed = self._gradients(model, critic)
+        assert plain.keys() == checkpointed.keys()
+        assert sum(is_critic_name(name) for name in plain) >= 2
+        assert sum(not is_critic_name(name) for name in plain) >= 2
+        for name, gradient in plain.items():
+            torch.testing.assert_close(checkpointed[name], gradient, rtol=0, atol=1e-6, msg=name)
+
+    @staticmethod
+    def _gradients(model: PeftModel, critic: AdapterCritic) -> dict[str, Tensor]:
+        """Of a loss of both, as one backward pass gives them."""
+        policy = hidden_states(model, use_cache=False)
+        call = BackboneCall(
+            model.get_base_model().base_model, (), {"input_ids": IDS, "use_cache": False}, policy.detach()
+        )
+        (policy.square().sum() + critic.values(call).square().sum()).backward()
+        return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
