@@ -4,8 +4,8 @@
 
 Both train copies of one small Llama on the same fixed multi-turn trajectories, whose old log-probabilities lie far
 enough off for a good part of tokens and turns to be clipped. Steps are interleaved in one process, so that the
-machine's moods meet both; each trainer's memory is the peak of a process of its own above the level before its first
-step. Writes `benchmarks/results/overhead.json` and `overhead.md`.
+machine's moods meet both; memory is what the tensors hold at the peak, counted by torch. Writes
+`benchmarks/results/overhead.json` and `overhead.md`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -24,13 +21,13 @@ from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-import psutil
 import torch
 from datasets import Dataset
 from tokenizers import Tokenizer, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from trl import GRPOConfig, GRPOTrainer
 
+from benchmarks.live_bytes import LiveBytes
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer
 
 RESULTS = Path(__file__).parent / "results"
@@ -138,19 +135,13 @@ def interleaved_seconds(rounds: int) -> dict[str, list[float]]:
 
 
 def peak_memory(variant: str) -> int:
-    """Bytes at the peak of three steps above the level before the first, in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.overhead", "--memory-of", variant]
-    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    return int(output.splitlines()[-1])
-
-
-def print_memory(variant: str) -> None:
+    """Bytes that tensors hold at the peak of three steps: weights, gradients, optimizer state and activations."""
     with tempfile.TemporaryDirectory() as folder:
         trainer = build(variant, folder)
-        before = psutil.Process().memory_info().rss
-        for _ in range(3):
-            step(trainer)
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before)
+        with LiveBytes([*trainer.model.parameters(), *trainer.model.buffers()]) as live:
+            for _ in range(3):
+                step(trainer)
+    return live.peak
 
 
 def spread(values: list[float]) -> dict[str, float]:
@@ -161,12 +152,8 @@ def spread(values: list[float]) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=30, help="interleaved steps of each trainer")
-    parser.add_argument("--memory-of", choices=VARIANTS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    if arguments.memory_of:
-        print_memory(arguments.memory_of)
-        return
     seconds = interleaved_seconds(arguments.rounds)
     memory = {variant: peak_memory(variant) for variant in VARIANTS}
     baseline = seconds["GRPO"]

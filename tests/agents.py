@@ -77,3 +77,9 @@ def build_agent(tmp_path: Path, search: Any = None, trainer_class: Any = SOGRPOT
         rollout_func=SearchRollout(search or search_index(tmp_path), PROTOCOL, limits, NO_WAIT),
         **to_trainer,
     )
+
+
+def steps_after(step: int, log_history: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What was logged of each optimizer step after `step`, less what depends on the clock."""
+    steps = [log for log in log_history if log["step"] > step and "loss" in log]
+    return [{name: value for name, value in log.items() if name != "step_time"} for log in steps]

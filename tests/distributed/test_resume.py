@@ -5,21 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.agents import search_index
+from tests.agents import search_index, steps_after
 from tests.distributed.launch import launch
-
-TIMES = (
-    "step_time",
-    "train_runtime",
-    "train_samples_per_second",
-    "train_steps_per_second",
-    "train_loss",
-    "total_flos",
-)
 
 
 @dataclass(frozen=True)
@@ -30,10 +20,6 @@ class ResumeCase:
     trainer: str
     steps: list[int]
     """Steps whose checkpoints are resumed."""
-
-
-def after(step: int, logs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{k: v for k, v in log.items() if k not in TIMES} for log in logs if log["step"] > step and "loss" in log]
 
 
 @pytest.mark.distributed
@@ -53,6 +39,7 @@ def test_checkpoints_continue_exactly(tmp_path: Path, config: str, trainer: str)
     result = launch(config, case, worker="tests.distributed.resume_worker")
     assert result["epoch"] > 1
     for step, resumed in result["resumed"].items():
-        assert after(int(step), resumed["logs"]) == after(int(step), result["logs"]), f"resumed after step {step}"
+        ours, theirs = (steps_after(int(step), run["logs"]) for run in (resumed, result))
+        assert ours == theirs, f"resumed after step {step}"
         assert resumed["distance"] == 0.0, f"resumed after step {step}"
     assert max(log["grad_norm"] for log in result["logs"] if "grad_norm" in log) > 0

@@ -46,7 +46,8 @@ def measured() -> dict[str, Any]:
     seconds = {name: [2.0, 2.0] if is_baseline[name] else [3.0, 3.0] for name in VARIANTS}
     generation = {name: 1 / 2 if is_baseline[name] else 1 / 3 for name in VARIANTS}
     memory = {name: {"peak_mib": 10.0 if is_baseline[name] else 15.0} for name in VARIANTS}
-    return report(seconds, generation, memory)
+    once = {name: [2.0, 2.0] if is_baseline[name] else [5.0, 5.0] for name in VARIANTS}
+    return report(seconds, generation, memory, once)
 
 
 @pytest.mark.parametrize("kind", BASELINES)
@@ -54,6 +55,7 @@ def test_ratios(kind: str) -> None:
     row = measured()[kind]
     names = ("time_ratio", "time_ratio_q25", "time_ratio_q75", "training_time_ratio", "memory_ratio")
     assert [row[name] for name in names] == pytest.approx([1.5, 1.5, 1.5, 2.0, 1.5])
+    assert row["one_update_time_ratio"] == 2.5
 
 
 def test_the_table_has_a_row_per_kind() -> None:

@@ -1,0 +1,216 @@
+"""Does SO-PPO learn as far as SO-GRPO, and does its critic explain anything?
+
+    python -m benchmarks.so_ppo_learning
+
+Trains each recipe in `METHODS` on the sandbox's atlas, once per seed: its own world, warm-started policy and random
+numbers, the same number of trajectories for all. Then it asks the policies questions that nobody trained on. No
+setting was chosen on these seeds. Runs that are in `runs/so_ppo_learning/` already are not repeated.
+
+Writes `benchmarks/results/so_ppo_learning.json` and `.md`, and `docs/so_ppo_explained_variance.png`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("DS_ACCELERATOR", "cpu")
+os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+
+ROOT = Path(__file__).parents[1]
+RUNS = ROOT / "runs/so_ppo_learning"
+RESULTS = Path(__file__).parent / "results"
+PICTURE = ROOT / "docs/so_ppo_explained_variance.png"
+METHODS = {
+    "ppo": "PPO",
+    "turn_ppo": "Turn-PPO",
+    "s_ppo": "S-PPO",
+    "st_ppo": "ST-PPO",
+    "so_ppo": "SO-PPO",
+    "so_ppo_head": "SO-PPO, head",
+    "so_grpo": "SO-GRPO",
+}
+"""Recipe, or one with a change in `CHANGES`, and what the table calls it."""
+CHANGES = {"so_ppo_head": ["so_ppo", "--critic", "head", "--critic_learning_rate", "5e-3"]}
+LAST = 10
+"""Rollouts at the end over which training metrics are averaged."""
+COLUMNS = {
+    "sampled_em": "sampled EM",
+    "greedy_em": "greedy EM",
+    "clip_fraction/token": "clip fraction",
+    "kl_to_old": "KL to old",
+    "grad_norm": "gradient norm",
+    "critic/explained_variance": "explained variance",
+}
+
+
+def prepare_world(seed: int) -> Path:
+    """World, index and warm-started policy of one seed, as the quickstart makes them."""
+    import quickstart
+
+    folder = RUNS / f"world-{seed}"
+    if not (folder / "warm-start").is_dir():
+        shutil.rmtree(folder, ignore_errors=True)
+        quickstart.prepare("atlas", seed, folder)
+    return folder
+
+
+def train(method: str, seed: int, world: Path, output: Path) -> list[dict[str, Any]]:
+    """One run; returns its log, an entry per optimizer step."""
+    from train import build_trainer, parse_arguments
+
+    recipe, *changes = CHANGES.get(method, [method])
+    paths = {"train_questions": world / "world/train.jsonl", "corpus": world / "world/corpus.jsonl"}
+    paths |= {"model_name_or_path": world / "warm-start", "output_dir": output}
+    words = [word for name, path in paths.items() for word in (f"--{name}", str(path))]
+    words += ["--seed", str(seed), "--disable_tqdm", "true", *changes]
+    trainer = build_trainer(parse_arguments(["--config", str(ROOT / f"recipes/{recipe}.yaml"), *words]))
+    trainer.train()
+    trainer.save_model(str(output))
+    return trainer.state.log_history
+
+
+def run(method: str, seed: int) -> None:
+    """Train and evaluate, and leave `result.json`."""
+    import quickstart
+    import torch
+
+    from sorl_trl.search import BM25Index
+
+    torch.set_num_threads(1)
+    folder = RUNS / f"{method}-{seed}"
+    shutil.rmtree(folder, ignore_errors=True)
+    world = prepare_world(seed)
+    log = train(method, seed, world, folder / "policy")
+    evaluated = quickstart.evaluate_policy(folder / "policy", world, BM25Index.load(quickstart.index_directory(world)))
+    result = {"method": method, "seed": seed, **quickstart.summarize(evaluated), "log": log}
+    written = folder / "result.part"
+    written.write_text(json.dumps(result))
+    written.replace(folder / "result.json")
+
+
+def run_all(methods: Iterable[str], seeds: Iterable[int], workers: int) -> None:
+    """Every run that is not there yet, each in a process of one thread."""
+    jobs = [(m, s) for s in seeds for m in methods if not (RUNS / f"{m}-{s}/result.json").is_file()]
+
+    def launch(job: tuple[str, int]) -> None:
+        method, seed = job
+        command = [sys.executable, "-m", "benchmarks.so_ppo_learning", "--run", method, str(seed)]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"{method}, seed {seed} failed:\n{done.stderr[-3000:]}")
+        print(f"{METHODS[method]}, seed {seed}: done", flush=True)
+
+    for seed in sorted({seed for _, seed in jobs}):
+        prepare_world(seed)
+    with ThreadPoolExecutor(workers) as pool:
+        list(pool.map(launch, jobs))
+
+
+def at_the_end(result: Mapping[str, Any], column: str) -> float | None:
+    """A figure of one run: of the evaluation, or of training's last rollouts."""
+    if column in result:
+        return float(result[column])
+    values = [entry[column] for entry in result["log"] if entry.get(column) is not None]
+    # A rollout's metrics stand at its first step, a loss's at every step.
+    per_rollout = 1 if column.startswith("critic/") else 8
+    return statistics.fmean(values[-LAST * per_rollout :]) if values else None
+
+
+def summarize(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A row per method: mean over seeds, and each seed's figure."""
+    rows = []
+    for method, name in METHODS.items():
+        runs = [result for result in results if result["method"] == method]
+        row: dict[str, Any] = {"method": name, "seeds": [result["seed"] for result in runs]}
+        for column in COLUMNS:
+            figures = [at_the_end(result, column) for result in runs]
+            known = [figure for figure in figures if figure is not None]
+            row[column] = statistics.fmean(known) if known else None
+            row[f"{column} by seed"] = figures
+        rows.append(row)
+    return rows
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    lines = ["| method | " + " | ".join(COLUMNS.values()) + " |", "|---" * (len(COLUMNS) + 1) + "|"]
+    for row in rows:
+        cells = []
+        for column in COLUMNS:
+            by_seed = [f"{figure:.3f}" for figure in row[f"{column} by seed"] if figure is not None]
+            cells.append(f"{row[column]:.3f} ({', '.join(by_seed)})" if by_seed else "")
+        lines.append(f"| {row['method']} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def draw(results: list[dict[str, Any]]) -> None:
+    """Explained variance over training, a panel per method with a critic, a thin line per seed and their mean."""
+    from matplotlib.figure import Figure
+
+    methods = [m for m in METHODS if m != "so_grpo"]
+    figure = Figure(figsize=(12, 6), layout="constrained")
+    axes = figure.subplots(2, 3, sharex=True, sharey=True).flat
+    for axis, method in zip(axes, methods, strict=True):
+        curves = [
+            [entry["critic/explained_variance"] for entry in result["log"] if "critic/explained_variance" in entry]
+            for result in results
+            if result["method"] == method
+        ]
+        curves = [[float("nan") if value is None else value for value in curve] for curve in curves]
+        for curve in curves:
+            axis.plot(range(1, len(curve) + 1), curve, color="tab:blue", alpha=0.3, linewidth=1)
+        mean = [statistics.fmean(values) for values in zip(*curves, strict=True)]
+        axis.plot(range(1, len(mean) + 1), mean, color="tab:blue", linewidth=2)
+        axis.axhline(0, color="black", linewidth=0.8)
+        axis.set_title(METHODS[method], fontsize=10)
+        axis.grid(alpha=0.3)
+    figure.supxlabel("rollout (128 trajectories each)", fontsize=9)
+    figure.supylabel("explained variance of the reward-to-go", fontsize=9)
+    figure.suptitle("The critic on unseen trajectories: thin lines are seeds, thick ones their mean")
+    PICTURE.parent.mkdir(exist_ok=True)
+    figure.savefig(PICTURE, dpi=110)
+
+
+def report(seeds: list[int]) -> None:
+    paths = [RUNS / f"{method}-{seed}/result.json" for method in METHODS for seed in seeds]
+    results = [json.loads(path.read_text()) for path in paths]
+    rows = summarize(results)
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / "so_ppo_learning.json").write_text(json.dumps(rows, indent=2) + "\n")
+    text = table(rows)
+    header = (
+        f"Means over seeds {', '.join(map(str, seeds))} (each seed's figure in brackets): EM on 400 unseen questions, "
+        "sampled four times and greedy, after 30 rollouts of 128 trajectories; the other columns over the last "
+        f"{LAST} rollouts. Written by `python -m benchmarks.so_ppo_learning`.\n\n"
+    )
+    (RESULTS / "so_ppo_learning.md").write_text(header + text)
+    draw(results)
+    print(text)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[11, 12, 13])
+    parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2)), help="runs at a time")
+    parser.add_argument("--run", nargs=2, metavar=("METHOD", "SEED"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.run:
+        run(arguments.run[0], int(arguments.run[1]))
+        return
+    run_all(METHODS, arguments.seeds, arguments.workers)
+    report(arguments.seeds)
+
+
+if __name__ == "__main__":
+    main()
