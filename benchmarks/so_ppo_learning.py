@@ -32,6 +32,7 @@ RUNS = ROOT / "runs/so_ppo_learning"
 RESULTS = Path(__file__).parent / "results"
 PICTURE = ROOT / "docs/so_ppo_explained_variance.png"
 METHODS = {
+    "before": "before RL",
     "ppo": "PPO",
     "turn_ppo": "Turn-PPO",
     "s_ppo": "S-PPO",
@@ -40,7 +41,7 @@ METHODS = {
     "so_ppo_head": "SO-PPO, head",
     "so_grpo": "SO-GRPO",
 }
-"""Recipe, or one with a change in `CHANGES`, and what the table calls it."""
+"""Recipe, or one with a change in `CHANGES`, and what the table calls it; "before" is the warm-started policy."""
 CHANGES = {"so_ppo_head": ["so_ppo", "--critic", "head", "--critic_learning_rate", "5e-3"]}
 LAST = 10
 """Rollouts at the end over which training metrics are averaged."""
@@ -51,6 +52,9 @@ COLUMNS = {
     "kl_to_old": "KL to old",
     "grad_norm": "gradient norm",
     "critic/explained_variance": "explained variance",
+    "critic/turn_0/explained_variance": "of turn 0",
+    "critic/turn_1/explained_variance": "of turn 1",
+    "critic/turn_2/explained_variance": "of turn 2",
 }
 
 
@@ -91,9 +95,11 @@ def run(method: str, seed: int) -> None:
     folder = RUNS / f"{method}-{seed}"
     shutil.rmtree(folder, ignore_errors=True)
     world = prepare_world(seed)
-    log = train(method, seed, world, folder / "policy")
-    evaluated = quickstart.evaluate_policy(folder / "policy", world, BM25Index.load(quickstart.index_directory(world)))
+    policy = world / "warm-start" if method == "before" else folder / "policy"
+    log = [] if method == "before" else train(method, seed, world, policy)
+    evaluated = quickstart.evaluate_policy(policy, world, BM25Index.load(quickstart.index_directory(world)))
     result = {"method": method, "seed": seed, **quickstart.summarize(evaluated), "log": log}
+    folder.mkdir(exist_ok=True)
     written = folder / "result.part"
     written.write_text(json.dumps(result))
     written.replace(folder / "result.json")
@@ -158,7 +164,7 @@ def draw(results: list[dict[str, Any]]) -> None:
     """Explained variance over training, a panel per method with a critic, a thin line per seed and their mean."""
     from matplotlib.figure import Figure
 
-    methods = [m for m in METHODS if m != "so_grpo"]
+    methods = [m for m in METHODS if m not in ("before", "so_grpo")]
     figure = Figure(figsize=(12, 6), layout="constrained")
     axes = figure.subplots(2, 3, sharex=True, sharey=True).flat
     for axis, method in zip(axes, methods, strict=True):

@@ -41,6 +41,7 @@ OVERRIDDEN = {
     "_save": "the policy without its critic, and `critic/` beside it",
     "_load_from_checkpoint": "the policy without its critic, and the critic from `critic/`",
     "_load_best_model": "as `_load_from_checkpoint`",
+    "_push_from_checkpoint": "the critic's folder is pushed too",
     "_load_optimizer_and_scheduler": "the check that a checkpoint has a critic that fits; the generation cycle",
 }
 """Method of GRPOTrainer, or of transformers' Trainer under it -> what the override adds."""
@@ -81,6 +82,7 @@ DIGESTS = {
     "GRPOTrainer._run_epoch": "a0fca088bae61fb6",
     "GRPOTrainer._save_checkpoint": "6f5313d411006bd8",
     "GRPOTrainer._load_best_model": "eff953ce885755e3",
+    "GRPOTrainer._push_from_checkpoint": "cae99e324ff62d35",
     "trainer.utils.shuffle_sequence_dict": "88edff67896fac4f",
     "trainer.utils.split_tensor_dict": "99bca9adc3143c7e",
 }

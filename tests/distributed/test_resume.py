@@ -22,24 +22,28 @@ class ResumeCase:
     """Steps whose checkpoints are resumed."""
 
 
+needs_deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="no DeepSpeed")
+WITHIN_A_CYCLE = {1: True, 4: False, 5: True}
+"""Of the steps that are resumed; 4 ends an epoch, and 5 lies in the first of the second epoch's two cycles."""
+
+
 @pytest.mark.distributed
 @pytest.mark.parametrize(
     ("config", "trainer"),
     [
         ("ddp_cpu", "so_grpo"),
-        pytest.param(
-            "zero2_cpu", "so_ppo", marks=pytest.mark.skipif(find_spec("deepspeed") is None, reason="no DeepSpeed")
-        ),
+        pytest.param("zero2_cpu", "so_ppo", marks=needs_deepspeed),
+        pytest.param("zero3_cpu", "so_grpo", marks=needs_deepspeed),
     ],
 )
 def test_checkpoints_continue_exactly(tmp_path: Path, config: str, trainer: str) -> None:
     search_index(tmp_path)
-    # Within a cycle; at the end of an epoch; within a cycle of the second epoch.
-    case = ResumeCase(str(tmp_path), trainer, [1, 4, 5])
+    case = ResumeCase(str(tmp_path), trainer, list(WITHIN_A_CYCLE))
     result = launch(config, case, worker="tests.distributed.resume_worker")
     assert result["epoch"] > 1
     for step, resumed in result["resumed"].items():
         ours, theirs = (steps_after(int(step), run["logs"]) for run in (resumed, result))
         assert ours == theirs, f"resumed after step {step}"
         assert resumed["distance"] == 0.0, f"resumed after step {step}"
+        assert resumed["kept"] == [WITHIN_A_CYCLE[int(step)]] * 2, f"step {step} is not where it is meant to be"
     assert max(log["grad_norm"] for log in result["logs"] if "grad_norm" in log) > 0

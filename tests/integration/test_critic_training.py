@@ -202,7 +202,7 @@ class TestSameModel:
             model = ready_adapter(tmp_path)
             torch.manual_seed(seed)
             expected = torch.get_rng_state()
-            setup_critic(model, config)
+            setup_critic(model, config, vocabulary=32)
             assert torch.equal(torch.get_rng_state(), expected)
             made.append(weights(critic_parameters(model)))
         assert not moved(made[0], made[1])

@@ -14,7 +14,7 @@ from trl.trainer.utils import RepeatSampler
 from sorl_trl import SOGRPOTrainer, SOPPOTrainer
 from sorl_trl.search import BM25Index
 from sorl_trl.trainers.exact_resume import EpochRepeatSampler
-from tests.agents import build_agent, search_index, steps_after
+from tests.agents import agent_policy, build_agent, search_index, steps_after
 
 STEPS = 11
 CYCLES: dict[str, dict[str, Any]] = {
@@ -105,6 +105,17 @@ class TestWhatIsSaved:
         assert not list(tmp_path.rglob("generation_cycle_*"))
 
 
+def test_a_reference_that_was_moved_is_said_not_to_be_saved(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    agent_policy().save_pretrained(tmp_path / "policy")
+    fields = {"beta": 0.1, "sync_ref_model": True, "model": str(tmp_path / "policy"), **CYCLES["on_policy"]}
+    first = build(tmp_path / "first", max_steps=1, **fields)
+    first.train()
+    assert not list(tmp_path.rglob("*.partial"))
+    with caplog.at_level(logging.WARNING):
+        build(tmp_path / "second", max_steps=2, **fields).train(resume_from_checkpoint=str(_checkpoint(first, 1)))
+    assert "`sync_ref_model` moves the reference, which is in no checkpoint" in caplog.text
+
+
 class TestWhatDoesNotFit:
     @pytest.fixture
     def checkpoint(self, tmp_path: Path) -> Path:
@@ -118,10 +129,18 @@ class TestWhatDoesNotFit:
             trainer.train(resume_from_checkpoint=str(checkpoint))
 
     def test_another_number_of_processes(self, tmp_path: Path, checkpoint: Path) -> None:
-        (checkpoint / "generation_cycle_1.pt").touch()
+        path = checkpoint / "generation_cycle_0.pt"
+        torch.save({**torch.load(path, weights_only=True), "world_size": 2}, path)
         trainer = build(tmp_path / "second", **CYCLES["reused"])
-        with pytest.raises(ValueError, match="written by 2 processes, but this run has 1"):
+        with pytest.raises(ValueError, match="`world_size` is 1, but was 2"):
             trainer.train(resume_from_checkpoint=str(checkpoint))
+
+    def test_other_batches_may_follow_a_finished_cycle(self, tmp_path: Path) -> None:
+        first = build(tmp_path / "first", **CYCLES["reused"], max_steps=4)
+        first.train()
+        second = build(tmp_path / "second", **{**CYCLES["reused"], "num_iterations": 3}, max_steps=6)
+        second.train(resume_from_checkpoint=str(_checkpoint(first, 4)))
+        assert second.state.global_step == 6
 
     def test_trls_checkpoint_is_said_to_go_on_with_new_trajectories(
         self, tmp_path: Path, checkpoint: Path, caplog: pytest.LogCaptureFixture

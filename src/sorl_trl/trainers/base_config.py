@@ -15,7 +15,7 @@ CLIP_NORMALIZATIONS = ("kl_penalty", "bias_norm", "none")
 TURN_BOUNDARIES = ("recorded", "tags")
 
 
-def _check_choice(name: str, value: str, allowed: Sequence[str]) -> None:
+def check_choice(name: str, value: str, allowed: Sequence[str]) -> None:
     if value not in allowed:
         raise ValueError(f"`{name}` is {value!r}, but must be one of {', '.join(map(repr, allowed))}.")
 
@@ -110,12 +110,12 @@ class TurnLevelConfig(GRPOConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_choice("loss_type", self.loss_type, LOSS_TYPES)
-        _check_choice("importance_sampling_level", self.importance_sampling_level, IMPORTANCE_SAMPLING_LEVELS)
-        _check_choice("turn_ratio", self.turn_ratio, TURN_RATIOS)
-        _check_choice("clip_normalization", self.clip_normalization, CLIP_NORMALIZATIONS)
-        _check_choice("kl_estimator", self.kl_estimator, KL_ESTIMATORS)
-        _check_choice("turn_boundary", self.turn_boundary, TURN_BOUNDARIES)
+        check_choice("loss_type", self.loss_type, LOSS_TYPES)
+        check_choice("importance_sampling_level", self.importance_sampling_level, IMPORTANCE_SAMPLING_LEVELS)
+        check_choice("turn_ratio", self.turn_ratio, TURN_RATIOS)
+        check_choice("clip_normalization", self.clip_normalization, CLIP_NORMALIZATIONS)
+        check_choice("kl_estimator", self.kl_estimator, KL_ESTIMATORS)
+        check_choice("turn_boundary", self.turn_boundary, TURN_BOUNDARIES)
         if not 0.0 <= self.ctn_coef < float("inf"):
             raise ValueError(f"`ctn_coef` is {self.ctn_coef}, but must be finite and at least 0.")
         if not 0.0 <= self.gamma <= 1.0:

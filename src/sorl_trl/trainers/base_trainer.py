@@ -180,7 +180,7 @@ class TurnLevelTrainer(ExactResume):
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         output = super()._generate_and_score_completions(inputs)
-        loss_mask = _loss_mask(output)
+        loss_mask = loss_mask_of(output)
         turn_ids = loss_mask.new_full(loss_mask.shape, -1)
         turn_ids[:, : self._turn_ids.shape[1]] = self._turn_ids  # TRL may have padded to a multiple
         output["turn_ids"] = torch.where(loss_mask.bool(), turn_ids, -1)
@@ -200,7 +200,7 @@ class TurnLevelTrainer(ExactResume):
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         turn_ids = inputs.get("turn_ids")
         if turn_ids is None:
-            turn_ids = turn_ids_from_mask(_loss_mask(inputs))
+            turn_ids = turn_ids_from_mask(loss_mask_of(inputs))
         self._substitution = substitution = self._build_substitution(inputs, turn_ids)
         advantages = inputs["advantages"]
         advantages = advantages.unsqueeze(1) if advantages.dim() == 1 else advantages
@@ -292,7 +292,7 @@ class TurnLevelTrainer(ExactResume):
             self._metrics[mode]["off_policy_age"].append(self.state.global_step - int(inputs["generated_at_step"]))
 
 
-def _loss_mask(batch: dict[str, Any]) -> Tensor:
+def loss_mask_of(batch: dict[str, Any]) -> Tensor:
     """(B, T) 1 on the tokens that TRL's loss keeps."""
     mask = batch["completion_mask"]
     return mask * batch["tool_mask"] if "tool_mask" in batch else mask

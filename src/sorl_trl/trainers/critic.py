@@ -34,6 +34,7 @@ class ValueHead(nn.Module):
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """(B, L, H) to (B, L)."""
+        hidden_states = hidden_states.to(self.weight.device)  # a model that is split over devices may end on another
         with torch.autocast(hidden_states.device.type, enabled=False):
             values = nn.functional.linear(hidden_states.float(), self.weight.float(), self.bias.float())
         return values.squeeze(-1)
@@ -77,7 +78,7 @@ class Critic(nn.Module):
         """Every parameter that the critic alone trains, in a stable order."""
         return list(self.parameters())
 
-    def prepare(self) -> None:
+    def unfreeze(self) -> None:
         """Undo what PEFT does to `requires_grad` when it switches adapters; called before every training forward."""
 
     def forward(self, call: BackboneCall) -> Tensor:
@@ -136,23 +137,33 @@ def attach_critic(causal_lm: PreTrainedModel, critic: Critic) -> None:
 
     With `values_only=True` in addition it does not compute what the critic does not need; log-probabilities are 0.
     Attach it after `trl.trainer.utils.add_fused_lm_head`: values come with the fused head's log-probabilities.
+
+    Raises:
+        ValueError: there is a submodule of the critic's name already.
     """
-    policy_forward = causal_lm.forward
+    if hasattr(causal_lm, CRITIC_ATTRIBUTE):
+        raise ValueError(
+            f"The policy has a submodule {CRITIC_ATTRIBUTE!r} already. If it is the critic of an earlier trainer, "
+            "call that trainer's `detach_critic()` first."
+        )
+    bound: Any = causal_lm.forward
+    policy_forward = bound.__func__  # so that a copy of the model runs its own
 
     @functools.wraps(policy_forward)  # `generate` validates its arguments against the signature
     def forward(
         self: PreTrainedModel, *args: Any, with_values: bool = False, values_only: bool = False, **kwargs: Any
     ) -> Any:
         if not with_values:
-            return policy_forward(*args, **kwargs)
-        critic.prepare()
+            return policy_forward(self, *args, **kwargs)
+        critic: Critic = getattr(self, CRITIC_ATTRIBUTE)
+        critic.unfreeze()
         if values_only:
             inputs = {name: value for name, value in kwargs.items() if name not in ("labels", "fused_lm_head")}
             values = critic(BackboneCall(self.base_model, args, {**inputs, "use_cache": False}))[:, :-1]
             return CausalLMOutputWithCritic(log_probs=torch.zeros_like(values), critic_values=values)
         # Looked up on each call, since FSDP and PEFT replace it after attaching.
         with _recorded_call(self.base_model) as calls:
-            output = policy_forward(*args, **kwargs)
+            output = policy_forward(self, *args, **kwargs)
         values = critic(calls[-1])
         return CausalLMOutputWithCritic(**output, critic_values=values[:, :-1])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 from peft import LoraConfig, PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from sorl_trl.trainers.critic import BackboneCall, Critic, ValueHead, is_critic_name
 
 CRITIC_ADAPTER = "critic"
+_CHANGE_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
+"""Initializations of LoRA after which the base model is another one."""
 
 
 class AdapterSwitch:
@@ -52,13 +54,14 @@ class AdapterCritic(Critic):
 
     def __init__(self, head: ValueHead, model: PeftModel) -> None:
         super().__init__(head)
+        self.config = cast(LoraConfig, model.peft_config[CRITIC_ADAPTER])
         self._switch = AdapterSwitch(model)
         self._adapter = [p for name, p in model.named_parameters() if is_critic_name(name)]
 
     def own_parameters(self) -> list[nn.Parameter]:
         return [*self._adapter, *self.head.parameters()]
 
-    def prepare(self) -> None:
+    def unfreeze(self) -> None:
         for parameter in self._adapter:
             parameter.requires_grad_(True)
 
@@ -98,7 +101,8 @@ def add_critic_adapter(model: PeftModel) -> LoraConfig:
     """Add an untrained LoRA adapter "critic" of the policy adapter's shape, without changing what is trained.
 
     Raises:
-        ValueError: the policy's adapter is no LoRA, it trains biases, or there is an adapter "critic" already.
+        ValueError: the policy's adapter is no LoRA, trains biases or changes the base model's weights, or there is an
+            adapter "critic" already.
     """
     policy_config = model.peft_config[model.active_adapter]
     if not isinstance(policy_config, LoraConfig):
@@ -111,15 +115,34 @@ def add_critic_adapter(model: PeftModel) -> LoraConfig:
             f"`bias` of the policy's LoRA configuration is {policy_config.bias!r}, but `critic='adapter'` needs it to "
             "be 'none': one adapter of a model can train biases. Set it, or use `critic='head'` or `critic='model'`."
         )
+    if str(policy_config.init_lora_weights).startswith(_CHANGE_THE_BASE):
+        raise ValueError(
+            f"`init_lora_weights={policy_config.init_lora_weights!r}` takes the policy's first adapter off the base "
+            "model, which `critic='adapter'` would share. Use `critic='head'` or `critic='model'`, or plain LoRA."
+        )
     if CRITIC_ADAPTER in model.peft_config:
-        raise ValueError(f"The policy has an adapter named {CRITIC_ADAPTER!r} already: rename it, or merge it first.")
+        raise ValueError(
+            f"The policy has an adapter named {CRITIC_ADAPTER!r} already. If it is the critic of an earlier trainer, "
+            "call that trainer's `detach_critic()` first; else rename it."
+        )
     config = copy.deepcopy(policy_config)
     config.inference_mode = False
     config.modules_to_save = None  # these are trained with the policy's adapter
     if not isinstance(config.init_lora_weights, bool):
-        config.init_lora_weights = True  # PiSSA and its kin change the base model's weights
+        config.init_lora_weights = True
     trained = {name: p.requires_grad for name, p in model.named_parameters()}
     model.add_adapter(CRITIC_ADAPTER, config)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(trained.get(name, True))
     return config
+
+
+@contextmanager
+def without_adapter(model: Any) -> Iterator[None]:
+    """Within it, PEFT does not know of the critic's adapter, and neither saves nor loads it."""
+    config = model.peft_config.pop(CRITIC_ADAPTER, None) if isinstance(model, PeftModel) else None
+    try:
+        yield
+    finally:
+        if config is not None:
+            model.peft_config[CRITIC_ADAPTER] = config

@@ -12,15 +12,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
+from peft import LoraConfig, get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import AutoModel
 
 from sorl_trl.trainers.critic import CRITIC_ATTRIBUTE, Critic, ModelCritic
 from sorl_trl.trainers.critic_adapter import CRITIC_ADAPTER, AdapterCritic
@@ -30,6 +28,8 @@ CONFIG_FILE = "critic_config.json"
 HEAD_FILE = "value_head.safetensors"
 ADAPTER_FOLDER = "adapter"
 BACKBONE_FOLDER = "backbone"
+ADAPTER_SHAPE = ("r", "lora_alpha", "target_modules", "rank_pattern", "alpha_pattern", "use_rslora", "use_dora")
+"""Fields of a LoRA configuration that say which weights there are, and what they mean."""
 
 _CRITIC_PREFIX = re.compile(rf"^(?:base_model\.model\.)?{CRITIC_ATTRIBUTE}\.")
 
@@ -47,6 +47,8 @@ def save_critic(critic: Critic, model: nn.Module, folder: Path, state_dict: Mapp
     folder.mkdir(parents=True, exist_ok=True)
     config = {"kind": critic.kind, "hidden_size": critic.head.hidden_size}
     (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n")
+    if isinstance(critic, AdapterCritic):
+        critic.config.save_pretrained(str(folder / ADAPTER_FOLDER))
     state = model.state_dict() if state_dict is None else state_dict
     if not state:
         return
@@ -65,9 +67,13 @@ def _save_adapter(model: Any, folder: Path, state_dict: dict[str, Tensor]) -> No
     adapter = get_peft_model_state_dict(
         model, state_dict=state_dict, adapter_name=CRITIC_ADAPTER, save_embedding_layers=False
     )
-    folder.mkdir(exist_ok=True)
     save_file({name: t.contiguous() for name, t in adapter.items()}, folder / "adapter_model.safetensors")
-    model.peft_config[CRITIC_ADAPTER].save_pretrained(folder)
+
+
+def critic_folder(path: str | Path) -> Path:
+    """`path` itself if it holds a critic, else the `critic/` folder in it, whether or not there is one."""
+    path = Path(path)
+    return path if (path / CONFIG_FILE).is_file() else path / CRITIC_FOLDER
 
 
 def read_critic_config(folder: Path) -> dict[str, Any]:
@@ -80,7 +86,7 @@ def read_critic_config(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ValueError(
             f"There is no critic in {folder}: a checkpoint of `SOPPOTrainer` holds `{CRITIC_FOLDER}/{CONFIG_FILE}`. "
-            "Resume from one, or start a new run from this policy."
+            "Name such a checkpoint; without one, a new run makes a new critic."
         )
     config: dict[str, Any] = json.loads(path.read_text())
     return config
@@ -100,6 +106,20 @@ def check_critic_folder(critic: Critic, folder: Path) -> None:
             f"The critic in {folder} reads hidden states of size {config['hidden_size']}, but this run's model has "
             f"size {hidden_size}. It belongs to another model."
         )
+    if isinstance(critic, AdapterCritic):
+        _check_adapter(critic.config, folder / ADAPTER_FOLDER)
+
+
+def _check_adapter(config: LoraConfig, folder: Path) -> None:
+    """Raise ValueError unless the LoRA adapter in `folder` has the shape and scale of `config`."""
+    saved = LoraConfig.from_pretrained(str(folder))
+    for name in ADAPTER_SHAPE:
+        theirs, ours = getattr(saved, name), getattr(config, name)
+        if theirs != ours:
+            raise ValueError(
+                f"The critic's adapter in {folder} has `{name}` {theirs!r}, this run's LoRA configuration {ours!r}: "
+                "they must be the same."
+            )
 
 
 def restore_critic(critic: Critic, model: nn.Module, folder: Path) -> None:
@@ -111,20 +131,9 @@ def restore_critic(critic: Critic, model: nn.Module, folder: Path) -> None:
     check_critic_folder(critic, folder)
     if isinstance(critic, ModelCritic):
         # Under ZeRO-3 both are shards that `from_pretrained` has filled, and this copies nothing.
-        saved = AutoModel.from_pretrained(folder / BACKBONE_FOLDER, dtype=critic.backbone.dtype)
+        saved = type(critic.backbone).from_pretrained(folder / BACKBONE_FOLDER, dtype=critic.backbone.dtype)
         critic.backbone.load_state_dict(saved.state_dict())
     elif isinstance(critic, AdapterCritic):
         adapter = load_file(folder / ADAPTER_FOLDER / "adapter_model.safetensors")
         set_peft_model_state_dict(model, adapter, adapter_name=CRITIC_ADAPTER)
     critic.head.load_state_dict(load_file(folder / HEAD_FILE))
-
-
-@contextmanager
-def without_adapter(model: Any) -> Iterator[None]:
-    """Within it, PEFT does not know of the critic's adapter, and neither saves nor loads it."""
-    config = model.peft_config.pop(CRITIC_ADAPTER, None) if isinstance(model, PeftModel) else None
-    try:
-        yield
-    finally:
-        if config is not None:
-            model.peft_config[CRITIC_ADAPTER] = config

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.logging import get_logger
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from trl.trainer.callbacks import SyncRefModelCallback
 
 from sorl_trl.trainers.base_trainer import TurnLevelTrainer
-from sorl_trl.trainers.critic import Critic, detached_critic, is_critic_name
+from sorl_trl.trainers.critic import CRITIC_ATTRIBUTE, Critic, detached_critic, is_critic_name
+from sorl_trl.trainers.critic_adapter import CRITIC_ADAPTER, AdapterCritic, without_adapter
 from sorl_trl.trainers.critic_checkpoint import (
     CRITIC_FOLDER,
     check_critic_folder,
     restore_critic,
     save_critic,
-    without_adapter,
 )
 from sorl_trl.trainers.critic_setup import causal_lm_of, check_trained_dtypes, setup_critic
 from sorl_trl.trainers.so_ppo_config import SOPPOConfig
+
+logger = get_logger(__name__)
 
 
 class CriticTrainer(TurnLevelTrainer):
@@ -44,7 +48,7 @@ class CriticTrainer(TurnLevelTrainer):
                 "`optimizers` holds a scheduler, which was made for an optimizer without the critic. Give the "
                 "optimizer alone, and choose a schedule by `lr_scheduler_type`."
             )
-        self.critic = setup_critic(self.model, self.args)
+        self.critic = setup_critic(self.model, self.args, len(self._tokenizer))
         if self._dist.is_zero3:
             check_trained_dtypes(self.model)
         if self.use_vllm:
@@ -71,7 +75,10 @@ class CriticTrainer(TurnLevelTrainer):
             for parameter in own:
                 del missing[id(parameter)]
         if missing:  # the user's own optimizer was made before there was a critic
-            self._add_critic_group(optimizer, {"params": list(missing.values())})
+            has_names = "param_names" in optimizer.param_groups[0]
+            names = {id(p): name for name, p in self.model.named_parameters()}
+            params = [(names[i], p) if has_names else p for i, p in missing.items()]
+            self._add_critic_group(optimizer, {"params": params})
         return optimizer
 
     def _add_critic_group(self, optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> None:
@@ -84,6 +91,11 @@ class CriticTrainer(TurnLevelTrainer):
         warmup = self.args.critic_warmup_steps
         if warmup == 0 or not is_new:
             return scheduler
+        if warmup >= num_training_steps:
+            logger.warning(
+                f"`critic_warmup_steps` is {warmup}, and training has {num_training_steps} steps: the policy will not "
+                "be trained."
+            )
         if not isinstance(scheduler, LambdaLR):
             raise ValueError(
                 f"`critic_warmup_steps` is {warmup}, but `lr_scheduler_type={self.args.lr_scheduler_type!r}` cannot "
@@ -101,7 +113,7 @@ class CriticTrainer(TurnLevelTrainer):
     # ---------------------------------------------------------------------------------------------------------------
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        self.critic.prepare()  # under ZeRO-3, only what requires a gradient is gathered
+        self.critic.unfreeze()  # under ZeRO-3, only what requires a gradient is gathered
         super().save_model(output_dir, _internal_call)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
@@ -120,7 +132,7 @@ class CriticTrainer(TurnLevelTrainer):
         with self._policy_alone():
             super()._load_from_checkpoint(resume_from_checkpoint, model)
         restore_critic(self.critic, self.model, folder)
-        self.critic.prepare()
+        self.critic.unfreeze()
 
     def _load_best_model(self) -> None:
         if self.is_deepspeed_enabled or self.is_fsdp_enabled:  # they load their own checkpoint, critic included
@@ -129,12 +141,34 @@ class CriticTrainer(TurnLevelTrainer):
         with self._policy_alone():
             super()._load_best_model()
         restore_critic(self.critic, self.model, Path(self.state.best_model_checkpoint) / CRITIC_FOLDER)
-        self.critic.prepare()
+        self.critic.unfreeze()
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is not None:  # DeepSpeed has by now loaded all weights, without `_load_from_checkpoint`
             check_critic_folder(self.critic, Path(checkpoint) / CRITIC_FOLDER)
         super()._load_optimizer_and_scheduler(checkpoint)
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        # transformers pushes the output folder, with the checkpoint's files of names that it knows.
+        if self.is_world_process_zero():
+            shutil.copytree(
+                Path(checkpoint_folder) / CRITIC_FOLDER,
+                Path(self.args.output_dir) / CRITIC_FOLDER,
+                dirs_exist_ok=True,
+            )
+        super()._push_from_checkpoint(checkpoint_folder)
+
+    def detach_critic(self) -> Any:
+        """Take the critic out of the model for good, and return the model: the policy alone, as TRL made it.
+
+        For whatever does not go through the trainer, such as `merge_and_unload()`, the model's own
+        `save_pretrained`, or another trainer. This trainer cannot train or save after it.
+        """
+        model = self.accelerator.unwrap_model(self.model)
+        del causal_lm_of(model)._modules[CRITIC_ATTRIBUTE]
+        if isinstance(self.critic, AdapterCritic):
+            model.delete_adapter(CRITIC_ADAPTER)
+        return model
 
     @contextmanager
     def _policy_alone(self) -> Iterator[None]:

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 from accelerate.logging import get_logger
+from accelerate.utils import send_to_device
+from datasets import IterableDataset
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer
 from trl.trainer.utils import RepeatSampler
@@ -15,6 +17,7 @@ from trl.trainer.utils import RepeatSampler
 logger = get_logger(__name__)
 
 _CYCLE_FIELDS = (
+    "world_size",
     "per_device_train_batch_size",
     "steps_per_generation",
     "num_iterations",
@@ -59,7 +62,11 @@ class ExactResume(GRPOTrainer):
     """`GRPOTrainer` whose checkpoints hold what it needs to go on inside a generation cycle.
 
     TRL saves neither the step within the cycle nor the trajectories that the rest of the cycle is to train on: a
-    resumed run would generate others at once. Iterable datasets are put in order by `datasets` itself.
+    resumed run would generate others at once.
+
+    Not exact, and warned of on resuming: an iterable dataset after its first pass, since transformers cannot tell how
+    long a pass is; and a reference that `sync_ref_model` has moved, which would make each checkpoint as large again.
+    What is summed up between two log entries is lost, as it is with transformers' own trainer.
     """
 
     _train_sampler: EpochRepeatSampler | None = None
@@ -90,7 +97,10 @@ class ExactResume(GRPOTrainer):
             **{name: getattr(self.args, name) for name in _CYCLE_FIELDS},
         }
         folder.mkdir(parents=True, exist_ok=True)
-        torch.save(cycle, folder / self._cycle_file())
+        path = folder / self._cycle_file()
+        partial = path.with_suffix(".partial")
+        torch.save(cycle, partial)
+        partial.replace(path)
 
     def _cycle_file(self) -> str:
         return f"generation_cycle_{self.args.process_index}.pt"
@@ -98,33 +108,45 @@ class ExactResume(GRPOTrainer):
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None:
+            self._warn_of_what_differs()
             self._load_cycle(Path(checkpoint))
+
+    def _warn_of_what_differs(self) -> None:
+        # Of an iterable dataset, transformers counts a pass as whole only where a next one was begun.
+        if isinstance(self.train_dataset, IterableDataset) and self.state.epoch >= 1:
+            logger.warning(
+                "The run was interrupted after the first pass over an iterable `train_dataset`, whose length is not "
+                "known: it goes on with the first prompts of a pass. Use a dataset with a length to resume exactly."
+            )
+        if self.args.sync_ref_model:
+            logger.warning(
+                "`sync_ref_model` moves the reference, which is in no checkpoint: the run goes on with the reference "
+                "that a new run starts from."
+            )
 
     def _load_cycle(self, folder: Path) -> None:
         """Restore the step within the generation cycle and the trajectories of its rest.
 
         Raises:
-            ValueError: the checkpoint was written by another number of processes or with other batch settings.
+            ValueError: it was written within a cycle, by another number of processes or with other batch settings.
         """
-        files = len(list(folder.glob("generation_cycle_*.pt")))
-        if files == 0:
+        path = folder / self._cycle_file()
+        if not path.is_file():
             logger.warning(
                 f"{folder} does not say where in a generation cycle it was written (`trl.GRPOTrainer` wrote it, or it "
                 "was copied in part): the run goes on with new trajectories."
             )
             return
-        path = folder / self._cycle_file()
-        if files != self.args.world_size or not path.is_file():
-            raise ValueError(
-                f"{folder} was written by {files} processes, but this run has {self.args.world_size}. Resume with as "
-                "many as before, or start a new run from this policy."
-            )
-        cycle = torch.load(path, map_location=self.accelerator.device, weights_only=True)
+        # Not straight to the device: accelerate puts several CPU processes on "cpu:0", which torch.load refuses.
+        cycle = torch.load(path, map_location="cpu", weights_only=True)
+        if cycle["buffered_inputs"] is None:  # the next step begins a cycle, which may be another one
+            self._step = 0
+            return
         for name in _CYCLE_FIELDS:
             if cycle[name] != getattr(self.args, name):
                 raise ValueError(
-                    f"`{name}` is {getattr(self.args, name)}, but was {cycle[name]} when {folder} was written. Resume "
-                    "with the same batches, or start a new run from this policy."
+                    f"`{name}` is {getattr(self.args, name)}, but was {cycle[name]} when {folder} was written, within "
+                    "a generation cycle. Resume with the same, from the end of a cycle, or start a new run."
                 )
         self._step = cycle["step"]
-        self._buffered_inputs = cycle["buffered_inputs"]
+        self._buffered_inputs = send_to_device(cycle["buffered_inputs"], self.accelerator.device)

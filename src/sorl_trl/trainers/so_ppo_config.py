@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from dataclasses import dataclass, field
 
-from sorl_trl.trainers.base_config import TurnLevelConfig, _check_choice
+from sorl_trl.trainers.base_config import TurnLevelConfig, check_choice
 
 ADVANTAGE_LEVELS = ("turn", "token")
 CRITICS = ("adapter", "head", "model")
@@ -154,11 +155,12 @@ class SOPPOConfig(TurnLevelConfig):
             super().__post_init__()
             return
         steps = self.steps_per_generation or self.gradient_accumulation_steps
-        self.num_generations = self.generation_batch_size or self.per_device_train_batch_size * steps
+        processes = int(os.environ.get("WORLD_SIZE", 1))  # transformers knows it only after `__post_init__`
+        self.num_generations = self.generation_batch_size or self.per_device_train_batch_size * steps * processes
         if self.num_generations < 2:
             raise ValueError(
-                "`per_device_train_batch_size` is 1 and so is the number of micro-batches per rollout. Set one of "
-                "them, or `generation_batch_size`, to at least 2: one trajectory has no spread to learn from."
+                "`per_device_train_batch_size` is 1, and so are the micro-batches per rollout and the processes. Set "
+                "one of them, or `generation_batch_size`, to at least 2: one trajectory has no spread to learn from."
             )
         if self.num_generations_eval is None:
             self.num_generations_eval = 1
@@ -168,9 +170,9 @@ class SOPPOConfig(TurnLevelConfig):
             self.num_generations = 1
 
     def _check(self) -> None:
-        _check_choice("advantage_level", self.advantage_level, ADVANTAGE_LEVELS)
+        check_choice("advantage_level", self.advantage_level, ADVANTAGE_LEVELS)
         if self.critic is not None:
-            _check_choice("critic", self.critic, CRITICS)
+            check_choice("critic", self.critic, CRITICS)
         if not 0.0 <= self.gae_lambda <= 1.0:
             raise ValueError(f"`gae_lambda` is {self.gae_lambda}, but must be in [0, 1].")
         for name in ("vf_coef", "critic_learning_rate", "critic_warmup_steps"):
@@ -186,6 +188,11 @@ class SOPPOConfig(TurnLevelConfig):
             raise ValueError(
                 f"`critic_trunk_gradient` is set, but `critic={self.critic!r}` shares no trained weights with the "
                 "policy. Use `critic='head'`, or leave it unset."
+            )
+        if self.critic_trunk_gradient and self.clip_normalization == "bias_norm":
+            raise ValueError(
+                "`clip_normalization='bias_norm'` divides the gradient of the policy's weights, and with "
+                "`critic_trunk_gradient` the value loss is in it. Use one or the other."
             )
         if self.multi_objective_aggregation != "sum_then_normalize":
             raise ValueError(

@@ -11,7 +11,7 @@ from trl.models.utils import disable_gradient_checkpointing
 
 from sorl_trl.ops import aggregate_turns, is_value_clipped, masked_mean, turn_starts, value_loss, whiten
 from sorl_trl.trainers.base_config import TURN_LOSS_TYPE
-from sorl_trl.trainers.base_trainer import SORL_PAPER, _loss_mask
+from sorl_trl.trainers.base_trainer import SORL_PAPER, loss_mask_of
 from sorl_trl.trainers.critic import ValuesBesideLogps
 from sorl_trl.trainers.critic_health import CriticWatch, critic_metrics
 from sorl_trl.trainers.critic_trainer import CriticTrainer
@@ -92,13 +92,13 @@ class SOPPOTrainer(CriticTrainer):
         return result
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        self._values = []
+        self._values = [] if self._trl_scores_old_policy() else None
         try:
             output = super()._generate_and_score_completions(inputs)
-            old_logps, old_values = self._old_policy(output, self._values)
+            old_logps, old_values = self._old_policy(output)
         finally:
             self._values = None
-        self.critic.prepare()  # the reference pass of a PEFT model has frozen it
+        self.critic.unfreeze()  # the reference pass of a PEFT model has frozen it
         turn_rewards, scored = self._local_turn_rewards()
         self._leave_out(output, scored & turn_rewards.isfinite().all(-1))
         experience = self._experience(output, turn_rewards.nan_to_num(), old_logps, old_values)
@@ -110,14 +110,20 @@ class SOPPOTrainer(CriticTrainer):
         self._show_advantages(advantages, experience.unit_turns >= 0)
         return output
 
-    def _old_policy(self, output: dict[str, Any], values: list[Tensor]) -> tuple[Tensor | None, Tensor]:
+    def _trl_scores_old_policy(self) -> bool:
+        """Whether TRL passes over new trajectories first of all with the policy that generated them."""
+        micro_batches = self.args.steps_per_generation * self.num_iterations
+        is_reused = self.args.gradient_accumulation_steps % micro_batches != 0
+        return is_reused or (self.use_vllm and self.vllm_importance_sampling_correction)
+
+    def _old_policy(self, output: dict[str, Any]) -> tuple[Tensor | None, Tensor]:
         """(B, T) log-probabilities, where known, and values of the policy that generated `output`.
 
-        They come from the pass in which TRL scores the old policy, its first. Where it needs none, because every batch
-        is used for one update, a pass of our own gives them.
+        They come from the pass in which TRL scores the old policy. Where it needs none, because every batch is used
+        for one update, a pass of our own gives them.
         """
-        if output.get("old_per_token_logps") is not None:
-            return output["old_per_token_logps"], values[0]
+        if self._values is not None:
+            return output["old_per_token_logps"], self._values[0]
         ids = torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1)
         mask = torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1)
         is_training = self.model.training
@@ -137,14 +143,14 @@ class SOPPOTrainer(CriticTrainer):
 
     def _leave_out(self, output: dict[str, Any], scored: Tensor) -> None:
         """Take trajectories without a finite reward out of every loss, the critic's too, and count them."""
-        loss_mask = _loss_mask(output)
+        loss_mask = loss_mask_of(output)
         left_out = ~scored & loss_mask.bool().any(-1)
         if left_out.any():
             keep = (~left_out).unsqueeze(1)
             output["tool_mask"] = output.get("tool_mask", torch.ones_like(loss_mask)) * keep
             output["turn_ids"] = torch.where(keep, output["turn_ids"], -1)
         # Every rank takes part in the sum, whether or not it leaves a trajectory out.
-        output["num_items_in_batch"] = self.accelerator.gather(_loss_mask(output).sum()).sum()
+        output["num_items_in_batch"] = self.accelerator.gather(loss_mask_of(output).sum()).sum()
         self._log_mean("trajectories_unscored", left_out.float().mean())
 
     def _experience(

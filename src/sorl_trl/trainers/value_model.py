@@ -19,9 +19,8 @@ from sorl_trl.trainers.critic import ValueHead
 from sorl_trl.trainers.critic_checkpoint import (
     ADAPTER_FOLDER,
     BACKBONE_FOLDER,
-    CONFIG_FILE,
-    CRITIC_FOLDER,
     HEAD_FILE,
+    critic_folder,
     read_critic_config,
 )
 from sorl_trl.types import Trajectory
@@ -47,6 +46,8 @@ class ValueModel(nn.Module):
 
         One that an infrastructure failure ended has none: it is not trained on either.
         """
+        if not trajectories:
+            return []
         rows = assemble(trajectories)
         starts = [len(trajectory.prompt_ids) - 1 for trajectory in trajectories]
         texts = [torch.tensor([*t.prompt_ids, *row.completion_ids]) for t, row in zip(trajectories, rows, strict=True)]
@@ -73,11 +74,15 @@ def load_critic(path: str | Path, base_model: str | None = None, **kwargs: Any) 
         kwargs: for `from_pretrained` of the backbone, such as `dtype` or `device_map`.
 
     Raises:
-        ValueError: there is no critic at `path`, or its backbone has another hidden size.
+        ValueError: there is no critic at `path`, it has no weights, or its backbone has another hidden size.
     """
-    folder = Path(path)
-    folder = folder if (folder / CONFIG_FILE).is_file() else folder / CRITIC_FOLDER
+    folder = critic_folder(path)
     config = read_critic_config(folder)
+    if not (folder / HEAD_FILE).is_file():
+        raise ValueError(
+            f"{folder} has no {HEAD_FILE}: DeepSpeed kept the weights in shards of its own. Save with "
+            "`stage3_gather_16bit_weights_on_model_save`."
+        )
     backbone = _load_backbone(config["kind"], folder, base_model, kwargs)
     hidden_size = backbone.config.get_text_config().hidden_size
     if hidden_size != config["hidden_size"]:

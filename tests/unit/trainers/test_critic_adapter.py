@@ -65,7 +65,13 @@ class TestAddCriticAdapter:
         add_critic_adapter(model)
         assert not any(".ref." in name for name in trained_names(model))
 
-    @pytest.mark.parametrize("init", ["pissa", "gaussian", True])
+    @pytest.mark.parametrize("init", ["pissa", "olora"])
+    def test_no_base_model_that_is_another_one(self, init: str) -> None:
+        """`load_critic` would put the critic on the original."""
+        with pytest.raises(ValueError, match=rf"`init_lora_weights='{init}'` takes the policy's first adapter off"):
+            add_critic_adapter(peft_policy(init_lora_weights=init))
+
+    @pytest.mark.parametrize("init", ["gaussian", True])
     def test_the_base_model_and_the_policy_stay_as_they_are(self, init: Any) -> None:
         model = peft_policy(init_lora_weights=init)
         before = {name: p.clone() for name, p in model.named_parameters()}
@@ -140,14 +146,14 @@ class TestAdapterCritic:
         assert {id(p) for p in critic.own_parameters()} == named | head
 
     @pytest.mark.parametrize("config", ADAPTERS)
-    def test_prepare_undoes_peft(self, config: str) -> None:
+    def test_unfreeze_undoes_peft(self, config: str) -> None:
         """Leaving `disable_adapter` freezes every adapter but the active one."""
         model, critic = adapter_critic(**ADAPTERS[config])
         trained = trained_names(model)
         with model.disable_adapter():
             pass
         assert trained_names(model) < trained, "PEFT has changed: prepare() may no longer be needed"
-        critic.prepare()
+        critic.unfreeze()
         assert trained_names(model) == trained
 
     @pytest.mark.parametrize("config", ADAPTERS)

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from sorl_trl import load_critic
 from sorl_trl.trainers.critic import Critic, ValueHead
-from sorl_trl.trainers.critic_checkpoint import check_critic_folder, restore_critic, save_critic, without_adapter
+from sorl_trl.trainers.critic_adapter import without_adapter
+from sorl_trl.trainers.critic_checkpoint import check_critic_folder, restore_critic, save_critic
 from sorl_trl.trainers.critic_setup import causal_lm_of, check_trained_dtypes, trained_dtype
 from sorl_trl.types import Action, ActionKind, Observation, StopReason, Trajectory, Turn
 from tests.conftest import build_policy
@@ -96,7 +97,7 @@ class TestFolder:
     def test_where_the_engine_keeps_the_weights(self, tmp_path: Path, kind: str) -> None:
         model, critic = changed(kind)
         save_critic(critic, model, tmp_path, {})
-        assert files(tmp_path) == {"critic_config.json"}
+        assert files(tmp_path) == {"critic_config.json"} | ({"adapter/adapter_config.json"} & FILES[kind])
         check_critic_folder(critic, tmp_path)
 
     def test_saving_again_replaces_it(self, tmp_path: Path, kind: str) -> None:
