@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -23,7 +24,7 @@ from sorl_trl.trainers.base_trainer import TurnLevelTrainer
 from sorl_trl.trainers.critic_trainer import CriticTrainer
 from sorl_trl.trainers.exact_resume import ExactResume
 from sorl_trl.trainers.so_grpo_trainer import SOGRPOTrainer
-from sorl_trl.trainers.so_ppo_trainer import SOPPOTrainer
+from sorl_trl.trainers.so_ppo_trainer import _IMAGE_INPUTS, SOPPOTrainer
 
 OVERRIDDEN = {
     "_generate": "turn ids of the completions, from recorded spans or the mask",
@@ -117,3 +118,9 @@ def test_overrides_are_those_listed() -> None:
     }
     overridden = {name for name in ours if callable(getattr(GRPOTrainer, name, None)) and name != "__init__"}
     assert overridden == set(OVERRIDDEN)
+
+
+def test_image_inputs_are_those_of_trls_loss() -> None:
+    """Old values come from a pass of ours, which must see the images that the loss will see."""
+    in_the_loss = re.findall(r"\w=inputs\.get\(\"(\w+)\"\)", inspect.getsource(GRPOTrainer._compute_loss))
+    assert set(in_the_loss) - {"importance_sampling_ratio"} == set(_IMAGE_INPUTS)  # vLLM's correction is no input
