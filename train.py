@@ -187,6 +187,8 @@ def main() -> None:
     trainer.save_model(folder)
     trainer.save_state()
     trainer.accelerator.print(f"The policy is in {folder}: a plain checkpoint, load it as any other.")
+    if isinstance(trainer, SOPPOTrainer):
+        trainer.accelerator.print(f"Its critic is in {folder}/critic: `sorl_trl.load_critic({folder!r})` loads it.")
     trainer.end()
 
 
