@@ -60,5 +60,5 @@ def test_ratios(kind: str) -> None:
 
 def test_the_table_has_a_row_per_kind() -> None:
     text = table(measured())
-    assert "| `adapter` | SO-GRPO, LoRA | 1.50 (1.50 to 1.50) | 2.00 | 50% | 1.50 |" in text
+    assert "| `adapter` | SO-GRPO, LoRA | 1.50 (1.50 to 1.50) | 2.00 | 50% | 2.50 | 1.50 |" in text
     assert all(f"| `{kind}` |" in text for kind in BASELINES)
