@@ -10,6 +10,7 @@ import pytest
 import torch
 from peft import PeftModel, get_peft_model
 from transformers import Trainer
+from transformers.trainer_utils import HubStrategy
 
 from sorl_trl.trainers.critic import is_critic_name
 from tests.conftest import build_policy
@@ -100,8 +101,13 @@ def test_pushed_checkpoints_have_the_critic(tmp_path: Path, tokenizer: Any, monk
         seen.extend(Path(self.args.output_dir).rglob("*"))
 
     monkeypatch.setattr(Trainer, "_push_from_checkpoint", push)
+    pushed = Path(trainer.args.output_dir) / "critic" / "value_head.safetensors"
+    trainer.args.hub_strategy = HubStrategy.END
     trainer._push_from_checkpoint(str(checkpoint))
-    assert Path(trainer.args.output_dir) / "critic" / "value_head.safetensors" in seen
+    assert not pushed.exists()
+    trainer.args.hub_strategy = HubStrategy.EVERY_SAVE
+    trainer._push_from_checkpoint(str(checkpoint))
+    assert pushed in seen
 
 
 class TestStart:

@@ -12,6 +12,7 @@ import torch
 from accelerate.logging import get_logger
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
+from transformers.trainer_utils import HubStrategy
 from trl.trainer.callbacks import SyncRefModelCallback
 
 from sorl_trl.trainers.base_trainer import TurnLevelTrainer
@@ -149,8 +150,8 @@ class CriticTrainer(TurnLevelTrainer):
         super()._load_optimizer_and_scheduler(checkpoint)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        # transformers pushes the output folder, with the checkpoint's files of names that it knows.
-        if self.is_world_process_zero():
+        # transformers copies the checkpoint's files of names that it knows into the output folder, and pushes that.
+        if self.is_world_process_zero() and self.args.hub_strategy != HubStrategy.END:
             shutil.copytree(
                 Path(checkpoint_folder) / CRITIC_FOLDER,
                 Path(self.args.output_dir) / CRITIC_FOLDER,

@@ -49,13 +49,15 @@ class ValueModel(nn.Module):
         if not trajectories:
             return []
         rows = assemble(trajectories)
-        starts = [len(trajectory.prompt_ids) - 1 for trajectory in trajectories]
         texts = [torch.tensor([*t.prompt_ids, *row.completion_ids]) for t, row in zip(trajectories, rows, strict=True)]
         input_ids = pad_sequence(texts, batch_first=True)
         attention_mask = pad_sequence([torch.ones_like(text) for text in texts], batch_first=True)
         device = self.head.weight.device
         values = self(input_ids.to(device), attention_mask.to(device)).cpu()
-        return [values[i, starts[i] + 1 + self._before_turns(row.turn_ids)].tolist() for i, row in enumerate(rows)]
+        return [
+            values[i, len(trajectories[i].prompt_ids) + self._before_turns(row.turn_ids)].tolist()
+            for i, row in enumerate(rows)
+        ]
 
     @staticmethod
     def _before_turns(turn_ids: Sequence[int]) -> Tensor:
