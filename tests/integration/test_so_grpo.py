@@ -281,5 +281,7 @@ print(json.dumps([logits, [name for name in sys.modules if name.startswith("sorl
 
 def test_too_few_prompts_for_a_rollout(tmp_path: Path) -> None:
     """TRL would stop before the first step, and say that this was expected."""
-    with pytest.raises(ValueError, match="`train_dataset` has 8 prompts, but a rollout takes 16: `generation_batch_size` 32"):
+    with pytest.raises(
+        ValueError, match="`train_dataset` has 8 prompts, but a rollout takes 16: `generation_batch_size` 32"
+    ):
         build_agent(tmp_path, num_generations=2, per_device_train_batch_size=8)
