@@ -5,13 +5,14 @@ from sorl_trl.sandbox.expert import NO_NOISE, ExpertNoise, ScriptedExpert
 from sorl_trl.sandbox.imitation import WarmStartConfig, warm_start
 from sorl_trl.sandbox.invented import Population, build_invented
 from sorl_trl.sandbox.policy import PolicyConfig, make_policy, train_tokenizer
-from sorl_trl.sandbox.setting import LIMITS, PROMPT_TEMPLATE, PROTOCOL
+from sorl_trl.sandbox.setting import LIMITS, LONG_LIMITS, PROMPT_TEMPLATE, PROTOCOL
 from sorl_trl.sandbox.world import CORPUS_FILE, EVALUATION_FILE, TRAIN_FILE, World, WorldSize
 
 __all__ = [
     "CORPUS_FILE",
     "EVALUATION_FILE",
     "LIMITS",
+    "LONG_LIMITS",
     "NO_NOISE",
     "PROMPT_TEMPLATE",
     "PROTOCOL",

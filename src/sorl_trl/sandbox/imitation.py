@@ -15,7 +15,7 @@ import transformers
 from tqdm.auto import trange
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from sorl_trl.rollout import Collector, assemble
+from sorl_trl.rollout import Collector, RolloutLimits, assemble
 from sorl_trl.sandbox.expert import ExpertNoise, ScriptedExpert
 from sorl_trl.sandbox.policy import PolicyConfig, make_policy, train_tokenizer
 from sorl_trl.sandbox.setting import LIMITS, PROMPT_TEMPLATE, PROTOCOL
@@ -32,6 +32,8 @@ class WarmStartConfig:
 
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     noise: ExpertNoise = field(default_factory=ExpertNoise)
+    limits: RolloutLimits = LIMITS
+    """Of the expert's trajectories."""
     trajectories: int = 12000
     """How many the expert makes, in equal parts from the practice worlds."""
     steps: int = 800
@@ -98,7 +100,7 @@ def expert_examples(
     with tempfile.TemporaryDirectory() as directory:
         corpus = world.write(directory) / CORPUS_FILE
         index = BM25Index.build(corpus, Path(directory) / "index", show_progress=False)
-        trajectories = Collector(tokenizer, index, PROTOCOL, LIMITS).collect(prompts, expert)
+        trajectories = Collector(tokenizer, index, PROTOCOL, config.limits).collect(prompts, expert)
     return [
         _example(trajectory.prompt_ids, row.completion_ids, row.env_mask)
         for trajectory, row in zip(trajectories, assemble(trajectories), strict=True)
@@ -155,7 +157,7 @@ def _loss(model: LlamaForCausalLM, batch: Sequence[Example]) -> torch.Tensor:
 
 def _cache_key(world: World, practice: Sequence[World], config: WarmStartConfig) -> str:
     """All of these are frozen data whose `repr` shows their whole content."""
-    setting = (PROTOCOL, LIMITS, PROMPT_TEMPLATE, torch.__version__, transformers.__version__)
+    setting = (PROTOCOL, PROMPT_TEMPLATE, torch.__version__, transformers.__version__)
     return hashlib.sha256(repr((world, tuple(practice), config, setting)).encode()).hexdigest()[:16]
 
 

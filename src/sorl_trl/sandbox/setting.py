@@ -5,6 +5,8 @@ About thirty tokens a trajectory; a second passage or a "Doc 1:" before the firs
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from sorl_trl.rollout import Frame, RolloutLimits, TagProtocol
 
 PROMPT_TEMPLATE = "question : {question}"
@@ -21,3 +23,6 @@ PROTOCOL = TagProtocol(
 
 LIMITS = RolloutLimits(max_turns=3, max_turn_tokens=16, max_observation_tokens=24, max_trajectory_tokens=112, top_k=1)
 """Two hops and one spare search; room for the longest names."""
+
+LONG_LIMITS = replace(LIMITS, max_turns=5, max_trajectory_tokens=192)
+"""Four hops and one spare search."""

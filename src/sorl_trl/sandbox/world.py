@@ -1,4 +1,4 @@
-"""A closed world: facts, the passages that state them, and questions of one or two hops about them.
+"""A closed world: facts, the passages that state them, and questions of one or more hops about them.
 
 A world is made from a table of facts. The passages are the facts, one sentence each. The questions name a relation
 by another word than its passages do, so that a policy must learn what to search for, and the title of a passage is
@@ -7,6 +7,8 @@ its subject, so that searching for a bare name finds an arbitrary fact about it.
 
 from __future__ import annotations
 
+import itertools
+import math
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -45,25 +47,31 @@ Facts = Mapping[str, Mapping[str, tuple[str, ...]]]
 
 @dataclass(frozen=True)
 class WorldSize:
-    """How many questions to draw, and which share of them has two hops."""
+    """How many questions to draw, and which share of them has how many hops."""
 
     train_questions: int = 2000
     evaluation_questions: int = 200
-    two_hop_share: float = 0.5
+    hop_shares: tuple[float, ...] = (0.5, 0.5)
+    """Shares of the questions with one hop, with two, and so on. They sum to 1."""
 
     def __post_init__(self) -> None:
         for name in ("train_questions", "evaluation_questions"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        if not 0 <= self.two_hop_share <= 1:
-            raise ValueError(f"two_hop_share is {self.two_hop_share}; it must be between 0 and 1")
+        if not self.hop_shares or min(self.hop_shares) < 0 or not math.isclose(sum(self.hop_shares), 1):
+            raise ValueError(f"hop_shares is {self.hop_shares}; they must be at least 0 and sum to 1")
+
+    def by_hops(self, questions: int) -> list[int]:
+        """How many of so many questions have one hop, two hops, and so on."""
+        more = [round(questions * share) for share in self.hop_shares[1:]]
+        return [questions - sum(more), *more]
 
 
 @dataclass(frozen=True)
 class World:
     """Passages and questions that belong together.
 
-    A question's metadata holds `hops` (1 or 2), `relations` (names, in the order they are followed) and `subject`.
+    A question's metadata holds `hops`, `relations` (names, in the order they are followed) and `subject`.
     """
 
     name: str
@@ -108,11 +116,13 @@ def build_world(name: str, relations: Sequence[Relation], facts: Facts, seed: in
     rng.shuffle(passages)
     asked = [relation for relation in relations if relation.asked]
     number = size.train_questions + size.evaluation_questions
-    two_hop, held_two = (round(n * size.two_hop_share) for n in (number, size.evaluation_questions))
-    held_one = size.evaluation_questions - held_two
-    one = _draw(_one_hop(asked, facts), number - two_hop, "one-hop", rng)
-    two = _draw(_two_hop(asked, facts), two_hop, "two-hop", rng)
-    evaluation, train = one[:held_one] + two[:held_two], one[held_one:] + two[held_two:]
+    train: list[_Path] = []
+    evaluation: list[_Path] = []
+    counts = zip(size.by_hops(number), size.by_hops(size.evaluation_questions), strict=True)
+    for hops, (drawn, held) in enumerate(counts, start=1):
+        paths = _draw(_paths(asked, facts, hops), drawn, hops, rng) if drawn else []
+        evaluation += paths[:held]
+        train += paths[held:]
     rng.shuffle(train)
     return World(
         name=name,
@@ -125,7 +135,7 @@ def build_world(name: str, relations: Sequence[Relation], facts: Facts, seed: in
 
 @dataclass(frozen=True)
 class _Path:
-    """A question before it has an id: from a subject along one or two relations to the answers."""
+    """A question before it has an id: from a subject along its relations to the answers."""
 
     subject: str
     relations: tuple[Relation, ...]
@@ -146,29 +156,28 @@ def _passages(relations: Sequence[Relation], facts: Facts) -> list[tuple[str, st
     ]
 
 
-def _one_hop(relations: Sequence[Relation], facts: Facts) -> list[_Path]:
+def _paths(relations: Sequence[Relation], facts: Facts, hops: int) -> list[_Path]:
+    """Paths through middles that are unique, so that the answer does not depend on which fact was found."""
     return [
-        _Path(subject, (relation,), objects)
-        for relation in relations
-        for subject, objects in facts[relation.name].items()
+        _Path(subject, chain, answers)
+        for chain in itertools.product(relations, repeat=hops)
+        if all(first.object_kind == second.subject_kind for first, second in itertools.pairwise(chain))
+        for subject in facts[chain[0].name]
+        if (answers := _follow(subject, chain, facts))
     ]
 
 
-def _two_hop(relations: Sequence[Relation], facts: Facts) -> list[_Path]:
-    """Paths through a middle that is unique, so that the answer does not depend on which fact was found."""
-    return [
-        _Path(subject, (first, second), facts[second.name][objects[0]])
-        for first in relations
-        for second in relations
-        if first.object_kind == second.subject_kind
-        for subject, objects in facts[first.name].items()
-        if len(objects) == 1 and objects[0] in facts[second.name]
-    ]
+def _follow(subject: str, chain: Sequence[Relation], facts: Facts) -> tuple[str, ...]:
+    """The objects at the end of the chain; none where a middle is missing or not unique."""
+    objects: tuple[str, ...] = (subject,)
+    for relation in chain:
+        objects = facts[relation.name].get(objects[0], ()) if len(objects) == 1 else ()
+    return objects
 
 
-def _draw(paths: list[_Path], number: int, kind: str, rng: random.Random) -> list[_Path]:
+def _draw(paths: list[_Path], number: int, hops: int, rng: random.Random) -> list[_Path]:
     if number > len(paths):
-        raise ValueError(f"size asks for {number} {kind} questions; the facts give {len(paths)}")
+        raise ValueError(f"size asks for {number} {hops}-hop questions; the facts give {len(paths)}")
     return rng.sample(paths, number)
 
 

@@ -18,7 +18,7 @@ FACTS = {
     "home": {"Ann": ("Ulm",), "Bob": ("Ulm",), "Cy": ("Ulm", "Bonn")},
     "river": {"Ulm": ("Danube", "Iller"), "Bonn": ("Rhine",)},
 }
-ALL = WorldSize(train_questions=5, evaluation_questions=2, two_hop_share=2 / 7)
+ALL = WorldSize(train_questions=5, evaluation_questions=2, hop_shares=(5 / 7, 2 / 7))
 
 
 def questions_of(world: World) -> set[tuple[str, tuple[str, ...]]]:
@@ -52,6 +52,19 @@ def test_questions_follow_one_or_two_relations_and_never_an_ambiguous_middle():
     }
 
 
+def test_questions_of_three_hops_go_through_two_middles():
+    spring = Relation("spring", "river", "land", "spring", "{subject} rises in {object} .", "rises")
+    facts = FACTS | {"spring": {"Danube": ("Baden",), "Rhine": ("Grisons",)}}
+    facts["river"] = {"Ulm": ("Danube",), "Bonn": ("Rhine",)}
+    size = WorldSize(train_questions=1, evaluation_questions=1, hop_shares=(0.0, 0.0, 1.0))
+    world = build_world("toy", [HOME, RIVER, spring], facts, 0, size)
+    assert questions_of(world) == {
+        ("what is the spring of the water of the hometown of Ann ?", ("Baden",)),
+        ("what is the spring of the water of the hometown of Bob ?", ("Baden",)),
+    }
+    assert {tuple(question.metadata["relations"]) for question in world.train} == {("home", "river", "spring")}
+
+
 def test_metadata_says_how_many_hops_and_along_what():
     world = build_world("toy", [HOME, RIVER], FACTS, 0, ALL)
     found = {question.question: question.metadata for question in (*world.train, *world.evaluation)}
@@ -64,14 +77,14 @@ def test_metadata_says_how_many_hops_and_along_what():
 
 
 def test_a_relation_that_is_not_asked_is_stated_only():
-    world = build_world("toy", [HOME, replace(RIVER, asked=False)], FACTS, 0, WorldSize(2, 1, two_hop_share=0))
+    world = build_world("toy", [HOME, replace(RIVER, asked=False)], FACTS, 0, WorldSize(2, 1, hop_shares=(1.0,)))
     assert len(world.passages) == 7
     assert all("hometown" in text for text, _ in questions_of(world))
 
 
 @given(seed=st.integers(), train=st.integers(1, 4), held_out=st.integers(1, 3))
 def test_splits_are_disjoint_deterministic_and_of_the_size_asked_for(seed, train, held_out):
-    size = WorldSize(train, held_out, two_hop_share=0.25)
+    size = WorldSize(train, held_out, hop_shares=(0.75, 0.25))
     world = build_world("toy", [HOME, RIVER], FACTS, seed, size)
     assert world == build_world("toy", [HOME, RIVER], FACTS, seed, size)
     assert (len(world.train), len(world.evaluation)) == (train, held_out)
@@ -101,7 +114,9 @@ def test_the_files_are_read_by_the_ordinary_loaders(tmp_path: Path):
     [
         ({"train_questions": 0}, "train_questions is 0"),
         ({"evaluation_questions": -1}, "evaluation_questions is -1"),
-        ({"two_hop_share": 1.5}, "two_hop_share is 1.5"),
+        ({"hop_shares": (0.5, 0.6)}, "hop_shares is"),
+        ({"hop_shares": (1.5, -0.5)}, "hop_shares is"),
+        ({"hop_shares": ()}, "hop_shares is"),
     ],
 )
 def test_an_impossible_size_is_refused(arguments, message):
@@ -110,5 +125,5 @@ def test_an_impossible_size_is_refused(arguments, message):
 
 
 def test_more_questions_than_facts_are_refused():
-    with pytest.raises(ValueError, match="size asks for 8 one-hop questions; the facts give 5"):
-        build_world("toy", [HOME, RIVER], FACTS, 0, WorldSize(7, 1, two_hop_share=0))
+    with pytest.raises(ValueError, match="size asks for 8 1-hop questions; the facts give 5"):
+        build_world("toy", [HOME, RIVER], FACTS, 0, WorldSize(7, 1, hop_shares=(1.0,)))
