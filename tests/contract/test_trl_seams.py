@@ -25,6 +25,7 @@ from sorl_trl.trainers.critic_trainer import CriticTrainer
 from sorl_trl.trainers.exact_resume import ExactResume
 from sorl_trl.trainers.so_grpo_trainer import SOGRPOTrainer
 from sorl_trl.trainers.so_ppo_trainer import _IMAGE_INPUTS, SOPPOTrainer
+from sorl_trl.trainers.stale_rollouts import StaleRollouts
 
 OVERRIDDEN = {
     "_generate": "turn ids of the completions, from recorded spans or the mask",
@@ -33,6 +34,7 @@ OVERRIDDEN = {
     "_get_per_token_logps_and_entropies": "the seam: turn ratios in place of token ratios; the critic's values",
     "_compute_loss": "weights of the turn mean, clipping-triggered normalization, value loss, metrics",
     "training_step": "division by the norm of the clipping bias",
+    "_prepare_inputs": "rollouts wait for later ones where staleness is asked for",
     "_get_train_sampler": "the order of prompts follows the epoch, also in a resumed run",
     "_run_epoch": "the sampler is told the epoch",
     "_save_checkpoint": "the unfinished generation cycle",
@@ -48,7 +50,6 @@ OVERRIDDEN = {
 """Method of GRPOTrainer, or of transformers' Trainer under it -> what the override adds."""
 
 RELIED_ON: dict[str, Callable[..., Any]] = {
-    "GRPOTrainer._prepare_inputs": GRPOTrainer._prepare_inputs,
     "GRPOTrainer._tokenize_prompts": GRPOTrainer._tokenize_prompts,
     "GRPOTrainer._log_metric": GRPOTrainer._log_metric,
     "SyncRefModelCallback.on_step_end": SyncRefModelCallback.on_step_end,
@@ -110,6 +111,7 @@ def test_body_is_the_one_that_was_read(name: str) -> None:
 def test_overrides_are_those_listed() -> None:
     """No private method of TRL's is overridden without being pinned here."""
     ours = {
+        *vars(StaleRollouts),
         *vars(ExactResume),
         *vars(TurnLevelTrainer),
         *vars(SOGRPOTrainer),

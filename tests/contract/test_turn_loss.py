@@ -67,7 +67,10 @@ def reference_loss(trainer: Any, batch: dict[str, Any], args: SOGRPOConfig) -> t
         ratios = log_ratio[tokens].exp()
         outside = ((ratios < 1 - EPSILON) | (ratios > 1 + EPSILON)).double().mean().detach()
         kl = (ratios * log_ratio[tokens] - ratios + 1).mean()
-        total = total - surrogate + args.ctn_coef * outside * kl + args.beta * reference_kl
+        turn_ratios = torch.stack([log_ratio[span].mean().exp() for span in spans])
+        turns_outside = ((turn_ratios < 1 - EPSILON) | (turn_ratios > 1 + EPSILON)).double().mean().detach()
+        gate = {"token": outside, "turn": turns_outside, "none": 1.0}[args.ctn_gate]
+        total = total - surrogate + args.ctn_coef * gate * kl + args.beta * reference_kl
     return total / len(logps)
 
 
@@ -88,6 +91,15 @@ def test_loss_and_gradient_are_those_of_the_formula(
     assert trainer._metrics["train"]["clip_fraction/turn"][-1] > 0.1
     assert ours.item() == pytest.approx(reference.item(), abs=1e-6)
     torch.testing.assert_close(gradient(ours, trainer), gradient(reference, trainer), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("gate", ["turn", "none"])
+def test_the_penalty_can_be_gated_by_turns_or_not_at_all(tmp_path: Path, tokenizer: Any, gate: str) -> None:
+    trainer, batch = off_policy_batch(tmp_path, tokenizer, num_iterations=2, ctn_gate=gate)
+    ours = trainer._compute_loss(trainer.model, batch)
+    assert ours.item() == pytest.approx(reference_loss(trainer, batch, trainer.args).item(), abs=1e-6)
+    trainer.args.ctn_gate = "token"
+    assert abs(ours.item() - reference_loss(trainer, batch, trainer.args).item()) > 1e-4
 
 
 @pytest.mark.parametrize("width", [1, None], ids=["sequence", "token"])

@@ -22,6 +22,9 @@ CYCLES: dict[str, dict[str, Any]] = {
     "reused": {"num_iterations": 2, "steps_per_generation": 2, "gradient_accumulation_steps": 1},
     # A cycle of 2 optimizer steps, an epoch of 4.
     "accumulated": {"num_iterations": 1, "steps_per_generation": 4, "gradient_accumulation_steps": 2},
+    # Each rollout waits for two later ones, also where it makes one update only; a cycle of 4 and of 1.
+    "stale": {"num_iterations": 2, "steps_per_generation": 2, "rollout_staleness": 2},
+    "stale_once": {"num_iterations": 1, "steps_per_generation": 1, "rollout_staleness": 2},
     # Every batch is used once, and nothing has to be kept, an epoch of 4.
     "on_policy": {"num_iterations": 1, "steps_per_generation": 1, "gradient_accumulation_steps": 1},
 }
@@ -39,7 +42,15 @@ def build(folder: Path, trainer_class: Any = SOGRPOTrainer, **overrides: Any) ->
 
 @pytest.mark.parametrize(
     ("trainer_class", "cycle"),
-    [(SOGRPOTrainer, "reused"), (SOGRPOTrainer, "accumulated"), (SOPPOTrainer, "reused"), (SOPPOTrainer, "on_policy")],
+    [
+        (SOGRPOTrainer, "reused"),
+        (SOGRPOTrainer, "accumulated"),
+        (SOGRPOTrainer, "stale"),
+        (SOGRPOTrainer, "stale_once"),
+        (SOPPOTrainer, "reused"),
+        (SOPPOTrainer, "on_policy"),
+        (SOPPOTrainer, "stale"),
+    ],
 )
 def test_every_checkpoint_continues_exactly(tmp_path: Path, trainer_class: Any, cycle: str) -> None:
     whole = build(tmp_path / "whole", trainer_class, **CYCLES[cycle])
@@ -57,6 +68,14 @@ def test_every_checkpoint_continues_exactly(tmp_path: Path, trainer_class: Any, 
 
 def _checkpoint(trainer: Any, step: int) -> Path:
     return Path(trainer.args.output_dir) / f"checkpoint-{step}"
+
+
+def test_another_staleness_is_refused(tmp_path: Path) -> None:
+    whole = build(tmp_path / "whole", **CYCLES["stale_once"], max_steps=1)
+    whole.train()
+    resumed = build(tmp_path / "resumed", **{**CYCLES["stale_once"], "rollout_staleness": 1})
+    with pytest.raises(ValueError, match="`rollout_staleness` is 1, but was 2"):
+        resumed.train(resume_from_checkpoint=str(_checkpoint(whole, 1)))
 
 
 class TestSampler:

@@ -14,7 +14,17 @@ from .advantages import (
     turn_std,
     whiten,
 )
-from .clip_norm import KL_ESTIMATORS, clip_fraction, clip_penalty, clipping_bias, is_clipped, kl_to_old
+from .clip_norm import (
+    KL_ESTIMATORS,
+    PENALTY_GATES,
+    clip_fraction,
+    clip_penalty,
+    clipping_bias,
+    gated_kl,
+    is_clipped,
+    kl_to_old,
+    turn_clip_fraction,
+)
 from .importance import IMPORTANCE_SAMPLING_LEVELS, TURN_RATIOS, importance_ratio, log_importance_ratio
 from .losses import aggregate_turns, clipped_surrogate, is_value_clipped, turn_weights, value_loss
 from .masking import (
@@ -34,6 +44,7 @@ from .masking import (
 __all__ = [
     "IMPORTANCE_SAMPLING_LEVELS",
     "KL_ESTIMATORS",
+    "PENALTY_GATES",
     "TURN_RATIOS",
     "aggregate_turns",
     "clip_fraction",
@@ -41,6 +52,7 @@ __all__ = [
     "clipped_surrogate",
     "clipping_bias",
     "explained_variance",
+    "gated_kl",
     "group_turn_advantages",
     "importance_ratio",
     "is_clipped",
@@ -52,6 +64,7 @@ __all__ = [
     "split_turns_after",
     "token_gae",
     "turn_broadcast",
+    "turn_clip_fraction",
     "turn_counts",
     "turn_ends",
     "turn_gae",

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from torch import Tensor
 
 from ._shared import at_least_float32, check_choice, keep
-from .masking import masked_mean
+from .importance import log_importance_ratio
+from .masking import masked_mean, turn_mask, turn_reduce
 
 # Each maps ℓ = log π_θ − log π_old of samples of π_old to an estimate of KL(π_θ ‖ π_old). The unbiased one is
 # w ln w − w + 1, arranged so that a large ℓ gives inf and not inf − inf.
@@ -18,6 +19,8 @@ _ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {
     "unbiased": lambda log_ratio: log_ratio + (log_ratio - 1) * log_ratio.expm1(),
 }
 KL_ESTIMATORS = tuple(_ESTIMATORS)
+PENALTY_GATES = ("token", "turn", "none")
+"""What weighs each trajectory's KL: the share of its tokens or turns outside the clip range, or nothing."""
 
 
 def clip_fraction(log_ratio: Tensor, loss_mask: Tensor, epsilon_low: float, epsilon_high: float) -> Tensor:
@@ -46,6 +49,31 @@ def kl_to_old(log_ratio: Tensor, loss_mask: Tensor, estimator: str) -> Tensor:
     return masked_mean(_ESTIMATORS[estimator](keep(log_ratio, loss_mask)), loss_mask, dim=1)
 
 
+def turn_clip_fraction(
+    log_ratio: Tensor, turn_ids: Tensor, epsilon_low: float, epsilon_high: float, turn_ratio: str
+) -> Tensor:
+    """The share of a trajectory's turns whose turn ratio is outside [1 − ε_low, 1 + ε_high]: (B,).
+
+    `log_ratio` and `turn_ids` are (B, T); `turn_ratio` is that of `importance_ratio`. No gradient; 0 without a turn.
+    """
+    turn_log_ratio = log_importance_ratio(log_ratio.detach(), turn_ids, "turn", turn_ratio)
+    ratio = turn_reduce(turn_log_ratio, turn_ids).exp()
+    outside = (ratio < 1 - epsilon_low) | (ratio > 1 + epsilon_high)
+    return masked_mean(outside.to(ratio.dtype), turn_mask(turn_ids), dim=1)
+
+
+def gated_kl(gate: Tensor, log_ratio: Tensor, loss_mask: Tensor, estimator: str) -> Tensor:
+    """gate_i · KL_i per trajectory, with the gate detached: (B,); exactly 0, value and gradient, where the gate is 0.
+
+    Args:
+        gate: (B,), at least 0: how much each trajectory's KL counts.
+        log_ratio, loss_mask, estimator: as in `kl_to_old`, with its errors.
+    """
+    # With a one-sided range KL can be infinite where nothing is clipped, and 0 · inf is NaN: leave those rows out.
+    triggered = keep(log_ratio, loss_mask.bool() & (gate > 0).unsqueeze(1))
+    return gate.detach() * kl_to_old(triggered, loss_mask, estimator)
+
+
 def clip_penalty(
     log_ratio: Tensor, loss_mask: Tensor, epsilon_low: float, epsilon_high: float, estimator: str
 ) -> Tensor:
@@ -55,9 +83,7 @@ def clip_penalty(
     exactly 0, value and gradient.
     """
     fraction = clip_fraction(log_ratio, loss_mask, epsilon_low, epsilon_high)
-    # With a one-sided range KL can be infinite where nothing is clipped, and 0 · inf is NaN: leave those rows out.
-    triggered = keep(log_ratio, loss_mask.bool() & (fraction > 0).unsqueeze(1))
-    return fraction * kl_to_old(triggered, loss_mask, estimator)
+    return gated_kl(fraction, log_ratio, loss_mask, estimator)
 
 
 def is_clipped(ratio: Tensor, advantages: Tensor, epsilon_low: float, epsilon_high: float) -> Tensor:

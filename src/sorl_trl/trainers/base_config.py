@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from trl import GRPOConfig
 
-from sorl_trl.ops import IMPORTANCE_SAMPLING_LEVELS, KL_ESTIMATORS, TURN_RATIOS
+from sorl_trl.ops import IMPORTANCE_SAMPLING_LEVELS, KL_ESTIMATORS, PENALTY_GATES, TURN_RATIOS
 
 TURN_LOSS_TYPE = "turn"
 LOSS_TYPES = (TURN_LOSS_TYPE, "grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo")
@@ -37,8 +37,12 @@ class TurnLevelConfig(GRPOConfig):
             Coefficient λ of the KL penalty.
         kl_estimator (`str`, defaults to `"unbiased"`):
             Estimator of the KL in the penalty: `"unbiased"`, `"k1"`, `"k2"` or `"k3"`.
+        ctn_gate (`str`, defaults to `"token"`):
+            What each trajectory's penalty is weighted by: its share of clipped `"token"`s or `"turn"`s, or `"none"`.
         gamma (`float`, defaults to `1.0`):
             Discount per turn.
+        rollout_staleness (`int`, defaults to `0`):
+            How many rollouts late each rollout is trained on.
         turn_boundary (`str`, defaults to `"recorded"`):
             `"recorded"` spans (else runs of model tokens), or split after closing `"tags"` in addition.
         turn_boundary_tags (`list[str]`, defaults to `["</think>"]`):
@@ -91,9 +95,25 @@ class TurnLevelConfig(GRPOConfig):
             "'unbiased' (default) w*l - w + 1, 'k1' l, 'k2' l*l/2, 'k3' exp(-l) - 1 + l."
         },
     )
+    ctn_gate: str = field(
+        default="token",
+        metadata={
+            "help": "What weighs the KL of each trajectory in the penalty. 'token' (default): the share of its tokens "
+            "outside the clip range; 'turn': the share of its turns; 'none': nothing, a plain KL penalty towards the "
+            "old policy."
+        },
+    )
     gamma: float = field(
         default=1.0,
         metadata={"help": "Discount per turn, in [0, 1]: a reward k turns later counts gamma**k."},
+    )
+    rollout_staleness: int = field(
+        default=0,
+        metadata={
+            "help": "How many rollouts late each rollout is trained on (0: at once), with the old log-probabilities "
+            "of the policy that sampled it: what an asynchronous trainer does, at a fixed lag. That many rollouts are "
+            "kept in memory and in checkpoints."
+        },
     )
     turn_boundary: str = field(
         default="recorded",
@@ -115,9 +135,12 @@ class TurnLevelConfig(GRPOConfig):
         check_choice("turn_ratio", self.turn_ratio, TURN_RATIOS)
         check_choice("clip_normalization", self.clip_normalization, CLIP_NORMALIZATIONS)
         check_choice("kl_estimator", self.kl_estimator, KL_ESTIMATORS)
+        check_choice("ctn_gate", self.ctn_gate, PENALTY_GATES)
         check_choice("turn_boundary", self.turn_boundary, TURN_BOUNDARIES)
         if not 0.0 <= self.ctn_coef < float("inf"):
             raise ValueError(f"`ctn_coef` is {self.ctn_coef}, but must be finite and at least 0.")
+        if self.rollout_staleness < 0:
+            raise ValueError(f"`rollout_staleness` is {self.rollout_staleness}, but must be at least 0.")
         if not 0.0 <= self.gamma <= 1.0:
             raise ValueError(f"`gamma` is {self.gamma}, but must be in [0, 1].")
         if self.turn_boundary == "tags" and not (self.turn_boundary_tags and all(self.turn_boundary_tags)):

@@ -16,11 +16,13 @@ from torch import Tensor
 from trl.data_utils import is_conversational
 
 from sorl_trl.ops import (
-    clip_penalty,
+    clip_fraction,
     clipping_bias,
+    gated_kl,
     importance_ratio,
     is_clipped,
     masked_mean,
+    turn_clip_fraction,
     turn_counts,
     turn_ids_from_mask,
     turn_weights,
@@ -86,6 +88,7 @@ class TurnLevelTrainer(ExactResume):
             self.importance_sampling_level = "token"
         if args.loss_type == TURN_LOSS_TYPE:
             self.loss_type = "grpo"
+        self.rollout_staleness = args.rollout_staleness
         self._substitution: RatioSubstitution | None = None
         self._bias_normalizer = self._build_bias_normalizer()
         self._check_dataset_size()
@@ -236,12 +239,20 @@ class TurnLevelTrainer(ExactResume):
         return float(self.current_gradient_accumulation_steps) if self.model.training else 1.0
 
     def _clip_penalty(self, log_ratio: Tensor, turn_ids: Tensor) -> Tensor:
-        """λ · mean_i[f_i · KL_i] (docs/paper_to_code.md), scaled for gradient accumulation as TRL's loss is."""
-        penalty = clip_penalty(
-            log_ratio, turn_ids >= 0, self.epsilon_low, self.epsilon_high, self.args.kl_estimator
-        ).mean()
+        """λ · mean_i[gate_i · KL_i] (docs/paper_to_code.md), scaled for gradient accumulation as TRL's loss is."""
+        gate, loss_mask = self._penalty_gate(log_ratio, turn_ids), turn_ids >= 0
+        penalty = gated_kl(gate, log_ratio, loss_mask, self.args.kl_estimator).mean()
         self._log_mean("clip_penalty", penalty.detach())
         return self.args.ctn_coef * penalty / self._micro_batches()
+
+    def _penalty_gate(self, log_ratio: Tensor, turn_ids: Tensor) -> Tensor:
+        """(B,) what weighs each trajectory's KL: f_i, its counterpart over turns, or nothing."""
+        clip_range = (self.epsilon_low, self.epsilon_high)
+        if self.args.ctn_gate == "token":
+            return clip_fraction(log_ratio, turn_ids >= 0, *clip_range)
+        if self.args.ctn_gate == "turn":
+            return turn_clip_fraction(log_ratio, turn_ids, *clip_range, self.args.turn_ratio)
+        return log_ratio.new_ones(len(log_ratio), dtype=torch.float32)
 
     def _add_clipping_bias(
         self, normalizer: ClippingBiasNormalizer, log_ratio: Tensor, turn_ids: Tensor, advantages: Tensor

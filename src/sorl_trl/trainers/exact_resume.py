@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,9 @@ from accelerate.logging import get_logger
 from accelerate.utils import send_to_device
 from datasets import IterableDataset
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
-from trl import GRPOTrainer
 from trl.trainer.utils import RepeatSampler
+
+from sorl_trl.trainers.stale_rollouts import StaleRollouts
 
 logger = get_logger(__name__)
 
@@ -58,7 +60,7 @@ class EpochRepeatSampler(RepeatSampler):
         yield from super().__iter__()
 
 
-class ExactResume(GRPOTrainer):
+class ExactResume(StaleRollouts):
     """`GRPOTrainer` whose checkpoints hold what it needs to go on inside a generation cycle.
 
     TRL saves neither the step within the cycle nor the trajectories that the rest of the cycle is to train on: a
@@ -94,6 +96,8 @@ class ExactResume(GRPOTrainer):
         cycle = {
             "step": self._step,
             "buffered_inputs": self._buffered_inputs if is_unfinished else None,
+            "waiting_rollouts": list(self._waiting_rollouts),
+            "rollout_staleness": self.rollout_staleness,
             **{name: getattr(self.args, name) for name in _CYCLE_FIELDS},
         }
         folder.mkdir(parents=True, exist_ok=True)
@@ -125,10 +129,11 @@ class ExactResume(GRPOTrainer):
             )
 
     def _load_cycle(self, folder: Path) -> None:
-        """Restore the step within the generation cycle and the trajectories of its rest.
+        """Restore the step within the generation cycle and the trajectories that are still to be trained on.
 
         Raises:
-            ValueError: it was written within a cycle, by another number of processes or with other batch settings.
+            ValueError: it was written within a cycle, by another number of processes or with other batch settings; or
+                with another `rollout_staleness`.
         """
         path = folder / self._cycle_file()
         if not path.is_file():
@@ -139,6 +144,12 @@ class ExactResume(GRPOTrainer):
             return
         # Not straight to the device: accelerate puts several CPU processes on "cpu:0", which torch.load refuses.
         cycle = torch.load(path, map_location="cpu", weights_only=True)
+        if cycle["rollout_staleness"] != self.rollout_staleness:
+            raise ValueError(
+                f"`rollout_staleness` is {self.rollout_staleness}, but was {cycle['rollout_staleness']} when {folder} "
+                "was written, and its rollouts are still to be trained on. Resume with the same, or start a new run."
+            )
+        self._waiting_rollouts = deque(send_to_device(cycle["waiting_rollouts"], self.accelerator.device))
         if cycle["buffered_inputs"] is None:  # the next step begins a cycle, which may be another one
             self._step = 0
             return

@@ -13,9 +13,11 @@ from sorl_trl.ops import (
     clip_penalty,
     clipped_surrogate,
     clipping_bias,
+    gated_kl,
     is_clipped,
     kl_to_old,
     masked_mean,
+    turn_clip_fraction,
 )
 
 from . import reference
@@ -108,6 +110,53 @@ class TestKlToOld:
     def test_errors(self):
         with pytest.raises(ValueError, match=r"estimator is 'k4', but must be one of: 'k1', 'k2', 'k3', 'unbiased'"):
             kl_to_old(LOG_RATIO, MASK, "k4")
+
+
+class TestTurnClipFraction:
+    TURNS = torch.tensor([[0, 0, -1, 1, 1, 2], [0, -1, -1, -1, -1, -1], [-1] * 6])
+
+    @pytest.mark.parametrize(("turn_ratio", "expected"), [("geometric", 1 / 3), ("arithmetic", 2 / 3)])
+    def test_by_hand(self, turn_ratio, expected):
+        # Turn 0: geometric mean 1.1, arithmetic 1.25; turn 1: both 0.5; turn 2: both 1.
+        ratios = torch.tensor([[1.8440, 0.6562, 9.0, 0.5, 0.5, 1.0], [1.1] * 6, [9.0] * 6])
+        fraction = turn_clip_fraction(ratios.log(), self.TURNS, 0.2, 0.2, turn_ratio)
+        torch.testing.assert_close(fraction, torch.tensor([expected, 0.0, 0.0]))
+
+    def test_each_side_has_its_own_range(self):
+        ratios = torch.tensor([[0.5, 1.5]]).log()
+        turns = torch.tensor([[0, 1]])
+        assert turn_clip_fraction(ratios, turns, 0.6, 0.2, "geometric").tolist() == [0.5]
+        assert turn_clip_fraction(ratios, turns, 0.2, 0.6, "geometric").tolist() == [0.5]
+        assert turn_clip_fraction(ratios, turns, 0.6, 0.6, "geometric").tolist() == [0.0]
+
+    @pytest.mark.parametrize("turn_ratio", ["geometric", "arithmetic"])
+    def test_blind_to_masked_and_without_gradient(self, turn_ratio):
+        log_ratio = normal(self.TURNS >= 0)
+        expected = turn_clip_fraction(log_ratio, self.TURNS, 0.2, 0.2, turn_ratio)
+        for garbage in GARBAGE:
+            filled = torch.where(self.TURNS >= 0, log_ratio, garbage).requires_grad_()
+            fraction = turn_clip_fraction(filled, self.TURNS, 0.2, 0.2, turn_ratio)
+            assert not fraction.requires_grad
+            torch.testing.assert_close(fraction, expected)
+
+
+class TestGatedKl:
+    def test_by_hand(self):
+        log_ratio = torch.tensor([[math.log(2), 0.0], [0.1, -0.1], [1.0, 1.0]])
+        gated = gated_kl(torch.tensor([0.5, 0.0, 3.0]), log_ratio, torch.ones(3, 2), "k1")
+        torch.testing.assert_close(gated, torch.tensor([0.25 * math.log(2), 0.0, 3.0]))
+
+    def test_a_closed_gate_stops_value_and_gradient_even_of_infinity(self):
+        log_ratio = torch.tensor([[500.0, 1.0], [0.5, 0.5]], requires_grad=True)
+        gated = gated_kl(torch.tensor([0.0, 1.0]), log_ratio, torch.ones(2, 2), "unbiased")
+        gated.sum().backward()
+        assert gated[0] == 0
+        assert log_ratio.grad[0].tolist() == [0.0, 0.0]
+        assert (log_ratio.grad[1] > 0).all()
+
+    def test_the_gate_has_no_gradient(self):
+        gate = torch.tensor([0.5], requires_grad=True)
+        assert not gated_kl(gate, torch.tensor([[1.0]]), torch.ones(1, 1), "k1").requires_grad
 
 
 class TestClipPenalty:

@@ -17,6 +17,7 @@ def test_defaults_are_so_grpo(tmp_path: Path) -> None:
     assert (config.importance_sampling_level, config.turn_ratio) == ("turn", "geometric")
     assert (config.clip_normalization, config.ctn_coef, config.kl_estimator) == ("kl_penalty", 3.0, "unbiased")
     assert (config.loss_type, config.gamma, config.turn_boundary) == ("turn", 1.0, "recorded")
+    assert (config.ctn_gate, config.rollout_staleness) == ("token", 0)
 
 
 @pytest.mark.parametrize(
@@ -28,8 +29,10 @@ def test_defaults_are_so_grpo(tmp_path: Path) -> None:
         ("kl_estimator", "k4", "'unbiased'"),
         ("loss_type", "ppo", "'turn'"),
         ("turn_boundary", "auto", "'recorded'"),
+        ("ctn_gate", "sequence", "'turn'"),
         ("ctn_coef", -1.0, "at least 0"),
         ("ctn_coef", float("nan"), "at least 0"),
+        ("rollout_staleness", -1, "at least 0"),
         ("gamma", 1.5, "[0, 1]"),
         ("gamma", -0.1, "[0, 1]"),
     ],
