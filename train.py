@@ -18,7 +18,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, ProgressCallbac
 from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
 from sorl_trl import SearchRollout, SOGRPOTrainer, SOPPOTrainer, qa
-from sorl_trl.diagnostics import TurnProgressCallback
+from sorl_trl.diagnostics import CollapseGuard, TurnProgressCallback
+from sorl_trl.diagnostics.collapse_guard import ACTIONS
 from sorl_trl.evaluation import NoSearch
 from sorl_trl.rollout import Collector, RolloutLimits, TagProtocol
 from sorl_trl.sandbox import PROTOCOL as TERSE_PROTOCOL
@@ -87,6 +88,13 @@ class AgentArguments:
         default="truncate", metadata={"help": "'truncate' a longer observation, or 'stop' the trajectory there."}
     )
     search_top_k: int = field(default=3, metadata={"help": "Passages per search."})
+    collapse_guard: str = field(
+        default="warn",
+        metadata={
+            "help": "What to do when training begins to collapse: 'warn', 'stop', 'lower_lr', 'roll_back' to the last "
+            "healthy checkpoint, or 'off'."
+        },
+    )
 
     def __post_init__(self) -> None:
         for name in ("train_questions", "corpus", "eval_questions"):
@@ -95,6 +103,10 @@ class AgentArguments:
                 raise ValueError(f"`{name}` is {path!r}, but there is no such file.")
         if self.protocol not in PROTOCOLS:
             raise ValueError(f"`protocol` is {self.protocol!r}, but must be one of {', '.join(PROTOCOLS)}.")
+        if self.collapse_guard not in ("off", *ACTIONS):
+            raise ValueError(
+                f"`collapse_guard` is {self.collapse_guard!r}, but must be one of off, {', '.join(ACTIONS)}."
+            )
         if not self.rewards or (unknown := set(self.rewards) - set(REWARDS)):
             raise ValueError(f"`rewards` is {sorted(unknown) if self.rewards else []}; choose from {list(REWARDS)}.")
 
@@ -173,6 +185,8 @@ def build_trainer(arguments: Arguments) -> TurnLevelTrainer:
         peft_config=get_peft_config(model),
         rollout_func=build_rollout(agent, config, tokenizer),
     )
+    if agent.collapse_guard != "off":
+        trainer.add_callback(CollapseGuard(agent.collapse_guard, trainer))
     if not config.disable_tqdm:
         trainer.remove_callback(ProgressCallback)
         trainer.add_callback(TurnProgressCallback)

@@ -12,6 +12,7 @@ import yaml
 from trl import GRPOTrainer
 
 from sorl_trl import SearchRollout, SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer, ops
+from sorl_trl.diagnostics.collapse_guard import ALARMS, INTERVENTIONS
 from sorl_trl.diagnostics.plots import PANELS
 from sorl_trl.diagnostics.progress import SHOWN
 from tests.agents import LIMITS, PROTOCOL, agent_policy, agent_tokenizer, questions, search_index
@@ -21,7 +22,7 @@ from tests.contract.test_trl_seams import OVERRIDDEN, RELIED_ON
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
 OURS = ("turns/", "clip_fraction/", "kl_to_old", "clip_penalty", "clipping_bias_norm", "off_policy_age", "rollout/")
-OURS += ("trajectories_without_turn", "critic/", "advantages/", "reward_kl", "trajectories_unscored")
+OURS += ("guard/", "trajectories_without_turn", "critic/", "advantages/", "reward_kl", "trajectories_unscored")
 TRANSFORMERS_OWN = {"loss", "grad_norm", "learning_rate", "epoch", "step", "train_loss", "total_flos", "train_runtime"}
 TRANSFORMERS_OWN |= {"train_samples_per_second", "train_steps_per_second"}
 
@@ -65,6 +66,7 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     names: set[str] = set()
     for normalization in ("kl_penalty", "bias_norm"):
         names |= logged_metrics(tmp_path_factory.mktemp(normalization), clip_normalization=normalization)
+    names |= {ALARMS, INTERVENTIONS}  # tests/integration/test_collapse_guard.py sees them logged
     return names | logged_metrics(tmp_path_factory.mktemp("ppo"), SOPPOTrainer, kl_in_reward=True)
 
 
@@ -84,7 +86,7 @@ class TestMetrics:
         assert {name for name in documented_metrics() if not is_ours(name)} == names
 
     def test_plots_and_progress_bar_show_documented_metrics(self) -> None:
-        shown = {metric for curves in PANELS.values() for metric in curves.values()} | set(SHOWN.values())
+        shown = {re.sub(r"rewards/\w+/", "rewards/<name>/", panel.metric) for panel in PANELS} | set(SHOWN.values())
         assert shown - documented_metrics() - TRANSFORMERS_OWN == set()
 
 

@@ -12,10 +12,15 @@ from sorl_trl import SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
-SO_GRPO = {"importance_sampling_level": "turn", "clip_normalization": "kl_penalty", "loss_type": "turn"}
+CLIP_RANGE = {"epsilon": 0.05, "epsilon_high": 0.2}
+SO_GRPO = CLIP_RANGE | {
+    "importance_sampling_level": "turn",
+    "clip_normalization": "kl_penalty",
+    "loss_type": "turn",
+}
 SO_PPO = SO_GRPO | {"advantage_level": "turn", "num_generations": 1}
-PPO = {"advantage_level": "token", "loss_type": "grpo", "num_generations": 1}
-BASELINE = {"clip_normalization": "none", "loss_type": "grpo"}
+PPO = {"advantage_level": "token", "loss_type": "grpo", "num_generations": 1, "epsilon": 0.2, "epsilon_high": None}
+BASELINE = {"clip_normalization": "none", "loss_type": "grpo", "epsilon": 0.2, "epsilon_high": None}
 VARIANTS: dict[str, dict[str, Any]] = {
     "quickstart": SO_GRPO | {"turn_ratio": "geometric"},
     "so_grpo": SO_GRPO | {"turn_ratio": "geometric"},
@@ -113,6 +118,7 @@ class TestTrainer:
     [
         ("--rewards", "accuracy", "exact_match"),
         ("--protocol", "xml", "search_r1"),
+        ("--collapse_guard", "restart", "roll_back"),
         ("--trainer", "ppo", "so_ppo"),
         ("--train_questions", "nowhere.jsonl", "no such file"),
         ("--corpus", "nowhere.jsonl", "no such file"),

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 import trl
+from transformers import Trainer
+from transformers.integrations.deepspeed import deepspeed_load_checkpoint
 from trl import GRPOTrainer
 from trl.generation.vllm_generation import VLLMGeneration
 from trl.models import utils as model_utils
@@ -23,6 +25,7 @@ from trl.trainer.callbacks import SyncRefModelCallback
 from sorl_trl.trainers.base_trainer import TurnLevelTrainer
 from sorl_trl.trainers.critic_trainer import CriticTrainer
 from sorl_trl.trainers.exact_resume import ExactResume
+from sorl_trl.trainers.roll_back import RollBack
 from sorl_trl.trainers.so_grpo_trainer import SOGRPOTrainer
 from sorl_trl.trainers.so_ppo_trainer import _IMAGE_INPUTS, SOPPOTrainer
 from sorl_trl.trainers.stale_rollouts import StaleRollouts
@@ -50,6 +53,10 @@ OVERRIDDEN = {
 """Method of GRPOTrainer, or of transformers' Trainer under it -> what the override adds."""
 
 RELIED_ON: dict[str, Callable[..., Any]] = {
+    "Trainer._load_scaler": Trainer._load_scaler,
+    "Trainer._prepare_for_training": Trainer._prepare_for_training,
+    "Trainer.log": Trainer.log,
+    "integrations.deepspeed_load_checkpoint": deepspeed_load_checkpoint,
     "GRPOTrainer._tokenize_prompts": GRPOTrainer._tokenize_prompts,
     "GRPOTrainer._log_metric": GRPOTrainer._log_metric,
     "SyncRefModelCallback.on_step_end": SyncRefModelCallback.on_step_end,
@@ -61,6 +68,10 @@ RELIED_ON: dict[str, Callable[..., Any]] = {
 }
 
 DIGESTS = {
+    "Trainer._load_scaler": "e3ecbc3ed0631c4a",
+    "Trainer._prepare_for_training": "b717b8036ed32589",
+    "Trainer.log": "d8cf0494ca100723",
+    "integrations.deepspeed_load_checkpoint": "691d232d3bf7f3b6",
     "GRPOTrainer._generate": "428bb9b5cd77ca6a",
     "GRPOTrainer._calculate_rewards": "8ffa0c7ca9307c40",
     "GRPOTrainer._generate_and_score_completions": "8ad618f3882bc520",
@@ -113,6 +124,7 @@ def test_overrides_are_those_listed() -> None:
     ours = {
         *vars(StaleRollouts),
         *vars(ExactResume),
+        *vars(RollBack),
         *vars(TurnLevelTrainer),
         *vars(SOGRPOTrainer),
         *vars(CriticTrainer),

@@ -49,6 +49,8 @@ def test_train_script(tmp_path: Path, trainer: str) -> None:
         "max_steps": "2",
         "steps_per_generation": "1",
         "num_iterations": "2",
+        "collapse_guard": "roll_back",
+        "save_strategy": "steps",
     }
     rewards = ["--rewards", "exact_match", "f1", "format", "search_hit"]
     run(*launch, *(word for name, value in overrides.items() for word in (f"--{name}", value)), *rewards)

@@ -1,6 +1,31 @@
-"""How a run is going: progress bar and curves."""
+"""How a run is going: progress bar, curves, reports, and a guard against collapse.
 
+`python -m sorl_trl.diagnostics.report RUN…` makes a page of one or several runs.
+"""
+
+from sorl_trl.diagnostics.collapse_detector import (
+    DEFAULT_RULES,
+    Alarm,
+    CollapseDetector,
+    Fall,
+    Growth,
+    Level,
+    detect,
+)
+from sorl_trl.diagnostics.collapse_guard import CollapseGuard, GuardSettings
 from sorl_trl.diagnostics.plots import plot_training
 from sorl_trl.diagnostics.progress import TurnProgressCallback
 
-__all__ = ["TurnProgressCallback", "plot_training"]
+__all__ = [
+    "DEFAULT_RULES",
+    "Alarm",
+    "CollapseDetector",
+    "CollapseGuard",
+    "Fall",
+    "Growth",
+    "GuardSettings",
+    "Level",
+    "TurnProgressCallback",
+    "detect",
+    "plot_training",
+]

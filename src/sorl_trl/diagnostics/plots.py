@@ -1,23 +1,74 @@
-"""Training curves as a PNG."""
+"""Training curves as a PNG: a panel per metric, a colour per run."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Literal
 
-PANELS: Mapping[str, Mapping[str, str]] = {
-    "reward": {"mean reward": "reward"},
-    "clip fraction": {"tokens": "clip_fraction/token", "turns": "clip_fraction/turn"},
-    "KL to the old policy": {"estimate": "kl_to_old"},
-    "entropy": {"nats per token": "entropy"},
-    "turns per trajectory": {"turns": "rollout/turns_per_trajectory", "searches": "rollout/searches_per_trajectory"},
-    "gradient norm": {"before clipping": "grad_norm"},
-}
-"""Title of a panel -> label of a curve -> metric of docs/metrics.md."""
+from sorl_trl.diagnostics.runs import SMOOTHED_FROM, LogHistory, Run, Series, replace_file
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
 
-def plot_training(log_history: Sequence[Mapping[str, Any]], path: str | Path, title: str = "") -> Path:
+@dataclass(frozen=True)
+class Panel:
+    """What one panel shows.
+
+    Args:
+        title: The metric in plain words.
+        metric: Its name in docs/metrics.md.
+        evaluated: Show evaluations as dots. Of the ratios they say nothing: their data is always on-policy.
+        logarithmic: It may span decades: its axis is logarithmic where its moving averages span more than two.
+        skip_constant: Leave the panel out where all runs have one and the same value throughout.
+    """
+
+    title: str
+    metric: str
+    evaluated: bool = True
+    logarithmic: bool = False
+    skip_constant: bool = False
+
+
+PANELS = (
+    Panel("Reward", "reward"),
+    Panel("Exact match", "rewards/exact_match_reward/mean"),
+    Panel("Clip fraction of tokens", "clip_fraction/token", evaluated=False),
+    Panel("Clip fraction of turns", "clip_fraction/turn", evaluated=False),
+    Panel("Stopped by the clip", "clip_ratio/region_mean", evaluated=False),
+    Panel("KL to the old policy", "kl_to_old", evaluated=False, logarithmic=True),
+    Panel("Largest turn ratio", "turns/ratio_max", evaluated=False, logarithmic=True),
+    Panel("KL to the reference", "kl", logarithmic=True),
+    Panel("Entropy", "entropy"),
+    Panel("Gradient norm", "grad_norm", logarithmic=True),
+    Panel("Turns", "rollout/turns_per_trajectory"),
+    Panel("Searches", "rollout/searches_per_trajectory"),
+    Panel("Invalid actions", "rollout/invalid_actions_per_trajectory"),
+    Panel("Tokens of a completion", "completions/mean_length"),
+    Panel("Explained variance of the critic", "critic/explained_variance"),
+    Panel("Mean value", "critic/value_mean"),
+    Panel("Mean return", "critic/return_mean"),
+    Panel("Value loss", "critic/value_loss", logarithmic=True),
+    Panel("Learning rate", "learning_rate", logarithmic=True, skip_constant=True),
+)
+"""In the order in which they are drawn; those that no run has are left out."""
+
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#6A3D9A", "#8C564B")
+"""Of Okabe and Ito, which colour-blind readers tell apart, and two more."""
+
+INK, FAINT, GRID = "#1f2328", "#6b7280", "#e5e7eb"
+PANEL_WIDTH, PANEL_HEIGHT = 3.7, 2.45
+"""In inches."""
+SHOWN_DECADES = 6
+"""Below its largest value, a logarithmic axis goes no further down: rounding is not worth the room."""
+
+
+def plot_training(log_history: LogHistory, path: str | Path, title: str = "") -> Path:
     """Draw the curves of one run.
 
     Args:
@@ -32,26 +83,156 @@ def plot_training(log_history: Sequence[Mapping[str, Any]], path: str | Path, ti
         ImportError: matplotlib is not installed.
         ValueError: `log_history` holds none of the metrics.
     """
+    replace_file(Path(path), draw_runs([Run(title, log_history)]))
+    return Path(path)
+
+
+def draw_runs(runs: Sequence[Run]) -> bytes:
+    """The PNG of the curves of one or several runs, with their names above all panels.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+        ValueError: No run has any of the metrics.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError("Plots need matplotlib: pip install 'sorl-trl[plot]'") from error
-    figure = Figure(figsize=(11, 6), layout="constrained")
-    axes = figure.subplots(2, 3).flat
-    drawn = 0
-    for axis, (name, curves) in zip(axes, PANELS.items(), strict=True):
-        for label, metric in curves.items():
-            points = [(log["step"], log[metric]) for log in log_history if log.get(metric) is not None]
-            drawn += len(points)
-            axis.plot(*zip(*points, strict=True) if points else ([], []), label=label, linewidth=1.2)
-        axis.set_title(name, fontsize=10)
-        axis.set_xlabel("optimizer step", fontsize=8)
-        axis.tick_params(labelsize=8)
-        axis.grid(alpha=0.3)
-        if len(curves) > 1:
-            axis.legend(fontsize=8)
-    if not drawn:
-        raise ValueError(f"`log_history` has {len(log_history)} entries, none with a metric of {list(PANELS)}.")
-    figure.suptitle(title)
-    figure.savefig(path, dpi=120)
-    return Path(path)
+    panels = visible_panels(runs)
+    columns = columns_for(len(panels))
+    rows = -(-len(panels) // columns)
+    figure = Figure(figsize=(columns * PANEL_WIDTH, rows * PANEL_HEIGHT + 0.8))
+    figure.set_layout_engine("constrained", w_pad=0.12, h_pad=0.1)
+    grid = figure.subplots(rows, columns, squeeze=False).flat
+    for axis in grid[len(panels) :]:
+        axis.remove()
+    for axis, panel in zip(grid, panels, strict=False):
+        _draw_panel(axis, panel, runs)
+    _name_runs(figure, runs)
+    figure.supxlabel(_caption(runs, panels), fontsize=9, color=FAINT)
+    picture = BytesIO()
+    figure.savefig(picture, format="png", dpi=130)
+    return picture.getvalue()
+
+
+def visible_panels(runs: Sequence[Run]) -> list[Panel]:
+    """The panels for which at least one run has a value.
+
+    Raises:
+        ValueError: There are none.
+    """
+    panels = [panel for panel in PANELS if _is_visible(panel, runs)]
+    if not panels:
+        entries = ", ".join(f"{run.name!r} has {len(run.log_history)}" for run in runs)
+        names = ", ".join(panel.metric for panel in PANELS)
+        raise ValueError(f"No entry of any `log_history` ({entries} entries) has a metric of {names}.")
+    return panels
+
+
+def columns_for(panels: int) -> int:
+    """Four or three, whichever leaves fewer places empty; but one row for fewer panels than that."""
+    return min(panels, 4 if -panels % 4 <= -panels % 3 else 3)
+
+
+def color_of(index: int) -> str:
+    """The colour of a run; they repeat after eight."""
+    return COLORS[index % len(COLORS)]
+
+
+def dashes_of(index: int) -> Literal["-", "--"]:
+    """The kind of line of a run: dashed from the ninth on, whose colour another run has too."""
+    return "-" if index < len(COLORS) else "--"
+
+
+def spans_decades(curves: Sequence[Series], decades: float = 2.0) -> bool:
+    """Whether the largest value is more than `decades` powers of ten above the smallest positive one."""
+    positive = [value for curve in curves for value in curve.values if value > 0]
+    return bool(positive) and max(positive) > 10**decades * min(positive)
+
+
+def _evaluations(run: Run, panel: Panel) -> Series:
+    return run.series(f"eval_{panel.metric}") if panel.evaluated else Series((), ())
+
+
+def _is_visible(panel: Panel, runs: Sequence[Run]) -> bool:
+    shown = [series for run in runs for series in (run.series(panel.metric), _evaluations(run, panel))]
+    values = {value for series in shown for value in series.values}
+    return len(values) > (1 if panel.skip_constant else 0)
+
+
+def _draw_panel(axis: Axes, panel: Panel, runs: Sequence[Run]) -> None:
+    curves = [run.series(panel.metric) for run in runs]
+    for index, (run, curve) in enumerate(zip(runs, curves, strict=True)):
+        _draw_curve(axis, curve, index)
+        dots = _evaluations(run, panel)
+        axis.plot(dots.steps, dots.values, "o", ms=5.5, color=color_of(index), mec="white", mew=0.8, zorder=4)
+    averages = [curve.smoothed() for curve in curves]
+    logarithmic = panel.logarithmic and spans_decades(averages)
+    if logarithmic:
+        positive = [value for average in averages for value in average.values if value > 0]
+        axis.set_yscale("log")
+        axis.set_ylim(bottom=max(min(positive) / 2, max(positive) / 10**SHOWN_DECADES))
+    axis.set_xlim(0, max(run.last_step for run in runs) * 1.02 or 1)
+    _dress(axis, panel, logarithmic)
+
+
+def _draw_curve(axis: Axes, curve: Series, index: int) -> None:
+    """A thick moving average over a thin line of what was logged, or where points are few, those points."""
+    average = curve.smoothed()
+    is_short = len(curve.values) < SMOOTHED_FROM
+    if not is_short:
+        axis.plot(curve.steps, curve.values, color=color_of(index), linewidth=0.8, alpha=0.35)
+    axis.plot(
+        average.steps,
+        average.values,
+        dashes_of(index),
+        color=color_of(index),
+        linewidth=1.8,
+        marker="." if is_short else "",
+        zorder=3,
+    )
+
+
+def _dress(axis: Axes, panel: Panel, logarithmic: bool) -> None:
+    axis.set_title(panel.title, loc="left", fontsize=10.5, fontweight="bold", color=INK, pad=17)
+    subtitle = f"{panel.metric}, log scale" if logarithmic else panel.metric
+    axis.text(0, 1.035, subtitle, transform=axis.transAxes, fontsize=7.5, family="monospace", color=FAINT)
+    axis.tick_params(which="both", labelsize=8, colors=FAINT, length=0)
+    axis.locator_params(axis="x", integer=True)
+    axis.grid(color=GRID, linewidth=0.8)
+    axis.set_axisbelow(True)
+    axis.spines[["top", "right", "left"]].set_visible(False)
+    axis.spines["bottom"].set_color(GRID)
+
+
+def _name_runs(figure: Figure, runs: Sequence[Run]) -> None:
+    """A common legend, or for one run its name as the title; names are text, and not TeX between dollar signs."""
+    if len(runs) == 1:
+        figure.suptitle(runs[0].name, fontsize=12, color=INK, parse_math=False)
+        return
+    handles = [_legend_line(index) for index in range(len(runs))]
+    longest = max(len(run.name) for run in runs)
+    columns = max(1, min(len(runs), int(figure.get_figwidth() * 11) // (longest + 6)))
+    # Names come in afterwards: the legend of matplotlib 3.9 leaves out what begins with an underscore.
+    labels = [str(index) for index in range(len(runs))]
+    legend = figure.legend(handles, labels, loc="outside upper center", ncols=columns, frameon=False, fontsize=10)
+    for text, run in zip(legend.get_texts(), runs, strict=True):
+        text.set_parse_math(False)
+        text.set_text(run.name)
+
+
+def _legend_line(index: int) -> Line2D:
+    from matplotlib.lines import Line2D
+
+    return Line2D([], [], color=color_of(index), linestyle=dashes_of(index), linewidth=2.5)
+
+
+def _caption(runs: Sequence[Run], panels: Sequence[Panel]) -> str:
+    """What the horizontal axis and the kinds of line are, as far as they occur."""
+    drawn = [(run, panel) for run in runs for panel in panels]
+    parts = ["optimizer step"]
+    if any(len(run.series(panel.metric).values) >= SMOOTHED_FROM for run, panel in drawn):
+        parts.append("thin: as logged, thick: moving average")
+    if any(_evaluations(run, panel).values for run, panel in drawn):
+        parts.append("dots: evaluation")
+    return "  ·  ".join(parts)

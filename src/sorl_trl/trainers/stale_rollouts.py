@@ -20,6 +20,8 @@ class StaleRollouts(GRPOTrainer):
     """
 
     rollout_staleness: int = 0
+    num_iterations: int
+    _buffered_inputs: Any
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._waiting_rollouts: deque[list[dict[str, Tensor]]] = deque()

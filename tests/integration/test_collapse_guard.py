@@ -1,0 +1,255 @@
+"""Real runs that are driven into collapse, and what each action of the guard does about it."""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import TrainerCallback
+from trl import GRPOTrainer
+
+from sorl_trl import SOPPOTrainer
+from sorl_trl.diagnostics.collapse_detector import DEFAULT_RULES, Level
+from sorl_trl.diagnostics.collapse_guard import GuardSettings
+from sorl_trl.search import SearchUnavailable
+from tests.agents import NAMES, agent_policy, agent_tokenizer, search_index, steps_after
+from tests.collapses import (
+    ALARM,
+    ALWAYS,
+    JUMP,
+    RATE,
+    STEPS,
+    UPDATES,
+    GRPOThatRemembers,
+    PPOThatRemembers,
+    assert_same_as_saved,
+    build,
+    checkpoint,
+    guarded,
+    logged,
+)
+
+
+@pytest.fixture(scope="module")
+def collapsed(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The run without a guard."""
+    trainer = build(tmp_path_factory.mktemp("collapsed"), save_strategy="no")
+    trainer.train()
+    return trainer
+
+
+def test_without_a_guard_the_policy_is_lost(collapsed: Any) -> None:
+    rewards, entropy = logged(collapsed, "reward"), logged(collapsed, "entropy")
+    assert max(rewards.values()) >= 2.0
+    assert rewards[29] == 1.0  # the worst there is
+    assert entropy[JUMP] > 2.0
+    assert entropy[STEPS] < 0.01
+
+
+class TestWarn:
+    def test_says_what_is_wrong_and_changes_nothing(
+        self, tmp_path: Path, collapsed: Any, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        trainer, guard = guarded(tmp_path, "warn", save_strategy="no")
+        with caplog.at_level(logging.WARNING, logger="sorl_trl.diagnostics"):
+            trainer.train()
+        assert re.search(rf"high_kl: `kl_to_old` is 0\.\d+ in iteration 4 \(before step {ALARM}\)", caplog.text)
+        assert [alarm.step for alarm in guard.alarms] == list(logged(trainer, "guard/alarms"))
+        assert guard.alarms[0].step == ALARM
+        ours = [{name: log[name] for name in log if name != "guard/alarms"} for log in trainer.state.log_history]
+        assert steps_after(0, ours) == steps_after(0, collapsed.state.log_history)
+
+
+class TestStop:
+    def test_stops_and_saves(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        trainer, _ = guarded(tmp_path, "stop", save_steps=100)
+        trainer.train()
+        assert trainer.state.global_step == ALARM
+        assert [path.name for path in tmp_path.glob("checkpoint-*")] == [f"checkpoint-{ALARM}"]
+        assert "CollapseGuard stops training: `action` is 'stop'" in caplog.text
+
+    def test_stops_again_where_nothing_was_mended(self, tmp_path: Path) -> None:
+        trainer, _ = guarded(tmp_path, "stop", save_steps=100)
+        trainer.train()
+        resumed, _ = guarded(tmp_path, "stop", save_steps=100)
+        resumed.train(resume_from_checkpoint=str(checkpoint(trainer, ALARM)))
+        assert resumed.state.global_step == ALARM + UPDATES
+
+    def test_saves_nothing_unasked(self, tmp_path: Path) -> None:
+        trainer, _ = guarded(tmp_path, "stop", trainer_class=GRPOTrainer, rules=ALWAYS, save_strategy="no")
+        trainer.train()
+        assert trainer.state.global_step == UPDATES + 1
+        assert not list(tmp_path.glob("checkpoint-*"))
+
+
+class TestLowerLearningRate:
+    @pytest.mark.parametrize(
+        ("schedule", "factor"),
+        [
+            ("constant", lambda step: 1.0),
+            ("linear", lambda step: 1 - step / 10),
+            ("cosine", lambda step: (1 + math.cos(math.pi * step / 10)) / 2),
+        ],
+    )
+    def test_for_the_rest_of_the_schedule(self, tmp_path: Path, schedule: str, factor: Any) -> None:
+        fields = {"lr_scheduler_type": schedule, "save_strategy": "no", "num_iterations": 2, "max_steps": 10}
+        trainer, _ = guarded(tmp_path, "lower_lr", rules=ALWAYS, callbacks=[], **fields)
+        trainer.train()
+        # Alarms are of iterations 0 and 3: when the first one comes, 1 has begun, and 2 is the cooldown.
+        assert logged(trainer, "guard/interventions") == {3: 1, 9: 2}
+        for step, rate in logged(trainer, "learning_rate").items():
+            lowered = 1.0 if step <= 3 else 0.1 if step <= 9 else 0.01
+            assert rate == pytest.approx(lowered * RATE * factor(step - 1)), step
+
+    def test_of_the_critic_too_and_when_resumed(self, tmp_path: Path) -> None:
+        fields = {"critic_learning_rate": 0.5, "max_steps": 12, "save_steps": 6, "rules": ALWAYS, "callbacks": []}
+        trainer, _ = guarded(tmp_path, "lower_lr", SOPPOTrainer, **fields)
+        trainer.train()
+        rates = sorted({group["lr"] for group in trainer.optimizer.param_groups})
+        assert rates == [pytest.approx(0.1 * RATE), pytest.approx(0.05)]
+
+        resumed, guard = guarded(tmp_path, "lower_lr", SOPPOTrainer, **fields)
+        resumed.train(resume_from_checkpoint=str(checkpoint(trainer, 6)))
+        assert steps_after(6, resumed.state.log_history) == steps_after(6, trainer.state.log_history)
+        assert guard.alarms == trainer.callback_handler.callbacks[-1].alarms
+
+    def test_interventions_are_counted_when_resumed(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        settings = GuardSettings(max_interventions=1, cooldown=0)
+        fields = {"rules": ALWAYS, "callbacks": [], "settings": settings, "save_steps": 6}
+        first, _ = guarded(tmp_path, "lower_lr", max_steps=6, **fields)
+        first.train()
+        resumed, _ = guarded(tmp_path, "lower_lr", **fields)
+        resumed.train(resume_from_checkpoint=str(checkpoint(first, 6)))
+        assert resumed.state.global_step == 3 * UPDATES + 1
+        assert "stops training: `max_interventions=1` have been made" in caplog.text
+
+
+class TestRollBack:
+    @pytest.mark.parametrize("trainer_class", [GRPOThatRemembers, PPOThatRemembers])
+    def test_restores_the_newest_healthy_checkpoint_and_goes_on(
+        self, tmp_path: Path, trainer_class: Any, collapsed: Any
+    ) -> None:
+        overrides = {"critic_learning_rate": 0.05} if trainer_class is PPOThatRemembers else {}
+        trainer, guard = guarded(tmp_path, "roll_back", trainer_class, **overrides)
+        trainer.train()
+        (alarm,) = guard.alarms
+        assert alarm.step == ALARM
+        # The iteration of the alarm is 4 (steps 17 to 20), and the margin takes off 3 (13 to 16).
+        restored = trainer.restored
+        assert restored["checkpoint"] == checkpoint(trainer, 12)
+        assert restored["step"] == (ALARM, ALARM)
+        assert_same_as_saved(restored)
+
+        assert trainer.state.global_step == STEPS
+        assert set(logged(trainer, "off_policy_age").values()) == {0, 1, 2, 3}
+        assert list(logged(trainer, "reward")) == [1, 5, 9, 13, 17, 21, 22, 25, 29]  # 22 collects anew
+        rates = logged(trainer, "learning_rate")
+        assert rates[ALARM + 1] == rates[STEPS] == pytest.approx(0.1 * rates[1])
+        assert logged(trainer, "entropy")[STEPS] > 2.0
+        assert logged(trainer, "reward")[29] > logged(collapsed, "reward")[29]
+        after = [kl for step, kl in logged(trainer, "kl_to_old").items() if step > ALARM]
+        assert max(after) < 0.2 < max(logged(trainer, "kl_to_old").values())
+
+    def test_lowers_again_what_the_checkpoint_does_not_know(self, tmp_path: Path) -> None:
+        """Both alarms go back to step 4, which has the rates of the beginning."""
+        settings = GuardSettings(lr_factor=0.5, cooldown=0, margin=0, max_interventions=2)
+        rules = [Level("high", "completions/mean_length", "nothing is wrong", threshold=0.0, patience=2)]
+        fields = {"rules": rules, "settings": settings, "callbacks": [], "max_steps": 24, "save_steps": 4}
+        trainer, _ = guarded(tmp_path, "roll_back", GRPOThatRemembers, **fields)
+        trainer.add_callback(Deletes(range(5, STEPS)))
+        trainer.train()
+        steps = list(logged(trainer, "guard/interventions"))
+        assert len(steps) == 2
+        assert trainer.restored["checkpoint"] == checkpoint(trainer, 4)
+        rates = logged(trainer, "learning_rate")
+        assert [rates[step + 1] for step in steps] == [pytest.approx(0.5 * RATE), pytest.approx(0.25 * RATE)]
+
+    def test_goes_further_back_where_the_newest_is_gone(self, tmp_path: Path) -> None:
+        trainer, _ = guarded(tmp_path, "roll_back", GRPOThatRemembers)
+        trainer.add_callback(Deletes([12]))
+        trainer.train()
+        assert trainer.restored["checkpoint"] == checkpoint(trainer, 8)
+        assert_same_as_saved(trainer.restored)
+
+    def test_stops_without_a_healthy_checkpoint(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        trainer, _ = guarded(tmp_path, "roll_back", GRPOThatRemembers, save_total_limit=1)
+        trainer.train()
+        assert trainer.state.global_step == ALARM
+        assert "no checkpoint is left from more than `margin=1` iterations before an alarm" in caplog.text
+
+    def test_ignores_checkpoints_of_an_earlier_run(self, tmp_path: Path) -> None:
+        (tmp_path / "checkpoint-12").mkdir()
+        (tmp_path / "checkpoint-12" / "trainer_state.json").touch()
+        trainer, _ = guarded(tmp_path, "roll_back", GRPOThatRemembers, save_steps=100)
+        trainer.train()
+        assert not hasattr(trainer, "restored")
+        assert trainer.state.global_step == ALARM
+
+    def test_knows_the_checkpoints_of_the_run_that_it_resumes(self, tmp_path: Path) -> None:
+        first = build(tmp_path, max_steps=16, callbacks=[])
+        first.train()
+        trainer, _ = guarded(tmp_path, "roll_back", GRPOThatRemembers)
+        trainer.train(resume_from_checkpoint=str(checkpoint(first, 16)))
+        assert trainer.restored["checkpoint"] == checkpoint(first, 12)
+        assert trainer.state.global_step == STEPS
+
+
+class Deletes(TrainerCallback):
+    """Deletes the checkpoints of some steps at once, as `save_total_limit` does later."""
+
+    def __init__(self, steps: Iterable[int]) -> None:
+        self.steps = set(steps)
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step in self.steps:
+            shutil.rmtree(Path(args.output_dir) / f"checkpoint-{state.global_step}")
+
+
+class DownAfter:
+    """A search engine that answers a few calls and is down for good then."""
+
+    def __init__(self, search: Any, calls: int) -> None:
+        self.search, self.calls = search, calls
+
+    def search_batch(self, queries: Any, k: int) -> Any:
+        self.calls -= 1
+        if self.calls < 0:
+            raise SearchUnavailable("connection refused")
+        return self.search.search_batch(queries, k)
+
+
+def searching_policy() -> Any:
+    """Sampled greedily, it searches for what it is asked, and never answers."""
+    tokenizer, policy = agent_tokenizer(), agent_policy()
+    rows = tokenizer([f"where {name} <search> {name} </search>" for name in NAMES[:4]], return_tensors="pt")
+    optimizer = torch.optim.Adam(policy.parameters(), lr=1e-2)
+    for _ in range(100):
+        loss = policy(input_ids=rows["input_ids"], labels=rows["input_ids"]).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return policy
+
+
+@pytest.mark.parametrize("action", ["lower_lr", "roll_back"])
+def test_stops_where_the_search_is_down_for_good(
+    tmp_path: Path, action: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Batches without a token to train on: no other checkpoint or learning rate brings the engine back."""
+    fields = {"model": searching_policy(), "learning_rate": 1e-6, "top_k": 1, "callbacks": [], "rules": DEFAULT_RULES}
+    search = DownAfter(search_index(tmp_path), calls=4)
+    trainer, guard = guarded(tmp_path, action, GRPOThatRemembers, search=search, **fields)
+    trainer.train()
+    shares = logged(trainer, "trajectories_without_turn")
+    assert shares[1] == 0.0
+    assert list(shares.values())[-2:] == [1.0, 1.0]
+    assert trainer.state.global_step < STEPS
+    assert [alarm.rule.name for alarm in guard.alarms] == ["nothing_to_train_on"]
+    assert f"what nothing_to_train_on tells of is not for `action='{action}'` to mend" in caplog.text

@@ -1,0 +1,268 @@
+"""Rules on recorded log entries: when each begins to hold, and what must not move it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sorl_trl.diagnostics.collapse_detector import (
+    DEFAULT_RULES,
+    CollapseDetector,
+    Fall,
+    Growth,
+    Level,
+    Rule,
+    detect,
+)
+
+
+def run(metric: str, *iterations: Any) -> list[dict[str, Any]]:
+    """Two log entries an iteration, of which the first generates; a number is the value in both of them."""
+    log_history: list[dict[str, Any]] = []
+    for values in iterations:
+        first, second = values if isinstance(values, tuple) else (values, values)
+        step = len(log_history) + 1
+        log_history += [{"reward": 0.0, metric: first, "step": step}, {metric: second, "step": step + 1}]
+    return [*log_history, {"reward": 0.0, "step": len(log_history) + 1}]  # completes the last one
+
+
+def fired(rule: Rule, *iterations: Any) -> list[int]:
+    return [alarm.iteration for alarm in detect(run(rule.metric, *iterations), [rule])]
+
+
+class TestLevel:
+    def test_counts_iterations_in_a_row(self) -> None:
+        rule = Level("high_kl", "kl_to_old", "go slower", threshold=0.5, patience=2)
+        assert fired(rule, 0.6, 0.4, 0.5, 0.7, 0.8) == [3]
+
+    def test_below(self) -> None:
+        rule = Level("low", "turns/ratio_mean", "go slower", threshold=0.5, side="below")
+        assert fired(rule, 0.6, 0.5, 0.6) == [1]
+
+    def test_fires_again_only_after_it_has_not_held(self) -> None:
+        rule = Level("high_kl", "kl_to_old", "go slower", threshold=0.5)
+        assert fired(rule, 1.0, 1.0, 0.0, 1.0, 1.0) == [0, 3]
+
+    def test_infinity_is_above(self) -> None:
+        assert fired(Level("high_kl", "kl_to_old", "go slower", threshold=0.5), 0.0, math.inf) == [1]
+
+    def test_what_is_said(self) -> None:
+        rule = Level("high_kl", "kl_to_old", "go slower", threshold=0.5)
+        (alarm,) = detect(run("kl_to_old", 0.0, (0.2, 1.8), 0.0), [rule])
+        assert (alarm.rule, alarm.iteration, alarm.step) == (rule, 1, 5)
+        assert (alarm.value, alarm.threshold) == (1.0, 0.5)
+        assert alarm.message == (
+            "high_kl: `kl_to_old` is 1 in iteration 1 (before step 5), at or above 0.5: go slower."
+        )
+
+
+class TestFall:
+    def test_is_from_the_best_moving_average(self) -> None:
+        rule = Fall("fall", "reward", "go back", share=0.5, minimum=0.3, window=2)
+        # Means of two: .2, .5, .8, .5, .2. The fourth is above half of .8, the fifth is not.
+        log_history = [{"reward": reward, "step": i} for i, reward in enumerate([0.0, 0.4, 0.6, 1.0, 0.0, 0.4, 0.0])]
+        (alarm,) = detect(log_history, [rule])
+        assert (alarm.iteration, alarm.value, alarm.threshold) == (5, pytest.approx(0.2), pytest.approx(0.4))
+
+    def test_from_little_is_none(self) -> None:
+        rule = Fall("fall", "rollout/searches_per_trajectory", "go back", share=0.5, minimum=0.3)
+        assert fired(rule, 0.29, 0.0, 0.3, 0.0) == [3]
+
+    def test_of_what_is_never_positive(self) -> None:
+        assert fired(Fall("fall", "entropy", "go back", share=0.5, minimum=0.3), -1.0, -5.0, -math.inf) == []
+
+    def test_from_infinity_is_none(self) -> None:
+        assert fired(Fall("fall", "entropy", "go back", share=0.5, minimum=0.3), math.inf, 1.0, 0.9, 0.4) == [3]
+
+
+class TestGrowth:
+    def test_is_over_the_median_of_the_first(self) -> None:
+        rule = Growth("growth", "entropy", "go slower", factor=2.0, minimum=0.1, baseline=3, patience=2)
+        assert fired(rule, 9.0, 1.0, 1.0, 2.0, 1.9, 2.0, 2.0) == [6]
+
+    def test_does_not_judge_its_baseline(self) -> None:
+        rule = Growth("growth", "entropy", "go slower", factor=2.0, minimum=0.1, baseline=3)
+        assert fired(rule, 0.0, 0.0, 5.0) == []
+
+    def test_from_nothing_needs_the_minimum(self) -> None:
+        rule = Growth("growth", "entropy", "go slower", factor=2.0, minimum=0.1, baseline=1)
+        assert fired(rule, 0.0, 0.09, 0.1) == [2]
+
+
+class TestIteration:
+    def test_metrics_are_averaged(self) -> None:
+        rule = Level("high_kl", "kl_to_old", "go slower", threshold=0.5)
+        assert fired(rule, (0.0, 0.9), (0.0, 1.0)) == [1]
+
+    def test_nan_is_left_out(self) -> None:
+        assert fired(Level("high_kl", "kl_to_old", "go slower", threshold=0.5), (math.nan, 1.0)) == [0]
+
+    def test_extremes_are_kept(self) -> None:
+        high = Level("high", "turns/ratio_max", "go slower", threshold=9.0)
+        low = Level("low", "turns/ratio_min", "go slower", threshold=0.1, side="below")
+        assert fired(high, (1.0, 9.0)) == [0]
+        assert fired(low, (1.0, 0.1)) == [0]
+
+    def test_is_not_judged_before_it_is_complete(self) -> None:
+        rule = Level("high_kl", "kl_to_old", "go slower", threshold=0.5)
+        assert detect(run("kl_to_old", 0.0, 1.0)[:-1], [rule]) == []
+
+    def test_entries_before_the_first_are_none(self) -> None:
+        rule = Level("high_kl", "kl_to_old", "go slower", threshold=0.5)
+        log_history = [{"kl_to_old": 9.0, "step": 1}, *run("kl_to_old", 0.0)]
+        assert detect(log_history, [rule]) == []
+
+    def test_without_the_metric_a_rule_waits(self) -> None:
+        rule = Level("high_kl", "kl_to_old", "go slower", threshold=0.5, patience=2)
+        assert fired(rule, 1.0, None, 1.0, None, 1.0, 0.0, 1.0, 1.0) == [2, 7]
+
+    def test_starts_are_the_steps_that_generate(self) -> None:
+        detector = CollapseDetector([])
+        for entry in run("kl_to_old", 0.0, 0.0):
+            detector.observe(entry)
+        assert detector.starts == [1, 3, 5]
+
+
+def test_rearmed_rules_fire_again_but_not_on_what_was_seen() -> None:
+    detector = CollapseDetector([Level("high_kl", "kl_to_old", "go slower", threshold=0.5)])
+
+    def alarms(value: float | None) -> int:
+        return sum(len(detector.observe(entry)) for entry in run("kl_to_old", value))
+
+    assert (alarms(1.0), alarms(1.0)) == (1, 0)
+    detector.rearm()
+    assert (alarms(None), alarms(1.0)) == (0, 1)
+
+
+class TestRestart:
+    def test_leaves_out_what_has_begun_and_the_cooldown(self) -> None:
+        detector = CollapseDetector([Level("high_kl", "kl_to_old", "go slower", threshold=0.5)])
+        alarms = []
+        for entry in run("kl_to_old", *[1.0] * 8):
+            for alarm in detector.observe(entry):
+                alarms.append(alarm.iteration)
+                detector.restart(cooldown=2)
+        # After iteration 0, 1 has begun; 2 and 3 are the cooldown.
+        assert alarms == [0, 4]
+
+    def test_forgets_the_best(self) -> None:
+        detector = CollapseDetector([Fall("fall", "entropy", "go back", share=0.5, minimum=0.1)])
+        for entry in run("entropy", 9.0):
+            detector.observe(entry)
+        detector.restart(cooldown=0)
+        assert [alarm for entry in run("entropy", 1.0, 1.0, 1.0) for alarm in detector.observe(entry)] == []
+
+
+VALUES = st.one_of(st.none(), st.floats(), st.floats(0.0, 3.0))
+METRICS = sorted({rule.metric for rule in DEFAULT_RULES})
+ENTRIES = st.lists(st.fixed_dictionaries({}, optional=dict.fromkeys(METRICS, VALUES)), max_size=40)
+
+
+def numbered(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{**entry, "step": step} for step, entry in enumerate(entries, 1)]
+
+
+class TestDefaultRules:
+    @given(ENTRIES, st.integers(0, 40))
+    def test_alarms_do_not_depend_on_what_comes_later(self, entries: list[dict[str, Any]], count: int) -> None:
+        log_history = numbered(entries)
+        until_then = detect(log_history[:count])
+        assert until_then == [alarm for alarm in detect(log_history) if alarm.step <= count]
+
+    @given(ENTRIES, st.sampled_from(METRICS))
+    def test_an_absent_metric_fires_nothing(self, entries: list[dict[str, Any]], absent: str) -> None:
+        without: list[dict[str, Any]] = [
+            {name: value for name, value in entry.items() if name != absent or name == "reward"} for entry in entries
+        ]
+        if absent == "reward":  # which tells iterations apart
+            without = [{**entry, "reward": None} if "reward" in entry else entry for entry in without]
+        assert absent not in {alarm.rule.metric for alarm in detect(numbered(without))}
+
+    @given(ENTRIES)
+    def test_nan_is_absent(self, entries: list[dict[str, Any]]) -> None:
+        none = [{name: None if is_nan(value) else value for name, value in entry.items()} for entry in entries]
+        assert detect(numbered(entries)) == detect(numbered(none))
+
+    def test_a_healthy_run_is_left_alone(self) -> None:
+        assert detect(numbered([healthy(i) for i in range(100)])) == []
+
+    @pytest.mark.parametrize(
+        ("name", "values"),
+        [
+            ("nothing_to_train_on", {"trajectories_without_turn": 1.0, "reward": None}),
+            ("high_kl", {"kl_to_old": 30.0}),
+            ("high_clip_fraction", {"clip_fraction/token": 0.8}),
+            ("high_turn_ratio", {"turns/ratio_max": 1e4}),
+            ("low_turn_ratio", {"turns/ratio_min": 1e-4}),
+            ("reward_fall", {"reward": 0.02}),
+            ("entropy_growth", {"entropy": 5.0}),
+            ("entropy_fall", {"entropy": 0.0}),
+            ("groups_alike", {"frac_reward_zero_std": 1.0}),
+            ("invalid_actions", {"rollout/invalid_actions_per_trajectory": 2.5}),
+            ("searches_fall", {"rollout/searches_per_trajectory": 0.0}),
+        ],
+    )
+    def test_each_sees_its_collapse(self, name: str, values: dict[str, float | None]) -> None:
+        log_history = numbered([healthy(i) if i < 20 else {**healthy(i), **values} for i in range(40)])
+        (alarm,) = detect(log_history)
+        assert alarm.rule.name == name
+        assert alarm.iteration >= 20
+
+    def test_groups_of_one_are_no_collapse(self) -> None:
+        assert detect(numbered([{**healthy(i), "frac_reward_zero_std": 1.0} for i in range(20)])) == []
+
+
+def is_nan(value: float | None) -> bool:
+    return value is not None and math.isnan(value)
+
+
+def healthy(iteration: int) -> dict[str, float | None]:
+    """Learns, and varies a little."""
+    noise = 0.05 * (iteration % 3)
+    return {
+        "reward": 0.3 + 0.005 * iteration - noise,
+        "trajectories_without_turn": noise,
+        "kl_to_old": 0.1 + noise,
+        "clip_fraction/token": 0.1 + noise,
+        "turns/ratio_max": 2.0 + noise,
+        "turns/ratio_min": 0.5 - noise,
+        "entropy": 1.0 / (1 + 0.05 * iteration),
+        "frac_reward_zero_std": 0.3 + noise,
+        "rollout/invalid_actions_per_trajectory": 0.4 + noise,
+        "rollout/searches_per_trajectory": 1.5 + noise,
+    }
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "message"),
+    [
+        (Level, {"threshold": 1.0, "side": "over"}, "`side` of rule 'x' is 'over', but must be 'above' or 'below'"),
+        (Level, {"threshold": 1.0, "patience": 0}, "`patience` of rule 'x' is 0, but must be at least 1"),
+        (Fall, {"share": 1.0, "minimum": 1.0}, "`share` of rule 'x' is 1.0, but must be between 0 and 1"),
+        (Fall, {"share": 0.5, "minimum": 0.0}, "`minimum` of rule 'x' is 0.0, but must be above 0"),
+        (Fall, {"share": 0.5, "minimum": 1.0, "window": 0}, "`window` of rule 'x' is 0, but must be at least 1"),
+        (Growth, {"factor": 1.0, "minimum": 0.0, "baseline": 1}, "`factor` of rule 'x' is 1.0, but must be above 1"),
+        (
+            Growth,
+            {"factor": 2.0, "minimum": 0.0, "baseline": 0},
+            "`baseline` of rule 'x' is 0, but must be at least 1",
+        ),
+        (
+            Growth,
+            {"factor": 2.0, "minimum": 0.0, "baseline": 1, "patience": 0},
+            "`patience` of rule 'x' is 0, but must be at least 1",
+        ),
+    ],
+)
+def test_rules_out_of_range(kind: Any, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        kind("x", "reward", "go back", **fields)
+
+
+def test_names_must_differ() -> None:
+    with pytest.raises(ValueError, match=r"`rules` has the names \['x', 'x'\], but each must be different"):
+        CollapseDetector([Level("x", "reward", "", threshold=1.0), Level("x", "entropy", "", threshold=1.0)])

@@ -1,0 +1,165 @@
+"""What the guard decides and refuses, without a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import lr_scheduler
+from transformers import TrainerControl, TrainerState
+
+from sorl_trl.diagnostics.collapse_detector import Level
+from sorl_trl.diagnostics.collapse_guard import CollapseGuard, GuardSettings, lower_learning_rate
+
+RULES = (Level("high_kl", "kl_to_old", "lower the learning rate", threshold=0.2),)
+
+
+def two_groups() -> torch.optim.Optimizer:
+    return torch.optim.SGD([{"params": [nn.Parameter(torch.ones(1))], "lr": rate} for rate in (1.0, 0.3)])
+
+
+SCHEDULERS: dict[str, Any] = {
+    "none of its own": lambda optimizer: lr_scheduler.ReduceLROnPlateau(optimizer, patience=1),
+    "recursive": lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, T_max=12),
+    "sequence": lambda optimizer: lr_scheduler.SequentialLR(
+        optimizer,
+        [lr_scheduler.ConstantLR(optimizer, 0.5, 2), lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (step + 1))],
+        milestones=[5],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_other_schedules_are_lowered_too(name: str) -> None:
+    def rates(lowered_at: int | None) -> list[list[float]]:
+        optimizer = two_groups()
+        scheduler, seen = SCHEDULERS[name](optimizer), []
+        for step in range(8):
+            if step == lowered_at:
+                lower_learning_rate(optimizer, scheduler, 0.1)
+            seen.append([group["lr"] for group in optimizer.param_groups])
+            optimizer.step()
+            scheduler.step(*[1.0] * (name == "none of its own"))
+        return seen
+
+    for step, (free, lowered) in enumerate(zip(rates(None), rates(3), strict=True)):
+        assert lowered == pytest.approx([rate * (0.1 if step >= 3 else 1.0) for rate in free])
+
+
+class FakeRun:
+    """One optimizer step an iteration, with a log entry and a checkpoint of each."""
+
+    def __init__(self, folder: Path, is_main: bool = True) -> None:
+        self.args: Any = SimpleNamespace(
+            output_dir=folder, logging_strategy="steps", save_strategy="steps", save_only_model=False
+        )
+        self.state = TrainerState(is_world_process_zero=is_main)
+        self.control = TrainerControl()
+        self.optimizer = two_groups()
+        self.lr_scheduler: Any = lr_scheduler.LambdaLR(self.optimizer, lambda step: 1.0)
+        self.visited: list[str] = []
+
+    def roll_back(self, checkpoint: Path) -> None:
+        self.visited.append(checkpoint.name)
+
+    def train(self, guard: CollapseGuard, *kl: float) -> None:
+        handled = {"optimizer": self.optimizer, "lr_scheduler": self.lr_scheduler}
+        guard.on_train_begin(self.args, self.state, self.control, **handled)
+        for value in kl:
+            self.state.global_step += 1
+            step, logs = self.state.global_step, {"reward": 0.0, "kl_to_old": value}
+            self.state.log_history.append({**logs, "step": step})
+            guard.on_log(self.args, self.state, self.control, logs=logs, **handled)
+            folder = self.args.output_dir / f"checkpoint-{step}"
+            folder.mkdir()
+            (folder / "trainer_state.json").touch()
+            guard.on_save(self.args, self.state, self.control)
+
+
+def test_what_no_rule_has_seen_is_not_healthy(tmp_path: Path) -> None:
+    """The checkpoints of a cooldown, here of steps 6 to 8, may hold a policy that has collapsed again."""
+    run = FakeRun(tmp_path)
+    guard = CollapseGuard("roll_back", run, RULES, GuardSettings(cooldown=2, margin=1))
+    run.train(guard, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0)
+    assert [alarm.iteration for alarm in guard.alarms] == [4, 8]
+    assert run.visited == ["checkpoint-3", "checkpoint-3"]
+
+
+def test_what_came_after_an_alarm_may_be_healthy(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path)
+    guard = CollapseGuard("roll_back", run, RULES, GuardSettings(cooldown=0, margin=0))
+    run.train(guard, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0, 0.0)
+    assert run.visited == ["checkpoint-1", "checkpoint-5"]
+
+
+def test_of_an_earlier_run_only_what_was_resumed_counts(tmp_path: Path) -> None:
+    for name in ("checkpoint-3", "checkpoint-90", "checkpoint-4-copy", "checkpoint-best", "logs"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "trainer_state.json").touch()
+    run = FakeRun(tmp_path)
+    run.state.global_step = 5
+    run.train(CollapseGuard("roll_back", run, RULES, GuardSettings(margin=0)), 1.0, 1.0)
+    assert run.visited == ["checkpoint-3"]
+
+
+@pytest.mark.parametrize("is_main", [True, False])
+def test_one_rank_warns_for_all(tmp_path: Path, is_main: bool, caplog: pytest.LogCaptureFixture) -> None:
+    run, guard = FakeRun(tmp_path, is_main), CollapseGuard("stop", rules=RULES)
+    run.train(guard, 1.0, 1.0)
+    assert len(guard.alarms) == 1
+    assert run.control.should_training_stop
+    assert ("high_kl" in caplog.text) == is_main
+
+
+class TestRefuses:
+    def test_an_unknown_action(self) -> None:
+        with pytest.raises(ValueError, match="`action` is 'pray', but must be one of 'warn', 'stop'"):
+            CollapseGuard("pray")
+
+    @pytest.mark.parametrize("trainer", [None, SimpleNamespace()])
+    def test_a_trainer_that_cannot_roll_back(self, trainer: Any) -> None:
+        with pytest.raises(TypeError, match=rf"`trainer` is a {type(trainer).__name__}, but .* needs one with"):
+            CollapseGuard("roll_back", trainer)
+
+    @pytest.mark.parametrize(
+        ("name", "value", "message"),
+        [
+            ("save_strategy", "no", "`save_strategy` is 'no', but `action='roll_back'` needs checkpoints"),
+            ("save_only_model", True, "`save_only_model` is True, but `action='roll_back'` needs the optimizer"),
+        ],
+    )
+    def test_a_trainer_without_checkpoints(self, tmp_path: Path, name: str, value: Any, message: str) -> None:
+        run = FakeRun(tmp_path)
+        setattr(run.args, name, value)
+        with pytest.raises(ValueError, match=message):
+            CollapseGuard("roll_back", run)
+
+    def test_a_run_without_log_entries(self, tmp_path: Path) -> None:
+        run = FakeRun(tmp_path)
+        run.args.logging_strategy = "no"
+        with pytest.raises(ValueError, match="`logging_strategy` is 'no', but CollapseGuard reads log entries"):
+            run.train(CollapseGuard())
+
+    @pytest.mark.parametrize("action", ["lower_lr", "roll_back"])
+    def test_a_schedule_that_goes_its_own_way(self, tmp_path: Path, action: str) -> None:
+        run = FakeRun(tmp_path)
+        for scheduler in (lr_scheduler.OneCycleLR(run.optimizer, 1.0, 10), SimpleNamespace()):
+            run.lr_scheduler = scheduler
+            with pytest.raises(ValueError, match=f"`lr_scheduler` is a {type(scheduler).__name__}, whose learning"):
+                run.train(CollapseGuard(action, run))
+            run.train(CollapseGuard("warn"))
+
+    @pytest.mark.parametrize(
+        ("fields", "message"),
+        [
+            ({"lr_factor": 1.0}, "`lr_factor` is 1.0, but must be between 0 and 1"),
+            ({"cooldown": -1}, "`cooldown` is -1, but must be at least 0"),
+        ],
+    )
+    def test_settings_out_of_range(self, fields: dict[str, Any], message: str) -> None:
+        with pytest.raises(ValueError, match=message):
+            GuardSettings(**fields)

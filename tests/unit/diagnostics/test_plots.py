@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matplotlib.figure import Figure
+
+from sorl_trl.diagnostics.plots import (
+    COLORS,
+    PANELS,
+    color_of,
+    columns_for,
+    dashes_of,
+    draw_runs,
+    plot_training,
+    spans_decades,
+    visible_panels,
+)
+from sorl_trl.diagnostics.runs import Run, Series
+
+PNG = b"\x89PNG\r\n"
+
+
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Figure]]:
+    """The figures that are saved, to look at their lines instead of at pixels; the pixels take too long to draw."""
+    saved: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, file, **_: (saved.append(figure), file.write(PNG)))
+    yield saved
+
+
+def run(name: str, steps: int = 40, **metrics: Any) -> Run:
+    """Each metric is a function of the step."""
+    metrics = metrics or {"reward": float}
+    return Run(name, [{"step": s, **{key: f(s) for key, f in metrics.items()}} for s in range(1, steps + 1)])
+
+
+def titles(runs: list[Run]) -> set[str]:
+    return {panel.title for panel in visible_panels(runs)}
+
+
+class TestVisiblePanels:
+    def test_those_that_some_run_has(self) -> None:
+        ours = Run("ours", [{"step": 1, "reward": 1.0, "clip_fraction/token": 0.0, "kl_to_old": None}])
+        trls = Run("trl's", [{"step": 1, "reward": 1.0, "clip_ratio/region_mean": 0.0}])
+        assert titles([ours]) == {"Reward", "Clip fraction of tokens"}
+        assert titles([ours, trls]) == {"Reward", "Clip fraction of tokens", "Stopped by the clip"}
+
+    def test_those_of_evaluation_alone_unless_it_says_nothing(self) -> None:
+        assert titles([Run("a", [{"step": 1, "eval_reward": 1.0, "eval_kl_to_old": 0.0}])]) == {"Reward"}
+
+    def test_the_learning_rate_only_where_it_differs(self) -> None:
+        constant = run("a", reward=float, learning_rate=lambda _: 1e-4)
+        higher = run("b", reward=float, learning_rate=lambda _: 2e-4)
+        falling = run("c", reward=float, learning_rate=lambda step: 1e-4 / step)
+        assert titles([constant]) == titles([constant, constant]) == {"Reward"}
+        assert titles([constant, higher]) == titles([falling]) == {"Reward", "Learning rate"}
+
+    def test_no_metric_at_all_is_refused(self) -> None:
+        with pytest.raises(ValueError, match=r"\('a' has 1 entries\) has a metric of reward"):
+            visible_panels([Run("a", [{"step": 1, "loss": 0.5}])])
+
+
+class TestSpansDecades:
+    def test_zeros_do_not_count(self) -> None:
+        assert not spans_decades([Series((1, 2), (0.0, 1.0))])
+        assert not spans_decades([Series((1, 2), (0.01, 1.0))])
+        assert spans_decades([Series((1,), (0.009,)), Series((1,), (1.0,))])
+        assert not spans_decades([Series((1,), (0.0,)), Series((), ())])
+
+
+def test_a_grid_without_many_empty_places() -> None:
+    assert [columns_for(panels) for panels in (1, 2, 3, 4, 5, 6, 8, 12, 13, 18)] == [1, 2, 3, 4, 3, 3, 4, 4, 3, 3]
+
+
+class TestDrawRuns:
+    def test_a_colour_per_run_and_a_common_legend(self, figures: list[Figure]) -> None:
+        names = ["_first", "$second$", "third"]  # a legend would leave out one, and typeset the other
+        draw_runs([run(name) for name in names])
+        [axis] = figures[0].axes
+        assert [text.get_text() for text in figures[0].legends[0].get_texts()] == names
+        assert not any(text.get_parse_math() for text in figures[0].legends[0].get_texts())
+        drawn = [line.get_color() for line in axis.lines if len(line.get_xdata())]
+        assert drawn == [color for color in COLORS[:3] for _ in range(2)]
+
+    def test_a_thin_line_as_logged_and_a_thick_average(self, figures: list[Figure]) -> None:
+        draw_runs([run("a", steps=40)])
+        logged, average = [line for line in figures[0].axes[0].lines if len(line.get_xdata())]
+        assert list(logged.get_ydata()) == list(range(1, 41))
+        assert (average.get_xdata()[0], average.get_ydata()[0]) == (5, 3.0)
+        assert average.get_linewidth() > logged.get_linewidth()
+        assert "moving average" in figures[0].get_supxlabel()
+
+    def test_few_points_are_drawn_as_points(self, figures: list[Figure]) -> None:
+        draw_runs([run("a", steps=1)])
+        [line] = [line for line in figures[0].axes[0].lines if len(line.get_xdata())]
+        assert line.get_marker() == "."
+        assert figures[0].get_supxlabel() == "optimizer step"
+
+    def test_evaluations_are_dots(self, figures: list[Figure]) -> None:
+        history = [{"step": 1, "reward": 0.5, "kl_to_old": 0.1}, {"step": 1, "eval_reward": 0.7, "eval_kl_to_old": 0}]
+        draw_runs([Run("a", history)])
+        reward, kl = figures[0].axes
+        assert [list(line.get_ydata()) for line in reward.lines] == [[0.5], [0.7]]
+        assert [list(line.get_ydata()) for line in kl.lines] == [[0.1], []]
+        assert "dots: evaluation" in figures[0].get_supxlabel()
+
+    def test_log_scale_over_two_decades_where_it_makes_sense(self, figures: list[Figure]) -> None:
+        draw_runs([run("a", 5, reward=lambda s: 10.0**s, grad_norm=lambda s: 10.0**s, entropy=float)])
+        scales = {axis.get_title(loc="left"): axis.get_yscale() for axis in figures[0].axes}
+        assert scales == {"Reward": "linear", "Gradient norm": "log", "Entropy": "linear"}
+        assert "grad_norm, log scale" in {text.get_text() for axis in figures[0].axes for text in axis.texts}
+        draw_runs([run("a", 5, grad_norm=float)])
+        assert figures[1].axes[0].get_yscale() == "linear"
+
+    def test_rounding_does_not_get_the_room_of_a_log_axis(self, figures: list[Figure]) -> None:
+        """A KL of 1e-15 right after a generation, zeros and values that are not finite."""
+        values = [0.0, 1e-15, 0.1, math.nan, math.inf]
+        draw_runs([Run("a", [{"step": step, "kl_to_old": value} for step, value in enumerate(values)])])
+        bottom, top = figures[0].axes[0].get_ylim()
+        assert bottom == pytest.approx(1e-7)
+        assert 0.1 < top < 10
+
+    def test_without_matplotlib_it_says_what_to_install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+        with pytest.raises(ImportError, match=r"pip install 'sorl-trl\[plot\]'"):
+            draw_runs([run("a")])
+
+    @pytest.mark.parametrize("count", [1, 2, 5, 9, 13, len(PANELS)])
+    def test_any_number_of_panels(self, figures: list[Figure], count: int) -> None:
+        draw_runs([Run("a", [{"step": s, **{p.metric: s for p in PANELS[:count]}} for s in (0, 1)])])
+        assert [axis.get_title(loc="left") for axis in figures[0].axes] == [p.title for p in PANELS[:count]]
+
+    def test_more_runs_than_colours(self) -> None:
+        styles = {(color_of(index), dashes_of(index)) for index in range(2 * len(COLORS))}
+        assert len(styles) == 2 * len(COLORS)
+
+
+class TestPlotTraining:
+    def test_writes_a_picture(self, tmp_path: Path) -> None:
+        history = [{"step": 1, "reward": 0.5, "entropy": 1.0}, {"step": 2, "entropy": None}]
+        path = plot_training(history, str(tmp_path / "curves.png"), title="One $run$")
+        assert path == tmp_path / "curves.png"
+        assert path.read_bytes().startswith(PNG)
+        assert list(tmp_path.iterdir()) == [path]
+
+    def test_nothing_to_draw_writes_nothing(self, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match="has a metric of"):
+            plot_training([], tmp_path / "curves.png")
+        assert list(tmp_path.iterdir()) == []
