@@ -13,6 +13,10 @@ TURN_LOSS_TYPE = "turn"
 LOSS_TYPES = (TURN_LOSS_TYPE, "grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo")
 CLIP_NORMALIZATIONS = ("kl_penalty", "bias_norm", "none")
 TURN_BOUNDARIES = ("recorded", "tags")
+CLIP_RANGE = 0.2
+"""TRL's `epsilon`, on both sides."""
+TURN_CLIP_RANGE = (0.05, 0.2)
+"""How far a turn's ratio may fall below and rise above 1: ours, measured in benchmarks/results/stability.md."""
 
 
 def check_choice(name: str, value: str, allowed: Sequence[str]) -> None:
@@ -31,6 +35,9 @@ class TurnLevelConfig(GRPOConfig):
             The unit that shares an importance ratio: `"token"`, `"turn"` or `"sequence"`.
         turn_ratio (`str`, defaults to `"geometric"`):
             How a turn's token ratios become one: `"geometric"` or `"arithmetic"` mean.
+        epsilon (`float`, *optional*):
+            How far a ratio may fall below 1, and rise above it unless `epsilon_high` is set, before it is clipped.
+            Unset, it is 0.05 below and 0.2 above where turns share a ratio, and TRL's 0.2 elsewhere.
         clip_normalization (`str`, defaults to `"kl_penalty"`):
             Clipping-triggered normalization: `"kl_penalty"`, `"bias_norm"` or `"none"`.
         ctn_coef (`float`, defaults to `3.0`):
@@ -72,6 +79,14 @@ class TurnLevelConfig(GRPOConfig):
         metadata={
             "help": "How the token ratios of a turn become one. 'geometric' (default): exp of their mean logarithm, "
             "GSPO's length normalization applied per turn. 'arithmetic': their mean."
+        },
+    )
+    epsilon: float | None = field(
+        default=None,
+        metadata={
+            "help": "How far a ratio may fall below 1, and rise above it unless `epsilon_high` is set, before it is "
+            "clipped. Unset, it is 0.05 below and 0.2 above with `importance_sampling_level='turn'`, whose ratios "
+            "average over tokens and leave a wide range late; TRL's 0.2 at the other levels."
         },
     )
     clip_normalization: str = field(
@@ -137,6 +152,7 @@ class TurnLevelConfig(GRPOConfig):
         check_choice("kl_estimator", self.kl_estimator, KL_ESTIMATORS)
         check_choice("ctn_gate", self.ctn_gate, PENALTY_GATES)
         check_choice("turn_boundary", self.turn_boundary, TURN_BOUNDARIES)
+        self._set_clip_range()
         if not 0.0 <= self.ctn_coef < float("inf"):
             raise ValueError(f"`ctn_coef` is {self.ctn_coef}, but must be finite and at least 0.")
         if self.rollout_staleness < 0:
@@ -158,3 +174,12 @@ class TurnLevelConfig(GRPOConfig):
                 "cannot give. Set `gradient_checkpointing_kwargs={'use_reentrant': False}`, or "
                 "`clip_normalization='kl_penalty'`."
             )
+
+    def _set_clip_range(self) -> None:
+        if self.epsilon is not None:
+            return
+        self.epsilon = CLIP_RANGE
+        if self.importance_sampling_level == "turn":
+            self.epsilon = TURN_CLIP_RANGE[0]
+            given: float | None = vars(self)["epsilon_high"]
+            self.epsilon_high = TURN_CLIP_RANGE[1] if given is None else given

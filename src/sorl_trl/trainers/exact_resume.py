@@ -132,8 +132,8 @@ class ExactResume(StaleRollouts):
         """Restore the step within the generation cycle and the trajectories that are still to be trained on.
 
         Raises:
-            ValueError: it was written within a cycle, by another number of processes or with other batch settings; or
-                with another `rollout_staleness`.
+            ValueError: trajectories are still to be trained on, and it was written by another number of processes or
+                with other batch settings; or it was written with another `rollout_staleness`.
         """
         path = folder / self._cycle_file()
         if not path.is_file():
@@ -149,15 +149,16 @@ class ExactResume(StaleRollouts):
                 f"`rollout_staleness` is {self.rollout_staleness}, but was {cycle['rollout_staleness']} when {folder} "
                 "was written, and its rollouts are still to be trained on. Resume with the same, or start a new run."
             )
-        self._waiting_rollouts = deque(send_to_device(cycle["waiting_rollouts"], self.accelerator.device))
-        if cycle["buffered_inputs"] is None:  # the next step begins a cycle, which may be another one
-            self._step = 0
+        if cycle["buffered_inputs"] is None and not cycle["waiting_rollouts"]:
+            self._step = 0  # the next step begins a cycle, which may be another one
             return
         for name in _CYCLE_FIELDS:
             if cycle[name] != getattr(self.args, name):
                 raise ValueError(
-                    f"`{name}` is {getattr(self.args, name)}, but was {cycle[name]} when {folder} was written, within "
-                    "a generation cycle. Resume with the same, from the end of a cycle, or start a new run."
+                    f"`{name}` is {getattr(self.args, name)}, but was {cycle[name]} when {folder} was written, with "
+                    "trajectories still to be trained on. Resume with the same or, without `rollout_staleness`, from "
+                    "the end of a generation cycle; or start a new run."
                 )
         self._step = cycle["step"]
         self._buffered_inputs = send_to_device(cycle["buffered_inputs"], self.accelerator.device)
+        self._waiting_rollouts = deque(send_to_device(cycle["waiting_rollouts"], self.accelerator.device))

@@ -21,6 +21,21 @@ def test_defaults_are_so_grpo(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, (0.05, 0.2)),
+        ({"epsilon": 0.2}, (0.2, None)),  # as in TRL: on both sides
+        ({"epsilon_high": 0.3}, (0.05, 0.3)),
+        ({"importance_sampling_level": "token"}, (0.2, None)),
+        ({"importance_sampling_level": "sequence", "epsilon_high": 0.3}, (0.2, 0.3)),
+    ],
+)
+def test_the_clip_range_follows_the_level(tmp_path: Path, given: dict[str, Any], expected: Any) -> None:
+    config = build(tmp_path, **given)
+    assert (config.epsilon, config.epsilon_high) == expected
+
+
+@pytest.mark.parametrize(
     ("name", "value", "allowed"),
     [
         ("importance_sampling_level", "word", "'turn'"),

@@ -1,0 +1,263 @@
+"""One run of the stability benchmark: prepare a world and a policy, train, evaluate on an unseen world, record."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from transformers import AutoTokenizer, GenerationConfig, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+
+from benchmarks.stability_grid import GROUP, METHODS, PPO_SETTINGS, REGIMES, Regime
+from benchmarks.stability_statistics import LAST
+from sorl_trl import SearchRollout, SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer, qa
+from sorl_trl.evaluation import encode_prompts
+from sorl_trl.ops import turn_ids_from_mask
+from sorl_trl.rollout import Collector, HFGenerator
+from sorl_trl.sandbox import (
+    CORPUS_FILE,
+    EVALUATION_FILE,
+    PROMPT_TEMPLATE,
+    PROTOCOL,
+    TRAIN_FILE,
+    WorldSize,
+    build_invented,
+    warm_start,
+)
+from sorl_trl.search import BM25Index
+from sorl_trl.trainers.base_trainer import loss_mask_of
+from sorl_trl.trainers.stale_rollouts import StaleRollouts
+from sorl_trl.trainers.turn_metrics import turn_metrics
+
+PRACTICE_WORLDS = 8
+EVALUATION_QUESTIONS = 200
+EVERY = 5
+"""Rollouts between two evaluations before that."""
+GREEDY = GenerationConfig(do_sample=False)
+SAMPLED = GenerationConfig(do_sample=True, temperature=1.0, top_k=0, top_p=1.0)
+EXTREMES = {"grad_norm": ("max",), "kl_to_old": ("max", "median"), "clip_fraction/token": ("max",)}
+"""Metrics whose updates are summarized by more than their mean."""
+
+
+@dataclass(frozen=True)
+class Job:
+    regime: str
+    method: str
+    learning_rate: float
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.regime}-{self.method}-{self.learning_rate:g}-{self.seed}"
+
+
+def settings_of(job: Job) -> str:
+    """All that decides a run besides the code: a record made with other settings is of another run."""
+    regime, method = REGIMES[job.regime], METHODS[job.method]
+    parts = (
+        regime.updates,
+        regime.trajectories,
+        regime.minibatch,
+        regime.rollouts,
+        regime.staleness,
+        regime.hop_shares,
+    )
+    given = (PPO_SETTINGS if method.family == "ppo" else {}) | method.settings
+    return repr((parts, regime.limits, regime.warm_start, method.trainer, sorted(given.items())))
+
+
+class MeasuredGRPOTrainer(StaleRollouts):
+    """`trl.GRPOTrainer` as it is, which also logs our metrics and can train on older rollouts."""
+
+    _logps: torch.Tensor
+
+    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
+        result = super()._get_per_token_logps_and_entropies(*args, **kwargs)
+        self._logps = result[0].detach()
+        return result
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
+        loss = super()._compute_loss(model, inputs)
+        turn_ids = turn_ids_from_mask(loss_mask_of(inputs))
+        log_ratio = self._logps - inputs["old_per_token_logps"]
+        clip_range = (1 - self.epsilon_low, 1 + self.epsilon_high)
+        metrics = turn_metrics(log_ratio, turn_ids, inputs["advantages"].unsqueeze(1), clip_range, "geometric")
+        for name, value in metrics.reduce(self.accelerator).items():
+            self._metrics["train"][name].append(value)
+        return loss
+
+
+TRAINERS: dict[str, tuple[type[GRPOTrainer], type[GRPOConfig]]] = {
+    "trl": (MeasuredGRPOTrainer, GRPOConfig),
+    "so_grpo": (SOGRPOTrainer, SOGRPOConfig),
+    "so_ppo": (SOPPOTrainer, SOPPOConfig),
+}
+
+
+def prepare(regime: Regime, seed: int, folder: Path) -> Path:
+    """World to train in, another to be judged in, and a warm-started policy; kept in `folder` by their settings."""
+    kind = "-".join(f"{share:g}" for share in regime.hop_shares)
+    target = folder / f"world-{kind}-{seed}"
+    if not (target / "policy").is_dir():
+        shutil.rmtree(target, ignore_errors=True)
+        size = WorldSize(1000, EVALUATION_QUESTIONS, regime.hop_shares)
+        world, unseen, *practice = (build_invented(1000 * seed + i, size=size) for i in range(2 + PRACTICE_WORLDS))
+        for name, part in (("train", world), ("unseen", unseen)):
+            part.write(target / name)
+            BM25Index.build(target / name / CORPUS_FILE, target / name / "index", show_progress=False)
+        found = warm_start(world, practice, folder / "cache", regime.warm_start)
+        shutil.copytree(found, target / "part")
+        (target / "part").rename(target / "policy")
+    return target
+
+
+class Examiner(TrainerCallback):
+    """Asks the policy questions about a world it has never seen, after some of the rollouts."""
+
+    def __init__(self, regime: Regime, world: Path, tokenizer: Any) -> None:
+        self._regime = regime
+        self._tokenizer = tokenizer
+        self._questions = qa.load_questions(world / "unseen" / EVALUATION_FILE)
+        self._prompts = encode_prompts(tokenizer, qa.build_prompt_rows(self._questions, PROMPT_TEMPLATE))
+        search = BM25Index.load(world / "unseen" / "index")
+        self._collector = Collector(tokenizer, search, PROTOCOL, regime.limits)
+        self.evaluations: list[dict[str, float]] = []
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        self._examine(model, 0)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        rollout, rest = divmod(state.global_step, self._regime.updates)
+        if rest == 0 and (rollout % EVERY == 0 or rollout > self._regime.rollouts - LAST):
+            self._examine(model, rollout)
+
+    def _examine(self, model: Any, rollout: int) -> None:
+        was_training = model.training
+        model.eval()
+        with torch.random.fork_rng():
+            scores = {"sampled_em": self._score(model, SAMPLED), "greedy_em": self._score(model, GREEDY)}
+        model.train(was_training)
+        self.evaluations.append({"rollout": rollout, **scores})
+
+    def _score(self, model: Any, config: GenerationConfig) -> float:
+        torch.manual_seed(0)
+        generator = HFGenerator(model, self._tokenizer, PROTOCOL.stop_strings, config, [self._tokenizer.eos_token_id])
+        with torch.no_grad():
+            trajectories = self._collector.collect(self._prompts, generator)
+        scores = map(qa.score_exact_match, trajectories, (q.golden_answers for q in self._questions))
+        return statistics.fmean(scores)
+
+
+def build_trainer(job: Job, world: Path, output: Path) -> GRPOTrainer:
+    regime, method = REGIMES[job.regime], METHODS[job.method]
+    trainer_class, config_class = TRAINERS[method.trainer]
+    settings: dict[str, Any] = {
+        "num_generations": GROUP,
+        **(PPO_SETTINGS if method.family == "ppo" else {}),
+        **method.settings,
+    }
+    if method.trainer != "trl":
+        settings["rollout_staleness"] = regime.staleness
+    config = config_class(
+        output_dir=str(output),
+        seed=job.seed,
+        learning_rate=job.learning_rate,
+        lr_scheduler_type="constant",
+        per_device_train_batch_size=regime.minibatch,
+        steps_per_generation=regime.trajectories // regime.minibatch,
+        num_iterations=regime.epochs,
+        max_steps=regime.rollouts * regime.updates,
+        max_completion_length=regime.limits.max_trajectory_tokens,
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        logging_steps=1,
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        **settings,
+    )
+    tokenizer = AutoTokenizer.from_pretrained(world / "policy")
+    questions = qa.load_questions(world / "train" / TRAIN_FILE)
+    trainer = trainer_class(
+        model=str(world / "policy"),
+        reward_funcs=qa.exact_match_reward,
+        args=config,
+        train_dataset=Dataset.from_list(qa.build_prompt_rows(questions, PROMPT_TEMPLATE)),
+        processing_class=tokenizer,
+        rollout_func=SearchRollout(BM25Index.load(world / "train" / "index"), PROTOCOL, regime.limits),
+        callbacks=[Examiner(regime, world, tokenizer)],
+    )
+    if method.trainer == "trl":
+        trainer.rollout_staleness = regime.staleness
+    return trainer
+
+
+def summarize_rollouts(log: Sequence[Mapping[str, Any]], updates: int) -> list[dict[str, float | None]]:
+    """One row per rollout: the mean over its updates of every metric, and more of the `EXTREMES`."""
+    rows = []
+    for start in range(0, len(log), updates):
+        entries = log[start : start + updates]
+        row: dict[str, float | None] = {}
+        for name in dict.fromkeys(key for entry in entries for key in entry if key not in ("step", "epoch")):
+            values = [entry[name] for entry in entries if entry.get(name) is not None]
+            row[name] = _rounded(_reduce(name, values)) if values else None
+            for extreme in EXTREMES.get(name, ()):
+                row[f"{name} {extreme}"] = _rounded(getattr(statistics, extreme, max)(values)) if values else None
+        rows.append(row)
+    return rows
+
+
+def _reduce(name: str, values: Sequence[float]) -> float:
+    if name.endswith("ratio_min"):
+        return min(values)
+    return max(values) if name.endswith("ratio_max") else statistics.fmean(values)
+
+
+def _rounded(value: float) -> float | None:
+    """Four digits; JSON has no infinity."""
+    if math.isnan(value):
+        return None
+    return float(f"{min(max(value, -1e308), 1e308):.4g}")
+
+
+def run(job: Job, folder: Path) -> dict[str, Any]:
+    """Train and evaluate. A run whose weights become NaN has an `error` and counts as collapsed."""
+    torch.set_num_threads(1)
+    regime = REGIMES[job.regime]
+    world = prepare(regime, job.seed, folder)
+    target = folder / job.name
+    started = time.process_time()
+    trainer = build_trainer(job, world, target)
+    examiner = next(c for c in trainer.callback_handler.callbacks if isinstance(c, Examiner))
+    error = None
+    try:
+        trainer.train()
+    except RuntimeError as failure:
+        if "probability tensor" not in str(failure):  # what torch says of weights that are not numbers
+            raise
+        error = str(failure).splitlines()[0]
+    log = [entry for entry in trainer.state.log_history if "loss" in entry]
+    target.mkdir(parents=True, exist_ok=True)
+    (target / "log.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in log))
+    record = {
+        **asdict(job),
+        "settings": settings_of(job),
+        "seconds": round(time.process_time() - started, 1),
+        "evaluations": examiner.evaluations,
+        "rollouts": summarize_rollouts(log, regime.updates),
+        "error": error,
+    }
+    partial = target / "record.part"
+    partial.write_text(json.dumps(record))
+    partial.replace(target / "record.json")
+    return record

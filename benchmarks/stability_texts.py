@@ -1,0 +1,41 @@
+"""What the stability report says besides its tables."""
+
+from __future__ import annotations
+
+HEADER = """# Does it hold? Many short runs under stress
+
+Written by `python -m benchmarks.stability` from the metrics of {runs:,} runs of one thread each, {seconds:,.0f} CPU
+seconds in all. Every number of a result table is in `stability.json` too, infinity as 1e308.
+
+**Final EM** of a run is the mean over the evaluations after its last five rollouts, on a world that nobody trained
+on, its answers sampled or greedy. **Best sampled EM** is that of its best evaluation, a single one.
+
+**A run has collapsed** if its final sampled EM is below the sampled EM of the policy it started from, or below half
+of its own best evaluation. A run that died (of weights that are not numbers, say) has collapsed with an EM of 0. This
+was fixed before any run.
+
+It is blind to a peak between two of the few evaluations before the last five rollouts, and the start was evaluated
+once, on 200 questions (standard error about .03): a run that ends near its start may fall on either side.
+
+**The other columns.** Clip fraction: share of tokens outside the method's own clip range (methods with different
+ranges do not compare), mean over rollouts and runs. KL to the
+old policy, nats per token: median over a run's rollouts of the median over a rollout's updates, then over runs; and
+the largest of any update of any run. Likewise the max gradient norm, before clipping (PPO
+methods: of policy and critic together), and the smallest and largest
+turn ratio, by the method's own mean over the tokens of a turn, geometric where it has none. "–": not measured.
+
+**Intervals** are 95 % percentile bootstrap intervals over seeds ({resamples:,} resamples, fixed seed); over so few
+seeds they are too narrow rather than too wide. **p** is exact and two-sided: all ways to flip the signs of the
+differences to the baseline (GRPO or PPO, by family, in the same table unless the column says "tuned"), paired by
+seed. With five seeds no p can be below 2/32 = 0.0625. Nothing is corrected for the number of comparisons.
+
+**Seeds.** Those that chose each method's learning rate, by the mean final sampled EM (of equals, the lowest), and all
+other settings: {choosing}; they enter no result. Those that judged, and chose nothing: {judging}. A seed sets the
+world, the warm-started policy and the random numbers. Where a method's best learning rate is the common one, both
+tables show the same runs, marked "= common".
+"""
+OVERVIEW = "Final sampled EM at the common learning rate, and how many runs collapsed."
+CHOOSING = (
+    "Mean final sampled EM over the choosing seeds, and how many runs collapsed. The chosen one is bold; † is the edge"
+    " of what was tried: the best may lie beyond."
+)

@@ -1,0 +1,98 @@
+"""The stability benchmark's runs: real trainers on tiny worlds, and their records."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from benchmarks import stability, stability_run
+from benchmarks.stability_grid import CHOOSING_SEEDS, JUDGING_SEEDS, METHODS, REGIMES
+from benchmarks.stability_run import Job, run, settings_of, summarize_rollouts
+
+from sorl_trl.sandbox import PolicyConfig, WarmStartConfig
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    warm_start = WarmStartConfig(policy=PolicyConfig(16, 1, 2), trajectories=64, steps=5)
+    small = {"trajectories": 16, "minibatch": 8, "rollouts": 6, "warm_start": warm_start}
+    for name in REGIMES:
+        monkeypatch.setitem(stability_run.REGIMES, name, replace(REGIMES[name], **small))
+    monkeypatch.setattr(stability_run, "PRACTICE_WORLDS", 1)
+    monkeypatch.setattr(stability_run, "EVALUATION_QUESTIONS", 4)
+
+
+@pytest.mark.parametrize("method", ["grpo", "so_grpo", "so_ppo"])
+def test_a_stale_run_leaves_a_whole_record(
+    tmp_path: Path, tiny: None, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What knows nothing is never right: only rewards that differ move it.
+    monkeypatch.setattr(
+        stability_run.qa, "exact_match_reward", lambda completion_ids, **_: [ids[0] % 5 / 5 for ids in completion_ids]
+    )
+    record = run(Job("stale", method, 1e-3, 7), tmp_path)
+    assert json.loads((tmp_path / f"stale-{method}-0.001-7" / "record.json").read_text()) == record
+    assert [evaluation["rollout"] for evaluation in record["evaluations"]] == [0, 2, 3, 4, 5, 6]
+    assert len(record["rollouts"]) == 6
+    assert record["error"] is None
+    for name in ("reward", "kl_to_old", "kl_to_old max", "clip_fraction/token", "turns/ratio_min", "grad_norm max"):
+        assert record["rollouts"][-1][name] is not None
+    # Old log-probabilities are of an older policy: even the first update of a rollout is off-policy.
+    log = [json.loads(line) for line in (tmp_path / f"stale-{method}-0.001-7" / "log.jsonl").read_text().splitlines()]
+    assert [entry["kl_to_old"] > 1e-7 for entry in log[:: len(log) // 6]] == [False] + [True] * 5
+
+
+def test_a_run_does_not_depend_on_the_runs_before_it(tmp_path: Path, tiny: None) -> None:
+    first = run(Job("reuse", "so_grpo", 1e-3, 7), tmp_path)
+    run(Job("reuse", "grpo", 1e-3, 7), tmp_path)
+    again = run(Job("reuse", "so_grpo", 1e-3, 7), tmp_path)
+    for record in (first, again):
+        del record["seconds"]
+        for row in record["rollouts"]:
+            del row["step_time"]
+    assert again == first
+
+
+def test_rollouts_are_summarized() -> None:
+    log = [
+        {"grad_norm": 1.0, "turns/ratio_min": 0.5, "reward": 0.25},
+        {"grad_norm": 3.0, "turns/ratio_min": 0.75},
+        {"grad_norm": 5.0, "turns/ratio_min": None, "reward": float("nan")},
+        {"grad_norm": float("inf"), "turns/ratio_min": None},
+    ]
+    assert summarize_rollouts(log, 2) == [
+        {"grad_norm": 2.0, "grad_norm max": 3.0, "turns/ratio_min": 0.5, "reward": 0.25},
+        {"grad_norm": 1e308, "grad_norm max": 1e308, "turns/ratio_min": None, "reward": None},
+    ]
+
+
+def test_no_seed_both_chooses_and_judges() -> None:
+    assert not set(CHOOSING_SEEDS) & set(JUDGING_SEEDS)
+    assert len(JUDGING_SEEDS) >= 5
+
+
+def test_runs_in_the_archive_are_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stability, "ARCHIVE", tmp_path / "runs.jsonl.xz")
+    monkeypatch.setattr(stability, "RUNS", tmp_path / "runs")
+    done = {"regime": "reuse", "method": "grpo", "learning_rate": 5e-4, "seed": 201, "error": None}
+    done["settings"] = settings_of(Job("reuse", "grpo", 5e-4, 201))
+    fresh, outdated, foreign = {**done, "seed": 202}, {**done, "settings": "others"}, {**done, "method": "other"}
+    stability.save([done])
+    for i, record in enumerate((fresh, outdated, foreign)):
+        (tmp_path / f"runs/{i}").mkdir(parents=True)
+        (tmp_path / f"runs/{i}/record.json").write_text(json.dumps(record))
+    assert stability.load() == [done, fresh]
+    prepared: list[tuple] = []
+    monkeypatch.setattr(stability, "in_parallel", lambda step, calls, workers, title: prepared.extend(calls))
+    stability.run_all([Job("reuse", "grpo", 5e-4, 201), Job("reuse", "grpo", 5e-4, 202)], workers=1, title="")
+    assert prepared == []
+
+
+def test_every_method_is_a_real_setting(tmp_path: Path, tiny: None) -> None:
+    """Each builds its trainer: no field that a config does not have."""
+    for method in METHODS:
+        world = stability_run.prepare(stability_run.REGIMES["reuse"], 7, tmp_path)
+        trainer = stability_run.build_trainer(Job("reuse", method, 1e-3, 7), world, tmp_path / method)
+        assert trainer.args.max_steps == 6 * 16
