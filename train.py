@@ -89,9 +89,9 @@ class AgentArguments:
     )
     search_top_k: int = field(default=3, metadata={"help": "Passages per search."})
     collapse_guard: str = field(
-        default="warn",
+        default="off",
         metadata={
-            "help": "What to do when training begins to collapse: 'warn', 'stop', 'lower_lr', 'roll_back' to the last "
+            "help": "What to do when training seems to collapse: 'warn', 'stop', 'lower_lr', 'roll_back' to the last "
             "healthy checkpoint, or 'off'."
         },
     )

@@ -154,7 +154,7 @@ def draw_regime(table: Table, grid: Grid, title: str, path: Path) -> None:
     for axis in axes[-1][:-1]:
         axis.set_xlabel("rollout", fontsize=9)
     figure.suptitle(f"{title}, common learning rate: mean over seeds, and from the lowest to the highest", fontsize=12)
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=80)
 
 
 def draw_ends(axis: Axes, height: float, runs: Sequence[Run], colour: str) -> None:
@@ -192,4 +192,4 @@ def draw_summary(common: Mapping[str, Table], grid: Grid, path: Path) -> None:
     axes[0].set_xlim(left=-0.02)
     figure.suptitle("Where training ended: sampled EM on an unseen world, common learning rate", fontsize=12)
     figure.supxlabel(LEGEND, fontsize=9)
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=90)

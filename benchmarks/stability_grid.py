@@ -203,5 +203,6 @@ _CONTROLS = (
         tuned=False,
     )
 )
-METHODS = _TRL_METHODS | _TURN_METHODS | _CRITIC_METHODS | _CONTROLS
+_ALL = _TRL_METHODS | _TURN_METHODS | _CRITIC_METHODS | _CONTROLS
+METHODS = dict(sorted(_ALL.items(), key=lambda item: item[1].family))
 COMMON_LEARNING_RATE = {name: regime.learning_rate for name, regime in REGIMES.items()}

@@ -160,7 +160,7 @@ def choosing_table(runs: Sequence[Run], grid: Grid, regime: str) -> str:
     body = []
     for method, tried in scores.items():
         best = chosen.get((regime, method))
-        edge = "†" if best in (min(tried), max(tried)) else ""
+        edge = "†" if tried and best in (min(tried), max(tried)) else ""
         texts = {
             rate: f"{mean_final(of_rate):.3f} · {sum(run.collapsed for run in of_rate)}/{len(of_rate)}"
             for rate, of_rate in tried.items()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,13 @@ class TestWriteReport:
         assert (
             "\n\nIn short.\n\n## Calm\n\nfew updates\n\nIt held.\n\n### At the common learning rate, 0.001\n" in text
         )
+
+    def test_a_regime_without_learning_rates_to_choose_from(self, tmp_path: Path) -> None:
+        write_report(everything(), tmp_path, replace(GRID, choices={"calm": (), "wild": ()}))
+        # Such runs are there, asked for or not.
+        assert "### Choosing" in (tmp_path / "stability.md").read_text()
+        write_report(records("grpo", (0.5,)), tmp_path, replace(GRID, choices={"calm": (), "wild": ()}))
+        assert "### Choosing" not in (tmp_path / "stability.md").read_text()
 
     def test_no_runs(self, tmp_path: Path) -> None:
         write_report([], tmp_path, GRID)
