@@ -135,7 +135,7 @@ def test_mixture_of_experts_auxiliary_loss(tmp_path: Path, tokenizer: Any) -> No
 @pytest.mark.parametrize("beta", [0.0, 0.1])
 def test_one_turn_is_the_sequence_level(tmp_path: Path, tokenizer: Any, beta: float) -> None:
     """A completion of one turn: the geometric turn ratio is GSPO's sequence ratio, the turn mean is the token mean."""
-    arguments = settings(tmp_path, beta=beta)
+    arguments = settings(tmp_path, beta=beta, epsilon=0.2)  # turns have a range of their own unless one is set
     gspo = {"loss_type": "grpo", "importance_sampling_level": "sequence"}
     rollouts = [FixedRollout(max_turns=1), FixedRollout(max_turns=1)]
     theirs = train(GRPOTrainer, GRPOConfig, tokenizer, **arguments, **gspo, rollout_func=rollouts[0])
