@@ -40,7 +40,7 @@ from tqdm.auto import tqdm
 from benchmarks.stability_grid import CHOOSING_SEEDS, JUDGING_SEEDS, METHODS, REGIMES
 from benchmarks.stability_report import write_report
 from benchmarks.stability_run import Job, prepare, run, settings_of
-from benchmarks.stability_statistics import choose_learning_rates, published_grid
+from benchmarks.stability_statistics import choose_learning_rates, choosing_plan, published_grid, read_runs
 
 ROOT = Path(__file__).parents[1]
 RUNS = ROOT / "runs/stability"
@@ -51,16 +51,14 @@ READING = Path(__file__).parent / "stability_reading.md"
 QUICK = (("reuse",), ("grpo", "so_grpo", "ppo", "so_ppo"), JUDGING_SEEDS[:2])
 
 
-def is_tuned(method: str) -> bool:
-    return METHODS[method].tuned
-
-
-def choosing_jobs(regimes: Sequence[str], methods: Sequence[str]) -> Iterator[Job]:
-    for seed in CHOOSING_SEEDS:
-        for regime in regimes:
-            for method in filter(is_tuned, methods):
-                for rate in REGIMES[regime].learning_rates:
-                    yield Job(regime, method, rate, seed)
+def choosing_jobs(regimes: Sequence[str], methods: Sequence[str], records: list[dict[str, Any]]) -> Iterator[Job]:
+    """The choosing runs that are needed, as far as `records` tell."""
+    grid = published_grid()
+    runs = read_runs(records, grid)
+    for regime in regimes:
+        for method in methods:
+            for rate, seed in choosing_plan(runs, grid, regime, method):
+                yield Job(regime, method, rate, seed)
 
 
 def judging_jobs(regimes: Sequence[str], methods: Sequence[str], seeds: Sequence[int]) -> Iterator[Job]:
@@ -84,13 +82,13 @@ def key(record: dict[str, Any]) -> Job:
     return Job(record["regime"], record["method"], record["learning_rate"], record["seed"])
 
 
-def load() -> list[dict[str, Any]]:
-    """Every run there is: of the archive, and of `runs/stability/` since it was written.
+def load(archived: bool = True) -> list[dict[str, Any]]:
+    """Every run there is: of `runs/stability/`, and unless `archived` is false, of the archive.
 
     Those of methods or with settings that are not in the grid any more are left out.
     """
     found = [json.loads(path.read_text()) for path in sorted(RUNS.glob("*/record.json"))]
-    if ARCHIVE.is_file():
+    if archived and ARCHIVE.is_file():
         with lzma.open(ARCHIVE, "rt") as lines:
             found = [*map(json.loads, lines), *found]
     records = {key(record): record for record in found if is_current(record)}
@@ -132,9 +130,9 @@ def in_parallel(step: Callable[..., Any], calls: Sequence[tuple[Any, ...]], work
             raise
 
 
-def run_all(jobs: Iterable[Job], workers: int, title: str) -> None:
+def run_all(jobs: Iterable[Job], workers: int, title: str, archived: bool = True) -> None:
     """Every run that is not there yet."""
-    done = set(map(key, load()))
+    done = set(map(key, load(archived)))
     todo = [job for job in dict.fromkeys(jobs) if job not in done]
     worlds = {(REGIMES[job.regime].hop_shares, job.seed): (REGIMES[job.regime], job.seed, RUNS) for job in todo}
     RUNS.mkdir(parents=True, exist_ok=True)
@@ -143,10 +141,10 @@ def run_all(jobs: Iterable[Job], workers: int, title: str) -> None:
 
 
 def quick(workers: int) -> None:
-    """A small part of the judging runs, reported in `runs/stability/quick`."""
+    """A small part of the judging runs, run here whatever the archive has, reported in `runs/stability/quick`."""
     regimes, methods, seeds = QUICK
     jobs = list(judging_jobs(regimes, methods, seeds))
-    run_all(jobs, workers, "Runs")
+    run_all(jobs, workers, "Runs", archived=False)
     grid = replace(
         published_grid(),
         regimes={name: REGIMES[name] for name in regimes},
@@ -155,7 +153,7 @@ def quick(workers: int) -> None:
         judging_seeds=seeds,
     )
     folder = RUNS / "quick"
-    write_report([record for record in load() if key(record) in jobs], folder, grid)
+    write_report([record for record in load(archived=False) if key(record) in jobs], folder, grid)
     print(f"The report is in {folder / 'stability.md'}.")
 
 
@@ -178,7 +176,9 @@ def main() -> None:
         regimes, methods = arguments.regimes, arguments.methods
         judging = judging_jobs(regimes, methods, JUDGING_SEEDS)
         run_all(judging, arguments.workers, "At the common learning rate")
-        run_all(choosing_jobs(regimes, methods), arguments.workers, "Choosing learning rates")
+        for seed in CHOOSING_SEEDS:
+            jobs = choosing_jobs(regimes, methods, load())
+            run_all(jobs, arguments.workers, f"Choosing learning rates, seed {seed}")
         run_all(tuned_jobs(regimes, methods, load()), arguments.workers, "At each method's own")
     records = load()
     save(records)

@@ -6,12 +6,14 @@ import json
 import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.stability_figures import draw_regime, draw_summary
 from benchmarks.stability_statistics import (
     INFINITE,
+    MARGIN,
     RESAMPLES,
     Grid,
     Record,
@@ -19,6 +21,7 @@ from benchmarks.stability_statistics import (
     Table,
     bootstrap_interval,
     choose,
+    choosing_plan,
     choosing_scores,
     judged,
     mean_final,
@@ -177,17 +180,15 @@ def missing(runs: Sequence[Run], grid: Grid) -> list[str]:
     lines = []
     for regime, settings in grid.regimes.items():
         common = grid.common(regime)
-        rates_of_grid = dict.fromkeys(grid.tuned, grid.learning_rates(regime))
         own = {method: {chosen.get((regime, method), common)} - {common} for method in grid.tuned}
-        for purpose, rates, seeds in (
-            ("at the common learning rate", dict.fromkeys(grid.methods, (common,)), grid.judging_seeds),
-            ("choosing learning rates", rates_of_grid, grid.choosing_seeds),
-            ("at each method's own learning rate", own, grid.judging_seeds),
+        for purpose, plans in (
+            ("at the common learning rate", {m: list(product([common], grid.judging_seeds)) for m in grid.methods}),
+            ("choosing learning rates", {name: choosing_plan(runs, grid, regime, name) for name in grid.tuned}),
+            ("at each method's own learning rate", {m: list(product(own[m], grid.judging_seeds)) for m in own}),
         ):
             lacking = []
-            for method, of_method in rates.items():
-                plan = [((regime, method, rate), seed) for rate in of_method for seed in seeds]
-                if count := sum(planned not in there for planned in plan):
+            for method, plan in plans.items():
+                if count := sum(((regime, method, rate), seed) not in there for rate, seed in plan):
                     lacking.append(f"{grid.methods[method].title} ({count} of {len(plan)} runs)")
             lines += [f"- {settings.title}, {purpose}: {', '.join(lacking)}."] if lacking else []
     return lines
@@ -233,7 +234,8 @@ def report(runs: Sequence[Run], made: Sequence[Row], grid: Grid, reading: str) -
     sections = sections_of(reading, grid)
     choosing, judging = (", ".join(map(str, seeds)) for seeds in (grid.choosing_seeds, grid.judging_seeds))
     seconds = sum(run.record["seconds"] for run in runs)
-    blocks = [HEADER.format(runs=len(runs), seconds=seconds, resamples=RESAMPLES, choosing=choosing, judging=judging)]
+    figures = {"runs": len(runs), "seconds": seconds, "resamples": RESAMPLES, "margin": MARGIN}
+    blocks = [HEADER.format(choosing=choosing, judging=judging, **figures)]
     if made:
         blocks += ["## Overview", OVERVIEW, overview(made, grid), "![Final sampled EM](stability.png)"]
     blocks.append(sections[""])

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 LAST = 5
 """Rollouts at the end whose evaluations make the final EM."""
+MARGIN = 0.1
+"""A learning rate whose final EM on the first choosing seed is further below the best is out of the question."""
 RESAMPLES = 10_000
 INFINITE = 1e308
 """JSON has no infinity: records and `stability.json` write this number, records also the word "inf"."""
@@ -190,11 +192,29 @@ def mean_final(runs: Iterable[Run], score: str = "sampled_em") -> float:
     return statistics.fmean(run.final(score) for run in runs)
 
 
+def choosing_plan(runs: Sequence[Run], grid: Grid, regime: str, method: str) -> list[tuple[float, int]]:
+    """Learning rate and seed of the choosing runs that a method needs, as far as `runs` tell.
+
+    On the first seed every learning rate is tried; on the others, those that came within `MARGIN` of the best there,
+    unless that is a single one.
+    """
+    if method not in grid.tuned:
+        return []
+    first, *others = grid.choosing_seeds
+    tried = choosing_scores(runs, grid, regime, method)
+    plan = [(rate, first) for rate in tried]
+    finals = {rate: run.final("sampled_em") for rate, of_rate in tried.items() for run in of_rate if run.seed == first}
+    if not finals or len(finals) < len(tried):
+        return plan
+    close = [rate for rate, final in finals.items() if final >= max(finals.values()) - MARGIN]
+    return plan + [(rate, seed) for rate in close for seed in others if len(close) > 1]
+
+
 def choose_learning_rates(records: Iterable[Record], grid: Grid | None = None) -> dict[tuple[str, str], float]:
     """Each method's best learning rate in each regime.
 
-    The best has the highest mean final sampled EM over the choosing seeds; of equals, the lowest is taken. A method
-    whose choosing runs are not complete has no entry.
+    The best has the highest mean final sampled EM over the choosing seeds, of those in question on all of them
+    (`choosing_plan`); of equals, the lowest is taken. A method whose choosing runs are not complete has no entry.
 
     Args:
         records: of any runs; those with a judging seed have no say.
@@ -211,16 +231,14 @@ def choose(runs: Sequence[Run], grid: Grid) -> dict[tuple[str, str], float]:
     """`choose_learning_rates` of runs that are read."""
     chosen = {}
     for regime in grid.regimes:
-        for method in grid.methods:
+        for method in grid.tuned:
+            plan = choosing_plan(runs, grid, regime, method)
             tried = choosing_scores(runs, grid, regime, method)
-            if (
-                tried
-                and method in grid.tuned
-                and all(len(of_rate) == len(grid.choosing_seeds) for of_rate in tried.values())
-            ):
+            asked = {rate: [run for run in tried[rate] if (rate, run.seed) in plan] for rate, _ in plan}
+            if asked and sum(map(len, asked.values())) == len(plan):
                 # Nine digits: means that differ in their last bits are equal.
-                score = {rate: round(mean_final(of_rate), 9) for rate, of_rate in tried.items()}
-                chosen[regime, method] = max(score, key=lambda rate: (score[rate], -rate))
+                score = {rate: (len(of_rate), round(mean_final(of_rate), 9)) for rate, of_rate in asked.items()}
+                chosen[regime, method] = max(score, key=lambda rate: (*score[rate], -rate))
     return chosen
 
 

@@ -30,12 +30,13 @@ differences to the baseline (GRPO or PPO, by family, in the same table unless th
 seed. With five seeds no p can be below 2/32 = 0.0625. Nothing is corrected for the number of comparisons.
 
 **Seeds.** Those that chose each method's learning rate, by the mean final sampled EM (of equals, the lowest), and all
-other settings: {choosing}; they enter no result. Those that judged, and chose nothing: {judging}. A seed sets the
+other settings: {choosing}; they enter no result. The second was asked only about learning rates within {margin:g} of
+the best on the first. Those that judged, and chose nothing: {judging}. A seed sets the
 world, the warm-started policy and the random numbers. Where a method's best learning rate is the common one, both
 tables show the same runs, marked "= common".
 """
 OVERVIEW = "Final sampled EM at the common learning rate, and how many runs collapsed."
 CHOOSING = (
-    "Mean final sampled EM over the choosing seeds, and how many runs collapsed. The chosen one is bold; † is the edge"
-    " of what was tried: the best may lie beyond."
+    "Mean final sampled EM over the choosing seeds, and how many runs collapsed; of one run where the first seed left"
+    " no doubt. The chosen one is bold; † is the edge of what was tried: the best may lie beyond."
 )

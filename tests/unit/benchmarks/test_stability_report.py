@@ -99,7 +99,7 @@ class TestMissing:
         assert lines[0] == (
             "- Calm, at the common learning rate: GRPO (3 of 3 runs), SO-GRPO (3 of 3 runs), PPO (3 of 3 runs)."
         )
-        assert lines[1].startswith("- Calm, choosing learning rates: GRPO (4 of 4 runs)")
+        assert lines[1].startswith("- Calm, choosing learning rates: GRPO (2 of 2 runs)")
         assert len(lines) == 4
 
     def test_a_chosen_learning_rate_is_to_be_judged(self) -> None:
@@ -107,7 +107,7 @@ class TestMissing:
         lines = [line for line in missing(read_runs(made, GRID), GRID) if "Calm" in line]
         assert lines == [
             "- Calm, at the common learning rate: PPO (3 of 3 runs).",
-            "- Calm, choosing learning rates: PPO (4 of 4 runs).",
+            "- Calm, choosing learning rates: PPO (2 of 2 runs).",
             "- Calm, at each method's own learning rate: GRPO (1 of 3 runs).",
         ]
 

@@ -14,6 +14,7 @@ from benchmarks.stability_statistics import (
     Run,
     bootstrap_interval,
     choose_learning_rates,
+    choosing_plan,
     judged,
     number,
     paired,
@@ -154,8 +155,18 @@ class TestReadRuns:
 
 class TestChooseLearningRates:
     def test_the_highest_mean_wins(self) -> None:
-        made = choosing("grpo", {3e-4: (0.4, 0.6), 1e-3: (0.7, 0.2)})
+        made = choosing("grpo", {3e-4: (0.45, 0.6), 1e-3: (0.5, 0.2)})
         assert choose_learning_rates(made, GRID) == {("calm", "grpo"): 3e-4}
+
+    def test_a_clear_first_seed_is_enough(self) -> None:
+        made = choosing("grpo", {3e-4: (0.4, 0.9), 1e-3: (0.7, 0.2)})
+        assert choose_learning_rates(made, GRID) == {("calm", "grpo"): 1e-3}
+        first_only = [record for record in made if record["seed"] == 1]
+        assert choose_learning_rates(first_only, GRID) == {("calm", "grpo"): 1e-3}
+
+    def test_what_is_out_of_the_question_does_not_come_back(self) -> None:
+        made = choosing("grpo", {1e-4: (0.39, 0.9), 3e-4: (0.45, 0.4), 1e-3: (0.5, 0.4)})
+        assert choose_learning_rates(made, GRID) == {("calm", "grpo"): 1e-3}
 
     def test_of_equals_the_lowest(self) -> None:
         # Both means are 0.15; in floating point the second comes out larger.
@@ -173,13 +184,33 @@ class TestChooseLearningRates:
         assert choose_learning_rates(made, GRID) == {("calm", "grpo"): 1e-3, ("wild", "ppo"): 1.5e-4}
 
     def test_no_choice_from_an_incomplete_grid(self) -> None:
-        complete = choosing("grpo", {3e-4: (0.4, 0.4), 1e-3: (0.5, 0.5)})
+        complete = choosing("grpo", {3e-4: (0.45, 0.4), 1e-3: (0.5, 0.5)})
         for absent in range(len(complete)):
             assert choose_learning_rates([*complete[:absent], *complete[absent + 1 :]], GRID) == {}
 
     def test_a_learning_rate_beyond_the_grid_may_win(self) -> None:
         made = choosing("grpo", {1e-4: (0.8, 0.8), 3e-4: (0.4, 0.4), 1e-3: (0.5, 0.5)})
         assert choose_learning_rates(made, GRID) == {("calm", "grpo"): 1e-4}
+
+
+class TestChoosingPlan:
+    def plan(self, made: list[dict[str, Any]]) -> list[tuple[float, int]]:
+        return choosing_plan(read_runs(made, GRID), GRID, "calm", "grpo")
+
+    def test_the_first_seed_tries_all(self) -> None:
+        assert self.plan([]) == [(3e-4, 1), (1e-3, 1)]
+        assert self.plan([a_record("grpo", 1, 0.5, rate=1e-3)]) == [(3e-4, 1), (1e-3, 1)]
+
+    def test_the_second_what_is_close(self) -> None:
+        firsts = [a_record("grpo", 1, em, rate=rate) for rate, em in ((3e-4, 0.41), (1e-3, 0.5))]
+        assert self.plan(firsts) == [(3e-4, 1), (1e-3, 1), (3e-4, 2), (1e-3, 2)]
+
+    def test_and_nothing_where_nothing_is(self) -> None:
+        firsts = [a_record("grpo", 1, em, rate=rate) for rate, em in ((3e-4, 0.39), (1e-3, 0.5))]
+        assert self.plan(firsts) == [(3e-4, 1), (1e-3, 1)]
+
+    def test_a_control_chooses_nothing(self) -> None:
+        assert choosing_plan([], replace(GRID, choosing_seeds=()), "calm", "grpo") == []
 
 
 def test_a_learning_rate_that_has_no_end_is_found_again() -> None:
@@ -190,7 +221,7 @@ def test_a_learning_rate_that_has_no_end_is_found_again() -> None:
 
 
 def test_judged_keeps_choosing_runs_out() -> None:
-    made = choosing("grpo", {3e-4: (0.4, 0.6), 1e-3: (0.7, 0.2)}) + records("grpo", (0.5, 0.6))
+    made = choosing("grpo", {3e-4: (0.6, 0.6), 1e-3: (0.5, 0.2)}) + records("grpo", (0.5, 0.6))
     made += records("grpo", (0.7,), rate=3e-4)
     tables = judged(read_runs(made, GRID), GRID)
     assert [run.seed for run in tables["calm", False]["grpo"]] == [11, 12]
