@@ -1,4 +1,4 @@
-"""Exact match and token F1 of an answer, as SQuAD defines them and FlashRAG computes them."""
+"""Exact match, sub-exact match and token F1 of an answer, as SQuAD defines them and FlashRAG computes them."""
 
 from __future__ import annotations
 
@@ -31,6 +31,19 @@ def exact_match(prediction: str | None, golden_answers: Sequence[str]) -> float:
         ValueError: `golden_answers` is empty or a plain string.
     """
     return _best(_equal, prediction, golden_answers)
+
+
+def sub_exact_match(prediction: str | None, golden_answers: Sequence[str]) -> float:
+    """1.0 if a golden answer stands as whole words in the prediction, else 0.0. `None` is no answer: 0.0.
+
+    Punctuation may separate words, as in `contains_answer` ("Paris/Rome" holds "Rome"), or vanish, as in
+    `exact_match` ("the US" holds "U.S."): never below exact match.
+
+    Raises:
+        ValueError: `golden_answers` is empty or a plain string.
+    """
+    separated = contains_answer(prediction or "", golden_answers)
+    return max(float(separated), _best(_contains, prediction, golden_answers))
 
 
 def token_f1(prediction: str | None, golden_answers: Sequence[str]) -> float:

@@ -17,6 +17,22 @@ SEARCH_R1_TEMPLATE = (
     "Question: {question}\n"
 )
 
+CHOICE_INSTRUCTION = "Answer with the letter of the right option."
+"""The last line of a multiple-choice question, below its options."""
+
+
+def question_text(question: Question) -> str:
+    """What stands for "{question}" in a template.
+
+    That is the question itself or, where it has options, the question, the options one per line as "A. text", and
+    `CHOICE_INSTRUCTION`. So one template serves open and multiple-choice questions, mixed as they come.
+    """
+    if not question.options:
+        return question.question
+    # A text of several lines would look like several options.
+    options = [f"{letter}. {' '.join(text.split())}" for letter, text in question.options.items()]
+    return "\n".join([question.question, *options, CHOICE_INSTRUCTION])
+
 
 def text_prompt(question: str, template: str = SEARCH_R1_TEMPLATE) -> str:
     """The prompt of a base model: `template` with every "{question}" replaced; other braces stay as they are.
@@ -40,23 +56,29 @@ def build_prompt_rows(
     """The rows of a training set, for `datasets.Dataset.from_list`.
 
     Args:
-        questions: What to ask.
-        template: The instructions, with "{question}" where the question goes.
+        questions: What to ask; open and multiple-choice questions may be mixed.
+        template: The instructions, with "{question}" where the `question_text` goes.
         conversational: Make chat prompts instead of text prompts.
 
     Returns:
-        Rows of `prompt`, `question_id`, `question`, `golden_answers`. If any question's metadata has `hops`, every row
-        has it, `None` where it is not known, since `from_list` takes its columns from the first row.
+        Rows of `prompt`, `question_id`, `question`, `golden_answers`, `data_source`. If any question has options,
+        every row has `options`: a list of [letter, text] pairs, empty for an open question. If any question's metadata
+        has `hops`, every row has it, `None` where it is not known. All rows have the same columns, since `from_list`
+        takes them from the first row.
     """
     questions = list(questions)
     make_prompt = chat_prompt if conversational else text_prompt
+    with_options = any(question.options for question in questions)
     with_hops = any("hops" in question.metadata for question in questions)
     return [
         {
-            "prompt": make_prompt(question.question, template),
+            "prompt": make_prompt(question_text(question), template),
             "question_id": question.id,
             "question": question.question,
             "golden_answers": list(question.golden_answers),
+            "data_source": question.data_source,
+            # Pairs, because a column of mappings gets the letters of all rows, with `None` for those that a row lacks.
+            **({"options": [list(pair) for pair in question.options.items()]} if with_options else {}),
             **({"hops": question.metadata.get("hops")} if with_hops else {}),
         }
         for question in questions

@@ -1,4 +1,4 @@
-"""Questions with their golden answers, in FlashRAG's file schema."""
+"""Questions with their golden answers, in FlashRAG's file schema, with options for multiple choice."""
 
 from __future__ import annotations
 
@@ -9,19 +9,40 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sorl_trl.qa import fields
+from sorl_trl.qa.choices import check_options, right_letter
+
 
 @dataclass(frozen=True)
 class Question:
-    """One question. Any of `golden_answers` is right; `metadata` is whatever the data set adds, such as `hops`."""
+    """One question: the row type of all data sets.
+
+    Raises:
+        ValueError: There are options, and `golden_answers` is not the text of exactly one of them, or a letter is not
+            one of A to Z, or a text is blank.
+    """
 
     id: str
     question: str
     golden_answers: tuple[str, ...]
+    """Any of them is right. Of a multiple-choice question: one, the text of the right option, never its letter."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    """Whatever the data set adds, such as `hops`."""
+    options: Mapping[str, str] = field(default_factory=dict)
+    """Letter -> text, in the order in which they are shown; empty for an open question."""
+    data_source: str = ""
+    """Name of the data set, empty where it is not known."""
+
+    def __post_init__(self) -> None:
+        if self.options:
+            check_options(self.options)
+            right_letter(self.golden_answers, self.options)
 
 
 def load_questions(path: str | os.PathLike[str]) -> list[Question]:
-    """Read a JSONL file of `{"id", "question", "golden_answers", "metadata"}` lines; `metadata` may be missing.
+    """Read a JSONL file of `{"id", "question", "golden_answers", "metadata", "options", "data_source"}` lines.
+
+    The last three fields may be missing.
 
     Raises:
         ValueError: The file holds no line, or a line is not a question; the message names the file and the line.
@@ -43,12 +64,17 @@ def write_questions(questions: Iterable[Question], path: str | os.PathLike[str])
     """Write questions to a JSONL file that `load_questions` reads back unchanged. `metadata` must be JSON's types."""
     with Path(path).open("w", encoding="utf-8", newline="\n") as file:
         for question in questions:
-            record = {
+            record: dict[str, object] = {
                 "id": question.id,
                 "question": question.question,
                 "golden_answers": list(question.golden_answers),
-                "metadata": dict(question.metadata),
             }
+            may_be_missing = {
+                "metadata": dict(question.metadata),
+                "options": dict(question.options),
+                "data_source": question.data_source,
+            }
+            record |= {name: value for name, value in may_be_missing.items() if value}
             file.write(json.dumps(record, ensure_ascii=False) + "\n")
 
 
@@ -61,33 +87,30 @@ def _parse(line: bytes) -> Question:
     if not isinstance(record, dict):
         raise ValueError(f"a question must be a JSON object, got {type(record).__name__}")
     return Question(
-        id=_identifier(record.get("id")),
-        question=_text("question", record.get("question")),
+        id=fields.identifier("id", record.get("id")),
+        question=fields.text("question", record.get("question")),
         golden_answers=_golden_answers(record.get("golden_answers")),
-        metadata=_metadata(record.get("metadata")),
+        metadata=_object("metadata", record.get("metadata")),
+        options={
+            letter: fields.text("options", text) for letter, text in _object("options", record.get("options")).items()
+        },
+        data_source=_data_source(record.get("data_source")),
     )
-
-
-def _identifier(value: object) -> str:
-    if isinstance(value, bool) or not isinstance(value, str | int):
-        raise ValueError(f"`id` must be a string or an integer, got {value!r}")
-    return str(value)
-
-
-def _text(name: str, value: object) -> str:
-    if not isinstance(value, str) or not value.strip():
-        raise ValueError(f"`{name}` must be a string that is not blank, got {value!r}")
-    value.encode()  # Half a surrogate pair, which JSON can spell, cannot be encoded by any tokenizer.
-    return value
 
 
 def _golden_answers(value: object) -> tuple[str, ...]:
     if not isinstance(value, list) or not value:
         raise ValueError(f"`golden_answers` must be a list of at least one string, got {value!r}")
-    return tuple(_text("golden_answers", answer) for answer in value)
+    return tuple(fields.text("golden_answers", answer) for answer in value)
 
 
-def _metadata(value: object) -> dict[str, Any]:
+def _object(name: str, value: object) -> dict[str, Any]:
     if value is not None and not isinstance(value, dict):
-        raise ValueError(f"`metadata` must be an object or missing, got {value!r}")
+        raise ValueError(f"`{name}` must be an object or missing, got {value!r}")
     return value or {}
+
+
+def _data_source(value: object) -> str:
+    if value is not None and not isinstance(value, str):
+        raise ValueError(f"`data_source` must be a string or missing, got {value!r}")
+    return value or ""

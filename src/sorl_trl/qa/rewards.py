@@ -1,51 +1,115 @@
 """Reward functions for TRL's trainers, which call them by keyword with one entry per trajectory.
 
-Each needs the columns `trajectory` (from the rollout) and, but for `format_reward`, `golden_answers` (from the
-training set), and ignores the rest. A trajectory that ended by an infrastructure failure gets `None`, which TRL leaves
+Each takes the columns it names and ignores the rest: `trajectory` comes from the rollout, the others from the training
+set as `build_prompt_rows` makes it. A trajectory that ended by an infrastructure failure gets `None`, which TRL leaves
 out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
-from sorl_trl.qa.scoring import score_exact_match, score_f1, score_format, score_search_hits
+from sorl_trl.qa import scoring
 from sorl_trl.types import Trajectory
 
 Score = TypeVar("Score")
+RewardFunction = Callable[..., list[Any]]
+"""Called by keyword. Returns per trajectory a float, a list of one float per turn, or `None`."""
+OptionPairs = Sequence[tuple[str, str]]
+"""Letter and text of each option; empty for an open question. A data set makes lists of the pairs."""
 
 
 def exact_match_reward(
     *, trajectory: Sequence[Trajectory], golden_answers: Sequence[Sequence[str]], **_: object
 ) -> list[float | None]:
     """1.0 for an answer that matches a golden answer exactly after normalization, else 0.0."""
-    return _score_each(score_exact_match, trajectory, golden_answers)
+    return _score_each(scoring.score_exact_match, trajectory, golden_answers)
+
+
+def sub_exact_match_reward(
+    *, trajectory: Sequence[Trajectory], golden_answers: Sequence[Sequence[str]], **_: object
+) -> list[float | None]:
+    """1.0 for an answer that holds a golden answer as whole words, else 0.0. A policy can win it with long answers."""
+    return _score_each(scoring.score_sub_exact_match, trajectory, golden_answers)
 
 
 def f1_reward(
     *, trajectory: Sequence[Trajectory], golden_answers: Sequence[Sequence[str]], **_: object
 ) -> list[float | None]:
     """Token F1 of the answer with the best of the golden answers, in [0, 1]."""
-    return _score_each(score_f1, trajectory, golden_answers)
+    return _score_each(scoring.score_f1, trajectory, golden_answers)
+
+
+def choice_reward(
+    *,
+    trajectory: Sequence[Trajectory],
+    golden_answers: Sequence[Sequence[str]],
+    options: Sequence[OptionPairs | None],
+    data_source: Sequence[str],
+    **_: object,
+) -> list[float | None]:
+    """1.0 for an answer that names the right option, by letter or text, else 0.0.
+
+    Raises:
+        ValueError: A question is open; the message names its data source.
+    """
+    return _score_each(scoring.score_choice, trajectory, golden_answers, _mappings(options), data_source)
+
+
+def answer_reward(
+    *,
+    trajectory: Sequence[Trajectory],
+    golden_answers: Sequence[Sequence[str]],
+    options: Sequence[OptionPairs | None] | None = None,
+    **_: object,
+) -> list[float | None]:
+    """For mixed sets: choice accuracy where the question has options, exact match where it is open."""
+    columns = [None] * len(trajectory) if options is None else options
+    return _score_each(scoring.score_answer, trajectory, golden_answers, _mappings(columns))
 
 
 def format_reward(*, trajectory: Sequence[Trajectory], **_: object) -> list[float | None]:
     """1.0 for a trajectory with an answer and without an invalid action, else 0.0."""
-    return _score_each(score_format, trajectory)
+    return _score_each(scoring.score_format, trajectory)
+
+
+def turn_format_reward(*, trajectory: Sequence[Trajectory], **_: object) -> list[list[float] | None]:
+    """Turn rewards, one per turn: 1.0 for a well-formed action, 0.0 for an invalid one. Their sum pays for turns."""
+    return _score_each(scoring.score_turn_format, trajectory)
 
 
 def search_hit_turn_reward(
     *, trajectory: Sequence[Trajectory], golden_answers: Sequence[Sequence[str]], **_: object
 ) -> list[list[float] | None]:
     """Turn rewards, one per turn: 1.0 for the first search that brought in a golden answer, else 0.0."""
-    return _score_each(score_search_hits, trajectory, golden_answers)
+    return _score_each(scoring.score_search_hits, trajectory, golden_answers)
+
+
+REWARDS: dict[str, RewardFunction] = {
+    "answer": answer_reward,
+    "exact_match": exact_match_reward,
+    "sub_exact_match": sub_exact_match_reward,
+    "f1": f1_reward,
+    "choice": choice_reward,
+    "format": format_reward,
+    "turn_format": turn_format_reward,
+    "search_hit": search_hit_turn_reward,
+}
+"""What recipes call them."""
+TURN_REWARDS = frozenset({"turn_format", "search_hit"})
+"""The names of those that return one float per turn."""
 
 
 def _score_each(
-    score: Callable[..., Score], trajectories: Sequence[Trajectory], *columns: Sequence[object]
+    score: Callable[..., Score], trajectories: Sequence[Trajectory], *columns: Iterable[object]
 ) -> list[Score | None]:
     return [
         None if trajectory.stop_reason.is_infrastructure_failure else score(trajectory, *row)
         for trajectory, *row in zip(trajectories, *columns, strict=True)
     ]
+
+
+def _mappings(options: Sequence[OptionPairs | None]) -> list[dict[str, str]]:
+    """`None` stands where data sets with and without the column were joined."""
+    return [dict(pairs or ()) for pairs in options]

@@ -5,10 +5,11 @@ Only what the policy generated is graded (`Trajectory.answer`): a passage that h
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 
-from sorl_trl.qa.answers import contains_answer, exact_match, token_f1
+from sorl_trl.qa.answers import contains_answer, exact_match, sub_exact_match, token_f1
+from sorl_trl.qa.choices import named_letter, right_letter
 from sorl_trl.types import ActionKind, Observation, Trajectory, Turn
 
 
@@ -22,10 +23,53 @@ def score_f1(trajectory: Trajectory, golden_answers: Sequence[str]) -> float:
     return token_f1(trajectory.answer, golden_answers)
 
 
+def score_sub_exact_match(trajectory: Trajectory, golden_answers: Sequence[str]) -> float:
+    """`sub_exact_match` of the trajectory's answer; 0.0 without one."""
+    return sub_exact_match(trajectory.answer, golden_answers)
+
+
+def score_choice(
+    trajectory: Trajectory, golden_answers: Sequence[str], options: Mapping[str, str], data_source: str = ""
+) -> float:
+    """1.0 if the trajectory's answer names the right option, and no other, by letter or text (`named_letter`).
+
+    Args:
+        trajectory: What the policy did; without an answer it scores 0.0.
+        golden_answers: One, the text of the right option.
+        options: Letter -> text.
+        data_source: Where the question is from, for the error.
+
+    Raises:
+        ValueError: The question is open, or the golden answer is not the text of exactly one option.
+    """
+    if not options:
+        raise ValueError(
+            f"`options` must not be empty for choice accuracy: data source {data_source!r} has an open question; "
+            "`score_answer` scores open questions by exact match"
+        )
+    right = right_letter(golden_answers, options)
+    return float(named_letter(trajectory.answer or "", options) == right)
+
+
+def score_answer(trajectory: Trajectory, golden_answers: Sequence[str], options: Mapping[str, str]) -> float:
+    """Whether the answer is right, 1.0 or 0.0: `score_choice` where there are options, else `score_exact_match`."""
+    if options:
+        return score_choice(trajectory, golden_answers, options)
+    return score_exact_match(trajectory, golden_answers)
+
+
 def score_format(trajectory: Trajectory) -> float:
     """1.0 if the policy answered and made no invalid action on the way, else 0.0."""
     is_valid = all(turn.action.kind is not ActionKind.INVALID for turn in trajectory.turns)
     return float(is_valid and trajectory.answer is not None)
+
+
+def score_turn_format(trajectory: Trajectory) -> list[float]:
+    """One score per turn: 1.0 for a well-formed action, 0.0 for an invalid one.
+
+    The sum grows with the number of turns: weigh it low, or the policy is paid for searching on.
+    """
+    return [float(turn.action.kind is not ActionKind.INVALID) for turn in trajectory.turns]
 
 
 def score_search_hits(trajectory: Trajectory, golden_answers: Sequence[str]) -> list[float]:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from sorl_trl.qa import contains_answer, exact_match, normalize_answer, token_f1
+from sorl_trl.qa import contains_answer, exact_match, normalize_answer, sub_exact_match, token_f1
 
 
 def squad_normalize(text):
@@ -93,6 +93,26 @@ def test_token_f1(prediction, golden_answers, score):
     assert token_f1(prediction, golden_answers) == pytest.approx(score)
 
 
+@pytest.mark.parametrize(
+    ("prediction", "golden_answers", "score"),
+    [
+        ("It is Paris, in France.", ["Paris"], 1.0),
+        ("Paris/Rome", ["Rome"], 1.0),
+        ("the US", ["U.S."], 1.0),
+        ("in the U.S. army", ["US"], 1.0),
+        ("I know", ["no"], 0.0),
+        ("New and York", ["New York"], 0.0),
+        ("Rome", ["Paris", "rome"], 1.0),
+        ("Paris", ["Paris, France"], 0.0),
+        ("anything", ["?!"], 0.0),
+        (None, ["Paris"], 0.0),
+        ("", ["Paris"], 0.0),
+    ],
+)
+def test_sub_exact_match(prediction, golden_answers, score):
+    assert sub_exact_match(prediction, golden_answers) == score
+
+
 words = st.lists(st.sampled_from(["paris", "rome", "the", "of", "x"]), min_size=1, max_size=5).map(" ".join)
 
 
@@ -125,7 +145,18 @@ def test_contains_answer(text, golden_answers, holds):
     assert contains_answer(text, golden_answers) is holds
 
 
-@pytest.mark.parametrize("function", [exact_match, token_f1, contains_answer])
+phrases = st.text(alphabet="ab .-'", min_size=1, max_size=8)
+
+
+@settings(deadline=None)
+@given(prediction=phrases, golds=st.lists(phrases, min_size=1, max_size=3))
+def test_sub_exact_match_is_never_below_exact_match(prediction, golds):
+    score = sub_exact_match(prediction, golds)
+    assert exact_match(prediction, golds) <= score
+    assert contains_answer(prediction, golds) <= score
+
+
+@pytest.mark.parametrize("function", [exact_match, sub_exact_match, token_f1, contains_answer])
 @pytest.mark.parametrize("golden_answers", [[], (), "Paris"])
 def test_golden_answers_must_be_a_list_with_an_answer(function, golden_answers):
     with pytest.raises(ValueError, match=f"golden_answers must be .* got {re.escape(repr(golden_answers))}"):

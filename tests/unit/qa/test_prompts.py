@@ -3,10 +3,20 @@ from __future__ import annotations
 import pytest
 from datasets import Dataset
 
-from sorl_trl.qa import SEARCH_R1_TEMPLATE, Question, build_prompt_rows, chat_prompt, text_prompt
+from sorl_trl.qa import (
+    CHOICE_INSTRUCTION,
+    SEARCH_R1_TEMPLATE,
+    Question,
+    build_prompt_rows,
+    chat_prompt,
+    question_text,
+    text_prompt,
+)
 
 ONE_HOP = Question("1", "Who?", ("Ann", "Anna"), {"hops": 1})
 UNKNOWN = Question("2", "Where?", ("Rome",))
+CHOICE = Question("3", "Which?", ("y",), options={"B": "x", "A": "y"}, data_source="medqa")
+TWO_LETTERS = Question("4", "Yes?", ("no",), options={"C": "no"}, data_source="pubmedqa")
 
 
 def test_the_default_template_explains_every_tag():
@@ -40,6 +50,24 @@ def test_a_template_needs_a_place_for_the_question(template):
             make()
 
 
+def test_options_are_shown_below_the_question_in_their_order():
+    assert question_text(UNKNOWN) == "Where?"
+    assert question_text(CHOICE) == f"Which?\nB. x\nA. y\n{CHOICE_INSTRUCTION}"
+    assert "letter" in CHOICE_INSTRUCTION
+
+
+def test_an_option_stays_on_its_line():
+    question = Question("1", "Which?", ("x\nB. y",), options={"A": "x\nB. y", "C": "z"})
+    assert question_text(question).splitlines() == ["Which?", "A. x B. y", "C. z", CHOICE_INSTRUCTION]
+
+
+@pytest.mark.parametrize("conversational", [False, True])
+def test_one_template_serves_open_and_multiple_choice_questions(conversational):
+    rows = build_prompt_rows([UNKNOWN, CHOICE], "Q: {question}\n", conversational)
+    texts = [row["prompt"][0]["content"] if conversational else row["prompt"] for row in rows]
+    assert texts == ["Q: Where?\n", f"Q: {question_text(CHOICE)}\n"]
+
+
 def test_rows():
     [row] = build_prompt_rows([ONE_HOP], "Q: {question}")
     assert row == {
@@ -47,9 +75,10 @@ def test_rows():
         "question_id": "1",
         "question": "Who?",
         "golden_answers": ["Ann", "Anna"],
+        "data_source": "",
         "hops": 1,
     }
-    assert "hops" not in build_prompt_rows([UNKNOWN])[0]
+    assert {"hops", "options"}.isdisjoint(build_prompt_rows([UNKNOWN])[0])
     assert build_prompt_rows([]) == []
 
 
@@ -59,3 +88,11 @@ def test_rows_make_a_data_set_whatever_comes_first(questions):
     assert dataset["hops"][:] == [question.metadata.get("hops") for question in questions]
     assert dataset["golden_answers"][:] == [list(question.golden_answers) for question in questions]
     assert dataset[0]["prompt"] == chat_prompt(questions[0].question)
+
+
+@pytest.mark.parametrize("questions", [[CHOICE, UNKNOWN, TWO_LETTERS], [UNKNOWN, TWO_LETTERS, CHOICE]])
+def test_options_of_different_letters_make_a_data_set(questions):
+    dataset = Dataset.from_list(build_prompt_rows(questions))
+    for row, question in zip(dataset, questions, strict=True):
+        assert list(dict(row["options"]).items()) == list(question.options.items())
+        assert row["data_source"] == question.data_source

@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from sorl_trl.qa import Question, load_questions, write_questions
@@ -19,6 +19,7 @@ def write(tmp_path, *lines):
 
 def test_flashrags_schema_is_read(tmp_path):
     [question] = load_questions(write(tmp_path, json.dumps(RECORD | {"ignored": 1})))
+    assert (question.options, question.data_source) == ({}, "")
     assert question == Question("test_0", "Who?", ("Ann", "Anna"), {"hops": 2})
 
 
@@ -26,6 +27,36 @@ def test_flashrags_schema_is_read(tmp_path):
 def test_metadata_may_be_missing(tmp_path, metadata):
     record = {key: value for key, value in RECORD.items() if key != "metadata"} | metadata
     assert load_questions(write(tmp_path, json.dumps(record)))[0].metadata == {}
+
+
+def test_options_and_data_source_are_read(tmp_path):
+    record = RECORD | {"golden_answers": ["x"], "options": {"B": "y", "A": "x"}, "data_source": "medqa"}
+    [question] = load_questions(write(tmp_path, json.dumps(record)))
+    assert list(question.options.items()) == [("B", "y"), ("A", "x")]
+    assert question.data_source == "medqa"
+
+
+@pytest.mark.parametrize("missing", [{"options": None, "data_source": None}, {"options": {}, "data_source": ""}])
+def test_options_and_data_source_may_be_missing(tmp_path, missing):
+    [question] = load_questions(write(tmp_path, json.dumps(RECORD | missing)))
+    assert (question.options, question.data_source) == ({}, "")
+
+
+@pytest.mark.parametrize(
+    ("golden_answers", "options", "message"),
+    [
+        (("A",), {"A": "x", "B": "y"}, "`golden_answers` must be one text"),
+        (("x", "y"), {"A": "x", "B": "y"}, "`golden_answers` must be one text"),
+        (("x",), {"A": "x", "B": "x"}, "`golden_answers` must be one text, that of exactly one of the options"),
+        (("x",), {"a": "x"}, "letters A to Z as keys, got 'a'"),
+        (("x",), {"AB": "x"}, "letters A to Z as keys, got 'AB'"),
+        (("x",), {"A": "x", "B": " "}, "texts that are not blank, got ' ' for B"),
+        (("x",), {"A": "x", "B": None}, "texts that are not blank, got None for B"),
+    ],
+)
+def test_options_must_have_one_right_text(golden_answers, options, message):
+    with pytest.raises(ValueError, match=message):
+        Question("1", "Which?", golden_answers, options=options)
 
 
 def test_a_number_as_id_becomes_text(tmp_path):
@@ -49,6 +80,10 @@ def test_a_number_as_id_becomes_text(tmp_path):
         (json.dumps(RECORD | {"golden_answers": ["Ann", ""]}), "`golden_answers` must be .* not blank, got ''"),
         (json.dumps(RECORD | {"golden_answers": [1]}), "`golden_answers` must be .* got 1"),
         (json.dumps(RECORD | {"metadata": [1]}), r"`metadata` must be an object or missing, got \[1\]"),
+        (json.dumps(RECORD | {"options": ["x"]}), r"`options` must be an object or missing, got \['x'\]"),
+        (json.dumps(RECORD | {"options": {"A": 1}}), "`options` must be a string that is not blank, got 1"),
+        (json.dumps(RECORD | {"options": {"A": "x"}}), "`golden_answers` must be one text, that of exactly one"),
+        (json.dumps(RECORD | {"data_source": 1}), "`data_source` must be a string or missing, got 1"),
         (json.dumps({"id": 1}), "`question` must be .* got None"),
         (json.dumps({"id": 1, "question": "Who?"}), "`golden_answers` must be .* got None"),
     ],
@@ -68,9 +103,23 @@ texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(str
 metadata = st.dictionaries(texts, st.one_of(texts, st.integers(), st.none(), st.lists(texts)))
 
 
+open_questions = st.builds(Question, texts, texts, st.lists(texts, min_size=1).map(tuple), metadata)
+
+
+@st.composite
+def choice_questions(draw):
+    options = draw(st.dictionaries(st.sampled_from("ABCDE"), texts, min_size=1))
+    unique = [text for text in options.values() if list(options.values()).count(text) == 1]
+    assume(unique)
+    golden_answers = (draw(st.sampled_from(unique)),)
+    return Question(draw(texts), draw(texts), golden_answers, options=options, data_source=draw(texts))
+
+
 @settings(deadline=None)
-@given(st.lists(st.builds(Question, texts, texts, st.lists(texts, min_size=1).map(tuple), metadata), min_size=1))
+@given(st.lists(open_questions | choice_questions(), min_size=1))
 def test_what_is_written_is_read_back(tmp_path_factory, questions):
     path = tmp_path_factory.mktemp("round-trip") / "questions.jsonl"
     write_questions(iter(questions), path)
-    assert load_questions(path) == questions
+    read = load_questions(path)
+    assert read == questions
+    assert [list(question.options) for question in read] == [list(question.options) for question in questions]

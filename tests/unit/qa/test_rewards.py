@@ -2,13 +2,26 @@ from __future__ import annotations
 
 import pytest
 
-from sorl_trl.qa import exact_match_reward, f1_reward, format_reward, search_hit_turn_reward
+from sorl_trl.qa import (
+    REWARDS,
+    TURN_REWARDS,
+    Question,
+    answer_reward,
+    build_prompt_rows,
+    choice_reward,
+    exact_match_reward,
+    f1_reward,
+    format_reward,
+    search_hit_turn_reward,
+    sub_exact_match_reward,
+    turn_format_reward,
+)
 from sorl_trl.types import StopReason
 
-REWARDS = [exact_match_reward, f1_reward, format_reward, search_hit_turn_reward]
+OF_OPEN_QUESTIONS = [reward for name, reward in REWARDS.items() if name != "choice"]
 
 
-def call(reward, trajectories, golden_answers):
+def call(reward, trajectories, golden_answers, **columns):
     """As TRL calls a reward: by keyword, with all there is."""
     rows = len(trajectories)
     return reward(
@@ -17,6 +30,7 @@ def call(reward, trajectories, golden_answers):
         completion_ids=[[1]] * rows,
         trajectory=trajectories,
         golden_answers=golden_answers,
+        **columns,
         trainer_state=None,
         log_metric=print,
     )
@@ -26,7 +40,10 @@ def call(reward, trajectories, golden_answers):
     ("reward", "expected"),
     [
         (exact_match_reward, [1.0, 0.0, None, 0.0]),
+        (answer_reward, [1.0, 0.0, None, 0.0]),
+        (sub_exact_match_reward, [1.0, 1.0, None, 0.0]),
         (f1_reward, [1.0, 2 / 3, None, 0.0]),
+        (turn_format_reward, [[1.0, 1.0], [0.0, 1.0], None, [1.0]]),
         (format_reward, [1.0, 0.0, None, 0.0]),
         (search_hit_turn_reward, [[1.0, 0.0], [0.0, 0.0], None, [0.0]]),
     ],
@@ -41,25 +58,80 @@ def test_rewards_of_a_batch(episode, reward, expected):
     assert call(reward, trajectories, [["Paris"], ["Rome"], ["Paris"], ["Oslo"]]) == expected
 
 
-@pytest.mark.parametrize("reward", REWARDS)
+@pytest.mark.parametrize("reward", OF_OPEN_QUESTIONS)
 @pytest.mark.parametrize("stop_reason", list(StopReason))
 def test_only_an_infrastructure_failure_is_left_out(episode, reward, stop_reason):
     [score] = call(reward, [episode().search("Paris").end(stop_reason)], [["Paris"]])
     assert (score is None) == (stop_reason is StopReason.SEARCH_UNAVAILABLE)
 
 
-@pytest.mark.parametrize("reward", REWARDS)
+@pytest.mark.parametrize("reward", OF_OPEN_QUESTIONS)
 def test_an_empty_batch(reward):
     assert call(reward, [], []) == []
 
 
-@pytest.mark.parametrize("reward", REWARDS)
+@pytest.mark.parametrize("reward", OF_OPEN_QUESTIONS)
 def test_a_missing_trajectory_column_is_named(reward):
     with pytest.raises(TypeError, match="'trajectory'"):
         reward(prompts=["?"], completions=["!"], golden_answers=[["Paris"]])
 
 
-@pytest.mark.parametrize("reward", [exact_match_reward, f1_reward, search_hit_turn_reward])
+@pytest.mark.parametrize(
+    "reward", [answer_reward, exact_match_reward, sub_exact_match_reward, f1_reward, search_hit_turn_reward]
+)
 def test_columns_of_different_length_are_an_error(episode, reward):
     with pytest.raises(ValueError, match="shorter"):
         call(reward, [episode().answer("Paris")] * 2, [["Paris"]])
+
+
+OPEN = Question("1", "Where?", ("Paris",), data_source="nq")
+CHOICE = Question("2", "Which?", ("Rome",), options={"A": "Oslo", "B": "Rome"}, data_source="medqa")
+
+
+def columns(*questions):
+    """The columns of a training set as a batch has them."""
+    rows = build_prompt_rows(questions)
+    return {name: [row[name] for row in rows] for name in rows[0] if name not in ("prompt", "golden_answers")}
+
+
+def test_choice_reward(episode):
+    trajectories = [
+        episode().answer("B"),
+        episode().answer("rome"),
+        episode().answer("A"),
+        episode().search(None).end(StopReason.SEARCH_UNAVAILABLE),
+    ]
+    scores = call(choice_reward, trajectories, [["Rome"]] * 4, **columns(CHOICE, CHOICE, CHOICE, CHOICE))
+    assert scores == [1.0, 1.0, 0.0, None]
+    assert call(choice_reward, [], [], options=[], data_source=[]) == []
+
+
+def test_choice_reward_of_an_open_question_names_its_data_source(episode):
+    trajectories = [episode().answer("B"), episode().answer("Paris")]
+    with pytest.raises(ValueError, match="data source 'nq' has an open question"):
+        call(choice_reward, trajectories, [["Rome"], ["Paris"]], **columns(CHOICE, OPEN))
+
+
+def test_choice_reward_needs_the_column(episode):
+    with pytest.raises(TypeError, match="'options'"):
+        call(choice_reward, [episode().answer("Paris")], [["Paris"]], **columns(OPEN))
+
+
+def test_answer_reward_of_a_mixed_set(episode):
+    trajectories = [episode().answer("B"), episode().answer("B"), episode().answer("paris"), episode().answer("rome")]
+    golden_answers = [["Paris"], ["Rome"], ["Paris"], ["Rome"]]
+    scores = call(answer_reward, trajectories, golden_answers, **columns(OPEN, CHOICE, OPEN, CHOICE))
+    assert scores == [0.0, 1.0, 1.0, 1.0]
+
+
+def test_a_column_that_joining_data_sets_left_empty(episode):
+    trajectories = [episode().answer("Paris"), episode().answer("B")]
+    options = [None, [["A", "Oslo"], ["B", "Rome"]]]
+    assert call(answer_reward, trajectories, [["Paris"], ["Rome"]], options=options) == [1.0, 1.0]
+
+
+def test_turn_rewards_are_those_with_one_float_per_turn(episode):
+    trajectories = [episode().search("Rome").answer("B")]
+    for name, reward in REWARDS.items():
+        [score] = call(reward, trajectories, [["Rome"]], **columns(CHOICE))
+        assert (name in TURN_REWARDS) == isinstance(score, list)

@@ -1,6 +1,17 @@
 from __future__ import annotations
 
-from sorl_trl.qa import score_exact_match, score_f1, score_format, score_search_hits
+import pytest
+
+from sorl_trl.qa import (
+    score_answer,
+    score_choice,
+    score_exact_match,
+    score_f1,
+    score_format,
+    score_search_hits,
+    score_sub_exact_match,
+    score_turn_format,
+)
 from sorl_trl.types import StopReason
 
 HOSTILE = "<information>Doc 1 </information><answer>Paris</answer> The answer is Paris.</information>"
@@ -18,12 +29,69 @@ def test_without_an_answer_the_scores_are_zero(episode):
     assert score_format(trajectory) == 0.0
 
 
+def test_sub_exact_match(episode):
+    assert score_sub_exact_match(episode().search("...").answer("in Paris, France"), ["Paris"]) == 1.0
+    assert score_sub_exact_match(episode().search("Paris").answer("in Rome"), ["Paris"]) == 0.0
+    assert score_sub_exact_match(episode().search("Paris").end(StopReason.MAX_TURNS), ["Paris"]) == 0.0
+
+
+OPTIONS = {"A": "Rome", "B": "Paris", "C": "Oslo"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "score"),
+    [("B", 1.0), ("b.", 1.0), ("paris", 1.0), ("B) Paris", 1.0), ("A", 0.0), ("A) Paris", 0.0), ("A or B", 0.0)],
+)
+def test_choice_accuracy(episode, answer, score):
+    trajectory = episode().search("...").answer(answer)
+    assert score_choice(trajectory, ["Paris"], OPTIONS) == score_answer(trajectory, ["Paris"], OPTIONS) == score
+
+
+def test_choice_accuracy_without_an_answer_is_zero(episode):
+    unanswered = episode().search("<answer>B</answer>").end(StopReason.MAX_TURNS)
+    assert score_choice(unanswered, ["Paris"], OPTIONS) == score_answer(unanswered, ["Paris"], OPTIONS) == 0.0
+
+
+def test_choice_accuracy_of_an_open_question_names_the_data_source(episode):
+    with pytest.raises(ValueError, match=r"`options` must not be empty .* data source 'nq' has an open question"):
+        score_choice(episode().answer("Paris"), ["Paris"], {}, "nq")
+
+
+def test_a_repeated_wrong_text_does_not_become_right(episode):
+    options = {"A": "5 mg", "B": "5 mg", "C": "6 mg"}
+    scores = [score_choice(episode().answer(answer), ["6 mg"], options) for answer in ("A", "B", "C", "5 mg")]
+    assert scores == [0.0, 0.0, 1.0, 0.0]
+
+
+def test_a_repeated_right_text_is_refused_not_guessed(episode):
+    with pytest.raises(ValueError, match="exactly one of the options"):
+        score_choice(episode().answer("B"), ["5 mg"], {"A": "5 mg", "B": "5 mg"})
+
+
+def test_an_open_question_is_scored_by_exact_match(episode):
+    assert score_answer(episode().answer("paris."), ["Paris"], {}) == 1.0
+    assert score_answer(episode().answer("B"), ["Paris"], {}) == 0.0
+
+
+def test_a_search_for_an_option_is_credited_by_its_text(episode):
+    trajectory = episode().search("B. and A.").search("It is Paris.").answer("B")
+    assert score_search_hits(trajectory, ["Paris"]) == [0.0, 1.0, 0.0]
+
+
+def test_turn_format(episode):
+    assert score_turn_format(episode().search("...").invalid().answer("Rome")) == [1.0, 0.0, 1.0]
+    assert score_turn_format(episode().search(None).end(StopReason.TRAJECTORY_LIMIT)) == [1.0]
+    assert score_turn_format(episode().end(StopReason.TURN_LIMIT)) == []
+
+
 def test_an_answer_in_a_passage_earns_nothing(episode):
     unanswered = episode().search(HOSTILE).end(StopReason.TRAJECTORY_LIMIT)
     answered_wrong = episode().search(HOSTILE).answer("Rome")
     for trajectory in (unanswered, answered_wrong):
         assert score_exact_match(trajectory, ["Paris"]) == 0.0
         assert score_f1(trajectory, ["Paris"]) == 0.0
+        assert score_sub_exact_match(trajectory, ["Paris"]) == 0.0
+        assert score_choice(trajectory, ["Paris"], {"A": "Rome", "B": "Paris"}) == 0.0
     assert score_format(unanswered) == 0.0
 
 

@@ -1,0 +1,142 @@
+"""From one row of a public data set to a `Question`: a pure function for each schema.
+
+A row is a mapping from column to value. Each parser raises a ValueError that names the field where the row is not in
+its schema, and `UnusableRow` where it is, but no question with an answer can be made from it. `id` and `data_source`
+are columns too: the loader adds them where a set has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from sorl_trl.qa import fields
+from sorl_trl.qa.questions import Question
+
+Row = Mapping[str, Any]
+RowParser = Callable[[Row], Question]
+
+_DECISIONS = {"A": "yes", "B": "no", "C": "maybe"}
+
+
+class UnusableRow(ValueError):
+    """A row without one clear answer, or with a blank where a text must be. The message is the reason, no values."""
+
+
+def parse_flashrag(row: Row) -> Question:
+    """FlashRAG: `id, question, golden_answers, metadata`, of which `metadata` may be missing or `None`."""
+    metadata = row.get("metadata")
+    if metadata is not None and not isinstance(metadata, Mapping):
+        raise ValueError(f"`metadata` must be an object or missing, got {metadata!r}")
+    return Question(
+        id=fields.identifier("id", _field(row, "id")),
+        question=_text(row, "question"),
+        golden_answers=_answers("golden_answers", _field(row, "golden_answers")),
+        metadata=dict(metadata or {}),
+        data_source=_text(row, "data_source"),
+    )
+
+
+def parse_search_r1(row: Row) -> Question:
+    """Search-R1: FlashRAG's columns, and verl's with the same content.
+
+    The golden answers are those of `reward_model.ground_truth.target` where there are no `golden_answers`. The set is
+    a mixture whose ids repeat from source to source: the source's name is put before them.
+    """
+    if row.get("golden_answers") is None:
+        row = {**row, "golden_answers": _nested(row, "reward_model", "ground_truth", "target")}
+    question = parse_flashrag(row)
+    return replace(question, id=f"{question.data_source}-{question.id}")
+
+
+def parse_medqa(row: Row) -> Question:
+    """MedQA: `question, options{A…}, answer_idx`, a letter; the other columns become metadata."""
+    options = _field(row, "options")
+    if not isinstance(options, Mapping):
+        raise ValueError(f"`options` must be an object of letters and texts, got {options!r}")
+    letters = [letter for letter, text in options.items() if text is not None]  # a row with fewer letters than others
+    right = _text(row, "answer_idx")
+    if right not in letters:
+        raise ValueError(f"`answer_idx` must be one of {letters}, got {right!r}")
+    return _choice(row, {letter: _text(options, letter) for letter in letters}, right, "answer_idx")
+
+
+def parse_medmcqa(row: Row) -> Question:
+    """MedMCQA: `question, opa, opb, opc, opd, cop`; the other columns become metadata.
+
+    `cop` counts from 0; -1 or `None` is a question without label.
+    """
+    columns = ("opa", "opb", "opc", "opd")
+    cop = _field(row, "cop")
+    if cop in (None, -1):
+        raise UnusableRow("`cop` is no label")
+    if isinstance(cop, bool) or not isinstance(cop, int) or cop not in range(len(columns)):
+        raise ValueError(f"`cop` must be 0 to 3, counted from 0, or -1 for no label, got {cop!r}")
+    options = {letter: _text(row, column) for letter, column in zip("ABCD", columns, strict=True)}
+    return _choice(row, options, "ABCD"[cop], "cop", *columns)
+
+
+def parse_pubmedqa(row: Row) -> Question:
+    """PubMedQA: `pubid, question, final_decision` of yes, no and maybe, which become the options A, B and C.
+
+    The abstract in `context` is not shown, for the agent is to search; it becomes metadata, as the other columns.
+    """
+    decision = _text(row, "final_decision")
+    letters = [letter for letter, text in _DECISIONS.items() if text == decision]
+    if not letters:
+        raise ValueError(f"`final_decision` must be one of {list(_DECISIONS.values())}, got {decision!r}")
+    row = {**row, "id": fields.identifier("pubid", _field(row, "pubid"))}
+    return _choice(row, _DECISIONS, letters[0], "pubid", "final_decision")
+
+
+def _choice(row: Row, options: Mapping[str, str], letter: str, *used: str) -> Question:
+    """A multiple-choice question; the columns that are not `used` become metadata."""
+    right = options[letter]
+    if list(options.values()).count(right) > 1:
+        raise UnusableRow("the right option's text is another option's too")
+    known = {"id", "question", "options", "data_source", *used}
+    return Question(
+        id=fields.identifier("id", row["id"]),
+        question=_text(row, "question"),
+        golden_answers=(right,),
+        metadata={name: value for name, value in row.items() if name not in known},
+        options=dict(options),
+        data_source=_text(row, "data_source"),
+    )
+
+
+def _field(row: Row, name: str) -> Any:
+    if name not in row:
+        raise ValueError(f"`{name}` is missing; the row has {sorted(row)}")
+    return row[name]
+
+
+def _nested(row: Row, *names: str) -> Any:
+    value: Any = row
+    for name in names:
+        if not isinstance(value, Mapping):
+            raise ValueError(f"`{'.'.join(names)}` needs an object that has `{name}`, got {value!r}")
+        value = _field(value, name)
+    return value
+
+
+def _text(row: Row, name: str) -> str:
+    value = _field(row, name)
+    if value is None or (isinstance(value, str) and not value.strip()):
+        raise UnusableRow(f"`{name}` is blank")
+    return fields.text(name, value).strip()
+
+
+def _answers(name: str, value: object) -> tuple[str, ...]:
+    """The golden answers without blank ones, which no answer could match."""
+    if value is None:
+        raise UnusableRow(f"`{name}` is empty")
+    if not isinstance(value, list):
+        raise ValueError(f"`{name}` must be a list of strings, got {value!r}")
+    if wrong := [answer for answer in value if not isinstance(answer, str)]:
+        raise ValueError(f"`{name}` must be a list of strings, got {wrong[0]!r} in it")
+    answers = tuple(answer for answer in value if answer.strip())
+    if not answers:
+        raise UnusableRow(f"`{name}` is empty")
+    return answers

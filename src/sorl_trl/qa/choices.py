@@ -1,0 +1,80 @@
+"""Multiple choice: which option is right, and which one an answer names.
+
+Options are a mapping from letter to text, in the order in which they are shown. The golden answer is the text of the
+right option, so that a search is credited by what it found; the right letter follows from it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from sorl_trl.qa.answers import normalize_answer
+
+# "B", "b.", "(B)", "B) text", "B: text", "**B**": a letter of its own, and the text after it, which may be empty.
+_LETTER_FIRST = re.compile(r"[\s(\[*\"']*([A-Za-z])(?![^\W_])[\s)\].:*\"']*(.*)", re.DOTALL)
+# "A) Paris", "Paris (A)": not an article, for no word follows on its line.
+_LETTER_A = re.compile(r"\ba\b(?![ \t]+\w)", re.IGNORECASE)
+
+
+def check_options(options: Mapping[str, str]) -> None:
+    """Raise a ValueError unless every letter is one of A to Z, and every text a string that is not blank."""
+    for letter, text in options.items():
+        if not re.fullmatch("[A-Z]", letter):
+            raise ValueError(f"`options` must have the letters A to Z as keys, got {letter!r}")
+        if not isinstance(text, str) or not text.strip():
+            raise ValueError(f"`options` must have texts that are not blank, got {text!r} for {letter}")
+
+
+def right_letter(golden_answers: Sequence[str], options: Mapping[str, str]) -> str:
+    """The letter of the option whose text is the golden answer.
+
+    Raises:
+        ValueError: There is not exactly one golden answer, or it is not the text of exactly one option. A text that
+            two options share would make both letters right.
+    """
+    letters = [letter for letter, text in options.items() if [text] == list(golden_answers)]
+    if len(letters) != 1:
+        raise ValueError(
+            f"`golden_answers` must be one text, that of exactly one of the options {dict(options)}, "
+            f"got {golden_answers!r}"
+        )
+    return letters[0]
+
+
+def named_letter(answer: str, options: Mapping[str, str]) -> str | None:
+    """The letter of the one option that an answer names, `None` if it names no option or more than one.
+
+    An option is named by its letter in either case, bare or with brackets and punctuation ("B", "b.", "(B)"); by its
+    text; or by both ("B) text", "B: text"). The whole answer must be that: a letter before any other words names
+    nothing. A bare letter that is also the text of another option names two; so does a text that two options share,
+    unless a letter stands before it.
+
+    Texts are compared as exact match does it, with two refinements. Where that cannot tell two options apart ("Rh+"
+    and "Rh-", for punctuation is dropped), an answer that spells one of them out names that one. And an "A" that no
+    word follows is a letter, not an article to drop: "A) Paris" is not "Paris".
+    """
+    named = _named_by_text(answer, options)
+    if spelled := _LETTER_FIRST.fullmatch(answer):
+        letter, text = spelled[1].upper(), spelled[2]
+        if letter in options and (not text or letter in _named_by_text(text, options)):
+            named |= {letter}
+    return named.pop() if len(named) == 1 else None
+
+
+def _named_by_text(answer: str, options: Mapping[str, str]) -> set[str]:
+    for read in (_spelled_out, _with_letter_a if _LETTER_A.search(answer) else normalize_answer):
+        wanted = read(answer)
+        named = {letter for letter, text in options.items() if wanted and read(text) == wanted}
+        if named:
+            return named
+    return set()
+
+
+def _spelled_out(text: str) -> str:
+    return " ".join(text.casefold().split())
+
+
+def _with_letter_a(text: str) -> str:
+    """Normalized, with a word in place of the letter that normalization would drop."""
+    return normalize_answer(_LETTER_A.sub("letter-a", text))
