@@ -3,50 +3,17 @@
 from __future__ import annotations
 
 import logging
-import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum
 
-from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, stop_before_delay, wait_random_exponential
-
 from sorl_trl.search import SearchBackend, SearchError, SearchUnavailable
+from sorl_trl.search.checks import check_results
+from sorl_trl.search.retry import RetryingSearch, RetryPolicy
 from sorl_trl.types import Passage
 
+__all__ = ["Retriever", "RetryPolicy", "SearchFailure", "SearchOutcome"]
+
 logger = logging.getLogger(__name__)
-
-_INFRASTRUCTURE_ERRORS = (SearchUnavailable, ConnectionError, TimeoutError, socket.gaierror)
-"""Other kinds of OSError, a missing file for one, are mistakes in the set-up: they propagate."""
-
-
-@dataclass(frozen=True)
-class RetryPolicy:
-    """When to give up on an engine that is down. Waits grow exponentially, with jitter, up to `max_wait_s`.
-
-    `deadline_s` bounds the attempts and waits together; how long one attempt may take is the engine's own affair.
-    The values are ours. Raises ValueError for a value out of range.
-    """
-
-    attempts: int = 4
-    initial_wait_s: float = 0.5
-    max_wait_s: float = 10.0
-    deadline_s: float = 60.0
-
-    def __post_init__(self) -> None:
-        if self.attempts < 1:
-            raise ValueError(f"attempts={self.attempts} must be at least 1")
-        for name in ("initial_wait_s", "max_wait_s", "deadline_s"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 0")
-
-    def retrying(self) -> Retrying:
-        """Retries infrastructure errors only, and raises the last one as it is."""
-        return Retrying(
-            stop=stop_after_attempt(self.attempts) | stop_before_delay(self.deadline_s),
-            wait=wait_random_exponential(multiplier=self.initial_wait_s, max=self.max_wait_s),
-            retry=retry_if_exception_type(_INFRASTRUCTURE_ERRORS),
-            reraise=True,
-        )
 
 
 class SearchFailure(Enum):
@@ -65,9 +32,8 @@ class Retriever:
     """Searches for the queries of a step in one call, each distinct query once."""
 
     def __init__(self, backend: SearchBackend, top_k: int, retry: RetryPolicy) -> None:
-        self._backend = backend
+        self._backend = RetryingSearch(backend, retry)
         self._top_k = top_k
-        self._retry = retry
 
     def search(self, queries: Sequence[str]) -> dict[str, SearchOutcome]:
         """The outcome of each distinct query.
@@ -85,7 +51,7 @@ class Retriever:
                 return self._search_one_by_one(unique)
             logger.info("The search engine refused %r: %s", unique[0], error)
             return {unique[0]: SearchFailure.REFUSED}
-        except _INFRASTRUCTURE_ERRORS as error:
+        except SearchUnavailable as error:
             logger.warning("The search engine is unavailable, %d queries are given up: %r", len(unique), error)
             return dict.fromkeys(unique, SearchFailure.UNAVAILABLE)
 
@@ -99,9 +65,6 @@ class Retriever:
         return outcomes
 
     def _ask(self, queries: list[str]) -> list[tuple[Passage, ...]]:
-        results = self._retry.retrying()(self._backend.search_batch, queries, self._top_k)
-        if len(results) != len(queries):
-            raise RuntimeError(
-                f"search_batch returned {len(results)} results for {len(queries)} queries: it must return one each"
-            )
+        results = self._backend.search_batch(queries, self._top_k)
+        check_results(results, queries)
         return [tuple(passages) for passages in results]

@@ -1,0 +1,115 @@
+"""Asks a search engine that is down again, for a while."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tenacity import (
+    RetryCallState,
+    Retrying,
+    retry_if_exception,
+    stop_after_attempt,
+    stop_before_delay,
+    wait_random_exponential,
+)
+
+from sorl_trl.search.backend import SearchBackend, SearchUnavailable
+from sorl_trl.search.breaker import CircuitOpen
+from sorl_trl.types import Passage
+
+logger = logging.getLogger(__name__)
+
+INFRASTRUCTURE_ERRORS = (SearchUnavailable, ConnectionError, TimeoutError, socket.gaierror)
+"""Other kinds of OSError, a missing file for one, are mistakes in the set-up: they propagate."""
+
+
+class RetriesExhausted(SearchUnavailable):
+    """Asked again and again, to no avail. Another `RetryingSearch` further out takes it for final."""
+
+
+@dataclass(frozen=True)
+class RetryPolicy:
+    """When to give up on an engine that is down. Waits grow exponentially, with jitter, up to `max_wait_s`.
+
+    `deadline_s` bounds the attempts and waits together: no attempt begins after it. How long one attempt may take is
+    the engine's own affair. The values are ours. Raises ValueError for a value out of range.
+    """
+
+    attempts: int = 4
+    initial_wait_s: float = 0.5
+    max_wait_s: float = 10.0
+    deadline_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.attempts < 1:
+            raise ValueError(f"attempts={self.attempts} must be at least 1")
+        for name in ("initial_wait_s", "max_wait_s", "deadline_s"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 0")
+
+
+class RetryingSearch:
+    """A `SearchBackend` that asks another again where it is unavailable.
+
+    A `ConnectionError`, a `TimeoutError` or a name that does not resolve counts as unavailable too. Where a
+    `CircuitBreaker` inside is open, or a `RetryingSearch` inside has given up, it does not ask again: retries do not
+    multiply. Rollouts put one around the backend they are given.
+
+    Place it outside of a breaker and inside of coalescing (see `CachedSearch`).
+
+    Args:
+        backend: Asked up to `policy.attempts` times.
+        policy: When to give up.
+
+    Attributes:
+        retries: How often it has asked again.
+    """
+
+    def __init__(self, backend: SearchBackend, policy: RetryPolicy | None = None) -> None:
+        self._backend = backend
+        self._policy = policy or RetryPolicy()
+        self._lock = threading.Lock()
+        self.retries = 0
+
+    def __reduce__(self) -> tuple[type[RetryingSearch], tuple[object, ...]]:
+        """A copy counts from zero: a lock cannot be copied."""
+        return RetryingSearch, (self._backend, self._policy)
+
+    def search_batch(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        """See `SearchBackend.search_batch`. Raises `RetriesExhausted`, a `SearchUnavailable`, when it gives up."""
+        started = time.monotonic()
+        retrying = self._retrying()
+        try:
+            return retrying(self._backend.search_batch, queries, k)
+        except INFRASTRUCTURE_ERRORS as error:
+            if not _worth_retrying(error):
+                raise
+            attempts, seconds = retrying.statistics["attempt_number"], time.monotonic() - started
+            raise RetriesExhausted(f"given up after {attempts} attempts in {seconds:.1f} s: {error!r}") from error
+
+    def _retrying(self) -> Retrying:
+        policy = self._policy
+        return Retrying(
+            stop=stop_after_attempt(policy.attempts) | stop_before_delay(policy.deadline_s),
+            wait=wait_random_exponential(multiplier=policy.initial_wait_s, max=policy.max_wait_s),
+            retry=retry_if_exception(_worth_retrying),
+            before_sleep=self._note_retry,
+            reraise=True,
+        )
+
+    def _note_retry(self, state: RetryCallState) -> None:
+        with self._lock:
+            self.retries += 1
+        error = state.outcome.exception() if state.outcome else None
+        logger.info(
+            "Search attempt %d failed, asking again in %.1f s: %r", state.attempt_number, state.upcoming_sleep, error
+        )
+
+
+def _worth_retrying(error: BaseException) -> bool:
+    return isinstance(error, INFRASTRUCTURE_ERRORS) and not isinstance(error, RetriesExhausted | CircuitOpen)

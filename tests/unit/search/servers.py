@@ -1,0 +1,74 @@
+"""A search server on this machine that does as a test says."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+@dataclass
+class Reply:
+    """What the server does with a request: `body` in pieces, each after `pause` was called."""
+
+    body: bytes | list[bytes] = b""
+    status: int = 200
+    headers: dict[str, str] = field(default_factory=dict)
+    pause: Callable[[], object] = lambda: None
+
+
+def result(lists: object) -> Reply:
+    return Reply(json.dumps({"result": lists}).encode())
+
+
+def echo(request: dict[str, Any]) -> Reply:
+    """Search-R1's answer: one hit for each query, that names it."""
+    return result([[{"document": f"{request['topk']}\n{query}", "score": 0.5}] for query in request["queries"]])
+
+
+class Server:
+    """Answers with `reply(request)`, and keeps the requests and the ports that they came from."""
+
+    def __init__(self) -> None:
+        self.reply: Callable[[dict[str, Any]], Reply] = echo
+        self.requests: list[dict[str, Any]] = []
+        self.connections: set[int] = set()
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self) -> None:
+                request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                server.requests.append(request)
+                server.connections.add(self.client_address[1])
+                self._send(server.reply(request))
+
+            def _send(self, reply: Reply) -> None:
+                pieces = reply.body if isinstance(reply.body, list) else [reply.body]
+                self.send_response(reply.status)
+                headers = {"Content-Length": str(sum(map(len, pieces))), **reply.headers}
+                for name, value in headers.items():
+                    self.send_header(name, value)
+                try:
+                    self.end_headers()
+                    for piece in pieces:
+                        reply.pause()
+                        self.wfile.write(piece)
+                except OSError:
+                    self.close_connection = True  # The client has had enough.
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._http.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._http.server_address[1]}/retrieve"
+        threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+
+    def close(self) -> None:
+        self._http.shutdown()
+        self._http.server_close()

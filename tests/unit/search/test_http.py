@@ -1,0 +1,233 @@
+"""The client against a real server on this machine that misbehaves on purpose."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import pickle
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.unit.search.servers import Reply, Server, echo, result
+
+from sorl_trl.search import SearchError, SearchUnavailable
+from sorl_trl.search import http as client_module
+from sorl_trl.search.http import HTTPSearch
+from sorl_trl.search.wire import MalformedResponse
+from sorl_trl.types import Passage
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    server = Server()
+    yield server
+    server.close()
+
+
+def hit(query: str, k: int = 3) -> list[Passage]:
+    return [Passage("", str(k), query, 0.5)]
+
+
+def test_a_batch_is_one_request(server: Server) -> None:
+    assert HTTPSearch(server.url).search_batch(["a", "東京"], 3) == [hit("a"), hit("東京")]
+    assert server.requests == [{"queries": ["a", "東京"], "topk": 3, "return_scores": True}]
+
+
+def test_no_query_is_no_request(server: Server) -> None:
+    assert HTTPSearch(server.url).search_batch([], 3) == []
+    assert server.requests == []
+
+
+def test_large_batches_are_split_and_keep_their_order(server: Server) -> None:
+    queries = [f"q{i}" for i in range(11)]
+    assert HTTPSearch(server.url, batch_size=2).search_batch(queries, 3) == [hit(query) for query in queries]
+    assert sorted(len(request["queries"]) for request in server.requests) == [1, 2, 2, 2, 2, 2]
+
+
+def test_a_server_of_single_queries_gets_one_request_each(server: Server) -> None:
+    server.reply = lambda request: Reply(
+        json.dumps({"results": [{"id": request["query"], "content": "T\nt"}]}).encode()
+    )
+    queries = [f"q{i}" for i in range(9)]
+    found = HTTPSearch(server.url, request="rllm").search_batch(queries, 2)
+    assert found == [[Passage(query, "T", "t")] for query in queries]
+    assert sorted(request["query"] for request in server.requests) == queries
+    assert {request["k"] for request in server.requests} == {2}
+
+
+def test_connections_are_reused(server: Server) -> None:
+    search = HTTPSearch(server.url)
+    for _ in range(3):
+        search.search_batch(["a"], 3)
+    assert len(server.connections) == 1
+
+
+def test_threads_share_a_client(server: Server) -> None:
+    search = HTTPSearch(server.url)
+    wrong: list[str] = []
+
+    def ask(name: str) -> None:
+        if search.search_batch([name], 3) != [hit(name)]:
+            wrong.append(name)
+
+    threads = [threading.Thread(target=ask, args=(f"t{i}",)) for i in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert len(server.requests) == 16
+
+
+def test_a_copy_has_its_own_client(server: Server) -> None:
+    search = HTTPSearch(server.url, batch_size=1, max_response_bytes=1000)
+    search.search_batch(["a"], 3)
+    copy = pickle.loads(pickle.dumps(search))
+    assert copy.search_batch(["a", "b"], 3) == [hit("a"), hit("b")]
+    assert len(server.connections) >= 2
+    assert pickle.dumps(copy) == pickle.dumps(search)
+
+
+def test_a_fork_has_its_own_client(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    search = HTTPSearch(server.url)
+    search.search_batch(["a"], 3)
+    monkeypatch.setattr(client_module.os, "getpid", lambda: -1)  # what a forked child would see
+    assert search.search_batch(["b"], 3) == [hit("b")]
+    assert len(server.connections) == 2
+
+
+def test_half_a_surrogate_pair_is_sent_as_a_replacement(server: Server) -> None:
+    assert HTTPSearch(server.url).search_batch(["a\ud800b"], 3) == [hit("a\ufffdb")]
+    assert server.requests[0]["queries"] == ["a\ufffdb"]
+
+
+@pytest.mark.parametrize("status", [400, 401, 404, 413, 422])
+def test_a_refusal_has_the_servers_words(server: Server, status: int) -> None:
+    server.reply = lambda _: Reply(b'{"detail": "topk must be below 100"}', status)
+    with pytest.raises(SearchError, match=rf"{server.url}: HTTP {status}: .*topk must be below 100"):
+        HTTPSearch(server.url).search_batch(["a"], 3)
+
+
+@pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
+def test_a_server_in_trouble_is_unavailable(server: Server, status: int) -> None:
+    server.reply = lambda _: Reply(b"out of memory" + b"!" * 10_000, status)
+    with pytest.raises(SearchUnavailable, match=f"HTTP {status}: 'out of memory!!!") as caught:
+        HTTPSearch(server.url, max_response_bytes=1000).search_batch(["a"], 3)
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize("body", [b"", b"<html>login</html>", b"{", b"\xff\xfe\xff", b"[" * 100_000])
+def test_what_is_not_json_is_unavailable(server: Server, body: bytes) -> None:
+    server.reply = lambda _: Reply(body)
+    with pytest.raises(SearchUnavailable, match="the response is not JSON"):
+        HTTPSearch(server.url).search_batch(["a"], 3)
+
+
+def test_nobody_listens() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}/retrieve"
+        with pytest.raises(SearchUnavailable, match=f"{url}: ConnectError"):
+            HTTPSearch(url).search_batch(["a"], 3)
+
+
+def test_a_connection_that_breaks_off_is_unavailable(server: Server) -> None:
+    server.reply = lambda _: Reply(b"{", headers={"Content-Length": "1000", "Connection": "close"})
+    with pytest.raises(SearchUnavailable, match="RemoteProtocolError"):
+        HTTPSearch(server.url).search_batch(["a"], 3)
+
+
+def test_a_silent_server_is_unavailable(server: Server) -> None:
+    released = threading.Event()
+    server.reply = lambda _: Reply(b"{}", pause=released.wait)
+    with pytest.raises(SearchUnavailable, match="ReadTimeout"):
+        HTTPSearch(server.url, timeout_s=0.05).search_batch(["a"], 3)
+    released.set()
+
+
+def test_a_server_that_drips_is_unavailable(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each byte comes in time, but never the last one."""
+    now = [0.0]
+    monkeypatch.setattr(client_module.time, "monotonic", lambda: now[0])
+
+    def pause() -> None:
+        now[0] += 20
+
+    server.reply = lambda _: Reply([b" "] * 50, pause=pause)
+    with pytest.raises(SearchUnavailable, match=r"took longer than timeout_s=30"):
+        HTTPSearch(server.url).search_batch(["a"], 3)
+
+
+def test_a_broken_encoding_is_unavailable(server: Server) -> None:
+    server.reply = lambda _: Reply(b"not gzip", headers={"Content-Encoding": "gzip"})
+    with pytest.raises(SearchUnavailable, match="DecodingError"):
+        HTTPSearch(server.url).search_batch(["a"], 3)
+
+
+def test_a_response_that_is_too_long_is_named(server: Server) -> None:
+    server.reply = lambda _: result([["x" * 2000]])
+    assert HTTPSearch(server.url, max_response_bytes=3000).search_batch(["a"], 3)
+    with pytest.raises(MalformedResponse, match=r"longer than max_response_bytes=1000; the response begins: '\{\"res"):
+        HTTPSearch(server.url, max_response_bytes=1000).search_batch(["a"], 3)
+
+
+def test_a_compressed_response_counts_unpacked(server: Server) -> None:
+    server.reply = lambda _: Reply(gzip.compress(b" " * 1_000_000), headers={"Content-Encoding": "gzip"})
+    with pytest.raises(MalformedResponse, match="max_response_bytes=100000"):
+        HTTPSearch(server.url, max_response_bytes=100_000).search_batch(["a"], 3)
+
+
+def test_a_redirect_is_not_followed(server: Server) -> None:
+    server.reply = lambda _: Reply(status=307, headers={"Location": "/elsewhere"})
+    with pytest.raises(MalformedResponse, match="HTTP 307 to '/elsewhere': give that URL"):
+        HTTPSearch(server.url).search_batch(["a"], 3)
+
+
+def test_lost_results_are_counted(server: Server) -> None:
+    server.reply = lambda _: result([["a"]])
+    with pytest.raises(MalformedResponse, match="1 results for 2 queries"):
+        HTTPSearch(server.url).search_batch(["a", "b"], 3)
+
+
+def test_one_failed_request_fails_the_batch(server: Server) -> None:
+    server.reply = lambda request: Reply(status=503) if request["queries"] == ["q3"] else echo(request)
+    with pytest.raises(SearchUnavailable, match="HTTP 503"):
+        HTTPSearch(server.url, batch_size=1, concurrency=2).search_batch([f"q{i}" for i in range(6)], 3)
+
+
+@pytest.mark.parametrize(
+    "url", ["", "localhost:8000/retrieve", "ftp://host/retrieve", "http://", "http://host:port/retrieve", "/retrieve"]
+)
+def test_a_url_without_a_server_is_named(url: str) -> None:
+    with pytest.raises(ValueError, match="url must be an http or https URL"):
+        HTTPSearch(url)
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ({"request": "verl"}, r"request must be one of \['rllm', 'search_r1', .*got 'verl'"),
+        ({"timeout_s": 0}, "timeout_s must be above 0, got 0"),
+        ({"timeout_s": float("nan")}, "timeout_s must be above 0, got nan"),
+        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ({"concurrency": -1}, "concurrency must be at least 1, got -1"),
+        ({"max_response_bytes": 0}, "max_response_bytes must be at least 1, got 0"),
+    ],
+)
+def test_an_argument_out_of_range_is_named(argument: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        HTTPSearch("http://127.0.0.1:8000/retrieve", **argument)
+
+
+def test_a_request_out_of_range_is_not_sent(server: Server) -> None:
+    search = HTTPSearch(server.url)
+    with pytest.raises(ValueError, match="k must be at least 1, got 0"):
+        search.search_batch(["a"], 0)
+    with pytest.raises(TypeError, match="got the string 'abc'"):
+        search.search_batch("abc", 3)
+    assert server.requests == []
