@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -20,6 +21,10 @@ class SearchUnavailable(Exception):
 
     Not a `SearchError`, so that no handler of one catches the other. Any other exception is a programming error.
     """
+
+
+INFRASTRUCTURE_ERRORS = (SearchUnavailable, ConnectionError, TimeoutError, socket.gaierror)
+"""What counts as `SearchUnavailable`. Other kinds of OSError, a missing file for one, are mistakes in the set-up."""
 
 
 class SearchBackend(Protocol):

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from sorl_trl.search.backend import SearchBackend, SearchError, SearchUnavailable
+from sorl_trl.search.backend import INFRASTRUCTURE_ERRORS, SearchBackend, SearchError, SearchUnavailable
 from sorl_trl.types import Passage
 
 logger = logging.getLogger(__name__)
@@ -18,7 +18,7 @@ class CircuitOpen(SearchUnavailable):
 
 
 class CircuitBreaker:
-    """A `SearchBackend` that stops asking another after `failures` times `SearchUnavailable` in a row.
+    """A `SearchBackend` that stops asking another after `failures` times in a row it was unavailable.
 
     It is then open: every search fails at once, for `recovery_s`. After that, one search goes through as a probe while
     the others still fail: its success closes the breaker, its failure opens it for as long again. `SearchError` is no
@@ -70,7 +70,7 @@ class CircuitBreaker:
         probe = self._admit()
         try:
             results = self._backend.search_batch(queries, k)
-        except SearchUnavailable as error:
+        except INFRASTRUCTURE_ERRORS as error:
             self._failed(probe, error)
             raise
         except SearchError:
@@ -99,7 +99,7 @@ class CircuitBreaker:
             self._probing = True
             return True
 
-    def _failed(self, probe: bool, error: SearchUnavailable) -> None:
+    def _failed(self, probe: bool, error: Exception) -> None:
         with self._lock:
             if self._opened_at is not None and not probe:
                 return  # Asked before it opened: nothing new.

@@ -17,6 +17,8 @@ from sorl_trl.types import Passage
 
 WORTH_RETRYING = (408, 429)
 """Refusals that mean "later": beside any HTTP 5xx, they say nothing about the request."""
+REFUSED = (400, 413, 414, 422)
+"""Refusals of what this request says. Others (no such path, not allowed) would meet every request alike."""
 
 
 class HTTPSearch:
@@ -121,7 +123,7 @@ class HTTPSearch:
         status = f"{self._url}: HTTP {response.status_code}"
         if response.is_server_error or response.status_code in WORTH_RETRYING:
             raise SearchUnavailable(f"{status}: {_text(body)!r}")
-        if response.is_client_error:
+        if response.status_code in REFUSED:
             raise SearchError(f"{status}: {_text(body)!r}")
         if response.is_redirect:
             raise MalformedResponse(f"{status} to {response.headers.get('Location')!r}: give that URL", _text(body))

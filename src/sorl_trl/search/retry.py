@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import socket
 import threading
 import time
 from collections.abc import Sequence
@@ -18,15 +17,11 @@ from tenacity import (
     wait_random_exponential,
 )
 
-from sorl_trl.search.backend import SearchBackend, SearchUnavailable
+from sorl_trl.search.backend import INFRASTRUCTURE_ERRORS, SearchBackend, SearchUnavailable
 from sorl_trl.search.breaker import CircuitOpen
 from sorl_trl.types import Passage
 
 logger = logging.getLogger(__name__)
-
-INFRASTRUCTURE_ERRORS = (SearchUnavailable, ConnectionError, TimeoutError, socket.gaierror)
-"""Other kinds of OSError, a missing file for one, are mistakes in the set-up: they propagate."""
-
 
 class RetriesExhausted(SearchUnavailable):
     """Asked again and again, to no avail. Another `RetryingSearch` further out takes it for final."""

@@ -49,6 +49,16 @@ def test_it_opens_after_that_many_failures_in_a_row() -> None:
     assert (search.opened, search.rejected) == (1, 1)
 
 
+@pytest.mark.parametrize("error", [ConnectionRefusedError(), TimeoutError()])
+def test_a_lost_connection_is_a_failure(error: Exception) -> None:
+    search = CircuitBreaker(FakeSearch([error, error]), failures=2)
+    for _ in range(2):
+        with pytest.raises(type(error)):
+            search.search_batch(["a"], 3)
+    with pytest.raises(CircuitOpen):
+        search.search_batch(["a"], 3)
+
+
 def test_an_answer_in_between_starts_the_count_again() -> None:
     backend = FakeSearch([DOWN, DOWN])
     search = CircuitBreaker(backend, failures=3)

@@ -106,10 +106,17 @@ def test_half_a_surrogate_pair_is_sent_as_a_replacement(server: Server) -> None:
     assert server.requests[0]["queries"] == ["a\ufffdb"]
 
 
-@pytest.mark.parametrize("status", [400, 401, 404, 413, 422])
+@pytest.mark.parametrize("status", [400, 413, 414, 422])
 def test_a_refusal_has_the_servers_words(server: Server, status: int) -> None:
     server.reply = lambda _: Reply(b'{"detail": "topk must be below 100"}', status)
     with pytest.raises(SearchError, match=rf"{server.url}: HTTP {status}: .*topk must be below 100"):
+        HTTPSearch(server.url).search_batch(["a"], 3)
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 405])
+def test_a_refusal_of_every_request_is_a_mistake_in_the_setup(server: Server, status: int) -> None:
+    server.reply = lambda _: Reply(b"no such page", status)
+    with pytest.raises(MalformedResponse, match=f"HTTP {status}.*no such page"):
         HTTPSearch(server.url).search_batch(["a"], 3)
 
 
