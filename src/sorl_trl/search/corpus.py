@@ -1,15 +1,24 @@
-"""Passages in a JSONL file, one JSON object a line, read where they lie."""
+"""Passages in JSONL files, one JSON object a line: one file read where they lie, or any number read through once."""
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import weakref
+import zlib
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import IO
+
+from tqdm.auto import tqdm
 
 from sorl_trl.types import Passage
+
+CorpusPaths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+"""What `corpus_files` takes."""
+ENDINGS = (".jsonl", ".jsonl.gz")
 
 
 class CorpusError(ValueError):
@@ -56,13 +65,52 @@ class Corpus:
         if not 0 <= index < len(self):
             raise IndexError(f"index must be in [0, {len(self)}), got {index}")
         start, end = self._offsets[index], self._offsets[index + 1]
-        try:
-            return _parse(os.pread(self._descriptor, end - start, start))
-        except (ValueError, RecursionError) as error:
-            raise CorpusError(f"{self._path}, line {index + 1}: {error}") from error
+        return _parse_line(self._path, index + 1, os.pread(self._descriptor, end - start, start))
 
     def __iter__(self) -> Iterator[Passage]:
         return (self[index] for index in range(len(self)))
+
+
+def corpus_files(paths: CorpusPaths) -> list[Path]:
+    """The files of a corpus, in the order in which they are read.
+
+    Args:
+        paths: One or several: a JSONL file, the same with gzip (its name ends in `.gz`), or a folder, which stands
+            for the `.jsonl` and `.jsonl.gz` files in it, by name.
+
+    Raises:
+        CorpusError: A folder holds no such file, or no path is given.
+        FileNotFoundError: There is no such file.
+    """
+    listed = [paths] if isinstance(paths, str | os.PathLike) else paths
+    files = [file for path in listed for file in _files_of(Path(path))]
+    if not files:
+        raise CorpusError("corpus: at least one file or folder is needed, got none")
+    return files
+
+
+def read_passages(files: Sequence[Path], show_progress: bool) -> Iterator[Passage]:
+    """Every passage of the files, in order, a line at a time; the schemas are those of `Corpus`.
+
+    Args:
+        files: As `corpus_files` gives them.
+        show_progress: Show on stderr how many bytes are read.
+
+    Raises:
+        CorpusError: There is no passage at all, a line is not one, or a file is not gzip though its name says so.
+    """
+    empty = True
+    size = sum(file.stat().st_size for file in files)
+    with tqdm(total=size, desc="Reading passages", unit="B", unit_scale=True, disable=not show_progress) as bar:
+        for file in files:
+            start = bar.n
+            with file.open("rb") as raw:
+                for passage in _passages(file, raw):
+                    empty = False
+                    yield passage
+                    bar.update(start + raw.tell() - bar.n)
+    if empty:
+        raise CorpusError(f"{', '.join(map(str, files))}: the corpus is empty; it needs at least one passage")
 
 
 def write_corpus(passages: Iterable[Passage], path: str | os.PathLike[str]) -> None:
@@ -71,6 +119,60 @@ def write_corpus(passages: Iterable[Passage], path: str | os.PathLike[str]) -> N
         for passage in passages:
             record = {"id": passage.id, "title": passage.title, "text": passage.text}
             file.write(json.dumps(record, ensure_ascii=False) + "\n")
+
+
+def as_contents(passage: Passage) -> str:
+    """A passage as one text, as Search-R1 has it: title in quotes, newline, text; the text alone if untitled."""
+    return f'"{passage.title}"\n{passage.text}' if passage.title else passage.text
+
+
+def title_and_text(record: Mapping[str, object]) -> tuple[str, str]:
+    """Title and text of a record in a schema of `Corpus`. Raises `ValueError` for any other."""
+    title = record.get("title")
+    for name in ("content", "text"):
+        text = record.get(name)
+        if isinstance(title, str) and isinstance(text, str):
+            return title, text
+    contents = record.get("contents")
+    if not isinstance(contents, str):
+        raise ValueError(
+            f"a passage needs `title` with `content` or `text`, or `contents`, as strings; got fields {sorted(record)}"
+        )
+    return split_contents(contents)
+
+
+def split_contents(contents: str) -> tuple[str, str]:
+    """Title and text of one text in Search-R1's way, as `Corpus` describes it."""
+    first_line, newline, rest = contents.partition("\n")
+    title = first_line.strip()
+    quoted = len(title) >= 2 and title[0] == title[-1] == '"'
+    return (title[1:-1] if quoted else title, rest) if newline else ("", contents)
+
+
+def _files_of(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    files = sorted(file for file in path.iterdir() if file.name.endswith(ENDINGS))
+    if not files:
+        raise CorpusError(f"{path}: the folder holds no file that ends in {' or '.join(ENDINGS)}")
+    return files
+
+
+def _passages(path: Path, raw: IO[bytes]) -> Iterator[Passage]:
+    """The passages of one open file."""
+    number = 0
+    try:
+        for number, line in enumerate(gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw, start=1):
+            yield _parse_line(path, number, line)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise CorpusError(f"{path}, after line {number}: not a whole gzip file ({error})") from error
+
+
+def _parse_line(path: Path, number: int, line: bytes) -> Passage:
+    try:
+        return _parse(line)
+    except (ValueError, RecursionError) as error:
+        raise CorpusError(f"{path}, line {number}: {error}") from error
 
 
 def _line_offsets(path: Path) -> array[int]:
@@ -89,7 +191,7 @@ def _parse(line: bytes) -> Passage:
         raise ValueError(f"not JSON ({error.msg} at character {error.pos})") from error
     if not isinstance(record, dict):
         raise ValueError(f"a passage must be a JSON object, got {type(record).__name__}")
-    title, text = _title_and_text(record)
+    title, text = title_and_text(record)
     passage = Passage(id=_identifier(record), title=title, text=text)
     # JSON can spell half a surrogate pair, which no tokenizer can encode: refused here, where its line is known.
     f"{passage.id}{title}{text}".encode()
@@ -101,23 +203,3 @@ def _identifier(record: Mapping[str, object]) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise ValueError(f"`id` must be a string or an integer, got {value!r}")
     return str(value)
-
-
-def _title_and_text(record: Mapping[str, object]) -> tuple[str, str]:
-    title = record.get("title")
-    for name in ("content", "text"):
-        text = record.get(name)
-        if isinstance(title, str) and isinstance(text, str):
-            return title, text
-    contents = record.get("contents")
-    if not isinstance(contents, str):
-        raise ValueError(
-            f"a passage needs `title` with `content` or `text`, or `contents`, as strings; got fields {sorted(record)}"
-        )
-    first_line, newline, rest = contents.partition("\n")
-    return (_unquoted(first_line.strip()), rest) if newline else ("", contents)
-
-
-def _unquoted(title: str) -> str:
-    quoted = len(title) >= 2 and title[0] == title[-1] == '"'
-    return title[1:-1] if quoted else title

@@ -23,6 +23,7 @@ from sorl_trl.types import Passage
 
 logger = logging.getLogger(__name__)
 
+
 class RetriesExhausted(SearchUnavailable):
     """Asked again and again, to no avail. Another `RetryingSearch` further out takes it for final."""
 

@@ -168,3 +168,18 @@ def test_progress_is_shown_on_demand_only(corpus_path, tmp_path, capsys):
     assert capsys.readouterr() == ("", "")
     BM25Index.build(corpus_path, tmp_path / "shown", show_progress=True)
     assert "Splitting into tokens" in capsys.readouterr().err
+
+
+def test_identity_is_that_of_the_content(corpus_path, index, tmp_path):
+    again = BM25Index.build(corpus_path, tmp_path / "again", show_progress=False)
+    other = build(tmp_path, "another corpus")
+    assert again.identity == index.identity != other.identity
+    assert index.identity.startswith("bm25-")
+    assert (len(index), len(other)) == (7, 1)
+
+
+def test_several_files_make_one_corpus(tmp_path):
+    for name in ("y", "x"):
+        write_corpus([Passage(name, "", f"same {name}")], tmp_path / f"{name}.jsonl")
+    index = BM25Index.build([tmp_path / "y.jsonl", tmp_path], tmp_path / "index", show_progress=False)
+    assert ids(index, "same") == ["y", "x", "y"]

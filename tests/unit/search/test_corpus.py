@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 import json
 from concurrent.futures import ThreadPoolExecutor
 
@@ -8,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sorl_trl.search import Corpus, CorpusError, write_corpus
+from sorl_trl.search.corpus import as_contents, corpus_files, read_passages, split_contents, title_and_text
 from sorl_trl.types import Passage
 
 GOOD = '{"id": "1", "contents": "T\\ntext"}'
@@ -115,3 +117,67 @@ def test_threads_share_a_corpus(tmp_path):
     order = [i * 7 % 2000 for i in range(2000)]
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(corpus.__getitem__, order)) == [passages[i] for i in order]
+
+
+def names(files):
+    return [file.name for file in files]
+
+
+def test_files_of_a_corpus_keep_the_order_given_and_folders_theirs_by_name(tmp_path):
+    for name in ("b.jsonl", "a.jsonl.gz", "notes.txt", "c.json", "z.jsonl"):
+        (tmp_path / name).touch()
+    assert names(corpus_files(tmp_path)) == ["a.jsonl.gz", "b.jsonl", "z.jsonl"]
+    assert names(corpus_files([tmp_path / "z.jsonl", str(tmp_path / "notes.txt")])) == ["z.jsonl", "notes.txt"]
+
+
+def test_no_corpus_is_an_error(tmp_path):
+    with pytest.raises(CorpusError, match=rf"{tmp_path}: the folder holds no file that ends in .jsonl or .jsonl.gz"):
+        corpus_files(tmp_path)
+    with pytest.raises(CorpusError, match="at least one file or folder is needed"):
+        corpus_files([])
+    with pytest.raises(FileNotFoundError, match=r"nowhere\.jsonl"):
+        list(read_passages(corpus_files(tmp_path / "nowhere.jsonl"), show_progress=False))
+
+
+def test_plain_and_compressed_files_of_both_schemas_are_read_in_turn(tmp_path, capsys):
+    wiki = write(tmp_path / "wiki.jsonl", GOOD, '{"id": "2", "contents": "\\"U\\"\\nmore"}', "")
+    (tmp_path / "empty.jsonl").touch()
+    medical = '{"id": "3", "title": "V", "content": "c", "contents": "V c"}\n'
+    (tmp_path / "medical.jsonl.gz").write_bytes(gzip.compress(medical.encode()))
+    passages = list(read_passages([wiki, tmp_path / "empty.jsonl", tmp_path / "medical.jsonl.gz"], show_progress=True))
+    assert passages == [Passage("1", "T", "text"), Passage("2", "U", "more"), Passage("3", "V", "c")]
+    assert "100%" in capsys.readouterr().err
+
+
+def test_a_bad_line_of_a_compressed_file_is_named(tmp_path):
+    (tmp_path / "c.jsonl.gz").write_bytes(gzip.compress(f"{GOOD}\n{{\n".encode()))
+    with pytest.raises(CorpusError, match=r"c\.jsonl\.gz, line 2: not JSON"):
+        list(read_passages([tmp_path / "c.jsonl.gz"], show_progress=False))
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda c: c[:-9], lambda c: b"x" + c, lambda c: c[:-8] + b"\0" * 8, lambda c: c[:12] + b"\xff" * 20]
+)
+def test_a_damaged_compressed_file_is_named(tmp_path, damage):
+    path = tmp_path / "c.jsonl.gz"
+    path.write_bytes(damage(gzip.compress(f"{GOOD}\n".encode() * 100)))
+    with pytest.raises(CorpusError, match=r"c\.jsonl\.gz, after line \d+: not a whole gzip file"):
+        list(read_passages([path], show_progress=False))
+
+
+def test_a_corpus_of_empty_files_is_an_error(tmp_path):
+    files = [write(tmp_path / name, "") for name in ("a.jsonl", "b.jsonl")]
+    with pytest.raises(CorpusError, match=r"a\.jsonl, .*b\.jsonl: the corpus is empty"):
+        list(read_passages(files, show_progress=False))
+
+
+@settings(deadline=None)
+@given(title=texts.filter(lambda t: t and "\n" not in t), text=texts)
+def test_one_text_is_taken_apart_again(title, text):
+    assert split_contents(as_contents(Passage("1", title, text))) == (title, text)
+    assert title_and_text({"contents": as_contents(Passage("1", title, text))}) == (title, text)
+
+
+def test_a_passage_without_a_title_is_its_text():
+    assert as_contents(Passage("1", "", "one line")) == "one line"
+    assert split_contents("one line") == ("", "one line")

@@ -1,0 +1,115 @@
+"""Where a script searches, as its arguments say, with all that goes around the engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from sorl_trl.search.backend import SearchBackend
+from sorl_trl.search.bm25 import BM25Index
+from sorl_trl.search.breaker import CircuitBreaker
+from sorl_trl.search.cache import CachedSearch, SQLiteStore
+from sorl_trl.search.engines import open_index
+from sorl_trl.search.http import HTTPSearch
+from sorl_trl.search.manifest import fingerprint
+from sorl_trl.search.no_search import NoSearch
+from sorl_trl.search.replay import RecordingSearch, ReplayedSearch
+from sorl_trl.search.retry import RetryingSearch
+from sorl_trl.search.wire import REQUEST_FORMATS
+
+SOURCES = ("index", "corpus", "search_url", "no_search", "replay")
+"""Arguments that say what answers the searches: exactly one of them is given."""
+
+
+class BuiltSearch(NamedTuple):
+    """A search engine, and a name for what it searches: equal names give equal answers."""
+
+    backend: SearchBackend
+    identity: str
+
+
+@dataclass
+class SearchArguments:
+    """Where the policy's searches go: exactly one of `index`, `corpus`, `search_url`, `no_search` and `replay`.
+
+    Raises ValueError for none or several of them, for a file or directory that is not there, and for an argument that
+    the chosen one could not use.
+    """
+
+    index: str | None = field(
+        default=None, metadata={"help": "Directory of an index, of any engine; its manifest says which."}
+    )
+    corpus: str | None = field(
+        default=None,
+        metadata={"help": "JSONL file of passages. Its BM25 index is `<corpus>.index`, built where missing."},
+    )
+    search_url: str | None = field(
+        default=None, metadata={"help": "Search server, with its path: http://127.0.0.1:8000/retrieve."}
+    )
+    search_request: str = field(
+        default="search_r1",
+        metadata={"help": f"How the server at `search_url` wants to be asked: {', '.join(REQUEST_FORMATS)}."},
+    )
+    no_search: bool = field(default=False, metadata={"help": "No search finds anything: what the policy just knows."})
+    replay: str | None = field(
+        default=None, metadata={"help": "File of recorded searches, which answers instead of an engine."}
+    )
+    record: str | None = field(
+        default=None,
+        metadata={
+            "help": "File to record all searches in, for `replay`. Of several processes, those after the first write "
+            "`<record>.1`, `<record>.2` and so on: append them to the first to replay all."
+        },
+    )
+    search_cache: str | None = field(
+        default=None, metadata={"help": "SQLite file that keeps answers from run to run; processes may share it."}
+    )
+
+    def __post_init__(self) -> None:
+        given = [name for name in SOURCES if getattr(self, name)]
+        if len(given) != 1:
+            raise ValueError(f"Exactly one of {', '.join(SOURCES)} must be given, got {', '.join(given) or 'none'}.")
+        for name in ("corpus", "replay"):
+            path = getattr(self, name)
+            if path and not Path(path).is_file():
+                raise ValueError(f"`{name}` is {path!r}, but there is no such file.")
+        if self.index and not Path(self.index).is_dir():
+            raise ValueError(f"`index` is {self.index!r}, but there is no such directory; build the index first.")
+        if self.search_request not in REQUEST_FORMATS:
+            raise ValueError(
+                f"`search_request` is {self.search_request!r}, but must be one of {', '.join(REQUEST_FORMATS)}."
+            )
+        if self.search_cache and (self.no_search or self.replay):
+            raise ValueError(f"`search_cache` is {self.search_cache!r}, but {given[0]} leaves nothing to keep.")
+
+    def build_search(self, rank: int = 0) -> BuiltSearch:
+        """Open the engine and put around it what the arguments say, in the order that `CachedSearch` gives.
+
+        Args:
+            rank: Of this process, from 0: each records into a file of its own.
+
+        Raises:
+            CorpusError, IndexCorrupted, IndexOutdated, RecordingError, CacheError, ValueError: What is there cannot
+                be used; the message says what to do.
+        """
+        backend, identity = self._engine()
+        if self.search_cache:
+            backend = CachedSearch(backend, identity, SQLiteStore(self.search_cache))
+        if self.record:
+            backend = RecordingSearch(backend, f"{self.record}.{rank}" if rank else self.record)
+        return BuiltSearch(backend, identity)
+
+    def _engine(self) -> BuiltSearch:
+        if self.search_url:
+            client = HTTPSearch(self.search_url, self.search_request)
+            return BuiltSearch(RetryingSearch(CircuitBreaker(client)), f"{self.search_request} {self.search_url}")
+        if self.replay:
+            return BuiltSearch(ReplayedSearch(self.replay), f"replay-{fingerprint(Path(self.replay))['sha256']}")
+        if self.no_search:
+            return BuiltSearch(NoSearch(), "no_search")
+        if self.corpus:
+            index = BM25Index.open(self.corpus, f"{self.corpus}.index")
+            return BuiltSearch(index, index.identity)
+        saved = open_index(str(self.index))
+        return BuiltSearch(saved, saved.identity)

@@ -1,0 +1,75 @@
+"""Build a search index: `python -m sorl_trl.search.index --corpus corpus.jsonl --output index/`."""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+
+from tqdm.auto import tqdm
+
+from sorl_trl.search.encoder import DenseOptions
+from sorl_trl.search.engines import ENGINES, build_index
+
+DENSE_FLAGS = tuple(field.name for field in fields(DenseOptions))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Build the index that the command line names. Returns the exit code: 0, or 2 with one line on stderr."""
+    options = _parser().parse_args(arguments)
+    try:
+        index = build_index(options.engine, options.corpus, options.output, _dense_options(options))
+    except (ImportError, OSError, ValueError) as error:
+        print(f"error: {one_line(error)}", file=sys.stderr)
+        return 2
+    size = sum(path.stat().st_size for path in options.output.rglob("*") if path.is_file())
+    print(f"{len(index):,} passages, {tqdm.format_sizeof(size, 'B')}, in {options.output} ({index.identity})")
+    return 0
+
+
+def one_line(error: BaseException) -> str:
+    """The message of an error without its line breaks, or its kind if it has none."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _parser() -> ArgumentParser:
+    parser = ArgumentParser(prog="python -m sorl_trl.search.index", description="Build a search index of a corpus.")
+    parser.add_argument(
+        "--corpus",
+        nargs="+",
+        required=True,
+        metavar="PATH",
+        help="JSONL files, with or without gzip, or folders of them; lines as in wiki-18 or MedRAG",
+    )
+    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="the directory to make")
+    parser.add_argument(
+        "--engine",
+        choices=ENGINES,
+        default="bm25",
+        help="bm25 (default) up to about a million passages, tantivy beyond, dense to search by meaning",
+    )
+    dense = parser.add_argument_group("only for --engine dense")
+    defaults = DenseOptions()
+    dense.add_argument("--model", help=f"embedding model: a Hub id or a folder (default {defaults.model})")
+    dense.add_argument("--query-prefix", help=f"put before every query (default {defaults.query_prefix!r})")
+    dense.add_argument("--passage-prefix", help=f"put before every passage (default {defaults.passage_prefix!r})")
+    dense.add_argument("--batch-size", type=int, help=f"texts per forward pass (default {defaults.batch_size})")
+    dense.add_argument("--device", help="where the model runs (default: a GPU where there is one)")
+    return parser
+
+
+def _dense_options(options: Namespace) -> DenseOptions | None:
+    """The options that were given; `None` for another engine, with which none may be given."""
+    given = {name: value for name in DENSE_FLAGS if (value := getattr(options, name)) is not None}
+    if options.engine == "dense":
+        return DenseOptions(**given)
+    if given:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise ValueError(f"{flags}: only for --engine dense, got --engine {options.engine}")
+    return None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

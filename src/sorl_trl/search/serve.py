@@ -1,0 +1,96 @@
+"""Serve an index to many processes: `python -m sorl_trl.search.serve --index index/ --port 8000`.
+
+The wire format is Search-R1's. `POST /retrieve` takes
+
+    {"queries": ["…"], "topk": 3, "return_scores": true}
+
+where `topk` may be missing or null (3 then) and `return_scores` missing (false then), and gives one list per query:
+
+    {"result": [[{"document": {"id", "title", "text", "contents"}, "score": 1.5}]]}
+
+or, without scores, the documents themselves: `{"result": [[{"id", "title", "text", "contents"}]]}`. `contents` is the
+title in quotes, a newline, and the text. A request outside `ServerLimits` is refused as a whole, 413 if it is too
+large, else 422, with the reason in `detail`.
+
+`GET /health` gives `{"status": "ok", "engine", "documents", "identity"}`.
+
+SIGTERM or SIGINT end the server with exit code 0, once the requests at hand are answered.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+import sys
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from sorl_trl.search.app import INSTALL_HINT, create_app
+from sorl_trl.search.engines import open_index
+from sorl_trl.search.index import one_line
+from sorl_trl.search.saved import SavedIndex
+
+if TYPE_CHECKING:
+    import uvicorn
+
+SHUTDOWN_S = 30
+"""How long a request may go on after the server was told to stop."""
+PENDING_CONNECTIONS = 2048
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serve until told to stop. Returns the exit code: 0, or 2 with one line on stderr."""
+    options = _parser().parse_args(arguments)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        # uvicorn stops cleanly at a signal, then raises it again. To be told to stop is a success, while loading too.
+        signal.signal(number, _exit)
+    try:
+        index = open_index(options.index)
+        server = _server(index)
+        listener = _listen(options.host, options.port)
+    except (ImportError, OSError, OverflowError, ValueError) as error:
+        print(f"error: {one_line(error)}", file=sys.stderr)
+        return 2
+    host, port = listener.getsockname()[:2]
+    print(f"{len(index):,} passages ({index.identity}) on http://{host}:{port}/retrieve", flush=True)
+    server.run(sockets=[listener])
+    return 0
+
+
+def _parser() -> ArgumentParser:
+    parser = ArgumentParser(prog="python -m sorl_trl.search.serve", description="Serve a search index over HTTP.")
+    parser.add_argument("--index", required=True, metavar="DIR", help="as sorl_trl.search.index made it")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    parser.add_argument("--port", type=int, default=8000, help="0 chooses a free one (default: %(default)s)")
+    return parser
+
+
+def _exit(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(0)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A socket that listens already, so that a port that is taken is known before anything runs."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=PENDING_CONNECTIONS)
+    except OSError as error:
+        reason = str(error.strerror).partition(" (")[0]  # Python adds the address, which is named here already.
+        raise OSError(f"cannot listen on host {host}, port {port}: {reason}") from error
+
+
+def _server(index: SavedIndex) -> uvicorn.Server:
+    try:
+        import uvicorn
+    except ImportError as error:
+        raise ImportError(INSTALL_HINT) from error
+    app = create_app(index)
+    return uvicorn.Server(
+        uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=SHUTDOWN_S)
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

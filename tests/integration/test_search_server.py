@@ -1,0 +1,181 @@
+"""The search server as users start it: a process of its own, asked over a socket."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import pytest
+
+from sorl_trl.search import BM25Index, write_corpus
+from sorl_trl.search.app import ServerLimits
+from sorl_trl.types import Passage
+
+PASSAGES = [
+    Passage("fr", "France", "The capital of France is Paris."),
+    Passage("it", "Italy", "The capital of Italy is Rome."),
+    Passage("no", "Norway", 'The capital of Norway is "Oslo".\nIt has a 日本 garden.'),
+    Passage("pe", "", "Lima is a capital without a title"),
+]
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, BM25Index]:
+    folder = tmp_path_factory.mktemp("search")
+    write_corpus(PASSAGES, folder / "corpus.jsonl")
+    return folder / "index", BM25Index.build(folder / "corpus.jsonl", folder / "index", show_progress=False)
+
+
+def start(*arguments: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "sorl_trl.search.serve", *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def address(process: subprocess.Popen[str]) -> str:
+    """What the server says once it listens."""
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    found = re.fullmatch(r"4 passages \(bm25-[0-9a-f]{16}\) on (http://127\.0\.0\.1:\d+)/retrieve\n", line)
+    assert found, f"{line!r}: {process.stderr.read() if process.stderr else ''}"
+    return found[1]
+
+
+def stop(process: subprocess.Popen[str], number: int = signal.SIGTERM) -> tuple[int, str]:
+    """Exit code, and what was written to stderr."""
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    return process.returncode, errors
+
+
+@pytest.fixture(scope="module")
+def url(index: tuple[Path, BM25Index]) -> Iterator[str]:
+    process = start("--index", index[0], "--port", 0)
+    try:
+        yield address(process)
+    finally:
+        assert stop(process) == (0, "")
+
+
+def post(url: str, body: bytes) -> tuple[int, dict]:
+    request = Request(f"{url}/retrieve", body, {"Content-Type": "application/json"})
+    try:
+        with urlopen(request, timeout=60) as response:
+            return response.status, json.load(response)
+    except HTTPError as error:
+        return error.code, json.load(error)
+
+
+def retrieve(url: str, **fields: object) -> tuple[int, dict]:
+    return post(url, json.dumps(fields).encode())
+
+
+def document(passage: Passage) -> dict[str, str]:
+    contents = f'"{passage.title}"\n{passage.text}' if passage.title else passage.text
+    return {"id": passage.id, "title": passage.title, "text": passage.text, "contents": contents}
+
+
+@pytest.mark.parametrize("topk", [1, 2, 100])
+def test_with_scores_it_answers_as_the_index_does(index, url, topk):
+    queries = ["capital Norway", "日本", "", "zzz", "capital", "\ud800 Rome"]
+    found = index[1].search_batch(queries, topk)
+    expected = [[{"document": document(hit), "score": hit.score} for hit in hits] for hits in found]
+    assert retrieve(url, queries=queries, topk=topk, return_scores=True) == (200, {"result": expected})
+
+
+@pytest.mark.parametrize("fields", [{}, {"topk": None}, {"return_scores": False}, {"topk": 3, "return_scores": False}])
+@pytest.mark.parametrize("queries", [["capital"], ["capital", "Lima"], ["capital", "Lima", "zzz"]])
+def test_without_scores_it_gives_the_documents_of_any_number_of_queries(index, url, fields, queries):
+    expected = [[document(hit) for hit in hits] for hits in index[1].search_batch(queries, 3)]
+    assert len(expected[0]) == 3
+    assert retrieve(url, queries=queries, **fields) == (200, {"result": expected})
+
+
+def test_health(index, url):
+    with urlopen(f"{url}/health", timeout=60) as response:
+        health = json.load(response)
+    assert health == {"status": "ok", "engine": "bm25", "documents": 4, "identity": index[1].identity}
+
+
+def test_an_oversize_request_gets_its_answer(url):
+    status, answer = post(url, b" " * (ServerLimits().request_bytes + 1))
+    assert (status, answer) == (413, {"detail": "the request must have at most 16777216 bytes, got 16777217"})
+
+
+def test_limits_are_named(url):
+    assert retrieve(url, queries=["a"] * 4096)[0] == 200
+    for fields, field, limit in [
+        ({"queries": ["a"] * 4097}, "queries", "4096"),
+        ({"queries": ["a" * 10_001]}, r"queries\[0\]", "10000"),
+        ({"queries": ["a"], "topk": 101}, "topk", "100"),
+        ({"queries": ["a"], "topk": 0}, "topk", "1"),
+    ]:
+        status, answer = retrieve(url, **fields)
+        assert status == 422
+        assert re.match(rf"{field}: .* {limit}\b", answer["detail"])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_cleanly_after_the_request_at_hand(index, number):
+    """The request has arrived in part when the signal comes, and is answered all the same."""
+    process = start("--index", index[0], "--port", 0)
+    url = address(process)
+    body = json.dumps({"queries": ["Rome"]}).encode()
+    with closing(socket.create_connection(("127.0.0.1", int(url.rsplit(":", 1)[1])))) as connection:
+        head = (
+            f"POST /retrieve HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+        )
+        connection.sendall(f"{head}\r\n".encode() + body[:5])
+        urlopen(f"{url}/health", timeout=60).close()  # The server has read what was sent before this.
+        process.send_signal(number)
+        threading.Timer(0.5, connection.sendall, [body[5:]]).start()
+        answer = b""
+        while received := connection.recv(65536):
+            answer += received
+    assert answer.startswith(b"HTTP/1.1 200 OK")
+    assert json.loads(answer.split(b"\r\n\r\n", 1)[1])["result"][0][0]["id"] == "it"
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (0, "")
+
+
+def test_a_port_that_is_taken_is_one_line(index, url):
+    port = url.rsplit(":", 1)[1]
+    process = start("--index", index[0], "--port", port)
+    output, errors = process.communicate(timeout=60)
+    assert (process.returncode, output) == (2, "")
+    assert errors == f"error: cannot listen on host 127.0.0.1, port {port}: Address already in use\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--index", "nowhere"], "index_dir nowhere is not a directory; build the index first"),
+        (["--index", "."], "index .: manifest.json is missing; delete the directory and build the index again"),
+        (["--index", "index", "--port", "65536"], "bind(): port must be 0-65535."),
+        (["--index", "index", "--host", "no host"], "cannot listen on host no host, port 8000: .+"),
+    ],
+)
+def test_what_cannot_be_served_is_one_line(index, arguments, message):
+    command = [sys.executable, "-m", "sorl_trl.search.serve", *arguments]
+    done = subprocess.run(command, cwd=index[0].parent, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(f"error: {message}\n".replace("()", r"\(\)"), done.stderr)
+
+
+def test_a_stopped_server_can_be_started_on_its_port_at_once(index):
+    first = start("--index", index[0], "--port", 0)
+    url = address(first)
+    retrieve(url, queries=["Rome"])
+    assert stop(first) == (0, "")
+    second = start("--index", index[0], "--port", url.rsplit(":", 1)[1])
+    assert address(second) == url
+    assert stop(second) == (0, "")
