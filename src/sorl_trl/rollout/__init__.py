@@ -6,8 +6,8 @@ from sorl_trl.rollout.encoding import ObservationEncoder
 from sorl_trl.rollout.generation import Generation, Generator, HFGenerator
 from sorl_trl.rollout.limits import RolloutLimits
 from sorl_trl.rollout.protocol import Frame, TagProtocol, chat_message_frame
-from sorl_trl.rollout.retrieval import RetryPolicy
 from sorl_trl.rollout.statistics import rollout_statistics
+from sorl_trl.search import RetryPolicy
 
 __all__ = [
     "AssembledTrajectory",

@@ -11,9 +11,9 @@ from sorl_trl.rollout.encoding import ObservationEncoder
 from sorl_trl.rollout.generation import Generation, Generator
 from sorl_trl.rollout.limits import RolloutLimits
 from sorl_trl.rollout.protocol import TagProtocol
-from sorl_trl.rollout.retrieval import Retriever, RetryPolicy, SearchFailure, SearchOutcome
+from sorl_trl.rollout.retrieval import Retriever, SearchFailure, SearchOutcome
 from sorl_trl.rollout.tokens import decode
-from sorl_trl.search import SearchBackend
+from sorl_trl.search import RetryPolicy, SearchBackend
 from sorl_trl.types import ActionKind, Observation, StopReason, Trajectory, Turn
 
 # What a rank without live rows generates from: id 0 is in every vocabulary, and the result is thrown away.

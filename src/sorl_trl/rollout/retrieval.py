@@ -6,12 +6,9 @@ import logging
 from collections.abc import Sequence
 from enum import Enum
 
-from sorl_trl.search import SearchBackend, SearchError, SearchUnavailable
+from sorl_trl.search import RetryingSearch, RetryPolicy, SearchBackend, SearchError, SearchUnavailable
 from sorl_trl.search.checks import check_results
-from sorl_trl.search.retry import RetryingSearch, RetryPolicy
 from sorl_trl.types import Passage
-
-__all__ = ["Retriever", "RetryPolicy", "SearchFailure", "SearchOutcome"]
 
 logger = logging.getLogger(__name__)
 
