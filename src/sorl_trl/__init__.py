@@ -5,9 +5,27 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sorl_trl.trainers import SearchRollout, SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer, load_critic
+    from sorl_trl.trainers import (
+        SearchRollout,
+        SOGRPOConfig,
+        SOGRPOTrainer,
+        SOPPOConfig,
+        SOPPOTrainer,
+        answer_in_messages,
+        load_critic,
+        search_tool,
+    )
 
-__all__ = ["SOGRPOConfig", "SOGRPOTrainer", "SOPPOConfig", "SOPPOTrainer", "SearchRollout", "load_critic"]
+__all__ = [
+    "SOGRPOConfig",
+    "SOGRPOTrainer",
+    "SOPPOConfig",
+    "SOPPOTrainer",
+    "SearchRollout",
+    "answer_in_messages",
+    "load_critic",
+    "search_tool",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -25,12 +25,15 @@ from trl.trainer.callbacks import SyncRefModelCallback
 from sorl_trl.trainers.base_trainer import TurnLevelTrainer
 from sorl_trl.trainers.critic_trainer import CriticTrainer
 from sorl_trl.trainers.exact_resume import ExactResume
+from sorl_trl.trainers.native_tools import NativeTools
 from sorl_trl.trainers.roll_back import RollBack
 from sorl_trl.trainers.so_grpo_trainer import SOGRPOTrainer
 from sorl_trl.trainers.so_ppo_trainer import _IMAGE_INPUTS, SOPPOTrainer
 from sorl_trl.trainers.stale_rollouts import StaleRollouts
 
 OVERRIDDEN = {
+    "_tool_call_loop": "tools report an engine that is down; hits are logged",
+    "_get_tool_suffix_ids": "what tools return is sanitized",
     "_generate": "turn ids of the completions, from recorded spans or the mask",
     "_calculate_rewards": "turn rewards; trajectories without a turn are not scored",
     "_generate_and_score_completions": "turn_ids and turn advantages join the batch",
@@ -72,6 +75,8 @@ DIGESTS = {
     "Trainer._prepare_for_training": "b717b8036ed32589",
     "Trainer.log": "d8cf0494ca100723",
     "integrations.deepspeed_load_checkpoint": "691d232d3bf7f3b6",
+    "GRPOTrainer._tool_call_loop": "1bbe47a3572bfa06",
+    "GRPOTrainer._get_tool_suffix_ids": "fc1e83193cd69621",
     "GRPOTrainer._generate": "428bb9b5cd77ca6a",
     "GRPOTrainer._calculate_rewards": "8ffa0c7ca9307c40",
     "GRPOTrainer._generate_and_score_completions": "8ad618f3882bc520",
@@ -125,6 +130,7 @@ def test_overrides_are_those_listed() -> None:
         *vars(StaleRollouts),
         *vars(ExactResume),
         *vars(RollBack),
+        *vars(NativeTools),
         *vars(TurnLevelTrainer),
         *vars(SOGRPOTrainer),
         *vars(CriticTrainer),

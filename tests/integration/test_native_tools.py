@@ -1,4 +1,4 @@
-"""TRL's own tool loop (`tools=`, `environment_factory=`) under SOGRPOTrainer: its turns are the runs of its mask."""
+"""TRL's own tool loop (`tools=`, `environment_factory=`) under SOGRPOTrainer: its turns, and what tools may not do."""
 
 from __future__ import annotations
 
@@ -11,10 +11,14 @@ import torch
 from datasets import Dataset
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
+from transformers.utils import get_json_schema
 
 from sorl_trl import SearchRollout, SOGRPOConfig, SOGRPOTrainer
 from sorl_trl.evaluation import NoSearch
-from sorl_trl.rollout import Generation, RolloutLimits
+from sorl_trl.rollout import Generation, RolloutLimits, TagProtocol
+from sorl_trl.search import RetryPolicy, SearchError, SearchUnavailable
+from sorl_trl.trainers.native_tools import answer_in_messages, search_tool
+from sorl_trl.types import Passage
 from tests.conftest import build_policy
 from tests.contract.test_trl_parity import settings
 
@@ -35,6 +39,9 @@ def lookup(city: str) -> str:
     return f"{city} is in Norway"
 
 
+QUESTION = [{"role": "user", "content": "Where is Oslo?"}]
+
+
 class Atlas:
     def reset(self, **kwargs: Any) -> None:
         return None
@@ -52,8 +59,7 @@ class Atlas:
         return lookup(city)
 
 
-@pytest.fixture
-def chat_tokenizer() -> PreTrainedTokenizerFast:
+def qwen_tokenizer() -> PreTrainedTokenizerFast:
     """One token per byte, with Qwen2.5's control tokens and chat template."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = Tokenizer(models.BPE({symbol: i for i, symbol in enumerate(alphabet)}, []))
@@ -70,6 +76,11 @@ def chat_tokenizer() -> PreTrainedTokenizerFast:
     return tokenizer
 
 
+@pytest.fixture
+def chat_tokenizer() -> PreTrainedTokenizerFast:
+    return qwen_tokenizer()
+
+
 def scripted(tokenizer: Any) -> Any:
     """In place of sampling: every other conversation calls the tool first; after an answer of the tool, it answers."""
 
@@ -83,6 +94,21 @@ def scripted(tokenizer: Any) -> Any:
     return generate
 
 
+def build(folder: Path, tokenizer: Any, reward: Any, **native: Any) -> Any:
+    config = SOGRPOConfig(**settings(folder, max_completion_length=512, max_steps=1))
+    rows = Dataset.from_list([{"prompt": QUESTION}] * 8)
+    policy = build_policy(vocab_size=len(tokenizer))
+    trainer = SOGRPOTrainer(policy, reward, config, rows, processing_class=tokenizer, **native)
+    trainer._generate_single_turn = scripted(tokenizer)
+    return trainer
+
+
+def rollout(trainer: Any) -> tuple[dict[str, Any], dict[str, float]]:
+    """A batch of eight trajectories, of which every other one calls the tool, and what it logs."""
+    batch = trainer._generate_and_score_completions([{"prompt": QUESTION} for _ in range(8)])
+    return batch, {name: values[-1] for name, values in trainer._metrics["train"].items()}
+
+
 def test_tools_must_not_go_on_after_recorded_turns(tmp_path: Path, chat_tokenizer: Any) -> None:
     """TRL would run its tool loop over a rollout's completions: the turns recorded before it no longer fit."""
 
@@ -92,7 +118,7 @@ def test_tools_must_not_go_on_after_recorded_turns(tmp_path: Path, chat_tokenize
         turns = [[0] * len(call) for _ in prompts]
         return {"prompt_ids": [[1] for _ in prompts], "completion_ids": rows, "logprobs": None, "turn_ids": turns}
 
-    rows = Dataset.from_list([{"prompt": [{"role": "user", "content": "Where is Oslo?"}]}] * 8)
+    rows = Dataset.from_list([{"prompt": QUESTION}] * 8)
     config = SOGRPOConfig(**settings(tmp_path, max_completion_length=512, max_steps=1))
     policy = build_policy(vocab_size=len(chat_tokenizer))
     trainer = SOGRPOTrainer(
@@ -142,7 +168,7 @@ def test_feedback_in_a_conversation_is_a_message(tmp_path: Path, chat_tokenizer:
             ids = tuple(chat_tokenizer.encode("I give up<|im_end|>", add_special_tokens=False))
             return [Generation(ids, None, True) for _ in contexts]
 
-    rows = Dataset.from_list([{"prompt": [{"role": "user", "content": "Where is Oslo?"}]}] * 8)
+    rows = Dataset.from_list([{"prompt": QUESTION}] * 8)
     config = SOGRPOConfig(**settings(tmp_path, max_completion_length=600, max_steps=1))
     policy = build_policy(vocab_size=len(chat_tokenizer))
     trainer = SOGRPOTrainer(
@@ -155,3 +181,62 @@ def test_feedback_in_a_conversation_is_a_message(tmp_path: Path, chat_tokenizer:
     after = seen[-1].partition("I give up")[2]
     assert after.startswith("<|im_end|>\n<|im_start|>user\nMy previous action is invalid.")
     assert after.endswith("<|im_end|>\n<|im_start|>assistant\n")
+
+
+class Engine:
+    """Finds one passage, refuses an empty query, and is down for "Oslo"."""
+
+    def search_batch(self, queries: Any, k: int) -> list[list[Passage]]:
+        if queries == [""]:
+            raise SearchError("empty")
+        if queries == ["Oslo"]:
+            raise SearchUnavailable("down")
+        return [[Passage("1", "Bern", f"in Switzerland, k={k}")] if query == "Bern" else [] for query in queries]
+
+
+def test_a_search_tool_says_what_was_found() -> None:
+    search = search_tool(Engine(), k=2)
+    assert search("Bern") == "Doc 1(Title: Bern) in Switzerland, k=2"
+    assert search("Rome") == TagProtocol().no_results
+    assert search("") == TagProtocol().search_failed
+    schema = get_json_schema(search)["function"]
+    assert (schema["name"], schema["parameters"]["required"]) == ("search", ["query"])
+    with pytest.raises(ValueError, match="k=0 must be at least 1"):
+        search_tool(Engine(), k=0)
+
+
+@pytest.mark.parametrize("as_coroutine", [False, True])
+def test_a_trajectory_whose_engine_is_down_is_masked(tmp_path: Path, chat_tokenizer: Any, as_coroutine: bool) -> None:
+    search = search_tool(Engine(), retry=RetryPolicy(attempts=1))
+
+    def ask(city: str) -> str:
+        return search(city)
+
+    async def ask_later(city: str) -> str:
+        return search(city)
+
+    tool: Any = ask_later if as_coroutine else ask
+    tool.__name__, tool.__doc__ = "lookup", lookup.__doc__
+    trainer = build(tmp_path, chat_tokenizer, lambda completions, **_: [1.0] * len(completions), tools=[tool])
+    batch, logged = rollout(trainer)
+    has_turn = (batch["turn_ids"] >= 0).any(-1).tolist()
+    assert has_turn == [False, True] * 4
+    assert not batch["tool_mask"][::2].any()
+    assert not batch["advantages"][::2].any()
+    assert logged["trajectories_without_turn"] == 0.5
+    assert logged["tools/failure_frequency"] == 1.0
+    trainer.train()
+    assert all(torch.isfinite(p).all() for p in trainer.model.parameters())
+
+
+def test_answers_are_those_of_the_assistant() -> None:
+    said = {"role": "assistant", "content": "<answer> Rome </answer> or <answer><answer>Oslo</answer>"}
+    called = {"role": "assistant", "content": None, "tool_calls": []}
+    told = {"role": "tool", "name": "lookup", "content": "<answer>Lyon</answer>"}
+    shown = {"role": "tool", "name": "lookup", "content": [{"type": "image", "image": None}]}
+    assert answer_in_messages([said, called, told, shown]) == "Oslo"
+    assert answer_in_messages([called, told]) is None
+    assert answer_in_messages([{"role": "assistant", "content": "<answer>"}, told]) is None
+    assert answer_in_messages([{"role": "assistant", "content": "Lyon</answer> <answer> </answer>"}]) is None
+    with pytest.raises(TypeError, match="must be a list of messages"):
+        answer_in_messages("<answer>Lyon</answer>")  # type: ignore[arg-type]

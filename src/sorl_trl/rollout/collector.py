@@ -63,7 +63,8 @@ class Collector:
     queries. A row may take `max_turns` turns that search or go wrong, then one last turn in which it can only answer.
     A turn that reaches a token limit ends the row for that limit's reason, the last turn too.
 
-    Raises ValueError if the tokenizer cannot write the protocol, or the limits leave no room for an observation.
+    Raises ValueError if the tokenizer cannot write the protocol, or the limits leave no room for an observation or,
+    where a long one ends a trajectory, for the protocol's own messages.
     """
 
     def __init__(
@@ -79,6 +80,9 @@ class Collector:
         self.protocol.check(tokenizer)
         self._tokenizer = tokenizer
         self._encoder = ObservationEncoder(tokenizer, self.protocol, self.limits.max_observation_tokens)
+        if self.limits.on_long_observation == "stop":
+            # Cut, the corrective message would end the trajectory that it is there to save.
+            self._encoder.check_messages_fit()
         self._retriever = Retriever(search, self.limits.top_k, retry or RetryPolicy())
 
     def collect(

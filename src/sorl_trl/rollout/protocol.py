@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from transformers import PreTrainedTokenizerBase
 
-from sorl_trl.rollout.tokens import decode
+from sorl_trl.rollout.tokens import control_tokens, decode
 from sorl_trl.types import Action, ActionKind, Passage
 
 PROTOCOL_TAGS = ("think", "search", "information", "answer", "tool_call", "tool_response")
@@ -110,7 +110,8 @@ class TagProtocol:
         )
         return "".join(rendered).strip()
 
-    def neutralize(self, text: str) -> tuple[str, int]:
+    @staticmethod
+    def neutralize(text: str) -> tuple[str, int]:
         """Write each protocol tag in square brackets; also return how many there were.
 
         Replacing, unlike deleting, cannot join the two halves of another tag.
@@ -121,12 +122,13 @@ class TagProtocol:
 def chat_message_frame(tokenizer: PreTrainedTokenizerBase) -> Frame:
     """What surrounds a user message between two of the assistant's, taken from the tokenizer's chat template.
 
-    The end-of-sequence token of the assistant's message is not part of it: the policy has sampled that itself.
+    The token that ends the assistant's message is not part of it: the policy has sampled that itself. It need not be
+    the tokenizer's end-of-sequence token; Gemma's messages end otherwise.
     Raises ValueError if the template does not show both messages.
     """
     said, heard = "first-message-of-the-assistant", "second-message-of-the-user"
-    roles = {"user": "question", "assistant": said}
-    messages = [{"role": role, "content": content} for role, content in roles.items()]
+    messages = [{"role": "user", "content": "question"}, {"role": "assistant", "content": said}]
+    closing = str(tokenizer.apply_chat_template(messages, tokenize=False)).partition(said)[2]
     messages.append({"role": "user", "content": heard})
     text = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
     between, shown, suffix = text.partition(said)[2].partition(heard)
@@ -134,5 +136,15 @@ def chat_message_frame(tokenizer: PreTrainedTokenizerBase) -> Frame:
         raise ValueError(
             f"the chat template renders {text!r}: it must show the assistant's and then the user's message"
         )
-    _, ended, after_end = between.partition(str(tokenizer.eos_token))
+    end = _first_control(tokenizer, closing)
+    if end is not None and end not in between:  # GPT-OSS ends the last message otherwise than those before it
+        end = _first_control(tokenizer, between)
+    _, ended, after_end = between.partition(end or str(tokenizer.eos_token))
     return Frame(after_end if ended else between, suffix)
+
+
+def _first_control(tokenizer: PreTrainedTokenizerBase, text: str) -> str | None:
+    """The control token that comes first in `text`, the longest of those that start there."""
+    controls = control_tokens(tokenizer, ()).values()
+    found = [(text.index(token), -len(token), token) for token in controls if token in text]
+    return min(found)[2] if found else None

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 
 from transformers import PreTrainedTokenizerBase
 
-_LOOKS_LIKE_CONTROL = re.compile(r"<[^<>\s]+>")
+_LOOKS_LIKE_CONTROL = re.compile(r"<[^<>\s]+>|\[[^\[\]\s]+\]")
+_IN_HARDLY_ANY_VOCABULARY = "ᚠ 𓀀 ꙮ"
 
 
 def decode(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]) -> str:
@@ -18,8 +19,9 @@ def decode(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]) -> str:
 def control_tokens(tokenizer: PreTrainedTokenizerBase, tag_names: Iterable[str]) -> dict[int, str]:
     """The tokens, by id, that untrusted text must not become.
 
-    Special tokens except the unknown one; added tokens such as `<|fim_prefix|>`, which some tokenizers do not declare
-    special; opening and closing tags of `tag_names` that are one token.
+    Special tokens, except one that stands for unknown words; added tokens such as `<|fim_prefix|>` and
+    `[TOOL_RESULTS]`, which some tokenizers do not declare special; opening and closing tags of `tag_names` that are
+    one token.
     """
     controls = dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
     for token_id, token in tokenizer.added_tokens_decoder.items():
@@ -29,6 +31,16 @@ def control_tokens(tokenizer: PreTrainedTokenizerBase, tag_names: Iterable[str])
     for tag in (f"<{slash}{name}>" for name in tag_names for slash in ("", "/")):
         if tag in vocabulary:
             controls[vocabulary[tag]] = tag
-    if tokenizer.unk_token_id is not None:
+    if _stands_for_unknown_words(tokenizer):
         controls.pop(tokenizer.unk_token_id, None)
     return controls
+
+
+def _stands_for_unknown_words(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether plain text becomes the unknown token.
+
+    In byte-level vocabularies it never does. They name one all the same, and often it is the end-of-text token.
+    """
+    if tokenizer.unk_token_id in (None, tokenizer.eos_token_id, tokenizer.bos_token_id):
+        return False
+    return tokenizer.unk_token_id in tokenizer.encode(_IN_HARDLY_ANY_VOCABULARY, add_special_tokens=False)

@@ -1,5 +1,6 @@
 """Trainers: TRL's `GRPOTrainer` made turn-level."""
 
+from sorl_trl.trainers.native_tools import answer_in_messages, search_tool
 from sorl_trl.trainers.rollout_bridge import SearchRollout
 from sorl_trl.trainers.so_grpo_config import SOGRPOConfig
 from sorl_trl.trainers.so_grpo_trainer import SOGRPOTrainer
@@ -14,5 +15,7 @@ __all__ = [
     "SOPPOTrainer",
     "SearchRollout",
     "ValueModel",
+    "answer_in_messages",
     "load_critic",
+    "search_tool",
 ]

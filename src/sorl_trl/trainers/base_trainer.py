@@ -31,6 +31,7 @@ from sorl_trl.ops import (
 from sorl_trl.trainers.base_config import TURN_LOSS_TYPE, TurnLevelConfig
 from sorl_trl.trainers.bias_norm import ClippingBiasNormalizer
 from sorl_trl.trainers.exact_resume import ExactResume
+from sorl_trl.trainers.native_tools import NativeTools
 from sorl_trl.trainers.ratio_substitution import RatioSubstitution
 from sorl_trl.trainers.roll_back import RollBack
 from sorl_trl.trainers.turn_metrics import turn_metrics
@@ -52,7 +53,7 @@ SORL_PAPER = {
 """For the model card that TRL writes beside each checkpoint."""
 
 
-class TurnLevelTrainer(ExactResume, RollBack):
+class TurnLevelTrainer(NativeTools, ExactResume, RollBack):
     """`GRPOTrainer` with turn spans, turn-level importance ratios and clipping-triggered normalization.
 
     Subclasses decide where the advantages come from. The arguments are those of `GRPOTrainer`.

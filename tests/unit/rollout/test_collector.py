@@ -29,7 +29,7 @@ ANSWER = said("<answer> Paris </answer>")
 SEARCH = said("<search> capital of France </search>")
 OTHER_SEARCH = said("<search> Paris </search>")
 SILENCE = said("I should <eos>")
-PROTOCOL = TagProtocol(passage_template="{text}", invalid_feedback="I should")
+PROTOCOL = TagProtocol(passage_template="{text}", no_results="No", search_failed="No", invalid_feedback="I should")
 FOUND = "<information> capital of France </information>"
 
 
@@ -248,7 +248,7 @@ limits_strategy = st.builds(
     RolloutLimits,
     max_turns=st.integers(0, 3),
     max_turn_tokens=st.integers(1, 8),
-    max_observation_tokens=st.integers(2, 8),
+    max_observation_tokens=st.integers(3, 8),
     max_trajectory_tokens=st.integers(1, 30),
     on_long_observation=st.sampled_from(["truncate", "stop"]),
 )

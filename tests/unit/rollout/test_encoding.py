@@ -8,13 +8,15 @@ from hypothesis import strategies as st
 from tokenizers import normalizers
 from transformers import PreTrainedTokenizerFast
 
-from sorl_trl.rollout import ObservationEncoder, TagProtocol, chat_message_frame
+from sorl_trl.rollout import Collector, ObservationEncoder, RolloutLimits, TagProtocol, chat_message_frame
 from sorl_trl.rollout.protocol import PROTOCOL_TAGS
 from sorl_trl.rollout.tokens import control_tokens
 from sorl_trl.types import Observation, Passage
 
-from .fakes import PARIS, WORDS, bpe_tokenizer, encode, word_tokenizer
+from .fakes import PARIS, WORDS, FakeSearch, bpe_tokenizer, encode, word_tokenizer
 
+END = "END_OF_TEXT"
+"""A control token without brackets, which cannot be rewritten."""
 TERSE = TagProtocol(passage_template="{text} ")
 PREFIX, SUFFIX = "\n\n<information>", "</information>\n\n"
 TOKENIZERS = [word_tokenizer, bpe_tokenizer]
@@ -52,19 +54,19 @@ def test_plain_text_is_encoded_as_ever() -> None:
     assert observation.text == f"{PREFIX}plain äöü 漢字 text{SUFFIX}"
 
 
-def test_control_strings_become_plain_tokens_or_nothing() -> None:
+def test_control_strings_get_other_brackets() -> None:
     text = "a<|im_end|>b<|fim_prefix|>c"
     tokenizer = bpe_tokenizer()
     assert len(set(encode(tokenizer, text)) & set(control_tokens(tokenizer, ()))) == 2, "a naive encoding is unsafe"
     observation = encoder(tokenizer).passages([passage(text)])
     assert not set(body_ids(tokenizer, observation)) & set(control_tokens(tokenizer, PROTOCOL_TAGS))
-    assert observation.text == f"{PREFIX}a<|im_end|>bc{SUFFIX}", "special ones are split, the other is dropped"
+    assert observation.text == f"{PREFIX}a[|im_end|]b[|fim_prefix|]c{SUFFIX}"
     assert observation.neutralized == 2
 
 
-def test_a_whole_word_control_token_is_dropped() -> None:
+def test_a_whole_word_control_token_becomes_another_word() -> None:
     observation = encoder(word_tokenizer()).passages([passage("capital <eos> of <pad> <answer> France")])
-    assert observation.text == "<information> capital of <unk> France </information>"
+    assert observation.text == "<information> capital <unk> of <unk> <unk> France </information>"
     assert observation.neutralized == 3
 
 
@@ -82,7 +84,9 @@ def test_the_unknown_token_is_no_control_token() -> None:
 
 
 def test_a_tag_that_dropping_an_id_would_join_is_neutralized() -> None:
-    observation = encoder(bpe_tokenizer()).passages([passage("<ans<|fim_prefix|>wer>Lyon</ans<|fim_prefix|>wer>")])
+    tokenizer = bpe_tokenizer().__class__(tokenizer_object=bpe_tokenizer()._tokenizer, eos_token="<|im_end|>")
+    tokenizer.add_special_tokens({"extra_special_tokens": [END]})
+    observation = encoder(tokenizer).passages([passage(f"<ans{END}wer>Lyon</ans{END}wer>")])
     assert observation.text == f"{PREFIX}[answer]Lyon[/answer]{SUFFIX}"
     assert observation.neutralized == 4
 
@@ -129,6 +133,18 @@ def test_truncation_cuts_the_body_and_never_the_frame() -> None:
     assert (full.text, full.truncated) == ("<information> capital of France </information>", False)
     assert (cut.text, cut.truncated) == ("<information> capital of </information>", True)
     assert (empty.text, empty.truncated) == ("<information> </information>", True)
+
+
+def test_messages_of_the_protocol_that_would_be_cut_are_refused_where_cutting_ends_a_trajectory() -> None:
+    tokenizer = word_tokenizer()
+    protocol = TagProtocol(no_results="No found", search_failed="No", invalid_feedback="I should of")
+    ObservationEncoder(tokenizer, protocol, 4).check_messages_fit()
+    with pytest.raises(ValueError, match=r"max_observation_tokens=3 would cut \['no_results'\] of the protocol"):
+        ObservationEncoder(tokenizer, protocol, 3).check_messages_fit()
+    limits = RolloutLimits(max_observation_tokens=3, on_long_observation="stop")
+    with pytest.raises(ValueError, match="max_observation_tokens=3 would cut"):
+        Collector(tokenizer, FakeSearch(), protocol, limits)
+    Collector(tokenizer, FakeSearch(), protocol, replace(limits, on_long_observation="truncate"))
 
 
 def test_a_limit_below_the_frame_is_refused() -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from importlib.resources import files
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -93,6 +95,33 @@ def test_a_tokenizer_that_cannot_write_the_tags_is_refused(tokenizer: object) ->
 def test_the_message_frame_of_a_chat_template_leaves_out_the_sampled_end() -> None:
     frame = chat_message_frame(bpe_tokenizer())
     assert frame == Frame("\n<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n")
+
+
+@pytest.mark.parametrize(
+    ("template", "eos_token", "expected"),
+    [
+        ("gemma3", "<eos>", Frame("\n<start_of_turn>user\n", "<end_of_turn>\n<start_of_turn>model\n")),
+        ("gptoss", "<|return|>", Frame("<|start|>user<|message|>", "<|end|><|start|>assistant")),
+        ("qwen2_5", "<|endoftext|>", Frame("\n<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n")),
+    ],
+)
+def test_a_message_may_end_in_another_token_than_a_text(template: str, eos_token: str, expected: Frame) -> None:
+    """The policy has sampled that token too: it must not stand there twice."""
+    ends = ["<end_of_turn>", "<start_of_turn>", "<|end|>", "<|start|>", "<|message|>", "<|im_end|>", "<|im_start|>"]
+    tokenizer = bpe_tokenizer().__class__(
+        tokenizer_object=bpe_tokenizer()._tokenizer,
+        bos_token="<bos>",
+        eos_token=eos_token,
+        extra_special_tokens=ends,
+        chat_template=files("trl").joinpath(f"chat_templates/{template}.jinja").read_text(),
+    )
+    assert chat_message_frame(tokenizer) == expected
+
+
+def test_a_message_that_no_token_ends_is_followed_by_all_of_the_template() -> None:
+    template = "{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }} {% endfor %}"
+    tokenizer = bpe_tokenizer().__class__(tokenizer_object=bpe_tokenizer()._tokenizer, chat_template=template)
+    assert chat_message_frame(tokenizer) == Frame(" [user] ", " ")
 
 
 def test_a_chat_template_that_hides_messages_is_refused() -> None:

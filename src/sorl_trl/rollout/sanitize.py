@@ -1,0 +1,88 @@
+"""Text of the environment, made such that it can neither control the policy nor act for it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from transformers import PreTrainedTokenizerBase
+
+from sorl_trl.rollout.protocol import PROTOCOL_TAGS, TagProtocol
+from sorl_trl.rollout.tokens import control_tokens, decode
+
+_OTHER_BRACKETS = str.maketrans("<>[]", "[]()")
+_MAX_PASSES = 3
+_CHARACTERS_PER_TOKEN = 8
+_MARGIN = 256
+"""How many tokens the end of a cut text may spoil, at the most: a WordPiece word has up to 100."""
+
+
+@dataclass(frozen=True)
+class HarmlessText:
+    """What is left of an untrusted text."""
+
+    text: str
+    """Encoded by itself, it holds no control token; read back from its ids, no protocol tag."""
+    token_ids: tuple[int, ...]
+    """Of the beginning of `text`."""
+    truncated: bool
+    """Whether the untrusted text went on after `token_ids`."""
+    neutralized: int
+    """How many control tokens and protocol tags it tried to bring in."""
+
+
+class Sanitizer:
+    """Makes text harmless for one tokenizer.
+
+    Tags and control tokens that the text spells out get other brackets: `<answer>` becomes `[answer]`, and `[SEP]`
+    becomes `(SEP)`. So they stay harmless wherever the text is encoded again. Then the text is encoded and read back:
+    a tokenizer that normalizes its input can make a control token or a tag of something that looked like neither.
+    Such an id is dropped, such a tag gets other brackets, and the result is tried again; a text that is not harmless
+    after three passes is given up and becomes empty.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        controls = control_tokens(tokenizer, PROTOCOL_TAGS)
+        self._control_ids = frozenset(controls)
+        # A control token without brackets cannot be rewritten: its id is dropped.
+        rewritable = (token for token in controls.values() if token != token.translate(_OTHER_BRACKETS))
+        # `(?!)` matches nothing. Longer strings first, or a control token would be taken for its prefix.
+        strings = sorted(map(re.escape, rewritable), key=len, reverse=True)
+        self._control_strings = re.compile("|".join(strings) or "(?!)")
+
+    def sanitize(self, untrusted: str, max_tokens: int) -> HarmlessText:
+        """The first `max_tokens` tokens of a text, harmless.
+
+        However long the text, only as much of it is encoded as that takes, and `text` ends where encoding did. What
+        is spelled out further on is counted all the same.
+        """
+        # Retrieved JSON may hold lone surrogates, which no tokenizer takes.
+        text, neutralized = self._rewrite(untrusted.encode("utf-8", "replace").decode("utf-8"))
+        is_cut = False
+        for _ in range(_MAX_PASSES):
+            beginning, ids = self._encode_beginning(text, max_tokens)
+            is_cut |= len(beginning) < len(text)
+            kept = [token_id for token_id in ids if token_id not in self._control_ids]
+            read, remade = self._rewrite(decode(self._tokenizer, kept))
+            made = len(ids) - len(kept) + remade
+            if not made:
+                truncated = is_cut or len(ids) > max_tokens
+                return HarmlessText(beginning, tuple(ids[:max_tokens]), truncated, neutralized)
+            text, neutralized = read, neutralized + made
+        return HarmlessText("", (), True, neutralized)
+
+    def _rewrite(self, text: str) -> tuple[str, int]:
+        """The text with tags and control tokens in other brackets, and how many there were."""
+        text, tags = TagProtocol.neutralize(text)
+        text, controls = self._control_strings.subn(lambda token: token[0].translate(_OTHER_BRACKETS), text)
+        return text, tags + controls
+
+    def _encode_beginning(self, text: str, max_tokens: int) -> tuple[str, list[int]]:
+        """As much of the text as surely holds its first `max_tokens` tokens, and the ids of that."""
+        size = _CHARACTERS_PER_TOKEN * (max_tokens + _MARGIN)
+        while True:
+            ids = self._tokenizer.encode(text[:size], add_special_tokens=False, verbose=False)
+            if size >= len(text) or len(ids) >= max_tokens + _MARGIN:
+                return text[:size], ids
+            size *= 4
