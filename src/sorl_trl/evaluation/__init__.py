@@ -1,7 +1,50 @@
 """Evaluation of a policy on questions: runs, scores and tables."""
 
+from sorl_trl.evaluation.aggregate import DatasetSummary, FamilySummary, summarize, summarize_families
+from sorl_trl.evaluation.arguments import EvaluationArguments
+from sorl_trl.evaluation.batches import Agent, complete, run_batches
+from sorl_trl.evaluation.compare import Comparison, compare_runs, read_run
+from sorl_trl.evaluation.measures import MEASURES, SCORES, measure
+from sorl_trl.evaluation.plan import Batch, Sample, load_datasets, plan_batches, questions_hash
 from sorl_trl.evaluation.report import format_report
-from sorl_trl.evaluation.runner import EvaluationResult, NoSearch, encode_prompts, evaluate
+from sorl_trl.evaluation.rows import EvaluatedTrajectory, from_row, to_row
+from sorl_trl.evaluation.run_folder import RunFolder, read_trajectories
+from sorl_trl.evaluation.runner import EvaluationResult, encode_prompts, evaluate
+from sorl_trl.evaluation.tables import format_comparison, format_results
 from sorl_trl.evaluation.transcript import format_trajectory
+from sorl_trl.search.no_search import NoSearch
 
-__all__ = ["EvaluationResult", "NoSearch", "encode_prompts", "evaluate", "format_report", "format_trajectory"]
+__all__ = [
+    "MEASURES",
+    "SCORES",
+    "Agent",
+    "Batch",
+    "Comparison",
+    "DatasetSummary",
+    "EvaluatedTrajectory",
+    "EvaluationArguments",
+    "EvaluationResult",
+    "FamilySummary",
+    "NoSearch",
+    "RunFolder",
+    "Sample",
+    "compare_runs",
+    "complete",
+    "encode_prompts",
+    "evaluate",
+    "format_comparison",
+    "format_report",
+    "format_results",
+    "format_trajectory",
+    "from_row",
+    "load_datasets",
+    "measure",
+    "plan_batches",
+    "questions_hash",
+    "read_run",
+    "read_trajectories",
+    "run_batches",
+    "summarize",
+    "summarize_families",
+    "to_row",
+]

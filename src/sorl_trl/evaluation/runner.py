@@ -1,4 +1,4 @@
-"""Runs a policy over questions and scores what it answers, with the scorer that rewards use."""
+"""Runs a policy over questions in memory and scores what it answers, with the scorer that rewards use."""
 
 from __future__ import annotations
 
@@ -12,14 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from sorl_trl.qa import Question, score_exact_match, score_f1
 from sorl_trl.rollout import Collector, Generator, rollout_statistics
-from sorl_trl.types import Passage, Trajectory
-
-
-class NoSearch:
-    """A `SearchBackend` that never finds anything: what a policy answers with it, it knew or guessed."""
-
-    def search_batch(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        return [[] for _ in queries]
+from sorl_trl.types import Trajectory
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
-"""Search engines for agents: what the rollout asks of one, three to embed, one over HTTP, and what goes around them."""
+"""Search engines for agents: what the rollout asks of one, three to embed, one over HTTP, and what goes around one."""
 
+from sorl_trl.search.arguments import BuiltSearch, SearchArguments
 from sorl_trl.search.backend import SearchBackend, SearchError, SearchUnavailable
 from sorl_trl.search.bm25 import BM25Index
 from sorl_trl.search.breaker import CircuitBreaker, CircuitOpen
@@ -11,6 +12,7 @@ from sorl_trl.search.encoder import DenseOptions
 from sorl_trl.search.engines import build_index, open_index
 from sorl_trl.search.http import HTTPSearch
 from sorl_trl.search.manifest import IndexCorrupted, IndexOutdated
+from sorl_trl.search.no_search import NoSearch
 from sorl_trl.search.replay import NotRecorded, RecordingError, RecordingSearch, ReplayedSearch
 from sorl_trl.search.retry import RetriesExhausted, RetryingSearch, RetryPolicy
 from sorl_trl.search.saved import SavedIndex
@@ -20,6 +22,7 @@ from sorl_trl.search.wire import REQUEST_FORMATS, MalformedResponse
 __all__ = [
     "REQUEST_FORMATS",
     "BM25Index",
+    "BuiltSearch",
     "CacheError",
     "CacheStore",
     "CachedSearch",
@@ -35,6 +38,7 @@ __all__ = [
     "IndexOutdated",
     "MalformedResponse",
     "MemoryStore",
+    "NoSearch",
     "NotRecorded",
     "RecordingError",
     "RecordingSearch",
@@ -44,6 +48,7 @@ __all__ = [
     "RetryingSearch",
     "SQLiteStore",
     "SavedIndex",
+    "SearchArguments",
     "SearchBackend",
     "SearchError",
     "SearchUnavailable",

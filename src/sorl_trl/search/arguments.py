@@ -80,6 +80,8 @@ class SearchArguments:
             raise ValueError(
                 f"`search_request` is {self.search_request!r}, but must be one of {', '.join(REQUEST_FORMATS)}."
             )
+        if self.search_request != "search_r1" and not self.search_url:
+            raise ValueError(f"`search_request` is {self.search_request!r}, but there is no `search_url` to ask.")
         if self.search_cache and (self.no_search or self.replay):
             raise ValueError(f"`search_cache` is {self.search_cache!r}, but {given[0]} leaves nothing to keep.")
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from sorl_trl.evaluation import EvaluatedTrajectory, measure
+from sorl_trl.evaluation.measures import MEASURES
+from sorl_trl.evaluation.run_folder import Outcome
 from sorl_trl.qa import Question
 from sorl_trl.rollout import Generation
 from sorl_trl.types import Action, ActionKind, Observation, Passage, StopReason, Trajectory, Turn
@@ -23,6 +26,20 @@ def answered(answer: str, searches: int = 0) -> Trajectory:
 
 def ended(reason: StopReason) -> Trajectory:
     return Trajectory((0,), (Turn((1,), "", Action(ActionKind.SEARCH, "query")),), reason)
+
+
+def evaluated(asked: Question, given: Trajectory, sample: int = 0, dataset: str = "nq") -> EvaluatedTrajectory:
+    return EvaluatedTrajectory(dataset, asked, sample, "who ?", given, measure(asked, given))
+
+
+def outcome(question_id: str, exact_match: float | None = None, sample: int = 0, **measures: float) -> Outcome:
+    """An outcome with a score that is also `correct`, or a masked one; what is not named is 0, or choice's `None`."""
+    known: Mapping[str, float | None] = dict.fromkeys(MEASURES)
+    if exact_match is not None:
+        known = dict.fromkeys(MEASURES, 0.0) | {"choice_accuracy": None}
+        known |= {"exact_match": exact_match, "correct": exact_match} | measures
+    reason = StopReason.SEARCH_UNAVAILABLE if exact_match is None else StopReason.ANSWERED
+    return Outcome(question_id, f"who is {question_id} ?", sample, reason, known)
 
 
 class Parrot:

@@ -1,0 +1,242 @@
+"""Evaluate a checkpoint, or compare two evaluations.
+
+    python evaluate.py --model_name_or_path CHECKPOINT --benchmarks nq hotpotqa --index INDEX --output RUN
+    python evaluate.py --compare RUN_A RUN_B
+
+The checkpoint is a folder, a PEFT adapter's folder, or a Hub id. Under `accelerate launch` the processes share the
+batches, and the result is that of one process. An interrupted run goes on where it was when started again; so does
+one whose search engine failed, with the questions that this spoilt. The arguments may stand in a YAML file that
+`--config` names; `--help` lists them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import timedelta
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from transformers import GenerationConfig
+from trl import TrlParser
+
+from sorl_trl import qa
+from sorl_trl.evaluation import (
+    Agent,
+    EvaluationArguments,
+    RunFolder,
+    compare_runs,
+    complete,
+    format_comparison,
+    format_results,
+    load_datasets,
+    plan_batches,
+    questions_hash,
+    read_run,
+    summarize,
+    summarize_families,
+)
+from sorl_trl.evaluation.checkpoint import ModelArguments, files_hash, load_model, load_tokenizer, message_ends
+from sorl_trl.rollout import Collector, HFGenerator, RolloutLimits, TagProtocol, chat_message_frame
+from sorl_trl.sandbox import PROTOCOL as TERSE_PROTOCOL
+from sorl_trl.search import SearchBackend
+from sorl_trl.search.arguments import SearchArguments
+
+PROTOCOLS = {"search_r1": TagProtocol(), "terse": TERSE_PROTOCOL}
+LONGEST_WAIT = timedelta(days=7)
+"""Of a process that is done for the others: process groups give up after minutes by default."""
+
+
+@dataclass
+class AgentArguments:
+    """How the policy is asked and how far it may go: best as in training."""
+
+    prompt_template: str = field(
+        default=qa.SEARCH_R1_TEMPLATE, metadata={"help": "The prompt, with `{question}` where the question goes."}
+    )
+    chat: bool = field(
+        default=False, metadata={"help": "Ask through the tokenizer's chat template; plain text by default."}
+    )
+    protocol: str = field(
+        default="search_r1",
+        metadata={"help": "How observations are worded: 'search_r1', or 'terse' for the sandbox's tiny policies."},
+    )
+    max_turns: int = field(default=2, metadata={"help": "Searches (or invalid actions) before the last generation."})
+    max_turn_tokens: int = field(default=500, metadata={"help": "Tokens of one turn."})
+    max_observation_tokens: int = field(default=500, metadata={"help": "Tokens of one observation, tags included."})
+    max_completion_length: int = field(default=2500, metadata={"help": "Tokens after the prompt, of all turns."})
+    on_long_observation: str = field(
+        default="truncate", metadata={"help": "'truncate' a longer observation, or 'stop' the trajectory there."}
+    )
+    search_top_k: int = field(default=3, metadata={"help": "Passages per search."})
+
+    def __post_init__(self) -> None:
+        if self.protocol not in PROTOCOLS:
+            raise ValueError(f"`protocol` is {self.protocol!r}, but must be one of {', '.join(PROTOCOLS)}.")
+        if "{question}" not in self.prompt_template:
+            raise ValueError(f"`prompt_template` is {self.prompt_template!r}, but must hold '{{question}}'.")
+        self.limits()
+
+    def limits(self) -> RolloutLimits:
+        """Raises ValueError for a limit out of range."""
+        return RolloutLimits(
+            max_turns=self.max_turns,
+            max_turn_tokens=self.max_turn_tokens,
+            max_observation_tokens=self.max_observation_tokens,
+            max_trajectory_tokens=self.max_completion_length,
+            top_k=self.search_top_k,
+            on_long_observation=self.on_long_observation,  # type: ignore[arg-type]
+        )
+
+
+@dataclass
+class CompareArguments:
+    """Two finished runs; the arguments of a run of its own do not go with them."""
+
+    compare: list[str] = field(
+        default_factory=list, metadata={"help": "Directories of two finished runs: the difference is B - A."}
+    )
+    intersection: bool = field(
+        default=False, metadata={"help": "With `compare`: compare on the questions that both runs have."}
+    )
+
+    def __post_init__(self) -> None:
+        if len(self.compare) not in (0, 2):
+            raise ValueError(f"`compare` is {self.compare}, but must name two runs.")
+        if self.intersection and not self.compare:
+            raise ValueError("`intersection` goes with `compare`.")
+
+
+@dataclass
+class Arguments:
+    """Everything that the command line says about one run."""
+
+    model: ModelArguments
+    agent: AgentArguments
+    evaluation: EvaluationArguments
+    search: SearchArguments
+
+
+def parse_arguments(words: Sequence[str]) -> Arguments:
+    """Parse a command line and its `--config`."""
+    parser = TrlParser((ModelArguments, AgentArguments, EvaluationArguments, SearchArguments, CompareArguments))
+    return Arguments(*parser.parse_args_and_config(words)[:4])
+
+
+def run_settings(
+    arguments: Arguments, datasets: Mapping[str, Sequence[qa.Question]], search_identity: str
+) -> dict[str, Any]:
+    """What decides the outcome of a run: not where it is written, nor the number of processes."""
+    model, evaluation = arguments.model, arguments.evaluation
+    return {
+        "model": {**asdict(model), "files": files_hash(model.model_name_or_path)},
+        "agent": asdict(arguments.agent),
+        "sampling": {
+            name: getattr(evaluation, name) for name in ("num_samples", "temperature", "top_p", "batch_size", "seed")
+        },
+        "search": search_identity,
+        "datasets": {
+            name: {
+                "family": qa.BENCHMARKS[name].family if name in evaluation.benchmarks else "own",
+                "questions": len(questions),
+                "content": questions_hash(questions),
+            }
+            for name, questions in datasets.items()
+        },
+    }
+
+
+def load_agent(arguments: Arguments, search: SearchBackend, device: torch.device) -> Agent:
+    """The same collector as in training; the generator samples from the policy alone, as trainers do."""
+    agent = arguments.agent
+    tokenizer = load_tokenizer(arguments.model)
+    protocol = PROTOCOLS[agent.protocol]
+    if agent.chat and protocol.message_frame == TagProtocol().message_frame:
+        protocol = replace(protocol, message_frame=chat_message_frame(tokenizer))
+    collector = Collector(tokenizer, search, protocol, agent.limits())
+    model = load_model(arguments.model, device)
+    generator = HFGenerator(
+        model,
+        tokenizer,
+        protocol.stop_strings,
+        generation_config(arguments.evaluation),
+        message_ends(model, tokenizer),
+    )
+    return Agent(tokenizer, collector, generator, agent.prompt_template, agent.chat)
+
+
+def generation_config(evaluation: EvaluationArguments) -> GenerationConfig:
+    """Greedy or sampled, without the penalties and cuts that a checkpoint's own generation config may ask for."""
+    if evaluation.temperature == 0:
+        return GenerationConfig(do_sample=False, repetition_penalty=1.0)  # type: ignore[no-untyped-call]
+    return GenerationConfig(  # type: ignore[no-untyped-call]
+        do_sample=True,
+        temperature=evaluation.temperature,
+        top_p=evaluation.top_p,
+        top_k=0,
+        min_p=0.0,
+        repetition_penalty=1.0,
+    )
+
+
+def report(run: RunFolder) -> str:
+    """Write the results of a run whose batches are all there; their table."""
+    settings = run.settings
+    datasets = settings["datasets"]
+    summaries = [summarize(name, datasets[name]["family"], run.outcomes(name)) for name in datasets]
+    families = summarize_families(summaries)
+    table = format_results(summaries, families)
+    results = {
+        "datasets": {summary.name: summary.to_json() for summary in summaries},
+        "macro": {family.family: family.to_json() for family in families},
+        "settings": settings,
+    }
+    run.finish(results, table)
+    return table
+
+
+def run_evaluation(arguments: Arguments) -> None:
+    """Make what is left of the run, with the other processes if there are any, and report."""
+    state = PartialState(cpu=not torch.accelerator.is_available(), timeout=LONGEST_WAIT)
+    with state.main_process_first():  # what is downloaded or indexed is so once
+        datasets = load_datasets(arguments.evaluation)
+        search = arguments.search.build_search(state.process_index)
+        run = RunFolder(arguments.evaluation.output)
+        run.claim(run_settings(arguments, datasets, search.identity))
+    batches = plan_batches(datasets, arguments.evaluation.num_samples, arguments.evaluation.batch_size)
+    complete(
+        run,
+        batches[state.process_index :: state.num_processes],
+        lambda: load_agent(arguments, search.backend, state.device),
+        arguments.evaluation.seed,
+        show_progress=state.is_main_process,
+    )
+    state.wait_for_everyone()
+    if state.is_main_process:
+        print(report(run))
+        print(f"Results and trajectories: {run.path}")
+    state.destroy_process_group()
+
+
+def run_comparison(arguments: CompareArguments) -> None:
+    before, after = arguments.compare
+    comparisons = compare_runs(read_run(before), read_run(after), arguments.intersection)
+    print(format_comparison(comparisons, before, after))
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    words = sys.argv[1:] if words is None else words
+    first_look = TrlParser(CompareArguments, add_help=False, allow_abbrev=False)
+    comparison, rest = first_look.parse_args_and_config(words, return_remaining_strings=True)
+    if not comparison.compare:
+        run_evaluation(parse_arguments(words))
+        return
+    if rest:
+        raise ValueError(f"`compare` goes with `intersection` alone, got {' '.join(rest)}.")
+    run_comparison(comparison)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""What is asked, how it is sampled, and where the results go."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sorl_trl.qa import BENCHMARKS
+
+
+@dataclass
+class EvaluationArguments:
+    """The arguments of a run. Raises ValueError for a value that is not allowed."""
+
+    output: str = field(metadata={"help": "Directory of the run. A run that was interrupted there goes on."})
+    benchmarks: list[str] = field(
+        default_factory=list, metadata={"help": f"Public question sets by name: {', '.join(BENCHMARKS)}."}
+    )
+    data_source_folder: str | None = field(
+        default=None,
+        metadata={"help": "Folder with a folder for each benchmark, named as it. Default: from the Hub."},
+    )
+    questions: list[str] = field(
+        default_factory=list,
+        metadata={"help": "JSONL files of questions of one's own, each a dataset named as the file."},
+    )
+    limit: int | None = field(default=None, metadata={"help": "Ask the first so many questions of each dataset."})
+    num_samples: int = field(default=1, metadata={"help": "Trajectories per question."})
+    temperature: float = field(default=0.0, metadata={"help": "Of sampling; 0 is greedy."})
+    top_p: float = field(default=1.0, metadata={"help": "Sample from the likeliest tokens of this probability."})
+    batch_size: int = field(
+        default=64,
+        metadata={"help": "Trajectories that advance together. As part of the arithmetic it decides the last digits."},
+    )
+    seed: int = field(default=0, metadata={"help": "Of sampling."})
+
+    def __post_init__(self) -> None:
+        if unknown := [name for name in self.benchmarks if name not in BENCHMARKS]:
+            raise ValueError(f"`benchmarks` has {unknown[0]!r}, but must be of {', '.join(BENCHMARKS)}.")
+        if not self.dataset_names:
+            raise ValueError("`benchmarks` and `questions` are both empty: at least one dataset must be named.")
+        if twice := [name for name, count in Counter(self.dataset_names).items() if count > 1]:
+            raise ValueError(f"`benchmarks` and `questions` name {twice[0]!r} twice: datasets need different names.")
+        if missing := [path for path in self.questions if not Path(path).is_file()]:
+            raise ValueError(f"`questions` has {missing[0]!r}, but there is no such file.")
+        if self.data_source_folder is not None and not self.benchmarks:
+            raise ValueError("`data_source_folder` is for `benchmarks`, of which none is named.")
+        self._check_numbers()
+
+    @property
+    def dataset_names(self) -> list[str]:
+        """In the order in which they are asked and reported."""
+        return [*self.benchmarks, *(Path(path).stem for path in self.questions)]
+
+    def _check_numbers(self) -> None:
+        for name in ("num_samples", "batch_size", "limit"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"`{name}` is {value}, but must be at least 1.")
+        if self.temperature < 0:
+            raise ValueError(f"`temperature` is {self.temperature}, but must be at least 0.")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"`top_p` is {self.top_p}, but must be above 0 and at most 1.")
+        if self.temperature == 0 and (self.num_samples > 1 or self.top_p < 1):
+            raise ValueError(
+                f"`temperature` is 0, which is greedy, but `num_samples` is {self.num_samples} and `top_p` "
+                f"{self.top_p}: sampling needs a temperature above 0."
+            )

@@ -1,0 +1,79 @@
+"""Which trajectories are made together: the same batches whatever the number of processes, and after any kill."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from sorl_trl.evaluation.arguments import EvaluationArguments
+from sorl_trl.qa import Question, load_benchmark, load_questions
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One trajectory to make: the `index`-th of its question, from 0."""
+
+    question: Question
+    index: int
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Trajectories that advance together, all of one dataset."""
+
+    dataset: str
+    index: int
+    """Among the batches of its dataset, from 0."""
+    samples: tuple[Sample, ...]
+
+    def seed(self, run_seed: int) -> int:
+        """Of its random numbers: they depend on the run's seed, the dataset and the index alone."""
+        return random.Random(f"{run_seed}/{self.dataset}/{self.index}").getrandbits(63)
+
+
+def load_datasets(arguments: EvaluationArguments) -> dict[str, list[Question]]:
+    """Name -> questions, as the arguments say.
+
+    Raises:
+        ValueError: A file or folder is not in its schema, or two questions of one file have the same id.
+        FileNotFoundError: `data_source_folder` lacks a benchmark.
+    """
+    folder = arguments.data_source_folder
+    datasets = {
+        name: load_benchmark(name, source=None if folder is None else Path(folder) / name, limit=arguments.limit)
+        for name in arguments.benchmarks
+    }
+    for path in arguments.questions:
+        datasets[Path(path).stem] = _own_questions(path)[: arguments.limit]
+    return datasets
+
+
+def plan_batches(datasets: Mapping[str, Sequence[Question]], num_samples: int, batch_size: int) -> list[Batch]:
+    """Dataset by dataset and question by question, the samples of a question next to each other."""
+    batches = []
+    for name, questions in datasets.items():
+        samples = [Sample(question, index) for question in questions for index in range(num_samples)]
+        starts = range(0, len(samples), batch_size)
+        batches += [Batch(name, i, tuple(samples[start : start + batch_size])) for i, start in enumerate(starts)]
+    return batches
+
+
+def questions_hash(questions: Sequence[Question]) -> str:
+    """A short name of the content: other questions, golden answers or order give another one."""
+    return hashlib.sha256(json.dumps([asdict(question) for question in questions], default=str).encode()).hexdigest()[
+        :16
+    ]
+
+
+def _own_questions(path: str) -> list[Question]:
+    questions = load_questions(path)
+    seen: set[str] = set()
+    for question in questions:
+        if question.id in seen:
+            raise ValueError(f"{path}: the id {question.id!r} stands twice; each question needs one of its own")
+        seen.add(question.id)
+    return questions

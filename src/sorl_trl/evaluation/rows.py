@@ -1,0 +1,140 @@
+"""Trajectories as rows of a Parquet file, and back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from sorl_trl.evaluation.measures import MEASURES
+from sorl_trl.qa import Question
+from sorl_trl.types import Action, ActionKind, Observation, Passage, StopReason, Trajectory, Turn
+
+_TOKEN_IDS = pa.list_(pa.int32())
+_PASSAGE = pa.struct({"id": pa.string(), "title": pa.string(), "text": pa.string(), "score": pa.float64()})
+_SEGMENT = pa.struct(
+    {
+        "kind": pa.string(),
+        "text": pa.string(),
+        "token_ids": _TOKEN_IDS,
+        "action": pa.string(),
+        "content": pa.string(),
+        "logprobs": pa.list_(pa.float64()),
+        "passages": pa.list_(_PASSAGE),
+        "truncated": pa.bool_(),
+        "neutralized": pa.int32(),
+    }
+)
+SCHEMA = pa.schema(
+    {
+        "dataset": pa.string(),
+        "question_id": pa.string(),
+        "sample": pa.int32(),
+        "question": pa.string(),
+        "golden_answers": pa.list_(pa.string()),
+        "options": pa.list_(pa.struct({"letter": pa.string(), "text": pa.string()})),
+        "data_source": pa.string(),
+        "metadata": pa.string(),
+        "prompt": pa.string(),
+        "prompt_ids": _TOKEN_IDS,
+        "segments": pa.list_(_SEGMENT),
+        "answer": pa.string(),
+        "stop_reason": pa.string(),
+        **dict.fromkeys(MEASURES, pa.float64()),
+    }
+)
+"""One row per trajectory. A segment's `kind` is "turn", which has `action`, `content` and perhaps `logprobs`, or
+"observation", which has `passages`, `truncated` and `neutralized`; the others' are null. `metadata` is JSON. A measure
+is null where it does not apply (see `measure`)."""
+
+
+@dataclass(frozen=True)
+class EvaluatedTrajectory:
+    """A trajectory with what it was asked and what it is worth."""
+
+    dataset: str
+    question: Question
+    sample: int
+    """Which of the question's trajectories, from 0."""
+    prompt: str
+    """The text of its prompt, as the policy saw it."""
+    trajectory: Trajectory
+    measures: Mapping[str, float | None]
+    """See `measure`."""
+
+
+def to_row(evaluated: EvaluatedTrajectory) -> dict[str, Any]:
+    """The row of a trajectory. Half of a surrogate pair, which no file takes, becomes a question mark."""
+    question, trajectory = evaluated.question, evaluated.trajectory
+    return {
+        "dataset": evaluated.dataset,
+        "question_id": _text(question.id),
+        "sample": evaluated.sample,
+        "question": _text(question.question),
+        "golden_answers": [_text(golden) for golden in question.golden_answers],
+        "options": [{"letter": letter, "text": _text(text)} for letter, text in question.options.items()],
+        "data_source": _text(question.data_source),
+        "metadata": json.dumps(dict(question.metadata), default=str),
+        "prompt": evaluated.prompt,
+        "prompt_ids": trajectory.prompt_ids,
+        "segments": [_segment_row(segment) for segment in trajectory.segments],
+        "answer": trajectory.answer,
+        "stop_reason": trajectory.stop_reason.value,
+        **evaluated.measures,
+    }
+
+
+def from_row(row: Mapping[str, Any]) -> EvaluatedTrajectory:
+    """The trajectory of a row, as `to_row` or `datasets.load_dataset("parquet", …)` gives it."""
+    question = Question(
+        id=row["question_id"],
+        question=row["question"],
+        golden_answers=tuple(row["golden_answers"]),
+        metadata=json.loads(row["metadata"]),
+        options={option["letter"]: option["text"] for option in row["options"]},
+        data_source=row["data_source"],
+    )
+    segments = tuple(_segment(segment) for segment in row["segments"])
+    trajectory = Trajectory(tuple(row["prompt_ids"]), segments, StopReason(row["stop_reason"]))
+    measures = {name: row[name] for name in MEASURES}
+    return EvaluatedTrajectory(row["dataset"], question, row["sample"], row["prompt"], trajectory, measures)
+
+
+def to_table(rows: Sequence[EvaluatedTrajectory]) -> pa.Table:
+    """A table of `SCHEMA`."""
+    return pa.Table.from_pylist([to_row(row) for row in rows], SCHEMA)
+
+
+def _segment_row(segment: Turn | Observation) -> dict[str, Any]:
+    common = {"text": segment.text, "token_ids": segment.token_ids}
+    if isinstance(segment, Turn):
+        action = {"action": segment.action.kind.value, "content": segment.action.content}
+        return {"kind": "turn", **common, **action, "logprobs": segment.logprobs}
+    return {
+        "kind": "observation",
+        **common,
+        "passages": [_passage_row(passage) for passage in segment.passages],
+        "truncated": segment.truncated,
+        "neutralized": segment.neutralized,
+    }
+
+
+def _passage_row(passage: Passage) -> dict[str, Any]:
+    texts = {name: _text(getattr(passage, name)) for name in ("id", "title", "text")}
+    return {**texts, "score": passage.score}
+
+
+def _segment(row: Mapping[str, Any]) -> Turn | Observation:
+    token_ids = tuple(row["token_ids"])
+    if row["kind"] == "turn":
+        logprobs = None if row["logprobs"] is None else tuple(row["logprobs"])
+        return Turn(token_ids, row["text"], Action(ActionKind(row["action"]), row["content"]), logprobs)
+    passages = tuple(Passage(**passage) for passage in row["passages"])
+    return Observation(token_ids, row["text"], passages, row["truncated"], row["neutralized"])
+
+
+def _text(text: str) -> str:
+    return text.encode("utf-8", "replace").decode("utf-8")

@@ -1,0 +1,253 @@
+"""`evaluate.py` as a user runs it: whole runs, killed runs, shared runs, adapters, comparisons."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import datasets
+import evaluate
+import pytest
+from peft import LoraConfig, get_peft_model
+from transformers import AutoTokenizer, GenerationConfig, LlamaForCausalLM
+
+from sorl_trl.evaluation import EvaluatedTrajectory, read_trajectories
+from sorl_trl.qa import Question, write_questions
+from sorl_trl.sandbox import (
+    LIMITS,
+    NO_NOISE,
+    PROMPT_TEMPLATE,
+    PolicyConfig,
+    Population,
+    WarmStartConfig,
+    World,
+    WorldSize,
+    build_invented,
+    warm_start,
+)
+from sorl_trl.search import BM25Index
+from tests.distributed.launch import CONFIGS, ENVIRONMENT, ROOT, run
+
+POPULATION = Population(people=30, companies=8, cities=9, lands=4, first_names=8, last_names=9)
+QUESTIONS = 12
+LEARNER = WarmStartConfig(PolicyConfig(32, 1, 2), NO_NOISE, trajectories=60, steps=80, learning_rate=1e-2)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A policy that has half learnt to search, the corpus with its index, one's own questions and two benchmarks."""
+    folder = tmp_path_factory.mktemp("world")
+    world = build_invented(0, POPULATION, WorldSize(train_questions=60, evaluation_questions=20))
+    world.write(folder)
+    BM25Index.build(folder / "corpus.jsonl", folder / "index", show_progress=False)
+    shutil.copytree(warm_start(world, [world], folder / "cache", LEARNER), folder / "policy")
+    write_questions(world.train[:QUESTIONS], folder / "own.jsonl")
+    for name, row in (("medqa", medqa_row), ("bamboogle", flashrag_row)):
+        (folder / "sets" / name).mkdir(parents=True)
+        rows = [row(question, world) for question in world.train[:4]]
+        (folder / "sets" / name / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def flashrag_row(question: Question, world: World) -> dict[str, Any]:
+    return {"id": question.id, "question": question.question, "golden_answers": [*question.golden_answers]}
+
+
+def medqa_row(question: Question, world: World) -> dict[str, Any]:
+    right = question.golden_answers[0]
+    wrong = sorted({other.golden_answers[0] for other in world.train} - set(question.golden_answers))[:3]
+    options = dict(zip("ABCD", [*wrong, right], strict=True))
+    return {"question": question.question, "answer": right, "options": options, "answer_idx": "D"}
+
+
+SAMPLED = {"num_samples": 4, "temperature": 1.0}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+def command_line(world: Path, output: Path, **changed: Any) -> list[str]:
+    """The arguments of a run on one's own questions; `None` leaves one out."""
+    arguments = {
+        "model_name_or_path": world / "policy",
+        "questions": world / "own.jsonl",
+        "index": world / "index",
+        "output": output,
+        "prompt_template": PROMPT_TEMPLATE,
+        "protocol": "terse",
+        "max_turns": LIMITS.max_turns,
+        "max_turn_tokens": LIMITS.max_turn_tokens,
+        "max_observation_tokens": LIMITS.max_observation_tokens,
+        "max_completion_length": LIMITS.max_trajectory_tokens,
+        "search_top_k": LIMITS.top_k,
+        "batch_size": 5,
+        **changed,
+    }
+    return [word for name, value in arguments.items() if value is not None for word in (f"--{name}", str(value))]
+
+
+def results(run: Path) -> dict[str, Any]:
+    return json.loads((run / "results.json").read_text())
+
+
+def trajectories(run: Path) -> list[EvaluatedTrajectory]:
+    return list(read_trajectories(run))
+
+
+def test_a_greedy_run_over_three_datasets(world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = command_line(world, tmp_path, data_source_folder=world / "sets")
+    evaluate.main([*words, "--benchmarks", "medqa", "bamboogle"])
+    found = results(tmp_path)
+    assert list(found["datasets"]) == ["medqa", "bamboogle", "own"]
+    assert [each["family"] for each in found["datasets"].values()] == ["medical", "multi-hop", "own"]
+    assert [each["questions"] for each in found["datasets"].values()] == [4, 4, QUESTIONS]
+    assert "choice_accuracy" in found["datasets"]["medqa"]["means"]
+    assert "choice_accuracy" not in found["datasets"]["own"]["means"]
+    assert list(found["macro"]) == ["medical", "multi-hop", "own"]
+    rows = trajectories(tmp_path)
+    assert len(rows) == 8 + QUESTIONS
+    assert sum(found["datasets"]["own"]["stop_reasons"].values()) == pytest.approx(1)
+    assert rows[-1].prompt == PROMPT_TEMPLATE.format(question=rows[-1].question.question)
+    assert 0 < found["datasets"]["own"]["means"]["exact_match"]["mean"] < 1, "nothing to see where all are alike"
+    printed = capsys.readouterr()
+    assert (tmp_path / "results.md").read_text() in printed.out
+    assert f"{8 + QUESTIONS}/{8 + QUESTIONS}" in printed.err
+
+
+def test_samples_differ_and_are_scored_together(world: Path, tmp_path: Path) -> None:
+    evaluate.main(command_line(world, tmp_path / "a", **SAMPLED))
+    rows = trajectories(tmp_path / "a")
+    own = results(tmp_path / "a")["datasets"]["own"]
+    asked = list(dict.fromkeys(row.question.id for row in rows))
+    assert [(row.question.id, row.sample) for row in rows] == [(name, i) for name in asked for i in range(4)]
+    assert len({row.trajectory.segments for row in rows}) > QUESTIONS
+    right = [row.question.id for row in rows if row.measures["correct"]]
+    assert own["means"]["exact_match"]["mean"] == pytest.approx(len(right) / len(rows))
+    assert own["best_of_n"]["correct"]["mean"] == pytest.approx(len(set(right)) / QUESTIONS)
+    assert 0 < len(right) / len(rows) < len(set(right)) / QUESTIONS
+    evaluate.main(command_line(world, tmp_path / "b", **SAMPLED, seed=1))
+    assert trajectories(tmp_path / "b") != rows
+
+
+def test_a_run_that_was_killed_goes_on(world: Path, tmp_path: Path) -> None:
+    """SIGKILL once the first batches are there, then the same command again: as if nothing had happened."""
+    sampled = {**SAMPLED, "batch_size": 1}
+    words = command_line(world, tmp_path / "killed", **sampled)
+    with subprocess.Popen(
+        [sys.executable, "evaluate.py", *words], cwd=ROOT, env={**os.environ, **ENVIRONMENT}, stderr=subprocess.DEVNULL
+    ) as process:
+        while process.poll() is None and not (tmp_path / "killed/trajectories/own/000001.parquet").exists():
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL
+    assert 2 <= len(trajectories(tmp_path / "killed")) < 4 * QUESTIONS
+    assert not (tmp_path / "killed/results.json").exists()
+    for folder in ("killed", "straight"):
+        evaluate.main(command_line(world, tmp_path / folder, **sampled))
+    assert trajectories(tmp_path / "killed") == trajectories(tmp_path / "straight")
+    assert (tmp_path / "killed/results.json").read_bytes() == (tmp_path / "straight/results.json").read_bytes()
+
+
+def test_other_settings_do_not_go_on(world: Path, tmp_path: Path) -> None:
+    evaluate.main(command_line(world, tmp_path))
+    changed = command_line(world, tmp_path, index=None, no_search=True, max_turns=1)
+    with pytest.raises(ValueError, match=r"agent.max_turns was 3 and is 1; search was 'bm25-\w+' and is 'no_search'"):
+        evaluate.main(changed)
+
+
+def test_a_recorded_run_is_repeated_without_its_engine(world: Path, tmp_path: Path) -> None:
+    record = tmp_path / "searches.jsonl"
+    evaluate.main(command_line(world, tmp_path / "live", **SAMPLED, record=record))
+    evaluate.main(command_line(world, tmp_path / "replayed", **SAMPLED, index=None, replay=record))
+    assert trajectories(tmp_path / "replayed") == trajectories(tmp_path / "live")
+    assert len(record.read_text().splitlines()) >= QUESTIONS
+
+
+@pytest.mark.distributed
+def test_two_processes_make_the_run_of_one(world: Path, tmp_path: Path) -> None:
+    for mode in ({}, SAMPLED):
+        name = "sampled" if mode else "greedy"
+        evaluate.main(command_line(world, tmp_path / name / "one", **mode))
+        words = command_line(world, tmp_path / name / "two", **mode)
+        launcher = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(CONFIGS / "ddp_cpu.yaml")]
+        output = run([*launcher, "evaluate.py", *words], tmp_path / f"{name}.log", timeout_s=180.0)
+        assert (tmp_path / name / "two/results.json").exists(), output[-3000:]
+        # Of the batches of 5 the main process has every other one, and the bar shows its share.
+        assert ("25/25" if mode else "7/7") in output
+        assert trajectories(tmp_path / name / "two") == trajectories(tmp_path / name / "one")
+        one, two = ((tmp_path / name / folder / "results.json").read_bytes() for folder in ("one", "two"))
+        assert one == two
+
+
+def test_an_adapter_is_put_upon_its_base_model(world: Path, tmp_path: Path) -> None:
+    """An adapter that changes what is said; its folder has no tokenizer, so the base model's is taken."""
+    base = LlamaForCausalLM.from_pretrained(world / "policy")
+    adapted = get_peft_model(
+        base, LoraConfig(r=4, target_modules=["q_proj", "down_proj"], lora_alpha=64, init_lora_weights=False)
+    )
+    adapted.save_pretrained(tmp_path / "adapter")
+    merged = adapted.merge_and_unload()
+    merged.save_pretrained(tmp_path / "merged")
+    AutoTokenizer.from_pretrained(world / "policy").save_pretrained(tmp_path / "merged")
+    said = {}
+    for name, checkpoint in (("base", world / "policy"), *((n, tmp_path / n) for n in ("adapter", "merged"))):
+        evaluate.main(command_line(world, tmp_path / f"run-{name}", model_name_or_path=checkpoint))
+        said[name] = [row.trajectory for row in trajectories(tmp_path / f"run-{name}")]
+    assert said["adapter"] == said["merged"] != said["base"]
+
+
+@pytest.mark.parametrize("mode", [{}, SAMPLED], ids=["greedy", "sampled"])
+def test_a_checkpoints_own_way_of_sampling_is_not_taken(world: Path, tmp_path: Path, mode: dict[str, Any]) -> None:
+    shutil.copytree(world / "policy", tmp_path / "policy")
+    chatty = GenerationConfig(do_sample=True, temperature=3.0, top_k=2, top_p=0.5, min_p=0.3, repetition_penalty=9.0)
+    chatty.save_pretrained(tmp_path / "policy")
+    for name, checkpoint in (("plain", world / "policy"), ("chatty", tmp_path / "policy")):
+        evaluate.main(command_line(world, tmp_path / name, **mode, model_name_or_path=checkpoint))
+    assert trajectories(tmp_path / "chatty") == trajectories(tmp_path / "plain")
+
+
+def test_a_chat_model_is_asked_through_its_template(world: Path, tmp_path: Path) -> None:
+    shutil.copytree(world / "policy", tmp_path / "policy")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "policy")
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }} [EOS] {% endfor %}question :"
+    tokenizer.save_pretrained(tmp_path / "policy")
+    changed = {"model_name_or_path": tmp_path / "policy", "protocol": "search_r1", "prompt_template": "{question}"}
+    sizes = {"max_observation_tokens": 40, "max_completion_length": 160}
+    evaluate.main([*command_line(world, tmp_path / "run", **changed, **sizes), "--chat"])
+    for row in trajectories(tmp_path / "run"):
+        assert row.prompt == f"{row.question.question} [EOS] question :"
+
+
+def test_two_runs_are_compared(world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [str(tmp_path / name) for name in ("with", "without")]
+    evaluate.main(command_line(world, Path(runs[0]), **SAMPLED))
+    evaluate.main(command_line(world, Path(runs[1]), **SAMPLED, index=None, no_search=True, limit=10))
+    capsys.readouterr()
+    with pytest.raises(ValueError, match="2 of own are in the first alone"):
+        evaluate.main(["--compare", *runs])
+    evaluate.main(["--compare", *runs, "--intersection"])
+    printed = capsys.readouterr().out
+    assert "| own " in printed
+    with pytest.raises(ValueError, match=r"`compare` goes with `intersection` alone, got --seed 1"):
+        evaluate.main(["--compare", *runs, "--seed", "1"])
+    with pytest.raises(ValueError, match="must name two runs"):
+        evaluate.main(["--compare", runs[0]])
+
+
+def test_arguments_may_stand_in_a_file(world: Path, tmp_path: Path) -> None:
+    config = tmp_path / "run.yaml"
+    config.write_text("benchmarks: [nq, hotpotqa]\nno_search: true\nmodel_name_or_path: policy\noutput: runs/a\n")
+    arguments = evaluate.parse_arguments(["--config", str(config), "--output", "runs/b", "--temperature", "0.7"])
+    assert arguments.evaluation.benchmarks == ["nq", "hotpotqa"]
+    assert (arguments.evaluation.output, arguments.evaluation.temperature) == ("runs/b", 0.7)
+    assert arguments.search.no_search
+    assert arguments.agent.limits().max_trajectory_tokens == 2500

@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from transformers import PreTrainedTokenizerFast
+
+from sorl_trl.evaluation import Agent, NoSearch, RunFolder, complete, plan_batches, run_batches
+from sorl_trl.qa import Question
+from sorl_trl.rollout import Collector, Frame, Generation, RetryPolicy, TagProtocol
+from sorl_trl.search import SearchUnavailable
+from sorl_trl.types import Passage
+
+TAGS = [f"<{slash}{name}>" for name in ("search", "answer", "information") for slash in ("", "/")]
+NAMES = ["ann", "bob", "cy", "di"]
+WORDS = ["[PAD]", *TAGS, "nothing", "who", *NAMES]
+PROTOCOL = TagProtocol(no_results="nothing", information_frame=Frame("<information> ", " </information>"))
+QUESTIONS = [Question(name, f"who {name}", (name,)) for name in NAMES]
+
+
+class Guesser:
+    """Answers with names drawn from torch's global generator; fails in the `fails_at`-th call."""
+
+    def __init__(self, fails_at: int | None = None) -> None:
+        self.calls = 0
+        self.fails_at = fails_at
+
+    def generate(self, contexts: Sequence[Sequence[int]], max_new_tokens: Sequence[int]) -> list[Generation]:
+        if self.calls == self.fails_at:
+            raise RuntimeError("out of memory")
+        self.calls += 1
+        opening, closing = WORDS.index("<answer>"), WORDS.index("</answer>")
+        names = torch.randint(len(NAMES), (len(contexts),)) + WORDS.index("ann")
+        return [Generation((opening, int(name), closing), None, stopped=True) for name in names]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    words = Tokenizer(WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="[PAD]"))
+    words.pre_tokenizer = WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="[PAD]", unk_token="[PAD]")
+
+
+def agent(tokenizer: PreTrainedTokenizerFast, guesser: Guesser) -> Agent:
+    return Agent(tokenizer, Collector(tokenizer, NoSearch(), PROTOCOL), guesser, "{question}", conversational=False)
+
+
+def answers(run: RunFolder) -> list[tuple[str, int, str | None]]:
+    return [(row.question.id, row.sample, row.trajectory.answer) for row in run.trajectories("own")]
+
+
+def test_each_sample_is_asked_and_measured(tokenizer) -> None:
+    batches = plan_batches({"own": QUESTIONS}, num_samples=2, batch_size=4)
+    rows = [row for _, rows in run_batches(batches, agent(tokenizer, Guesser()), seed=0) for row in rows]
+    assert [(row.question.id, row.sample) for row in rows] == [(name, i) for name in NAMES for i in range(2)]
+    for row in rows:
+        assert row.prompt == f"who {row.question.id}"
+        assert row.measures["correct"] == float(row.trajectory.answer == row.question.id)
+    assert len({row.trajectory.answer for row in rows}) > 1
+
+
+def test_a_batch_samples_the_same_whatever_came_before_it(tokenizer) -> None:
+    batches = plan_batches({"own": QUESTIONS}, num_samples=8, batch_size=8)
+    everything = [rows for _, rows in run_batches(batches, agent(tokenizer, Guesser()), seed=0)]
+    torch.rand(7)
+    assert [rows for _, rows in run_batches(batches[2:], agent(tokenizer, Guesser()), seed=0)] == everything[2:]
+    assert [rows for _, rows in run_batches(batches, agent(tokenizer, Guesser()), seed=1)] != everything
+
+
+def test_a_run_that_failed_goes_on_where_it_was(tokenizer, tmp_path: Path) -> None:
+    batches = plan_batches({"own": QUESTIONS}, num_samples=3, batch_size=2)
+    straight, broken = RunFolder(tmp_path / "straight"), RunFolder(tmp_path / "broken")
+    complete(straight, batches, lambda: agent(tokenizer, Guesser()), seed=0, show_progress=False)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        complete(broken, batches, lambda: agent(tokenizer, Guesser(fails_at=4)), seed=0, show_progress=False)
+    assert len(answers(broken)) == 8
+    rest = Guesser()
+    complete(broken, batches, lambda: agent(tokenizer, rest), seed=0, show_progress=False)
+    assert rest.calls == len(batches) - 4
+    assert answers(broken) == answers(straight)
+
+
+def test_batches_in_which_the_engine_failed_are_made_anew(tokenizer, tmp_path: Path) -> None:
+    class Searcher(Guesser):
+        """The second of its calls searches."""
+
+        def generate(self, contexts: Sequence[Sequence[int]], max_new_tokens: Sequence[int]) -> list[Generation]:
+            answers = super().generate(contexts, max_new_tokens)
+            tags = WORDS.index("<search>"), WORDS.index("</search>")
+            search = Generation((tags[0], WORDS.index("ann"), tags[1]), None, stopped=True)
+            return [search] * len(contexts) if self.calls == 2 else answers
+
+    class Down:
+        def search_batch(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+            raise SearchUnavailable("maintenance")
+
+    batches = plan_batches({"own": QUESTIONS}, num_samples=1, batch_size=1)
+    run = RunFolder(tmp_path)
+    failing = Collector(tokenizer, Down(), PROTOCOL, retry=RetryPolicy(attempts=1))
+    complete(run, batches, lambda: replace(agent(tokenizer, Searcher()), collector=failing), 0, show_progress=False)
+    assert [outcome.is_masked for outcome in run.outcomes("own")] == [False, True, False, False]
+    working = Guesser()
+    complete(run, batches, lambda: agent(tokenizer, working), 0, show_progress=False)
+    assert working.calls == 1
+    assert not any(outcome.is_masked for outcome in run.outcomes("own"))
+
+
+def test_shares_of_several_processes_make_the_whole(tokenizer, tmp_path: Path) -> None:
+    batches = plan_batches({"own": QUESTIONS}, num_samples=3, batch_size=2)
+    alone, shared = RunFolder(tmp_path / "alone"), RunFolder(tmp_path / "shared")
+    complete(alone, batches, lambda: agent(tokenizer, Guesser()), seed=0, show_progress=False)
+    for rank in (1, 0):
+        complete(shared, batches[rank::2], lambda: agent(tokenizer, Guesser()), seed=0, show_progress=False)
+    assert answers(shared) == answers(alone)
+
+
+def test_nothing_is_loaded_when_nothing_is_left(tokenizer, tmp_path: Path, capsys) -> None:
+    batches = plan_batches({"own": QUESTIONS}, num_samples=1, batch_size=3)
+    run = RunFolder(tmp_path)
+    complete(run, batches, lambda: agent(tokenizer, Guesser()), seed=0)
+
+    def never() -> Agent:
+        raise AssertionError("loaded")
+
+    complete(run, batches, never, seed=0)
+    right = sum(asked == given for asked, _, given in answers(run))
+    first, second = capsys.readouterr().err.split("Evaluating: ")[-1], f"own EM {right / 4:.3f}"
+    assert "4/4" in first
+    assert second in first

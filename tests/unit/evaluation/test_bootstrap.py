@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sorl_trl.evaluation import bootstrap as bootstrap_module
+from sorl_trl.evaluation.bootstrap import RESAMPLES, Estimate, average, bootstrap
+
+VALUES = st.lists(st.integers(-8, 8).map(float), min_size=1, max_size=12)
+
+
+def estimate(values: list[float], stream: str = "nq") -> Estimate:
+    return bootstrap({"score": np.array(values)}, stream)["score"]
+
+
+def test_two_questions_are_drawn_in_four_equally_likely_ways() -> None:
+    both = estimate([0.0, 1.0])
+    assert both.mean == 0.5
+    assert set(both.resampled) == {0.0, 0.5, 1.0}
+    for mean, share in ((0.0, 0.25), (0.5, 0.5), (1.0, 0.25)):
+        assert (both.resampled == mean).mean() == pytest.approx(share, abs=0.02)
+    assert both.interval == (0.0, 1.0)
+
+
+def test_the_interval_is_that_of_the_normal_distribution_for_many_questions() -> None:
+    many = estimate([0.0] * 300 + [1.0] * 100)
+    half_width = 1.96 * (0.25 * 0.75 / 400) ** 0.5
+    assert many.mean == 0.25
+    assert many.interval == pytest.approx((0.25 - half_width, 0.25 + half_width), abs=0.005)
+
+
+def test_p_is_one_without_a_difference_and_least_where_no_resample_is_on_the_other_side() -> None:
+    assert estimate([0.0, 0.0, 0.0]).p_value == 1
+    assert estimate([-1.0, 1.0]).p_value == 1
+    assert estimate([1.0, 2.0]).p_value == pytest.approx(2 / (RESAMPLES + 1))
+    # One in eight draws of three takes the two zeros' side only: 2 * (2/3)^3.
+    assert estimate([0.0, 0.0, 1.0]).p_value == pytest.approx(2 * (2 / 3) ** 3, abs=0.03)
+
+
+def test_a_column_is_averaged_over_the_questions_that_have_it() -> None:
+    nan = float("nan")
+    columns = {"all": np.array([1.0, 2.0, 6.0]), "some": np.array([nan, 2.0, nan]), "none": np.full(3, nan)}
+    estimates = bootstrap(columns, "mixed")
+    assert set(estimates) == {"all", "some"}
+    assert estimates["all"].mean == 3
+    assert estimates["some"].interval == (2, 2)
+    assert np.isnan(estimates["some"].resampled).mean() == pytest.approx((2 / 3) ** 3, abs=0.02)
+
+
+def test_streams_are_independent_and_repeatable() -> None:
+    values = [0.0, 1.0, 1.0, 0.0, 1.0]
+    assert (estimate(values).resampled == estimate(values).resampled).all()
+    correlation = np.corrcoef(estimate(values, "nq").resampled, estimate(values, "popqa").resampled)[0, 1]
+    assert abs(correlation) < 0.05
+
+
+def test_an_average_has_the_spread_of_independent_estimates() -> None:
+    values = [float(i % 2) for i in range(50)]
+    one, other = estimate(values, "nq"), estimate(values, "popqa")
+    both = average([one, other])
+    assert both.mean == 0.5
+    assert both.resampled.std() == pytest.approx(one.resampled.std() / 2**0.5, rel=0.05)
+
+
+def test_large_sets_are_drawn_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bootstrap_module, "_DRAWN_AT_ONCE", 3000)
+    many = estimate([0.0, 1.0] * 5)
+    assert many.resampled.shape == (RESAMPLES,)
+    assert many.resampled.mean() == pytest.approx(0.5, abs=0.01)
+
+
+@settings(max_examples=25, deadline=None)
+@given(VALUES, st.integers(-5, 5))
+def test_intervals_follow_the_values(values: list[float], shift: int) -> None:
+    given_values, moved = estimate(values), estimate([value + shift for value in values])
+    low, high = given_values.interval
+    assert min(values) <= low <= given_values.mean + 1e-9
+    assert given_values.mean - 1e-9 <= high <= max(values)
+    assert moved.interval == pytest.approx((low + shift, high + shift))
+    assert estimate([-value for value in values]).p_value == pytest.approx(given_values.p_value)

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sorl_trl.search import BM25Index, IndexOutdated, write_corpus
+from sorl_trl.search.arguments import SearchArguments
+from sorl_trl.search.cache import CachedSearch
+from sorl_trl.search.no_search import NoSearch
+from sorl_trl.search.replay import RecordingSearch
+from sorl_trl.types import Passage
+
+PARIS = Passage("7", "Paris", "capital of France")
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    path = tmp_path / "corpus.jsonl"
+    write_corpus([PARIS, Passage("8", "Rome", "capital of Italy")], path)
+    return path
+
+
+def found(arguments: SearchArguments, query: str = "france") -> list[str]:
+    (passages,) = arguments.build_search().backend.search_batch([query], 1)
+    return [passage.id for passage in passages]
+
+
+def test_a_corpus_is_indexed_beside_it_and_the_index_can_be_named_then(corpus: Path) -> None:
+    assert found(SearchArguments(corpus=str(corpus))) == ["7"]
+    index = f"{corpus}.index"
+    assert found(SearchArguments(index=index)) == ["7"]
+    identities = {SearchArguments(corpus=str(corpus)).build_search().identity, BM25Index.load(index).identity}
+    assert identities == {SearchArguments(index=index).build_search().identity}
+    write_corpus([PARIS], corpus)
+    with pytest.raises(IndexOutdated):
+        SearchArguments(corpus=str(corpus)).build_search()
+
+
+def test_no_search_finds_nothing() -> None:
+    assert found(SearchArguments(no_search=True)) == []
+    assert isinstance(SearchArguments(no_search=True).build_search().backend, NoSearch)
+
+
+def test_what_was_recorded_is_replayed(corpus: Path, tmp_path: Path) -> None:
+    record = str(tmp_path / "searches.jsonl")
+    for rank in (0, 1):
+        built = SearchArguments(corpus=str(corpus), record=record).build_search(rank)
+        assert built.backend.search_batch([["france", "italy"][rank]], 1)[0]
+    second = Path(f"{record}.1")
+    assert second.read_text().count("\n") == 1
+    Path(record).write_text(Path(record).read_text() + second.read_text())
+    assert found(SearchArguments(replay=record), "italy") == ["8"]
+    assert SearchArguments(replay=record).build_search().identity.startswith("replay-")
+
+
+def test_a_cache_goes_inside_of_the_recording(corpus: Path, tmp_path: Path) -> None:
+    arguments = SearchArguments(corpus=str(corpus), search_cache=str(tmp_path / "c.db"), record=str(tmp_path / "r"))
+    backend: Any = arguments.build_search().backend
+    assert isinstance(backend, RecordingSearch)
+    assert isinstance(backend._backend, CachedSearch)
+    for _ in range(2):
+        backend.search_batch(["france"], 1)
+    assert (backend.recorded, backend._backend.hits, backend._backend.misses) == (2, 1, 1)
+
+
+def test_a_server_is_named_by_its_url_and_format() -> None:
+    built = SearchArguments(search_url="http://127.0.0.1:8000/retrieve", search_request="rllm").build_search()
+    assert built.identity == "rllm http://127.0.0.1:8000/retrieve"
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({}, "got none"),
+        ({"no_search": True, "search_url": "http://127.0.0.1"}, "got search_url, no_search"),
+        ({"index": "gone"}, "`index` is 'gone'"),
+        ({"corpus": "gone.jsonl"}, "`corpus` is 'gone.jsonl'"),
+        ({"replay": "gone.jsonl"}, "`replay` is 'gone.jsonl'"),
+        ({"search_url": "http://127.0.0.1", "search_request": "soap"}, "`search_request` is 'soap', but must be one"),
+        ({"no_search": True, "search_request": "rllm"}, "`search_request` is 'rllm', but there is no `search_url`"),
+        ({"no_search": True, "search_cache": "c.db"}, "`search_cache` is 'c.db', but no_search"),
+    ],
+)
+def test_bad_arguments_are_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SearchArguments(**values)
