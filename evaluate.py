@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -39,56 +39,12 @@ from sorl_trl.evaluation import (
     summarize_families,
 )
 from sorl_trl.evaluation.checkpoint import ModelArguments, files_hash, load_model, load_tokenizer, message_ends
-from sorl_trl.rollout import Collector, HFGenerator, RolloutLimits, TagProtocol, chat_message_frame
-from sorl_trl.sandbox import PROTOCOL as TERSE_PROTOCOL
-from sorl_trl.search import SearchBackend
-from sorl_trl.search.arguments import SearchArguments
+from sorl_trl.rollout import Collector, HFGenerator, RolloutArguments
+from sorl_trl.search import SearchArguments, SearchBackend
+from sorl_trl.search.arguments import override_source
 
-PROTOCOLS = {"search_r1": TagProtocol(), "terse": TERSE_PROTOCOL}
 LONGEST_WAIT = timedelta(days=7)
 """Of a process that is done for the others: process groups give up after minutes by default."""
-
-
-@dataclass
-class AgentArguments:
-    """How the policy is asked and how far it may go: best as in training."""
-
-    prompt_template: str = field(
-        default=qa.SEARCH_R1_TEMPLATE, metadata={"help": "The prompt, with `{question}` where the question goes."}
-    )
-    chat: bool = field(
-        default=False, metadata={"help": "Ask through the tokenizer's chat template; plain text by default."}
-    )
-    protocol: str = field(
-        default="search_r1",
-        metadata={"help": "How observations are worded: 'search_r1', or 'terse' for the sandbox's tiny policies."},
-    )
-    max_turns: int = field(default=2, metadata={"help": "Searches (or invalid actions) before the last generation."})
-    max_turn_tokens: int = field(default=500, metadata={"help": "Tokens of one turn."})
-    max_observation_tokens: int = field(default=500, metadata={"help": "Tokens of one observation, tags included."})
-    max_completion_length: int = field(default=2500, metadata={"help": "Tokens after the prompt, of all turns."})
-    on_long_observation: str = field(
-        default="truncate", metadata={"help": "'truncate' a longer observation, or 'stop' the trajectory there."}
-    )
-    search_top_k: int = field(default=3, metadata={"help": "Passages per search."})
-
-    def __post_init__(self) -> None:
-        if self.protocol not in PROTOCOLS:
-            raise ValueError(f"`protocol` is {self.protocol!r}, but must be one of {', '.join(PROTOCOLS)}.")
-        if "{question}" not in self.prompt_template:
-            raise ValueError(f"`prompt_template` is {self.prompt_template!r}, but must hold '{{question}}'.")
-        self.limits()
-
-    def limits(self) -> RolloutLimits:
-        """Raises ValueError for a limit out of range."""
-        return RolloutLimits(
-            max_turns=self.max_turns,
-            max_turn_tokens=self.max_turn_tokens,
-            max_observation_tokens=self.max_observation_tokens,
-            max_trajectory_tokens=self.max_completion_length,
-            top_k=self.search_top_k,
-            on_long_observation=self.on_long_observation,  # type: ignore[arg-type]
-        )
 
 
 @dataclass
@@ -114,15 +70,15 @@ class Arguments:
     """Everything that the command line says about one run."""
 
     model: ModelArguments
-    agent: AgentArguments
+    rollout: RolloutArguments
     evaluation: EvaluationArguments
     search: SearchArguments
 
 
 def parse_arguments(words: Sequence[str]) -> Arguments:
     """Parse a command line and its `--config`."""
-    parser = TrlParser((ModelArguments, AgentArguments, EvaluationArguments, SearchArguments, CompareArguments))
-    return Arguments(*parser.parse_args_and_config(words)[:4])
+    parser = TrlParser((ModelArguments, RolloutArguments, EvaluationArguments, SearchArguments, CompareArguments))
+    return Arguments(*parser.parse_args_and_config(override_source(words))[:4])
 
 
 def run_settings(
@@ -132,7 +88,7 @@ def run_settings(
     model, evaluation = arguments.model, arguments.evaluation
     return {
         "model": {**asdict(model), "files": files_hash(model.model_name_or_path)},
-        "agent": asdict(arguments.agent),
+        "rollout": {**asdict(arguments.rollout), "max_completion_length": evaluation.max_completion_length},
         "sampling": {
             name: getattr(evaluation, name) for name in ("num_samples", "temperature", "top_p", "batch_size", "seed")
         },
@@ -150,12 +106,10 @@ def run_settings(
 
 def load_agent(arguments: Arguments, search: SearchBackend, device: torch.device) -> Agent:
     """The same collector as in training; the generator samples from the policy alone, as trainers do."""
-    agent = arguments.agent
+    rollout = arguments.rollout
     tokenizer = load_tokenizer(arguments.model)
-    protocol = PROTOCOLS[agent.protocol]
-    if agent.chat and protocol.message_frame == TagProtocol().message_frame:
-        protocol = replace(protocol, message_frame=chat_message_frame(tokenizer))
-    collector = Collector(tokenizer, search, protocol, agent.limits())
+    protocol = rollout.tag_protocol(tokenizer)
+    collector = Collector(tokenizer, search, protocol, rollout.limits(arguments.evaluation.max_completion_length))
     model = load_model(arguments.model, device)
     generator = HFGenerator(
         model,
@@ -164,7 +118,7 @@ def load_agent(arguments: Arguments, search: SearchBackend, device: torch.device
         generation_config(arguments.evaluation),
         message_ends(model, tokenizer),
     )
-    return Agent(tokenizer, collector, generator, agent.prompt_template, agent.chat)
+    return Agent(tokenizer, collector, generator, rollout.prompt_template, rollout.chat)
 
 
 def generation_config(evaluation: EvaluationArguments) -> GenerationConfig:

@@ -13,18 +13,28 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")  # or DeepSpeed, if installed, warns on import that it found no GPU
 
 import torch
+from tqdm.auto import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from sorl_trl import qa
 from sorl_trl.diagnostics import plot_training
-from sorl_trl.evaluation import EvaluationResult, NoSearch, encode_prompts, evaluate, format_report, format_trajectory
+from sorl_trl.evaluation import (
+    Agent,
+    EvaluatedTrajectory,
+    format_report,
+    format_trajectory,
+    mean_measure,
+    plan_batches,
+    run_batches,
+    split_by_hops,
+)
 from sorl_trl.rollout import Collector, HFGenerator
 from sorl_trl.sandbox import (
     CORPUS_FILE,
@@ -39,13 +49,14 @@ from sorl_trl.sandbox import (
     build_invented,
     warm_start,
 )
-from sorl_trl.search import BM25Index, SearchBackend
+from sorl_trl.search import BM25Index, NoSearch, SearchBackend
 
 ROOT = Path(__file__).parent
 DEFAULT_OUTPUT = ROOT / "runs/quickstart"
 BUILDERS = {"atlas": build_atlas, "invented": build_invented}
 PRACTICE_WORLDS = 8
 SAMPLES_PER_QUESTION = 4
+BATCH_SIZE = 128
 GREEDY = GenerationConfig(do_sample=False)
 SAMPLED = GenerationConfig(do_sample=True, temperature=1.0, top_k=0, top_p=1.0)
 
@@ -103,49 +114,40 @@ def train(run: Path, overrides: list[str]) -> None:
     subprocess.run(command, check=True, env={**os.environ, **quiet}, cwd=ROOT)
 
 
-def evaluate_policy(policy: Path, run: Path, search: SearchBackend) -> dict[str, EvaluationResult]:
+def evaluate_policy(policy: Path, run: Path, search: SearchBackend) -> dict[str, list[EvaluatedTrajectory]]:
     """Sampled and greedy answers to the questions that nobody trained on."""
     model = AutoModelForCausalLM.from_pretrained(policy)
     tokenizer = AutoTokenizer.from_pretrained(policy)
     collector = Collector(tokenizer, search, PROTOCOL, LIMITS)
-    questions = qa.load_questions(run / "world" / EVALUATION_FILE)
+    questions = {"unseen": qa.load_questions(run / "world" / EVALUATION_FILE)}
     results = {}
-    for mode, config, repeats in (("sampled", SAMPLED, SAMPLES_PER_QUESTION), ("greedy", GREEDY, 1)):
-        torch.manual_seed(0)
+    for mode, config, samples in (("sampled", SAMPLED, SAMPLES_PER_QUESTION), ("greedy", GREEDY, 1)):
         generator = HFGenerator(model, tokenizer, PROTOCOL.stop_strings, config, [tokenizer.eos_token_id])
-        asked = questions * repeats
-        prompts = encode_prompts(tokenizer, qa.build_prompt_rows(asked, PROMPT_TEMPLATE))
-        results[mode] = evaluate(collector, generator, asked, prompts)
+        agent = Agent(tokenizer, collector, generator, PROMPT_TEMPLATE, conversational=False)
+        batches = plan_batches(questions, samples, BATCH_SIZE)
+        finished = tqdm(run_batches(batches, agent, seed=0), desc="Evaluating", unit="batch", total=len(batches))
+        results[mode] = [row for _, rows in finished for row in rows]
     return results
 
 
-def summarize(results: Mapping[str, EvaluationResult]) -> dict[str, Any]:
+def summarize(results: Mapping[str, Sequence[EvaluatedTrajectory]]) -> dict[str, Any]:
     """The figures of one policy: EM sampled and greedy, F1 of the samples, and EM by number of hops."""
+
+    def exact_match(sampled: Sequence[EvaluatedTrajectory], greedy: Sequence[EvaluatedTrajectory]) -> dict[str, Any]:
+        return {"sampled_em": mean_measure(sampled, "exact_match"), "greedy_em": mean_measure(greedy, "exact_match")}
+
     sampled, greedy = results["sampled"], results["greedy"]
-    return {
-        "sampled_em": sampled.exact_match(),
-        "greedy_em": greedy.exact_match(),
-        "f1": sampled.f1(),
-        "by_hops": {
-            str(hops): {"sampled_em": sampled.exact_match(hops), "greedy_em": greedy.exact_match(hops)}
-            for hops in sampled.hops()
-        },
-    }
+    parts = split_by_hops(sampled), split_by_hops(greedy)
+    by_hops = {str(hops): exact_match(*(part[hops] for part in parts)) for hops in parts[0]}
+    return {**exact_match(sampled, greedy), "f1": mean_measure(sampled, "f1"), "by_hops": by_hops}
 
 
-def show_examples(result: EvaluationResult) -> None:
+def show_examples(rows: Sequence[EvaluatedTrajectory]) -> None:
     """A one-hop and a two-hop question that were answered, and one that was not."""
-
-    def first(hops: int | None, right: float) -> None:
-        for question, trajectory in result.scored:
-            fits = hops is None or question.metadata["hops"] == hops
-            if fits and qa.score_exact_match(trajectory, question.golden_answers) == right:
-                print("\n" + format_trajectory(question, trajectory))
-                return
-
-    first(1, right=1.0)
-    first(2, right=1.0)
-    first(None, right=0.0)
+    hops = split_by_hops(rows)
+    for candidates, right in ((hops[1], 1.0), (hops[2], 1.0), (rows, 0.0)):
+        if example := next((row for row in candidates if row.measures["correct"] == right), None):
+            print("\n" + format_trajectory(example.question, example.trajectory))
 
 
 def parse_arguments() -> argparse.Namespace:

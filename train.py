@@ -1,17 +1,17 @@
 """Train a search agent: `accelerate launch train.py --config recipes/so_grpo.yaml`.
 
-`trainer` says which method trains it. Every field of `AgentArguments`, of that trainer's config (`SOGRPOConfig` or
-`SOPPOConfig`) and of TRL's `ModelConfig` can stand in the recipe and be overridden on the command line. `--help` lists
-them, with `--trainer so_ppo --help` for SO-PPO.
+`trainer` says which method trains it. Every field of `TaskArguments`, of `RolloutArguments` and `SearchArguments`, of
+that trainer's config (`SOGRPOConfig` or `SOPPOConfig`) and of TRL's `ModelConfig` can stand in the recipe and be
+overridden on the command line. `--help` lists them, with `--trainer so_ppo --help` for SO-PPO.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from datasets import Dataset
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, ProgressCallback
@@ -20,21 +20,13 @@ from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 from sorl_trl import SearchRollout, SOGRPOTrainer, SOPPOTrainer, qa
 from sorl_trl.diagnostics import CollapseGuard, TurnProgressCallback
 from sorl_trl.diagnostics.collapse_guard import ACTIONS
-from sorl_trl.evaluation import NoSearch
-from sorl_trl.rollout import Collector, RolloutLimits, TagProtocol
-from sorl_trl.sandbox import PROTOCOL as TERSE_PROTOCOL
-from sorl_trl.search import BM25Index
+from sorl_trl.rollout import Collector, RolloutArguments
+from sorl_trl.search import NoSearch, SearchArguments
+from sorl_trl.search.arguments import override_source
 from sorl_trl.trainers.base_config import TurnLevelConfig
 from sorl_trl.trainers.base_trainer import TurnLevelTrainer
 
 TRAINERS: dict[str, type[TurnLevelTrainer]] = {"so_grpo": SOGRPOTrainer, "so_ppo": SOPPOTrainer}
-PROTOCOLS = {"search_r1": TagProtocol(), "terse": TERSE_PROTOCOL}
-REWARDS: dict[str, Callable[..., Any]] = {
-    "exact_match": qa.exact_match_reward,
-    "f1": qa.f1_reward,
-    "format": qa.format_reward,
-    "search_hit": qa.search_hit_turn_reward,
-}
 
 
 @dataclass
@@ -52,42 +44,23 @@ class TrainerArguments:
 
 
 @dataclass
-class AgentArguments:
-    """What the agent is asked, where it searches, and how far it may go."""
+class TaskArguments:
+    """What the agent is asked, what it is rewarded for, and what to do if it gets worse."""
 
     train_questions: str = field(
-        metadata={"help": "JSONL file of questions: `id`, `question`, `golden_answers`, `metadata`."}
-    )
-    corpus: str = field(
-        metadata={"help": "JSONL file of passages: `id` and `contents`, or `id`, `title` and `content`."}
+        metadata={
+            "help": "JSONL file of questions (`id`, `question`, `golden_answers`, perhaps `options`, `metadata`), or "
+            f"a public set by name, of which the training split is taken: {', '.join(qa.BENCHMARKS)}."
+        }
     )
     eval_questions: str | None = field(
-        default=None, metadata={"help": "JSONL file of questions for `eval_strategy`, in the same schema."}
-    )
-    index: str | None = field(
-        default=None, metadata={"help": "Directory of the BM25 index, built if missing. Default: beside the corpus."}
+        default=None,
+        metadata={"help": "The same for `eval_strategy`; of a public set its evaluation split is taken."},
     )
     rewards: list[str] = field(
         default_factory=lambda: ["exact_match"],
-        metadata={"help": f"Reward functions, summed with `reward_weights`: {', '.join(REWARDS)}."},
+        metadata={"help": f"Reward functions, summed with `reward_weights`: {', '.join(qa.REWARDS)}."},
     )
-    prompt_template: str = field(
-        default=qa.SEARCH_R1_TEMPLATE, metadata={"help": "The prompt, with `{question}` where the question goes."}
-    )
-    chat: bool = field(
-        default=False, metadata={"help": "Ask through the tokenizer's chat template; plain text by default."}
-    )
-    protocol: str = field(
-        default="search_r1",
-        metadata={"help": "How observations are worded: 'search_r1', or 'terse' for the sandbox's tiny policies."},
-    )
-    max_turns: int = field(default=2, metadata={"help": "Searches (or invalid actions) before the last generation."})
-    max_turn_tokens: int = field(default=500, metadata={"help": "Tokens of one turn."})
-    max_observation_tokens: int = field(default=500, metadata={"help": "Tokens of one observation, tags included."})
-    on_long_observation: str = field(
-        default="truncate", metadata={"help": "'truncate' a longer observation, or 'stop' the trajectory there."}
-    )
-    search_top_k: int = field(default=3, metadata={"help": "Passages per search."})
     collapse_guard: str = field(
         default="off",
         metadata={
@@ -97,18 +70,25 @@ class AgentArguments:
     )
 
     def __post_init__(self) -> None:
-        for name in ("train_questions", "corpus", "eval_questions"):
-            path = getattr(self, name)
-            if path is not None and not Path(path).is_file():
-                raise ValueError(f"`{name}` is {path!r}, but there is no such file.")
-        if self.protocol not in PROTOCOLS:
-            raise ValueError(f"`protocol` is {self.protocol!r}, but must be one of {', '.join(PROTOCOLS)}.")
+        for name in ("train_questions", "eval_questions"):
+            value = getattr(self, name)
+            if value is not None and value not in qa.BENCHMARKS and not Path(value).is_file():
+                raise ValueError(
+                    f"`{name}` is {value!r}, but there is no such file, nor a public set of this name "
+                    f"({', '.join(qa.BENCHMARKS)})."
+                )
+        trainable = [name for name, benchmark in qa.BENCHMARKS.items() if "train" in benchmark.sizes]
+        if self.train_questions in qa.BENCHMARKS and self.train_questions not in trainable:
+            raise ValueError(
+                f"`train_questions` is {self.train_questions!r}, which has no training split; "
+                f"these have one: {', '.join(trainable)}."
+            )
         if self.collapse_guard not in ("off", *ACTIONS):
             raise ValueError(
                 f"`collapse_guard` is {self.collapse_guard!r}, but must be one of off, {', '.join(ACTIONS)}."
             )
-        if not self.rewards or (unknown := set(self.rewards) - set(REWARDS)):
-            raise ValueError(f"`rewards` is {sorted(unknown) if self.rewards else []}; choose from {list(REWARDS)}.")
+        if not self.rewards or (unknown := set(self.rewards) - set(qa.REWARDS)):
+            raise ValueError(f"`rewards` is {sorted(unknown) if self.rewards else []}; choose from {[*qa.REWARDS]}.")
 
 
 @dataclass
@@ -116,55 +96,64 @@ class Arguments:
     """Everything that a recipe and a command line say."""
 
     trainer_class: type[TurnLevelTrainer]
-    agent: AgentArguments
+    task: TaskArguments
+    rollout: RolloutArguments
+    search: SearchArguments
     config: TurnLevelConfig
     model: ModelConfig
+
+    def __post_init__(self) -> None:
+        per_turn = sorted(qa.TURN_REWARDS.intersection(self.task.rewards))
+        if self.config.turn_boundary == "tags" and per_turn:
+            raise ValueError(
+                f"`rewards` has {per_turn[0]!r}, one float per generation: `turn_boundary='tags'` makes more turns."
+            )
 
 
 def parse_arguments(words: Sequence[str] | None = None) -> Arguments:
     """Parse the command line, or `words`, and its `--config`: `trainer` first, for its config has the other fields."""
+    words = override_source(sys.argv[1:] if words is None else words)
     first_look = TrlParser(TrainerArguments, add_help=False, allow_abbrev=False)
     choice, _ = first_look.parse_args_and_config(words, return_remaining_strings=True)
     trainer_class = TRAINERS[choice.trainer]
-    parser = TrlParser((TrainerArguments, AgentArguments, trainer_class.config_class, ModelConfig))
-    _, agent, config, model = parser.parse_args_and_config(words)
-    return Arguments(trainer_class, agent, config, model)
+    groups = (TaskArguments, RolloutArguments, SearchArguments, trainer_class.config_class, ModelConfig)
+    parser = TrlParser((TrainerArguments, *groups))
+    return Arguments(trainer_class, *parser.parse_args_and_config(words)[1:])
 
 
-def open_index(agent: AgentArguments, config: TurnLevelConfig) -> BM25Index:
-    """The index beside the corpus, built by the main process where it is missing, never one of another corpus."""
-    directory = Path(agent.index or f"{agent.corpus}.index")
-    with config.main_process_first(desc="building the search index"):
-        return BM25Index.open(agent.corpus, directory)
+def load_prompts(arguments: Arguments) -> tuple[Dataset, Dataset | None]:
+    """The questions to train on and those to evaluate on, as prompts. What is downloaded is so once per machine."""
+    task = arguments.task
+    with arguments.config.main_process_first(desc="loading the questions"):
+        train = _load_questions(task.train_questions, "train")
+        evaluation = None if task.eval_questions is None else _load_questions(task.eval_questions, None)
+    for question in (*train, *(evaluation or ())):
+        if "choice" in task.rewards and not question.options:
+            raise ValueError(f"`rewards` has 'choice', but {question.id} has no options; 'answer' is for both kinds.")
+    return _as_prompts(train, arguments.rollout), evaluation and _as_prompts(evaluation, arguments.rollout)
 
 
-def load_prompts(agent: AgentArguments, path: str | None) -> Dataset | None:
-    if path is None:
-        return None
-    return Dataset.from_list(qa.build_prompt_rows(qa.load_questions(path), agent.prompt_template, agent.chat))
+def _load_questions(source: str, split: str | None) -> list[qa.Question]:
+    return qa.load_benchmark(source, split) if source in qa.BENCHMARKS else qa.load_questions(source)
 
 
-def build_rollout(agent: AgentArguments, config: TurnLevelConfig, tokenizer: PreTrainedTokenizerBase) -> SearchRollout:
+def _as_prompts(questions: Sequence[qa.Question], rollout: RolloutArguments) -> Dataset:
+    return Dataset.from_list(qa.build_prompt_rows(questions, rollout.prompt_template, rollout.chat))
+
+
+def build_rollout(arguments: Arguments, tokenizer: PreTrainedTokenizerBase) -> SearchRollout:
     """Protocol and limits are checked against the tokenizer before a large corpus is indexed."""
-    limits = RolloutLimits(
-        max_turns=agent.max_turns,
-        max_turn_tokens=agent.max_turn_tokens,
-        max_observation_tokens=agent.max_observation_tokens,
-        max_trajectory_tokens=config.max_completion_length,
-        top_k=agent.search_top_k,
-        on_long_observation=agent.on_long_observation,  # type: ignore[arg-type]
-    )
-    protocol = PROTOCOLS[agent.protocol]
+    config = arguments.config
+    protocol = arguments.rollout.tag_protocol(tokenizer)
+    limits = arguments.rollout.limits(config.max_completion_length)
     Collector(tokenizer, NoSearch(), protocol, limits)
-    return SearchRollout(open_index(agent, config), protocol, limits)
+    with config.main_process_first(desc="opening the search engine"):
+        search = arguments.search.build_search(config.process_index).backend
+    return SearchRollout(search, protocol, limits)
 
 
 def build_trainer(arguments: Arguments) -> TurnLevelTrainer:
-    agent, config, model = arguments.agent, arguments.config, arguments.model
-    if config.turn_boundary == "tags" and "search_hit" in agent.rewards:
-        raise ValueError(
-            "`rewards` has 'search_hit', one float per generation: `turn_boundary='tags'` makes more turns."
-        )
+    task, config, model = arguments.task, arguments.config, arguments.model
     tokenizer = AutoTokenizer.from_pretrained(
         model.model_name_or_path, revision=model.model_revision, trust_remote_code=config.trust_remote_code
     )
@@ -174,19 +163,20 @@ def build_trainer(arguments: Arguments) -> TurnLevelTrainer:
         "dtype": model.dtype,
         **(config.model_init_kwargs or {}),
     }
+    train_dataset, eval_dataset = load_prompts(arguments)
     trainer = arguments.trainer_class(
         model=model.model_name_or_path,
-        reward_funcs=[REWARDS[name] for name in agent.rewards],
+        reward_funcs=[qa.REWARDS[name] for name in task.rewards],
         args=config,
-        train_dataset=load_prompts(agent, agent.train_questions),
-        eval_dataset=load_prompts(agent, agent.eval_questions),
+        train_dataset=train_dataset,
+        eval_dataset=eval_dataset,
         processing_class=tokenizer,
         quantization_config=get_quantization_config(model),
         peft_config=get_peft_config(model),
-        rollout_func=build_rollout(agent, config, tokenizer),
+        rollout_func=build_rollout(arguments, tokenizer),
     )
-    if agent.collapse_guard != "off":
-        trainer.add_callback(CollapseGuard(agent.collapse_guard, trainer))
+    if task.collapse_guard != "off":
+        trainer.add_callback(CollapseGuard(task.collapse_guard, trainer))
     if not config.disable_tqdm:
         trainer.remove_callback(ProgressCallback)
         trainer.add_callback(TurnProgressCallback)

@@ -62,7 +62,7 @@ def test_recipe_parses(recipe: Path, tmp_path: Path) -> None:
     assert {name: getattr(config, name) for name in VARIANTS[recipe.stem]} == VARIANTS[recipe.stem]
     assert arguments.trainer_class is (SOPPOTrainer if "ppo" in recipe.stem else SOGRPOTrainer)
     assert arguments.model.use_peft == ("lora" in recipe.stem)
-    assert arguments.agent.max_turn_tokens <= config.max_completion_length
+    assert arguments.rollout.max_turn_tokens <= config.max_completion_length
     assert config.generation_batch_size % config.num_generations == 0
 
 
@@ -76,9 +76,18 @@ def test_the_sandbox_recipes_have_equal_batches(name: str, tmp_path: Path) -> No
 def test_every_field_can_be_overridden(tmp_path: Path) -> None:
     overrides = ["--learning_rate", "1e-5", "--search_top_k", "7", "--turn_ratio", "arithmetic", "--lora_r", "3"]
     arguments = parse(ROOT / "recipes/so_grpo.yaml", tmp_path, *overrides)
-    agent, config = arguments.agent, arguments.config
-    assert (config.learning_rate, agent.search_top_k, config.turn_ratio) == (1e-5, 7, "arithmetic")
+    rollout, config = arguments.rollout, arguments.config
+    assert (config.learning_rate, rollout.search_top_k, config.turn_ratio) == (1e-5, 7, "arithmetic")
     assert arguments.model.lora_r == 3
+
+
+def test_another_source_of_passages_takes_the_place_of_the_recipes(tmp_path: Path) -> None:
+    (tmp_path / "questions.jsonl").touch()
+    words = ["--config", str(ROOT / "recipes/so_grpo.yaml"), "--train_questions", str(tmp_path / "questions.jsonl")]
+    search = parse_arguments([*words, "--search_url", "http://127.0.0.1:8000/retrieve"]).search
+    assert (search.search_url, search.corpus) == ("http://127.0.0.1:8000/retrieve", "")
+    with pytest.raises(ValueError, match="got corpus, search_url"):
+        parse(ROOT / "recipes/so_grpo.yaml", tmp_path, "--search_url", "http://127.0.0.1:8000/retrieve")
 
 
 class TestTrainer:
@@ -121,6 +130,10 @@ class TestTrainer:
         ("--collapse_guard", "restart", "roll_back"),
         ("--trainer", "ppo", "so_ppo"),
         ("--train_questions", "nowhere.jsonl", "no such file"),
+        ("--train_questions", "squad", "public set of this name (nq, "),
+        ("--train_questions", "popqa", "these have one: nq, "),
+        ("--eval_questions", "nowhere.jsonl", "no such file"),
+        ("--prompt_template", "Answer:", "{question}"),
         ("--corpus", "nowhere.jsonl", "no such file"),
     ],
 )
@@ -130,3 +143,9 @@ def test_bad_arguments_are_named(tmp_path: Path, name: str, value: str, allowed:
     assert name.removeprefix("--") in str(error.value)
     assert value in str(error.value)
     assert allowed in str(error.value)
+
+
+def test_rewards_of_turns_need_the_turns_of_the_rollout(tmp_path: Path) -> None:
+    turns = ["--turn_boundary", "tags", "--rewards", "exact_match", "turn_format"]
+    with pytest.raises(ValueError, match="`rewards` has 'turn_format', one float per generation"):
+        parse(ROOT / "recipes/so_grpo.yaml", tmp_path, *turns)

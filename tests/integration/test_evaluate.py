@@ -160,7 +160,9 @@ def test_a_run_that_was_killed_goes_on(world: Path, tmp_path: Path) -> None:
 def test_other_settings_do_not_go_on(world: Path, tmp_path: Path) -> None:
     evaluate.main(command_line(world, tmp_path))
     changed = command_line(world, tmp_path, index=None, no_search=True, max_turns=1)
-    with pytest.raises(ValueError, match=r"agent.max_turns was 3 and is 1; search was 'bm25-\w+' and is 'no_search'"):
+    with pytest.raises(
+        ValueError, match=r"rollout.max_turns was 3 and is 1; search was 'bm25-\w+' and is 'no_search'"
+    ):
         evaluate.main(changed)
 
 
@@ -250,4 +252,6 @@ def test_arguments_may_stand_in_a_file(world: Path, tmp_path: Path) -> None:
     assert arguments.evaluation.benchmarks == ["nq", "hotpotqa"]
     assert (arguments.evaluation.output, arguments.evaluation.temperature) == ("runs/b", 0.7)
     assert arguments.search.no_search
-    assert arguments.agent.limits().max_trajectory_tokens == 2500
+    assert arguments.evaluation.max_completion_length == 2500
+    asked = evaluate.parse_arguments(["--config", str(config), "--search_url", "http://127.0.0.1:8000/retrieve"])
+    assert (asked.search.no_search, asked.search.search_url) == (False, "http://127.0.0.1:8000/retrieve")

@@ -14,9 +14,8 @@ from transformers import PreTrainedTokenizerFast
 from transformers.utils import get_json_schema
 
 from sorl_trl import SearchRollout, SOGRPOConfig, SOGRPOTrainer
-from sorl_trl.evaluation import NoSearch
 from sorl_trl.rollout import Generation, RolloutLimits, TagProtocol
-from sorl_trl.search import RetryPolicy, SearchError, SearchUnavailable
+from sorl_trl.search import NoSearch, RetryPolicy, SearchError, SearchUnavailable
 from sorl_trl.trainers.native_tools import answer_in_messages, search_tool
 from sorl_trl.types import Passage
 from tests.conftest import build_policy

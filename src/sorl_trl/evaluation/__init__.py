@@ -6,13 +6,12 @@ from sorl_trl.evaluation.batches import Agent, complete, run_batches
 from sorl_trl.evaluation.compare import Comparison, compare_runs, read_run
 from sorl_trl.evaluation.measures import MEASURES, SCORES, measure
 from sorl_trl.evaluation.plan import Batch, Sample, load_datasets, plan_batches, questions_hash
-from sorl_trl.evaluation.report import format_report
+from sorl_trl.evaluation.prompts import encode_prompts
+from sorl_trl.evaluation.report import format_report, mean_measure, split_by_hops
 from sorl_trl.evaluation.rows import EvaluatedTrajectory, from_row, to_row
 from sorl_trl.evaluation.run_folder import RunFolder, read_trajectories
-from sorl_trl.evaluation.runner import EvaluationResult, encode_prompts, evaluate
 from sorl_trl.evaluation.tables import format_comparison, format_results
 from sorl_trl.evaluation.transcript import format_trajectory
-from sorl_trl.search.no_search import NoSearch
 
 __all__ = [
     "MEASURES",
@@ -23,27 +22,26 @@ __all__ = [
     "DatasetSummary",
     "EvaluatedTrajectory",
     "EvaluationArguments",
-    "EvaluationResult",
     "FamilySummary",
-    "NoSearch",
     "RunFolder",
     "Sample",
     "compare_runs",
     "complete",
     "encode_prompts",
-    "evaluate",
     "format_comparison",
     "format_report",
     "format_results",
     "format_trajectory",
     "from_row",
     "load_datasets",
+    "mean_measure",
     "measure",
     "plan_batches",
     "questions_hash",
     "read_run",
     "read_trajectories",
     "run_batches",
+    "split_by_hops",
     "summarize",
     "summarize_families",
     "to_row",

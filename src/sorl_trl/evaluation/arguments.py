@@ -29,6 +29,9 @@ class EvaluationArguments:
     num_samples: int = field(default=1, metadata={"help": "Trajectories per question."})
     temperature: float = field(default=0.0, metadata={"help": "Of sampling; 0 is greedy."})
     top_p: float = field(default=1.0, metadata={"help": "Sample from the likeliest tokens of this probability."})
+    max_completion_length: int = field(
+        default=2500, metadata={"help": "Tokens after the prompt, of all turns and observations."}
+    )
     batch_size: int = field(
         default=64,
         metadata={"help": "Trajectories that advance together. As part of the arithmetic it decides the last digits."},
@@ -54,7 +57,7 @@ class EvaluationArguments:
         return [*self.benchmarks, *(Path(path).stem for path in self.questions)]
 
     def _check_numbers(self) -> None:
-        for name in ("num_samples", "batch_size", "limit"):
+        for name in ("num_samples", "max_completion_length", "batch_size", "limit"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"`{name}` is {value}, but must be at least 1.")

@@ -1,33 +1,48 @@
-"""Evaluation results as a table of text."""
+"""Evaluated trajectories in memory as a table of text, by the number of hops."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from sorl_trl.evaluation.runner import EvaluationResult
+from sorl_trl.evaluation.rows import EvaluatedTrajectory
+from sorl_trl.types import StopReason
 
 
-def format_report(results: Mapping[str, EvaluationResult]) -> str:
-    """One line per named result: number of questions, EM, F1, EM by hops, searches per trajectory, share answered.
+def mean_measure(rows: Sequence[EvaluatedTrajectory], name: str) -> float | None:
+    """The mean of one of `MEASURES` over the trajectories that have it; None where none has."""
+    values = [value for row in rows if (value := row.measures[name]) is not None]
+    return sum(values) / len(values) if values else None
 
-    A figure that a result does not have is a dash. Raises ValueError if there is no result.
+
+def split_by_hops(rows: Sequence[EvaluatedTrajectory]) -> dict[int, list[EvaluatedTrajectory]]:
+    """Hops -> trajectories of the questions with so many, ascending; without those whose question does not say."""
+    hops = sorted({row.question.metadata["hops"] for row in rows if row.question.metadata.get("hops") is not None})
+    return {number: [row for row in rows if row.question.metadata.get("hops") == number] for number in hops}
+
+
+def format_report(results: Mapping[str, Sequence[EvaluatedTrajectory]]) -> str:
+    """One line per named result: trajectories, EM, F1, EM by hops, searches per trajectory, share answered.
+
+    A figure that a result does not have is a dash. Raises ValueError if a result has no trajectory or there is none.
     """
-    if not results:
-        raise ValueError("results is empty; it must hold at least one")
-    hops = sorted({hops for result in results.values() for hops in result.hops()})
-    header = ["", "questions", "EM", "F1", *(f"EM {number}-hop" for number in hops), "searches", "answered"]
-    return _align([header, *(_row(name, result, hops) for name, result in results.items())])
+    if not results or not all(results.values()):
+        sizes = {name: len(rows) for name, rows in results.items()}
+        raise ValueError(f"results holds {sizes} trajectories; it must hold at least one result, each at least one")
+    hops = sorted({number for rows in results.values() for number in split_by_hops(rows)})
+    header = ["", "trajectories", "EM", "F1", *(f"EM {number}-hop" for number in hops), "searches", "answered"]
+    return _align([header, *(_row(name, rows, hops) for name, rows in results.items())])
 
 
-def _row(name: str, result: EvaluationResult, hops: list[int]) -> list[str]:
-    metrics = result.metrics()
-    shown = ["exact_match", "f1", *(f"exact_match/hops_{number}" for number in hops)]
-    shown += ["searches_per_trajectory", "stop_reason/answered"]
-    return [name, str(len(result.questions)), *(_figure(metrics.get(key)) for key in shown)]
-
-
-def _figure(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
+def _row(name: str, rows: Sequence[EvaluatedTrajectory], hops: Sequence[int]) -> list[str]:
+    parts = split_by_hops(rows)
+    figures = [
+        mean_measure(rows, "exact_match"),
+        mean_measure(rows, "f1"),
+        *(mean_measure(parts.get(number, []), "exact_match") for number in hops),
+        mean_measure(rows, "searches"),
+        sum(row.trajectory.stop_reason is StopReason.ANSWERED for row in rows) / len(rows),
+    ]
+    return [name, str(len(rows)), *("-" if figure is None else f"{figure:.3f}" for figure in figures)]
 
 
 def _align(rows: list[list[str]]) -> str:

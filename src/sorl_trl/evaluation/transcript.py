@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sorl_trl.qa import Question, score_exact_match
+from sorl_trl.qa import Question, score_answer
 from sorl_trl.types import Observation, Trajectory
 
 
@@ -12,7 +12,7 @@ def format_trajectory(question: Question, trajectory: Trajectory) -> str:
     for segment in trajectory.segments:
         speaker = "Environment" if isinstance(segment, Observation) else "Policy"
         lines.append(f"{speaker:<12} {_printable(segment.text)}")
-    verdict = "right" if score_exact_match(trajectory, question.golden_answers) else "wrong"
+    verdict = "right" if score_answer(trajectory, question.golden_answers, question.options) else "wrong"
     golden = " or ".join(question.golden_answers)
     lines.append(f"{'Verdict':<12} {verdict} (gold: {golden}; stopped: {trajectory.stop_reason.value})")
     return "\n".join(lines)

@@ -1,5 +1,6 @@
 """Collects trajectories: a policy and a search engine taking turns. Token ids in, token ids out."""
 
+from sorl_trl.rollout.arguments import PROTOCOLS, RolloutArguments
 from sorl_trl.rollout.assembly import AssembledTrajectory, assemble, check_assembly
 from sorl_trl.rollout.collector import Collector
 from sorl_trl.rollout.encoding import ObservationEncoder
@@ -10,6 +11,7 @@ from sorl_trl.rollout.statistics import rollout_statistics
 from sorl_trl.search import RetryPolicy
 
 __all__ = [
+    "PROTOCOLS",
     "AssembledTrajectory",
     "Collector",
     "Frame",
@@ -18,6 +20,7 @@ __all__ = [
     "HFGenerator",
     "ObservationEncoder",
     "RetryPolicy",
+    "RolloutArguments",
     "RolloutLimits",
     "TagProtocol",
     "assemble",

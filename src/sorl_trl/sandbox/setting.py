@@ -7,19 +7,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sorl_trl.rollout import Frame, RolloutLimits, TagProtocol
+from sorl_trl.rollout import PROTOCOLS, RolloutLimits
 
 PROMPT_TEMPLATE = "question : {question}"
 
-PROTOCOL = TagProtocol(
-    passage_template="{text}",
-    no_results="nothing",
-    search_failed="failed",
-    invalid_feedback="invalid",
-    information_frame=Frame("<information>", "</information>"),
-    feedback_frame=Frame(),
-    message_frame=Frame(),
-)
+PROTOCOL = PROTOCOLS["terse"]
 
 LIMITS = RolloutLimits(max_turns=3, max_turn_tokens=16, max_observation_tokens=24, max_trajectory_tokens=112, top_k=1)
 """Two hops and one spare search; room for the longest names."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +21,14 @@ from sorl_trl.search.wire import REQUEST_FORMATS
 
 SOURCES = ("index", "corpus", "search_url", "no_search", "replay")
 """Arguments that say what answers the searches: exactly one of them is given."""
+
+
+def override_source(words: Sequence[str]) -> list[str]:
+    """A command line on which a source takes the place of the one in its `--config`, instead of standing beside it."""
+    given = {word.lstrip("-").partition("=")[0].replace("-", "_") for word in words if word.startswith("--")}
+    if given.isdisjoint(SOURCES):
+        return list(words)
+    return [*words, *(f"--{name}={'false' if name == 'no_search' else ''}" for name in SOURCES if name not in given)]
 
 
 class BuiltSearch(NamedTuple):

@@ -24,6 +24,7 @@ def test_datasets_keep_the_order_in_which_they_are_named(tmp_path: Path) -> None
         ({"questions": ["gone.jsonl"]}, "`questions` has 'gone.jsonl'"),
         ({"limit": 0}, "`limit` is 0"),
         ({"batch_size": 0}, "`batch_size` is 0"),
+        ({"max_completion_length": 0}, "`max_completion_length` is 0"),
         ({"num_samples": 0}, "`num_samples` is 0"),
         ({"temperature": -1.0}, "`temperature` is -1.0"),
         ({"temperature": 1.0, "top_p": 0.0}, "`top_p` is 0.0"),

@@ -11,10 +11,10 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import PreTrainedTokenizerFast
 
-from sorl_trl.evaluation import Agent, NoSearch, RunFolder, complete, plan_batches, run_batches
+from sorl_trl.evaluation import Agent, RunFolder, complete, plan_batches, run_batches
 from sorl_trl.qa import Question
 from sorl_trl.rollout import Collector, Frame, Generation, RetryPolicy, TagProtocol
-from sorl_trl.search import SearchUnavailable
+from sorl_trl.search import NoSearch, SearchUnavailable
 from sorl_trl.types import Passage
 
 TAGS = [f"<{slash}{name}>" for name in ("search", "answer", "information") for slash in ("", "/")]
@@ -63,6 +63,17 @@ def test_each_sample_is_asked_and_measured(tokenizer) -> None:
         assert row.prompt == f"who {row.question.id}"
         assert row.measures["correct"] == float(row.trajectory.answer == row.question.id)
     assert len({row.trajectory.answer for row in rows}) > 1
+
+
+def test_with_search_switched_off_every_search_finds_nothing(tokenizer) -> None:
+    class Searcher(Guesser):
+        def generate(self, contexts: Sequence[Sequence[int]], max_new_tokens: Sequence[int]) -> list[Generation]:
+            ids = tokenizer.encode("<search> ann </search>")
+            return [Generation(tuple(ids), None, stopped=True) for _ in contexts]
+
+    batches = plan_batches({"own": QUESTIONS[:1]}, num_samples=1, batch_size=1)
+    ((_, (row,)),) = run_batches(batches, agent(tokenizer, Searcher()), seed=0)
+    assert [seen.text for seen in row.trajectory.observations] == ["<information> nothing </information>"] * 2
 
 
 def test_a_batch_samples_the_same_whatever_came_before_it(tokenizer) -> None:

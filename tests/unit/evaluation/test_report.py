@@ -2,30 +2,52 @@ from __future__ import annotations
 
 import pytest
 
-from sorl_trl.evaluation import EvaluationResult, format_report
+from sorl_trl.evaluation import EvaluatedTrajectory, format_report, mean_measure, split_by_hops
 from sorl_trl.types import StopReason
 
-from .trajectories import answered, ended, question
+from .trajectories import answered, ended, evaluated, question
+
+ROWS = [
+    evaluated(question("Ann Lee", 2), answered("Ann", searches=3)),
+    evaluated(question("Ann", 1), answered("ann", searches=1)),
+    evaluated(question("Bob", 2), answered("Bob")),
+    evaluated(question("Cy", 2), ended(StopReason.MAX_TURNS)),
+    evaluated(question("Cy", 3), ended(StopReason.SEARCH_UNAVAILABLE)),
+    evaluated(question("Di"), answered("Di")),
+]
+DOWN = [ROWS[4]]
 
 
-def test_one_aligned_line_per_result_with_a_dash_for_what_is_missing():
-    both = EvaluationResult(
-        (question("Ann", 1), question("Ann Lee", 2)), (answered("Ann", searches=1), answered("Ann", searches=2))
-    )
-    down = EvaluationResult((question("Ann", 1),), (ended(StopReason.SEARCH_UNAVAILABLE),))
-    assert format_report({"greedy": both, "engine down": down}).splitlines() == [
-        "             questions     EM     F1  EM 1-hop  EM 2-hop  searches  answered",
-        "----------------------------------------------------------------------------",
-        "greedy               2  0.500  0.833     1.000     0.000     1.500     1.000",
-        "engine down          1      -      -         -         -     0.000     0.000",
+def test_means_are_over_the_trajectories_that_have_the_measure() -> None:
+    assert mean_measure(ROWS, "exact_match") == 3 / 5
+    # "Ann" for "Ann Lee": precision 1, recall 1/2.
+    assert mean_measure(ROWS, "f1") == pytest.approx((2 / 3 + 1 + 1 + 0 + 1) / 5)
+    assert mean_measure(DOWN, "exact_match") is None
+    assert mean_measure([], "f1") is None
+
+
+def test_a_question_that_does_not_say_has_no_number_of_hops() -> None:
+    parts = split_by_hops(ROWS)
+    assert list(parts) == [1, 2, 3]
+    assert parts == {1: [ROWS[1]], 2: [ROWS[0], ROWS[2], ROWS[3]], 3: DOWN}
+    assert split_by_hops([ROWS[5]]) == {}
+
+
+def test_one_aligned_line_per_result_with_a_dash_for_what_is_missing() -> None:
+    table = format_report({"greedy": [*ROWS[:2], ROWS[3]], "engine down": DOWN})
+    assert table.splitlines() == [
+        "             trajectories     EM     F1  EM 1-hop  EM 2-hop  EM 3-hop  searches  answered",
+        "-----------------------------------------------------------------------------------------",
+        "greedy                  3  0.333  0.556     1.000     0.000         -     1.333     0.667",
+        "engine down             1      -      -         -         -         -         -     0.000",
     ]
 
 
-def test_questions_without_hops_get_no_column_of_hops():
-    table = format_report({"greedy": EvaluationResult((question("Ann"),), (answered("Ann"),))})
-    assert "hop" not in table
+def test_questions_without_hops_get_no_column_of_hops() -> None:
+    assert "hop" not in format_report({"greedy": [ROWS[5]]})
 
 
-def test_nothing_to_report_is_refused():
-    with pytest.raises(ValueError, match="results is empty"):
-        format_report({})
+@pytest.mark.parametrize("results", [{}, {"greedy": [ROWS[0]], "sampled": []}])
+def test_nothing_to_report_is_refused(results: dict[str, list[EvaluatedTrajectory]]) -> None:
+    with pytest.raises(ValueError, match="it must hold at least one result"):
+        format_report(results)

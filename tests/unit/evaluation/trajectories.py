@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from sorl_trl.evaluation import EvaluatedTrajectory, measure
 from sorl_trl.evaluation.measures import MEASURES
 from sorl_trl.evaluation.run_folder import Outcome
 from sorl_trl.qa import Question
-from sorl_trl.rollout import Generation
 from sorl_trl.types import Action, ActionKind, Observation, Passage, StopReason, Trajectory, Turn
 
 
@@ -40,16 +39,3 @@ def outcome(question_id: str, exact_match: float | None = None, sample: int = 0,
         known |= {"exact_match": exact_match, "correct": exact_match} | measures
     reason = StopReason.SEARCH_UNAVAILABLE if exact_match is None else StopReason.ANSWERED
     return Outcome(question_id, f"who is {question_id} ?", sample, reason, known)
-
-
-class Parrot:
-    """A generator that answers with the last word of the prompt."""
-
-    def __init__(self, tokenizer) -> None:
-        self.tokenizer = tokenizer
-        self.calls: list[int] = []
-
-    def generate(self, contexts: Sequence[Sequence[int]], max_new_tokens: Sequence[int]) -> list[Generation]:
-        self.calls.append(len(contexts))
-        opening, closing = self.tokenizer.convert_tokens_to_ids(["<answer>", "</answer>"])
-        return [Generation((opening, context[-1], closing), None, stopped=True) for context in contexts]

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from sorl_trl.search import BM25Index, IndexOutdated, write_corpus
-from sorl_trl.search.arguments import SearchArguments
+from sorl_trl.search.arguments import SearchArguments, override_source
 from sorl_trl.search.cache import CachedSearch
 from sorl_trl.search.no_search import NoSearch
 from sorl_trl.search.replay import RecordingSearch
@@ -68,6 +68,20 @@ def test_a_cache_goes_inside_of_the_recording(corpus: Path, tmp_path: Path) -> N
 def test_a_server_is_named_by_its_url_and_format() -> None:
     built = SearchArguments(search_url="http://127.0.0.1:8000/retrieve", search_request="rllm").build_search()
     assert built.identity == "rllm http://127.0.0.1:8000/retrieve"
+
+
+@pytest.mark.parametrize(
+    ("words", "unset"),
+    [
+        (["--search_url", "http://a"], ["--index=", "--corpus=", "--no_search=false", "--replay="]),
+        (["--search-url=http://a"], ["--index=", "--corpus=", "--no_search=false", "--replay="]),
+        (["--no_search"], ["--index=", "--corpus=", "--search_url=", "--replay="]),
+        (["--corpus", "a", "--index", "b"], ["--search_url=", "--no_search=false", "--replay="]),
+        (["--record", "a", "corpus"], []),
+    ],
+)
+def test_a_source_on_the_command_line_unsets_those_that_are_not(words: list[str], unset: list[str]) -> None:
+    assert override_source(words) == [*words, *unset]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,82 @@
+"""How a policy is asked and how far it may go, as the arguments of a script say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from transformers import PreTrainedTokenizerBase
+
+from sorl_trl.qa import SEARCH_R1_TEMPLATE
+from sorl_trl.rollout.limits import RolloutLimits
+from sorl_trl.rollout.protocol import Frame, TagProtocol, chat_message_frame
+
+PROTOCOLS: Mapping[str, TagProtocol] = {
+    "search_r1": TagProtocol(),
+    "terse": TagProtocol(
+        passage_template="{text}",
+        no_results="nothing",
+        search_failed="failed",
+        invalid_feedback="invalid",
+        information_frame=Frame("<information>", "</information>"),
+        feedback_frame=Frame(),
+        message_frame=Frame(),
+    ),
+}
+"""By the names that recipes use: "terse" is for tiny policies, which copy best from short observations."""
+
+
+@dataclass
+class RolloutArguments:
+    """What the policy is told and what a trajectory may take, but for its tokens in all.
+
+    Raises ValueError for a value that is not allowed.
+    """
+
+    prompt_template: str = field(
+        default=SEARCH_R1_TEMPLATE, metadata={"help": "The prompt, with `{question}` where the question goes."}
+    )
+    chat: bool = field(
+        default=False, metadata={"help": "Ask through the tokenizer's chat template; plain text by default."}
+    )
+    protocol: str = field(
+        default="search_r1",
+        metadata={"help": "How observations are worded: 'search_r1', or 'terse' for the sandbox's tiny policies."},
+    )
+    max_turns: int = field(default=2, metadata={"help": "Searches (or invalid actions) before the last generation."})
+    max_turn_tokens: int = field(default=500, metadata={"help": "Tokens of one turn."})
+    max_observation_tokens: int = field(default=500, metadata={"help": "Tokens of one observation, tags included."})
+    on_long_observation: str = field(
+        default="truncate", metadata={"help": "'truncate' a longer observation, or 'stop' the trajectory there."}
+    )
+    search_top_k: int = field(default=3, metadata={"help": "Passages per search."})
+
+    def __post_init__(self) -> None:
+        if self.protocol not in PROTOCOLS:
+            raise ValueError(f"`protocol` is {self.protocol!r}, but must be one of {', '.join(PROTOCOLS)}.")
+        if "{question}" not in self.prompt_template:
+            raise ValueError(f"`prompt_template` is {self.prompt_template!r}, but must hold '{{question}}'.")
+        if self.search_top_k < 1:
+            raise ValueError(f"`search_top_k` is {self.search_top_k}, but must be at least 1.")
+        self.limits(RolloutLimits.max_trajectory_tokens)
+
+    def limits(self, max_trajectory_tokens: int) -> RolloutLimits:
+        """The limits of a trajectory of so many tokens after the prompt. Raises ValueError for a number below 1."""
+        return RolloutLimits(
+            max_turns=self.max_turns,
+            max_turn_tokens=self.max_turn_tokens,
+            max_observation_tokens=self.max_observation_tokens,
+            max_trajectory_tokens=max_trajectory_tokens,
+            top_k=self.search_top_k,
+            on_long_observation=self.on_long_observation,  # type: ignore[arg-type]
+        )
+
+    def tag_protocol(self, tokenizer: PreTrainedTokenizerBase) -> TagProtocol:
+        """The protocol by its name; with `chat`, its default `message_frame` is replaced by the chat template's.
+
+        Raises ValueError if the chat template does not show both sides of a conversation.
+        """
+        protocol = PROTOCOLS[self.protocol]
+        if self.chat and protocol.message_frame == TagProtocol().message_frame:
+            return replace(protocol, message_frame=chat_message_frame(tokenizer))
+        return protocol

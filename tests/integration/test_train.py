@@ -1,0 +1,126 @@
+"""`train.py` in this process: where it searches, and where its questions come from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+import train
+
+from sorl_trl import qa
+from sorl_trl.search import build_index
+from tests.agents import LIMITS, NAMES, agent_policy, agent_tokenizer, search_index
+from tests.unit.search.servers import Server
+
+ROOT = Path(__file__).parents[2]
+QUESTION = {"id": "q", "question": "rome", "golden_answers": ["rome"]}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A random policy that searches now and then, and eight questions."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    agent_policy().save_pretrained(tmp_path / "policy")
+    agent_tokenizer().save_pretrained(tmp_path / "policy")
+    write(tmp_path / "train.jsonl", [{**QUESTION, "id": str(i), "question": NAMES[i % 4]} for i in range(8)])
+    return tmp_path
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    server = Server()
+    yield server
+    server.close()
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def arguments(folder: Path, *words: str, **changed: Any) -> train.Arguments:
+    """Two steps of the recipe for SO-GRPO."""
+    values = {
+        "config": ROOT / "recipes/so_grpo.yaml",
+        "model_name_or_path": folder / "policy",
+        "train_questions": folder / "train.jsonl",
+        "output_dir": folder / "out",
+        "prompt_template": "where {question}",
+        "max_turns": LIMITS.max_turns,
+        "max_turn_tokens": LIMITS.max_turn_tokens,
+        "max_observation_tokens": LIMITS.max_observation_tokens,
+        "max_completion_length": LIMITS.max_trajectory_tokens,
+        "steps_per_generation": 1,
+        "num_iterations": 1,
+        "max_steps": 2,
+        "disable_tqdm": "true",
+        **changed,
+    }
+    return train.parse_arguments([*(w for name, value in values.items() for w in (f"--{name}", str(value))), *words])
+
+
+def searches(found: train.Arguments) -> list[float]:
+    """Train; searches per trajectory of each step."""
+    trainer = train.build_trainer(found)
+    trainer.train()
+    logs = [log for log in trainer.state.log_history if "loss" in log]
+    assert len(logs) == 2
+    assert all(log["rollout/masked_share"] == 0 for log in logs)
+    return [log["rollout/searches_per_trajectory"] for log in logs]
+
+
+def test_passages_from_a_server(folder: Path, server: Server) -> None:
+    record = folder / "searches.jsonl"
+    found = searches(arguments(folder, search_url=server.url, record=record))
+    assert min(found) > 0
+    assert {request["topk"] for request in server.requests} == {1}, "the recipe's `search_top_k`"
+    assert len(record.read_text().splitlines()) >= len({q for sent in server.requests for q in sent["queries"]}) > 0
+
+
+def test_passages_from_the_index_of_another_engine(folder: Path) -> None:
+    pytest.importorskip("tantivy")
+    search_index(folder)  # writes the corpus
+    build_index("tantivy", folder / "corpus.jsonl", folder / "tantivy", show_progress=False)
+    found = arguments(folder, index=folder / "tantivy")
+    assert found.search.build_search().identity.startswith("tantivy-")
+    assert min(searches(found)) > 0
+
+
+def test_questions_of_public_sets(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one the training split, of the other the evaluation split; here both are in folders."""
+    for name, split in (("nq", "train"), ("nq", "test"), ("musique", "train"), ("musique", "dev")):
+        write(folder / name / f"{split}.jsonl", [{**QUESTION, "question": f"{name} {split}"}])
+        local = replace(qa.BENCHMARKS[name], hub_id=str(folder / name), config=None)
+        monkeypatch.setitem(qa.BENCHMARKS, name, local)
+    found = arguments(folder, "--no_search", train_questions="nq", eval_questions="musique")
+    prompts = train.load_prompts(found)
+    assert [[(row["prompt"], row["data_source"]) for row in rows] for rows in prompts] == [
+        [("where nq train", "nq")],
+        [("where musique dev", "musique")],
+    ]
+    found.task.eval_questions = None
+    assert train.load_prompts(found)[1] is None
+
+
+def test_options_are_shown_and_choice_needs_them(folder: Path) -> None:
+    choice = {**QUESTION, "options": {"A": "oslo", "B": "rome"}}
+    write(folder / "train.jsonl", [choice])
+    found = arguments(folder, "--no_search", "--rewards", "choice", "turn_format")
+    (row,) = train.load_prompts(found)[0]
+    assert row["prompt"].splitlines()[:3] == ["where rome", "A. oslo", "B. rome"]
+    write(folder / "train.jsonl", [choice, {**QUESTION, "id": "open"}])
+    with pytest.raises(ValueError, match="`rewards` has 'choice', but open has no options; 'answer' is for both"):
+        train.load_prompts(found)
+
+
+def test_a_policy_that_cannot_act_is_refused_before_the_search_engine_is_opened(folder: Path) -> None:
+    (folder / "corpus.jsonl").write_text("no passage\n")
+    found = arguments(folder, corpus=folder / "corpus.jsonl", max_observation_tokens=1)
+    with pytest.raises(ValueError, match="max_observation_tokens=1 must be at least 2"):
+        train.build_rollout(found, agent_tokenizer())
+    assert not (folder / "corpus.jsonl.index").exists()

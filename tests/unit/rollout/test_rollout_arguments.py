@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sorl_trl import sandbox
+from sorl_trl.rollout import PROTOCOLS, Frame, RolloutArguments, RolloutLimits, TagProtocol
+
+from .fakes import bpe_tokenizer
+
+
+def test_the_defaults_are_those_of_the_limits() -> None:
+    assert RolloutArguments().limits(2500) == RolloutLimits()
+
+
+def test_every_argument_reaches_the_limits() -> None:
+    arguments = RolloutArguments(
+        max_turns=1, max_turn_tokens=2, max_observation_tokens=3, on_long_observation="stop", search_top_k=4
+    )
+    assert arguments.limits(5) == RolloutLimits(1, 2, 3, 5, 4, "stop")
+    with pytest.raises(ValueError, match="max_trajectory_tokens=0 must be at least 1"):
+        arguments.limits(0)
+
+
+def test_protocols_have_names() -> None:
+    tokenizer = bpe_tokenizer()
+    assert RolloutArguments().tag_protocol(tokenizer) == TagProtocol()
+    assert RolloutArguments(protocol="terse").tag_protocol(tokenizer) is sandbox.PROTOCOL is PROTOCOLS["terse"]
+
+
+def test_a_chat_model_gets_the_messages_of_its_template() -> None:
+    tokenizer = bpe_tokenizer()
+    tokenizer.chat_template = "{% for m in messages %}[{{ m.role }}] {{ m.content }} {% endfor %}"
+    protocol = RolloutArguments(chat=True).tag_protocol(tokenizer)
+    assert protocol.message_frame == Frame(" [user] ", " ")
+    assert RolloutArguments(chat=True, protocol="terse").tag_protocol(tokenizer) == PROTOCOLS["terse"]
+    tokenizer.chat_template = "hello"
+    with pytest.raises(ValueError, match="the chat template renders 'hello'"):
+        RolloutArguments(chat=True).tag_protocol(tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"protocol": "xml"}, "`protocol` is 'xml', but must be one of search_r1, terse"),
+        ({"prompt_template": "Answer:"}, r"`prompt_template` is 'Answer:', but must hold '\{question\}'"),
+        ({"search_top_k": 0}, "`search_top_k` is 0"),
+        ({"max_turns": -1}, "max_turns=-1"),
+        ({"on_long_observation": "drop"}, "on_long_observation='drop'"),
+    ],
+)
+def test_bad_values_are_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        RolloutArguments(**values)
