@@ -12,7 +12,7 @@ from transformers import TrainerCallback
 
 from sorl_trl import SOGRPOTrainer, SOPPOTrainer
 from sorl_trl.diagnostics.collapse_detector import Level
-from sorl_trl.diagnostics.collapse_guard import CollapseGuard, GuardSettings, lower_learning_rate
+from sorl_trl.diagnostics.collapse_guard import CollapseGuard, GuardSettings, scale_learning_rate
 from sorl_trl.search import BM25Index
 from sorl_trl.trainers.roll_back import RollBack
 from tests.agents import build_agent
@@ -34,7 +34,7 @@ class LearningRateJump(TrainerCallback):
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step == JUMP:
-            lower_learning_rate(kwargs["optimizer"], kwargs["lr_scheduler"], 50.0)
+            scale_learning_rate(kwargs["optimizer"], kwargs["lr_scheduler"], 50.0)
 
 
 class Remembers(RollBack):

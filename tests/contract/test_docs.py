@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
 OURS = ("turns/", "clip_fraction/", "kl_to_old", "clip_penalty", "clipping_bias_norm", "off_policy_age", "rollout/")
 OURS += ("guard/", "trajectories_without_turn", "critic/", "advantages/", "reward_kl", "trajectories_unscored")
+OURS += ("lr_factor",)
 TRANSFORMERS_OWN = {"loss", "grad_norm", "learning_rate", "epoch", "step", "train_loss", "total_flos", "train_runtime"}
 TRANSFORMERS_OWN |= {"train_samples_per_second", "train_steps_per_second"}
 
@@ -65,7 +66,9 @@ def answer_reward(trajectory: Any, **_: Any) -> list[float]:
 def logged(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     names: set[str] = set()
     for normalization in ("kl_penalty", "bias_norm"):
-        names |= logged_metrics(tmp_path_factory.mktemp(normalization), clip_normalization=normalization)
+        names |= logged_metrics(
+            tmp_path_factory.mktemp(normalization), clip_normalization=normalization, target_kl=0.1
+        )
     names |= {ALARMS, INTERVENTIONS}  # tests/integration/test_collapse_guard.py sees them logged
     return names | logged_metrics(tmp_path_factory.mktemp("ppo"), SOPPOTrainer, kl_in_reward=True)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -112,7 +112,7 @@ class CollapseGuard(TrainerCallback):
         if args.logging_strategy == "no":
             raise ValueError("`logging_strategy` is 'no', but CollapseGuard reads log entries: set it to 'steps'.")
         if self.action in ("lower_lr", "roll_back"):
-            _check_scheduler(kwargs["lr_scheduler"])
+            check_scheduler(kwargs["lr_scheduler"])
         self._forget()
         for entry in state.log_history:  # of the run that is resumed
             self.alarms += self._detector.observe(entry)
@@ -161,7 +161,7 @@ class CollapseGuard(TrainerCallback):
         if checkpoint is not None:
             lowered = self._go_back(checkpoint)
             _warn(state, f"CollapseGuard has gone back to {checkpoint}.")
-        lower_learning_rate(kwargs["optimizer"], kwargs["lr_scheduler"], lowered)
+        scale_learning_rate(kwargs["optimizer"], kwargs["lr_scheduler"], lowered)
         _warn(state, f"CollapseGuard has multiplied the learning rates by {lowered:g}.")
         return True
 
@@ -218,7 +218,7 @@ def _check_trainer(trainer: Any) -> None:
         raise ValueError("`save_only_model` is True, but `action='roll_back'` needs the optimizer: set it to False.")
 
 
-def _check_scheduler(scheduler: Any) -> None:
+def check_scheduler(scheduler: Any) -> None:
     lowerable = isinstance(scheduler, LRScheduler) and not isinstance(scheduler, OneCycleLR | CyclicLR)
     if not lowerable:
         raise ValueError(
@@ -227,17 +227,21 @@ def _check_scheduler(scheduler: Any) -> None:
         )
 
 
-def lower_learning_rate(optimizer: Any, scheduler: Any, factor: float) -> None:
-    """Multiply the learning rates of all parameter groups by `factor`, now and for the rest of the schedule.
+def scale_learning_rate(
+    optimizer: Any, scheduler: Any, factor: float, concerns: Callable[[dict[str, Any]], bool] = lambda group: True
+) -> None:
+    """Multiply the learning rates of the parameter groups that it `concerns` by `factor`, now and from now on.
 
-    Both keep it in their state, so that it survives a resume.
+    Optimizer and scheduler keep it in their state, so that it survives a resume.
     """
-    for group in optimizer.param_groups:
-        group["lr"] *= factor
-    for each in (scheduler, *getattr(scheduler, "_schedulers", [])):  # SequentialLR has several
+    factors = [factor if concerns(group) else 1.0 for group in optimizer.param_groups]
+    for group, each in zip(optimizer.param_groups, factors, strict=True):
+        group["lr"] *= each
+    for part in (scheduler, *getattr(scheduler, "_schedulers", [])):  # SequentialLR has several
         for name in ("base_lrs", "_last_lr"):  # ReduceLROnPlateau goes on from the groups' rates, and has no base
-            if hasattr(each, name):
-                setattr(each, name, [rate * factor for rate in getattr(each, name)])
+            if hasattr(part, name):
+                rates = zip(getattr(part, name), factors, strict=True)
+                setattr(part, name, [rate * each for rate, each in rates])
 
 
 def _output(args: TrainingArguments) -> Path:

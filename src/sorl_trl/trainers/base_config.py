@@ -46,6 +46,8 @@ class TurnLevelConfig(GRPOConfig):
             Estimator of the KL in the penalty: `"unbiased"`, `"k1"`, `"k2"` or `"k3"`.
         ctn_gate (`str`, defaults to `"token"`):
             What each trajectory's penalty is weighted by: its share of clipped `"token"`s or `"turn"`s, or `"none"`.
+        target_kl (`float`, *optional*):
+            KL to the old policy near which the policy's learning rate is to hold it.
         gamma (`float`, defaults to `1.0`):
             Discount per turn.
         rollout_staleness (`int`, defaults to `0`):
@@ -118,6 +120,15 @@ class TurnLevelConfig(GRPOConfig):
             "old policy."
         },
     )
+    target_kl: float | None = field(
+        default=None,
+        metadata={
+            "help": "KL to the old policy (`kl_to_old`, nats per token) near which the policy's learning rate is to "
+            "hold it. An update that finds more than twice as much divides the learning rate by 1.5, one that finds "
+            "less than half as much multiplies it by 1.5; it stays between 1/100 of the scheduled one and the "
+            "scheduled one. Unset: as scheduled."
+        },
+    )
     gamma: float = field(
         default=1.0,
         metadata={"help": "Discount per turn, in [0, 1]: a reward k turns later counts gamma**k."},
@@ -155,6 +166,8 @@ class TurnLevelConfig(GRPOConfig):
         self._set_clip_range()
         if not 0.0 <= self.ctn_coef < float("inf"):
             raise ValueError(f"`ctn_coef` is {self.ctn_coef}, but must be finite and at least 0.")
+        if self.target_kl is not None and not 0.0 < self.target_kl < float("inf"):
+            raise ValueError(f"`target_kl` is {self.target_kl}, but must be finite and above 0, or unset.")
         if self.rollout_staleness < 0:
             raise ValueError(f"`rollout_staleness` is {self.rollout_staleness}, but must be at least 0.")
         if not 0.0 <= self.gamma <= 1.0:

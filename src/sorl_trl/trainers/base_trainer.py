@@ -31,6 +31,7 @@ from sorl_trl.ops import (
 from sorl_trl.trainers.base_config import TURN_LOSS_TYPE, TurnLevelConfig
 from sorl_trl.trainers.bias_norm import ClippingBiasNormalizer
 from sorl_trl.trainers.exact_resume import ExactResume
+from sorl_trl.trainers.kl_schedule import KLSchedule
 from sorl_trl.trainers.native_tools import NativeTools
 from sorl_trl.trainers.ratio_substitution import RatioSubstitution
 from sorl_trl.trainers.roll_back import RollBack
@@ -93,6 +94,9 @@ class TurnLevelTrainer(NativeTools, ExactResume, RollBack):
         self.rollout_staleness = args.rollout_staleness
         self._substitution: RatioSubstitution | None = None
         self._bias_normalizer = self._build_bias_normalizer()
+        self._kl_schedule = None if args.target_kl is None else KLSchedule(args.target_kl)
+        if self._kl_schedule is not None:
+            self.add_callback(self._kl_schedule)
         self._check_dataset_size()
         if self.rollout_func is None:  # a rollout function may render messages in its own way
             self._check_chat_template()
@@ -302,7 +306,18 @@ class TurnLevelTrainer(NativeTools, ExactResume, RollBack):
         for name, value in metrics.reduce(self.accelerator).items():
             self._metrics[mode][name].append(value)
         if mode == "train" and "generated_at_step" in inputs:
-            self._metrics[mode]["off_policy_age"].append(self.state.global_step - int(inputs["generated_at_step"]))
+            age = self.state.global_step - int(inputs["generated_at_step"])
+            self._metrics[mode]["off_policy_age"].append(age)
+            self._follow_kl(self._metrics[mode]["kl_to_old"][-1], age)
+
+    def _follow_kl(self, kl: float, age: int) -> None:
+        """Before the backward pass, in which DeepSpeed steps the optimizer."""
+        if self._kl_schedule is None:
+            return
+        if age > 0:  # before, policy and old policy are the same, and the KL is rounding
+            self._kl_schedule.observe(kl)
+        if self.accelerator.sync_gradients:
+            self._metrics["train"]["lr_factor"].append(self._kl_schedule.adjust())
 
 
 def loss_mask_of(batch: dict[str, Any]) -> Tensor:

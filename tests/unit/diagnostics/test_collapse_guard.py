@@ -13,7 +13,7 @@ from torch.optim import lr_scheduler
 from transformers import TrainerControl, TrainerState
 
 from sorl_trl.diagnostics.collapse_detector import Level
-from sorl_trl.diagnostics.collapse_guard import CollapseGuard, GuardSettings, lower_learning_rate
+from sorl_trl.diagnostics.collapse_guard import CollapseGuard, GuardSettings, scale_learning_rate
 
 RULES = (Level("high_kl", "kl_to_old", "lower the learning rate", threshold=0.2),)
 
@@ -40,7 +40,7 @@ def test_other_schedules_are_lowered_too(name: str) -> None:
         scheduler, seen = SCHEDULERS[name](optimizer), []
         for step in range(8):
             if step == lowered_at:
-                lower_learning_rate(optimizer, scheduler, 0.1)
+                scale_learning_rate(optimizer, scheduler, 0.1)
             seen.append([group["lr"] for group in optimizer.param_groups])
             optimizer.step()
             scheduler.step(*[1.0] * (name == "none of its own"))

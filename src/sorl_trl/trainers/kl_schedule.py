@@ -1,0 +1,79 @@
+"""A learning rate that holds the KL to the old policy near a target (docs/paper_to_code.md)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from sorl_trl.diagnostics.collapse_guard import check_scheduler, scale_learning_rate
+
+STEP = 1.5
+MIN_FACTOR = 0.01
+FACTOR = "policy_lr_factor"
+"""The scheduler's attribute that holds the factor."""
+
+
+def kl_controlled_factor(factor: float, kl: float, target_kl: float) -> float:
+    """By what the scheduled learning rate is multiplied, after an update that found `kl` with `factor`.
+
+    `factor` / 1.5 where `kl` > 2 `target_kl`, `factor` · 1.5 where 0 < `kl` < `target_kl` / 2, and `factor` between
+    (Rudin et al., arXiv 2109.11978, as rsl_rl has it). Departure: it stays in [0.01, 1], where rsl_rl keeps the
+    learning rate itself in [1e-5, 1e-2].
+
+    Args:
+        factor: in [0.01, 1].
+        kl: KL(policy || old policy), nats per token. 0 and NaN say nothing: the policy has not moved, or no token is
+            trained on.
+        target_kl: above 0, nats per token.
+    """
+    if kl > 2 * target_kl:
+        return max(factor / STEP, MIN_FACTOR)
+    if 0 < kl < target_kl / 2:
+        return min(factor * STEP, 1.0)
+    return factor
+
+
+class KLSchedule(TrainerCallback):
+    """Multiplies the learning rate of the policy, not the critic's, by a factor that follows the KL.
+
+    The factor is part of the scheduler's state and of its base rates: it survives a resume and a roll back, and where
+    something else lowers the learning rates, what is scheduled from then on is the lowered rate.
+
+    Raises:
+        ValueError: when training begins: the schedule does not let its learning rates be lowered.
+    """
+
+    def __init__(self, target_kl: float) -> None:
+        self.target_kl = target_kl
+        self._kls: list[float] = []
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._optimizer, self._scheduler = kwargs["optimizer"], kwargs["lr_scheduler"]
+        check_scheduler(self._scheduler)
+        # Set at once, so that a roll back to any checkpoint of this run restores it.
+        setattr(self._scheduler, FACTOR, getattr(self._scheduler, FACTOR, 1.0))
+        self._kls.clear()
+
+    def observe(self, kl: float) -> None:
+        """Take note of the KL of a micro-batch, the same on all ranks; NaN: it has no token."""
+        if not math.isnan(kl):
+            self._kls.append(kl)
+
+    def adjust(self) -> float:
+        """Set the policy's learning rate for the update whose micro-batches have been observed; the factor."""
+        before: float = getattr(self._scheduler, FACTOR)
+        kl = sum(self._kls) / len(self._kls) if self._kls else math.nan
+        self._kls.clear()
+        factor = kl_controlled_factor(before, kl, self.target_kl)
+        if factor != before:
+            scale_learning_rate(self._optimizer, self._scheduler, factor / before, _is_policy)
+            setattr(self._scheduler, FACTOR, factor)
+        return factor
+
+
+def _is_policy(group: dict[str, Any]) -> bool:
+    return not group.get("critic")

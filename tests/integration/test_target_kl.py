@@ -1,0 +1,142 @@
+"""Real runs with a learning rate that is too high, held back by `target_kl`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sorl_trl import SOGRPOTrainer, SOPPOTrainer
+from sorl_trl.diagnostics.collapse_detector import Level
+from tests.agents import questions, steps_after
+from tests.collapses import ALWAYS, GRPOThatRemembers, build, checkpoint, guarded, logged
+
+TARGET = 0.02
+HOT = 0.3
+UPDATES = 8
+"""Optimizer steps of a rollout."""
+STEPS = 5 * UPDATES
+
+
+def hot(folder: Path, trainer_class: Any = SOGRPOTrainer, **overrides: Any) -> Any:
+    fields = {"learning_rate": HOT, "num_iterations": UPDATES, "max_steps": STEPS, "save_strategy": "no"}
+    fields |= {"target_kl": TARGET, "callbacks": []}
+    return build(folder, trainer_class, **{**fields, **overrides})
+
+
+@pytest.fixture(scope="module")
+def held(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    trainer = hot(tmp_path_factory.mktemp("held"))
+    trainer.train()
+    return trainer
+
+
+def test_the_factor_falls_and_holds_the_kl(tmp_path: Path, held: Any) -> None:
+    free = hot(tmp_path, target_kl=None)
+    free.train()
+    assert logged(free, "lr_factor") == {}
+    factors, after_the_first_rollout = logged(held, "lr_factor"), range(UPDATES + 1, STEPS + 1)
+    assert factors[1] == 1.0
+    assert max(factors[step] for step in after_the_first_rollout) < 0.2
+    ours, theirs = (
+        max(kl for step, kl in logged(trainer, "kl_to_old").items() if step in after_the_first_rollout)
+        for trainer in (held, free)
+    )
+    assert ours < 4 * TARGET < 10 * TARGET < theirs
+
+
+def test_the_factor_is_that_of_the_update_whose_kl_is_seen(held: Any) -> None:
+    """Also of the learning rate that transformers logs for the same update."""
+    factors, kls, rates = (logged(held, name) for name in ("lr_factor", "kl_to_old", "learning_rate"))
+    for step in range(2, STEPS + 1):
+        change = factors[step] / factors[step - 1]
+        if kls[step] > 2 * TARGET:
+            assert change == pytest.approx(1 / 1.5) or factors[step] == 0.01, step
+        assert rates[step] == pytest.approx(HOT * factors[step]), step
+        assert change == 1.0 or step % UPDATES != 1, "the first update on a rollout says nothing"
+
+
+def test_micro_batches_make_one_decision(tmp_path: Path) -> None:
+    """Two of four trajectories: what the update finds is the mean of what is logged of them."""
+    fields = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "steps_per_generation": 2}
+    trainer = hot(tmp_path, max_steps=UPDATES, **fields)
+    trainer.train()
+    factors, kls = logged(trainer, "lr_factor"), logged(trainer, "kl_to_old")
+    expected = 1.0
+    for step, kl in kls.items():
+        expected = expected / 1.5 if kl > 2 * TARGET else min(1.0, expected * 1.5) if 0 < kl < TARGET / 2 else expected
+        assert factors[step] == pytest.approx(expected), step
+    assert expected < 1
+
+
+class Rounds(SOGRPOTrainer):
+    """Its old log-probabilities are those of another kernel or batch shape."""
+
+    def _log_turn_metrics(self, log_ratio: torch.Tensor, *args: Any) -> None:
+        super()._log_turn_metrics(log_ratio + 1e-3, *args)
+
+
+def test_rounding_in_the_first_update_says_nothing(tmp_path: Path) -> None:
+    trainer = hot(tmp_path, Rounds, max_steps=2 * UPDATES + 1)
+    trainer.train()
+    factors = logged(trainer, "lr_factor")
+    for first in (UPDATES + 1, 2 * UPDATES + 1):
+        assert 0 < logged(trainer, "kl_to_old")[first] < 1e-5
+        assert factors[first] == factors[first - 1] < 1
+
+
+def test_the_critics_learning_rate_stays(tmp_path: Path) -> None:
+    trainer = hot(tmp_path, SOPPOTrainer, critic_learning_rate=0.05, max_steps=2 * UPDATES)
+    trainer.train()
+    factor = logged(trainer, "lr_factor")[2 * UPDATES]
+    assert factor < 1
+    for group in trainer.optimizer.param_groups:
+        assert group["lr"] == pytest.approx(0.05 if group.get("critic") else HOT * factor)
+
+
+@pytest.mark.parametrize("trainer_class", [SOGRPOTrainer, SOPPOTrainer])
+def test_a_resumed_run_goes_on_exactly(tmp_path: Path, trainer_class: Any) -> None:
+    fields = {"lr_scheduler_type": "cosine", "max_steps": 12, "save_strategy": "steps"}
+    whole = hot(tmp_path / "whole", trainer_class, **fields, save_steps=6)
+    whole.train()
+    assert logged(whole, "lr_factor")[6] < 1
+    resumed = hot(tmp_path / "resumed", trainer_class, **fields, save_steps=100)
+    resumed.train(resume_from_checkpoint=str(checkpoint(whole, 6)))
+    ours, theirs = (steps_after(6, trainer.state.log_history) for trainer in (resumed, whole))
+    assert ours == theirs
+    weights = whole.model.state_dict()
+    assert all(torch.equal(weight, weights[name]) for name, weight in resumed.model.state_dict().items())
+
+
+class TestGuard:
+    def test_the_ceiling_is_what_it_has_lowered(self, tmp_path: Path) -> None:
+        fields = {"learning_rate": HOT, "max_steps": 12, "target_kl": TARGET, "save_strategy": "no", "callbacks": []}
+        trainer, _ = guarded(tmp_path, "lower_lr", rules=ALWAYS, **fields)
+        trainer.train()
+        factors, rates = logged(trainer, "lr_factor"), logged(trainer, "learning_rate")
+        (intervention,) = logged(trainer, "guard/interventions")
+        for step, factor in factors.items():
+            scheduled = HOT * (0.1 if step > intervention else 1.0)
+            assert rates[step] == pytest.approx(scheduled * factor), step
+        assert min(factors.values()) < 1
+
+    def test_a_roll_back_restores_the_factor(self, tmp_path: Path) -> None:
+        rules = [Level("high", "entropy", "nothing is wrong", threshold=0.0, patience=3)]
+        fields = {"learning_rate": HOT, "max_steps": 15, "target_kl": TARGET, "save_steps": 2, "callbacks": []}
+        trainer, _ = guarded(tmp_path, "roll_back", GRPOThatRemembers, rules=rules, **fields)
+        trainer.train()
+        factors, rates = logged(trainer, "lr_factor"), logged(trainer, "learning_rate")
+        (intervention,) = logged(trainer, "guard/interventions")
+        restored = int(trainer.restored["checkpoint"].name.removeprefix("checkpoint-"))
+        after = intervention + 1  # it collects new trajectories, and finds no KL
+        assert factors[after] == factors[restored] != factors[intervention]
+        assert rates[after] == pytest.approx(0.1 * HOT * factors[restored])
+
+
+def test_a_schedule_that_cannot_be_scaled_is_refused(tmp_path: Path) -> None:
+    evaluation = {"eval_strategy": "steps", "eval_steps": 100, "eval_dataset": questions(4)}
+    trainer = hot(tmp_path, lr_scheduler_type="greedy", **evaluation)
+    with pytest.raises(ValueError, match="`lr_scheduler` is a GreedyLR"):
+        trainer.train()
