@@ -16,7 +16,7 @@ CHOOSING_SEEDS = (101, 102)
 """Chose every setting, with a few runs of seed 91: learning rates, coefficients, clip ranges, the regimes' settings.
 In no table of results. Of about 60 runs that looked for settings (one or two seeds, reuse, long, hot and stale), 32
 tried variants of SO-GRPO (lower ranges of .02 to .2, lambda of 1 to 30, gates, estimators), 11 GRPO, the rest the
-others: the baselines have the settings of their papers or of TRL."""
+others: the baselines have the settings of their papers or of TRL. Then 24 runs chose `target_kl` (.003, .005, .01)."""
 JUDGING_SEEDS = (201, 202, 203, 204, 205)
 """Chose nothing."""
 GROUP = 8
@@ -134,6 +134,8 @@ _PLAIN_KL = _PENALTY | {"ctn_gate": "none", "ctn_coef": 0.25}
 _STRONG_KL = _PLAIN_KL | {"ctn_coef": 0.7}
 """The coefficient is what SO-GRPO's penalty puts on the KL in its choosing runs, lambda sum(f KL) / sum(KL):
 about three times the above, because the gate is open where the KL is high."""
+_TARGET = {"target_kl": 0.005}
+"""Every other method has a learning rate that nothing adapts."""
 _SO = _NARROW | _TURN | _PENALTY
 _BIAS_NORM = {"clip_normalization": "bias_norm"}
 _TOKEN_PPO = {"advantage_level": "token", "loss_type": "grpo"}
@@ -167,10 +169,11 @@ _TURN_METHODS = _methods(
     ("turn_geometric", "turn, geometric", "turn ratios alone", _SYMMETRIC | _TURN | _NONE),
     ("turn_arithmetic", "turn, arithmetic", "the note's ratios alone", _SYMMETRIC | _TURN | _NONE | _ARITHMETIC),
     ("s_grpo", "S-GRPO", "token ratios and the penalty", _SYMMETRIC | _TOKEN | _PENALTY),
-    ("so_grpo", "SO-GRPO", "turn ratios, lower range .05, penalty", _SO),
-    ("so_grpo_arithmetic", "SO-GRPO, arithmetic", "with the note's ratios", _SO | _ARITHMETIC),
-    ("sequence_penalty", "GSPO + penalty", "SO-GRPO with sequence ratios", _NARROW | _SEQUENCE | _PENALTY),
-    ("kl_control", "turn + plain KL", "SO-GRPO whose penalty has no gate", _SO | _PLAIN_KL),
+    ("so_grpo", "SO-GRPO", "turn ratios, lower range .05, penalty, target KL", _SO | _TARGET),
+    ("so_grpo_fixed", "SO-GRPO, fixed", "without a target KL", _SO),
+    ("so_grpo_arithmetic", "SO-GRPO, fixed, arithmetic", "with the note's ratios", _SO | _ARITHMETIC),
+    ("sequence_penalty", "GSPO + penalty", "SO-GRPO, fixed, with sequence ratios", _NARROW | _SEQUENCE | _PENALTY),
+    ("kl_control", "turn + plain KL", "SO-GRPO, fixed, whose penalty has no gate", _SO | _PLAIN_KL),
 )
 _CRITIC_METHODS = _methods(
     "so_ppo",
@@ -178,7 +181,8 @@ _CRITIC_METHODS = _methods(
     ("turn_ppo", "Turn-PPO", "turn ratios, token GAE", _SYMMETRIC | _TURN | _TOKEN_PPO | _NONE),
     ("s_ppo", "S-PPO", "token ratios, token GAE, bias norm", _SYMMETRIC | _TOKEN | _TOKEN_PPO | _BIAS_NORM),
     ("st_ppo", "ST-PPO", "turn ratios, token GAE, bias norm", _SYMMETRIC | _TURN | _TOKEN_PPO | _BIAS_NORM),
-    ("so_ppo", "SO-PPO", "turn advantages, lower range .05, penalty", _SO),
+    ("so_ppo", "SO-PPO", "turn advantages, lower range .05, penalty, target KL", _SO | _TARGET),
+    ("so_ppo_fixed", "SO-PPO, fixed", "without a target KL", _SO),
 )
 _CONTROLS = (
     _methods(
@@ -190,16 +194,23 @@ _CONTROLS = (
     | _methods(
         "so_grpo",
         ("turn_narrow", "turn, narrow", "geometric turn ratios alone, lower range .05", _NARROW | _TURN | _NONE),
-        ("so_grpo_symmetric", "SO-GRPO, symmetric", "lower range .2", _SYMMETRIC | _TURN | _PENALTY),
-        ("so_grpo_turn_gate", "SO-GRPO, turn gate", "gated by clipped turns", _SO | {"ctn_gate": "turn"}),
+        ("so_grpo_symmetric", "SO-GRPO, fixed, symmetric", "lower range .2", _SYMMETRIC | _TURN | _PENALTY),
+        (
+            "so_grpo_turn_gate",
+            "SO-GRPO, fixed, turn gate",
+            "gated by clipped turns",
+            _SO | {"ctn_gate": "turn"},
+        ),
         ("kl_control_strong", "turn + strong plain KL", "no gate, higher coefficient", _SO | _STRONG_KL),
+        ("grpo_target", "GRPO + target KL", "GRPO and a target KL", _SYMMETRIC | _TOKEN | _NONE | _TARGET),
         tuned=False,
     )
     | _methods(
         "so_ppo",
         ("ppo_narrow", "PPO, narrow", "lower range .05", _NARROW | _PPO),
-        ("so_ppo_symmetric", "SO-PPO, symmetric", "lower range .2", _SO | _SYMMETRIC),
-        ("so_ppo_token", "SO-PPO, token advantages", "GAE over tokens", _SO | {"advantage_level": "token"}),
+        ("so_ppo_symmetric", "SO-PPO, fixed, symmetric", "lower range .2", _SO | _SYMMETRIC),
+        ("so_ppo_token", "SO-PPO, fixed, token GAE", "GAE over tokens", _SO | {"advantage_level": "token"}),
+        ("ppo_target", "PPO + target KL", "PPO and a target KL", _SYMMETRIC | _PPO | _TARGET),
         tuned=False,
     )
 )

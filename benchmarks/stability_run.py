@@ -166,7 +166,7 @@ def build_trainer(job: Job, world: Path, output: Path) -> GRPOTrainer:
         **method.settings,
     }
     if method.trainer != "trl":
-        settings["rollout_staleness"] = regime.staleness
+        settings = {"target_kl": 0.0, "rollout_staleness": regime.staleness, **settings}
     config = config_class(
         output_dir=str(output),
         seed=job.seed,

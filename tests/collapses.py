@@ -68,6 +68,7 @@ def build(folder: Path, trainer_class: Any = SOGRPOTrainer, **overrides: Any) ->
         "num_iterations": UPDATES,
         "max_steps": STEPS,
         "learning_rate": RATE,
+        "target_kl": 0.0,  # or it would not collapse
         "epsilon": 0.2,  # with the range of turns the policy survives the jump
         "lr_scheduler_type": "constant",
         "save_strategy": "steps",

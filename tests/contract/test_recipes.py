@@ -14,13 +14,21 @@ ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
 CLIP_RANGE = {"epsilon": 0.05, "epsilon_high": 0.2}
 SO_GRPO = CLIP_RANGE | {
+    "target_kl": 0.005,
     "importance_sampling_level": "turn",
     "clip_normalization": "kl_penalty",
     "loss_type": "turn",
 }
 SO_PPO = SO_GRPO | {"advantage_level": "turn", "num_generations": 1}
-PPO = {"advantage_level": "token", "loss_type": "grpo", "num_generations": 1, "epsilon": 0.2, "epsilon_high": None}
-BASELINE = {"clip_normalization": "none", "loss_type": "grpo", "epsilon": 0.2, "epsilon_high": None}
+PPO = {
+    "target_kl": 0.0,
+    "advantage_level": "token",
+    "loss_type": "grpo",
+    "num_generations": 1,
+    "epsilon": 0.2,
+    "epsilon_high": None,
+}
+BASELINE = {"target_kl": 0.0, "clip_normalization": "none", "loss_type": "grpo", "epsilon": 0.2, "epsilon_high": None}
 VARIANTS: dict[str, dict[str, Any]] = {
     "quickstart": SO_GRPO | {"turn_ratio": "geometric"},
     "so_grpo": SO_GRPO | {"turn_ratio": "geometric"},

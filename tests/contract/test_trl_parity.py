@@ -98,7 +98,7 @@ def parity(tmp_path: Path, tokenizer: Any, **overrides: Any) -> tuple[Any, Any]:
     arguments = settings(tmp_path, **overrides)
     theirs = train(GRPOTrainer, GRPOConfig, tokenizer, **arguments)
     arguments.setdefault("importance_sampling_level", "token")
-    ours = train(SOGRPOTrainer, SOGRPOConfig, tokenizer, **arguments, clip_normalization="none")
+    ours = train(SOGRPOTrainer, SOGRPOConfig, tokenizer, **arguments, clip_normalization="none", target_kl=0.0)
     assert_same(ours, theirs)
     return ours, theirs
 
@@ -126,7 +126,7 @@ def test_lora(tmp_path: Path, tokenizer: Any) -> None:
 def test_mixture_of_experts_auxiliary_loss(tmp_path: Path, tokenizer: Any) -> None:
     arguments = settings(tmp_path, loss_type="grpo", router_aux_loss_coef=0.1)
     theirs = train(GRPOTrainer, GRPOConfig, tokenizer, **arguments, model=build_moe_policy())
-    off = {"importance_sampling_level": "token", "clip_normalization": "none"}
+    off = {"importance_sampling_level": "token", "clip_normalization": "none", "target_kl": 0.0}
     ours = train(SOGRPOTrainer, SOGRPOConfig, tokenizer, **arguments, **off, model=build_moe_policy())
     assert_same(ours, theirs)
     assert "aux_loss" in ours.state.log_history[0]
@@ -140,7 +140,13 @@ def test_one_turn_is_the_sequence_level(tmp_path: Path, tokenizer: Any, beta: fl
     rollouts = [FixedRollout(max_turns=1), FixedRollout(max_turns=1)]
     theirs = train(GRPOTrainer, GRPOConfig, tokenizer, **arguments, **gspo, rollout_func=rollouts[0])
     ours = train(
-        SOGRPOTrainer, SOGRPOConfig, tokenizer, **arguments, clip_normalization="none", rollout_func=rollouts[1]
+        SOGRPOTrainer,
+        SOGRPOConfig,
+        tokenizer,
+        **arguments,
+        clip_normalization="none",
+        target_kl=0.0,
+        rollout_func=rollouts[1],
     )
     # TRL's clip_ratio weighs sequences equally at the sequence level and tokens equally elsewhere.
     assert_same(ours, theirs, skip="clip_ratio")
@@ -164,5 +170,10 @@ def assert_differs(ours: Any, theirs: Any) -> None:
 def test_every_switch_makes_a_difference(tmp_path: Path, tokenizer: Any, switch: dict[str, Any]) -> None:
     arguments = settings(tmp_path, loss_type="grpo")
     theirs = train(GRPOTrainer, GRPOConfig, tokenizer, **arguments)
-    ours = train(SOGRPOTrainer, SOGRPOConfig, tokenizer, **{**arguments, "clip_normalization": "none", **switch})
+    ours = train(
+        SOGRPOTrainer,
+        SOGRPOConfig,
+        tokenizer,
+        **{**arguments, "clip_normalization": "none", "target_kl": 0.0, **switch},
+    )
     assert_differs(ours, theirs)

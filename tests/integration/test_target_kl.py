@@ -34,7 +34,7 @@ def held(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def test_the_factor_falls_and_holds_the_kl(tmp_path: Path, held: Any) -> None:
-    free = hot(tmp_path, target_kl=None)
+    free = hot(tmp_path, target_kl=0.0)
     free.train()
     assert logged(free, "lr_factor") == {}
     factors, after_the_first_rollout = logged(held, "lr_factor"), range(UPDATES + 1, STEPS + 1)

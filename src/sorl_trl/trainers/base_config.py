@@ -46,8 +46,8 @@ class TurnLevelConfig(GRPOConfig):
             Estimator of the KL in the penalty: `"unbiased"`, `"k1"`, `"k2"` or `"k3"`.
         ctn_gate (`str`, defaults to `"token"`):
             What each trajectory's penalty is weighted by: its share of clipped `"token"`s or `"turn"`s, or `"none"`.
-        target_kl (`float`, *optional*):
-            KL to the old policy near which the policy's learning rate is to hold it.
+        target_kl (`float`, defaults to `0.005`):
+            KL to the old policy near which the policy's learning rate is to hold it; 0 leaves it as scheduled.
         gamma (`float`, defaults to `1.0`):
             Discount per turn.
         rollout_staleness (`int`, defaults to `0`):
@@ -58,7 +58,7 @@ class TurnLevelConfig(GRPOConfig):
             Those closing tags.
 
     Every other parameter is TRL's, with TRL's meaning and default. With `importance_sampling_level="token"`,
-    `clip_normalization="none"` and one of TRL's loss types, training is TRL's to within 1e-6.
+    `clip_normalization="none"`, `target_kl=0` and one of TRL's loss types, training is TRL's to within 1e-6.
     """
 
     loss_type: str = field(
@@ -120,13 +120,13 @@ class TurnLevelConfig(GRPOConfig):
             "old policy."
         },
     )
-    target_kl: float | None = field(
-        default=None,
+    target_kl: float = field(
+        default=0.005,
         metadata={
             "help": "KL to the old policy (`kl_to_old`, nats per token) near which the policy's learning rate is to "
             "hold it. An update that finds more than twice as much divides the learning rate by 1.5, one that finds "
             "less than half as much multiplies it by 1.5; it stays between 1/100 of the scheduled one and the "
-            "scheduled one. Unset: as scheduled."
+            "scheduled one. 0: as scheduled."
         },
     )
     gamma: float = field(
@@ -166,8 +166,8 @@ class TurnLevelConfig(GRPOConfig):
         self._set_clip_range()
         if not 0.0 <= self.ctn_coef < float("inf"):
             raise ValueError(f"`ctn_coef` is {self.ctn_coef}, but must be finite and at least 0.")
-        if self.target_kl is not None and not 0.0 < self.target_kl < float("inf"):
-            raise ValueError(f"`target_kl` is {self.target_kl}, but must be finite and above 0, or unset.")
+        if not 0.0 <= self.target_kl < float("inf"):
+            raise ValueError(f"`target_kl` is {self.target_kl}, but must be finite and at least 0.")
         if self.rollout_staleness < 0:
             raise ValueError(f"`rollout_staleness` is {self.rollout_staleness}, but must be at least 0.")
         if not 0.0 <= self.gamma <= 1.0:

@@ -94,7 +94,7 @@ class TurnLevelTrainer(NativeTools, ExactResume, RollBack):
         self.rollout_staleness = args.rollout_staleness
         self._substitution: RatioSubstitution | None = None
         self._bias_normalizer = self._build_bias_normalizer()
-        self._kl_schedule = None if args.target_kl is None else KLSchedule(args.target_kl)
+        self._kl_schedule = KLSchedule(args.target_kl) if args.target_kl else None
         if self._kl_schedule is not None:
             self.add_callback(self._kl_schedule)
         self._check_dataset_size()

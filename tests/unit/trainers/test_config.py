@@ -17,7 +17,7 @@ def test_defaults_are_so_grpo(tmp_path: Path) -> None:
     assert (config.importance_sampling_level, config.turn_ratio) == ("turn", "geometric")
     assert (config.clip_normalization, config.ctn_coef, config.kl_estimator) == ("kl_penalty", 3.0, "unbiased")
     assert (config.loss_type, config.gamma, config.turn_boundary) == ("turn", 1.0, "recorded")
-    assert (config.ctn_gate, config.rollout_staleness, config.target_kl) == ("token", 0, None)
+    assert (config.ctn_gate, config.rollout_staleness, config.target_kl) == ("token", 0, 0.005)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_the_clip_range_follows_the_level(tmp_path: Path, given: dict[str, Any],
         ("ctn_gate", "sequence", "'turn'"),
         ("ctn_coef", -1.0, "at least 0"),
         ("ctn_coef", float("nan"), "at least 0"),
-        ("target_kl", 0.0, "above 0"),
+        ("target_kl", -0.1, "at least 0"),
         ("target_kl", float("inf"), "finite"),
         ("rollout_staleness", -1, "at least 0"),
         ("gamma", 1.5, "[0, 1]"),
