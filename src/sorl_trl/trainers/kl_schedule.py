@@ -47,6 +47,8 @@ class KLSchedule(TrainerCallback):
 
     def __init__(self, target_kl: float) -> None:
         self.target_kl = target_kl
+        self._optimizer: Any = None
+        self._scheduler: Any = None
         self._kls: list[float] = []
 
     def on_train_begin(
@@ -65,6 +67,8 @@ class KLSchedule(TrainerCallback):
 
     def adjust(self) -> float:
         """Set the policy's learning rate for the update whose micro-batches have been observed; the factor."""
+        if self._scheduler is None:  # a loss outside of training
+            return 1.0
         before: float = getattr(self._scheduler, FACTOR)
         kl = sum(self._kls) / len(self._kls) if self._kls else math.nan
         self._kls.clear()
