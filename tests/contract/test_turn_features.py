@@ -165,7 +165,8 @@ def test_vespo_is_trls_at_every_level(tmp_path: Path, tokenizer: Any, turn_ratio
     """It weighs whole sequences from token log-ratios by itself: turn ratios must not reach it."""
     arguments = settings(tmp_path, loss_type="vespo", max_steps=4)
     theirs = train(GRPOTrainer, GRPOConfig, tokenizer, **arguments)
-    turn_level = {"importance_sampling_level": "turn", "turn_ratio": turn_ratio, "clip_normalization": "none"}
+    turn_level: dict[str, Any] = {"importance_sampling_level": "turn", "turn_ratio": turn_ratio}
+    turn_level |= {"clip_normalization": "none", "target_kl": 0.0}
     ours = train(SOGRPOTrainer, SOGRPOConfig, tokenizer, **arguments, **turn_level)
     assert_same(ours, theirs)
     assert ours.state.log_history[3]["clip_fraction/turn"] > 0
