@@ -14,6 +14,7 @@ from sorl_trl import SOGRPOTrainer, SOPPOTrainer
 from sorl_trl.diagnostics.collapse_detector import Level
 from sorl_trl.diagnostics.collapse_guard import CollapseGuard, GuardSettings, scale_learning_rate
 from sorl_trl.search import BM25Index
+from sorl_trl.trainers.base_trainer import TurnLevelTrainer
 from sorl_trl.trainers.roll_back import RollBack
 from tests.agents import build_agent
 
@@ -61,19 +62,20 @@ class PPOThatRemembers(Remembers, SOPPOTrainer):
 
 
 def build(folder: Path, trainer_class: Any = SOGRPOTrainer, **overrides: Any) -> Any:
-    fields = {
+    fields: dict[str, Any] = {
         "per_device_train_batch_size": 8,
         "steps_per_generation": 1,
         "gradient_accumulation_steps": 1,
         "num_iterations": UPDATES,
         "max_steps": STEPS,
         "learning_rate": RATE,
-        "target_kl": 0.0,  # or it would not collapse
         "epsilon": 0.2,  # with the range of turns the policy survives the jump
         "lr_scheduler_type": "constant",
         "save_strategy": "steps",
         "save_steps": UPDATES,
     }
+    if issubclass(trainer_class, TurnLevelTrainer):
+        fields["target_kl"] = 0.0  # or it would not collapse
     search = overrides.pop("search", None)
     callbacks = overrides.pop("callbacks", [LearningRateJump()])
     folder.mkdir(exist_ok=True)
