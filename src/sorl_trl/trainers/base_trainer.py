@@ -6,14 +6,11 @@ tests/contract fails when one of their bodies changes.
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
-from datasets import Dataset
 from torch import Tensor
-from trl.data_utils import is_conversational
 
 from sorl_trl.ops import (
     clip_fraction,
@@ -30,6 +27,7 @@ from sorl_trl.ops import (
 )
 from sorl_trl.trainers.base_config import TURN_LOSS_TYPE, TurnLevelConfig
 from sorl_trl.trainers.bias_norm import ClippingBiasNormalizer
+from sorl_trl.trainers.dataset_checks import check_chat_template, check_dataset_size
 from sorl_trl.trainers.exact_resume import ExactResume
 from sorl_trl.trainers.kl_schedule import KLSchedule
 from sorl_trl.trainers.native_tools import NativeTools
@@ -38,20 +36,6 @@ from sorl_trl.trainers.roll_back import RollBack
 from sorl_trl.trainers.turn_metrics import turn_metrics
 from sorl_trl.trainers.turn_rewards import TurnRewardRecorder
 from sorl_trl.trainers.turn_spans import checked_rollout, padded, split_at_tags, turn_ids_of
-
-SORL_PAPER = {
-    "title": "Stabilizing Off-Policy Training for Long-Horizon LLM Agent via Turn-Level Importance Sampling and "
-    "Clipping-Triggered Normalization",
-    "id": "2511.20718",
-    "citation": textwrap.dedent("""\
-        @article{li2025sorl,
-            title   = {{Stabilizing Off-Policy Training for Long-Horizon LLM Agent via Turn-Level Importance Sampling and Clipping-Triggered Normalization}},
-            author  = {Chenliang Li and Adel Elmahdy and others},
-            year    = 2025,
-            eprint  = {arXiv:2511.20718},
-        }"""),  # noqa: E501
-}
-"""For the model card that TRL writes beside each checkpoint."""
 
 
 class TurnLevelTrainer(NativeTools, ExactResume, RollBack):
@@ -97,9 +81,9 @@ class TurnLevelTrainer(NativeTools, ExactResume, RollBack):
         self._kl_schedule = KLSchedule(args.target_kl) if args.target_kl else None
         if self._kl_schedule is not None:
             self.add_callback(self._kl_schedule)
-        self._check_dataset_size()
+        check_dataset_size(self.train_dataset, args, self.num_generations)
         if self.rollout_func is None:  # a rollout function may render messages in its own way
-            self._check_chat_template()
+            check_chat_template(self.train_dataset, self.processing_class)
 
     def _default_config(self, model: Any) -> TurnLevelConfig:
         name = model if isinstance(model, str) else model.config._name_or_path
@@ -114,24 +98,6 @@ class TurnLevelTrainer(NativeTools, ExactResume, RollBack):
                 "DeepSpeed and FSDP keep it in shards of their own. Use `clip_normalization='kl_penalty'`, or DDP."
             )
         return ClippingBiasNormalizer(self.model.parameters())
-
-    def _check_dataset_size(self) -> None:
-        """TRL leaves out what does not fill a rollout: with too few prompts it would stop before the first step."""
-        needed = self.args.generation_batch_size // self.num_generations
-        if isinstance(self.train_dataset, Dataset) and len(self.train_dataset) < needed:
-            raise ValueError(
-                f"`train_dataset` has {len(self.train_dataset)} prompts, but a rollout takes {needed}: "
-                f"`generation_batch_size` {self.args.generation_batch_size} / `num_generations` "
-                f"{self.num_generations}. Give more prompts, or change these."
-            )
-
-    def _check_chat_template(self) -> None:
-        example: dict[str, Any] = next(iter(self.train_dataset), {})
-        if is_conversational(example) and not getattr(self.processing_class, "chat_template", None):
-            raise ValueError(
-                "The prompts of `train_dataset` are conversational, but the tokenizer has no chat template. Set "
-                "`tokenizer.chat_template`, or use plain-text prompts."
-            )
 
     # ---------------------------------------------------------------------------------------------------------------
     # Turn spans: from the rollout to the loss

@@ -14,7 +14,8 @@ from sorl_trl.ops import (
     turn_returns,
     turn_std,
 )
-from sorl_trl.trainers.base_trainer import SORL_PAPER, TurnLevelTrainer
+from sorl_trl.trainers.base_trainer import TurnLevelTrainer
+from sorl_trl.trainers.paper import SORL_PAPER
 from sorl_trl.trainers.so_grpo_config import SOGRPOConfig
 
 
