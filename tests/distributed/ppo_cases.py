@@ -161,6 +161,7 @@ def build_config(case: PPOCase, folder: Path) -> SOPPOConfig:
         # Linear in the gradient, where Adam would blow up rounding differences.
         "optim": "sgd",
         "learning_rate": 3.0 if case.lora else 1.0,
+        "target_kl": 0.0,  # test_resume.py has it
         "critic_learning_rate": 0.5,
         "lr_scheduler_type": "constant",
         "gradient_checkpointing": use_reentrant is not None,
