@@ -135,8 +135,8 @@ def generation_config(evaluation: EvaluationArguments) -> GenerationConfig:
     )
 
 
-def report(run: RunFolder) -> str:
-    """Write the results of a run whose batches are all there; their table."""
+def report(run: RunFolder) -> tuple[str, int]:
+    """Write the results of a run whose batches are all there; their table, and how many trajectories were masked."""
     settings = run.settings
     datasets = settings["datasets"]
     summaries = [summarize(name, datasets[name]["family"], run.outcomes(name)) for name in datasets]
@@ -148,7 +148,7 @@ def report(run: RunFolder) -> str:
         "settings": settings,
     }
     run.finish(results, table)
-    return table
+    return table, sum(summary.masked for summary in summaries)
 
 
 def run_evaluation(arguments: Arguments) -> None:
@@ -168,10 +168,17 @@ def run_evaluation(arguments: Arguments) -> None:
         show_progress=state.is_main_process,
     )
     state.wait_for_everyone()
+    masked = 0
     if state.is_main_process:
-        print(report(run))
+        table, masked = report(run)
+        print(table)
         print(f"Results and trajectories: {run.path}")
     state.destroy_process_group()
+    if masked:
+        raise SystemExit(
+            f"{masked} trajectories were lost to the search engine, and none that did not search, so that the means "
+            "above are biased: the same command makes what was lost anew."
+        )
 
 
 def run_comparison(arguments: CompareArguments) -> None:

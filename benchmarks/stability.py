@@ -176,9 +176,8 @@ def main() -> None:
         regimes, methods = arguments.regimes, arguments.methods
         judging = judging_jobs(regimes, methods, JUDGING_SEEDS)
         run_all(judging, arguments.workers, "At the common learning rate")
-        for seed in CHOOSING_SEEDS:
-            jobs = choosing_jobs(regimes, methods, load())
-            run_all(jobs, arguments.workers, f"Choosing learning rates, seed {seed}")
+        for _ in CHOOSING_SEEDS:  # what the first seed shows says what the next ones are asked
+            run_all(choosing_jobs(regimes, methods, load()), arguments.workers, "Choosing learning rates")
         run_all(tuned_jobs(regimes, methods, load()), arguments.workers, "At each method's own")
     records = load()
     save(records)

@@ -61,8 +61,8 @@ class EvaluationArguments:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"`{name}` is {value}, but must be at least 1.")
-        if self.temperature < 0:
-            raise ValueError(f"`temperature` is {self.temperature}, but must be at least 0.")
+        if not 0 <= self.temperature < float("inf"):
+            raise ValueError(f"`temperature` is {self.temperature}, but must be finite and at least 0.")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"`top_p` is {self.top_p}, but must be above 0 and at most 1.")
         if self.temperature == 0 and (self.num_samples > 1 or self.top_p < 1):

@@ -18,6 +18,10 @@ from sorl_trl.evaluation.run_folder import Outcome, RunFolder
 from sorl_trl.qa import build_prompt_rows
 from sorl_trl.rollout import Collector, Generator
 from sorl_trl.rollout.tokens import decode
+from sorl_trl.search import SearchUnavailable
+
+LOST_BATCHES = 3
+"""After so many in a row in which every trajectory was masked, a run stops: the search engine is down."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,9 @@ def complete(
         load_agent: Loads the policy; not called if nothing is left to do.
         seed: Of the run.
         show_progress: Show the bar on stderr.
+
+    Raises:
+        SearchUnavailable: The search engine spoilt `LOST_BATCHES` batches in a row altogether.
     """
     kept = [run.batch_outcomes(batch) for batch in batches]
     is_done = [bool(outcomes) and not any(each.is_masked for each in outcomes) for outcomes in kept]
@@ -85,9 +92,16 @@ def complete(
                 progress.show(batch, outcomes)
         if agent is None:
             return
+        lost = 0
         for batch, rows in run_batches(todo, agent, seed):
             run.write(batch, rows)
-            progress.show(batch, run.batch_outcomes(batch))
+            outcomes = run.batch_outcomes(batch)
+            progress.show(batch, outcomes)
+            lost = lost + 1 if all(outcome.is_masked for outcome in outcomes) else 0
+            if lost == LOST_BATCHES:
+                raise SearchUnavailable(
+                    f"the search engine was down in {lost} batches in a row: start it, then the same command goes on"
+                )
 
 
 @dataclass

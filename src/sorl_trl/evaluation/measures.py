@@ -8,8 +8,8 @@ from sorl_trl.types import Trajectory
 
 SCORES = ("correct", "exact_match", "f1", "sub_exact_match", "choice_accuracy")
 """In [0, 1]. `correct` is choice accuracy where the question has options, else exact match."""
-COUNTS = ("searches", "turns", "invalid_actions", "generated_tokens", "observation_tokens")
-"""Of one trajectory. Searches are those that were answered."""
+COUNTS = ("searches", "turns", "invalid_actions", "neutralized", "generated_tokens", "observation_tokens")
+"""Of one trajectory. Searches are those that were answered; neutralized is what observations tried to bring in."""
 MEASURES = SCORES + COUNTS
 
 
@@ -41,6 +41,7 @@ def _counts(trajectory: Trajectory) -> dict[str, float]:
         "searches": statistics["searches_per_trajectory"],
         "turns": statistics["turns_per_trajectory"],
         "invalid_actions": statistics["invalid_actions_per_trajectory"],
+        "neutralized": statistics["neutralized_per_trajectory"],
         "generated_tokens": float(sum(len(turn.token_ids) for turn in trajectory.turns)),
         "observation_tokens": float(sum(len(seen.token_ids) for seen in trajectory.observations)),
     }

@@ -64,7 +64,9 @@ class RunFolder:
             ValueError: Its run was started with other settings; the message names them.
         """
         file = self.path / SETTINGS
-        if not file.exists():
+        if file.exists() and not any((self.path / TRAJECTORIES).rglob("[0-9]*.parquet")):
+            _write_json(file, settings)  # a first start that made nothing, with a wrong model perhaps, binds nobody
+        elif not file.exists():
             if found := [name for name in (RESULTS, TRAJECTORIES) if (self.path / name).exists()]:
                 raise FileExistsError(f"output {self.path} has {found[0]} but no {SETTINGS}: name another directory")
             self.path.mkdir(parents=True, exist_ok=True)

@@ -42,15 +42,17 @@ class Question:
 def load_questions(path: str | os.PathLike[str]) -> list[Question]:
     """Read a JSONL file of `{"id", "question", "golden_answers", "metadata", "options", "data_source"}` lines.
 
-    The last three fields may be missing.
+    The last three fields may be missing; blank lines hold no question.
 
     Raises:
-        ValueError: The file holds no line, or a line is not a question; the message names the file and the line.
+        ValueError: The file holds no question, or a line is not a question; the message names the file and the line.
         FileNotFoundError: There is no such file.
     """
     questions = []
     with open(path, "rb") as file:
         for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
             try:
                 questions.append(_parse(line))
             except (ValueError, RecursionError) as error:

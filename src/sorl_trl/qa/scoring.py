@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 
-from sorl_trl.qa.answers import contains_answer, exact_match, sub_exact_match, token_f1
+from sorl_trl.qa.answers import contains_answer, exact_match, normalize_answer, sub_exact_match, token_f1
 from sorl_trl.qa.choices import named_letter, right_letter
 from sorl_trl.types import ActionKind, Observation, Trajectory, Turn
+
+_VERDICTS = frozenset({"yes", "no", "maybe"})
 
 
 def score_exact_match(trajectory: Trajectory, golden_answers: Sequence[str]) -> float:
@@ -77,7 +79,8 @@ def score_search_hits(trajectory: Trajectory, golden_answers: Sequence[str]) -> 
 
     Only the first counts, or repeating one good search would pay more than answering. The golden answer must be, as
     whole words (`contains_answer`), both in a passage found and in the text of the observation right after the turn:
-    the passage may have been cut, and the text has words of its own ("Doc 1").
+    the passage may have been cut, and the text has words of its own ("Doc 1"). "yes", "no" and "maybe" count for
+    nothing: nearly every passage holds a "no".
     """
     segments = trajectory.segments
     hits = [
@@ -92,5 +95,6 @@ def _is_search_hit(turn: Turn, following: Turn | Observation | None, golden_answ
     if turn.action.kind is not ActionKind.SEARCH or not isinstance(following, Observation):
         return False
     texts = [f"{passage.title}\n{passage.text}" for passage in following.passages]
-    found = [gold for gold in golden_answers if any(contains_answer(text, [gold]) for text in texts)]
+    telling = [gold for gold in golden_answers if normalize_answer(gold) not in _VERDICTS]
+    found = [gold for gold in telling if any(contains_answer(text, [gold]) for text in texts)]
     return bool(found) and contains_answer(following.text, found)

@@ -114,7 +114,8 @@ class SearchArguments:
     def _engine(self) -> BuiltSearch:
         if self.search_url:
             client = HTTPSearch(self.search_url, self.search_request)
-            return BuiltSearch(RetryingSearch(CircuitBreaker(client)), f"{self.search_request} {self.search_url}")
+            backend = CircuitBreaker(RetryingSearch(client), failures=1)
+            return BuiltSearch(backend, f"{self.search_request} {self.search_url}")
         if self.replay:
             return BuiltSearch(ReplayedSearch(self.replay), f"replay-{fingerprint(Path(self.replay))['sha256']}")
         if self.no_search:

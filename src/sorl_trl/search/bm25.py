@@ -19,16 +19,14 @@ from sorl_trl.search.manifest import (
     IndexCorrupted,
     Manifest,
     check_manifest,
-    check_sources,
     fingerprint,
     library_series,
     write_manifest,
 )
-from sorl_trl.search.saved import staged
+from sorl_trl.search.saved import CORPUS, open_or_build, staged
 from sorl_trl.search.tokenize import tokenize
 from sorl_trl.types import Passage
 
-CORPUS = "corpus.jsonl"
 INDEX_FILES = (
     CORPUS,
     "data.csc.index.npy",
@@ -86,10 +84,7 @@ class BM25Index:
             IndexOutdated: The index at `index_dir` was built from another content than the corpus has now.
             CorpusError, IndexCorrupted, ValueError: As `build` and `load` do.
         """
-        if not Path(index_dir).exists():
-            return cls.build(corpus_path, index_dir)
-        check_sources(Path(index_dir), corpus_files(corpus_path))
-        return cls.load(index_dir)
+        return open_or_build(cls, corpus_path, index_dir)
 
     @classmethod
     def load(cls, index_dir: str | os.PathLike[str]) -> BM25Index:

@@ -24,7 +24,7 @@ class CircuitBreaker:
     the others still fail: its success closes the breaker, its failure opens it for as long again. `SearchError` is no
     failure: the engine works and refuses. Any other exception is a programming error and says nothing of the engine.
 
-    Place it inside of retries and around the client (see `CachedSearch`).
+    Place it outside of retries: what it counts are searches that were given up (see `CachedSearch`).
 
     Args:
         backend: Asked while the breaker is closed.
@@ -48,7 +48,7 @@ class CircuitBreaker:
     ) -> None:
         if failures < 1:
             raise ValueError(f"failures must be at least 1, got {failures}")
-        if recovery_s < 0:
+        if not recovery_s >= 0:
             raise ValueError(f"recovery_s must be at least 0, got {recovery_s}")
         self._backend = backend
         self._failures = failures

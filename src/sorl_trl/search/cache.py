@@ -44,8 +44,8 @@ class CachedSearch:
     The wrappers of this package go around each other in this order, each of them optional:
 
         backend = HTTPSearch("http://127.0.0.1:8000/retrieve")
-        backend = CircuitBreaker(backend)       # counts the failures of single attempts
-        backend = RetryingSearch(backend)       # stops at once where the breaker is open
+        backend = RetryingSearch(backend)       # rides out a server that is started again
+        backend = CircuitBreaker(backend, failures=1)   # and, once that has failed, fails at once for a while
         backend = CoalescingSearch(backend)     # many callers wait for one attempt and its retries
         backend = CachedSearch(backend, identity, store)    # a hit waits for nothing
         backend = RecordingSearch(backend, path)            # hits are recorded too

@@ -90,7 +90,7 @@ def corpus_files(paths: CorpusPaths) -> list[Path]:
 
 
 def read_passages(files: Sequence[Path], show_progress: bool) -> Iterator[Passage]:
-    """Every passage of the files, in order, a line at a time; the schemas are those of `Corpus`.
+    """Every passage of the files, in order, a line at a time; the schemas are those of `Corpus`. Blank lines are none.
 
     Args:
         files: As `corpus_files` gives them.
@@ -163,7 +163,8 @@ def _passages(path: Path, raw: IO[bytes]) -> Iterator[Passage]:
     number = 0
     try:
         for number, line in enumerate(gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw, start=1):
-            yield _parse_line(path, number, line)
+            if line.strip():
+                yield _parse_line(path, number, line)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise CorpusError(f"{path}, after line {number}: not a whole gzip file ({error})") from error
 

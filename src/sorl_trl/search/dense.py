@@ -15,19 +15,16 @@ from sorl_trl.search.checks import check_request
 from sorl_trl.search.corpus import Corpus, CorpusPaths, corpus_files, read_passages, write_corpus
 from sorl_trl.search.encoder import DenseOptions, Encoder, Vectors
 from sorl_trl.search.manifest import IndexCorrupted, Manifest, check_manifest, fingerprint, write_manifest
-from sorl_trl.search.saved import staged
+from sorl_trl.search.saved import CORPUS, HASHED_BYTES, staged
 from sorl_trl.types import Passage
 
 if TYPE_CHECKING:
     import torch
 
-CORPUS = "corpus.jsonl"
 VECTORS = "vectors.npy"
 INDEX_FILES = (CORPUS, VECTORS)
 LIBRARY = "numpy npy"
 """Vectors are plain arrays: they outlive any version of the library that computed them."""
-HASHED_BYTES = 1 << 20
-"""Larger files are checked by size when they are loaded."""
 ENCODED_AT_ONCE = 4096
 """Passages handed to the model together: it sorts them by length, so that batches hold little padding."""
 SCORES_AT_ONCE = 1 << 25
@@ -151,8 +148,7 @@ class DenseIndex:
 def nearest(vectors: torch.Tensor, queries: torch.Tensor, k: int) -> list[list[tuple[int, float]]]:
     """The rows of `vectors` with the largest inner products, best first, equal ones in the order of the rows.
 
-    Exact, a block of rows at a time. Plain torch: over 100,000 vectors of 384 numbers on one core, one query takes
-    about 1.2 times as long as faiss's exact index, and each of 64 queries asked together a ninth.
+    Exact, a block of rows at a time, in plain torch.
 
     Args:
         vectors: (N, D), float32.
@@ -208,7 +204,7 @@ def _check_vectors(vectors: Vectors, corpus: Corpus, encoder: Encoder) -> None:
     shape = (len(corpus), len(first))
     if vectors.shape != shape or vectors.dtype != np.float32:
         raise ValueError(f"vectors of {vectors.dtype} {vectors.shape}, expected float32 {shape}")
-    if (cosine := float(first @ vectors[0])) < SAME_DIRECTION:
+    if not (cosine := float(first @ vectors[0])) >= SAME_DIRECTION:  # NaN is neither
         raise ValueError(
             f"the model {encoder.options.model} is not the one that made the vectors: the cosine between the first "
             f"passage's stored and new vector is {cosine:.3f}, allowed from {SAME_DIRECTION}"

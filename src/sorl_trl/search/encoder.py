@@ -84,7 +84,7 @@ class Encoder:
 
     def _encode(self, texts: list[str], prefix: str) -> Vectors:
         with self._lock:
-            vectors: Any = self._model.encode(
+            encoded: Any = self._model.encode(
                 texts,
                 # Given even if empty: a model may come with a prefix of its own.
                 prompt=prefix,
@@ -92,4 +92,7 @@ class Encoder:
                 normalize_embeddings=True,
                 show_progress_bar=False,
             )
-        return np.asarray(vectors, dtype=np.float32)
+        vectors = np.asarray(encoded, dtype=np.float32)
+        if not np.isfinite(vectors).all():
+            raise ValueError(f"model {self.options.model!r} gives vectors that are not finite: does it overflow?")
+        return vectors

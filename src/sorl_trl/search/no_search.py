@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sorl_trl.search.checks import check_request
 from sorl_trl.types import Passage
 
 
@@ -12,4 +13,5 @@ class NoSearch:
 
     def search_batch(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """See `SearchBackend.search_batch`."""
+        check_request(queries, k)
         return [[] for _ in queries]

@@ -32,11 +32,12 @@ class RetriesExhausted(SearchUnavailable):
 class RetryPolicy:
     """When to give up on an engine that is down. Waits grow exponentially, with jitter, up to `max_wait_s`.
 
-    `deadline_s` bounds the attempts and waits together: no attempt begins after it. How long one attempt may take is
-    the engine's own affair. The values are ours. Raises ValueError for a value out of range.
+    By default the deadline ends the retries, so that a server may be started again meanwhile. It bounds the attempts
+    and waits together: no attempt begins after it. How long one attempt may take is the engine's own affair. The
+    values are ours. Raises ValueError for a value out of range.
     """
 
-    attempts: int = 4
+    attempts: int = 30
     initial_wait_s: float = 0.5
     max_wait_s: float = 10.0
     deadline_s: float = 60.0
@@ -45,7 +46,7 @@ class RetryPolicy:
         if self.attempts < 1:
             raise ValueError(f"attempts={self.attempts} must be at least 1")
         for name in ("initial_wait_s", "max_wait_s", "deadline_s"):
-            if getattr(self, name) < 0:
+            if not getattr(self, name) >= 0:  # NaN is neither
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 0")
 
 
@@ -56,7 +57,7 @@ class RetryingSearch:
     `CircuitBreaker` inside is open, or a `RetryingSearch` inside has given up, it does not ask again: retries do not
     multiply. Rollouts put one around the backend they are given.
 
-    Place it outside of a breaker and inside of coalescing (see `CachedSearch`).
+    Place it around the client and inside of a breaker (see `CachedSearch`).
 
     Args:
         backend: Asked up to `policy.attempts` times.

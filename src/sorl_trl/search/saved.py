@@ -7,10 +7,17 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, TypeVar
 from uuid import uuid4
 
 from sorl_trl.search.backend import SearchBackend
+from sorl_trl.search.corpus import CorpusPaths, corpus_files
+from sorl_trl.search.manifest import check_sources
+
+CORPUS = "corpus.jsonl"
+"""The passages, in the index directory of an engine that does not store them itself."""
+HASHED_BYTES = 1 << 20
+"""Larger files of engines for large corpora are checked by size when they are loaded."""
 
 
 class SavedIndex(SearchBackend, Protocol):
@@ -27,6 +34,31 @@ class SavedIndex(SearchBackend, Protocol):
     def __len__(self) -> int:
         """The number of passages."""
         ...
+
+
+class CorpusIndex(SavedIndex, Protocol):
+    """A `SavedIndex` that needs nothing but a corpus."""
+
+    @classmethod
+    def build(cls: type[Index], corpus_path: CorpusPaths, index_dir: str | os.PathLike[str]) -> Index: ...
+
+    @classmethod
+    def load(cls: type[Index], index_dir: str | os.PathLike[str]) -> Index: ...
+
+
+Index = TypeVar("Index", bound=CorpusIndex)
+
+
+def open_or_build(engine: type[Index], corpus_path: CorpusPaths, index_dir: str | os.PathLike[str]) -> Index:
+    """Load the index of a corpus, built first where there is none. Reads the whole corpus.
+
+    Raises:
+        IndexOutdated: The index at `index_dir` was built from another content than the corpus has now.
+    """
+    if not Path(index_dir).exists():
+        return engine.build(corpus_path, index_dir)
+    check_sources(Path(index_dir), corpus_files(corpus_path))
+    return engine.load(index_dir)
 
 
 @contextmanager

@@ -48,13 +48,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         signal.signal(number, _exit)
     try:
         index = open_index(options.index)
-        server = _server(index)
         listener = _listen(options.host, options.port)
+        host, port = listener.getsockname()[:2]
+        server = _server(index, f"{len(index):,} passages ({index.identity}) on http://{host}:{port}/retrieve")
     except (ImportError, OSError, OverflowError, ValueError) as error:
         print(f"error: {one_line(error)}", file=sys.stderr)
         return 2
-    host, port = listener.getsockname()[:2]
-    print(f"{len(index):,} passages ({index.identity}) on http://{host}:{port}/retrieve", flush=True)
     server.run(sockets=[listener])
     return 0
 
@@ -81,15 +80,20 @@ def _listen(host: str, port: int) -> socket.socket:
         raise OSError(f"cannot listen on host {host}, port {port}: {reason}") from error
 
 
-def _server(index: SavedIndex) -> uvicorn.Server:
+def _server(index: SavedIndex, greeting: str) -> uvicorn.Server:
+    """A server that prints `greeting` once it serves: from then on a signal ends it as it should."""
     try:
         import uvicorn
     except ImportError as error:
         raise ImportError(INSTALL_HINT) from error
+
+    class Server(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets=sockets)
+            print(greeting, flush=True)
+
     app = create_app(index)
-    return uvicorn.Server(
-        uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=SHUTDOWN_S)
-    )
+    return Server(uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=SHUTDOWN_S))
 
 
 if __name__ == "__main__":

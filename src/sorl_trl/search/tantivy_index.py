@@ -14,12 +14,11 @@ from sorl_trl.search.manifest import (
     IndexCorrupted,
     Manifest,
     check_manifest,
-    check_sources,
     fingerprint,
     library_series,
     write_manifest,
 )
-from sorl_trl.search.saved import staged
+from sorl_trl.search.saved import HASHED_BYTES, open_or_build, staged
 from sorl_trl.search.tokenize import tokenize
 from sorl_trl.types import Passage
 
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
 FOLDER = "tantivy"
 """Where tantivy's own files lie in the index directory."""
 REQUIRED = (f"{FOLDER}/meta.json",)
-HASHED_BYTES = 1 << 20
-"""Larger files, which are the segments of a large corpus, are checked by size when they are loaded."""
 HEAP_BYTES = 256 << 20
 """What the writer may hold in memory before it writes a segment."""
 TOKENS, PASSAGE, POSITION = "tokens", "passage", "position"
@@ -81,10 +78,7 @@ class TantivyIndex:
             IndexOutdated: The index at `index_dir` was built from another content than the corpus has now.
             CorpusError, ImportError, IndexCorrupted, ValueError: As `build` and `load` do.
         """
-        if not Path(index_dir).exists():
-            return cls.build(corpus_path, index_dir)
-        check_sources(Path(index_dir), corpus_files(corpus_path))
-        return cls.load(index_dir)
+        return open_or_build(cls, corpus_path, index_dir)
 
     @classmethod
     def load(cls, index_dir: str | os.PathLike[str]) -> TantivyIndex:

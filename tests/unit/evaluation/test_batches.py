@@ -144,3 +144,23 @@ def test_nothing_is_loaded_when_nothing_is_left(tokenizer, tmp_path: Path, capsy
     first, second = capsys.readouterr().err.split("Evaluating: ")[-1], f"own EM {right / 4:.3f}"
     assert "4/4" in first
     assert second in first
+
+
+def test_a_run_whose_engine_is_down_stops(tokenizer, tmp_path: Path) -> None:
+    class Searcher(Guesser):
+        def generate(self, contexts: Sequence[Sequence[int]], max_new_tokens: Sequence[int]) -> list[Generation]:
+            ids = tokenizer.encode("<search> ann </search>")
+            return [Generation(tuple(ids), None, stopped=True) for _ in contexts]
+
+    class Down:
+        def search_batch(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+            raise SearchUnavailable("down")
+
+    collector = Collector(tokenizer, Down(), PROTOCOL, retry=RetryPolicy(attempts=1))
+    searcher = Agent(tokenizer, collector, Searcher(), "{question}", conversational=False)
+    run = RunFolder(tmp_path)
+    run.claim({"datasets": {"own": {}}})
+    batches = plan_batches({"own": QUESTIONS}, num_samples=4, batch_size=1)
+    with pytest.raises(SearchUnavailable, match="down in 3 batches in a row"):
+        complete(run, batches, lambda: searcher, seed=0, show_progress=False)
+    assert len(run.outcomes("own")) == 3

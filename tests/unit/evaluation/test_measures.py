@@ -19,6 +19,7 @@ def test_an_open_question_has_no_choice_accuracy() -> None:
         "searches": 2.0,
         "turns": 3.0,
         "invalid_actions": 0.0,
+        "neutralized": 0.0,
         "generated_tokens": 3.0,
         "observation_tokens": 2.0,
     }

@@ -60,6 +60,7 @@ def test_a_batch_that_was_not_written_to_its_end_is_not_there(run: RunFolder, mo
 
 
 def test_the_same_settings_go_on_and_others_are_refused_by_name(run: RunFolder) -> None:
+    run.write(batch(0), [evaluated(question("Ann"), answered("Ann"))])
     RunFolder(run.path).claim(SETTINGS)
     other = {**SETTINGS, "model": {"dtype": "bfloat16"}, "temperature": 0.5}
     with pytest.raises(ValueError, match="other settings") as refusal:
@@ -67,6 +68,11 @@ def test_the_same_settings_go_on_and_others_are_refused_by_name(run: RunFolder) 
     assert "model.dtype was 'auto' and is 'bfloat16'; temperature was 'nothing' and is 0.5" in str(refusal.value)
     assert "seed" not in str(refusal.value)
     assert run.settings == SETTINGS
+
+
+def test_a_start_that_made_nothing_binds_nobody(run: RunFolder) -> None:
+    run.claim({"model": "right at last"})
+    assert run.settings == {"model": "right at last"}
 
 
 def test_settings_that_json_writes_otherwise_are_still_the_same(tmp_path: Path) -> None:

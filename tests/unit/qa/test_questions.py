@@ -67,7 +67,6 @@ def test_a_number_as_id_becomes_text(tmp_path):
     ("line", "message"),
     [
         ("{", "not JSON"),
-        ("", "not JSON"),
         ("[" * 100_000, "recursion"),
         ("3", "must be a JSON object, got int"),
         (b"\xff", "invalid start byte"),
@@ -92,6 +91,10 @@ def test_a_bad_line_is_named(tmp_path, line, message):
     path = write(tmp_path, json.dumps(RECORD), line, json.dumps(RECORD))
     with pytest.raises(ValueError, match=f"questions.jsonl, line 2: .*{message}"):
         load_questions(path)
+
+
+def test_a_blank_line_holds_no_question(tmp_path):
+    assert len(load_questions(write(tmp_path, "", json.dumps(RECORD), " ", ""))) == 1
 
 
 def test_an_empty_file_is_an_error(tmp_path):

@@ -134,3 +134,9 @@ def test_only_one_and_the_same_golden_answer_makes_a_hit(episode):
 def test_only_the_first_hit_pays(episode):
     repeated = episode().search("Paris").search("Paris").search("Rome").search("Paris").answer("x")
     assert score_search_hits(repeated, ["Paris"]) == [1.0, 0.0, 0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("gold", ["no", "Yes", "maybe"])
+def test_a_verdict_is_found_everywhere_and_credits_no_search(episode, gold):
+    trajectory = episode().search(f"there was {gold} difference").answer(gold)
+    assert score_search_hits(trajectory, [gold]) == [0.0, 0.0]

@@ -181,3 +181,10 @@ def test_one_text_is_taken_apart_again(title, text):
 def test_a_passage_without_a_title_is_its_text():
     assert as_contents(Passage("1", "", "one line")) == "one line"
     assert split_contents("one line") == ("", "one line")
+
+
+def test_a_blank_line_of_a_source_holds_no_passage(tmp_path):
+    record = {"id": "1", "title": "Oslo", "text": "In Norway."}
+    path = tmp_path / "corpus.jsonl"
+    path.write_text(f"\n{json.dumps(record)}\n \n\n")
+    assert [passage.id for passage in read_passages([path], show_progress=False)] == ["1"]

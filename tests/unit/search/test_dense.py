@@ -18,7 +18,7 @@ from transformers import AutoModel, AutoTokenizer
 from sorl_trl.search import CorpusError, IndexCorrupted
 from sorl_trl.search import dense as dense_module
 from sorl_trl.search.dense import DenseIndex, nearest
-from sorl_trl.search.encoder import DenseOptions
+from sorl_trl.search.encoder import DenseOptions, Encoder
 from sorl_trl.search.manifest import read_manifest, write_manifest
 
 
@@ -181,3 +181,10 @@ def test_nearest_equals_a_full_sort_in_blocks_of_any_size(rows, queries, k, at_o
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dense_module, "SCORES_AT_ONCE", at_once)
         assert nearest(torch.from_numpy(rows), torch.from_numpy(queries), k) == expected
+
+
+def test_a_model_that_overflows_is_an_error(options, monkeypatch):
+    encoder = Encoder(options)
+    monkeypatch.setattr(encoder._model, "encode", lambda texts, **_: np.full((len(texts), 4), np.nan))
+    with pytest.raises(ValueError, match="not finite"):
+        encoder.queries(["a"])
