@@ -11,6 +11,8 @@ from sorl_trl.ops import IMPORTANCE_SAMPLING_LEVELS, KL_ESTIMATORS, PENALTY_GATE
 
 TURN_LOSS_TYPE = "turn"
 LOSS_TYPES = (TURN_LOSS_TYPE, "grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo")
+LOSSES_WITHOUT_MIN = ("cispo", "sapo", "vespo")
+"""Loss types that do not drop a token's gradient as PPO's min does."""
 CLIP_NORMALIZATIONS = ("kl_penalty", "bias_norm", "none")
 TURN_BOUNDARIES = ("recorded", "tags")
 CLIP_RANGE = 0.2
@@ -52,6 +54,8 @@ class TurnLevelConfig(GRPOConfig):
             Discount per turn.
         rollout_staleness (`int`, defaults to `0`):
             How many rollouts late each rollout is trained on.
+        save_trajectories_steps (`int`, defaults to `0`):
+            Every how many steps to write down what they train on, for `sorl_trl.evaluation.view`; 0 for never.
         turn_boundary (`str`, defaults to `"recorded"`):
             `"recorded"` spans (else runs of model tokens), or split after closing `"tags"` in addition.
         turn_boundary_tags (`list[str]`, defaults to `["</think>"]`):
@@ -141,6 +145,14 @@ class TurnLevelConfig(GRPOConfig):
             "kept in memory and in checkpoints."
         },
     )
+    save_trajectories_steps: int = field(
+        default=0,
+        metadata={
+            "help": "Every how many optimizer steps to write the trajectories that the step trains on, with ratio, "
+            "advantage and clip state of every token, to `<output_dir>/trajectories`: `python -m "
+            "sorl_trl.evaluation.view <output_dir> -o page.html` shows them. 0 (default): never."
+        },
+    )
     turn_boundary: str = field(
         default="recorded",
         metadata={
@@ -170,13 +182,15 @@ class TurnLevelConfig(GRPOConfig):
             raise ValueError(f"`target_kl` is {self.target_kl}, but must be finite and at least 0.")
         if self.rollout_staleness < 0:
             raise ValueError(f"`rollout_staleness` is {self.rollout_staleness}, but must be at least 0.")
+        if self.save_trajectories_steps < 0:
+            raise ValueError(f"`save_trajectories_steps` is {self.save_trajectories_steps}, but must be at least 0.")
         if not 0.0 <= self.gamma <= 1.0:
             raise ValueError(f"`gamma` is {self.gamma}, but must be in [0, 1].")
         if self.turn_boundary == "tags" and not (self.turn_boundary_tags and all(self.turn_boundary_tags)):
             raise ValueError(
                 f"`turn_boundary_tags` is {self.turn_boundary_tags}, but `turn_boundary='tags'` needs non-empty tags."
             )
-        if self.clip_normalization == "bias_norm" and self.loss_type in ("cispo", "sapo", "vespo"):
+        if self.clip_normalization == "bias_norm" and self.loss_type in LOSSES_WITHOUT_MIN:
             raise ValueError(
                 f"`clip_normalization='bias_norm'` is about what PPO's min removes; `loss_type={self.loss_type!r}` "
                 "has none. Use `clip_normalization='kl_penalty'` or 'none', or another loss type."

@@ -33,6 +33,7 @@ from sorl_trl.trainers.kl_schedule import KLSchedule
 from sorl_trl.trainers.native_tools import NativeTools
 from sorl_trl.trainers.ratio_substitution import RatioSubstitution
 from sorl_trl.trainers.roll_back import RollBack
+from sorl_trl.trainers.trajectory_dump import TrajectoryDump
 from sorl_trl.trainers.turn_metrics import turn_metrics
 from sorl_trl.trainers.turn_rewards import TurnRewardRecorder
 from sorl_trl.trainers.turn_spans import checked_rollout, padded, split_at_tags, turn_ids_of
@@ -78,6 +79,7 @@ class TurnLevelTrainer(NativeTools, ExactResume, RollBack):
         self.rollout_staleness = args.rollout_staleness
         self._substitution: RatioSubstitution | None = None
         self._bias_normalizer = self._build_bias_normalizer()
+        self._dump = TrajectoryDump(args, self._tokenizer, (self.epsilon_low, self.epsilon_high))
         self._kl_schedule = KLSchedule(args.target_kl) if args.target_kl else None
         if self._kl_schedule is not None:
             self.add_callback(self._kl_schedule)
@@ -160,6 +162,7 @@ class TurnLevelTrainer(NativeTools, ExactResume, RollBack):
         turn_ids[:, : self._turn_ids.shape[1]] = self._turn_ids  # TRL may have padded to a multiple
         output["turn_ids"] = torch.where(loss_mask.bool(), turn_ids, -1)
         output["generated_at_step"] = torch.tensor(self.state.global_step)
+        self._dump.prepare(output, inputs, self._rewards_per_func, self.reward_weights)
         return output
 
     # ---------------------------------------------------------------------------------------------------------------
@@ -275,6 +278,9 @@ class TurnLevelTrainer(NativeTools, ExactResume, RollBack):
             age = self.state.global_step - int(inputs["generated_at_step"])
             self._metrics[mode]["off_policy_age"].append(age)
             self._follow_kl(self._metrics[mode]["kl_to_old"][-1], age)
+            self._dump.add(self.state.global_step + 1, inputs, log_ratio, turn_ids, advantages)
+            if self.accelerator.sync_gradients:
+                self._dump.write()
 
     def _follow_kl(self, kl: float, age: int) -> None:
         """Before the backward pass, in which DeepSpeed steps the optimizer."""

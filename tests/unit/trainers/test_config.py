@@ -87,3 +87,8 @@ def test_a_discount_needs_sum_then_normalize(tmp_path: Path) -> None:
 def test_generations_must_divide_the_batch(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="num_generations"):
         build(tmp_path, per_device_train_batch_size=4, num_generations=3)
+
+
+def test_a_negative_number_of_steps_between_dumps_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="`save_trajectories_steps` is -1"):
+        build(tmp_path, save_trajectories_steps=-1)

@@ -1,0 +1,118 @@
+"""`save_trajectories_steps`: what an update trains on, as the loss sees it."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections import defaultdict
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import pytest
+
+from sorl_trl import SOGRPOTrainer, SOPPOTrainer
+from sorl_trl.rollout.trained import TrainedTrajectory, read_trained
+from tests.agents import build_agent, search_index
+
+CYCLE = {"num_iterations": 2, "steps_per_generation": 2, "gradient_accumulation_steps": 2}
+"""A rollout of 16 trajectories, one group, makes two updates, each of two micro-batches."""
+
+
+def build(folder: Path, trainer_class: Any = SOGRPOTrainer, **overrides: Any) -> Any:
+    folder.mkdir(exist_ok=True)
+    fields = {"per_device_train_batch_size": 8, "num_generations": 16, "max_steps": 4, "learning_rate": 3e-2, **CYCLE}
+    return build_agent(folder, trainer_class=trainer_class, **{**fields, "save_trajectories_steps": 2, **overrides})
+
+
+def dumped(trainer: Any) -> list[TrainedTrajectory]:
+    trainer.train()
+    return list(read_trained(trainer.args.output_dir))
+
+
+def turns_of(trained: TrainedTrajectory, values: tuple[Any, ...]) -> dict[int, list[Any]]:
+    turns = defaultdict(list)
+    for turn, value in zip(trained.turn_ids, values, strict=True):
+        if turn >= 0:
+            turns[turn].append(value)
+    return turns
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> list[TrainedTrajectory]:
+    """Of the second and fourth step: second updates on their batches, so that ratios have moved."""
+    return dumped(build(tmp_path_factory.mktemp("run"), epsilon=0.02, epsilon_high=0.04))
+
+
+def test_every_trajectory_of_a_step_is_kept_once(rows: list[TrainedTrajectory]) -> None:
+    assert [trained.step for trained in rows] == [2] * 16 + [4] * 16
+    assert [trained.generated_at_step for trained in rows] == [0] * 16 + [2] * 16
+
+
+def test_turns_share_the_geometric_mean_of_their_ratios(rows: list[TrainedTrajectory]) -> None:
+    for trained in rows:
+        token_ratios = turns_of(trained, trained.token_ratios)
+        for turn, ratios in turns_of(trained, trained.ratios).items():
+            expected = math.exp(fmean(map(math.log, token_ratios[turn])))
+            assert ratios == pytest.approx([expected] * len(ratios), rel=1e-4)
+    assert max(max(trained.ratios) for trained in rows) > 1.02
+
+
+def test_advantages_are_those_of_the_group(rows: list[TrainedTrajectory]) -> None:
+    for step in (2, 4):
+        group = [trained for trained in rows if trained.step == step]
+        rewards = [trained.reward for trained in group if trained.reward is not None]
+        assert len(set(rewards)) > 1
+        for trained, reward in zip(group, rewards, strict=True):
+            expected = (reward - fmean(rewards)) / (stdev(rewards) + 1e-4)
+            assert trained.advantages == pytest.approx([expected] * len(trained.tokens), abs=1e-4)
+
+
+def test_clip_states_say_where_the_gradient_is_gone(rows: list[TrainedTrajectory]) -> None:
+    seen = set()
+    for trained in rows:
+        columns = (trained.turn_ids, trained.ratios, trained.advantages, trained.clipped)
+        for turn, ratio, advantage, state in zip(*columns, strict=True):
+            seen.add(state)
+            if turn < 0:
+                assert state == "none"
+            elif 0.98 <= ratio <= 1.04:
+                assert state == "inside"
+            else:
+                gone = advantage < 0 if ratio < 0.98 else advantage > 0
+                assert state == ("clipped" if gone else "outside")
+    assert seen == {"none", "inside", "outside", "clipped"}
+
+
+def test_what_was_asked_and_answered_goes_with_it(rows: list[TrainedTrajectory]) -> None:
+    for trained in rows:
+        assert trained.golden_answers == (trained.prompt.split()[-1],)
+        assert trained.reward == len(turns_of(trained, trained.tokens))
+        if trained.stop_reason == "answered":
+            assert f"<answer> {trained.answer} </answer>" in "".join(trained.tokens)
+    assert any(trained.answer for trained in rows)
+
+
+def test_the_critics_advantages_differ_between_turns(tmp_path: Path) -> None:
+    rows = dumped(build(tmp_path, SOPPOTrainer, num_generations=2, max_steps=2))
+    several = [trained for trained in rows if max(trained.turn_ids) > 0]
+    assert any(len(set(trained.advantages)) > 1 for trained in several)
+
+
+def test_a_run_resumed_within_a_cycle_still_knows_what_it_asked(tmp_path: Path) -> None:
+    run: dict[str, Any] = {"search": search_index(tmp_path), "save_trajectories_steps": 4}
+    whole = dumped(build(tmp_path / "run", save_strategy="steps", save_steps=3, **run))
+    shutil.rmtree(tmp_path / "run" / "trajectories")
+    resumed = build(tmp_path / "run", **run)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-3"))
+    assert list(read_trained(tmp_path / "run")) == whole
+
+
+def test_losses_without_a_min_clip_nothing(tmp_path: Path) -> None:
+    rows = dumped(build(tmp_path, loss_type="sapo", importance_sampling_level="token", max_steps=2))
+    assert {state for trained in rows for state in trained.clipped} == {"none", "inside", "outside"}
+
+
+def test_nothing_is_kept_unless_asked(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        dumped(build(tmp_path, save_trajectories_steps=0, max_steps=1))
