@@ -6,13 +6,15 @@ Reads the runs of the stability benchmark (`benchmarks/results/stability_runs.js
 it takes, on the choosing seeds, the threshold that catches most collapses while it fires in at most 5 % of the healthy
 runs. What that rule and those of `CollapseGuard` do on the judging seeds is in `benchmarks/results/guard_rules.md`.
 
-A run's collapse is that of the stability benchmark. It begins with the rollout from which on, to the end, the mean
-training reward of the last three rollouts is below that of the first three or below half of the best such mean before.
+A run's collapse is that of the stability benchmark; one that ends below four fifths of its best evaluation is damaged,
+and the others are healthy. A collapse begins with the rollout from which on, to the end, the mean training reward of
+the last three rollouts is below that of the first three or below half of the best such mean before.
 """
 
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +28,8 @@ from sorl_trl.diagnostics.collapse_detector import DEFAULT_RULES, Fall, Growth, 
 RESULT = Path(__file__).parent / "results/guard_rules.md"
 FALSE_ALARMS = 0.05
 """Most of the healthy choosing runs in which a rule may fire."""
+KEPT = 0.8
+"""The least share of its best that a healthy run ends with."""
 WINDOW = 3
 """Rollouts over which rewards are averaged to say when a collapse begins."""
 
@@ -54,42 +58,45 @@ def onset(run: Run) -> int:
     return begins
 
 
+def fate(run: Run) -> str:
+    """What became of a run: "collapsed", "damaged" or "healthy"."""
+    if run.collapsed:
+        return "collapsed"
+    return "damaged" if run.final("sampled_em") < KEPT * run.best else "healthy"
+
+
 @dataclass(frozen=True)
 class Verdict:
     """What a rule did over some runs."""
 
-    collapsed: int
-    caught: int
-    """Of the collapsed: fired at all."""
+    runs: Counter[str]
+    """By their fate."""
+    fired: Counter[str]
+    """In how many of them it fired at all."""
     early: int
     """Of the collapsed: fired before the collapse began."""
-    healthy: int
-    false: int
-    """Of the healthy: fired."""
     lead: float | None
     """Median of the rollouts between the alarm and the beginning of the collapse, over the caught; negative: after."""
 
     @property
     def precision(self) -> float | None:
-        fired = self.caught + self.false
-        return self.caught / fired if fired else None
+        """The share of alarms that came in collapsed or damaged runs."""
+        return 1 - self.fired["healthy"] / self.fired.total() if self.fired else None
 
 
 def judge(rules: Sequence[Rule], runs: Iterable[Run]) -> Verdict:
     """What it would have done to watch for any of the rules."""
-    leads, collapsed, healthy, false = [], 0, 0, 0
+    leads = []
+    fates: Counter[str] = Counter()
+    fired: Counter[str] = Counter()
     for run in runs:
-        alarms = detect(log_history(run), rules)
-        collapsed += run.collapsed
-        healthy += not run.collapsed
-        if not alarms:
-            continue
-        if run.collapsed:
-            leads.append(onset(run) - alarms[0].step)
-        else:
-            false += 1
+        fates[fate(run)] += 1
+        if alarms := detect(log_history(run), rules):
+            fired[fate(run)] += 1
+            if run.collapsed:
+                leads.append(onset(run) - alarms[0].step)
     early = sum(lead > 0 for lead in leads)
-    return Verdict(collapsed, len(leads), early, healthy, false, statistics.median(leads) if leads else None)
+    return Verdict(fates, fired, early, statistics.median(leads) if leads else None)
 
 
 def levels(metric: str, runs: Sequence[Run], side: str = "above") -> list[Candidates]:
@@ -144,10 +151,11 @@ def fit(candidates: Candidates, runs: Sequence[Run]) -> Rule | None:
     """The threshold that catches most collapses among those with few false alarms; none if it catches nothing."""
     _, template, thresholds = candidates
     verdicts = {threshold: judge([template(threshold)], runs) for threshold in thresholds}
-    allowed = {t: v for t, v in verdicts.items() if v.caught and v.false <= FALSE_ALARMS * v.healthy}
+    allowed = {t: v.fired for t, v in verdicts.items() if v.fired["healthy"] <= FALSE_ALARMS * v.runs["healthy"]}
+    allowed = {t: fired for t, fired in allowed.items() if fired["collapsed"]}
     if not allowed:
         return None
-    best = max(allowed, key=lambda t: (allowed[t].caught, allowed[t].early, -allowed[t].false))
+    best = max(allowed, key=lambda t: (allowed[t]["collapsed"], verdicts[t].early, -allowed[t]["healthy"]))
     return template(best)
 
 
@@ -155,15 +163,9 @@ def row(name: str, threshold: float | None, verdict: Verdict) -> str:
     precision = "–" if verdict.precision is None else f"{verdict.precision:.2f}"
     lead = "–" if verdict.lead is None else f"{verdict.lead:g}"
     limit = "" if threshold is None else f"{threshold:g}"
-    cells = [
-        name,
-        limit,
-        f"{verdict.caught} of {verdict.collapsed}",
-        f"{verdict.early} of {verdict.collapsed}",
-        f"{verdict.false} of {verdict.healthy}",
-        precision,
-        lead,
-    ]
+    of = {fate: f"{verdict.fired[fate]} of {verdict.runs[fate]}" for fate in ("collapsed", "damaged", "healthy")}
+    early = f"{verdict.early} of {verdict.runs['collapsed']}"
+    cells = [name, limit, of["collapsed"], early, of["damaged"], of["healthy"], precision, lead]
     return "| " + " | ".join(cells) + " |"
 
 
@@ -174,8 +176,8 @@ def threshold_of(rule: Rule) -> float | None:
     return None
 
 
-TABLE = """| rule | threshold | collapses caught | before they began | fires in healthy runs | precision | lead |
-|---|---|---|---|---|---|---|"""
+TABLE = """| rule | threshold | collapses caught | before they began | damaged runs | healthy runs | precision | lead |
+|---|---|---|---|---|---|---|---|"""
 
 
 def report(runs: Sequence[Run]) -> str:
@@ -189,7 +191,11 @@ def report(runs: Sequence[Run]) -> str:
     lines += [f"{len(chose)} choosing and {len(judges)} judging runs. Lead: rollouts, median over the caught.", ""]
     lines += ["## CollapseGuard's own rules, on the judging seeds", "", TABLE]
     lines += [row(rule.name, threshold_of(rule), judge([rule], judges)) for rule in DEFAULT_RULES]
-    lines += [row("**any of them**", None, judge(DEFAULT_RULES, judges)), ""]
+    lines += [row("**any of them**", None, judge(DEFAULT_RULES, judges))]
+    for regime in dict.fromkeys(run.record["regime"] for run in judges):
+        part = [run for run in judges if run.record["regime"] == regime]
+        lines += [row(f"any of them, {regime}", None, judge(DEFAULT_RULES, part))]
+    lines += [""]
     for title, part in (("the choosing seeds, which fitted them", chose), ("the judging seeds", judges)):
         lines += [f"## Fitted rules, on {title}", "", TABLE]
         lines += [row(name, threshold_of(rule), judge([rule], part)) for name, rule in fitted.items()]
