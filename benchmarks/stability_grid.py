@@ -61,7 +61,7 @@ REGIMES = {
         "Gentle",
         "8 updates per rollout at a moderate learning rate",
         learning_rate=3e-4,
-        learning_rates=(3e-4, 6e-4),
+        learning_rates=(),
         trajectories=128,
         minibatch=32,
         rollouts=15,
@@ -84,7 +84,7 @@ REGIMES = {
     ),
     "hot": Regime(
         "Hot",
-        "as gentle, at a high learning rate; a method's own is that of gentle",
+        "as gentle, at a high learning rate",
         learning_rate=2e-3,
         learning_rates=(),
         trajectories=128,
