@@ -11,16 +11,17 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pyarrow.parquet as pq
 
 from sorl_trl.evaluation.measures import MEASURES
 from sorl_trl.evaluation.plan import Batch
 from sorl_trl.evaluation.rows import EvaluatedTrajectory, from_row, to_table
+from sorl_trl.rollout.files import write_whole
 from sorl_trl.types import StopReason
 
 SETTINGS, TRAJECTORIES, RESULTS, TABLE = "settings.json", "trajectories", "results.json", "results.md"
@@ -87,7 +88,7 @@ class RunFolder:
         """Keep a batch, in place of what was kept of it before."""
         shard, table = self._shard(batch), to_table(rows)
         shard.parent.mkdir(parents=True, exist_ok=True)
-        _write_whole(shard, lambda file: pq.write_table(table, file, compression="zstd"))
+        write_whole(shard, lambda file: pq.write_table(table, file, compression="zstd"))
 
     def batch_outcomes(self, batch: Batch) -> list[Outcome]:
         """The outcomes of a batch, in its order; empty if it was not made yet."""
@@ -108,7 +109,7 @@ class RunFolder:
         """Write the results, and delete what killed processes left unfinished."""
         for partial in (self.path / TRAJECTORIES).glob("*/.*"):
             partial.unlink()
-        _write_whole(self.path / TABLE, lambda file: file.write(table.encode()))
+        write_whole(self.path / TABLE, lambda file: file.write(table.encode()))
         _write_json(self.path / RESULTS, results)
 
     @property
@@ -145,17 +146,7 @@ def _outcomes(shard: Path) -> Iterator[Outcome]:
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
     text = json.dumps(content, indent=2, allow_nan=False) + "\n"
-    _write_whole(path, lambda file: file.write(text.encode()))
-
-
-def _write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Write a file that is there as a whole or not at all, even if the machine fails."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    with partial.open("wb") as file:
-        write(file)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    write_whole(path, lambda file: file.write(text.encode()))
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

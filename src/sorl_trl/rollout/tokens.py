@@ -16,6 +16,20 @@ def decode(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]) -> str:
     return str(tokenizer.decode(list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
+def token_texts(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]) -> list[str]:
+    """What each token adds to the text; joined they are the text. A character of several tokens stands at the last."""
+    texts: list[str] = []
+    first = 0  # of the tokens of a character that is not whole yet
+    for last in range(len(token_ids)):
+        # After the token before it, for some tokenizers drop the space that a text begins with.
+        before = token_ids[max(first - 1, 0) : first]
+        text = decode(tokenizer, [*before, *token_ids[first : last + 1]])[len(decode(tokenizer, before)) :]
+        is_whole = not text.endswith("\ufffd") or last == len(token_ids) - 1
+        texts.append(text if is_whole else "")
+        first = last + 1 if is_whole else first
+    return texts
+
+
 def control_tokens(tokenizer: PreTrainedTokenizerBase, tag_names: Iterable[str]) -> dict[int, str]:
     """The tokens, by id, that untrusted text must not become.
 

@@ -1,0 +1,218 @@
+"""What the trajectory page shows of a run: one entry per trajectory, of an evaluation or of training."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from pathlib import Path
+from typing import Any
+
+from sorl_trl.evaluation.rows import EvaluatedTrajectory
+from sorl_trl.evaluation.run_folder import SETTINGS, TRAJECTORIES, RunFolder, read_trajectories
+from sorl_trl.rollout import TagProtocol
+from sorl_trl.rollout.trained import TrainedTrajectory, read_trained
+from sorl_trl.types import ActionKind, Observation, Turn
+
+EVALUATION, TRAINING = "evaluation", "training"
+DUMPS = f"{TRAJECTORIES}/step_*_rank_*.parquet"
+ENVIRONMENT = -1
+"""The turn id of tokens that are nobody's turn."""
+DIGITS = 6
+"""Significant digits of ratios and advantages: more would not be seen, and there are many tokens."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One trajectory, in JSON's types. The page's scripts read it by these names."""
+
+    key: str
+    """Names it in the address of the page."""
+    group: str
+    """Its dataset, or its optimizer step."""
+    question: str | None
+    golden_answers: Sequence[str]
+    options: Sequence[tuple[str, str]]
+    """Letter and text of each option; empty for an open question."""
+    answer: str | None
+    verdict: str
+    """"right", "wrong" or "unscored"."""
+    score: float | str | None
+    """`correct` of an evaluation, the reward of training."""
+    stop_reason: str | None
+    searches: int | None
+    """Those that were answered; `None` where nobody knows."""
+    generated_tokens: int
+    facts: Mapping[str, Any]
+    """What else is known, by name."""
+    measures: Mapping[str, Any]
+    prompt: str
+    segments: Sequence[Mapping[str, Any]]
+    """A "turn" has `action`, `token_count` and either `text` or `tokens`; an "observation" `text`, `token_count`,
+    `passages`, `truncated` and `neutralized`."""
+    extreme_ratio: float | str | None = None
+    """Of the ratios that the loss uses, the one furthest from 1, in log space."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """The trajectories of a run: `kind` is `EVALUATION` or `TRAINING`."""
+
+    kind: str
+    entries: Iterator[Entry]
+    notes: Sequence[str] = ()
+    """What a reader of the page must know, a sentence each."""
+
+
+def open_run(run: str | os.PathLike[str]) -> Source:
+    """Find out what a folder holds; its trajectories are read one by one, as they are asked for.
+
+    Raises:
+        FileNotFoundError: It is neither the folder of an evaluation nor that of a training run with dumps.
+        ValueError: It is both.
+    """
+    is_evaluation = (Path(run) / SETTINGS).is_file()
+    is_training = any(Path(run).glob(DUMPS))
+    if is_evaluation and is_training:
+        raise ValueError(f"{run} holds both {SETTINGS} of an evaluation and {DUMPS} of training: keep them apart")
+    if is_evaluation:
+        notes = (
+            [] if RunFolder(run).is_finished else ["The evaluation is not finished: its finished batches are here."]
+        )
+        return Source(EVALUATION, _distinct(map(evaluation_entry, read_trajectories(run))), notes)
+    if is_training:
+        return Source(TRAINING, _training_entries(read_trained(run)))
+    raise FileNotFoundError(
+        f"{run} holds neither {SETTINGS}, which evaluate.py writes, nor {DUMPS}, which training writes with "
+        "`save_trajectories_steps`"
+    )
+
+
+def evaluation_entry(each: EvaluatedTrajectory) -> Entry:
+    """The entry of a trajectory that was evaluated. Token ids and log-probabilities stay behind."""
+    question, trajectory, measures = each.question, each.trajectory, each.measures
+    about = {"id": question.id, "sample": each.sample, "data_source": question.data_source, **question.metadata}
+    searches = measures["searches"]
+    return Entry(
+        key=f"{each.dataset}/{question.id}/{each.sample}",
+        group=each.dataset,
+        question=question.question,
+        golden_answers=question.golden_answers,
+        options=tuple(question.options.items()),
+        answer=trajectory.answer,
+        verdict=_verdict(measures["correct"]),
+        score=_number(measures["correct"]),
+        stop_reason=trajectory.stop_reason.value,
+        searches=None if searches is None else int(searches),
+        generated_tokens=sum(len(turn.token_ids) for turn in trajectory.turns),
+        facts={name: _fact(value) for name, value in about.items() if value not in ("", None)},
+        measures={name: _number(value) for name, value in measures.items()},
+        prompt=each.prompt,
+        segments=tuple(map(_segment, trajectory.segments)),
+    )
+
+
+def training_entry(each: TrainedTrajectory, key: str) -> Entry:
+    """The entry of a trajectory that was trained on."""
+    segments = tuple(_trained_segments(each))
+    ratios = [ratio for ratio, turn in zip(each.ratios, each.turn_ids, strict=True) if turn != ENVIRONMENT]
+    return Entry(
+        key=key,
+        group=f"step {each.step}",
+        question=each.question,
+        golden_answers=each.golden_answers,
+        options=(),
+        answer=each.answer,
+        verdict=_verdict(each.reward),
+        score=_number(each.reward),
+        stop_reason=each.stop_reason,
+        searches=_answered_searches(segments) if each.stop_reason else None,
+        generated_tokens=len(ratios),
+        facts={"step": each.step, "generated_at_step": each.generated_at_step},
+        measures={"reward": _number(each.reward)},
+        prompt=each.prompt,
+        segments=segments,
+        extreme_ratio=_number(max(ratios, key=_distance_from_1, default=None)),
+    )
+
+
+def _training_entries(trajectories: Iterable[TrainedTrajectory]) -> Iterator[Entry]:
+    """Named by step and by number within the step, from 1."""
+    seen: Counter[int] = Counter()
+    for each in trajectories:
+        seen[each.step] += 1
+        yield training_entry(each, f"step-{each.step}/{seen[each.step]}")
+
+
+def _distinct(entries: Iterable[Entry]) -> Iterator[Entry]:
+    """The ids of one's own questions may occur twice: then the later ones' keys get a suffix."""
+    seen: Counter[str] = Counter()
+    for entry in entries:
+        seen[entry.key] += 1
+        count = seen[entry.key]
+        yield entry if count == 1 else Entry(**{**vars(entry), "key": f"{entry.key}~{count}"})
+
+
+def _segment(segment: Turn | Observation) -> dict[str, Any]:
+    common = {"text": segment.text, "token_count": len(segment.token_ids)}
+    if isinstance(segment, Turn):
+        return {"kind": "turn", "action": segment.action.kind.value, **common}
+    passages = [{**vars(passage), "score": _number(passage.score)} for passage in segment.passages]
+    marks = {"truncated": segment.truncated, "neutralized": segment.neutralized}
+    return {"kind": "observation", **common, "passages": passages, **marks}
+
+
+def _trained_segments(each: TrainedTrajectory) -> Iterator[dict[str, Any]]:
+    """A dump knows turns by their ids. Which action one takes is read from its tags, if it was of our protocols."""
+    start = 0
+    for turn_id, tokens_of_turn in groupby(each.turn_ids):
+        stop = start + len(list(tokens_of_turn))
+        span, start = slice(start, stop), stop
+        text = "".join(each.tokens[span])
+        if turn_id == ENVIRONMENT:
+            marks = {"passages": [], "truncated": False, "neutralized": 0}
+            yield {"kind": "observation", "text": text, "token_count": len(each.tokens[span]), **marks}
+        else:
+            action = TagProtocol().parse(text).kind.value if each.stop_reason else None
+            tokens = _tokens(each, span)
+            yield {"kind": "turn", "action": action, "token_count": len(each.tokens[span]), "tokens": tokens}
+
+
+def _tokens(each: TrainedTrajectory, span: slice) -> dict[str, Any]:
+    """Columns with one value per token. A clip state is its first letter."""
+    numbers = {name: getattr(each, name)[span] for name in ("token_ratios", "ratios", "advantages")}
+    columns = {name: [_number(value) for value in values] for name, values in numbers.items()}
+    return {"text": each.tokens[span], **columns, "clipped": "".join(state[0] for state in each.clipped[span])}
+
+
+def _answered_searches(segments: Sequence[Mapping[str, Any]]) -> int:
+    return sum(
+        turn.get("action") == ActionKind.SEARCH.value and after["kind"] == "observation"
+        for turn, after in pairwise(segments)
+    )
+
+
+def _verdict(score: float | None) -> str:
+    if score is None:
+        return "unscored"
+    return "right" if score > 0 else "wrong"
+
+
+def _fact(value: Any) -> Any:
+    return value if isinstance(value, str | int) else json.dumps(value, ensure_ascii=False)
+
+
+def _number(value: float | None) -> float | str | None:
+    """Rounded; what is not finite as the word that JavaScript's `Number` reads, for JSON has none."""
+    if value is None or math.isfinite(value):
+        return value if value is None else float(f"{value:.{DIGITS}g}")
+    return json.dumps(value)
+
+
+def _distance_from_1(ratio: float) -> float:
+    """In log space. A ratio of 0 is as far away as infinity, and so is what is no number."""
+    return abs(math.log(ratio)) if 0 < ratio < math.inf else math.inf

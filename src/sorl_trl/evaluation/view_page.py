@@ -1,0 +1,98 @@
+"""The trajectory page: one HTML file with its style, its scripts and its data. It loads nothing."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+from importlib.resources import files
+from string import Template
+from typing import Any
+
+import numpy as np
+
+from sorl_trl.evaluation.view_data import TRAINING, Entry
+
+STYLE = "view.css"
+SCRIPTS = ("view_text.js", "view_trajectory.js", "view_list.js")
+QUANTILE = 0.98
+"""Where the colour scales end: beyond is what would make all other tokens look alike."""
+
+
+@dataclass(frozen=True)
+class Page:
+    """What is on the page.
+
+    Args:
+        title: Its heading.
+        kind: `EVALUATION` or `TRAINING`.
+        entries: Its trajectories.
+        total: How many the run has, those left out included.
+        notes: What a reader must know, a sentence each.
+    """
+
+    title: str
+    kind: str
+    entries: Sequence[Entry]
+    total: int
+    notes: Sequence[str] = ()
+
+
+def render_page(page: Page) -> str:
+    """The whole HTML document.
+
+    The browser is told to run these scripts alone and to fetch nothing: a text that slipped in could do nothing.
+    """
+    style, *scripts = (_resource(name) for name in (STYLE, *SCRIPTS))
+    hashes = " ".join(map(_hash, scripts))
+    policy = f"default-src 'none'; style-src {_hash(style)}; script-src {hashes}; base-uri 'none'; form-action 'none'"
+    return Template(_resource("view.html")).substitute(
+        policy=policy,
+        title=escape(page.title),
+        style=style,
+        data=_embedded(page),
+        scripts="\n".join(f"<script>{script}</script>" for script in scripts),
+    )
+
+
+def _embedded(page: Page) -> str:
+    """JSON that no HTML parser can mistake: without `<`, and in ASCII, so that any text fits, half characters too."""
+    content: dict[str, Any] = {
+        "kind": page.kind,
+        "notes": page.notes,
+        "scales": color_scales(page.entries) if page.kind == TRAINING else {},
+        "trajectories": [vars(entry) for entry in page.entries],
+    }
+    return json.dumps(content, allow_nan=False, separators=(",", ":")).replace("<", r"\u003c")
+
+
+def color_scales(entries: Iterable[Entry]) -> dict[str, float]:
+    """Where the colours of each quantity end, the same for all trajectories: |ln ratio| and |advantage|, above 0."""
+    columns: dict[str, list[float | str]] = {"ratios": [], "token_ratios": [], "advantages": []}
+    for entry in entries:
+        for segment in entry.segments:
+            for name, column in columns.items():
+                column.extend(segment.get("tokens", {}).get(name, ()))
+    values = {name: np.array(column, dtype=float) for name, column in columns.items()}
+    with np.errstate(divide="ignore", invalid="ignore"):
+        distances = {name: column if name == "advantages" else np.log(column) for name, column in values.items()}
+    return {name: _scale(np.abs(column[np.isfinite(column)])) for name, column in distances.items()}
+
+
+def _scale(distances: np.ndarray[Any, np.dtype[np.float64]]) -> float:
+    """Of distances that are nearly all 0 the largest; 1 where all are."""
+    if not distances.any():
+        return 1.0
+    return float(np.quantile(distances, QUANTILE)) or float(distances.max())
+
+
+def _resource(name: str) -> str:
+    return files("sorl_trl.evaluation").joinpath(name).read_text(encoding="utf-8")
+
+
+def _hash(content: str) -> str:
+    digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode("ascii")
+    return f"'sha256-{digest}'"

@@ -1,0 +1,94 @@
+"use strict";
+/* Text from runs becomes text nodes here. Nothing of it is ever parsed as HTML. */
+
+/** An element with children: texts, nodes, lists of both, or null for none. */
+function make(tag, className, ...children) {
+  const element = document.createElement(tag);
+  if (className) element.className = className;
+  // One by one: a list of a million nodes is too long for the arguments of one call.
+  for (const child of children.flat(Infinity)) if (child !== null) element.append(child);
+  return element;
+}
+
+/** Control characters, marks of direction, separators and half characters: what cannot be seen or misleads the eye. */
+const UNSEEN = new RegExp(
+  "([\\u0000-\\u0008\\u000b-\\u001f\\u007f-\\u009f\\u061c\\u200b\\u200e\\u200f" +
+    "\\u2028-\\u202e\\u2060-\\u2069\\ufeff\\ud800-\\udfff]+)",
+  "u",
+);
+const CODE_POINTS_SHOWN = 4;
+
+/** Nodes of a text in which what cannot be seen is spelled out. */
+function visible(text) {
+  return text.split(UNSEEN).map((piece, i) => (i % 2 ? make("span", "code-point", codePoints(piece)) : piece));
+}
+
+function codePoints(unseen) {
+  const all = Array.from(unseen);
+  const names = all.slice(0, CODE_POINTS_SHOWN).map((character) => {
+    return "U+" + character.codePointAt(0).toString(16).toUpperCase().padStart(4, "0");
+  });
+  const more = all.length - names.length;
+  return names.join(" ") + (more ? ` and ${more.toLocaleString("en")} more` : "");
+}
+
+const ARTICLES = new Set(["a", "an", "the"]);
+
+/** Finds golden answers as whole words, whatever stands between the words; null if there is nothing to find. */
+function goldPattern(goldenAnswers) {
+  const between = "[^\\p{L}\\p{M}\\p{N}]+";
+  const alternatives = goldenAnswers
+    .map((gold) => gold.match(/[\p{L}\p{M}\p{N}]+/gu) ?? [])
+    .map((words) => (words.some(isNoArticle) ? words.filter(isNoArticle) : words))
+    .filter((words) => words.length)
+    .map((words) => words.join(between));
+  if (!alternatives.length) return null;
+  alternatives.sort((one, other) => other.length - one.length);
+  return new RegExp(`((?<![\\p{L}\\p{M}\\p{N}])(?:${alternatives.join("|")})(?![\\p{L}\\p{M}\\p{N}]))`, "iu");
+}
+
+function isNoArticle(word) {
+  return !ARTICLES.has(word.toLowerCase());
+}
+
+/** Nodes of a text in which what the pattern finds is marked. */
+function marked(text, pattern) {
+  if (!pattern) return visible(text);
+  return text.split(pattern).map((piece, i) => (i % 2 ? make("mark", "", visible(piece)) : visible(piece)));
+}
+
+const TAG = /(<\/?(?:think|search|answer)>)/;
+
+/** The parts of a turn: `role` is "think", "search" or "answer" between these tags, "tag", or "text". */
+function turnParts(text) {
+  const parts = [];
+  let role = "text";
+  text.split(TAG).forEach((piece, i) => {
+    if (i % 2) {
+      parts.push({ role: "tag", text: piece });
+      role = piece.startsWith("</") ? "text" : piece.slice(1, -1);
+    } else if (piece) {
+      parts.push({ role, text: piece });
+    }
+  });
+  return parts;
+}
+
+/** A number to be read: null is a dash. */
+function format(value, digits = 4) {
+  if (value === null || value === undefined) return "–";
+  if (typeof value === "string") return value;
+  const text = Number.isInteger(value) ? value.toLocaleString("en") : String(Number(value.toPrecision(digits)));
+  return text.replace("-", "−");
+}
+
+/** A ratio: close to 1 it is the distance from 1 that counts. */
+function formatRatio(value, digits = 4) {
+  const ratio = Number(value);
+  if (!Number.isFinite(ratio)) return String(value);
+  return ratio !== 1 && Math.abs(ratio - 1) < 0.01 ? ratio.toFixed(digits + 1) : format(ratio, digits);
+}
+
+function plural(count, one, many = one + "s") {
+  return `${format(count)} ${count === 1 ? one : many}`;
+}

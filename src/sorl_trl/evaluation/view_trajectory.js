@@ -1,0 +1,227 @@
+"use strict";
+/* One trajectory, as the right half of the page shows it. */
+
+const STEPS = 4; // shades on either side of the middle
+const LEGEND_DIGITS = 3;
+const CLIP_STATES = {
+  i: { name: "inside", meaning: "inside the clip range" },
+  o: { name: "outside", meaning: "outside, the gradient remains" },
+  c: { name: "clipped", meaning: "outside, the gradient is gone" },
+};
+const QUANTITIES = [
+  { name: "ratios", label: "Ratio in the loss", isRatio: true },
+  { name: "token_ratios", label: "Ratio of the token", isRatio: true },
+  { name: "advantages", label: "Advantage", isRatio: false },
+  { name: "clipped", label: "Clip state" },
+  { name: "none", label: "No colours" },
+];
+
+/** What a token of the page says: span -> {turn, index, tokens}. */
+const tokenOf = new WeakMap();
+
+function trajectoryView(entry, data) {
+  const pattern = goldPattern(entry.golden_answers);
+  const view = make("article", "");
+  view.append(heading(entry), verdictBox(entry, pattern), measures(entry.measures), promptFold(entry.prompt));
+  let turn = 0;
+  for (const segment of entry.segments) {
+    if (segment.kind === "turn") view.append(turnCard(segment, ++turn, pattern));
+    else view.append(observationCard(segment, data.kind, pattern));
+  }
+  return view;
+}
+
+function heading(entry) {
+  const facts = Object.entries(entry.facts).map(([name, value]) => fact(name, format(value)));
+  return make("header", "", block("h2", "question", visible(questionOf(entry))), make("dl", "facts", facts));
+}
+
+function questionOf(entry) {
+  return entry.question ?? entry.prompt.trim().slice(-200);
+}
+
+function fact(name, value) {
+  return make("div", "", make("dt", "", name.replaceAll("_", " ")), make("dd", "", make("bdi", "", visible(value))));
+}
+
+/** A block of foreign text: it takes its own direction and leaves that of its surroundings alone. */
+function block(tag, className, nodes) {
+  const element = make(tag, className, nodes);
+  element.dir = "auto";
+  return element;
+}
+
+function verdictBox(entry, pattern) {
+  const answer = entry.answer === null ? make("em", "", "none") : make("bdi", "", marked(entry.answer, pattern));
+  const gold = entry.golden_answers.map((text) => make("li", "", make("bdi", "", visible(text))));
+  const options = entry.options.map(([letter, text]) => option(letter, text, entry.golden_answers));
+  return make(
+    "section",
+    `verdict ${entry.verdict}`,
+    make("p", "stamp", make("b", "", `${MARKS[entry.verdict]} ${VERDICTS[entry.verdict]}`), stopped(entry)),
+    make("p", "given", make("span", "label", "Answer"), make("span", "value", answer)),
+    gold.length ? make("div", "given", make("span", "label", "Gold"), make("ul", "value", gold)) : null,
+    options.length ? make("div", "given", make("span", "label", "Options"), make("ul", "value", options)) : null,
+  );
+}
+
+function stopped(entry) {
+  return entry.stop_reason === null ? null : make("span", "", ` stopped: ${spaced(entry.stop_reason)}`);
+}
+
+function spaced(name) {
+  return name.replaceAll("_", " ");
+}
+
+function option(letter, text, goldenAnswers) {
+  const isRight = goldenAnswers.includes(text);
+  return make("li", isRight ? "right" : "", `${letter}. `, make("bdi", "", visible(text)), isRight ? " ✓" : null);
+}
+
+function measures(values) {
+  const shown = Object.entries(values).filter(([, value]) => value !== null);
+  return make("dl", "measures", shown.map(([name, value]) => fact(name, format(value))));
+}
+
+function promptFold(prompt) {
+  const size = plural(Array.from(prompt).length, "character");
+  return fold("prompt", [`Prompt, ${size}`], block("div", "body", visible(prompt)));
+}
+
+function fold(className, summary, ...content) {
+  return make("details", className, make("summary", "", summary), content);
+}
+
+function turnCard(segment, number, pattern) {
+  const text = segment.text ?? segment.tokens.text.join("");
+  const className = segment.tokens ? "body tokens" : "body";
+  const body = block("div", className, segment.tokens ? tokenNodes(segment.tokens, number) : textNodes(text, pattern));
+  const action = segment.action ? make("span", `action ${segment.action}`, segment.action) : null;
+  const size = make("span", "", plural(segment.token_count, "token"));
+  const figures = segment.tokens ? turnFigures(segment.tokens) : [];
+  return make("section", "turn", make("header", "", make("h3", "", `Turn ${number}`), action, size, figures), body);
+}
+
+function textNodes(text, pattern) {
+  return turnParts(text).map(({ role, text }) => {
+    return make("span", role, role === "answer" ? marked(text, pattern) : visible(text));
+  });
+}
+
+/** A span per token, within a span per part of the turn. A token belongs where its first character does, but space. */
+function tokenNodes(tokens, turn) {
+  const parts = turnParts(tokens.text.join(""));
+  const holders = parts.map(({ role }) => make("span", role));
+  if (!parts.length) return [];
+  let [part, end, offset] = [0, parts[0].text.length, 0];
+  tokens.text.forEach((text, index) => {
+    const first = offset + Math.max(0, text.search(/\S/));
+    while (first >= end && part < parts.length - 1) end += parts[++part].text.length;
+    holders[part].append(tokenNode(text, { turn, index, tokens }));
+    offset += text.length;
+  });
+  if (holders[0].firstChild) holders[0].firstChild.tabIndex = 0; // Tab enters a turn, the arrows move within it
+  return holders;
+}
+
+function tokenNode(text, place) {
+  const breaks = text.includes("\n") ? " break" : "";
+  const node = make("span", "token" + breaks + (text ? "" : " blank"), visible(text));
+  node.tabIndex = -1;
+  tokenOf.set(node, place);
+  return node;
+}
+
+/** Ratio and advantage of a turn, as one number where all its tokens share it, and how much of it is clipped. */
+function turnFigures(tokens) {
+  const share = (state) => Array.from(tokens.clipped).filter((letter) => letter === state).length / tokens.text.length;
+  return [
+    figure("ratio", range(tokens.ratios, (ratio) => formatRatio(ratio))),
+    figure("advantage", range(tokens.advantages, (advantage) => format(advantage))),
+    figure("clipped", percent(share("c"))),
+    figure("outside, with gradient", percent(share("o"))),
+  ];
+}
+
+function figure(name, value) {
+  return make("span", "figure", `${name} `, make("b", "", value));
+}
+
+function percent(share) {
+  return `${Math.round(100 * share)} %`;
+}
+
+function range(values, show) {
+  const numbers = values.map(Number);
+  if (numbers.some(Number.isNaN)) return "not a number";
+  const [low, high] = numbers.reduce(([low, high], x) => [Math.min(low, x), Math.max(high, x)], [Infinity, -Infinity]);
+  return low === high ? show(low) : `${show(low)} to ${show(high)}`;
+}
+
+function observationCard(segment, kind, pattern) {
+  // A dump of training does not tell the two apart.
+  const name = kind === "training" ? "Environment, or not trained on" : "Environment";
+  const badges = [
+    segment.truncated ? make("span", "badge", "truncated") : null,
+    segment.neutralized ? make("span", "badge", `${format(segment.neutralized)} neutralized`) : null,
+  ];
+  const size = make("span", "", plural(segment.token_count, "token"));
+  const header = make("header", "", make("h3", "", name), size, badges);
+  const read = block("div", "body", marked(segment.text.trim(), pattern)); // a protocol puts blank lines around
+  if (!segment.passages.length) return make("section", "observation", header, read);
+  const passages = segment.passages.map((passage, i) => passageFold(passage, i + 1, pattern));
+  return make("section", "observation", header, passages, fold("read", ["As the policy read it"], read));
+}
+
+function passageFold(passage, rank, pattern) {
+  const holdsGold = pattern !== null && pattern.test(passage.text + "\n" + passage.title);
+  const summary = [
+    `${rank}. `,
+    make("bdi", "title", marked(passage.title || passage.id, pattern)),
+    passage.score === null ? null : make("span", "score", `score ${format(passage.score)}`),
+    holdsGold ? make("mark", "badge", "gold") : null,
+  ];
+  return fold("passage", summary, block("div", "body", marked(passage.text, pattern)));
+}
+
+/** The class that colours a token by a quantity. */
+function shade(quantity, { tokens, index }, scales) {
+  if (quantity.name === "none") return "";
+  if (quantity.name === "clipped") return CLIP_STATES[tokens.clipped[index]]?.name ?? "";
+  const value = Number(tokens[quantity.name][index]);
+  const distance = quantity.isRatio ? Math.log(value) : value;
+  if (Number.isNaN(distance)) return "not-a-number";
+  const step = Math.max(-STEPS, Math.min(STEPS, Math.round((STEPS * distance) / scales[quantity.name])));
+  return step < 0 ? `below-${-step}` : step > 0 ? `above-${step}` : "middle";
+}
+
+function legend(quantity, scales) {
+  if (quantity.name === "none") return [];
+  if (quantity.name === "clipped") {
+    return Object.values(CLIP_STATES).map(({ name, meaning }) => make("span", `swatch ${name}`, meaning));
+  }
+  const swatches = [];
+  for (let step = -STEPS; step <= STEPS; step++) {
+    const distance = (scales[quantity.name] * step) / STEPS;
+    const label = quantity.isRatio ? formatRatio(Math.exp(distance), LEGEND_DIGITS) : format(distance, LEGEND_DIGITS);
+    const sign = step === -STEPS ? "≤ " : step === STEPS ? "≥ " : "";
+    const className = step < 0 ? `below-${-step}` : step > 0 ? `above-${step}` : "middle";
+    swatches.push(make("span", `swatch ${className}`, sign + label));
+  }
+  return swatches;
+}
+
+/** All numbers of a token, in words. */
+function tokenNumbers({ turn, index, tokens }) {
+  const state = CLIP_STATES[tokens.clipped[index]]?.meaning ?? "not trained on";
+  return [
+    make("bdi", "quoted", visible(JSON.stringify(tokens.text[index]))),
+    ` turn ${turn}, token ${index + 1}: ratio in the loss `,
+    make("b", "", formatRatio(tokens.ratios[index])),
+    ", of the token ",
+    make("b", "", formatRatio(tokens.token_ratios[index])),
+    ", advantage ",
+    make("b", "", format(tokens.advantages[index])),
+    `, ${state}`,
+  ];
+}

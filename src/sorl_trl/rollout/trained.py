@@ -1,0 +1,123 @@
+"""Trajectories as an update of the policy saw them, token by token: rows of Parquet files, and back.
+
+trajectories/step_00000010_rank_0.parquet  what one process trained on in the 10th optimizer step
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import IO, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sorl_trl.rollout.files import write_whole
+
+FOLDER = "trajectories"
+INSIDE, OUTSIDE, CLIPPED, UNTRAINED = "inside", "outside", "clipped", "none"
+"""Of a ratio: in the clip range; out of it with its gradient; out of it without; of no turn that is trained on."""
+
+
+@dataclass(frozen=True)
+class TrainedTrajectory:
+    """A trajectory in one update. The fields from `tokens` on have an entry per token of the completion."""
+
+    step: int
+    """The optimizer step, from 1."""
+    generated_at_step: int
+    """How many optimizer steps had been made when it was collected."""
+    prompt: str
+    question: str | None
+    """The `question` of the training set, where it has that column."""
+    golden_answers: tuple[str, ...]
+    """Likewise."""
+    reward: float | None
+    """Of all reward functions, weighted; None if no function gave one."""
+    answer: str | None
+    """The policy's, where a `SearchRollout` collected the trajectory."""
+    stop_reason: str | None
+    """Likewise."""
+    tokens: tuple[str, ...]
+    """Their texts, joined the completion. A character that several tokens make up stands at the last of them."""
+    turn_ids: tuple[int, ...]
+    """-1: not trained on."""
+    token_ratios: tuple[float, ...]
+    """Policy over old policy, as the update found it."""
+    ratios: tuple[float, ...]
+    """The same of what shares a ratio: the token, its turn, or the sequence."""
+    advantages: tuple[float, ...]
+    clipped: tuple[str, ...]
+    """INSIDE, OUTSIDE, CLIPPED or UNTRAINED."""
+
+
+_FLOATS, _TEXTS = pa.list_(pa.float32()), pa.list_(pa.string())
+SCHEMA = pa.schema(
+    {
+        "step": pa.int64(),
+        "generated_at_step": pa.int64(),
+        "prompt": pa.string(),
+        "question": pa.string(),
+        "golden_answers": _TEXTS,
+        "reward": pa.float64(),
+        "answer": pa.string(),
+        "stop_reason": pa.string(),
+        "tokens": _TEXTS,
+        "turn_ids": pa.list_(pa.int32()),
+        "token_ratios": _FLOATS,
+        "ratios": _FLOATS,
+        "advantages": _FLOATS,
+        "clipped": _TEXTS,
+    }
+)
+_LISTS = {name for name in SCHEMA.names if isinstance(SCHEMA.field(name).type, pa.ListType)}
+
+
+def write_trained(run: str | os.PathLike[str], step: int, rank: int, rows: Sequence[TrainedTrajectory]) -> Path:
+    """Keep what process `rank` trained on in a step; the file."""
+    path = Path(run) / FOLDER / f"step_{step:08d}_rank_{rank}.parquet"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table = pa.Table.from_pylist([_row(trained) for trained in rows], SCHEMA)
+
+    def write(file: IO[bytes]) -> None:
+        pq.write_table(table, file, compression="zstd")
+
+    write_whole(path, write)
+    return path
+
+
+def read_trained(run: str | os.PathLike[str]) -> Iterator[TrainedTrajectory]:
+    """What `write_trained` has kept of a run, step by step and, within a step, process by process.
+
+    Raises FileNotFoundError if it has kept nothing.
+    """
+    folder = Path(run) / FOLDER
+    files = sorted(folder.glob("step_*_rank_*.parquet"), key=_place)
+    if not files:
+        raise FileNotFoundError(f"there is no step_*_rank_*.parquet in {folder}")
+    for file in files:
+        for row in pq.ParquetFile(file).read().to_pylist():
+            yield _trained(row)
+
+
+def _place(file: Path) -> tuple[int, int]:
+    _, step, _, rank = file.stem.split("_")
+    return int(step), int(rank)
+
+
+def _trained(row: dict[str, Any]) -> TrainedTrajectory:
+    columns: dict[str, Any] = {name: tuple(value) if name in _LISTS else value for name, value in row.items()}
+    return TrainedTrajectory(**columns)
+
+
+def _row(trained: TrainedTrajectory) -> dict[str, object]:
+    """Half of a surrogate pair, which no file takes, becomes a question mark."""
+    return {field.name: _writable(getattr(trained, field.name)) for field in fields(trained)}
+
+
+def _writable(value: object) -> object:
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode("utf-8")
+    return [_writable(item) for item in value] if isinstance(value, tuple) else value

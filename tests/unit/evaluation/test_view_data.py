@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+
+from sorl_trl.evaluation import EvaluatedTrajectory, RunFolder
+from sorl_trl.evaluation.plan import Batch, Sample
+from sorl_trl.evaluation.view_data import EVALUATION, TRAINING, evaluation_entry, open_run, training_entry
+from sorl_trl.qa import Question
+from sorl_trl.rollout.trained import TrainedTrajectory, write_trained
+from sorl_trl.types import Action, ActionKind, Observation, Passage, StopReason, Trajectory, Turn
+
+from .test_rows import EVALUATED
+from .trajectories import answered, ended, evaluated, question
+
+TRAINED = TrainedTrajectory(
+    step=10,
+    generated_at_step=9,
+    prompt="Q: who ?",
+    question="who ?",
+    golden_answers=("Ada",),
+    reward=0.5,
+    answer="Ada",
+    stop_reason="answered",
+    tokens=("<search>", " who", " </search>", " [Ada]", "<answer> ", "Ada", "</answer>"),
+    turn_ids=(0, 0, 0, -1, 1, 1, 1),
+    token_ratios=(1.0, 1.1, 0.5, 1.0, 1.0, 2.0, 1.0),
+    ratios=(0.8, 0.8, 0.8, 9.0, 1.22, 1.22, 1.22),
+    advantages=(-1.0, -1.0, -1.0, 0.0, 0.25, 0.25, 0.25),
+    clipped=("inside", "outside", "clipped", "none", "inside", "inside", "inside"),
+)
+
+
+def write_evaluation(run: Path, *rows: EvaluatedTrajectory) -> None:
+    """One batch per data set; the run is not finished."""
+    folder = RunFolder(run)
+    datasets = list(dict.fromkeys(row.dataset for row in rows))
+    folder.claim({"datasets": dict.fromkeys(datasets, "hash")})
+    for name in datasets:
+        of_it = [row for row in rows if row.dataset == name]
+        folder.write(Batch(name, 0, tuple(Sample(row.question, row.sample) for row in of_it)), of_it)
+
+
+class TestEvaluationEntry:
+    def test_everything_that_is_known_is_there(self) -> None:
+        search = Turn((1, 2), "<search> who </search>", Action(ActionKind.SEARCH, "who"), (-0.5, -0.5))
+        seen = Observation((3,) * 5, "Ada Lovelace", (Passage("p", "Ada", "Lovelace", 1.5),), True, 2)
+        answer = Turn((4,), "<answer> B </answer>", Action(ActionKind.ANSWER, "B"))
+        asked = Question("q7", "who ?", ("Ada",), {"hops": 2, "path": ["a", "b"]}, {"A": "Bob", "B": "Ada"}, "medqa")
+        entry = evaluation_entry(
+            evaluated(asked, Trajectory((0,), (search, seen, answer), StopReason.ANSWERED), sample=3, dataset="own")
+        )
+        assert (entry.key, entry.group) == ("own/q7/3", "own")
+        assert (entry.question, entry.golden_answers) == ("who ?", ("Ada",))
+        assert entry.options == (("A", "Bob"), ("B", "Ada"))
+        assert (entry.answer, entry.verdict, entry.score, entry.stop_reason) == ("B", "right", 1.0, "answered")
+        assert (entry.searches, entry.generated_tokens) == (1, 3)
+        assert entry.facts == {"id": "q7", "sample": 3, "data_source": "medqa", "hops": 2, "path": '["a", "b"]'}
+        assert entry.measures["choice_accuracy"] == 1.0
+        assert entry.measures["exact_match"] == 0.0, "the verdict on a multiple choice is not its exact match"
+        assert entry.prompt == "who ?"
+        assert entry.segments == (
+            {"kind": "turn", "action": "search", "text": "<search> who </search>", "token_count": 2},
+            {
+                "kind": "observation",
+                "text": "Ada Lovelace",
+                "token_count": 5,
+                "passages": [{"id": "p", "title": "Ada", "text": "Lovelace", "score": 1.5}],
+                "truncated": True,
+                "neutralized": 2,
+            },
+            {"kind": "turn", "action": "answer", "text": "<answer> B </answer>", "token_count": 1},
+        )
+
+    @pytest.mark.parametrize(
+        ("given_answer", "verdict"), [(answered("Ada"), "right"), (answered("Bob"), "wrong")], ids=["right", "wrong"]
+    )
+    def test_the_verdict_is_that_of_the_scorer(self, given_answer: Trajectory, verdict: str) -> None:
+        assert evaluation_entry(evaluated(question("Ada"), given_answer)).verdict == verdict
+
+    def test_what_an_infrastructure_failure_ended_is_unscored(self) -> None:
+        entry = evaluation_entry(evaluated(question("Ada"), ended(StopReason.SEARCH_UNAVAILABLE)))
+        assert (entry.verdict, entry.score, entry.searches) == ("unscored", None, None)
+        assert entry.stop_reason == "search_unavailable"
+
+    @settings(max_examples=40, deadline=None)
+    @given(EVALUATED)
+    def test_every_text_survives_json(self, row: EvaluatedTrajectory) -> None:
+        row = replace(row, measures={**row.measures, "searches": 2.0})
+        entry = json.loads(json.dumps(vars(evaluation_entry(row)), allow_nan=False))
+        assert [entry["question"], entry["prompt"]] == [row.question.question, row.prompt]
+        assert [segment["text"] for segment in entry["segments"]] == [each.text for each in row.trajectory.segments]
+        passages = [each for segment in entry["segments"] for each in segment.get("passages", [])]
+        expected = [passage for seen in row.trajectory.observations for passage in seen.passages]
+        names = ("id", "title", "text")
+        assert [[each[name] for name in names] for each in passages] == [
+            [getattr(passage, name) for name in names] for passage in expected
+        ]
+
+
+class TestTrainingEntry:
+    def test_the_completion_is_cut_where_turns_change(self) -> None:
+        entry = training_entry(TRAINED, "step-10/1")
+        search, seen, answer = entry.segments
+        assert (search["kind"], search["action"], search["token_count"]) == ("turn", "search", 3)
+        assert search["tokens"] == {
+            "text": ("<search>", " who", " </search>"),
+            "token_ratios": [1.0, 1.1, 0.5],
+            "ratios": [0.8, 0.8, 0.8],
+            "advantages": [-1.0, -1.0, -1.0],
+            "clipped": "ioc",
+        }
+        assert (seen["kind"], seen["text"], seen["token_count"]) == ("observation", " [Ada]", 1)
+        assert (answer["action"], answer["tokens"]["advantages"]) == ("answer", [0.25] * 3)
+
+    def test_figures(self) -> None:
+        entry = training_entry(TRAINED, "step-10/1")
+        assert (entry.key, entry.group) == ("step-10/1", "step 10")
+        assert (entry.verdict, entry.score, entry.searches, entry.generated_tokens) == ("right", 0.5, 1, 6)
+        assert entry.facts == {"step": 10, "generated_at_step": 9}
+
+    @pytest.mark.parametrize(
+        ("reward", "verdict"), [(0.1, "right"), (0.0, "wrong"), (-1.0, "wrong"), (None, "unscored")]
+    )
+    def test_a_reward_above_0_is_right(self, reward: float | None, verdict: str) -> None:
+        assert training_entry(replace(TRAINED, reward=reward), "k").verdict == verdict
+
+    def test_the_extreme_ratio_is_the_furthest_from_1_in_log_space_and_of_turns_alone(self) -> None:
+        assert training_entry(TRAINED, "k").extreme_ratio == 0.8, "1 / 0.8 is more than 1.22; 9 is the environment's"
+        far = replace(TRAINED, ratios=(0.8, 0.8, 0.0, 1.0, 1.2, 1.2, 1.2))
+        assert training_entry(far, "k").extreme_ratio == 0.0
+
+    def test_adjacent_turns_stay_apart(self) -> None:
+        entry = training_entry(replace(TRAINED, turn_ids=(0, 0, 0, 1, 1, 1, 1)), "k")
+        assert [segment["token_count"] for segment in entry.segments] == [3, 4]
+
+    def test_a_search_that_was_not_answered_does_not_count(self) -> None:
+        assert training_entry(replace(TRAINED, turn_ids=(0, 0, 0, 1, 1, 1, 1)), "k").searches == 0
+
+    def test_of_rollouts_that_are_not_ours_nobody_knows_the_actions(self) -> None:
+        entry = training_entry(replace(TRAINED, stop_reason=None, question=None), "k")
+        assert entry.searches is None
+        assert [segment.get("action") for segment in entry.segments] == [None, None, None]
+
+    def test_a_trajectory_that_is_not_trained_on_has_no_turn(self) -> None:
+        entry = training_entry(replace(TRAINED, turn_ids=(-1,) * 7), "k")
+        assert [segment["text"] for segment in entry.segments] == ["".join(TRAINED.tokens)]
+        assert (entry.generated_tokens, entry.extreme_ratio) == (0, None)
+
+    def test_an_empty_completion(self) -> None:
+        names = ("tokens", "turn_ids", "token_ratios", "ratios", "advantages", "clipped")
+        assert training_entry(replace(TRAINED, **dict.fromkeys(names, ())), "k").segments == ()
+
+    def test_what_is_not_finite_is_a_word_that_javascript_reads(self) -> None:
+        odd = replace(TRAINED, advantages=(math.nan, math.inf, -math.inf, 0.0, 1 / 3, 1.0, 1.0))
+        columns = [segment["tokens"]["advantages"] for segment in training_entry(odd, "k").segments[::2]]
+        assert columns == [["NaN", "Infinity", "-Infinity"], [0.333333, 1.0, 1.0]]
+
+
+class TestOpenRun:
+    def test_an_evaluation_that_is_not_finished_says_so(self, tmp_path: Path) -> None:
+        write_evaluation(tmp_path, evaluated(question("Ada"), answered("Ada")))
+        source = open_run(tmp_path)
+        assert source.kind == EVALUATION
+        assert [entry.key for entry in source.entries] == ["nq/q/0"]
+        assert "not finished" in source.notes[0]
+        RunFolder(tmp_path).finish({}, "")
+        assert not open_run(tmp_path).notes
+
+    def test_keys_are_distinct_even_if_ids_are_not(self, tmp_path: Path) -> None:
+        row = evaluated(question("Ada"), answered("Ada"))
+        write_evaluation(tmp_path, row, row, row, replace(row, sample=1), replace(row, dataset="own"))
+        keys = [entry.key for entry in open_run(tmp_path).entries]
+        assert keys == ["nq/q/0", "nq/q/0~2", "nq/q/0~3", "nq/q/1", "own/q/0"]
+
+    def test_a_training_run_is_numbered_within_each_step_over_its_processes(self, tmp_path: Path) -> None:
+        for step, rank in ((20, 0), (10, 0), (10, 1)):
+            write_trained(tmp_path, step, rank, [replace(TRAINED, step=step)] * 2)
+        source = open_run(tmp_path)
+        assert source.kind == TRAINING
+        keys = [entry.key for entry in source.entries]
+        assert keys == [*(f"step-10/{n}" for n in (1, 2, 3, 4)), "step-20/1", "step-20/2"]
+
+    def test_a_folder_of_neither_kind(self, tmp_path: Path) -> None:
+        with pytest.raises(
+            FileNotFoundError, match=r"neither settings\.json.* nor trajectories/step_\*_rank_\*\.parquet"
+        ):
+            open_run(tmp_path)
+
+    def test_a_folder_of_both_kinds(self, tmp_path: Path) -> None:
+        write_evaluation(tmp_path, evaluated(question("Ada"), answered("Ada")))
+        write_trained(tmp_path, 10, 0, [TRAINED])
+        with pytest.raises(ValueError, match="holds both"):
+            open_run(tmp_path)

@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from importlib.resources import files
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sorl_trl.evaluation.view_data import EVALUATION, TRAINING, Entry, evaluation_entry, training_entry
+from sorl_trl.evaluation.view_page import Page, color_scales, render_page
+
+from .test_view_data import TRAINED
+from .trajectories import answered, evaluated, question
+
+ENTRY = evaluation_entry(evaluated(question("Ada"), answered("Ada", searches=1)))
+HOSTILE = [
+    "</script><script>alert(1)</script>",
+    "<!-- <script> -->",
+    "]]> &lt; &amp;",
+    "\u2028\u2029\x00\x1b[2J\u202e",
+    "half a character: \ud83d",
+    "$policy ${data} {title}",
+    "日本語 مرحبا 🎉",
+    "x" * 1_000_000,
+]
+
+
+class Parsed(HTMLParser):
+    """Tags with their attributes, and the text from each up to the next tag."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[str] = []
+        self._is_open = False
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attributes)))
+        self.texts.append("")
+        self._is_open = True
+
+    def handle_endtag(self, tag: str) -> None:
+        self._is_open = False
+
+    def handle_data(self, data: str) -> None:
+        if self._is_open:
+            self.texts[-1] += data
+
+    def all(self, tag: str) -> list[tuple[dict[str, str | None], str]]:
+        return [(each[1], text) for each, text in zip(self.tags, self.texts, strict=True) if each[0] == tag]
+
+
+def rendered(*entries: Entry, title: str = "Run", kind: str = EVALUATION, notes: list[str] | None = None) -> Parsed:
+    return Parsed(render_page(Page(title, kind, entries, len(entries), notes or [])))
+
+
+def content(page: Parsed) -> dict[str, Any]:
+    [text] = [text for attributes, text in page.all("script") if attributes.get("id") == "data"]
+    assert "<" not in text and text.isascii(), "what a browser makes of `<!--` in a script, this parser does not know"
+    return json.loads(text)
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
+def test_hostile_text_stays_data(text: str) -> None:
+    passage = {"id": text, "title": text, "text": text, "score": None}
+    marks = {"passages": [passage], "truncated": False, "neutralized": 0}
+    segments = ({"kind": "observation", "text": text, "token_count": 1, **marks},)
+    entry = replace(
+        ENTRY, key=text, question=text, golden_answers=(text,), answer=text, prompt=text, segments=segments
+    )
+    page, harmless = rendered(entry, notes=[text]), rendered(ENTRY)
+    assert page.tags[0] == harmless.tags[0]
+    assert [tag for tag, _ in page.tags] == [tag for tag, _ in harmless.tags]
+    assert content(page)["notes"] == [text]
+    [found] = content(page)["trajectories"]
+    assert [found[name] for name in ("key", "question", "answer", "prompt")] == [text] * 4
+    assert found["segments"][0]["passages"] == [passage]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.text(st.characters(), max_size=40))
+def test_any_text_is_read_back(text: str) -> None:
+    assert content(rendered(replace(ENTRY, prompt=text)))["trajectories"][0]["prompt"] == text
+
+
+@pytest.mark.parametrize("entry", [ENTRY, training_entry(TRAINED, "step-10/1")], ids=[EVALUATION, TRAINING])
+def test_every_field_is_read_back(entry: Entry) -> None:
+    [found] = content(rendered(entry))["trajectories"]
+    assert found == json.loads(json.dumps(vars(entry)))
+    assert set(found) == set(Entry.__dataclass_fields__)
+
+
+def test_a_title_is_escaped() -> None:
+    title = "</title><script>alert(1)</script> $data"
+    page = rendered(ENTRY, title=title)
+    assert [text for _, text in page.all("title")] == [title]
+    assert len(page.all("script")) == len(rendered(ENTRY).all("script"))
+
+
+class TestPolicy:
+    def test_the_browser_runs_these_scripts_alone(self) -> None:
+        page = rendered(ENTRY)
+        [policy] = [a["content"] for a, _ in page.all("meta") if a.get("http-equiv") == "Content-Security-Policy"]
+        assert policy is not None
+        rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
+        scripts = [text for attributes, text in page.all("script") if "type" not in attributes]
+        assert rules["default-src"] == "'none'"
+        assert rules["script-src"] == " ".join(map(digest, scripts))
+        assert rules["style-src"] == digest(page.all("style")[0][1])
+
+    def test_nothing_is_loaded(self) -> None:
+        html = render_page(Page("Run", EVALUATION, [ENTRY], 1))
+        assert not re.search(r"https?:|@import|url\(", html)
+        assert not [a for _, a in Parsed(html).tags if {"src", "srcset", "href", "style", "onclick"} & set(a)]
+
+    def test_scripts_never_make_html_of_text(self) -> None:
+        scripts = "".join(text for a, text in rendered(ENTRY).all("script") if "type" not in a)
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|setTimeout", scripts)
+
+
+def digest(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+class TestColorScales:
+    def test_they_end_where_nearly_all_tokens_do(self) -> None:
+        ratios = tuple(math.exp(i / 100) for i in range(101))
+        many = replace(
+            TRAINED,
+            tokens=("a",) * 101,
+            turn_ids=(0,) * 101,
+            ratios=ratios,
+            token_ratios=tuple(1 / ratio**2 for ratio in ratios),
+            advantages=tuple(-i / 10 for i in range(101)),
+            clipped=("inside",) * 101,
+        )
+        scales = color_scales([training_entry(many, "k")])
+        assert scales == pytest.approx({"ratios": 0.98, "token_ratios": 1.96, "advantages": 9.8}, rel=1e-4)
+
+    def test_what_is_not_finite_does_not_count(self) -> None:
+        odd = replace(TRAINED, ratios=(math.inf, math.nan, 0.0, 1.0, 2.0, 2.0, 2.0))
+        assert color_scales([training_entry(odd, "k")])["ratios"] == pytest.approx(math.log(2), rel=1e-4)
+
+    def test_a_rare_ratio_off_1_is_seen_all_the_same(self) -> None:
+        one = replace(TRAINED, ratios=(1.0,) * 7)
+        entries = [training_entry(one, "k")] * 30 + [training_entry(replace(one, ratios=(1.0,) * 6 + (1.5,)), "k")]
+        assert color_scales(entries)["ratios"] == pytest.approx(math.log(1.5))
+
+    def test_without_differences_or_tokens_they_are_1(self) -> None:
+        ones = replace(TRAINED, ratios=(1.0,) * 7, advantages=(0.0,) * 7)
+        assert color_scales([training_entry(ones, "k")])["ratios"] == 1.0
+        assert color_scales([training_entry(ones, "k")])["advantages"] == 1.0
+        assert color_scales([]) == {"ratios": 1.0, "token_ratios": 1.0, "advantages": 1.0}
+
+    def test_only_training_has_them(self) -> None:
+        assert content(rendered(ENTRY))["scales"] == {}
+        assert content(rendered(training_entry(TRAINED, "k"), kind=TRAINING))["scales"]["advantages"] == 1.0
+
+
+def test_text_has_enough_contrast_on_every_colour_in_light_and_in_dark() -> None:
+    style = files("sorl_trl.evaluation").joinpath("view.css").read_text()
+    light, dark = (dict(re.findall(r"--([\w-]+): (#\w+);", block)) for block in style.split("@media")[:2])
+    grounds = {name for name in light if name.startswith(("above", "below"))}
+    grounds |= {"paper", "card", "seen", "search", "answer", "gold"}
+    assert len(grounds) == 14
+    for colors in (light, dark):
+        assert min((contrast(colors["ink"], colors[name]), name) for name in grounds) >= (4.5, "")
+        for ink in ("faint", "right", "wrong"):
+            assert contrast(colors[ink], colors["card"]) >= 4.5
+
+
+def contrast(one: str, other: str) -> float:
+    """By WCAG: from 1 to 21; text needs 4.5."""
+    lighter, darker = sorted((luminance(one), luminance(other)), reverse=True)
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+def luminance(color: str) -> float:
+    digits = color[1:] if len(color) == 7 else "".join(2 * digit for digit in color[1:])
+    channels = [int(digits[i : i + 2], 16) / 255 for i in (0, 2, 4)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
