@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export HF_HUB_OFFLINE ?= 1
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: quickstart test test-distributed lint bench bench-stability bench-stability-quick clean
+.PHONY: quickstart test test-distributed lint bench bench-search bench-stability bench-stability-quick clean
 
 # Installed under the constraints, torch first; again only when one of these files changes.
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -31,6 +31,9 @@ lint: $(VENV)/.installed
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.overhead
 	$(BIN)/python -m benchmarks.critic_cost
+
+bench-search: $(VENV)/.installed
+	$(BIN)/python -m benchmarks.search
 
 # Hours; goes on where it was interrupted.
 bench-stability: $(VENV)/.installed

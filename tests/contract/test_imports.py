@@ -19,11 +19,13 @@ LAYERS = (
     {"ops", "search", "qa"},
     {"rollout", "diagnostics"},
     {"trainers", "evaluation", "sandbox"},
+    {"recipe"},
+    {"doctor"},
 )
 """From the bottom up. What is in one layer does not import what is beside it."""
 HEIGHT = {package: height for height, layer in enumerate(LAYERS) for package in layer}
 
-ONLY_IN = {"trl": {"trainers", "sandbox"}, "accelerate": {"trainers"}}
+ONLY_IN = {"trl": {"trainers", "sandbox", "recipe", "doctor"}, "accelerate": {"trainers"}}
 """Library -> the packages that may import it."""
 FOREIGN: dict[str, set[str]] = {"types": set(), "ops": {"torch"}}
 """Package -> all that it may import from outside of this project, beside the standard library."""
@@ -157,6 +159,7 @@ def test_every_package_has_a_layer() -> None:
         ("sorl_trl.diagnostics.plots", "from matplotlib.figure import Figure"),
         ("sorl_trl.trainers.vllm_generator", "try:\n    import vllm\nexcept ImportError:\n    vllm = None"),
         ("sorl_trl.trainers.base_trainer", "from train import main"),
+        ("sorl_trl.recipe.build", "from sorl_trl.doctor import examine"),
         ("sorl_trl.__init__", "from sorl_trl import trainers"),
         ("sorl_trl.helpers.text", "import json"),
     ],

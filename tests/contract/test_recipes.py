@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from train import Arguments, parse_arguments
 
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
+from sorl_trl.recipe import Arguments, parse_arguments
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))

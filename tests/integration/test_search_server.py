@@ -17,7 +17,8 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from sorl_trl.search import BM25Index, write_corpus
+from sorl_trl.rollout.retrieval import Retriever, SearchFailure
+from sorl_trl.search import BM25Index, HTTPSearch, RetryPolicy, SearchArguments, SearchError, write_corpus
 from sorl_trl.search.app import ServerLimits
 from sorl_trl.types import Passage
 
@@ -122,6 +123,29 @@ def test_limits_are_named(url):
         status, answer = retrieve(url, **fields)
         assert status == 422
         assert re.match(rf"{field}: .* {limit}\b", answer["detail"])
+
+
+def test_whatever_a_policy_asks_the_client_gets_an_answer_or_a_refusal(index, url):
+    """One query of a megabyte spoils no other; the embedded engine would have served it too."""
+    huge = "Norway " * 150_000
+    queries = ["", " ", "日本", "\ud800 Rome", "\x00", "field:(Paris", huge, "capital"]
+    found = Retriever(HTTPSearch(f"{url}/retrieve"), top_k=3, retry=RetryPolicy(attempts=1)).search(queries)
+    assert found.pop(huge) is SearchFailure.REFUSED
+    queries.remove(huge)
+    expected = [tuple(hits) for hits in index[1].search_batch(queries, 3)]
+    assert [found[query] for query in queries] == expected
+    assert [len(hits) for hits in expected] == [0, 0, 1, 1, 0, 1, 3]
+
+
+def test_k_above_the_corpus_gives_what_there_is_and_above_the_limit_is_refused(url):
+    client = HTTPSearch(f"{url}/retrieve")
+    assert len(client.search_batch(["capital"], 100)[0]) == len(PASSAGES)
+    with pytest.raises(SearchError, match="topk: Input should be less than or equal to 100, got 101"):
+        client.search_batch(["capital"], 101)
+
+
+def test_scripts_name_a_server_by_its_index(index, url):
+    assert SearchArguments(search_url=f"{url}/retrieve").build_search().identity == index[1].identity
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -10,9 +10,8 @@ from typing import Any
 
 import datasets
 import pytest
-import train
 
-from sorl_trl import qa
+from sorl_trl import qa, recipe
 from sorl_trl.search import build_index
 from tests.agents import LIMITS, NAMES, agent_policy, agent_tokenizer, search_index
 from tests.unit.search.servers import Server
@@ -43,7 +42,7 @@ def write(path: Path, rows: list[dict[str, Any]]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def arguments(folder: Path, *words: str, **changed: Any) -> train.Arguments:
+def arguments(folder: Path, *words: str, **changed: Any) -> recipe.Arguments:
     """Two steps of the recipe for SO-GRPO."""
     values = {
         "config": ROOT / "recipes/so_grpo.yaml",
@@ -61,12 +60,12 @@ def arguments(folder: Path, *words: str, **changed: Any) -> train.Arguments:
         "disable_tqdm": "true",
         **changed,
     }
-    return train.parse_arguments([*(w for name, value in values.items() for w in (f"--{name}", str(value))), *words])
+    return recipe.parse_arguments([*(w for name, value in values.items() for w in (f"--{name}", str(value))), *words])
 
 
-def searches(found: train.Arguments) -> list[float]:
+def searches(found: recipe.Arguments) -> list[float]:
     """Train; searches per trajectory of each step."""
-    trainer = train.build_trainer(found)
+    trainer = recipe.build_trainer(found)
     trainer.train()
     logs = [log for log in trainer.state.log_history if "loss" in log]
     assert len(logs) == 2
@@ -98,29 +97,29 @@ def test_questions_of_public_sets(folder: Path, monkeypatch: pytest.MonkeyPatch)
         local = replace(qa.BENCHMARKS[name], hub_id=str(folder / name), config=None)
         monkeypatch.setitem(qa.BENCHMARKS, name, local)
     found = arguments(folder, "--no_search", train_questions="nq", eval_questions="musique")
-    prompts = train.load_prompts(found)
+    prompts = recipe.load_prompts(found)
     assert [[(row["prompt"], row["data_source"]) for row in rows] for rows in prompts] == [
         [("where nq train", "nq")],
         [("where musique dev", "musique")],
     ]
     found.task.eval_questions = None
-    assert train.load_prompts(found)[1] is None
+    assert recipe.load_prompts(found)[1] is None
 
 
 def test_options_are_shown_and_choice_needs_them(folder: Path) -> None:
     choice = {**QUESTION, "options": {"A": "oslo", "B": "rome"}}
     write(folder / "train.jsonl", [choice])
     found = arguments(folder, "--no_search", "--rewards", "choice", "turn_format")
-    (row,) = train.load_prompts(found)[0]
+    (row,) = recipe.load_prompts(found)[0]
     assert row["prompt"].splitlines()[:3] == ["where rome", "A. oslo", "B. rome"]
     write(folder / "train.jsonl", [choice, {**QUESTION, "id": "open"}])
     with pytest.raises(ValueError, match="`rewards` has 'choice', but open has no options; 'answer' is for both"):
-        train.load_prompts(found)
+        recipe.load_prompts(found)
 
 
 def test_a_policy_that_cannot_act_is_refused_before_the_search_engine_is_opened(folder: Path) -> None:
     (folder / "corpus.jsonl").write_text("no passage\n")
     found = arguments(folder, corpus=folder / "corpus.jsonl", max_observation_tokens=1)
     with pytest.raises(ValueError, match="max_observation_tokens=1 must be at least 2"):
-        train.build_rollout(found, agent_tokenizer())
+        recipe.build_rollout(found, agent_tokenizer())
     assert not (folder / "corpus.jsonl.index").exists()

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils.hub import has_file
+from transformers.utils.peft_utils import find_adapter_config_file
 
 
 @dataclass
@@ -30,17 +32,33 @@ class ModelArguments:
 
 
 def load_tokenizer(model: ModelArguments) -> PreTrainedTokenizerBase:
-    """The checkpoint's tokenizer; its base model's for an adapter's folder that has none."""
-    folder = Path(model.model_name_or_path)
-    adapter = folder / "adapter_config.json"
-    if adapter.is_file() and not (folder / "tokenizer_config.json").is_file():
-        config = json.loads(adapter.read_bytes())
-        base, revision = config["base_model_name_or_path"], config.get("revision") or "main"
-        model = replace(model, model_name_or_path=base, model_revision=revision)
+    """The checkpoint's tokenizer; its base model's for an adapter that has none.
+
+    Raises:
+        ValueError: The adapter does not say what its base model is.
+        OSError: There is no such checkpoint, or no tokenizer with it.
+    """
+    name, revision = model.model_name_or_path, model.model_revision
+    adapter = find_adapter_config_file(name, revision=revision)
+    if adapter and not has_file(name, "tokenizer_config.json", revision=revision):
+        model = _base_model(model, Path(adapter).parent)
     tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
         model.model_name_or_path, revision=model.model_revision, trust_remote_code=model.trust_remote_code
     )
     return tokenizer
+
+
+def _base_model(model: ModelArguments, adapter: Path) -> ModelArguments:
+    """What the adapter in this folder, which may be one of the Hub's cache, was trained upon."""
+    from peft import PeftConfig
+
+    config = PeftConfig.from_pretrained(str(adapter))
+    if not config.base_model_name_or_path:
+        raise ValueError(
+            f"`model_name_or_path` is {model.model_name_or_path!r}, an adapter without a tokenizer that names no "
+            "`base_model_name_or_path`; save the tokenizer beside it"
+        )
+    return replace(model, model_name_or_path=config.base_model_name_or_path, model_revision=config.revision or "main")
 
 
 def load_model(model: ModelArguments, device: torch.device) -> PreTrainedModel:

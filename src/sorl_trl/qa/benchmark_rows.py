@@ -71,6 +71,8 @@ def parse_medmcqa(row: Row) -> Question:
     cop = _field(row, "cop")
     if cop in (None, -1):
         raise UnusableRow("`cop` is no label")
+    if isinstance(cop, float) and cop.is_integer():  # as tables have it whose column lacks some labels
+        cop = int(cop)
     if isinstance(cop, bool) or not isinstance(cop, int) or cop not in range(len(columns)):
         raise ValueError(f"`cop` must be 0 to 3, counted from 0, or -1 for no label, got {cop!r}")
     options = {letter: _text(row, column) for letter, column in zip("ABCD", columns, strict=True)}

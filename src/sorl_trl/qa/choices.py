@@ -13,6 +13,8 @@ from sorl_trl.qa.answers import normalize_answer
 
 # "B", "b.", "(B)", "B) text", "B: text", "**B**": a letter of its own, and the text after it, which may be empty.
 _LETTER_FIRST = re.compile(r"[\s(\[*\"']*([A-Za-z])(?![^\W_])[\s)\].:*\"']*(.*)", re.DOTALL)
+# "Answer: B", "Option B", "**Answer:** (B)": what may stand before all of that, and names nothing.
+_PREFIX = re.compile(r"[\s(\[*\"']*(?:(?:answer|option|choice)\b[\s:.*]*)+", re.IGNORECASE)
 # "A) Paris", "Paris (A)": not an article, for no word follows on its line.
 _LETTER_A = re.compile(r"\ba\b(?![ \t]+\w)", re.IGNORECASE)
 
@@ -46,20 +48,29 @@ def named_letter(answer: str, options: Mapping[str, str]) -> str | None:
     """The letter of the one option that an answer names, `None` if it names no option or more than one.
 
     An option is named by its letter in either case, bare or with brackets and punctuation ("B", "b.", "(B)"); by its
-    text; or by both ("B) text", "B: text"). The whole answer must be that: a letter before any other words names
-    nothing. A bare letter that is also the text of another option names two; so does a text that two options share,
-    unless a letter stands before it.
+    text; or by both ("B) text", "B: text"). "Answer", "Option" or "Choice" may stand before all of that ("Answer: B",
+    "Option B"), where they are not an option's own words. The whole answer must be so: a letter before any other words
+    names nothing, nor does a sentence ("the answer is B"). A bare letter that is also the text of another option names
+    two; so does a text that two options share, unless a letter stands before it.
 
     Texts are compared as exact match does it, with two refinements. Where that cannot tell two options apart ("Rh+"
     and "Rh-", for punctuation is dropped), an answer that spells one of them out names that one. And an "A" that no
     word follows is a letter, not an article to drop: "A) Paris" is not "Paris".
     """
+    named = _named(answer, options)
+    if not named and (prefix := _PREFIX.match(answer)):
+        named = _named(answer[prefix.end() :], options)
+    return named.pop() if len(named) == 1 else None
+
+
+def _named(answer: str, options: Mapping[str, str]) -> set[str]:
+    """The letters of all options that an answer names."""
     named = _named_by_text(answer, options)
     if spelled := _LETTER_FIRST.fullmatch(answer):
         letter, text = spelled[1].upper(), spelled[2]
         if letter in options and (not text or letter in _named_by_text(text, options)):
             named |= {letter}
-    return named.pop() if len(named) == 1 else None
+    return named
 
 
 def _named_by_text(answer: str, options: Mapping[str, str]) -> set[str]:

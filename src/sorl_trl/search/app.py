@@ -52,7 +52,8 @@ def create_app(index: SavedIndex, limits: ServerLimits | None = None) -> "FastAP
     _add_retrieve(app, index, limits)
 
     @app.get("/health")
-    def health() -> JSONResponse:
+    async def health() -> JSONResponse:
+        # Not in the pool of threads, where it would wait for searches: clients ask with a short timeout.
         state = {"status": "ok", "engine": index.engine, "documents": len(index), "identity": index.identity}
         return JSONResponse(state)
 
@@ -73,13 +74,14 @@ def _add_retrieve(app: "FastAPI", index: SavedIndex, limits: ServerLimits) -> No
             Field(max_length=limits.queries),
         ]
         topk: Annotated[int, Field(ge=1, le=limits.topk)] | None = None
-        return_scores: bool = False
+        return_scores: bool | None = None
 
     @app.post("/retrieve")
     def retrieve(request: RetrieveRequest) -> JSONResponse:
         # Not `async`: so it runs in a pool of threads, and the server goes on listening meanwhile.
         found = index.search_batch(request.queries, request.topk or DEFAULT_TOPK)
-        return JSONResponse({"result": [[_hit(passage, request.return_scores) for passage in hits] for hits in found]})
+        with_scores = bool(request.return_scores)
+        return JSONResponse({"result": [[_hit(passage, with_scores) for passage in hits] for hits in found]})
 
 
 def _hit(passage: Passage, with_score: bool) -> dict[str, Any]:

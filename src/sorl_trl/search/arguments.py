@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -12,15 +12,21 @@ from sorl_trl.search.bm25 import BM25Index
 from sorl_trl.search.breaker import CircuitBreaker
 from sorl_trl.search.cache import CachedSearch, SQLiteStore
 from sorl_trl.search.engines import open_index
-from sorl_trl.search.http import HTTPSearch
+from sorl_trl.search.http import HTTPSearch, check_url, server_identity
 from sorl_trl.search.manifest import fingerprint
 from sorl_trl.search.no_search import NoSearch
 from sorl_trl.search.replay import RecordingSearch, ReplayedSearch
 from sorl_trl.search.retry import RetryingSearch
+from sorl_trl.search.tantivy_index import TantivyIndex
 from sorl_trl.search.wire import REQUEST_FORMATS
 
 SOURCES = ("index", "corpus", "search_url", "no_search", "replay")
 """Arguments that say what answers the searches: exactly one of them is given."""
+CORPUS_ENGINES: Mapping[str, tuple[type[BM25Index] | type[TantivyIndex], str]] = {
+    "bm25": (BM25Index, "index"),
+    "tantivy": (TantivyIndex, "tantivy"),
+}
+"""Engine that needs nothing but a corpus -> its class, and what is added to the corpus's name for its index."""
 
 
 def override_source(words: Sequence[str]) -> list[str]:
@@ -51,7 +57,15 @@ class SearchArguments:
     )
     corpus: str | None = field(
         default=None,
-        metadata={"help": "JSONL file of passages. Its BM25 index is `<corpus>.index`, built where missing."},
+        metadata={"help": "JSONL file of passages. Its index is `<corpus>.index`, built where missing."},
+    )
+    search_engine: str = field(
+        default="bm25",
+        metadata={
+            "help": "Engine of `corpus`: bm25 up to about a million passages, tantivy beyond, whose index is "
+            "`<corpus>.tantivy`.",
+            "choices": list(CORPUS_ENGINES),
+        },
     )
     search_url: str | None = field(
         default=None, metadata={"help": "Search server, with its path: http://127.0.0.1:8000/retrieve."}
@@ -85,12 +99,24 @@ class SearchArguments:
                 raise ValueError(f"`{name}` is {path!r}, but there is no such file.")
         if self.index and not Path(self.index).is_dir():
             raise ValueError(f"`index` is {self.index!r}, but there is no such directory; build the index first.")
+        if self.search_engine not in CORPUS_ENGINES:
+            raise ValueError(
+                f"`search_engine` is {self.search_engine!r}, but must be one of {', '.join(CORPUS_ENGINES)}."
+            )
+        if self.search_engine != "bm25" and not self.corpus:
+            raise ValueError(f"`search_engine` is {self.search_engine!r}, but there is no `corpus` to index.")
         if self.search_request not in REQUEST_FORMATS:
             raise ValueError(
                 f"`search_request` is {self.search_request!r}, but must be one of {', '.join(REQUEST_FORMATS)}."
             )
         if self.search_request != "search_r1" and not self.search_url:
             raise ValueError(f"`search_request` is {self.search_request!r}, but there is no `search_url` to ask.")
+        if self.search_url:
+            _check_search_url(self.search_url)
+        for name in ("record", "search_cache"):
+            path = getattr(self, name)
+            if path and not Path(path).parent.is_dir():
+                raise ValueError(f"`{name}` is {path!r}, but there is no directory {str(Path(path).parent)!r}.")
         if self.search_cache and (self.no_search or self.replay):
             raise ValueError(f"`search_cache` is {self.search_cache!r}, but {given[0]} leaves nothing to keep.")
 
@@ -115,13 +141,22 @@ class SearchArguments:
         if self.search_url:
             client = HTTPSearch(self.search_url, self.search_request)
             backend = CircuitBreaker(RetryingSearch(client), failures=1)
-            return BuiltSearch(backend, f"{self.search_request} {self.search_url}")
+            identity = server_identity(self.search_url) or f"{self.search_request} {self.search_url}"
+            return BuiltSearch(backend, identity)
         if self.replay:
             return BuiltSearch(ReplayedSearch(self.replay), f"replay-{fingerprint(Path(self.replay))['sha256']}")
         if self.no_search:
             return BuiltSearch(NoSearch(), "no_search")
         if self.corpus:
-            index = BM25Index.open(self.corpus, f"{self.corpus}.index")
+            engine, ending = CORPUS_ENGINES[self.search_engine]
+            index = engine.open(self.corpus, f"{self.corpus}.{ending}")
             return BuiltSearch(index, index.identity)
         saved = open_index(str(self.index))
         return BuiltSearch(saved, saved.identity)
+
+
+def _check_search_url(url: str) -> None:
+    try:
+        check_url(url)
+    except ValueError as error:
+        raise ValueError(f"`search_url`: {error}.") from error

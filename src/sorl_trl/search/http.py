@@ -48,7 +48,7 @@ class HTTPSearch:
         concurrency: int = 8,
         max_response_bytes: int = 64 << 20,
     ) -> None:
-        _check_url(url)
+        check_url(url)
         if request not in REQUEST_FORMATS:
             raise ValueError(f"request must be one of {sorted(REQUEST_FORMATS)}, got {request!r}")
         if not timeout_s > 0:
@@ -131,13 +131,31 @@ class HTTPSearch:
             raise MalformedResponse(status, _text(body))
 
 
-def _check_url(url: str) -> None:
+def server_identity(url: str, timeout_s: float = 5.0) -> str | None:
+    """What the server's index is called, where `health` beside `url` tells it, as the server of this package does.
+
+    Asked once. `None` where the server does not know the question, says no identity, or is down.
+    """
+    try:
+        response = httpx2.get(httpx2.URL(url).join("health"), timeout=timeout_s)
+        health = response.json() if response.is_success else None
+    except (httpx2.HTTPError, ValueError, RecursionError):
+        return None
+    identity = health.get("identity") if isinstance(health, dict) else None
+    return identity if isinstance(identity, str) and identity else None
+
+
+def check_url(url: str) -> None:
+    """Raise `ValueError` unless it is the URL of something on a server: one without a path answers no search."""
     try:
         parsed = httpx2.URL(url)
     except httpx2.InvalidURL as error:
         raise ValueError(f"url must be an http or https URL, got {url!r} ({error})") from error
     if parsed.scheme not in ("http", "https") or not parsed.host:
         raise ValueError(f"url must be an http or https URL, got {url!r}")
+    if parsed.path == "/":
+        hint = str(parsed.join("/retrieve"))
+        raise ValueError(f"url must have the path of the search, such as {hint}, got {url!r}")
 
 
 def _text(body: bytes) -> str:

@@ -97,7 +97,7 @@ class ReplayedSearch:
 
     Raises:
         FileNotFoundError: There is no such file.
-        RecordingError: A line is no record.
+        RecordingError: A line is no record, or there is none.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -109,6 +109,8 @@ class ReplayedSearch:
                     logger.warning("%s, line %d: unfinished, left out", self._path, number)
                     break
                 self._load(line, number)
+        if not self._outcomes:
+            raise RecordingError(f"{self._path}: the recording is empty; it needs at least one search")
 
     def search_batch(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """See `SearchBackend.search_batch`. Raises `NotRecorded` for a query that the recording does not have."""

@@ -4,7 +4,7 @@ The wire format is Search-R1's. `POST /retrieve` takes
 
     {"queries": ["…"], "topk": 3, "return_scores": true}
 
-where `topk` may be missing or null (3 then) and `return_scores` missing (false then), and gives one list per query:
+where `topk` may be missing or null (3 then) and `return_scores` too (false then), and gives one list per query:
 
     {"result": [[{"document": {"id", "title", "text", "contents"}, "score": 1.5}]]}
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sorl_trl.search.corpus import split_contents, title_and_text
 from sorl_trl.types import Passage
+
+logger = logging.getLogger(__name__)
 
 EXCERPT_LENGTH = 200
 
@@ -63,9 +66,10 @@ def parse_response(response: object, num_queries: int, k: int, single: bool = Fa
 
     The lists of hits are in `result` or `results`. A hit is a document, `{"document", "score"}`, a document's fields
     with a `score` among them, or the pair `[document, score]`. A document is `"Title"`, a newline and the text as one
-    string, or an object with `title` and `content` or `text`, or with `contents`, `content` or `text` alone. A score
-    that is missing or not finite becomes `None`, an identifier that is missing becomes empty. Half a surrogate pair,
-    which no tokenizer can encode, becomes U+FFFD.
+    string, or an object with `title` and `content` or `text`, or with `contents`, `content` or `text` alone. A hit
+    that is null, or whose document is, is left out; a warning says how many were. A score may be spelled as a string;
+    what is missing, no number or not finite becomes `None`, for no run must end over it. An identifier that is missing
+    becomes empty. Half a surrogate pair, which no tokenizer can encode, becomes U+FFFD.
 
     Args:
         response: What the server sent.
@@ -82,7 +86,11 @@ def parse_response(response: object, num_queries: int, k: int, single: bool = Fa
     if len(results) != num_queries:
         raise MalformedResponse(f"the server returned {len(results)} results for {num_queries} queries", response)
     try:
-        return [[_passage(hit) for hit in _hits(result)[:k]] for result in results]
+        hits = [_hits(result) for result in results]
+        there = [[hit for hit in found if not _is_null(hit)] for found in hits]
+        if missing := sum(map(len, hits)) - sum(map(len, there)):
+            logger.warning("The search server gave %d hits without a document: left out", missing)
+        return [[_passage(hit) for hit in found[:k]] for found in there]
     except ValueError as error:
         raise MalformedResponse(str(error), response) from error
 
@@ -113,6 +121,10 @@ def _is_list_of_hits(value: object) -> bool:
 def _is_pair(value: list[object]) -> bool:
     """Whether this is `[document, score]`, and not a list of two hits."""
     return len(value) == 2 and isinstance(value[0], str | dict) and isinstance(value[1], int | float | None)
+
+
+def _is_null(hit: object) -> bool:
+    return hit is None or (isinstance(hit, dict) and "document" in hit and hit["document"] is None)
 
 
 def _passage(hit: object) -> Passage:
@@ -146,13 +158,11 @@ def _identifier(document: Mapping[str, object]) -> str:
 
 
 def _finite(score: object) -> float | None:
-    if score is None:
+    if isinstance(score, bool) or not isinstance(score, str | int | float):
         return None
-    if isinstance(score, bool) or not isinstance(score, int | float):
-        raise ValueError(f"`score` must be a number, got {_excerpt(score)}")
     try:
         number = float(score)
-    except OverflowError:  # JSON knows no largest integer.
+    except (ValueError, OverflowError):  # JSON knows no largest integer.
         return None
     return number if math.isfinite(number) else None
 

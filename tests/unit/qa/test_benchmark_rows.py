@@ -57,7 +57,7 @@ def test_medqa_letters_that_only_other_rows_have():
     assert parse_medqa(row).options == {"A": "yes", "B": "no"}
 
 
-@pytest.mark.parametrize(("cop", "text"), [(0, "one"), (1, "two"), (2, "three"), (3, "four")])
+@pytest.mark.parametrize(("cop", "text"), [(0, "one"), (1, "two"), (2.0, "three"), (3, "four")])
 def test_medmcqa_counts_from_zero(cop, text):
     question = parse_medmcqa(rows.MEDMCQA | {"cop": cop, "data_source": "medmcqa"})
     assert question.golden_answers == (text,)
@@ -98,6 +98,7 @@ def test_pubmedqa(decision, letter):
         (parse_medqa, rows.MEDQA | {"answer_idx": ""}, "`answer_idx` is blank"),
         (parse_medmcqa, rows.MEDMCQA | {"cop": -1}, "`cop` is no label"),
         (parse_medmcqa, rows.MEDMCQA | {"cop": None}, "`cop` is no label"),
+        (parse_medmcqa, rows.MEDMCQA | {"cop": -1.0}, "`cop` is no label"),
         (parse_medmcqa, rows.MEDMCQA | {"opd": None}, "`opd` is blank"),
         (parse_pubmedqa, rows.PUBMEDQA | {"final_decision": None}, "`final_decision` is blank"),
     ],
@@ -131,6 +132,9 @@ def test_unusable_rows(parse, row, message):
         (parse_medqa, rows.MEDQA | {"answer_idx": "1", "options": {"1": "x"}}, "must have the letters A to Z .* '1'"),
         (parse_medmcqa, rows.MEDMCQA | {"cop": 4}, "`cop` must be 0 to 3, counted from 0, .* got 4"),
         (parse_medmcqa, rows.MEDMCQA | {"cop": "a"}, "`cop` must be 0 to 3, .* got 'a'"),
+        (parse_medmcqa, rows.MEDMCQA | {"cop": 1.5}, "`cop` must be 0 to 3, .* got 1.5"),
+        (parse_medmcqa, rows.MEDMCQA | {"cop": 4.0}, "`cop` must be 0 to 3, .* got 4"),
+        (parse_medmcqa, rows.MEDMCQA | {"cop": float("nan")}, "`cop` must be 0 to 3, .* got nan"),
         (parse_medmcqa, rows.MEDMCQA | {"cop": True}, "`cop` must be 0 to 3, .* got True"),
         (parse_pubmedqa, rows.PUBMEDQA | {"final_decision": "perhaps"}, "`final_decision` must be .* got 'perhaps'"),
         (parse_pubmedqa, rows.PUBMEDQA | {"pubid": 1.5}, "`pubid` must be a string or an integer, got 1.5"),

@@ -53,6 +53,27 @@ REPEATED = {"A": "5 mg", "B": "5 mg", "C": "6 mg", "D": "6 mg."}
         ("B because it lowers blood pressure", None),
         ("Aspirin or Vitamin C", None),
         ("the answer is B", None),
+        ("Option A", "A"),
+        ("option b.", "B"),
+        ("Answer: A", "A"),
+        ("answer: (c)", "C"),
+        ("**Answer:** D", "D"),
+        ("Answer: Option B", "B"),
+        ("(Choice C)", "C"),
+        ("Answer: C) Vitamin C", "C"),
+        ("Answer: vitamin c", "C"),
+        ("Option A) Vitamin C", None),
+        ("A different answer", None),
+        ("Answer A different question", None),
+        ("Answer", None),
+        ("Answer: E", None),
+        ("Options A", None),
+        ("Answers: A", None),
+        ("Optional", None),
+        ("AnswerB", None),
+        ("Option A or B", None),
+        ("Answer: A, B", None),
+        ("Aspirin is the answer: A", None),
     ],
 )
 def test_what_an_answer_names(answer, letter):
@@ -92,6 +113,11 @@ def test_what_an_answer_names(answer, letter):
         (REPEATED, "6-mg", None),
         (REPEATED, "the 6 mg", None),
         ({"B": "yes", "D": "no"}, "A", None),
+        (SIGNS, "Answer: Rh-", "B"),
+        (SIGNS, "Answer: -", "D"),
+        (BLOOD, "Answer: A", None),  # the letter of one option, the text of another
+        ({"A": "Option B", "B": "Choice A"}, "Option B", "A"),  # an option's own words
+        ({"A": "Option B", "B": "Choice A"}, "Choice A", "B"),
     ],
 )
 def test_options_that_are_hard_to_tell_apart(options, answer, letter):

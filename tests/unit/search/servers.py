@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
+import struct
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,12 +15,13 @@ from typing import Any
 
 @dataclass
 class Reply:
-    """What the server does with a request: `body` in pieces, each after `pause` was called."""
+    """What the server does with a request: `body` in pieces, each after `pause` was called, then perhaps a reset."""
 
     body: bytes | list[bytes] = b""
     status: int = 200
     headers: dict[str, str] = field(default_factory=dict)
     pause: Callable[[], object] = lambda: None
+    reset: bool = False
 
 
 def result(lists: object) -> Reply:
@@ -30,10 +34,11 @@ def echo(request: dict[str, Any]) -> Reply:
 
 
 class Server:
-    """Answers with `reply(request)`, and keeps the requests and the ports that they came from."""
+    """Answers with `reply(request)`, and keeps the requests and the ports that they came from. `pages` are for GET."""
 
     def __init__(self) -> None:
         self.reply: Callable[[dict[str, Any]], Reply] = echo
+        self.pages: dict[str, Reply] = {}
         self.requests: list[dict[str, Any]] = []
         self.connections: set[int] = set()
         server = self
@@ -46,6 +51,9 @@ class Server:
                 server.requests.append(request)
                 server.connections.add(self.client_address[1])
                 self._send(server.reply(request))
+
+            def do_GET(self) -> None:
+                self._send(server.pages.get(self.path, Reply(status=404)))
 
             def _send(self, reply: Reply) -> None:
                 pieces = reply.body if isinstance(reply.body, list) else [reply.body]
@@ -60,12 +68,16 @@ class Server:
                         self.wfile.write(piece)
                 except OSError:
                     self.close_connection = True  # The client has had enough.
+                if reply.reset:
+                    self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                    os.close(self.connection.detach())
 
             def log_message(self, *_: object) -> None:
                 pass
 
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._http.daemon_threads = True
+        self._http.handle_error = lambda *_: None  # type: ignore[method-assign]  # a client that hung up is no news
         self.url = f"http://127.0.0.1:{self._http.server_address[1]}/retrieve"
         threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
 

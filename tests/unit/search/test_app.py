@@ -62,7 +62,10 @@ def test_hits_with_scores(app, index):
     assert [len(hits) for hits in expected] == [1, 0, 2]
 
 
-@pytest.mark.parametrize("fields", [{}, {"topk": None}, {"topk": 3, "return_scores": False}, {"user": "unknown"}])
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"topk": None}, {"topk": 3, "return_scores": False}, {"return_scores": None}, {"user": "unknown"}],
+)
 def test_bare_documents_and_three_of_them_by_default(app, index, fields):
     expected = [document(hit) for hit in index.search_batch(["capital twin stars"], 3)[0]]
     assert len(expected) == 3

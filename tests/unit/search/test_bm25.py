@@ -7,14 +7,12 @@ import sys
 from dataclasses import replace
 
 import bm25s
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.extra import numpy as npst
 
 from sorl_trl.search import BM25Index, CorpusError, write_corpus
-from sorl_trl.search.bm25 import INDEX_FILES, top_k
+from sorl_trl.search.bm25 import INDEX_FILES
 from sorl_trl.search.tokenize import tokenize
 from sorl_trl.types import Passage
 
@@ -118,16 +116,6 @@ def test_a_loaded_index_equals_bm25s_in_memory(tmp_path_factory, texts, query, k
     index = build(tmp_path_factory.mktemp("index"), *texts)
     found = [(-hit.score, int(hit.id)) for hit in index.search_batch([query], k)[0]]
     assert found == sorted((-score, i) for i, score in enumerate(scores.tolist()) if score > 0)[:k]
-
-
-@settings(deadline=None)
-@given(
-    scores=npst.arrays(np.float32, st.integers(0, 40), elements=st.sampled_from([-1.0, 0.0, 0.5, 1.0, 1.5, 2.0])),
-    k=st.integers(1, 45),
-)
-def test_top_k_equals_a_full_sort(scores, k):
-    by_score_then_index = sorted((-score, i) for i, score in enumerate(scores) if score > 0)
-    assert top_k(scores, k) == [i for _, i in by_score_then_index[:k]]
 
 
 @pytest.mark.parametrize("hash_seed", ["1", "2"])

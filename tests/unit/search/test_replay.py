@@ -92,6 +92,7 @@ def test_a_batch_that_is_refused_says_nothing_of_its_queries(path: Path) -> None
     with pytest.raises(SearchError):
         recording.search_batch(["a", "b"], 3)
     assert recording.recorded == 0
+    recording.search_batch(["c"], 3)
     with pytest.raises(NotRecorded):
         ReplayedSearch(path).search_batch(["a"], 3)
 
@@ -173,6 +174,22 @@ def test_a_recording_is_appended_to(path: Path, caplog: pytest.LogCaptureFixture
         ('{"query": "a", "k": 3}', "passages must be a list, got NoneType"),
         ('{"query": "a", "k": 3, "passages": [3]}', "not a passage"),
         ('{"query": "a", "k": 3, "passages": [{"id": "1"}]}', "not a passage"),
+        (
+            '{"query": "a", "k": 3, "passages": [{"id": 1, "title": "", "text": "", "score": null}]}',
+            "`id` must be a string",
+        ),
+        (
+            '{"query": "a", "k": 3, "passages": [{"id": "1", "title": "", "text": null, "score": null}]}',
+            "`text` must be a string, got None",
+        ),
+        (
+            '{"query": "a", "k": 3, "passages": [{"id": "1", "title": "", "text": "", "score": "1.5"}]}',
+            "`score` must be a number or null, got '1.5'",
+        ),
+        (
+            '{"query": "a", "k": 3, "passages": [{"id": "1", "title": "", "text": "", "score": true}]}',
+            "`score` must be a number or null, got True",
+        ),
         ("[" * 100_000, "recursion"),
     ],
 )
@@ -209,8 +226,15 @@ def test_threads_share_a_recording(path: Path) -> None:
     assert ReplayedSearch(path).search_batch(queries, 3) == [found(query, 3) for query in queries]
 
 
+@pytest.mark.parametrize("content", ["", '{"query": "x'])
+def test_an_empty_recording_is_refused(path: Path, content: str) -> None:
+    path.write_text(content)
+    with pytest.raises(RecordingError, match=r"searches\.jsonl: the recording is empty"):
+        ReplayedSearch(path)
+
+
 def test_a_request_out_of_range_is_named(path: Path) -> None:
-    RecordingSearch(FakeSearch(), path)
+    RecordingSearch(FakeSearch(), path).search_batch(["a"], 3)
     with pytest.raises(ValueError, match="k must be at least 1, got 0"):
         ReplayedSearch(path).search_batch([], 0)
 

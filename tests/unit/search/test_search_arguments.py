@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.unit.search.servers import Reply, Server
 
 from sorl_trl.search import BM25Index, IndexOutdated, write_corpus
 from sorl_trl.search.arguments import SearchArguments, override_source
@@ -65,9 +67,22 @@ def test_a_cache_goes_inside_of_the_recording(corpus: Path, tmp_path: Path) -> N
     assert (backend.recorded, backend._backend.hits, backend._backend.misses) == (2, 1, 1)
 
 
-def test_a_server_is_named_by_its_url_and_format() -> None:
-    built = SearchArguments(search_url="http://127.0.0.1:8000/retrieve", search_request="rllm").build_search()
-    assert built.identity == "rllm http://127.0.0.1:8000/retrieve"
+def test_a_corpus_is_indexed_with_the_engine_that_is_named(corpus: Path) -> None:
+    """Each engine has an index of its own beside the corpus."""
+    for engine, ending in (("bm25", "index"), ("tantivy", "tantivy")):
+        for _ in range(2):
+            arguments = SearchArguments(corpus=str(corpus), search_engine=engine)
+            assert found(arguments) == ["7"]
+            assert arguments.build_search().identity.startswith(f"{engine}-")
+        assert found(SearchArguments(index=f"{corpus}.{ending}")) == ["7"]
+
+
+def test_a_server_is_named_by_its_index_or_else_by_its_url_and_format() -> None:
+    with closing(Server()) as server:
+        arguments = SearchArguments(search_url=server.url, search_request="rllm")
+        assert arguments.build_search().identity == f"rllm {server.url}"
+        server.pages["/health"] = Reply(b'{"status": "ok", "identity": "bm25-0123"}')
+        assert arguments.build_search().identity == "bm25-0123"
 
 
 @pytest.mark.parametrize(
@@ -95,6 +110,21 @@ def test_a_source_on_the_command_line_unsets_those_that_are_not(words: list[str]
         ({"search_url": "http://127.0.0.1", "search_request": "soap"}, "`search_request` is 'soap', but must be one"),
         ({"no_search": True, "search_request": "rllm"}, "`search_request` is 'rllm', but there is no `search_url`"),
         ({"no_search": True, "search_cache": "c.db"}, "`search_cache` is 'c.db', but no_search"),
+        ({"search_url": "http://127.0.0.1:8000"}, "`search_url`: .* such as http://127.0.0.1:8000/retrieve"),
+        ({"search_url": "127.0.0.1:8000/retrieve"}, "`search_url`: url must be an http or https URL"),
+        (
+            {"no_search": True, "record": "gone/r.jsonl"},
+            "`record` is 'gone/r.jsonl', but there is no directory 'gone'",
+        ),
+        (
+            {"search_url": "http://127.0.0.1/retrieve", "search_cache": "gone/c.db"},
+            "`search_cache` is 'gone/c.db', but there is no directory 'gone'",
+        ),
+        ({"no_search": True, "search_engine": "tantivy"}, "`search_engine` is 'tantivy', but there is no `corpus`"),
+        (
+            {"no_search": True, "search_engine": "dense"},
+            "`search_engine` is 'dense', but must be one of bm25, tantivy",
+        ),
     ],
 )
 def test_bad_arguments_are_refused(values: dict[str, Any], message: str) -> None:

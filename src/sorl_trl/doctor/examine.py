@@ -1,0 +1,54 @@
+"""All checks, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from sorl_trl.doctor.arguments import read_arguments
+from sorl_trl.doctor.findings import Finding, Unavailable
+from sorl_trl.doctor.method_checks import check_batches, check_method, check_vllm
+from sorl_trl.doctor.model_checks import check_chat, check_model, check_tags
+from sorl_trl.doctor.question_checks import check_questions, check_tokens
+from sorl_trl.doctor.recipe_file import read_recipe
+from sorl_trl.doctor.rehearsal import check_rehearsal
+from sorl_trl.doctor.search_checks import check_search
+from sorl_trl.doctor.subject import Subject
+
+CHECKS: dict[str, Callable[[Subject], Iterable[Finding]]] = {
+    "arguments": lambda subject: subject.arguments.findings,
+    "model": check_model,
+    "tags": check_tags,
+    "chat": check_chat,
+    "questions": check_questions,
+    "batches": check_batches,
+    "tokens": check_tokens,
+    "search": check_search,
+    "rehearsal": check_rehearsal,
+    "vllm": check_vllm,
+    "method": check_method,
+}
+"""In an order in which each finds what it needs of the others."""
+
+
+def examine(path: str, words: Sequence[str] = (), num_processes: int = 1) -> list[Finding]:
+    """What is wrong with a recipe, and what was seen to be right.
+
+    Args:
+        path: The recipe.
+        words: What follows `--config` and the recipe on the command line of `train.py`.
+        num_processes: On how many processes it is to be trained.
+    """
+    try:
+        recipe = read_recipe(path, words)
+    except (OSError, ValueError) as error:
+        return [Finding("error", str(error), check="arguments")]
+    subject = Subject(recipe, num_processes, read_arguments(recipe, ["--config", path, *words], num_processes))
+    return [replace(finding, check=name) for name in CHECKS for finding in _run(name, subject)]
+
+
+def _run(name: str, subject: Subject) -> Iterator[Finding]:
+    try:
+        yield from CHECKS[name](subject)
+    except Unavailable as missing:
+        yield Finding("skipped", f"not checked, for want of {missing}")

@@ -1,0 +1,109 @@
+"""Settings of the method that each may have, and that do not go together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import log
+
+from sorl_trl.doctor.findings import Finding
+from sorl_trl.doctor.subject import Subject, given
+from sorl_trl.trainers.base_config import TurnLevelConfig
+from sorl_trl.trainers.so_ppo_config import SOPPOConfig
+
+MANY_UPDATES = 16
+"""Of one rollout. Ours: 8 were seen to hold without any cure and 32 to collapse (benchmarks/results/stability.md)."""
+
+
+def check_batches(subject: Subject) -> Iterator[Finding]:
+    """Whether the questions fill a rollout; that batches hold whole groups was checked when they were read."""
+    config = _config(subject)
+    size = int(config.generation_batch_size or 0)
+    prompts = size // int(config.num_generations or 1)
+    given(subject.questions, "questions")
+    if subject.questions_in_all < prompts:
+        what = f"a rollout takes {prompts} questions, but there are {subject.questions_in_all}"
+        yield Finding("error", what, subject.recipe.line("train_questions"))
+    shown = f"{size} trajectories per rollout: {prompts} questions x {config.num_generations}"
+    yield Finding("ok", f"{shown}, {_updates(config):g} updates each, processes: {subject.num_processes}")
+
+
+def check_vllm(subject: Subject) -> Iterator[Finding]:
+    """Whether long trajectories survive the correction of vLLM's log-probabilities."""
+    config = _config(subject)
+    mode, limits = config.vllm_importance_sampling_mode, _ratio_limits(config)
+    if not config.use_vllm or not config.vllm_importance_sampling_correction:
+        yield Finding("ok", "no correction of vLLM's log-probabilities")
+    elif mode.startswith("sequence") and limits:
+        nearest = min(abs(log(limit)) for limit in limits.values()) / config.max_completion_length
+        fate = "weight 0" if mode == "sequence_mask" else "that limit for a weight"
+        what = f"`vllm_importance_sampling_mode` {mode!r} multiplies the ratios of all tokens of a trajectory: one of "
+        what += f"{config.max_completion_length} tokens that differ by {nearest:.1g} nats in the mean is beyond "
+        what += f"{' or '.join(f'{name} {limit}' for name, limit in limits.items())} and gets {fate}"
+        yield Finding("warning", what, subject.recipe.line("vllm_importance_sampling_mode", "token_truncate"))
+    else:
+        yield Finding("ok", f"vLLM's log-probabilities are corrected by {mode}")
+
+
+def _ratio_limits(config: TurnLevelConfig) -> dict[str, float]:
+    """Name -> limit of the importance ratio, of those that are set."""
+    names = ("vllm_importance_sampling_clip_min", "vllm_importance_sampling_clip_max")
+    return {name: float(getattr(config, name)) for name in names if (getattr(config, name) or 0) > 0}
+
+
+def check_method(subject: Subject) -> Iterator[Finding]:
+    """Few rules, each with something that was seen or that the code refuses later."""
+    config, line = _config(subject), subject.recipe.line
+    if config.clip_normalization == "none" and not config.target_kl and _updates(config) >= MANY_UPDATES:
+        what = f"{_updates(config):g} updates per rollout without `target_kl` and `clip_normalization`: with 32 most "
+        yield Finding(
+            "warning", f"{what}runs collapsed (docs/stability.md)", line("target_kl", TurnLevelConfig.target_kl)
+        )
+    if config.clip_normalization == "kl_penalty" and config.ctn_coef == 0:
+        what = "`clip_normalization` is 'kl_penalty', but `ctn_coef`, its coefficient, is 0"
+        yield Finding("warning", what, line("ctn_coef", TurnLevelConfig.ctn_coef))
+    weights, rewards = config.reward_weights, subject.raw.rewards
+    if weights is not None and len(weights) != len(rewards):
+        yield Finding(
+            "error", f"`reward_weights` has {len(weights)} for {len(rewards)} rewards", line("reward_weights")
+        )
+    yield from _check_guard(subject, config)
+    yield from _check_critic(subject, config)
+    yield Finding("ok", f"{subject.raw.trainer}, {config.loss_type} loss, {config.importance_sampling_level} ratios")
+
+
+def _check_guard(subject: Subject, config: TurnLevelConfig) -> Iterator[Finding]:
+    """What `CollapseGuard` refuses once the model is loaded."""
+    action, line = subject.raw.collapse_guard, subject.recipe.line
+    if action != "off" and config.logging_strategy == "no":
+        yield Finding(
+            "error",
+            "`collapse_guard` reads the log, but `logging_strategy` is 'no'",
+            line("logging_strategy", "steps"),
+        )
+    if action == "roll_back" and config.save_strategy == "no":
+        what = "`collapse_guard` is to roll back to a checkpoint, but `save_strategy` is 'no'"
+        yield Finding("error", what, line("save_strategy", "steps"))
+    if action == "roll_back" and config.save_only_model:
+        what = "`collapse_guard` is to roll back the optimizer too, but `save_only_model` is true"
+        yield Finding("error", what, line("save_only_model", False))
+
+
+def _check_critic(subject: Subject, config: TurnLevelConfig) -> Iterator[Finding]:
+    """What the critic's construction refuses once the model is loaded."""
+    if not isinstance(config, SOPPOConfig):
+        return
+    if config.critic == "adapter" and not subject.raw.use_peft:
+        yield Finding("error", "`critic` is 'adapter', but `use_peft` is false", subject.recipe.line("critic", "head"))
+    if config.critic is None and config.critic_trunk_gradient and subject.raw.use_peft:
+        what = "`critic_trunk_gradient` is for a head, but with `use_peft` the critic is an adapter"
+        yield Finding("error", what, subject.recipe.line("critic_trunk_gradient", False))
+
+
+def _updates(config: TurnLevelConfig) -> float:
+    """Optimizer steps on one rollout."""
+    micro_batches = int(config.num_iterations) * int(config.steps_per_generation or 1)
+    return micro_batches / int(config.gradient_accumulation_steps)
+
+
+def _config(subject: Subject) -> TurnLevelConfig:
+    return given(subject.arguments.config, "the trainer's config")

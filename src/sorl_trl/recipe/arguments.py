@@ -1,0 +1,117 @@
+"""What a recipe and a command line may say: the arguments of `train.py`, parsed and checked."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from trl import ModelConfig, TrlParser
+
+from sorl_trl import qa
+from sorl_trl.diagnostics.collapse_guard import ACTIONS
+from sorl_trl.rollout import RolloutArguments
+from sorl_trl.search import SearchArguments
+from sorl_trl.search.arguments import override_source
+from sorl_trl.trainers import SOGRPOTrainer, SOPPOTrainer
+from sorl_trl.trainers.base_config import TurnLevelConfig
+from sorl_trl.trainers.base_trainer import TurnLevelTrainer
+
+TRAINERS: dict[str, type[TurnLevelTrainer]] = {"so_grpo": SOGRPOTrainer, "so_ppo": SOPPOTrainer}
+
+
+@dataclass
+class TrainerArguments:
+    """Which method trains the agent; the other arguments depend on it."""
+
+    trainer: str = field(
+        default="so_grpo",
+        metadata={"help": "'so_grpo': advantages from the group. 'so_ppo': advantages from a critic."},
+    )
+
+    def __post_init__(self) -> None:
+        if self.trainer not in TRAINERS:
+            raise ValueError(f"`trainer` is {self.trainer!r}, but must be one of {', '.join(TRAINERS)}.")
+
+
+@dataclass
+class TaskArguments:
+    """What the agent is asked, what it is rewarded for, and what to do if it gets worse."""
+
+    train_questions: str = field(
+        metadata={
+            "help": "JSONL file of questions (`id`, `question`, `golden_answers`, perhaps `options`, `metadata`), or "
+            f"a public set by name, of which the training split is taken: {', '.join(qa.BENCHMARKS)}."
+        }
+    )
+    eval_questions: str | None = field(
+        default=None,
+        metadata={"help": "The same for `eval_strategy`; of a public set its evaluation split is taken."},
+    )
+    rewards: list[str] = field(
+        default_factory=lambda: ["exact_match"],
+        metadata={"help": f"Reward functions, summed with `reward_weights`: {', '.join(qa.REWARDS)}."},
+    )
+    collapse_guard: str = field(
+        default="off",
+        metadata={
+            "help": "What to do when training seems to collapse: 'warn', 'stop', 'lower_lr', 'roll_back' to the last "
+            "healthy checkpoint, or 'off'."
+        },
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("train_questions", "eval_questions"):
+            value = getattr(self, name)
+            if value is not None and value not in qa.BENCHMARKS and not Path(value).is_file():
+                raise ValueError(
+                    f"`{name}` is {value!r}, but there is no such file, nor a public set of this name "
+                    f"({', '.join(qa.BENCHMARKS)})."
+                )
+        trainable = [name for name, benchmark in qa.BENCHMARKS.items() if "train" in benchmark.sizes]
+        if self.train_questions in qa.BENCHMARKS and self.train_questions not in trainable:
+            raise ValueError(
+                f"`train_questions` is {self.train_questions!r}, which has no training split; "
+                f"these have one: {', '.join(trainable)}."
+            )
+        if self.collapse_guard not in ("off", *ACTIONS):
+            raise ValueError(
+                f"`collapse_guard` is {self.collapse_guard!r}, but must be one of off, {', '.join(ACTIONS)}."
+            )
+        if not self.rewards or (unknown := set(self.rewards) - set(qa.REWARDS)):
+            raise ValueError(f"`rewards` is {sorted(unknown) if self.rewards else []}; choose from {[*qa.REWARDS]}.")
+
+
+@dataclass
+class Arguments:
+    """Everything that a recipe and a command line say."""
+
+    trainer_class: type[TurnLevelTrainer]
+    task: TaskArguments
+    rollout: RolloutArguments
+    search: SearchArguments
+    config: TurnLevelConfig
+    model: ModelConfig
+
+    def __post_init__(self) -> None:
+        per_turn = sorted(qa.TURN_REWARDS.intersection(self.task.rewards))
+        if self.config.turn_boundary == "tags" and per_turn:
+            raise ValueError(
+                f"`rewards` has {per_turn[0]!r}, one float per generation: `turn_boundary='tags'` makes more turns."
+            )
+
+
+def argument_groups(trainer_class: type[TurnLevelTrainer]) -> tuple[type, ...]:
+    """The dataclasses whose fields may stand in a recipe, in the order of `Arguments`."""
+    return (TaskArguments, RolloutArguments, SearchArguments, trainer_class.config_class, ModelConfig)
+
+
+def parse_arguments(words: Sequence[str] | None = None) -> Arguments:
+    """Parse the command line, or `words`, and its `--config`: `trainer` first, for its config has the other fields."""
+    words = override_source(sys.argv[1:] if words is None else words)
+    first_look = TrlParser(TrainerArguments, add_help=False, allow_abbrev=False)
+    choice, _ = first_look.parse_args_and_config(words, return_remaining_strings=True)
+    trainer_class = TRAINERS[choice.trainer]
+    parser = TrlParser((TrainerArguments, *argument_groups(trainer_class)))
+    return Arguments(trainer_class, *parser.parse_args_and_config(words)[1:])

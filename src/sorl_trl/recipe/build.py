@@ -1,0 +1,79 @@
+"""From arguments to what they describe: questions, rollout, trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from datasets import Dataset
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, ProgressCallback
+from trl import get_peft_config, get_quantization_config
+
+from sorl_trl import qa
+from sorl_trl.diagnostics import CollapseGuard, TurnProgressCallback
+from sorl_trl.recipe.arguments import Arguments
+from sorl_trl.rollout import Collector, RolloutArguments
+from sorl_trl.search import NoSearch
+from sorl_trl.trainers import SearchRollout
+from sorl_trl.trainers.base_trainer import TurnLevelTrainer
+
+
+def load_prompts(arguments: Arguments) -> tuple[Dataset, Dataset | None]:
+    """The questions to train on and those to evaluate on, as prompts. What is downloaded is so once per machine."""
+    task = arguments.task
+    with arguments.config.main_process_first(desc="loading the questions"):
+        train = _load_questions(task.train_questions, "train")
+        evaluation = None if task.eval_questions is None else _load_questions(task.eval_questions, None)
+    for question in (*train, *(evaluation or ())):
+        if "choice" in task.rewards and not question.options:
+            raise ValueError(f"`rewards` has 'choice', but {question.id} has no options; 'answer' is for both kinds.")
+    return _as_prompts(train, arguments.rollout), evaluation and _as_prompts(evaluation, arguments.rollout)
+
+
+def _load_questions(source: str, split: str | None) -> list[qa.Question]:
+    return qa.load_benchmark(source, split) if source in qa.BENCHMARKS else qa.load_questions(source)
+
+
+def _as_prompts(questions: Sequence[qa.Question], rollout: RolloutArguments) -> Dataset:
+    return Dataset.from_list(qa.build_prompt_rows(questions, rollout.prompt_template, rollout.chat))
+
+
+def build_rollout(arguments: Arguments, tokenizer: PreTrainedTokenizerBase) -> SearchRollout:
+    """Protocol and limits are checked against the tokenizer before a large corpus is indexed."""
+    config = arguments.config
+    protocol = arguments.rollout.tag_protocol(tokenizer)
+    limits = arguments.rollout.limits(config.max_completion_length)
+    Collector(tokenizer, NoSearch(), protocol, limits)
+    with config.main_process_first(desc="opening the search engine"):
+        search = arguments.search.build_search(config.process_index).backend
+    return SearchRollout(search, protocol, limits)
+
+
+def build_trainer(arguments: Arguments) -> TurnLevelTrainer:
+    task, config, model = arguments.task, arguments.config, arguments.model
+    tokenizer = AutoTokenizer.from_pretrained(
+        model.model_name_or_path, revision=model.model_revision, trust_remote_code=config.trust_remote_code
+    )
+    config.model_init_kwargs = {
+        "revision": model.model_revision,
+        "attn_implementation": model.attn_implementation,
+        "dtype": model.dtype,
+        **(config.model_init_kwargs or {}),
+    }
+    train_dataset, eval_dataset = load_prompts(arguments)
+    trainer = arguments.trainer_class(
+        model=model.model_name_or_path,
+        reward_funcs=[qa.REWARDS[name] for name in task.rewards],
+        args=config,
+        train_dataset=train_dataset,
+        eval_dataset=eval_dataset,
+        processing_class=tokenizer,
+        quantization_config=get_quantization_config(model),
+        peft_config=get_peft_config(model),
+        rollout_func=build_rollout(arguments, tokenizer),
+    )
+    if task.collapse_guard != "off":
+        trainer.add_callback(CollapseGuard(task.collapse_guard, trainer))
+    if not config.disable_tqdm:
+        trainer.remove_callback(ProgressCallback)
+        trainer.add_callback(TurnProgressCallback)
+    return trainer
