@@ -203,7 +203,8 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         epilog="A run that is still training can be read once it has saved a checkpoint.",
     )
     parser.add_argument("runs", nargs="+", type=Path, metavar="run", help="its `output_dir`: holds trainer_state.json")
-    parser.add_argument("-o", "--output", type=Path, default=Path("report"), metavar="DIR", help="default: %(default)s")
+    where = "default: %(default)s"
+    parser.add_argument("-o", "--output", type=Path, default=Path("report"), metavar="DIR", help=where)
     return parser.parse_args(words)
 
 

@@ -54,7 +54,7 @@ class TaskArguments:
         metadata={"help": f"Reward functions, summed with `reward_weights`: {', '.join(qa.REWARDS)}."},
     )
     collapse_guard: str = field(
-        default="off",
+        default="warn",
         metadata={
             "help": "What to do when training seems to collapse: 'warn', 'stop', 'lower_lr', 'roll_back' to the last "
             "healthy checkpoint, or 'off'."
