@@ -85,7 +85,7 @@ def key(record: dict[str, Any]) -> Job:
 def load(archived: bool = True) -> list[dict[str, Any]]:
     """Every run there is: of `runs/stability/`, and unless `archived` is false, of the archive.
 
-    Those of methods or with settings that are not in the grid any more are left out.
+    Those of methods, with settings or at learning rates that are not in the grid any more are left out.
     """
     found = [json.loads(path.read_text()) for path in sorted(RUNS.glob("*/record.json"))]
     if archived and ARCHIVE.is_file():
@@ -97,7 +97,11 @@ def load(archived: bool = True) -> list[dict[str, Any]]:
 
 def is_current(record: dict[str, Any]) -> bool:
     job = key(record)
-    return job.regime in REGIMES and job.method in METHODS and record["settings"] == settings_of(job)
+    if job.regime not in REGIMES or job.method not in METHODS or record["settings"] != settings_of(job):
+        return False
+    regime = REGIMES[job.regime]
+    judges = (regime.learning_rate,) if job.seed in JUDGING_SEEDS else ()
+    return job.learning_rate in (*judges, *regime.learning_rates)
 
 
 def save(records: Iterable[dict[str, Any]]) -> None:

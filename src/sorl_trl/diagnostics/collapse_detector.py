@@ -132,8 +132,8 @@ class Alarm:
 
 _SLOWER = "lower the learning rate or make fewer updates per rollout"
 
-# How often they catch a collapse, and how often they are wrong: benchmarks/results/guard_rules.md. No run there saw
-# what `nothing_to_train_on`, `entropy_fall`, `groups_alike` and `searches_fall` watch for.
+# How often they catch a collapse, and how often they are wrong: benchmarks/results/guard_rules.md. Of what
+# `nothing_to_train_on`, `entropy_fall`, `groups_alike` and `searches_fall` watch for, its runs saw next to nothing.
 DEFAULT_RULES: tuple[Rule, ...] = (
     Level(
         "nothing_to_train_on",
@@ -143,7 +143,7 @@ DEFAULT_RULES: tuple[Rule, ...] = (
         patience=2,
         from_outside=True,
     ),
-    Level("high_kl", "kl_to_old", f"{_SLOWER}, or set `target_kl`", threshold=0.2, patience=2),
+    Level("high_kl", "kl_to_old", f"{_SLOWER}, or set or lower `target_kl`", threshold=0.2, patience=2),
     Level("high_clip_fraction", "clip_fraction/token", _SLOWER, threshold=0.25, patience=3),
     Level("high_turn_ratio", "turns/ratio_max", _SLOWER, threshold=4.0, patience=2),
     Fall("reward_fall", "reward", f"go back to before the fall, and {_SLOWER}", share=0.65, minimum=0.1, window=3),

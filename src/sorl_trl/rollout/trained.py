@@ -75,9 +75,22 @@ SCHEMA = pa.schema(
 _LISTS = {name for name in SCHEMA.names if isinstance(SCHEMA.field(name).type, pa.ListType)}
 
 
-def write_trained(run: str | os.PathLike[str], step: int, rank: int, rows: Sequence[TrainedTrajectory]) -> Path:
-    """Keep what process `rank` trained on in a step; the file."""
-    path = Path(run) / FOLDER / f"step_{step:08d}_rank_{rank}.parquet"
+@dataclass(frozen=True, order=True)
+class Shard:
+    """What one process trained on in one optimizer step."""
+
+    step: int
+    rank: int
+    world_size: int
+
+    @property
+    def name(self) -> str:
+        return f"step_{self.step:08d}_rank_{self.rank}_of_{self.world_size}.parquet"
+
+
+def write_trained(run: str | os.PathLike[str], shard: Shard, rows: Sequence[TrainedTrajectory]) -> Path:
+    """Keep a shard, in place of what was kept of it before; the file."""
+    path = Path(run) / FOLDER / shard.name
     path.parent.mkdir(parents=True, exist_ok=True)
     table = pa.Table.from_pylist([_row(trained) for trained in rows], SCHEMA)
 
@@ -88,23 +101,40 @@ def write_trained(run: str | os.PathLike[str], step: int, rank: int, rows: Seque
     return path
 
 
+def discard_later(run: str | os.PathLike[str], now: Shard) -> None:
+    """Delete what a process must of the steps after `now.step`, from which a run starts anew.
+
+    Each process deletes what was its own; the first one also what another number of processes has left.
+    """
+    for shard, file in _shards(run):
+        is_own = (shard.rank, shard.world_size) == (now.rank, now.world_size)
+        is_left = now.rank == 0 and shard.world_size != now.world_size
+        if shard.step > now.step and (is_own or is_left):
+            file.unlink()
+
+
 def read_trained(run: str | os.PathLike[str]) -> Iterator[TrainedTrajectory]:
     """What `write_trained` has kept of a run, step by step and, within a step, process by process.
 
     Raises FileNotFoundError if it has kept nothing.
     """
-    folder = Path(run) / FOLDER
-    files = sorted(folder.glob("step_*_rank_*.parquet"), key=_place)
-    if not files:
-        raise FileNotFoundError(f"there is no step_*_rank_*.parquet in {folder}")
-    for file in files:
+    shards = _shards(run)
+    if not shards:
+        raise FileNotFoundError(f"there is no step_*_rank_*_of_*.parquet in {Path(run) / FOLDER}")
+    for _, file in shards:
         for row in pq.ParquetFile(file).read().to_pylist():
             yield _trained(row)
 
 
-def _place(file: Path) -> tuple[int, int]:
-    _, step, _, rank = file.stem.split("_")
-    return int(step), int(rank)
+def _shards(run: str | os.PathLike[str]) -> list[tuple[Shard, Path]]:
+    """In order."""
+    files = (Path(run) / FOLDER).glob("step_*_rank_*_of_*.parquet")
+    return sorted((_shard(file), file) for file in files)
+
+
+def _shard(file: Path) -> Shard:
+    _, step, _, rank, _, world_size = file.stem.split("_")
+    return Shard(int(step), int(rank), int(world_size))
 
 
 def _trained(row: dict[str, Any]) -> TrainedTrajectory:

@@ -80,6 +80,7 @@ class TurnLevelTrainer(NativeTools, ExactResume, RollBack):
         self._substitution: RatioSubstitution | None = None
         self._bias_normalizer = self._build_bias_normalizer()
         self._dump = TrajectoryDump(args, self._tokenizer, (self.epsilon_low, self.epsilon_high))
+        self.add_callback(self._dump)
         self._kl_schedule = KLSchedule(args.target_kl) if args.target_kl else None
         if self._kl_schedule is not None:
             self.add_callback(self._kl_schedule)

@@ -7,18 +7,34 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
+from transformers import (
+    PreTrainedTokenizerBase,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 
 from sorl_trl.ops import importance_ratio, is_clipped
 from sorl_trl.rollout.tokens import decode, token_texts
-from sorl_trl.rollout.trained import CLIPPED, INSIDE, OUTSIDE, UNTRAINED, TrainedTrajectory, write_trained
+from sorl_trl.rollout.trained import (
+    CLIPPED,
+    INSIDE,
+    OUTSIDE,
+    UNTRAINED,
+    Shard,
+    TrainedTrajectory,
+    discard_later,
+    write_trained,
+)
 from sorl_trl.trainers.base_config import LOSSES_WITHOUT_MIN, TurnLevelConfig
+from sorl_trl.types import Trajectory
 
 _ASKED = "asked"
 """Key of a batch: a list, which TRL shuffles and splits as it does tensors, of what `_asked` gives."""
 
 
-class TrajectoryDump:
+class TrajectoryDump(TrainerCallback):
     """What one process trains on in every n-th optimizer step, written when the step's last micro-batch is there.
 
     Args:
@@ -34,6 +50,13 @@ class TrajectoryDump:
         self.tokenizer = tokenizer
         self.clip_range = clip_range
         self._rows: list[TrainedTrajectory] = []
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """What an earlier run wrote of the steps to come is not this run's."""
+        if self.args.save_trajectories_steps:
+            discard_later(self.args.output_dir, self._shard(state.global_step))
 
     def prepare(
         self, batch: dict[str, Any], examples: Sequence[Mapping[str, Any]], rewards: Tensor, weights: Tensor
@@ -55,7 +78,8 @@ class TrajectoryDump:
         self, step: int, batch: Mapping[str, Any], log_ratio: Tensor, turn_ids: Tensor, advantages: Tensor
     ) -> None:
         """A micro-batch of an optimizer step, from 1: (B, T) log-ratios and turns, (B, T) or (B, 1) advantages."""
-        if _ASKED not in batch or step % self.args.save_trajectories_steps:
+        every = self.args.save_trajectories_steps
+        if not every or step % every or _ASKED not in batch:  # a batch may be of before a checkpoint
             return
         ratio = importance_ratio(log_ratio, turn_ids, self.args.importance_sampling_level, self.args.turn_ratio)
         columns = {
@@ -84,8 +108,11 @@ class TrajectoryDump:
     def write(self) -> None:
         """Keep what was added since the last time, if anything was."""
         if self._rows:
-            write_trained(self.args.output_dir, self._rows[0].step, self.args.process_index, self._rows)
+            write_trained(self.args.output_dir, self._shard(self._rows[0].step), self._rows)
         self._rows = []
+
+    def _shard(self, step: int) -> Shard:
+        return Shard(step, self.args.process_index, self.args.world_size)
 
     def _clip_states(self, ratio: Tensor, turn_ids: Tensor, advantages: Tensor) -> Sequence[tuple[str, ...]]:
         low, high = self.clip_range
@@ -99,12 +126,17 @@ class TrajectoryDump:
 
 
 def _asked(example: Mapping[str, Any], rewards: Tensor, weights: Tensor) -> dict[str, Any]:
-    """What the tensors of a batch do not say about a trajectory, in types that a checkpoint takes."""
-    trajectory = example.get("trajectory")
+    """What the tensors of a batch do not say about a trajectory, in types that a checkpoint takes.
+
+    The columns of a training set may be of any type, and their names mean something else there.
+    """
+    question, golden = example.get("question"), example.get("golden_answers") or ()
+    found = example.get("trajectory")
+    trajectory = found if isinstance(found, Trajectory) else None
     return {
         "tokens": len(example["turn_ids"]),
-        "question": example.get("question"),
-        "golden_answers": list(example.get("golden_answers") or ()),
+        "question": question if isinstance(question, str) else None,
+        "golden_answers": [golden] if isinstance(golden, str) else [str(answer) for answer in golden],
         "reward": None if rewards.isnan().all() else float((rewards * weights).nansum()),
         "answer": trajectory and trajectory.answer,
         "stop_reason": trajectory and trajectory.stop_reason.value,
