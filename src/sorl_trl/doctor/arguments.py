@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import redirect_stderr
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from difflib import get_close_matches
 from itertools import chain
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -18,6 +15,7 @@ from trl import ModelConfig, TrlParser
 from sorl_trl.doctor.findings import Finding
 from sorl_trl.doctor.groups import below_one, mend_groups
 from sorl_trl.doctor.kinds import replace_mistyped
+from sorl_trl.doctor.parsing import parse, parse_around, unknown_arguments
 from sorl_trl.doctor.recipe_file import RecipeFile
 from sorl_trl.recipe import Arguments, TaskArguments, TrainerArguments, argument_groups
 from sorl_trl.recipe.arguments import TRAINERS
@@ -55,15 +53,14 @@ def read_arguments(recipe: RecipeFile, words: Sequence[str], num_processes: int)
     trainer = _choose_trainer(recipe, words, read)
     classes = (TrainerArguments, *argument_groups(TRAINERS[trainer]))
     parser = TrlParser([_unchecked(group) for group in classes])
-    parsed = _parse(parser, words)
-    if isinstance(parsed, str):
-        names = {each.name for group in classes for each in fields(group)}
-        read.findings.append(Finding("error", parsed, recipe.line_in(parsed, names)))
+    parsed, refused = parse_around(parser, words, recipe)
+    read.findings += refused
+    if parsed is None:
         return read
     *groups, unknown_in_file, unknown_words = parsed
     read.raw = SimpleNamespace(**dict(chain.from_iterable(vars(group).items() for group in groups)))
     read.raw.trainer = trainer
-    read.findings += _unknown(recipe, [*unknown_in_file[::2], *unknown_words], {*vars(read.raw)})
+    read.findings += unknown_arguments(recipe, unknown_in_file[::2], unknown_words, {*vars(read.raw)})
     read.findings += replace_mistyped(recipe, read.raw, classes)
     _check_groups(recipe, read, TRAINERS[trainer].config_class, num_processes)
     _check_together(recipe, read, trainer)
@@ -77,7 +74,7 @@ def _unchecked(group: type) -> type:
 
 def _choose_trainer(recipe: RecipeFile, words: Sequence[str], read: ReadArguments) -> str:
     parser = TrlParser(_unchecked(TrainerArguments), add_help=False, allow_abbrev=False)
-    parsed = _parse(parser, words)
+    parsed = parse(parser, words)
     trainer = str(TrainerArguments.trainer if isinstance(parsed, str) else parsed[0].trainer)
     if trainer in TRAINERS:
         return trainer
@@ -86,34 +83,10 @@ def _choose_trainer(recipe: RecipeFile, words: Sequence[str], read: ReadArgument
     return "so_grpo"
 
 
-def _parse(parser: TrlParser, words: Sequence[str]) -> tuple[Any, ...] | str:
-    """The groups and the words that no group knows, or the message with which parsing ended."""
-    said = io.StringIO()
-    try:
-        with redirect_stderr(said):
-            parsed: tuple[Any, ...] = parser.parse_args_and_config(
-                words, return_remaining_strings=True, separate_remaining_strings=True
-            )
-    except SystemExit:
-        return said.getvalue().strip().rpartition("error: ")[2]
-    except ValueError as error:
-        return str(error)
-    return parsed
-
-
-def _unknown(recipe: RecipeFile, words: Sequence[str], known: set[str]) -> Iterator[Finding]:
-    for word in words:
-        name = word.lstrip("-").partition("=")[0]
-        if word.startswith("--"):
-            close = get_close_matches(name, known, n=1)
-            hint = f"; is it `{close[0]}`?" if close else ""
-            yield Finding("error", f"`{name}` is no argument of train.py{hint}", recipe.line(name))
-
-
 def _check_groups(
     recipe: RecipeFile, read: ReadArguments, config_class: type[TurnLevelConfig], num_processes: int
 ) -> None:
-    raw = read.raw
+    raw, changes = read.raw, _with_budget(recipe, read, config_class)
     read.task = _checked(TaskArguments, recipe, read)
     read.rollout = _checked(RolloutArguments, recipe, read)
     read.search = _checked(SearchArguments, recipe, read)
@@ -121,7 +94,7 @@ def _check_groups(
     if uncountable := below_one(recipe, raw):
         read.findings += uncountable
         return
-    changes = _without_accelerator(raw, read.findings)
+    changes |= _without_accelerator(raw, read.findings)
     for finding, mended in mend_groups(recipe, raw, num_processes):
         read.findings.append(finding)
         changes |= mended
@@ -129,6 +102,17 @@ def _check_groups(
         config_class.__name__, (config_class,), {"world_size": property(lambda self: num_processes)}
     )
     read.config = _checked(as_launched, recipe, read, changes)
+
+
+def _with_budget(recipe: RecipeFile, read: ReadArguments, config_class: type[TurnLevelConfig]) -> dict[str, Any]:
+    """A change that lets the config be checked without a `max_completion_length`, which is taken out of `read.raw`."""
+    budget = read.raw.max_completion_length
+    if budget is not None and budget >= 1:
+        return {}
+    what = f"`max_completion_length` is {budget}, but must be at least 1: trajectories need a limit"
+    read.findings.append(Finding("error", what, recipe.line("max_completion_length")))
+    read.raw.max_completion_length = None
+    return {"max_completion_length": config_class.max_completion_length}
 
 
 def _without_accelerator(raw: Any, findings: list[Finding]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
@@ -14,9 +15,19 @@ from sorl_trl.doctor.recipe_file import read_recipe
 from sorl_trl.doctor.rehearsal import check_rehearsal
 from sorl_trl.doctor.search_checks import check_search
 from sorl_trl.doctor.subject import Subject
+from sorl_trl.search.index import one_line
+
+logger = logging.getLogger(__name__)
+
+
+def check_arguments(subject: Subject) -> list[Finding]:
+    """Reads the recipe and the command line as `train.py` does."""
+    subject.arguments = read_arguments(subject.recipe, subject.words, subject.num_processes)
+    return subject.arguments.findings
+
 
 CHECKS: dict[str, Callable[[Subject], Iterable[Finding]]] = {
-    "arguments": lambda subject: subject.arguments.findings,
+    "arguments": check_arguments,
     "model": check_model,
     "tags": check_tags,
     "chat": check_chat,
@@ -43,7 +54,7 @@ def examine(path: str, words: Sequence[str] = (), num_processes: int = 1) -> lis
         recipe = read_recipe(path, words)
     except (OSError, ValueError) as error:
         return [Finding("error", str(error), check="arguments")]
-    subject = Subject(recipe, num_processes, read_arguments(recipe, ["--config", path, *words], num_processes))
+    subject = Subject(recipe, ["--config", path, *words], num_processes)
     return [replace(finding, check=name) for name in CHECKS for finding in _run(name, subject)]
 
 
@@ -52,3 +63,6 @@ def _run(name: str, subject: Subject) -> Iterator[Finding]:
         yield from CHECKS[name](subject)
     except Unavailable as missing:
         yield Finding("skipped", f"not checked, for want of {missing}")
+    except Exception as error:  # a mistake in one check must not keep back what the others have found
+        logger.warning("The check %r failed", name, exc_info=True)
+        yield Finding("error", f"this check itself failed: {type(error).__name__}: {one_line(error)}")

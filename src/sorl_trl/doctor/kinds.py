@@ -17,10 +17,12 @@ KINDS: dict[Any, tuple[tuple[type, ...], str]] = {
     float: ((int, float), "a number"),
     str: ((str,), "text"),
     dict: ((dict,), "a mapping"),
-    list: ((list, str), "a list"),  # PEFT takes a word for some lists
+    list: ((list,), "a list"),
     NoneType: ((NoneType,), "null"),
 }
 """Annotation -> the kinds of value that it means, and what to call them. Others are taken as they come."""
+AS_GOOD = {("scale_rewards", bool), ("lora_target_modules", str)}
+"""Kinds that the annotation does not tell: TRL takes true and false for 'group' and 'none', PEFT 'all-linear'."""
 
 
 def replace_mistyped(recipe: RecipeFile, raw: Any, groups: Iterable[type]) -> Iterator[Finding]:
@@ -32,15 +34,20 @@ def replace_mistyped(recipe: RecipeFile, raw: Any, groups: Iterable[type]) -> It
             if name not in recipe.lines or name in recipe.overridden:
                 continue
             if expected := _mismatch(name, getattr(raw, name), hints[name]):
-                hint = ": in quotes" if "text" in expected and isinstance(getattr(raw, name), bool) else ""
-                what = f"`{name}` is {getattr(raw, name)!r}, but must be {expected}{hint}"
-                yield Finding("error", what, recipe.line(name))
-                setattr(raw, name, _default(argument))
+                yield _mistyped(recipe, name, getattr(raw, name), expected)
+                setattr(raw, name, default(argument))
+
+
+def _mistyped(recipe: RecipeFile, name: str, value: object, expected: str) -> Finding:
+    hint = ": in quotes" if "text" in expected and isinstance(value, bool) else ""
+    a_list = "a list" in expected and not isinstance(value, dict | bool | None)
+    line = recipe.line(name, [value]) if a_list else recipe.line(name)
+    return Finding("error", f"`{name}` is {value!r}, but must be {expected}{hint}", line)
 
 
 def _mismatch(name: str, value: object, hint: Any) -> str:
     """What the value must be, or "" if it is."""
-    if name == "scale_rewards" and isinstance(value, bool):  # TRL's own, for 'group' and 'none'
+    if (name, type(value)) in AS_GOOD:
         return ""
     options = [_plain(each) for each in (get_args(hint) if get_origin(hint) in (Union, UnionType) else [hint])]
     if any(each not in KINDS or _is_one(value, KINDS[each][0]) for each in options):
@@ -60,7 +67,8 @@ def _is_one(value: object, kinds: tuple[type, ...]) -> bool:
     return isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))
 
 
-def _default(argument: Field[Any]) -> Any:
+def default(argument: Field[Any]) -> Any:
+    """What the argument is where nobody gives it, None where somebody must."""
     if argument.default_factory is not MISSING:
         return argument.default_factory()
     return None if argument.default is MISSING else argument.default

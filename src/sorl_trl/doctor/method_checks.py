@@ -34,10 +34,11 @@ def check_vllm(subject: Subject) -> Iterator[Finding]:
     if not config.use_vllm or not config.vllm_importance_sampling_correction:
         yield Finding("ok", "no correction of vLLM's log-probabilities")
     elif mode.startswith("sequence") and limits:
-        nearest = min(abs(log(limit)) for limit in limits.values()) / config.max_completion_length
+        tokens = subject.max_completion_length
+        nearest = min(abs(log(limit)) for limit in limits.values()) / tokens
         fate = "weight 0" if mode == "sequence_mask" else "that limit for a weight"
         what = f"`vllm_importance_sampling_mode` {mode!r} multiplies the ratios of all tokens of a trajectory: one of "
-        what += f"{config.max_completion_length} tokens that differ by {nearest:.1g} nats in the mean is beyond "
+        what += f"{tokens} tokens that differ by {nearest:.1g} nats in the mean is beyond "
         what += f"{' or '.join(f'{name} {limit}' for name, limit in limits.items())} and gets {fate}"
         yield Finding("warning", what, subject.recipe.line("vllm_importance_sampling_mode", "token_truncate"))
     else:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
+from transformers.trainer import TRAINER_STATE_NAME
 
 from sorl_trl.doctor.findings import Finding
 from sorl_trl.doctor.subject import Subject, given
@@ -19,6 +21,7 @@ FOLLOWERS = ("\n", "\n\n", " ", ".")
 def check_model(subject: Subject) -> Iterator[Finding]:
     """Loads the tokenizer and the model's configuration, never its weights."""
     raw, line = subject.raw, subject.recipe.line("model_name_or_path")
+    yield from _check_resumed(subject)
     if not raw.model_name_or_path:
         yield Finding("error", "`model_name_or_path` is missing", line)
         return
@@ -26,7 +29,7 @@ def check_model(subject: Subject) -> Iterator[Finding]:
     try:
         config: Any = AutoConfig.from_pretrained(raw.model_name_or_path, **options)
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(raw.model_name_or_path, **options)
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except Exception as error:  # transformers has no common error for what may be wrong in somebody's files
         yield Finding("error", f"{raw.model_name_or_path} cannot be loaded: {one_line(error)}", line)
         return
     subject.tokenizer, text_config = tokenizer, config.get_text_config()
@@ -42,6 +45,16 @@ def check_model(subject: Subject) -> Iterator[Finding]:
         "" if tokenizer.pad_token_id is not None else ", no padding token (TRL takes the one that ends sequences)"
     )
     yield Finding("ok", f"{config.model_type}, {len(tokenizer)} tokens{padding}, {subject.positions} positions")
+
+
+def _check_resumed(subject: Subject) -> Iterator[Finding]:
+    """Whether there is a checkpoint to go on from, which is looked for once the model is loaded."""
+    folder = subject.raw.resume_from_checkpoint
+    if folder is None or (Path(folder) / TRAINER_STATE_NAME).is_file():
+        return
+    missing = f"no {TRAINER_STATE_NAME} in it" if Path(folder).is_dir() else "no such folder"
+    what = f"`resume_from_checkpoint` is {folder!r}, but there is {missing}"
+    yield Finding("error", what, subject.recipe.line("resume_from_checkpoint"))
 
 
 def check_tags(subject: Subject) -> Iterator[Finding]:

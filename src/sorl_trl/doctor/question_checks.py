@@ -78,7 +78,7 @@ def _records(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
         for number, line in enumerate(file, start=1):
             try:
                 record = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if isinstance(record, dict):
                 yield number, record
@@ -86,8 +86,8 @@ def _records(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
 
 def check_tokens(subject: Subject) -> Iterator[Finding]:
     """Whether what a trajectory may take fits where it has to."""
-    raw, rollout = subject.raw, subject.rollout
-    budget, turn = raw.max_completion_length, rollout.max_turn_tokens
+    rollout, budget = subject.rollout, subject.max_completion_length
+    turn = rollout.max_turn_tokens
     step = turn + rollout.max_observation_tokens
     full = rollout.max_turns * step + turn
     if full > budget:

@@ -11,6 +11,8 @@ from pathlib import Path
 import yaml
 
 UNSET = object()
+KEY_TAGS = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge")
+"""Of text, and of `<<`, which merges another mapping."""
 
 
 @dataclass(frozen=True)
@@ -63,18 +65,12 @@ def read_recipe(path: str, words: Sequence[str]) -> RecipeFile:
         OSError: It cannot be read.
         ValueError: It is no YAML mapping; the message names the file and, where it can, the line.
     """
-    try:
-        root = yaml.compose(Path(path).read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        raise ValueError(f"{path} line {mark.line + 1 if mark else '?'}: {error.problem}") from error
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path}: {error}") from error
-    if not isinstance(root, yaml.MappingNode):
-        raise ValueError(f"{path} must be a YAML mapping from arguments to values")
     lines: dict[str, list[int]] = {}
-    for key, _ in root.value:
-        lines.setdefault(key.value, []).append(key.start_mark.line + 1)
+    for key, _ in _read_mapping(path).value:
+        number = key.start_mark.line + 1
+        if key.tag not in KEY_TAGS:
+            raise ValueError(f"{path} line {number}: a key must be the name of an argument, which this is not")
+        lines.setdefault(key.value, []).append(number)
     given = {word.lstrip("-").partition("=")[0].replace("-", "_") for word in words if word.startswith("--")}
     return RecipeFile(
         path,
@@ -82,3 +78,19 @@ def read_recipe(path: str, words: Sequence[str]) -> RecipeFile:
         {key: found for key, found in lines.items() if len(found) > 1},
         frozenset(given),
     )
+
+
+def _read_mapping(path: str) -> yaml.MappingNode:
+    """The mapping with its lines. What it holds is read too: some mistakes are seen only then."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        yaml.safe_load(text)
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        raise ValueError(f"{path} line {mark.line + 1 if mark else '?'}: {error.problem}") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: {error}") from error
+    if not isinstance(root, yaml.MappingNode):
+        raise ValueError(f"{path} must be a YAML mapping from arguments to values")
+    return root

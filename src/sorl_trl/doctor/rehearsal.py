@@ -95,7 +95,7 @@ def _rehearse(
     query = " ".join(question.question.split()[:QUERY_WORDS])
     texts = [f"<search> {query} </search>"] * bool(rollout.max_turns) + [f"<answer> {answer} </answer>"]
     turns = [list(tokenizer.encode(text, add_special_tokens=False)) for text in texts]
-    limits = rollout.limits(subject.raw.max_completion_length)
+    limits = rollout.limits(subject.max_completion_length)
     collector = Collector(tokenizer, _Found(answer), rollout.tag_protocol(tokenizer), limits)
     return _Rehearsed(question, texts, turns, collector.collect([prompt], _Script(turns))[0])
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -38,7 +40,7 @@ def check_search(subject: Subject) -> Iterator[Finding]:
     try:
         with _opened(arguments) as backend:
             if arguments.replay:
-                yield Finding("ok", f"{arguments.replay} can be replayed")
+                yield from _check_recording(subject, arguments.replay)
             else:
                 yield from _try_out(subject, backend, line)
     except SearchError as error:
@@ -65,6 +67,20 @@ def _opened(arguments: SearchArguments) -> Iterator[SearchBackend]:
         raise Unavailable(f"an index, which training would build first: {command}")
     with TemporaryDirectory() as folder:
         yield engine.build(arguments.corpus, Path(folder) / "index", show_progress=False)
+
+
+def _check_recording(subject: Subject, path: str) -> Iterator[Finding]:
+    """Whether a recording, which could be opened, has such searches: the first that it lacks ends the training."""
+    yield Finding("ok", f"{path} can be replayed")
+    with open(path, "rb") as file:
+        recorded = Counter(json.loads(line)["k"] for line in file if line.endswith(b"\n"))
+    top_k = subject.rollout.search_top_k
+    if top_k not in recorded:
+        what = (
+            f"`search_top_k` is {top_k}, but {path} has only searches for {' or '.join(map(str, sorted(recorded)))} "
+        )
+        nearest = recorded.most_common(1)[0][0]
+        yield Finding("error", f"{what}passages", subject.recipe.line("search_top_k", nearest))
 
 
 def _try_out(subject: Subject, backend: SearchBackend, line: str) -> Iterator[Finding]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -22,8 +23,10 @@ class Subject:
     """A recipe under examination. Earlier checks fill in what later ones need; None is what could not be had."""
 
     recipe: RecipeFile
+    words: Sequence[str]
+    """The command line of `train.py`."""
     num_processes: int
-    arguments: ReadArguments
+    arguments: ReadArguments = field(default_factory=ReadArguments)
     tokenizer: PreTrainedTokenizerBase | None = None
     chat_template_works: bool = True
     positions: int | None = None
@@ -38,6 +41,10 @@ class Subject:
     def raw(self) -> Any:
         """Every argument as an attribute, before any of them was checked."""
         return given(self.arguments.raw, "arguments that can be parsed")
+
+    @property
+    def max_completion_length(self) -> int:
+        return int(given(self.raw.max_completion_length, "a `max_completion_length`"))
 
     @property
     def rollout(self) -> RolloutArguments:

@@ -79,8 +79,12 @@ class TaskArguments:
             raise ValueError(
                 f"`collapse_guard` is {self.collapse_guard!r}, but must be one of off, {', '.join(ACTIONS)}."
             )
-        if not self.rewards or (unknown := set(self.rewards) - set(qa.REWARDS)):
-            raise ValueError(f"`rewards` is {sorted(unknown) if self.rewards else []}; choose from {[*qa.REWARDS]}.")
+        names = [*qa.REWARDS]
+        if not isinstance(self.rewards, list):  # a recipe may say `rewards: exact_match`
+            example = self.rewards if self.rewards in names else "exact_match"
+            raise ValueError(f"`rewards` is {self.rewards!r}, but must be a list, such as [{example}].")
+        if not self.rewards or (unknown := [name for name in self.rewards if name not in names]):
+            raise ValueError(f"`rewards` is {unknown if self.rewards else []}; choose from {names}.")
 
 
 @dataclass
@@ -95,6 +99,11 @@ class Arguments:
     model: ModelConfig
 
     def __post_init__(self) -> None:
+        budget = self.config.max_completion_length
+        if budget is None or budget < 1:
+            raise ValueError(
+                f"`max_completion_length` is {budget}, but must be at least 1: trajectories need a limit."
+            )
         per_turn = sorted(qa.TURN_REWARDS.intersection(self.task.rewards))
         if self.config.turn_boundary == "tags" and per_turn:
             raise ValueError(

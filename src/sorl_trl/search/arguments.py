@@ -22,6 +22,12 @@ from sorl_trl.search.wire import REQUEST_FORMATS
 
 SOURCES = ("index", "corpus", "search_url", "no_search", "replay")
 """Arguments that say what answers the searches: exactly one of them is given."""
+COMPANIONS: Mapping[str, tuple[str, ...]] = {
+    "search_engine": ("corpus",),
+    "search_request": ("search_url",),
+    "search_cache": ("index", "corpus", "search_url"),
+}
+"""Argument -> the sources that can use it."""
 CORPUS_ENGINES: Mapping[str, tuple[type[BM25Index] | type[TantivyIndex], str]] = {
     "bm25": (BM25Index, "index"),
     "tantivy": (TantivyIndex, "tantivy"),
@@ -30,11 +36,21 @@ CORPUS_ENGINES: Mapping[str, tuple[type[BM25Index] | type[TantivyIndex], str]] =
 
 
 def override_source(words: Sequence[str]) -> list[str]:
-    """A command line on which a source takes the place of the one in its `--config`, instead of standing beside it."""
+    """A command line on which a source takes the place of the one in its `--config`, and of what only that one uses.
+
+    What the command line itself gives is left as it is.
+    """
     given = {word.lstrip("-").partition("=")[0].replace("-", "_") for word in words if word.startswith("--")}
     if given.isdisjoint(SOURCES):
         return list(words)
-    return [*words, *(f"--{name}={'false' if name == 'no_search' else ''}" for name in SOURCES if name not in given)]
+    useless = [name for name, sources in COMPANIONS.items() if given.isdisjoint(sources)]
+    return [*words, *(f"--{name}={_unset(name)}" for name in (*SOURCES, *useless) if name not in given)]
+
+
+def _unset(name: str) -> str:
+    """How a command line spells the default of an argument; the empty string is as good as None."""
+    default = getattr(SearchArguments, name)
+    return "" if default is None else str(default).lower()
 
 
 class BuiltSearch(NamedTuple):

@@ -71,6 +71,9 @@ def parse_response(response: object, num_queries: int, k: int, single: bool = Fa
     what is missing, no number or not finite becomes `None`, for no run must end over it. An identifier that is missing
     becomes empty. Half a surrogate pair, which no tokenizer can encode, becomes U+FFFD.
 
+    A list of two is read by its place: as a hit, `["text", null]` and `["text", "0.5"]` are a document and its score;
+    as the hits of a query they are two hits, of which the null one is left out.
+
     Args:
         response: What the server sent.
         num_queries: How many queries were asked.
@@ -115,12 +118,24 @@ def _hits(result: object) -> list[object]:
 
 
 def _is_list_of_hits(value: object) -> bool:
-    return isinstance(value, list) and not _is_pair(value)
+    """Whether these are hits, and not one pair: a number is no hit, whereas null and a string may be."""
+    return isinstance(value, list) and not (_is_pair(value) and isinstance(value[1], int | float))
 
 
 def _is_pair(value: list[object]) -> bool:
-    """Whether this is `[document, score]`, and not a list of two hits."""
-    return len(value) == 2 and isinstance(value[0], str | dict) and isinstance(value[1], int | float | None)
+    """Whether this is `[document, score]`, wherever it cannot be two hits."""
+    return len(value) == 2 and isinstance(value[0], str | dict) and _is_score(value[1])
+
+
+def _is_score(value: object) -> bool:
+    """Whether this stands for a score in a pair. A word is none: it may be a document, which must not get lost."""
+    if not isinstance(value, str):
+        return value is None or isinstance(value, int | float)
+    try:
+        float(value)
+    except ValueError:
+        return False
+    return True
 
 
 def _is_null(hit: object) -> bool:

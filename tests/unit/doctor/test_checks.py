@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sorl_trl.doctor import CHECKS, examine
+from sorl_trl.doctor import CHECKS, Finding, examine
+from sorl_trl.doctor.subject import Subject
 from tests.unit.doctor.recipes import complaints, line_of, the_complaint, write_recipe
 
 
@@ -116,6 +118,36 @@ CASES = {
     "no text": Case({"save_strategy": False}, "arguments", "is False, but must be text: in quotes", "save_strategy"),
     "no number": Case({"max_turns": True}, "arguments", "is True, but must be a whole number", "max_turns"),
     "no whole number": Case({"num_generations": 4.5}, "arguments", "a whole number or null", "num_generations"),
+    "a word for a list": Case(
+        {"rewards": "f1", "reward_weights": [1.0]},
+        "arguments",
+        "`rewards` is 'f1', but must be a list",
+        'rewards: ["f1"]',
+    ),
+    "no limit": Case(
+        {"max_completion_length": "null"},
+        "arguments",
+        "`max_completion_length` is None, but must be at least 1",
+        "max_completion_length",
+    ),
+    "a limit of nothing": Case(
+        {**VLLM, "vllm_importance_sampling_mode": "sequence_mask", "max_completion_length": 0},
+        "arguments",
+        "`max_completion_length` is 0, but must be at least 1",
+        "max_completion_length",
+    ),
+    "nothing to resume": Case(
+        {"resume_from_checkpoint": "gone/checkpoint-3"},
+        "model",
+        "`resume_from_checkpoint` is 'gone/checkpoint-3', but there is no such folder",
+        "resume_from_checkpoint",
+    ),
+    "resume from no checkpoint": Case(
+        {"resume_from_checkpoint": "."},
+        "model",
+        "is '.', but there is no trainer_state.json",
+        "resume_from_checkpoint",
+    ),
     "no list": Case({"rewards": {"f1": 1}}, "arguments", "must be a list", "rewards"),
     "no truth": Case({"chat": [1]}, "arguments", "must be true or false", "chat"),
     "no list either": Case({"beta": []}, "arguments", "must be a number", "beta"),
@@ -190,6 +222,7 @@ CASES = {
 def test_one_thing_is_wrong(tmp_path: Path, name: str) -> None:
     case = CASES[name]
     recipe = write_recipe(tmp_path, **case.changed)
+    recipe.write_text(recipe.read_text().replace('"null"', "null"))
     found = the_complaint(recipe, num_processes=case.num_processes)
     assert (found.check, found.level) == (case.check, case.level)
     assert case.what in found.what
@@ -206,6 +239,37 @@ def test_the_numbers_next_to_the_limit_are_fine(tmp_path: Path) -> None:
 def test_kinds_that_are_as_good(tmp_path: Path) -> None:
     words = {"scale_rewards": False, "learning_rate": "1e-6", "generation_kwargs": {"top_k": 5}, "beta": 0}
     assert not complaints(write_recipe(tmp_path, **words, lora_target_modules="all-linear"))
+
+
+def test_a_checkpoint_to_resume_from(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint-3").mkdir()
+    (tmp_path / "checkpoint-3/trainer_state.json").write_text("{}")
+    assert not complaints(write_recipe(tmp_path, resume_from_checkpoint=str(tmp_path / "checkpoint-3")))
+
+
+def test_without_a_limit_what_rests_on_it_is_skipped(tmp_path: Path) -> None:
+    found = examine(str(write_recipe(tmp_path, max_completion_length=0)))
+    skipped = {finding.check: finding.what for finding in found if finding.level == "skipped"}
+    assert skipped.keys() == {"tokens", "rehearsal"}
+    assert set(skipped.values()) == {"not checked, for want of a `max_completion_length`"}
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_a_check_that_fails_does_not_hide_the_others(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(subject: Subject) -> Iterator[Finding]:
+        yield Finding("warning", "seen before")
+        raise TypeError("no\nsuch thing")
+
+    monkeypatch.setitem(CHECKS, name, broken)
+    found = examine(str(write_recipe(tmp_path)))
+    assert [(each.check, each.level, each.what) for each in found if each.level in ("error", "warning")] == [
+        (name, "warning", "seen before"),
+        (name, "error", "this check itself failed: TypeError: no such thing"),
+    ]
+    assert {each.check for each in found} >= {*CHECKS} - {"arguments"}
+    assert "broken" in caplog.text, "the traceback"
 
 
 def test_a_mistake_does_not_hide_the_next(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,17 @@ class TestModel:
         found = the_complaint(recipe)
         assert (found.check, found.level) == ("model", "error")
         assert found.what.startswith("nobody/has-this-model cannot be loaded: ")
+        assert found.change == f"model_name_or_path  {line_of(recipe, 'model_name_or_path')}"
+
+    @pytest.mark.parametrize("value", ["wide", [16], None])
+    def test_a_configuration_with_a_value_of_the_wrong_kind(self, tmp_path: Path, value: object) -> None:
+        recipe = write_recipe(tmp_path, max_steps_=1)
+        path = tmp_path / "model/config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "num_attention_heads": value}))
+        other, found = complaints(recipe)
+        assert "`max_steps_` is no argument" in other.what
+        assert (found.check, found.level) == ("model", "error")
+        assert found.what.startswith(f"{tmp_path}/model cannot be loaded: ")
         assert found.change == f"model_name_or_path  {line_of(recipe, 'model_name_or_path')}"
 
     def test_no_end_of_sequence(self, tmp_path: Path) -> None:

@@ -26,6 +26,14 @@ def test_lines_without_answers_are_counted(tmp_path: Path) -> None:
     assert found.change == f"train_questions  {line_of(recipe, 'train_questions')}"
 
 
+def test_a_line_too_deep_to_read(tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path)
+    (tmp_path / "train.jsonl").write_text('{"id": "x", "question": "where"}\n' + "[" * 100_000 + "\n")
+    found = the_complaint(recipe)
+    assert (found.check, found.level) == ("questions", "error")
+    assert found.what.endswith("(1 of 1 lines have no `golden_answers`)")
+
+
 def test_another_kind_of_file(tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path)
     (tmp_path / "train.jsonl").write_bytes(b"PAR1\x00\xff")

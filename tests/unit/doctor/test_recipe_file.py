@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from sorl_trl.doctor import examine
+from sorl_trl.doctor.arguments import read_arguments
 from sorl_trl.doctor.recipe_file import RecipeFile, read_recipe
 from tests.unit.doctor.recipes import complaints, the_complaint, write_recipe
 
@@ -62,6 +64,12 @@ def test_a_key_that_stands_twice(tmp_path: Path) -> None:
         ("seed: 1\nbeta: [1\n", "r.yaml line 3"),
         ("seed: 1\n\tbeta: 1\n", "r.yaml line 2"),
         ("- seed\n", "must be a YAML mapping"),
+        ("seed: 1\n? [seed, beta]\n: 1\n", "r.yaml line 2: found unhashable key"),
+        ("seed:\n  a:\n    ? [1]\n    : 1\n", "r.yaml line 3: found unhashable key"),
+        ("seed: 1\nyes: 1\n", "r.yaml line 2: a key must be the name of an argument"),
+        ("seed: 1\n7: 1\n", "r.yaml line 2: a key must be the name of an argument"),
+        ("seed: 2024-13-45\n", "r.yaml: month must be in 1..12"),
+        ("seed: " + "[" * 5000, "r.yaml: maximum recursion depth exceeded"),
         ("", "must be a YAML mapping"),
     ],
 )
@@ -69,6 +77,17 @@ def test_no_recipe(tmp_path: Path, text: str, said: str) -> None:
     found = the_complaint(Path(write(tmp_path, text)))
     assert (found.level, found.check) == ("error", "arguments")
     assert said in found.what
+
+
+def test_bytes_that_are_no_text(tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_bytes(b"seed: \xff\n")
+    assert the_complaint(tmp_path / "r.yaml").what.startswith(f"{tmp_path}/r.yaml: 'utf-8' codec")
+
+
+def test_merged_keys(tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path)
+    recipe.write_text(recipe.read_text() + "<<: {seed: 3}\n")
+    assert not complaints(recipe)
 
 
 def test_no_file(tmp_path: Path) -> None:
@@ -85,6 +104,54 @@ def test_a_missing_argument(tmp_path: Path) -> None:
     found = the_complaint(write_recipe(tmp_path, train_questions=None))
     assert "required" in found.what
     assert found.change == f"train_questions  (not in {tmp_path}/recipe.yaml yet)"
+
+
+def test_refused_arguments_hide_neither_each_other_nor_the_rest(tmp_path: Path) -> None:
+    wrong = {"train_questions": None, "learning_rate": "fast", "use_cpu": "perhaps", "max_grad_norm": "none"}
+    recipe = write_recipe(tmp_path, **wrong, protocol="xml", beta=-1.0)
+    found = complaints(recipe, "--max_turns", "x", "--rewards", "--no_gradient_checkpointing=3", "--seed")
+    assert {finding.change.split()[0] for finding in found} >= {
+        *("train_questions", "learning_rate", "use_cpu", "max_grad_norm", "protocol"),
+        *("--max_turns", "--rewards", "--seed"),
+    }
+    said = {finding.check: finding for finding in examine(str(recipe))}
+    assert said["search"].level == "skipped"
+    assert said["model"].level == "ok"
+
+
+def test_what_is_refused_gets_its_default(tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path, max_turns="many", rewards=["f1"], learning_rate="fast")
+    words = ["--config", str(recipe), "--rewards", "--max_completion_length", "long"]
+    read = read_arguments(read_recipe(str(recipe), words[2:]), words, 1)
+    assert len(read.findings) == 4
+    assert read.raw.max_turns == 2
+    assert read.raw.rewards == ["exact_match"]
+    assert read.config is not None
+    assert read.config.learning_rate == type(read.config).learning_rate
+    assert read.raw.max_turn_tokens == 6, "what is not refused stays"
+
+
+def test_without_questions_the_search_is_skipped_and_the_model_looked_at(tmp_path: Path) -> None:
+    found = examine(str(write_recipe(tmp_path, train_questions=None)))
+    skipped = {finding.check for finding in found if finding.level == "skipped"}
+    assert skipped == {"batches", "tokens", "search", "rehearsal"}
+    assert {finding.check for finding in found if finding.level == "ok"} >= {"model", "tags", "method"}
+
+
+def test_words_that_belong_to_nothing(tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path)
+    found = the_complaint(recipe, "foo")
+    assert (found.check, found.level, found.what) == ("arguments", "error", "'foo' belongs to no argument of train.py")
+    assert found.change == "foo  (command line)"
+    assert len(complaints(recipe, "foo", "-x", "--seed", "3", "bar")) == 3
+    assert "`max_turnz`" in the_complaint(recipe, "--max_turnz", "3").what, "3 is its value"
+
+
+def test_what_cannot_be_gone_around_is_told(tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path)
+    assert the_complaint(recipe, "--max_t", "3").what.startswith("ambiguous option: --max_t could match")
+    recipe.write_text(recipe.read_text() + "env: here\n")
+    assert the_complaint(recipe).what == "`env` field should be a dict in the YAML file."
 
 
 def test_the_command_line_is_read_as_train_reads_it(tmp_path: Path) -> None:

@@ -138,5 +138,25 @@ def test_a_recording_is_opened(tmp_path: Path) -> None:
     assert the_complaint(recipe).change == f"replay  {line_of(recipe, 'replay')}"
 
 
+def test_a_recording_of_other_searches(tmp_path: Path) -> None:
+    recording = RecordingSearch(NoSearch(), tmp_path / "searches.jsonl")
+    for query, k in (("rome", 2), ("oslo", 5), ("bonn", 5)):
+        recording.search_batch([query], k)
+    with (tmp_path / "searches.jsonl").open("a") as file:
+        file.write('{"query": "unfinished", "k": 1')
+    recipe = write_recipe(tmp_path, corpus=None, replay=str(tmp_path / "searches.jsonl"))
+    found = the_complaint(recipe)
+    assert (found.check, found.level) == ("search", "error")
+    assert found.what == f"`search_top_k` is 1, but {tmp_path}/searches.jsonl has only searches for 2 or 5 passages"
+    assert found.change == f"search_top_k: 5  {line_of(recipe, 'search_top_k')}"
+    RecordingSearch(NoSearch(), tmp_path / "searches.jsonl").search_batch(["rome"], 1)
+    assert not complaints(recipe)
+
+
+def test_a_server_instead_of_a_corpus_with_an_engine(recipe: Path, tmp_path: Path, server: Server) -> None:
+    recipe = write_recipe(tmp_path, search_engine="tantivy")
+    assert not complaints(recipe, "--search_url", server.url)
+
+
 def test_no_search(tmp_path: Path) -> None:
     assert not complaints(write_recipe(tmp_path), "--no_search", "true")

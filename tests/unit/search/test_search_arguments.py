@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import json
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.unit.search.servers import Reply, Server
+from trl import TrlParser
 
 from sorl_trl.search import BM25Index, IndexOutdated, write_corpus
 from sorl_trl.search.arguments import SearchArguments, override_source
@@ -88,15 +90,74 @@ def test_a_server_is_named_by_its_index_or_else_by_its_url_and_format() -> None:
 @pytest.mark.parametrize(
     ("words", "unset"),
     [
-        (["--search_url", "http://a"], ["--index=", "--corpus=", "--no_search=false", "--replay="]),
-        (["--search-url=http://a"], ["--index=", "--corpus=", "--no_search=false", "--replay="]),
-        (["--no_search"], ["--index=", "--corpus=", "--search_url=", "--replay="]),
-        (["--corpus", "a", "--index", "b"], ["--search_url=", "--no_search=false", "--replay="]),
+        (
+            ["--search_url", "http://a"],
+            ["--index=", "--corpus=", "--no_search=false", "--replay=", "--search_engine=bm25"],
+        ),
+        (
+            ["--search-url=http://a", "--search-engine", "tantivy"],
+            ["--index=", "--corpus=", "--no_search=false", "--replay="],
+        ),
+        (
+            ["--no_search"],
+            [
+                *("--index=", "--corpus=", "--search_url=", "--replay="),
+                *("--search_engine=bm25", "--search_request=search_r1", "--search_cache="),
+            ],
+        ),
+        (
+            ["--corpus", "a", "--index", "b"],
+            ["--search_url=", "--no_search=false", "--replay=", "--search_request=search_r1"],
+        ),
         (["--record", "a", "corpus"], []),
+        (["--search_cache", "a"], []),
     ],
 )
 def test_a_source_on_the_command_line_unsets_those_that_are_not(words: list[str], unset: list[str]) -> None:
     assert override_source(words) == [*words, *unset]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "words", "expected"),
+    [
+        (
+            {"search_url": "http://127.0.0.1/retrieve", "search_request": "skyrl", "search_cache": "c.db"},
+            ["--corpus", "{corpus}"],
+            {"corpus": "{corpus}", "search_request": "search_r1", "search_cache": "c.db"},
+        ),
+        (
+            {"corpus": "{corpus}", "search_engine": "tantivy", "search_cache": "c.db"},
+            ["--search_url", "http://127.0.0.1/retrieve", "--search_request", "rllm"],
+            {"search_engine": "bm25", "search_request": "rllm", "search_cache": "c.db"},
+        ),
+        (
+            {"corpus": "{corpus}", "search_engine": "tantivy", "search_cache": "c.db"},
+            ["--corpus", "{corpus}"],
+            {"search_engine": "tantivy", "search_cache": "c.db"},
+        ),
+        (
+            {"search_url": "http://127.0.0.1/retrieve", "search_request": "skyrl", "search_cache": "c.db"},
+            ["--no_search", "--record", "r.jsonl"],
+            {"no_search": True, "search_cache": "", "record": "r.jsonl"},
+        ),
+    ],
+    ids=["server to corpus", "corpus to server", "corpus to corpus", "server to nothing"],
+)
+def test_what_only_the_former_source_uses_goes_with_it(
+    corpus: Path, tmp_path: Path, recipe: dict[str, str], words: list[str], expected: dict[str, Any]
+) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(json.dumps(recipe).replace("{corpus}", str(corpus)))
+    words = [word.replace("{corpus}", str(corpus)) for word in words]
+    (read,) = TrlParser(SearchArguments).parse_args_and_config(override_source(["--config", str(path), *words]))
+    for name, value in expected.items():
+        assert getattr(read, name) == (str(corpus) if value == "{corpus}" else value), name
+
+
+def test_what_the_command_line_gives_is_refused_where_it_cannot_be_used() -> None:
+    words = override_source(["--no_search", "--search_cache", "c.db"])
+    with pytest.raises(ValueError, match="no_search leaves nothing to keep"):
+        TrlParser(SearchArguments).parse_args_and_config(words)
 
 
 @pytest.mark.parametrize(

@@ -122,6 +122,34 @@ def test_a_hit_without_a_document_is_left_out_and_counted(null: object, caplog: 
     assert caplog.text == ""
 
 
+@pytest.mark.parametrize("paris", [PARIS, {"contents": PARIS}, {"document": PARIS}])
+@pytest.mark.parametrize("null", [None, {"document": None}])
+def test_the_second_of_two_hits_is_null(paris: object, null: object, caplog: pytest.LogCaptureFixture) -> None:
+    expected = [Passage("", "Paris", "On the Seine.")]
+    assert parse_response({"result": [[paris, null]]}, 1, 3) == [expected]
+    assert parse_response({"result": [[paris, null], [null, paris]]}, 2, 3) == [expected, expected]
+    assert parse_response({"results": [paris, null]}, 1, 3, single=True) == [expected]
+    assert parse_response({"results": [[paris, null]]}, 1, 3, single=True) == [expected]
+    assert caplog.text.count("gave 1 hits without a document") == 3
+    assert caplog.text.count("gave 2 hits without a document") == 1
+
+
+def test_the_score_of_a_pair_may_be_a_string() -> None:
+    paris = Passage("", "Paris", "On the Seine.", 0.5)
+    assert parse_response({"result": [[[PARIS, "0.5"]], [[PARIS, " 5e-1"], [PARIS, 0.5]]]}, 2, 3) == [
+        [paris],
+        [paris] * 2,
+    ]
+    assert parse_response({"results": [[PARIS, "0.5"], [PARIS, "0.5"]]}, 1, 3, single=True) == [[paris] * 2]
+
+
+def test_two_strings_in_the_place_of_hits_are_two_hits() -> None:
+    hits = [Passage("", "", "a document"), Passage("", "", "0.5")]
+    assert parse_response({"result": [["a document", "0.5"]]}, 1, 3) == [hits]
+    assert parse_response({"results": ["a document", "0.5"]}, 1, 3, single=True) == [hits]
+    assert parse_response({"results": [["a document", "0.5"]]}, 1, 3, single=True) == [hits]
+
+
 def test_half_a_surrogate_pair_is_replaced() -> None:
     document = r'{"id": "\ud800", "title": "\udc00T", "text": "a\ud83db\ud83d\ude00"}'
     (passage,) = parse(f'{{"result": [[{document}]]}}')[0]
@@ -149,6 +177,7 @@ def test_encodable_text_is_left_as_it_is(text: str) -> None:
         ({"result": [[], [PARIS, 0.5]]}, "must be a list of hits"),
         ({"result": [[], [3]]}, "a hit must be"),
         ({"result": [[], [[PARIS, 0.5, 1]]]}, "a hit must be"),
+        ({"result": [[], [["Seine", "Tiber"]]]}, "a hit must be"),  # a pair would lose the second
         ({"result": [[], [{}]]}, "needs `title`"),
         ({"result": [[], [{"text": 3}]]}, "needs `title`"),
     ],
