@@ -6,6 +6,7 @@ trajectories/step_00000010_rank_0.parquet  what one process trained on in the 10
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -19,6 +20,8 @@ from sorl_trl.rollout.files import write_whole
 FOLDER = "trajectories"
 INSIDE, OUTSIDE, CLIPPED, UNTRAINED = "inside", "outside", "clipped", "none"
 """Of a ratio: in the clip range; out of it with its gradient; out of it without; of no turn that is trained on."""
+_ROWS_AT_ONCE = 32
+"""Of a file, which holds thousands perhaps: a token takes hundreds of bytes in memory."""
 
 
 @dataclass(frozen=True)
@@ -88,18 +91,38 @@ def write_trained(run: str | os.PathLike[str], step: int, rank: int, rows: Seque
     return path
 
 
-def read_trained(run: str | os.PathLike[str]) -> Iterator[TrainedTrajectory]:
+def count_trained(run: str | os.PathLike[str]) -> dict[int, int]:
+    """How many trajectories `read_trained` gives of each step, in its order. None of them is read for it.
+
+    Raises FileNotFoundError if nothing was kept of the run.
+    """
+    counts: Counter[int] = Counter()
+    for file in _files(run):
+        counts[_place(file)[0]] += pq.read_metadata(file).num_rows
+    return dict(counts)
+
+
+def read_trained(run: str | os.PathLike[str], step: int | None = None) -> Iterator[TrainedTrajectory]:
     """What `write_trained` has kept of a run, step by step and, within a step, process by process.
 
-    Raises FileNotFoundError if it has kept nothing.
+    Args:
+        run: The `output_dir` of training.
+        step: Read this step alone.
+
+    Raises FileNotFoundError if nothing was kept of the run.
     """
+    for file in _files(run):
+        if step in (None, _place(file)[0]):
+            for batch in pq.ParquetFile(file).iter_batches(batch_size=_ROWS_AT_ONCE):
+                yield from map(_trained, batch.to_pylist())
+
+
+def _files(run: str | os.PathLike[str]) -> list[Path]:
     folder = Path(run) / FOLDER
     files = sorted(folder.glob("step_*_rank_*.parquet"), key=_place)
     if not files:
         raise FileNotFoundError(f"there is no step_*_rank_*.parquet in {folder}")
-    for file in files:
-        for row in pq.ParquetFile(file).read().to_pylist():
-            yield _trained(row)
+    return files
 
 
 def _place(file: Path) -> tuple[int, int]:
