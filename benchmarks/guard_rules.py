@@ -4,8 +4,8 @@
 
 Reads the runs of the stability benchmark (`benchmarks/results/stability_runs.jsonl.xz`). For each template of a rule
 it takes, on the choosing seeds, the threshold that catches most collapses while it fires in at most 5 % of the healthy
-runs. What that rule and those of `CollapseGuard` do on the judging seeds is in `benchmarks/results/guard_rules.md`. The
-thresholds of `CollapseGuard` were chosen by hand with all these figures in view, which flatters them.
+runs. What that rule and those of `CollapseGuard` do on the judging seeds is in `benchmarks/results/guard_rules.md`.
+The thresholds of `CollapseGuard` were chosen by hand with all these figures in view, which flatters them.
 
 A run's collapse is that of the stability benchmark; one that ends below four fifths of its best evaluation is damaged,
 and the others are healthy. A collapse begins with the rollout from which on, to the end, the mean training reward of

@@ -105,6 +105,10 @@ class RunFolder:
             # One file, not the dataset that its folder's name might make of it.
             yield from map(from_row, pq.ParquetFile(shard).read().to_pylist())
 
+    def count(self, dataset: str) -> int:
+        """How many `trajectories` there are of a dataset. None of them is read for it."""
+        return sum(pq.read_metadata(shard).num_rows for shard in self._shards(dataset))
+
     def finish(self, results: Mapping[str, Any], table: str) -> None:
         """Write the results, and delete what killed processes left unfinished."""
         for partial in (self.path / TRAJECTORIES).glob("*/.*"):

@@ -7,19 +7,23 @@ The page needs no server and no network. `--help` lists the arguments; its keys 
 from __future__ import annotations
 
 import argparse
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 
 from sorl_trl.diagnostics.runs import replace_file
-from sorl_trl.evaluation.view_data import Entry, open_run
-from sorl_trl.evaluation.view_page import Page, render_page
+from sorl_trl.evaluation.view_data import Entry, Group, open_run
+from sorl_trl.evaluation.view_page import Page, embed, render_page
 
 LIMIT = 5000
-"""By default. Ours: a page of so many stays quick, at a few kilobytes each."""
+"""By default. Ours: a list of so many stays quick to filter and to step through."""
+MEGABYTES = 50
+"""By default. Ours: 1,500 dumped trajectories of 1,000 tokens, at 33 kB each, which a browser opens in seconds."""
 
 
-def write_page(run: Path, output: Path, title: str | None = None, limit: int = LIMIT) -> Page:
+def write_page(
+    run: Path, output: Path, title: str | None = None, limit: int = LIMIT, megabytes: int = MEGABYTES
+) -> Page:
     """Write the page of a run, in place of what was there before.
 
     Args:
@@ -27,61 +31,72 @@ def write_page(run: Path, output: Path, title: str | None = None, limit: int = L
         output: The file to write; its folder must be there.
         title: The heading; by default it names the run.
         limit: At most so many trajectories, the first of each dataset or step, and of each about as many.
+        megabytes: At most so much of them, likewise. One is kept whatever its size.
 
     Raises:
         FileNotFoundError: `run` holds no trajectories, or the folder of `output` is missing.
-        ValueError: `run` holds no trajectory yet or those of both kinds, or `limit` is below 1.
+        ValueError: `run` holds no trajectory yet or those of both kinds, or `limit` or `megabytes` is below 1.
         IsADirectoryError: `output` is a folder.
     """
-    _check(output, limit)
+    _check(output, limit, megabytes)
     source = open_run(run)
-    entries, totals = take_evenly(source.entries, limit)
+    entries = take_evenly(source.groups, limit, megabytes * 1_000_000)
     if not entries:
         raise ValueError(f"{run} holds no trajectory yet: come back when a batch is finished")
     page = Page(
         title=title or f"Trajectories of {run.resolve().name}",
         kind=source.kind,
         entries=entries,
-        total=totals.total(),
-        notes=[*source.notes, *_left_out(len(entries), totals.total())],
+        total=sum(group.size for group in source.groups),
+        notes=[*source.notes, *_left_out(entries, source.groups, limit)],
     )
     replace_file(output, render_page(page).encode("utf-8", "replace"))
     return page
 
 
-def take_evenly(entries: Iterable[Entry], limit: int) -> tuple[list[Entry], Counter[str]]:
-    """At most `limit` entries, in order, and how many each group had.
+def take_evenly(groups: Sequence[Group], limit: int, max_bytes: int) -> list[Entry]:
+    """The first entries of each group, in order: at most `limit`, and at most `max_bytes` of the page.
 
-    The first of each group. Groups get equal shares; what a small one does not need goes to the larger ones.
+    Groups get equal shares; what a small one does not need goes to the larger ones, and of bytes to the later ones.
+    What is not kept is not read, but for one entry of each group. The very first entry is kept whatever its size.
     """
-    first: defaultdict[str, list[Entry]] = defaultdict(list)
-    totals: Counter[str] = Counter()
-    for entry in entries:
-        totals[entry.group] += 1
-        if totals[entry.group] <= limit:
-            first[entry.group].append(entry)
-    shares = _shares(totals, limit)
-    return [entry for group, found in first.items() for entry in found[: shares[group]]], totals
+    shares = _shares({group.name: group.size for group in groups}, limit)
+    kept: list[Entry] = []
+    for served, group in enumerate(groups):
+        share = max_bytes // (len(groups) - served)
+        for entry in islice(group.read(), shares[group.name]):
+            size = len(embed(vars(entry)))
+            if kept and size > share:
+                break
+            kept.append(entry)
+            share, max_bytes = share - size, max_bytes - size
+    return kept
 
 
-def _shares(totals: Mapping[str, int], limit: int) -> dict[str, int]:
+def _shares(sizes: Mapping[str, int], limit: int) -> dict[str, int]:
     shares: dict[str, int] = {}
-    for served, group in enumerate(sorted(totals, key=lambda group: totals[group])):
+    for served, group in enumerate(sorted(sizes, key=lambda group: sizes[group])):
         left = limit - sum(shares.values())
-        shares[group] = min(totals[group], left // (len(totals) - served))
+        shares[group] = min(sizes[group], left // (len(sizes) - served))
     return shares
 
 
-def _left_out(shown: int, total: int) -> list[str]:
-    if shown == total:
+def _left_out(entries: Sequence[Entry], groups: Sequence[Group], limit: int) -> list[str]:
+    total = sum(group.size for group in groups)
+    if len(entries) == total:
         return []
-    left_out = f"{total - shown:,} of {total:,} trajectories are left out (--limit)"
-    return [f"{left_out}: of each dataset or step the first are here."]
+    bound = "--limit" if len(entries) == limit else "--megabytes"
+    without = len({group.name for group in groups if group.size} - {entry.group for entry in entries})
+    return [
+        f"{total - len(entries):,} of {total:,} trajectories are left out ({bound}): of each dataset or step the "
+        f"first are here{f', of {without:,} none' if without else ''}."
+    ]
 
 
-def _check(output: Path, limit: int) -> None:
-    if limit < 1:
-        raise ValueError(f"--limit must be at least 1, got {limit}")
+def _check(output: Path, limit: int, megabytes: int) -> None:
+    for name, value in (("limit", limit), ("megabytes", megabytes)):
+        if value < 1:
+            raise ValueError(f"--{name} must be at least 1, got {value}")
     if output.is_dir():
         raise IsADirectoryError(f"--output must be a file to write, got the folder {output}")
     if not output.parent.is_dir():
@@ -110,6 +125,13 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         metavar="N",
         help="at most so many trajectories, of each dataset or step about as many (default: %(default)s)",
     )
+    parser.add_argument(
+        "--megabytes",
+        type=int,
+        default=MEGABYTES,
+        metavar="MB",
+        help="at most so much of them, of each dataset or step about as much (default: %(default)s)",
+    )
     return parser.parse_args(words)
 
 
@@ -117,7 +139,7 @@ def main(words: Sequence[str] | None = None) -> None:
     """The command line; what a user can put right ends it with a sentence instead of a traceback."""
     arguments = parse_arguments(words)
     try:
-        page = write_page(arguments.run, arguments.output, arguments.title, arguments.limit)
+        page = write_page(**vars(arguments))
     except (OSError, ValueError) as error:
         raise SystemExit(f"error: {error}") from error
     print(f"{len(page.entries):,} of {page.total:,} trajectories: {arguments.output}")

@@ -6,20 +6,20 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
 from sorl_trl.evaluation.rows import EvaluatedTrajectory
-from sorl_trl.evaluation.run_folder import SETTINGS, TRAJECTORIES, RunFolder, read_trajectories
+from sorl_trl.evaluation.run_folder import SETTINGS, TRAJECTORIES, RunFolder
 from sorl_trl.rollout import TagProtocol
-from sorl_trl.rollout.trained import TrainedTrajectory, read_trained
+from sorl_trl.rollout.trained import TrainedTrajectory, count_trained, read_trained
 from sorl_trl.types import ActionKind, Observation, Turn
 
 EVALUATION, TRAINING = "evaluation", "training"
-DUMPS = f"{TRAJECTORIES}/step_*_rank_*.parquet"
+DUMPS = f"{TRAJECTORIES}/step_*_rank_*_of_*.parquet"
 ENVIRONMENT = -1
 """The turn id of tokens that are nobody's turn."""
 DIGITS = 6
@@ -46,9 +46,10 @@ class Entry:
     stop_reason: str | None
     searches: int | None
     """Those that were answered; `None` where nobody knows."""
-    generated_tokens: int
-    facts: Mapping[str, Any]
-    """What else is known, by name."""
+    token_count: int
+    """Of its turns. Of training, 0 if it was masked: then no turn is left."""
+    facts: Mapping[str, str]
+    """What else is known, by name, in the words to be shown."""
     measures: Mapping[str, Any]
     prompt: str
     segments: Sequence[Mapping[str, Any]]
@@ -59,17 +60,28 @@ class Entry:
 
 
 @dataclass(frozen=True)
+class Group:
+    """The trajectories of a dataset or of an optimizer step."""
+
+    name: str
+    size: int
+    """How many there are of it."""
+    read: Callable[[], Iterator[Entry]]
+    """Gives them one by one, as they are asked for. Holds a file open until it is through or let go."""
+
+
+@dataclass(frozen=True)
 class Source:
     """The trajectories of a run: `kind` is `EVALUATION` or `TRAINING`."""
 
     kind: str
-    entries: Iterator[Entry]
+    groups: Sequence[Group]
     notes: Sequence[str] = ()
     """What a reader of the page must know, a sentence each."""
 
 
 def open_run(run: str | os.PathLike[str]) -> Source:
-    """Find out what a folder holds; its trajectories are read one by one, as they are asked for.
+    """Find out what a folder holds, and how many. No trajectory is read before it is asked for.
 
     Raises:
         FileNotFoundError: It is neither the folder of an evaluation nor that of a training run with dumps.
@@ -80,16 +92,34 @@ def open_run(run: str | os.PathLike[str]) -> Source:
     if is_evaluation and is_training:
         raise ValueError(f"{run} holds both {SETTINGS} of an evaluation and {DUMPS} of training: keep them apart")
     if is_evaluation:
-        notes = (
-            [] if RunFolder(run).is_finished else ["The evaluation is not finished: its finished batches are here."]
-        )
-        return Source(EVALUATION, _distinct(map(evaluation_entry, read_trajectories(run))), notes)
+        folder = RunFolder(run)
+        notes = [] if folder.is_finished else ["The evaluation is not finished: its finished batches are here."]
+        return Source(EVALUATION, [_dataset(folder, name) for name in folder.settings["datasets"]], notes)
     if is_training:
-        return Source(TRAINING, _training_entries(read_trained(run)))
+        return Source(TRAINING, [_step(run, step, size) for step, size in count_trained(run).items()])
     raise FileNotFoundError(
         f"{run} holds neither {SETTINGS}, which evaluate.py writes, nor {DUMPS}, which training writes with "
         "`save_trajectories_steps`"
     )
+
+
+def _dataset(folder: RunFolder, name: str) -> Group:
+    def read() -> Iterator[Entry]:
+        return _distinct(map(evaluation_entry, folder.trajectories(name)))
+
+    return Group(name, folder.count(name), read)
+
+
+def _step(run: str | os.PathLike[str], step: int, size: int) -> Group:
+    def read() -> Iterator[Entry]:
+        for number, each in enumerate(read_trained(run, step), 1):  # over all processes
+            yield training_entry(each, f"step-{step}/{number}")
+
+    return Group(_step_name(step), size, read)
+
+
+def _step_name(step: int) -> str:
+    return f"step {step}"
 
 
 def evaluation_entry(each: EvaluatedTrajectory) -> Entry:
@@ -108,7 +138,7 @@ def evaluation_entry(each: EvaluatedTrajectory) -> Entry:
         score=_number(measures["correct"]),
         stop_reason=trajectory.stop_reason.value,
         searches=None if searches is None else int(searches),
-        generated_tokens=sum(len(turn.token_ids) for turn in trajectory.turns),
+        token_count=sum(len(turn.token_ids) for turn in trajectory.turns),
         facts={name: _fact(value) for name, value in about.items() if value not in ("", None)},
         measures={name: _number(value) for name, value in measures.items()},
         prompt=each.prompt,
@@ -122,7 +152,7 @@ def training_entry(each: TrainedTrajectory, key: str) -> Entry:
     ratios = [ratio for ratio, turn in zip(each.ratios, each.turn_ids, strict=True) if turn != ENVIRONMENT]
     return Entry(
         key=key,
-        group=f"step {each.step}",
+        group=_step_name(each.step),
         question=each.question,
         golden_answers=each.golden_answers,
         options=(),
@@ -130,22 +160,14 @@ def training_entry(each: TrainedTrajectory, key: str) -> Entry:
         verdict=_verdict(each.reward),
         score=_number(each.reward),
         stop_reason=each.stop_reason,
-        searches=_answered_searches(segments) if each.stop_reason else None,
-        generated_tokens=len(ratios),
-        facts={"step": each.step, "generated_at_step": each.generated_at_step},
+        searches=_answered_searches(segments) if each.stop_reason and ratios else None,
+        token_count=len(ratios),
+        facts={"step": _fact(each.step), "generated_at_step": _fact(each.generated_at_step)},
         measures={"reward": _number(each.reward)},
         prompt=each.prompt,
         segments=segments,
         extreme_ratio=_number(max(ratios, key=_distance_from_1, default=None)),
     )
-
-
-def _training_entries(trajectories: Iterable[TrainedTrajectory]) -> Iterator[Entry]:
-    """Named by step and by number within the step, from 1."""
-    seen: Counter[int] = Counter()
-    for each in trajectories:
-        seen[each.step] += 1
-        yield training_entry(each, f"step-{each.step}/{seen[each.step]}")
 
 
 def _distinct(entries: Iterable[Entry]) -> Iterator[Entry]:
@@ -202,8 +224,9 @@ def _verdict(score: float | None) -> str:
     return "right" if score > 0 else "wrong"
 
 
-def _fact(value: Any) -> Any:
-    return value if isinstance(value, str | int) else json.dumps(value, ensure_ascii=False)
+def _fact(value: Any) -> str:
+    """A number stays as it was written: it may be a year."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _number(value: float | None) -> float | str | None:

@@ -13,7 +13,7 @@ const NOTHING = "\0"; // stands for null among the values of a filter
 const ORDERS = {
   order: { label: "order", key: null },
   searches: { label: "searches", key: (entry) => entry.searches },
-  tokens: { label: "generated tokens", key: (entry) => entry.generated_tokens },
+  tokens: { label: isTraining ? "trained tokens" : "generated tokens", key: (entry) => entry.token_count },
   score: { label: isTraining ? "reward" : "right or wrong", key: (entry) => entry.score },
   ...(isTraining && { extreme: { label: "extreme ratio", key: (entry) => distanceFrom1(entry.extreme_ratio) } }),
 };
@@ -51,11 +51,16 @@ function counts(entry) {
   return [
     entry.group,
     entry.searches === null ? null : plural(entry.searches, "search", "searches"),
-    plural(entry.generated_tokens, "token"),
+    size(entry),
     isTraining ? `reward ${format(entry.score)}` : null,
     entry.extreme_ratio === null ? null : `extreme ratio ${formatRatio(entry.extreme_ratio)}`,
     entry.stop_reason === "answered" || entry.stop_reason === null ? null : spaced(entry.stop_reason),
   ].filter((count) => count !== null);
+}
+
+function size(entry) {
+  if (!isTraining) return plural(entry.token_count, "token");
+  return entry.token_count ? plural(entry.token_count, "trained token") : "not trained on";
 }
 
 function address(entry) {

@@ -58,15 +58,17 @@ def render_page(page: Page) -> str:
     )
 
 
-def _embedded(page: Page) -> str:
+def embed(content: Any) -> str:
     """JSON that no HTML parser can mistake: without `<`, and in ASCII, so that any text fits, half characters too."""
-    content: dict[str, Any] = {
-        "kind": page.kind,
-        "notes": page.notes,
-        "scales": color_scales(page.entries) if page.kind == TRAINING else {},
-        "trajectories": [vars(entry) for entry in page.entries],
-    }
     return json.dumps(content, allow_nan=False, separators=(",", ":")).replace("<", r"\u003c")
+
+
+def _embedded(page: Page) -> str:
+    """Each trajectory is embedded by itself: `json` holds every number of what it is given as a text of its own."""
+    scales = color_scales(page.entries) if page.kind == TRAINING else {}
+    head = embed({"kind": page.kind, "notes": page.notes, "scales": scales})
+    trajectories = ",".join(embed(vars(entry)) for entry in page.entries)
+    return f'{head[:-1]},"trajectories":[{trajectories}]}}'
 
 
 def color_scales(entries: Iterable[Entry]) -> dict[str, float]:

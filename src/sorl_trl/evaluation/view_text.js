@@ -74,10 +74,10 @@ function turnParts(text) {
   return parts;
 }
 
-/** A number to be read: null is a dash. */
+/** A number to be read: null is a dash, and what is no number stands for itself. */
 function format(value, digits = 4) {
   if (value === null || value === undefined) return "–";
-  if (typeof value === "string") return value;
+  if (typeof value !== "number") return String(value);
   const text = Number.isInteger(value) ? value.toLocaleString("en") : String(Number(value.toPrecision(digits)));
   return text.replace("-", "−");
 }

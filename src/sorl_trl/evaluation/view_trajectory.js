@@ -23,16 +23,23 @@ function trajectoryView(entry, data) {
   const pattern = goldPattern(entry.golden_answers);
   const view = make("article", "");
   view.append(heading(entry), verdictBox(entry, pattern), measures(entry.measures), promptFold(entry.prompt));
+  const environment = environmentName(entry, data.kind);
   let turn = 0;
   for (const segment of entry.segments) {
     if (segment.kind === "turn") view.append(turnCard(segment, ++turn, pattern));
-    else view.append(observationCard(segment, data.kind, pattern));
+    else view.append(observationCard(segment, environment, pattern));
   }
   return view;
 }
 
+/** A dump of training tells the environment from what is not trained on by the turns around it alone. */
+function environmentName(entry, kind) {
+  if (kind !== "training") return "Environment";
+  return entry.token_count ? "Environment, or not trained on" : "Not trained on";
+}
+
 function heading(entry) {
-  const facts = Object.entries(entry.facts).map(([name, value]) => fact(name, format(value)));
+  const facts = Object.entries(entry.facts).map(([name, value]) => fact(name, value));
   return make("header", "", block("h2", "question", visible(questionOf(entry))), make("dl", "facts", facts));
 }
 
@@ -158,9 +165,7 @@ function range(values, show) {
   return low === high ? show(low) : `${show(low)} to ${show(high)}`;
 }
 
-function observationCard(segment, kind, pattern) {
-  // A dump of training does not tell the two apart.
-  const name = kind === "training" ? "Environment, or not trained on" : "Environment";
+function observationCard(segment, name, pattern) {
   const badges = [
     segment.truncated ? make("span", "badge", "truncated") : null,
     segment.neutralized ? make("span", "badge", `${format(segment.neutralized)} neutralized`) : null,

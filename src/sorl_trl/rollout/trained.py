@@ -6,6 +6,7 @@ trajectories/step_00000010_rank_0.parquet  what one process trained on in the 10
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -19,6 +20,8 @@ from sorl_trl.rollout.files import write_whole
 FOLDER = "trajectories"
 INSIDE, OUTSIDE, CLIPPED, UNTRAINED = "inside", "outside", "clipped", "none"
 """Of a ratio: in the clip range; out of it with its gradient; out of it without; of no turn that is trained on."""
+_ROWS_AT_ONCE = 32
+"""Of a file, which holds thousands perhaps: a token takes hundreds of bytes in memory."""
 
 
 @dataclass(frozen=True)
@@ -113,17 +116,37 @@ def discard_later(run: str | os.PathLike[str], now: Shard) -> None:
             file.unlink()
 
 
-def read_trained(run: str | os.PathLike[str]) -> Iterator[TrainedTrajectory]:
+def count_trained(run: str | os.PathLike[str]) -> dict[int, int]:
+    """How many trajectories `read_trained` gives of each step, in its order. None of them is read for it.
+
+    Raises FileNotFoundError if nothing was kept of the run.
+    """
+    counts: Counter[int] = Counter()
+    for shard, file in _kept(run):
+        counts[shard.step] += pq.read_metadata(file).num_rows
+    return dict(counts)
+
+
+def read_trained(run: str | os.PathLike[str], step: int | None = None) -> Iterator[TrainedTrajectory]:
     """What `write_trained` has kept of a run, step by step and, within a step, process by process.
 
-    Raises FileNotFoundError if it has kept nothing.
+    Args:
+        run: The `output_dir` of training.
+        step: Read this step alone.
+
+    Raises FileNotFoundError if nothing was kept of the run.
     """
+    for shard, file in _kept(run):
+        if step in (None, shard.step):
+            for batch in pq.ParquetFile(file).iter_batches(batch_size=_ROWS_AT_ONCE):
+                yield from map(_trained, batch.to_pylist())
+
+
+def _kept(run: str | os.PathLike[str]) -> list[tuple[Shard, Path]]:
     shards = _shards(run)
     if not shards:
         raise FileNotFoundError(f"there is no step_*_rank_*_of_*.parquet in {Path(run) / FOLDER}")
-    for _, file in shards:
-        for row in pq.ParquetFile(file).read().to_pylist():
-            yield _trained(row)
+    return shards
 
 
 def _shards(run: str | os.PathLike[str]) -> list[tuple[Shard, Path]]:

@@ -84,7 +84,7 @@ SEEN = Observation(
 )
 ANSWER = Turn((4,), "<answer> the Ada Lovelace </answer>", Action(ActionKind.ANSWER, "the Ada Lovelace"))
 FULL = evaluated(
-    Question("q1", "who\u200b ?", ("Ada Lovelace", "US"), {"hops": 2}),
+    Question("q1", "who\u200b ?", ("Ada Lovelace", "US"), {"hops": 2, "is_yes": True, "year": 1999}),
     Trajectory((0,), (SEARCH, SEEN, ANSWER), StopReason.ANSWERED),
 )
 
@@ -95,7 +95,7 @@ class TestTrajectory:
         assert text(tab, "h2.question") == ["whoU+200B ?"]
         assert text(tab, ".stamp") == ["✓ right stopped: answered"]
         assert text(tab, ".given .value") == ["the Ada Lovelace", "Ada LovelaceUS"]
-        assert "hops2" in text(tab, ".facts div")
+        assert text(tab, ".facts div")[-3:] == ["hops2", "is yestrue", "year1999"]
         assert {"exact match1", "searches1"} <= set(text(tab, ".measures div"))
         assert text(tab, ".turn > header") == ["Turn 1search2 tokens", "Turn 2answer1 token"]
         assert text(tab, ".turn > .body .think") == ["Who?"]
@@ -105,6 +105,10 @@ class TestTrajectory:
         assert text(tab, ".passage > summary") == ["1. Lovelacescore 2.5gold", "2. <img src=x onerror=alert(1)>"]
         assert text(tab, ".passage > .body")[1] == "none </script>U+0000 U+0000 U+0000 U+0000 and 2 more"
         assert text(tab, ".read > .body") == ["<information>Doc 1 …</information>"]
+
+    def test_what_is_no_number_stands_for_itself(self, tab: Browser, show: Any) -> None:
+        show(evaluation_entry(FULL))
+        assert tab.run("[true, 'NaN', null, 1234, -0.5].map((each) => format(each)).join()") == "true,NaN,–,1,234,−0.5"
 
     def test_gold_answers_are_marked_as_whole_words(self, tab: Browser, show: Any) -> None:
         show(evaluation_entry(FULL))
@@ -234,8 +238,17 @@ class TestTraining:
         figures = text(tab, ".turn:nth-of-type(2) .figure")
         assert figures == ["ratio 0.8", "advantage −1", "clipped 33 %", "outside, with gradient 33 %"]
         assert text(tab, ".turn > .body .search") == [" who"]
-        assert text(tab, ".observation > .body") == ["[Ada]"]
+        assert text(tab, ".observation > *") == ["Environment, or not trained on1 token", "[Ada]"]
         assert text(tab, "#verdict option") == ["all (2)", "reward above 0 (1)", "no reward (1)"]
+
+    def test_tokens_are_those_that_were_trained_on(self, tab: Browser, show: Any) -> None:
+        masked = replace(TRAINED, turn_ids=(-1,) * 7, stop_reason="search_unavailable")
+        show(self.ENTRIES[0], training_entry(masked, "step-10/2"), kind=TRAINING)
+        assert text(tab, "#list li:first-child small span")[1:3] == ["1 search", "6 trained tokens"]
+        assert text(tab, "#list li:last-child small span")[1:3] == ["not trained on", "reward 0.5"]
+        assert text(tab, "#searches option") == ["all (2)", "1 (1)", "unknown (1)"]
+        tab.press("j")
+        assert text(tab, ".observation h3") == ["Not trained on"]
 
     def test_colours_of_ratios_diverge_around_1_in_log_space(self, tab: Browser, show: Any) -> None:
         classes = self.show_tokens(tab, show, "token_ratios")
@@ -267,8 +280,7 @@ class TestTraining:
     def test_a_token_tells_its_numbers(self, tab: Browser, show: Any) -> None:
         show(*self.ENTRIES, kind=TRAINING)
         tab.run("document.querySelector('.token').focus()")
-        tab.press("ArrowRight", "ArrowRight")
-        tab.press("]")
+        tab.press("ArrowRight", "ArrowRight", "]")
         assert text(tab, "#numbers") == [
             '" </search>" turn 1, token 3: ratio in the loss 0.8, of the token 0.5, advantage −1, '
             "outside, the gradient is gone"

@@ -5,14 +5,15 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 
 from sorl_trl.evaluation import EvaluatedTrajectory, RunFolder
 from sorl_trl.evaluation.plan import Batch, Sample
-from sorl_trl.evaluation.view_data import EVALUATION, TRAINING, evaluation_entry, open_run, training_entry
+from sorl_trl.evaluation.view_data import EVALUATION, TRAINING, Source, evaluation_entry, open_run, training_entry
 from sorl_trl.qa import Question
-from sorl_trl.rollout.trained import TrainedTrajectory, write_trained
+from sorl_trl.rollout.trained import Shard, TrainedTrajectory, write_trained
 from sorl_trl.types import Action, ActionKind, Observation, Passage, StopReason, Trajectory, Turn
 
 from .test_rows import EVALUATED
@@ -46,6 +47,14 @@ def write_evaluation(run: Path, *rows: EvaluatedTrajectory) -> None:
         folder.write(Batch(name, 0, tuple(Sample(row.question, row.sample) for row in of_it)), of_it)
 
 
+def keys(source: Source) -> list[str]:
+    return [entry.key for group in source.groups for entry in group.read()]
+
+
+def sizes(source: Source) -> dict[str, int]:
+    return {group.name: group.size for group in source.groups}
+
+
 class TestEvaluationEntry:
     def test_everything_that_is_known_is_there(self) -> None:
         search = Turn((1, 2), "<search> who </search>", Action(ActionKind.SEARCH, "who"), (-0.5, -0.5))
@@ -59,8 +68,8 @@ class TestEvaluationEntry:
         assert (entry.question, entry.golden_answers) == ("who ?", ("Ada",))
         assert entry.options == (("A", "Bob"), ("B", "Ada"))
         assert (entry.answer, entry.verdict, entry.score, entry.stop_reason) == ("B", "right", 1.0, "answered")
-        assert (entry.searches, entry.generated_tokens) == (1, 3)
-        assert entry.facts == {"id": "q7", "sample": 3, "data_source": "medqa", "hops": 2, "path": '["a", "b"]'}
+        assert (entry.searches, entry.token_count) == (1, 3)
+        assert entry.facts == {"id": "q7", "sample": "3", "data_source": "medqa", "hops": "2", "path": '["a", "b"]'}
         assert entry.measures["choice_accuracy"] == 1.0
         assert entry.measures["exact_match"] == 0.0, "the verdict on a multiple choice is not its exact match"
         assert entry.prompt == "who ?"
@@ -87,6 +96,12 @@ class TestEvaluationEntry:
         entry = evaluation_entry(evaluated(question("Ada"), ended(StopReason.SEARCH_UNAVAILABLE)))
         assert (entry.verdict, entry.score, entry.searches) == ("unscored", None, None)
         assert entry.stop_reason == "search_unavailable"
+
+    def test_a_fact_is_a_text_whatever_it_was(self) -> None:
+        metadata = {"is_yes": True, "year": 1999, "share": 0.5, "hops": 0, "of": {"é": None}, "left": None, "out": ""}
+        about = evaluation_entry(evaluated(Question("q", "who ?", ("Ada",), metadata), answered("Ada"))).facts
+        expected = {"is_yes": "true", "year": "1999", "share": "0.5", "hops": "0", "of": '{"é": null}'}
+        assert about == {"id": "q", "sample": "0", **expected}
 
     @settings(max_examples=40, deadline=None)
     @given(EVALUATED)
@@ -121,8 +136,8 @@ class TestTrainingEntry:
     def test_figures(self) -> None:
         entry = training_entry(TRAINED, "step-10/1")
         assert (entry.key, entry.group) == ("step-10/1", "step 10")
-        assert (entry.verdict, entry.score, entry.searches, entry.generated_tokens) == ("right", 0.5, 1, 6)
-        assert entry.facts == {"step": 10, "generated_at_step": 9}
+        assert (entry.verdict, entry.score, entry.searches, entry.token_count) == ("right", 0.5, 1, 6)
+        assert entry.facts == {"step": "10", "generated_at_step": "9"}
 
     @pytest.mark.parametrize(
         ("reward", "verdict"), [(0.1, "right"), (0.0, "wrong"), (-1.0, "wrong"), (None, "unscored")]
@@ -150,7 +165,7 @@ class TestTrainingEntry:
     def test_a_trajectory_that_is_not_trained_on_has_no_turn(self) -> None:
         entry = training_entry(replace(TRAINED, turn_ids=(-1,) * 7), "k")
         assert [segment["text"] for segment in entry.segments] == ["".join(TRAINED.tokens)]
-        assert (entry.generated_tokens, entry.extreme_ratio) == (0, None)
+        assert (entry.token_count, entry.searches, entry.extreme_ratio) == (0, None, None)
 
     def test_an_empty_completion(self) -> None:
         names = ("tokens", "turn_ids", "token_ratios", "ratios", "advantages", "clipped")
@@ -167,7 +182,7 @@ class TestOpenRun:
         write_evaluation(tmp_path, evaluated(question("Ada"), answered("Ada")))
         source = open_run(tmp_path)
         assert source.kind == EVALUATION
-        assert [entry.key for entry in source.entries] == ["nq/q/0"]
+        assert keys(source) == ["nq/q/0"]
         assert "not finished" in source.notes[0]
         RunFolder(tmp_path).finish({}, "")
         assert not open_run(tmp_path).notes
@@ -175,25 +190,48 @@ class TestOpenRun:
     def test_keys_are_distinct_even_if_ids_are_not(self, tmp_path: Path) -> None:
         row = evaluated(question("Ada"), answered("Ada"))
         write_evaluation(tmp_path, row, row, row, replace(row, sample=1), replace(row, dataset="own"))
-        keys = [entry.key for entry in open_run(tmp_path).entries]
-        assert keys == ["nq/q/0", "nq/q/0~2", "nq/q/0~3", "nq/q/1", "own/q/0"]
+        source = open_run(tmp_path)
+        assert sizes(source) == {"nq": 4, "own": 1}
+        assert keys(source) == ["nq/q/0", "nq/q/0~2", "nq/q/0~3", "nq/q/1", "own/q/0"]
+
+    def test_the_size_of_a_dataset_is_that_of_its_finished_batches(self, tmp_path: Path) -> None:
+        row, folder = evaluated(question("Ada"), answered("Ada")), RunFolder(tmp_path)
+        folder.claim({"datasets": {"nq": "hash", "own": "hash"}})
+        for index, count in ((0, 2), (3, 1)):
+            folder.write(Batch("nq", index, (Sample(row.question, 0),) * count), [row] * count)
+        assert sizes(open_run(tmp_path)) == {"nq": 3, "own": 0}
 
     def test_a_training_run_is_numbered_within_each_step_over_its_processes(self, tmp_path: Path) -> None:
         for step, rank in ((20, 0), (10, 0), (10, 1)):
-            write_trained(tmp_path, step, rank, [replace(TRAINED, step=step)] * 2)
+            write_trained(tmp_path, Shard(step, rank, 2), [replace(TRAINED, step=step)] * 2)
         source = open_run(tmp_path)
         assert source.kind == TRAINING
-        keys = [entry.key for entry in source.entries]
-        assert keys == [*(f"step-10/{n}" for n in (1, 2, 3, 4)), "step-20/1", "step-20/2"]
+        assert sizes(source) == {"step 10": 4, "step 20": 2}
+        assert keys(source) == [*(f"step-10/{n}" for n in (1, 2, 3, 4)), "step-20/1", "step-20/2"]
+
+    def test_a_dump_of_more_rows_than_are_read_at_once(self, tmp_path: Path) -> None:
+        write_trained(tmp_path, Shard(10, 0, 2), [replace(TRAINED, prompt=str(i)) for i in range(100)])
+        source = open_run(tmp_path)
+        assert sizes(source) == {"step 10": 100}
+        assert [entry.prompt for entry in source.groups[0].read()] == [str(i) for i in range(100)]
+
+    def test_no_trajectory_is_read_before_it_is_asked_for(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        write_trained(tmp_path / "train", Shard(10, 0, 2), [TRAINED])
+        write_evaluation(tmp_path / "eval", evaluated(question("Ada"), answered("Ada")))
+        monkeypatch.setattr(pq, "ParquetFile", lambda *_: pytest.fail("a file was read"))
+        assert sizes(open_run(tmp_path / "train")) == {"step 10": 1}
+        assert sizes(open_run(tmp_path / "eval")) == {"nq": 1}
 
     def test_a_folder_of_neither_kind(self, tmp_path: Path) -> None:
         with pytest.raises(
-            FileNotFoundError, match=r"neither settings\.json.* nor trajectories/step_\*_rank_\*\.parquet"
+            FileNotFoundError, match=r"neither settings\.json.* nor trajectories/step_\*_rank_\*_of_\*\.parquet"
         ):
             open_run(tmp_path)
 
     def test_a_folder_of_both_kinds(self, tmp_path: Path) -> None:
         write_evaluation(tmp_path, evaluated(question("Ada"), answered("Ada")))
-        write_trained(tmp_path, 10, 0, [TRAINED])
+        write_trained(tmp_path, Shard(10, 0, 2), [TRAINED])
         with pytest.raises(ValueError, match="holds both"):
             open_run(tmp_path)
