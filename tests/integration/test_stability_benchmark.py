@@ -78,17 +78,18 @@ def test_no_seed_both_chooses_and_judges() -> None:
 def test_runs_in_the_archive_are_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stability, "ARCHIVE", tmp_path / "runs.jsonl.xz")
     monkeypatch.setattr(stability, "RUNS", tmp_path / "runs")
-    done = {"regime": "reuse", "method": "grpo", "learning_rate": 5e-4, "seed": 201, "error": None}
-    done["settings"] = settings_of(Job("reuse", "grpo", 5e-4, 201))
+    done = {"regime": "reuse", "method": "grpo", "learning_rate": 3e-4, "seed": 201, "error": None}
+    done["settings"] = settings_of(Job("reuse", "grpo", 3e-4, 201))
     fresh, outdated, foreign = {**done, "seed": 202}, {**done, "settings": "others"}, {**done, "method": "other"}
+    dropped = {**done, "learning_rate": 5e-4}
     stability.save([done])
-    for i, record in enumerate((fresh, outdated, foreign)):
+    for i, record in enumerate((fresh, outdated, foreign, dropped)):
         (tmp_path / f"runs/{i}").mkdir(parents=True)
         (tmp_path / f"runs/{i}/record.json").write_text(json.dumps(record))
     assert stability.load() == [done, fresh]
     prepared: list[tuple] = []
     monkeypatch.setattr(stability, "in_parallel", lambda step, calls, workers, title: prepared.extend(calls))
-    stability.run_all([Job("reuse", "grpo", 5e-4, 201), Job("reuse", "grpo", 5e-4, 202)], workers=1, title="")
+    stability.run_all([Job("reuse", "grpo", 3e-4, 201), Job("reuse", "grpo", 3e-4, 202)], workers=1, title="")
     assert prepared == []
 
 
