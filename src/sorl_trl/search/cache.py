@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from cachetools import LRUCache
+from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random
 
 from sorl_trl.search.backend import SearchBackend
 from sorl_trl.search.checks import check_request, check_results
@@ -145,7 +146,7 @@ class SQLiteStore:
         self._path = Path(path)
         self._timeout_s = timeout_s
         with self._connect() as connection:
-            connection.execute("PRAGMA journal_mode = WAL")
+            _switch_to_log(connection, timeout_s)
             connection.execute("CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, passages TEXT NOT NULL)")
 
     def read(self, keys: Sequence[CacheKey]) -> dict[CacheKey, tuple[Passage, ...]]:
@@ -176,7 +177,7 @@ class SQLiteStore:
             finally:
                 connection.close()
         except sqlite3.Error as error:
-            if "locked" in str(error):
+            if _is_locked(error):
                 raise CacheError(
                     f"cache {self._path}: another process has kept it locked for more than timeout_s={self._timeout_s}"
                 ) from error
@@ -192,3 +193,18 @@ class SQLiteStore:
         return CacheError(
             f"cache {self._path}: {error}; delete the file to start an empty cache, or name another path"
         )
+
+
+def _switch_to_log(connection: sqlite3.Connection, timeout_s: float) -> None:
+    """Give a new file its write-ahead log. While another process opens it too, SQLite refuses that without waiting."""
+    patiently = Retrying(
+        retry=retry_if_exception(_is_locked),
+        stop=stop_after_delay(timeout_s),
+        wait=wait_random(0.0, 0.05),
+        reraise=True,
+    )
+    patiently(connection.execute, "PRAGMA journal_mode = WAL")
+
+
+def _is_locked(error: BaseException) -> bool:
+    return isinstance(error, sqlite3.OperationalError) and "locked" in str(error)

@@ -196,6 +196,18 @@ def test_threads_may_open_a_new_file_at_once(tmp_path: Path) -> None:
     assert errors == []
 
 
+def test_a_new_file_is_waited_for(tmp_path: Path) -> None:
+    """While another process is about to write it, SQLite refuses the switch to a log at once, whatever its timeout."""
+    path = tmp_path / "cache.sqlite"
+    other = sqlite3.connect(path, check_same_thread=False)
+    other.execute("BEGIN IMMEDIATE")
+    leaves = threading.Timer(0.3, other.close)
+    leaves.start()
+    SQLiteStore(path).write({("index", "a", 3): PASSAGES})
+    leaves.join()
+    assert SQLiteStore(path).read([("index", "a", 3)]) == {("index", "a", 3): PASSAGES}
+
+
 def not_a_database(path: Path) -> None:
     path.write_bytes(b"no database at all" * 100)
 
