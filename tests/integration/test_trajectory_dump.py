@@ -10,6 +10,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 import pytest
+import torch
 
 from sorl_trl import SOGRPOTrainer, SOPPOTrainer
 from sorl_trl.rollout.trained import TrainedTrajectory, read_trained
@@ -82,6 +83,12 @@ def test_clip_states_say_where_the_gradient_is_gone(rows: list[TrainedTrajectory
                 gone = advantage < 0 if ratio < 0.98 else advantage > 0
                 assert state == ("clipped" if gone else "outside")
     assert seen == {"none", "inside", "outside", "clipped"}
+
+
+def test_a_ratio_that_is_not_a_number_is_not_inside(tmp_path: Path) -> None:
+    dump = build(tmp_path)._dump
+    states = dump._clip_states(torch.tensor([[math.nan, 1.0, 9.0]]), torch.tensor([[0, 0, -1]]), torch.ones(1, 1))
+    assert states == [("outside", "inside", "none")]
 
 
 def test_what_was_asked_and_answered_goes_with_it(rows: list[TrainedTrajectory]) -> None:

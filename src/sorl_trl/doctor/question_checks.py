@@ -10,6 +10,7 @@ from typing import Any
 from sorl_trl import qa
 from sorl_trl.doctor.findings import Finding
 from sorl_trl.doctor.subject import Subject, given
+from sorl_trl.evaluation import encode_prompts
 from sorl_trl.search.index import one_line
 
 SAMPLE = 2000
@@ -103,7 +104,7 @@ def check_tokens(subject: Subject) -> Iterator[Finding]:
 
 
 def _check_context(subject: Subject, budget: int) -> Iterator[Finding]:
-    lengths = [len(ids) for ids in encode_prompts(subject, given(subject.questions, "questions"))]
+    lengths = [len(ids) for ids in prompts_of(subject, given(subject.questions, "questions"))]
     longest = max(lengths)
     shown = f"the longest of {len(lengths)} prompts has {longest} tokens"
     needed, window = longest + budget, subject.raw.vllm_max_model_length if subject.raw.use_vllm else None
@@ -117,15 +118,9 @@ def _check_context(subject: Subject, budget: int) -> Iterator[Finding]:
     yield Finding("ok", shown)
 
 
-def encode_prompts(subject: Subject, questions: Sequence[qa.Question]) -> list[list[int]]:
-    """Token ids of the prompts of some questions, encoded as TRL does."""
-    tokenizer: Any = given(subject.tokenizer, "the tokenizer")
-    rollout = subject.rollout
+def prompts_of(subject: Subject, questions: Sequence[qa.Question]) -> list[list[int]]:
+    """Token ids of the prompts of some questions."""
+    tokenizer = given(subject.tokenizer, "the tokenizer")
     given(subject.chat_template_works or None, "a chat template that works")
-    rows = qa.build_prompt_rows(questions, rollout.prompt_template, rollout.chat)
-    prompts = [row["prompt"] for row in rows]
-    if not rollout.chat:
-        return list(tokenizer(text=prompts)["input_ids"])
-    options = {"add_generation_prompt": True, "tokenize": True, "return_dict": True}
-    encoded = tokenizer.apply_chat_template(conversation=prompts, **options)
-    return list(encoded["input_ids"])
+    rows = qa.build_prompt_rows(questions, subject.rollout.prompt_template, subject.rollout.chat)
+    return encode_prompts(tokenizer, rows)

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from sorl_trl import qa
 from sorl_trl.doctor.findings import Finding
-from sorl_trl.doctor.question_checks import encode_prompts
+from sorl_trl.doctor.question_checks import prompts_of
 from sorl_trl.doctor.subject import Subject, given
 from sorl_trl.qa import Question
 from sorl_trl.rollout import Collector, Generation, ObservationEncoder
@@ -61,7 +61,7 @@ def check_rehearsal(subject: Subject) -> Iterator[Finding]:
     if tokenizer.eos_token_id is None:
         given(None, "an end-of-sequence token")
     questions = _rewardable(subject)
-    prompts = encode_prompts(subject, questions)
+    prompts = prompts_of(subject, questions)
     try:
         rehearsed = [
             _rehearse(subject, tokenizer, question, prompt)

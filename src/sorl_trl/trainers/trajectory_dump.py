@@ -117,7 +117,7 @@ class TrajectoryDump(TrainerCallback):
     def _clip_states(self, ratio: Tensor, turn_ids: Tensor, advantages: Tensor) -> Sequence[tuple[str, ...]]:
         low, high = self.clip_range
         states = torch.zeros_like(turn_ids)
-        states[(ratio < 1 - low) | (ratio > 1 + high)] = 1
+        states[~((ratio >= 1 - low) & (ratio <= 1 + high))] = 1  # where it is not a number, too
         if self.args.loss_type not in LOSSES_WITHOUT_MIN:
             states[is_clipped(ratio, advantages, low, high)] = 2
         states[turn_ids < 0] = 3

@@ -14,6 +14,7 @@ from transformers import TrainerControl, TrainerState
 
 from sorl_trl.diagnostics.collapse_detector import Level
 from sorl_trl.diagnostics.collapse_guard import CollapseGuard, GuardSettings, scale_learning_rate
+from tests.schedulers import OTHER_SCHEDULERS
 
 RULES = (Level("high_kl", "kl_to_old", "lower the learning rate", threshold=0.2),)
 
@@ -22,22 +23,11 @@ def two_groups() -> torch.optim.Optimizer:
     return torch.optim.SGD([{"params": [nn.Parameter(torch.ones(1))], "lr": rate} for rate in (1.0, 0.3)])
 
 
-SCHEDULERS: dict[str, Any] = {
-    "none of its own": lambda optimizer: lr_scheduler.ReduceLROnPlateau(optimizer, patience=1),
-    "recursive": lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, T_max=12),
-    "sequence": lambda optimizer: lr_scheduler.SequentialLR(
-        optimizer,
-        [lr_scheduler.ConstantLR(optimizer, 0.5, 2), lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (step + 1))],
-        milestones=[5],
-    ),
-}
-
-
-@pytest.mark.parametrize("name", SCHEDULERS)
+@pytest.mark.parametrize("name", OTHER_SCHEDULERS)
 def test_other_schedules_are_lowered_too(name: str) -> None:
     def rates(lowered_at: int | None) -> list[list[float]]:
         optimizer = two_groups()
-        scheduler, seen = SCHEDULERS[name](optimizer), []
+        scheduler, seen = OTHER_SCHEDULERS[name](optimizer), []
         for step in range(8):
             if step == lowered_at:
                 scale_learning_rate(optimizer, scheduler, 0.1)

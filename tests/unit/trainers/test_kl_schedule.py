@@ -17,17 +17,12 @@ from torch.optim import lr_scheduler
 
 from sorl_trl.diagnostics.collapse_guard import scale_learning_rate
 from sorl_trl.trainers.kl_schedule import KLSchedule, kl_controlled_factor
+from tests.schedulers import OTHER_SCHEDULERS
 
 TARGET = 0.1
 SCHEDULERS: dict[str, Any] = {
     "closed form": lambda optimizer: lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / 10),
-    "none of its own": lambda optimizer: lr_scheduler.ReduceLROnPlateau(optimizer, patience=1),
-    "recursive": lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, T_max=12),
-    "sequence": lambda optimizer: lr_scheduler.SequentialLR(
-        optimizer,
-        [lr_scheduler.ConstantLR(optimizer, 0.5, 2), lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (step + 1))],
-        milestones=[5],
-    ),
+    **OTHER_SCHEDULERS,
 }
 
 
