@@ -106,7 +106,8 @@ def parity(tmp_path: Path, tokenizer: Any, **overrides: Any) -> tuple[Any, Any]:
 @pytest.mark.parametrize("loss_type", TRL_LOSS_TYPES)
 @pytest.mark.parametrize("level", ["token", "sequence"])
 def test_every_loss_type(tmp_path: Path, tokenizer: Any, loss_type: str, level: str) -> None:
-    ours, _ = parity(tmp_path, tokenizer, loss_type=loss_type, importance_sampling_level=level)
+    cap = {"epsilon_high": 1.01} if loss_type == "cispo" else {}  # of the ratio itself: 5.0 would never act here
+    ours, _ = parity(tmp_path, tokenizer, loss_type=loss_type, importance_sampling_level=level, **cap)
     logs = ours.state.log_history
     if loss_type in ("grpo", "dr_grpo", "dapo", "bnpo", "luspo"):
         assert max(log.get("clip_ratio/region_mean", 0.0) for log in logs) > 0, "nothing was clipped: a weak test"

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from trl import GRPOTrainer
 
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer
+from sorl_trl.ops import LOG_RATIO_BOUND
 from tests.contract.test_trl_parity import saved_policy, settings, train
 from tests.trajectories import FixedRollout, parity_reward, prompts
 
@@ -65,13 +67,23 @@ def reference_loss(trainer: Any, batch: dict[str, Any], args: SOGRPOConfig) -> t
                 kl = (difference.exp() - difference - 1).sum() / len(tokens)
                 reference_kl = reference_kl + (ratio * kl if args.use_bias_correction_kl else kl)
         ratios = log_ratio[tokens].exp()
-        outside = ((ratios < 1 - EPSILON) | (ratios > 1 + EPSILON)).double().mean().detach()
+        low = 1 - (EPSILON if args.ctn_epsilon is None else args.ctn_epsilon)
+        high = 1 + (EPSILON if args.ctn_epsilon_high is None else args.ctn_epsilon_high)
+        outside = ((ratios < low) | (ratios > high)).double().mean().detach()
         kl = (ratios * log_ratio[tokens] - ratios + 1).mean()
         turn_ratios = torch.stack([log_ratio[span].mean().exp() for span in spans])
-        turns_outside = ((turn_ratios < 1 - EPSILON) | (turn_ratios > 1 + EPSILON)).double().mean().detach()
+        turns_outside = ((turn_ratios < low) | (turn_ratios > high)).double().mean().detach()
         gate = {"token": outside, "turn": turns_outside, "none": 1.0}[args.ctn_gate]
         total = total - surrogate + args.ctn_coef * gate * kl + args.beta * reference_kl
     return total / len(logps)
+
+
+def far_off(batch: dict[str, Any], log_ratio: float) -> tuple[int, int]:
+    """Move one model token with a negative advantage, whose ratio PPO's min does not bound, about `log_ratio` off."""
+    row = int(batch["advantages"].argmin())
+    position = int(torch.nonzero(batch["turn_ids"][row] >= 0)[0])
+    batch["old_per_token_logps"][row, position] -= log_ratio
+    return row, position
 
 
 def gradient(loss: torch.Tensor, trainer: Any) -> torch.Tensor:
@@ -99,6 +111,54 @@ def test_the_penalty_can_be_gated_by_turns_or_not_at_all(tmp_path: Path, tokeniz
     ours = trainer._compute_loss(trainer.model, batch)
     assert ours.item() == pytest.approx(reference_loss(trainer, batch, trainer.args).item(), abs=1e-6)
     trainer.args.ctn_gate = "token"
+    assert abs(ours.item() - reference_loss(trainer, batch, trainer.args).item()) > 1e-4
+
+
+@pytest.mark.parametrize("log_ratio", [95.0, -95.0, math.inf])
+@pytest.mark.parametrize("level", ["token", "turn", "sequence"])
+@pytest.mark.parametrize("loss_type", ["turn", "dapo", "sapo", "luspo"])
+def test_no_log_ratio_makes_loss_or_gradient_infinite(
+    tmp_path: Path, tokenizer: Any, log_ratio: float, level: str, loss_type: str
+) -> None:
+    overrides = {"importance_sampling_level": level, "loss_type": loss_type, "beta": 0.1, "num_iterations": 2}
+    trainer, batch = off_policy_batch(tmp_path, tokenizer, **overrides)
+    far_off(batch, log_ratio)
+    loss = trainer._compute_loss(trainer.model, batch)
+    assert loss.isfinite()
+    found = gradient(loss, trainer)
+    assert found.isfinite().all()
+    assert found.abs().max() > 0
+
+
+def test_trls_own_loss_has_no_such_bound(tmp_path: Path, tokenizer: Any) -> None:
+    """Why ours has one."""
+    trainer, batch = off_policy_batch(
+        tmp_path, tokenizer, importance_sampling_level="token", loss_type="grpo", num_iterations=2
+    )
+    far_off(batch, 95.0)
+    assert not GRPOTrainer._compute_loss(trainer, trainer.model, batch).isfinite()
+
+
+def test_beyond_the_bound_the_loss_is_that_at_the_bound(tmp_path: Path, tokenizer: Any) -> None:
+    trainer, batch = off_policy_batch(tmp_path, tokenizer, num_iterations=2, importance_sampling_level="token")
+    row, position = far_off(batch, 95.0)
+    far = trainer._compute_loss(trainer.model, batch)
+    logp = token_logps(trainer, batch)[row, position].detach()
+    batch["old_per_token_logps"][row, position] = logp - LOG_RATIO_BOUND
+    at_bound = trainer._compute_loss(trainer.model, batch)
+    assert far.item() == pytest.approx(at_bound.item(), rel=1e-4)
+
+
+@pytest.mark.parametrize("sides", [{"ctn_epsilon": 0.5}, {"ctn_epsilon": 0.3, "ctn_epsilon_high": 1.0}], ids=str)
+@pytest.mark.parametrize("gate", ["token", "turn"])
+def test_the_gate_can_have_a_range_of_its_own(
+    tmp_path: Path, tokenizer: Any, gate: str, sides: dict[str, float]
+) -> None:
+    """The surrogate goes on to clip at `epsilon`; only what the penalty counts changes."""
+    trainer, batch = off_policy_batch(tmp_path, tokenizer, num_iterations=2, ctn_gate=gate, **sides)
+    ours = trainer._compute_loss(trainer.model, batch)
+    assert ours.item() == pytest.approx(reference_loss(trainer, batch, trainer.args).item(), abs=1e-6)
+    trainer.args.ctn_epsilon = trainer.args.ctn_epsilon_high = None
     assert abs(ours.item() - reference_loss(trainer, batch, trainer.args).item()) > 1e-4
 
 
@@ -165,11 +225,17 @@ def test_gradients_do_not_depend_on_micro_batches(
     torch.testing.assert_close(weights[0], weights[1], rtol=0, atol=1e-6)
 
 
-def test_bias_norm_divides_the_gradient(tmp_path: Path, tokenizer: Any) -> None:
+@pytest.mark.parametrize("delta", [None, 1.3])
+@pytest.mark.parametrize("weighted", [False, True], ids=["", "vllm_correction"])
+def test_bias_norm_divides_the_gradient(tmp_path: Path, tokenizer: Any, delta: float | None, weighted: bool) -> None:
     """The gradient of the step is ∇J / max(1, ‖C‖), with C from a loop over the clipped tokens."""
-    overrides = {"clip_normalization": "bias_norm", "num_iterations": 2, "scale_rewards": "none"}
+    overrides = {"clip_normalization": "bias_norm", "num_iterations": 2, "scale_rewards": "none", "delta": delta}
     trainer, batch = off_policy_batch(tmp_path, tokenizer, **overrides)
     batch["advantages"] = 60.0 * batch["advantages"]  # so that the norm is above its floor of 1
+    weights = torch.ones(8, 1)
+    if weighted:
+        weights = batch["importance_sampling_ratio"] = torch.arange(8.0).unsqueeze(1) / 4
+        trainer.use_vllm = trainer.vllm_importance_sampling_correction = True
     trainer.create_optimizer()
     plain = gradient(trainer._compute_loss(trainer.model, batch), trainer)
 
@@ -180,8 +246,10 @@ def test_bias_norm_divides_the_gradient(tmp_path: Path, tokenizer: Any) -> None:
         for k in range(int(turn_ids.max()) + 1):
             span = turn_ids == k
             ratio = (logps[i] - batch["old_per_token_logps"][i])[span].mean().exp()
-            if (advantage > 0 and ratio > 1 + EPSILON) or (advantage < 0 and ratio < 1 - EPSILON):
-                bias = bias + ratio.detach() * advantage * logps[i][span].sum() / (turn_ids >= 0).sum() / 8
+            above = ratio > (1 + EPSILON if advantage > 0 else delta or math.inf)
+            if above or (advantage < 0 and ratio < 1 - EPSILON):
+                lost = ratio.detach() * advantage * weights[i] * logps[i][span].sum()
+                bias = bias + lost / (turn_ids >= 0).sum() / 8
     norm = gradient(bias, trainer).norm().item()
     assert norm > 1
 

@@ -23,9 +23,17 @@ from .clip_norm import (
     gated_kl,
     is_clipped,
     kl_to_old,
+    softened_log_ratio,
     turn_clip_fraction,
 )
-from .importance import IMPORTANCE_SAMPLING_LEVELS, TURN_RATIOS, importance_ratio, log_importance_ratio
+from .importance import (
+    IMPORTANCE_SAMPLING_LEVELS,
+    LOG_RATIO_BOUND,
+    TURN_RATIOS,
+    bounded_log_ratio,
+    importance_ratio,
+    log_importance_ratio,
+)
 from .losses import aggregate_turns, clipped_surrogate, is_value_clipped, turn_weights, value_loss
 from .masking import (
     last_token_before_turn,
@@ -44,9 +52,11 @@ from .masking import (
 __all__ = [
     "IMPORTANCE_SAMPLING_LEVELS",
     "KL_ESTIMATORS",
+    "LOG_RATIO_BOUND",
     "PENALTY_GATES",
     "TURN_RATIOS",
     "aggregate_turns",
+    "bounded_log_ratio",
     "clip_fraction",
     "clip_penalty",
     "clipped_surrogate",
@@ -61,6 +71,7 @@ __all__ = [
     "last_token_before_turn",
     "log_importance_ratio",
     "masked_mean",
+    "softened_log_ratio",
     "split_turns_after",
     "token_gae",
     "turn_broadcast",

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from torch import Tensor
 
 from ._shared import at_least_float32, check_choice, keep
-from .importance import log_importance_ratio
+from .importance import bounded_log_ratio, log_importance_ratio
 from .masking import masked_mean, turn_mask, turn_reduce
 
 # Each maps ℓ = log π_θ − log π_old of samples of π_old to an estimate of KL(π_θ ‖ π_old). The unbiased one is
-# w ln w − w + 1, arranged so that a large ℓ gives inf and not inf − inf.
+# w ln w − w + 1, arranged so that it keeps its precision near ℓ = 0.
 _ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {
     "k1": lambda log_ratio: log_ratio,
     "k2": lambda log_ratio: 0.5 * log_ratio.square(),
@@ -21,6 +21,8 @@ _ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {
 KL_ESTIMATORS = tuple(_ESTIMATORS)
 PENALTY_GATES = ("token", "turn", "none")
 """What weighs each trajectory's KL: the share of its tokens or turns outside the clip range, or nothing."""
+PENALTY_KNEE = 5.0
+"""The log-ratio beyond which a token's penalty grows with the logarithm of ℓ alone: its ratio there is 148."""
 
 
 def clip_fraction(log_ratio: Tensor, loss_mask: Tensor, epsilon_low: float, epsilon_high: float) -> Tensor:
@@ -37,7 +39,7 @@ def kl_to_old(log_ratio: Tensor, loss_mask: Tensor, estimator: str) -> Tensor:
     """KL_i = (1/|y_i|) Σ_t k(ℓ_t), in nats per token, an estimate of KL(π_θ ‖ π_old) per trajectory: (B,).
 
     Args:
-        log_ratio: (B, T), ℓ_t = log π_θ − log π_old of tokens that π_old sampled.
+        log_ratio: (B, T), ℓ_t = log π_θ − log π_old of tokens that π_old sampled; cut by `bounded_log_ratio`.
         loss_mask: (B, T), 1 on model tokens.
         estimator: k(ℓ). "k1": ℓ; "k2": ½ℓ²; "k3": exp(−ℓ) − 1 + ℓ; "unbiased": w ln w − w + 1 with w = exp ℓ, which
             is not negative, has KL(π_θ ‖ π_old) as its mean under π_old, and the gradient w ℓ ∇log π.
@@ -46,7 +48,8 @@ def kl_to_old(log_ratio: Tensor, loss_mask: Tensor, estimator: str) -> Tensor:
         ValueError: `estimator` is not one of the above.
     """
     check_choice("estimator", estimator, KL_ESTIMATORS)
-    return masked_mean(_ESTIMATORS[estimator](keep(log_ratio, loss_mask)), loss_mask, dim=1)
+    bounded = bounded_log_ratio(keep(log_ratio, loss_mask))
+    return masked_mean(_ESTIMATORS[estimator](bounded), loss_mask, dim=1)
 
 
 def turn_clip_fraction(
@@ -62,16 +65,28 @@ def turn_clip_fraction(
     return masked_mean(outside.to(ratio.dtype), turn_mask(turn_ids), dim=1)
 
 
+def softened_log_ratio(log_ratio: Tensor) -> Tensor:
+    """ℓ where |ℓ| ≤ 5, and sign(ℓ) (5 + ln(1 + |ℓ| − 5)) beyond: elementwise, with a continuous derivative. Ours.
+
+    It bounds what one token can do to a penalty. The gradient of w ln w − w + 1 is w ℓ, 2e6 at ℓ = 12; of a softened ℓ
+    it stays below 1,200 up to the bound of `bounded_log_ratio`, and still points back to the old policy, where a cut
+    (OpenRLHF's, at a KL of 10) would leave exactly those tokens alone that have gone farthest.
+    """
+    beyond = (log_ratio.abs() - PENALTY_KNEE).clamp(min=0)
+    return log_ratio - log_ratio.sign() * (beyond - beyond.log1p())
+
+
 def gated_kl(gate: Tensor, log_ratio: Tensor, loss_mask: Tensor, estimator: str) -> Tensor:
     """gate_i · KL_i per trajectory, with the gate detached: (B,); exactly 0, value and gradient, where the gate is 0.
 
     Args:
         gate: (B,), at least 0: how much each trajectory's KL counts.
-        log_ratio, loss_mask, estimator: as in `kl_to_old`, with its errors.
+        log_ratio: (B, T), as in `kl_to_old`, where |ℓ_t| > 5 softened by `softened_log_ratio`.
+        loss_mask, estimator: as in `kl_to_old`, with its errors.
     """
-    # With a one-sided range KL can be infinite where nothing is clipped, and 0 · inf is NaN: leave those rows out.
+    # 0 times a NaN would be NaN: rows whose gate is closed are left out before any arithmetic.
     triggered = keep(log_ratio, loss_mask.bool() & (gate > 0).unsqueeze(1))
-    return gate.detach() * kl_to_old(triggered, loss_mask, estimator)
+    return gate.detach() * kl_to_old(softened_log_ratio(bounded_log_ratio(triggered)), loss_mask, estimator)
 
 
 def clip_penalty(
@@ -86,19 +101,28 @@ def clip_penalty(
     return gated_kl(fraction, log_ratio, loss_mask, estimator)
 
 
-def is_clipped(ratio: Tensor, advantages: Tensor, epsilon_low: float, epsilon_high: float) -> Tensor:
-    """Where PPO's min stops the gradient: (Â > 0 and w > 1 + ε_high) or (Â < 0 and w < 1 − ε_low), (B, T) bool.
+def is_clipped(
+    ratio: Tensor, advantages: Tensor, epsilon_low: float, epsilon_high: float, delta: float | None = None
+) -> Tensor:
+    """Where `clipped_surrogate` stops the gradient: (Â > 0 and w > 1 + ε_high) or (Â < 0 and w < 1 − ε_low), bool.
 
-    `ratio` is (B, T), and `advantages` broadcasts to it.
+    With δ also where Â < 0 and w > max(δ, 1 + ε_high), and where Â > 0 and w > δ. Elementwise, (B, T): `ratio` is
+    (B, T), and `advantages` broadcasts to it.
     """
-    ratio = at_least_float32(ratio)
-    too_high = (advantages > 0) & (ratio > 1 + epsilon_high)
+    ratio, top = at_least_float32(ratio), 1 + epsilon_high
     too_low = (advantages < 0) & (ratio < 1 - epsilon_low)
-    return too_high | too_low
+    if delta is None:
+        return too_low | ((advantages > 0) & (ratio > top))
+    return too_low | ((advantages > 0) & (ratio > min(delta, top))) | ((advantages < 0) & (ratio > max(delta, top)))
 
 
 def clipping_bias(
-    ratio: Tensor, advantages: Tensor, loss_mask: Tensor, epsilon_low: float, epsilon_high: float
+    ratio: Tensor,
+    advantages: Tensor,
+    loss_mask: Tensor,
+    epsilon_low: float,
+    epsilon_high: float,
+    delta: float | None = None,
 ) -> Tensor:
     """mean_i (1/|y_i|) Σ_{t clipped} w_t Â_t, whose gradient is the clipping bias C(θ) of S-PPO and ST-PPO: ().
 
@@ -106,11 +130,11 @@ def clipping_bias(
         ratio: (B, T), the importance ratio of each token's unit, with its gradient: ∇w = w ∇log π.
         advantages: (B, T), or any shape that broadcasts to it.
         loss_mask: (B, T), 1 on model tokens.
-        epsilon_low, epsilon_high: the clip range; `is_clipped` gives the clipped set, which has no gradient.
+        epsilon_low, epsilon_high, delta: the clip range; `is_clipped` gives the clipped set, which has no gradient.
 
     A trajectory without a model token counts as 0, as in the loss. Exactly 0 where nothing is clipped.
     """
-    clipped = loss_mask.bool() & is_clipped(ratio, advantages, epsilon_low, epsilon_high)
+    clipped = loss_mask.bool() & is_clipped(ratio, advantages, epsilon_low, epsilon_high, delta)
     lost = keep(ratio, clipped) * keep(advantages, clipped)
     per_trajectory = masked_mean(lost, loss_mask, dim=1)
     return per_trajectory.sum() / max(len(per_trajectory), 1)

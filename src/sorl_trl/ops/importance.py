@@ -5,11 +5,23 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._shared import check_choice, keep, turn_slots
+from ._shared import at_least_float32, check_choice, keep, turn_slots
 from .masking import masked_mean, turn_broadcast, turn_mask, turn_reduce
 
 IMPORTANCE_SAMPLING_LEVELS = ("token", "turn", "sequence")
 TURN_RATIOS = ("geometric", "arithmetic")
+LOG_RATIO_BOUND = 20.0
+"""How far a token's log-ratio may go, either way, before training takes it for this: e²⁰ is 4.9e8."""
+
+
+def bounded_log_ratio(log_ratio: Tensor) -> Tensor:
+    """ℓ_t cut to [−20, 20], elementwise, in float32 or better: no ratio formed from it overflows or vanishes.
+
+    The bound is verl's, and that of TRL's `loss_type="vespo"`; method and papers leave it open. Beyond it the gradient
+    is 0: such a ratio says that the token's probability has changed beyond measure, and nothing about how to mend it.
+    Infinite log-ratios are cut like any other; NaN stays NaN.
+    """
+    return at_least_float32(log_ratio).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
 
 
 def importance_ratio(log_ratio: Tensor, turn_ids: Tensor, level: str, turn_ratio: str = "geometric") -> Tensor:

@@ -47,7 +47,13 @@ class TurnLevelConfig(GRPOConfig):
         kl_estimator (`str`, defaults to `"unbiased"`):
             Estimator of the KL in the penalty: `"unbiased"`, `"k1"`, `"k2"` or `"k3"`.
         ctn_gate (`str`, defaults to `"token"`):
-            What each trajectory's penalty is weighted by: its share of clipped `"token"`s or `"turn"`s, or `"none"`.
+            What each trajectory's penalty is weighted by: its share of `"token"`s or `"turn"`s outside the gate's
+            range, or `"none"`.
+        ctn_epsilon (`float`, *optional*):
+            How far a ratio may fall below 1, and rise above it unless `ctn_epsilon_high` is set, before the gate
+            counts it; unset, as far as the clip range lets it.
+        ctn_epsilon_high (`float`, *optional*):
+            How far a ratio may rise above 1 before the gate counts it.
         target_kl (`float`, defaults to `0.005`):
             KL to the old policy near which the policy's learning rate is to hold it; 0 leaves it as scheduled.
         gamma (`float`, defaults to `1.0`):
@@ -120,9 +126,21 @@ class TurnLevelConfig(GRPOConfig):
         default="token",
         metadata={
             "help": "What weighs the KL of each trajectory in the penalty. 'token' (default): the share of its tokens "
-            "outside the clip range; 'turn': the share of its turns; 'none': nothing, a plain KL penalty towards the "
-            "old policy."
+            "outside the gate's range; 'turn': the share of its turns; 'none': nothing, a plain KL penalty towards "
+            "the old policy."
         },
+    )
+    ctn_epsilon: float | None = field(
+        default=None,
+        metadata={
+            "help": "How far a ratio may fall below 1, and rise above it unless `ctn_epsilon_high` is set, before "
+            "`ctn_gate` counts it. Unset, the gate reads the clip range (`epsilon`, `epsilon_high`), as the note has "
+            "it; set, gate and clipping no longer move together."
+        },
+    )
+    ctn_epsilon_high: float | None = field(
+        default=None,
+        metadata={"help": "How far a ratio may rise above 1 before `ctn_gate` counts it. Default: `ctn_epsilon`."},
     )
     target_kl: float = field(
         default=0.005,
@@ -176,6 +194,7 @@ class TurnLevelConfig(GRPOConfig):
         check_choice("ctn_gate", self.ctn_gate, PENALTY_GATES)
         check_choice("turn_boundary", self.turn_boundary, TURN_BOUNDARIES)
         self._set_clip_range()
+        self._set_gate_range()
         if not 0.0 <= self.ctn_coef < float("inf"):
             raise ValueError(f"`ctn_coef` is {self.ctn_coef}, but must be finite and at least 0.")
         if not 0.0 <= self.target_kl < float("inf"):
@@ -190,23 +209,54 @@ class TurnLevelConfig(GRPOConfig):
             raise ValueError(
                 f"`turn_boundary_tags` is {self.turn_boundary_tags}, but `turn_boundary='tags'` needs non-empty tags."
             )
-        if self.clip_normalization == "bias_norm" and self.loss_type in LOSSES_WITHOUT_MIN:
+        if self.clip_normalization == "bias_norm":
+            self._check_bias_norm()
+
+    def _check_bias_norm(self) -> None:
+        if self.loss_type in LOSSES_WITHOUT_MIN:
             raise ValueError(
                 f"`clip_normalization='bias_norm'` is about what PPO's min removes; `loss_type={self.loss_type!r}` "
                 "has none. Use `clip_normalization='kl_penalty'` or 'none', or another loss type."
             )
-        if self.clip_normalization == "bias_norm" and (self.gradient_checkpointing_kwargs or {}).get("use_reentrant"):
+        if (self.gradient_checkpointing_kwargs or {}).get("use_reentrant"):
             raise ValueError(
                 "`clip_normalization='bias_norm'` takes a gradient of its own, which reentrant gradient checkpointing "
                 "cannot give. Set `gradient_checkpointing_kwargs={'use_reentrant': False}`, or "
                 "`clip_normalization='kl_penalty'`."
             )
+        for name, off in (("top_entropy_quantile", 1.0), ("off_policy_mask_threshold", None)):
+            if getattr(self, name) != off:
+                raise ValueError(
+                    f"`{name}` is {getattr(self, name)}, which leaves tokens out of the loss that "
+                    "`clip_normalization='bias_norm'` would count as clipped. "
+                    f"Set `{name}={off}`, or `clip_normalization='kl_penalty'`."
+                )
+
+    def _set_gate_range(self) -> None:
+        for name in ("ctn_epsilon", "ctn_epsilon_high"):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if not 0.0 <= value < float("inf"):
+                raise ValueError(f"`{name}` is {value}, but must be finite and at least 0, or None.")
+            if self.clip_normalization != "kl_penalty" or self.ctn_gate == "none":
+                raise ValueError(
+                    f"`{name}` is {value}, but nothing reads it with `clip_normalization={self.clip_normalization!r}` "
+                    f"and `ctn_gate={self.ctn_gate!r}`: it is the range of the penalty's gate."
+                )
+        if self.ctn_epsilon_high is None:
+            self.ctn_epsilon_high = self.ctn_epsilon
 
     def _set_clip_range(self) -> None:
+        given: float | None = vars(self)["epsilon_high"]
+        if self.loss_type == "cispo" and given is None:
+            raise ValueError(
+                "`epsilon_high` is not set, but with `loss_type='cispo'` it is the cap on the ratio itself, and TRL's "
+                "fallback to `epsilon` would cap every weight far below 1. Set `epsilon_high=5.0`, as TRL recommends."
+            )
         if self.epsilon is not None:
             return
         self.epsilon = CLIP_RANGE
         if self.importance_sampling_level == "turn":
             self.epsilon = TURN_CLIP_RANGE[0]
-            given: float | None = vars(self)["epsilon_high"]
             self.epsilon_high = TURN_CLIP_RANGE[1] if given is None else given

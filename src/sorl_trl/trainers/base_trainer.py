@@ -13,13 +13,11 @@ import torch
 from torch import Tensor
 
 from sorl_trl.ops import (
-    clip_fraction,
     clipping_bias,
     gated_kl,
     importance_ratio,
     is_clipped,
     masked_mean,
-    turn_clip_fraction,
     turn_counts,
     turn_ids_from_mask,
     turn_weights,
@@ -27,6 +25,7 @@ from sorl_trl.ops import (
 )
 from sorl_trl.trainers.base_config import TURN_LOSS_TYPE, TurnLevelConfig
 from sorl_trl.trainers.bias_norm import ClippingBiasNormalizer
+from sorl_trl.trainers.clip_penalty import penalty_gate
 from sorl_trl.trainers.dataset_checks import check_chat_template, check_dataset_size
 from sorl_trl.trainers.exact_resume import ExactResume
 from sorl_trl.trainers.kl_schedule import KLSchedule
@@ -196,6 +195,8 @@ class TurnLevelTrainer(NativeTools, ExactResume, RollBack):
         if self.args.clip_normalization == "kl_penalty":
             loss = loss + self._clip_penalty(log_ratio, turn_ids)
         elif self._bias_normalizer is not None and self.model.training and log_ratio.requires_grad:
+            if self.use_vllm and self.vllm_importance_sampling_correction:  # as TRL weighs the surrogate
+                advantages = advantages * inputs["importance_sampling_ratio"]
             self._add_clipping_bias(self._bias_normalizer, log_ratio, turn_ids, advantages)
         return loss
 
@@ -206,7 +207,7 @@ class TurnLevelTrainer(NativeTools, ExactResume, RollBack):
             inputs,
             turn_ids,
             turn_ratio=self.args.turn_ratio if substitutes else None,
-            linear=self.loss_type == "cispo",
+            linear=self.loss_type in ("cispo", "vespo"),
             tracks_sampling=self.off_policy_mask_threshold is not None,
         )
 
@@ -216,19 +217,11 @@ class TurnLevelTrainer(NativeTools, ExactResume, RollBack):
 
     def _clip_penalty(self, log_ratio: Tensor, turn_ids: Tensor) -> Tensor:
         """λ · mean_i[gate_i · KL_i] (docs/paper_to_code.md), scaled for gradient accumulation as TRL's loss is."""
-        gate, loss_mask = self._penalty_gate(log_ratio, turn_ids), turn_ids >= 0
-        penalty = gated_kl(gate, log_ratio, loss_mask, self.args.kl_estimator).mean()
+        gate = penalty_gate(log_ratio, turn_ids, self.args, (self.epsilon_low, self.epsilon_high))
+        penalty = gated_kl(gate, log_ratio, turn_ids >= 0, self.args.kl_estimator).mean()
         self._log_mean("clip_penalty", penalty.detach())
+        self._log_mean("clip_penalty_gate", gate.mean())
         return self.args.ctn_coef * penalty / self._micro_batches()
-
-    def _penalty_gate(self, log_ratio: Tensor, turn_ids: Tensor) -> Tensor:
-        """(B,) what weighs each trajectory's KL: f_i, its counterpart over turns, or nothing."""
-        clip_range = (self.epsilon_low, self.epsilon_high)
-        if self.args.ctn_gate == "token":
-            return clip_fraction(log_ratio, turn_ids >= 0, *clip_range)
-        if self.args.ctn_gate == "turn":
-            return turn_clip_fraction(log_ratio, turn_ids, *clip_range, self.args.turn_ratio)
-        return log_ratio.new_ones(len(log_ratio), dtype=torch.float32)
 
     def _add_clipping_bias(
         self, normalizer: ClippingBiasNormalizer, log_ratio: Tensor, turn_ids: Tensor, advantages: Tensor
@@ -236,8 +229,9 @@ class TurnLevelTrainer(NativeTools, ExactResume, RollBack):
         """One micro-batch's share of C(θ), see `ClippingBiasNormalizer`."""
         ratio = importance_ratio(log_ratio, turn_ids, self.args.importance_sampling_level, self.args.turn_ratio)
         loss_mask = turn_ids >= 0
-        clipped = is_clipped(ratio.detach(), advantages, self.epsilon_low, self.epsilon_high) & loss_mask
-        bias = clipping_bias(ratio, advantages, loss_mask, self.epsilon_low, self.epsilon_high)
+        clip_range = (self.epsilon_low, self.epsilon_high, self.args.delta)
+        clipped = is_clipped(ratio.detach(), advantages, *clip_range) & loss_mask
+        bias = clipping_bias(ratio, advantages, loss_mask, *clip_range)
         normalizer.add(bias / self._micro_batches(), bool(clipped.any()))
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any) -> Tensor:

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from sorl_trl.ops import (
@@ -17,6 +17,7 @@ from sorl_trl.ops import (
     is_clipped,
     kl_to_old,
     masked_mean,
+    softened_log_ratio,
     turn_clip_fraction,
 )
 
@@ -91,10 +92,21 @@ class TestKlToOld:
 
     @pytest.mark.parametrize("estimator", ["k2", "k3", "unbiased"])
     def test_zero_at_zero_and_not_negative(self, estimator):
-        log_ratio = torch.tensor([[0.0, 1e-3, -1e-3, 5.0, -5.0, 200.0]])
-        kl = kl_to_old(log_ratio.T, torch.ones(6, 1), estimator)
+        log_ratio = torch.tensor([[0.0, 1e-3, -1e-3, 5.0, -5.0, 200.0, math.inf, -math.inf]])
+        kl = kl_to_old(log_ratio.T, torch.ones(8, 1), estimator)
         assert kl[0] == 0
-        assert (kl[1:] > 0).all()  # inf where the ratio overflows, never NaN
+        assert (kl[1:] > 0).all()
+        assert kl.isfinite().all()
+
+    @every_estimator
+    @pytest.mark.parametrize(("beyond", "bound"), [(95.0, 20.0), (math.inf, 20.0), (-math.inf, -20.0)])
+    def test_a_log_ratio_beyond_the_bound_counts_as_the_bound_and_has_no_gradient(self, estimator, beyond, bound):
+        log_ratio = torch.tensor([[beyond, 0.5]], requires_grad=True)
+        kl = kl_to_old(log_ratio, torch.ones(1, 2), estimator)
+        kl.sum().backward()
+        torch.testing.assert_close(kl.detach(), kl_to_old(torch.tensor([[bound, 0.5]]), torch.ones(1, 2), estimator))
+        assert log_ratio.grad[0, 0] == 0
+        assert log_ratio.grad[0, 1] != 0
 
     @every_estimator
     def test_blind_to_masked(self, estimator):
@@ -140,7 +152,45 @@ class TestTurnClipFraction:
             torch.testing.assert_close(fraction, expected)
 
 
+class TestSoftenedLogRatio:
+    def test_by_hand(self):
+        softened = softened_log_ratio(torch.tensor([0.0, -4.9, 5.0, 5 + math.e - 1, -5 - math.e + 1]))
+        torch.testing.assert_close(softened, torch.tensor([0.0, -4.9, 5.0, 6.0, -6.0]))
+
+    @quick
+    @given(st.floats(-5, 5))
+    def test_changes_nothing_up_to_the_knee(self, log_ratio):
+        assert softened_log_ratio(float64(log_ratio)).item() == log_ratio
+
+    def test_value_and_slope_are_continuous_and_odd(self):
+        log_ratio = torch.linspace(-30, 30, 60001, dtype=torch.float64, requires_grad=True)
+        softened = softened_log_ratio(log_ratio)
+        softened.sum().backward()
+        assert torch.autograd.gradcheck(softened_log_ratio, log_ratio[::6007])
+        assert softened.diff().min() > 0
+        assert log_ratio.grad.diff().abs().max() < 1.1e-3  # the slope of the slope is at most 1, right at the knee
+        torch.testing.assert_close(softened, -softened.flip(0))
+
+
 class TestGatedKl:
+    def test_the_gradient_of_one_token_is_bounded_and_points_back(self):
+        """At ℓ = 12 that of w ln w − w + 1 is 12 e¹², 2e6."""
+        log_ratio = torch.tensor([[5.0, 12.0, 19.99]], dtype=torch.float64, requires_grad=True)
+        gated_kl(torch.ones(1), log_ratio, torch.ones(1, 3), "unbiased").backward(torch.tensor([3.0]))
+        assert log_ratio.grad[0, 0].item() == pytest.approx(5 * math.exp(5))
+        assert (log_ratio.grad > 0).all()
+        assert log_ratio.grad.max() < 1200
+
+    @pytest.mark.parametrize("beyond", [90.0, math.inf, -math.inf])
+    @every_estimator
+    def test_no_log_ratio_makes_value_or_gradient_infinite(self, estimator, beyond):
+        log_ratio = torch.tensor([[0.3, beyond, -0.1]], requires_grad=True)
+        penalty = clip_penalty(log_ratio, torch.ones(1, 3), 0.2, 0.2, estimator)
+        penalty.sum().backward()
+        assert penalty.isfinite().all()
+        assert log_ratio.grad.isfinite().all()
+        assert log_ratio.grad[0, 0] != 0
+
     def test_by_hand(self):
         log_ratio = torch.tensor([[math.log(2), 0.0], [0.1, -0.1], [1.0, 1.0]])
         gated = gated_kl(torch.tensor([0.5, 0.0, 3.0]), log_ratio, torch.ones(3, 2), "k1")
@@ -213,13 +263,24 @@ class TestIsClipped:
         clipped = is_clipped(ratio, torch.tensor([[1.0], [-1.0], [0.0]]), 0.2, 0.2)
         assert clipped.tolist() == [[False, False, True], [True, False, False], [False] * 3]
 
+    def test_delta_clips_negative_advantages_above(self):
+        ratio = torch.tensor([[1.1, 1.5, 4.0], [1.1, 1.5, 4.0]])
+        advantages = torch.tensor([[1.0], [-1.0]])
+        assert is_clipped(ratio, advantages, 0.2, 0.2, 3.0).tolist() == [[False, True, True], [False, False, True]]
+        assert is_clipped(ratio, advantages, 0.2, 0.2).tolist() == [[False, True, True], [False] * 3]
+
     @quick
-    @given(st.integers(0, 99))
-    def test_is_where_the_surrogate_has_no_gradient(self, seed):
-        ratio = normal(MASK, seed, scale=0.4).exp().requires_grad_()
-        advantages = normal(MASK, seed + 1)
-        clipped_surrogate(ratio, advantages, 0.2, 0.28).sum().backward()
-        assert torch.equal(is_clipped(ratio, advantages, 0.2, 0.28), ratio.grad == 0)
+    @given(
+        ratio=st.floats(0.01, 9),
+        advantage=st.sampled_from([-2.0, -0.5, 0.5, 2.0]),
+        delta=st.one_of(st.none(), st.floats(0.9, 6)),
+    )
+    def test_is_where_the_surrogate_has_no_gradient(self, ratio, advantage, delta):
+        edges = [0.8, 1.3, *([] if delta is None else [delta])]
+        assume(all(abs(ratio - edge) > 1e-6 for edge in edges))
+        w = float64(ratio).requires_grad_()
+        clipped_surrogate(w, float64(advantage), 0.2, 0.3, delta).backward()
+        assert bool(is_clipped(w.detach(), float64(advantage), 0.2, 0.3, delta)) == (w.grad.item() == 0)
 
 
 class TestClippingBias:

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sorl_trl.ops import importance_ratio, log_importance_ratio
+from sorl_trl.ops import bounded_log_ratio, importance_ratio, log_importance_ratio
 
 from . import reference
 from .batches import TURN_IDS, assert_blind_to_masked, normal, quick, turn_id_batches
@@ -126,3 +126,19 @@ def test_errors():
         importance_ratio(LOG_RATIO, TURN_IDS, "word")
     with pytest.raises(ValueError, match=r"turn_ratio is 'harmonic', but must be one of: 'geometric', 'arithmetic'"):
         importance_ratio(LOG_RATIO, TURN_IDS, "token", "harmonic")
+
+
+def test_bounded_log_ratio_by_hand():
+    log_ratio = torch.tensor([-math.inf, -95.0, -20.0, -0.5, 0.0, 20.0, 20.1, math.inf], requires_grad=True)
+    bounded = bounded_log_ratio(log_ratio)
+    bounded.sum().backward()
+    assert bounded.tolist() == [-20.0, -20.0, -20.0, -0.5, 0.0, 20.0, 20.0, 20.0]
+    assert log_ratio.grad.tolist() == [0.0, 0.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0]
+
+
+def test_bounded_log_ratio_hides_no_nan():
+    assert bounded_log_ratio(torch.tensor([math.nan])).isnan().all()
+
+
+def test_bounded_log_ratio_of_half_precision_is_float32():
+    assert bounded_log_ratio(torch.tensor([3.0], dtype=torch.bfloat16)).dtype == torch.float32

@@ -76,7 +76,47 @@ def test_bias_norm_refuses_reentrant_checkpointing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("loss_type", ["cispo", "sapo", "vespo"])
 def test_bias_norm_needs_a_loss_that_clips(tmp_path: Path, loss_type: str) -> None:
     with pytest.raises(ValueError, match=rf"bias_norm.*{loss_type}"):
-        build(tmp_path, clip_normalization="bias_norm", loss_type=loss_type)
+        build(tmp_path, clip_normalization="bias_norm", loss_type=loss_type, epsilon_high=5.0)
+
+
+@pytest.mark.parametrize(("name", "value"), [("top_entropy_quantile", 0.5), ("off_policy_mask_threshold", 0.1)])
+def test_bias_norm_refuses_what_leaves_tokens_out_of_the_loss(tmp_path: Path, name: str, value: float) -> None:
+    with pytest.raises(ValueError, match=rf"`{name}` is {value}.*bias_norm"):
+        build(tmp_path, clip_normalization="bias_norm", **{name: value})
+    build(tmp_path, **{name: value})
+
+
+@pytest.mark.parametrize("level", ["token", "turn", "sequence"])
+def test_cispo_needs_its_cap(tmp_path: Path, level: str) -> None:
+    with pytest.raises(ValueError, match=r"`epsilon_high` is not set.*cispo.*epsilon_high=5\.0"):
+        build(tmp_path, loss_type="cispo", importance_sampling_level=level)
+    assert build(tmp_path, loss_type="cispo", importance_sampling_level=level, epsilon_high=5.0).epsilon_high == 5.0
+
+
+class TestGateRange:
+    def test_is_the_clip_range_unless_set(self, tmp_path: Path) -> None:
+        config = build(tmp_path)
+        assert (config.ctn_epsilon, config.ctn_epsilon_high) == (None, None)
+
+    def test_one_number_is_for_both_sides(self, tmp_path: Path) -> None:
+        config = build(tmp_path, ctn_epsilon=0.2)
+        assert (config.ctn_epsilon, config.ctn_epsilon_high) == (0.2, 0.2)
+        assert (config.epsilon, config.epsilon_high) == (0.05, 0.2)
+
+    def test_either_side_can_be_set_alone(self, tmp_path: Path) -> None:
+        config = build(tmp_path, ctn_epsilon_high=0.3)
+        assert (config.ctn_epsilon, config.ctn_epsilon_high) == (None, 0.3)
+
+    @pytest.mark.parametrize("value", [-0.1, float("inf"), float("nan")])
+    @pytest.mark.parametrize("name", ["ctn_epsilon", "ctn_epsilon_high"])
+    def test_must_be_finite_and_not_negative(self, tmp_path: Path, name: str, value: float) -> None:
+        with pytest.raises(ValueError, match=f"`{name}` is {value}"):
+            build(tmp_path, **{name: value})
+
+    @pytest.mark.parametrize("off", [{"clip_normalization": "none"}, {"ctn_gate": "none"}], ids=str)
+    def test_is_refused_where_nothing_reads_it(self, tmp_path: Path, off: dict[str, str]) -> None:
+        with pytest.raises(ValueError, match=r"`ctn_epsilon` is 0\.2, but nothing reads it"):
+            build(tmp_path, ctn_epsilon=0.2, **off)
 
 
 def test_a_discount_needs_sum_then_normalize(tmp_path: Path) -> None:
