@@ -192,6 +192,29 @@ def test_micro_batches_add_up(tmp_path: Path, tokenizer: Any, variant: str) -> N
     torch.testing.assert_close(parts, whole, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("level", ["turn", "token"])
+@pytest.mark.parametrize("loss_type", ["dapo", "cispo", "vespo", "dr_grpo"])
+def test_micro_batches_add_up_where_the_policy_loss_pools_the_whole_step(
+    tmp_path: Path, tokenizer: Any, loss_type: str, level: str
+) -> None:
+    """Micro-batches with different numbers of turns and tokens: a mean over each would weigh them alike."""
+    overrides = {"loss_type": loss_type, "epsilon_high": 5.0, "advantage_level": level, "vf_coef": 3.0}
+    trainer, batch = off_policy_batch(tmp_path, tokenizer, **overrides)
+    whole = gradient(trainer._compute_loss(trainer.model, batch), trainer)
+    pooled = {"turn": batch["turn_ids"].amax(1) + 1, "token": (batch["turn_ids"] >= 0).sum(1)}[level]
+    assert int(batch["value_units"]) == int(pooled.sum())
+    order = pooled.argsort()
+    trainer.current_gradient_accumulation_steps = trainer.args.steps_per_generation = 4
+    parts = torch.zeros_like(whole)
+    sizes = set()
+    for rows in order.split(BATCH_SIZE // 4):
+        part = {key: value[rows] if value.dim() else value for key, value in batch.items()}
+        sizes.add(int(pooled[rows].sum()))
+        parts += gradient(trainer._compute_loss(trainer.model, part), trainer)
+    assert len(sizes) > 1
+    torch.testing.assert_close(parts, whole, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_values_of_observations_and_padding_never_matter(
     tmp_path: Path, tokenizer: Any, variant: str, monkeypatch: pytest.MonkeyPatch

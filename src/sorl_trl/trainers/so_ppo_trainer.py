@@ -23,7 +23,9 @@ from sorl_trl.trainers.turn_metrics import MetricSums
 logger = get_logger(__name__)
 
 _MEAN_PER_TRAJECTORY = ("grpo", "sapo", "luspo")
-"""TRL's loss types that average the tokens of each trajectory first; the others pool the tokens of a micro-batch."""
+"""TRL's loss types that average the tokens of each trajectory first."""
+_MEAN_PER_MICRO_BATCH = ("bnpo",)
+"""TRL's loss type that pools the tokens of a micro-batch; those left pool over the whole optimizer step."""
 _IMAGE_INPUTS = (
     "pixel_values",
     "image_grid_thw",
@@ -108,6 +110,7 @@ class SOPPOTrainer(CriticTrainer):
         output["advantages"] = experience.on_tokens(advantages, turn_ids)
         output["returns"] = experience.on_tokens(experience.returns, turn_ids)
         output["old_values"] = old_values
+        output["value_units"] = self.accelerator.gather(self._value_units(turn_ids).sum()).sum()
         self._show_advantages(advantages, experience.unit_turns >= 0)
         return output
 
@@ -200,26 +203,42 @@ class SOPPOTrainer(CriticTrainer):
             (values,) = self._values
         finally:
             self._values, self.beta = None, beta
-        return loss + self.args.vf_coef * self._value_loss(values, inputs) / self._micro_batches()
+        return loss + self.args.vf_coef * self._value_loss(values, inputs)
+
+    def _value_units(self, turn_ids: Tensor) -> Tensor:
+        """(B, T) bool: where the critic's value is trained, at the start of each turn or at each of its tokens."""
+        return turn_starts(turn_ids) if self.args.advantage_level == "turn" else turn_ids >= 0
 
     def _value_loss(self, values: Tensor, inputs: dict[str, Any]) -> Tensor:
-        """The clipped value loss, averaged over its units (turns or tokens) as the policy's loss is over tokens."""
+        """This micro-batch's share of the clipped value loss of the optimizer step."""
         turn_ids, clip_range = inputs["turn_ids"], self.args.value_clip_range
-        kept = turn_starts(turn_ids) if self.args.advantage_level == "turn" else turn_ids >= 0
+        kept = self._value_units(turn_ids)
         # Values on observations and padding are real numbers, but nobody's business.
         values, old_values = torch.where(kept, values, 0.0), torch.where(kept, inputs["old_values"], 0.0)
         returns = torch.where(kept, inputs["returns"], 0.0)
         losses = value_loss(values, old_values, returns, clip_range)
-        if self.args.loss_type == TURN_LOSS_TYPE:
-            loss = aggregate_turns(losses, torch.where(kept, turn_ids, -1))
-        elif self.args.loss_type in _MEAN_PER_TRAJECTORY:
-            loss = masked_mean(losses, kept, dim=1).mean()
-        else:
-            loss = masked_mean(losses, kept)
+        loss = self._mean_over_units(losses, kept, inputs)
         self._log_value_metrics(
             loss.detach(), is_value_clipped(values.detach(), old_values, returns, clip_range), kept
         )
-        return loss
+        return loss / self._micro_batches()
+
+    def _mean_over_units(self, losses: Tensor, kept: Tensor, inputs: dict[str, Any]) -> Tensor:
+        """The mean over turns or tokens, averaged as the policy's loss is over tokens.
+
+        Where TRL divides by the number of tokens of all micro-batches and ranks, so that a gradient does not depend on
+        how a batch is split (`"dapo"`, `"cispo"`, `"vespo"`), or by a constant (`"dr_grpo"`), the sum over the
+        micro-batch is divided by its share of the units of the whole rollout.
+        """
+        if self.args.loss_type == TURN_LOSS_TYPE:
+            return aggregate_turns(losses, torch.where(kept, inputs["turn_ids"], -1))
+        if self.args.loss_type in _MEAN_PER_TRAJECTORY:
+            return masked_mean(losses, kept, dim=1).mean()
+        if self.args.loss_type in _MEAN_PER_MICRO_BATCH:
+            return masked_mean(losses, kept)
+        micro_batches = self.args.steps_per_generation if self.model.training else 1
+        units = inputs["value_units"].clamp(min=1) / (self.accelerator.num_processes * micro_batches)
+        return torch.where(kept, losses, 0.0).sum() / units
 
     def _log_value_metrics(self, loss: Tensor, is_clipped: Tensor, kept: Tensor) -> None:
         self._log_mean("critic/value_loss", loss)
