@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export HF_HUB_OFFLINE ?= 1
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: quickstart test test-distributed lint bench bench-search bench-stability bench-stability-quick clean
+.PHONY: quickstart test test-distributed gpu-check lint bench bench-search bench-stability bench-stability-quick clean
 
 # Installed under the constraints, torch first; again only when one of these files changes.
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -22,6 +22,9 @@ test: $(VENV)/.installed
 
 test-distributed: $(VENV)/.installed
 	$(BIN)/python -m pytest -m distributed
+
+gpu-check: $(VENV)/.installed
+	$(BIN)/python -m benchmarks.gpu_check
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

@@ -96,20 +96,23 @@ class FixedRollout:
         sizes = self.sizes
         prompt_ids, *_ = trainer._tokenize_prompts(prompts)
         completions: list[list[int]] = [[] for _ in prompts]
+        logprobs: list[list[float]] = [[] for _ in prompts]
         with policy_generator(trainer, ()) as (generator, _):
             for turn in range(sizes.turns):
                 contexts = [[*p, *c] for p, c in zip(prompt_ids, completions, strict=True)]
                 for row, generation in enumerate(generator.generate(contexts, [sizes.turn] * len(contexts))):
                     completions[row] += generation.token_ids
+                    logprobs[row] += generation.logprobs or ()
                     if turn < sizes.turns - 1:
                         completions[row] += range(3, 3 + sizes.observation)
+                        logprobs[row] += [0.0] * sizes.observation
         unit = sizes.turn + sizes.observation
         turn_ids = [t // unit if t % unit < sizes.turn else -1 for t in range(sizes.completion)]
         self.seconds += time.process_time() - started
         return {
             "prompt_ids": prompt_ids,
             "completion_ids": completions,
-            "logprobs": None,
+            "logprobs": logprobs if trainer.use_vllm else None,
             "turn_ids": [turn_ids] * len(completions),
         }
 
@@ -143,9 +146,9 @@ def build_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
 class Cycles:
     """One variant's trainer, cycle by cycle: one rollout, then `updates` optimizer steps on it."""
 
-    def __init__(self, variant: Variant, sizes: Sizes, policy: Path) -> None:
+    def __init__(self, variant: Variant, sizes: Sizes, policy: Path, **options: Any) -> None:
         self.rollout = FixedRollout(sizes)
-        self.trainer = build_trainer(variant, sizes, policy, self.rollout)
+        self.trainer = build_trainer(variant, sizes, policy, self.rollout, **options)
         self.updates = sizes.updates
         self.trainer.create_optimizer()
         # What `train` does before the first step.
@@ -167,21 +170,20 @@ class Cycles:
         return time.process_time() - started
 
 
-def build_trainer(variant: Variant, sizes: Sizes, policy: Path, rollout: FixedRollout) -> Any:
+def build_trainer(variant: Variant, sizes: Sizes, policy: Path, rollout: FixedRollout, **options: Any) -> Any:
     trainer_class: Any = SOPPOTrainer if variant.critic else SOGRPOTrainer
-    options: dict[str, Any] = {"critic": variant.critic} if variant.critic else {}
-    config = trainer_class.config_class(
-        str(policy.parent / "out"),
-        use_cpu=True,
-        bf16=False,
-        per_device_train_batch_size=sizes.batch,
-        num_generations=sizes.batch,
-        num_iterations=sizes.updates,
-        max_completion_length=sizes.completion,
-        generation_kwargs={"suppress_tokens": [1]},
-        report_to="none",
-        **options,
-    )
+    fields: dict[str, Any] = {
+        "use_cpu": True,
+        "bf16": False,
+        "per_device_train_batch_size": sizes.batch,
+        "num_generations": sizes.batch,
+        "num_iterations": sizes.updates,
+        "max_completion_length": sizes.completion,
+        "generation_kwargs": {"suppress_tokens": [1]},
+        "report_to": "none",
+        **({"critic": variant.critic} if variant.critic else {}),
+    }
+    config = trainer_class.config_class(str(policy.parent / "out"), **{**fields, **options})
     lora = LoraConfig(r=sizes.lora_rank, target_modules="all-linear", task_type="CAUSAL_LM")
     return trainer_class(
         str(policy),

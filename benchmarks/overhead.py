@@ -16,6 +16,7 @@ import os
 import statistics
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,27 @@ from benchmarks.live_bytes import LiveBytes
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer
 
 RESULTS = Path(__file__).parent / "results"
-VOCABULARY, PROMPT, TURNS, TURN, OBSERVATION, BATCH = 4096, 64, 4, 64, 32, 8
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """A policy, and the trajectories it is trained on: lengths in tokens."""
+
+    hidden_size: int = 256
+    layers: int = 4
+    batch: int = 8
+    prompt: int = 64
+    turns: int = 4
+    turn: int = 64
+    observation: int = 32
+    vocabulary: int = 4096
+
+    @property
+    def completion(self) -> int:
+        return self.turns * (self.turn + self.observation)
+
+
+SIZES = Sizes()
 VARIANTS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "GRPO": (GRPOTrainer, GRPOConfig, {"loss_type": "grpo"}),
     "SO-GRPO": (SOGRPOTrainer, SOGRPOConfig, {}),
@@ -44,10 +65,11 @@ VARIANTS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
 }
 
 
-def build(variant: str, folder: str) -> Any:
+def build(variant: str, folder: str, sizes: Sizes = SIZES, **options: Any) -> Any:
+    """A trainer on a batch that is always the same; `options` are further fields of its config."""
     trainer_class, config_class, switches = VARIANTS[variant]
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(models.WordLevel({str(i): i for i in range(VOCABULARY)}, unk_token="2")),
+        tokenizer_object=Tokenizer(models.WordLevel({str(i): i for i in range(sizes.vocabulary)}, unk_token="2")),
         pad_token="0",
         eos_token="1",
         padding_side="left",
@@ -55,26 +77,25 @@ def build(variant: str, folder: str) -> Any:
     torch.manual_seed(0)
     policy = LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=VOCABULARY,
-            hidden_size=256,
-            intermediate_size=768,
-            num_hidden_layers=4,
-            num_attention_heads=4,
+            vocab_size=sizes.vocabulary,
+            hidden_size=sizes.hidden_size,
+            intermediate_size=3 * sizes.hidden_size,
+            num_hidden_layers=sizes.layers,
+            num_attention_heads=sizes.hidden_size // 64,
             pad_token_id=0,
             eos_token_id=1,
         )
     )
-    config = config_class(
-        folder,
-        use_cpu=True,
-        bf16=False,
-        gradient_checkpointing=False,
-        per_device_train_batch_size=BATCH,
-        num_generations=BATCH,
-        max_completion_length=TURNS * (TURN + OBSERVATION),
-        report_to="none",
-        **switches,
-    )
+    fields = {
+        "use_cpu": True,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "per_device_train_batch_size": sizes.batch,
+        "num_generations": sizes.batch,
+        "max_completion_length": sizes.completion,
+        "report_to": "none",
+    }
+    config = config_class(folder, **{**fields, **switches, **options})
     rows = Dataset.from_list([{"prompt": "3"}])
     trainer = trainer_class(
         policy, lambda prompts, **_: [0.0] * len(prompts), config, rows, processing_class=tokenizer
@@ -82,32 +103,34 @@ def build(variant: str, folder: str) -> Any:
     trainer.create_optimizer()
     trainer.current_gradient_accumulation_steps = 1
     trainer.accelerator.gradient_state._set_sync_gradients(True)
-    batch = fixed_batch(trainer)
+    batch = fixed_batch(trainer, sizes)
     trainer._prepare_inputs = lambda _: batch
     return trainer
 
 
-def fixed_batch(trainer: Any) -> dict[str, Any]:
-    """BATCH trajectories of TURNS turns with observations between them, off-policy."""
+def fixed_batch(trainer: Any, sizes: Sizes) -> dict[str, Any]:
+    """Trajectories with observations between their turns, off-policy; on the trainer's device."""
     generator = torch.Generator().manual_seed(0)
-    length = TURNS * (TURN + OBSERVATION)
-    mask = torch.tensor(([1] * TURN + [0] * OBSERVATION) * TURNS).expand(BATCH, length).contiguous()
-    turns = torch.arange(TURNS).repeat_interleave(TURN + OBSERVATION).expand(BATCH, length)
+    rows, length, unit = sizes.batch, sizes.completion, sizes.turn + sizes.observation
+    mask = torch.tensor(([1] * sizes.turn + [0] * sizes.observation) * sizes.turns).expand(rows, length).contiguous()
+    turns = torch.arange(sizes.turns).repeat_interleave(unit).expand(rows, length)
     batch: dict[str, Any] = {
-        "prompt_ids": torch.randint(3, VOCABULARY, (BATCH, PROMPT), generator=generator),
-        "prompt_mask": torch.ones(BATCH, PROMPT, dtype=torch.long),
-        "completion_ids": torch.randint(3, VOCABULARY, (BATCH, length), generator=generator),
-        "completion_mask": torch.ones(BATCH, length, dtype=torch.long),
+        "prompt_ids": torch.randint(3, sizes.vocabulary, (rows, sizes.prompt), generator=generator),
+        "prompt_mask": torch.ones(rows, sizes.prompt, dtype=torch.long),
+        "completion_ids": torch.randint(3, sizes.vocabulary, (rows, length), generator=generator),
+        "completion_mask": torch.ones(rows, length, dtype=torch.long),
         "tool_mask": mask,
         "turn_ids": torch.where(mask.bool(), turns, -1),
-        "advantages": torch.randn(BATCH, generator=generator),
+        "advantages": torch.randn(rows, generator=generator),
         "num_items_in_batch": mask.sum(),
     }
+    device = trainer.accelerator.device
+    batch = {name: tensor.to(device) for name, tensor in batch.items()}
     with torch.no_grad():
         ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
         logps, _, _ = trainer._get_per_token_logps_and_entropies(trainer.model, ids, torch.ones_like(ids), length)
-    per_turn = 0.3 * torch.randn(BATCH, TURNS, generator=generator).repeat_interleave(TURN + OBSERVATION, dim=1)
-    batch["old_per_token_logps"] = logps + per_turn + 0.3 * torch.randn(logps.shape, generator=generator)
+    per_turn = 0.3 * torch.randn(rows, sizes.turns, generator=generator).repeat_interleave(unit, dim=1)
+    batch["old_per_token_logps"] = logps + (per_turn + 0.3 * torch.randn(logps.shape, generator=generator)).to(device)
     return batch
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from peft import LoraConfig
 from transformers import AutoTokenizer
 
 from sorl_trl import SearchRollout, SOGRPOConfig, SOGRPOTrainer
-from sorl_trl.search import BM25Index
+from sorl_trl.search import BM25Index, SearchArguments
 from tests.agents import LIMITS, PROTOCOL, agent_policy, agent_tokenizer, questions
 from tests.trajectories import FixedRollout, parity_reward, prompts
 
@@ -32,6 +33,8 @@ ENGINES: dict[str, dict[str, Any]] = {
     "zero2_cpu": {"processes": 2, "engine": "DeepSpeedEngine", "zero_stage": 2, "partitioned": False},
     "zero3_cpu": {"processes": 2, "engine": "DeepSpeedEngine", "zero_stage": 3, "partitioned": True},
 }
+ENGINES["ddp_two_machines_cpu"] = {**ENGINES["ddp_cpu"], "machines": 2}
+ENGINES["zero3_two_machines_cpu"] = {**ENGINES["zero3_cpu"], "machines": 2}
 """What a run under each of `accelerate_configs/` must turn out to be."""
 
 
@@ -48,6 +51,8 @@ class Case:
     micro_batches: int = 2
     options: dict[str, Any] = field(default_factory=dict)
     """Further fields of `SOGRPOConfig`."""
+    search_url: str = ""
+    """Of a server that "search" asks; without one, each process opens `index/`."""
 
 
 class UnevenRollout(FixedRollout):
@@ -79,10 +84,22 @@ def uneven_turn_reward(turn_ids: list[list[int]], completion_ids: list[list[int]
     ]
 
 
-def taught_policy(folder: Path) -> None:
-    """Write a policy that follows `SCRIPTS` when it is sampled greedily."""
+class CountingSearch:
+    """Counts the queries of this process."""
+
+    def __init__(self, search: Any) -> None:
+        self.search = search
+        self.queries = 0
+
+    def search_batch(self, queries: Any, k: int) -> Any:
+        self.queries += len(queries)
+        return self.search.search_batch(queries, k)
+
+
+def taught_policy(folder: Path, scripts: Sequence[str] = SCRIPTS) -> None:
+    """Write a policy that follows `scripts` when it is sampled greedily."""
     tokenizer, policy = agent_tokenizer(), agent_policy()
-    rows = tokenizer(SCRIPTS, padding=True, return_tensors="pt")
+    rows = tokenizer(list(scripts), padding=True, return_tensors="pt")
     labels = rows["input_ids"].masked_fill(rows["attention_mask"] == 0, -100)
     optimizer = torch.optim.Adam(policy.parameters(), lr=1e-2)
     for _ in range(120):
@@ -100,7 +117,7 @@ def build_trainer(case: Case) -> tuple[SOGRPOTrainer, RecordedRollout]:
     if case.rollout == "fixed":
         dataset, rollout = prompts(), UnevenRollout()
     else:
-        dataset, rollout = questions(2), SearchRollout(BM25Index.load(folder / "index"), PROTOCOL, LIMITS)
+        dataset, rollout = questions(2), SearchRollout(CountingSearch(open_search(case)), PROTOCOL, LIMITS)
     torch.manual_seed(0)  # of the adapter's weights
     recorded = RecordedRollout(rollout)
     trainer = SOGRPOTrainer(
@@ -113,6 +130,12 @@ def build_trainer(case: Case) -> tuple[SOGRPOTrainer, RecordedRollout]:
         rollout_func=recorded,
     )
     return trainer, recorded
+
+
+def open_search(case: Case) -> Any:
+    if case.search_url:
+        return SearchArguments(search_url=case.search_url).build_search().backend
+    return BM25Index.load(Path(case.folder) / "index")
 
 
 def build_config(case: Case) -> SOGRPOConfig:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -38,16 +41,45 @@ def launch(
 
     Raises AssertionError with the end of the output if neither attempt left a result.
     """
-    folder = Path(case.folder)
-    case_file, result = folder / "case.json", folder / "result.json"
-    case_file.write_text(json.dumps(asdict(case)))
-    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(CONFIGS / f"{config}.yaml")]
-    command += ["-m", worker, config, str(case_file)]
+    return launch_on_machines(config, [case], timeout_s, worker)
+
+
+def launch_on_machines(
+    config: str,
+    cases: Sequence[Case | PPOLaunch],
+    timeout_s: float = 180.0,
+    worker: str = "tests.distributed.worker",
+) -> dict[str, Any]:
+    """As `launch`, with a launch for each of `cases`, which machine k of `config` has; the first writes the result."""
+    folder = Path(cases[0].folder)
+    result = folder / "result.json"
     for _ in range(ATTEMPTS):
-        output = run(command, folder / "output.txt", timeout_s)
+        commands = machine_commands(config, cases, worker)
+        logs = [folder / f"output_{rank}.txt" for rank in range(len(cases))]
+        with ThreadPoolExecutor(len(cases)) as pool:
+            outputs = [*pool.map(run, commands, logs, [timeout_s] * len(cases))]
         if result.exists():
             return json.loads(result.read_text())
-    raise AssertionError(f"{config} left no result for {case}. Its output ends in:\n{output[-6000:]}")
+    ends = "\n\n".join(output[-6000:] for output in outputs)
+    raise AssertionError(f"{config} left no result for {cases[0]}. The output ends in:\n{ends}")
+
+
+def machine_commands(config: str, cases: Sequence[Case | PPOLaunch], worker: str) -> list[list[str]]:
+    """The launch on each machine. Of several, each is told its rank and the port of the first."""
+    launcher = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(CONFIGS / f"{config}.yaml")]
+    port = ["--main_process_port", str(free_port())]
+    commands = []
+    for rank, case in enumerate(cases):
+        case_file = Path(case.folder) / f"case_{rank}.json"
+        case_file.write_text(json.dumps(asdict(case)))
+        machine = [*port, "--machine_rank", str(rank)] if len(cases) > 1 else []
+        commands.append([*launcher, *machine, "-m", worker, config, str(case_file)])
+    return commands
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
 
 
 def run(command: list[str], log: Path, timeout_s: float) -> str:

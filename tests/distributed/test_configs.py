@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
 
-from tests.distributed.launch import CONFIGS, ROOT
+from tests.distributed.launch import CONFIGS, ROOT, free_port
 
 # name: (distributed type, ZeRO stage)
 KINDS = {
@@ -19,8 +20,11 @@ KINDS = {
     "zero2": ("DEEPSPEED", 2),
     "zero3": ("DEEPSPEED", 3),
     "fsdp2": ("FSDP", None),
+    "ddp_two_machines": ("MULTI_GPU", None),
+    "zero3_two_machines": ("DEEPSPEED", 3),
 }
-NAMES = [*KINDS, "single_cpu", "ddp_cpu", "zero2_cpu", "zero3_cpu"]
+TWO_MACHINES = ["ddp_two_machines", "zero3_two_machines"]
+NAMES = [*KINDS, *(f"{name}_cpu" for name in ("single", "ddp", "zero2", "zero3", *TWO_MACHINES))]
 
 
 def deepspeed_json(config: Any) -> dict[str, Any]:
@@ -39,8 +43,11 @@ def test_is_what_its_name_says(name: str) -> None:
     on_cpu = name.endswith("_cpu")
     assert config.distributed_type == kind
     assert config.deepspeed_config.get("zero_stage", deepspeed_json(config).get("stage")) == stage
-    assert config.num_processes == (1 if kind == "NO" else 2 if on_cpu else 8)
-    assert config.mixed_precision == (None if name == "zero3_cpu" else "no" if on_cpu else "bf16")
+    machines = 2 if "two_machines" in name else 1
+    assert config.num_machines == machines
+    assert config.num_processes == (1 if kind == "NO" else 2 if on_cpu else 8 * machines)
+    has_json = "deepspeed_config_file" in config.deepspeed_config  # which says it, or nobody
+    assert config.mixed_precision == (None if has_json else "no" if on_cpu else "bf16")
     assert config.use_cpu == (name == "single_cpu")
 
 
@@ -57,7 +64,27 @@ def test_the_launcher_knows_every_key(name: str) -> None:
     assert used == list(filter(None, [launchers[config.distributed_type]]))
 
 
-@pytest.mark.parametrize("name", ["zero3", "zero3_cpu"])
+@pytest.mark.parametrize("name", TWO_MACHINES)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_each_of_two_machines_starts_its_half(name: str, rank: int) -> None:
+    """Without ssh, and with the port of the first one."""
+    path = str(CONFIGS / f"{name}.yaml")
+    port = str(free_port())  # the launcher looks whether the one of the file is free
+    machine = ["--machine_rank", str(rank), "--main_process_ip", "10.0.0.1", "--main_process_port", port]
+    args, _, _ = _validate_launch_command(
+        launch_command_parser().parse_args(["--config_file", path, *machine, "train.py"])
+    )
+    if args.use_deepspeed:
+        args.deepspeed_fields_from_accelerate_config = ""
+        command, _ = prepare_deepspeed_cmd_env(args)
+        assert command is None, "another launcher would be started"
+    else:
+        prepare_multi_gpu_env(args)
+    assert (args.nnodes, args.nproc_per_node, args.node_rank) == ("2", "8", rank)
+    assert (args.rdzv_backend, args.rdzv_endpoint) == ("static", f"10.0.0.1:{port}")
+
+
+@pytest.mark.parametrize("name", ["zero3", "zero3_cpu", "zero3_two_machines", "zero3_two_machines_cpu"])
 def test_zero3_saves_whole_checkpoints(name: str) -> None:
     config = load_config_from_file(str(CONFIGS / f"{name}.yaml"))
     gathers = config.deepspeed_config.get("zero3_save_16bit_model")
@@ -65,8 +92,9 @@ def test_zero3_saves_whole_checkpoints(name: str) -> None:
 
 
 def test_zero3_on_cpu_shards_small_parameters() -> None:
-    config = load_config_from_file(str(CONFIGS / "zero3_cpu.yaml"))
-    assert deepspeed_json(config)["stage3_param_persistence_threshold"] == 0
+    for name in ("zero3_cpu", "zero3_two_machines_cpu"):
+        config = load_config_from_file(str(CONFIGS / f"{name}.yaml"))
+        assert deepspeed_json(config)["stage3_param_persistence_threshold"] == 0
 
 
 def test_fsdp_is_version_2() -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,8 @@ class ResumeCase:
     steps: list[int]
     """Steps whose checkpoints are resumed."""
     target_kl: float
+    options: dict[str, Any] = field(default_factory=dict)
+    """Further fields of the config."""
 
 
 needs_deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="no DeepSpeed")

@@ -46,6 +46,7 @@ def engine_facts(trainer: Any) -> dict[str, Any]:
     parameters = list(engine.module.parameters())
     return {
         "processes": trainer.accelerator.num_processes,
+        "machines": trainer.args.world_size // int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
         "engine": type(engine).__name__,
         "zero_stage": stage,
         # Between two uses a partitioned parameter is empty, and its share lies elsewhere.
@@ -77,6 +78,7 @@ def train(case: Case, expected: dict[str, Any]) -> dict[str, Any]:
         **engine_facts(trainer),
         "turns": gather_object([rollout.turns]),
         "generate_calls": gather_object([CountingGenerator.calls]),
+        "queries": gather_object([getattr(getattr(rollout.rollout, "search", None), "queries", 0)]),
     }
     check(case, facts, expected)
     weights = trainer.accelerator.get_state_dict(trainer.model_wrapped)

@@ -14,6 +14,7 @@ from datasets import IterableDataset
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl.trainer.utils import RepeatSampler
 
+from sorl_trl.trainers.shared_storage import check_resumable, check_storage, ranks_where
 from sorl_trl.trainers.stale_rollouts import StaleRollouts
 
 logger = get_logger(__name__)
@@ -72,6 +73,11 @@ class ExactResume(StaleRollouts):
     """
 
     _train_sampler: EpochRepeatSampler | None = None
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        check_storage(self.args)
+        check_resumable(self.args, resume_from_checkpoint)
+        return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def _get_train_sampler(self, dataset: Any = None) -> EpochRepeatSampler:
         self._train_sampler = EpochRepeatSampler.like(super()._get_train_sampler(dataset))
@@ -136,10 +142,10 @@ class ExactResume(StaleRollouts):
                 with other batch settings; or it was written with another `rollout_staleness`.
         """
         path = folder / self._cycle_file()
-        if not path.is_file():
+        if without := ranks_where(not path.is_file()):  # all ranks must collect in the same steps
             logger.warning(
-                f"{folder} does not say where in a generation cycle it was written (`trl.GRPOTrainer` wrote it, or it "
-                "was copied in part): the run goes on with new trajectories."
+                f"{folder} does not say to processes {without} where in a generation cycle it was written "
+                "(`trl.GRPOTrainer` wrote it, or it was copied in part): the run goes on with new trajectories."
             )
             return
         # Not straight to the device: accelerate puts several CPU processes on "cpu:0", which torch.load refuses.

@@ -9,6 +9,7 @@ from transformers.integrations.deepspeed import deepspeed_load_checkpoint
 from transformers.trainer import TRAINER_STATE_NAME
 from trl import GRPOTrainer
 
+from sorl_trl.trainers.shared_storage import ranks_where
 from sorl_trl.trainers.stale_rollouts import StaleRollouts
 
 
@@ -30,8 +31,11 @@ class RollBack(StaleRollouts):
             raise ValueError(
                 "`save_only_model` is True, so that checkpoints hold no optimizer to go back to: set it to False."
             )
-        if not (folder / TRAINER_STATE_NAME).is_file():  # transformers writes it last
-            raise ValueError(f"`checkpoint` is {folder}, but must be a folder with a {TRAINER_STATE_NAME}.")
+        if without := ranks_where(not (folder / TRAINER_STATE_NAME).is_file()):  # transformers writes it last
+            raise ValueError(
+                f"`checkpoint` is {folder}, but must be a folder with a {TRAINER_STATE_NAME}: processes {without} see "
+                "none."
+            )
         if self.is_deepspeed_enabled:
             is_peft = isinstance(self.model, PeftModel)
             deepspeed_load_checkpoint(self.model_wrapped, str(folder), load_module_strict=not is_peft)  # type: ignore[no-untyped-call]

@@ -1,0 +1,116 @@
+"""Both trainers train in bfloat16, in full and by LoRA, with each kind of critic."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PrinterCallback
+
+from benchmarks.critic_cost import (
+    VARIANTS,
+    FixedRollout,
+    Sizes,
+    Variant,
+    build_tokenizer,
+    build_trainer,
+    save_policy,
+)
+from benchmarks.gpu_check.records import Check, Context
+from sorl_trl.trainers.critic import is_critic_name
+
+STEPS = 4
+"""Optimizer steps, two on each rollout."""
+SIZES = Sizes(hidden_size=512, layers=4, batch=8, turns=3, turn=16, observation=8)
+SMALL = Sizes(hidden_size=64, layers=1, batch=4, prompt=4, turns=2, turn=4, observation=2, vocabulary=64, lora_rank=2)
+
+
+def sizes_of(context: Context) -> Sizes:
+    return SMALL if context.small else SIZES
+
+
+def build(variant: Variant, sizes: Sizes, folder: Path, **options: Any) -> Any:
+    """A trainer of `STEPS` steps on a random policy, which it writes into `folder` with its tokenizer."""
+    policy = folder / "policy"
+    if not policy.exists():
+        save_policy(sizes, policy)
+        build_tokenizer(sizes.vocabulary).save_pretrained(policy)
+    fields: dict[str, Any] = {
+        "max_steps": STEPS,
+        "learning_rate": 1e-3,
+        "gradient_accumulation_steps": 1,
+        "steps_per_generation": 1,
+        "lr_scheduler_type": "constant",
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "disable_tqdm": True,
+    }
+    if variant.lora:  # as with large policies: only the adapter is kept in more than 16 bits, by the optimizer
+        fields["model_init_kwargs"] = {"dtype": "bfloat16"}
+    trainer = build_trainer(variant, sizes, policy, FixedRollout(sizes), **{**fields, **options})
+    trainer.remove_callback(PrinterCallback)
+    return trainer
+
+
+def trains(name: str) -> Check:
+    """The variant `name` of the critics' benchmark trains in bfloat16."""
+    variant = VARIANTS[name]
+
+    def check(context: Context) -> dict[str, Any]:
+        trainer = build(variant, sizes_of(context), context.folder, **context.precision)
+        before = trainable(trainer.model)
+        elsewhere = {str(p.device) for p in trainer.model.parameters() if p.device.type != context.device}
+        assert not elsewhere, f"parameters are on {elsewhere}, not on {context.device}"
+        if context.device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        started = time.perf_counter()
+        trainer.train()
+        figures = {**training_figures(trainer.state.log_history), "seconds": time.perf_counter() - started}
+        if context.device == "cuda":
+            figures["peak_mib"] = torch.cuda.max_memory_allocated() / 2**20
+        check_moved(before, trainable(trainer.model), critic=variant.critic is not None)
+        return figures
+
+    return check
+
+
+def trainable(model: Any) -> dict[str, torch.Tensor]:
+    """Copies, to compare with later."""
+    return {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
+
+
+def training_figures(log_history: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the steps logged.
+
+    Raises:
+        AssertionError: a step is missing, or its loss or gradient is no number; or no step has a gradient.
+    """
+    steps = [entry for entry in log_history if "grad_norm" in entry]
+    assert len(steps) == STEPS, f"{len(steps)} steps were logged, not {STEPS}"
+    for entry in steps:
+        for name in ("loss", "grad_norm"):
+            assert math.isfinite(entry[name]), f"`{name}` is {entry[name]} in step {entry['step']}"
+    norms = [entry["grad_norm"] for entry in steps]
+    assert max(norms) > 0, f"the gradient norms are {norms}"
+    fresh = [entry for entry in steps if entry["off_policy_age"] == 0]
+    return {
+        "losses": [entry["loss"] for entry in steps],
+        "grad_norms": norms,
+        # 0 in exact arithmetic: the policy that sampled is the one that is trained.
+        "ratio_error_at_age_0": max(
+            abs(entry[name] - 1) for entry in fresh for name in ("turns/ratio_min", "turns/ratio_max")
+        ),
+        "kl_to_old": [entry["kl_to_old"] for entry in steps],
+    }
+
+
+def check_moved(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor], critic: bool) -> None:
+    """Raise AssertionError unless the policy has moved, and so has the critic where there is one; all finite."""
+    broken = [name for name, weight in after.items() if not weight.isfinite().all()]
+    assert not broken, f"weights are no numbers: {broken}"
+    moved = {name for name, weight in after.items() if not torch.equal(weight, before[name].to(weight.device))}
+    assert any(not is_critic_name(name) for name in moved), "no weight of the policy has moved"
+    assert not critic or any(is_critic_name(name) for name in moved), "no weight of the critic has moved"

@@ -1,0 +1,94 @@
+"""Two launches with machine ranks 0 and 1 on one machine, as two machines are launched.
+
+They search by the server, a process of its own, and train as one process does; and each with a folder of its own, as
+machines without shared storage.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.agents import search_index, steps_after
+from tests.distributed.cases import Case, taught_policy
+from tests.distributed.launch import launch_on_machines
+from tests.distributed.test_distributed import assert_as_alone, assert_loads_plainly
+from tests.distributed.test_resume import ResumeCase
+
+pytestmark = pytest.mark.distributed
+needs_deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
+both_engines = pytest.mark.parametrize(
+    "config", ["ddp_two_machines_cpu", pytest.param("zero3_two_machines_cpu", marks=needs_deepspeed)]
+)
+# Each rank has one question: both search, a different number of times.
+SCRIPTS = (
+    "where rome <search> rome </search> <information> where rome </information> <answer> rome </answer>",
+    "where oslo <search> oslo </search> <information> where oslo </information> "
+    "<search> bern </search> <information> where bern </information> <answer> bern </answer>",
+)
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> Case:
+    taught_policy(tmp_path / "policy", SCRIPTS)
+    search_index(tmp_path)
+    return Case(str(tmp_path), rollout="search", turn_rewards=True)
+
+
+@pytest.fixture
+def server(case: Case) -> Iterator[str]:
+    """The URL of a search server over the case's index."""
+    command = [sys.executable, "-m", "sorl_trl.search.serve", "--index", f"{case.folder}/index", "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        assert process.stdout is not None
+        found = re.search(r"http://\S+/retrieve", line := process.stdout.readline())
+        assert found, line
+        yield found[0]
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
+
+
+@both_engines
+def test_trains_as_one_process(case: Case, server: str, config: str) -> None:
+    options = {"save_strategy": "steps", "save_steps": 4}
+    on_server = replace(case, search_url=server, options=options)
+    result = launch_on_machines(config, [on_server, on_server])
+    assert (result["machines"], result["processes"]) == (2, 2)
+    assert result["turns"] == [[2, 2], [3, 3]]
+    assert result["queries"] == [2, 4], "of two rollouts: trajectories that ask the same ask once"
+    assert_as_alone(case, result)
+    assert_loads_plainly(on_server)
+
+
+def folders_of_two(folder: Path) -> list[Path]:
+    """One on each machine."""
+    folders = [folder / f"machine_{rank}" for rank in range(2)]
+    for each in folders:
+        each.mkdir()
+        search_index(each)
+    return folders
+
+
+def resume_cases(folders: list[Path], **options: Any) -> list[ResumeCase]:
+    return [ResumeCase(str(folder), "so_grpo", [1], 0.0, options) for folder in folders]
+
+
+@both_engines
+def test_machines_that_save_for_themselves_continue_exactly(tmp_path: Path, config: str) -> None:
+    """Without shared storage, with `save_on_each_node`."""
+    cases = resume_cases(folders_of_two(tmp_path), save_on_each_node=True)
+    result = launch_on_machines(config, cases, worker="tests.distributed.resume_worker")
+    resumed = result["resumed"]["1"]
+    assert resumed["kept"] == [True, True]
+    assert steps_after(1, resumed["logs"]) == steps_after(1, result["logs"])
+    assert resumed["distance"] == 0.0
