@@ -9,6 +9,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, ProgressCallbac
 from trl import get_peft_config, get_quantization_config
 
 from sorl_trl import qa
+from sorl_trl.command_line import check_checkpoint, mistakes
 from sorl_trl.diagnostics import CollapseGuard, TurnProgressCallback
 from sorl_trl.recipe.arguments import Arguments
 from sorl_trl.rollout import Collector, RolloutArguments
@@ -50,9 +51,11 @@ def build_rollout(arguments: Arguments, tokenizer: PreTrainedTokenizerBase) -> S
 
 def build_trainer(arguments: Arguments) -> TurnLevelTrainer:
     task, config, model = arguments.task, arguments.config, arguments.model
-    tokenizer = AutoTokenizer.from_pretrained(
-        model.model_name_or_path, revision=model.model_revision, trust_remote_code=config.trust_remote_code
-    )
+    check_checkpoint(str(model.model_name_or_path))
+    with mistakes(f"`model_name_or_path` is {model.model_name_or_path!r}, which cannot be loaded"):
+        tokenizer = AutoTokenizer.from_pretrained(
+            model.model_name_or_path, revision=model.model_revision, trust_remote_code=config.trust_remote_code
+        )
     config.model_init_kwargs = {
         "revision": model.model_revision,
         "attn_implementation": model.attn_implementation,
