@@ -43,8 +43,8 @@ ADVICE = {
     errno.EADDRINUSE: "the port is taken: choose another one",
 }
 HUB_ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
-FULL_DISK = ("No space left on device", "StorageFull", "disk is full", "basic_ios::clear", ". unexpected pos ")
-"""How libraries say it that do not raise OSError: tokenizers and safetensors, SQLite, torch in the last two ways."""
+FULL_DISK = ("disk is full", "basic_ios::clear", ". unexpected pos ")
+"""How SQLite and torch say it, which raise no OSError."""
 
 
 class UserMistake(ValueError):
@@ -61,12 +61,13 @@ def run_command(main: Callable[[Sequence[str]], int | None], words: Sequence[str
     try:
         return main(words) or 0
     except Exception as error:
-        if not (isinstance(error, UserMistake | OSError) or _is_full_disk(error)):
+        worldly = error if isinstance(error, UserMistake) else _of_the_world(error)
+        if worldly is None:
             raise
         if debug:
             traceback.print_exception(error)
         if debug or not isinstance(error, UserMistake) or os.environ.get("LOCAL_RANK", "0") == "0":
-            print(f"error: {explain(error)}", file=sys.stderr)
+            print(f"error: {explain(worldly)}", file=sys.stderr)
         return EXIT_CODE
 
 
@@ -105,12 +106,13 @@ def check_checkpoint(name: str) -> None:
 
 
 def explain(error: BaseException) -> str:
-    """What an error says, in one line; of an OSError, which file it is about and what to do."""
-    if isinstance(error, OSError) and error.errno in ADVICE and error.strerror:
-        place = f"{error.filename}: " if error.filename is not None else ""
-        return f"{place}{ADVICE[error.errno]}"
-    said = one_line(error)
-    return f"{DISK_IS_FULL} ({said})" if _is_full_disk(error) and DISK_IS_FULL not in said else said
+    """What an error says, in one line; of an error of the system, which file it is about and what to do."""
+    number = _number(error)
+    if number is None or isinstance(error, UserMistake):
+        return one_line(error)
+    if isinstance(error, OSError):
+        return f"{error.filename}: {ADVICE[number]}" if error.filename is not None else ADVICE[number]
+    return f"{ADVICE[number]} ({one_line(error)})"
 
 
 def one_line(error: BaseException) -> str:
@@ -118,14 +120,24 @@ def one_line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def _is_full_disk(error: BaseException | None) -> bool:
-    """Whether the error, or one that led to it, is about a full disk."""
-    while error is not None:
-        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-        if full or any(text in str(error) for text in FULL_DISK):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
+def _of_the_world(error: BaseException) -> BaseException | None:
+    """The error if it is one of the system, or the full disk that led to it."""
+    if isinstance(error, OSError) or _number(error) is not None:
+        return error
+    led: BaseException | None = error
+    while led is not None and ADVICE.get(_number(led) or 0) != DISK_IS_FULL:
+        led = led.__cause__ or led.__context__
+    return led
+
+
+def _number(error: BaseException) -> int | None:
+    """The system's number of an error for which there is advice, also where a library that is no Python says it."""
+    if isinstance(error, OSError):
+        return error.errno if error.errno in ADVICE and error.strerror else None
+    if any(text in str(error) for text in FULL_DISK):
+        return errno.ENOSPC
+    said = re.search(r"\(os error (\d+)\)", str(error))
+    return int(said[1]) if said and int(said[1]) in ADVICE else None
 
 
 def refuse(parser: ArgumentParser, message: str) -> NoReturn:

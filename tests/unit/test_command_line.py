@@ -36,6 +36,16 @@ def raising(error: BaseException, building: bool = False) -> Callable[[Sequence[
     return main
 
 
+def led_by(first: OSError) -> Callable[[Sequence[str]], None]:
+    def main(words: Sequence[str]) -> None:
+        try:
+            raise first
+        except OSError as error:
+            raise RuntimeError("cannot save") from error
+
+    return main
+
+
 class TestRunCommand:
     @pytest.mark.parametrize(("result", "code"), [(None, 0), (0, 0), (1, 1)])
     def test_the_exit_code_is_that_of_the_command(self, result: int | None, code: int) -> None:
@@ -135,17 +145,21 @@ class TestExplain:
     )
     def test_libraries_that_call_a_full_disk_otherwise(self, said: str, capsys: pytest.CaptureFixture[str]) -> None:
         """As torch, safetensors and SQLite were seen to."""
-        assert run_command(raising(RuntimeError(said)), []) == 2
+        error = RuntimeError(said)
+        assert run_command(raising(error), []) == 2
         assert capsys.readouterr().err == f"error: the disk is full: make room, or write elsewhere ({said})\n"
 
-    def test_what_led_to_an_error_counts(self) -> None:
-        def main(words: Sequence[str]) -> None:
-            try:
-                raise OSError(errno.ENOSPC, "No space left on device")
-            except OSError as error:
-                raise RuntimeError("cannot save") from error
+    def test_other_errors_of_the_system_too(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert run_command(raising(RuntimeError("I/O error: File too large (os error 27)")), []) == 2
+        assert capsys.readouterr().err.startswith("error: the file grew larger than the system allows")
+        with pytest.raises(RuntimeError):
+            run_command(raising(RuntimeError("I/O error: of some kind (os error 4711)")), [])
 
-        assert run_command(main, []) == 2
+    def test_a_full_disk_that_led_to_an_error_counts(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert run_command(led_by(OSError(errno.ENOSPC, "No space left on device", "out")), []) == 2
+        assert capsys.readouterr().err == "error: out: the disk is full: make room, or write elsewhere\n"
+        with pytest.raises(RuntimeError, match="cannot save"):
+            run_command(led_by(OSError(errno.ENOENT, "No such file or directory")), [])
 
     def test_an_error_without_a_message_is_named(self) -> None:
         assert explain(UserMistake()) == "UserMistake"

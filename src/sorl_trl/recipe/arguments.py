@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from transformers.trainer import TRAINER_STATE_NAME
 from trl import ModelConfig, TrlParser
 
 from sorl_trl import qa
@@ -106,12 +105,6 @@ class Arguments:
         if budget is None or budget < 1:
             raise ValueError(
                 f"`max_completion_length` is {budget}, but must be at least 1: trajectories need a limit."
-            )
-        checkpoint = self.config.resume_from_checkpoint
-        if checkpoint is not None and not (Path(checkpoint) / TRAINER_STATE_NAME).is_file():
-            raise ValueError(
-                f"`resume_from_checkpoint` is {checkpoint!r}, but must be the folder of a checkpoint, such as "
-                f"{self.config.output_dir}/checkpoint-50: it holds no {TRAINER_STATE_NAME}."
             )
         per_turn = sorted(qa.TURN_REWARDS.intersection(self.task.rewards))
         if self.config.turn_boundary == "tags" and per_turn:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from datasets import Dataset
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, ProgressCallback
+from transformers.trainer import TRAINER_STATE_NAME
 from trl import get_peft_config, get_quantization_config
 
 from sorl_trl import qa
-from sorl_trl.command_line import check_checkpoint, mistakes
+from sorl_trl.command_line import UserMistake, check_checkpoint, mistakes
 from sorl_trl.diagnostics import CollapseGuard, TurnProgressCallback
 from sorl_trl.recipe.arguments import Arguments
 from sorl_trl.rollout import Collector, RolloutArguments
@@ -49,8 +51,17 @@ def build_rollout(arguments: Arguments, tokenizer: PreTrainedTokenizerBase) -> S
     return SearchRollout(search, protocol, limits)
 
 
+def _check_resume(checkpoint: str | None) -> None:
+    if checkpoint is not None and not (Path(checkpoint) / TRAINER_STATE_NAME).is_file():
+        raise UserMistake(
+            f"`resume_from_checkpoint` is {checkpoint!r}, but must be the folder of a checkpoint: it holds no "
+            f"{TRAINER_STATE_NAME}."
+        )
+
+
 def build_trainer(arguments: Arguments) -> TurnLevelTrainer:
     task, config, model = arguments.task, arguments.config, arguments.model
+    _check_resume(config.resume_from_checkpoint)
     check_checkpoint(str(model.model_name_or_path))
     with mistakes(f"`model_name_or_path` is {model.model_name_or_path!r}, which cannot be loaded"):
         tokenizer = AutoTokenizer.from_pretrained(
