@@ -6,7 +6,7 @@
 The checkpoint is a folder, a PEFT adapter's folder, or a Hub id. Under `accelerate launch` the processes share the
 batches, and the result is that of one process. An interrupted run goes on where it was when started again; so does
 one whose search engine failed, with the questions that this spoilt. The arguments may stand in a YAML file that
-`--config` names; `--help` lists them.
+`--config` names; `--help` lists them. A mistake in them is one line and exit code 2; `--debug` shows its traceback.
 """
 
 from __future__ import annotations
@@ -23,6 +23,17 @@ from transformers import GenerationConfig
 from trl import TrlParser
 
 from sorl_trl import qa
+from sorl_trl.command_line import (
+    DEBUG_EPILOG,
+    UserMistake,
+    check_checkpoint,
+    mistakes,
+    parse_groups,
+    reading,
+    refuse,
+    run_command,
+    separate_config,
+)
 from sorl_trl.evaluation import (
     Agent,
     EvaluationArguments,
@@ -40,11 +51,17 @@ from sorl_trl.evaluation import (
 )
 from sorl_trl.evaluation.checkpoint import ModelArguments, files_hash, load_model, load_tokenizer, message_ends
 from sorl_trl.rollout import Collector, HFGenerator, RolloutArguments
-from sorl_trl.search import SearchArguments, SearchBackend
+from sorl_trl.search import SearchArguments, SearchBackend, SearchUnavailable
 from sorl_trl.search.arguments import override_source
 
 LONGEST_WAIT = timedelta(days=7)
 """Of a process that is done for the others: process groups give up after minutes by default."""
+
+
+class EvaluationParser(TrlParser):
+    """A mistake is a `UserMistake`, in one line."""
+
+    error = refuse
 
 
 @dataclass
@@ -77,8 +94,9 @@ class Arguments:
 
 def parse_arguments(words: Sequence[str]) -> Arguments:
     """Parse a command line and its `--config`."""
-    parser = TrlParser((ModelArguments, RolloutArguments, EvaluationArguments, SearchArguments, CompareArguments))
-    return Arguments(*parser.parse_args_and_config(override_source(words))[:4])
+    groups = (ModelArguments, RolloutArguments, EvaluationArguments, SearchArguments, CompareArguments)
+    parser = EvaluationParser(groups, epilog=DEBUG_EPILOG)
+    return Arguments(*parse_groups(parser, override_source(separate_config(words)), "evaluate.py")[:4])
 
 
 def run_settings(
@@ -106,11 +124,14 @@ def run_settings(
 
 def load_agent(arguments: Arguments, search: SearchBackend, device: torch.device) -> Agent:
     """The same collector as in training; the generator samples from the policy alone, as trainers do."""
-    rollout = arguments.rollout
-    tokenizer = load_tokenizer(arguments.model)
-    protocol = rollout.tag_protocol(tokenizer)
-    collector = Collector(tokenizer, search, protocol, rollout.limits(arguments.evaluation.max_completion_length))
-    model = load_model(arguments.model, device)
+    rollout, checkpoint = arguments.rollout, arguments.model
+    check_checkpoint(checkpoint.model_name_or_path)
+    with mistakes(f"`model_name_or_path` is {checkpoint.model_name_or_path!r}, which cannot be loaded"):
+        tokenizer = load_tokenizer(checkpoint)
+        model = load_model(checkpoint, device)
+    with mistakes():
+        protocol = rollout.tag_protocol(tokenizer)
+        collector = Collector(tokenizer, search, protocol, rollout.limits(arguments.evaluation.max_completion_length))
     generator = HFGenerator(
         model,
         tokenizer,
@@ -154,19 +175,22 @@ def report(run: RunFolder) -> tuple[str, int]:
 def run_evaluation(arguments: Arguments) -> None:
     """Make what is left of the run, with the other processes if there are any, and report."""
     state = PartialState(cpu=not torch.accelerator.is_available(), timeout=LONGEST_WAIT)
-    with state.main_process_first():  # what is downloaded or indexed is so once
+    with mistakes(), state.main_process_first():  # what is downloaded or indexed is so once
         datasets = load_datasets(arguments.evaluation)
         search = arguments.search.build_search(state.process_index)
         run = RunFolder(arguments.evaluation.output)
         run.claim(run_settings(arguments, datasets, search.identity))
     batches = plan_batches(datasets, arguments.evaluation.num_samples, arguments.evaluation.batch_size)
-    complete(
-        run,
-        batches[state.process_index :: state.num_processes],
-        lambda: load_agent(arguments, search.backend, state.device),
-        arguments.evaluation.seed,
-        show_progress=state.is_main_process,
-    )
+    try:
+        complete(
+            run,
+            batches[state.process_index :: state.num_processes],
+            lambda: load_agent(arguments, search.backend, state.device),
+            arguments.evaluation.seed,
+            show_progress=state.is_main_process,
+        )
+    except SearchUnavailable as error:
+        raise UserMistake(str(error)) from error
     state.wait_for_everyone()
     masked = 0
     if state.is_main_process:
@@ -183,21 +207,23 @@ def run_evaluation(arguments: Arguments) -> None:
 
 def run_comparison(arguments: CompareArguments) -> None:
     before, after = arguments.compare
-    comparisons = compare_runs(read_run(before), read_run(after), arguments.intersection)
+    with mistakes():
+        comparisons = compare_runs(read_run(before), read_run(after), arguments.intersection)
     print(format_comparison(comparisons, before, after))
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    words = sys.argv[1:] if words is None else words
-    first_look = TrlParser(CompareArguments, add_help=False, allow_abbrev=False)
-    comparison, rest = first_look.parse_args_and_config(words, return_remaining_strings=True)
+    words = separate_config(sys.argv[1:] if words is None else words)
+    first_look = EvaluationParser(CompareArguments, add_help=False, allow_abbrev=False)
+    with reading():
+        comparison, rest = first_look.parse_args_and_config(words, return_remaining_strings=True)
     if not comparison.compare:
         run_evaluation(parse_arguments(words))
         return
     if rest:
-        raise ValueError(f"`compare` goes with `intersection` alone, got {' '.join(rest)}.")
+        raise UserMistake(f"`compare` goes with `intersection` alone, got {' '.join(rest)}.")
     run_comparison(comparison)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(main))

@@ -6,13 +6,13 @@ Builds the atlas, warm-starts a tiny policy that searches badly, trains it with 
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
 import subprocess
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from tqdm.auto import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from sorl_trl import qa
+from sorl_trl.command_line import Parser, UserMistake, at_least, mistakes, run_command
 from sorl_trl.diagnostics import plot_training
 from sorl_trl.evaluation import (
     Agent,
@@ -68,7 +69,7 @@ def say(text: str) -> None:
 def clear(run: Path) -> None:
     """Remove an earlier quickstart, and nothing else."""
     if run.exists() and any(run.iterdir()) and not (run / "world" / CORPUS_FILE).is_file():
-        raise SystemExit(f"--output {run} holds something else than a quickstart; name another directory.")
+        raise UserMistake(f"--output {run} holds something else than a quickstart; name another directory.")
     shutil.rmtree(run, ignore_errors=True)
 
 
@@ -83,7 +84,8 @@ def build_worlds(name: str, seed: int) -> tuple[World, list[World]]:
 def prepare(name: str, seed: int, run: Path) -> World:
     """Write world, index and warm-started policy into `run`, where the recipe looks for them."""
     say(f"Building the {name} world and warm-starting a tiny policy on worlds with other facts")
-    world, practice = build_worlds(name, seed)
+    with mistakes():
+        world, practice = build_worlds(name, seed)
     world.write(run / "world")
     BM25Index.build(run / "world" / CORPUS_FILE, index_directory(run), show_progress=False)
     shutil.copytree(warm_start(world, practice, ROOT / "runs/cache"), run / "warm-start")
@@ -106,12 +108,13 @@ def train(run: Path, overrides: list[str]) -> None:
         overrides = [*overrides, "--model_name_or_path", str(run / "warm-start"), "--output_dir", str(run / "policy")]
         world = run / "world"
         overrides += ["--train_questions", str(world / TRAIN_FILE), "--corpus", str(world / CORPUS_FILE)]
-    command = [sys.executable, "-m", "accelerate.commands.launch"]
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--quiet"]  # no traceback of its own
     command += ["--config_file", "accelerate_configs/single_cpu.yaml", "train.py"]
     command += ["--config", "recipes/quickstart.yaml", *overrides]
     say("Training with SO-GRPO: " + " ".join(["accelerate launch", *command[3:]]))
     quiet = {"PYTHONWARNINGS": "ignore::FutureWarning", "OMP_NUM_THREADS": "1"}
-    subprocess.run(command, check=True, env={**os.environ, **quiet}, cwd=ROOT)
+    if subprocess.run(command, env={**os.environ, **quiet}, cwd=ROOT).returncode:
+        raise SystemExit("error: training failed; what went wrong is said above")
 
 
 def evaluate_policy(policy: Path, run: Path, search: SearchBackend) -> dict[str, list[EvaluatedTrajectory]]:
@@ -150,17 +153,17 @@ def show_examples(rows: Sequence[EvaluatedTrajectory]) -> None:
             print("\n" + format_trajectory(example.question, example.trajectory))
 
 
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
+def parse_arguments(words: Sequence[str]) -> Namespace:
+    parser = Parser(prog="quickstart.py", description=__doc__)
     parser.add_argument("--world", choices=BUILDERS, default="atlas", help="real facts, or invented ones")
-    parser.add_argument("--seed", type=int, default=0, help="of the world and of training")
+    parser.add_argument("--seed", type=at_least(0), default=0, help="of the world and of training")
     parser.add_argument("--output", type=Path, default=DEFAULT_OUTPUT, help="directory; an earlier run is replaced")
-    parser.add_argument("--max-steps", type=int, help="optimizer steps, instead of the recipe's")
-    return parser.parse_args()
+    parser.add_argument("--max-steps", type=at_least(1), help="optimizer steps, instead of the recipe's")
+    return parser.parse_args(words)
 
 
-def main() -> None:
-    arguments = parse_arguments()
+def main(words: Sequence[str]) -> None:
+    arguments = parse_arguments(words)
     started = time.monotonic()
     torch.set_num_threads(1)  # matrices this small lose more to a second thread than they gain
     run = arguments.output.resolve()
@@ -194,4 +197,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(main))

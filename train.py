@@ -2,20 +2,25 @@
 
 `trainer` says which method trains it. Every field of `TaskArguments`, of `RolloutArguments` and `SearchArguments`, of
 that trainer's config (`SOGRPOConfig` or `SOPPOConfig`) and of TRL's `ModelConfig` can stand in the recipe and be
-overridden on the command line. `--help` lists them, with `--trainer so_ppo --help` for SO-PPO.
+overridden on the command line. `--help` lists them, with `--trainer so_ppo --help` for SO-PPO. A mistake in them ends
+the command with one line and exit code 2; `--debug` shows its traceback.
 """
 
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Sequence
 
 from sorl_trl import SOPPOTrainer
+from sorl_trl.command_line import mistakes, run_command
 from sorl_trl.recipe import build_trainer, parse_arguments
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # `rollout_func` is: that is why TRL is pinned
-    trainer = build_trainer(parse_arguments())
+    with mistakes():
+        trainer = build_trainer(parse_arguments(words))
     folder = trainer.args.output_dir
     trainer.train(resume_from_checkpoint=trainer.args.resume_from_checkpoint)
     trainer.save_model(folder)
@@ -27,4 +32,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(main))

@@ -14,11 +14,11 @@ and `critic_cost.md`.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -37,6 +37,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from benchmarks.live_bytes import LiveBytes
 from sorl_trl import SOGRPOTrainer, SOPPOTrainer
+from sorl_trl.command_line import Parser, at_least, run_command
 from sorl_trl.trainers.rollout_bridge import policy_generator
 
 RESULTS = Path(__file__).parent / "results"
@@ -292,10 +293,10 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--cycles", type=int, default=8, help="interleaved cycles of each trainer, at least 2")
-    arguments = parser.parse_args()
+def main(words: Sequence[str]) -> None:
+    parser = Parser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--cycles", type=at_least(2), default=8, help="interleaved cycles of each trainer, at least 2")
+    arguments = parser.parse_args(words)
     torch.set_num_threads(1)
     memory = {name: memory_mib(variant) for name, variant in VARIANTS.items()}
     once, _ = interleaved_seconds(arguments.cycles, replace(TIMED, updates=1))
@@ -307,4 +308,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(main))

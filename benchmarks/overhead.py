@@ -10,12 +10,13 @@ machine's moods meet both; memory is what the tensors hold at the peak, counted 
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
+import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from benchmarks.live_bytes import LiveBytes
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer
+from sorl_trl.command_line import Parser, at_least, run_command
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -172,10 +174,10 @@ def spread(values: list[float]) -> dict[str, float]:
     return {"median": statistics.median(values), "q25": quartiles[0], "q75": quartiles[2]}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--rounds", type=int, default=30, help="interleaved steps of each trainer")
-    arguments = parser.parse_args()
+def main(words: Sequence[str]) -> None:
+    parser = Parser(description=__doc__.split("\n")[0])
+    parser.add_argument("--rounds", type=at_least(2), default=30, help="interleaved steps of each trainer")
+    arguments = parser.parse_args(words)
     torch.set_num_threads(1)
     seconds = interleaved_seconds(arguments.rounds)
     memory = {variant: peak_memory(variant) for variant in VARIANTS}
@@ -215,4 +217,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(main))

@@ -16,12 +16,12 @@ them. Processor time counts all threads. Writes `benchmarks/results/search.json`
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import platform
 import sqlite3
 import statistics
+import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -33,6 +33,7 @@ from typing import Any
 from benchmarks.search_engines import EMBEDDED, STOCK, Engine, K, build_engines
 from benchmarks.search_server import THREADS, ask_at_once, cpu_seconds, served
 from benchmarks.search_world import KINDS, World
+from sorl_trl.command_line import Parser, at_least, run_command
 from sorl_trl.search import CoalescingSearch, HTTPSearch, SearchBackend, write_corpus
 
 RESULTS = Path(__file__).parent / "results"
@@ -194,15 +195,13 @@ def _table_row(name: str, row: dict[str, Any]) -> str:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--passages", type=int, default=100_000, help="how many to search (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=10, help="of each engine (default: %(default)s)")
+    parser = Parser(description=__doc__.split("\n")[0])
+    parser.add_argument(
+        "--passages", type=at_least(100), default=100_000, help="how many to search (default: %(default)s)"
+    )
+    parser.add_argument("--rounds", type=at_least(1), default=10, help="of each engine (default: %(default)s)")
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the two files (default: %(default)s)")
     arguments = parser.parse_args(words)
-    if arguments.passages < 100 or arguments.rounds < 1:
-        parser.error(
-            f"--passages must be at least 100 and --rounds 1, got {arguments.passages} and {arguments.rounds}"
-        )
     result = measure(arguments.passages, arguments.rounds)
     arguments.output.mkdir(parents=True, exist_ok=True)
     (arguments.output / "search.json").write_text(json.dumps(result, indent=2) + "\n")
@@ -212,4 +211,4 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(main))

@@ -11,14 +11,14 @@ Writes `benchmarks/results/so_ppo_learning.json` and `.md`, and `docs/so_ppo_exp
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from argparse import SUPPRESS, RawDescriptionHelpFormatter
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,8 @@ from typing import Any
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+
+from sorl_trl.command_line import Parser, at_least, run_command
 
 ROOT = Path(__file__).parents[1]
 RUNS = ROOT / "runs/so_ppo_learning"
@@ -205,12 +207,12 @@ def report(seeds: list[int]) -> None:
     print(text)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(words: Sequence[str]) -> None:
+    parser = Parser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[11, 12, 13])
-    parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2)), help="runs at a time")
-    parser.add_argument("--run", nargs=2, metavar=("METHOD", "SEED"), help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    parser.add_argument("--workers", type=at_least(1), default=max(1, (os.cpu_count() or 2)), help="runs at a time")
+    parser.add_argument("--run", nargs=2, metavar=("METHOD", "SEED"), help=SUPPRESS)
+    arguments = parser.parse_args(words)
     if arguments.run:
         run(arguments.run[0], int(arguments.run[1]))
         return
@@ -219,4 +221,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(main))

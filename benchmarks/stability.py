@@ -14,12 +14,13 @@ judging seeds at each method's own best. Writes `benchmarks/results/stability.md
 
 from __future__ import annotations
 
-import argparse
 import json
 import lzma
 import multiprocessing
 import os
+import sys
 import traceback
+from argparse import Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
@@ -41,6 +42,7 @@ from benchmarks.stability_grid import CHOOSING_SEEDS, JUDGING_SEEDS, METHODS, RE
 from benchmarks.stability_report import write_report
 from benchmarks.stability_run import Job, prepare, run, settings_of
 from benchmarks.stability_statistics import choose_learning_rates, choosing_plan, published_grid, read_runs
+from sorl_trl.command_line import Parser, at_least, run_command
 
 ROOT = Path(__file__).parents[1]
 RUNS = ROOT / "runs/stability"
@@ -161,18 +163,19 @@ def quick(workers: int) -> None:
     print(f"The report is in {folder / 'stability.md'}.")
 
 
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parse_arguments(words: Sequence[str]) -> Namespace:
+    parser = Parser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a small part, with a report of its own in runs/")
     parser.add_argument("--report", action="store_true", help="run nothing")
     parser.add_argument("--regimes", nargs="+", choices=REGIMES, default=list(REGIMES))
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="runs at a time")
-    return parser.parse_args()
+    parser.add_argument("--workers", type=at_least(1), default=os.cpu_count() or 1, help="runs at a time")
+    arguments: Namespace = parser.parse_args(words)
+    return arguments
 
 
-def main() -> None:
-    arguments = parse_arguments()
+def main(words: Sequence[str]) -> None:
+    arguments = parse_arguments(words)
     if arguments.quick:
         quick(arguments.workers)
         return
@@ -190,4 +193,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(main))

@@ -137,7 +137,10 @@ about three times the above, because the gate is open where the KL is high."""
 _TARGET = {"target_kl": 0.005}
 """Every other method has a learning rate that nothing adapts."""
 _SO = _NARROW | _TURN | _PENALTY
+_SPECIFIED = _SYMMETRIC | _TURN | _ARITHMETIC | _PENALTY
+"""SORL as specified in the note, which leaves the coefficient and the estimator open: those are ours."""
 _BIAS_NORM = {"clip_normalization": "bias_norm"}
+_ST = _SYMMETRIC | _TURN | _BIAS_NORM | {"loss_type": "grpo"}
 _TOKEN_PPO = {"advantage_level": "token", "loss_type": "grpo"}
 _PPO = _TOKEN | _TOKEN_PPO | _NONE | {"loss_type": "bnpo"}
 PPO_SETTINGS = {
@@ -166,6 +169,8 @@ _TRL_METHODS = _methods(
 )
 _TURN_METHODS = _methods(
     "so_grpo",
+    ("so_grpo_specified", "SO-GRPO as specified", "the note's form, without our additions", _SPECIFIED),
+    ("st_grpo", "ST-GRPO", "turn ratios, bias norm: ST-PPO without a critic", _ST),
     ("turn_geometric", "turn, geometric", "turn ratios alone", _SYMMETRIC | _TURN | _NONE),
     ("turn_arithmetic", "turn, arithmetic", "the note's ratios alone", _SYMMETRIC | _TURN | _NONE | _ARITHMETIC),
     ("s_grpo", "S-GRPO", "token ratios and the penalty", _SYMMETRIC | _TOKEN | _PENALTY),
@@ -180,7 +185,8 @@ _CRITIC_METHODS = _methods(
     ("ppo", "PPO", "token ratios, token GAE", _SYMMETRIC | _PPO),
     ("turn_ppo", "Turn-PPO", "turn ratios, token GAE", _SYMMETRIC | _TURN | _TOKEN_PPO | _NONE),
     ("s_ppo", "S-PPO", "token ratios, token GAE, bias norm", _SYMMETRIC | _TOKEN | _TOKEN_PPO | _BIAS_NORM),
-    ("st_ppo", "ST-PPO", "turn ratios, token GAE, bias norm", _SYMMETRIC | _TURN | _TOKEN_PPO | _BIAS_NORM),
+    ("st_ppo", "ST-PPO", "turn ratios, token GAE, bias norm", _ST | _TOKEN_PPO),
+    ("so_ppo_specified", "SO-PPO as specified", "the note's form, without our additions", _SPECIFIED),
     ("so_ppo", "SO-PPO", "turn advantages, lower range .05, penalty, target KL", _SO | _TARGET),
     ("so_ppo_fixed", "SO-PPO, fixed", "without a target KL", _SO),
 )

@@ -81,13 +81,3 @@ def test_quickstart(tmp_path: Path) -> None:
     assert (tmp_path / "run/curves.png").stat().st_size > 10_000
     policy = AutoModelForCausalLM.from_pretrained(tmp_path / "run/policy")
     assert policy.dtype == torch.float32
-
-
-def test_quickstart_deletes_nothing_else(tmp_path: Path) -> None:
-    (tmp_path / "thesis.tex").touch()
-    done = subprocess.run(
-        [sys.executable, "quickstart.py", "--output", str(tmp_path)], cwd=ROOT, capture_output=True, text=True
-    )
-    assert done.returncode == 1
-    assert "holds something else than a quickstart" in done.stderr
-    assert (tmp_path / "thesis.tex").exists()

@@ -176,7 +176,8 @@ def test_a_port_that_is_taken_is_one_line(index, url):
     process = start("--index", index[0], "--port", port)
     output, errors = process.communicate(timeout=60)
     assert (process.returncode, output) == (2, "")
-    assert errors == f"error: cannot listen on host 127.0.0.1, port {port}: Address already in use\n"
+    advice = "choose another --port, or 0 for any that is free"
+    assert errors == f"error: cannot listen on host 127.0.0.1, port {port}: Address already in use; {advice}\n"
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from sorl_trl.command_line import Parser, mistakes, run_command
 from sorl_trl.diagnostics.plots import PANELS, draw_runs
 from sorl_trl.diagnostics.report_page import Figure, Page, Row, render_page
 from sorl_trl.diagnostics.runs import SMOOTHED_FROM, LogHistory, Run, Series, load_runs, replace_file
@@ -197,7 +199,7 @@ CHECKS = (_unfinished, _not_finite, _fallen, _risen, _no_gradient, _entropy, _in
 
 
 def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m sorl_trl.diagnostics.report",
         description="Curves and figures of training runs, side by side, as a PNG and as one HTML page.",
         epilog="A run that is still training can be read once it has saved a checkpoint.",
@@ -205,18 +207,16 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("runs", nargs="+", type=Path, metavar="run", help="its `output_dir`: holds trainer_state.json")
     where = "default: %(default)s"
     parser.add_argument("-o", "--output", type=Path, default=Path("report"), metavar="DIR", help=where)
-    return parser.parse_args(words)
+    arguments: argparse.Namespace = parser.parse_args(words)
+    return arguments
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """The command line; what a user can put right ends it with a sentence instead of a traceback."""
     arguments = parse_arguments(words)
-    try:
+    with mistakes():
         page = write_report(load_runs(arguments.runs), arguments.output)
-    except (ImportError, OSError, ValueError) as error:
-        raise SystemExit(f"error: {error}") from error
     print(f"Curves: {page.with_name('report.png')}\nPage:   {page}")
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(main))

@@ -7,10 +7,12 @@ The page needs no server and no network. `--help` lists the arguments; its keys 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
+from sorl_trl.command_line import Parser, mistakes, run_command
 from sorl_trl.diagnostics.runs import replace_file
 from sorl_trl.evaluation.view_data import Entry, Group, open_run
 from sorl_trl.evaluation.view_page import Page, embed, render_page
@@ -104,7 +106,7 @@ def _check(output: Path, limit: int, megabytes: int) -> None:
 
 
 def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m sorl_trl.evaluation.view",
         description="The trajectories of an evaluation or of a training run as one HTML page, to filter and to read.",
     )
@@ -132,18 +134,16 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         metavar="MB",
         help="at most so much of them, of each dataset or step about as much (default: %(default)s)",
     )
-    return parser.parse_args(words)
+    arguments: argparse.Namespace = parser.parse_args(words)
+    return arguments
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """The command line; what a user can put right ends it with a sentence instead of a traceback."""
     arguments = parse_arguments(words)
-    try:
+    with mistakes():
         page = write_page(**vars(arguments))
-    except (OSError, ValueError) as error:
-        raise SystemExit(f"error: {error}") from error
     print(f"{len(page.entries):,} of {page.total:,} trajectories: {arguments.output}")
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(main))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from trl import ModelConfig, TrlParser
 
 from sorl_trl import qa
+from sorl_trl.command_line import DEBUG_EPILOG, parse_groups, reading, refuse, separate_config
 from sorl_trl.diagnostics.collapse_guard import ACTIONS
 from sorl_trl.rollout import RolloutArguments
 from sorl_trl.search import SearchArguments
@@ -19,6 +20,7 @@ from sorl_trl.trainers.base_config import TurnLevelConfig
 from sorl_trl.trainers.base_trainer import TurnLevelTrainer
 
 TRAINERS: dict[str, type[TurnLevelTrainer]] = {"so_grpo": SOGRPOTrainer, "so_ppo": SOPPOTrainer}
+KIND_ADVICE = "; `python -m sorl_trl.doctor --config RECIPE` names its line"
 
 
 @dataclass
@@ -116,11 +118,31 @@ def argument_groups(trainer_class: type[TurnLevelTrainer]) -> tuple[type, ...]:
     return (TaskArguments, RolloutArguments, SearchArguments, trainer_class.config_class, ModelConfig)
 
 
+def _arguments_of_others(trainer_class: type[TurnLevelTrainer]) -> dict[str, str]:
+    """Argument -> the trainer that has it, where the chosen one has not."""
+    own = {argument.name for argument in fields(trainer_class.config_class)}
+    of_all = {each.name: name for name, trainer in TRAINERS.items() for each in fields(trainer.config_class)}
+    return {name: f"--trainer {trainer}" for name, trainer in of_all.items() if name not in own}
+
+
+class RecipeParser(TrlParser):  # type: ignore[misc]
+    """A mistake is a `UserMistake`, in one line."""
+
+    error = refuse
+
+
 def parse_arguments(words: Sequence[str] | None = None) -> Arguments:
-    """Parse the command line, or `words`, and its `--config`: `trainer` first, for its config has the other fields."""
-    words = override_source(sys.argv[1:] if words is None else words)
-    first_look = TrlParser(TrainerArguments, add_help=False, allow_abbrev=False)
-    choice, _ = first_look.parse_args_and_config(words, return_remaining_strings=True)
+    """Parse the command line, or `words`, and its `--config`: `trainer` first, for its config has the other fields.
+
+    Raises:
+        UserMistake: an argument is unknown or refused, or the recipe cannot be read.
+    """
+    words = override_source(separate_config(sys.argv[1:] if words is None else words))
+    first_look = RecipeParser(TrainerArguments, add_help=False, allow_abbrev=False)
+    with reading(KIND_ADVICE):
+        choice, _ = first_look.parse_args_and_config(words, return_remaining_strings=True)
     trainer_class = TRAINERS[choice.trainer]
-    parser = TrlParser((TrainerArguments, *argument_groups(trainer_class)))
-    return Arguments(trainer_class, *parser.parse_args_and_config(words)[1:])
+    parser = RecipeParser((TrainerArguments, *argument_groups(trainer_class)), epilog=DEBUG_EPILOG)
+    groups = parse_groups(parser, words, "train.py", _arguments_of_others(trainer_class), KIND_ADVICE)
+    with reading(KIND_ADVICE):
+        return Arguments(trainer_class, *groups[1:])

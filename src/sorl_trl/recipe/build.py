@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from datasets import Dataset
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, ProgressCallback
+from transformers.trainer import TRAINER_STATE_NAME
 from trl import get_peft_config, get_quantization_config
 
 from sorl_trl import qa
+from sorl_trl.command_line import UserMistake, check_checkpoint, mistakes
 from sorl_trl.diagnostics import CollapseGuard, TurnProgressCallback
 from sorl_trl.recipe.arguments import Arguments
 from sorl_trl.rollout import Collector, RolloutArguments
@@ -48,11 +51,22 @@ def build_rollout(arguments: Arguments, tokenizer: PreTrainedTokenizerBase) -> S
     return SearchRollout(search, protocol, limits)
 
 
+def _check_resume(checkpoint: str | None) -> None:
+    if checkpoint is not None and not (Path(checkpoint) / TRAINER_STATE_NAME).is_file():
+        raise UserMistake(
+            f"`resume_from_checkpoint` is {checkpoint!r}, but must be the folder of a checkpoint: it holds no "
+            f"{TRAINER_STATE_NAME}."
+        )
+
+
 def build_trainer(arguments: Arguments) -> TurnLevelTrainer:
     task, config, model = arguments.task, arguments.config, arguments.model
-    tokenizer = AutoTokenizer.from_pretrained(
-        model.model_name_or_path, revision=model.model_revision, trust_remote_code=config.trust_remote_code
-    )
+    _check_resume(config.resume_from_checkpoint)
+    check_checkpoint(str(model.model_name_or_path))
+    with mistakes(f"`model_name_or_path` is {model.model_name_or_path!r}, which cannot be loaded"):
+        tokenizer = AutoTokenizer.from_pretrained(
+            model.model_name_or_path, revision=model.model_revision, trust_remote_code=config.trust_remote_code
+        )
     config.model_init_kwargs = {
         "revision": model.model_revision,
         "attn_implementation": model.attn_implementation,

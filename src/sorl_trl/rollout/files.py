@@ -11,8 +11,11 @@ from typing import IO
 def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     """Have `write` fill a file that takes the name `path` once it is complete, even if the machine fails."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
-    with partial.open("wb") as file:
-        write(file)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    try:
+        with partial.open("wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -3,39 +3,31 @@
 from __future__ import annotations
 
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 
 from tqdm.auto import tqdm
 
+from sorl_trl.command_line import Parser, mistakes, run_command
 from sorl_trl.search.encoder import DenseOptions
 from sorl_trl.search.engines import ENGINES, build_index
 
 DENSE_FLAGS = tuple(field.name for field in fields(DenseOptions))
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Build the index that the command line names. Returns the exit code: 0, or 2 with one line on stderr."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Build the index that the command line names."""
     options = _parser().parse_args(arguments)
-    try:
+    with mistakes():
         index = build_index(options.engine, options.corpus, options.output, _dense_options(options))
-    except (ImportError, OSError, ValueError) as error:
-        print(f"error: {one_line(error)}", file=sys.stderr)
-        return 2
     size = sum(path.stat().st_size for path in options.output.rglob("*") if path.is_file())
     print(f"{len(index):,} passages, {tqdm.format_sizeof(size, 'B')}, in {options.output} ({index.identity})")
-    return 0
 
 
-def one_line(error: BaseException) -> str:
-    """The message of an error without its line breaks, or its kind if it has none."""
-    return " ".join(str(error).split()) or type(error).__name__
-
-
-def _parser() -> ArgumentParser:
-    parser = ArgumentParser(prog="python -m sorl_trl.search.index", description="Build a search index of a corpus.")
+def _parser() -> Parser:
+    parser = Parser(prog="python -m sorl_trl.search.index", description="Build a search index of a corpus.")
     parser.add_argument(
         "--corpus",
         nargs="+",
@@ -72,4 +64,4 @@ def _dense_options(options: Namespace) -> DenseOptions | None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(main))

@@ -19,17 +19,17 @@ SIGTERM or SIGINT end the server with exit code 0, once the requests at hand are
 
 from __future__ import annotations
 
+import errno
 import signal
 import socket
 import sys
-from argparse import ArgumentParser
 from collections.abc import Sequence
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from sorl_trl.command_line import Parser, mistakes, run_command
 from sorl_trl.search.app import INSTALL_HINT, create_app
 from sorl_trl.search.engines import open_index
-from sorl_trl.search.index import one_line
 from sorl_trl.search.saved import SavedIndex
 
 if TYPE_CHECKING:
@@ -40,26 +40,22 @@ SHUTDOWN_S = 30
 PENDING_CONNECTIONS = 2048
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Serve until told to stop. Returns the exit code: 0, or 2 with one line on stderr."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Serve until told to stop."""
     options = _parser().parse_args(arguments)
     for number in (signal.SIGTERM, signal.SIGINT):
         # uvicorn stops cleanly at a signal, then raises it again. To be told to stop is a success, while loading too.
         signal.signal(number, _exit)
-    try:
+    with mistakes():
         index = open_index(options.index)
         listener = _listen(options.host, options.port)
         host, port = listener.getsockname()[:2]
         server = _server(index, f"{len(index):,} passages ({index.identity}) on http://{host}:{port}/retrieve")
-    except (ImportError, OSError, OverflowError, ValueError) as error:
-        print(f"error: {one_line(error)}", file=sys.stderr)
-        return 2
     server.run(sockets=[listener])
-    return 0
 
 
-def _parser() -> ArgumentParser:
-    parser = ArgumentParser(prog="python -m sorl_trl.search.serve", description="Serve a search index over HTTP.")
+def _parser() -> Parser:
+    parser = Parser(prog="python -m sorl_trl.search.serve", description="Serve a search index over HTTP.")
     parser.add_argument("--index", required=True, metavar="DIR", help="as sorl_trl.search.index made it")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=int, default=8000, help="0 chooses a free one (default: %(default)s)")
@@ -77,7 +73,8 @@ def _listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family, backlog=PENDING_CONNECTIONS)
     except OSError as error:
         reason = str(error.strerror).partition(" (")[0]  # Python adds the address, which is named here already.
-        raise OSError(f"cannot listen on host {host}, port {port}: {reason}") from error
+        advice = "; choose another --port, or 0 for any that is free" if error.errno == errno.EADDRINUSE else ""
+        raise OSError(f"cannot listen on host {host}, port {port}: {reason}{advice}") from error
 
 
 def _server(index: SavedIndex, greeting: str) -> uvicorn.Server:
@@ -97,4 +94,4 @@ def _server(index: SavedIndex, greeting: str) -> uvicorn.Server:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(main))

@@ -20,6 +20,7 @@ from peft import LoraConfig, get_peft_model_state_dict, set_peft_model_state_dic
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from sorl_trl.command_line import UserMistake
 from sorl_trl.trainers.critic import CRITIC_ATTRIBUTE, Critic, ModelCritic
 from sorl_trl.trainers.critic_adapter import CRITIC_ADAPTER, AdapterCritic
 
@@ -84,7 +85,7 @@ def read_critic_config(folder: Path) -> dict[str, Any]:
     """
     path = folder / CONFIG_FILE
     if not path.is_file():
-        raise ValueError(
+        raise UserMistake(
             f"There is no critic in {folder}: a checkpoint of `SOPPOTrainer` holds `{CRITIC_FOLDER}/{CONFIG_FILE}`. "
             "Name such a checkpoint; without one, a new run makes a new critic."
         )
@@ -96,13 +97,13 @@ def check_critic_folder(critic: Critic, folder: Path) -> None:
     """Raise ValueError unless `folder` holds a critic that fits `critic`."""
     config = read_critic_config(folder)
     if config["kind"] != critic.kind:
-        raise ValueError(
+        raise UserMistake(
             f"The critic in {folder} is of kind {config['kind']!r}, this run's of kind {critic.kind!r}: set "
             f"`critic={config['kind']!r}`."
         )
     hidden_size = critic.head.hidden_size
     if config["hidden_size"] != hidden_size:
-        raise ValueError(
+        raise UserMistake(
             f"The critic in {folder} reads hidden states of size {config['hidden_size']}, but this run's model has "
             f"size {hidden_size}. It belongs to another model."
         )
@@ -116,7 +117,7 @@ def _check_adapter(config: LoraConfig, folder: Path) -> None:
     for name in ADAPTER_SHAPE:
         theirs, ours = getattr(saved, name), getattr(config, name)
         if theirs != ours:
-            raise ValueError(
+            raise UserMistake(
                 f"The critic's adapter in {folder} has `{name}` {theirs!r}, this run's LoRA configuration {ours!r}: "
                 "they must be the same."
             )

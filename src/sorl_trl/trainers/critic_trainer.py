@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers.trainer_utils import HubStrategy
 from trl.trainer.callbacks import SyncRefModelCallback
 
+from sorl_trl.command_line import UserMistake
 from sorl_trl.trainers.base_trainer import TurnLevelTrainer
 from sorl_trl.trainers.critic import CRITIC_ATTRIBUTE, Critic, detached_critic, is_critic_name
 from sorl_trl.trainers.critic_adapter import CRITIC_ADAPTER, AdapterCritic, without_adapter
@@ -98,7 +99,7 @@ class CriticTrainer(TurnLevelTrainer):
                 "be trained."
             )
         if not isinstance(scheduler, LambdaLR):
-            raise ValueError(
+            raise UserMistake(
                 f"`critic_warmup_steps` is {warmup}, but `lr_scheduler_type={self.args.lr_scheduler_type!r}` cannot "
                 "keep the policy's learning rate at 0 meanwhile. Use one such as 'constant', 'linear' or 'cosine'."
             )
@@ -181,7 +182,7 @@ def _check_deepspeed_config(config: dict[str, Any]) -> None:
     """Raise ValueError where DeepSpeed would build what gives the critic a learning rate of its own."""
     for name in ("optimizer", "scheduler"):
         if name in config:
-            raise ValueError(
+            raise UserMistake(
                 f"The DeepSpeed configuration has {name!r}: {config[name]}, with one learning rate for the policy and "
                 "the critic. Remove it from there; `optim`, `learning_rate`, `critic_learning_rate` and "
                 "`lr_scheduler_type` of `SOPPOConfig` take its place."

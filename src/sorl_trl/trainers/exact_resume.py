@@ -14,6 +14,7 @@ from datasets import IterableDataset
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl.trainer.utils import RepeatSampler
 
+from sorl_trl.command_line import UserMistake
 from sorl_trl.trainers.shared_storage import check_resumable, check_storage, ranks_where
 from sorl_trl.trainers.stale_rollouts import StaleRollouts
 
@@ -151,7 +152,7 @@ class ExactResume(StaleRollouts):
         # Not straight to the device: accelerate puts several CPU processes on "cpu:0", which torch.load refuses.
         cycle = torch.load(path, map_location="cpu", weights_only=True)
         if cycle["rollout_staleness"] != self.rollout_staleness:
-            raise ValueError(
+            raise UserMistake(
                 f"`rollout_staleness` is {self.rollout_staleness}, but was {cycle['rollout_staleness']} when {folder} "
                 "was written, and its rollouts are still to be trained on. Resume with the same, or start a new run."
             )
@@ -160,7 +161,7 @@ class ExactResume(StaleRollouts):
             return
         for name in _CYCLE_FIELDS:
             if cycle[name] != getattr(self.args, name):
-                raise ValueError(
+                raise UserMistake(
                     f"`{name}` is {getattr(self.args, name)}, but was {cycle[name]} when {folder} was written, with "
                     "trajectories still to be trained on. Resume with the same or, without `rollout_staleness`, from "
                     "the end of a generation cycle; or start a new run."

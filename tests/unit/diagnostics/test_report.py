@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from sorl_trl.command_line import UserMistake
 from sorl_trl.diagnostics.report import (
     FIGURES,
     figures_table,
@@ -222,7 +223,7 @@ class TestCommandLine:
         assert "so_grpo, grpo" in (output / "report.html").read_text(encoding="utf-8")
 
     def test_an_error_is_a_sentence(self, tmp_path: Path) -> None:
-        with pytest.raises(SystemExit, match=rf"error: {tmp_path} holds no trainer_state\.json"):
+        with pytest.raises(UserMistake, match=rf"^{tmp_path} holds no trainer_state\.json"):
             main([str(tmp_path), "--output", str(tmp_path / "out")])
         assert not (tmp_path / "out").exists()
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from sorl_trl.command_line import run_command
 from sorl_trl.doctor import Finding, format_findings
 from sorl_trl.doctor.__main__ import main
 from tests.unit.doctor.recipes import write_recipe
@@ -45,12 +46,19 @@ def test_processes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "16 trajectories per rollout: 1 questions x 16" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("words", [[], ["--config", "r.yaml", "--num_processes", "0"]])
-def test_a_command_line_that_says_too_little(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(words)
-    assert ended.value.code == 2
-    assert words[2:3] == [] or "at least 1, got '0'" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "the following arguments are required: --config"),
+        (["--config", "r.yaml", "--num_processes", "0"], "at least 1, got '0'"),
+        (["--config", "nowhere.yaml"], "--config: nowhere.yaml: there is no such file or folder"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(main, words) == 2
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err.count("\n")) == ("", 1)
+    assert said in shown.err
 
 
 def test_the_worst_comes_first() -> None:

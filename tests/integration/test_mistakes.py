@@ -1,0 +1,197 @@
+"""What a user gets wrong on the scripts' command lines: one line that says what to do, and nothing is written."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import evaluate
+import pytest
+import quickstart
+import train
+
+from sorl_trl.command_line import run_command
+from tests.agents import agent_policy, agent_tokenizer
+
+ROOT = Path(__file__).parents[2]
+RECIPE = ROOT / "recipes/so_grpo.yaml"
+QUESTION = '{"id": "1", "question": "who?", "golden_answers": ["ann"]}\n'
+PASSAGE = '{"id": "1", "contents": "Title\\ntext"}\n'
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A policy, questions, a corpus with its index, and files that are wrong."""
+    folder = tmp_path_factory.mktemp("mistakes")
+    agent_policy().save_pretrained(folder / "policy")
+    agent_tokenizer().save_pretrained(folder / "policy")
+    (folder / "empty").mkdir()
+    for name, text in {
+        "questions.jsonl": QUESTION,
+        "corpus.jsonl": PASSAGE,
+        "broken.jsonl": "{\n",
+        "list.yaml": "- a\n",
+        "broken.yaml": "a: [1\nb: 2\n",
+        "odd_key.yaml": "1: 2\n",
+        "misspelt.yaml": RECIPE.read_text() + "learn_rate: 1.0\n",
+        "no_number.yaml": RECIPE.read_text() + "gamma: null\n",
+        "letters.yaml": RECIPE.read_text() + "max_turns: two\n",
+    }.items():
+        (folder / name).write_text(text)
+    return folder
+
+
+def check(
+    main: Callable[[Sequence[str]], None],
+    words: list[str],
+    said: str,
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(folder)
+    before = sorted(folder.rglob("*"))
+    assert run_command(main, words) == 2
+    shown = capsys.readouterr()
+    line = shown.err.splitlines()[-1]  # libraries show progress before
+    assert line.startswith("error: ") and said in line
+    assert "Traceback" not in shown.err
+    assert "usage:" not in shown.err
+    assert shown.out == ""
+    assert sorted(folder.rglob("*")) == before, "nothing is half-written"
+
+
+TRAIN = ["--train_questions", "questions.jsonl", "--corpus", "corpus.jsonl", "--model_name_or_path", "policy"]
+TRAIN += ["--output_dir", "out", "--use_cpu", "--bf16=false", "--max_steps=1"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "the following arguments are required: --train_questions"),
+        (["--config"], "`--config` is the last word, but must be followed by a YAML file"),
+        (["--config", "nowhere.yaml"], "nowhere.yaml: there is no such file or folder: check the name"),
+        (["--config=nowhere.yaml"], "nowhere.yaml: there is no such file or folder: check the name"),
+        (["--config", "empty"], "empty: this is a folder: name a file"),
+        (["--config", "list.yaml"], "list.yaml must contain a YAML mapping"),
+        (["--config", "broken.yaml"], "expected ',' or ']', but got ':' in \"broken.yaml\", line 2, column 2"),
+        (["--config", "odd_key.yaml"], "keywords must be strings; `python -m sorl_trl.doctor --config RECIPE`"),
+        (
+            ["--config", "misspelt.yaml", *TRAIN],
+            "`learn_rate` in misspelt.yaml is no argument of train.py; is it `lear",
+        ),
+        (["--config", "no_number.yaml", *TRAIN], "a value is of the wrong kind: '<=' not supported"),
+        (["--config", "letters.yaml", *TRAIN], "argument --max_turns/--max-turns: invalid int value: 'two'"),
+        (["--config", str(RECIPE)], "`train_questions` is 'runs/quickstart/world/train.jsonl', but there is no such"),
+        ([*TRAIN, "--learningrate", "1"], "`--learningrate` is no argument of train.py; is it `--learning_rate`?"),
+        ([*TRAIN, "--gae_lambda", "1"], "`--gae_lambda` is an argument of --trainer so_ppo alone"),
+        ([*TRAIN, "stray"], "'stray' belongs to no argument of train.py"),
+        ([*TRAIN, "--learning_rate", "fast"], "invalid float value: 'fast'"),
+        ([*TRAIN, "--trainer"], "argument --trainer: expected one argument"),
+        ([*TRAIN, "--trainer", "ppo"], "`trainer` is 'ppo', but must be one of so_grpo, so_ppo."),
+        ([*TRAIN, "--num_generations", "7"], "must be divisible by num_generations (7)"),
+        (
+            [*TRAIN, "--model_name_or_path", "/no/such"],
+            "`model_name_or_path` is '/no/such', but there is no such folder",
+        ),
+        ([*TRAIN, "--model_name_or_path", "empty"], "`model_name_or_path` is 'empty', which cannot be loaded: "),
+        ([*TRAIN, "--model_name_or_path", "no/such"], "`model_name_or_path` is 'no/such', which cannot be loaded: "),
+        ([*TRAIN, "--train_questions", "broken.jsonl"], "broken.jsonl, line 1: not JSON"),
+        ([*TRAIN, "--index", "empty", "--corpus", ""], "index empty: manifest.json is missing"),
+        (
+            [*TRAIN, "--resume_from_checkpoint", "empty"],
+            "`resume_from_checkpoint` is 'empty', but must be the folder of",
+        ),
+    ],
+)
+def test_train(
+    words: list[str],
+    said: str,
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    check(train.main, words, said, folder, capsys, monkeypatch)
+
+
+EVALUATE = ["--model_name_or_path", "policy", "--questions", "questions.jsonl", "--no_search", "--output"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "the following arguments are required: --model_name_or_path"),
+        (["--config", "nowhere.yaml"], "nowhere.yaml: there is no such file or folder: check the name"),
+        (["--compare", "a"], "`compare` is ['a'], but must name two runs."),
+        (["--compare", "empty", "empty"], "empty is not the directory of a finished run: it has no results"),
+        (["--compare", "a", "b", "--seed", "1"], "`compare` goes with `intersection` alone, got --seed 1."),
+        ([*EVALUATE, "run", "--protocl", "terse"], "`--protocl` is no argument of evaluate.py; is it `--protocol`?"),
+        ([*EVALUATE, "questions.jsonl"], "questions.jsonl: there is a file of this name: name another place"),
+    ],
+)
+def test_evaluate(
+    words: list[str],
+    said: str,
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    check(evaluate.main, words, said, folder, capsys, monkeypatch)
+
+
+def test_a_run_that_could_not_load_its_model_binds_nobody(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    words = [*EVALUATE, str(tmp_path / "run"), "--model_name_or_path"]
+    assert run_command(evaluate.main, [*words, "empty"]) == 2
+    assert "`model_name_or_path` is 'empty', which cannot be loaded: " in capsys.readouterr().err
+    assert run_command(evaluate.main, [*words, "./nowhere"]) == 2
+    assert "`model_name_or_path` is './nowhere', but there is no such folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--wrld", "atlas"], "`--wrld` is no argument of quickstart.py; is it `--world`?"),
+        (["--world", "moon"], "argument --world: invalid choice: 'moon'"),
+        (["--max-steps", "0"], "argument --max-steps: must be a whole number of at least 1, got '0'"),
+        (["--output", "questions.jsonl"], "questions.jsonl: a part of this path is a file: name a folder"),
+        (["--output", "policy"], "policy holds something else than a quickstart; name another directory."),
+    ],
+)
+def test_quickstart(
+    words: list[str],
+    said: str,
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    check(quickstart.main, words, said, folder, capsys, monkeypatch)
+
+
+def test_a_checkpoint_that_cannot_be_written(folder: Path) -> None:
+    """A process of its own, which may not write files beyond a few kilobytes: the policy's is larger."""
+    command = [
+        sys.executable,
+        str(ROOT / "train.py"),
+        *TRAIN,
+        "--prompt_template={question}",
+        "--no_gradient_checkpointing",
+    ]
+    command += ["--per_device_train_batch_size=2", "--num_generations=2", "--max_completion_length=32"]
+    command += ["--max_turn_tokens=8", "--max_observation_tokens=8", "--save_steps=1", "--disable_tqdm=true"]
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env={**os.environ, "DS_ACCELERATOR": "cpu", "PYTHONPATH": f"{ROOT / 'src'}"},
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000)),
+    )
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stderr[-3000:]
+    assert done.stderr.splitlines()[-1].startswith("error: the file grew larger than the system allows: ")
