@@ -19,6 +19,10 @@ class StopReason(str, Enum):
     """An observation was longer than `max_observation_tokens`, and the limits say to stop there."""
     TRAJECTORY_LIMIT = "trajectory_limit"
     """`max_trajectory_tokens` leaves no room for the next turn or observation."""
+    CONTEXT_LIMIT = "context_limit"
+    """Prompt and trajectory leave no room in what the policy can read at once (the window of the engine or the model).
+
+    Where the prompt alone fills it, the trajectory has no turn, and nothing of it is trained on."""
     SEARCH_UNAVAILABLE = "search_unavailable"
     """The search infrastructure was down, retries included. Not the policy's doing: masked out of the loss."""
 
@@ -81,7 +85,7 @@ class Observation:
 
 @dataclass(frozen=True)
 class Trajectory:
-    """A prompt, then turns with observations between them, in order."""
+    """A prompt, then turns with observations between them, in order. A prompt that leaves no room has no turn."""
 
     prompt_ids: tuple[int, ...]
     segments: tuple[Turn | Observation, ...]

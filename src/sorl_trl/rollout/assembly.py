@@ -13,7 +13,7 @@ class AssembledTrajectory:
     """A completion, token by token. All lists have the completion's length."""
 
     completion_ids: list[int]
-    """Turns and observations in order; never empty."""
+    """Turns and observations in order; empty for a trajectory without a turn, and never else."""
     env_mask: list[int]
     """1 on what the policy sampled and is trained on."""
     turn_ids: list[int]
@@ -59,14 +59,14 @@ def check_assembly(trajectories: Sequence[Trajectory], assembled: Sequence[Assem
             f"{len(assembled)} assembled rows for {len(trajectories)} trajectories: there must be one each"
         )
     for i, (trajectory, row) in enumerate(zip(trajectories, assembled, strict=True)):
-        if problem := _shape_problem(row) or _content_problem(trajectory, row):
+        if problem := _shape_problem(row, bool(trajectory.segments)) or _content_problem(trajectory, row):
             raise ValueError(f"row {i} (stop reason {trajectory.stop_reason.value}): {problem}")
 
 
-def _shape_problem(row: AssembledTrajectory) -> str | None:
+def _shape_problem(row: AssembledTrajectory, has_segments: bool) -> str | None:
     """What is wrong with the lists by themselves."""
     size = len(row.completion_ids)
-    if not size:
+    if not size and has_segments:
         return "completion_ids is empty"
     for name in ("env_mask", "turn_ids", "logprobs"):
         values = getattr(row, name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -15,6 +16,8 @@ from sorl_trl.rollout.retrieval import Retriever, SearchFailure, SearchOutcome
 from sorl_trl.rollout.tokens import decode
 from sorl_trl.search import RetryPolicy, SearchBackend
 from sorl_trl.types import ActionKind, Observation, StopReason, Trajectory, Turn
+
+logger = logging.getLogger(__name__)
 
 # What a rank without live rows generates from: id 0 is in every vocabulary, and the result is thrown away.
 _DUMMY_CONTEXT = (0,)
@@ -31,6 +34,8 @@ class _Row:
     prompt_ids: tuple[int, ...]
     context: list[int]
     """The prompt and all segments so far: what the next turn is generated from."""
+    window: int | None
+    """Tokens that the policy can read, where there is an end to them."""
     segments: list[Turn | Observation] = field(default_factory=list)
     turns: int = 0
     stop_reason: StopReason | None = None
@@ -47,9 +52,12 @@ class _Row:
         assert isinstance(last, Turn)
         return last
 
-    def room(self, limits: RolloutLimits) -> int:
-        """Tokens that `max_trajectory_tokens` leaves."""
-        return limits.max_trajectory_tokens - (len(self.context) - len(self.prompt_ids))
+    def room(self, limits: RolloutLimits) -> tuple[int, StopReason]:
+        """Tokens that are left to the trajectory, and what ends it there."""
+        left = limits.max_trajectory_tokens - (len(self.context) - len(self.prompt_ids))
+        if self.window is not None and self.window - len(self.context) < left:
+            return self.window - len(self.context), StopReason.CONTEXT_LIMIT
+        return left, StopReason.TRAJECTORY_LIMIT
 
     def finished(self) -> Trajectory:
         assert self.stop_reason is not None
@@ -61,7 +69,8 @@ class Collector:
 
     All rows advance in lock-step: one generation call for all that are live, then one search for all distinct
     queries. A row may take `max_turns` turns that search or go wrong, then one last turn in which it can only answer.
-    A turn that reaches a token limit ends the row for that limit's reason, the last turn too.
+    A turn that reaches a token limit ends the row for that limit's reason, the last turn too. So does the end of the
+    generator's window, where it has one.
 
     Raises ValueError if the tokenizer cannot write the protocol, or the limits leave no room for an observation or,
     where a long one ends a trajectory, for the protocol's own messages.
@@ -93,6 +102,9 @@ class Collector:
     ) -> list[Trajectory]:
         """One trajectory per prompt, in order; each has at least one turn and ends with one.
 
+        The exception is a prompt that alone fills the generator's window: its trajectory has no turn, it ends with
+        `StopReason.CONTEXT_LIMIT`, and a warning says how long the prompt is.
+
         Args:
             prompts: Token ids; none may be empty.
             generator: Samples from the policy.
@@ -108,12 +120,27 @@ class Collector:
         for i, prompt in enumerate(prompts):
             if not len(prompt):
                 raise ValueError(f"prompts[{i}] is empty: it must hold at least one token")
-        rows = [_Row(tuple(prompt), list(prompt)) for prompt in prompts]
-        live = rows
+        window: int | None = getattr(generator, "window", None)
+        rows = [_Row(tuple(prompt), list(prompt), window) for prompt in prompts]
+        self._end_overlong(rows)
+        live = [row for row in rows if row.stop_reason is None]
         while any_active(bool(live)):
             self._advance(live, generator)
             live = [row for row in live if row.stop_reason is None]
         return [row.finished() for row in rows]
+
+    def _end_overlong(self, rows: Sequence[_Row]) -> None:
+        """End the rows whose prompt leaves no room for a token."""
+        overlong = [row for row in rows if row.room(self.limits)[0] < 1]
+        for row in overlong:
+            row.stop_reason = StopReason.CONTEXT_LIMIT
+        if overlong:
+            longest = max(len(row.prompt_ids) for row in overlong)
+            logger.warning(
+                "%d of %d prompts are too long for the policy: the longest has %d tokens, and %d are read with what "
+                "follows. Their trajectories have no turn. Shorten them, or raise `vllm_max_model_length` with vLLM.",
+                *(len(overlong), len(rows), longest, overlong[0].window),
+            )
 
     def _advance(self, live: list[_Row], generator: Generator) -> None:
         """One turn for every live row, and what the environment has to say to those that go on."""
@@ -129,7 +156,7 @@ class Collector:
         if not live:
             generator.generate([_DUMMY_CONTEXT], [1])
             return []
-        budgets = [min(self.limits.max_turn_tokens, row.room(self.limits)) for row in live]
+        budgets = [min(self.limits.max_turn_tokens, row.room(self.limits)[0]) for row in live]
         generations = generator.generate([tuple(row.context) for row in live], budgets)
         _check_generations(generations, budgets)
         return generations
@@ -138,26 +165,25 @@ class Collector:
         """Append what was sampled; set the stop reason if the row ends here."""
         text = decode(self._tokenizer, generation.token_ids)
         action = self.protocol.parse(text)
-        room = row.room(self.limits)
+        room, reason = row.room(self.limits)
         row.append(Turn(generation.token_ids, text, action, generation.logprobs))
         if action.kind is ActionKind.ANSWER:
             row.stop_reason = StopReason.ANSWERED
         elif action.kind is ActionKind.INVALID and not generation.stopped:
-            by_trajectory = room < self.limits.max_turn_tokens
-            row.stop_reason = StopReason.TRAJECTORY_LIMIT if by_trajectory else StopReason.TURN_LIMIT
+            row.stop_reason = reason if room < self.limits.max_turn_tokens else StopReason.TURN_LIMIT
         elif row.turns > self.limits.max_turns:
             row.stop_reason = StopReason.MAX_TURNS
 
     def _observe(self, row: _Row, outcomes: dict[str, SearchOutcome]) -> None:
         """Append the answer to the row's last action, or end the row if it cannot be given."""
         observation = self._observation(row.last_turn, outcomes)
+        room, reason = row.room(self.limits)
         if observation is None:
             row.stop_reason = StopReason.SEARCH_UNAVAILABLE
         elif observation.truncated and self.limits.on_long_observation == "stop":
             row.stop_reason = StopReason.OBSERVATION_LIMIT
-        elif len(observation.token_ids) >= row.room(self.limits):
-            # Not a single token of the next turn would fit behind it.
-            row.stop_reason = StopReason.TRAJECTORY_LIMIT
+        elif len(observation.token_ids) >= room:  # not a single token of the next turn would fit behind it
+            row.stop_reason = reason
         else:
             row.append(observation)
 

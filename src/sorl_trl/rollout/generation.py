@@ -26,7 +26,8 @@ class Generation:
 
     `token_ids` holds every sampled id: the end-of-sequence token, and what a last token holds beyond the stop string.
     `logprobs` are those of the sampling engine, one per token, where it reports them.
-    `stopped` is whether a stop string or an end-of-sequence token ended it; if not, `max_new_tokens` did.
+    `stopped` is whether a stop string or an end-of-sequence token ended it, be it with the last token allowed; if not,
+    `max_new_tokens` did.
     """
 
     token_ids: tuple[int, ...]
@@ -35,11 +36,39 @@ class Generation:
 
 
 class Generator(Protocol):
-    """Samples from the policy. Token ids in, token ids out."""
+    """Samples from the policy. Token ids in, token ids out.
+
+    One that can read so many tokens and no more, context and generation together, says so in an attribute `window`:
+    the collector then never asks for more. None, or no such attribute: there is no end to what it reads.
+    """
 
     def generate(self, contexts: Sequence[Sequence[int]], max_new_tokens: Sequence[int]) -> list[Generation]:
         """One generation per context, in order, of 1 to `max_new_tokens[row]` tokens."""
         ...
+
+
+class TurnEnd:
+    """Where a turn ends, for every engine alike: at an end-of-sequence token, or a stop string in the decoded text."""
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, stop_strings: Sequence[str], eos_token_ids: Sequence[int]
+    ) -> None:
+        if not eos_token_ids:
+            raise ValueError("eos_token_ids is empty: name at least one token that ends a message")
+        self.stop_strings = tuple(stop_strings)
+        self.eos_token_ids = tuple(eos_token_ids)
+        self._tokenizer = tokenizer
+        self.tail = max(map(len, self.stop_strings), default=0) + _TAIL_MARGIN
+        """Tokens at the end that are looked at: a stop string that stands before them has ended the turn there."""
+
+    def reached(self, sampled: Sequence[Sequence[int]]) -> list[bool]:
+        """Whether each row's last token ended its turn, given what the row has sampled, or the `tail` of it."""
+        tails = [list(ids[-self.tail :]) for ids in sampled]
+        texts = self._tokenizer.batch_decode(tails, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return [
+            tail[-1] in self.eos_token_ids or any(stop in text for stop in self.stop_strings)
+            for tail, text in zip(tails, texts, strict=True)
+        ]
 
 
 class HFGenerator:
@@ -64,17 +93,15 @@ class HFGenerator:
         for name in ("num_beams", "num_return_sequences"):
             if (value := getattr(generation_config, name)) not in (None, 1):
                 raise ValueError(f"generation_config.{name}={value} must be 1: each context has one continuation")
-        if not eos_token_ids:
-            raise ValueError("eos_token_ids is empty: name at least one token that ends a message")
         self._model = model
-        self._tokenizer = tokenizer
-        self._stop_strings = tuple(stop_strings)
-        self._eos_token_ids = tuple(eos_token_ids)
+        self._end = TurnEnd(tokenizer, stop_strings, eos_token_ids)
+        self.window = _positions(model)
+        """Positions that the model has, where its config says how many."""
         self._synced_gpus = synced_gpus
         # Padding is masked out and never read back, so that any id will do.
-        self._pad_token_id = self._eos_token_ids[0]
+        self._pad_token_id = eos_token_ids[0]
         self._config = copy.deepcopy(generation_config)
-        self._config.eos_token_id = list(self._eos_token_ids)
+        self._config.eos_token_id = list(eos_token_ids)
         self._config.pad_token_id = self._pad_token_id
         self._config.max_length = None
         self._config.return_dict_in_generate = False
@@ -85,7 +112,7 @@ class HFGenerator:
         if not contexts:
             return []
         input_ids, attention_mask = self._left_padded(contexts)
-        stops = _RowStops(self._tokenizer, self._stop_strings, self._eos_token_ids, input_ids.shape[1], max_new_tokens)
+        stops = _RowStops(self._end, input_ids.shape[1], max_new_tokens)
         config = copy.copy(self._config)
         config.max_new_tokens = max(max_new_tokens)
         model: Any = self._model
@@ -124,20 +151,10 @@ class HFGenerator:
 class _RowStops(StoppingCriteria):
     """Ends each row where it stops, and remembers where: `generate` goes on filling ended rows with padding."""
 
-    def __init__(
-        self,
-        tokenizer: PreTrainedTokenizerBase,
-        stop_strings: tuple[str, ...],
-        eos_token_ids: tuple[int, ...],
-        context_length: int,
-        limits: Sequence[int],
-    ) -> None:
-        self._tokenizer = tokenizer
-        self._stop_strings = stop_strings
-        self._eos_token_ids = frozenset(eos_token_ids)
+    def __init__(self, end: TurnEnd, context_length: int, limits: Sequence[int]) -> None:
+        self._end = end
         self._context_length = context_length
         self._limits = limits
-        self._tail = max(map(len, stop_strings), default=0) + _TAIL_MARGIN
         self.lengths = [0] * len(limits)
         """Sampled tokens of each row; 0 while it is still going."""
         self.stopped = [False] * len(limits)
@@ -145,10 +162,15 @@ class _RowStops(StoppingCriteria):
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
         produced = input_ids.shape[1] - self._context_length
         live = [row for row, length in enumerate(self.lengths) if not length]
-        tails = input_ids[live, -min(produced, self._tail) :].tolist()
-        texts = self._tokenizer.batch_decode(tails, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        for row, tail, text in zip(live, tails, texts, strict=True):
-            self.stopped[row] = tail[-1] in self._eos_token_ids or any(stop in text for stop in self._stop_strings)
-            if self.stopped[row] or produced >= self._limits[row]:
+        tails = input_ids[live, -min(produced, self._end.tail) :].tolist()
+        for row, stopped in zip(live, self._end.reached(tails), strict=True):
+            self.stopped[row] = stopped
+            if stopped or produced >= self._limits[row]:
                 self.lengths[row] = produced
         return torch.tensor([length > 0 for length in self.lengths], device=input_ids.device)
+
+
+def _positions(model: PreTrainedModel) -> int | None:
+    """Some configs have no such number, and some a negative one, where positions have no end."""
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return positions if positions and positions > 0 else None

@@ -20,13 +20,14 @@ from sorl_trl.rollout import (
     RetryPolicy,
     RolloutLimits,
     TagProtocol,
+    TurnEnd,
     assemble,
     chat_message_frame,
     check_assembly,
     rollout_statistics,
 )
 from sorl_trl.search import SearchBackend
-from sorl_trl.trainers.vllm_generator import VLLMGenerator
+from sorl_trl.trainers.vllm_generator import VLLMGenerator, awake
 from sorl_trl.types import StopReason, Trajectory
 
 # These ended on the policy's or the environment's own terms; the others hit a length limit.
@@ -45,7 +46,9 @@ class SearchRollout:
     Statistics of every rollout are logged as `rollout/…`.
 
     A complete trajectory ends in an end-of-sequence token: where the policy did not write it, it is appended as an
-    environment token, so that TRL's truncation metrics and `mask_truncated_completions` mean length limits alone.
+    environment token, so that TRL's truncation metrics and `mask_truncated_completions` mean length limits alone. A
+    trajectory without a turn, whose prompt fills the window of engine or model, is that token and nothing else; the
+    prompt that TRL gets is then cut to the longest that was read.
 
     Args:
         search: where queries go.
@@ -116,13 +119,17 @@ def rollout_output(trajectories: Sequence[Trajectory], eos_token_id: int) -> dic
     """`rollout_func`'s return value, one row per trajectory."""
     rows = assemble(trajectories)
     check_assembly(trajectories, rows)
-    output: dict[str, Any] = {"prompt_ids": [list(t.prompt_ids) for t in trajectories], "trajectory": [*trajectories]}
+    # A prompt that no turn follows was too long to be read: whole, it would make every row of the batch as long.
+    longest = max((len(t.prompt_ids) for t in trajectories if t.segments), default=1)
+    prompt_ids = [list(t.prompt_ids[:longest]) for t in trajectories]
+    output: dict[str, Any] = {"prompt_ids": prompt_ids, "trajectory": [*trajectories]}
     for key in ("completion_ids", "env_mask", "turn_ids"):
         output[key] = [list(getattr(row, key)) for row in rows]
     has_logprobs = all(row.logprobs is not None for row in rows)
     output["logprobs"] = [list(row.logprobs or ()) for row in rows] if has_logprobs else None
     for i, trajectory in enumerate(trajectories):
-        if trajectory.stop_reason in _COMPLETE and output["completion_ids"][i][-1] != eos_token_id:
+        is_complete = trajectory.stop_reason in _COMPLETE
+        if not trajectory.segments or (is_complete and output["completion_ids"][i][-1] != eos_token_id):
             output["completion_ids"][i].append(eos_token_id)
             output["env_mask"][i].append(0)
             output["turn_ids"][i].append(-1)
@@ -142,7 +149,9 @@ def policy_generator(
     """
     accelerator = trainer.accelerator
     if trainer.use_vllm:
-        yield VLLMGenerator(trainer.vllm_generation, stop_strings), _any_rank(accelerator)
+        end = TurnEnd(trainer._tokenizer, stop_strings, trainer.eos_token_ids)
+        with awake(trainer.vllm_generation):
+            yield VLLMGenerator(trainer.vllm_generation, end), _any_rank(accelerator)
         return
     sharded = trainer._dist.is_fsdp or (trainer._dist.is_zero3 and not trainer.args.ds3_gather_for_generation)
     # The context is entered once per rollout: under ZeRO-3 it gathers the parameters, on all ranks together.

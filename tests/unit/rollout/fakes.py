@@ -66,8 +66,9 @@ def encode(tokenizer: PreTrainedTokenizerFast, text: str) -> tuple[int, ...]:
 class ScriptedGenerator:
     """Gives row r, recognized by its prompt's first token, the turns of `scripts[r]` in order, cut to the budget."""
 
-    def __init__(self, scripts: dict[int, list[Generation]]) -> None:
+    def __init__(self, scripts: dict[int, list[Generation]], window: int | None = None) -> None:
         self.scripts = scripts
+        self.window = window
         self.calls: list[list[tuple[int, ...]]] = []
         self.budgets: list[list[int]] = []
         self.sampled: dict[int, list[tuple[int, ...]]] = {row: [] for row in scripts}

@@ -18,6 +18,7 @@ from sorl_trl.rollout import (
     TagProtocol,
     assemble,
     check_assembly,
+    rollout_statistics,
 )
 from sorl_trl.search import SearchUnavailable
 from sorl_trl.types import Observation, StopReason, Trajectory
@@ -38,12 +39,13 @@ def collect(
     search: FakeSearch | None = None,
     limits: RolloutLimits | None = None,
     any_active: Callable[[bool], bool] | None = None,
+    window: int | None = None,
 ) -> tuple[list[Trajectory], ScriptedGenerator]:
     """Rows have one-token prompts: their key in `scripts`."""
     collector = Collector(
         word_tokenizer(), search or FakeSearch(), PROTOCOL, limits, RetryPolicy(attempts=2, initial_wait_s=0)
     )
-    generator = ScriptedGenerator(scripts)
+    generator = ScriptedGenerator(scripts, window)
     prompts = [(row,) for row in scripts]
     trajectories = collector.collect(prompts, generator, *([any_active] if any_active else []))
     check_assembly(trajectories, assemble(trajectories))
@@ -133,6 +135,55 @@ def test_an_observation_must_leave_room_for_a_turn() -> None:
     ):
         trajectory = collect_one([SEARCH, ANSWER], RolloutLimits(max_trajectory_tokens=size))
         assert (trajectory.stop_reason, len(trajectory.observations)) == (reason, observations)
+
+
+def test_the_window_ends_a_trajectory() -> None:
+    """One token of prompt, five of the search, five of the observation, three of the answer."""
+    for window, reason, observations, last_budget in (
+        (1 + 4, StopReason.CONTEXT_LIMIT, 0, 4),  # no room to close the search
+        (1 + 5, StopReason.CONTEXT_LIMIT, 0, 5),  # no room for what was found
+        (1 + 5 + 5, StopReason.CONTEXT_LIMIT, 0, 8),  # nor for a token after it
+        (1 + 5 + 5 + 1, StopReason.CONTEXT_LIMIT, 1, 1),
+        (1 + 5 + 5 + 3, StopReason.ANSWERED, 1, 3),  # closed by the last token that fits
+    ):
+        limits = RolloutLimits(max_turn_tokens=8)
+        (trajectory,), generator = collect({11: [SEARCH, ANSWER]}, limits=limits, window=window)
+        assert (trajectory.stop_reason, len(trajectory.observations)) == (reason, observations), window
+        assert generator.budgets[-1] == [last_budget], window
+
+
+def test_of_several_limits_the_one_that_was_reached_is_named() -> None:
+    by_turn = RolloutLimits(max_turn_tokens=4)
+    assert collect({11: [SEARCH]}, limits=by_turn, window=1 + 4)[0][0].stop_reason is StopReason.TURN_LIMIT
+    by_trajectory = RolloutLimits(max_trajectory_tokens=4)
+    assert collect({11: [SEARCH]}, limits=by_trajectory, window=1 + 4)[0][0].stop_reason is StopReason.TRAJECTORY_LIMIT
+    assert collect({11: [SEARCH]}, limits=by_trajectory, window=1 + 3)[0][0].stop_reason is StopReason.CONTEXT_LIMIT
+
+
+def test_a_turn_closed_at_the_limit_by_other_means_than_a_tag_gets_feedback() -> None:
+    """It ended with an end-of-sequence token, the last that was allowed: the row goes on."""
+    trajectory = collect_one([SILENCE, ANSWER], RolloutLimits(max_turn_tokens=3))
+    assert (texts(trajectory)[1], trajectory.stop_reason) == ("I should", StopReason.ANSWERED)
+
+
+def test_a_prompt_that_fills_the_window_has_no_turn(caplog: pytest.LogCaptureFixture) -> None:
+    collector = Collector(word_tokenizer(), FakeSearch(), PROTOCOL)
+    generator = ScriptedGenerator({11: [ANSWER], 12: [ANSWER]}, window=6)
+    trajectories = collector.collect([(11, 11, 11), (12,) * 6, (12,) * 9], generator)
+    assert [t.stop_reason.value for t in trajectories] == ["answered", "context_limit", "context_limit"]
+    assert [t.segments == () for t in trajectories] == [False, True, True]
+    assert generator.calls == [[(11, 11, 11)]]
+    assert "2 of 3 prompts are too long" in caplog.text and "the longest has 9 tokens, and 6 are read" in caplog.text
+    rows = assemble(trajectories)
+    check_assembly(trajectories, rows)
+    assert [len(row.completion_ids) for row in rows] == [3, 0, 0]
+    assert rollout_statistics(trajectories)["stop_reason/context_limit"] == pytest.approx(2 / 3)
+
+
+def test_prompts_that_all_fill_the_window_need_no_generation() -> None:
+    generator = ScriptedGenerator({}, window=1)
+    (trajectory,) = Collector(word_tokenizer(), FakeSearch(), PROTOCOL).collect([(11,)], generator)
+    assert (trajectory.segments, generator.calls) == ((), [])
 
 
 def test_a_long_observation_is_cut_or_ends_the_trajectory() -> None:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GenerationConfig, LlamaForCausalLM
+from transformers import BloomConfig, BloomForCausalLM, GenerationConfig, LlamaForCausalLM
 
-from sorl_trl.rollout import Generation, HFGenerator, TagProtocol
+from sorl_trl.rollout import Generation, HFGenerator, TagProtocol, TurnEnd
 from tests.conftest import build_policy
 
 from .fakes import WORDS, bpe_tokenizer, encode, word_tokenizer
@@ -90,6 +90,39 @@ def test_what_a_token_holds_beyond_the_tag_is_kept() -> None:
     row = generator(model, tokenizer, eos=tokenizer.eos_token_id).generate([ids[:1]], [99])[0]
     assert row == Generation(ids, None, True)
     assert TagProtocol().parse(tokenizer.decode(row.token_ids)).content == "capital"
+
+
+def test_the_last_allowed_token_may_end_the_turn() -> None:
+    rows = [words("I <search> of </search>"), words("I <search> of <eos>"), words("I <search> of of")]
+    sampled = generator(replaying(rows)).generate([(11,)] * 3, [4] * 3)
+    assert [row.token_ids for row in sampled] == rows
+    assert [row.stopped for row in sampled] == [True, True, False]
+
+
+def test_where_a_turn_ends_is_one_rule_for_every_engine() -> None:
+    end = TurnEnd(word_tokenizer(), STOPS, [EOS])
+    ends = ["I <search> of </search>", "<eos>", "I <eos>"]
+    goes_on = ["I <search> of", "<eos> I", "</search> " + "of " * end.tail]
+    assert end.reached([words(text) for text in (*ends, *goes_on)]) == [True] * 3 + [False] * 3
+    bpe = TurnEnd(bpe_tokenizer(), STOPS, [bpe_tokenizer().eos_token_id])
+    overhanging = encode(bpe_tokenizer(), "<search>capital</search>\n\n")
+    assert bpe.reached([overhanging, overhanging[:-1]]) == [True, False]
+    with pytest.raises(ValueError, match="eos_token_ids is empty"):
+        TurnEnd(word_tokenizer(), STOPS, [])
+
+
+@pytest.mark.parametrize(("positions", "window"), [(2048, 2048), (7, 7), (-1, None)])
+def test_the_window_is_what_the_model_has_positions_for(positions: int, window: int | None) -> None:
+    model = build_policy(vocab_size=len(WORDS))
+    model.config.max_position_embeddings = positions
+    assert generator(model).window == window
+
+
+def test_a_model_without_positions_has_no_window() -> None:
+    assert (
+        generator(BloomForCausalLM(BloomConfig(vocab_size=len(WORDS), hidden_size=8, n_layer=1, n_head=2))).window
+        is None
+    )
 
 
 def test_nothing_to_generate() -> None:

@@ -1,0 +1,72 @@
+"""A policy whose attention heads are as wide as vLLM's CPU kernels want them, and trainers around it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from sorl_trl import SOGRPOTrainer
+from tests.agents import agent_tokenizer, build_agent
+
+POSITIONS = 64
+VLLM = {
+    "use_vllm": True,
+    "vllm_mode": "colocate",
+    "vllm_importance_sampling_correction": True,
+    "vllm_importance_sampling_mode": "token_truncate",
+}
+TRAINING = {"num_iterations": 1, "max_steps": 8, "learning_rate": 1e-2}
+"""Four rollouts, and two optimizer steps on each."""
+GAP = "sampling/sampling_logp_difference/max"
+
+
+def save_policy(
+    folder: Path, tokenizer: PreTrainedTokenizerFast | None = None, positions: int = POSITIONS, sharpness: float = 1.0
+) -> Path:
+    """A random policy as a checkpoint, for vLLM reads its own from one: two layers, two heads of 32.
+
+    It samples about uniformly; with a higher `sharpness` its greedy continuations are more varied.
+    """
+    tokenizer = tokenizer or agent_tokenizer()
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=positions,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=None,
+    )
+    model = LlamaForCausalLM(config)
+    with torch.no_grad():
+        model.lm_head.weight *= sharpness
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def load_policy(folder: Path) -> LlamaForCausalLM:
+    return LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+
+def vllm_agent(folder: Path, trainer_class: Any = SOGRPOTrainer, **overrides: Any) -> Any:
+    """`build_agent` with a policy of its own that vLLM samples from."""
+    policy = folder / "policy"
+    if not policy.exists():
+        save_policy(policy)
+    return build_agent(folder, trainer_class=trainer_class, model=load_policy(policy), **VLLM | TRAINING | overrides)
+
+
+def logged(trainer: Any, name: str) -> list[float]:
+    """A metric of every rollout."""
+    return [log[name] for log in trainer.state.log_history if name in log]
+
+
+def weights_of(trainer: Any) -> dict[str, torch.Tensor]:
+    return {name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters()}

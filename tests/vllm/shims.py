@@ -1,0 +1,94 @@
+"""What a real vLLM needs to run in these tests, and nowhere else. None of it is for users: they have GPUs.
+
+- The CPU backend packs linear weights when a model is loaded and drops the parameters, so that TRL's weight sync has
+  nothing to load into: here they stay, and `torch.nn.functional.linear` multiplies.
+- TRL does not hand on a dtype: "auto" makes bfloat16 of a float32 checkpoint, whose log-probabilities differ by more
+  than 1e-4 anyway. Compilation takes a minute per engine. So engines are float32 and eager, and the cache is
+  small.
+- TRL's server mode sends weights by NCCL, between GPUs: here they travel in a file, which the server is told to load.
+- Sleep mode exists on GPUs alone: here sleeping turns every weight into NaN, so that an engine that is not sent its
+  weights again samples nothing sensible, and it is counted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "TRL_EXPERIMENTAL_SILENCE": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine in the process of its trainer, as with TRL on a GPU
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+KV_CACHE_BYTES = 32 * 2**20
+STARTED: list[Any] = []
+"""The engines of this process."""
+
+
+def keep_linear_weights() -> None:
+    from vllm.model_executor.layers import utils
+
+    def plain(layer: Any, remove_weight: bool) -> None:
+        layer.cpu_linear = torch.nn.functional.linear
+
+    utils.dispatch_cpu_unquantized_gemm = plain
+
+
+def install() -> None:
+    """Make TRL's wrapper and client work on the CPU, in this process."""
+    keep_linear_weights()
+    from trl.generation import vllm_client, vllm_generation
+    from vllm import LLM
+
+    vllm_generation.LLM = partial(_start, LLM)
+    vllm_client.VLLMClient.init_communicator = lambda self, device: None
+    vllm_client.VLLMClient.update_named_params = _send_file
+
+
+def _start(llm_class: Any, **arguments: Any) -> Any:
+    sleeps = arguments.pop("enable_sleep_mode", False)
+    exact = {"dtype": "float32", "enforce_eager": True, "kv_cache_memory_bytes": KV_CACHE_BYTES}
+    llm = llm_class(**arguments, **exact)
+    STARTED.append(llm)
+    llm.counted = Counter[str]()
+    if sleeps:
+        llm.sleep, llm.wake_up = partial(_sleep, llm), partial(_wake, llm)
+    return llm
+
+
+def model_of(llm: Any) -> torch.nn.Module:
+    model: torch.nn.Module = llm.llm_engine.model_executor.driver_worker.model_runner.model
+    return model
+
+
+def _sleep(llm: Any, level: int) -> None:
+    llm.counted["sleep"] += 1
+    for parameter in model_of(llm).parameters():
+        parameter.data.fill_(math.nan)
+
+
+def _wake(llm: Any, tags: list[str]) -> None:
+    llm.counted[f"wake {tags[0]}"] += 1
+
+
+def _send_file(client: Any, metadata: Any, named_params: Any) -> None:
+    """In place of `VLLMClient.update_named_params`."""
+    from safetensors.torch import save_file
+
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "weights.safetensors"
+        save_file({name: value.detach().clone().contiguous() for name, value in named_params}, path)
+        response = client.session.post(
+            f"{client.base_url}/collective_rpc", json={"method": "load_trained", "args": [str(path)]}
+        )
+        response.raise_for_status()
