@@ -101,6 +101,5 @@ class Trajectory:
 
     @property
     def answer(self) -> str | None:
-        """What the policy answered: only from a turn it generated, never from an observation."""
-        answers = [t.action.content for t in self.turns if t.action.kind is ActionKind.ANSWER]
-        return answers[-1] if answers else None
+        """What the policy answered first: only from a turn it generated, never from an observation."""
+        return next((t.action.content for t in self.turns if t.action.kind is ActionKind.ANSWER), None)

@@ -90,6 +90,10 @@ class TagProtocol:
 
         Its content stands between the last matching opening tag and the closing one. No closing tag, no opening
         tag, or nothing between them is an invalid action.
+
+        This is the one rule of what an answer is. The first tag decides because a turn of the collector ends there:
+        `<answer>A</answer> no: <answer>B</answer>` is never seen whole, and an answer that could be taken back would
+        pay for naming several.
         """
         closing = _CLOSING_TAG.search(text)
         if closing is None:
@@ -109,6 +113,11 @@ class TagProtocol:
             for i, passage in enumerate(passages, start=1)
         )
         return "".join(rendered).strip()
+
+    @staticmethod
+    def tags_in(text: str) -> list[str]:
+        """The protocol tags that a text holds, as they are written there."""
+        return [tag[0] for tag in _ANY_TAG.finditer(text)]
 
     @staticmethod
     def neutralize(text: str) -> tuple[str, int]:

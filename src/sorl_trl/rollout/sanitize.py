@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
@@ -57,8 +58,7 @@ class Sanitizer:
         However long the text, only as much of it is encoded as that takes, and `text` ends where encoding did. What
         is spelled out further on is counted all the same.
         """
-        # Retrieved JSON may hold lone surrogates, which no tokenizer takes.
-        text, neutralized = self._rewrite(untrusted.encode("utf-8", "replace").decode("utf-8"))
+        text, neutralized = self.rewrite(untrusted)
         is_cut = False
         for _ in range(_MAX_PASSES):
             beginning, ids = self._encode_beginning(text, max_tokens)
@@ -71,6 +71,19 @@ class Sanitizer:
                 return HarmlessText(beginning, tuple(ids[:max_tokens]), truncated, neutralized)
             text, neutralized = read, neutralized + made
         return HarmlessText("", (), True, neutralized)
+
+    def rewrite(self, untrusted: str) -> tuple[str, int]:
+        """The text with what it spells out in other brackets, and how many there were: not encoded, so without proof.
+
+        Retrieved JSON may hold lone surrogates, which no tokenizer takes: each becomes a question mark.
+        """
+        return self._rewrite(untrusted.encode("utf-8", "replace").decode("utf-8"))
+
+    def found_in(self, token_ids: Sequence[int]) -> list[int | str]:
+        """The control tokens among `token_ids` by their ids, then the protocol tags in the text of the others."""
+        controls = [token_id for token_id in token_ids if token_id in self._control_ids]
+        others = [token_id for token_id in token_ids if token_id not in self._control_ids]
+        return [*controls, *TagProtocol.tags_in(decode(self._tokenizer, others))]
 
     def _rewrite(self, text: str) -> tuple[str, int]:
         """The text with tags and control tokens in other brackets, and how many there were."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from trl import GRPOConfig
 
 from sorl_trl.ops import IMPORTANCE_SAMPLING_LEVELS, KL_ESTIMATORS, PENALTY_GATES, TURN_RATIOS
+from sorl_trl.trainers.caller_warnings import warnings_at_the_caller
 
 TURN_LOSS_TYPE = "turn"
 LOSS_TYPES = (TURN_LOSS_TYPE, "grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo")
@@ -185,7 +186,8 @@ class TurnLevelConfig(GRPOConfig):
     )
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        with warnings_at_the_caller():
+            super().__post_init__()
         check_choice("loss_type", self.loss_type, LOSS_TYPES)
         check_choice("importance_sampling_level", self.importance_sampling_level, IMPORTANCE_SAMPLING_LEVELS)
         check_choice("turn_ratio", self.turn_ratio, TURN_RATIOS)

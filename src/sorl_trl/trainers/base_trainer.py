@@ -6,7 +6,6 @@ tests/contract fails when one of their bodies changes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -18,27 +17,28 @@ from sorl_trl.ops import (
     importance_ratio,
     is_clipped,
     masked_mean,
-    turn_counts,
     turn_ids_from_mask,
     turn_weights,
     validate_turn_ids,
 )
 from sorl_trl.trainers.base_config import TURN_LOSS_TYPE, TurnLevelConfig
 from sorl_trl.trainers.bias_norm import ClippingBiasNormalizer
+from sorl_trl.trainers.caller_warnings import warnings_at_the_caller
 from sorl_trl.trainers.clip_penalty import penalty_gate
-from sorl_trl.trainers.dataset_checks import check_chat_template, check_dataset_size
+from sorl_trl.trainers.dataset_checks import check_chat_template, check_column_names, check_dataset_size
 from sorl_trl.trainers.exact_resume import ExactResume
 from sorl_trl.trainers.kl_schedule import KLSchedule
 from sorl_trl.trainers.native_tools import NativeTools
 from sorl_trl.trainers.ratio_substitution import RatioSubstitution
+from sorl_trl.trainers.reward_recording import RewardRecording
 from sorl_trl.trainers.roll_back import RollBack
 from sorl_trl.trainers.trajectory_dump import TrajectoryDump
+from sorl_trl.trainers.trl_arguments import trainer_arguments
 from sorl_trl.trainers.turn_metrics import turn_metrics
-from sorl_trl.trainers.turn_rewards import TurnRewardRecorder
 from sorl_trl.trainers.turn_spans import checked_rollout, padded, split_at_tags, turn_ids_of
 
 
-class TurnLevelTrainer(NativeTools, ExactResume, RollBack):
+class TurnLevelTrainer(NativeTools, RewardRecording, ExactResume, RollBack):
     """`GRPOTrainer` with turn spans, turn-level importance ratios and clipping-triggered normalization.
 
     Subclasses decide where the advantages come from. The arguments are those of `GRPOTrainer`.
@@ -46,29 +46,18 @@ class TurnLevelTrainer(NativeTools, ExactResume, RollBack):
 
     config_class: ClassVar[type[TurnLevelConfig]] = TurnLevelConfig
     args: TurnLevelConfig
-    reward_funcs: list[Any]
-    _turn_ids: Tensor
-    """(B, T) of the completions that were generated last, before any of them is masked as truncated."""
-    _turn_rewards: TurnRewardRecorder
-    _rewards_per_func: Tensor
-    """(B, F) of this rank's completions that were generated last, NaN where a function gave none."""
 
-    def __init__(
-        self,
-        model: Any,
-        reward_funcs: Any = None,
-        args: TurnLevelConfig | None = None,
-        *positional: Any,
-        rollout_func: Callable[..., dict[str, Any]] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        if args is None:
-            args = self._default_config(model)
+    def __init__(self, *positional: Any, **named: Any) -> None:
+        given = trainer_arguments(*positional, **named)
+        if given.get("args") is None:
+            given["args"] = self._default_config(given["model"])
+        args = given["args"]
         if not isinstance(args, self.config_class):
             raise TypeError(f"`args` is a {type(args).__name__}, but must be a {self.config_class.__name__}.")
-        if rollout_func is not None:
-            rollout_func = checked_rollout(rollout_func)
-        super().__init__(model, reward_funcs, args, *positional, rollout_func=rollout_func, **kwargs)
+        if given.get("rollout_func") is not None:
+            given["rollout_func"] = checked_rollout(given["rollout_func"])
+        with warnings_at_the_caller():
+            super().__init__(**given)
 
         # What TRL's loss is told instead of our names: RatioSubstitution and turn_weights make up the difference.
         if args.importance_sampling_level == "turn":
@@ -83,6 +72,7 @@ class TurnLevelTrainer(NativeTools, ExactResume, RollBack):
         self._kl_schedule = KLSchedule(args.target_kl) if args.target_kl else None
         if self._kl_schedule is not None:
             self.add_callback(self._kl_schedule)
+        check_column_names(self.train_dataset, self.eval_dataset, args)
         check_dataset_size(self.train_dataset, args, self.num_generations)
         if self.rollout_func is None:  # a rollout function may render messages in its own way
             check_chat_template(self.train_dataset, self.processing_class)
@@ -128,32 +118,6 @@ class TurnLevelTrainer(NativeTools, ExactResume, RollBack):
                 f"{max(lengths)}: `tools` went on after it. Use one or the other."
             )
         validate_turn_ids(turn_ids, padded(mask, 0))
-
-    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
-        self._turn_rewards = recorder = TurnRewardRecorder(turn_counts(self._turn_ids).tolist())
-        reward_funcs = self.reward_funcs
-        self.reward_funcs = [
-            recorder.wrap(func, index, name)
-            for index, (func, name) in enumerate(zip(reward_funcs, self.reward_func_names, strict=True))
-        ]
-        try:
-            rewards_per_func = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-        finally:
-            self.reward_funcs = reward_funcs
-        # A trajectory without a token of the policy (its search was down) says nothing about the policy: TRL leaves
-        # rows of NaN out of the baseline and gives them no advantage.
-        without_turn = self.accelerator.gather((self._turn_ids < 0).all(-1))
-        rewards_per_func[without_turn] = torch.nan
-        mode = "train" if self.model.training else "eval"
-        self._metrics[mode]["trajectories_without_turn"].append(without_turn.float().mean().item())
-        rank = self.accelerator.process_index
-        self._rewards_per_func = rewards_per_func[rank * len(prompts) : (rank + 1) * len(prompts)]
-        return rewards_per_func
-
-    def _local_turn_rewards(self) -> tuple[Tensor, Tensor]:
-        """Of this rank: (B, K) weighted turn rewards, outcomes on the last turn, and (B,) whether scored at all."""
-        turn_rewards = self._turn_rewards.combine(self._rewards_per_func, self.reward_weights)
-        return turn_rewards, ~self._rewards_per_func.isnan().all(-1)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         output = super()._generate_and_score_completions(inputs)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from datasets import Dataset
+from datasets import Dataset, IterableDataset
 from trl import GRPOConfig
 from trl.data_utils import is_conversational
+
+from sorl_trl.trainers.turn_rewards import TURN_IDS
 
 
 def check_dataset_size(dataset: Any, args: GRPOConfig, num_generations: int) -> None:
@@ -17,6 +20,20 @@ def check_dataset_size(dataset: Any, args: GRPOConfig, num_generations: int) -> 
             f"`train_dataset` has {len(dataset)} prompts, but a rollout takes {needed}: `generation_batch_size` "
             f"{args.generation_batch_size} / `num_generations` {num_generations}. Give more prompts, or change these."
         )
+
+
+def check_column_names(train_dataset: Any, eval_dataset: Any, args: GRPOConfig) -> None:
+    """Reward functions are given the turns as `turn_ids`: a column of that name would be lost."""
+    if args.remove_unused_columns:  # TRL leaves the column out
+        return
+    several = eval_dataset if isinstance(eval_dataset, Mapping) else {None: eval_dataset}
+    evaluated = {"eval_dataset" if name is None else f"eval_dataset[{name!r}]": of for name, of in several.items()}
+    for argument, dataset in {"train_dataset": train_dataset, **evaluated}.items():
+        if isinstance(dataset, (Dataset, IterableDataset)) and TURN_IDS in next(iter(dataset), {}):
+            raise ValueError(
+                f"`{argument}` has a column {TURN_IDS!r}, but under that name reward functions are given the turn of "
+                f"each token. Give it another name: `dataset.rename_column({TURN_IDS!r}, ...)`."
+            )
 
 
 def check_chat_template(dataset: Any, processing_class: Any) -> None:

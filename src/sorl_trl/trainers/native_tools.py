@@ -13,8 +13,17 @@ from sorl_trl.rollout import TagProtocol
 from sorl_trl.rollout.retrieval import Retriever, SearchFailure
 from sorl_trl.rollout.sanitize import Sanitizer
 from sorl_trl.search import RetryPolicy, SearchBackend, SearchUnavailable
-
-_NO_BRACKETS = str.maketrans("<>[]", "()()")
+from sorl_trl.trainers.tool_messages import (
+    change_beyond,
+    change_strings,
+    is_plain_list,
+    neutral_messages,
+    shown_text,
+    text_of,
+    weaker_forms,
+    without_brackets,
+)
+from sorl_trl.types import ActionKind
 
 
 def search_tool(backend: SearchBackend, k: int = 3, retry: RetryPolicy | None = None) -> Callable[[str], str]:
@@ -54,22 +63,20 @@ def search_tool(backend: SearchBackend, k: int = 3, retry: RetryPolicy | None = 
 
 
 def answer_in_messages(completion: Sequence[Mapping[str, Any]]) -> str | None:
-    """What stands in the last `<answer>…</answer>` that the assistant wrote, or None. Tools' messages do not count.
+    """The answer of the first message of the assistant's that gives one, or None. Tools' messages do not count.
 
-    For reward functions of trainers with `tools` or `environment_factory`, where TRL hands each completion over as a
-    list of messages. With `SearchRollout` read `Trajectory.answer`: its completions hold the observations too.
+    What an answer is, `TagProtocol.parse` says, as it does for `SearchRollout`: the first closing tag of a message
+    decides. For reward functions of trainers with `tools` or `environment_factory`, where TRL hands each completion
+    over as a list of messages. With `SearchRollout` read `Trajectory.answer`: its completions hold the observations
+    too.
 
     Raises TypeError for a completion that is a plain string.
     """
     if isinstance(completion, str):
         raise TypeError(f"completion is the string {completion[:80]!r}, but must be a list of messages")
     said = [message.get("content") or "" for message in completion if message["role"] == "assistant"]
-    for text in reversed(said):
-        before, closing, _ = text.rpartition("</answer>")
-        _, opening, answer = before.rpartition("<answer>")
-        if closing and opening and answer.strip():
-            return str(answer.strip())
-    return None
+    actions = map(TagProtocol().parse, said)
+    return next((action.content for action in actions if action.kind is ActionKind.ANSWER), None)
 
 
 class NativeTools(GRPOTrainer):
@@ -84,24 +91,33 @@ class NativeTools(GRPOTrainer):
     """
 
     environment_factories: dict[str | None, Callable[[], Any]] | None
-    _environment_pool: dict[str | None, list[Any]]
     _sync_tool_dicts: list[dict[str, Callable[..., Any]]]
     _async_tool_dicts: list[dict[str, Callable[..., Any]]]
+    _is_vlm: bool
+    _own_texts: list[str]
+    """What the last message of each prompt said before an environment's `reset` added to it."""
     _neutralized = 0
     """Hits in what the environment said since the last rollout was logged."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        if self.environment_factories is not None:
-            factories = self.environment_factories.items()
-            self.environment_factories = {name: partial(self._build_environment, make) for name, make in factories}
-            for pool in self._environment_pool.values():  # TRL has built one of each, to see its tools
-                for environment in pool:
-                    self._make_reset_safe(environment)
 
     @cached_property
     def _sanitizer(self) -> Sanitizer:
         return Sanitizer(self._tokenizer)
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        if self.environment_factories is not None:
+            self._own_texts = [_last_text(row.get("prompt", "")) for row in inputs]
+        batch: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        return batch
+
+    def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
+        if self.environment_factories is not None:
+            # In the very list that TRL gives to the reward functions afterwards.
+            for i, (prompt, own) in enumerate(zip(prompts, self._own_texts, strict=True)):
+                if not isinstance(prompt, str):
+                    last = {**prompt[-1], "content": self._harmless_beyond(own, prompt[-1]["content"])}
+                    prompts[i] = [*prompt[:-1], last]
+        result: tuple[Any, ...] = super()._generate(prompts)
+        return result
 
     def _tool_call_loop(self, prompts: list[Any], *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         unavailable: set[int] = set()
@@ -118,52 +134,58 @@ class NativeTools(GRPOTrainer):
 
     def _get_tool_suffix_ids(self, tool_messages: list[dict[str, Any]]) -> list[int]:
         for message in tool_messages:
-            message["name"] = self._harmless(message["name"])
-            # What is cut is still too long for the completion: TRL drops it, as it would have dropped the whole.
-            message["content"] = self._harmless(message["content"], self.max_completion_length)
-        suffix_ids: list[int] = super()._get_tool_suffix_ids(tool_messages)
-        return suffix_ids
+            message["name"] = self._sanitize(text_of(message["name"]))
+            message["content"] = self._harmless(message["content"])
+        # A template may still make more of it: join the halves of a tag, or take a word for an image. So what the
+        # policy reads may hold the control tokens and tags that the template writes for a message of this shape only.
+        forms = [weaker_forms(message["content"], self._sanitize) for message in tool_messages]
+        for step in range(max(map(len, forms))):
+            suffix_ids: list[int] = super()._get_tool_suffix_ids(tool_messages)
+            # One that is too long for the completion TRL drops, whatever it holds.
+            if len(suffix_ids) > self.max_completion_length or self._brings_nothing_in(suffix_ids, tool_messages):
+                return suffix_ids
+            self._neutralized += 1
+            for message, weaker in zip(tool_messages, forms, strict=True):
+                message["content"] = weaker[min(step, len(weaker) - 1)]
+                message["name"] = message["name"] if message["name"].isidentifier() else "unknown"
+        return super()._get_tool_suffix_ids(tool_messages)
 
-    def _build_environment(self, factory: Callable[[], Any]) -> Any:
-        environment = factory()
-        self._make_reset_safe(environment)
-        return environment
+    def _brings_nothing_in(self, suffix_ids: list[int], tool_messages: list[dict[str, Any]]) -> bool:
+        neutral = neutral_messages(tool_messages, with_images=self._is_vlm)
+        expected = self._sanitizer.found_in(super()._get_tool_suffix_ids(neutral))
+        return self._sanitizer.found_in(suffix_ids) == expected
 
-    def _make_reset_safe(self, environment: Any) -> None:
-        reset = environment.reset
+    def _harmless(self, content: Any) -> str | list[Any]:
+        """What a tool returned, in plain form, with nothing that it spells out left in it; see `tool_messages`."""
+        if is_plain_list(content):
+            return change_strings(content, self._rewrite)
+        # What is cut is still too long for the completion: TRL drops it, as it would have dropped the whole.
+        return self._sanitize(text_of(content), self.max_completion_length)
 
-        @wraps(reset)
-        def safe_reset(**kwargs: Any) -> Any:
-            return self._harmless(reset(**kwargs))
-
-        environment.reset = safe_reset
-
-    def _harmless(self, content: Any, max_tokens: int | None = None) -> Any:
-        """Text, or text blocks between images, made harmless; the hits are added to `_neutralized`."""
-        if isinstance(content, str):
-            harmless = self._sanitizer.sanitize(content, len(content) if max_tokens is None else max_tokens)
-            self._neutralized += harmless.neutralized
-            return harmless.text
-        if not isinstance(content, list):
-            return content
-        blocks = _map_strings(content, partial(self._harmless, max_tokens=max_tokens))
-        # A template may write blocks of text one right after the other, and so join the halves of a tag.
-        joined = "".join(str(block.get("text", "")) for block in blocks if isinstance(block, dict))
-        if hits := self._sanitizer.sanitize(joined, len(joined)).neutralized:
+    def _harmless_beyond(self, own: str, content: Any) -> str | list[Any]:
+        """A prompt's last message, with what `reset` added to the user's `own` text made harmless."""
+        harmless = change_beyond(own, content, self._sanitize)
+        # Blocks, or the prompt's end and what comes after it, may be the halves of a tag.
+        hits = self._sanitizer.rewrite(shown_text(harmless))[1] - self._sanitizer.rewrite(own)[1]
+        if hits > 0:
             self._neutralized += hits
-            return _map_strings(blocks, lambda text: text.translate(_NO_BRACKETS))
-        return blocks
+            return change_beyond(own, harmless, without_brackets)
+        return harmless
+
+    def _sanitize(self, text: str, max_tokens: int | None = None) -> str:
+        harmless = self._sanitizer.sanitize(text, len(text) if max_tokens is None else max_tokens)
+        self._neutralized += harmless.neutralized
+        return harmless.text
+
+    def _rewrite(self, text: str) -> str:
+        rewritten, hits = self._sanitizer.rewrite(text)
+        self._neutralized += hits
+        return rewritten
 
 
-def _map_strings(value: Any, change: Callable[[str], Any]) -> Any:
-    """Lists and dictionaries with each string in them changed, keys too: a template may write out either whole."""
-    if isinstance(value, str):
-        return change(value)
-    if isinstance(value, list):
-        return [_map_strings(item, change) for item in value]
-    if isinstance(value, dict):
-        return {_map_strings(key, change): _map_strings(item, change) for key, item in value.items()}
-    return value
+def _last_text(prompt: Any) -> str:
+    """Of a conversation's last message; a prompt that is plain text has none that an environment could add to."""
+    return "" if isinstance(prompt, str) else shown_text(prompt[-1]["content"])
 
 
 def _reporting(tool: Callable[..., Any], report: Callable[[], None]) -> Callable[..., Any]:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from trl.trainer.utils import is_async_callable
+
+TURN_IDS = "turn_ids"
+"""What reward functions get beside TRL's arguments: of each completion, the turn of each token."""
 
 
 class TurnRewardRecorder:
@@ -34,37 +39,44 @@ class TurnRewardRecorder:
         """Reward function number `index`, recorded. A reward model scores whole completions: it is returned as is."""
         if isinstance(reward_func, nn.Module):
             return reward_func
+        call = _called_as_by_trl(reward_func)
         if is_async_callable(reward_func):
-            return self._wrap_async(reward_func, index, name)
+            return self._wrap_async(call, index, name)
 
-        def recorded(**kwargs: Any) -> list[float | None]:
-            return self._record(reward_func(**kwargs), index, name)
-
-        return recorded
-
-    def _wrap_async(self, reward_func: Callable[..., Any], index: int, name: str) -> Callable[..., Any]:
-        async def recorded(**kwargs: Any) -> list[float | None]:
-            return self._record(await reward_func(**kwargs), index, name)
+        def recorded(**kwargs: Any) -> list[Any]:
+            return self._record(call(**kwargs), index, name)
 
         return recorded
 
-    def _record(self, rewards: Sequence[Any], index: int, name: str) -> list[float | None]:
-        """Keep the turn rewards of one function and give TRL one float (or `None`) per completion."""
+    def _wrap_async(self, call: Callable[..., Any], index: int, name: str) -> Callable[..., Any]:
+        async def recorded(**kwargs: Any) -> list[Any]:
+            return self._record(await call(**kwargs), index, name)
+
+        return recorded
+
+    def _record(self, returned: Iterable[Any], index: int, name: str) -> list[Any]:
+        """Keep the turn rewards of one function and give TRL one number (or `None`) per completion."""
+        rewards = list(returned)
         if len(rewards) != len(self._turn_counts):
-            return list(rewards)  # TRL raises, and names the function and both counts
-        totals: list[float | None] = []
-        for row, reward in enumerate(rewards):
-            reward = reward.tolist() if hasattr(reward, "tolist") else reward  # tensors and arrays
-            if reward is None or not hasattr(reward, "__len__"):
-                totals.append(reward)
-            elif self._turn_counts[row] == 0:
-                totals.append(None)  # masked out of the loss, though the function may have seen generated turns
-            else:
-                turn_rewards = [float(r) for r in reward]
-                self._check(turn_rewards, row, name)
-                self._recorded[row, index] = turn_rewards
-                totals.append(math.fsum(turn_rewards))
-        return totals
+            return rewards  # TRL raises, and names the function and both counts
+        return [self._record_one(reward, row, index, name) for row, reward in enumerate(rewards)]
+
+    def _record_one(self, reward: Any, row: int, index: int, name: str) -> Any:
+        reward = reward.tolist() if hasattr(reward, "tolist") else reward  # tensors and arrays
+        if reward is None or _is_number(reward):
+            return reward
+        is_list = isinstance(reward, Sequence) and not isinstance(reward, (str, bytes))
+        if not (is_list and all(map(_is_number, reward))):
+            raise ValueError(
+                f"The reward function {name!r} returned {reward!r} for trajectory {row}. A reward is a number, a list "
+                "with one number per turn, or None."
+            )
+        if self._turn_counts[row] == 0:
+            return None  # masked out of the loss, though the function may have seen generated turns
+        turn_rewards = list(map(float, reward))
+        self._check(turn_rewards, row, name)
+        self._recorded[row, index] = turn_rewards
+        return math.fsum(turn_rewards)
 
     def _check(self, turn_rewards: list[float], row: int, name: str) -> None:
         if len(turn_rewards) != self._turn_counts[row]:
@@ -100,3 +112,33 @@ class TurnRewardRecorder:
                 elif turns and not math.isnan(outcome):
                     combined[row, turns - 1] += weight * outcome
         return combined
+
+
+def _called_as_by_trl(reward_func: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which is not given `turn_ids` where TRL's own arguments are all that it takes."""
+    if _takes_turn_ids(reward_func):
+        return reward_func
+
+    def call(**kwargs: Any) -> Any:
+        kwargs.pop(TURN_IDS, None)
+        return reward_func(**kwargs)
+
+    return call
+
+
+def _takes_turn_ids(reward_func: Callable[..., Any]) -> bool:
+    if isinstance(reward_func, partial) and TURN_IDS in reward_func.keywords:
+        return False  # bound already: what the user has given stays
+    try:
+        parameters = inspect.signature(reward_func).parameters
+    except (TypeError, ValueError):  # written in C, perhaps: it is called as ever
+        return True
+    named = parameters.get(TURN_IDS)
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    takes_any = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
+    return takes_any or (named is not None and named.kind in by_name)
+
+
+def _is_number(reward: Any) -> bool:
+    """Whether it is one for TRL: a string of digits is not."""
+    return hasattr(reward, "__float__")
