@@ -47,6 +47,12 @@ class Subject:
         return int(given(self.raw.max_completion_length, "a `max_completion_length`"))
 
     @property
+    def chat_template_kwargs(self) -> dict[str, Any]:
+        """What the chat template is given; nothing where the trainer's config was refused."""
+        config = self.arguments.config
+        return dict(config.chat_template_kwargs or {}) if config is not None else {}
+
+    @property
     def rollout(self) -> RolloutArguments:
         return given(self.arguments.rollout, "the arguments of the rollout")
 

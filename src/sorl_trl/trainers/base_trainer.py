@@ -27,6 +27,7 @@ from sorl_trl.ops import (
 )
 from sorl_trl.trainers.base_config import TURN_LOSS_TYPE, TurnLevelConfig
 from sorl_trl.trainers.bias_norm import ClippingBiasNormalizer
+from sorl_trl.trainers.checked_options import CheckedOptions
 from sorl_trl.trainers.dataset_checks import check_chat_template, check_dataset_size
 from sorl_trl.trainers.exact_resume import ExactResume
 from sorl_trl.trainers.kl_schedule import KLSchedule
@@ -39,7 +40,7 @@ from sorl_trl.trainers.turn_rewards import TurnRewardRecorder
 from sorl_trl.trainers.turn_spans import checked_rollout, padded, split_at_tags, turn_ids_of
 
 
-class TurnLevelTrainer(NativeTools, ExactResume, RollBack):
+class TurnLevelTrainer(CheckedOptions, NativeTools, ExactResume, RollBack):
     """`GRPOTrainer` with turn spans, turn-level importance ratios and clipping-triggered normalization.
 
     Subclasses decide where the advantages come from. The arguments are those of `GRPOTrainer`.
