@@ -1,4 +1,4 @@
-"""At age 0 policy and old policy are one: whatever dropout a model brings, every ratio is 1, or somebody says why not."""
+"""At age 0 policy and old policy are one: whatever dropout a model brings, every ratio is 1, or it is said why not."""
 
 from __future__ import annotations
 

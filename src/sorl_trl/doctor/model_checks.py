@@ -13,6 +13,7 @@ from sorl_trl.doctor.findings import Finding
 from sorl_trl.doctor.subject import Subject, given
 from sorl_trl.rollout import PROTOCOLS, chat_message_frame
 from sorl_trl.search.index import one_line
+from sorl_trl.trainers.training_noise import noise_in_config
 
 FOLLOWERS = ("\n", "\n\n", " ", ".")
 """What a policy may well write behind a closing tag."""
@@ -34,6 +35,7 @@ def check_model(subject: Subject) -> Iterator[Finding]:
         return
     subject.tokenizer, text_config = tokenizer, config.get_text_config()
     subject.positions = getattr(text_config, "max_position_embeddings", None)
+    subject.config_noise = noise_in_config(text_config)
     if tokenizer.eos_token_id is None:
         yield Finding("error", "the tokenizer has no end-of-sequence token, in which every trajectory must end", line)
     if len(tokenizer) > text_config.vocab_size:

@@ -29,6 +29,8 @@ class Subject:
     arguments: ReadArguments = field(default_factory=ReadArguments)
     tokenizer: PreTrainedTokenizerBase | None = None
     chat_template_works: bool = True
+    config_noise: dict[str, float] = field(default_factory=dict)
+    """Dropout that the model's configuration asks for, by its names there."""
     positions: int | None = None
     """Tokens that the model was made for, where it says so."""
     questions: list[Question] | None = None
