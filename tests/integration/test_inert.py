@@ -63,6 +63,8 @@ def test_another_process_than_the_main_one_is_silent(
 ) -> None:
     for is_main_process in (False, True):
         trainer = build(tmp_path, tokenizer, policy, target_kl=0.0)
-        monkeypatch.setattr("accelerate.state.PartialState.is_main_process", property(lambda _: is_main_process))
+        monkeypatch.setattr(
+            "accelerate.state.PartialState.is_main_process", property(lambda _, it=is_main_process: it)
+        )
         trainer.callback_handler.on_train_begin(trainer.args, trainer.state, trainer.control)
         assert (SAID in caplog.text) == is_main_process

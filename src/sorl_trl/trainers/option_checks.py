@@ -6,7 +6,7 @@ Trainers, `SearchRollout` and the doctor ask these functions; none of them needs
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 _SERVER_OPTIONS = (
@@ -105,7 +105,12 @@ IDLE = (
         lambda c: not c.log_completions,
         "`log_completions` is False",
     ),
-    Idle(("label_smoothing_factor",), lambda c: True, "the loss has no labels"),
+    Idle(("label_smoothing_factor", "label_names"), lambda c: True, "the loss has no labels"),
+    Idle(
+        ("include_for_metrics", "batch_eval_metrics", "prediction_loss_only", "eval_do_concat_batches"),
+        lambda c: True,
+        "there is no `compute_metrics`: an evaluation gives the loss, the rewards and the metrics of the rollout",
+    ),
     Idle(("data_seed",), lambda c: True, "the order of prompts follows `seed`"),
     Idle(
         ("train_sampling_strategy", "length_column_name"),
@@ -158,8 +163,9 @@ def idle_options(config: Any, has_tools: bool = True) -> Iterator[Problem]:
 
 def _changed(config: Any) -> set[str]:
     """The fields whose value is not their default."""
-    simple = {each.name: each.default for each in fields(config) if each.init}
-    return {name for name, default in simple.items() if getattr(config, name) != default}
+    plain = {each.name: each.default for each in fields(config) if each.default is not MISSING}
+    made = {each.name: each.default_factory() for each in fields(config) if each.default_factory is not MISSING}
+    return {name for name, default in (plain | made).items() if getattr(config, name) != default}
 
 
 def search_rollout_problems(config: Any, tools: Any = None, environment_factory: Any = None) -> Iterator[Problem]:
