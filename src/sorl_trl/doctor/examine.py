@@ -9,7 +9,7 @@ from dataclasses import replace
 from sorl_trl.command_line import one_line
 from sorl_trl.doctor.arguments import read_arguments
 from sorl_trl.doctor.findings import Finding, Unavailable
-from sorl_trl.doctor.method_checks import check_batches, check_method, check_vllm
+from sorl_trl.doctor.method_checks import check_batches, check_method, check_options, check_vllm
 from sorl_trl.doctor.model_checks import check_chat, check_model, check_tags
 from sorl_trl.doctor.question_checks import check_questions, check_tokens
 from sorl_trl.doctor.recipe_file import read_recipe
@@ -37,6 +37,7 @@ CHECKS: dict[str, Callable[[Subject], Iterable[Finding]]] = {
     "search": check_search,
     "rehearsal": check_rehearsal,
     "vllm": check_vllm,
+    "options": check_options,
     "method": check_method,
 }
 """In an order in which each finds what it needs of the others."""

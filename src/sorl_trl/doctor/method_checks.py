@@ -8,7 +8,10 @@ from math import log
 from sorl_trl.doctor.findings import Finding
 from sorl_trl.doctor.subject import Subject, given
 from sorl_trl.trainers.base_config import TurnLevelConfig
+from sorl_trl.trainers.inert import inert_warning, suggested_iterations, updates_per_rollout
+from sorl_trl.trainers.option_checks import idle_options, search_rollout_problems
 from sorl_trl.trainers.so_ppo_config import SOPPOConfig
+from sorl_trl.trainers.training_noise import noise_warning
 
 MANY_UPDATES = 16
 """Of one rollout. Ours: 8 were seen to hold without any cure and 32 to collapse (benchmarks/results/stability.md)."""
@@ -24,7 +27,7 @@ def check_batches(subject: Subject) -> Iterator[Finding]:
         what = f"a rollout takes {prompts} questions, but there are {subject.questions_in_all}"
         yield Finding("error", what, subject.recipe.line("train_questions"))
     shown = f"{size} trajectories per rollout: {prompts} questions x {config.num_generations}"
-    yield Finding("ok", f"{shown}, {_updates(config):g} updates each, processes: {subject.num_processes}")
+    yield Finding("ok", f"{shown}, {updates_per_rollout(config):g} updates each, processes: {subject.num_processes}")
 
 
 def check_vllm(subject: Subject) -> Iterator[Finding]:
@@ -54,11 +57,10 @@ def _ratio_limits(config: TurnLevelConfig) -> dict[str, float]:
 def check_method(subject: Subject) -> Iterator[Finding]:
     """Few rules, each with something that was seen or that the code refuses later."""
     config, line = _config(subject), subject.recipe.line
-    if config.clip_normalization == "none" and not config.target_kl and _updates(config) >= MANY_UPDATES:
-        what = f"{_updates(config):g} updates per rollout without `target_kl` and `clip_normalization`: with 32 most "
-        yield Finding(
-            "warning", f"{what}runs collapsed (docs/stability.md)", line("target_kl", TurnLevelConfig.target_kl)
-        )
+    if config.clip_normalization == "none" and not config.target_kl and updates_per_rollout(config) >= MANY_UPDATES:
+        what = f"{updates_per_rollout(config):g} updates per rollout without `target_kl` and `clip_normalization`: "
+        what += "with 32 most runs collapsed (docs/stability.md)"
+        yield Finding("warning", what, line("target_kl", TurnLevelConfig.target_kl))
     if config.clip_normalization == "kl_penalty" and config.ctn_coef == 0:
         what = "`clip_normalization` is 'kl_penalty', but `ctn_coef`, its coefficient, is 0"
         yield Finding("warning", what, line("ctn_coef", TurnLevelConfig.ctn_coef))
@@ -67,9 +69,38 @@ def check_method(subject: Subject) -> Iterator[Finding]:
         yield Finding(
             "error", f"`reward_weights` has {len(weights)} for {len(rewards)} rewards", line("reward_weights")
         )
+    inert = inert_warning(config)
+    if inert is not None:
+        yield Finding("warning", inert, line("num_iterations", suggested_iterations(config)))
+    yield from _check_noise(subject, config)
     yield from _check_guard(subject, config)
     yield from _check_critic(subject, config)
     yield Finding("ok", f"{subject.raw.trainer}, {config.loss_type} loss, {config.importance_sampling_level} ratios")
+
+
+def check_options(subject: Subject) -> Iterator[Finding]:
+    """Options of TRL that the rollout of `train.py` cannot honour, and those that are read nowhere."""
+    config, line = _config(subject), subject.recipe.line
+    problems = [*search_rollout_problems(config)]
+    idle = [*idle_options(config)]
+    yield from (Finding("error", each.what, line(each.option)) for each in problems)
+    yield from (Finding("warning", each.what, line(each.option)) for each in idle)
+    if not problems and not idle:
+        yield Finding("ok", "no option of TRL is refused, and none is without effect")
+
+
+def _check_noise(subject: Subject, config: TurnLevelConfig) -> Iterator[Finding]:
+    """Dropout of the adapter and of the model's configuration; without its weights no more of it can be seen."""
+    if config.neftune_noise_alpha:
+        noise = [f"neftune_noise_alpha={config.neftune_noise_alpha:g} (the embeddings)"]
+        yield Finding("warning", noise_warning(noise, True), subject.recipe.line("neftune_noise_alpha"))
+    if config.disable_dropout:
+        return
+    noise = [f"{name}={value:g} (the model's configuration)" for name, value in subject.config_noise.items()]
+    if subject.raw.use_peft and subject.raw.lora_dropout:
+        noise.append(f"lora_dropout={subject.raw.lora_dropout:g}")
+    if noise:
+        yield Finding("warning", noise_warning(noise, False), subject.recipe.line("disable_dropout", True))
 
 
 def _check_guard(subject: Subject, config: TurnLevelConfig) -> Iterator[Finding]:
@@ -98,12 +129,6 @@ def _check_critic(subject: Subject, config: TurnLevelConfig) -> Iterator[Finding
     if config.critic is None and config.critic_trunk_gradient and subject.raw.use_peft:
         what = "`critic_trunk_gradient` is for a head, but with `use_peft` the critic is an adapter"
         yield Finding("error", what, subject.recipe.line("critic_trunk_gradient", False))
-
-
-def _updates(config: TurnLevelConfig) -> float:
-    """Optimizer steps on one rollout."""
-    micro_batches = int(config.num_iterations) * int(config.steps_per_generation or 1)
-    return micro_batches / int(config.gradient_accumulation_steps)
 
 
 def _config(subject: Subject) -> TurnLevelConfig:

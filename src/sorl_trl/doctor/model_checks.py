@@ -13,6 +13,7 @@ from sorl_trl.command_line import one_line
 from sorl_trl.doctor.findings import Finding
 from sorl_trl.doctor.subject import Subject, given
 from sorl_trl.rollout import PROTOCOLS, chat_message_frame
+from sorl_trl.trainers.training_noise import noise_in_config
 
 FOLLOWERS = ("\n", "\n\n", " ", ".")
 """What a policy may well write behind a closing tag."""
@@ -34,6 +35,7 @@ def check_model(subject: Subject) -> Iterator[Finding]:
         return
     subject.tokenizer, text_config = tokenizer, config.get_text_config()
     subject.positions = getattr(text_config, "max_position_embeddings", None)
+    subject.config_noise = noise_in_config(text_config)
     if tokenizer.eos_token_id is None:
         yield Finding("error", "the tokenizer has no end-of-sequence token, in which every trajectory must end", line)
     if len(tokenizer) > text_config.vocab_size:
@@ -107,8 +109,8 @@ def check_chat(subject: Subject) -> Iterator[Finding]:
         yield Finding("error", "`chat` is true, but the tokenizer has no chat template", line)
         return
     try:
-        frame = chat_message_frame(tokenizer)
-        preserves = _preserves_prefixes(tokenizer)
+        frame = chat_message_frame(tokenizer, subject.chat_template_kwargs)
+        preserves = _preserves_prefixes(tokenizer, subject.chat_template_kwargs)
     except Exception as error:  # a template is a program of somebody else's
         yield Finding("error", f"the chat template cannot show a conversation: {one_line(error)}", line)
         return
@@ -120,12 +122,14 @@ def check_chat(subject: Subject) -> Iterator[Finding]:
     yield Finding("ok", f"feedback after a message is framed by {frame.prefix!r} and {frame.suffix!r}")
 
 
-def _preserves_prefixes(tokenizer: PreTrainedTokenizerBase) -> bool:
+def _preserves_prefixes(tokenizer: PreTrainedTokenizerBase, options: dict[str, Any]) -> bool:
     said = "<think>why</think> answer-of-the-assistant"
     messages = [{"role": "user", "content": "question"}, {"role": "assistant", "content": said}]
     after = [*messages, {"role": "user", "content": "next question"}]
-    prompt = str(tokenizer.apply_chat_template(messages[:1], tokenize=False, add_generation_prompt=True))
-    shown, shown_later = (str(tokenizer.apply_chat_template(each, tokenize=False)) for each in (messages, after))
+    prompt = str(tokenizer.apply_chat_template(messages[:1], tokenize=False, add_generation_prompt=True, **options))
+    shown, shown_later = (
+        str(tokenizer.apply_chat_template(each, tokenize=False, **options)) for each in (messages, after)
+    )
     return all(text.startswith(prompt + said) for text in (shown, shown_later))
 
 

@@ -123,4 +123,4 @@ def prompts_of(subject: Subject, questions: Sequence[qa.Question]) -> list[list[
     tokenizer = given(subject.tokenizer, "the tokenizer")
     given(subject.chat_template_works or None, "a chat template that works")
     rows = qa.build_prompt_rows(questions, subject.rollout.prompt_template, subject.rollout.chat)
-    return encode_prompts(tokenizer, rows)
+    return encode_prompts(tokenizer, rows, subject.chat_template_kwargs)

@@ -96,7 +96,9 @@ def _rehearse(
     texts = [f"<search> {query} </search>"] * bool(rollout.max_turns) + [f"<answer> {answer} </answer>"]
     turns = [list(tokenizer.encode(text, add_special_tokens=False)) for text in texts]
     limits = rollout.limits(subject.max_completion_length)
-    collector = Collector(tokenizer, _Found(answer), rollout.tag_protocol(tokenizer), limits)
+    collector = Collector(
+        tokenizer, _Found(answer), rollout.tag_protocol(tokenizer, subject.chat_template_kwargs), limits
+    )
     return _Rehearsed(question, texts, turns, collector.collect([prompt], _Script(turns))[0])
 
 
@@ -134,7 +136,7 @@ def _no_room(subject: Subject, name: str) -> Finding:
 def _frame_size(subject: Subject) -> int:
     """Tokens around the passages of an observation."""
     tokenizer = given(subject.tokenizer, "the tokenizer")
-    frame = subject.rollout.tag_protocol(tokenizer).information_frame
+    frame = subject.rollout.tag_protocol(tokenizer, subject.chat_template_kwargs).information_frame
     return sum(_sizes(tokenizer, [frame.prefix, frame.suffix]))
 
 
@@ -178,7 +180,7 @@ def _check_observations(subject: Subject, tokenizer: PreTrainedTokenizerBase) ->
     limit, found = subject.rollout.max_observation_tokens, list(filter(None, subject.passages))
     if not found:
         return
-    protocol = subject.rollout.tag_protocol(tokenizer)
+    protocol = subject.rollout.tag_protocol(tokenizer, subject.chat_template_kwargs)
     cut = sum(ObservationEncoder(tokenizer, protocol, limit).passages(each).truncated for each in found)
     whole = max(_sizes(tokenizer, [protocol.render_passages(each) for each in found]))
     fate = "are cut to" if subject.rollout.on_long_observation == "truncate" else "end the trajectory, with more than"

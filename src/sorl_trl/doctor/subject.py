@@ -29,6 +29,8 @@ class Subject:
     arguments: ReadArguments = field(default_factory=ReadArguments)
     tokenizer: PreTrainedTokenizerBase | None = None
     chat_template_works: bool = True
+    config_noise: dict[str, float] = field(default_factory=dict)
+    """Dropout that the model's configuration asks for, by its names there."""
     positions: int | None = None
     """Tokens that the model was made for, where it says so."""
     questions: list[Question] | None = None
@@ -45,6 +47,12 @@ class Subject:
     @property
     def max_completion_length(self) -> int:
         return int(given(self.raw.max_completion_length, "a `max_completion_length`"))
+
+    @property
+    def chat_template_kwargs(self) -> dict[str, Any]:
+        """What the chat template is given; nothing where the trainer's config was refused."""
+        config = self.arguments.config
+        return dict(config.chat_template_kwargs or {}) if config is not None else {}
 
     @property
     def rollout(self) -> RolloutArguments:

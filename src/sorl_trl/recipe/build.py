@@ -43,7 +43,7 @@ def _as_prompts(questions: Sequence[qa.Question], rollout: RolloutArguments) -> 
 def build_rollout(arguments: Arguments, tokenizer: PreTrainedTokenizerBase) -> SearchRollout:
     """Protocol and limits are checked against the tokenizer before a large corpus is indexed."""
     config = arguments.config
-    protocol = arguments.rollout.tag_protocol(tokenizer)
+    protocol = arguments.rollout.tag_protocol(tokenizer, config.chat_template_kwargs)
     limits = arguments.rollout.limits(config.max_completion_length)
     Collector(tokenizer, NoSearch(), protocol, limits)
     with config.main_process_first(desc="opening the search engine"):

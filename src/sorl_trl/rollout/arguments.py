@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -71,12 +72,16 @@ class RolloutArguments:
             on_long_observation=self.on_long_observation,  # type: ignore[arg-type]
         )
 
-    def tag_protocol(self, tokenizer: PreTrainedTokenizerBase) -> TagProtocol:
+    def tag_protocol(
+        self, tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None = None
+    ) -> TagProtocol:
         """The protocol by its name; with `chat`, its default `message_frame` is replaced by the chat template's.
+
+        `template_kwargs` go to that template, as the trainer's `chat_template_kwargs` do for prompts.
 
         Raises ValueError if the chat template does not show both sides of a conversation.
         """
         protocol = PROTOCOLS[self.protocol]
         if self.chat and protocol.message_frame == TagProtocol().message_frame:
-            return replace(protocol, message_frame=chat_message_frame(tokenizer))
+            return replace(protocol, message_frame=chat_message_frame(tokenizer, template_kwargs))
         return protocol

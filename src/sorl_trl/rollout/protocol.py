@@ -8,9 +8,9 @@ base and chat models alike: observations continue the policy's own text.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from transformers import PreTrainedTokenizerBase
 
@@ -128,8 +128,10 @@ class TagProtocol:
         return _ANY_TAG.subn(lambda tag: f"[{'/' if tag['slash'] else ''}{tag['name']}]", text)
 
 
-def chat_message_frame(tokenizer: PreTrainedTokenizerBase) -> Frame:
+def chat_message_frame(tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None = None) -> Frame:
     """What surrounds a user message between two of the assistant's, taken from the tokenizer's chat template.
+
+    `template_kwargs` go to the template, as `chat_template_kwargs` of the trainer do for prompts.
 
     The token that ends the assistant's message is not part of it: the policy has sampled that itself. It need not be
     the tokenizer's end-of-sequence token; Gemma's messages end otherwise.
@@ -137,9 +139,10 @@ def chat_message_frame(tokenizer: PreTrainedTokenizerBase) -> Frame:
     """
     said, heard = "first-message-of-the-assistant", "second-message-of-the-user"
     messages = [{"role": "user", "content": "question"}, {"role": "assistant", "content": said}]
-    closing = str(tokenizer.apply_chat_template(messages, tokenize=False)).partition(said)[2]
+    options: Any = dict(template_kwargs or {})
+    closing = str(tokenizer.apply_chat_template(messages, tokenize=False, **options)).partition(said)[2]
     messages.append({"role": "user", "content": heard})
-    text = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+    text = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **options))
     between, shown, suffix = text.partition(said)[2].partition(heard)
     if not shown:
         raise ValueError(

@@ -63,13 +63,16 @@ class TurnLevelConfig(GRPOConfig):
             How many rollouts late each rollout is trained on.
         save_trajectories_steps (`int`, defaults to `0`):
             Every how many steps to write down what they train on, for `sorl_trl.evaluation.view`; 0 for never.
+        disable_dropout (`bool`, defaults to `True`):
+            Whether dropout is off in training, for whose noise importance ratios would differ from 1 (TRL: `False`).
         turn_boundary (`str`, defaults to `"recorded"`):
             `"recorded"` spans (else runs of model tokens), or split after closing `"tags"` in addition.
         turn_boundary_tags (`list[str]`, defaults to `["</think>"]`):
             Those closing tags.
 
-    Every other parameter is TRL's, with TRL's meaning and default. With `importance_sampling_level="token"`,
-    `clip_normalization="none"`, `target_kl=0` and one of TRL's loss types, training is TRL's to within 1e-6.
+    Every other parameter is TRL's, with TRL's meaning and default; docs/options.md has them all. With
+    `importance_sampling_level="token"`, `clip_normalization="none"`, `target_kl=0` and one of TRL's loss types,
+    training is TRL's to within 1e-6; `disable_dropout` must be equal too.
     """
 
     loss_type: str = field(
@@ -170,6 +173,14 @@ class TurnLevelConfig(GRPOConfig):
             "help": "Every how many optimizer steps to write the trajectories that the step trains on, with ratio, "
             "advantage and clip state of every token, to `<output_dir>/trajectories`: `python -m "
             "sorl_trl.evaluation.view <output_dir> -o page.html` shows them. 0 (default): never."
+        },
+    )
+    disable_dropout: bool = field(
+        default=True,
+        metadata={
+            "help": "Set every dropout probability of the model, of its adapters and of the critic to 0 (TRL's "
+            "default is False). With dropout, policy and old policy differ by its noise before any update: importance "
+            "ratios, clipping and the KL to the old policy then measure that noise."
         },
     )
     turn_boundary: str = field(

@@ -24,6 +24,7 @@ from sorl_trl.ops import (
 from sorl_trl.trainers.base_config import TURN_LOSS_TYPE, TurnLevelConfig
 from sorl_trl.trainers.bias_norm import ClippingBiasNormalizer
 from sorl_trl.trainers.caller_warnings import warnings_at_the_caller
+from sorl_trl.trainers.checked_options import CheckedOptions
 from sorl_trl.trainers.clip_penalty import penalty_gate
 from sorl_trl.trainers.dataset_checks import check_chat_template, check_column_names, check_dataset_size
 from sorl_trl.trainers.exact_resume import ExactResume
@@ -38,7 +39,7 @@ from sorl_trl.trainers.turn_metrics import turn_metrics
 from sorl_trl.trainers.turn_spans import checked_rollout, padded, split_at_tags, turn_ids_of
 
 
-class TurnLevelTrainer(NativeTools, RewardRecording, ExactResume, RollBack):
+class TurnLevelTrainer(CheckedOptions, NativeTools, RewardRecording, ExactResume, RollBack):
     """`GRPOTrainer` with turn spans, turn-level importance ratios and clipping-triggered normalization.
 
     Subclasses decide where the advantages come from. The arguments are those of `GRPOTrainer`.

@@ -9,12 +9,12 @@ import torch
 from peft import PeftModel
 from torch import nn
 from transformers import AutoModel, PreTrainedModel
-from trl.trainer.utils import disable_dropout_in_model
 
 from sorl_trl.trainers.critic import Critic, HeadCritic, ModelCritic, ValueHead, attach_critic, is_critic_name
 from sorl_trl.trainers.critic_adapter import AdapterCritic, add_critic_adapter
 from sorl_trl.trainers.critic_checkpoint import BACKBONE_FOLDER, CONFIG_FILE, critic_folder, restore_critic
 from sorl_trl.trainers.so_ppo_config import SOPPOConfig
+from sorl_trl.trainers.training_noise import disable_noise
 
 
 def causal_lm_of(model: nn.Module) -> PreTrainedModel:
@@ -43,7 +43,7 @@ def setup_critic(model: Any, config: SOPPOConfig, vocabulary: int) -> Critic:
         critic = _build(model, config, vocabulary)
     attach_critic(causal_lm_of(model), critic.to(model.device))
     if config.disable_dropout:
-        disable_dropout_in_model(model)
+        disable_noise(model)
     saved = _saved_critic(config)
     if saved is not None:
         restore_critic(critic, model, saved)

@@ -27,6 +27,7 @@ from sorl_trl.rollout import (
     rollout_statistics,
 )
 from sorl_trl.search import SearchBackend
+from sorl_trl.trainers.option_checks import check_search_rollout
 from sorl_trl.trainers.vllm_generator import VLLMGenerator, awake
 from sorl_trl.types import StopReason, Trajectory
 
@@ -72,6 +73,8 @@ class SearchRollout:
         self.retry = retry or RetryPolicy()
 
     def __call__(self, prompts: list[Any], trainer: GRPOTrainer) -> dict[str, Any]:
+        # Trainers of this package have asked this before; `trl.GRPOTrainer` has not.
+        check_search_rollout(trainer.args, trainer.tools)
         prompt_ids, images, _ = trainer._tokenize_prompts(prompts)
         if images is not None:
             raise ValueError("`SearchRollout` is for text: the prompts hold images, which the policy would not see.")
@@ -86,7 +89,9 @@ class SearchRollout:
         """In a conversation, feedback after the policy has ended its message is a message of the chat template."""
         is_default = self.protocol.message_frame == TagProtocol().message_frame
         if is_default and is_conversational({"prompt": prompts[0]}):
-            return replace(self.protocol, message_frame=chat_message_frame(trainer._tokenizer))
+            return replace(
+                self.protocol, message_frame=chat_message_frame(trainer._tokenizer, trainer.chat_template_kwargs)
+            )
         return self.protocol
 
     def _build_collector(self, trainer: GRPOTrainer, protocol: TagProtocol) -> Collector:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import wraps
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ def checked_rollout(rollout_func: Callable[..., RolloutOutput]) -> Callable[...,
     A rollout that records `turn_ids` without an `env_mask` gets the mask they imply.
     """
 
+    @wraps(rollout_func, updated=())  # that its own options can be checked
     def rollout(prompts: list[Any], trainer: Any) -> RolloutOutput:
         returned = rollout_func(prompts, trainer)
         # TRL takes None for a field that is not there; of `logprobs` it wants the key all the same.

@@ -11,7 +11,7 @@ import pytest
 
 from sorl_trl.doctor import CHECKS, Finding, examine
 from sorl_trl.doctor.subject import Subject
-from tests.unit.doctor.recipes import complaints, line_of, the_complaint, write_recipe
+from tests.unit.doctor.recipes import complaints, line_of, the_complaint, write_model, write_recipe
 
 
 def test_nothing_is_wrong(tmp_path: Path) -> None:
@@ -42,7 +42,7 @@ class Case:
     num_processes: int = 1
 
 
-PPO = {"trainer": "so_ppo", "num_generations": 1, "steps_per_generation": 1}
+PPO = {"trainer": "so_ppo", "num_generations": 1, "steps_per_generation": 1, "num_iterations": 2}
 VLLM = {"use_vllm": True, "vllm_max_model_length": 64}
 CASES = {
     "unknown key": Case(
@@ -60,7 +60,7 @@ CASES = {
     "group of one": Case({"num_generations": 1}, "arguments", "its own baseline", "num_generations: 8"),
     "groups": Case({"num_generations": 3}, "arguments", "rollout of 16 trajectories", "num_generations: 2"),
     "groups, processes": Case(
-        {"num_generations": 16, "steps_per_generation": 1, "per_device_train_batch_size": 4},
+        {"num_generations": 16, "steps_per_generation": 1, "num_iterations": 2, "per_device_train_batch_size": 4},
         "arguments",
         "rollout of 12 trajectories (per_device_train_batch_size 4 x steps_per_generation 1 x processes 3)",
         "num_generations: 12",
@@ -208,6 +208,46 @@ CASES = {
         "max_observation_tokens",
         level="warning",
     ),
+    "on-policy": Case(
+        {"gradient_accumulation_steps": 2},
+        "method",
+        "Updates per rollout: 1 (`num_iterations` 1 x `steps_per_generation` 2 / `gradient_accumulation_steps` 2)",
+        "num_iterations: 4",
+        level="warning",
+    ),
+    "dropout": Case(
+        {"disable_dropout": False, "use_peft": True},
+        "method",
+        "The policy is trained with noise: lora_dropout=0.05.",
+        "disable_dropout: true",
+        level="warning",
+    ),
+    "noise on embeddings": Case(
+        {"neftune_noise_alpha": 5.0},
+        "method",
+        "neftune_noise_alpha=5 (the embeddings)",
+        "neftune_noise_alpha",
+        level="warning",
+    ),
+    "continuous batching": Case(
+        {"use_transformers_continuous_batching": True},
+        "options",
+        "`SearchRollout` needs stop strings",
+        "use_transformers_continuous_batching",
+    ),
+    "a tool loop's limit": Case(
+        {"max_tool_calling_iterations": 3}, "options", "is for TRL's tool loop", "max_tool_calling_iterations"
+    ),
+    "an end of its own": Case(
+        {"generation_kwargs": {"max_new_tokens": 4}}, "options", "has 'max_new_tokens': 4", "generation_kwargs"
+    ),
+    "an idle option": Case(
+        {"vllm_gpu_memory_utilization": 0.5},
+        "options",
+        "has no effect: `use_vllm` is False",
+        "vllm_gpu_memory_utilization",
+        level="warning",
+    ),
     "no adapter": Case({**PPO, "critic": "adapter"}, "method", "`use_peft` is false", "critic: head"),
     "no head": Case(
         {**PPO, "use_peft": True, "critic_trunk_gradient": True},
@@ -234,6 +274,13 @@ def test_one_thing_is_wrong(tmp_path: Path, name: str) -> None:
 def test_the_numbers_next_to_the_limit_are_fine(tmp_path: Path) -> None:
     assert not complaints(write_recipe(tmp_path, max_completion_length=61, num_iterations=7, target_kl=0))
     assert not complaints(write_recipe(tmp_path, steps_per_generation=4))
+
+
+def test_dropout_of_the_model(tmp_path: Path) -> None:
+    write_model(tmp_path / "model", attention_dropout=0.1)
+    assert not complaints(write_recipe(tmp_path))
+    found = the_complaint(write_recipe(tmp_path, disable_dropout=False))
+    assert "attention_dropout=0.1 (the model's configuration)" in found.what
 
 
 def test_kinds_that_are_as_good(tmp_path: Path) -> None:

@@ -1,0 +1,65 @@
+"""Whether a configuration ever trains on trajectories that an older policy sampled."""
+
+from __future__ import annotations
+
+from math import ceil
+
+from sorl_trl.trainers.base_config import TurnLevelConfig
+
+SUGGESTED_UPDATES = 4
+"""Of one rollout, in the advice. Ours: 8 were seen to hold without any cure (benchmarks/results/stability.md)."""
+
+
+def updates_per_rollout(config: TurnLevelConfig) -> float:
+    """Optimizer steps on one rollout."""
+    return _micro_batches(config) / int(config.gradient_accumulation_steps)
+
+
+def is_on_policy(config: TurnLevelConfig) -> bool:
+    """Whether every update trains on what the policy has just sampled, so that every importance ratio is 1.
+
+    It is TRL's own criterion for doing without old log-probabilities: whole rollouts end where an update does. vLLM
+    changes nothing about it: the old log-probabilities are the trainer's own.
+    """
+    return config.rollout_staleness == 0 and int(config.gradient_accumulation_steps) % _micro_batches(config) == 0
+
+
+def inert_settings(config: TurnLevelConfig) -> list[str]:
+    """What is switched on and has no effect, as `name=value`: it acts on ratios, and every ratio is 1."""
+    if not is_on_policy(config):
+        return []
+    penalty_counts = config.clip_normalization != "kl_penalty" or config.ctn_coef > 0
+    switched_on = {
+        "importance_sampling_level": config.importance_sampling_level == "turn",
+        "clip_normalization": config.clip_normalization != "none" and penalty_counts,
+        "target_kl": config.target_kl > 0,
+    }
+    return [f"{name}={getattr(config, name)!r}" for name, is_on in switched_on.items() if is_on]
+
+
+def suggested_iterations(config: TurnLevelConfig) -> int:
+    """`num_iterations` with which each rollout has `SUGGESTED_UPDATES` updates, or a few more."""
+    return ceil(SUGGESTED_UPDATES * int(config.gradient_accumulation_steps) / int(config.steps_per_generation or 1))
+
+
+def inert_warning(config: TurnLevelConfig) -> str | None:
+    """What to tell a user whose settings have no effect, and a setting to try; None where they have one."""
+    settings = inert_settings(config)
+    if not settings:
+        return None
+    accumulation = int(config.gradient_accumulation_steps)
+    factors = f"`num_iterations` {config.num_iterations} x `steps_per_generation` {config.steps_per_generation}"
+    updates = f"{updates_per_rollout(config):g} ({factors} / `gradient_accumulation_steps` {accumulation})"
+    shown = " and ".join(f"`{setting}`" for setting in settings)
+    return (
+        f"Updates per rollout: {updates}. Each update trains on what the policy has just sampled: every importance "
+        f"ratio is 1, nothing is clipped, and {shown} {'have' if len(settings) > 1 else 'has'} no effect. For "
+        f"{SUGGESTED_UPDATES} updates per rollout set `steps_per_generation={SUGGESTED_UPDATES * accumulation}` "
+        "(larger rollouts; in place of `generation_batch_size`) or "
+        f"`num_iterations={suggested_iterations(config)}` (each rollout used again); or switch these settings off."
+    )
+
+
+def _micro_batches(config: TurnLevelConfig) -> int:
+    """Into which one rollout is split, each counted as often as it is used."""
+    return int(config.num_iterations) * int(config.steps_per_generation or 1)
