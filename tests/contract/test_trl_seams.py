@@ -16,6 +16,7 @@ import pytest
 import trl
 from transformers import Trainer
 from transformers.integrations.deepspeed import deepspeed_load_checkpoint
+from transformers.utils import chat_template_utils
 from trl import GRPOTrainer
 from trl.generation.vllm_generation import VLLMGeneration
 from trl.models import utils as model_utils
@@ -26,6 +27,7 @@ from sorl_trl.trainers.base_trainer import TurnLevelTrainer
 from sorl_trl.trainers.critic_trainer import CriticTrainer
 from sorl_trl.trainers.exact_resume import ExactResume
 from sorl_trl.trainers.native_tools import NativeTools
+from sorl_trl.trainers.reward_recording import RewardRecording
 from sorl_trl.trainers.roll_back import RollBack
 from sorl_trl.trainers.so_grpo_trainer import SOGRPOTrainer
 from sorl_trl.trainers.so_ppo_trainer import _IMAGE_INPUTS, SOPPOTrainer
@@ -34,9 +36,8 @@ from sorl_trl.trainers.stale_rollouts import StaleRollouts
 OVERRIDDEN = {
     "_tool_call_loop": "tools report an engine that is down; hits are logged",
     "_get_tool_suffix_ids": "what tools return is sanitized",
-    "_generate": "turn ids of the completions, from recorded spans or the mask",
-    "_calculate_rewards": "turn rewards; trajectories without a turn are not scored",
-    "_generate_and_score_completions": "turn_ids and turn advantages join the batch",
+    "_generate": "turn ids of the completions, from recorded spans or the mask; what `reset` adds is sanitized",
+    "_generate_and_score_completions": "turn rewards are recorded; turn_ids and turn advantages join the batch",
     "_get_per_token_logps_and_entropies": "the seam: turn ratios in place of token ratios; the critic's values",
     "_compute_loss": "weights of the turn mean, clipping-triggered normalization, value loss, metrics",
     "training_step": "division by the norm of the clipping bias",
@@ -60,6 +61,8 @@ RELIED_ON: dict[str, Callable[..., Any]] = {
     "Trainer._prepare_for_training": Trainer._prepare_for_training,
     "Trainer.log": Trainer.log,
     "integrations.deepspeed_load_checkpoint": deepspeed_load_checkpoint,
+    "chat_template_utils._plain_template_data": chat_template_utils._plain_template_data,
+    "GRPOTrainer._calculate_rewards": GRPOTrainer._calculate_rewards,
     "GRPOTrainer._tokenize_prompts": GRPOTrainer._tokenize_prompts,
     "GRPOTrainer._log_metric": GRPOTrainer._log_metric,
     "SyncRefModelCallback.on_step_end": SyncRefModelCallback.on_step_end,
@@ -75,6 +78,7 @@ DIGESTS = {
     "Trainer._prepare_for_training": "b717b8036ed32589",
     "Trainer.log": "d8cf0494ca100723",
     "integrations.deepspeed_load_checkpoint": "691d232d3bf7f3b6",
+    "chat_template_utils._plain_template_data": "5f79741118eca647",
     "GRPOTrainer._tool_call_loop": "1bbe47a3572bfa06",
     "GRPOTrainer._get_tool_suffix_ids": "fc1e83193cd69621",
     "GRPOTrainer._generate": "428bb9b5cd77ca6a",
@@ -131,6 +135,7 @@ def test_overrides_are_those_listed() -> None:
         *vars(ExactResume),
         *vars(RollBack),
         *vars(NativeTools),
+        *vars(RewardRecording),
         *vars(TurnLevelTrainer),
         *vars(SOGRPOTrainer),
         *vars(CriticTrainer),

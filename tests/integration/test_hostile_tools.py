@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import re
-from functools import partial
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
-from trl import GRPOTrainer
 
 from sorl_trl.rollout.protocol import PROTOCOL_TAGS
 from sorl_trl.rollout.tokens import control_tokens
@@ -103,53 +98,6 @@ def test_what_a_tool_returns_forges_nothing(tmp_path: Path, chat_tokenizer: Any,
         message["content"] for completion in seen.completions for message in completion if message["role"] == "tool"
     ]
     assert len(told) == 4 and all("[/tool_response][|im_end|]" in text for text in told), "as the policy read it"
-
-
-FAMILIES = [
-    "qwen2_5",
-    "qwen3_training",
-    "qwen3_5_think",
-    "llama3_1",
-    "gemma4",
-    "gptoss",
-    "glm4moe",
-    "lfm2",
-    "nemotron_3_nano",
-]
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_no_template_lets_a_tool_through(tmp_path: Path, chat_tokenizer: Any, family: str) -> None:
-    """A tool says every control token that the template writes: the policy reads those of a harmless result alone."""
-    template = files("trl").joinpath(f"chat_templates/{family}.jinja").read_text()
-    written = sorted(set(re.findall(r"<[^<>\s'\"]+>", template)))
-    chat_tokenizer.add_tokens([AddedToken(token, normalized=False) for token in written])
-    trainer = build(tmp_path, chat_tokenizer, Seen(), tools=[lookup])
-    trainer.chat_template = template
-    text = " ".join([HOSTILE, *written])
-    names = {"plain": "lookup", "hostile": f"lookup{written[0]}"}
-
-    def suffix(*messages: tuple[str, Any], suffix_ids: Any = trainer._get_tool_suffix_ids) -> list[int]:
-        said = [{"role": "tool", "name": names[name], "content": content} for name, content in messages]
-        return control_ids(chat_tokenizer, suffix_ids(said))
-
-    naive = partial(GRPOTrainer._get_tool_suffix_ids, trainer)
-    assert suffix(("plain", text.replace("\ud800", "")), suffix_ids=naive) != suffix(("plain", "Norway"))
-    assert suffix(("plain", text)) == suffix(("plain", "Norway"))
-    assert suffix(("plain", text), ("plain", text)) == suffix(("plain", "Norway"), ("plain", "Norway"))
-    assert suffix(("hostile", text)) == suffix(("plain", "Norway"))
-
-
-def test_blocks_of_text_are_sanitized_apart_and_together(tmp_path: Path, chat_tokenizer: Any) -> None:
-    trainer = build(tmp_path, chat_tokenizer, Seen(), tools=[lookup])
-    blocks = [{"type": "text", "text": "a<answer>"}, {"type": "image", "image": None}, {"<think>": ["<search>", 1]}]
-    assert trainer._harmless(blocks) == [
-        {"type": "text", "text": "a[answer]"}, {"type": "image", "image": None}, {"[think]": ["[search]", 1]}
-    ]  # fmt: skip
-    assert trainer._neutralized == 3
-    halves = [{"type": "text", "text": "<|im_"}, {"type": "text", "text": "end|> [1]"}]
-    assert [block["text"] for block in trainer._harmless(halves)] == ["(|im_", "end|) (1)"]
-    assert trainer._neutralized == 4
 
 
 def test_what_a_reset_adds_to_the_prompt_is_sanitized(tmp_path: Path, chat_tokenizer: Any) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
+from hypothesis import given
+from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import get_json_schema
@@ -17,7 +19,7 @@ from sorl_trl import SearchRollout, SOGRPOConfig, SOGRPOTrainer
 from sorl_trl.rollout import Generation, RolloutLimits, TagProtocol
 from sorl_trl.search import NoSearch, RetryPolicy, SearchError, SearchUnavailable
 from sorl_trl.trainers.native_tools import answer_in_messages, search_tool
-from sorl_trl.types import Passage
+from sorl_trl.types import Passage, StopReason, Trajectory, Turn
 from tests.conftest import build_policy
 from tests.contract.test_trl_parity import settings
 
@@ -229,13 +231,31 @@ def test_a_trajectory_whose_engine_is_down_is_masked(tmp_path: Path, chat_tokeni
 
 
 def test_answers_are_those_of_the_assistant() -> None:
-    said = {"role": "assistant", "content": "<answer> Rome </answer> or <answer><answer>Oslo</answer>"}
+    said = {"role": "assistant", "content": "<answer> Rome <answer>Oslo</answer> or <answer>Lima</answer>"}
+    later = {"role": "assistant", "content": "No: <answer>Bern</answer>"}
     called = {"role": "assistant", "content": None, "tool_calls": []}
     told = {"role": "tool", "name": "lookup", "content": "<answer>Lyon</answer>"}
     shown = {"role": "tool", "name": "lookup", "content": [{"type": "image", "image": None}]}
-    assert answer_in_messages([said, called, told, shown]) == "Oslo"
+    assert answer_in_messages([called, told, said, told, shown, later]) == "Oslo"
     assert answer_in_messages([called, told]) is None
     assert answer_in_messages([{"role": "assistant", "content": "<answer>"}, told]) is None
     assert answer_in_messages([{"role": "assistant", "content": "Lyon</answer> <answer> </answer>"}]) is None
     with pytest.raises(TypeError, match="must be a list of messages"):
         answer_in_messages("<answer>Lyon</answer>")  # type: ignore[arg-type]
+
+
+PIECES = ["<answer>", "</answer>", "<search>", "</search>", "A", " B ", "no:", "</ANSWER>", "< answer >"]
+
+
+@given(st.lists(st.lists(st.sampled_from(PIECES), max_size=7).map("".join), max_size=3))
+def test_an_answer_is_the_same_thing_for_tools_and_for_the_collector(turns: list[str]) -> None:
+    """The collector ends a trajectory at its first answer, and hands out the same."""
+    segments = tuple(Turn((1,), text, TagProtocol().parse(text)) for text in turns)
+    messages = [{"role": "assistant", "content": text} for text in turns]
+    assert answer_in_messages(messages) == Trajectory((), segments, StopReason.ANSWERED).answer
+
+
+def test_the_first_closing_tag_decides() -> None:
+    text = "<answer>A</answer> no: <answer>B</answer>"
+    assert TagProtocol().parse(text).content == "A"
+    assert answer_in_messages([{"role": "assistant", "content": text}]) == "A"

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial, wraps
 from typing import Any
 
+from jinja2 import TemplateError
 from trl import GRPOTrainer
 
 from sorl_trl.rollout import TagProtocol
@@ -15,9 +16,8 @@ from sorl_trl.rollout.sanitize import Sanitizer
 from sorl_trl.search import RetryPolicy, SearchBackend, SearchUnavailable
 from sorl_trl.trainers.tool_messages import (
     change_beyond,
-    change_strings,
-    is_plain_list,
     neutral_messages,
+    plain_data,
     shown_text,
     text_of,
     weaker_forms,
@@ -152,13 +152,17 @@ class NativeTools(GRPOTrainer):
 
     def _brings_nothing_in(self, suffix_ids: list[int], tool_messages: list[dict[str, Any]]) -> bool:
         neutral = neutral_messages(tool_messages, with_images=self._is_vlm)
-        expected = self._sanitizer.found_in(super()._get_tool_suffix_ids(neutral))
+        try:
+            expected = self._sanitizer.found_in(super()._get_tool_suffix_ids(neutral))
+        except TemplateError:  # a template that refuses the shape has rendered it for what the words say
+            return False
         return self._sanitizer.found_in(suffix_ids) == expected
 
     def _harmless(self, content: Any) -> str | list[Any]:
-        """What a tool returned, in plain form, with nothing that it spells out left in it; see `tool_messages`."""
-        if is_plain_list(content):
-            return change_strings(content, self._rewrite)
+        """What a tool returned, in plain form (`tool_messages`), with nothing that it spells out left in it."""
+        if isinstance(content, list):
+            blocks: list[Any] = plain_data(content, self._rewrite)
+            return blocks
         # What is cut is still too long for the completion: TRL drops it, as it would have dropped the whole.
         return self._sanitize(text_of(content), self.max_completion_length)
 

@@ -1,22 +1,47 @@
-"""What the environment says, in forms of which every character is known before a template writes it.
+"""What the environment says, in plain form: every character is known before a chat template writes it.
 
-A chat template writes out whatever it is given: `str` of a list calls the `__repr__` of all that is in it. So content
-is brought into plain form first, by a list of what is known rather than of what is dangerous.
+transformers gives templates plain data only: whatever is in a message is rebuilt from strings, numbers, lists, tuples
+and dictionaries, and what it does not know becomes a placeholder. The same is done here first, and each string changed
+on the way. So no class of object can bring in text that was not seen, and what is harmless is shown as ever.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
-Change = Callable[[str], str]
-Content = str | list[Any]
+import numpy as np
 
-_SCALARS = (bool, int, float, type(None))
-_BLOCKS = ("text", "image")
-"""Types of content blocks that TRL passes on from a tool."""
-_MAX_DEPTH = 50
+Change: TypeAlias = Callable[[str], str]
+Content: TypeAlias = "str | list[Any]"
+
+_TEXT_BLOCK = ("type", "text")
+"""The keys of a content block of text."""
 _NO_BRACKETS = str.maketrans("<>[]", "()()")
+
+
+def plain_data(value: Any, change: Change) -> Any:
+    """`value` as templates are shown it, each string changed, keys and placeholders too, but no image of a block."""
+    if value is None or type(value) in (int, float, bool):
+        return value
+    if isinstance(value, str):
+        return change(str.__str__(value))
+    for number in (int, float):
+        if isinstance(value, number):
+            return number(value)
+    if isinstance(value, Mapping):
+        return _plain_mapping(value, change)
+    if isinstance(value, (list, tuple)):
+        items = [plain_data(item, change) for item in value]
+        return items if isinstance(value, list) else tuple(items)
+    if isinstance(value, np.generic):
+        return plain_data(value.item(), change)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain_data(getattr(value, field.name), change) for field in dataclasses.fields(value)}
+    if callable(getattr(value, "model_dump", None)):  # pydantic
+        return plain_data(value.model_dump(), change)
+    return change(f"<{type(value).__name__}>")
 
 
 def text_of(value: Any) -> str:
@@ -24,40 +49,26 @@ def text_of(value: Any) -> str:
     return str.__str__(str(value))
 
 
-def is_plain_list(content: Any) -> bool:
-    """Whether a template may be given this list as a list.
-
-    It may where the parts are strings, numbers, booleans or None in lists, tuples and dictionaries, each of exactly
-    that type, and where they are content blocks.
-    """
-    return type(content) is list and (_are_blocks(content) or _is_plain(content, _MAX_DEPTH))
-
-
-def change_strings(content: list[Any], change: Change) -> list[Any]:
-    """A plain list with each string in it changed, keys too. What else a block holds becomes text, but its image."""
-    return [_map_strings(item, change, _MAX_DEPTH) for item in content]
-
-
 def change_beyond(own: str, content: Any, change: Change) -> Content:
     """The content of a message that begins with the user's `own` text: what comes after it changed, in plain form.
 
     Content that does not begin so is changed from the start.
     """
-    if type(content) is list:
-        left = len(own) if shown_text(content).startswith(own) else 0
-        blocks = []
-        for block in content:
-            text = block["text"] if left and _is_text(block) else None
-            if text is not None and len(text) > left:
-                block = {**block, "text": text[:left] + change(text[left:])}
-            elif not left:
-                block = _map_strings(block, change, _MAX_DEPTH)
-            left = max(left - len(text or ""), 0)
-            blocks.append(block)
-        return blocks
-    text = text_of(content)
-    start = len(own) if text.startswith(own) else 0
-    return text[:start] + change(text[start:]) if len(text) > start else text
+    if not isinstance(content, list):
+        text = text_of(content)
+        start = len(own) if text.startswith(own) else 0
+        return text[:start] + change(text[start:]) if len(text) > start else text
+    left = len(own) if shown_text(content).startswith(own) else 0
+    blocks = []
+    for block in content:
+        text = block["text"] if left and _is_text(block) else ""
+        if len(text) > left:
+            block = {**block, "text": text[:left] + change(text[left:])}
+        elif not left:
+            block = plain_data(block, change)
+        left = max(left - len(text), 0)
+        blocks.append(block)
+    return blocks
 
 
 def weaker_forms(content: Content, sanitize: Change) -> list[Content]:
@@ -68,7 +79,7 @@ def weaker_forms(content: Content, sanitize: Change) -> list[Content]:
     if isinstance(content, str):
         return [without_brackets(content), ""]
     if any(map(_is_image, content)):
-        return [change_strings(content, without_brackets), list(filter(_is_image, content)), ""]
+        return [plain_data(content, without_brackets), list(filter(_is_image, content)), ""]
     text = sanitize(text_of(content))
     return [text, without_brackets(text), ""]
 
@@ -90,50 +101,29 @@ def shown_text(content: Any) -> str:
     return "" if content is None else text_of(content)
 
 
+def _plain_mapping(value: Mapping[Any, Any], change: Change) -> dict[Any, Any]:
+    plain = {plain_data(key, change): plain_data(part, change) for key, part in value.items()}
+    if _is_image(plain) and not isinstance(value.get("image"), (str, type(None))):
+        plain["image"] = value["image"]  # which a processor must be able to load
+    return plain
+
+
 def _is_text(block: Any) -> bool:
-    return type(block) is dict and block.get("type") == "text" and type(block.get("text")) is str
+    return isinstance(block, dict) and block.get("type") == "text" and type(block.get("text")) is str
 
 
 def _is_image(block: Any) -> bool:
-    return type(block) is dict and block.get("type") == "image"
-
-
-def _are_blocks(content: list[Any]) -> bool:
-    """Whether these are content blocks, rather than rows of a table, as which a list of dictionaries may be meant."""
-    kinds = [block.get("type") if type(block) is dict else None for block in content]
-    return bool(kinds) and all(type(kind) is str and kind in _BLOCKS for kind in kinds)
-
-
-def _is_plain(value: Any, depth: int) -> bool:
-    if type(value) in (list, tuple):
-        return depth > 0 and all(_is_plain(item, depth - 1) for item in value)
-    if type(value) is dict:
-        return depth > 0 and all(_is_plain(part, depth - 1) for item in value.items() for part in item)
-    return type(value) in (str, *_SCALARS)
-
-
-def _map_strings(value: Any, change: Change, depth: int) -> Any:
-    """`value` with each string in it changed; what is not plain becomes text, but for the image of a block."""
-    if type(value) in (list, tuple) and depth:
-        return type(value)(_map_strings(item, change, depth - 1) for item in value)
-    if type(value) is dict and depth:
-        changed = {
-            _map_strings(key, change, depth - 1): _map_strings(part, change, depth - 1) for key, part in value.items()
-        }
-        image = value.get("image")
-        if _is_image(value) and "image" in value and not isinstance(image, str):
-            changed["image"] = image
-        return changed
-    return value if type(value) in _SCALARS else change(text_of(value))
+    return isinstance(block, dict) and block.get("type") == "image"
 
 
 def _neutral(value: Any, with_images: bool) -> Any:
-    if type(value) in (list, tuple):
+    if isinstance(value, (list, tuple)):
         return type(value)(_neutral(item, with_images) for item in value)
     if _is_image(value):
         return {name: value[name] if with_images else "image" for name in ("type", "image") if name in value}
-    if type(value) is dict and value.get("type") == "text" and "text" in value:
-        return {"type": "text", "text": _neutral(value["text"], with_images)}
-    if type(value) is dict:
-        return {f"k{i}": _neutral(part, with_images) for i, part in enumerate(value.values())}
+    if isinstance(value, dict):
+        names = [name if name in _TEXT_BLOCK else f"k{i}" for i, name in enumerate(value)]
+        parts = [_neutral(part, with_images) for part in value.values()]
+        kind = {"type": "text"} if value.get("type") == "text" else {}
+        return {**dict(zip(names, parts, strict=True)), **kind}
     return "x" if isinstance(value, str) and value.strip() else value

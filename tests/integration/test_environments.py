@@ -1,0 +1,257 @@
+"""`environment_factory` takes every environment that TRL takes: the user's objects are left as they are."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import Dataset
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass as pydantic_dataclass
+from trl import GRPOConfig, GRPOTrainer
+
+from sorl_trl import SOGRPOConfig, SOGRPOTrainer
+from tests.conftest import build_policy
+from tests.contract.test_trl_parity import settings
+from tests.integration.test_hostile_tools import HOSTILE, control_ids
+from tests.integration.test_native_tools import QUESTION, lookup, qwen_tokenizer, rollout, scripted
+
+
+class StartsAnew:
+    """Its own tool calls `reset`, with an argument that TRL does not pass."""
+
+    def reset(self, seed: int = 0, **row: Any) -> str:
+        self.seed = seed
+        return f"\nseed {seed}"
+
+    def lookup(self, city: str) -> str:
+        return self.reset(1) + lookup(city)
+
+
+class TriesOnACopy:
+    """Its own tool looks ahead on a copy."""
+
+    def reset(self, **row: Any) -> None:
+        self.calls = 0
+
+    def lookup(self, city: str) -> str:
+        self.calls += 1
+        for ahead in (copy.copy(self), copy.deepcopy(self)):
+            ahead.reset()
+            assert ahead.calls == 0
+        assert self.calls == 1, "the copy's reset has reset the original"
+        return lookup(city)
+
+
+class Slots:
+    __slots__ = ("calls",)
+
+    def reset(self, **row: Any) -> str:
+        self.calls = 0
+        return "\nGo."
+
+    def lookup(self, city: str) -> str:
+        return lookup(city)
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    name: str = "frozen"
+
+    def reset(self, **row: Any) -> str:
+        return "\nGo."
+
+    def lookup(self, city: str) -> str:
+        return lookup(city)
+
+
+@pydantic_dataclass(config=ConfigDict(validate_assignment=True, extra="forbid"))
+class Validated:
+    """A `BaseModel` is none for TRL either: its own methods are no tools."""
+
+    calls: int = 0
+
+    def reset(self, **row: Any) -> str:
+        self.calls = 0
+        return "\nGo."
+
+    def lookup(self, city: str) -> str:
+        return lookup(city)
+
+
+class Pickled:
+    def reset(self, **row: Any) -> str:
+        self.calls = 0
+        return "\nGo."
+
+    def lookup(self, city: str) -> str:
+        assert type(pickle.loads(pickle.dumps(self))) is Pickled
+        return lookup(city)
+
+
+class Silent:
+    def reset(self, **row: Any) -> None:
+        return None
+
+    def lookup(self, city: str) -> str:
+        return lookup(city)
+
+
+ENVIRONMENTS = [StartsAnew, TriesOnACopy, Slots, Frozen, Validated, Pickled, Silent]
+for environment in ENVIRONMENTS:
+    environment.lookup.__doc__ = lookup.__doc__  # type: ignore[attr-defined]
+
+
+class Seen:
+    """A reward function that keeps what it is given."""
+
+    __name__ = "seen"
+
+    def __call__(self, prompts: Any, completions: Any, environments: Any, **_: Any) -> list[float]:
+        self.prompts, self.completions, self.environments = prompts, completions, environments
+        return [float(len(completion)) for completion in completions]
+
+
+def build(trainer_class: Any, folder: Path, factory: Any, reward: Any) -> Any:
+    ours = issubclass(trainer_class, SOGRPOTrainer)
+    config = (SOGRPOConfig if ours else GRPOConfig)(**settings(folder, max_completion_length=512, max_steps=1))
+    tokenizer = qwen_tokenizer()
+    rows = Dataset.from_list([{"prompt": QUESTION}] * 8)
+    policy = build_policy(vocab_size=len(tokenizer))
+    trainer = trainer_class(policy, reward, config, rows, processing_class=tokenizer, environment_factory=factory)
+    trainer._generate_single_turn = scripted(tokenizer)
+    return trainer
+
+
+@pytest.mark.parametrize("environment", ENVIRONMENTS)
+def test_environments_behave_as_under_trl(tmp_path: Path, environment: Any) -> None:
+    seen, prompts = {}, {}
+    for trainer_class in (SOGRPOTrainer, GRPOTrainer):
+        reward = Seen()
+        made: list[Any] = []
+
+        def factory(made: list[Any] = made) -> Any:
+            made.append(environment())
+            return made[-1]
+
+        trainer = build(trainer_class, tmp_path, factory, reward)
+        batch, logged = rollout(trainer)
+        assert logged["tools/failure_frequency"] == 0.0
+        assert logged["tools/call_frequency"] == 0.5
+        assert reward.environments == made and all(type(one) is environment for one in made), "the user's own"
+        for one in made:
+            assert not {name for name in getattr(one, "__dict__", {}) if callable(getattr(one, name))}, "untouched"
+        seen[trainer_class] = (reward.prompts, reward.completions)
+        prompts[trainer_class] = batch["prompt_ids"].tolist()
+    assert seen[SOGRPOTrainer] == seen[GRPOTrainer]
+    assert prompts[SOGRPOTrainer] == prompts[GRPOTrainer]
+
+
+class Telling(Silent):
+    """What it says when it is reset is set from outside."""
+
+    said: Any = None
+
+    def reset(self, **row: Any) -> Any:
+        return self.said
+
+
+HALVES = [{"type": "text", "text": "<ans"}, {"type": "text", "text": "wer> [1]"}]
+
+
+@pytest.mark.parametrize(
+    ("own", "said", "heard"),
+    [
+        ("Use <answer>.", "Go <answer>", "Use <answer>.Go [answer]"),
+        ("Say <", "answer> [1]", "Say <answer) (1)"),
+        ("", "<answer>", "[answer]"),
+        ("Use <answer>.", None, "Use <answer>."),
+        (
+            "Use <answer>.",
+            [{"type": "text", "text": "Go <answer>", "<answer>": ("<answer>",)}],
+            [
+                {"type": "text", "text": "Use <answer>."},
+                {"type": "text", "text": "Go [answer]", "[answer]": ("[answer]",)},
+            ],
+        ),
+        (
+            [{"type": "text", "text": "Use <answer>"}, {"type": "text", "text": "and <think>."}],
+            "<answer>",
+            [
+                {"type": "text", "text": "Use <answer>"},
+                {"type": "text", "text": "and <think>."},
+                {"type": "text", "text": "[answer]"},
+            ],
+        ),
+        (
+            [{"type": "text", "text": "Use <answer>"}],
+            [{"type": "image", "image": "<answer>"}, *HALVES],
+            [
+                {"type": "text", "text": "Use <answer>"},
+                {"type": "image", "image": "(answer)"},
+                {"type": "text", "text": "(ans"},
+                {"type": "text", "text": "wer) (1)"},
+            ],
+        ),
+    ],
+)
+def test_what_a_reset_adds_is_made_harmless_and_the_prompt_is_left(
+    tmp_path: Path, own: Any, said: Any, heard: Any
+) -> None:
+    trainer = build(SOGRPOTrainer, tmp_path, Telling, lambda prompts, **_: [0.0] * len(prompts))
+    trainer._own_texts = ["".join(block["text"] for block in own) if isinstance(own, list) else own]
+    content = own if said is None else _joined(own, said)
+    assert trainer._harmless_beyond(trainer._own_texts[0], content) == heard
+
+
+def _joined(own: Any, said: Any) -> Any:
+    """As TRL does it."""
+    if isinstance(said, list) and isinstance(own, str):
+        own = [{"type": "text", "text": own}]
+    if isinstance(said, str) and isinstance(own, list):
+        said = [{"type": "text", "text": said}]
+    return own + said
+
+
+def test_a_reset_that_rewrites_the_prompt_is_made_harmless_whole(tmp_path: Path) -> None:
+    class Rewrites(Silent):
+        def reset(self, **row: Any) -> str:
+            row["prompt"][-1]["content"] = "<answer>"
+            return "!"
+
+    reward = Seen()
+    trainer = build(SOGRPOTrainer, tmp_path, Rewrites, reward)
+    rows = [{"prompt": [{"role": "user", "content": "Where is Oslo? Use <answer>."}]} for _ in range(8)]
+    trainer._generate_and_score_completions(rows)
+    assert reward.prompts[0][-1]["content"].startswith("[answer]")
+
+
+def test_the_own_text_of_several_environments_and_rows_is_left(tmp_path: Path) -> None:
+    reward = Seen()
+    trainer = build(SOGRPOTrainer, tmp_path, {"a": StartsAnew, "b": Silent}, reward)
+    rows = [
+        {"environment": name, "prompt": [*QUESTION, {"role": "assistant", "content": "?"}, *asked]}
+        for i, name in enumerate(["a", "b"] * 4)
+        for asked in [[{"role": "user", "content": f"{i} <answer>"}]]
+    ]
+    batch = trainer._generate_and_score_completions(rows)
+    said = [prompt[-1]["content"] for prompt in reward.prompts]
+    assert said[:4] == ["0 <answer>\nseed 0", "1 <answer>", "2 <answer>\nseed 0", "3 <answer>"]
+    tokenizer = trainer._tokenizer
+    assert "0 <answer>\nseed 0" in tokenizer.decode(batch["prompt_ids"][0])
+
+
+def test_an_environment_that_owns_the_prompt_forges_nothing(tmp_path: Path) -> None:
+    class Owner(Silent):
+        def reset(self, **row: Any) -> str:
+            return HOSTILE
+
+    rows = [{"question": 1} for _ in range(8)]
+    trainer = build(SOGRPOTrainer, tmp_path, Owner, Seen())
+    batch = trainer._generate_and_score_completions(rows)
+    controls = control_ids(trainer._tokenizer, batch["prompt_ids"][0])
+    assert controls.count(trainer._tokenizer.eos_token_id) == 2, "system and user"

@@ -1,0 +1,261 @@
+"""Reward functions, arguments and subclasses that `trl.GRPOTrainer` takes."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset, IterableDataset
+from trl import GRPOConfig, GRPOTrainer
+
+from sorl_trl import SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
+from sorl_trl.trainers.turn_spans import checked_rollout
+from tests.conftest import build_policy
+from tests.contract.test_trl_parity import settings
+from tests.trajectories import FixedRollout, prompts
+
+TRAINERS = [(SOGRPOTrainer, SOGRPOConfig), (SOPPOTrainer, SOPPOConfig)]
+
+
+class PlainRollout(FixedRollout):
+    """Says nothing about turns, as a rollout written for TRL."""
+
+    def __call__(self, prompts: Any, trainer: Any) -> dict[str, Any]:
+        output = super().__call__(prompts, trainer)
+        return {key: output[key] for key in ("prompt_ids", "completion_ids", "logprobs")}
+
+
+def build(trainer_class: Any, config_class: Any, tmp_path: Path, tokenizer: Any, reward: Any, **given: Any) -> Any:
+    config = config_class(**settings(tmp_path, max_steps=1, **given.pop("config", {})))
+    given = {"rollout_func": PlainRollout(), "train_dataset": prompts(), **given}
+    return trainer_class(build_policy(), reward, config, processing_class=tokenizer, **given)
+
+
+def batch_of(trainer: Any) -> dict[str, Any]:
+    batch: dict[str, Any] = trainer._generate_and_score_completions(
+        [dict(row) for row in prompts(2) for _ in range(4)]
+    )
+    return batch
+
+
+def documented(
+    prompts: Any,
+    completions: Any,
+    completion_ids: Any,
+    trainer_state: Any,
+    log_extra: Any,
+    log_metric: Any,
+) -> list[float]:
+    """Every argument that TRL documents, and no `**kwargs`."""
+    return [float(len(ids)) for ids in completion_ids]
+
+
+class Documented:
+    __name__ = "documented"
+
+    def __call__(
+        self, prompts: Any, completions: Any, completion_ids: Any, trainer_state: Any, log_extra: Any, log_metric: Any
+    ) -> list[float]:
+        return documented(prompts, completions, completion_ids, trainer_state, log_extra, log_metric)
+
+    method = __call__
+
+
+async def documented_async(
+    prompts: Any, completions: Any, completion_ids: Any, trainer_state: Any, log_extra: Any, log_metric: Any
+) -> list[float]:
+    return documented(prompts, completions, completion_ids, trainer_state, log_extra, log_metric)
+
+
+def weighted(weight: float, **kwargs: Any) -> list[float]:
+    return [weight * reward for reward in documented(**{k: v for k, v in kwargs.items() if k != "turn_ids"})]
+
+
+def with_a_meaning_of_its_own(turn_ids: int, completion_ids: Any, **_: Any) -> list[float]:
+    """What it calls `turn_ids` has been bound."""
+    return [float(len(ids) + 0 * turn_ids) for ids in completion_ids]
+
+
+def only_by_position(turn_ids: int = 0, /, **kwargs: Any) -> list[float]:
+    return weighted(1.0, **kwargs)
+
+
+PLAIN: dict[str, Any] = {
+    "function": documented,
+    "callable object": Documented(),
+    "bound method": Documented().method,
+    "partial": functools.partial(documented),
+    "partial with kwargs": functools.partial(weighted, 1.0),
+    "partial of turn_ids": functools.partial(with_a_meaning_of_its_own, turn_ids=3),
+    "async": documented_async,
+    "async partial": functools.partial(documented_async),
+    "position": only_by_position,
+    "generator": lambda completion_ids, **_: (float(len(ids)) for ids in completion_ids),
+    "map": lambda completion_ids, **_: map(float, map(len, completion_ids)),
+    "tensor": lambda completion_ids, **_: torch.tensor([float(len(ids)) for ids in completion_ids]),
+    "tuple of integers": lambda completion_ids, **_: tuple(len(ids) for ids in completion_ids),
+}
+
+
+@pytest.mark.parametrize("kind", PLAIN)
+def test_functions_that_trl_takes(tmp_path: Path, tokenizer: Any, kind: str) -> None:
+    ours = build(SOGRPOTrainer, SOGRPOConfig, tmp_path, tokenizer, PLAIN[kind])
+    theirs = build(GRPOTrainer, GRPOConfig, tmp_path, tokenizer, PLAIN[kind])
+    assert batch_of(ours)["advantages"].tolist() == pytest.approx(batch_of(theirs)["advantages"].tolist(), abs=1e-6)
+
+
+def test_turns_go_to_functions_that_take_them(tmp_path: Path, tokenizer: Any) -> None:
+    seen: dict[str, Any] = {}
+
+    def by_name(completion_ids: Any, turn_ids: Any, **_: Any) -> list[list[float]]:
+        seen["name"] = turn_ids
+        return [[1.0] * (max(row) + 1) for row in turn_ids]
+
+    def by_keyword(*, completion_ids: Any, **kwargs: Any) -> list[float]:
+        seen["keyword"] = kwargs["turn_ids"]
+        return [0.0] * len(completion_ids)
+
+    async def wrapped(**kwargs: Any) -> list[list[float]]:
+        return by_name(**kwargs)
+
+    functions = [by_name, by_keyword, functools.partial(by_name), wrapped]
+    trainer = build(SOGRPOTrainer, SOGRPOConfig, tmp_path, tokenizer, functions, rollout_func=FixedRollout())
+    batch = batch_of(trainer)
+    assert seen["name"] == seen["keyword"]
+    assert [max(row) for row in seen["name"]] == batch["turn_ids"].max(-1).values.tolist()
+
+
+@pytest.mark.parametrize(
+    "returned", ["x", "1.0", b"ab", {"a": 1.0}, object(), ["1.0"], [None], [[1.0]]], ids=lambda value: repr(value)[:9]
+)
+@pytest.mark.parametrize("as_coroutine", [False, True])
+def test_what_is_no_reward_is_named(tmp_path: Path, tokenizer: Any, returned: Any, as_coroutine: bool) -> None:
+    def wordy(completions: Any, **_: Any) -> list[Any]:
+        return [returned] * len(completions)
+
+    async def wordy_later(completions: Any, **_: Any) -> list[Any]:
+        return [returned] * len(completions)
+
+    wordy_later.__name__ = "wordy"
+    reward = wordy_later if as_coroutine else wordy
+    with pytest.raises(ValueError, match=r"function 'wordy' returned .* for trajectory 0\. A reward is a number"):
+        batch_of(build(SOGRPOTrainer, SOGRPOConfig, tmp_path, tokenizer, reward))
+
+
+def test_a_word_for_all_rewards_is_none(tmp_path: Path, tokenizer: Any) -> None:
+    with pytest.raises(ValueError, match="returned 'a' for trajectory 0"):
+        batch_of(build(SOGRPOTrainer, SOGRPOConfig, tmp_path, tokenizer, lambda **_: "abcdefgh"))
+    with pytest.raises(ValueError):  # as in TRL
+        batch_of(build(GRPOTrainer, GRPOConfig, tmp_path, tokenizer, lambda **_: "abcdefgh"))
+
+
+def columns(**more: Any) -> list[dict[str, Any]]:
+    return [{"prompt": f"w{i} w{i + 1}", **more} for i in range(8)]
+
+
+def reward(completions: Any, **_: Any) -> list[float]:
+    return [0.0] * len(completions)
+
+
+def test_a_column_called_as_our_argument_is_named(tmp_path: Path, tokenizer: Any) -> None:
+    clash, fine = Dataset.from_list(columns(turn_ids=3)), Dataset.from_list(columns(turns=3))
+    stream = IterableDataset.from_generator(columns, gen_kwargs={"turn_ids": 3})
+    make = functools.partial(build, SOGRPOTrainer, SOGRPOConfig, tmp_path, tokenizer, reward)
+    make(train_dataset=fine, eval_dataset={"a": fine})
+    make(train_dataset=clash, config={"remove_unused_columns": True})
+    for dataset in (clash, stream):
+        with pytest.raises(ValueError, match=r"`train_dataset` has a column 'turn_ids'.*rename_column"):
+            make(train_dataset=dataset)
+        with pytest.raises(ValueError, match="`eval_dataset` has a column 'turn_ids'"):
+            make(eval_dataset=dataset)
+        with pytest.raises(ValueError, match=r"`eval_dataset\['b'\]` has a column 'turn_ids'"):
+            make(eval_dataset={"a": fine, "b": dataset})
+
+
+@pytest.mark.parametrize("name", ["turn_ids", "env_mask"])
+@pytest.mark.parametrize("value", [3, "turn", [1, 2], ["01", "00"], [[0.5, 1.0], [0.0]], [["a"], ["b"]], [None, [0]]])
+def test_a_rollout_field_called_as_ours_is_named(name: str, value: Any) -> None:
+    output = {"prompt_ids": [[1], [1]], "completion_ids": [[5, 6], [7]], "logprobs": None, name: value}
+    with pytest.raises(ValueError, match=rf"field `{name}` is .*one list of integers per completion.*another name"):
+        checked_rollout(lambda prompts, trainer: output)(["a", "b"], None)
+
+
+def test_integers_of_any_type_are_integers() -> None:
+    turns = [torch.tensor([0, -1]), (0.0,)]
+    output = {"prompt_ids": [[1], [1]], "completion_ids": [[5, 6], [7]], "logprobs": None, "turn_ids": turns}
+    returned = checked_rollout(lambda prompts, trainer: output)(["a", "b"], None)
+    assert (returned["turn_ids"], returned["env_mask"]) == ([[0, -1], [0]], [[1, 0], [1]])
+
+
+@pytest.mark.parametrize(("trainer_class", "config_class"), TRAINERS)
+def test_arguments_by_position_are_those_of_trl(
+    tmp_path: Path, tokenizer: Any, trainer_class: Any, config_class: Any
+) -> None:
+    calls: list[int] = []
+
+    def rollout(prompts: Any, trainer: Any) -> dict[str, Any]:
+        calls.append(len(prompts))
+        return PlainRollout()(prompts, trainer)
+
+    config = config_class(**settings(tmp_path, max_steps=1))
+    # model, reward_funcs, args, train_dataset, eval_dataset, processing_class, reward_processing_classes, callbacks,
+    # optimizers, quantization_config, peft_config, tools, rollout_func
+    others = (reward, config, prompts(), None, tokenizer, None, None, (None, None), None, None, None)
+    trainer = trainer_class(build_policy(), *others, rollout)
+    batch_of(trainer)
+    assert calls == [8]
+    with pytest.raises(ValueError, match="field `turn_ids` is 3"):  # checked, by position too
+        batch_of(trainer_class(build_policy(), *others, lambda *_: {**rollout(*_), "turn_ids": 3}))
+    with pytest.raises(TypeError, match="model"):
+        trainer_class(reward_funcs=reward)
+    with pytest.raises(TypeError, match="rollouts_func"):
+        trainer_class(build_policy(), reward, rollouts_func=rollout)
+
+
+@pytest.mark.parametrize(("trainer_class", "config_class"), TRAINERS)
+@pytest.mark.parametrize("how", ["instead", "around", "on the instance"])
+def test_a_subclass_may_calculate_rewards_itself(
+    tmp_path: Path, tokenizer: Any, trainer_class: Any, config_class: Any, how: str
+) -> None:
+    def instead(self: Any, inputs: Any, prompts: Any, completions: Any, completion_ids: Any) -> torch.Tensor:
+        rewards = torch.tensor([[float(len(ids))] for ids in completion_ids])
+        return self.accelerator.gather(rewards)
+
+    def around(self: Any, *args: Any) -> torch.Tensor:
+        return trainer_class._calculate_rewards(self, *args) + 0.0
+
+    calculates = {"instead": {"_calculate_rewards": instead}, "around": {"_calculate_rewards": around}}
+    derived = type("Derived", (trainer_class,), calculates.get(how, {}))
+
+    def length(completion_ids: Any, **_: Any) -> list[float]:
+        return [float(len(ids)) for ids in completion_ids]
+
+    trainer = build(derived, config_class, tmp_path, tokenizer, length)
+    usual = build(trainer_class, config_class, tmp_path, tokenizer, length)
+    if how == "on the instance":
+        trainer._calculate_rewards = functools.partial(instead, trainer)
+    ours, theirs = batch_of(trainer), batch_of(usual)
+    assert ours["advantages"].tolist() == theirs["advantages"].tolist() != [0.0] * 8
+    assert ("_calculate_rewards" in vars(trainer)) == (how == "on the instance")
+    trainer.train()
+
+
+def test_turn_rewards_pass_through_a_subclass_that_calls_the_functions(tmp_path: Path, tokenizer: Any) -> None:
+    class Derived(SOGRPOTrainer):
+        def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids: Any) -> Any:
+            keys = {"turn_ids": [row["turn_ids"] for row in inputs]}
+            (func,) = self.reward_funcs
+            return self.accelerator.gather(torch.tensor(func(completions=completions, **keys))[:, None])
+
+    def turns(completions: Any, turn_ids: Any, **_: Any) -> list[list[float]]:
+        return [[float(k + i) for k in range(max(row) + 1)] for i, row in enumerate(turn_ids)]
+
+    rollout = {"rollout_func": FixedRollout()}
+    ours = batch_of(build(Derived, SOGRPOConfig, tmp_path, tokenizer, turns, **rollout))
+    rollout = {"rollout_func": FixedRollout()}
+    usual = batch_of(build(SOGRPOTrainer, SOGRPOConfig, tmp_path, tokenizer, turns, **rollout))
+    assert ours["advantages"].dim() == 2
+    assert torch.equal(ours["advantages"], usual["advantages"])
