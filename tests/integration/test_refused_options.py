@@ -115,6 +115,23 @@ def test_refused_before_a_model_is_loaded(tmp_path: Path, option: str, trainer_c
         trainer_class("no/such-model", turns_reward, chosen, questions(), rollout_func=rollout)
 
 
+def test_the_deprecated_names(tmp_path: Path) -> None:
+    with pytest.warns(FutureWarning, match="`use_transformers_paged` is deprecated"):
+        chosen = config(tmp_path, use_transformers_paged=True)
+    with pytest.raises(ValueError, match="`use_transformers_continuous_batching` is True, but `SearchRollout`"):
+        SOGRPOTrainer("no/such-model", turns_reward, chosen, questions(), rollout_func=SearchRollout(NoSearch()))
+
+
+@pytest.mark.parametrize(
+    "option",
+    [{"auto_find_batch_size": True}, {"log_completions_hub_repo": "a/b"}],
+    ids=lambda option: next(iter(option)),
+)
+def test_refused_by_trl(tmp_path: Path, option: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(option))):
+        config(tmp_path, **option)
+
+
 @pytest.mark.parametrize("argument", ["tools", "environment_factory"])
 def test_tools_beside_a_search_rollout(tmp_path: Path, argument: str) -> None:
     rollout, given = SearchRollout(NoSearch()), {"tools": [len], "environment_factory": dict}[argument]
