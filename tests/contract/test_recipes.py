@@ -9,6 +9,8 @@ import pytest
 
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
 from sorl_trl.recipe import Arguments, parse_arguments
+from sorl_trl.trainers.inert import inert_warning
+from sorl_trl.trainers.option_checks import idle_options, search_rollout_problems
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
@@ -72,6 +74,10 @@ def test_recipe_parses(recipe: Path, tmp_path: Path) -> None:
     assert arguments.model.use_peft == ("lora" in recipe.stem)
     assert arguments.rollout.max_turn_tokens <= config.max_completion_length
     assert config.generation_batch_size % config.num_generations == 0
+    assert inert_warning(config) is None
+    assert not [*search_rollout_problems(config), *idle_options(config)]
+    assert config.disable_dropout
+    assert not arguments.model.use_peft or arguments.model.lora_dropout == 0.0
 
 
 @pytest.mark.parametrize("name", sorted(SANDBOX))

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from transformers import LlamaForCausalLM
-from trl import GRPOConfig, GRPOTrainer
 
-from sorl_trl import SearchRollout, SOGRPOTrainer, SOPPOTrainer
-from sorl_trl.rollout import RolloutLimits
-from sorl_trl.sandbox import PROTOCOL
-from sorl_trl.trainers.option_checks import SET_BY_ROLLOUT
-from sorl_trl.trainers.vllm_generator import VLLMGenerator
-from tests.agents import NO_WAIT, agent_policy, agent_tokenizer, build_agent, questions, search_index, turns_reward
+from sorl_trl import SOGRPOTrainer, SOPPOTrainer
+from tests.agents import agent_policy, agent_tokenizer, build_agent, questions
 from tests.contract.test_trl_parity import settings
 
 GENERATION_OPTIONS: dict[str, Any] = {

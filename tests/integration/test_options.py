@@ -36,7 +36,6 @@ LOSS_OPTIONS: dict[str, tuple[Any, dict[str, Any]]] = {
     "top_entropy_quantile": (0.3, {}),
     "entropy_coef": (0.1, {}),
     "use_adaptive_entropy": (True, {"entropy_target": 9.0}),
-    "entropy_coef_min": (0.2, {"use_adaptive_entropy": True, "entropy_coef": 0.1}),
     "entropy_coef_max": (0.05, {"use_adaptive_entropy": True, "entropy_coef": 0.1, "entropy_target": 9.0}),
     "entropy_coef_delta": (0.5, {"use_adaptive_entropy": True, "entropy_target": 9.0}),
     "entropy_target": (9.0, {"use_adaptive_entropy": True}),
@@ -111,6 +110,16 @@ def test_the_effects_are_no_chance(tmp_path: Path, tokenizer: Any, trainer: str)
     """What `test_loss_options` compares is the same where nothing was changed."""
     first, second = (effect(build(tmp_path / name, tokenizer, trainer)) for name in ("first", "second"))
     assert first == second
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_entropy_coef_min(tmp_path: Path, tokenizer: Any, trainer: str) -> None:
+    """It acts once entropy has fallen again: what is kept for then is looked at."""
+    bounded = {"use_adaptive_entropy": True, "entropy_target": 0.0, "entropy_coef": 0.1, "entropy_coef_delta": 1.0}
+    for bound in (0.0, 0.05):
+        trained = build(tmp_path, tokenizer, trainer, **bounded, entropy_coef_min=bound)
+        effect(trained)
+        assert trained.entropy_coef == bound
 
 
 @pytest.mark.parametrize("option", OF_THE_GROUP)

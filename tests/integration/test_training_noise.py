@@ -41,6 +41,7 @@ def ratios(trainer: Any) -> tuple[float, float]:
 
 @pytest.mark.parametrize("trainer", TRAINERS)
 def test_every_ratio_is_one_at_age_0(tmp_path: Path, trainer: str, caplog: pytest.LogCaptureFixture) -> None:
+    """By `disable_dropout`, which nobody has set."""
     agent = dropout_agent(tmp_path, trainer)
     agent.train()
     assert ratios(agent) == pytest.approx((1.0, 1.0), abs=1e-6)

@@ -26,13 +26,16 @@ class SOGRPOTrainer(TurnLevelTrainer):
     those that `rollout_func` recorded (`turn_ids`), else the runs of model tokens between tool results. With outcome
     rewards only and `gamma=1` the advantages are TRL's own.
 
+    Ratios, clipping and `target_kl` act from the second update on a rollout on: set `steps_per_generation` above
+    `gradient_accumulation_steps`, or `num_iterations` above 1. With TRL's defaults there is one; a warning says so.
+
     Example:
 
     ```python
     trainer = SOGRPOTrainer(
         model="Qwen/Qwen2.5-0.5B-Instruct",
         reward_funcs=accuracy_reward,
-        args=SOGRPOConfig(output_dir="out"),
+        args=SOGRPOConfig(output_dir="out", steps_per_generation=8),  # 8 updates per rollout
         train_dataset=dataset,
     )
     trainer.train()

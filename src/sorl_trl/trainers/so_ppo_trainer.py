@@ -53,7 +53,7 @@ class SOPPOTrainer(CriticTrainer):
     trainer = SOPPOTrainer(
         model="Qwen/Qwen2.5-0.5B-Instruct",
         reward_funcs=accuracy_reward,
-        args=SOPPOConfig(output_dir="out"),
+        args=SOPPOConfig(output_dir="out", steps_per_generation=8),  # 8 updates per rollout
         train_dataset=dataset,
         peft_config=LoraConfig(),
     )

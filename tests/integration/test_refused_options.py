@@ -1,0 +1,216 @@
+"""What a setting cannot honour is refused before anything is loaded, and what is read nowhere is said."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from trl import GRPOConfig, GRPOTrainer
+
+from sorl_trl import SearchRollout, SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
+from sorl_trl.search import NoSearch
+from sorl_trl.trainers.option_checks import IDLE, SET_BY_ROLLOUT, idle_options, search_rollout_problems
+from tests.agents import agent_policy, build_agent, questions, turns_reward
+from tests.contract.test_trl_parity import settings
+from tests.integration.test_generation_options import native_agent, recorded_policy
+from tests.trajectories import FixedRollout, parity_reward, prompts
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "use_transformers_continuous_batching": (True, "ignores: a turn would not end where it searches or answers"),
+    "max_tool_calling_iterations": (3, "`max_tool_calling_iterations` is 3, but is for TRL's tool loop"),
+    "max_completion_length": (None, "`max_completion_length` is None, but `SearchRollout` needs it"),
+    "generation_kwargs": ({"max_new_tokens": 5}, "`generation_kwargs` has 'max_new_tokens': 5, but `SearchRollout`"),
+}
+"""Option -> a value that `SearchRollout` cannot honour, and what is said."""
+IDLE_VALUES: dict[str, Any] = {
+    "vllm_mode": "server",
+    "vllm_model_impl": "transformers",
+    "vllm_enable_sleep_mode": True,
+    "vllm_structured_outputs_regex": "[a-z]+",
+    "vllm_server_base_url": "http://10.0.0.1:1",
+    "vllm_server_host": "10.0.0.1",
+    "vllm_server_port": 8001,
+    "vllm_server_timeout": 3.0,
+    "vllm_group_port": 51217,
+    "vllm_gpu_memory_utilization": 0.5,
+    "vllm_max_model_length": 64,
+    "vllm_tensor_parallel_size": 2,
+    "vllm_importance_sampling_correction": False,
+    "vllm_importance_sampling_mode": "token_truncate",
+    "vllm_importance_sampling_clip_max": 2.0,
+    "vllm_importance_sampling_clip_min": 0.5,
+    "transformers_continuous_batching_config": {"max_memory_percent": 0.2},
+    "sapo_temperature_neg": 2.0,
+    "sapo_temperature_pos": 2.0,
+    "vespo_k_pos": 1.0,
+    "vespo_lambda_pos": 1.0,
+    "vespo_k_neg": 1.0,
+    "vespo_lambda_neg": 1.0,
+    "ref_model_mixup_alpha": 0.1,
+    "ref_model_sync_steps": 3,
+    "use_bias_correction_kl": False,
+    "entropy_coef_min": 0.01,
+    "entropy_coef_max": 0.5,
+    "entropy_coef_delta": 0.1,
+    "entropy_target": 1.0,
+    "num_completions_to_print": 2,
+    "log_unique_prompts": True,
+    "label_smoothing_factor": 0.1,
+    "label_names": ["x"],
+    "include_for_metrics": ["loss"],
+    "batch_eval_metrics": True,
+    "prediction_loss_only": True,
+    "eval_do_concat_batches": False,
+    "data_seed": 7,
+    "train_sampling_strategy": "sequential",
+    "length_column_name": "size",
+    "max_tool_calling_iterations": 3,
+}
+"""Option -> a value; under the settings of the tests it is read nowhere."""
+IDLE_ELSEWHERE: list[tuple[str, dict[str, Any]]] = [
+    ("cache_implementation", {"use_vllm": True, "cache_implementation": "static"}),
+    ("cache_implementation", {"use_transformers_continuous_batching": True, "cache_implementation": "static"}),
+    ("use_transformers_continuous_batching", {"use_vllm": True, "use_transformers_continuous_batching": True}),
+    ("delta", {"delta": 2.0, "loss_type": "sapo"}),
+    (
+        "scale_rewards",
+        {"scale_rewards": "none", "multi_objective_aggregation": "normalize_then_sum"},
+    ),
+    ("vllm_server_port", {"use_vllm": True, "vllm_server_port": 8001}),
+    ("vllm_gpu_memory_utilization", {"use_vllm": True, "vllm_mode": "server", "vllm_gpu_memory_utilization": 0.5}),
+    (
+        "vllm_server_host",
+        {
+            "use_vllm": True,
+            "vllm_mode": "server",
+            "vllm_server_base_url": "http://10.0.0.1:1",
+            "vllm_server_host": "10.0.0.1",
+        },
+    ),
+    (
+        "vllm_importance_sampling_mode",
+        {
+            "use_vllm": True,
+            "vllm_importance_sampling_correction": False,
+            "vllm_importance_sampling_mode": "token_truncate",
+        },
+    ),
+]
+
+
+def config(tmp_path: Path, config_class: Any = SOGRPOConfig, **overrides: Any) -> Any:
+    return config_class(output_dir=str(tmp_path), use_cpu=True, bf16=False, **overrides)
+
+
+@pytest.mark.parametrize("trainer_class", [SOGRPOTrainer, SOPPOTrainer])
+@pytest.mark.parametrize("option", REFUSED)
+def test_refused_before_a_model_is_loaded(tmp_path: Path, option: str, trainer_class: Any) -> None:
+    value, said = REFUSED[option]
+    rollout = SearchRollout(NoSearch())
+    chosen = config(tmp_path, trainer_class.config_class, **{option: value})
+    with pytest.raises(ValueError, match=said):
+        trainer_class("no/such-model", turns_reward, chosen, questions(), rollout_func=rollout)
+
+
+def test_the_deprecated_names(tmp_path: Path) -> None:
+    with pytest.warns(FutureWarning, match="`use_transformers_paged` is deprecated"):
+        chosen = config(tmp_path, use_transformers_paged=True)
+    with pytest.raises(ValueError, match="`use_transformers_continuous_batching` is True, but `SearchRollout`"):
+        SOGRPOTrainer("no/such-model", turns_reward, chosen, questions(), rollout_func=SearchRollout(NoSearch()))
+
+
+@pytest.mark.parametrize(
+    "option",
+    [{"auto_find_batch_size": True}, {"log_completions_hub_repo": "a/b"}],
+    ids=lambda option: next(iter(option)),
+)
+def test_refused_by_trl(tmp_path: Path, option: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(option))):
+        config(tmp_path, **option)
+
+
+@pytest.mark.parametrize("argument", ["tools", "environment_factory"])
+def test_tools_beside_a_search_rollout(tmp_path: Path, argument: str) -> None:
+    rollout, given = SearchRollout(NoSearch()), {"tools": [len], "environment_factory": dict}[argument]
+    with pytest.raises(ValueError, match=f"`{argument}` is given together with `SearchRollout`"):
+        SOGRPOTrainer(
+            "no/such-model",
+            turns_reward,
+            config(tmp_path),
+            questions(),
+            rollout_func=rollout,
+            **{argument: given},
+        )
+
+
+@pytest.mark.parametrize("option", [name for name in REFUSED if name != "max_completion_length"])
+def test_trls_own_trainer_is_told_in_its_first_rollout(tmp_path: Path, option: str) -> None:
+    value, said = REFUSED[option]
+    trainer = build_agent(tmp_path, NoSearch(), GRPOTrainer, **{option: value})
+    with pytest.raises(ValueError, match=said):
+        trainer.train()
+
+
+@pytest.mark.parametrize("engine", SET_BY_ROLLOUT)
+def test_ends_and_outputs_are_the_rollouts(tmp_path: Path, engine: str) -> None:
+    for key in SET_BY_ROLLOUT[engine]:
+        chosen = config(tmp_path, use_vllm=engine == "vllm", generation_kwargs={key: 2})
+        assert [problem.option for problem in search_rollout_problems(chosen)] == ["generation_kwargs"]
+    free = {"top_k": 3, "num_beams": 1, "max_length": None}
+    assert not [*search_rollout_problems(config(tmp_path, generation_kwargs=free))]
+
+
+def test_other_rollouts_are_not_asked(tmp_path: Path, tokenizer: Any, policy: Any) -> None:
+    """What a rollout function of somebody else's makes of these options is its own business."""
+    chosen = SOGRPOConfig(**settings(tmp_path, max_tool_calling_iterations=3))
+    SOGRPOTrainer(policy, parity_reward, chosen, prompts(), processing_class=tokenizer, rollout_func=FixedRollout())
+
+
+@pytest.mark.parametrize("trainer_class", [SOGRPOTrainer, SOPPOTrainer])
+def test_continuous_batching_in_trls_own_generation(tmp_path: Path, trainer_class: Any) -> None:
+    trainer = native_agent(
+        tmp_path,
+        recorded_policy(),
+        trainer_class,
+        use_transformers_continuous_batching=True,
+        transformers_continuous_batching_config={"max_memory_percent": 0.02, "block_size": 32},
+        max_steps=1,
+    )
+    assert trainer.continuous_batching_config.max_memory_percent == 0.02
+    trainer.train()
+    assert trainer.model.asked == []  # `generate_batch` was called instead
+    assert trainer.state.global_step == 1
+
+
+@pytest.mark.parametrize("config_class", [SOGRPOConfig, SOPPOConfig, GRPOConfig])
+def test_nothing_is_idle_by_default(tmp_path: Path, config_class: Any) -> None:
+    assert not [*idle_options(config(tmp_path, config_class), has_tools=False)]
+
+
+@pytest.mark.parametrize("option", IDLE_VALUES)
+def test_what_is_read_nowhere(tmp_path: Path, option: str) -> None:
+    chosen = config(tmp_path, **{option: IDLE_VALUES[option]})
+    (problem,) = idle_options(chosen, has_tools=False)
+    assert problem.option == option
+    assert problem.what.startswith(f"`{option}` is {IDLE_VALUES[option]!r}, but has no effect: ")
+
+
+@pytest.mark.parametrize(("option", "overrides"), IDLE_ELSEWHERE)
+def test_what_is_read_nowhere_beside_others(tmp_path: Path, option: str, overrides: dict[str, Any]) -> None:
+    assert option in [problem.option for problem in idle_options(config(tmp_path, **overrides))]
+
+
+def test_every_rule_is_tried() -> None:
+    tried = {*IDLE_VALUES, *(option for option, _ in IDLE_ELSEWHERE)}
+    assert {name for row in IDLE for name in row.options} | {"max_tool_calling_iterations"} == tried
+    fields = {each.name for each in dataclasses.fields(GRPOConfig)}
+    assert tried <= fields
+
+
+def test_the_trainer_says_it_when_it_is_built(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        build_agent(tmp_path, NoSearch(), model=agent_policy(), sapo_temperature_neg=2.0)
+    assert caplog.text.count("`sapo_temperature_neg` is 2.0, but has no effect: they are for") == 1
