@@ -148,7 +148,7 @@ def test_a_window_too_short_for_some_ends_their_trajectories_alone(tmp_path: Pat
 
 @pytest.mark.parametrize("trainer_class", [SOGRPOTrainer, GRPOTrainer])
 def test_the_servers_window_ends_no_run(tmp_path: Path, server: str, trainer_class: Any) -> None:
-    """Rows with prompts of 2 tokens and of 40 go on side by side: one limit for all would be too much for the latter."""
+    """Prompts of 2 and of 40 tokens go on side by side: one limit for all would be too much for the latter."""
     arguments = {"vllm_mode": "server", "vllm_server_base_url": server, "max_steps": 4}
     trainer = vllm_agent(tmp_path, trainer_class, **arguments)
     long_questions = [{"prompt": "where rome " * 20, "golden_answers": ["rome"]}] * 4
