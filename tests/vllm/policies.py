@@ -11,7 +11,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from sorl_trl import SOGRPOTrainer
 from tests.agents import agent_tokenizer, build_agent
 
-POSITIONS = 64
+WINDOW = 48
+"""Positions of a policy, and so what vLLM reads of it."""
 VLLM = {
     "use_vllm": True,
     "vllm_mode": "colocate",
@@ -24,14 +25,18 @@ GAP = "sampling/sampling_logp_difference/max"
 
 
 def save_policy(
-    folder: Path, tokenizer: PreTrainedTokenizerFast | None = None, positions: int = POSITIONS, sharpness: float = 1.0
+    folder: Path,
+    tokenizer: PreTrainedTokenizerFast | None = None,
+    positions: int = WINDOW,
+    sharpness: float = 1.0,
+    seed: int = 0,
 ) -> Path:
     """A random policy as a checkpoint, for vLLM reads its own from one: two layers, two heads of 32.
 
     It samples about uniformly; with a higher `sharpness` its greedy continuations are more varied.
     """
     tokenizer = tokenizer or agent_tokenizer()
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=64,

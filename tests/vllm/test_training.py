@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from trl.generation.vllm_generation import VLLMGeneration
 
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer, SOPPOTrainer
 from sorl_trl.rollout import RolloutLimits
+from tests.agents import questions
 from tests.contract.test_trl_parity import settings
 from tests.integration.test_native_tools import lookup, qwen_tokenizer
 from tests.vllm.policies import GAP, TRAINING, VLLM, load_policy, logged, save_policy, vllm_agent, weights_of
@@ -34,12 +34,20 @@ def train(trainer: Any) -> list[float]:
     return gaps
 
 
+@pytest.fixture(params=["colocate", "server"])
+def mode(request: Any) -> dict[str, Any]:
+    """Settings of the trainer for an engine of its own, or the server."""
+    if request.param == "colocate":
+        return {"vllm_mode": "colocate"}
+    return {"vllm_mode": "server", "vllm_server_base_url": request.getfixturevalue("server")}
+
+
 def lora(**overrides: Any) -> LoraConfig:
     return LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM", lora_dropout=0.0, **overrides)
 
 
-def test_the_engine_samples_from_the_trained_policy(tmp_path: Path) -> None:
-    trainer = vllm_agent(tmp_path)
+def test_the_engine_samples_from_the_trained_policy(tmp_path: Path, mode: dict[str, Any]) -> None:
+    trainer = vllm_agent(tmp_path, **mode)
     assert max(train(trainer)) < EXACT
     assert max(logged(trainer, "rollout/searches_per_trajectory")) > 0
     assert max(logged(trainer, "turns/per_trajectory")) > 1
@@ -60,8 +68,8 @@ def test_the_difference_shows_an_engine_that_is_left_behind(tmp_path: Path, monk
     assert first < EXACT and min(later) > 0.1
 
 
-def test_lora(tmp_path: Path) -> None:
-    trainer = vllm_agent(tmp_path, peft_config=lora(), learning_rate=1e-1)
+def test_lora(tmp_path: Path, mode: dict[str, Any]) -> None:
+    trainer = vllm_agent(tmp_path, peft_config=lora(), learning_rate=1e-1, **mode)
     assert max(train(trainer)) < EXACT
     assert all("lora" in name for name, p in trainer.model.named_parameters() if p.requires_grad)
 
@@ -138,6 +146,18 @@ def test_a_window_too_short_for_some_ends_their_trajectories_alone(tmp_path: Pat
     assert max(logged(trainer, "completions/max_length")) <= 12
 
 
+@pytest.mark.parametrize("trainer_class", [SOGRPOTrainer, GRPOTrainer])
+def test_the_servers_window_ends_no_run(tmp_path: Path, server: str, trainer_class: Any) -> None:
+    """Prompts of 2 and of 40 tokens go on side by side: one limit for all would be too much for the latter."""
+    arguments = {"vllm_mode": "server", "vllm_server_base_url": server, "max_steps": 4}
+    trainer = vllm_agent(tmp_path, trainer_class, **arguments)
+    long_questions = [{"prompt": "where rome " * 20, "golden_answers": ["rome"]}] * 4
+    trainer.train_dataset = Dataset.from_list([*questions(4), *long_questions])
+    trainer.train()
+    assert max(logged(trainer, GAP)) < EXACT
+    assert max(logged(trainer, "rollout/stop_reason/context_limit")) > 0
+
+
 def test_a_sleeping_engine_is_woken_and_sent_weights_once_per_rollout(tmp_path: Path, engines: list[Any]) -> None:
     trainer = vllm_agent(tmp_path, vllm_enable_sleep_mode=True)
     syncs: list[int] = []
@@ -148,4 +168,4 @@ def test_a_sleeping_engine_is_woken_and_sent_weights_once_per_rollout(tmp_path: 
     assert max(logged(trainer, "turns/per_trajectory")) > 1
     assert len(syncs) == 4
     assert llm.counted == {"sleep": 1 + 4, "wake weights": 4, "wake kv_cache": 4}
-    assert all(math.isnan(p.flatten()[0]) for p in model_of(llm).parameters())
+    assert all(p.isnan().all() for p in model_of(llm).parameters())

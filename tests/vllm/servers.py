@@ -1,0 +1,62 @@
+"""A vLLM server as a process of its own."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.vllm import shims
+
+ROOT = Path(__file__).parents[2]
+START_S = 240.0
+
+
+@contextmanager
+def serving(policy: Path, window: int, log: Path) -> Iterator[str]:
+    """The address of a server that samples from `policy` and reads `window` tokens.
+
+    Raises AssertionError with the end of its output if it does not start.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    flags = {"host": "127.0.0.1", "port": port, "dtype": "float32", "max-model-len": window, "max-logprobs": -1}
+    flags |= {"logprobs-mode": "processed_logprobs", "kv-cache-memory-bytes": shims.KV_CACHE_BYTES}
+    flags |= {"worker-extension-cls": "tests.vllm.serve.LoadsTrained"}
+    command = [sys.executable, "-m", "tests.vllm.serve", "serve", str(policy), "--enforce-eager"]
+    command += [f"--{name}={value}" for name, value in flags.items()]
+    environment = {**os.environ, **shims.ENVIRONMENT, "VLLM_SERVER_DEV_MODE": "1", "OMP_NUM_THREADS": "1"}
+    environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"  # a server has its engine in a process of its own
+    environment["VLLM_HOST_IP"] = "127.0.0.1"
+    with log.open("w") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, cwd=ROOT, env=environment)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        _wait_for(url, process, log)
+        yield url
+    finally:
+        process.terminate()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            with urllib.request.urlopen(f"{url}/health", timeout=5):
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.5)
+    raise AssertionError(f"The server did not start. Its output ends in:\n{log.read_text()[-6000:]}")

@@ -1,0 +1,152 @@
+"""`VLLMGenerator` against `HFGenerator` on one policy: the same turns, ends and limits, colocated and over HTTP."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from accelerate import Accelerator
+from tokenizers import AddedToken
+from transformers import GenerationConfig
+
+from sorl_trl.rollout import Collector, Generation, HFGenerator, RolloutLimits, TurnEnd
+from sorl_trl.sandbox import PROTOCOL
+from sorl_trl.search import NoSearch
+from sorl_trl.trainers.vllm_generator import VLLMGenerator
+from sorl_trl.types import StopReason
+from tests.agents import agent_tokenizer
+from tests.vllm import shims
+from tests.vllm.policies import WINDOW, load_policy, save_policy
+
+STOPS = PROTOCOL.stop_strings
+TOKENIZER = agent_tokenizer()
+(OTHER_EOS,) = TOKENIZER.encode("where", add_special_tokens=False)
+EOS = [TOKENIZER.eos_token_id, OTHER_EOS]
+"""The second is in no config that vLLM reads."""
+
+
+def wrap(policy: Path, **arguments: Any) -> Any:
+    """TRL's wrapper, greedy, with the weights of the policy sent."""
+    from trl.generation.vllm_generation import VLLMGeneration
+
+    shims.install()
+    settings = {"max_model_length": WINDOW, "max_num_seqs": 32, "gpu_memory_utilization": 0.3, "temperature": 0.0}
+    wrapper = VLLMGeneration(load_policy(policy), Accelerator(cpu=True), agent_tokenizer(), **settings, **arguments)
+    wrapper.sync_weights()
+    return wrapper
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_policy(tmp_path_factory.mktemp("engine") / "policy", sharpness=8.0)
+
+
+@pytest.fixture(scope="module", params=["colocate", "server"])
+def wrapper(request: Any, policy: Path) -> Iterator[Any]:
+    if request.param == "server":
+        yield wrap(policy, mode="server", server_base_url=request.getfixturevalue("server"))
+        return
+    wrapper = wrap(policy)
+    yield wrapper
+    wrapper.llm.llm_engine.engine_core.shutdown()
+
+
+@pytest.fixture
+def engine(wrapper: Any) -> VLLMGenerator:
+    return VLLMGenerator(wrapper, TurnEnd(TOKENIZER, STOPS, EOS))
+
+
+@pytest.fixture(scope="module")
+def reference(policy: Path) -> HFGenerator:
+    model = load_policy(policy).eval()
+    return HFGenerator(model, TOKENIZER, STOPS, GenerationConfig(do_sample=False), EOS)
+
+
+def ids(generations: Sequence[Generation]) -> list[tuple[tuple[int, ...], bool]]:
+    return [(generation.token_ids, generation.stopped) for generation in generations]
+
+
+def some_contexts(count: int = 48) -> tuple[list[list[int]], list[int]]:
+    """Contexts and limits; some of these just fit the window."""
+    draw = random.Random(0)
+    contexts = [[draw.randrange(3, len(TOKENIZER)) for _ in range(draw.randint(1, WINDOW - 2))] for _ in range(count)]
+    return contexts, [min(draw.randint(1, 16), WINDOW - len(context)) for context in contexts]
+
+
+def test_greedy_turns_are_the_same(engine: VLLMGenerator, reference: HFGenerator) -> None:
+    contexts, limits = some_contexts()
+    ours = engine.generate(contexts, limits)
+    assert ids(ours) == ids(reference.generate(contexts, limits))
+    ends = {generation.token_ids[-1] for generation in ours if generation.stopped}
+    assert ends >= {*EOS, *TOKENIZER.encode("</search>", add_special_tokens=False)}
+    assert any(not generation.stopped for generation in ours)
+    assert any(len(c) + len(g.token_ids) == WINDOW for c, g in zip(contexts, ours, strict=True))
+    assert all(g.logprobs is not None and len(g.logprobs) == len(g.token_ids) for g in ours)
+
+
+def test_a_turn_that_ends_with_its_last_allowed_token_has_stopped(
+    engine: VLLMGenerator, reference: HFGenerator
+) -> None:
+    contexts, limits = some_contexts()
+    ended = [
+        (context, turn.token_ids)
+        for context, turn in zip(contexts, reference.generate(contexts, limits), strict=True)
+        if turn.stopped and len(turn.token_ids) > 1
+    ]
+    assert len(ended) >= 8
+    contexts = [context for context, _ in ended]
+    exact = [len(turn) for _, turn in ended]
+    for generator in (engine, reference):
+        assert ids(generator.generate(contexts, exact)) == [(turn, True) for _, turn in ended]
+        cut = generator.generate(contexts, [size - 1 for size in exact])
+        assert ids(cut) == [(turn[:-1], False) for _, turn in ended]
+
+
+def test_the_window_is_what_vllm_says_and_is_filled_to_its_last_token(
+    engine: VLLMGenerator, reference: HFGenerator, wrapper: Any
+) -> None:
+    assert engine.window == reference.window == WINDOW
+    contexts = [[5] * (WINDOW - 1), [5] * (WINDOW - 3), [5]]
+    turns = engine.generate(contexts, [1, 3, 20])
+    assert ids(turns) == ids(reference.generate(contexts, [1, 3, 20]))
+    assert len(turns[0].token_ids) == 1
+    with pytest.raises(Exception, match=r"maximum (model|context) length"):
+        wrapper.generate([[5] * WINDOW], None, 1)  # what ended the run: the collector never asks for it
+
+
+def test_trajectories_end_where_the_window_does(engine: VLLMGenerator, reference: HFGenerator) -> None:
+    """Prompts of every length around the window: the same trajectories from both engines, each with its reason."""
+    limits = RolloutLimits(max_turns=3, max_turn_tokens=8, max_observation_tokens=6, max_trajectory_tokens=40)
+    collector = Collector(TOKENIZER, NoSearch(), PROTOCOL, limits)
+    draw = random.Random(1)
+    prompts = [[draw.randrange(3, len(TOKENIZER)) for _ in range(size)] for size in range(10, WINDOW + 3)]
+    ours = [(t.segment_ids, t.stop_reason) for t in map(_Seen, collector.collect(prompts, engine))]
+    theirs = [(t.segment_ids, t.stop_reason) for t in map(_Seen, collector.collect(prompts, reference))]
+    assert ours == theirs
+    reasons = [reason for _, reason in ours]
+    assert reasons.count(StopReason.CONTEXT_LIMIT) > 3 and len(set(reasons)) > 1
+    assert [segments == () for segments, _ in ours] == [len(prompt) >= WINDOW for prompt in prompts]
+
+
+class _Seen:
+    def __init__(self, trajectory: Any) -> None:
+        self.segment_ids = tuple(segment.token_ids for segment in trajectory.segments)
+        self.stop_reason = trajectory.stop_reason
+
+
+def test_a_tag_that_is_a_special_token_ends_a_turn(tmp_path: Path, engines: list[Any]) -> None:
+    """vLLM by itself leaves special tokens out of the text in which it looks for stop strings."""
+    tokenizer = agent_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": [AddedToken(stop) for stop in STOPS]})
+    policy = save_policy(tmp_path / "policy", tokenizer, sharpness=8.0)
+    engine = VLLMGenerator(wrap(policy), TurnEnd(tokenizer, STOPS, EOS))
+    model = load_policy(policy).eval()
+    reference = HFGenerator(model, tokenizer, STOPS, GenerationConfig(do_sample=False), EOS)
+    contexts, limits = some_contexts()
+    ours = engine.generate(contexts, limits)
+    assert ids(ours) == ids(reference.generate(contexts, limits))
+    closing = tokenizer.convert_tokens_to_ids("</search>")
+    assert closing in tokenizer.all_special_ids and any(g.token_ids[-1] == closing for g in ours if g.stopped)
