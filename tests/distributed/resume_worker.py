@@ -46,7 +46,7 @@ def continued(case: dict[str, Any], step: int, weights: dict[str, torch.Tensor])
     set_seed(1234)  # nothing may depend on where the first run left off
     folder = Path(case["folder"])
     checkpoint = folder / "output" / f"checkpoint-{step}"
-    trainer = build(folder, case["trainer"], save_steps=100, target_kl=case["target_kl"], **case["options"])
+    trainer = build(folder, case["trainer"], save_steps=100, target_kl=case["target_kl"])
     trainer.train(resume_from_checkpoint=str(checkpoint))
     distances = [float((weight - weights[name]).abs().max()) for name, weight in weights_of(trainer).items()]
     cycle = torch.load(checkpoint / f"generation_cycle_{trainer.args.process_index}.pt", weights_only=True)
@@ -57,7 +57,7 @@ def continued(case: dict[str, Any], step: int, weights: dict[str, torch.Tensor])
 def main(config: str, path: str) -> None:
     case = json.loads(Path(path).read_text())
     skip_compilation()
-    trainer = build(Path(case["folder"]), case["trainer"], target_kl=case["target_kl"], **case["options"])
+    trainer = build(Path(case["folder"]), case["trainer"], target_kl=case["target_kl"])
     trainer.train()
     expected = ENGINES[config]
     facts = engine_facts(trainer)

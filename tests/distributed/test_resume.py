@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,8 +21,6 @@ class ResumeCase:
     steps: list[int]
     """Steps whose checkpoints are resumed."""
     target_kl: float
-    options: dict[str, Any] = field(default_factory=dict)
-    """Further fields of the config."""
 
 
 needs_deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="no DeepSpeed")

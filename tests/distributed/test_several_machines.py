@@ -1,7 +1,7 @@
 """Two launches with machine ranks 0 and 1 on one machine, as two machines are launched.
 
-They search by the server, a process of its own, and train as one process does; and each with a folder of its own, as
-machines without shared storage.
+They search by the server, a process of its own, and train as one process does. And each has a folder of its own, as
+machines have that share no storage.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -79,16 +78,20 @@ def folders_of_two(folder: Path) -> list[Path]:
     return folders
 
 
-def resume_cases(folders: list[Path], **options: Any) -> list[ResumeCase]:
-    return [ResumeCase(str(folder), "so_grpo", [1], 0.0, options) for folder in folders]
-
-
 @both_engines
-def test_machines_that_save_for_themselves_continue_exactly(tmp_path: Path, config: str) -> None:
-    """Without shared storage, with `save_on_each_node`."""
-    cases = resume_cases(folders_of_two(tmp_path), save_on_each_node=True)
-    result = launch_on_machines(config, cases, worker="tests.distributed.resume_worker")
-    resumed = result["resumed"]["1"]
+def test_machines_that_share_no_storage(tmp_path: Path, config: str) -> None:
+    """What would be lost is said before it is; checkpoints whose pieces are copied together continue exactly."""
+    folders = folders_of_two(tmp_path)
+    cases = [ResumeCase(str(folder), "so_grpo", [1], 0.0) for folder in folders]
+    result = launch_on_machines(config, cases, worker="tests.distributed.storage_worker")
+    assert [text for text in result["each_node"] if "`save_on_each_node` is True on 2 machines" not in text] == []
+    assert re.search(r"Processes \[1\] do not see the `output_dir=\S+` of process 0", result["warning"])
+    for rank, text in enumerate(result["in_pieces"]):
+        assert text.startswith(f"`resume_from_checkpoint` is '{folders[rank]}/output/checkpoint-1', but not all")
+        assert "checkpoint-1 on process 0, none on process 1" in text
+    assert result["rolled_back"] == [result["rolled_back"][0].replace("machine_0", f"machine_{i}") for i in range(2)]
+    assert "processes [1] see none" in result["rolled_back"][0]
+    resumed = result["resumed"]
     assert resumed["kept"] == [True, True]
     assert steps_after(1, resumed["logs"]) == steps_after(1, result["logs"])
     assert resumed["distance"] == 0.0

@@ -201,6 +201,47 @@ class TestRollBack:
         assert trainer.state.global_step == STEPS
 
 
+class Poison(TrainerCallback):
+    """Makes one weight NaN, once: with it, no step is a number any more, and generation raises."""
+
+    def __init__(self, after: int) -> None:
+        self.after: int | None = after
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == self.after:
+            next(kwargs["model"].parameters()).data[0, 0] = math.nan
+            self.after = None
+
+
+class TestNotFinite:
+    """The weights are NaN before step 18, in the middle of an iteration."""
+
+    @pytest.mark.parametrize("filters", [True, False])
+    def test_goes_back_at_once(self, tmp_path: Path, filters: bool) -> None:
+        """Whether or not transformers hides the loss; the margin would take it back to step 12."""
+        fields = {"rules": DEFAULT_RULES, "logging_nan_inf_filter": filters, "callbacks": [Poison(after=17)]}
+        trainer, guard = guarded(tmp_path, "roll_back", GRPOThatRemembers, **fields)
+        trainer.train()
+        (alarm,) = guard.alarms
+        assert (alarm.rule.name, alarm.step) == ("not_finite", 18)
+        assert trainer.restored["checkpoint"] == checkpoint(trainer, 16)
+        assert_same_as_saved(trainer.restored)
+        assert trainer.state.global_step == STEPS
+        for metric in ("loss", "grad_norm", "kl_to_old"):
+            values = {step: value for step, value in logged(trainer, metric).items() if step != 18}
+            assert all(value is not None and math.isfinite(value) for value in values.values()), metric
+        assert all(weight.isfinite().all() for weight in trainer.model.parameters())
+
+    def test_without_it_the_run_dies(self, tmp_path: Path) -> None:
+        """The other rules see nothing before the next rollout, which cannot sample."""
+        fields = {"rules": DEFAULT_RULES[1:], "callbacks": [Poison(after=17)]}
+        trainer, guard = guarded(tmp_path, "roll_back", GRPOThatRemembers, **fields)
+        with pytest.raises(RuntimeError, match="probability tensor contains either"):
+            trainer.train()
+        assert guard.alarms == []
+        assert math.isnan(logged(trainer, "grad_norm")[18])
+
+
 class Deletes(TrainerCallback):
     """Deletes the checkpoints of some steps at once, as `save_total_limit` does later."""
 

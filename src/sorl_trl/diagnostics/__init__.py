@@ -10,6 +10,7 @@ from sorl_trl.diagnostics.collapse_detector import (
     Fall,
     Growth,
     Level,
+    NotFinite,
     detect,
 )
 from sorl_trl.diagnostics.collapse_guard import CollapseGuard, GuardSettings
@@ -25,6 +26,7 @@ __all__ = [
     "Growth",
     "GuardSettings",
     "Level",
+    "NotFinite",
     "TurnProgressCallback",
     "detect",
     "plot_training",

@@ -15,7 +15,8 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from sorl_trl.diagnostics.collapse_detector import DEFAULT_RULES, Alarm, CollapseDetector, Rule
+from sorl_trl.diagnostics.checkpoint_weights import has_finite_weights
+from sorl_trl.diagnostics.collapse_detector import DEFAULT_RULES, Alarm, CollapseDetector, NotFinite, Rule
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +63,10 @@ class CollapseGuard(TrainerCallback):
 
     Where a cause lies outside of the policy, after `max_interventions`, or without a healthy checkpoint, the last two
     stop. After an intervention the rules start anew.
+
+    After an alarm of `NotFinite`, a checkpoint is healthy if its weights are finite (`margin` decides where they are
+    in shards that only an engine reads), `"lower_lr"` stops, and a stop writes no checkpoint. With `fp16`, gradient
+    norms that are no numbers are usual, and do not count: the gradient scaler leaves such steps out.
 
     The log entries of alarms get `guard/alarms` and `guard/interventions`, from which a resumed run learns what has
     been; loggers that were called before this callback do not see them.
@@ -115,7 +120,7 @@ class CollapseGuard(TrainerCallback):
             check_scheduler(kwargs["lr_scheduler"])
         self._forget()
         for entry in state.log_history:  # of the run that is resumed
-            self.alarms += self._detector.observe(entry)
+            self.alarms += self._observe(args, entry)
             if INTERVENTIONS in entry:
                 self._note_intervention(int(entry["step"]))
         self._detector.rearm()  # what made it stop may not have been mended
@@ -127,7 +132,7 @@ class CollapseGuard(TrainerCallback):
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         entry = state.log_history[-1]  # with the step, which `logs` does not have
-        alarms = _from_main_process(self._detector.observe(entry))
+        alarms = _from_main_process(self._observe(args, entry))
         if not alarms:
             return
         self.alarms += alarms
@@ -140,6 +145,9 @@ class CollapseGuard(TrainerCallback):
         entry.update(marks)
         kwargs["logs"].update(marks)
 
+    def _observe(self, args: TrainingArguments, entry: dict[str, Any]) -> list[Alarm]:
+        return self._detector.observe({**entry, "grad_norm": None} if args.fp16 and "grad_norm" in entry else entry)
+
     # ---------------------------------------------------------------------------------------------------------------
     # Actions
     # ---------------------------------------------------------------------------------------------------------------
@@ -150,12 +158,12 @@ class CollapseGuard(TrainerCallback):
         """Act as `action` says; whether training goes on in another state."""
         if self.action == "warn":
             return False
-        checkpoint = self._healthy_checkpoint(args) if self.action == "roll_back" else None
+        checkpoint = self._healthy_checkpoint(args, state) if self.action == "roll_back" else None
         reason = self._reason_to_stop(alarms, checkpoint)
         if reason is not None:
             _warn(state, f"CollapseGuard stops training: {reason}.")
             control.should_training_stop = True
-            control.should_save = control.should_save or args.save_strategy != "no"
+            control.should_save = not _not_finite(alarms) and (control.should_save or args.save_strategy != "no")
             return False
         lowered = self.settings.lr_factor
         if checkpoint is not None:
@@ -178,12 +186,15 @@ class CollapseGuard(TrainerCallback):
         outside = [alarm.rule.name for alarm in alarms if alarm.rule.from_outside]
         if outside:
             return f"what {outside[0]} tells of is not for `action={self.action!r}` to mend"
+        if self.action == "lower_lr" and _not_finite(alarms):
+            return "no learning rate mends weights that are no numbers"
         if len(self._interventions) >= self.settings.max_interventions:
             return f"`max_interventions={self.settings.max_interventions}` have been made"
         if self.action == "roll_back" and checkpoint is None:
             return (
-                f"no checkpoint is left from more than `margin={self.settings.margin}` iterations before an alarm. "
-                "Save more often, and keep more (`save_steps`, `save_total_limit`)"
+                f"no checkpoint is left from more than `margin={self.settings.margin}` iterations before an alarm, "
+                "nor one with finite weights where that is enough. Save more often, and keep more (`save_steps`, "
+                "`save_total_limit`)"
             )
         return None
 
@@ -191,19 +202,32 @@ class CollapseGuard(TrainerCallback):
         self._interventions.append(step)
         self._detector.restart(self.settings.cooldown)
 
-    def _healthy_checkpoint(self, args: TrainingArguments) -> Path | None:
+    def _healthy_checkpoint(self, args: TrainingArguments, state: TrainerState) -> Path | None:
         """The newest that is still there and after which no alarm came soon."""
-        healthy = sorted((step for step in self._checkpoints if self._is_healthy(step)), reverse=True)
-        folders = (_output(args) / f"{PREFIX_CHECKPOINT_DIR}-{step}" for step in healthy)
-        there = (folder for folder in folders if (folder / TRAINER_STATE_NAME).is_file())
-        return _from_main_process(next(there, None))
+        newest = None
+        if state.is_world_process_zero:
+            steps = sorted(self._checkpoints, reverse=True)
+            folders = ((step, _output(args) / f"{PREFIX_CHECKPOINT_DIR}-{step}") for step in steps)
+            newest = next((folder for step, folder in folders if self._is_healthy(step, folder)), None)
+        return _from_main_process(newest)
 
-    def _is_healthy(self, step: int) -> bool:
+    def _is_healthy(self, step: int, folder: Path) -> bool:
         """A checkpoint that is written at the first step of an iteration has trained on that iteration's rollout."""
         judged = self._detector.judged
         before = bisect_right(judged, bisect_right(self._detector.starts, step) - 1)
-        alarms = [alarm for alarm in self.alarms if step <= alarm.step]
-        return all(bisect_right(judged, alarm.iteration) - before > self.settings.margin for alarm in alarms)
+        late = [
+            a
+            for a in self.alarms
+            if step <= a.step and bisect_right(judged, a.iteration) - before <= self.settings.margin
+        ]
+        if any(not isinstance(alarm.rule, NotFinite) for alarm in late) or not (folder / TRAINER_STATE_NAME).is_file():
+            return False
+        is_finite = has_finite_weights(folder)
+        return not late if is_finite is None else is_finite
+
+
+def _not_finite(alarms: list[Alarm]) -> bool:
+    return any(isinstance(alarm.rule, NotFinite) for alarm in alarms)
 
 
 def _check_trainer(trainer: Any) -> None:

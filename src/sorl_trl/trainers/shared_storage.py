@@ -24,22 +24,22 @@ def check_storage(args: TrainingArguments) -> None:
     """Warn where machines do not share the output folder, so that checkpoints would lie on them in pieces.
 
     Raises:
-        ValueError: they do share it, and `save_on_each_node` would have several processes write the same files.
+        ValueError: `save_on_each_node` is set. On storage that is shared, each machine would write the same files;
+            else transformers leaves the model's weights to process 0, and DeepSpeed its list of checkpoints.
     """
     machines = len(ranks_where(args.local_process_index == 0))
     if machines == 1 or args.save_strategy == "no":
         return
-    elsewhere = _ranks_elsewhere(Path(str(args.output_dir)), args.process_index == 0)
-    if args.save_on_each_node and not elsewhere:
+    if args.save_on_each_node:
         raise ValueError(
-            f"`save_on_each_node` is True, but the {machines} machines share `output_dir={args.output_dir}`: each "
-            "would write the same files at the same time. Set it to False, or give each machine its own folder."
+            f"`save_on_each_node` is True on {machines} machines, but must be False: what each would save alone "
+            "cannot be resumed. Use an `output_dir` that all machines share."
         )
-    if elsewhere and not args.save_on_each_node:
+    if elsewhere := _ranks_elsewhere(Path(str(args.output_dir)), args.process_index == 0):
         logger.warning(
             f"Processes {elsewhere} do not see the `output_dir={args.output_dir}` of process 0: each checkpoint will "
-            "lie on the machines in pieces, from which a run can neither be resumed nor rolled back. Use a folder "
-            "that all machines share, or set `save_on_each_node`."
+            "lie on the machines in pieces. No run can be rolled back to them, and none resumed before the pieces "
+            "are copied together on every machine. Use an `output_dir` that all machines share."
         )
 
 
@@ -73,5 +73,5 @@ def check_resumable(args: TrainingArguments, checkpoint: str | bool | None) -> N
         found = ", ".join(f"{name or 'none'} on process {rank}" for rank, name in enumerate(seen))
         raise ValueError(
             f"`resume_from_checkpoint` is {checkpoint!r}, but not all processes see the same whole checkpoint: "
-            f"{found}. All machines need it: on storage that they share or, written with `save_on_each_node`, on each."
+            f"{found}. Use storage that all machines share, or copy the pieces of each together on every machine."
         )

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 from torch.optim import lr_scheduler
 from transformers import TrainerControl, TrainerState
 
-from sorl_trl.diagnostics.collapse_detector import Level
+from sorl_trl.diagnostics.collapse_detector import Level, NotFinite
 from sorl_trl.diagnostics.collapse_guard import CollapseGuard, GuardSettings, scale_learning_rate
 from tests.schedulers import OTHER_SCHEDULERS
 
@@ -45,7 +48,11 @@ class FakeRun:
 
     def __init__(self, folder: Path, is_main: bool = True) -> None:
         self.args: Any = SimpleNamespace(
-            output_dir=folder, logging_strategy="steps", save_strategy="steps", save_only_model=False
+            output_dir=folder,
+            logging_strategy="steps",
+            save_strategy="steps",
+            save_only_model=False,
+            fp16=False,
         )
         self.state = TrainerState(is_world_process_zero=is_main)
         self.control = TrainerControl()
@@ -56,17 +63,21 @@ class FakeRun:
     def roll_back(self, checkpoint: Path) -> None:
         self.visited.append(checkpoint.name)
 
-    def train(self, guard: CollapseGuard, *kl: float) -> None:
+    def train(self, guard: CollapseGuard, *kl: float, weights: Sequence[float] = ()) -> None:
+        """`weights` are in the checkpoints; without them, no checkpoint has a file of weights."""
         handled = {"optimizer": self.optimizer, "lr_scheduler": self.lr_scheduler}
         guard.on_train_begin(self.args, self.state, self.control, **handled)
         for value in kl:
             self.state.global_step += 1
-            step, logs = self.state.global_step, {"reward": 0.0, "kl_to_old": value}
+            step, logs = self.state.global_step, {"reward": 0.0, "grad_norm": 1.0, "kl_to_old": value}
             self.state.log_history.append({**logs, "step": step})
             guard.on_log(self.args, self.state, self.control, logs=logs, **handled)
             folder = self.args.output_dir / f"checkpoint-{step}"
             folder.mkdir()
             (folder / "trainer_state.json").touch()
+            if weights:
+                (folder / "critic").mkdir()
+                save_file({"head": torch.tensor([1.0, weights[step - 1]])}, folder / "critic" / "model.safetensors")
             guard.on_save(self.args, self.state, self.control)
 
 
@@ -84,6 +95,63 @@ def test_what_came_after_an_alarm_may_be_healthy(tmp_path: Path) -> None:
     guard = CollapseGuard("roll_back", run, RULES, GuardSettings(cooldown=0, margin=0))
     run.train(guard, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0, 0.0)
     assert run.visited == ["checkpoint-1", "checkpoint-5"]
+
+
+BROKEN = (NotFinite("not_finite", "grad_norm", "go back"),)
+
+
+class TestNotFinite:
+    """One entry an iteration, and a margin that reaches back to the beginning."""
+
+    def guard(self, run: FakeRun, action: str) -> CollapseGuard:
+        return CollapseGuard(action, run, BROKEN, GuardSettings(cooldown=0, margin=9))
+
+    def test_goes_back_to_the_newest_finite_weights(self, tmp_path: Path) -> None:
+        run = FakeRun(tmp_path)
+        run.train(self.guard(run, "roll_back"), 0.0, 0.0, 0.0, math.inf, weights=[1.0, 1.0, math.nan, 1.0])
+        assert run.visited == ["checkpoint-2"]
+
+    def test_stops_where_none_are_finite(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        run = FakeRun(tmp_path)
+        run.train(self.guard(run, "roll_back"), 0.0, math.inf, weights=[math.inf, 1.0])
+        assert run.visited == []
+        assert run.control.should_training_stop
+        assert "nor one with finite weights" in caplog.text
+
+    def test_weights_that_cannot_be_read_need_the_margin(self, tmp_path: Path) -> None:
+        run = FakeRun(tmp_path)
+        guard = CollapseGuard("roll_back", run, (*RULES, *BROKEN), GuardSettings(cooldown=0, margin=1))
+        run.train(guard, 0.0, 0.0, 0.0, 0.0, math.inf)
+        assert run.visited == ["checkpoint-2"]
+
+    def test_finite_weights_do_not_outweigh_another_alarm(self, tmp_path: Path) -> None:
+        run = FakeRun(tmp_path)
+        guard = CollapseGuard("roll_back", run, (*RULES, *BROKEN), GuardSettings(cooldown=0, margin=1))
+        run.train(guard, 0.0, 0.0, 1.0, math.inf, weights=[1.0] * 4)
+        assert run.visited == ["checkpoint-1"]
+
+    def test_a_lower_learning_rate_mends_nothing(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        run = FakeRun(tmp_path)
+        run.train(self.guard(run, "lower_lr"), 0.0, math.inf)
+        assert run.control.should_training_stop
+        assert "no learning rate mends weights that are no numbers" in caplog.text
+
+    @pytest.mark.parametrize(("kl", "saves"), [([math.inf], False), ([1.0, 0.0], True)])
+    def test_a_stop_saves_no_broken_weights(self, tmp_path: Path, kl: list[float], saves: bool) -> None:
+        run = FakeRun(tmp_path)
+        run.control.should_save = True  # as after `save_steps`
+        run.train(CollapseGuard("stop", run, (*RULES, *BROKEN)), *kl)
+        assert run.control.should_training_stop
+        assert run.control.should_save == saves
+
+    @pytest.mark.parametrize("fp16", [False, True])
+    def test_a_gradient_scaler_skips_what_is_no_number(self, tmp_path: Path, fp16: bool) -> None:
+        run, guard = FakeRun(tmp_path), CollapseGuard("warn", rules=BROKEN)
+        run.args.fp16 = fp16
+        run.state.log_history = [{"step": 1, "loss": 0.1, "grad_norm": math.inf}]
+        run.state.global_step = 1
+        run.train(guard, 0.0)
+        assert len(guard.alarms) == (0 if fp16 else 1)
 
 
 def test_of_an_earlier_run_only_what_was_resumed_counts(tmp_path: Path) -> None:
