@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.agents import search_index
 from tests.distributed.launch import launch
 from tests.vllm.policies import save_policy
 
@@ -26,6 +27,7 @@ def test_two_ranks(tmp_path: Path, mode: str, request: pytest.FixtureRequest) ->
     if mode == "server":
         options["vllm_server_base_url"] = request.getfixturevalue("server")
     save_policy(tmp_path / "policy")
+    search_index(tmp_path)  # here, because the ranks would build theirs in the same place
     result = launch("ddp_cpu", Launch(str(tmp_path), options), timeout_s=400.0, worker="tests.vllm.worker")
     assert result["engine"] == "DistributedDataParallel"
     assert len(result["gaps"]) == 4 and max(result["gaps"]) < 1e-4

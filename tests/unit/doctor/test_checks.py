@@ -91,7 +91,7 @@ CASES = {
     "positions": Case(
         {"max_completion_length": 62},
         "tokens",
-        "3 tokens, with `max_completion_length` 65, but the model has 64 positions: trajectories that reach it end there",
+        "`max_completion_length` 65, but the model has 64 positions: trajectories that reach it end there",
         "max_completion_length: 61",
         level="warning",
     ),
