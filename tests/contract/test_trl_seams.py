@@ -18,6 +18,7 @@ from transformers import Trainer
 from transformers.integrations.deepspeed import deepspeed_load_checkpoint
 from transformers.utils import chat_template_utils
 from trl import GRPOTrainer
+from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration
 from trl.models import utils as model_utils
 from trl.trainer import utils as trainer_utils
@@ -67,6 +68,9 @@ RELIED_ON: dict[str, Callable[..., Any]] = {
     "GRPOTrainer._log_metric": GRPOTrainer._log_metric,
     "SyncRefModelCallback.on_step_end": SyncRefModelCallback.on_step_end,
     "VLLMGeneration._iter_named_params": VLLMGeneration._iter_named_params,
+    "VLLMGeneration.generate": VLLMGeneration.generate,
+    "VLLMGeneration.sync_weights": VLLMGeneration.sync_weights,
+    "VLLMClient.generate": VLLMClient.generate,
     "trainer.utils.add_fused_lm_head": trainer_utils.add_fused_lm_head,
     "models.utils._unwrap_model_for_generation": inspect.unwrap(model_utils._unwrap_model_for_generation),
     "trainer.utils.shuffle_sequence_dict": trainer_utils.shuffle_sequence_dict,
@@ -99,6 +103,9 @@ DIGESTS = {
     "GRPOTrainer._load_optimizer_and_scheduler": "108fd4e5bf0dd4c8",
     "SyncRefModelCallback.on_step_end": "4f140e192223a97b",
     "VLLMGeneration._iter_named_params": "519043b4d96696ca",
+    "VLLMGeneration.generate": "48a5f77c578cacf4",
+    "VLLMGeneration.sync_weights": "34c6c4623d6fedcb",
+    "VLLMClient.generate": "41f5d92807a69565",
     "trainer.utils.add_fused_lm_head": "5f4aa2119cf10d11",
     "GRPOTrainer._get_train_sampler": "77de8ae531b5b0c4",
     "GRPOTrainer._run_epoch": "a0fca088bae61fb6",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,17 @@ def vllm_agent(folder: Path, trainer_class: Any = SOGRPOTrainer, **overrides: An
 def logged(trainer: Any, name: str) -> list[float]:
     """A metric of every rollout."""
     return [log[name] for log in trainer.state.log_history if name in log]
+
+
+FIGURES: dict[str, float] = {}
+"""Test -> the largest difference of a log-probability between engine and trainer; printed at the end."""
+
+
+def largest_difference(gaps: list[float]) -> float:
+    """Over four rollouts; kept as a figure of the running test."""
+    assert len(gaps) == 4
+    FIGURES[os.environ["PYTEST_CURRENT_TEST"].rpartition("::")[2].removesuffix(" (call)")] = max(gaps)
+    return max(gaps)
 
 
 def weights_of(trainer: Any) -> dict[str, torch.Tensor]:

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from tests.agents import search_index
 from tests.distributed.launch import launch
-from tests.vllm.policies import save_policy
+from tests.vllm.policies import largest_difference, save_policy
 
 
 @dataclass(frozen=True)
@@ -26,9 +27,10 @@ def test_two_ranks(tmp_path: Path, mode: str, request: pytest.FixtureRequest) ->
     if mode == "server":
         options["vllm_server_base_url"] = request.getfixturevalue("server")
     save_policy(tmp_path / "policy")
+    search_index(tmp_path)  # here, because the ranks would build theirs in the same place
     result = launch("ddp_cpu", Launch(str(tmp_path), options), timeout_s=400.0, worker="tests.vllm.worker")
     assert result["engine"] == "DistributedDataParallel"
-    assert len(result["gaps"]) == 4 and max(result["gaps"]) < 1e-4
+    assert largest_difference(result["gaps"]) < 1e-4
     assert result["moved"] > 1e-3 and result["spread"] == 0.0
     assert len(set(result["calls"])) == 1 and min(result["calls"]) > 4
     assert len({tuple(map(tuple, rank)) for rank in result["sampled"]}) == 2, "ranks sample for themselves"

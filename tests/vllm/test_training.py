@@ -17,7 +17,17 @@ from sorl_trl.rollout import RolloutLimits
 from tests.agents import questions
 from tests.contract.test_trl_parity import settings
 from tests.integration.test_native_tools import lookup, qwen_tokenizer
-from tests.vllm.policies import GAP, TRAINING, VLLM, load_policy, logged, save_policy, vllm_agent, weights_of
+from tests.vllm.policies import (
+    GAP,
+    TRAINING,
+    VLLM,
+    largest_difference,
+    load_policy,
+    logged,
+    save_policy,
+    vllm_agent,
+    weights_of,
+)
 from tests.vllm.shims import model_of
 
 pytestmark = pytest.mark.usefixtures("engines")
@@ -30,7 +40,7 @@ def train(trainer: Any) -> list[float]:
     trainer.train()
     assert any((before[name] - now).abs().max() > 1e-3 for name, now in weights_of(trainer).items())
     gaps = logged(trainer, GAP)
-    assert len(gaps) == 4
+    largest_difference(gaps)
     return gaps
 
 
@@ -102,7 +112,7 @@ def test_trls_tools(tmp_path: Path) -> None:
     tokenizer = qwen_tokenizer()
     policy = save_policy(tmp_path / "policy", tokenizer, positions=1024)
     rows = Dataset.from_list([{"prompt": [{"role": "user", "content": f"Where is Oslo? {i}"}]} for i in range(8)])
-    options = settings(tmp_path / "out", max_completion_length=220, **{**TRAINING, "max_steps": 4}, **VLLM)
+    options = settings(tmp_path / "out", max_completion_length=220, **TRAINING, **VLLM)
     trainer = SOGRPOTrainer(
         load_policy(policy), some_reward, SOGRPOConfig(**options), rows, processing_class=tokenizer, tools=[lookup]
     )
@@ -121,8 +131,8 @@ def test_trls_tools(tmp_path: Path) -> None:
 
     trainer.vllm_generation.generate = calling
     trainer.train()
-    assert max(logged(trainer, GAP)) < EXACT and len(logged(trainer, GAP)) == 2
-    assert logged(trainer, "tools/call_frequency") == [0.5, 0.5]
+    assert largest_difference(logged(trainer, GAP)) < EXACT
+    assert logged(trainer, "tools/call_frequency") == [0.5] * 4
     assert any("Oslo is in Norway" in context for context in contexts)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 
+from sorl_trl.search import BM25Index
 from sorl_trl.trainers.vllm_generator import VLLMGenerator
 from tests.vllm import shims
 from tests.vllm.policies import GAP, load_policy, logged, vllm_agent
@@ -31,7 +33,7 @@ def main() -> None:
         return generations
 
     VLLMGenerator.generate = noting  # type: ignore[method-assign]
-    trainer = vllm_agent(folder, **case["options"])
+    trainer = vllm_agent(folder, search=BM25Index.load(folder / "index"), **case["options"])
     trainer.train()
     before = load_policy(folder / "policy").state_dict()
     trained = trainer.accelerator.unwrap_model(trainer.model).state_dict()
@@ -51,7 +53,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    import os
-
     os.environ.update(shims.ENVIRONMENT)
     main()

@@ -60,7 +60,7 @@ def _check_resumed(subject: Subject) -> Iterator[Finding]:
 
 
 def check_tags(subject: Subject) -> Iterator[Finding]:
-    """Whether the policy can write the protocol's tags, and whether the engine sees it when they are closed."""
+    """Whether the policy can write the protocol's tags."""
     tokenizer = given(subject.tokenizer, "the tokenizer")
     protocol = PROTOCOLS[subject.rollout.protocol]
     try:
@@ -69,18 +69,8 @@ def check_tags(subject: Subject) -> Iterator[Finding]:
         yield Finding("error", str(error), subject.recipe.line("model_name_or_path"))
         return
     tags = [*protocol.stop_strings, *(stop.replace("/", "") for stop in protocol.stop_strings)]
-    special = [tag for tag in tags if set(_encode(tokenizer, tag)) & set(tokenizer.all_special_ids)]
-    if special and _hides_special_tokens(subject):
-        what = f"{special} are special tokens, which vLLM leaves out of the text in which it looks for stop strings"
-        yield Finding("error", what, subject.recipe.line("generation_kwargs", {"skip_special_tokens": False}))
     sizes = ", ".join(f"{tag} {len(_encode(tokenizer, tag))}" for tag in tags)
     yield Finding("ok", f"tokens per tag: {sizes}{_overhang(tokenizer, protocol.stop_strings)}")
-
-
-def _hides_special_tokens(subject: Subject) -> bool:
-    """Whether the engine shows no special token in the text in which it looks for stop strings: vLLM's default."""
-    config = given(subject.arguments.config, "the trainer's config")
-    return bool(config.use_vllm and (config.generation_kwargs or {}).get("skip_special_tokens", True))
 
 
 def _overhang(tokenizer: PreTrainedTokenizerBase, stop_strings: tuple[str, ...]) -> str:

@@ -111,11 +111,19 @@ def _check_context(subject: Subject, budget: int) -> Iterator[Finding]:
     with_completion = f"{shown}, with `max_completion_length` {needed}"
     if subject.positions and needed > subject.positions:
         line = subject.recipe.line("max_completion_length", max(subject.positions - longest, 1))
-        yield Finding("error", f"{with_completion}, but the model has {subject.positions} positions", line)
+        what = f"{with_completion}, but the model has {subject.positions} positions"
+        yield _beyond(what, longest, subject.positions, line)
     if window and needed > window:
         line = subject.recipe.line("vllm_max_model_length", needed)
-        yield Finding("error", f"{with_completion}, but `vllm_max_model_length` is {window}", line)
+        yield _beyond(f"{with_completion}, but `vllm_max_model_length` is {window}", longest, window, line)
     yield Finding("ok", shown)
+
+
+def _beyond(what: str, longest: int, window: int, line: str) -> Finding:
+    """Trajectories end where the window does; a prompt that fills it is not answered at all."""
+    if longest < window:
+        return Finding("warning", f"{what}: trajectories that reach it end there, with `context_limit`", line)
+    return Finding("error", f"{what}: that prompt gets no answer", line)
 
 
 def prompts_of(subject: Subject, questions: Sequence[qa.Question]) -> list[list[int]]:

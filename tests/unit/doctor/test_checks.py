@@ -91,13 +91,21 @@ CASES = {
     "positions": Case(
         {"max_completion_length": 62},
         "tokens",
-        "3 tokens, with `max_completion_length` 65, but the model has 64",
+        "`max_completion_length` 65, but the model has 64 positions: trajectories that reach it end there",
         "max_completion_length: 61",
+        level="warning",
     ),
     "vLLM's window": Case(
         {**VLLM, "vllm_max_model_length": 32, "vllm_importance_sampling_mode": "token_truncate"},
         "tokens",
-        "33, but `vllm_max_model_length` is 32",
+        "33, but `vllm_max_model_length` is 32: trajectories that reach it end there, with `context_limit`",
+        "vllm_max_model_length: 33",
+        level="warning",
+    ),
+    "a prompt beyond vLLM's window": Case(
+        {**VLLM, "vllm_max_model_length": 3, "vllm_importance_sampling_mode": "token_truncate"},
+        "tokens",
+        "33, but `vllm_max_model_length` is 3: that prompt gets no answer",
         "vllm_max_model_length: 33",
     ),
     "sequence_mask": Case(

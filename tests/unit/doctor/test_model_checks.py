@@ -64,17 +64,13 @@ class TestModel:
         assert tags.what.startswith("tokenizer writes '</search>' as '<unk>'")
         assert rehearsal.what == tags.what
 
-    def test_tags_that_vllm_does_not_show(self, tmp_path: Path) -> None:
+    def test_tags_may_be_special_tokens(self, tmp_path: Path) -> None:
         tokenizer = agent_tokenizer()
         tokenizer.add_special_tokens({"additional_special_tokens": ["</search>"]})
         write_model(tmp_path / "model", tokenizer)
         assert not complaints(write_recipe(tmp_path))
-        token_level = {"use_vllm": True, "vllm_importance_sampling_mode": "token_truncate"}
-        found = the_complaint(write_recipe(tmp_path, **token_level))
-        assert (found.check, found.level) == ("tags", "error")
-        assert "['</search>'] are special tokens, which vLLM leaves out" in found.what
-        assert found.change.startswith('generation_kwargs: {"skip_special_tokens": false}  (not in ')
-        assert not complaints(write_recipe(tmp_path, **token_level, generation_kwargs={"skip_special_tokens": False}))
+        with_vllm = {"use_vllm": True, "vllm_importance_sampling_mode": "token_truncate"}
+        assert not complaints(write_recipe(tmp_path, **with_vllm))
 
     def test_a_token_that_reaches_beyond_the_tag_is_explained(self, tmp_path: Path) -> None:
         write_model(tmp_path / "model", bpe_tokenizer(), max_position_embeddings=512)
