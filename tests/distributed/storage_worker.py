@@ -49,10 +49,20 @@ def copy_together(folder: Path, checkpoint: str) -> None:
     torch.distributed.barrier()
 
 
+def steps_without_a_cycle(case: dict[str, Any], checkpoint: str) -> list[int]:
+    """The steps of a run that goes on where process 1 has lost its generation cycle, and process 0 has not."""
+    folder = Path(case["folder"])
+    copy_together(folder, checkpoint)
+    (folder / "output" / checkpoint / "generation_cycle_1.pt").unlink()
+    trainer = build(folder, case["trainer"], save_steps=100, target_kl=case["target_kl"])
+    trainer.train(resume_from_checkpoint=str(folder / "output" / checkpoint))
+    return [log["step"] for log in trainer.state.log_history if "reward" in log]
+
+
 def main(config: str, path: str) -> None:
     case = json.loads(Path(path).read_text())
     folder, messages = Path(case["folder"]), Messages()
-    logging.getLogger("sorl_trl.trainers.shared_storage").addHandler(messages)
+    logging.getLogger("sorl_trl.trainers").addHandler(messages)
     skip_compilation()
     each_node = refusals(build(folder, case["trainer"], save_on_each_node=True).train)
     trainer = build(folder, case["trainer"], target_kl=case["target_kl"])
@@ -62,14 +72,15 @@ def main(config: str, path: str) -> None:
     checkpoint = folder / "output" / "checkpoint-1"
     result = {
         "each_node": each_node,
-        "warning": "\n".join(messages.texts),
         "logs": trainer.state.log_history,
         "rolled_back": refusals(lambda: trainer.roll_back(checkpoint)),
         "in_pieces": refusals(lambda: trainer.train(resume_from_checkpoint=str(checkpoint))),
     }
     weights = weights_of(trainer)
     copy_together(folder, "checkpoint-1")
-    write_result(folder, {**result, "resumed": continued(case, 1, weights)})
+    result["resumed"] = continued(case, 1, weights)
+    result["collects"] = steps_without_a_cycle(case, "checkpoint-3")
+    write_result(folder, {**result, "warning": "\n".join(messages.texts)})
 
 
 if __name__ == "__main__":

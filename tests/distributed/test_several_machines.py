@@ -39,7 +39,8 @@ SCRIPTS = (
 def case(tmp_path: Path) -> Case:
     taught_policy(tmp_path / "policy", SCRIPTS)
     search_index(tmp_path)
-    return Case(str(tmp_path), rollout="search", turn_rewards=True)
+    # At the usual rate of 1, four steps multiply the rounding of this policy to 3e-5.
+    return Case(str(tmp_path), rollout="search", turn_rewards=True, options={"learning_rate": 0.2})
 
 
 @pytest.fixture
@@ -59,7 +60,7 @@ def server(case: Case) -> Iterator[str]:
 
 @both_engines
 def test_trains_as_one_process(case: Case, server: str, config: str) -> None:
-    options = {"save_strategy": "steps", "save_steps": 4}
+    options = {**case.options, "save_strategy": "steps", "save_steps": 4}
     on_server = replace(case, search_url=server, options=options)
     result = launch_on_machines(config, [on_server, on_server])
     assert (result["machines"], result["processes"]) == (2, 2)
@@ -95,3 +96,6 @@ def test_machines_that_share_no_storage(tmp_path: Path, config: str) -> None:
     assert resumed["kept"] == [True, True]
     assert steps_after(1, resumed["logs"]) == steps_after(1, result["logs"])
     assert resumed["distance"] == 0.0
+    # In the middle of a cycle of two steps: both collect at once, and again when the next cycle begins.
+    assert [step for step in result["collects"] if step > 3] == [4, 6, 8]
+    assert "does not say to processes [1] where in a generation cycle" in result["warning"]

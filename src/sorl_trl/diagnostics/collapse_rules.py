@@ -154,8 +154,8 @@ def mean(values: Sequence[float]) -> float:
 _SLOWER = "lower the learning rate or make fewer updates per rollout"
 
 # How often they catch a collapse, and how often they are wrong: benchmarks/results/guard_rules.md. Of what
-# `nothing_to_train_on`, `entropy_fall`, `groups_alike` and `searches_fall` watch for, its runs saw next to nothing;
-# what `not_finite` watches for was not recorded.
+# `not_finite`, `nothing_to_train_on`, `entropy_fall`, `groups_alike` and `searches_fall` watch for, its runs saw next
+# to nothing.
 DEFAULT_RULES: tuple[Rule, ...] = (
     NotFinite(
         "not_finite",

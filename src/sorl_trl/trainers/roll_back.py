@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
 from peft import PeftModel
 from transformers.integrations.deepspeed import deepspeed_load_checkpoint
 from transformers.trainer import TRAINER_STATE_NAME
@@ -46,7 +45,6 @@ class RollBack(StaleRollouts):
         GRPOTrainer._load_optimizer_and_scheduler(self, str(folder))
         self._load_scaler(str(folder))
         self.discard_rollouts()
-        if not torch.isfinite(
-            self._tr_loss
-        ).all():  # transformers subtracts the sum from itself, which leaves NaN at NaN
+        # transformers empties its sum of losses by subtracting it from itself, which leaves NaN at NaN.
+        if not self._tr_loss.isfinite():
             self._tr_loss.zero_()
