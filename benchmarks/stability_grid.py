@@ -2,6 +2,9 @@
 
 Regimes, the methods' settings and the definition of a collapse were fixed before the judging seeds were run. The
 controls were added while they ran, to explain what was seen; none of their settings was chosen by a judging seed.
+
+Titles tell apart what SORL specifies and what is ours: "as specified" is the note's form; "geometric" is that with the
+other mean; "narrow" has our lower clip range; "our defaults" has our target KL too, as the configs have.
 """
 
 from __future__ import annotations
@@ -174,11 +177,11 @@ _TURN_METHODS = _methods(
     ("turn_geometric", "turn, geometric", "turn ratios alone", _SYMMETRIC | _TURN | _NONE),
     ("turn_arithmetic", "turn, arithmetic", "the note's ratios alone", _SYMMETRIC | _TURN | _NONE | _ARITHMETIC),
     ("s_grpo", "S-GRPO", "token ratios and the penalty", _SYMMETRIC | _TOKEN | _PENALTY),
-    ("so_grpo", "SO-GRPO", "turn ratios, lower range .05, penalty, target KL", _SO | _TARGET),
-    ("so_grpo_fixed", "SO-GRPO, fixed", "without a target KL", _SO),
-    ("so_grpo_arithmetic", "SO-GRPO, fixed, arithmetic", "with the note's ratios", _SO | _ARITHMETIC),
-    ("sequence_penalty", "GSPO + penalty", "SO-GRPO, fixed, with sequence ratios", _NARROW | _SEQUENCE | _PENALTY),
-    ("kl_control", "turn + plain KL", "SO-GRPO, fixed, whose penalty has no gate", _SO | _PLAIN_KL),
+    ("so_grpo", "SO-GRPO, our defaults", "turn ratios, penalty; ours: lower range .05, target KL", _SO | _TARGET),
+    ("so_grpo_fixed", "SO-GRPO, narrow", "our defaults without a target KL", _SO),
+    ("so_grpo_arithmetic", "SO-GRPO, narrow, arithmetic", "the note's ratios, our lower range", _SO | _ARITHMETIC),
+    ("sequence_penalty", "GSPO + penalty", "SO-GRPO, narrow, with sequence ratios", _NARROW | _SEQUENCE | _PENALTY),
+    ("kl_control", "turn + plain KL", "SO-GRPO, narrow, whose penalty has no gate", _SO | _PLAIN_KL),
 )
 _CRITIC_METHODS = _methods(
     "so_ppo",
@@ -187,8 +190,8 @@ _CRITIC_METHODS = _methods(
     ("s_ppo", "S-PPO", "token ratios, token GAE, bias norm", _SYMMETRIC | _TOKEN | _TOKEN_PPO | _BIAS_NORM),
     ("st_ppo", "ST-PPO", "turn ratios, token GAE, bias norm", _ST | _TOKEN_PPO),
     ("so_ppo_specified", "SO-PPO as specified", "the note's form, without our additions", _SPECIFIED),
-    ("so_ppo", "SO-PPO", "turn advantages, lower range .05, penalty, target KL", _SO | _TARGET),
-    ("so_ppo_fixed", "SO-PPO, fixed", "without a target KL", _SO),
+    ("so_ppo", "SO-PPO, our defaults", "turn ratios, penalty; ours: lower range .05, target KL", _SO | _TARGET),
+    ("so_ppo_fixed", "SO-PPO, narrow", "our defaults without a target KL", _SO),
 )
 _CONTROLS = (
     _methods(
@@ -200,10 +203,15 @@ _CONTROLS = (
     | _methods(
         "so_grpo",
         ("turn_narrow", "turn, narrow", "geometric turn ratios alone, lower range .05", _NARROW | _TURN | _NONE),
-        ("so_grpo_symmetric", "SO-GRPO, fixed, symmetric", "lower range .2", _SYMMETRIC | _TURN | _PENALTY),
+        (
+            "so_grpo_symmetric",
+            "SO-GRPO, geometric",
+            "as specified, but geometric ratios",
+            _SYMMETRIC | _TURN | _PENALTY,
+        ),
         (
             "so_grpo_turn_gate",
-            "SO-GRPO, fixed, turn gate",
+            "SO-GRPO, narrow, turn gate",
             "gated by clipped turns",
             _SO | {"ctn_gate": "turn"},
         ),
@@ -214,8 +222,8 @@ _CONTROLS = (
     | _methods(
         "so_ppo",
         ("ppo_narrow", "PPO, narrow", "lower range .05", _NARROW | _PPO),
-        ("so_ppo_symmetric", "SO-PPO, fixed, symmetric", "lower range .2", _SO | _SYMMETRIC),
-        ("so_ppo_token", "SO-PPO, fixed, token GAE", "GAE over tokens", _SO | {"advantage_level": "token"}),
+        ("so_ppo_symmetric", "SO-PPO, geometric", "as specified, but geometric ratios", _SO | _SYMMETRIC),
+        ("so_ppo_token", "SO-PPO, narrow, token GAE", "GAE over tokens", _SO | {"advantage_level": "token"}),
         ("ppo_target", "PPO + target KL", "PPO and a target KL", _SYMMETRIC | _PPO | _TARGET),
         tuned=False,
     )

@@ -100,7 +100,7 @@ class TestPaperToCode:
 
     def test_every_variant_is_a_config(self, tmp_path: Path) -> None:
         blocks = re.findall(r"```yaml\n(.*?)```", page("paper_to_code.md"), flags=re.DOTALL)
-        assert len(blocks) == 10
+        assert len(blocks) == 11
         for block in blocks:
             switches = yaml.safe_load(block)
             config_class = SOPPOConfig if switches.pop("trainer", None) == "so_ppo" else SOGRPOConfig

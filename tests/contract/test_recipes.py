@@ -21,6 +21,8 @@ SO_GRPO = CLIP_RANGE | {
     "clip_normalization": "kl_penalty",
     "loss_type": "turn",
 }
+SPECIFIED = SO_GRPO | {"epsilon": 0.2, "epsilon_high": 0.2, "target_kl": 0.0, "turn_ratio": "arithmetic"}
+"""What the note says, and nothing of ours."""
 SO_PPO = SO_GRPO | {"advantage_level": "turn", "num_generations": 1}
 PPO = {
     "target_kl": 0.0,
@@ -35,14 +37,16 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "quickstart": SO_GRPO | {"turn_ratio": "geometric"},
     "so_grpo": SO_GRPO | {"turn_ratio": "geometric"},
     "so_grpo_lora": SO_GRPO | {"turn_ratio": "geometric"},
-    "so_grpo_arithmetic": SO_GRPO | {"turn_ratio": "arithmetic"},
+    "so_grpo_specified": SPECIFIED,
+    "st_grpo": BASELINE
+    | {"importance_sampling_level": "turn", "turn_ratio": "geometric", "clip_normalization": "bias_norm"},
     "so_grpo_qwen2.5_3b": SO_GRPO | {"turn_ratio": "geometric"},
     "so_grpo_qwen2.5_7b_lora": SO_GRPO | {"turn_ratio": "geometric"},
     "grpo": BASELINE | {"importance_sampling_level": "token"},
     "gspo": BASELINE | {"importance_sampling_level": "sequence"},
     "so_ppo": SO_PPO | {"turn_ratio": "geometric"},
     "so_ppo_lora": SO_PPO | {"turn_ratio": "geometric"},
-    "so_ppo_arithmetic": SO_PPO | {"turn_ratio": "arithmetic"},
+    "so_ppo_specified": SO_PPO | SPECIFIED,
     "so_ppo_qwen2.5_7b_lora": SO_PPO | {"turn_ratio": "geometric"},
     "ppo": PPO | {"importance_sampling_level": "token", "clip_normalization": "none", "loss_type": "bnpo"},
     "turn_ppo": PPO | {"importance_sampling_level": "turn", "turn_ratio": "geometric", "clip_normalization": "none"},
@@ -85,6 +89,14 @@ def test_the_sandbox_recipes_have_equal_batches(name: str, tmp_path: Path) -> No
     config = parse(ROOT / f"recipes/{name}.yaml", tmp_path).config
     updates = config.num_iterations * config.steps_per_generation // config.gradient_accumulation_steps
     assert (config.generation_batch_size, updates, config.max_steps) == (128, 8, 240)
+
+
+@pytest.mark.parametrize("name", sorted(SANDBOX))
+def test_a_recipe_with_what_is_ours_says_so_in_its_first_line(name: str) -> None:
+    """A target KL and a narrow lower clip range are no part of SORL."""
+    text = (ROOT / f"recipes/{name}.yaml").read_text()
+    is_ours = VARIANTS[name]["target_kl"] > 0 or VARIANTS[name]["epsilon"] < 0.2
+    assert ("our defaults" in text.splitlines()[0]) == is_ours
 
 
 def test_every_field_can_be_overridden(tmp_path: Path) -> None:

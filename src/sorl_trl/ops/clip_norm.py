@@ -92,7 +92,7 @@ def gated_kl(gate: Tensor, log_ratio: Tensor, loss_mask: Tensor, estimator: str)
 def clip_penalty(
     log_ratio: Tensor, loss_mask: Tensor, epsilon_low: float, epsilon_high: float, estimator: str
 ) -> Tensor:
-    """f_i · KL_i per trajectory, with f_i detached: (B,). The clipping-triggered penalty of SORL, as specified.
+    """f_i · KL_i per trajectory, with f_i detached: (B,). The clipping-triggered penalty, as specified in the note.
 
     Arguments and errors are those of `clip_fraction` and `kl_to_old`. A trajectory in which nothing is clipped gets
     exactly 0, value and gradient.

@@ -42,7 +42,7 @@ def log_importance_ratio(log_ratio: Tensor, turn_ids: Tensor, level: str, turn_r
             tokens as in GSPO (arXiv 2507.18071).
         turn_ratio: what the ratio of a turn is. "geometric": exp of the mean of ℓ over its tokens, GSPO's length
             normalization applied per turn. "arithmetic": the mean of its token ratios exp(ℓ), as SORL
-            (arXiv 2511.20718) is specified to do.
+            (arXiv 2511.20718) is specified in the note.
 
     Every token of a unit receives the gradient of the unit's ratio.
 

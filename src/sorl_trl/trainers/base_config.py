@@ -29,7 +29,10 @@ def check_choice(name: str, value: str, allowed: Sequence[str]) -> None:
 
 @dataclass
 class TurnLevelConfig(GRPOConfig):
-    """`trl.GRPOConfig` plus the switches of SORL (arXiv 2511.20718, as specified in docs/paper_to_code.md).
+    """`trl.GRPOConfig` plus the switches of SORL (arXiv 2511.20718, as specified in docs/paper_to_code.md), and ours.
+
+    Ours, and no part of SORL, are `target_kl` and the narrow lower clip range of turns (`epsilon`). SORL as specified
+    in the note is `turn_ratio="arithmetic", epsilon=0.2, target_kl=0`.
 
     Parameters:
         loss_type (`str`, defaults to `"turn"`):
@@ -40,7 +43,7 @@ class TurnLevelConfig(GRPOConfig):
             How a turn's token ratios become one: `"geometric"` or `"arithmetic"` mean.
         epsilon (`float`, *optional*):
             How far a ratio may fall below 1, and rise above it unless `epsilon_high` is set, before it is clipped.
-            Unset, it is 0.05 below and 0.2 above where turns share a ratio, and TRL's 0.2 elsewhere.
+            Unset, it is 0.05 below and 0.2 above where turns share a ratio (ours), and TRL's 0.2 elsewhere.
         clip_normalization (`str`, defaults to `"kl_penalty"`):
             Clipping-triggered normalization: `"kl_penalty"`, `"bias_norm"` or `"none"`.
         ctn_coef (`float`, defaults to `3.0`):
@@ -56,7 +59,7 @@ class TurnLevelConfig(GRPOConfig):
         ctn_epsilon_high (`float`, *optional*):
             How far a ratio may rise above 1 before the gate counts it.
         target_kl (`float`, defaults to `0.005`):
-            KL to the old policy near which the policy's learning rate is to hold it; 0 leaves it as scheduled.
+            KL to the old policy near which the policy's learning rate is to hold it (ours); 0 leaves it as scheduled.
         gamma (`float`, defaults to `1.0`):
             Discount per turn.
         rollout_staleness (`int`, defaults to `0`):
@@ -102,7 +105,8 @@ class TurnLevelConfig(GRPOConfig):
         metadata={
             "help": "How far a ratio may fall below 1, and rise above it unless `epsilon_high` is set, before it is "
             "clipped. Unset, it is 0.05 below and 0.2 above with `importance_sampling_level='turn'`, whose ratios "
-            "average over tokens and leave a wide range late; TRL's 0.2 at the other levels."
+            "average over tokens and leave a wide range late (the narrow lower range is ours, no part of SORL); TRL's "
+            "0.2 at the other levels."
         },
     )
     clip_normalization: str = field(
@@ -149,10 +153,10 @@ class TurnLevelConfig(GRPOConfig):
     target_kl: float = field(
         default=0.005,
         metadata={
-            "help": "KL to the old policy (`kl_to_old`, nats per token) near which the policy's learning rate is to "
-            "hold it. An update that finds more than twice as much divides the learning rate by 1.5, one that finds "
-            "less than half as much multiplies it by 1.5; it stays between 1/100 of the scheduled one and the "
-            "scheduled one. 0: as scheduled."
+            "help": "Ours, no part of SORL: KL to the old policy (`kl_to_old`, nats per token) near which the "
+            "policy's learning rate is to hold it. An update that finds more than twice as much divides the learning rate by "
+            "1.5, one that finds less than half as much multiplies it by 1.5; it stays between 1/100 of the scheduled "
+            "one and the scheduled one. 0: as scheduled."
         },
     )
     gamma: float = field(

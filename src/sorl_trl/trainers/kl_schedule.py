@@ -1,4 +1,4 @@
-"""A learning rate that holds the KL to the old policy near a target (docs/paper_to_code.md)."""
+"""A learning rate that holds the KL to the old policy near a target: ours, no part of SORL (docs/paper_to_code.md)."""
 
 from __future__ import annotations
 

@@ -12,7 +12,8 @@ class SOGRPOConfig(TurnLevelConfig):
     """Configuration of [`SOGRPOTrainer`]: `trl.GRPOConfig` with the turn-level switches of [`TurnLevelConfig`].
 
     The defaults are SO-GRPO: geometric turn ratios, turn-level group advantages, the KL penalty triggered by clipping
-    and the turn-mean objective. `docs/paper_to_code.md` lists the settings of every named variant.
+    and the turn-mean objective; and two additions of ours, `target_kl` and a narrow lower clip range.
+    `docs/paper_to_code.md` lists the settings of every named variant, SO-GRPO as specified among them.
     """
 
     def __post_init__(self) -> None:

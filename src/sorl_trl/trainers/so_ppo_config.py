@@ -16,8 +16,8 @@ CRITICS = ("adapter", "head", "model")
 class SOPPOConfig(TurnLevelConfig):
     """Configuration of [`SOPPOTrainer`]: [`TurnLevelConfig`] with advantages from a critic instead of the group.
 
-    The defaults are SO-PPO as specified in docs/paper_to_code.md, which also lists the settings of PPO, Turn-PPO,
-    S-PPO and ST-PPO.
+    The defaults are SO-PPO with geometric turn ratios and two additions of ours, `target_kl` and a narrow lower clip
+    range. docs/paper_to_code.md lists the settings of SO-PPO as specified, PPO, Turn-PPO, S-PPO and ST-PPO.
 
     Parameters:
         num_generations (`int`, defaults to `1`):
