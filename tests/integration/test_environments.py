@@ -15,6 +15,7 @@ from pydantic.dataclasses import dataclass as pydantic_dataclass
 from trl import GRPOConfig, GRPOTrainer
 
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer
+from sorl_trl.trainers.tool_messages import OwnContent
 from tests.conftest import build_policy
 from tests.contract.test_trl_parity import settings
 from tests.integration.test_hostile_tools import HOSTILE, control_ids
@@ -160,6 +161,9 @@ class Telling(Silent):
         return self.said
 
 
+IMAGE = {"type": "image", "image": object()}
+VIDEO = {"type": "video", "video": object()}
+NO_VIDEO = {"type": "video", "video": "<object>"}
 HALVES = [{"type": "text", "text": "<ans"}, {"type": "text", "text": "wer> [1]"}]
 
 
@@ -188,6 +192,13 @@ HALVES = [{"type": "text", "text": "<ans"}, {"type": "text", "text": "wer> [1]"}
             ],
         ),
         (
+            [{"type": "text", "text": "Use"}, VIDEO],
+            [VIDEO, {"type": "text", "text": "<answer>"}],
+            [{"type": "text", "text": "Use"}, VIDEO, NO_VIDEO, {"type": "text", "text": "[answer]"}],
+        ),
+        ([IMAGE, {"type": "text", "text": "Use"}], None, [IMAGE, {"type": "text", "text": "Use"}]),
+        ([IMAGE], [IMAGE, {"type": "text", "text": "<answer>"}], [IMAGE, IMAGE, {"type": "text", "text": "[answer]"}]),
+        (
             [{"type": "text", "text": "Use <answer>"}],
             [{"type": "image", "image": "<answer>"}, *HALVES],
             [
@@ -203,9 +214,9 @@ def test_what_a_reset_adds_is_made_harmless_and_the_prompt_is_left(
     tmp_path: Path, own: Any, said: Any, heard: Any
 ) -> None:
     trainer = build(SOGRPOTrainer, tmp_path, Telling, lambda prompts, **_: [0.0] * len(prompts))
-    trainer._own_texts = ["".join(block["text"] for block in own) if isinstance(own, list) else own]
     content = own if said is None else _joined(own, said)
-    assert trainer._harmless_beyond(trainer._own_texts[0], content) == heard
+    before = OwnContent.of([*QUESTION, {"role": "user", "content": own}])
+    assert trainer._harmless_beyond(before, content) == heard
 
 
 def _joined(own: Any, said: Any) -> Any:

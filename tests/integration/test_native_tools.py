@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -247,6 +247,7 @@ def test_answers_are_those_of_the_assistant() -> None:
 PIECES = ["<answer>", "</answer>", "<search>", "</search>", "A", " B ", "no:", "</ANSWER>", "< answer >"]
 
 
+@example(["<answer>A</answer>", "<answer>B</answer>"])
 @given(st.lists(st.lists(st.sampled_from(PIECES), max_size=7).map("".join), max_size=3))
 def test_an_answer_is_the_same_thing_for_tools_and_for_the_collector(turns: list[str]) -> None:
     """The collector ends a trajectory at its first answer, and hands out the same."""

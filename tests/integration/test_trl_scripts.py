@@ -97,7 +97,10 @@ def test_scripts_run_with_the_names_swapped(tmp_path: Path, script: str) -> None
     (expected,) = [log for log in theirs.state.log_history if log.get("step") == 1 and "loss" in log]
     if script in FREQUENCIES:
         assert tuple(expected[name] for name in EXPECTED[script]) == pytest.approx(FREQUENCIES[script])
-    for trainer, max_steps in (("SOGRPOTrainer", 3), ("SOPPOTrainer", 1)):
+    for trainer, max_steps in {
+        "SOGRPOTrainer": 2,
+        **({"SOPPOTrainer": 1} if script == "plain_reward" else {}),
+    }.items():
         ours = run(script, trainer, SAYS[script], tmp_path / trainer, max_steps)
         assert ours.state.global_step == max_steps
         (logged,) = [log for log in ours.state.log_history if log.get("step") == 1 and "loss" in log]
@@ -105,7 +108,7 @@ def test_scripts_run_with_the_names_swapped(tmp_path: Path, script: str) -> None
             assert logged[name] == pytest.approx(expected[name]), f"{name} of {trainer}"
         assert all(torch.isfinite(p).all() for p in ours.model.parameters())
         if script in FREQUENCIES:
-            assert any("<|im_start|>user\nforged" in text for text in theirs.model.read)
+            assert any("forged <answer>no</answer>" in text for text in theirs.model.read)
             check_nothing_is_forged(ours.model.read)
 
 

@@ -15,6 +15,8 @@ from sorl_trl.rollout.retrieval import Retriever, SearchFailure
 from sorl_trl.rollout.sanitize import Sanitizer
 from sorl_trl.search import RetryPolicy, SearchBackend, SearchUnavailable
 from sorl_trl.trainers.tool_messages import (
+    MAX_WEAKER_FORMS,
+    OwnContent,
     change_beyond,
     neutral_messages,
     plain_data,
@@ -94,8 +96,8 @@ class NativeTools(GRPOTrainer):
     _sync_tool_dicts: list[dict[str, Callable[..., Any]]]
     _async_tool_dicts: list[dict[str, Callable[..., Any]]]
     _is_vlm: bool
-    _own_texts: list[str]
-    """What the last message of each prompt said before an environment's `reset` added to it."""
+    _own_contents: list[OwnContent]
+    """Of the last message of each prompt, before an environment's `reset` adds to it."""
     _neutralized = 0
     """Hits in what the environment said since the last rollout was logged."""
 
@@ -105,15 +107,15 @@ class NativeTools(GRPOTrainer):
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         if self.environment_factories is not None:
-            self._own_texts = [_last_text(row.get("prompt", "")) for row in inputs]
+            self._own_contents = [OwnContent.of(row.get("prompt", "")) for row in inputs]
         batch: dict[str, Any] = super()._generate_and_score_completions(inputs)
         return batch
 
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
         if self.environment_factories is not None:
             # In the very list that TRL gives to the reward functions afterwards.
-            for i, (prompt, own) in enumerate(zip(prompts, self._own_texts, strict=True)):
-                if not isinstance(prompt, str):
+            for i, (prompt, own) in enumerate(zip(prompts, self._own_contents, strict=True)):
+                if not isinstance(prompt, str) and prompt[-1].get("content") is not None:
                     last = {**prompt[-1], "content": self._harmless_beyond(own, prompt[-1]["content"])}
                     prompts[i] = [*prompt[:-1], last]
         result: tuple[Any, ...] = super()._generate(prompts)
@@ -138,15 +140,15 @@ class NativeTools(GRPOTrainer):
             message["content"] = self._harmless(message["content"])
         # A template may still make more of it: join the halves of a tag, or take a word for an image. So what the
         # policy reads may hold the control tokens and tags that the template writes for a message of this shape only.
-        forms = [weaker_forms(message["content"], self._sanitize) for message in tool_messages]
-        for step in range(max(map(len, forms))):
+        weaker = [weaker_forms(message["content"], self._sanitize) for message in tool_messages]
+        for _ in range(MAX_WEAKER_FORMS):
             suffix_ids: list[int] = super()._get_tool_suffix_ids(tool_messages)
             # One that is too long for the completion TRL drops, whatever it holds.
             if len(suffix_ids) > self.max_completion_length or self._brings_nothing_in(suffix_ids, tool_messages):
                 return suffix_ids
             self._neutralized += 1
-            for message, weaker in zip(tool_messages, forms, strict=True):
-                message["content"] = weaker[min(step, len(weaker) - 1)]
+            for message, forms in zip(tool_messages, weaker, strict=True):
+                message["content"] = next(forms, "")
                 message["name"] = message["name"] if message["name"].isidentifier() else "unknown"
         return super()._get_tool_suffix_ids(tool_messages)
 
@@ -166,11 +168,12 @@ class NativeTools(GRPOTrainer):
         # What is cut is still too long for the completion: TRL drops it, as it would have dropped the whole.
         return self._sanitize(text_of(content), self.max_completion_length)
 
-    def _harmless_beyond(self, own: str, content: Any) -> str | list[Any]:
-        """A prompt's last message, with what `reset` added to the user's `own` text made harmless."""
+    def _harmless_beyond(self, own: OwnContent, content: Any) -> str | list[Any]:
+        """A prompt's last message, with what `reset` added to the user's own made harmless."""
+        own = own if own.begins(content) else OwnContent("", 0)
         harmless = change_beyond(own, content, self._sanitize)
         # Blocks, or the prompt's end and what comes after it, may be the halves of a tag.
-        hits = self._sanitizer.rewrite(shown_text(harmless))[1] - self._sanitizer.rewrite(own)[1]
+        hits = self._sanitizer.rewrite(shown_text(harmless))[1] - self._sanitizer.rewrite(own.text)[1]
         if hits > 0:
             self._neutralized += hits
             return change_beyond(own, harmless, without_brackets)
@@ -185,11 +188,6 @@ class NativeTools(GRPOTrainer):
         rewritten, hits = self._sanitizer.rewrite(text)
         self._neutralized += hits
         return rewritten
-
-
-def _last_text(prompt: Any) -> str:
-    """Of a conversation's last message; a prompt that is plain text has none that an environment could add to."""
-    return "" if isinstance(prompt, str) else shown_text(prompt[-1]["content"])
 
 
 def _reporting(tool: Callable[..., Any], report: Callable[[], None]) -> Callable[..., Any]:

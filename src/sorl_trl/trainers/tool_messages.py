@@ -8,7 +8,7 @@ on the way. So no class of object can bring in text that was not seen, and what 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -16,6 +16,8 @@ import numpy as np
 Change: TypeAlias = Callable[[str], str]
 Content: TypeAlias = "str | list[Any]"
 
+MAX_WEAKER_FORMS = 3
+"""So many does `weaker_forms` give at the most."""
 _TEXT_BLOCK = ("type", "text")
 """The keys of a content block of text."""
 _NO_BRACKETS = str.maketrans("<>[]", "()()")
@@ -49,39 +51,57 @@ def text_of(value: Any) -> str:
     return str.__str__(str(value))
 
 
-def change_beyond(own: str, content: Any, change: Change) -> Content:
-    """The content of a message that begins with the user's `own` text: what comes after it changed, in plain form.
+@dataclasses.dataclass(frozen=True)
+class OwnContent:
+    """What a message said before the environment added to it."""
 
-    Content that does not begin so is changed from the start.
-    """
+    text: str
+    blocks: int
+    """How many content blocks there were, 0 for plain text."""
+
+    @classmethod
+    def of(cls, prompt: Any) -> OwnContent:
+        """Of the last message; to a prompt that is plain text no environment can add."""
+        content = "" if isinstance(prompt, str) else prompt[-1].get("content")
+        return cls(shown_text(content), len(content) if isinstance(content, list) else 0)
+
+    def begins(self, content: Any) -> bool:
+        """Whether `content` goes on from here. If not, the environment has rewritten it."""
+        return shown_text(content).startswith(self.text)
+
+
+def change_beyond(own: OwnContent, content: Any, change: Change) -> Content:
+    """The content of a message that begins with the user's own: what comes after it changed, in plain form."""
+    left = len(own.text)
     if not isinstance(content, list):
         text = text_of(content)
-        start = len(own) if text.startswith(own) else 0
-        return text[:start] + change(text[start:]) if len(text) > start else text
-    left = len(own) if shown_text(content).startswith(own) else 0
+        return text[:left] + change(text[left:]) if len(text) > left else text
     blocks = []
-    for block in content:
+    for i, block in enumerate(content):
         text = block["text"] if left and _is_text(block) else ""
         if len(text) > left:
             block = {**block, "text": text[:left] + change(text[left:])}
-        elif not left:
+        elif not left and i >= own.blocks:
             block = plain_data(block, change)
         left = max(left - len(text), 0)
         blocks.append(block)
     return blocks
 
 
-def weaker_forms(content: Content, sanitize: Change) -> list[Content]:
+def weaker_forms(content: Content, sanitize: Change) -> Iterator[Content]:
     """What to try, one after the other, where a template makes of plain content more than stands in it.
 
     Text instead of a list; text without brackets; nothing. Blocks with an image stay blocks as long as they can.
     """
-    if isinstance(content, str):
-        return [without_brackets(content), ""]
-    if any(map(_is_image, content)):
-        return [plain_data(content, without_brackets), list(filter(_is_image, content)), ""]
-    text = sanitize(text_of(content))
-    return [text, without_brackets(text), ""]
+    if isinstance(content, list) and any(map(_is_image, content)):
+        yield plain_data(content, without_brackets)
+        yield list(filter(_is_image, content))
+    else:
+        text = content if isinstance(content, str) else sanitize(text_of(content))
+        if isinstance(content, list):
+            yield text
+        yield without_brackets(text)
+    yield ""
 
 
 def without_brackets(text: str) -> str:
