@@ -19,8 +19,9 @@ ROOT = Path(__file__).parents[2]
 def small(config_class: type[Any]) -> Callable[..., Any]:
     """`config_class` with what a test needs: the CPU and one short step."""
 
-    def config(output_dir: str, max_completion_length: int) -> Any:
+    def config(output_dir: str, max_completion_length: int, steps_per_generation: int) -> Any:
         fields = {"max_steps": 1, "num_generations": 4, "per_device_train_batch_size": 4, "report_to": "none"}
+        fields["steps_per_generation"] = steps_per_generation
         return config_class(output_dir, max_completion_length=48, use_cpu=True, bf16=False, **fields)
 
     return config

@@ -73,11 +73,11 @@ class SearchRollout:
         self.retry = retry or RetryPolicy()
 
     def __call__(self, prompts: list[Any], trainer: GRPOTrainer) -> dict[str, Any]:
-        # Trainers of this package have asked this before; `trl.GRPOTrainer` has not.
-        check_search_rollout(trainer.args, trainer.tools)
         prompt_ids, images, _ = trainer._tokenize_prompts(prompts)
         if images is not None:
             raise ValueError("`SearchRollout` is for text: the prompts hold images, which the policy would not see.")
+        # Trainers of this package have asked this before; `trl.GRPOTrainer` has not.
+        check_search_rollout(trainer.args, trainer.tools)
         # Built anew each time: one rollout may serve several trainers, and it takes milliseconds.
         collector = self._build_collector(trainer, self._protocol_for(prompts, trainer))
         trajectories = collect(collector, prompt_ids, trainer, self.protocol.stop_strings)

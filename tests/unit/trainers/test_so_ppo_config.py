@@ -111,7 +111,7 @@ def test_one_trajectory_per_prompt_changes_no_derived_field(tmp_path: Path, batc
     assert ours.num_generations == 1
     assert ours.num_generations_eval == 1
     own = {"epsilon", "epsilon_high", "num_generations", "loss_type", "importance_sampling_level"}
-    own |= {"scale_rewards", "ddp_find_unused_parameters"}
+    own |= {"scale_rewards", "ddp_find_unused_parameters", "disable_dropout"}
     for field in fields(GRPOConfig):
         if field.name not in own:
             assert getattr(ours, field.name) == getattr(theirs, field.name), field.name
