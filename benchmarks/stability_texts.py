@@ -10,8 +10,8 @@ seconds in all. Every number of a result table is in `stability.json` too, infin
 The policies have 131,200 parameters, and their turns about four tokens (`rollout/tokens_per_turn`).
 
 **SORL and what we add.** "As specified" is the form of the note on SORL: arithmetic turn ratios, a symmetric clip
-range, the penalty (`docs/paper_to_code.md`). "Geometric" is that with the other mean; "ST-" is turn ratios with the bias
-norm, for which there is more evidence. A lower range of .05 ("narrow") and a target KL are ours, and no part of SORL;
+range, the penalty (`docs/paper_to_code.md`). "Geometric" is that with the other mean; "ST-" is turn ratios with the
+bias norm, for which there is more evidence. A lower range of .05 ("narrow") and a target KL are ours, no part of SORL;
 "our defaults" have both.
 
 **Final EM** of a run is the mean over the evaluations after its last five rollouts, on a world that nobody trained

@@ -227,11 +227,12 @@ def test_the_file_may_be_joined_to_config() -> None:
 
 
 @pytest.mark.parametrize("name", ["runs/quickstart/warm-start", "/no/such", "./model", "a b"])
-def test_a_checkpoint_that_is_not_there(name: str) -> None:
+def test_a_checkpoint_that_is_not_there(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(UserMistake, match=rf"^`model_name_or_path` is '{name}', but there is no such folder"):
         check_checkpoint(name)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "Qwen/Qwen2.5-3B"])
-def test_an_id_of_the_hub_is_asked_for(name: str) -> None:
+def test_an_id_of_the_hub_is_left_to_the_hub(name: str) -> None:
     check_checkpoint(name)

@@ -154,9 +154,9 @@ class TurnLevelConfig(GRPOConfig):
         default=0.005,
         metadata={
             "help": "Ours, no part of SORL: KL to the old policy (`kl_to_old`, nats per token) near which the "
-            "policy's learning rate is to hold it. An update that finds more than twice as much divides the learning rate by "
-            "1.5, one that finds less than half as much multiplies it by 1.5; it stays between 1/100 of the scheduled "
-            "one and the scheduled one. 0: as scheduled."
+            "policy's learning rate is to hold it. An update that finds more than twice as much divides the learning "
+            "rate by 1.5, one that finds less than half as much multiplies it by 1.5; it stays between 1/100 of the "
+            "scheduled one and the scheduled one. 0: as scheduled."
         },
     )
     gamma: float = field(
