@@ -30,6 +30,7 @@ NUM_GENERATIONS = {"fixed": 8, "search": 4}
 
 ENGINES: dict[str, dict[str, Any]] = {
     "ddp_cpu": {"processes": 2, "engine": "DistributedDataParallel", "zero_stage": 0, "partitioned": False},
+    "zero1_cpu": {"processes": 2, "engine": "DeepSpeedEngine", "zero_stage": 1, "partitioned": False},
     "zero2_cpu": {"processes": 2, "engine": "DeepSpeedEngine", "zero_stage": 2, "partitioned": False},
     "zero3_cpu": {"processes": 2, "engine": "DeepSpeedEngine", "zero_stage": 3, "partitioned": True},
 }

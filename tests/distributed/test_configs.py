@@ -24,7 +24,7 @@ KINDS = {
     "zero3_two_machines": ("DEEPSPEED", 3),
 }
 TWO_MACHINES = ["ddp_two_machines", "zero3_two_machines"]
-NAMES = [*KINDS, *(f"{name}_cpu" for name in ("single", "ddp", "zero2", "zero3", *TWO_MACHINES))]
+NAMES = [*KINDS, *(f"{name}_cpu" for name in ("single", "ddp", "zero1", "zero2", "zero3", *TWO_MACHINES))]
 
 
 def deepspeed_json(config: Any) -> dict[str, Any]:

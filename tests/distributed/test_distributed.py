@@ -1,4 +1,4 @@
-"""Two CPU processes under DDP, ZeRO-2 and ZeRO-3 train as one process does, also where ranks need unequal turns."""
+"""Two CPU processes under DDP and ZeRO-1, 2 and 3 train as one process does, also where ranks need unequal turns."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.distributed.launch import launch
 needs_deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
 every_engine = pytest.mark.parametrize(
     "config",
-    ["ddp_cpu", pytest.param("zero2_cpu", marks=needs_deepspeed), pytest.param("zero3_cpu", marks=needs_deepspeed)],
+    ["ddp_cpu", *(pytest.param(f"zero{stage}_cpu", marks=needs_deepspeed) for stage in (1, 2, 3))],
 )
 # Means over trajectories or of the whole step. Others are means over the tokens or turns of a micro-batch, and which
 # trajectories share one differs between one process and two.
