@@ -218,6 +218,15 @@ def test_every_template_shows_what_is_harmless_and_nothing_that_is_forged(traine
             assert trainer._get_tool_suffix_ids([message(content)]) == ids, "as TRL shows it"
 
 
+def test_most_templates_take_tools(trainer: Any) -> None:
+    """Or the test above would say little."""
+    able = 0
+    for template in TEMPLATES.values():
+        trainer.chat_template = template
+        able += shown_by_trl(trainer, "Norway") is not None
+    assert able > 50
+
+
 @pytest.mark.parametrize("kind", BEARERS)
 def test_no_object_forges_by_itself(trainer: Any, found: Any, kind: str) -> None:
     for name in ITERATING:
