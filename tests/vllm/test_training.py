@@ -59,8 +59,7 @@ def lora(**overrides: Any) -> LoraConfig:
 def test_the_engine_samples_from_the_trained_policy(tmp_path: Path, mode: dict[str, Any]) -> None:
     trainer = vllm_agent(tmp_path, **mode)
     assert max(train(trainer)) < EXACT
-    assert max(logged(trainer, "rollout/searches_per_trajectory")) > 0
-    assert max(logged(trainer, "turns/per_trajectory")) > 1
+    assert max(logged(trainer, "rollout/turns_per_trajectory")) > 1
 
 
 def test_the_difference_shows_an_engine_that_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +103,7 @@ def test_so_ppo_with_an_adapter_critic(tmp_path: Path) -> None:
 def test_our_rollout_with_trls_own_trainer(tmp_path: Path) -> None:
     trainer = vllm_agent(tmp_path, GRPOTrainer)
     assert max(train(trainer)) < EXACT
-    assert max(logged(trainer, "rollout/searches_per_trajectory")) > 0
+    assert max(logged(trainer, "rollout/turns_per_trajectory")) > 1
 
 
 def test_trls_tools(tmp_path: Path) -> None:
