@@ -19,7 +19,7 @@ from sorl_trl.trainers.tool_messages import OwnContent
 from tests.conftest import build_policy
 from tests.contract.test_trl_parity import settings
 from tests.integration.test_hostile_tools import HOSTILE, control_ids
-from tests.integration.test_native_tools import QUESTION, lookup, qwen_tokenizer, rollout, scripted
+from tests.tools import QUESTION, lookup, qwen_tokenizer, rollout, scripted
 
 
 class StartsAnew:

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from sorl_trl.rollout.protocol import PROTOCOL_TAGS
 from sorl_trl.rollout.tokens import control_tokens
 from sorl_trl.trainers.native_tools import answer_in_messages
-from tests.integration.test_native_tools import (
+from tests.tools import (
     ANSWER,
     CALL,
     QUESTION,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import torch
 from datasets import Dataset
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import get_json_schema
 
@@ -22,92 +20,12 @@ from sorl_trl.trainers.native_tools import answer_in_messages, search_tool
 from sorl_trl.types import Passage, StopReason, Trajectory, Turn
 from tests.conftest import build_policy
 from tests.contract.test_trl_parity import settings
-
-CALL = '<tool_call>\n{"name": "lookup", "arguments": {"city": "Oslo"}}\n</tool_call><|im_end|>'
-ANSWER = "It is in Norway.<|im_end|>"
-
-
-def lookup(city: str) -> str:
-    """
-    Say where a city is.
-
-    Args:
-        city: the name of the city
-
-    Returns:
-        a sentence
-    """
-    return f"{city} is in Norway"
-
-
-QUESTION = [{"role": "user", "content": "Where is Oslo?"}]
-
-
-class Atlas:
-    def reset(self, **kwargs: Any) -> None:
-        return None
-
-    def lookup(self, city: str) -> str:
-        """
-        Say where a city is.
-
-        Args:
-            city: the name of the city
-
-        Returns:
-            a sentence
-        """
-        return lookup(city)
-
-
-def qwen_tokenizer() -> PreTrainedTokenizerFast:
-    """One token per byte, with Qwen2.5's control tokens and chat template."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    words = Tokenizer(models.BPE({symbol: i for i, symbol in enumerate(alphabet)}, []))
-    words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    words.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=words,
-        eos_token="<|im_end|>",
-        pad_token="<|endoftext|>",
-        additional_special_tokens=["<|im_start|>"],
-        padding_side="left",
-    )
-    tokenizer.chat_template = files("trl").joinpath("chat_templates/qwen2_5.jinja").read_text()
-    return tokenizer
+from tests.tools import ANSWER, CALL, QUESTION, Atlas, build, lookup, qwen_tokenizer, rollout, scripted
 
 
 @pytest.fixture
 def chat_tokenizer() -> PreTrainedTokenizerFast:
     return qwen_tokenizer()
-
-
-def scripted(tokenizer: Any) -> Any:
-    """In place of sampling: every other conversation calls the tool first; after an answer of the tool, it answers."""
-
-    def generate(prompt_ids: list[list[int]], *args: Any, **kwargs: Any) -> tuple[list[list[int]], None]:
-        texts = []
-        for i, ids in enumerate(prompt_ids):
-            answered = "<tool_response>" in tokenizer.decode(ids)
-            texts.append(ANSWER if answered or i % 2 else CALL)
-        return [tokenizer.encode(text, add_special_tokens=False) for text in texts], None
-
-    return generate
-
-
-def build(folder: Path, tokenizer: Any, reward: Any, **native: Any) -> Any:
-    config = SOGRPOConfig(**settings(folder, max_completion_length=512, max_steps=1))
-    rows = Dataset.from_list([{"prompt": QUESTION}] * 8)
-    policy = build_policy(vocab_size=len(tokenizer))
-    trainer = SOGRPOTrainer(policy, reward, config, rows, processing_class=tokenizer, **native)
-    trainer._generate_single_turn = scripted(tokenizer)
-    return trainer
-
-
-def rollout(trainer: Any) -> tuple[dict[str, Any], dict[str, float]]:
-    """A batch of eight trajectories, of which every other one calls the tool, and what it logs."""
-    batch = trainer._generate_and_score_completions([{"prompt": QUESTION} for _ in range(8)])
-    return batch, {name: values[-1] for name, values in trainer._metrics["train"].items()}
 
 
 def test_tools_must_not_go_on_after_recorded_turns(tmp_path: Path, chat_tokenizer: Any) -> None:

@@ -27,7 +27,7 @@ from sorl_trl.rollout import TagProtocol
 from sorl_trl.rollout.protocol import PROTOCOL_TAGS
 from sorl_trl.rollout.tokens import control_tokens, decode
 from sorl_trl.trainers.tool_messages import plain_data
-from tests.integration.test_native_tools import build, lookup, qwen_tokenizer
+from tests.tools import build, lookup, qwen_tokenizer
 
 TEMPLATES = {
     path.name.removesuffix(".jinja"): path.read_text()

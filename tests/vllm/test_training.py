@@ -16,7 +16,7 @@ from sorl_trl import SOGRPOConfig, SOGRPOTrainer, SOPPOTrainer
 from sorl_trl.rollout import RolloutLimits
 from tests.agents import questions
 from tests.contract.test_trl_parity import settings
-from tests.integration.test_native_tools import lookup, qwen_tokenizer
+from tests.tools import lookup, qwen_tokenizer
 from tests.vllm.policies import (
     GAP,
     TRAINING,

@@ -1,0 +1,96 @@
+"""Conversations with TRL's own tools: Qwen2.5's chat template, a tool, and a policy that follows a script."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from sorl_trl import SOGRPOConfig, SOGRPOTrainer
+from tests.conftest import build_policy
+from tests.contract.test_trl_parity import settings
+
+CALL = '<tool_call>\n{"name": "lookup", "arguments": {"city": "Oslo"}}\n</tool_call><|im_end|>'
+ANSWER = "It is in Norway.<|im_end|>"
+
+
+def lookup(city: str) -> str:
+    """
+    Say where a city is.
+
+    Args:
+        city: the name of the city
+
+    Returns:
+        a sentence
+    """
+    return f"{city} is in Norway"
+
+
+QUESTION = [{"role": "user", "content": "Where is Oslo?"}]
+
+
+class Atlas:
+    def reset(self, **kwargs: Any) -> None:
+        return None
+
+    def lookup(self, city: str) -> str:
+        """
+        Say where a city is.
+
+        Args:
+            city: the name of the city
+
+        Returns:
+            a sentence
+        """
+        return lookup(city)
+
+
+def qwen_tokenizer() -> PreTrainedTokenizerFast:
+    """One token per byte, with Qwen2.5's control tokens and chat template."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = Tokenizer(models.BPE({symbol: i for i, symbol in enumerate(alphabet)}, []))
+    words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    words.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=words,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        additional_special_tokens=["<|im_start|>"],
+        padding_side="left",
+    )
+    tokenizer.chat_template = files("trl").joinpath("chat_templates/qwen2_5.jinja").read_text()
+    return tokenizer
+
+
+def scripted(tokenizer: Any) -> Any:
+    """In place of sampling: every other conversation calls the tool first; after an answer of the tool, it answers."""
+
+    def generate(prompt_ids: list[list[int]], *args: Any, **kwargs: Any) -> tuple[list[list[int]], None]:
+        texts = []
+        for i, ids in enumerate(prompt_ids):
+            answered = "<tool_response>" in tokenizer.decode(ids)
+            texts.append(ANSWER if answered or i % 2 else CALL)
+        return [tokenizer.encode(text, add_special_tokens=False) for text in texts], None
+
+    return generate
+
+
+def build(folder: Path, tokenizer: Any, reward: Any, **native: Any) -> Any:
+    config = SOGRPOConfig(**settings(folder, max_completion_length=512, max_steps=1))
+    rows = Dataset.from_list([{"prompt": QUESTION}] * 8)
+    policy = build_policy(vocab_size=len(tokenizer))
+    trainer = SOGRPOTrainer(policy, reward, config, rows, processing_class=tokenizer, **native)
+    trainer._generate_single_turn = scripted(tokenizer)
+    return trainer
+
+
+def rollout(trainer: Any) -> tuple[dict[str, Any], dict[str, float]]:
+    """A batch of eight trajectories, of which every other one calls the tool, and what it logs."""
+    batch = trainer._generate_and_score_completions([{"prompt": QUESTION} for _ in range(8)])
+    return batch, {name: values[-1] for name, values in trainer._metrics["train"].items()}
