@@ -57,6 +57,7 @@ class Engine:
 
     def __init__(self) -> None:
         self.asked: list[Any] = []
+        self.llm_engine = SimpleNamespace(model_config=SimpleNamespace(max_model_len=4096))
 
     def generate(self, prompts: list[Any], sampling_params: Any, use_tqdm: bool) -> list[Any]:
         self.asked.append(sampling_params)
