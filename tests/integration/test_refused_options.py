@@ -75,6 +75,12 @@ IDLE_ELSEWHERE: list[tuple[str, dict[str, Any]]] = [
     ("cache_implementation", {"use_transformers_continuous_batching": True, "cache_implementation": "static"}),
     ("use_transformers_continuous_batching", {"use_vllm": True, "use_transformers_continuous_batching": True}),
     ("delta", {"delta": 2.0, "loss_type": "sapo"}),
+    ("turn_boundary_tags", {"turn_boundary_tags": ["</tool_call>"]}),
+    ("ctn_coef", {"ctn_coef": 9.0, "clip_normalization": "none"}),
+    ("ctn_gate", {"ctn_gate": "turn", "clip_normalization": "bias_norm"}),
+    ("kl_estimator", {"kl_estimator": "k1", "clip_normalization": "none"}),
+    ("turn_ratio", {"turn_ratio": "arithmetic", "importance_sampling_level": "token"}),
+    ("turn_ratio", {"turn_ratio": "arithmetic", "importance_sampling_level": "sequence"}),
     (
         "scale_rewards",
         {"scale_rewards": "none", "multi_objective_aggregation": "normalize_then_sum"},
@@ -206,7 +212,7 @@ def test_what_is_read_nowhere_beside_others(tmp_path: Path, option: str, overrid
 def test_every_rule_is_tried() -> None:
     tried = {*IDLE_VALUES, *(option for option, _ in IDLE_ELSEWHERE)}
     assert {name for row in IDLE for name in row.options} | {"max_tool_calling_iterations"} == tried
-    fields = {each.name for each in dataclasses.fields(GRPOConfig)}
+    fields = {each.name for each in dataclasses.fields(SOGRPOConfig)}
     assert tried <= fields
 
 

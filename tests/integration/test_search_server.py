@@ -184,7 +184,7 @@ def test_a_port_that_is_taken_is_one_line(index, url):
     ("arguments", "message"),
     [
         (["--index", "nowhere"], "index_dir nowhere is not a directory; build the index first"),
-        (["--index", "."], "index .: manifest.json is missing; delete the directory and build the index again"),
+        (["--index", "."], "index .: there is none, for manifest.json is missing; name another, or build one"),
         (["--index", "index", "--port", "65536"], "bind(): port must be 0-65535."),
         (["--index", "index", "--host", "no host"], "cannot listen on host no host, port 8000: .+"),
     ],

@@ -116,6 +116,12 @@ class CollapseGuard(TrainerCallback):
     ) -> None:
         if args.logging_strategy == "no":
             raise ValueError("`logging_strategy` is 'no', but CollapseGuard reads log entries: set it to 'steps'.")
+        if args.logging_strategy == "steps" and (state.logging_steps or 1) > 1:
+            _warn(
+                state,
+                f"`logging_steps` is {state.logging_steps:g}, but CollapseGuard reads log entries: it learns of "
+                "numbers that are not finite so late that the run may have died of them. Set `logging_steps=1`.",
+            )
         if self.action in ("lower_lr", "roll_back"):
             check_scheduler(kwargs["lr_scheduler"])
         self._forget()

@@ -79,14 +79,14 @@ def check_method(subject: Subject) -> Iterator[Finding]:
 
 
 def check_options(subject: Subject) -> Iterator[Finding]:
-    """Options of TRL that the rollout of `train.py` cannot honour, and those that are read nowhere."""
+    """Options that the rollout of `train.py` cannot honour, and those that are read nowhere."""
     config, line = _config(subject), subject.recipe.line
     problems = [*search_rollout_problems(config)]
     idle = [*idle_options(config)]
     yield from (Finding("error", each.what, line(each.option)) for each in problems)
     yield from (Finding("warning", each.what, line(each.option)) for each in idle)
     if not problems and not idle:
-        yield Finding("ok", "no option of TRL is refused, and none is without effect")
+        yield Finding("ok", "no option is refused, and none is without effect")
 
 
 def _check_noise(subject: Subject, config: TurnLevelConfig) -> Iterator[Finding]:
@@ -112,6 +112,11 @@ def _check_guard(subject: Subject, config: TurnLevelConfig) -> Iterator[Finding]
             "`collapse_guard` reads the log, but `logging_strategy` is 'no'",
             line("logging_strategy", "steps"),
         )
+    if action != "off" and config.logging_strategy == "steps" and config.logging_steps != 1:
+        what = (
+            f"`collapse_guard` reads the log, but `logging_steps` is {config.logging_steps:g}: it learns of numbers "
+        )
+        yield Finding("warning", f"{what}that are not finite so late", line("logging_steps", 1))
     if action == "roll_back" and config.save_strategy == "no":
         what = "`collapse_guard` is to roll back to a checkpoint, but `save_strategy` is 'no'"
         yield Finding("error", what, line("save_strategy", "steps"))

@@ -72,8 +72,9 @@ def softened_log_ratio(log_ratio: Tensor) -> Tensor:
     it stays below 1,200 up to the bound of `bounded_log_ratio`, and still points back to the old policy, where a cut
     (OpenRLHF's, at a KL of 10) would leave exactly those tokens alone that have gone farthest.
     """
-    beyond = (log_ratio.abs() - PENALTY_KNEE).clamp(min=0)
-    return log_ratio - log_ratio.sign() * (beyond - beyond.log1p())
+    log_ratio = at_least_float32(log_ratio)
+    beyond = (log_ratio.abs() - PENALTY_KNEE).relu()
+    return log_ratio.clamp(-PENALTY_KNEE, PENALTY_KNEE) + log_ratio.sign() * beyond.log1p()
 
 
 def gated_kl(gate: Tensor, log_ratio: Tensor, loss_mask: Tensor, estimator: str) -> Tensor:

@@ -69,12 +69,13 @@ def read_manifest(directory: Path) -> Manifest:
 
     Raises:
         FileNotFoundError: There is no such directory.
-        IndexCorrupted: There is no manifest, or one of another version.
+        ValueError: There is no manifest: whatever the directory holds, it is no index.
+        IndexCorrupted: The manifest is one of another version.
     """
     if not directory.is_dir():
         raise FileNotFoundError(f"index_dir {directory} is not a directory; build the index first")
     if not (directory / MANIFEST).is_file():
-        raise IndexCorrupted(directory, f"{MANIFEST} is missing")
+        raise ValueError(f"index {directory}: there is none, for {MANIFEST} is missing; name another, or build one")
     try:
         record = json.loads((directory / MANIFEST).read_bytes())
         # Before the fields, which another version may have changed.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from trl import GRPOConfig
 
@@ -25,6 +26,14 @@ TURN_CLIP_RANGE = (0.05, 0.2)
 def check_choice(name: str, value: str, allowed: Sequence[str]) -> None:
     if value not in allowed:
         raise ValueError(f"`{name}` is {value!r}, but must be one of {', '.join(map(repr, allowed))}.")
+
+
+def check_number(name: str, value: Any, most: float | None = None, whole: bool = False) -> None:
+    """Raise ValueError unless `value` is a finite number of at least 0, at most `most`, and whole if asked for."""
+    allowed = f"in [0, {most:g}]" if most is not None else "a whole number, at least 0" if whole else "at least 0"
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < float("inf")
+    if not is_number or (whole and value != int(value)) or (most is not None and value > most):
+        raise ValueError(f"`{name}` is {value!r}, but must be {'' if most or whole else 'finite and '}{allowed}.")
 
 
 @dataclass
@@ -212,19 +221,15 @@ class TurnLevelConfig(GRPOConfig):
         check_choice("turn_boundary", self.turn_boundary, TURN_BOUNDARIES)
         self._set_clip_range()
         self._set_gate_range()
-        if not 0.0 <= self.ctn_coef < float("inf"):
-            raise ValueError(f"`ctn_coef` is {self.ctn_coef}, but must be finite and at least 0.")
-        if not 0.0 <= self.target_kl < float("inf"):
-            raise ValueError(f"`target_kl` is {self.target_kl}, but must be finite and at least 0.")
-        if self.rollout_staleness < 0:
-            raise ValueError(f"`rollout_staleness` is {self.rollout_staleness}, but must be at least 0.")
-        if self.save_trajectories_steps < 0:
-            raise ValueError(f"`save_trajectories_steps` is {self.save_trajectories_steps}, but must be at least 0.")
-        if not 0.0 <= self.gamma <= 1.0:
-            raise ValueError(f"`gamma` is {self.gamma}, but must be in [0, 1].")
-        if self.turn_boundary == "tags" and not (self.turn_boundary_tags and all(self.turn_boundary_tags)):
+        check_number("ctn_coef", self.ctn_coef)
+        check_number("target_kl", self.target_kl)
+        check_number("rollout_staleness", self.rollout_staleness, whole=True)
+        check_number("save_trajectories_steps", self.save_trajectories_steps, whole=True)
+        check_number("gamma", self.gamma, most=1.0)
+        tags = self.turn_boundary_tags
+        if isinstance(tags, str) or (self.turn_boundary == "tags" and not (tags and all(tags))):
             raise ValueError(
-                f"`turn_boundary_tags` is {self.turn_boundary_tags}, but `turn_boundary='tags'` needs non-empty tags."
+                f"`turn_boundary_tags` is {tags!r}, but `turn_boundary='tags'` needs a list of tags, none empty."
             )
         if self.clip_normalization == "bias_norm":
             self._check_bias_norm()
@@ -254,8 +259,7 @@ class TurnLevelConfig(GRPOConfig):
             value = getattr(self, name)
             if value is None:
                 continue
-            if not 0.0 <= value < float("inf"):
-                raise ValueError(f"`{name}` is {value}, but must be finite and at least 0, or None.")
+            check_number(name, value)
             if self.clip_normalization != "kl_penalty" or self.ctn_gate == "none":
                 raise ValueError(
                     f"`{name}` is {value}, but nothing reads it with `clip_normalization={self.clip_normalization!r}` "
@@ -271,6 +275,9 @@ class TurnLevelConfig(GRPOConfig):
                 "`epsilon_high` is not set, but with `loss_type='cispo'` it is the cap on the ratio itself, and TRL's "
                 "fallback to `epsilon` would cap every weight far below 1. Set `epsilon_high=5.0`, as TRL recommends."
             )
+        for name in ("epsilon", "epsilon_high"):
+            if vars(self)[name] is not None:
+                check_number(name, vars(self)[name])
         if self.epsilon is not None:
             return
         self.epsilon = CLIP_RANGE

@@ -1,4 +1,4 @@
-"""Options of TRL's configuration that mean nothing in a setting: refused, or said. docs/options.md has them all.
+"""Options of a trainer's configuration that mean nothing in a setting: refused, or said. docs/options.md has them all.
 
 Trainers, `SearchRollout` and the doctor ask these functions; none of them needs a model.
 """
@@ -36,6 +36,11 @@ class Idle:
     is_idle: Callable[[Any], bool]
     """Of the configuration."""
     why: str
+
+
+def _own(config: Any, name: str) -> Any:
+    """An option of our own; `SearchRollout` serves `trl.GRPOTrainer` too, whose configuration has none of them."""
+    return getattr(config, name, None)
 
 
 IDLE = (
@@ -104,6 +109,17 @@ IDLE = (
         ("num_completions_to_print", "log_unique_prompts"),
         lambda c: not c.log_completions,
         "`log_completions` is False",
+    ),
+    Idle(("turn_boundary_tags",), lambda c: _own(c, "turn_boundary") == "recorded", "`turn_boundary` is 'recorded'"),
+    Idle(
+        ("ctn_coef", "ctn_gate", "kl_estimator"),
+        lambda c: _own(c, "clip_normalization") in ("bias_norm", "none"),
+        "it is for `clip_normalization='kl_penalty'`",
+    ),
+    Idle(
+        ("turn_ratio",),
+        lambda c: _own(c, "importance_sampling_level") in ("token", "sequence"),
+        "turns share no ratio unless `importance_sampling_level` is 'turn'; the metrics `turns/ratio_…` alone read it",
     ),
     Idle(("label_smoothing_factor", "label_names"), lambda c: True, "the loss has no labels"),
     Idle(

@@ -6,7 +6,7 @@ import os
 import warnings
 from dataclasses import dataclass, field
 
-from sorl_trl.trainers.base_config import TurnLevelConfig, check_choice
+from sorl_trl.trainers.base_config import TurnLevelConfig, check_choice, check_number
 
 ADVANTAGE_LEVELS = ("turn", "token")
 CRITICS = ("adapter", "head", "model")
@@ -173,11 +173,10 @@ class SOPPOConfig(TurnLevelConfig):
         check_choice("advantage_level", self.advantage_level, ADVANTAGE_LEVELS)
         if self.critic is not None:
             check_choice("critic", self.critic, CRITICS)
-        if not 0.0 <= self.gae_lambda <= 1.0:
-            raise ValueError(f"`gae_lambda` is {self.gae_lambda}, but must be in [0, 1].")
-        for name in ("vf_coef", "critic_learning_rate", "critic_warmup_steps"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise ValueError(f"`{name}` is {getattr(self, name)}, but must be finite and at least 0.")
+        check_number("gae_lambda", self.gae_lambda, most=1.0)
+        check_number("vf_coef", self.vf_coef)
+        check_number("critic_learning_rate", self.critic_learning_rate)
+        check_number("critic_warmup_steps", self.critic_warmup_steps, whole=True)
         if self.value_clip_range is not None and not self.value_clip_range > 0:
             raise ValueError(
                 f"`value_clip_range` is {self.value_clip_range}, but must be positive, or None for no clipping."

@@ -54,7 +54,7 @@ class FakeRun:
             save_only_model=False,
             fp16=False,
         )
-        self.state = TrainerState(is_world_process_zero=is_main)
+        self.state = TrainerState(is_world_process_zero=is_main, logging_steps=1)
         self.control = TrainerControl()
         self.optimizer = two_groups()
         self.lr_scheduler: Any = lr_scheduler.LambdaLR(self.optimizer, lambda step: 1.0)
@@ -201,6 +201,15 @@ class TestRefuses:
         run.args.logging_strategy = "no"
         with pytest.raises(ValueError, match="`logging_strategy` is 'no', but CollapseGuard reads log entries"):
             run.train(CollapseGuard())
+
+    @pytest.mark.parametrize("steps", [1, 10])
+    def test_log_entries_of_several_steps_are_said(
+        self, tmp_path: Path, steps: int, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        run = FakeRun(tmp_path)
+        run.state.logging_steps = steps
+        run.train(CollapseGuard(), 0.001)
+        assert ("`logging_steps` is 10, but CollapseGuard reads log entries" in caplog.text) == (steps == 10)
 
     @pytest.mark.parametrize("action", ["lower_lr", "roll_back"])
     def test_a_schedule_that_goes_its_own_way(self, tmp_path: Path, action: str) -> None:

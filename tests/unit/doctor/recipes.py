@@ -50,6 +50,7 @@ def write_recipe(folder: Path, **changed: Any) -> Path:
         "steps_per_generation": 2,
         "use_cpu": True,
         "bf16": False,
+        "logging_steps": 1,
         "report_to": "none",
         **changed,
     }

@@ -208,6 +208,16 @@ CASES = {
     "no log": Case(
         {"collapse_guard": "warn", "logging_strategy": "no"}, "method", "reads the log", "logging_strategy: steps"
     ),
+    "log entries of several steps": Case(
+        {"collapse_guard": "warn", "logging_steps": 10}, "method", "learns of numbers", "logging_steps: 1", "warning"
+    ),
+    "an idle option of ours": Case(
+        {"turn_boundary_tags": ["</tool_call>"]},
+        "options",
+        "`turn_boundary` is 'recorded'",
+        "turn_boundary_tags",
+        "warning",
+    ),
     "weights": Case({"reward_weights": [1.0, 2.0]}, "method", "has 2 for 1 rewards", "reward_weights"),
     "long observations end it": Case(
         {"max_observation_tokens": 3, "on_long_observation": "stop"},

@@ -33,7 +33,7 @@ def test_a_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--config", str(recipe)]) == 0
     shown = capsys.readouterr().out.splitlines()
     assert shown[0].startswith("warning  method     16 updates per rollout")
-    assert shown[1] == f"{'':20}-> target_kl: 0.005  ({recipe} line 21)"
+    assert shown[1] == f"{'':20}-> target_kl: 0.005  ({recipe} line 22)"
     assert shown[2].startswith("ok       model      llama, 17 tokens")
     assert shown[-1].startswith("error: 0, warning: 1, skipped: 0, ok: ")
 

@@ -55,7 +55,7 @@ def test_a_key_that_stands_twice(tmp_path: Path) -> None:
     path = write_recipe(tmp_path)
     path.write_text(path.read_text() + "max_turns: 2\n")
     found = the_complaint(path)
-    assert (found.level, found.what) == ("warning", "`max_turns` stands in lines 8, 19; the last counts")
+    assert (found.level, found.what) == ("warning", "`max_turns` stands in lines 8, 20; the last counts")
 
 
 @pytest.mark.parametrize(

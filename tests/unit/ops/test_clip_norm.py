@@ -162,6 +162,16 @@ class TestSoftenedLogRatio:
     def test_changes_nothing_up_to_the_knee(self, log_ratio):
         assert softened_log_ratio(float64(log_ratio)).item() == log_ratio
 
+    def test_of_infinity_is_infinite_and_half_precision_becomes_float32(self):
+        log_ratio = torch.tensor([math.inf, -math.inf, 0.0], dtype=torch.bfloat16)
+        assert softened_log_ratio(log_ratio).tolist() == [math.inf, -math.inf, 0.0]
+        assert softened_log_ratio(log_ratio).dtype == torch.float32
+
+    def test_the_slope_is_one_at_zero_and_at_the_knee(self):
+        log_ratio = torch.tensor([-5.0, 0.0, 5.0], requires_grad=True)
+        softened_log_ratio(log_ratio).sum().backward()
+        assert log_ratio.grad.tolist() == [1.0, 1.0, 1.0]
+
     def test_value_and_slope_are_continuous_and_odd(self):
         log_ratio = torch.linspace(-30, 30, 60001, dtype=torch.float64, requires_grad=True)
         softened = softened_log_ratio(log_ratio)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sorl_trl.command_line import run_command
-from sorl_trl.search import BM25Index, IndexCorrupted
+from sorl_trl.search import BM25Index
 from sorl_trl.search.dense import DenseIndex
 from sorl_trl.search.encoder import DenseOptions
 from sorl_trl.search.engines import ENGINES, build_index, open_index
@@ -51,7 +51,7 @@ def test_options_of_another_engine_are_an_error(corpus_path, tmp_path):
 def test_what_is_no_index_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"index_dir .*nowhere is not a directory"):
         open_index(tmp_path / "nowhere")
-    with pytest.raises(IndexCorrupted, match=r"manifest\.json is missing"):
+    with pytest.raises(ValueError, match=r"there is none, for manifest\.json is missing; name another"):
         open_index(tmp_path)
 
 

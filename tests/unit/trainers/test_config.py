@@ -132,3 +132,30 @@ def test_generations_must_divide_the_batch(tmp_path: Path) -> None:
 def test_a_negative_number_of_steps_between_dumps_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="`save_trajectories_steps` is -1"):
         build(tmp_path, save_trajectories_steps=-1)
+
+
+@pytest.mark.parametrize("value", ["0.1", None, True, float("nan"), float("inf"), -0.1])
+@pytest.mark.parametrize("name", ["ctn_coef", "target_kl", "gamma", "rollout_staleness", "save_trajectories_steps"])
+def test_what_is_no_number_is_refused_by_name(tmp_path: Path, name: str, value: object) -> None:
+    with pytest.raises(ValueError, match=f"`{name}` is {value!r}, but must be"):
+        build(tmp_path, **{name: value})
+
+
+@pytest.mark.parametrize("value", ["0.1", float("nan"), float("inf"), -0.1])
+@pytest.mark.parametrize("name", ["epsilon", "epsilon_high"])
+def test_a_clip_range_that_cannot_be_is_refused(tmp_path: Path, name: str, value: object) -> None:
+    with pytest.raises(ValueError, match=f"`{name}` is {value!r}, but must be finite and at least 0"):
+        build(tmp_path, **{name: value})
+
+
+@pytest.mark.parametrize("name", ["rollout_staleness", "save_trajectories_steps"])
+def test_half_a_step_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match=rf"`{name}` is 1\.5, but must be a whole number, at least 0"):
+        build(tmp_path, **{name: 1.5})
+
+
+@pytest.mark.parametrize("boundary", ["tags", "recorded"])
+def test_a_string_is_no_list_of_tags(tmp_path: Path, boundary: str) -> None:
+    """It would be read as a list of letters."""
+    with pytest.raises(ValueError, match=r"`turn_boundary_tags` is '</think>', but"):
+        build(tmp_path, turn_boundary=boundary, turn_boundary_tags="</think>")
