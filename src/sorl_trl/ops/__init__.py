@@ -23,7 +23,6 @@ from .clip_norm import (
     gated_kl,
     is_clipped,
     kl_to_old,
-    softened_log_ratio,
     turn_clip_fraction,
 )
 from .importance import (
@@ -71,7 +70,6 @@ __all__ = [
     "last_token_before_turn",
     "log_importance_ratio",
     "masked_mean",
-    "softened_log_ratio",
     "split_turns_after",
     "token_gae",
     "turn_broadcast",

@@ -21,8 +21,6 @@ _ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {
 KL_ESTIMATORS = tuple(_ESTIMATORS)
 PENALTY_GATES = ("token", "turn", "none")
 """What weighs each trajectory's KL: the share of its tokens or turns outside the clip range, or nothing."""
-PENALTY_KNEE = 5.0
-"""The log-ratio beyond which a token's penalty grows with the logarithm of ℓ alone: its ratio there is 148."""
 
 
 def clip_fraction(log_ratio: Tensor, loss_mask: Tensor, epsilon_low: float, epsilon_high: float) -> Tensor:
@@ -65,29 +63,16 @@ def turn_clip_fraction(
     return masked_mean(outside.to(ratio.dtype), turn_mask(turn_ids), dim=1)
 
 
-def softened_log_ratio(log_ratio: Tensor) -> Tensor:
-    """ℓ where |ℓ| ≤ 5, and sign(ℓ) (5 + ln(1 + |ℓ| − 5)) beyond: elementwise, with a continuous derivative. Ours.
-
-    It bounds what one token can do to a penalty. The gradient of w ln w − w + 1 is w ℓ, 2e6 at ℓ = 12; of a softened ℓ
-    it stays below 1,200 up to the bound of `bounded_log_ratio`, and still points back to the old policy, where a cut
-    (OpenRLHF's, at a KL of 10) would leave exactly those tokens alone that have gone farthest.
-    """
-    log_ratio = at_least_float32(log_ratio)
-    beyond = (log_ratio.abs() - PENALTY_KNEE).relu()
-    return log_ratio.clamp(-PENALTY_KNEE, PENALTY_KNEE) + log_ratio.sign() * beyond.log1p()
-
-
 def gated_kl(gate: Tensor, log_ratio: Tensor, loss_mask: Tensor, estimator: str) -> Tensor:
     """gate_i · KL_i per trajectory, with the gate detached: (B,); exactly 0, value and gradient, where the gate is 0.
 
     Args:
         gate: (B,), at least 0: how much each trajectory's KL counts.
-        log_ratio: (B, T), as in `kl_to_old`, where |ℓ_t| > 5 softened by `softened_log_ratio`.
-        loss_mask, estimator: as in `kl_to_old`, with its errors.
+        log_ratio, loss_mask, estimator: as in `kl_to_old`, with its errors.
     """
     # 0 times a NaN would be NaN: rows whose gate is closed are left out before any arithmetic.
     triggered = keep(log_ratio, loss_mask.bool() & (gate > 0).unsqueeze(1))
-    return gate.detach() * kl_to_old(softened_log_ratio(bounded_log_ratio(triggered)), loss_mask, estimator)
+    return gate.detach() * kl_to_old(triggered, loss_mask, estimator)
 
 
 def clip_penalty(
