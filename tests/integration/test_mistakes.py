@@ -84,7 +84,7 @@ TRAIN += ["--output_dir", "out", "--use_cpu", "--bf16=false", "--max_steps=1"]
             ["--config", "misspelt.yaml", *TRAIN],
             "`learn_rate` in misspelt.yaml is no argument of train.py; is it `lear",
         ),
-        (["--config", "no_number.yaml", *TRAIN], "a value is of the wrong kind: '<=' not supported"),
+        (["--config", "no_number.yaml", *TRAIN], "`gamma` is None, but must be in [0, 1]"),
         (["--config", "letters.yaml", *TRAIN], "argument --max_turns/--max-turns: invalid int value: 'two'"),
         (["--config", str(RECIPE)], "`train_questions` is 'runs/quickstart/world/train.jsonl', but there is no such"),
         ([*TRAIN, "--learningrate", "1"], "`--learningrate` is no argument of train.py; is it `--learning_rate`?"),

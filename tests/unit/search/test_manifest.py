@@ -75,10 +75,18 @@ def test_a_truncated_file_is_found(copy, name):
     assert_corrupted(copy, f"{name} has changed")
 
 
-@pytest.mark.parametrize("name", [*INDEX_FILES, "manifest.json"])
+@pytest.mark.parametrize("name", INDEX_FILES)
 def test_a_deleted_file_is_found(copy, name):
     (copy / name).unlink()
     assert_corrupted(copy, f"{name} is missing")
+
+
+def test_a_directory_without_a_manifest_is_not_to_be_deleted(copy):
+    """It may be anything."""
+    (copy / "manifest.json").unlink()
+    with pytest.raises(ValueError, match=r"there is none, for manifest\.json is missing; name another") as refusal:
+        BM25Index.load(copy)
+    assert "delete" not in str(refusal.value)
 
 
 @pytest.mark.parametrize(
