@@ -28,8 +28,8 @@ class RatioSubstitution:
     Args:
         inputs: the batch; `self.inputs` is the shallow copy to call TRL with, the batch itself is never written to.
         turn_ids: (B, T) int64, -1 where a token is not trained on.
-        turn_ratio: "geometric" or "arithmetic"; `None` leaves the token ratios as they are (TRL then forms its own
-            sequence ratio, or uses them as they stand) and only records them.
+        turn_ratio: "geometric" or "arithmetic"; `None` leaves the token ratios as they are, but for the bound (TRL
+            then forms its own sequence ratio, or uses them as they stand), and records them.
         linear: TRL's loss uses the log-probabilities linearly (CISPO, VESPO) and caps its weights itself: a ratio is
             substituted in value, each token keeps its own gradient, and nothing needs a bound.
         tracks_sampling: the off-policy mask is on, which compares with the sampling log-probabilities.
