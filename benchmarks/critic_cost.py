@@ -38,7 +38,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from benchmarks.live_bytes import LiveBytes
 from sorl_trl import SOGRPOTrainer, SOPPOTrainer
 from sorl_trl.command_line import Parser, at_least, run_command
-from sorl_trl.trainers.rollout_bridge import policy_generator
+from sorl_trl.trainers.agents.search_rollout import policy_generator
 
 RESULTS = Path(__file__).parent / "results"
 

@@ -35,8 +35,8 @@ from sorl_trl.sandbox import (
 )
 from sorl_trl.search import BM25Index
 from sorl_trl.trainers.base_trainer import loss_mask_of
-from sorl_trl.trainers.stale_rollouts import StaleRollouts
-from sorl_trl.trainers.turn_metrics import turn_metrics
+from sorl_trl.trainers.cycle.stale_rollouts import StaleRollouts
+from sorl_trl.trainers.loss.turn_metrics import turn_metrics
 
 PRACTICE_WORLDS = 8
 EVALUATION_QUESTIONS = 200

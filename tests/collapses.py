@@ -15,7 +15,7 @@ from sorl_trl.diagnostics.collapse_detector import Level
 from sorl_trl.diagnostics.collapse_guard import CollapseGuard, GuardSettings, scale_learning_rate
 from sorl_trl.search import BM25Index
 from sorl_trl.trainers.base_trainer import TurnLevelTrainer
-from sorl_trl.trainers.roll_back import RollBack
+from sorl_trl.trainers.cycle.roll_back import RollBack
 from tests.agents import build_agent
 
 STEPS = 32

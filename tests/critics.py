@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from trl.trainer.utils import add_fused_lm_head
 
 from sorl_trl import SOPPOConfig, SOPPOTrainer
-from sorl_trl.trainers.critic import Critic, HeadCritic, ModelCritic, ValueHead, attach_critic, is_critic_name
-from sorl_trl.trainers.critic_adapter import AdapterCritic, add_critic_adapter
-from sorl_trl.trainers.critic_setup import causal_lm_of
+from sorl_trl.trainers.critic.adapter import AdapterCritic, add_critic_adapter
+from sorl_trl.trainers.critic.build import causal_lm_of
+from sorl_trl.trainers.critic.model import Critic, HeadCritic, ModelCritic, ValueHead, attach_critic, is_critic_name
 from tests.conftest import build_policy
 from tests.contract.test_trl_parity import saved_policy, settings
 from tests.trajectories import FixedRollout, parity_reward, prompts

@@ -20,7 +20,7 @@ from benchmarks.critic_cost import (
     save_policy,
 )
 from benchmarks.gpu_check.records import Check, Context
-from sorl_trl.trainers.critic import is_critic_name
+from sorl_trl.trainers.critic.model import is_critic_name
 
 STEPS = 4
 """Optimizer steps, two on each rollout."""

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from benchmarks.critic_cost import VARIANTS
 from benchmarks.gpu_check.records import Context
 from benchmarks.gpu_check.training import build, check_moved, sizes_of, training_figures
-from sorl_trl.trainers.critic import is_critic_name
+from sorl_trl.trainers.critic.model import is_critic_name
 
 ZERO_STAGES = {"zero2": 2, "zero3": 3}
 VLLM_OPTIONS = {"use_vllm": True, "vllm_mode": "colocate", "vllm_gpu_memory_utilization": 0.2}

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from sorl_trl import SOGRPOConfig, SOPPOConfig
-from sorl_trl.trainers.inert import inert_warning
-from sorl_trl.trainers.option_checks import idle_options, search_rollout_problems
+from sorl_trl.trainers.checks.inert import inert_warning
+from sorl_trl.trainers.checks.options import idle_options, search_rollout_problems
 
 ROOT = Path(__file__).parents[2]
 CONFIGS: dict[str, Any] = {"SOGRPOConfig": SOGRPOConfig, "SOPPOConfig": SOPPOConfig}

@@ -14,7 +14,7 @@ from transformers import TrainingArguments
 from trl import GRPOConfig, GRPOTrainer
 
 from sorl_trl import SOGRPOConfig
-from sorl_trl.trainers.option_checks import IDLE, SET_BY_ROLLOUT
+from sorl_trl.trainers.checks.options import IDLE, SET_BY_ROLLOUT
 from tests.integration import (
     test_batch_options,
     test_generation_options,

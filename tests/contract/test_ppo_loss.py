@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sorl_trl import SOPPOTrainer
-from sorl_trl.trainers.critic import ValuesBesideLogps
+from sorl_trl.trainers.critic.model import ValuesBesideLogps
 from tests.contract.test_turn_loss import EPSILON, gradient, token_logps
 from tests.critics import BATCH_SIZE, build_ppo, rollout_batch, set_head
 from tests.trajectories import parity_reward

@@ -9,8 +9,8 @@ import pytest
 
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
 from sorl_trl.recipe import Arguments, parse_arguments
-from sorl_trl.trainers.inert import inert_warning
-from sorl_trl.trainers.option_checks import idle_options, search_rollout_problems
+from sorl_trl.trainers.checks.inert import inert_warning
+from sorl_trl.trainers.checks.options import idle_options, search_rollout_problems
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))

@@ -24,15 +24,15 @@ from trl.models import utils as model_utils
 from trl.trainer import utils as trainer_utils
 from trl.trainer.callbacks import SyncRefModelCallback
 
+from sorl_trl.trainers.agents.native_tools import NativeTools
 from sorl_trl.trainers.base_trainer import TurnLevelTrainer
-from sorl_trl.trainers.critic_trainer import CriticTrainer
-from sorl_trl.trainers.exact_resume import ExactResume
-from sorl_trl.trainers.native_tools import NativeTools
-from sorl_trl.trainers.reward_recording import RewardRecording
-from sorl_trl.trainers.roll_back import RollBack
+from sorl_trl.trainers.critic.trainer import CriticTrainer
+from sorl_trl.trainers.cycle.exact_resume import ExactResume
+from sorl_trl.trainers.cycle.roll_back import RollBack
+from sorl_trl.trainers.cycle.stale_rollouts import StaleRollouts
 from sorl_trl.trainers.so_grpo_trainer import SOGRPOTrainer
 from sorl_trl.trainers.so_ppo_trainer import _IMAGE_INPUTS, SOPPOTrainer
-from sorl_trl.trainers.stale_rollouts import StaleRollouts
+from sorl_trl.trainers.turns.recording import RewardRecording
 
 OVERRIDDEN = {
     "_tool_call_loop": "tools report an engine that is down; hits are logged",

@@ -14,7 +14,8 @@ from trl.trainer import grpo_trainer
 
 from sorl_trl import SOGRPOTrainer, SOPPOTrainer
 from sorl_trl.search import NoSearch
-from sorl_trl.trainers import critic_setup, rollout_bridge
+from sorl_trl.trainers.agents import search_rollout
+from sorl_trl.trainers.critic import build as critic_build
 from tests.agents import build_agent, questions
 from tests.conftest import build_policy
 from tests.contract.test_trl_parity import settings
@@ -203,5 +204,5 @@ def test_what_trl_reads_itself(option: str) -> None:
 
 
 def test_what_we_read_as_trl_does() -> None:
-    assert "args.ds3_gather_for_generation" in inspect.getsource(rollout_bridge.policy_generator)
-    assert "config.trust_remote_code" in inspect.getsource(critic_setup)
+    assert "args.ds3_gather_for_generation" in inspect.getsource(search_rollout.policy_generator)
+    assert "config.trust_remote_code" in inspect.getsource(critic_build)

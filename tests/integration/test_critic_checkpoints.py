@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer, SOPPOTrainer, load_critic
-from sorl_trl.trainers.critic import is_critic_name
+from sorl_trl.trainers.critic.model import is_critic_name
 from tests.agents import agent_policy, build_agent, questions
 from tests.contract.test_trl_parity import saved_policy, settings
 from tests.critics import (

@@ -12,7 +12,7 @@ from peft import PeftModel, get_peft_model
 from transformers import Trainer
 from transformers.trainer_utils import HubStrategy
 
-from sorl_trl.trainers.critic import is_critic_name
+from sorl_trl.trainers.critic.model import is_critic_name
 from tests.conftest import build_policy
 from tests.critics import CASES, build_ppo, critic_parameters, lora_config, moved, weights
 

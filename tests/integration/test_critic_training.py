@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from sorl_trl import SOPPOConfig, SOPPOTrainer
-from sorl_trl.trainers.critic_setup import setup_critic
+from sorl_trl.trainers.critic.build import setup_critic
 from tests.contract.test_trl_parity import saved_policy, settings
 from tests.critics import (
     BATCH_SIZE,

@@ -15,7 +15,7 @@ from pydantic.dataclasses import dataclass as pydantic_dataclass
 from trl import GRPOConfig, GRPOTrainer
 
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer
-from sorl_trl.trainers.tool_messages import OwnContent
+from sorl_trl.trainers.agents.tool_messages import OwnContent
 from tests.conftest import build_policy
 from tests.contract.test_trl_parity import settings
 from tests.integration.test_hostile_tools import HOSTILE, control_ids

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from sorl_trl.rollout.protocol import PROTOCOL_TAGS
 from sorl_trl.rollout.tokens import control_tokens
-from sorl_trl.trainers.native_tools import answer_in_messages
+from sorl_trl.trainers.agents.native_tools import answer_in_messages
 from tests.tools import (
     ANSWER,
     CALL,

@@ -12,8 +12,8 @@ import pytest
 
 from sorl_trl.rollout import Collector, RetryPolicy, TagProtocol, assemble
 from sorl_trl.rollout.statistics import rollout_statistics
-from sorl_trl.search.http import HTTPSearch
-from sorl_trl.search.wire import MalformedResponse
+from sorl_trl.search.server.client import HTTPSearch
+from sorl_trl.search.server.wire import MalformedResponse
 from sorl_trl.types import Trajectory
 from tests.unit.rollout.fakes import PARIS, ScriptedGenerator, said, word_tokenizer
 from tests.unit.search.servers import Reply, Server, echo, result

@@ -16,7 +16,7 @@ from transformers.utils import get_json_schema
 from sorl_trl import SearchRollout, SOGRPOConfig, SOGRPOTrainer
 from sorl_trl.rollout import Generation, RolloutLimits, TagProtocol
 from sorl_trl.search import NoSearch, RetryPolicy, SearchError, SearchUnavailable
-from sorl_trl.trainers.native_tools import answer_in_messages, search_tool
+from sorl_trl.trainers.agents.native_tools import answer_in_messages, search_tool
 from sorl_trl.types import Passage, StopReason, Trajectory, Turn
 from tests.conftest import build_policy
 from tests.contract.test_trl_parity import settings

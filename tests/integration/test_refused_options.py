@@ -12,7 +12,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from sorl_trl import SearchRollout, SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
 from sorl_trl.search import NoSearch
-from sorl_trl.trainers.option_checks import IDLE, SET_BY_ROLLOUT, idle_options, search_rollout_problems
+from sorl_trl.trainers.checks.options import IDLE, SET_BY_ROLLOUT, idle_options, search_rollout_problems
 from tests.agents import agent_policy, build_agent, questions, turns_reward
 from tests.contract.test_trl_parity import settings
 from tests.integration.test_generation_options import native_agent, recorded_policy

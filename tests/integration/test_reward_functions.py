@@ -12,7 +12,7 @@ from datasets import Dataset, IterableDataset
 from trl import GRPOConfig, GRPOTrainer
 
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
-from sorl_trl.trainers.turn_spans import checked_rollout
+from sorl_trl.trainers.turns.spans import checked_rollout
 from tests.conftest import build_policy
 from tests.contract.test_trl_parity import settings
 from tests.trajectories import FixedRollout, prompts

@@ -9,7 +9,7 @@ import pytest
 from benchmarks import search
 from benchmarks.search_world import KINDS, World
 
-from sorl_trl.search.tokenize import STOP_WORDS, tokenize
+from sorl_trl.search.engines.tokenize import STOP_WORDS, tokenize
 
 
 def test_a_small_run_writes_both_files(

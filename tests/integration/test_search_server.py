@@ -19,7 +19,7 @@ import pytest
 
 from sorl_trl.rollout.retrieval import Retriever, SearchFailure
 from sorl_trl.search import BM25Index, HTTPSearch, RetryPolicy, SearchArguments, SearchError, write_corpus
-from sorl_trl.search.app import ServerLimits
+from sorl_trl.search.server.app import ServerLimits
 from sorl_trl.types import Passage
 
 PASSAGES = [

@@ -26,7 +26,7 @@ from trl import GRPOTrainer
 from sorl_trl.rollout import TagProtocol
 from sorl_trl.rollout.protocol import PROTOCOL_TAGS
 from sorl_trl.rollout.tokens import control_tokens, decode
-from sorl_trl.trainers.tool_messages import plain_data
+from sorl_trl.trainers.agents.tool_messages import plain_data
 from tests.tools import build, lookup, qwen_tokenizer
 
 TEMPLATES = {

@@ -13,7 +13,7 @@ from torch import nn
 from transformers import FalconConfig, FalconForCausalLM
 
 from sorl_trl import SOGRPOTrainer, SOPPOTrainer
-from sorl_trl.trainers.training_noise import disable_noise, noise_in, noise_in_config
+from sorl_trl.trainers.checks.training_noise import disable_noise, noise_in, noise_in_config
 from tests.agents import agent_policy, build_agent
 from tests.conftest import build_moe_policy, build_policy
 from tests.critics import lora_config

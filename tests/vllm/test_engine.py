@@ -15,7 +15,7 @@ from transformers import GenerationConfig
 from sorl_trl.rollout import Collector, Generation, HFGenerator, RolloutLimits, TurnEnd
 from sorl_trl.sandbox import PROTOCOL
 from sorl_trl.search import NoSearch
-from sorl_trl.trainers.vllm_generator import VLLMGenerator
+from sorl_trl.trainers.agents.vllm import VLLMGenerator
 from sorl_trl.types import StopReason
 from tests.agents import agent_tokenizer
 from tests.vllm import shims

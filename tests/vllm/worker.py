@@ -12,7 +12,7 @@ import torch
 from accelerate.utils import gather_object
 
 from sorl_trl.search import BM25Index
-from sorl_trl.trainers.vllm_generator import VLLMGenerator
+from sorl_trl.trainers.agents.vllm import VLLMGenerator
 from tests.vllm import shims
 from tests.vllm.policies import GAP, load_policy, logged, vllm_agent
 

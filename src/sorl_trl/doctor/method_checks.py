@@ -8,10 +8,10 @@ from math import log
 from sorl_trl.doctor.findings import Finding
 from sorl_trl.doctor.subject import Subject, given
 from sorl_trl.trainers.base_config import TurnLevelConfig
-from sorl_trl.trainers.inert import inert_warning, suggested_iterations, updates_per_rollout
-from sorl_trl.trainers.option_checks import idle_options, search_rollout_problems
+from sorl_trl.trainers.checks.inert import inert_warning, suggested_iterations, updates_per_rollout
+from sorl_trl.trainers.checks.options import idle_options, search_rollout_problems
+from sorl_trl.trainers.checks.training_noise import noise_warning
 from sorl_trl.trainers.so_ppo_config import SOPPOConfig
-from sorl_trl.trainers.training_noise import noise_warning
 
 MANY_UPDATES = 16
 """Of one rollout. Ours: 8 were seen to hold without any cure and 32 to collapse (benchmarks/results/stability.md)."""

@@ -13,7 +13,7 @@ from sorl_trl.command_line import one_line
 from sorl_trl.doctor.findings import Finding
 from sorl_trl.doctor.subject import Subject, given
 from sorl_trl.rollout import PROTOCOLS, chat_message_frame
-from sorl_trl.trainers.training_noise import noise_in_config
+from sorl_trl.trainers.checks.training_noise import noise_in_config
 
 FOLLOWERS = ("\n", "\n\n", " ", ".")
 """What a policy may well write behind a closing tag."""

@@ -7,18 +7,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from sorl_trl.search.around.breaker import CircuitBreaker
+from sorl_trl.search.around.cache import CachedSearch, SQLiteStore
+from sorl_trl.search.around.replay import RecordingSearch, ReplayedSearch
+from sorl_trl.search.around.retry import RetryingSearch
 from sorl_trl.search.backend import SearchBackend
-from sorl_trl.search.bm25 import BM25Index
-from sorl_trl.search.breaker import CircuitBreaker
-from sorl_trl.search.cache import CachedSearch, SQLiteStore
-from sorl_trl.search.engines import open_index
-from sorl_trl.search.http import HTTPSearch, check_url, server_identity
-from sorl_trl.search.manifest import fingerprint
+from sorl_trl.search.engines.bm25 import BM25Index
+from sorl_trl.search.engines.choice import open_index
+from sorl_trl.search.engines.manifest import fingerprint
+from sorl_trl.search.engines.tantivy import TantivyIndex
 from sorl_trl.search.no_search import NoSearch
-from sorl_trl.search.replay import RecordingSearch, ReplayedSearch
-from sorl_trl.search.retry import RetryingSearch
-from sorl_trl.search.tantivy_index import TantivyIndex
-from sorl_trl.search.wire import REQUEST_FORMATS
+from sorl_trl.search.server.client import HTTPSearch, check_url, server_identity
+from sorl_trl.search.server.wire import REQUEST_FORMATS
 
 SOURCES = ("index", "corpus", "search_url", "no_search", "replay")
 """Arguments that say what answers the searches: exactly one of them is given."""

@@ -11,8 +11,8 @@ from pathlib import Path
 from tqdm.auto import tqdm
 
 from sorl_trl.command_line import Parser, mistakes, run_command
-from sorl_trl.search.encoder import DenseOptions
-from sorl_trl.search.engines import ENGINES, build_index
+from sorl_trl.search.engines.choice import ENGINES, build_index
+from sorl_trl.search.engines.encoder import DenseOptions
 
 DENSE_FLAGS = tuple(field.name for field in fields(DenseOptions))
 

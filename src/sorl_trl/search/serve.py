@@ -28,9 +28,9 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from sorl_trl.command_line import Parser, mistakes, run_command
-from sorl_trl.search.app import INSTALL_HINT, create_app
-from sorl_trl.search.engines import open_index
-from sorl_trl.search.saved import SavedIndex
+from sorl_trl.search.engines.choice import open_index
+from sorl_trl.search.engines.saved import SavedIndex
+from sorl_trl.search.server.app import INSTALL_HINT, create_app
 
 if TYPE_CHECKING:
     import uvicorn

@@ -21,22 +21,22 @@ from sorl_trl.ops import (
     turn_weights,
     validate_turn_ids,
 )
+from sorl_trl.trainers.agents.native_tools import NativeTools
 from sorl_trl.trainers.base_config import TURN_LOSS_TYPE, TurnLevelConfig
-from sorl_trl.trainers.bias_norm import ClippingBiasNormalizer
-from sorl_trl.trainers.caller_warnings import warnings_at_the_caller
 from sorl_trl.trainers.checked_options import CheckedOptions
-from sorl_trl.trainers.clip_penalty import penalty_gate
-from sorl_trl.trainers.dataset_checks import check_chat_template, check_column_names, check_dataset_size
-from sorl_trl.trainers.exact_resume import ExactResume
-from sorl_trl.trainers.kl_schedule import KLSchedule
-from sorl_trl.trainers.native_tools import NativeTools
-from sorl_trl.trainers.ratio_substitution import RatioSubstitution
-from sorl_trl.trainers.reward_recording import RewardRecording
-from sorl_trl.trainers.roll_back import RollBack
-from sorl_trl.trainers.trajectory_dump import TrajectoryDump
-from sorl_trl.trainers.trl_arguments import trainer_arguments
-from sorl_trl.trainers.turn_metrics import turn_metrics
-from sorl_trl.trainers.turn_spans import checked_rollout, padded, split_at_tags, turn_ids_of
+from sorl_trl.trainers.checks.caller_warnings import warnings_at_the_caller
+from sorl_trl.trainers.checks.dataset import check_chat_template, check_column_names, check_dataset_size
+from sorl_trl.trainers.checks.trl_arguments import trainer_arguments
+from sorl_trl.trainers.cycle.exact_resume import ExactResume
+from sorl_trl.trainers.cycle.roll_back import RollBack
+from sorl_trl.trainers.loss.bias_norm import ClippingBiasNormalizer
+from sorl_trl.trainers.loss.clip_penalty import penalty_gate
+from sorl_trl.trainers.loss.kl_schedule import KLSchedule
+from sorl_trl.trainers.loss.ratio_substitution import RatioSubstitution
+from sorl_trl.trainers.loss.turn_metrics import turn_metrics
+from sorl_trl.trainers.turns.recording import RewardRecording
+from sorl_trl.trainers.turns.spans import checked_rollout, padded, split_at_tags, turn_ids_of
+from sorl_trl.trainers.turns.trajectory_dump import TrajectoryDump
 
 
 class TurnLevelTrainer(CheckedOptions, NativeTools, RewardRecording, ExactResume, RollBack):

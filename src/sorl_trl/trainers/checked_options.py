@@ -9,10 +9,10 @@ from accelerate.logging import get_logger
 from transformers import TrainerCallback
 from trl import GRPOTrainer
 
-from sorl_trl.trainers.inert import inert_warning
-from sorl_trl.trainers.option_checks import check_search_rollout, idle_options
-from sorl_trl.trainers.rollout_bridge import SearchRollout
-from sorl_trl.trainers.training_noise import disable_noise, noise_in, noise_warning
+from sorl_trl.trainers.agents.search_rollout import SearchRollout
+from sorl_trl.trainers.checks.inert import inert_warning
+from sorl_trl.trainers.checks.options import check_search_rollout, idle_options
+from sorl_trl.trainers.checks.training_noise import disable_noise, noise_in, noise_warning
 
 logger = get_logger(__name__)
 

@@ -12,13 +12,13 @@ from trl.models.utils import disable_gradient_checkpointing
 from sorl_trl.ops import aggregate_turns, is_value_clipped, masked_mean, turn_starts, value_loss, whiten
 from sorl_trl.trainers.base_config import TURN_LOSS_TYPE
 from sorl_trl.trainers.base_trainer import loss_mask_of
-from sorl_trl.trainers.critic import ValuesBesideLogps
-from sorl_trl.trainers.critic_health import CriticWatch, critic_metrics
-from sorl_trl.trainers.critic_trainer import CriticTrainer
-from sorl_trl.trainers.experience import Experience, token_experience, turn_experience
+from sorl_trl.trainers.critic.experience import Experience, token_experience, turn_experience
+from sorl_trl.trainers.critic.health import CriticWatch, critic_metrics
+from sorl_trl.trainers.critic.model import ValuesBesideLogps
+from sorl_trl.trainers.critic.trainer import CriticTrainer
+from sorl_trl.trainers.loss.turn_metrics import MetricSums
 from sorl_trl.trainers.paper import SORL_PAPER
 from sorl_trl.trainers.so_ppo_config import SOPPOConfig
-from sorl_trl.trainers.turn_metrics import MetricSums
 
 logger = get_logger(__name__)
 

@@ -11,7 +11,7 @@ import pytest
 
 from sorl_trl.doctor import examine, question_checks, rehearsal
 from sorl_trl.qa import BENCHMARKS, benchmarks
-from sorl_trl.trainers.rollout_bridge import rollout_output
+from sorl_trl.trainers.agents.search_rollout import rollout_output
 from tests.unit.doctor.recipes import QUESTIONS, complaints, line_of, the_complaint, write_recipe, write_rows
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from sorl_trl.search.app import ServerLimits, create_app
+from sorl_trl.search.server.app import ServerLimits, create_app
 
 LIMITS = ServerLimits(request_bytes=1000, queries=3, topk=5, query_characters=20)
 

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sorl_trl.search import BM25Index, CorpusError, write_corpus
-from sorl_trl.search.bm25 import INDEX_FILES
-from sorl_trl.search.tokenize import tokenize
+from sorl_trl.search.engines.bm25 import INDEX_FILES
+from sorl_trl.search.engines.tokenize import tokenize
 from sorl_trl.types import Passage
 
 

@@ -8,7 +8,7 @@ import pytest
 from tests.unit.search.backends import Caller, FakeSearch, found, outcomes, wait_until
 
 from sorl_trl.search import SearchError, SearchUnavailable
-from sorl_trl.search.breaker import CircuitBreaker, CircuitOpen
+from sorl_trl.search.around.breaker import CircuitBreaker, CircuitOpen
 from sorl_trl.types import Passage
 
 DOWN = SearchUnavailable("down")

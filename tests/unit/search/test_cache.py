@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.unit.search.backends import FakeSearch, LosingSearch, found
 
 from sorl_trl.search import SearchError, SearchUnavailable
-from sorl_trl.search.cache import CachedSearch, CacheError, CacheStore, MemoryStore, SQLiteStore
+from sorl_trl.search.around.cache import CachedSearch, CacheError, CacheStore, MemoryStore, SQLiteStore
 from sorl_trl.types import Passage
 
 PASSAGES = (Passage("7", "Paris", "東京 \ud800 \x00 'quoted'", 0.1 + 0.2), Passage("", "", "", None))
@@ -159,7 +159,7 @@ def test_threads_share_a_store(store: CacheStore) -> None:
 
 WORKER = """
 import sys
-from sorl_trl.search.cache import SQLiteStore
+from sorl_trl.search.around.cache import SQLiteStore
 from sorl_trl.types import Passage
 path, name = sys.argv[1:]
 for i in range(30):

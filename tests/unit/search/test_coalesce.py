@@ -10,7 +10,7 @@ import pytest
 from tests.unit.search.backends import Caller, FakeSearch, LosingSearch, found, outcomes, wait_until
 
 from sorl_trl.search import SearchError, SearchUnavailable
-from sorl_trl.search.coalesce import CoalescingSearch
+from sorl_trl.search.around.coalesce import CoalescingSearch
 from sorl_trl.types import Passage
 
 

@@ -16,10 +16,10 @@ from tests.unit.search.conftest import PASSAGES
 from transformers import AutoModel, AutoTokenizer
 
 from sorl_trl.search import CorpusError, IndexCorrupted
-from sorl_trl.search import dense as dense_module
-from sorl_trl.search.dense import DenseIndex, nearest
-from sorl_trl.search.encoder import DenseOptions, Encoder
-from sorl_trl.search.manifest import read_manifest, write_manifest
+from sorl_trl.search.engines import dense as dense_module
+from sorl_trl.search.engines.dense import DenseIndex, nearest
+from sorl_trl.search.engines.encoder import DenseOptions, Encoder
+from sorl_trl.search.engines.manifest import read_manifest, write_manifest
 
 
 @pytest.fixture(scope="module")

@@ -11,11 +11,11 @@ import pytest
 
 from sorl_trl.command_line import run_command
 from sorl_trl.search import BM25Index
-from sorl_trl.search.dense import DenseIndex
-from sorl_trl.search.encoder import DenseOptions
-from sorl_trl.search.engines import ENGINES, build_index, open_index
+from sorl_trl.search.engines.choice import ENGINES, build_index, open_index
+from sorl_trl.search.engines.dense import DenseIndex
+from sorl_trl.search.engines.encoder import DenseOptions
+from sorl_trl.search.engines.tantivy import TantivyIndex
 from sorl_trl.search.index import main
-from sorl_trl.search.tantivy_index import TantivyIndex
 
 
 @pytest.mark.parametrize("engine", ["bm25", "tantivy", "dense"])

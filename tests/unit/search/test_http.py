@@ -14,9 +14,9 @@ import pytest
 from tests.unit.search.servers import Reply, Server, echo, result
 
 from sorl_trl.search import SearchError, SearchUnavailable
-from sorl_trl.search import http as client_module
-from sorl_trl.search.http import HTTPSearch, server_identity
-from sorl_trl.search.wire import MalformedResponse
+from sorl_trl.search.server import client as client_module
+from sorl_trl.search.server.client import HTTPSearch, server_identity
+from sorl_trl.search.server.wire import MalformedResponse
 from sorl_trl.types import Passage
 
 

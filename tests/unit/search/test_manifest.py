@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from sorl_trl.search import BM25Index, IndexCorrupted
-from sorl_trl.search.bm25 import INDEX_FILES
-from sorl_trl.search.manifest import (
+from sorl_trl.search.engines.bm25 import INDEX_FILES
+from sorl_trl.search.engines.manifest import (
     Manifest,
     check_manifest,
     fingerprint,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sorl_trl.search import BM25Index, IndexOutdated
-from sorl_trl.search.bm25 import BM25Index as Engine
+from sorl_trl.search.engines.bm25 import BM25Index as Engine
 
 
 def write(path: Path, *texts: str) -> Path:

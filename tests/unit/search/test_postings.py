@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from sorl_trl.search import postings as module
-from sorl_trl.search.postings import Postings, top_k
+from sorl_trl.search.engines import postings as module
+from sorl_trl.search.engines.postings import Postings, top_k
 
 TOKENS = "abcdef"
 tokens = st.lists(st.sampled_from([*TOKENS, "unknown"]), max_size=8)

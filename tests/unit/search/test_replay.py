@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tests.unit.search.backends import FakeSearch, LosingSearch, found
 
 from sorl_trl.search import SearchError, SearchUnavailable
-from sorl_trl.search.replay import NotRecorded, RecordingError, RecordingSearch, ReplayedSearch
-from sorl_trl.search.retry import RetryingSearch, RetryPolicy
+from sorl_trl.search.around.replay import NotRecorded, RecordingError, RecordingSearch, ReplayedSearch
+from sorl_trl.search.around.retry import RetryingSearch, RetryPolicy
 from sorl_trl.types import Passage
 
 

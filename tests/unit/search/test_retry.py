@@ -7,8 +7,8 @@ import pytest
 from tests.unit.search.backends import FakeSearch, found
 
 from sorl_trl.search import SearchError, SearchUnavailable
-from sorl_trl.search.breaker import CircuitBreaker, CircuitOpen
-from sorl_trl.search.retry import RetriesExhausted, RetryingSearch, RetryPolicy
+from sorl_trl.search.around.breaker import CircuitBreaker, CircuitOpen
+from sorl_trl.search.around.retry import RetriesExhausted, RetryingSearch, RetryPolicy
 
 NO_WAIT = RetryPolicy(attempts=3, initial_wait_s=0)
 DOWN = SearchUnavailable("down")

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from sorl_trl.search import BM25Index
-from sorl_trl.search.saved import YOUNG_S, staged
+from sorl_trl.search.engines.saved import YOUNG_S, staged
 
 KILLED = """
 import os, signal, sys
-from sorl_trl.search.saved import staged
+from sorl_trl.search.engines.saved import staged
 with staged(sys.argv[1]) as directory:
     (directory / "half.npy").write_bytes(b"half")
     os.kill(os.getpid(), signal.SIGKILL)

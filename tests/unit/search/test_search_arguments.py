@@ -11,9 +11,9 @@ from trl import TrlParser
 
 from sorl_trl.search import BM25Index, IndexOutdated, write_corpus
 from sorl_trl.search.arguments import SearchArguments, override_source
-from sorl_trl.search.cache import CachedSearch
+from sorl_trl.search.around.cache import CachedSearch
+from sorl_trl.search.around.replay import RecordingSearch
 from sorl_trl.search.no_search import NoSearch
-from sorl_trl.search.replay import RecordingSearch
 from sorl_trl.types import Passage
 
 PARIS = Passage("7", "Paris", "capital of France")

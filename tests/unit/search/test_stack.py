@@ -13,12 +13,12 @@ from tests.unit.search.servers import Reply, Server, echo
 
 from sorl_trl.rollout.retrieval import Retriever, SearchFailure
 from sorl_trl.search import SearchBackend
-from sorl_trl.search.breaker import CircuitBreaker, CircuitOpen
-from sorl_trl.search.cache import CachedSearch, SQLiteStore
-from sorl_trl.search.coalesce import CoalescingSearch
-from sorl_trl.search.http import HTTPSearch
-from sorl_trl.search.replay import RecordingSearch, ReplayedSearch
-from sorl_trl.search.retry import RetryingSearch, RetryPolicy
+from sorl_trl.search.around.breaker import CircuitBreaker, CircuitOpen
+from sorl_trl.search.around.cache import CachedSearch, SQLiteStore
+from sorl_trl.search.around.coalesce import CoalescingSearch
+from sorl_trl.search.around.replay import RecordingSearch, ReplayedSearch
+from sorl_trl.search.around.retry import RetryingSearch, RetryPolicy
+from sorl_trl.search.server.client import HTTPSearch
 from sorl_trl.types import Passage
 
 NO_WAIT = RetryPolicy(attempts=4, initial_wait_s=0)

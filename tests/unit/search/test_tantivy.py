@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from tests.unit.search.conftest import PASSAGES
 
 from sorl_trl.search import BM25Index, CorpusError, IndexCorrupted, IndexOutdated, write_corpus
-from sorl_trl.search import tantivy_index as module
-from sorl_trl.search.tantivy_index import TantivyIndex, best_hits
+from sorl_trl.search.engines import tantivy as module
+from sorl_trl.search.engines.tantivy import TantivyIndex, best_hits
 from sorl_trl.types import Passage
 
 
@@ -198,7 +198,7 @@ def test_a_flipped_bit_in_any_small_file_is_found(copied_dir):
 def test_large_files_are_checked_by_size(copied_dir, monkeypatch):
     monkeypatch.setattr(module, "HASHED_BYTES", 0)
     store = next((copied_dir / "tantivy").glob("*.store"))
-    monkeypatch.setattr("sorl_trl.search.manifest.fingerprint", lambda path: pytest.fail(f"hashed {path}"))
+    monkeypatch.setattr("sorl_trl.search.engines.manifest.fingerprint", lambda path: pytest.fail(f"hashed {path}"))
     TantivyIndex.load(copied_dir)
     store.write_bytes(store.read_bytes() + b"\0")
     with pytest.raises(IndexCorrupted, match=r"\.store has changed"):

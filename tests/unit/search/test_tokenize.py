@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sorl_trl.search.tokenize import STOP_WORDS, tokenize
+from sorl_trl.search.engines.tokenize import STOP_WORDS, tokenize
 
 
 @pytest.mark.parametrize(

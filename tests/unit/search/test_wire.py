@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sorl_trl.search.wire import REQUEST_FORMATS, MalformedResponse, encodable, parse_response
+from sorl_trl.search.server.wire import REQUEST_FORMATS, MalformedResponse, encodable, parse_response
 from sorl_trl.types import Passage
 
 PARIS = '"Paris"\nOn the Seine.'

@@ -10,7 +10,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from sorl_trl.trainers.bias_norm import ClippingBiasNormalizer
+from sorl_trl.trainers.loss.bias_norm import ClippingBiasNormalizer
 from tests.contract.test_turn_loss import EPSILON, gradient, off_policy_batch, token_logps
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sorl_trl.trainers.critic import Critic, ValueHead, ValuesBesideLogps, detached_critic, is_critic_name
+from sorl_trl.trainers.critic.model import Critic, ValueHead, ValuesBesideLogps, detached_critic, is_critic_name
 from tests.conftest import build_policy
 from tests.critics import policy_with
 

@@ -9,8 +9,8 @@ import torch
 from peft import IA3Config, LoraConfig, PeftModel, get_peft_model
 from torch import Tensor
 
-from sorl_trl.trainers.critic import BackboneCall, ValueHead, is_critic_name
-from sorl_trl.trainers.critic_adapter import AdapterCritic, AdapterSwitch, add_critic_adapter
+from sorl_trl.trainers.critic.adapter import AdapterCritic, AdapterSwitch, add_critic_adapter
+from sorl_trl.trainers.critic.model import BackboneCall, ValueHead, is_critic_name
 from tests.conftest import build_policy
 from tests.critics import ADAPTERS, lora_config
 

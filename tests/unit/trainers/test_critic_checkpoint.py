@@ -13,10 +13,10 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from sorl_trl import load_critic
-from sorl_trl.trainers.critic import Critic, ValueHead
-from sorl_trl.trainers.critic_adapter import without_adapter
-from sorl_trl.trainers.critic_checkpoint import check_critic_folder, restore_critic, save_critic
-from sorl_trl.trainers.critic_setup import causal_lm_of, check_trained_dtypes, trained_dtype
+from sorl_trl.trainers.critic.adapter import without_adapter
+from sorl_trl.trainers.critic.build import causal_lm_of, check_trained_dtypes, trained_dtype
+from sorl_trl.trainers.critic.checkpoint import check_critic_folder, restore_critic, save_critic
+from sorl_trl.trainers.critic.model import Critic, ValueHead
 from sorl_trl.types import Action, ActionKind, Observation, StopReason, Trajectory, Turn
 from tests.conftest import build_policy
 from tests.critics import ADAPTERS, critic_parameters, policy_with

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from sorl_trl.trainers.critic_health import CriticWatch, critic_metrics
+from sorl_trl.trainers.critic.health import CriticWatch, critic_metrics
 from tests.unit.ops.batches import GARBAGE
 
 NAN = float("nan")

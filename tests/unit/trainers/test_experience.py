@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sorl_trl.trainers.experience import Experience, token_experience, turn_experience
+from sorl_trl.trainers.critic.experience import Experience, token_experience, turn_experience
 
 NAN = float("nan")
 BUILDERS = [turn_experience, token_experience]

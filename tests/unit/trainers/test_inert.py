@@ -9,7 +9,7 @@ import pytest
 
 from sorl_trl import SOGRPOConfig, SOPPOConfig
 from sorl_trl.trainers.base_config import TurnLevelConfig
-from sorl_trl.trainers.inert import inert_settings, inert_warning, is_on_policy, updates_per_rollout
+from sorl_trl.trainers.checks.inert import inert_settings, inert_warning, is_on_policy, updates_per_rollout
 
 SWITCHED_OFF = {"importance_sampling_level": "token", "clip_normalization": "none", "target_kl": 0.0}
 

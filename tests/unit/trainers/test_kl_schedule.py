@@ -16,7 +16,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 from sorl_trl.diagnostics.collapse_guard import scale_learning_rate
-from sorl_trl.trainers.kl_schedule import KLSchedule, kl_controlled_factor
+from sorl_trl.trainers.loss.kl_schedule import KLSchedule, kl_controlled_factor
 from tests.schedulers import OTHER_SCHEDULERS
 
 TARGET = 0.1

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sorl_trl.ops import LOG_RATIO_BOUND
-from sorl_trl.trainers.ratio_substitution import RatioSubstitution
+from sorl_trl.trainers.loss.ratio_substitution import RatioSubstitution
 
 TURN_IDS = torch.tensor([[0, 0, -1, 1]])
 OLD = torch.tensor([[-1.0, -2.0, -3.0, -4.0]])

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from sorl_trl.trainers.rollout_bridge import SearchRollout, policy_generator, rollout_output
-from sorl_trl.trainers.turn_spans import check_rollout
+from sorl_trl.trainers.agents.search_rollout import SearchRollout, policy_generator, rollout_output
+from sorl_trl.trainers.turns.spans import check_rollout
 from sorl_trl.types import Action, ActionKind, Observation, StopReason, Trajectory, Turn
 from tests.agents import build_agent
 

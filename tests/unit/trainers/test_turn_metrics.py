@@ -6,7 +6,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from sorl_trl.trainers.turn_metrics import turn_metrics
+from sorl_trl.trainers.loss.turn_metrics import turn_metrics
 
 TURN_IDS = torch.tensor([[0, 0, -1, 1], [0, -1, -1, -1]])
 LOG_RATIO = torch.tensor([[0.5, -0.1, float("nan"), -0.4], [0.0, 9.0, float("inf"), 0.0]])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from sorl_trl.trainers.turn_rewards import TurnRewardRecorder
+from sorl_trl.trainers.turns.rewards import TurnRewardRecorder
 
 
 def record(returned: list[Any], counts: list[int]) -> tuple[TurnRewardRecorder, list[float | None]]:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from sorl_trl.trainers.turn_spans import check_rollout, checked_rollout, split_at_tags, turn_ids_of
+from sorl_trl.trainers.turns.spans import check_rollout, checked_rollout, split_at_tags, turn_ids_of
 
 
 def output(**overrides: Any) -> dict[str, Any]:

@@ -15,8 +15,8 @@ from trl.generation import vllm_generation
 from trl.generation.vllm_generation import VLLMGeneration
 
 from sorl_trl.rollout import TurnEnd
-from sorl_trl.trainers import vllm_generator
-from sorl_trl.trainers.vllm_generator import VLLMGenerator, awake
+from sorl_trl.trainers.agents import vllm
+from sorl_trl.trainers.agents.vllm import VLLMGenerator, awake
 from tests.unit.rollout.fakes import encode, word_tokenizer
 
 WINDOW = 12
@@ -176,7 +176,7 @@ def test_the_window_is_the_engines(wrap: Any, mode: str) -> None:
 def test_ranks_bring_equally_many_rows(wrap: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another rank has three rows and a longer limit: ours are filled up with copies, whose results are dropped."""
     others = iter([[3], [8, 8, 8]])
-    monkeypatch.setattr(vllm_generator, "gather_object", lambda own: [*own, *next(others)])
+    monkeypatch.setattr(vllm, "gather_object", lambda own: [*own, *next(others)])
     script = Script({(DOC, DOC): [PARIS] * 9})
     generations = VLLMGenerator(wrap(script), END).generate([(DOC, DOC)], [4])
     assert [g.token_ids for g in generations] == [(PARIS,) * 4]

@@ -10,9 +10,9 @@ import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
+from sorl_trl.search.around.records import from_records, to_records
 from sorl_trl.search.backend import SearchBackend, SearchError, SearchUnavailable
 from sorl_trl.search.checks import check_request, check_results
-from sorl_trl.search.records import from_records, to_records
 from sorl_trl.types import Passage
 
 logger = logging.getLogger(__name__)

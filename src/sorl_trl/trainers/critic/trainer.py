@@ -17,15 +17,15 @@ from trl.trainer.callbacks import SyncRefModelCallback
 
 from sorl_trl.command_line import UserMistake
 from sorl_trl.trainers.base_trainer import TurnLevelTrainer
-from sorl_trl.trainers.critic import CRITIC_ATTRIBUTE, Critic, detached_critic, is_critic_name
-from sorl_trl.trainers.critic_adapter import CRITIC_ADAPTER, AdapterCritic, without_adapter
-from sorl_trl.trainers.critic_checkpoint import (
+from sorl_trl.trainers.critic.adapter import CRITIC_ADAPTER, AdapterCritic, without_adapter
+from sorl_trl.trainers.critic.build import causal_lm_of, check_trained_dtypes, setup_critic
+from sorl_trl.trainers.critic.checkpoint import (
     CRITIC_FOLDER,
     check_critic_folder,
     restore_critic,
     save_critic,
 )
-from sorl_trl.trainers.critic_setup import causal_lm_of, check_trained_dtypes, setup_critic
+from sorl_trl.trainers.critic.model import CRITIC_ATTRIBUTE, Critic, detached_critic, is_critic_name
 from sorl_trl.trainers.so_ppo_config import SOPPOConfig
 
 logger = get_logger(__name__)

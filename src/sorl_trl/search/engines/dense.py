@@ -13,9 +13,9 @@ from tqdm.auto import tqdm
 
 from sorl_trl.search.checks import check_request
 from sorl_trl.search.corpus import Corpus, CorpusPaths, corpus_files, read_passages, write_corpus
-from sorl_trl.search.encoder import DenseOptions, Encoder, Vectors
-from sorl_trl.search.manifest import IndexCorrupted, Manifest, check_manifest, fingerprint, write_manifest
-from sorl_trl.search.saved import CORPUS, HASHED_BYTES, staged
+from sorl_trl.search.engines.encoder import DenseOptions, Encoder, Vectors
+from sorl_trl.search.engines.manifest import IndexCorrupted, Manifest, check_manifest, fingerprint, write_manifest
+from sorl_trl.search.engines.saved import CORPUS, HASHED_BYTES, staged
 from sorl_trl.types import Passage
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from sorl_trl.search.checks import check_request
 from sorl_trl.search.corpus import CorpusPaths, corpus_files, read_passages
-from sorl_trl.search.manifest import (
+from sorl_trl.search.engines.manifest import (
     IndexCorrupted,
     Manifest,
     check_manifest,
@@ -18,8 +18,8 @@ from sorl_trl.search.manifest import (
     library_series,
     write_manifest,
 )
-from sorl_trl.search.saved import HASHED_BYTES, open_or_build, staged
-from sorl_trl.search.tokenize import tokenize
+from sorl_trl.search.engines.saved import HASHED_BYTES, open_or_build, staged
+from sorl_trl.search.engines.tokenize import tokenize
 from sorl_trl.types import Passage
 
 if TYPE_CHECKING:

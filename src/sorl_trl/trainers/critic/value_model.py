@@ -15,14 +15,14 @@ from transformers import AutoModel, AutoModelForCausalLM
 
 from sorl_trl.ops import last_token_before_turn, turn_mask
 from sorl_trl.rollout import assemble
-from sorl_trl.trainers.critic import ValueHead
-from sorl_trl.trainers.critic_checkpoint import (
+from sorl_trl.trainers.critic.checkpoint import (
     ADAPTER_FOLDER,
     BACKBONE_FOLDER,
     HEAD_FILE,
     critic_folder,
     read_critic_config,
 )
+from sorl_trl.trainers.critic.model import ValueHead
 from sorl_trl.types import Trajectory
 
 

@@ -9,8 +9,8 @@ from transformers.integrations.deepspeed import deepspeed_load_checkpoint
 from transformers.trainer import TRAINER_STATE_NAME
 from trl import GRPOTrainer
 
-from sorl_trl.trainers.shared_storage import ranks_where
-from sorl_trl.trainers.stale_rollouts import StaleRollouts
+from sorl_trl.trainers.cycle.shared_storage import ranks_where
+from sorl_trl.trainers.cycle.stale_rollouts import StaleRollouts
 
 
 class RollBack(StaleRollouts):

@@ -14,9 +14,9 @@ from typing import Protocol
 from cachetools import LRUCache
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random
 
+from sorl_trl.search.around.records import from_records, to_records
 from sorl_trl.search.backend import SearchBackend
 from sorl_trl.search.checks import check_request, check_results
-from sorl_trl.search.records import from_records, to_records
 from sorl_trl.types import Passage
 
 CacheKey = tuple[str, str, int]

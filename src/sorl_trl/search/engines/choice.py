@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from sorl_trl.search.bm25 import BM25Index
 from sorl_trl.search.corpus import CorpusPaths
-from sorl_trl.search.dense import DenseIndex
-from sorl_trl.search.encoder import DenseOptions
-from sorl_trl.search.manifest import read_manifest
-from sorl_trl.search.saved import SavedIndex
-from sorl_trl.search.tantivy_index import TantivyIndex
+from sorl_trl.search.engines.bm25 import BM25Index
+from sorl_trl.search.engines.dense import DenseIndex
+from sorl_trl.search.engines.encoder import DenseOptions
+from sorl_trl.search.engines.manifest import read_manifest
+from sorl_trl.search.engines.saved import SavedIndex
+from sorl_trl.search.engines.tantivy import TantivyIndex
 
 ENGINES: dict[str, type[BM25Index] | type[TantivyIndex] | type[DenseIndex]] = {
     index.engine: index for index in (BM25Index, TantivyIndex, DenseIndex)

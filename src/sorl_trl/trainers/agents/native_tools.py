@@ -14,7 +14,7 @@ from sorl_trl.rollout import TagProtocol
 from sorl_trl.rollout.retrieval import Retriever, SearchFailure
 from sorl_trl.rollout.sanitize import Sanitizer
 from sorl_trl.search import RetryPolicy, SearchBackend, SearchUnavailable
-from sorl_trl.trainers.tool_messages import (
+from sorl_trl.trainers.agents.tool_messages import (
     MAX_WEAKER_FORMS,
     OwnContent,
     change_beyond,

@@ -17,7 +17,7 @@ from uuid import uuid4
 
 from sorl_trl.search.backend import SearchBackend
 from sorl_trl.search.corpus import CorpusPaths, corpus_files
-from sorl_trl.search.manifest import check_sources
+from sorl_trl.search.engines.manifest import check_sources
 
 logger = logging.getLogger(__name__)
 

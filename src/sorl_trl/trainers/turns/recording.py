@@ -11,7 +11,7 @@ from torch import Tensor
 from trl import GRPOTrainer
 
 from sorl_trl.ops import turn_counts
-from sorl_trl.trainers.turn_rewards import TurnRewardRecorder
+from sorl_trl.trainers.turns.rewards import TurnRewardRecorder
 
 
 class RewardRecording(GRPOTrainer):

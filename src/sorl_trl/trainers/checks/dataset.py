@@ -9,7 +9,7 @@ from datasets import Dataset, IterableDataset
 from trl import GRPOConfig
 from trl.data_utils import is_conversational
 
-from sorl_trl.trainers.turn_rewards import TURN_IDS
+from sorl_trl.trainers.turns.rewards import TURN_IDS
 
 
 def check_dataset_size(dataset: Any, args: GRPOConfig, num_generations: int) -> None:

@@ -12,7 +12,7 @@ from tqdm.auto import tqdm
 
 from sorl_trl.search.checks import check_request
 from sorl_trl.search.corpus import Corpus, CorpusPaths, corpus_files, read_passages, write_corpus
-from sorl_trl.search.manifest import (
+from sorl_trl.search.engines.manifest import (
     IndexCorrupted,
     Manifest,
     check_manifest,
@@ -20,9 +20,9 @@ from sorl_trl.search.manifest import (
     library_series,
     write_manifest,
 )
-from sorl_trl.search.postings import Postings
-from sorl_trl.search.saved import CORPUS, open_or_build, staged
-from sorl_trl.search.tokenize import tokenize
+from sorl_trl.search.engines.postings import Postings
+from sorl_trl.search.engines.saved import CORPUS, open_or_build, staged
+from sorl_trl.search.engines.tokenize import tokenize
 from sorl_trl.types import Passage
 
 INDEX_FILES = (

@@ -21,8 +21,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from sorl_trl.command_line import UserMistake
-from sorl_trl.trainers.critic import CRITIC_ATTRIBUTE, Critic, ModelCritic
-from sorl_trl.trainers.critic_adapter import CRITIC_ADAPTER, AdapterCritic
+from sorl_trl.trainers.critic.adapter import CRITIC_ADAPTER, AdapterCritic
+from sorl_trl.trainers.critic.model import CRITIC_ATTRIBUTE, Critic, ModelCritic
 
 CRITIC_FOLDER = "critic"
 CONFIG_FILE = "critic_config.json"

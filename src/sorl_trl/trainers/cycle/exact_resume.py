@@ -15,8 +15,8 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl.trainer.utils import RepeatSampler
 
 from sorl_trl.command_line import UserMistake
-from sorl_trl.trainers.shared_storage import check_resumable, check_storage, ranks_where
-from sorl_trl.trainers.stale_rollouts import StaleRollouts
+from sorl_trl.trainers.cycle.shared_storage import check_resumable, check_storage, ranks_where
+from sorl_trl.trainers.cycle.stale_rollouts import StaleRollouts
 
 logger = get_logger(__name__)
 

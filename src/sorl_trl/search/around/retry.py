@@ -17,8 +17,8 @@ from tenacity import (
     wait_random_exponential,
 )
 
+from sorl_trl.search.around.breaker import CircuitOpen
 from sorl_trl.search.backend import INFRASTRUCTURE_ERRORS, SearchBackend, SearchUnavailable
-from sorl_trl.search.breaker import CircuitOpen
 from sorl_trl.types import Passage
 
 logger = logging.getLogger(__name__)

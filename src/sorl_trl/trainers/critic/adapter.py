@@ -12,7 +12,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.other import AuxiliaryTrainingWrapper
 from torch import Tensor, nn
 
-from sorl_trl.trainers.critic import BackboneCall, Critic, ValueHead, is_critic_name
+from sorl_trl.trainers.critic.model import BackboneCall, Critic, ValueHead, is_critic_name
 
 CRITIC_ADAPTER = "critic"
 _CHANGE_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")

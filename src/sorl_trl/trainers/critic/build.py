@@ -10,11 +10,11 @@ from peft import PeftModel
 from torch import nn
 from transformers import AutoModel, PreTrainedModel
 
-from sorl_trl.trainers.critic import Critic, HeadCritic, ModelCritic, ValueHead, attach_critic, is_critic_name
-from sorl_trl.trainers.critic_adapter import AdapterCritic, add_critic_adapter
-from sorl_trl.trainers.critic_checkpoint import BACKBONE_FOLDER, CONFIG_FILE, critic_folder, restore_critic
+from sorl_trl.trainers.checks.training_noise import disable_noise
+from sorl_trl.trainers.critic.adapter import AdapterCritic, add_critic_adapter
+from sorl_trl.trainers.critic.checkpoint import BACKBONE_FOLDER, CONFIG_FILE, critic_folder, restore_critic
+from sorl_trl.trainers.critic.model import Critic, HeadCritic, ModelCritic, ValueHead, attach_critic, is_critic_name
 from sorl_trl.trainers.so_ppo_config import SOPPOConfig
-from sorl_trl.trainers.training_noise import disable_noise
 
 
 def causal_lm_of(model: nn.Module) -> PreTrainedModel:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from sorl_trl.search.corpus import as_contents
-from sorl_trl.search.saved import SavedIndex
-from sorl_trl.search.wire import encodable
+from sorl_trl.search.engines.saved import SavedIndex
+from sorl_trl.search.server.wire import encodable
 from sorl_trl.types import Passage
 
 if TYPE_CHECKING:

@@ -27,8 +27,8 @@ from sorl_trl.rollout import (
     rollout_statistics,
 )
 from sorl_trl.search import SearchBackend
-from sorl_trl.trainers.option_checks import check_search_rollout
-from sorl_trl.trainers.vllm_generator import VLLMGenerator, awake
+from sorl_trl.trainers.agents.vllm import VLLMGenerator, awake
+from sorl_trl.trainers.checks.options import check_search_rollout
 from sorl_trl.types import StopReason, Trajectory
 
 # These ended on the policy's or the environment's own terms; the others hit a length limit.

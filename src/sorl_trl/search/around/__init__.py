@@ -1,0 +1,1 @@
+"""What goes around an engine: a cache, retries, a circuit breaker, coalesced calls, recordings."""
