@@ -19,6 +19,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
+from sorl_trl.text import one_line
+
 EXIT_CODE = 2
 DEBUG = "--debug"
 DEBUG_HELP = "show the traceback of an error"
@@ -113,11 +115,6 @@ def explain(error: BaseException) -> str:
     if isinstance(error, OSError):
         return f"{error.filename}: {ADVICE[number]}" if error.filename is not None else ADVICE[number]
     return f"{ADVICE[number]} ({one_line(error)})"
-
-
-def one_line(error: BaseException) -> str:
-    """The message of an error without its line breaks, or its kind if it has none."""
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _of_the_world(error: BaseException) -> BaseException | None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from sorl_trl import SOGRPOTrainer, SOPPOTrainer
-from sorl_trl.rollout.trained import TrainedTrajectory, read_trained
+from sorl_trl.records.trained import TrainedTrajectory, read_trained
 from tests.agents import build_agent, search_index
 
 CYCLE = {"num_iterations": 2, "steps_per_generation": 2, "gradient_accumulation_steps": 2}

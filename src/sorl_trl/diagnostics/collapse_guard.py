@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from torch import distributed
-from torch.optim.lr_scheduler import CyclicLR, LRScheduler, OneCycleLR
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from sorl_trl.diagnostics.checkpoint_weights import has_finite_weights
 from sorl_trl.diagnostics.collapse_detector import DEFAULT_RULES, Alarm, CollapseDetector, NotFinite, Rule
+from sorl_trl.learning_rate import check_scheduler, scale_learning_rate
 
 logger = logging.getLogger(__name__)
 
@@ -246,32 +246,6 @@ def _check_trainer(trainer: Any) -> None:
         raise ValueError("`save_strategy` is 'no', but `action='roll_back'` needs checkpoints: set it to 'steps'.")
     if trainer.args.save_only_model:
         raise ValueError("`save_only_model` is True, but `action='roll_back'` needs the optimizer: set it to False.")
-
-
-def check_scheduler(scheduler: Any) -> None:
-    lowerable = isinstance(scheduler, LRScheduler) and not isinstance(scheduler, OneCycleLR | CyclicLR)
-    if not lowerable:
-        raise ValueError(
-            f"`lr_scheduler` is a {type(scheduler).__name__}, whose learning rates cannot be lowered for good. Choose "
-            "one of torch's by `lr_scheduler_type`, such as 'linear', and none in the DeepSpeed configuration."
-        )
-
-
-def scale_learning_rate(
-    optimizer: Any, scheduler: Any, factor: float, concerns: Callable[[dict[str, Any]], bool] = lambda group: True
-) -> None:
-    """Multiply the learning rates of the parameter groups that it `concerns` by `factor`, now and from now on.
-
-    Optimizer and scheduler keep it in their state, so that it survives a resume.
-    """
-    factors = [factor if concerns(group) else 1.0 for group in optimizer.param_groups]
-    for group, each in zip(optimizer.param_groups, factors, strict=True):
-        group["lr"] *= each
-    for part in (scheduler, *getattr(scheduler, "_schedulers", [])):  # SequentialLR has several
-        for name in ("base_lrs", "_last_lr"):  # ReduceLROnPlateau goes on from the groups' rates, and has no base
-            if hasattr(part, name):
-                rates = zip(getattr(part, name), factors, strict=True)
-                setattr(part, name, [rate * each for rate, each in rates])
 
 
 def _output(args: TrainingArguments) -> Path:

@@ -8,7 +8,8 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from sorl_trl.diagnostics.runs import SMOOTHED_FROM, LogHistory, Run, Series, replace_file
+from sorl_trl.diagnostics.runs import SMOOTHED_FROM, LogHistory, Run, Series
+from sorl_trl.files import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -83,7 +84,7 @@ def plot_training(log_history: LogHistory, path: str | Path, title: str = "") ->
         ImportError: matplotlib is not installed.
         ValueError: `log_history` holds none of the metrics.
     """
-    replace_file(Path(path), draw_runs([Run(title, log_history)]))
+    write_whole(Path(path), draw_runs([Run(title, log_history)]))
     return Path(path)
 
 

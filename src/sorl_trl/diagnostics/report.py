@@ -15,7 +15,8 @@ from pathlib import Path
 from sorl_trl.command_line import Parser, mistakes, run_command
 from sorl_trl.diagnostics.plots import PANELS, draw_runs
 from sorl_trl.diagnostics.report_page import Figure, Page, Row, render_page
-from sorl_trl.diagnostics.runs import SMOOTHED_FROM, LogHistory, Run, Series, load_runs, replace_file
+from sorl_trl.diagnostics.runs import SMOOTHED_FROM, LogHistory, Run, Series, load_runs
+from sorl_trl.files import write_whole
 
 FALLEN = 0.8
 """A reward or a number of searches below this share of its best average is mentioned."""
@@ -60,8 +61,8 @@ def write_report(runs: Sequence[Run] | Mapping[str, LogHistory], folder: str | P
     page = render_page(Page(runs, picture, figures_table(runs), [findings(run) for run in runs], NOTES))
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    replace_file(folder / "report.png", picture)
-    replace_file(folder / "report.html", page.encode("utf-8"))
+    write_whole(folder / "report.png", picture)
+    write_whole(folder / "report.html", page.encode("utf-8"))
     return folder / "report.html"
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -153,16 +152,6 @@ def unique_names(paths: Sequence[Path]) -> list[str]:
     while len(set(names := ["/".join(path.as_posix().split("/")[-parts:]) for path in paths])) < len(paths):
         parts += 1
     return names
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Write a file so that whoever opens `path` finds all of the old content or all of the new."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        partial.write_bytes(content)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _optimizer_steps(path: Path, state: Mapping[str, Any]) -> int:

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from sorl_trl.command_line import one_line
 from sorl_trl.doctor.arguments import read_arguments
 from sorl_trl.doctor.findings import Finding, Unavailable
 from sorl_trl.doctor.method_checks import check_batches, check_method, check_options, check_vllm
@@ -16,6 +15,7 @@ from sorl_trl.doctor.recipe_file import read_recipe
 from sorl_trl.doctor.rehearsal import check_rehearsal
 from sorl_trl.doctor.search_checks import check_search
 from sorl_trl.doctor.subject import Subject
+from sorl_trl.text import one_line
 
 logger = logging.getLogger(__name__)
 

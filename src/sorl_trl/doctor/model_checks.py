@@ -9,10 +9,10 @@ from typing import Any
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.trainer import TRAINER_STATE_NAME
 
-from sorl_trl.command_line import one_line
 from sorl_trl.doctor.findings import Finding
 from sorl_trl.doctor.subject import Subject, given
 from sorl_trl.rollout import PROTOCOLS, chat_message_frame
+from sorl_trl.text import one_line
 from sorl_trl.trainers.checks.training_noise import noise_in_config
 
 FOLLOWERS = ("\n", "\n\n", " ", ".")

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from sorl_trl import qa
-from sorl_trl.command_line import one_line
 from sorl_trl.doctor.findings import Finding
 from sorl_trl.doctor.subject import Subject, given
 from sorl_trl.evaluation import encode_prompts
+from sorl_trl.text import one_line
 
 SAMPLE = 2000
 """Questions that are looked at: measuring all of a large set takes minutes."""

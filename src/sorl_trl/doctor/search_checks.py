@@ -13,12 +13,12 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
-from sorl_trl.command_line import one_line
 from sorl_trl.doctor.findings import Finding, Unavailable
 from sorl_trl.doctor.subject import Subject, given
 from sorl_trl.search import HTTPSearch, SearchArguments, SearchBackend, SearchError
 from sorl_trl.search.arguments import CORPUS_ENGINES, SOURCES
 from sorl_trl.search.backend import INFRASTRUCTURE_ERRORS
+from sorl_trl.text import one_line
 from sorl_trl.types import Passage
 
 SINGLE_QUERIES = 5

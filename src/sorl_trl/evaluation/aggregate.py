@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from sorl_trl.evaluation.bootstrap import Estimate, Floats, average, bootstrap
-from sorl_trl.evaluation.measures import MEASURES, SCORES
 from sorl_trl.evaluation.run_folder import Outcome
+from sorl_trl.records.evaluated import MEASURES, SCORES
 from sorl_trl.types import StopReason
 
 

@@ -13,9 +13,9 @@ from transformers import PreTrainedTokenizerBase
 from sorl_trl.evaluation.measures import measure
 from sorl_trl.evaluation.plan import Batch
 from sorl_trl.evaluation.prompts import encode_prompts
-from sorl_trl.evaluation.rows import EvaluatedTrajectory
 from sorl_trl.evaluation.run_folder import Outcome, RunFolder
 from sorl_trl.qa import build_prompt_rows
+from sorl_trl.records.evaluated import EvaluatedTrajectory
 from sorl_trl.rollout import Collector, Generator
 from sorl_trl.rollout.tokens import decode
 from sorl_trl.search import SearchUnavailable

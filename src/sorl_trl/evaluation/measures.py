@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 from sorl_trl import qa
+from sorl_trl.records.evaluated import MEASURES
 from sorl_trl.rollout import rollout_statistics
 from sorl_trl.types import Trajectory
-
-SCORES = ("correct", "exact_match", "f1", "sub_exact_match", "choice_accuracy")
-"""In [0, 1]. `correct` is choice accuracy where the question has options, else exact match."""
-COUNTS = ("searches", "turns", "invalid_actions", "neutralized", "generated_tokens", "observation_tokens")
-"""Of one trajectory. Searches are those that were answered; neutralized is what observations tried to bring in."""
-MEASURES = SCORES + COUNTS
 
 
 def measure(question: qa.Question, trajectory: Trajectory) -> dict[str, float | None]:

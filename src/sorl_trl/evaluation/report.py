@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from sorl_trl.evaluation.rows import EvaluatedTrajectory
+from sorl_trl.records.evaluated import EvaluatedTrajectory
 from sorl_trl.types import StopReason
 
 

@@ -1,9 +1,6 @@
 """The directory of a run: its settings, one file per finished batch, and the results.
 
-    settings.json                          what decides the outcome
-    trajectories/<dataset>/000000.parquet  one batch; `datasets.load_dataset("parquet", …)` reads them
-    results.json, results.md               written once every batch is there
-
+`sorl_trl.records.evaluated` says which files there are, beside the table `results.md`.
 Files are written under another name and renamed when whole, so that a killed run leaves complete batches only.
 """
 
@@ -18,13 +15,23 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from sorl_trl.evaluation.measures import MEASURES
 from sorl_trl.evaluation.plan import Batch
-from sorl_trl.evaluation.rows import EvaluatedTrajectory, from_row, to_table
-from sorl_trl.rollout.files import write_whole
+from sorl_trl.files import write_whole
+from sorl_trl.records.evaluated import (
+    FOLDER,
+    MEASURES,
+    RESULTS,
+    SETTINGS,
+    EvaluatedTrajectory,
+    count_evaluated,
+    evaluated_shards,
+    read_evaluated,
+    read_settings,
+    write_evaluated,
+)
 from sorl_trl.types import StopReason
 
-SETTINGS, TRAJECTORIES, RESULTS, TABLE = "settings.json", "trajectories", "results.json", "results.md"
+TABLE = "results.md"
 _MISSING = "nothing"
 
 
@@ -65,10 +72,10 @@ class RunFolder:
             ValueError: Its run was started with other settings; the message names them.
         """
         file = self.path / SETTINGS
-        if file.exists() and not any((self.path / TRAJECTORIES).rglob("[0-9]*.parquet")):
+        if file.exists() and not any((self.path / FOLDER).rglob("[0-9]*.parquet")):
             _write_json(file, settings)  # a first start that made nothing, with a wrong model perhaps, binds nobody
         elif not file.exists():
-            if found := [name for name in (RESULTS, TRAJECTORIES) if (self.path / name).exists()]:
+            if found := [name for name in (RESULTS, FOLDER) if (self.path / name).exists()]:
                 raise FileExistsError(f"output {self.path} has {found[0]} but no {SETTINGS}: name another directory")
             self.path.mkdir(parents=True, exist_ok=True)
             _write_json(file, settings)
@@ -81,14 +88,11 @@ class RunFolder:
     @property
     def settings(self) -> dict[str, Any]:
         """Raises FileNotFoundError if no run was started here."""
-        settings: dict[str, Any] = json.loads((self.path / SETTINGS).read_bytes())
-        return settings
+        return read_settings(self.path)
 
     def write(self, batch: Batch, rows: Sequence[EvaluatedTrajectory]) -> None:
         """Keep a batch, in place of what was kept of it before."""
-        shard, table = self._shard(batch), to_table(rows)
-        shard.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(shard, lambda file: pq.write_table(table, file, compression="zstd"))
+        write_evaluated(self._shard(batch), rows)
 
     def batch_outcomes(self, batch: Batch) -> list[Outcome]:
         """The outcomes of a batch, in its order; empty if it was not made yet."""
@@ -97,23 +101,21 @@ class RunFolder:
 
     def outcomes(self, dataset: str) -> list[Outcome]:
         """The outcomes of all finished batches of a dataset, in the order of the plan."""
-        return [outcome for shard in self._shards(dataset) for outcome in _outcomes(shard)]
+        return [outcome for shard in evaluated_shards(self.path, dataset) for outcome in _outcomes(shard)]
 
     def trajectories(self, dataset: str) -> Iterator[EvaluatedTrajectory]:
         """The trajectories of all finished batches of a dataset, in the order of the plan."""
-        for shard in self._shards(dataset):
-            # One file, not the dataset that its folder's name might make of it.
-            yield from map(from_row, pq.ParquetFile(shard).read().to_pylist())
+        return read_evaluated(self.path, dataset)
 
     def count(self, dataset: str) -> int:
         """How many `trajectories` there are of a dataset. None of them is read for it."""
-        return sum(pq.read_metadata(shard).num_rows for shard in self._shards(dataset))
+        return count_evaluated(self.path, dataset)
 
     def finish(self, results: Mapping[str, Any], table: str) -> None:
         """Write the results, and delete what killed processes left unfinished."""
-        for partial in (self.path / TRAJECTORIES).glob("*/.*"):
+        for partial in (self.path / FOLDER).glob("*/.*"):
             partial.unlink()
-        write_whole(self.path / TABLE, lambda file: file.write(table.encode()))
+        write_whole(self.path / TABLE, table.encode())
         _write_json(self.path / RESULTS, results)
 
     @property
@@ -121,10 +123,7 @@ class RunFolder:
         return (self.path / RESULTS).exists()
 
     def _shard(self, batch: Batch) -> Path:
-        return self.path / TRAJECTORIES / batch.dataset / f"{batch.index:06d}.parquet"
-
-    def _shards(self, dataset: str) -> list[Path]:
-        return sorted((self.path / TRAJECTORIES / dataset).glob("[0-9]*.parquet"), key=lambda path: int(path.stem))
+        return self.path / FOLDER / batch.dataset / f"{batch.index:06d}.parquet"
 
 
 def read_trajectories(run: str | os.PathLike[str]) -> Iterator[EvaluatedTrajectory]:
@@ -150,7 +149,7 @@ def _outcomes(shard: Path) -> Iterator[Outcome]:
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
     text = json.dumps(content, indent=2, allow_nan=False) + "\n"
-    write_whole(path, lambda file: file.write(text.encode()))
+    write_whole(path, text.encode())
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -10,8 +10,8 @@ from transformers import PreTrainedTokenizerBase
 
 from sorl_trl.rollout.protocol import PROTOCOL_TAGS, TagProtocol
 from sorl_trl.rollout.tokens import control_tokens, decode
+from sorl_trl.text import encodable, other_brackets
 
-_OTHER_BRACKETS = str.maketrans("<>[]", "[]()")
 _MAX_PASSES = 3
 _CHARACTERS_PER_TOKEN = 8
 _MARGIN = 256
@@ -47,7 +47,7 @@ class Sanitizer:
         controls = control_tokens(tokenizer, PROTOCOL_TAGS)
         self._control_ids = frozenset(controls)
         # A control token without brackets cannot be rewritten: its id is dropped.
-        rewritable = (token for token in controls.values() if token != token.translate(_OTHER_BRACKETS))
+        rewritable = (token for token in controls.values() if token != other_brackets(token))
         # `(?!)` matches nothing. Longer strings first, or a control token would be taken for its prefix.
         strings = sorted(map(re.escape, rewritable), key=len, reverse=True)
         self._control_strings = re.compile("|".join(strings) or "(?!)")
@@ -77,7 +77,7 @@ class Sanitizer:
 
         Retrieved JSON may hold lone surrogates, which no tokenizer takes: each becomes a question mark.
         """
-        return self._rewrite(untrusted.encode("utf-8", "replace").decode("utf-8"))
+        return self._rewrite(encodable(untrusted, "?"))
 
     def found_in(self, token_ids: Sequence[int]) -> list[int | str]:
         """The control tokens among `token_ids` by their ids, then the protocol tags in the text of the others."""
@@ -88,7 +88,7 @@ class Sanitizer:
     def _rewrite(self, text: str) -> tuple[str, int]:
         """The text with tags and control tokens in other brackets, and how many there were."""
         text, tags = TagProtocol.neutralize(text)
-        text, controls = self._control_strings.subn(lambda token: token[0].translate(_OTHER_BRACKETS), text)
+        text, controls = self._control_strings.subn(lambda token: other_brackets(token[0]), text)
         return text, tags + controls
 
     def _encode_beginning(self, text: str, max_tokens: int) -> tuple[str, list[int]]:

@@ -15,7 +15,6 @@ from sorl_trl.diagnostics.runs import (
     load_run,
     load_runs,
     moving_average,
-    replace_file,
     unique_names,
     window_size,
 )
@@ -176,27 +175,3 @@ class TestUniqueNames:
         names = unique_names(paths)
         assert len(set(names)) == len(paths)
         assert all(str(path).endswith(name.lstrip("/")) for path, name in zip(paths, names, strict=True))
-
-
-class TestReplaceFile:
-    def test_replaces(self, tmp_path: Path) -> None:
-        replace_file(tmp_path / "a.txt", b"old")
-        replace_file(tmp_path / "a.txt", b"new")
-        assert (tmp_path / "a.txt").read_bytes() == b"new"
-        assert list(tmp_path.iterdir()) == [tmp_path / "a.txt"]
-
-    def test_a_failure_leaves_the_old_file_and_nothing_else(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        replace_file(tmp_path / "a.txt", b"old")
-
-        def half(path: Path, content: bytes) -> None:
-            with path.open("wb") as file:
-                file.write(content[:1])
-            raise OSError("disk full")
-
-        monkeypatch.setattr(Path, "write_bytes", half)
-        with pytest.raises(OSError, match="disk full"):
-            replace_file(tmp_path / "a.txt", b"new")
-        assert (tmp_path / "a.txt").read_bytes() == b"old"
-        assert list(tmp_path.iterdir()) == [tmp_path / "a.txt"]

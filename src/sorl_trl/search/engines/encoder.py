@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sorl_trl.search.corpus import as_contents
-from sorl_trl.search.server.wire import encodable
+from sorl_trl.text import encodable
 from sorl_trl.types import Passage
 
 Vectors = npt.NDArray[np.float32]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from sorl_trl.search.corpus import as_contents
 from sorl_trl.search.engines.saved import SavedIndex
-from sorl_trl.search.server.wire import encodable
+from sorl_trl.text import encodable
 from sorl_trl.types import Passage
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ import httpx2
 
 from sorl_trl.search.backend import SearchError, SearchUnavailable
 from sorl_trl.search.checks import check_request
-from sorl_trl.search.server.wire import EXCERPT_LENGTH, REQUEST_FORMATS, MalformedResponse, encodable, parse_response
+from sorl_trl.search.server.wire import EXCERPT_LENGTH, REQUEST_FORMATS, MalformedResponse, parse_response
+from sorl_trl.text import encodable
 from sorl_trl.types import Passage
 
 WORTH_RETRYING = (408, 429)

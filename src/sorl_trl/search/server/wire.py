@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sorl_trl.search.corpus import split_contents, title_and_text
+from sorl_trl.text import encodable
 from sorl_trl.types import Passage
 
 logger = logging.getLogger(__name__)
@@ -96,11 +97,6 @@ def parse_response(response: object, num_queries: int, k: int, single: bool = Fa
         return [[_passage(hit) for hit in found[:k]] for found in there]
     except ValueError as error:
         raise MalformedResponse(str(error), response) from error
-
-
-def encodable(text: str) -> str:
-    """The text with each half of a surrogate pair, which UTF-8 cannot encode, replaced by U+FFFD."""
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _results(response: object) -> list[object]:

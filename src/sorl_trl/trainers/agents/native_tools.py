@@ -14,6 +14,7 @@ from sorl_trl.rollout import TagProtocol
 from sorl_trl.rollout.retrieval import Retriever, SearchFailure
 from sorl_trl.rollout.sanitize import Sanitizer
 from sorl_trl.search import RetryPolicy, SearchBackend, SearchUnavailable
+from sorl_trl.text import round_brackets
 from sorl_trl.trainers.agents.tool_messages import (
     MAX_WEAKER_FORMS,
     OwnContent,
@@ -23,7 +24,6 @@ from sorl_trl.trainers.agents.tool_messages import (
     shown_text,
     text_of,
     weaker_forms,
-    without_brackets,
 )
 from sorl_trl.types import ActionKind
 
@@ -176,7 +176,7 @@ class NativeTools(GRPOTrainer):
         hits = self._sanitizer.rewrite(shown_text(harmless))[1] - self._sanitizer.rewrite(own.text)[1]
         if hits > 0:
             self._neutralized += hits
-            return change_beyond(own, harmless, without_brackets)
+            return change_beyond(own, harmless, round_brackets)
         return harmless
 
     def _sanitize(self, text: str, max_tokens: int | None = None) -> str:

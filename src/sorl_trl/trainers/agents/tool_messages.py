@@ -13,6 +13,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from sorl_trl.text import round_brackets
+
 Change: TypeAlias = Callable[[str], str]
 Content: TypeAlias = "str | list[Any]"
 
@@ -20,7 +22,6 @@ MAX_WEAKER_FORMS = 3
 """So many does `weaker_forms` give at the most."""
 _TEXT_BLOCK = ("type", "text")
 """The keys of a content block of text."""
-_NO_BRACKETS = str.maketrans("<>[]", "()()")
 
 
 def plain_data(value: Any, change: Change) -> Any:
@@ -94,19 +95,14 @@ def weaker_forms(content: Content, sanitize: Change) -> Iterator[Content]:
     Text instead of a list; text without brackets; nothing. Blocks with an image stay blocks as long as they can.
     """
     if isinstance(content, list) and any(map(_is_image, content)):
-        yield plain_data(content, without_brackets)
+        yield plain_data(content, round_brackets)
         yield list(filter(_is_image, content))
     else:
         text = content if isinstance(content, str) else sanitize(text_of(content))
         if isinstance(content, list):
             yield text
-        yield without_brackets(text)
+        yield round_brackets(text)
     yield ""
-
-
-def without_brackets(text: str) -> str:
-    """The text with round brackets for the others, of which control tokens and tags are made."""
-    return text.translate(_NO_BRACKETS)
 
 
 def neutral_messages(messages: list[dict[str, Any]], with_images: bool) -> list[dict[str, Any]]:

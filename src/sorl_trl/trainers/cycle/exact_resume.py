@@ -15,6 +15,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl.trainer.utils import RepeatSampler
 
 from sorl_trl.command_line import UserMistake
+from sorl_trl.files import write_whole
 from sorl_trl.trainers.cycle.shared_storage import check_resumable, check_storage, ranks_where
 from sorl_trl.trainers.cycle.stale_rollouts import StaleRollouts
 
@@ -108,10 +109,7 @@ class ExactResume(StaleRollouts):
             **{name: getattr(self.args, name) for name in _CYCLE_FIELDS},
         }
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / self._cycle_file()
-        partial = path.with_suffix(".partial")
-        torch.save(cycle, partial)
-        partial.replace(path)
+        write_whole(folder / self._cycle_file(), lambda file: torch.save(cycle, file))
 
     def _cycle_file(self) -> str:
         return f"generation_cycle_{self.args.process_index}.pt"

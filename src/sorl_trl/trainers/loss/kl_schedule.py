@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from sorl_trl.diagnostics.collapse_guard import check_scheduler, scale_learning_rate
+from sorl_trl.learning_rate import check_scheduler, scale_learning_rate
 
 STEP = 1.5
 MIN_FACTOR = 0.01

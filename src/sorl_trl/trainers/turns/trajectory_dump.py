@@ -16,8 +16,7 @@ from transformers import (
 )
 
 from sorl_trl.ops import importance_ratio, is_clipped
-from sorl_trl.rollout.tokens import decode, token_texts
-from sorl_trl.rollout.trained import (
+from sorl_trl.records.trained import (
     CLIPPED,
     INSIDE,
     OUTSIDE,
@@ -27,6 +26,7 @@ from sorl_trl.rollout.trained import (
     discard_later,
     write_trained,
 )
+from sorl_trl.rollout.tokens import decode, token_texts
 from sorl_trl.trainers.base_config import LOSSES_WITHOUT_MIN, TurnLevelConfig
 from sorl_trl.types import Trajectory
 

@@ -11,13 +11,12 @@ from hypothesis import given, settings
 
 from sorl_trl.evaluation import EvaluatedTrajectory, RunFolder
 from sorl_trl.evaluation.plan import Batch, Sample
-from sorl_trl.evaluation.view_data import EVALUATION, TRAINING, Source, evaluation_entry, open_run, training_entry
 from sorl_trl.qa import Question
-from sorl_trl.rollout.trained import Shard, TrainedTrajectory, write_trained
+from sorl_trl.records.trained import Shard, TrainedTrajectory, write_trained
 from sorl_trl.types import Action, ActionKind, Observation, Passage, StopReason, Trajectory, Turn
-
-from .test_rows import EVALUATED
-from .trajectories import answered, ended, evaluated, question
+from sorl_trl.viewer.data import EVALUATION, TRAINING, Source, evaluation_entry, open_run, training_entry
+from tests.unit.evaluation.trajectories import answered, ended, evaluated, question
+from tests.unit.records.test_evaluated import EVALUATED
 
 TRAINED = TrainedTrajectory(
     step=10,

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sorl_trl.command_line import UserMistake
-from sorl_trl.evaluation.view import main, take_evenly, write_page
-from sorl_trl.evaluation.view_data import EVALUATION, TRAINING, Entry, Group
-from sorl_trl.evaluation.view_page import embed
-from sorl_trl.rollout.trained import Shard, write_trained
+from sorl_trl.records.trained import Shard, write_trained
+from sorl_trl.viewer.command import main, take_evenly, write_page
+from sorl_trl.viewer.data import EVALUATION, TRAINING, Entry, Group
+from sorl_trl.viewer.page import embed
+from tests.unit.evaluation.trajectories import answered, evaluated, question
 
 from .test_view_data import TRAINED, write_evaluation
 from .test_view_page import ENTRY, Parsed, content
-from .trajectories import answered, evaluated, question
 
 A_LOT = 10**9
 NUMBERED = replace(ENTRY, key="a/0", group="a")

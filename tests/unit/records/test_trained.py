@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from sorl_trl.records.trained import Shard, TrainedTrajectory, discard_later, read_trained, write_trained
 from sorl_trl.rollout.tokens import decode, token_texts
-from sorl_trl.rollout.trained import Shard, TrainedTrajectory, discard_later, read_trained, write_trained
 
 TRAINED = TrainedTrajectory(
     step=3,

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sorl_trl.evaluation.view_data import EVALUATION, TRAINING, Entry, evaluation_entry, training_entry
-from sorl_trl.evaluation.view_page import Page, color_scales, render_page
+from sorl_trl.viewer.data import EVALUATION, TRAINING, Entry, evaluation_entry, training_entry
+from sorl_trl.viewer.page import Page, color_scales, render_page
+from tests.unit.evaluation.trajectories import answered, evaluated, question
 
 from .test_view_data import TRAINED
-from .trajectories import answered, evaluated, question
 
 ENTRY = evaluation_entry(evaluated(question("Ada"), answered("Ada", searches=1)))
 HOSTILE = [
@@ -168,7 +168,7 @@ class TestColorScales:
 
 
 def test_text_has_enough_contrast_on_every_colour_in_light_and_in_dark() -> None:
-    style = files("sorl_trl.evaluation").joinpath("view.css").read_text()
+    style = files("sorl_trl.viewer").joinpath("assets/view.css").read_text()
     light, dark = (dict(re.findall(r"--([\w-]+): (#\w+);", block)) for block in style.split("@media")[:2])
     grounds = {name for name in light if name.startswith(("above", "below"))}
     grounds |= {"paper", "card", "seen", "search", "answer", "gold"}

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from sorl_trl.evaluation.view_data import TRAINING, Entry
+from sorl_trl.viewer.data import TRAINING, Entry
 
 STYLE = "view.css"
 SCRIPTS = ("view_text.js", "view_trajectory.js", "view_list.js")
@@ -92,7 +92,7 @@ def _scale(distances: np.ndarray[Any, np.dtype[np.float64]]) -> float:
 
 
 def _resource(name: str) -> str:
-    return files("sorl_trl.evaluation").joinpath(name).read_text(encoding="utf-8")
+    return files("sorl_trl.viewer").joinpath(f"assets/{name}").read_text(encoding="utf-8")
 
 
 def _hash(content: str) -> str:

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from sorl_trl.evaluation.view_data import EVALUATION, TRAINING, Entry, evaluation_entry, training_entry
-from sorl_trl.evaluation.view_page import Page, render_page
 from sorl_trl.qa import Question
 from sorl_trl.types import Action, ActionKind, Observation, Passage, StopReason, Trajectory, Turn
+from sorl_trl.viewer.data import EVALUATION, TRAINING, Entry, evaluation_entry, training_entry
+from sorl_trl.viewer.page import Page, render_page
+from tests.unit.evaluation.trajectories import answered, ended, evaluated, question
 
 from .chromium import EXECUTABLE, Browser, browser
 from .test_view_data import TRAINED
-from .trajectories import answered, ended, evaluated, question
 
 pytestmark = pytest.mark.skipif(EXECUTABLE is None, reason="needs Chromium")
 

@@ -12,14 +12,20 @@ from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
-from sorl_trl.evaluation.rows import EvaluatedTrajectory
-from sorl_trl.evaluation.run_folder import SETTINGS, TRAJECTORIES, RunFolder
+from sorl_trl.records.evaluated import (
+    RESULTS,
+    SETTINGS,
+    EvaluatedTrajectory,
+    count_evaluated,
+    read_evaluated,
+    read_settings,
+)
+from sorl_trl.records.trained import FOLDER, TrainedTrajectory, count_trained, read_trained
 from sorl_trl.rollout import TagProtocol
-from sorl_trl.rollout.trained import TrainedTrajectory, count_trained, read_trained
 from sorl_trl.types import ActionKind, Observation, Turn
 
 EVALUATION, TRAINING = "evaluation", "training"
-DUMPS = f"{TRAJECTORIES}/step_*_rank_*_of_*.parquet"
+DUMPS = f"{FOLDER}/step_*_rank_*_of_*.parquet"
 ENVIRONMENT = -1
 """The turn id of tokens that are nobody's turn."""
 DIGITS = 6
@@ -92,9 +98,9 @@ def open_run(run: str | os.PathLike[str]) -> Source:
     if is_evaluation and is_training:
         raise ValueError(f"{run} holds both {SETTINGS} of an evaluation and {DUMPS} of training: keep them apart")
     if is_evaluation:
-        folder = RunFolder(run)
-        notes = [] if folder.is_finished else ["The evaluation is not finished: its finished batches are here."]
-        return Source(EVALUATION, [_dataset(folder, name) for name in folder.settings["datasets"]], notes)
+        finished = (Path(run) / RESULTS).exists()
+        notes = [] if finished else ["The evaluation is not finished: its finished batches are here."]
+        return Source(EVALUATION, [_dataset(run, name) for name in read_settings(run)["datasets"]], notes)
     if is_training:
         return Source(TRAINING, [_step(run, step, size) for step, size in count_trained(run).items()])
     raise FileNotFoundError(
@@ -103,11 +109,11 @@ def open_run(run: str | os.PathLike[str]) -> Source:
     )
 
 
-def _dataset(folder: RunFolder, name: str) -> Group:
+def _dataset(run: str | os.PathLike[str], name: str) -> Group:
     def read() -> Iterator[Entry]:
-        return _distinct(map(evaluation_entry, folder.trajectories(name)))
+        return _distinct(map(evaluation_entry, read_evaluated(run, name)))
 
-    return Group(name, folder.count(name), read)
+    return Group(name, count_evaluated(run, name), read)
 
 
 def _step(run: str | os.PathLike[str], step: int, size: int) -> Group:

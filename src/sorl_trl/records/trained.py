@@ -15,7 +15,8 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sorl_trl.rollout.files import write_whole
+from sorl_trl.files import write_whole
+from sorl_trl.text import encodable
 
 FOLDER = "trajectories"
 INSIDE, OUTSIDE, CLIPPED, UNTRAINED = "inside", "outside", "clipped", "none"
@@ -172,5 +173,5 @@ def _row(trained: TrainedTrajectory) -> dict[str, object]:
 
 def _writable(value: object) -> object:
     if isinstance(value, str):
-        return value.encode("utf-8", "replace").decode("utf-8")
+        return encodable(value, "?")
     return [_writable(item) for item in value] if isinstance(value, tuple) else value

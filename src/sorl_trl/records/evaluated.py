@@ -1,17 +1,33 @@
-"""Trajectories as rows of a Parquet file, and back."""
+"""Trajectories as an evaluation saw them, text and scores: rows of Parquet files, and back.
+
+settings.json                          what decides the outcome of the run
+trajectories/<dataset>/000000.parquet  one batch; `datasets.load_dataset("parquet", …)` reads them
+results.json                           written once every batch is there
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
-from sorl_trl.evaluation.measures import MEASURES
+from sorl_trl.files import write_whole
 from sorl_trl.qa import Question
+from sorl_trl.text import encodable
 from sorl_trl.types import Action, ActionKind, Observation, Passage, StopReason, Trajectory, Turn
+
+SETTINGS, FOLDER, RESULTS = "settings.json", "trajectories", "results.json"
+SCORES = ("correct", "exact_match", "f1", "sub_exact_match", "choice_accuracy")
+"""In [0, 1]. `correct` is choice accuracy where the question has options, else exact match."""
+COUNTS = ("searches", "turns", "invalid_actions", "neutralized", "generated_tokens", "observation_tokens")
+"""Of one trajectory. Searches are those that were answered; neutralized is what observations tried to bring in."""
+MEASURES = SCORES + COUNTS
 
 _TOKEN_IDS = pa.list_(pa.int32())
 _PASSAGE = pa.struct({"id": pa.string(), "title": pa.string(), "text": pa.string(), "score": pa.float64()})
@@ -48,7 +64,7 @@ SCHEMA = pa.schema(
 )
 """One row per trajectory. A segment's `kind` is "turn", which has `action`, `content` and perhaps `logprobs`, or
 "observation", which has `passages`, `truncated` and `neutralized`; the others' are null. `metadata` is JSON. A measure
-is null where it does not apply (see `measure`)."""
+is null where it does not apply (see `sorl_trl.evaluation.measure`)."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +79,7 @@ class EvaluatedTrajectory:
     """The text of its prompt, as the policy saw it."""
     trajectory: Trajectory
     measures: Mapping[str, float | None]
-    """See `measure`."""
+    """See `sorl_trl.evaluation.measure`."""
 
 
 def to_row(evaluated: EvaluatedTrajectory) -> dict[str, Any]:
@@ -71,12 +87,12 @@ def to_row(evaluated: EvaluatedTrajectory) -> dict[str, Any]:
     question, trajectory = evaluated.question, evaluated.trajectory
     return {
         "dataset": evaluated.dataset,
-        "question_id": _text(question.id),
+        "question_id": encodable(question.id, "?"),
         "sample": evaluated.sample,
-        "question": _text(question.question),
-        "golden_answers": [_text(golden) for golden in question.golden_answers],
-        "options": [{"letter": letter, "text": _text(text)} for letter, text in question.options.items()],
-        "data_source": _text(question.data_source),
+        "question": encodable(question.question, "?"),
+        "golden_answers": [encodable(golden, "?") for golden in question.golden_answers],
+        "options": [{"letter": letter, "text": encodable(text, "?")} for letter, text in question.options.items()],
+        "data_source": encodable(question.data_source, "?"),
         "metadata": json.dumps(dict(question.metadata), default=str),
         "prompt": evaluated.prompt,
         "prompt_ids": trajectory.prompt_ids,
@@ -108,6 +124,36 @@ def to_table(rows: Sequence[EvaluatedTrajectory]) -> pa.Table:
     return pa.Table.from_pylist([to_row(row) for row in rows], SCHEMA)
 
 
+def write_evaluated(shard: Path, rows: Sequence[EvaluatedTrajectory]) -> None:
+    """Keep a batch in the file `shard`, in place of what was kept there before."""
+    table = to_table(rows)
+    shard.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(shard, lambda file: pq.write_table(table, file, compression="zstd"))
+
+
+def evaluated_shards(run: str | os.PathLike[str], dataset: str) -> list[Path]:
+    """The files of the finished batches of a dataset, in the order of the run's plan."""
+    return sorted((Path(run) / FOLDER / dataset).glob("[0-9]*.parquet"), key=lambda path: int(path.stem))
+
+
+def read_evaluated(run: str | os.PathLike[str], dataset: str) -> Iterator[EvaluatedTrajectory]:
+    """The trajectories of all finished batches of a dataset, in the order of the run's plan."""
+    for shard in evaluated_shards(run, dataset):
+        # One file, not the dataset that its folder's name might make of it.
+        yield from map(from_row, pq.ParquetFile(shard).read().to_pylist())
+
+
+def count_evaluated(run: str | os.PathLike[str], dataset: str) -> int:
+    """How many trajectories `read_evaluated` gives. None of them is read for it."""
+    return sum(pq.read_metadata(shard).num_rows for shard in evaluated_shards(run, dataset))
+
+
+def read_settings(run: str | os.PathLike[str]) -> dict[str, Any]:
+    """The settings of the run; raises FileNotFoundError if none was started here."""
+    settings: dict[str, Any] = json.loads((Path(run) / SETTINGS).read_bytes())
+    return settings
+
+
 def _segment_row(segment: Turn | Observation) -> dict[str, Any]:
     common = {"text": segment.text, "token_ids": segment.token_ids}
     if isinstance(segment, Turn):
@@ -123,7 +169,7 @@ def _segment_row(segment: Turn | Observation) -> dict[str, Any]:
 
 
 def _passage_row(passage: Passage) -> dict[str, Any]:
-    texts = {name: _text(getattr(passage, name)) for name in ("id", "title", "text")}
+    texts = {name: encodable(getattr(passage, name), "?") for name in ("id", "title", "text")}
     return {**texts, "score": passage.score}
 
 
@@ -134,7 +180,3 @@ def _segment(row: Mapping[str, Any]) -> Turn | Observation:
         return Turn(token_ids, row["text"], Action(ActionKind(row["action"]), row["content"]), logprobs)
     passages = tuple(Passage(**passage) for passage in row["passages"])
     return Observation(token_ids, row["text"], passages, row["truncated"], row["neutralized"])
-
-
-def _text(text: str) -> str:
-    return text.encode("utf-8", "replace").decode("utf-8")

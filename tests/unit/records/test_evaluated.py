@@ -8,11 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sorl_trl.evaluation import MEASURES, from_row
-from sorl_trl.evaluation.rows import EvaluatedTrajectory, to_table
 from sorl_trl.qa import Question
+from sorl_trl.records.evaluated import EvaluatedTrajectory, to_table
 from sorl_trl.types import Action, ActionKind, Observation, Passage, StopReason, Trajectory, Turn
-
-from .trajectories import answered, evaluated, question
+from tests.unit.evaluation.trajectories import answered, evaluated, question
 
 TEXT = st.text(max_size=8)
 IDS = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=4).map(tuple)

@@ -1,0 +1,34 @@
+"""What must be done to texts from outside, whatever they are."""
+
+from __future__ import annotations
+
+import re
+
+_HALF_CHARACTER = re.compile("[\ud800-\udfff]")
+_OTHER_BRACKETS = str.maketrans("<>[]", "[]()")
+_ROUND_BRACKETS = str.maketrans("<>[]", "()()")
+
+
+def encodable(text: str, half: str = "\N{REPLACEMENT CHARACTER}") -> str:
+    """Replace each half of a surrogate pair, which JSON can spell and UTF-8 cannot encode, by `half`.
+
+    Two halves in a row that make a character become that character.
+    """
+    if not _HALF_CHARACTER.search(text):
+        return text
+    return _HALF_CHARACTER.sub(half, text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass"))
+
+
+def one_line(text: object) -> str:
+    """Put what an object says, such as an error, into one line; its kind if it says nothing."""
+    return " ".join(str(text).split()) or type(text).__name__
+
+
+def other_brackets(text: str) -> str:
+    """Write other brackets for those that tags and control tokens are made of: `<answer>` becomes `[answer]`."""
+    return text.translate(_OTHER_BRACKETS)
+
+
+def round_brackets(text: str) -> str:
+    """Write round brackets for all those that tags and control tokens are made of."""
+    return text.translate(_ROUND_BRACKETS)

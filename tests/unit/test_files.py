@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+from sorl_trl.files import write_whole
+
+
+class TestWriteWhole:
+    def test_replaces(self, tmp_path: Path) -> None:
+        write_whole(tmp_path / "a.txt", b"old")
+        write_whole(tmp_path / "a.txt", lambda file: file.write(b"new"))
+        assert (tmp_path / "a.txt").read_bytes() == b"new"
+        assert list(tmp_path.iterdir()) == [tmp_path / "a.txt"]
+
+    def test_a_failure_leaves_the_old_file_and_nothing_else(self, tmp_path: Path) -> None:
+        write_whole(tmp_path / "a.txt", b"old")
+
+        def half(file: IO[bytes]) -> None:
+            file.write(b"n")
+            raise OSError("disk full")
+
+        with pytest.raises(OSError, match="disk full"):
+            write_whole(tmp_path / "a.txt", half)
+        assert (tmp_path / "a.txt").read_bytes() == b"old"
+        assert list(tmp_path.iterdir()) == [tmp_path / "a.txt"]
+
+    def test_readers_see_the_old_content_while_it_is_written(self, tmp_path: Path) -> None:
+        file = tmp_path / "a.txt"
+        write_whole(file, b"old")
+        seen = []
+
+        def write(out: IO[bytes]) -> None:
+            out.write(b"new")
+            out.flush()
+            seen.append(file.read_bytes())
+
+        write_whole(file, write)
+        assert seen == [b"old"]

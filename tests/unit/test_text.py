@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sorl_trl.text import encodable, one_line, other_brackets, round_brackets
+
+ANY_TEXT = st.text(st.characters())
+"""With halves of surrogate pairs."""
+
+
+class TestEncodable:
+    def test_half_a_pair_is_replaced(self) -> None:
+        assert encodable("a\ud83db") == "a\ufffdb"
+        assert encodable("a\ude00b", "?") == "a?b"
+
+    def test_two_halves_make_a_character(self) -> None:
+        assert encodable("\ud83d\ude00") == "\U0001f600"
+
+    @given(ANY_TEXT)
+    def test_what_comes_out_can_be_encoded_and_stays_as_it_is(self, text: str) -> None:
+        once = encodable(text)
+        assert once.encode().decode() == once
+        assert encodable(once) is once
+
+    @given(st.text())
+    def test_other_texts_are_left_alone(self, text: str) -> None:
+        assert encodable(text) is text
+
+
+def test_one_line() -> None:
+    assert one_line(ValueError("a\n  b")) == "a b"
+    assert one_line(KeyError()) == "KeyError"
+
+
+def test_brackets() -> None:
+    assert other_brackets("<a>[b](c)") == "[a](b)(c)"
+    assert round_brackets("<a>[b](c)") == "(a)(b)(c)"
