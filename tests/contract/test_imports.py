@@ -15,7 +15,7 @@ import sorl_trl
 
 SOURCE = Path(sorl_trl.__file__).parent
 LAYERS = (
-    {"types", "text", "files", "learning_rate"},
+    {"types", "text", "files", "learning_rate", "caller_warnings"},
     {"command_line"},
     {"ops", "search", "qa"},
     {"rollout", "diagnostics"},
@@ -34,6 +34,7 @@ FOREIGN: dict[str, set[str]] = {
     "types": set(),
     "text": set(),
     "files": set(),
+    "caller_warnings": set(),
     "learning_rate": {"torch"},
     "command_line": {"yaml"},
     "ops": {"torch"},

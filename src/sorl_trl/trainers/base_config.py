@@ -8,8 +8,8 @@ from typing import Any
 
 from trl import GRPOConfig
 
+from sorl_trl.caller_warnings import warnings_at_the_caller
 from sorl_trl.ops import IMPORTANCE_SAMPLING_LEVELS, KL_ESTIMATORS, PENALTY_GATES, TURN_RATIOS
-from sorl_trl.trainers.checks.caller_warnings import warnings_at_the_caller
 
 TURN_LOSS_TYPE = "turn"
 LOSS_TYPES = (TURN_LOSS_TYPE, "grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo")

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from sorl_trl.caller_warnings import warnings_at_the_caller
 from sorl_trl.ops import (
     clipping_bias,
     gated_kl,
@@ -24,7 +25,6 @@ from sorl_trl.ops import (
 from sorl_trl.trainers.agents.native_tools import NativeTools
 from sorl_trl.trainers.base_config import TURN_LOSS_TYPE, TurnLevelConfig
 from sorl_trl.trainers.checked_options import CheckedOptions
-from sorl_trl.trainers.checks.caller_warnings import warnings_at_the_caller
 from sorl_trl.trainers.checks.dataset import check_chat_template, check_column_names, check_dataset_size
 from sorl_trl.trainers.checks.trl_arguments import trainer_arguments
 from sorl_trl.trainers.cycle.exact_resume import ExactResume

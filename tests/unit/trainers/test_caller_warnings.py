@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
-from sorl_trl.trainers.checks.caller_warnings import warnings_at_the_caller
+from sorl_trl.caller_warnings import warnings_at_the_caller
 from tests.conftest import build_policy
 from tests.contract.test_trl_parity import settings
 from tests.trajectories import FixedRollout, parity_reward, prompts
@@ -52,7 +52,7 @@ def test_of_a_trainer(tmp_path: Path, tokenizer: Any, monkeypatch: Any, trainer_
 
 OURS = """
 import warnings
-from sorl_trl.trainers.checks.caller_warnings import warnings_at_the_caller
+from sorl_trl.caller_warnings import warnings_at_the_caller
 
 def call(function, **options):
     with warnings_at_the_caller():
