@@ -21,7 +21,7 @@ from benchmarks.stability_grid import GROUP, METHODS, PPO_SETTINGS, REGIMES, Reg
 from benchmarks.stability_statistics import LAST
 from sorl_trl import SearchRollout, SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer, qa
 from sorl_trl.evaluation import encode_prompts
-from sorl_trl.ops import turn_ids_from_mask
+from sorl_trl.ops import turn_ids_from_mask, turn_layout
 from sorl_trl.rollout import Collector, HFGenerator
 from sorl_trl.sandbox import (
     CORPUS_FILE,
@@ -34,8 +34,9 @@ from sorl_trl.sandbox import (
     warm_start,
 )
 from sorl_trl.search import BM25Index
-from sorl_trl.trainers.base_trainer import loss_mask_of
-from sorl_trl.trainers.cycle.stale_rollouts import StaleRollouts
+from sorl_trl.trainers.cycle.generation_cycle import GenerationCycle
+from sorl_trl.trainers.loss.micro_batch import loss_mask_of
+from sorl_trl.trainers.loss.so_loss import ClipRange
 from sorl_trl.trainers.loss.turn_metrics import turn_metrics
 
 PRACTICE_WORLDS = 8
@@ -75,10 +76,17 @@ def settings_of(job: Job) -> str:
     return repr((parts, regime.limits, regime.warm_start, method.trainer, sorted(given.items())))
 
 
-class MeasuredGRPOTrainer(StaleRollouts):
+class MeasuredGRPOTrainer(GRPOTrainer):
     """`trl.GRPOTrainer` as it is, which also logs our metrics and can train on older rollouts."""
 
     _logps: torch.Tensor
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.cycle = GenerationCycle(self)
+
+    def _prepare_inputs(self, generation_batch: Any) -> Any:
+        return self.cycle.prepare_inputs(generation_batch, super()._prepare_inputs)
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
         result = super()._get_per_token_logps_and_entropies(*args, **kwargs)
@@ -87,10 +95,10 @@ class MeasuredGRPOTrainer(StaleRollouts):
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
         loss = super()._compute_loss(model, inputs)
-        turn_ids = turn_ids_from_mask(loss_mask_of(inputs))
+        turns = turn_layout(turn_ids_from_mask(loss_mask_of(inputs)))
         log_ratio = self._logps - inputs["old_per_token_logps"]
-        clip_range = (1 - self.epsilon_low, 1 + self.epsilon_high)
-        metrics = turn_metrics(log_ratio, turn_ids, inputs["advantages"].unsqueeze(1), clip_range, "geometric")
+        clip_range = ClipRange(self.epsilon_low, self.epsilon_high)
+        metrics = turn_metrics(log_ratio, turns, inputs["advantages"].unsqueeze(1), clip_range, "geometric")
         for name, value in metrics.reduce(self.accelerator).items():
             self._metrics["train"][name].append(value)
         return loss
@@ -198,7 +206,7 @@ def build_trainer(job: Job, world: Path, output: Path) -> GRPOTrainer:
         callbacks=[Examiner(regime, world, tokenizer)],
     )
     if method.trainer == "trl":
-        trainer.rollout_staleness = regime.staleness
+        trainer.cycle.staleness = regime.staleness
     return trainer
 
 

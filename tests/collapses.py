@@ -15,7 +15,6 @@ from sorl_trl.diagnostics.collapse_detector import Level
 from sorl_trl.diagnostics.collapse_guard import CollapseGuard, GuardSettings, scale_learning_rate
 from sorl_trl.search import BM25Index
 from sorl_trl.trainers.base_trainer import TurnLevelTrainer
-from sorl_trl.trainers.cycle.roll_back import RollBack
 from tests.agents import build_agent
 
 STEPS = 32
@@ -38,7 +37,7 @@ class LearningRateJump(TrainerCallback):
             scale_learning_rate(kwargs["optimizer"], kwargs["lr_scheduler"], 50.0)
 
 
-class Remembers(RollBack):
+class Remembers(TurnLevelTrainer):
     """Keeps what a roll back has left."""
 
     def roll_back(self, checkpoint: str | Path) -> None:

@@ -24,15 +24,10 @@ from trl.models import utils as model_utils
 from trl.trainer import utils as trainer_utils
 from trl.trainer.callbacks import SyncRefModelCallback
 
-from sorl_trl.trainers.agents.native_tools import NativeTools
 from sorl_trl.trainers.base_trainer import TurnLevelTrainer
 from sorl_trl.trainers.critic.trainer import CriticTrainer
-from sorl_trl.trainers.cycle.exact_resume import ExactResume
-from sorl_trl.trainers.cycle.roll_back import RollBack
-from sorl_trl.trainers.cycle.stale_rollouts import StaleRollouts
 from sorl_trl.trainers.so_grpo_trainer import SOGRPOTrainer
 from sorl_trl.trainers.so_ppo_trainer import _IMAGE_INPUTS, SOPPOTrainer
-from sorl_trl.trainers.turns.recording import RewardRecording
 
 OVERRIDDEN = {
     "_tool_call_loop": "tools report an engine that is down; hits are logged",
@@ -47,6 +42,7 @@ OVERRIDDEN = {
     "_run_epoch": "the sampler is told the epoch",
     "train": "whether all machines see the checkpoints",
     "_save_checkpoint": "the unfinished generation cycle",
+    "_prepare_for_training": "the unfinished generation cycle of the checkpoint from which a run goes on",
     "create_optimizer": "the critic's learning rate",
     "create_scheduler": "the critic's warm-up",
     "save_model": "the critic is whole when it is gathered",
@@ -54,13 +50,12 @@ OVERRIDDEN = {
     "_load_from_checkpoint": "the policy without its critic, and the critic from `critic/`",
     "_load_best_model": "as `_load_from_checkpoint`",
     "_push_from_checkpoint": "the critic's folder is pushed too",
-    "_load_optimizer_and_scheduler": "the check that a checkpoint has a critic that fits; the generation cycle",
+    "_load_optimizer_and_scheduler": "the check that a checkpoint has a critic that fits",
 }
 """Method of GRPOTrainer, or of transformers' Trainer under it -> what the override adds."""
 
 RELIED_ON: dict[str, Callable[..., Any]] = {
     "Trainer._load_scaler": Trainer._load_scaler,
-    "Trainer._prepare_for_training": Trainer._prepare_for_training,
     "Trainer.log": Trainer.log,
     "integrations.deepspeed_load_checkpoint": deepspeed_load_checkpoint,
     "chat_template_utils._plain_template_data": chat_template_utils._plain_template_data,
@@ -80,7 +75,7 @@ RELIED_ON: dict[str, Callable[..., Any]] = {
 
 DIGESTS = {
     "Trainer._load_scaler": "e3ecbc3ed0631c4a",
-    "Trainer._prepare_for_training": "b717b8036ed32589",
+    "GRPOTrainer._prepare_for_training": "b717b8036ed32589",
     "Trainer.log": "d8cf0494ca100723",
     "integrations.deepspeed_load_checkpoint": "691d232d3bf7f3b6",
     "chat_template_utils._plain_template_data": "5f79741118eca647",
@@ -140,11 +135,6 @@ def test_body_is_the_one_that_was_read(name: str) -> None:
 def test_overrides_are_those_listed() -> None:
     """No private method of TRL's is overridden without being pinned here."""
     ours = {
-        *vars(StaleRollouts),
-        *vars(ExactResume),
-        *vars(RollBack),
-        *vars(NativeTools),
-        *vars(RewardRecording),
         *vars(TurnLevelTrainer),
         *vars(SOGRPOTrainer),
         *vars(CriticTrainer),

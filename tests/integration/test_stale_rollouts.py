@@ -36,7 +36,7 @@ def test_without_staleness_nothing_waits(tmp_path: Path) -> None:
     trainer = build(tmp_path, **TWO_UPDATES)
     trainer.train()
     assert entries(trainer, "off_policy_age") == [0, 1, 0, 1, 0, 1]
-    assert not trainer._waiting_rollouts
+    assert not trainer._cycle.waiting
 
 
 def test_every_rollout_is_trained_on_in_order(tmp_path: Path) -> None:
@@ -71,20 +71,20 @@ def test_old_logps_are_of_the_sampling_policy_even_with_one_update_per_rollout(t
 def test_discarded_rollouts_are_collected_anew(tmp_path: Path) -> None:
     trainer = build(tmp_path, rollout_staleness=2, **ONE_UPDATE)
     trainer.train()
-    assert len(trainer._waiting_rollouts) == 2
-    trainer.discard_rollouts()
+    assert len(trainer._cycle.waiting) == 2
+    trainer._cycle.discard()
     assert trainer._buffered_inputs is None
     batch = next(iter(trainer.get_train_dataloader()))
     trainer.model.train()
     inputs = trainer._prepare_inputs(batch)
     assert int(inputs["generated_at_step"]) == trainer.state.global_step
-    assert len(trainer._waiting_rollouts) == 1
+    assert len(trainer._cycle.waiting) == 1
 
 
 def test_evaluation_does_not_wait(tmp_path: Path) -> None:
     trainer = build(tmp_path, rollout_staleness=2, **ONE_UPDATE)
     trainer.train()
-    waiting = [batch[0]["completion_ids"] for batch in trainer._waiting_rollouts]
+    waiting = [batch[0]["completion_ids"] for batch in trainer._cycle.waiting]
     trainer.model.eval()
     trainer._prepare_inputs([{"prompt": "where rome", "golden_answers": ["rome"]}] * 2)
-    assert all(torch.equal(a, b[0]["completion_ids"]) for a, b in zip(waiting, trainer._waiting_rollouts, strict=True))
+    assert all(torch.equal(a, b[0]["completion_ids"]) for a, b in zip(waiting, trainer._cycle.waiting, strict=True))

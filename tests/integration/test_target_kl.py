@@ -10,6 +10,7 @@ import torch
 
 from sorl_trl import SOGRPOTrainer, SOPPOTrainer
 from sorl_trl.diagnostics.collapse_detector import Level
+from sorl_trl.trainers.loss.micro_batch import MicroBatch
 from tests.agents import questions, steps_after
 from tests.collapses import ALWAYS, GRPOThatRemembers, build, checkpoint, guarded, logged
 
@@ -74,8 +75,9 @@ def test_micro_batches_make_one_decision(tmp_path: Path) -> None:
 class Rounds(SOGRPOTrainer):
     """Its old log-probabilities are those of another kernel or batch shape."""
 
-    def _log_turn_metrics(self, log_ratio: torch.Tensor, *args: Any) -> None:
-        super()._log_turn_metrics(log_ratio + 1e-3, *args)
+    def _with_own_terms(self, loss: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
+        object.__setattr__(batch, "log_ratio", batch.log_ratio + 1e-3)
+        return super()._with_own_terms(loss, batch)
 
 
 def test_rounding_in_the_first_update_says_nothing(tmp_path: Path) -> None:

@@ -13,7 +13,9 @@ import pytest
 import torch
 
 from sorl_trl import SOGRPOTrainer, SOPPOTrainer
+from sorl_trl.ops import turn_layout
 from sorl_trl.records.trained import TrainedTrajectory, read_trained
+from sorl_trl.trainers.loss.micro_batch import MicroBatch
 from tests.agents import build_agent, search_index
 
 CYCLE = {"num_iterations": 2, "steps_per_generation": 2, "gradient_accumulation_steps": 2}
@@ -87,8 +89,9 @@ def test_clip_states_say_where_the_gradient_is_gone(rows: list[TrainedTrajectory
 
 def test_a_ratio_that_is_not_a_number_is_not_inside(tmp_path: Path) -> None:
     dump = build(tmp_path)._dump
-    states = dump._clip_states(torch.tensor([[math.nan, 1.0, 9.0]]), torch.tensor([[0, 0, -1]]), torch.ones(1, 1))
-    assert states == [("outside", "inside", "none")]
+    turns, ratio = turn_layout(torch.tensor([[0, 0, -1]])), torch.tensor([[math.nan, 1.0, 9.0]])
+    batch = MicroBatch(ratio.log(), turns, torch.ones(1, 1), {}, is_training=True, step=1, age=0, ends_step=True)
+    assert dump._clip_states(ratio, batch) == [["outside", "inside", "none"]]
 
 
 def test_what_was_asked_and_answered_goes_with_it(rows: list[TrainedTrajectory]) -> None:

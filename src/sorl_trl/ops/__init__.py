@@ -33,6 +33,7 @@ from .importance import (
     importance_ratio,
     log_importance_ratio,
 )
+from .layout import TurnLayout, turn_layout
 from .losses import aggregate_turns, clipped_surrogate, is_value_clipped, turn_weights, value_loss
 from .masking import (
     last_token_before_turn,
@@ -54,6 +55,7 @@ __all__ = [
     "LOG_RATIO_BOUND",
     "PENALTY_GATES",
     "TURN_RATIOS",
+    "TurnLayout",
     "aggregate_turns",
     "bounded_log_ratio",
     "clip_fraction",
@@ -78,6 +80,7 @@ __all__ = [
     "turn_ends",
     "turn_gae",
     "turn_ids_from_mask",
+    "turn_layout",
     "turn_mask",
     "turn_reduce",
     "turn_returns",

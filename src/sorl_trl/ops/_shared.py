@@ -1,4 +1,4 @@
-"""What the operations have in common: precision, masking, segments and the check of a named choice."""
+"""What the operations have in common: precision, masking and the check of a named choice."""
 
 from __future__ import annotations
 
@@ -20,12 +20,6 @@ def keep(x: Tensor, mask: Tensor) -> Tensor:
     not, as long as it comes before any other arithmetic.
     """
     return torch.where(mask.bool(), at_least_float32(x), 0.0)
-
-
-def turn_slots(turn_ids: Tensor) -> tuple[Tensor, int]:
-    """Where each token goes in a (B, K + 1) table of turns, and K: tokens of no turn go to the spare last column."""
-    num_turns = int(turn_ids.max()) + 1 if turn_ids.numel() else 0
-    return torch.where(turn_ids < 0, num_turns, turn_ids), num_turns
 
 
 def check_choice(name: str, value: str, allowed: Iterable[str]) -> None:

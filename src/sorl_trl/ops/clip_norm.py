@@ -8,7 +8,8 @@ from torch import Tensor
 
 from ._shared import at_least_float32, check_choice, keep
 from .importance import bounded_log_ratio, log_importance_ratio
-from .masking import masked_mean, turn_mask, turn_reduce
+from .layout import TurnLayout, turn_layout
+from .masking import masked_mean, turn_reduce
 
 # Each maps ℓ = log π_θ − log π_old of samples of π_old to an estimate of KL(π_θ ‖ π_old). The unbiased one is
 # w ln w − w + 1, arranged so that it keeps its precision near ℓ = 0.
@@ -51,16 +52,17 @@ def kl_to_old(log_ratio: Tensor, loss_mask: Tensor, estimator: str) -> Tensor:
 
 
 def turn_clip_fraction(
-    log_ratio: Tensor, turn_ids: Tensor, epsilon_low: float, epsilon_high: float, turn_ratio: str
+    log_ratio: Tensor, turn_ids: Tensor | TurnLayout, epsilon_low: float, epsilon_high: float, turn_ratio: str
 ) -> Tensor:
     """The share of a trajectory's turns whose turn ratio is outside [1 − ε_low, 1 + ε_high]: (B,).
 
     `log_ratio` and `turn_ids` are (B, T); `turn_ratio` is that of `importance_ratio`. No gradient; 0 without a turn.
     """
-    turn_log_ratio = log_importance_ratio(log_ratio.detach(), turn_ids, "turn", turn_ratio)
-    ratio = turn_reduce(turn_log_ratio, turn_ids).exp()
+    turns = turn_layout(turn_ids)
+    turn_log_ratio = log_importance_ratio(log_ratio.detach(), turns, "turn", turn_ratio)
+    ratio = turn_reduce(turn_log_ratio, turns).exp()
     outside = (ratio < 1 - epsilon_low) | (ratio > 1 + epsilon_high)
-    return masked_mean(outside.to(ratio.dtype), turn_mask(turn_ids), dim=1)
+    return masked_mean(outside.to(ratio.dtype), turns.turn_mask, dim=1)
 
 
 def gated_kl(gate: Tensor, log_ratio: Tensor, loss_mask: Tensor, estimator: str) -> Tensor:
@@ -76,15 +78,21 @@ def gated_kl(gate: Tensor, log_ratio: Tensor, loss_mask: Tensor, estimator: str)
 
 
 def clip_penalty(
-    log_ratio: Tensor, loss_mask: Tensor, epsilon_low: float, epsilon_high: float, estimator: str
+    log_ratio: Tensor,
+    loss_mask: Tensor,
+    epsilon_low: float,
+    epsilon_high: float,
+    estimator: str,
+    gate: Tensor | None = None,
 ) -> Tensor:
     """f_i · KL_i per trajectory, with f_i detached: (B,). The clipping-triggered penalty, as specified in the note.
 
-    Arguments and errors are those of `clip_fraction` and `kl_to_old`. A trajectory in which nothing is clipped gets
-    exactly 0, value and gradient.
+    Arguments and errors are those of `clip_fraction` and `kl_to_old`; with `gate` (B,), that takes the place of
+    f_i, and the range is not read. A trajectory in which nothing is clipped gets exactly 0, value and gradient.
     """
-    fraction = clip_fraction(log_ratio, loss_mask, epsilon_low, epsilon_high)
-    return gated_kl(fraction, log_ratio, loss_mask, estimator)
+    if gate is None:
+        gate = clip_fraction(log_ratio, loss_mask, epsilon_low, epsilon_high)
+    return gated_kl(gate, log_ratio, loss_mask, estimator)
 
 
 def is_clipped(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._shared import at_least_float32, check_choice, keep, turn_slots
-from .masking import masked_mean, turn_broadcast, turn_mask, turn_reduce
+from ._shared import at_least_float32, check_choice, keep
+from .layout import TurnLayout, turn_layout
+from .masking import masked_mean, turn_broadcast, turn_reduce
 
 IMPORTANCE_SAMPLING_LEVELS = ("token", "turn", "sequence")
 TURN_RATIOS = ("geometric", "arithmetic")
@@ -24,7 +25,9 @@ def bounded_log_ratio(log_ratio: Tensor) -> Tensor:
     return at_least_float32(log_ratio).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
 
 
-def importance_ratio(log_ratio: Tensor, turn_ids: Tensor, level: str, turn_ratio: str = "geometric") -> Tensor:
+def importance_ratio(
+    log_ratio: Tensor, turn_ids: Tensor | TurnLayout, level: str, turn_ratio: str = "geometric"
+) -> Tensor:
     """The ratio of each token's unit: (B, T), with 1 where `turn_ids` is −1.
 
     It is the exponential of `log_importance_ratio`, where the arguments, equations and errors are described.
@@ -32,7 +35,9 @@ def importance_ratio(log_ratio: Tensor, turn_ids: Tensor, level: str, turn_ratio
     return log_importance_ratio(log_ratio, turn_ids, level, turn_ratio).exp()
 
 
-def log_importance_ratio(log_ratio: Tensor, turn_ids: Tensor, level: str, turn_ratio: str = "geometric") -> Tensor:
+def log_importance_ratio(
+    log_ratio: Tensor, turn_ids: Tensor | TurnLayout, level: str, turn_ratio: str = "geometric"
+) -> Tensor:
     """The log-ratio of the unit each token belongs to: (B, T), in nats, with 0 where `turn_ids` is −1.
 
     Args:
@@ -51,29 +56,27 @@ def log_importance_ratio(log_ratio: Tensor, turn_ids: Tensor, level: str, turn_r
     """
     check_choice("level", level, IMPORTANCE_SAMPLING_LEVELS)
     check_choice("turn_ratio", turn_ratio, TURN_RATIOS)
-    kept = turn_ids >= 0
+    turns = turn_layout(turn_ids)
     if level == "token":
-        return keep(log_ratio, kept)
+        return keep(log_ratio, turns.loss_mask)
     if level == "sequence":
-        return keep(masked_mean(log_ratio, kept, dim=1).unsqueeze(1), kept)
-    if turn_ratio == "geometric":
-        return turn_broadcast(turn_reduce(log_ratio, turn_ids, "mean"), turn_ids)
-    return turn_broadcast(_log_mean_exp(log_ratio, turn_ids), turn_ids)
+        return keep(masked_mean(log_ratio, turns.loss_mask, dim=1).unsqueeze(1), turns.loss_mask)
+    of_turns = turn_reduce(log_ratio, turns, "mean") if turn_ratio == "geometric" else _log_mean_exp(log_ratio, turns)
+    return turn_broadcast(of_turns, turns)
 
 
-def _log_mean_exp(log_ratio: Tensor, turn_ids: Tensor) -> Tensor:
+def _log_mean_exp(log_ratio: Tensor, turns: TurnLayout) -> Tensor:
     """log((1/|y^k|) Σ_{t∈k} exp ℓ_t) of each turn: (B, K), with 0 for turns a trajectory does not have."""
-    log_ratio = keep(log_ratio, turn_ids >= 0)
+    log_ratio = keep(log_ratio, turns.loss_mask)
     # Taking a constant of the turn out of the exponential changes nothing but this: no overflow, no underflow.
-    peak = _turn_max(log_ratio.detach(), turn_ids)
-    mean_exp = turn_reduce((log_ratio - turn_broadcast(peak, turn_ids)).exp(), turn_ids, "mean")
+    peak = _turn_max(log_ratio.detach(), turns)
+    mean_exp = turn_reduce((log_ratio - turn_broadcast(peak, turns)).exp(), turns, "mean")
     # The gradient of an absent turn's log 0 is NaN: it reaches no token, but would trip anomaly detection.
-    return peak + torch.where(turn_mask(turn_ids), mean_exp, 1.0).log()
+    return peak + torch.where(turns.turn_mask, mean_exp, 1.0).log()
 
 
-def _turn_max(x: Tensor, turn_ids: Tensor) -> Tensor:
+def _turn_max(x: Tensor, turns: TurnLayout) -> Tensor:
     """The largest `x` of each turn: (B, K), with 0 where that is infinite or the turn is absent."""
-    slots, num_turns = turn_slots(turn_ids)
-    table = x.new_full((len(x), num_turns + 1), -torch.inf)
-    peak = table.scatter_reduce(1, slots, x, "amax")[:, :num_turns]
+    table = x.new_full((len(x), turns.num_turns + 1), -torch.inf)
+    peak = table.scatter_reduce(1, turns.slots, x, "amax")[:, : turns.num_turns]
     return torch.where(peak.isfinite(), peak, 0.0)

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from ._shared import at_least_float32
-from .masking import masked_mean, turn_broadcast, turn_counts, turn_mask, turn_reduce
+from .layout import TurnLayout, turn_layout
+from .masking import masked_mean, turn_broadcast, turn_reduce
 
 
 def clipped_surrogate(
@@ -29,27 +30,27 @@ def clipped_surrogate(
     return torch.minimum(bounded * advantages, clipped * advantages)
 
 
-def aggregate_turns(x: Tensor, turn_ids: Tensor) -> Tensor:
+def aggregate_turns(x: Tensor, turn_ids: Tensor | TurnLayout) -> Tensor:
     """mean_i (1/n_i) Σ_k mean_{t∈k} x_t, the mean of the SO-PPO objective: (B, T) to ().
 
     Tokens are averaged over their turn, turns over their trajectory, trajectories over the batch. One without a turn
     counts as 0 and is counted, as in TRL.
     """
-    per_trajectory = masked_mean(turn_reduce(x, turn_ids, "mean"), turn_mask(turn_ids), dim=1)
+    turns = turn_layout(turn_ids)
+    per_trajectory = masked_mean(turn_reduce(x, turns, "mean"), turns.turn_mask, dim=1)
     return per_trajectory.sum() / max(len(per_trajectory), 1)
 
 
-def turn_weights(turn_ids: Tensor) -> Tensor:
+def turn_weights(turn_ids: Tensor | TurnLayout) -> Tensor:
     """|y_i| / (n_i |y^k|) on the tokens of turn k, 0 where `turn_ids` is −1: (B, T) float32.
 
     With these weights a mean over the tokens of each trajectory becomes a mean over its turns:
     (1/|y_i|) Σ_t weight_t x_t = (1/n_i) Σ_k mean_{t∈k} x_t. They let a loss that averages tokens per trajectory, as
     TRL's `loss_type="grpo"` does, compute `aggregate_turns`.
     """
-    lengths = turn_reduce(torch.ones_like(turn_ids), turn_ids, "sum")
-    tokens = lengths.sum(dim=1, keepdim=True)
-    turns = turn_counts(turn_ids).unsqueeze(1)
-    return turn_broadcast(tokens / (turns * lengths).clamp(min=1), turn_ids)
+    turns = turn_layout(turn_ids)
+    tokens = turns.lengths.sum(dim=1, keepdim=True)
+    return turn_broadcast(tokens / (turns.counts.unsqueeze(1) * turns.lengths).clamp(min=1), turns)
 
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip_range: float | None) -> Tensor:

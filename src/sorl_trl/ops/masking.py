@@ -1,7 +1,8 @@
 """Which tokens belong to which turn, and reductions over tokens and turns that see nothing but kept positions.
 
 Shapes: B trajectories, T completion positions, K turns in the longest trajectory (0 where there is no turn at all).
-A mask says 1 (or True) for keep. `turn_ids` is −1 on observations and padding, else the index of the token's turn.
+A mask says 1 (or True) for keep. `turn_ids` is −1 on observations and padding, else the index of the token's turn. An
+operation that also takes a `TurnLayout` is given what `turn_layout` made of these ids.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ._shared import check_choice, keep, turn_slots
+from ._shared import check_choice, keep
+from .layout import TurnLayout, turn_layout
 
 TURN_REDUCTIONS = ("mean", "sum")
 
@@ -86,15 +88,14 @@ def turn_ends(turn_ids: Tensor) -> Tensor:
     return turn_starts(backwards).flip(1)
 
 
-def turn_counts(turn_ids: Tensor) -> Tensor:
+def turn_counts(turn_ids: Tensor | TurnLayout) -> Tensor:
     """The number of turns n_i of each trajectory: (B, T) turn ids to (B,) int64."""
-    return pad(turn_ids, (1, 0), value=-1).amax(dim=1) + 1
+    return turn_layout(turn_ids).counts
 
 
-def turn_mask(turn_ids: Tensor) -> Tensor:
+def turn_mask(turn_ids: Tensor | TurnLayout) -> Tensor:
     """Which of the K turns each trajectory has: (B, T) turn ids to (B, K) bool, True for the first n_i."""
-    _, num_turns = turn_slots(turn_ids)
-    return torch.arange(num_turns, device=turn_ids.device) < turn_counts(turn_ids).unsqueeze(1)
+    return turn_layout(turn_ids).turn_mask
 
 
 def masked_mean(x: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
@@ -109,49 +110,46 @@ def masked_mean(x: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
     return kept.sum(dim=dim) / count.sum(dim=dim).clamp(min=1)
 
 
-def turn_reduce(x: Tensor, turn_ids: Tensor, reduction: str = "mean") -> Tensor:
+def turn_reduce(x: Tensor, turn_ids: Tensor | TurnLayout, reduction: str = "mean") -> Tensor:
     """Reduce `x` (B, T) over the tokens of each turn: (B, K), with 0 for turns a trajectory does not have.
 
     Raises:
         ValueError: `reduction` is neither "mean" nor "sum", or the shapes differ.
     """
     check_choice("reduction", reduction, TURN_REDUCTIONS)
-    if x.shape != turn_ids.shape:
-        raise ValueError(f"x has shape {tuple(x.shape)}, but turn_ids has {tuple(turn_ids.shape)}.")
-    slots, num_turns = turn_slots(turn_ids)
-    kept = keep(x, turn_ids >= 0)
-    table = kept.new_zeros(len(kept), num_turns + 1)
-    sums = table.scatter_add(1, slots, kept)[:, :num_turns]
-    if reduction == "sum":
-        return sums
-    lengths = table.scatter_add(1, slots, torch.ones_like(kept))[:, :num_turns]
-    return sums / lengths.clamp(min=1)
+    turns = turn_layout(turn_ids)
+    if x.shape != turns.turn_ids.shape:
+        raise ValueError(f"x has shape {tuple(x.shape)}, but turn_ids has {tuple(turns.turn_ids.shape)}.")
+    kept = keep(x, turns.loss_mask)
+    table = kept.new_zeros(len(kept), turns.num_turns + 1)
+    sums = table.scatter_add(1, turns.slots, kept)[:, : turns.num_turns]
+    return sums if reduction == "sum" else sums / turns.lengths.clamp(min=1)
 
 
-def turn_broadcast(x_turns: Tensor, turn_ids: Tensor) -> Tensor:
+def turn_broadcast(x_turns: Tensor, turn_ids: Tensor | TurnLayout) -> Tensor:
     """Give each token its turn's entry of `x_turns` (B, K): (B, T), with 0 where `turn_ids` is −1.
 
     Raises:
         ValueError: `turn_ids` has more turns than `x_turns` has columns.
     """
-    _, num_turns = turn_slots(turn_ids)
-    if num_turns > x_turns.size(1):
-        raise ValueError(f"turn_ids has turns up to {num_turns - 1}, but x_turns has {x_turns.size(1)} columns.")
-    slots = torch.where(turn_ids < 0, x_turns.size(1), turn_ids)
-    return pad(x_turns, (0, 1)).gather(1, slots)
+    turns = turn_layout(turn_ids)
+    if turns.num_turns > x_turns.size(1):
+        raise ValueError(f"turn_ids has turns up to {turns.num_turns - 1}, but x_turns has {x_turns.size(1)} columns.")
+    return pad(x_turns[:, : turns.num_turns], (0, 1)).gather(1, turns.slots)
 
 
-def last_token_before_turn(turn_ids: Tensor) -> Tensor:
+def last_token_before_turn(turn_ids: Tensor | TurnLayout) -> Tensor:
     """The completion position just before each turn's first token: (B, T) turn ids to (B, K) int64.
 
     Positions count from the start of the completion, so that −1 is the last token of the prompt. Turns that a
     trajectory does not have get −1 as well: tell them apart with `turn_mask`.
     """
-    slots, num_turns = turn_slots(turn_ids)
-    length = turn_ids.size(1)
-    positions = torch.arange(length, device=turn_ids.device).expand_as(turn_ids)
-    first = turn_ids.new_full((len(turn_ids), num_turns + 1), length).scatter_reduce(1, slots, positions, "amin")
-    return torch.where(turn_mask(turn_ids), first[:, :num_turns] - 1, -1)
+    turns = turn_layout(turn_ids)
+    rows, length = turns.turn_ids.shape
+    positions = torch.arange(length, device=turns.turn_ids.device).expand(rows, length)
+    table = turns.turn_ids.new_full((rows, turns.num_turns + 1), length)
+    first = table.scatter_reduce(1, turns.slots, positions, "amin")[:, : turns.num_turns]
+    return torch.where(turns.turn_mask, first - 1, -1)
 
 
 def _highest_before(ids: Tensor) -> Tensor:

@@ -1,45 +1,47 @@
 """The turn-level policy loss on top of `trl.GRPOTrainer`, shared by every trainer of this package.
 
-TRL 1.16's private methods are overridden narrowly: `super()` plus what differs. docs/architecture.md lists them, and
-tests/contract fails when one of their bodies changes.
+TRL 1.16's private methods are overridden narrowly: `super()` plus what differs, which objects that the trainer holds
+do. docs/architecture.md lists them, and tests/contract fails when one of their bodies changes.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from trl import GRPOTrainer
 
 from sorl_trl.caller_warnings import warnings_at_the_caller
-from sorl_trl.ops import (
-    clipping_bias,
-    gated_kl,
-    importance_ratio,
-    is_clipped,
-    masked_mean,
-    turn_ids_from_mask,
-    turn_weights,
-    validate_turn_ids,
-)
-from sorl_trl.trainers.agents.native_tools import NativeTools
-from sorl_trl.trainers.base_config import TURN_LOSS_TYPE, TurnLevelConfig
-from sorl_trl.trainers.checked_options import CheckedOptions
+from sorl_trl.ops import TurnLayout, masked_mean, turn_counts, turn_ids_from_mask, turn_layout
+from sorl_trl.trainers.agents.native_tools import HarmlessTools
+from sorl_trl.trainers.base_config import LOSSES_WITHOUT_MIN, TURN_LOSS_TYPE, TurnLevelConfig
+from sorl_trl.trainers.checked_options import StartWarnings, check_arguments, warn_of_idle_options
 from sorl_trl.trainers.checks.dataset import check_chat_template, check_column_names, check_dataset_size
+from sorl_trl.trainers.checks.training_noise import disable_noise
 from sorl_trl.trainers.checks.trl_arguments import trainer_arguments
-from sorl_trl.trainers.cycle.exact_resume import ExactResume
-from sorl_trl.trainers.cycle.roll_back import RollBack
-from sorl_trl.trainers.loss.bias_norm import ClippingBiasNormalizer
-from sorl_trl.trainers.loss.clip_penalty import penalty_gate
+from sorl_trl.trainers.cycle.epoch_sampler import EpochRepeatSampler
+from sorl_trl.trainers.cycle.generation_cycle import GenerationCycle
+from sorl_trl.trainers.cycle.roll_back import roll_back
+from sorl_trl.trainers.cycle.shared_storage import check_resumable, check_storage
+from sorl_trl.trainers.loss.bias_norm import build_bias_normalizer, clipping_bias_of
 from sorl_trl.trainers.loss.kl_schedule import KLSchedule
+from sorl_trl.trainers.loss.metric_log import MetricLog
+from sorl_trl.trainers.loss.micro_batch import MicroBatch, Observer, age_of, loss_mask_of, most_turns
 from sorl_trl.trainers.loss.ratio_substitution import RatioSubstitution
-from sorl_trl.trainers.loss.turn_metrics import turn_metrics
-from sorl_trl.trainers.turns.recording import RewardRecording
-from sorl_trl.trainers.turns.spans import checked_rollout, padded, split_at_tags, turn_ids_of
+from sorl_trl.trainers.loss.so_loss import ClipRange, penalty, surrogate
+from sorl_trl.trainers.turns.recording import RolloutRecorder, ScoredRollout
+from sorl_trl.trainers.turns.spans import check_turn_ids, checked_rollout, split_at_tags, turn_ids_of
 from sorl_trl.trainers.turns.trajectory_dump import TrajectoryDump
 
 
-class TurnLevelTrainer(CheckedOptions, NativeTools, RewardRecording, ExactResume, RollBack):
+class TurnLevelTrainer(GRPOTrainer):
     """`GRPOTrainer` with turn spans, turn-level importance ratios and clipping-triggered normalization.
 
     Subclasses decide where the advantages come from. The arguments are those of `GRPOTrainer`.
@@ -47,6 +49,9 @@ class TurnLevelTrainer(CheckedOptions, NativeTools, RewardRecording, ExactResume
 
     config_class: ClassVar[type[TurnLevelConfig]] = TurnLevelConfig
     args: TurnLevelConfig
+    epsilon_low: float
+    epsilon_high: float
+    _train_sampler: EpochRepeatSampler | None = None
 
     def __init__(self, *positional: Any, **named: Any) -> None:
         given = trainer_arguments(*positional, **named)
@@ -55,24 +60,20 @@ class TurnLevelTrainer(CheckedOptions, NativeTools, RewardRecording, ExactResume
         args = given["args"]
         if not isinstance(args, self.config_class):
             raise TypeError(f"`args` is a {type(args).__name__}, but must be a {self.config_class.__name__}.")
+        check_arguments(given)
         if given.get("rollout_func") is not None:
             given["rollout_func"] = checked_rollout(given["rollout_func"])
+        self._cycle = GenerationCycle(self, args.rollout_staleness)
+        self._tools = HarmlessTools(self)
+        self._recorder = RolloutRecorder(self)
+        self._substitution: RatioSubstitution | None = None
         with warnings_at_the_caller():
             super().__init__(**given)
-
-        # What TRL's loss is told instead of our names: RatioSubstitution and turn_weights make up the difference.
-        if args.importance_sampling_level == "turn":
-            self.importance_sampling_level = "token"
-        if args.loss_type == TURN_LOSS_TYPE:
-            self.loss_type = "grpo"
-        self.rollout_staleness = args.rollout_staleness
-        self._substitution: RatioSubstitution | None = None
-        self._bias_normalizer = self._build_bias_normalizer()
-        self._dump = TrajectoryDump(args, self._tokenizer, (self.epsilon_low, self.epsilon_high))
-        self.add_callback(self._dump)
-        self._kl_schedule = KLSchedule(args.target_kl) if args.target_kl else None
-        if self._kl_schedule is not None:
-            self.add_callback(self._kl_schedule)
+        if args.disable_dropout:
+            disable_noise(self.model)
+        warn_of_idle_options(args, has_tools=bool(self.tools))
+        self.add_callback(StartWarnings())
+        self._set_up_loss(args)
         check_column_names(self.train_dataset, self.eval_dataset, args)
         check_dataset_size(self.train_dataset, args, self.num_generations)
         if self.rollout_func is None:  # a rollout function may render messages in its own way
@@ -82,53 +83,70 @@ class TurnLevelTrainer(CheckedOptions, NativeTools, RewardRecording, ExactResume
         name = model if isinstance(model, str) else model.config._name_or_path
         return self.config_class(f"{name.split('/')[-1]}-{type(self).__name__.removesuffix('Trainer')}")
 
-    def _build_bias_normalizer(self) -> ClippingBiasNormalizer | None:
-        if self.args.clip_normalization != "bias_norm":
-            return None
-        if self.is_deepspeed_enabled or self.is_fsdp_enabled:
-            raise ValueError(
-                "`clip_normalization='bias_norm'` rescales the gradient between backward and optimizer step, where "
-                "DeepSpeed and FSDP keep it in shards of their own. Use `clip_normalization='kl_penalty'`, or DDP."
-            )
-        return ClippingBiasNormalizer(self.model.parameters())
+    def _set_up_loss(self, args: TurnLevelConfig) -> None:
+        self._clip_range = clip_range = ClipRange(self.epsilon_low, self.epsilon_high, args.delta)
+        has_min = args.loss_type not in LOSSES_WITHOUT_MIN
+        is_ours = args.importance_sampling_level == "turn" or args.loss_type == TURN_LOSS_TYPE
+        self._has_own_surrogate = has_min and is_ours
+        # What TRL's loss is told instead of our names: RatioSubstitution makes up the difference.
+        if args.importance_sampling_level == "turn":
+            self.importance_sampling_level = "token"
+        if args.loss_type == TURN_LOSS_TYPE:
+            self.loss_type = "grpo"
+        self._bias_normalizer = build_bias_normalizer(self)
+        self._metric_log = MetricLog(args, clip_range, self.accelerator, self._metrics, self._has_own_surrogate)
+        self._dump = TrajectoryDump(args, self._tokenizer, clip_range)
+        self.add_callback(self._dump)
+        self._observers: list[Observer] = [self._metric_log, self._dump]
+        if args.target_kl:
+            train_metrics = self._metrics["train"]  # TRL empties it at each log entry
+            record = lambda factor: train_metrics["lr_factor"].append(factor)  # noqa: E731
+            schedule = KLSchedule(args.target_kl, self.accelerator, record)
+            self.add_callback(schedule)
+            self._observers.append(schedule)
 
     # ---------------------------------------------------------------------------------------------------------------
-    # Turn spans: from the rollout to the loss
+    # The rollout: turns, rewards, advantages
     # ---------------------------------------------------------------------------------------------------------------
 
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
+        self._tools.clean_prompts(prompts)
         result = super()._generate(prompts)
         _, completion_ids, env_mask, _, _, extra_fields, *_ = result
         turn_ids = turn_ids_of(completion_ids, env_mask, extra_fields.get("turn_ids"))
-        self._check_turn_ids(turn_ids, completion_ids, env_mask)
+        check_turn_ids(turn_ids, completion_ids, env_mask)
         if self.args.turn_boundary == "tags":
             turn_ids = split_at_tags(turn_ids, completion_ids, self._tokenizer, self.args.turn_boundary_tags)
         # Reward functions see the turns they are asked to reward.
         lengths = map(len, completion_ids)
         extra_fields["turn_ids"] = [row[:length].tolist() for row, length in zip(turn_ids, lengths, strict=True)]
-        self._turn_ids = turn_ids.to(self.accelerator.device)
+        self._recorder.generated(turn_ids)
         return result
 
-    def _check_turn_ids(self, turn_ids: Tensor, completion_ids: Any, env_mask: Any) -> None:
-        """Raise where tools have lengthened a completion whose turns `rollout_func` had recorded."""
-        lengths = [len(ids) for ids in completion_ids]
-        mask = env_mask if env_mask is not None else [[1] * length for length in lengths]
-        if turn_ids.shape[1] != max(lengths):
-            raise ValueError(
-                f"`rollout_func` recorded turns over {turn_ids.shape[1]} tokens, but completions have up to "
-                f"{max(lengths)}: `tools` went on after it. Use one or the other."
-            )
-        validate_turn_ids(turn_ids, padded(mask, 0))
+    def _tool_call_loop(self, prompts: list[Any], *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        return self._tools.run_loop(super()._tool_call_loop, prompts, *args, **kwargs)
+
+    def _get_tool_suffix_ids(self, tool_messages: list[dict[str, Any]]) -> list[int]:
+        return self._tools.suffix_ids(super()._get_tool_suffix_ids, tool_messages)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        output = super()._generate_and_score_completions(inputs)
+        self._tools.note_prompts(inputs)
+        with self._recorder.around_rewards():
+            output = super()._generate_and_score_completions(inputs)
+        rollout = self._recorder.scored()
         loss_mask = loss_mask_of(output)
         turn_ids = loss_mask.new_full(loss_mask.shape, -1)
-        turn_ids[:, : self._turn_ids.shape[1]] = self._turn_ids  # TRL may have padded to a multiple
+        generated = rollout.turns.turn_ids
+        turn_ids[:, : generated.shape[1]] = generated  # TRL may have padded to a multiple
         output["turn_ids"] = torch.where(loss_mask.bool(), turn_ids, -1)
         output["generated_at_step"] = torch.tensor(self.state.global_step)
-        self._dump.prepare(output, inputs, self._rewards_per_func, self.reward_weights)
+        self._dump.prepare(output, inputs, rollout.rewards_per_func, self.reward_weights)
+        self._add_advantages(output, rollout)
+        output["turn_counts"] = turn_counts(output["turn_ids"]).cpu()
         return output
+
+    def _add_advantages(self, output: dict[str, Any], rollout: ScoredRollout) -> None:
+        """Put advantages into the batch that TRL has made of a rollout, where its own are not those of the method."""
 
     # ---------------------------------------------------------------------------------------------------------------
     # The loss
@@ -141,63 +159,79 @@ class TurnLevelTrainer(CheckedOptions, NativeTools, RewardRecording, ExactResume
         return logps, entropies, aux_loss
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        """TRL's loss with our ratios and surrogate, and the terms that are ours: see `so_loss`."""
         turn_ids = inputs.get("turn_ids")
-        if turn_ids is None:
-            turn_ids = turn_ids_from_mask(loss_mask_of(inputs))
-        self._substitution = substitution = self._build_substitution(inputs, turn_ids)
+        turn_ids = turn_ids_from_mask(loss_mask_of(inputs)) if turn_ids is None else turn_ids
+        turns = turn_layout(turn_ids, most_turns(inputs))
         advantages = inputs["advantages"]
         advantages = advantages.unsqueeze(1) if advantages.dim() == 1 else advantages
-        if self.args.loss_type == TURN_LOSS_TYPE:
-            # TRL's "grpo" takes the token mean of each trajectory; the surrogate is linear in its advantages, so
-            # weighted advantages turn that into the mean over turns. The reference KL stays a token mean.
-            substitution.inputs["advantages"] = advantages * turn_weights(turn_ids)
+        self._substitution = substitution = self._build_substitution(inputs, turns, advantages)
         try:
-            loss = super()._compute_loss(model, substitution.inputs)
+            with self._unclipped():
+                loss = super()._compute_loss(model, substitution.inputs)
         finally:
             self._substitution = None
-        log_ratio = substitution.log_ratio
-        self._log_turn_metrics(log_ratio.detach(), turn_ids, advantages, inputs)
-        if self.args.clip_normalization == "kl_penalty":
-            loss = loss + self._clip_penalty(log_ratio, turn_ids)
-        elif self._bias_normalizer is not None and self.model.training and log_ratio.requires_grad:
-            if self.use_vllm and self.vllm_importance_sampling_correction:  # as TRL weighs the surrogate
-                advantages = advantages * inputs["importance_sampling_ratio"]
-            self._add_clipping_bias(self._bias_normalizer, log_ratio, turn_ids, advantages)
+        is_training = self.model.training
+        batch = MicroBatch(
+            log_ratio=substitution.log_ratio,
+            turns=turns,
+            advantages=advantages,
+            inputs=inputs,
+            is_training=is_training,
+            step=self.state.global_step + 1,
+            age=age_of(inputs, self.state.global_step) if is_training else None,
+            ends_step=self.accelerator.sync_gradients or not is_training,
+        )
+        loss = self._with_own_terms(loss, batch)
+        for observer in self._observers:
+            observer.observe(batch)
         return loss
 
-    def _build_substitution(self, inputs: dict[str, Any], turn_ids: Tensor) -> RatioSubstitution:
+    def _build_substitution(self, inputs: dict[str, Any], turns: TurnLayout, advantages: Tensor) -> RatioSubstitution:
         # VESPO weighs whole sequences from token log-ratios by itself, whatever the level.
         substitutes = self.args.importance_sampling_level == "turn" and self.loss_type != "vespo"
+        own_surrogate = partial(
+            surrogate, turns=turns, advantages=advantages, args=self.args, clip_range=self._clip_range
+        )
         return RatioSubstitution(
             inputs,
-            turn_ids,
+            turns,
             turn_ratio=self.args.turn_ratio if substitutes else None,
+            surrogate=own_surrogate if self._has_own_surrogate else None,
             linear=self.loss_type in ("cispo", "vespo"),
             tracks_sampling=self.off_policy_mask_threshold is not None,
         )
 
+    @contextmanager
+    def _unclipped(self) -> Iterator[None]:
+        """Within it, TRL clips nothing where the surrogate is ours, which is clipped already."""
+        if not self._has_own_surrogate:
+            yield
+            return
+        self.epsilon_low, self.epsilon_high, self.args.delta = 1.0, math.inf, None
+        try:
+            yield
+        finally:
+            self.epsilon_low, self.epsilon_high, self.args.delta = self._clip_range
+
+    def _with_own_terms(self, loss: Tensor, batch: MicroBatch) -> Tensor:
+        """The loss with what the method adds to TRL's, scaled for gradient accumulation as TRL's is."""
+        if self.args.clip_normalization == "kl_penalty":
+            of_trajectories, gate = penalty(batch.log_ratio, batch.turns, self.args, self._clip_range)
+            mean_penalty = of_trajectories.mean()
+            self._metric_log.add_rank_mean("clip_penalty", mean_penalty)
+            self._metric_log.add_rank_mean("clip_penalty_gate", gate.mean())
+            return loss + self.args.ctn_coef * mean_penalty / self._micro_batches()
+        if self._bias_normalizer is not None and batch.is_training and batch.log_ratio.requires_grad:
+            corrects = self.use_vllm and self.vllm_importance_sampling_correction  # as TRL weighs the surrogate
+            weights = batch.inputs["importance_sampling_ratio"] if corrects else None
+            bias, any_clipped = clipping_bias_of(batch, weights, self.args, self._clip_range)
+            self._bias_normalizer.add(bias / self._micro_batches(), any_clipped)
+        return loss
+
     def _micro_batches(self) -> float:
         """By what TRL divides the loss of a micro-batch."""
         return float(self.current_gradient_accumulation_steps) if self.model.training else 1.0
-
-    def _clip_penalty(self, log_ratio: Tensor, turn_ids: Tensor) -> Tensor:
-        """λ · mean_i[gate_i · KL_i] (docs/paper_to_code.md), scaled for gradient accumulation as TRL's loss is."""
-        gate = penalty_gate(log_ratio, turn_ids, self.args, (self.epsilon_low, self.epsilon_high))
-        penalty = gated_kl(gate, log_ratio, turn_ids >= 0, self.args.kl_estimator).mean()
-        self._log_mean("clip_penalty", penalty.detach())
-        self._log_mean("clip_penalty_gate", gate.mean())
-        return self.args.ctn_coef * penalty / self._micro_batches()
-
-    def _add_clipping_bias(
-        self, normalizer: ClippingBiasNormalizer, log_ratio: Tensor, turn_ids: Tensor, advantages: Tensor
-    ) -> None:
-        """One micro-batch's share of C(θ), see `ClippingBiasNormalizer`."""
-        ratio = importance_ratio(log_ratio, turn_ids, self.args.importance_sampling_level, self.args.turn_ratio)
-        loss_mask = turn_ids >= 0
-        clip_range = (self.epsilon_low, self.epsilon_high, self.args.delta)
-        clipped = is_clipped(ratio.detach(), advantages, *clip_range) & loss_mask
-        bias = clipping_bias(ratio, advantages, loss_mask, *clip_range)
-        normalizer.add(bias / self._micro_batches(), bool(clipped.any()))
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any) -> Tensor:
         loss = super().training_step(model, inputs, num_items_in_batch)
@@ -206,7 +240,54 @@ class TurnLevelTrainer(CheckedOptions, NativeTools, RewardRecording, ExactResume
         return loss
 
     # ---------------------------------------------------------------------------------------------------------------
-    # Metrics
+    # The generation cycle, and checkpoints of it
+    # ---------------------------------------------------------------------------------------------------------------
+
+    def _prepare_inputs(self, generation_batch: Any) -> Any:
+        return self._cycle.prepare_inputs(generation_batch, super()._prepare_inputs)
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        check_storage(self.args)
+        check_resumable(self.args, resume_from_checkpoint)
+        return super().train(resume_from_checkpoint, *args, **kwargs)
+
+    def _get_train_sampler(self, dataset: Any = None) -> EpochRepeatSampler:
+        self._train_sampler = EpochRepeatSampler.like(super()._get_train_sampler(dataset))
+        return self._train_sampler
+
+    def _run_epoch(self, **kwargs: Any) -> Any:
+        # transformers and accelerate set the epoch of the samplers they find, which, in a resumed run of several
+        # processes, lies deeper than they look.
+        if self._train_sampler is not None:
+            self._train_sampler.set_epoch(kwargs["epoch"])
+        return super()._run_epoch(**kwargs)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        if not self.args.save_only_model:
+            name = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+            self._cycle.save(Path(self._get_output_dir(trial=trial)) / name)
+        # transformers writes the trainer's state last: where that is, all of the checkpoint is.
+        super()._save_checkpoint(model, trial)
+
+    def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None) -> Any:
+        prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
+        if resume_from_checkpoint is not None:
+            self._cycle.load(Path(resume_from_checkpoint))
+        return prepared
+
+    def roll_back(self, checkpoint: str | Path) -> None:
+        """Restore what a resumed run would: policy, critic, optimizer, schedule and gradient scaler.
+
+        The step, the epoch, the order of prompts and the random numbers go on as they are, and the next step collects
+        new trajectories. Between two optimizer steps, on all ranks together.
+
+        Raises:
+            ValueError: `checkpoint` is not a whole checkpoint, or, with `save_only_model`, has no optimizer.
+        """
+        roll_back(self, self._cycle, checkpoint)
+
+    # ---------------------------------------------------------------------------------------------------------------
+    # What subclasses log of a rollout
     # ---------------------------------------------------------------------------------------------------------------
 
     def _gather_rows(self, values: Tensor, padding: int = 0) -> Tensor:
@@ -221,38 +302,3 @@ class TurnLevelTrainer(CheckedOptions, NativeTools, RewardRecording, ExactResume
         for _ in range(min(len(shown), len(table))):
             table.pop()
         table.extend(shown)
-
-    def _log_mean(self, name: str, value: Tensor) -> None:
-        mode = "train" if self.model.training else "eval"
-        self._metrics[mode][name].append(self.accelerator.gather(value).nanmean().item())
-
-    def _log_turn_metrics(
-        self, log_ratio: Tensor, turn_ids: Tensor, advantages: Tensor, inputs: dict[str, Any]
-    ) -> None:
-        mode = "train" if self.model.training else "eval"
-        clip_range = (1 - self.epsilon_low, 1 + self.epsilon_high)
-        metrics = turn_metrics(log_ratio, turn_ids, advantages, clip_range, self.args.turn_ratio)
-        for name, value in metrics.reduce(self.accelerator).items():
-            self._metrics[mode][name].append(value)
-        if mode == "train" and "generated_at_step" in inputs:
-            age = self.state.global_step - int(inputs["generated_at_step"])
-            self._metrics[mode]["off_policy_age"].append(age)
-            self._follow_kl(self._metrics[mode]["kl_to_old"][-1], age)
-            self._dump.add(self.state.global_step + 1, inputs, log_ratio, turn_ids, advantages)
-            if self.accelerator.sync_gradients:
-                self._dump.write()
-
-    def _follow_kl(self, kl: float, age: int) -> None:
-        """Before the backward pass, in which DeepSpeed steps the optimizer."""
-        if self._kl_schedule is None:
-            return
-        if age > 0:  # before, policy and old policy are the same, and the KL is rounding
-            self._kl_schedule.observe(kl)
-        if self.accelerator.sync_gradients:
-            self._metrics["train"]["lr_factor"].append(self._kl_schedule.adjust())
-
-
-def loss_mask_of(batch: dict[str, Any]) -> Tensor:
-    """(B, T) 1 on the tokens that TRL's loss keeps."""
-    mask = batch["completion_mask"]
-    return mask * batch["tool_mask"] if "tool_mask" in batch else mask

@@ -10,13 +10,13 @@ from torch import Tensor
 from sorl_trl.ops import (
     group_turn_advantages,
     turn_broadcast,
-    turn_mask,
     turn_returns,
     turn_std,
 )
 from sorl_trl.trainers.base_trainer import TurnLevelTrainer
 from sorl_trl.trainers.paper import SORL_PAPER
 from sorl_trl.trainers.so_grpo_config import SOGRPOConfig
+from sorl_trl.trainers.turns.recording import ScoredRollout
 
 
 class SOGRPOTrainer(TurnLevelTrainer):
@@ -52,18 +52,15 @@ class SOGRPOTrainer(TurnLevelTrainer):
     _name = "SO-GRPO"
     _paper: ClassVar[dict[str, str]] = SORL_PAPER
 
-    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        output = super()._generate_and_score_completions(inputs)
-        advantages = self._turn_advantages()
+    def _add_advantages(self, output: dict[str, Any], rollout: ScoredRollout) -> None:
+        advantages = self._turn_advantages(rollout)
         if advantages is not None:
             output["advantages"] = turn_broadcast(advantages, output["turn_ids"])
-            self._show_advantages(advantages, turn_mask(self._turn_ids))
-        return output
+            self._show_advantages(advantages, rollout.turns.turn_mask)
 
-    def _turn_advantages(self) -> Tensor | None:
+    def _turn_advantages(self, rollout: ScoredRollout) -> Tensor | None:
         """(B, K) of the local trajectories; `None` where TRL's own outcome advantages are the same thing."""
-        has_turn_rewards = self._turn_rewards.has_turn_rewards
-        wanted = torch.tensor(has_turn_rewards or self.args.gamma != 1.0, device=self.accelerator.device)
+        wanted = torch.tensor(rollout.has_turn_rewards or self.args.gamma != 1.0, device=self.accelerator.device)
         if not self.accelerator.gather(wanted).any():
             return None
         if self.multi_objective_aggregation != "sum_then_normalize":
@@ -71,9 +68,8 @@ class SOGRPOTrainer(TurnLevelTrainer):
                 f"`multi_objective_aggregation` is {self.multi_objective_aggregation!r}, but turn rewards "
                 "need 'sum_then_normalize'."
             )
-        turn_rewards, scored = self._local_turn_rewards()
-        mask = (turn_mask(self._turn_ids) & scored[:, None]).float()
-        returns = turn_returns(turn_rewards, mask, self.args.gamma)
+        mask = (rollout.turns.turn_mask & rollout.scored[:, None]).float()
+        returns = turn_returns(rollout.turn_rewards, mask, self.args.gamma)
         advantages = self._group_advantages(self._gather_rows(returns), self._gather_rows(mask))
         first = self.accelerator.process_index * len(returns)
         return advantages[first : first + len(returns), : returns.shape[1]]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any, ClassVar
 
 import torch
@@ -11,14 +13,15 @@ from trl.models.utils import disable_gradient_checkpointing
 
 from sorl_trl.ops import aggregate_turns, is_value_clipped, masked_mean, turn_starts, value_loss, whiten
 from sorl_trl.trainers.base_config import TURN_LOSS_TYPE
-from sorl_trl.trainers.base_trainer import loss_mask_of
 from sorl_trl.trainers.critic.experience import Experience, token_experience, turn_experience
 from sorl_trl.trainers.critic.health import CriticWatch, critic_metrics
-from sorl_trl.trainers.critic.model import ValuesBesideLogps
+from sorl_trl.trainers.critic.model import ValueRecorder, ValuesBesideLogps
 from sorl_trl.trainers.critic.trainer import CriticTrainer
+from sorl_trl.trainers.loss.micro_batch import MicroBatch, loss_mask_of
 from sorl_trl.trainers.loss.turn_metrics import MetricSums
 from sorl_trl.trainers.paper import SORL_PAPER
 from sorl_trl.trainers.so_ppo_config import SOPPOConfig
+from sorl_trl.trainers.turns.recording import ScoredRollout
 
 logger = get_logger(__name__)
 
@@ -71,7 +74,7 @@ class SOPPOTrainer(CriticTrainer):
     _paper: ClassVar[dict[str, str]] = SORL_PAPER
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._values: list[Tensor] | None = None
+        self._value_recorder: ValueRecorder | None = None
         super().__init__(*args, **kwargs)
         self._watch = CriticWatch(self.args.critic_warmup_steps)
 
@@ -79,31 +82,38 @@ class SOPPOTrainer(CriticTrainer):
     # Values: from the policy's own forward passes
     # ---------------------------------------------------------------------------------------------------------------
 
+    @contextmanager
+    def _recording_values(self) -> Iterator[ValueRecorder]:
+        """Within it, the next pass of the policy gives values too, which the recorder keeps."""
+        self._value_recorder = recorder = ValueRecorder()
+        try:
+            yield recorder
+        finally:
+            self._value_recorder = None
+
     def _get_per_token_logps_and_entropies(
         self, model: Any, input_ids: Tensor, attention_mask: Tensor, logits_to_keep: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Any, Any]:
-        """Records (B, T) values in `self._values`, where that is an empty list, beside the log-probabilities."""
-        if self._values is None or self._values or model is self.ref_model:
+        recorder = self._value_recorder
+        if recorder is None or recorder.is_done or model is self.ref_model:
             return super()._get_per_token_logps_and_entropies(
                 model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
             )
-        with_values = ValuesBesideLogps(model)
-        result = super()._get_per_token_logps_and_entropies(
-            with_values, input_ids, attention_mask, logits_to_keep, *args, **kwargs
-        )
-        self._values.append(with_values.values(logits_to_keep))
-        return result
+        with recorder.beside_logps(model, logits_to_keep) as with_values:
+            return super()._get_per_token_logps_and_entropies(
+                with_values, input_ids, attention_mask, logits_to_keep, *args, **kwargs
+            )
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        self._values = [] if self._trl_scores_old_policy() else None
-        try:
-            output = super()._generate_and_score_completions(inputs)
-            old_logps, old_values = self._old_policy(output)
-        finally:
-            self._values = None
+        # TRL's first pass over new trajectories is that of the policy which generated them, if it makes one.
+        with self._recording_values() if self._trl_scores_old_policy() else nullcontext():
+            return super()._generate_and_score_completions(inputs)
+
+    def _add_advantages(self, output: dict[str, Any], rollout: ScoredRollout) -> None:
+        old_logps, old_values = self._old_policy(output)
         self.critic.unfreeze()  # the reference pass of a PEFT model has frozen it
-        turn_rewards, scored = self._local_turn_rewards()
-        self._leave_out(output, scored & turn_rewards.isfinite().all(-1))
+        turn_rewards = rollout.turn_rewards
+        self._leave_out(output, rollout.scored & turn_rewards.isfinite().all(-1))
         experience = self._experience(output, turn_rewards.nan_to_num(), old_logps, old_values)
         advantages = self._advantages(experience)
         turn_ids = output["turn_ids"]
@@ -112,7 +122,6 @@ class SOPPOTrainer(CriticTrainer):
         output["old_values"] = old_values
         output["value_units"] = self.accelerator.gather(self._value_units(turn_ids).sum()).sum()
         self._show_advantages(advantages, experience.unit_turns >= 0)
-        return output
 
     def _trl_scores_old_policy(self) -> bool:
         """Whether TRL passes over new trajectories first of all with the policy that generated them."""
@@ -126,8 +135,8 @@ class SOPPOTrainer(CriticTrainer):
         They come from the pass in which TRL scores the old policy. Where it needs none, because every batch is used
         for one update, a pass of our own gives them.
         """
-        if self._values is not None:
-            return output["old_per_token_logps"], self._values[0]
+        if self._value_recorder is not None:
+            return output["old_per_token_logps"], self._value_recorder.values
         ids = torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1)
         mask = torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1)
         is_training = self.model.training
@@ -155,7 +164,7 @@ class SOPPOTrainer(CriticTrainer):
             output["turn_ids"] = torch.where(keep, output["turn_ids"], -1)
         # Every rank takes part in the sum, whether or not it leaves a trajectory out.
         output["num_items_in_batch"] = self.accelerator.gather(loss_mask_of(output).sum()).sum()
-        self._log_mean("trajectories_unscored", left_out.float().mean())
+        self._log_of_rollout("trajectories_unscored", left_out.float(), torch.ones_like(left_out))
 
     def _experience(
         self, output: dict[str, Any], turn_rewards: Tensor, old_logps: Tensor | None, old_values: Tensor
@@ -165,11 +174,19 @@ class SOPPOTrainer(CriticTrainer):
         if self.args.kl_in_reward:
             kl = torch.where(turn_ids >= 0, old_logps - output["ref_per_token_logps"], 0.0)
             token_rewards = -self.beta * kl
-            self._log_mean_where("reward_kl", kl, turn_ids >= 0)
+            self._log_of_rollout("reward_kl", kl, turn_ids >= 0)
         # A trajectory that is masked as truncated may have been the one with the most turns.
         turn_rewards = turn_rewards[:, : int(turn_ids.max()) + 1]
         build = turn_experience if self.args.advantage_level == "turn" else token_experience
         return build(turn_rewards, token_rewards, old_values, turn_ids, self.args.gamma, self.args.gae_lambda)
+
+    def _log_of_rollout(self, name: str, values: Tensor, keep: Tensor) -> None:
+        """Log the mean over all ranks' `values` where `keep`: ranks with more of them count more."""
+        sums = MetricSums()
+        sums.add_mean(name, values, keep)
+        mode = "train" if self.model.training else "eval"
+        for key, value in sums.reduce(self.accelerator).items():
+            self._metrics[mode][key].append(value)
 
     def _advantages(self, experience: Experience) -> Tensor:
         """(B, U), whitened over all ranks; what they and the values were before is logged."""
@@ -195,21 +212,24 @@ class SOPPOTrainer(CriticTrainer):
     # ---------------------------------------------------------------------------------------------------------------
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        self._values = []
         beta = self.beta
         try:
             self.beta = 0.0 if self.args.kl_in_reward else beta
-            loss = super()._compute_loss(model, inputs)
-            (values,) = self._values
+            with self._recording_values():
+                return super()._compute_loss(model, inputs)
         finally:
-            self._values, self.beta = None, beta
-        return loss + self.args.vf_coef * self._value_loss(values, inputs)
+            self.beta = beta
+
+    def _with_own_terms(self, loss: Tensor, batch: MicroBatch) -> Tensor:
+        assert self._value_recorder is not None
+        loss = super()._with_own_terms(loss, batch)
+        return loss + self.args.vf_coef * self._value_loss(self._value_recorder.values, batch.inputs)
 
     def _value_units(self, turn_ids: Tensor) -> Tensor:
         """(B, T) bool: where the critic's value is trained, at the start of each turn or at each of its tokens."""
         return turn_starts(turn_ids) if self.args.advantage_level == "turn" else turn_ids >= 0
 
-    def _value_loss(self, values: Tensor, inputs: dict[str, Any]) -> Tensor:
+    def _value_loss(self, values: Tensor, inputs: Mapping[str, Any]) -> Tensor:
         """This micro-batch's share of the clipped value loss of the optimizer step."""
         turn_ids, clip_range = inputs["turn_ids"], self.args.value_clip_range
         kept = self._value_units(turn_ids)
@@ -218,12 +238,12 @@ class SOPPOTrainer(CriticTrainer):
         returns = torch.where(kept, inputs["returns"], 0.0)
         losses = value_loss(values, old_values, returns, clip_range)
         loss = self._mean_over_units(losses, kept, inputs)
-        self._log_value_metrics(
-            loss.detach(), is_value_clipped(values.detach(), old_values, returns, clip_range), kept
-        )
+        is_clipped = is_value_clipped(values.detach(), old_values, returns, clip_range)
+        self._metric_log.add_rank_mean("critic/value_loss", loss)
+        self._metric_log.add_mean("critic/value_clip_fraction", is_clipped.float(), kept)
         return loss / self._micro_batches()
 
-    def _mean_over_units(self, losses: Tensor, kept: Tensor, inputs: dict[str, Any]) -> Tensor:
+    def _mean_over_units(self, losses: Tensor, kept: Tensor, inputs: Mapping[str, Any]) -> Tensor:
         """The mean over turns or tokens, averaged as the policy's loss is over tokens.
 
         Where TRL divides by the number of tokens of all micro-batches and ranks, so that a gradient does not depend on
@@ -239,15 +259,3 @@ class SOPPOTrainer(CriticTrainer):
         micro_batches = self.args.steps_per_generation if self.model.training else 1
         units = inputs["value_units"].clamp(min=1) / (self.accelerator.num_processes * micro_batches)
         return torch.where(kept, losses, 0.0).sum() / units
-
-    def _log_value_metrics(self, loss: Tensor, is_clipped: Tensor, kept: Tensor) -> None:
-        self._log_mean("critic/value_loss", loss)
-        self._log_mean_where("critic/value_clip_fraction", is_clipped.float(), kept)
-
-    def _log_mean_where(self, name: str, values: Tensor, keep: Tensor) -> None:
-        """The mean over all ranks' `values` where `keep`: ranks with more of them count more."""
-        sums = MetricSums()
-        sums.add_mean(name, values, keep)
-        mode = "train" if self.model.training else "eval"
-        for key, value in sums.reduce(self.accelerator).items():
-            self._metrics[mode][key].append(value)

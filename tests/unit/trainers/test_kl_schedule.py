@@ -9,14 +9,16 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate import Accelerator
 from accelerate.utils import DeepSpeedSchedulerWrapper
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.optim import lr_scheduler
 
-from sorl_trl.diagnostics.collapse_guard import scale_learning_rate
+from sorl_trl.learning_rate import scale_learning_rate
 from sorl_trl.trainers.loss.kl_schedule import KLSchedule, kl_controlled_factor
+from sorl_trl.trainers.loss.turn_metrics import mean_of_numbers
 from tests.schedulers import OTHER_SCHEDULERS
 
 TARGET = 0.1
@@ -31,13 +33,17 @@ def policy_and_critic() -> torch.optim.Optimizer:
     return torch.optim.SGD([{"params": [nn.Parameter(torch.ones(1))], **group} for group in groups])
 
 
+def kl_schedule() -> KLSchedule:
+    return KLSchedule(TARGET, Accelerator(cpu=True), lambda factor: None)
+
+
 class Run:
     """Updates with given KLs, without a model."""
 
     def __init__(self, scheduler: str = "closed form", *, controlled: bool = True) -> None:
         self.optimizer = policy_and_critic()
         self.scheduler = SCHEDULERS[scheduler](self.optimizer)
-        self.schedule = KLSchedule(TARGET) if controlled else None
+        self.schedule = kl_schedule() if controlled else None
         self.begin()
 
     def begin(self) -> None:
@@ -48,9 +54,7 @@ class Run:
         """With one KL per micro-batch: the factor, and the rates with which the optimizer steps."""
         factor = 1.0
         if self.schedule is not None:
-            for each in kl:
-                self.schedule.observe(each)
-            factor = self.schedule.adjust()
+            factor = self.schedule.adjust(mean_of_numbers(kl))
         rates = [group["lr"] for group in self.optimizer.param_groups]
         self.optimizer.step()
         self.scheduler.step(*[1.0] * isinstance(self.scheduler, lr_scheduler.ReduceLROnPlateau))
@@ -153,4 +157,4 @@ def test_the_first_checkpoint_restores_the_factor() -> None:
 )
 def test_a_schedule_that_cannot_be_scaled_is_refused(scheduler: Any) -> None:
     with pytest.raises(ValueError, match=rf"`lr_scheduler` is a {type(scheduler).__name__}.*cannot be lowered"):
-        begin(KLSchedule(TARGET), policy_and_critic(), scheduler)
+        begin(kl_schedule(), policy_and_critic(), scheduler)

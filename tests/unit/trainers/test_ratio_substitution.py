@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sorl_trl.ops import LOG_RATIO_BOUND
+from sorl_trl.ops import LOG_RATIO_BOUND, turn_layout
 from sorl_trl.trainers.loss.ratio_substitution import RatioSubstitution
 
 TURN_IDS = torch.tensor([[0, 0, -1, 1]])
@@ -18,7 +18,7 @@ REF = torch.tensor([[-1.5, -2.5, -3.5, -4.5]])
 
 def substitute(logps: Tensor, turn_ratio: str | None, old: Tensor = OLD, linear: bool = False) -> RatioSubstitution:
     substitution = RatioSubstitution(
-        {"old_per_token_logps": old, "ref_per_token_logps": REF}, TURN_IDS, turn_ratio, linear=linear
+        {"old_per_token_logps": old, "ref_per_token_logps": REF}, turn_layout(TURN_IDS), turn_ratio, linear=linear
     )
     substitution.inputs["substituted"] = substitution(logps)
     return substitution

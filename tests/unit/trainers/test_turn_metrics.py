@@ -6,6 +6,8 @@ import pytest
 import torch
 from accelerate import Accelerator
 
+from sorl_trl.ops import turn_layout
+from sorl_trl.trainers.loss.so_loss import ClipRange
 from sorl_trl.trainers.loss.turn_metrics import turn_metrics
 
 TURN_IDS = torch.tensor([[0, 0, -1, 1], [0, -1, -1, -1]])
@@ -14,7 +16,7 @@ ADVANTAGES = torch.tensor([[-1.0], [1.0]])
 
 
 def reduce(log_ratio: torch.Tensor, turn_ids: torch.Tensor) -> dict[str, float]:
-    metrics = turn_metrics(log_ratio, turn_ids, ADVANTAGES, (0.8, 1.2), "geometric")
+    metrics = turn_metrics(log_ratio, turn_layout(turn_ids), ADVANTAGES, ClipRange(0.2, 0.2), "geometric")
     return metrics.reduce(Accelerator(cpu=True))
 
 

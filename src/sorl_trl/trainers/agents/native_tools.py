@@ -8,7 +8,6 @@ from functools import cached_property, partial, wraps
 from typing import Any
 
 from jinja2 import TemplateError
-from trl import GRPOTrainer
 
 from sorl_trl.rollout import TagProtocol
 from sorl_trl.rollout.retrieval import Retriever, SearchFailure
@@ -81,8 +80,8 @@ def answer_in_messages(completion: Sequence[Mapping[str, Any]]) -> str | None:
     return next((action.content for action in actions if action.kind is ActionKind.ANSWER), None)
 
 
-class NativeTools(GRPOTrainer):
-    """`GRPOTrainer` in whose conversations no tool can forge a message, a tag or a control token.
+class HarmlessTools:
+    """Sees to it that, in TRL's tool loop, no tool can forge a message, a tag or a control token.
 
     Whatever the environment says is sanitized before it is templated: results and error messages of tools, the name
     under which the policy called one, and what `reset` of an environment adds to the prompt. The messages themselves
@@ -90,72 +89,77 @@ class NativeTools(GRPOTrainer):
 
     A trajectory in which a tool raised `SearchUnavailable` is masked: it says nothing about the policy. Every other
     exception of a tool is a message to the policy: TRL catches them all, programming errors too.
+
+    Args:
+        trainer: a `GRPOTrainer`.
     """
 
-    environment_factories: dict[str | None, Callable[[], Any]] | None
-    _sync_tool_dicts: list[dict[str, Callable[..., Any]]]
-    _async_tool_dicts: list[dict[str, Callable[..., Any]]]
-    _is_vlm: bool
-    _own_contents: list[OwnContent]
-    """Of the last message of each prompt, before an environment's `reset` adds to it."""
-    _neutralized = 0
-    """Hits in what the environment said since the last rollout was logged."""
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self._own_contents: list[OwnContent] = []
+        self._neutralized = 0
 
     @cached_property
     def _sanitizer(self) -> Sanitizer:
-        return Sanitizer(self._tokenizer)
+        return Sanitizer(self._trainer._tokenizer)
 
-    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        if self.environment_factories is not None:
+    def note_prompts(self, inputs: Sequence[Mapping[str, Any]]) -> None:
+        """Keep the last message of each prompt, before an environment's `reset` adds to it."""
+        if self._trainer.environment_factories is not None:
             self._own_contents = [OwnContent.of(row.get("prompt", "")) for row in inputs]
-        batch: dict[str, Any] = super()._generate_and_score_completions(inputs)
-        return batch
 
-    def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
-        if self.environment_factories is not None:
-            # In the very list that TRL gives to the reward functions afterwards.
-            for i, (prompt, own) in enumerate(zip(prompts, self._own_contents, strict=True)):
-                if not isinstance(prompt, str) and prompt[-1].get("content") is not None:
-                    last = {**prompt[-1], "content": self._harmless_beyond(own, prompt[-1]["content"])}
-                    prompts[i] = [*prompt[:-1], last]
-        result: tuple[Any, ...] = super()._generate(prompts)
-        return result
+    def clean_prompts(self, prompts: list[Any]) -> None:
+        """Make harmless what `reset` has added, in the very list that TRL gives to the reward functions afterwards."""
+        if self._trainer.environment_factories is None:
+            return
+        for i, (prompt, own) in enumerate(zip(prompts, self._own_contents, strict=True)):
+            if not isinstance(prompt, str) and prompt[-1].get("content") is not None:
+                last = {**prompt[-1], "content": self._harmless_beyond(own, prompt[-1]["content"])}
+                prompts[i] = [*prompt[:-1], last]
 
-    def _tool_call_loop(self, prompts: list[Any], *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+    def run_loop(self, loop: Callable[..., tuple[Any, ...]], prompts: list[Any], *args: Any, **kwargs: Any) -> Any:
+        """TRL's tool loop, in which tools report that their engine is down, and hits are logged."""
         unavailable: set[int] = set()
-        for tools in (self._sync_tool_dicts, self._async_tool_dicts):
+        for tools in (self._trainer._sync_tool_dicts, self._trainer._async_tool_dicts):
             for row, by_name in enumerate(tools):
                 tools[row] = {name: _reporting(tool, partial(unavailable.add, row)) for name, tool in by_name.items()}
-        result: tuple[Any, ...] = super()._tool_call_loop(prompts, *args, **kwargs)
+        result = loop(prompts, *args, **kwargs)
         tool_mask = result[0]
         for row in unavailable:
             tool_mask[row] = [0] * len(tool_mask[row])
-        self._log_metric("rollout/neutralized_per_trajectory", self._neutralized / len(prompts))
+        self._trainer._log_metric("rollout/neutralized_per_trajectory", self._neutralized / len(prompts))
         self._neutralized = 0
         return result
 
-    def _get_tool_suffix_ids(self, tool_messages: list[dict[str, Any]]) -> list[int]:
-        for message in tool_messages:
+    def suffix_ids(self, render: Callable[[list[dict[str, Any]]], list[int]], messages: list[dict[str, Any]]) -> Any:
+        """The token ids that `render` makes of tools' messages, which are changed until they bring nothing in."""
+        for message in messages:
             message["name"] = self._sanitize(text_of(message["name"]))
             message["content"] = self._harmless(message["content"])
         # A template may still make more of it: join the halves of a tag, or take a word for an image. So what the
         # policy reads may hold the control tokens and tags that the template writes for a message of this shape only.
-        weaker = [weaker_forms(message["content"], self._sanitize) for message in tool_messages]
+        weaker = [weaker_forms(message["content"], self._sanitize) for message in messages]
         for _ in range(MAX_WEAKER_FORMS):
-            suffix_ids: list[int] = super()._get_tool_suffix_ids(tool_messages)
+            suffix_ids = render(messages)
             # One that is too long for the completion TRL drops, whatever it holds.
-            if len(suffix_ids) > self.max_completion_length or self._brings_nothing_in(suffix_ids, tool_messages):
+            is_dropped = len(suffix_ids) > self._trainer.max_completion_length
+            if is_dropped or self._brings_nothing_in(suffix_ids, messages, render):
                 return suffix_ids
             self._neutralized += 1
-            for message, forms in zip(tool_messages, weaker, strict=True):
+            for message, forms in zip(messages, weaker, strict=True):
                 message["content"] = next(forms, "")
                 message["name"] = message["name"] if message["name"].isidentifier() else "unknown"
-        return super()._get_tool_suffix_ids(tool_messages)
+        return render(messages)
 
-    def _brings_nothing_in(self, suffix_ids: list[int], tool_messages: list[dict[str, Any]]) -> bool:
-        neutral = neutral_messages(tool_messages, with_images=self._is_vlm)
+    def _brings_nothing_in(
+        self,
+        suffix_ids: list[int],
+        messages: list[dict[str, Any]],
+        render: Callable[[list[dict[str, Any]]], list[int]],
+    ) -> bool:
+        neutral = neutral_messages(messages, with_images=self._trainer._is_vlm)
         try:
-            expected = self._sanitizer.found_in(super()._get_tool_suffix_ids(neutral))
+            expected = self._sanitizer.found_in(render(neutral))
         except TemplateError:  # a template that refuses the shape has rendered it for what the words say
             return False
         return self._sanitizer.found_in(suffix_ids) == expected
@@ -166,7 +170,7 @@ class NativeTools(GRPOTrainer):
             blocks: list[Any] = plain_data(content, self._rewrite)
             return blocks
         # What is cut is still too long for the completion: TRL drops it, as it would have dropped the whole.
-        return self._sanitize(text_of(content), self.max_completion_length)
+        return self._sanitize(text_of(content), self._trainer.max_completion_length)
 
     def _harmless_beyond(self, own: OwnContent, content: Any) -> str | list[Any]:
         """A prompt's last message, with what `reset` added to the user's own made harmless."""

@@ -222,3 +222,22 @@ class ValuesBesideLogps:
     def values(self, length: int) -> Tensor:
         """(B, length): V of the state before each of the last `length` tokens."""
         return torch.cat([chunk[:, -length:] for chunk in self._chunks])
+
+
+class ValueRecorder:
+    """Keeps the values of one pass of the policy."""
+
+    values: Tensor
+    """(B, T) V of the state before each token of the completions, once the pass is done."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether there has been a pass."""
+        return hasattr(self, "values")
+
+    @contextmanager
+    def beside_logps(self, model: Callable[..., Any], length: int) -> Iterator[ValuesBesideLogps]:
+        """The model to call for log-probabilities; the values beside the last `length` of them are kept."""
+        with_values = ValuesBesideLogps(model)
+        yield with_values
+        self.values = with_values.values(length)

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
+
+from sorl_trl.ops import clipping_bias, importance_ratio, is_clipped
+from sorl_trl.trainers.base_config import TurnLevelConfig
+from sorl_trl.trainers.loss.micro_batch import MicroBatch
+from sorl_trl.trainers.loss.so_loss import ClipRange
 
 
 class ClippingBiasNormalizer:
@@ -54,3 +60,36 @@ class ClippingBiasNormalizer:
         if norm > 1.0:
             torch._foreach_mul_([p.grad for p in self._parameters if p.grad is not None], 1.0 / norm)
         return norm
+
+
+def clipping_bias_of(
+    batch: MicroBatch, weights: Tensor | None, args: TurnLevelConfig, clip_range: ClipRange
+) -> tuple[Tensor, bool]:
+    """The clipping bias of a micro-batch, with gradient, and whether anything is clipped in it.
+
+    Args:
+        batch: whose log-ratio has a gradient.
+        weights: (B, T) or (B, 1) by which the surrogate of each token is multiplied, if by anything.
+        args: `importance_sampling_level` and `turn_ratio` are read.
+        clip_range: of the ratio.
+    """
+    kept = batch.turns.loss_mask
+    ratio = importance_ratio(batch.log_ratio, batch.turns, args.importance_sampling_level, args.turn_ratio)
+    advantages = batch.advantages if weights is None else batch.advantages * weights
+    clipped = is_clipped(ratio.detach(), advantages, *clip_range) & kept
+    return clipping_bias(ratio, advantages, kept, *clip_range), bool(clipped.any())
+
+
+def build_bias_normalizer(trainer: Any) -> ClippingBiasNormalizer | None:
+    """The normalizer that the configuration of a `GRPOTrainer` asks for, or None.
+
+    Raises ValueError under DeepSpeed and FSDP.
+    """
+    if trainer.args.clip_normalization != "bias_norm":
+        return None
+    if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
+        raise ValueError(
+            "`clip_normalization='bias_norm'` rescales the gradient between backward and optimizer step, where "
+            "DeepSpeed and FSDP keep it in shards of their own. Use `clip_normalization='kl_penalty'`, or DDP."
+        )
+    return ClippingBiasNormalizer(trainer.model.parameters())

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
+from accelerate import Accelerator
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from sorl_trl.learning_rate import check_scheduler, scale_learning_rate
+from sorl_trl.trainers.loss.micro_batch import MicroBatch
+from sorl_trl.trainers.loss.turn_metrics import MetricSums, kl_of_trajectories, mean_of_numbers, reduce_all
 
 STEP = 1.5
 MIN_FACTOR = 0.01
@@ -38,18 +42,26 @@ def kl_controlled_factor(factor: float, kl: float, target_kl: float) -> float:
 class KLSchedule(TrainerCallback):
     """Multiplies the learning rate of the policy, not the critic's, by a factor that follows the KL.
 
-    The factor is part of the scheduler's state and of its base rates: it survives a resume and a roll back, and where
-    something else lowers the learning rates, what is scheduled from then on is the lowered rate.
+    It observes the micro-batches of an update and acts before the last one's backward pass, in which DeepSpeed steps
+    the optimizer. The factor is part of the scheduler's state and of its base rates: it survives a resume and a roll
+    back, and where something else lowers the learning rates, what is scheduled from then on is the lowered rate.
+
+    Args:
+        target_kl: nats per token.
+        accelerator: of the trainer.
+        record: is told the factor of each update.
 
     Raises:
         ValueError: when training begins: the schedule does not let its learning rates be lowered.
     """
 
-    def __init__(self, target_kl: float) -> None:
+    def __init__(self, target_kl: float, accelerator: Accelerator, record: Callable[[float], object]) -> None:
         self.target_kl = target_kl
+        self._accelerator = accelerator
+        self._record = record
         self._optimizer: Any = None
         self._scheduler: Any = None
-        self._kls: list[float] = []
+        self._waiting: list[MetricSums] = []
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -58,20 +70,32 @@ class KLSchedule(TrainerCallback):
         check_scheduler(self._scheduler)
         # Set at once, so that a roll back to any checkpoint of this run restores it.
         setattr(self._scheduler, FACTOR, getattr(self._scheduler, FACTOR, 1.0))
-        self._kls.clear()
+        self._waiting.clear()
 
-    def observe(self, kl: float) -> None:
-        """Take note of the KL of a micro-batch, the same on all ranks; NaN: it has no token."""
-        if not math.isnan(kl):
-            self._kls.append(kl)
+    def observe(self, batch: MicroBatch) -> None:
+        """Take note of a micro-batch, and set the learning rate if the optimizer steps after it."""
+        if batch.age is None:
+            return
+        if batch.age > 0:  # before, policy and old policy are the same, and the KL is rounding
+            sums = MetricSums()
+            sums.add_mean("kl", *kl_of_trajectories(batch.log_ratio.detach(), batch.turns))
+            self._waiting.append(sums)
+        if batch.ends_step:
+            self._record(self.adjust(self._observed_kl()))
 
-    def adjust(self) -> float:
-        """Set the policy's learning rate for the update whose micro-batches have been observed; the factor."""
+    def _observed_kl(self) -> float:
+        """The mean over the micro-batches of the update, the same on all ranks; NaN where none has a token."""
+        if not self._waiting:
+            return math.nan
+        kls = [metrics["kl"] for metrics in reduce_all(self._waiting, self._accelerator)]
+        self._waiting.clear()
+        return mean_of_numbers(kls)
+
+    def adjust(self, kl: float) -> float:
+        """Set the policy's learning rate for an update that finds `kl`, and return the factor."""
         if self._scheduler is None:  # a loss outside of training
             return 1.0
         before: float = getattr(self._scheduler, FACTOR)
-        kl = sum(self._kls) / len(self._kls) if self._kls else math.nan
-        self._kls.clear()
         factor = kl_controlled_factor(before, kl, self.target_kl)
         if factor != before:
             scale_learning_rate(self._optimizer, self._scheduler, factor / before, _is_policy)

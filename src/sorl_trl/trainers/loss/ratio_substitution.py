@@ -1,35 +1,43 @@
-"""The one seam through which turn ratios reach TRL's own loss.
+"""The one seam through which turn ratios and our surrogate reach TRL's own loss.
 
-`GRPOTrainer._compute_loss` forms `log_ratio = per_token_logps - old_per_token_logps` and reads the old, reference and
-sampling log-probabilities from its inputs only after the forward pass. Returning substitute log-probabilities
-`old + log(turn ratio)` from that forward pass, and shifting the reference and sampling ones by the same amount, makes
-TRL's surrogate see the turn ratio while its reference KL, entropy, masks and corrections stay per token. Nothing of
-TRL's 270 lines is copied; tests/contract pins the order of reads this rests on.
+`GRPOTrainer._compute_loss` forms `log_ratio = per_token_logps - old_per_token_logps` and reads advantages, the old,
+reference and sampling log-probabilities from its inputs only after the forward pass. Returning substitute
+log-probabilities `old + log(ratio)` from that forward pass, and shifting the reference and sampling ones by the same
+amount, makes TRL's loss see the turn's ratio w while its reference KL, entropy, masks and corrections stay per token.
+
+TRL's surrogate, when nothing is clipped, is w times the advantages. So, given S/w for the advantages and a clip range
+without bounds, it is S: the surrogate of `so_loss`, in value and gradient. Nothing of TRL's 270 lines is copied;
+tests/contract pins the order of reads this rests on.
 
 The same seam bounds the log-ratio (`bounded_log_ratio`), of which TRL takes the exponential as it is.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sorl_trl.ops import bounded_log_ratio, log_importance_ratio
+from sorl_trl.ops import TurnLayout, bounded_log_ratio, log_importance_ratio
+
+Surrogate = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""From (B, T) log-ratios of tokens to (B, T) surrogates and (B, T) the ratios that they are formed of."""
 
 _LOWEST_LOGP = -1e4
 """Infinite log-probabilities are cut to this: a bounded difference cannot be put on top of infinity."""
 
 
 class RatioSubstitution:
-    """Substitutes turn ratios into one call of `GRPOTrainer._compute_loss`.
+    """Substitutes ratios, and perhaps the surrogate, into one call of `GRPOTrainer._compute_loss`.
 
     Args:
         inputs: the batch; `self.inputs` is the shallow copy to call TRL with, the batch itself is never written to.
-        turn_ids: (B, T) int64, -1 where a token is not trained on.
+        turns: the turns of its B trajectories.
         turn_ratio: "geometric" or "arithmetic"; `None` leaves the token ratios as they are, but for the bound (TRL
             then forms its own sequence ratio, or uses them as they stand), and records them.
+        surrogate: what takes the place of TRL's surrogate; `None` leaves TRL's own.
         linear: TRL's loss uses the log-probabilities linearly (CISPO, VESPO) and caps its weights itself: a ratio is
             substituted in value, each token keeps its own gradient, and nothing needs a bound.
         tracks_sampling: the off-policy mask is on, which compares with the sampling log-probabilities.
@@ -41,14 +49,16 @@ class RatioSubstitution:
     def __init__(
         self,
         inputs: dict[str, Any],
-        turn_ids: Tensor,
+        turns: TurnLayout,
         turn_ratio: str | None,
+        surrogate: Surrogate | None = None,
         linear: bool = False,
         tracks_sampling: bool = False,
     ) -> None:
         self.inputs = dict(inputs)
-        self.turn_ids = turn_ids
+        self.turns = turns
         self.turn_ratio = turn_ratio
+        self.surrogate = surrogate
         self.linear = linear
         self.tracks_sampling = tracks_sampling
 
@@ -66,14 +76,17 @@ class RatioSubstitution:
             excess = torch.where(self.log_ratio == log_ratio, 0.0, self.log_ratio - log_ratio)
             shift = self._turn_shift(self.log_ratio) + excess
         self._shift_anchors(old, shift)
+        if self.surrogate is not None:
+            of_tokens, ratio = self.surrogate(self.log_ratio)
+            self.inputs["advantages"] = of_tokens / ratio
         return per_token_logps + shift
 
     def _turn_shift(self, log_ratio: Tensor) -> Tensor:
         """(B, T) log(turn ratio) - `log_ratio`, 0 outside the turns and where token ratios stay."""
         if self.turn_ratio is None:
             return torch.zeros_like(log_ratio)
-        turn_log_ratio = log_importance_ratio(self.log_ratio, self.turn_ids, "turn", self.turn_ratio)
-        return torch.where(self.turn_ids >= 0, turn_log_ratio - log_ratio, 0.0)
+        turn_log_ratio = log_importance_ratio(self.log_ratio, self.turns, "turn", self.turn_ratio)
+        return torch.where(self.turns.loss_mask, turn_log_ratio - log_ratio, 0.0)
 
     def _shift_anchors(self, old: Tensor, shift: Tensor) -> None:
         """What the policy's log-probabilities are compared with besides the old ones moves along with them."""

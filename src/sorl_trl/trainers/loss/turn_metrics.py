@@ -2,47 +2,82 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from sorl_trl.ops import importance_ratio, kl_to_old, turn_mask, turn_reduce
+from sorl_trl.ops import TurnLayout, importance_ratio, kl_to_old, masked_mean, turn_reduce
+from sorl_trl.trainers.loss.so_loss import ClipRange
 
 
 class MetricSums:
-    """Means and extremes over all ranks, reduced in a single collective."""
+    """Means and extremes of one micro-batch, to be reduced over all ranks."""
 
     def __init__(self) -> None:
         self._means: dict[str, tuple[Tensor, Tensor]] = {}
+        self._rank_means: dict[str, Tensor] = {}
         self._maxima: dict[str, Tensor] = {}
         self._minima: dict[str, Tensor] = {}
 
     def add_mean(self, name: str, values: Tensor, keep: Tensor) -> None:
-        """The mean of `values` where `keep`; both of one shape."""
+        """The mean of `values` where `keep`; both of one shape. Ranks with more of them count more."""
         keep = keep.bool()
         self._means[name] = (torch.where(keep, values, 0.0).sum().float(), keep.sum().float())
 
-    def add_extremes(self, name: str, values: Tensor, keep: Tensor) -> None:
-        """`<name>_min` and `<name>_max` of `values` where `keep`."""
-        keep = keep.bool()
-        self._minima[f"{name}_min"] = _amin(torch.where(keep, values, float("inf")))
-        self._maxima[f"{name}_max"] = -_amin(torch.where(keep, -values, float("inf")))
+    def add_rank_mean(self, name: str, value: Tensor) -> None:
+        """The mean over ranks of a scalar, those where it is NaN aside."""
+        self._rank_means[name] = value.detach().float()
+
+    def add_min(self, name: str, values: Tensor, keep: Tensor) -> None:
+        """The least of `values` where `keep`."""
+        self._minima[name] = _amin(torch.where(keep.bool(), values, float("inf")))
+
+    def add_max(self, name: str, values: Tensor, keep: Tensor) -> None:
+        """The largest of `values` where `keep`."""
+        self._maxima[name] = -_amin(torch.where(keep.bool(), -values, float("inf")))
+
+    @property
+    def names(self) -> list[str]:
+        """Of its metrics, in the order in which `_reduced` has their values."""
+        return [*self._means, *self._rank_means, *self._minima, *self._maxima]
+
+    def row(self) -> Tensor:
+        """(N,) all numbers that other ranks need of this one."""
+        pairs = [number for pair in self._means.values() for number in pair]
+        extremes = [-low for low in self._minima.values()] + list(self._maxima.values())
+        return torch.stack([*pairs, *self._rank_means.values(), *extremes])
 
     def reduce(self, accelerator: Accelerator) -> dict[str, float]:
         """Every metric over all ranks; NaN, which TRL leaves out of its averages, where nothing was kept anywhere."""
-        pairs = [t for pair in self._means.values() for t in pair]
-        extremes = [-t for t in self._minima.values()] + list(self._maxima.values())
-        gathered = accelerator.gather(torch.stack(pairs + extremes).unsqueeze(0))
-        sums = gathered[:, : len(pairs)].sum(0).view(-1, 2)
-        means = sums[:, 0] / sums[:, 1]  # 0 / 0 is NaN: nothing to average
-        tops = gathered[:, len(pairs) :].max(0).values
+        return reduce_all([self], accelerator)[0]
+
+    def _reduced(self, rows: Tensor) -> Tensor:
+        """(R, M, N) the rows of R ranks and M micro-batches to (M, len(names)) metrics."""
+        sizes = [2 * len(self._means), len(self._rank_means), len(self._minima) + len(self._maxima)]
+        pairs, ranks, extremes = torch.split(rows, sizes, dim=-1)
+        sums = pairs.sum(0).view(pairs.shape[1], -1, 2)
+        tops = extremes.amax(0)
         tops = torch.where(tops == -float("inf"), float("nan"), tops)
-        lows, highs = -tops[: len(self._minima)], tops[len(self._minima) :]
-        return {
-            **dict(zip(self._means, means.tolist(), strict=True)),
-            **dict(zip(self._minima, lows.tolist(), strict=True)),
-            **dict(zip(self._maxima, highs.tolist(), strict=True)),
-        }
+        lows, highs = -tops[:, : len(self._minima)], tops[:, len(self._minima) :]
+        return torch.cat([sums[..., 0] / sums[..., 1], ranks.nanmean(0), lows, highs], dim=-1)  # 0 / 0 is NaN
+
+
+def reduce_all(sums: Sequence[MetricSums], accelerator: Accelerator) -> list[dict[str, float]]:
+    """The metrics of each micro-batch over all ranks: one collective for all, and one wait for the device.
+
+    The micro-batches must have the same metrics, and the ranks as many micro-batches.
+    """
+    rows = accelerator.gather(torch.stack([each.row() for each in sums]).unsqueeze(0))
+    return [dict(zip(sums[0].names, values, strict=True)) for values in sums[0]._reduced(rows).tolist()]
+
+
+def mean_of_numbers(values: Sequence[float]) -> float:
+    """The mean of those that are no NaN; NaN if none is left."""
+    numbers = [value for value in values if not math.isnan(value)]
+    return sum(numbers) / len(numbers) if numbers else math.nan
 
 
 def _amin(values: Tensor) -> Tensor:
@@ -51,33 +86,61 @@ def _amin(values: Tensor) -> Tensor:
 
 @torch.no_grad()
 def turn_metrics(
-    log_ratio: Tensor, turn_ids: Tensor, advantages: Tensor, clip_range: tuple[float, float], turn_ratio: str
+    log_ratio: Tensor, turns: TurnLayout, advantages: Tensor, clip_range: ClipRange, turn_ratio: str
 ) -> MetricSums:
     """The turn, ratio, clip and KL metrics of one micro-batch.
 
     Args:
         log_ratio: (B, T) token log-ratios.
-        turn_ids: (B, T) int64.
+        turns: the turns of the B trajectories.
         advantages: (B, T) or (B, 1), before any weighting.
-        clip_range: (1 - epsilon_low, 1 + epsilon_high).
+        clip_range: of a ratio.
         turn_ratio: "geometric" or "arithmetic", the ratio that the turn metrics describe.
     """
-    low, high = clip_range
-    loss_mask = turn_ids >= 0
-    present = turn_mask(turn_ids).bool()
+    low, high = 1 - clip_range.low, 1 + clip_range.high
+    present = turns.turn_mask
     token_ratio = log_ratio.float().exp()
-    ratio = turn_reduce(importance_ratio(log_ratio, turn_ids, "turn", turn_ratio), turn_ids)
-    turn_advantages = turn_reduce(advantages.expand_as(log_ratio), turn_ids)
+    ratio = turn_reduce(importance_ratio(log_ratio, turns, "turn", turn_ratio), turns)
+    turn_advantages = turn_reduce(advantages.expand_as(log_ratio), turns)
     outside = ((ratio < low) | (ratio > high)).float()
-    every = present.new_ones(present.shape[0])
 
     sums = MetricSums()
-    sums.add_mean("turns/per_trajectory", present.float().sum(-1), every)
-    sums.add_mean("turns/length", turn_reduce(torch.ones_like(token_ratio), turn_ids, "sum"), present)
+    sums.add_mean("turns/per_trajectory", present.float().sum(-1), torch.ones_like(turns.counts))
+    sums.add_mean("turns/length", turns.lengths.float(), present)
     sums.add_mean("turns/ratio_mean", ratio, present)
-    sums.add_extremes("turns/ratio", ratio, present)
-    sums.add_mean("clip_fraction/token", ((token_ratio < low) | (token_ratio > high)).float(), loss_mask)
+    sums.add_min("turns/ratio_min", ratio, present)
+    sums.add_max("turns/ratio_max", ratio, present)
+    sums.add_mean("clip_fraction/token", ((token_ratio < low) | (token_ratio > high)).float(), turns.loss_mask)
     sums.add_mean("clip_fraction/turn", outside, present)
     sums.add_mean("clip_fraction/negative_turn", (ratio < low).float(), present & (turn_advantages < 0))
-    sums.add_mean("kl_to_old", kl_to_old(log_ratio, loss_mask, "unbiased"), loss_mask.any(-1))
+    sums.add_mean("kl_to_old", *kl_of_trajectories(log_ratio, turns))
     return sums
+
+
+def kl_of_trajectories(log_ratio: Tensor, turns: TurnLayout) -> tuple[Tensor, Tensor]:
+    """(B,) KL to the old policy of each trajectory, nats per token, and (B,) whether it has a token."""
+    return kl_to_old(log_ratio, turns.loss_mask, "unbiased"), turns.counts > 0
+
+
+@torch.no_grad()
+def add_clip_ratios(
+    sums: MetricSums, ratio: Tensor, turns: TurnLayout, advantages: Tensor, clip_range: ClipRange
+) -> None:
+    """TRL's `clip_ratio/…`: the share of tokens whose ratio is out of the range where clipping stops the gradient.
+
+    Args:
+        sums: where they are added.
+        ratio: (B, T), of each token's unit.
+        turns: the turns of the B trajectories.
+        advantages: (B, T) or (B, 1).
+        clip_range: of the ratio.
+    """
+    ratio = ratio if clip_range.delta is None else ratio.clamp(max=clip_range.delta)  # as TRL counts
+    low = ((ratio < 1 - clip_range.low) & (advantages < 0)).float()
+    high = ((ratio > 1 + clip_range.high) & (advantages > 0)).float()
+    kept = turns.loss_mask
+    sums.add_mean("clip_ratio/low_mean", low, kept)
+    sums.add_mean("clip_ratio/high_mean", high, kept)
+    sums.add_mean("clip_ratio/region_mean", low + high, kept)
+    sums.add_min("clip_ratio/low_min", masked_mean(low, kept, dim=1), turns.counts > 0)
+    sums.add_max("clip_ratio/high_max", masked_mean(high, kept, dim=1), turns.counts > 0)

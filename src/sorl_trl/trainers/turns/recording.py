@@ -1,69 +1,104 @@
-"""What reward functions say, kept beside what TRL makes of it."""
+"""What a rollout gives, kept on its way through TRL: the turns that were generated, and what they earned."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from trl import GRPOTrainer
 
-from sorl_trl.ops import turn_counts
+from sorl_trl.ops import TurnLayout, turn_layout
 from sorl_trl.trainers.turns.rewards import TurnRewardRecorder
 
 
-class RewardRecording(GRPOTrainer):
-    """`GRPOTrainer` whose reward functions may return turn rewards.
+@dataclass(frozen=True)
+class ScoredRollout:
+    """B trajectories of one rank with at most K turns each, and what F reward functions say of them."""
+
+    turns: TurnLayout
+    """As they were generated, before any trajectory is masked as truncated."""
+    rewards_per_func: Tensor
+    """(B, F) one reward per trajectory and function, NaN where it gave none."""
+    turn_rewards: Tensor
+    """(B, K) the weighted sum of all functions per turn; an outcome reward stands on the last turn."""
+    scored: Tensor
+    """(B,) bool, whether any function gave a reward."""
+    has_turn_rewards: bool
+    """Whether some function gave turn rewards to some trajectory of this rank."""
+
+
+class RolloutRecorder:
+    """Stands around TRL's scoring of a rollout, whose reward functions may then return turn rewards.
 
     It stands around `_calculate_rewards` rather than overriding it, so that a subclass may replace that method as it
     may replace TRL's: its functions are recorded if it calls those of `reward_funcs`, and its rewards are outcomes if
     it does not.
+
+    Args:
+        trainer: a `GRPOTrainer`.
     """
 
-    reward_funcs: list[Any]
-    _turn_ids: Tensor
-    """(B, T) of the completions that were generated last, before any of them is masked as truncated."""
-    _turn_rewards: TurnRewardRecorder
+    _turns: TurnLayout
+    _turn_counts: list[int]
+    _rewards: TurnRewardRecorder
     _rewards_per_func: Tensor
-    """(B, F) of this rank's completions that were generated last, NaN where a function gave none."""
 
-    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        attributes = self.__dict__
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+
+    def generated(self, turn_ids: Tensor) -> None:
+        """Keep the (B, T) turn ids, still on the host, of the completions that were just generated."""
+        on_host = turn_layout(turn_ids)
+        self._turn_counts = on_host.counts.tolist()
+        self._turns = turn_layout(turn_ids.to(self._trainer.accelerator.device), on_host.num_turns)
+
+    @contextmanager
+    def around_rewards(self) -> Iterator[None]:
+        """Within it, TRL's call of `_calculate_rewards` is recorded."""
+        attributes = vars(self._trainer)
         before = {name: attributes[name] for name in ("_calculate_rewards",) if name in attributes}
-        attributes["_calculate_rewards"] = partial(self._record_rewards, self._calculate_rewards)
+        attributes["_calculate_rewards"] = partial(self._record, self._trainer._calculate_rewards)
         try:
-            output: dict[str, Any] = super()._generate_and_score_completions(inputs)
+            yield
         finally:
             del attributes["_calculate_rewards"]
             attributes.update(before)
-        return output
 
-    def _record_rewards(self, calculate: Callable[..., Tensor], *args: Any) -> Tensor:
+    def _record(self, calculate: Callable[..., Tensor], *args: Any) -> Tensor:
         """(all ranks' B, F) what `calculate` gives, with NaN for trajectories without a turn."""
-        self._turn_rewards = recorder = TurnRewardRecorder(turn_counts(self._turn_ids).tolist())
-        reward_funcs = self.reward_funcs
-        self.reward_funcs = [
+        trainer = self._trainer
+        self._rewards = recorder = TurnRewardRecorder(self._turn_counts)
+        reward_funcs = trainer.reward_funcs
+        trainer.reward_funcs = [
             recorder.wrap(func, index, name)
-            for index, (func, name) in enumerate(zip(reward_funcs, self.reward_func_names, strict=True))
+            for index, (func, name) in enumerate(zip(reward_funcs, trainer.reward_func_names, strict=True))
         ]
         try:
             rewards_per_func = calculate(*args)
         finally:
-            self.reward_funcs = reward_funcs
+            trainer.reward_funcs = reward_funcs
         # A trajectory without a token of the policy (its search was down) says nothing about the policy: TRL leaves
         # rows of NaN out of the baseline and gives them no advantage.
-        without_turn = self.accelerator.gather((self._turn_ids < 0).all(-1))
-        rewards_per_func[without_turn] = torch.nan
-        mode = "train" if self.model.training else "eval"
-        self._metrics[mode]["trajectories_without_turn"].append(without_turn.float().mean().item())
-        count = len(self._turn_ids)
-        first = self.accelerator.process_index * count
+        without_turn = trainer.accelerator.gather(self._turns.counts == 0)
+        rewards_per_func = torch.where(without_turn.unsqueeze(1), torch.nan, rewards_per_func)
+        mode = "train" if trainer.model.training else "eval"
+        trainer._metrics[mode]["trajectories_without_turn"].append(without_turn.float().mean().item())
+        count = len(self._turn_counts)
+        first = trainer.accelerator.process_index * count
         self._rewards_per_func = rewards_per_func[first : first + count]
         return rewards_per_func
 
-    def _local_turn_rewards(self) -> tuple[Tensor, Tensor]:
-        """Of this rank: (B, K) weighted turn rewards, outcomes on the last turn, and (B,) whether scored at all."""
-        turn_rewards = self._turn_rewards.combine(self._rewards_per_func, self.reward_weights)
-        return turn_rewards, ~self._rewards_per_func.isnan().all(-1)
+    def scored(self) -> ScoredRollout:
+        """The rollout whose rewards were recorded last."""
+        rewards = self._rewards_per_func
+        return ScoredRollout(
+            turns=self._turns,
+            rewards_per_func=rewards,
+            turn_rewards=self._rewards.combine(rewards, self._trainer.reward_weights),
+            scored=~rewards.isnan().all(-1),
+            has_turn_rewards=self._rewards.has_turn_rewards,
+        )

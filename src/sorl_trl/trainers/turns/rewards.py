@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from trl.trainer.utils import is_async_callable
 
@@ -102,16 +101,18 @@ class TurnRewardRecorder:
             (B, K) turn rewards, K = largest number of turns; an outcome reward stands on the last turn. A trajectory
             without a turn has nowhere to put a reward: its row is 0.
         """
-        combined = rewards_per_func.new_zeros(len(self._turn_counts), max([0, *self._turn_counts]))
+        outcomes, weight_of = rewards_per_func.tolist(), weights.tolist()
+        combined = [[0.0] * max([0, *self._turn_counts]) for _ in self._turn_counts]
         for row, turns in enumerate(self._turn_counts):
-            for index, weight in enumerate(weights.tolist()):
+            for index, weight in enumerate(weight_of):
                 recorded = self._recorded.get((row, index))
-                outcome = rewards_per_func[row, index].item()
                 if recorded is not None:
-                    combined[row, :turns] += weight * torch.tensor(recorded, device=combined.device)
-                elif turns and not math.isnan(outcome):
-                    combined[row, turns - 1] += weight * outcome
-        return combined
+                    for turn, reward in enumerate(recorded):
+                        combined[row][turn] += weight * reward
+                elif turns and not math.isnan(outcomes[row][index]):
+                    combined[row][turns - 1] += weight * outcomes[row][index]
+        shape = len(combined), max([0, *self._turn_counts])
+        return rewards_per_func.new_tensor(combined).reshape(shape)
 
 
 def _called_as_by_trl(reward_func: Callable[..., Any]) -> Callable[..., Any]:

@@ -86,6 +86,18 @@ def check_rollout(output: RolloutOutput, num_prompts: int) -> None:
         validate_turn_ids(padded(output["turn_ids"], -1), padded(output["env_mask"], 0))
 
 
+def check_turn_ids(turn_ids: Tensor, completion_ids: Any, env_mask: Any) -> None:
+    """Raise ValueError where tools have lengthened a completion whose turns `rollout_func` had recorded."""
+    lengths = [len(ids) for ids in completion_ids]
+    mask = env_mask if env_mask is not None else [[1] * length for length in lengths]
+    if turn_ids.shape[1] != max(lengths):
+        raise ValueError(
+            f"`rollout_func` recorded turns over {turn_ids.shape[1]} tokens, but completions have up to "
+            f"{max(lengths)}: `tools` went on after it. Use one or the other."
+        )
+    validate_turn_ids(turn_ids, padded(mask, 0))
+
+
 def _check_binary(env_mask: Sequence[Sequence[int]]) -> None:
     for row, mask in enumerate(env_mask):
         if wrong := set(mask) - {0, 1}:

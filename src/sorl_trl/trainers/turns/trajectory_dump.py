@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,6 +28,8 @@ from sorl_trl.records.trained import (
 )
 from sorl_trl.rollout.tokens import decode, token_texts
 from sorl_trl.trainers.base_config import LOSSES_WITHOUT_MIN, TurnLevelConfig
+from sorl_trl.trainers.loss.micro_batch import MicroBatch, generation_step_of
+from sorl_trl.trainers.loss.so_loss import ClipRange
 from sorl_trl.types import Trajectory
 
 _ASKED = "asked"
@@ -40,12 +42,10 @@ class TrajectoryDump(TrainerCallback):
     Args:
         args: of the trainer; its `save_trajectories_steps` is n.
         tokenizer: of the policy.
-        clip_range: how far a ratio may fall below and rise above 1.
+        clip_range: of the ratios.
     """
 
-    def __init__(
-        self, args: TurnLevelConfig, tokenizer: PreTrainedTokenizerBase, clip_range: tuple[float, float]
-    ) -> None:
+    def __init__(self, args: TurnLevelConfig, tokenizer: PreTrainedTokenizerBase, clip_range: ClipRange) -> None:
         self.args = args
         self.tokenizer = tokenizer
         self.clip_range = clip_range
@@ -70,43 +70,48 @@ class TrajectoryDump(TrainerCallback):
             weights: (F,).
         """
         if self.args.save_trajectories_steps:
-            weights = weights.to(rewards.device)
-            batch[_ASKED] = [_asked(example, row, weights) for example, row in zip(examples, rewards, strict=True)]
+            no_reward = rewards.isnan().all(-1).tolist()
+            totals = (rewards * weights.to(rewards.device)).nansum(-1).tolist()
+            given = [None if nothing else total for nothing, total in zip(no_reward, totals, strict=True)]
+            batch[_ASKED] = [_asked(example, reward) for example, reward in zip(examples, given, strict=True)]
 
     @torch.no_grad()
-    def add(
-        self, step: int, batch: Mapping[str, Any], log_ratio: Tensor, turn_ids: Tensor, advantages: Tensor
-    ) -> None:
-        """A micro-batch of an optimizer step, from 1: (B, T) log-ratios and turns, (B, T) or (B, 1) advantages."""
+    def observe(self, batch: MicroBatch) -> None:
+        """Keep a micro-batch of a step that is asked for, and write the step when it ends."""
         every = self.args.save_trajectories_steps
-        if not every or step % every or _ASKED not in batch:  # a batch may be of before a checkpoint
-            return
-        ratio = importance_ratio(log_ratio, turn_ids, self.args.importance_sampling_level, self.args.turn_ratio)
+        # A batch may be of before a checkpoint, when nothing was kept of it.
+        if every and batch.step % every == 0 and batch.age is not None and _ASKED in batch.inputs:
+            self._rows.extend(self._trained(batch))
+        if batch.is_training and batch.ends_step:
+            self._write()
+
+    def _trained(self, batch: MicroBatch) -> Iterator[TrainedTrajectory]:
+        level, inputs = self.args.importance_sampling_level, batch.inputs
+        log_ratio = batch.log_ratio.detach()
+        ratio = importance_ratio(log_ratio, batch.turns, level, self.args.turn_ratio)
         columns = {
-            "turn_ids": turn_ids,
-            "token_ratios": log_ratio.float().exp(),
-            "ratios": ratio.float(),
-            "advantages": advantages.expand_as(log_ratio).float(),
+            "turn_ids": batch.turns.turn_ids.tolist(),
+            "token_ratios": log_ratio.float().exp().tolist(),
+            "ratios": ratio.float().tolist(),
+            "advantages": batch.advantages.expand_as(log_ratio).float().tolist(),
+            "clipped": self._clip_states(ratio, batch),
         }
-        states = self._clip_states(ratio, turn_ids, advantages)
-        for i, asked in enumerate(batch[_ASKED]):
+        prompts, prompt_masks = inputs["prompt_ids"].tolist(), inputs["prompt_mask"].tolist()
+        completions = inputs["completion_ids"].tolist()
+        for i, asked in enumerate(inputs[_ASKED]):
             length = asked["tokens"]
-            prompt = batch["prompt_ids"][i][batch["prompt_mask"][i].bool()]
-            per_token: dict[str, Any] = {name: tuple(values[i, :length].tolist()) for name, values in columns.items()}
-            self._rows.append(
-                TrainedTrajectory(
-                    step=step,
-                    generated_at_step=int(batch["generated_at_step"]),
-                    prompt=decode(self.tokenizer, prompt.tolist()),
-                    tokens=tuple(token_texts(self.tokenizer, batch["completion_ids"][i, :length].tolist())),
-                    clipped=states[i][:length],
-                    **per_token,
-                    **{name: value for name, value in asked.items() if name != "tokens"},
-                )
+            prompt = [token_id for token_id, kept in zip(prompts[i], prompt_masks[i], strict=True) if kept]
+            per_token: dict[str, Any] = {name: tuple(rows[i][:length]) for name, rows in columns.items()}
+            yield TrainedTrajectory(
+                step=batch.step,
+                generated_at_step=generation_step_of(inputs) or 0,
+                prompt=decode(self.tokenizer, prompt),
+                tokens=tuple(token_texts(self.tokenizer, completions[i][:length])),
+                **per_token,
+                **{name: value for name, value in asked.items() if name != "tokens"},
             )
 
-    def write(self) -> None:
-        """Keep what was added since the last time, if anything was."""
+    def _write(self) -> None:
         if self._rows:
             write_trained(self.args.output_dir, self._shard(self._rows[0].step), self._rows)
         self._rows = []
@@ -114,18 +119,18 @@ class TrajectoryDump(TrainerCallback):
     def _shard(self, step: int) -> Shard:
         return Shard(step, self.args.process_index, self.args.world_size)
 
-    def _clip_states(self, ratio: Tensor, turn_ids: Tensor, advantages: Tensor) -> Sequence[tuple[str, ...]]:
-        low, high = self.clip_range
-        states = torch.zeros_like(turn_ids)
+    def _clip_states(self, ratio: Tensor, batch: MicroBatch) -> list[list[str]]:
+        low, high, _ = self.clip_range
+        states = torch.zeros_like(batch.turns.turn_ids)
         states[~((ratio >= 1 - low) & (ratio <= 1 + high))] = 1  # where it is not a number, too
         if self.args.loss_type not in LOSSES_WITHOUT_MIN:
-            states[is_clipped(ratio, advantages, low, high)] = 2
-        states[turn_ids < 0] = 3
+            states[is_clipped(ratio, batch.advantages, low, high)] = 2
+        states[~batch.turns.loss_mask] = 3
         names = (INSIDE, OUTSIDE, CLIPPED, UNTRAINED)
-        return [tuple(names[state] for state in row) for row in states.tolist()]
+        return [[names[state] for state in row] for row in states.tolist()]
 
 
-def _asked(example: Mapping[str, Any], rewards: Tensor, weights: Tensor) -> dict[str, Any]:
+def _asked(example: Mapping[str, Any], reward: float | None) -> dict[str, Any]:
     """What the tensors of a batch do not say about a trajectory, in types that a checkpoint takes.
 
     The columns of a training set may be of any type, and their names mean something else there.
@@ -137,7 +142,7 @@ def _asked(example: Mapping[str, Any], rewards: Tensor, weights: Tensor) -> dict
         "tokens": len(example["turn_ids"]),
         "question": question if isinstance(question, str) else None,
         "golden_answers": [golden] if isinstance(golden, str) else [str(answer) for answer in golden],
-        "reward": None if rewards.isnan().all() else float((rewards * weights).nansum()),
+        "reward": reward,
         "answer": trajectory and trajectory.answer,
         "stop_reason": trajectory and trajectory.stop_reason.value,
     }

@@ -1,0 +1,165 @@
+"""The generation cycle of a trainer: what it has collected, and what of that it still has to train on."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.logging import get_logger
+from accelerate.utils import send_to_device
+from datasets import IterableDataset
+from torch import Tensor
+
+from sorl_trl.command_line import UserMistake
+from sorl_trl.files import write_whole
+from sorl_trl.trainers.cycle.shared_storage import ranks_where
+from sorl_trl.trainers.loss.micro_batch import ON_HOST
+
+logger = get_logger(__name__)
+
+_SETTINGS = (
+    "world_size",
+    "per_device_train_batch_size",
+    "steps_per_generation",
+    "num_iterations",
+    "gradient_accumulation_steps",
+)
+"""Fields of the configuration that say what a step of a generation cycle is."""
+
+
+class GenerationCycle:
+    """The rollouts of one rank between the steps in which they are collected and trained on.
+
+    With `staleness` 0 they are trained on as `GRPOTrainer` does it. With n, every trajectory is sampled, and its old
+    log-probabilities are taken, n rollouts before the policy's first update on it. The lag grows to n at the start,
+    while each batch of prompts is asked twice.
+
+    Checkpoints hold it, so that a resumed run goes on within a cycle: TRL saves neither the step within the cycle nor
+    the trajectories that the rest of the cycle is to train on, and would generate others at once.
+
+    Args:
+        trainer: a `GRPOTrainer`, whose step and buffered rollout this keeps.
+        staleness: how many rollouts late each is trained on.
+    """
+
+    def __init__(self, trainer: Any, staleness: int = 0) -> None:
+        self.staleness = staleness
+        self.waiting: deque[list[dict[str, Tensor]]] = deque()
+        """Rollouts that later ones must be collected before, each split into micro-batches, the oldest first."""
+        self._trainer = trainer
+
+    def prepare_inputs(self, generation_batch: Any, prepare: Callable[[Any], Any]) -> Any:
+        """The next micro-batch to train on; `prepare` is TRL's `_prepare_inputs`, which collects when it must."""
+        trainer = self._trainer
+        if not (self.staleness and trainer.model.training and self._needs_rollout()):
+            return prepare(generation_batch)
+        with self._old_policy_scored():
+            for _ in range(1 if len(self.waiting) == self.staleness else 2):
+                trainer._buffered_inputs = None
+                prepare(generation_batch)
+                self.waiting.append(trainer._buffered_inputs)
+        trainer._buffered_inputs = self.waiting.popleft()
+        return trainer._buffered_inputs[trainer._step % trainer.args.steps_per_generation]
+
+    def _needs_rollout(self) -> bool:
+        """As TRL decides it."""
+        trainer = self._trainer
+        steps = trainer.args.steps_per_generation * trainer.num_iterations
+        return trainer._step % steps == 0 or not trainer._buffered_inputs
+
+    @contextmanager
+    def _old_policy_scored(self) -> Iterator[None]:
+        """Have TRL take the old log-probabilities even where, without staleness, a rollout makes one update only."""
+        trainer = self._trainer
+        num_iterations = trainer.num_iterations
+        trainer.num_iterations = num_iterations * (1 + trainer.args.gradient_accumulation_steps)
+        try:
+            yield
+        finally:
+            trainer.num_iterations = num_iterations
+
+    def discard(self) -> None:
+        """Forget all trajectories that are still to be trained on: the next step collects new ones."""
+        self._trainer._buffered_inputs = None
+        self.waiting.clear()
+
+    def save(self, folder: Path) -> None:
+        """Write it into the checkpoint `folder`, a file for each rank."""
+        trainer = self._trainer
+        is_unfinished = trainer._step % (trainer.args.steps_per_generation * trainer.num_iterations) != 0
+        state = {
+            "step": trainer._step,
+            "buffered_inputs": trainer._buffered_inputs if is_unfinished else None,
+            "waiting_rollouts": list(self.waiting),
+            "rollout_staleness": self.staleness,
+            **{name: getattr(trainer.args, name) for name in _SETTINGS},
+        }
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(self._file(folder), lambda file: torch.save(state, file))
+
+    def load(self, folder: Path) -> None:
+        """Restore the step within the cycle and the trajectories that are still to be trained on.
+
+        Not exact, and warned of: an iterable dataset after its first pass, since transformers cannot tell how long a
+        pass is; and a reference that `sync_ref_model` has moved, which would make each checkpoint as large again.
+        What is summed up between two log entries is lost, as it is with transformers' own trainer.
+
+        Raises:
+            UserMistake: trajectories are still to be trained on, and it was written by another number of processes or
+                with other batch settings; or it was written with another `rollout_staleness`.
+        """
+        self._warn_of_what_differs()
+        if without := ranks_where(not self._file(folder).is_file()):  # all ranks must collect in the same steps
+            logger.warning(
+                f"{folder} does not say to processes {without} where in a generation cycle it was written "
+                "(`trl.GRPOTrainer` wrote it, or it was copied in part): the run goes on with new trajectories."
+            )
+            return
+        # Not straight to the device: accelerate puts several CPU processes on "cpu:0", which torch.load refuses.
+        state = torch.load(self._file(folder), map_location="cpu", weights_only=True)
+        if state["rollout_staleness"] != self.staleness:
+            raise UserMistake(
+                f"`rollout_staleness` is {self.staleness}, but was {state['rollout_staleness']} when {folder} "
+                "was written, and its rollouts are still to be trained on. Resume with the same, or start a new run."
+            )
+        if state["buffered_inputs"] is None and not state["waiting_rollouts"]:
+            self._trainer._step = 0  # the next step begins a cycle, which may be another one
+            return
+        self._check_settings(state, folder)
+        self._restore(state)
+
+    def _check_settings(self, state: dict[str, Any], folder: Path) -> None:
+        for name in _SETTINGS:
+            if state[name] != getattr(self._trainer.args, name):
+                raise UserMistake(
+                    f"`{name}` is {getattr(self._trainer.args, name)}, but was {state[name]} when {folder} was "
+                    "written, with trajectories still to be trained on. Resume with the same or, without "
+                    "`rollout_staleness`, from the end of a generation cycle; or start a new run."
+                )
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        device = self._trainer.accelerator.device
+        self._trainer._step = state["step"]
+        self._trainer._buffered_inputs = send_to_device(state["buffered_inputs"], device, skip_keys=ON_HOST)
+        self.waiting = deque(send_to_device(state["waiting_rollouts"], device, skip_keys=ON_HOST))
+
+    def _warn_of_what_differs(self) -> None:
+        trainer = self._trainer
+        # Of an iterable dataset, transformers counts a pass as whole only where a next one was begun.
+        if isinstance(trainer.train_dataset, IterableDataset) and trainer.state.epoch >= 1:
+            logger.warning(
+                "The run was interrupted after the first pass over an iterable `train_dataset`, whose length is not "
+                "known: it goes on with the first prompts of a pass. Use a dataset with a length to resume exactly."
+            )
+        if trainer.args.sync_ref_model:
+            logger.warning(
+                "`sync_ref_model` moves the reference, which is in no checkpoint: the run goes on with the reference "
+                "that a new run starts from."
+            )
+
+    def _file(self, folder: Path) -> Path:
+        return folder / f"generation_cycle_{self._trainer.args.process_index}.pt"

@@ -1,0 +1,85 @@
+"""Logs what a turn-level loss says about itself, once per optimizer step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from accelerate import Accelerator
+from torch import Tensor
+
+from sorl_trl.ops import importance_ratio
+from sorl_trl.trainers.base_config import TurnLevelConfig
+from sorl_trl.trainers.loss.micro_batch import MicroBatch
+from sorl_trl.trainers.loss.so_loss import ClipRange
+from sorl_trl.trainers.loss.turn_metrics import MetricSums, add_clip_ratios, reduce_all, turn_metrics
+
+CLIP_RATIOS = tuple(f"clip_ratio/{name}" for name in ("low_mean", "high_mean", "region_mean", "low_min", "high_max"))
+"""What TRL logs of its surrogate: nothing, where ours takes its place."""
+
+
+class MetricLog:
+    """An observer that adds a value per metric and micro-batch to TRL's lists, as TRL does.
+
+    On the device they are kept until the optimizer steps: then all ranks exchange them, and each waits for its device
+    once, however many micro-batches there were.
+
+    Args:
+        args: of the trainer.
+        clip_range: of the ratios.
+        accelerator: of the trainer.
+        metrics: "train" and "eval" -> metric -> the values that were logged, where TRL keeps them.
+        is_our_surrogate: whether the surrogate is `so_loss.surrogate`, so that TRL's `clip_ratio/…` are ours to log.
+    """
+
+    def __init__(
+        self,
+        args: TurnLevelConfig,
+        clip_range: ClipRange,
+        accelerator: Accelerator,
+        metrics: Mapping[str, Any],
+        is_our_surrogate: bool,
+    ) -> None:
+        self.args = args
+        self.clip_range = clip_range
+        self._accelerator = accelerator
+        self._metrics = metrics
+        self._is_our_surrogate = is_our_surrogate
+        self._terms: list[tuple[str, Tensor, Tensor | None]] = []
+        self._waiting: list[MetricSums] = []
+
+    def add_rank_mean(self, name: str, value: Tensor) -> None:
+        """Log the mean over ranks of a scalar of the micro-batch whose loss is being formed."""
+        self._terms.append((name, value.detach(), None))
+
+    def add_mean(self, name: str, values: Tensor, keep: Tensor) -> None:
+        """Log the mean over all ranks' `values` where `keep`: ranks with more of them count more."""
+        self._terms.append((name, values.detach(), keep))
+
+    def observe(self, batch: MicroBatch) -> None:
+        """Take note of a micro-batch; log it and those before it if the optimizer steps after it."""
+        mode = "train" if batch.is_training else "eval"
+        log_ratio = batch.log_ratio.detach()
+        sums = turn_metrics(log_ratio, batch.turns, batch.advantages, self.clip_range, self.args.turn_ratio)
+        if self._is_our_surrogate:
+            for name in CLIP_RATIOS:
+                self._metrics[mode][name].pop()
+            ratio = importance_ratio(log_ratio, batch.turns, self.args.importance_sampling_level, self.args.turn_ratio)
+            add_clip_ratios(sums, ratio, batch.turns, batch.advantages, self.clip_range)
+        for name, values, keep in self._terms:
+            if keep is None:
+                sums.add_rank_mean(name, values)
+            else:
+                sums.add_mean(name, values, keep)
+        self._terms.clear()
+        self._waiting.append(sums)
+        if batch.age is not None:
+            self._metrics[mode]["off_policy_age"].append(batch.age)
+        if batch.ends_step:
+            self._write(mode)
+
+    def _write(self, mode: str) -> None:
+        for metrics in reduce_all(self._waiting, self._accelerator):
+            for name, value in metrics.items():
+                self._metrics[mode][name].append(value)
+        self._waiting.clear()

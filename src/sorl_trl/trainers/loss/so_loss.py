@@ -1,0 +1,78 @@
+"""The loss of SO-GRPO, which is also the policy's in SO-PPO: its equations, in their order (docs/paper_to_code.md).
+
+    ratio      w_t = exp(log-ratio of the token, its turn or the sequence)          `ops.importance_ratio`
+    surrogate  S_t = min(w_t Â_t, clip(w_t, 1 − ε_low, 1 + ε_high) Â_t)             `ops.clipped_surrogate`
+    mean       J = mean_i (1/n_i) Σ_k mean_{t∈k} S_t, with `loss_type="turn"`       `ops.turn_weights`
+    penalty    P = mean_i f_i · KL_i                                                `ops.clip_penalty`
+    loss       L = −J + λ P
+
+TRL's own loss takes the mean, and adds the reference KL, the entropy and what else its options say; how it is given
+the surrogate is in `ratio_substitution`. SO-PPO adds the critic's value loss.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from sorl_trl.ops import (
+    TurnLayout,
+    clip_fraction,
+    clip_penalty,
+    clipped_surrogate,
+    importance_ratio,
+    turn_clip_fraction,
+    turn_weights,
+)
+from sorl_trl.trainers.base_config import TURN_LOSS_TYPE, TurnLevelConfig
+
+
+class ClipRange(NamedTuple):
+    """How far a ratio may fall below and rise above 1 before it is clipped, and what bounds it where it is not."""
+
+    low: float
+    high: float
+    delta: float | None = None
+
+
+def surrogate(
+    log_ratio: Tensor, turns: TurnLayout, advantages: Tensor, args: TurnLevelConfig, clip_range: ClipRange
+) -> tuple[Tensor, Tensor]:
+    """(B, T) each token's surrogate, and (B, T) the ratio that it is formed of.
+
+    With `loss_type="turn"` the surrogate is weighted so that TRL's mean over the tokens of each trajectory is the mean
+    over its turns.
+
+    Args:
+        log_ratio: (B, T) of tokens.
+        turns: the turns of the B trajectories.
+        advantages: (B, T) or (B, 1).
+        args: `importance_sampling_level`, `turn_ratio` and `loss_type` are read.
+        clip_range: of the ratio.
+    """
+    ratio = importance_ratio(log_ratio, turns, args.importance_sampling_level, args.turn_ratio)
+    of_tokens = clipped_surrogate(ratio, advantages, *clip_range)
+    return (turn_weights(turns) * of_tokens if args.loss_type == TURN_LOSS_TYPE else of_tokens), ratio
+
+
+def penalty(
+    log_ratio: Tensor, turns: TurnLayout, args: TurnLevelConfig, clip_range: ClipRange
+) -> tuple[Tensor, Tensor]:
+    """(B,) the clipping-triggered penalty of each trajectory, and (B,) the gate that weighs its KL.
+
+    Args:
+        log_ratio: (B, T) of tokens.
+        turns: the turns of the B trajectories.
+        args: `ctn_gate`, `ctn_epsilon`, `ctn_epsilon_high`, `kl_estimator` and `turn_ratio` are read.
+        clip_range: of the surrogate, for the sides of the gate's range that are not set.
+    """
+    low = clip_range.low if args.ctn_epsilon is None else args.ctn_epsilon
+    high = clip_range.high if args.ctn_epsilon_high is None else args.ctn_epsilon_high
+    if args.ctn_gate == "token":
+        gate = clip_fraction(log_ratio, turns.loss_mask, low, high)
+    elif args.ctn_gate == "turn":
+        gate = turn_clip_fraction(log_ratio, turns, low, high, args.turn_ratio)
+    else:
+        gate = log_ratio.new_ones(len(log_ratio))
+    return clip_penalty(log_ratio, turns.loss_mask, low, high, args.kl_estimator, gate), gate
