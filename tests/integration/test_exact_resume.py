@@ -13,7 +13,7 @@ from trl.trainer.utils import RepeatSampler
 
 from sorl_trl import SOGRPOTrainer, SOPPOTrainer
 from sorl_trl.search import BM25Index
-from sorl_trl.trainers.cycle.exact_resume import EpochRepeatSampler
+from sorl_trl.trainers.cycle.epoch_sampler import EpochRepeatSampler
 from tests.agents import agent_policy, build_agent, search_index, steps_after
 
 STEPS = 11

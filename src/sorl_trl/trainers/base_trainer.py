@@ -119,7 +119,7 @@ class TurnLevelTrainer(GRPOTrainer):
             turn_ids = split_at_tags(turn_ids, completion_ids, self._tokenizer, self.args.turn_boundary_tags)
         # Reward functions see the turns they are asked to reward.
         lengths = map(len, completion_ids)
-        extra_fields["turn_ids"] = [row[:length].tolist() for row, length in zip(turn_ids, lengths, strict=True)]
+        extra_fields["turn_ids"] = [row[:length] for row, length in zip(turn_ids.tolist(), lengths, strict=True)]
         self._recorder.generated(turn_ids)
         return result
 

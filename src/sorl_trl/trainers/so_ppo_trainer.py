@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, ClassVar
 
@@ -11,7 +11,7 @@ from accelerate.logging import get_logger
 from torch import Tensor
 from trl.models.utils import disable_gradient_checkpointing
 
-from sorl_trl.ops import aggregate_turns, is_value_clipped, masked_mean, turn_starts, value_loss, whiten
+from sorl_trl.ops import aggregate_turns, is_value_clipped, masked_mean, turn_layout, turn_starts, value_loss, whiten
 from sorl_trl.trainers.base_config import TURN_LOSS_TYPE
 from sorl_trl.trainers.critic.experience import Experience, token_experience, turn_experience
 from sorl_trl.trainers.critic.health import CriticWatch, critic_metrics
@@ -223,27 +223,27 @@ class SOPPOTrainer(CriticTrainer):
     def _with_own_terms(self, loss: Tensor, batch: MicroBatch) -> Tensor:
         assert self._value_recorder is not None
         loss = super()._with_own_terms(loss, batch)
-        return loss + self.args.vf_coef * self._value_loss(self._value_recorder.values, batch.inputs)
+        return loss + self.args.vf_coef * self._value_loss(self._value_recorder.values, batch)
 
     def _value_units(self, turn_ids: Tensor) -> Tensor:
         """(B, T) bool: where the critic's value is trained, at the start of each turn or at each of its tokens."""
         return turn_starts(turn_ids) if self.args.advantage_level == "turn" else turn_ids >= 0
 
-    def _value_loss(self, values: Tensor, inputs: Mapping[str, Any]) -> Tensor:
+    def _value_loss(self, values: Tensor, batch: MicroBatch) -> Tensor:
         """This micro-batch's share of the clipped value loss of the optimizer step."""
-        turn_ids, clip_range = inputs["turn_ids"], self.args.value_clip_range
-        kept = self._value_units(turn_ids)
+        inputs, clip_range = batch.inputs, self.args.value_clip_range
+        kept = self._value_units(batch.turns.turn_ids)
         # Values on observations and padding are real numbers, but nobody's business.
         values, old_values = torch.where(kept, values, 0.0), torch.where(kept, inputs["old_values"], 0.0)
         returns = torch.where(kept, inputs["returns"], 0.0)
         losses = value_loss(values, old_values, returns, clip_range)
-        loss = self._mean_over_units(losses, kept, inputs)
+        loss = self._mean_over_units(losses, kept, batch)
         is_clipped = is_value_clipped(values.detach(), old_values, returns, clip_range)
         self._metric_log.add_rank_mean("critic/value_loss", loss)
         self._metric_log.add_mean("critic/value_clip_fraction", is_clipped.float(), kept)
         return loss / self._micro_batches()
 
-    def _mean_over_units(self, losses: Tensor, kept: Tensor, inputs: Mapping[str, Any]) -> Tensor:
+    def _mean_over_units(self, losses: Tensor, kept: Tensor, batch: MicroBatch) -> Tensor:
         """The mean over turns or tokens, averaged as the policy's loss is over tokens.
 
         Where TRL divides by the number of tokens of all micro-batches and ranks, so that a gradient does not depend on
@@ -251,11 +251,12 @@ class SOPPOTrainer(CriticTrainer):
         micro-batch is divided by its share of the units of the whole rollout.
         """
         if self.args.loss_type == TURN_LOSS_TYPE:
-            return aggregate_turns(losses, torch.where(kept, inputs["turn_ids"], -1))
+            units = torch.where(kept, batch.turns.turn_ids, -1)
+            return aggregate_turns(losses, turn_layout(units, batch.turns.num_turns))
         if self.args.loss_type in _MEAN_PER_TRAJECTORY:
             return masked_mean(losses, kept, dim=1).mean()
         if self.args.loss_type in _MEAN_PER_MICRO_BATCH:
             return masked_mean(losses, kept)
         micro_batches = self.args.steps_per_generation if self.model.training else 1
-        units = inputs["value_units"].clamp(min=1) / (self.accelerator.num_processes * micro_batches)
+        units = batch.inputs["value_units"].clamp(min=1) / (self.accelerator.num_processes * micro_batches)
         return torch.where(kept, losses, 0.0).sum() / units
