@@ -216,7 +216,7 @@ def test_what_a_reset_adds_is_made_harmless_and_the_prompt_is_left(
     trainer = build(SOGRPOTrainer, tmp_path, Telling, lambda prompts, **_: [0.0] * len(prompts))
     content = own if said is None else _joined(own, said)
     before = OwnContent.of([*QUESTION, {"role": "user", "content": own}])
-    assert trainer._harmless_beyond(before, content) == heard
+    assert trainer._tools._harmless_beyond(before, content) == heard
 
 
 def _joined(own: Any, said: Any) -> Any:
