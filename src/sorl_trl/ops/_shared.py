@@ -1,8 +1,6 @@
-"""What the operations have in common: precision, masking, segments and the check of a named choice."""
+"""What the operations have in common: precision, masking and segments."""
 
 from __future__ import annotations
-
-from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -26,10 +24,3 @@ def turn_slots(turn_ids: Tensor) -> tuple[Tensor, int]:
     """Where each token goes in a (B, K + 1) table of turns, and K: tokens of no turn go to the spare last column."""
     num_turns = int(turn_ids.max()) + 1 if turn_ids.numel() else 0
     return torch.where(turn_ids < 0, num_turns, turn_ids), num_turns
-
-
-def check_choice(name: str, value: str, allowed: Iterable[str]) -> None:
-    """Raise a `ValueError` that names the argument, its value and what is allowed, unless `value` is allowed."""
-    allowed = tuple(allowed)
-    if value not in allowed:
-        raise ValueError(f"{name} is {value!r}, but must be one of: {', '.join(map(repr, allowed))}.")

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ._shared import check_choice, keep, turn_slots
+from sorl_trl.checks import check_choice
+
+from ._shared import keep, turn_slots
 
 TURN_REDUCTIONS = ("mean", "sum")
 

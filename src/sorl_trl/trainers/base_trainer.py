@@ -74,7 +74,7 @@ class TurnLevelTrainer(CheckedOptions, NativeTools, RewardRecording, ExactResume
         if self._kl_schedule is not None:
             self.add_callback(self._kl_schedule)
         check_column_names(self.train_dataset, self.eval_dataset, args)
-        check_dataset_size(self.train_dataset, args, self.num_generations)
+        check_dataset_size(self.train_dataset, args)
         if self.rollout_func is None:  # a rollout function may render messages in its own way
             check_chat_template(self.train_dataset, self.processing_class)
 

@@ -9,10 +9,11 @@ from accelerate.logging import get_logger
 from transformers import TrainerCallback
 from trl import GRPOTrainer
 
+from sorl_trl.checks import raise_first
 from sorl_trl.trainers.agents.search_rollout import SearchRollout
 from sorl_trl.trainers.checks.inert import inert_warning
-from sorl_trl.trainers.checks.options import check_search_rollout, idle_options
-from sorl_trl.trainers.checks.training_noise import disable_noise, noise_in, noise_warning
+from sorl_trl.trainers.checks.options import idle_options, search_rollout_problems
+from sorl_trl.trainers.checks.training_noise import disable_noise, noise_in, noise_in_arguments, noise_warning
 
 logger = get_logger(__name__)
 
@@ -26,7 +27,7 @@ class CheckedOptions(GRPOTrainer):
         given = _SIGNATURE.bind(self, *args, **kwargs).arguments
         rollout = getattr(given.get("rollout_func"), "__wrapped__", None)  # `checked_rollout` is around it
         if isinstance(rollout, SearchRollout):  # before a model is loaded
-            check_search_rollout(given["args"], given.get("tools"), given.get("environment_factory"))
+            raise_first(search_rollout_problems(given["args"], given.get("tools"), given.get("environment_factory")))
         super().__init__(*args, **kwargs)
         if self.args.disable_dropout:
             disable_noise(self.model)
@@ -44,9 +45,7 @@ class _StartWarnings(TrainerCallback):
         if self._has_warned:
             return
         self._has_warned = True
-        noise = noise_in(kwargs["model"])
-        if args.neftune_noise_alpha:
-            noise.append(f"neftune_noise_alpha={args.neftune_noise_alpha:g} (the embeddings)")
+        noise = [*noise_in(kwargs["model"]), *noise_in_arguments(args)]
         if noise:
             logger.warning(noise_warning(noise, args.disable_dropout))
         inert = inert_warning(args)

@@ -24,7 +24,7 @@ def test_a_process_of_its_own(tmp_path: Path) -> None:
     report = json.loads(run.stdout)
     wrong = {f["check"]: f["what"] for f in report["findings"] if f["level"] in ("error", "warning")}
     assert wrong.keys() == {"batches", "tokens"}, run.stderr
-    assert wrong["batches"] == "a rollout takes 16 questions, but there are 8"
+    assert wrong["batches"].startswith("`train_questions` has 8 prompts, but a rollout takes 16")
     assert run.returncode == 1
 
 

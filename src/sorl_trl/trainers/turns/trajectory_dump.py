@@ -27,7 +27,8 @@ from sorl_trl.rollout.trained import (
     discard_later,
     write_trained,
 )
-from sorl_trl.trainers.base_config import LOSSES_WITHOUT_MIN, TurnLevelConfig
+from sorl_trl.trainers.base_config import TurnLevelConfig
+from sorl_trl.trainers.config_rules import LOSSES_WITHOUT_MIN
 from sorl_trl.types import Trajectory
 
 _ASKED = "asked"
