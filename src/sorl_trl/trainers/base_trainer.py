@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from trl import GRPOTrainer
 
 from sorl_trl.ops import (
     clipping_bias,
@@ -26,7 +27,7 @@ from sorl_trl.trainers.base_config import TURN_LOSS_TYPE, TurnLevelConfig
 from sorl_trl.trainers.checked_options import CheckedOptions
 from sorl_trl.trainers.checks.caller_warnings import warnings_at_the_caller
 from sorl_trl.trainers.checks.dataset import check_chat_template, check_column_names, check_dataset_size
-from sorl_trl.trainers.checks.trl_arguments import trainer_arguments
+from sorl_trl.trainers.checks.trl_arguments import called_as, trainer_arguments
 from sorl_trl.trainers.cycle.exact_resume import ExactResume
 from sorl_trl.trainers.cycle.roll_back import RollBack
 from sorl_trl.trainers.loss.bias_norm import ClippingBiasNormalizer
@@ -48,6 +49,7 @@ class TurnLevelTrainer(CheckedOptions, NativeTools, RewardRecording, ExactResume
     config_class: ClassVar[type[TurnLevelConfig]] = TurnLevelConfig
     args: TurnLevelConfig
 
+    @called_as(GRPOTrainer.__init__)
     def __init__(self, *positional: Any, **named: Any) -> None:
         given = trainer_arguments(*positional, **named)
         if given.get("args") is None:
