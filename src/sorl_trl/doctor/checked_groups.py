@@ -126,10 +126,10 @@ def _constructed(group: type[Group], recipe: RecipeFile, read: ReadArguments, va
             made, warned = _made_with_warnings(group, values)
         except Exception as error:  # whatever TRL or transformers raise for their own arguments
             message = str(error)
-            if reset.isdisjoint(re.findall(r"\w+", message)):
-                read.findings.append(Finding("error", message, recipe.line_in(message, {*vars(read.raw)})))
-            name = recipe.argument_in(message, known.keys() - reset)
-            if not recipe.has(name):
+            name = recipe.argument_in(message, known.keys()) or _quoted(message, values, recipe)
+            if not any(_mentions(message, each) for each in reset):
+                read.findings.append(Finding("error", message, recipe.line(name) if name else ""))
+            if name in reset or not recipe.has(name):
                 return None
             values = {**values, name: default(known[name])}
             reset.add(name)
@@ -147,6 +147,20 @@ def _made_with_warnings(group: type[Group], values: dict[str, Any]) -> tuple[Gro
         warnings.simplefilter("always", UserWarning)
         made = group(**values)
     return made, [str(warning.message) for warning in warned if issubclass(warning.category, UserWarning)]
+
+
+def _mentions(message: str, name: str) -> bool:
+    """Whether it is about an argument, perhaps in plain words: "the eval strategy"."""
+    words = " ".join(re.findall(r"[^\W_]+", message)).lower()
+    return f" {name.replace('_', ' ')} " in f" {words} "
+
+
+def _quoted(message: str, values: dict[str, Any], recipe: RecipeFile) -> str:
+    """The argument of a message that names its value alone, as an enumeration's does; "" where there are several."""
+    found = [
+        name for name, value in values.items() if recipe.has(name) and message.startswith((f"{value} ", f"{value!r} "))
+    ]
+    return found[0] if len(found) == 1 else ""
 
 
 def _values(group: type, raw: Any) -> dict[str, Any]:
