@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
-from sorl_trl.checks import POSITIVE_COUNT, check_number
 from sorl_trl.command_line import Parser, mistakes, run_command
 from sorl_trl.diagnostics.runs import replace_file
 from sorl_trl.evaluation.view_data import Entry, Group, open_run
@@ -97,8 +96,9 @@ def _left_out(entries: Sequence[Entry], groups: Sequence[Group], limit: int) -> 
 
 
 def _check(output: Path, limit: int, megabytes: int) -> None:
-    check_number("limit", limit, POSITIVE_COUNT)
-    check_number("megabytes", megabytes, POSITIVE_COUNT)
+    for name, value in (("limit", limit), ("megabytes", megabytes)):
+        if value < 1:
+            raise ValueError(f"--{name} must be at least 1, got {value}")
     if output.is_dir():
         raise IsADirectoryError(f"--output must be a file to write, got the folder {output}")
     if not output.parent.is_dir():

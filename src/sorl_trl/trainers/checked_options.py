@@ -9,10 +9,9 @@ from accelerate.logging import get_logger
 from transformers import TrainerCallback
 from trl import GRPOTrainer
 
-from sorl_trl.checks import raise_first
 from sorl_trl.trainers.agents.search_rollout import SearchRollout
 from sorl_trl.trainers.checks.inert import inert_warning
-from sorl_trl.trainers.checks.options import idle_options, search_rollout_problems
+from sorl_trl.trainers.checks.options import check_search_rollout, idle_options
 from sorl_trl.trainers.checks.training_noise import disable_noise, noise_in, noise_in_arguments, noise_warning
 
 logger = get_logger(__name__)
@@ -27,7 +26,7 @@ class CheckedOptions(GRPOTrainer):
         given = _SIGNATURE.bind(self, *args, **kwargs).arguments
         rollout = getattr(given.get("rollout_func"), "__wrapped__", None)  # `checked_rollout` is around it
         if isinstance(rollout, SearchRollout):  # before a model is loaded
-            raise_first(search_rollout_problems(given["args"], given.get("tools"), given.get("environment_factory")))
+            check_search_rollout(given["args"], given.get("tools"), given.get("environment_factory"))
         super().__init__(*args, **kwargs)
         if self.args.disable_dropout:
             disable_noise(self.model)

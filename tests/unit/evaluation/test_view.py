@@ -122,7 +122,7 @@ class TestWritePage:
     @pytest.mark.parametrize("name", ["limit", "megabytes"])
     @pytest.mark.parametrize("value", [0, -1])
     def test_a_bound_is_at_least_1(self, tmp_path: Path, name: str, value: int) -> None:
-        with pytest.raises(ValueError, match=f"`{name}` is {value}, but must be a whole number, at least 1"):
+        with pytest.raises(ValueError, match=f"--{name} must be at least 1, got {value}"):
             write_page(tmp_path, tmp_path / "page.html", **{name: value})
 
     def test_an_output_that_cannot_be_written(self, tmp_path: Path) -> None:

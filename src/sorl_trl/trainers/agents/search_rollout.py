@@ -13,7 +13,6 @@ from trl import GRPOTrainer
 from trl.data_utils import is_conversational
 from trl.models import unwrap_model_for_generation
 
-from sorl_trl.checks import raise_first
 from sorl_trl.rollout import (
     Collector,
     Generator,
@@ -29,7 +28,7 @@ from sorl_trl.rollout import (
 )
 from sorl_trl.search import SearchBackend
 from sorl_trl.trainers.agents.vllm import VLLMGenerator, awake
-from sorl_trl.trainers.checks.options import search_rollout_problems
+from sorl_trl.trainers.checks.options import check_search_rollout
 from sorl_trl.types import StopReason, Trajectory
 
 # These ended on the policy's or the environment's own terms; the others hit a length limit.
@@ -78,7 +77,7 @@ class SearchRollout:
         if images is not None:
             raise ValueError("`SearchRollout` is for text: the prompts hold images, which the policy would not see.")
         # Trainers of this package have asked this before; `trl.GRPOTrainer` has not.
-        raise_first(search_rollout_problems(trainer.args, trainer.tools))
+        check_search_rollout(trainer.args, trainer.tools)
         # Built anew each time: one rollout may serve several trainers, and it takes milliseconds.
         collector = self._build_collector(trainer, self._protocol_for(prompts, trainer))
         trajectories = collect(collector, prompt_ids, trainer, self.protocol.stop_strings)

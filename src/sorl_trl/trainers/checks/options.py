@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
-from sorl_trl.checks import Problem
+from sorl_trl.checks import Problem, raise_first
 
 _SERVER_OPTIONS = (
     *("vllm_server_base_url", "vllm_server_host", "vllm_server_port", "vllm_server_timeout"),
@@ -220,3 +220,8 @@ def _generation_problems(config: Any) -> Iterator[Problem]:
                 "strings of its protocol, end-of-sequence tokens of model and tokenizer, `RolloutLimits`) and what "
                 "comes back. Remove it.",
             )
+
+
+def check_search_rollout(config: Any, tools: Any = None, environment_factory: Any = None) -> None:
+    """Raise ValueError with the first of `search_rollout_problems`."""
+    raise_first(search_rollout_problems(config, tools, environment_factory))
