@@ -15,7 +15,7 @@ import sorl_trl
 
 SOURCE = Path(sorl_trl.__file__).parent
 LAYERS = (
-    {"types", "text", "files", "learning_rate", "caller_warnings"},
+    {"types", "text", "checks", "files", "learning_rate", "caller_warnings"},
     {"command_line"},
     {"ops", "search", "qa"},
     {"rollout", "diagnostics"},
@@ -33,6 +33,7 @@ ONLY_IN = {"trl": {"trainers", "sandbox", "recipe", "doctor"}, "accelerate": {"t
 FOREIGN: dict[str, set[str]] = {
     "types": set(),
     "text": set(),
+    "checks": set(),
     "files": set(),
     "caller_warnings": set(),
     "learning_rate": {"torch"},

@@ -120,7 +120,7 @@ def test_a_search_tool_says_what_was_found() -> None:
     assert search("") == TagProtocol().search_failed
     schema = get_json_schema(search)["function"]
     assert (schema["name"], schema["parameters"]["required"]) == ("search", ["query"])
-    with pytest.raises(ValueError, match="k=0 must be at least 1"):
+    with pytest.raises(ValueError, match="`k` is 0, but must be a whole number, at least 1"):
         search_tool(Engine(), k=0)
 
 

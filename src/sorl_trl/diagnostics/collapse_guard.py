@@ -7,15 +7,17 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from torch import distributed
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
+from sorl_trl.checks import COUNT, Checked, Number, check_choice, raise_first
 from sorl_trl.diagnostics.checkpoint_weights import has_finite_weights
 from sorl_trl.diagnostics.collapse_detector import DEFAULT_RULES, Alarm, CollapseDetector, NotFinite, Rule
+from sorl_trl.diagnostics.guard_problems import late_log_problems, log_problems, roll_back_problems
 from sorl_trl.learning_rate import check_scheduler, scale_learning_rate
 
 logger = logging.getLogger(__name__)
@@ -28,29 +30,22 @@ INTERVENTIONS = "guard/interventions"
 
 
 @dataclass(frozen=True)
-class GuardSettings:
+class GuardSettings(Checked):
     """How `CollapseGuard` intervenes with `action="lower_lr"` and `"roll_back"`. Iterations are those of the detector.
 
     Raises:
         ValueError: a field is out of range.
     """
 
-    lr_factor: float = 0.5
+    lr_factor: Annotated[float, Number(above=0, below=1)] = 0.5
     """By what each intervention multiplies the learning rates."""
-    max_interventions: int = 3
+    max_interventions: Annotated[int, COUNT] = 3
     """The alarm after so many stops training."""
-    cooldown: int = 5
+    cooldown: Annotated[int, COUNT] = 5
     """Iterations after an intervention that the rules do not see."""
-    margin: int = 5
+    margin: Annotated[int, COUNT] = 5
     """A checkpoint is healthy if no alarm came in so many iterations after it, those that the rules saw: alarms come
     late."""
-
-    def __post_init__(self) -> None:
-        if not 0 < self.lr_factor < 1:
-            raise ValueError(f"`lr_factor` is {self.lr_factor}, but must be between 0 and 1.")
-        for name in ("max_interventions", "cooldown", "margin"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"`{name}` is {getattr(self, name)}, but must be at least 0.")
 
 
 class CollapseGuard(TrainerCallback):
@@ -90,8 +85,7 @@ class CollapseGuard(TrainerCallback):
         rules: Iterable[Rule] = DEFAULT_RULES,
         settings: GuardSettings | None = None,
     ) -> None:
-        if action not in ACTIONS:
-            raise ValueError(f"`action` is {action!r}, but must be one of {', '.join(map(repr, ACTIONS))}.")
+        check_choice("action", action, ACTIONS)
         if action == "roll_back":
             _check_trainer(trainer)
         self.action = action
@@ -114,14 +108,9 @@ class CollapseGuard(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        if args.logging_strategy == "no":
-            raise ValueError("`logging_strategy` is 'no', but CollapseGuard reads log entries: set it to 'steps'.")
-        if args.logging_strategy == "steps" and (state.logging_steps or 1) > 1:
-            _warn(
-                state,
-                f"`logging_steps` is {state.logging_steps:g}, but CollapseGuard reads log entries: it learns of "
-                "numbers that are not finite so late that the run may have died of them. Set `logging_steps=1`.",
-            )
+        raise_first(log_problems(args))
+        for problem in late_log_problems(args.logging_strategy, state.logging_steps):
+            _warn(state, problem.what)
         if self.action in ("lower_lr", "roll_back"):
             check_scheduler(kwargs["lr_scheduler"])
         self._forget()
@@ -242,10 +231,7 @@ def _check_trainer(trainer: Any) -> None:
             f"`trainer` is a {type(trainer).__name__}, but `action='roll_back'` needs one with "
             "`roll_back(checkpoint)`, such as SOGRPOTrainer or SOPPOTrainer."
         )
-    if trainer.args.save_strategy == "no":
-        raise ValueError("`save_strategy` is 'no', but `action='roll_back'` needs checkpoints: set it to 'steps'.")
-    if trainer.args.save_only_model:
-        raise ValueError("`save_only_model` is True, but `action='roll_back'` needs the optimizer: set it to False.")
+    raise_first(roll_back_problems(trainer.args))
 
 
 def _output(args: TrainingArguments) -> Path:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+from sorl_trl.checks import POSITIVE_COUNT, Checked, Number, OneOf, Problem, field_problems
 
 MASKED_METRIC = "trajectories_without_turn"
 """Where it is 1, the other metrics are means over nothing: 0 or absent."""
@@ -26,7 +28,7 @@ class Breach(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Rule(ABC):
+class Rule(Checked, ABC):
     """A condition on one metric of docs/metrics.md. Rules look back only: at each iteration and those before it."""
 
     name: str
@@ -36,13 +38,12 @@ class Rule(ABC):
     from_outside: bool = field(default=False, kw_only=True)
     """Whether the cause lies outside of the policy, so that neither going back nor going slower helps."""
 
+    def problems(self) -> Iterator[Problem]:
+        yield from field_problems(self, of=f" of rule {self.name!r}")
+
     @abstractmethod
     def breach(self, history: Sequence[float]) -> Breach | None:
         """Whether the condition holds in the last of the iterations that have the metric, one value for each."""
-
-    def _require(self, holds: bool, name: str, allowed: str) -> None:
-        if not holds:
-            raise ValueError(f"`{name}` of rule {self.name!r} is {getattr(self, name)!r}, but must be {allowed}.")
 
 
 @dataclass(frozen=True)
@@ -50,12 +51,8 @@ class Level(Rule):
     """`metric` is `side` `threshold`, or equal to it, for `patience` iterations in a row."""
 
     threshold: float
-    side: str = "above"
-    patience: int = 1
-
-    def __post_init__(self) -> None:
-        self._require(self.side in ("above", "below"), "side", "'above' or 'below'")
-        self._require(self.patience >= 1, "patience", "at least 1")
+    side: Annotated[str, OneOf(("above", "below"))] = "above"
+    patience: Annotated[int, POSITIVE_COUNT] = 1
 
     def breach(self, history: Sequence[float]) -> Breach | None:
         sign = 1 if self.side == "above" else -1
@@ -72,14 +69,9 @@ class Fall(Rule):
     It is not judged until the best is at least `minimum`, so that noise about 0 is no fall.
     """
 
-    share: float
-    minimum: float
-    window: int = 1
-
-    def __post_init__(self) -> None:
-        self._require(0 < self.share < 1, "share", "between 0 and 1")
-        self._require(self.minimum > 0, "minimum", "above 0")
-        self._require(self.window >= 1, "window", "at least 1")
+    share: Annotated[float, Number(above=0, below=1)]
+    minimum: Annotated[float, Number(above=0)]
+    window: Annotated[int, POSITIVE_COUNT] = 1
 
     def breach(self, history: Sequence[float]) -> Breach | None:
         means = [mean(history[i - self.window : i]) for i in range(self.window, len(history) + 1)]
@@ -96,15 +88,10 @@ class Growth(Rule):
     Nor does a value below `minimum` count, so that small values can double.
     """
 
-    factor: float
+    factor: Annotated[float, Number(above=1)]
     minimum: float
-    baseline: int
-    patience: int = 1
-
-    def __post_init__(self) -> None:
-        self._require(self.factor > 1, "factor", "above 1")
-        self._require(self.baseline >= 1, "baseline", "at least 1")
-        self._require(self.patience >= 1, "patience", "at least 1")
+    baseline: Annotated[int, POSITIVE_COUNT]
+    patience: Annotated[int, POSITIVE_COUNT] = 1
 
     def breach(self, history: Sequence[float]) -> Breach | None:
         if len(history) < self.baseline + self.patience:

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from sorl_trl.checks import POSITIVE_COUNT, check_number
+
 LogHistory = Sequence[Mapping[str, Any]]
 """`trainer.state.log_history`: one mapping from metric to value per log entry, each with its `step`."""
 
@@ -102,8 +104,7 @@ def moving_average(values: Sequence[float], window: int) -> list[float]:
     Raises:
         ValueError: `window` is below 1.
     """
-    if window < 1:
-        raise ValueError(f"`window` is {window}, but must be at least 1.")
+    check_number("window", window, POSITIVE_COUNT)
     if len(values) < window:
         return []
     # Summed afresh for each mean: a running sum would never get rid of what one huge value rounds away.

@@ -9,32 +9,11 @@ from typing import Any
 from sorl_trl.doctor.findings import Finding
 from sorl_trl.doctor.recipe_file import RecipeFile
 
-COUNTS = (
-    "num_generations",
-    "num_generations_eval",
-    "per_device_train_batch_size",
-    "per_device_eval_batch_size",
-    "steps_per_generation",
-    "generation_batch_size",
-    "gradient_accumulation_steps",
-    "num_iterations",
-)
-
-
-def below_one(recipe: RecipeFile, raw: Any) -> list[Finding]:
-    """Counts that are none: nothing can be divided by them."""
-    counts = {name: getattr(raw, name) for name in COUNTS}
-    return [
-        Finding("error", f"`{name}` is {count}, but must be at least 1", recipe.line(name))
-        for name, count in counts.items()
-        if count is not None and count < 1
-    ]
-
 
 def mend_groups(recipe: RecipeFile, raw: Any, num_processes: int) -> Iterator[tuple[Finding, dict[str, int]]]:
     """What does not divide, each with values that do: with those the other arguments can still be checked.
 
-    All counts are at least 1 (`below_one`).
+    All counts are at least 1 (`COUNTS` of trainers/config_rules.py).
     """
     size, rows = raw.num_generations or 1, _rollout_rows(raw, num_processes)
     if raw.trainer == "so_grpo" and size < 2:

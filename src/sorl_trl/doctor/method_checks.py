@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import log
 
+from sorl_trl.diagnostics.guard_problems import late_log_problems, log_problems, roll_back_problems
 from sorl_trl.doctor.findings import Finding
 from sorl_trl.doctor.subject import Subject, given
 from sorl_trl.trainers.base_config import TurnLevelConfig
+from sorl_trl.trainers.checks.dataset import dataset_size_problems
 from sorl_trl.trainers.checks.inert import inert_warning, suggested_iterations, updates_per_rollout
 from sorl_trl.trainers.checks.options import idle_options, search_rollout_problems
-from sorl_trl.trainers.checks.training_noise import noise_warning
+from sorl_trl.trainers.checks.training_noise import noise_in_arguments, noise_warning
+from sorl_trl.trainers.config_rules import adapter_problems
 from sorl_trl.trainers.so_ppo_config import SOPPOConfig
 
 MANY_UPDATES = 16
@@ -23,9 +26,8 @@ def check_batches(subject: Subject) -> Iterator[Finding]:
     size = int(config.generation_batch_size or 0)
     prompts = size // int(config.num_generations or 1)
     given(subject.questions, "questions")
-    if subject.questions_in_all < prompts:
-        what = f"a rollout takes {prompts} questions, but there are {subject.questions_in_all}"
-        yield Finding("error", what, subject.recipe.line("train_questions"))
+    for problem in dataset_size_problems("train_questions", subject.questions_in_all, config):
+        yield subject.recipe.finding(problem)
     shown = f"{size} trajectories per rollout: {prompts} questions x {config.num_generations}"
     yield Finding("ok", f"{shown}, {updates_per_rollout(config):g} updates each, processes: {subject.num_processes}")
 
@@ -80,19 +82,18 @@ def check_method(subject: Subject) -> Iterator[Finding]:
 
 def check_options(subject: Subject) -> Iterator[Finding]:
     """Options that the rollout of `train.py` cannot honour, and those that are read nowhere."""
-    config, line = _config(subject), subject.recipe.line
+    config, finding = _config(subject), subject.recipe.finding
     problems = [*search_rollout_problems(config)]
     idle = [*idle_options(config)]
-    yield from (Finding("error", each.what, line(each.option)) for each in problems)
-    yield from (Finding("warning", each.what, line(each.option)) for each in idle)
+    yield from map(finding, problems)
+    yield from (finding(each, "warning") for each in idle)
     if not problems and not idle:
         yield Finding("ok", "no option is refused, and none is without effect")
 
 
 def _check_noise(subject: Subject, config: TurnLevelConfig) -> Iterator[Finding]:
     """Dropout of the adapter and of the model's configuration; without its weights no more of it can be seen."""
-    if config.neftune_noise_alpha:
-        noise = [f"neftune_noise_alpha={config.neftune_noise_alpha:g} (the embeddings)"]
+    if noise := noise_in_arguments(config):
         yield Finding("warning", noise_warning(noise, True), subject.recipe.line("neftune_noise_alpha"))
     if config.disable_dropout:
         return
@@ -105,35 +106,20 @@ def _check_noise(subject: Subject, config: TurnLevelConfig) -> Iterator[Finding]
 
 def _check_guard(subject: Subject, config: TurnLevelConfig) -> Iterator[Finding]:
     """What `CollapseGuard` refuses once the model is loaded."""
-    action, line = subject.raw.collapse_guard, subject.recipe.line
-    if action != "off" and config.logging_strategy == "no":
-        yield Finding(
-            "error",
-            "`collapse_guard` reads the log, but `logging_strategy` is 'no'",
-            line("logging_strategy", "steps"),
-        )
-    if action != "off" and config.logging_strategy == "steps" and config.logging_steps != 1:
-        what = (
-            f"`collapse_guard` reads the log, but `logging_steps` is {config.logging_steps:g}: it learns of numbers "
-        )
-        yield Finding("warning", f"{what}that are not finite so late", line("logging_steps", 1))
-    if action == "roll_back" and config.save_strategy == "no":
-        what = "`collapse_guard` is to roll back to a checkpoint, but `save_strategy` is 'no'"
-        yield Finding("error", what, line("save_strategy", "steps"))
-    if action == "roll_back" and config.save_only_model:
-        what = "`collapse_guard` is to roll back the optimizer too, but `save_only_model` is true"
-        yield Finding("error", what, line("save_only_model", False))
+    action, finding = subject.raw.collapse_guard, subject.recipe.finding
+    if action == "off":
+        return
+    yield from map(finding, log_problems(config))
+    for problem in late_log_problems(config.logging_strategy, config.logging_steps):
+        yield finding(problem, "warning")
+    if action == "roll_back":
+        yield from map(finding, roll_back_problems(config))
 
 
 def _check_critic(subject: Subject, config: TurnLevelConfig) -> Iterator[Finding]:
     """What the critic's construction refuses once the model is loaded."""
-    if not isinstance(config, SOPPOConfig):
-        return
-    if config.critic == "adapter" and not subject.raw.use_peft:
-        yield Finding("error", "`critic` is 'adapter', but `use_peft` is false", subject.recipe.line("critic", "head"))
-    if config.critic is None and config.critic_trunk_gradient and subject.raw.use_peft:
-        what = "`critic_trunk_gradient` is for a head, but with `use_peft` the critic is an adapter"
-        yield Finding("error", what, subject.recipe.line("critic_trunk_gradient", False))
+    if isinstance(config, SOPPOConfig):
+        yield from map(subject.recipe.finding, adapter_problems(config, subject.raw.use_peft))
 
 
 def _config(subject: Subject) -> TurnLevelConfig:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
-from transformers.trainer import TRAINER_STATE_NAME
 
 from sorl_trl.doctor.findings import Finding
 from sorl_trl.doctor.subject import Subject, given
+from sorl_trl.recipe.build import resume_problems
 from sorl_trl.rollout import PROTOCOLS, chat_message_frame
 from sorl_trl.text import one_line
 from sorl_trl.trainers.checks.training_noise import noise_in_config
@@ -22,7 +21,8 @@ FOLLOWERS = ("\n", "\n\n", " ", ".")
 def check_model(subject: Subject) -> Iterator[Finding]:
     """Loads the tokenizer and the model's configuration, never its weights."""
     raw, line = subject.raw, subject.recipe.line("model_name_or_path")
-    yield from _check_resumed(subject)
+    # Training looks for it once the model is loaded.
+    yield from map(subject.recipe.finding, resume_problems(raw.resume_from_checkpoint))
     if not raw.model_name_or_path:
         yield Finding("error", "`model_name_or_path` is missing", line)
         return
@@ -47,16 +47,6 @@ def check_model(subject: Subject) -> Iterator[Finding]:
         "" if tokenizer.pad_token_id is not None else ", no padding token (TRL takes the one that ends sequences)"
     )
     yield Finding("ok", f"{config.model_type}, {len(tokenizer)} tokens{padding}, {subject.positions} positions")
-
-
-def _check_resumed(subject: Subject) -> Iterator[Finding]:
-    """Whether there is a checkpoint to go on from, which is looked for once the model is loaded."""
-    folder = subject.raw.resume_from_checkpoint
-    if folder is None or (Path(folder) / TRAINER_STATE_NAME).is_file():
-        return
-    missing = f"no {TRAINER_STATE_NAME} in it" if Path(folder).is_dir() else "no such folder"
-    what = f"`resume_from_checkpoint` is {folder!r}, but there is {missing}"
-    yield Finding("error", what, subject.recipe.line("resume_from_checkpoint"))
 
 
 def check_tags(subject: Subject) -> Iterator[Finding]:

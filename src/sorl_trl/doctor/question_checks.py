@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from sorl_trl import qa
 from sorl_trl.doctor.findings import Finding
 from sorl_trl.doctor.subject import Subject, given
 from sorl_trl.evaluation import encode_prompts
+from sorl_trl.recipe.build import choice_problems
 from sorl_trl.text import one_line
 
 SAMPLE = 2000
@@ -48,13 +50,10 @@ def _load(source: str, split: str | None) -> tuple[list[qa.Question], int]:
 
 def _check_options(subject: Subject, source: str, questions: Sequence[qa.Question]) -> Iterator[Finding]:
     """Whether 'choice' has something to choose from."""
-    rewards = subject.raw.rewards
-    without = [question for question in questions if not question.options]
-    if "choice" in rewards and without:
-        what = f"`rewards` has 'choice', but {len(without)} of {len(questions)} questions have no options, the first "
-        where = f"is {without[0].id!r}{_line_of(source, without[0])}; 'answer' is for both kinds"
-        both = ["answer" if name == "choice" else name for name in rewards]
-        yield Finding("error", what + where, subject.recipe.line("rewards", both))
+    for problem in choice_problems(subject.raw.rewards, questions):
+        first = next(question for question in questions if not question.options)
+        what = f"{problem.what.removesuffix('.')}{_line_of(source, first)}."
+        yield subject.recipe.finding(replace(problem, what=what))
 
 
 def _without_answers(source: str) -> str:
@@ -70,7 +69,7 @@ def _line_of(source: str, question: qa.Question) -> str:
     if not Path(source).is_file():
         return ""
     number = next(number for number, record in _records(source) if str(record.get("id")) == question.id)
-    return f" in line {number} of {source}"
+    return f" (line {number} of {source})"
 
 
 def _records(path: str) -> Iterator[tuple[int, dict[str, Any]]]:

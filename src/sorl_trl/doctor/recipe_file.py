@@ -10,7 +10,9 @@ from pathlib import Path
 
 import yaml
 
-UNSET = object()
+from sorl_trl.checks import UNSET, Problem
+from sorl_trl.doctor.findings import Finding, Level
+
 KEY_TAGS = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge")
 """Of text, and of `<<`, which merges another mapping."""
 
@@ -34,6 +36,10 @@ class RecipeFile:
             return f"--{name} {text}".rstrip() + "  (command line)"
         place = f"{self.path} line {self.lines[name]}" if name in self.lines else f"not in {self.path} yet"
         return (name if value is UNSET else f"{name}: {text}") + f"  ({place})"
+
+    def finding(self, problem: Problem, level: Level = "error") -> Finding:
+        """The problem, with the line to change."""
+        return Finding(level, problem.what, self.line(problem.option, problem.proposal))
 
     def has(self, name: str) -> bool:
         """Whether the argument is set, here or on the command line."""

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
-from sorl_trl.doctor.arguments import ReadArguments
+from sorl_trl.doctor.checked_groups import ReadArguments
 from sorl_trl.doctor.findings import Unavailable
 from sorl_trl.doctor.recipe_file import RecipeFile
 from sorl_trl.qa import Question

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
+from sorl_trl.checks import NOT_NEGATIVE, POSITIVE_COUNT, Checked, Number, Problem
 from sorl_trl.qa import BENCHMARKS
 
 
 @dataclass
-class EvaluationArguments:
+class EvaluationArguments(Checked):
     """The arguments of a run. Raises ValueError for a value that is not allowed."""
 
     output: str = field(metadata={"help": "Directory of the run. A run that was interrupted there goes on."})
@@ -25,48 +28,46 @@ class EvaluationArguments:
         default_factory=list,
         metadata={"help": "JSONL files of questions of one's own, each a dataset named as the file."},
     )
-    limit: int | None = field(default=None, metadata={"help": "Ask the first so many questions of each dataset."})
-    num_samples: int = field(default=1, metadata={"help": "Trajectories per question."})
-    temperature: float = field(default=0.0, metadata={"help": "Of sampling; 0 is greedy."})
-    top_p: float = field(default=1.0, metadata={"help": "Sample from the likeliest tokens of this probability."})
-    max_completion_length: int = field(
+    limit: Annotated[int | None, POSITIVE_COUNT] = field(
+        default=None, metadata={"help": "Ask the first so many questions of each dataset."}
+    )
+    num_samples: Annotated[int, POSITIVE_COUNT] = field(default=1, metadata={"help": "Trajectories per question."})
+    temperature: Annotated[float, NOT_NEGATIVE] = field(default=0.0, metadata={"help": "Of sampling; 0 is greedy."})
+    top_p: Annotated[float, Number(above=0, most=1)] = field(
+        default=1.0, metadata={"help": "Sample from the likeliest tokens of this probability."}
+    )
+    max_completion_length: Annotated[int, POSITIVE_COUNT] = field(
         default=2500, metadata={"help": "Tokens after the prompt, of all turns and observations."}
     )
-    batch_size: int = field(
+    batch_size: Annotated[int, POSITIVE_COUNT] = field(
         default=64,
         metadata={"help": "Trajectories that advance together. As part of the arithmetic it decides the last digits."},
     )
     seed: int = field(default=0, metadata={"help": "Of sampling."})
 
-    def __post_init__(self) -> None:
+    def problems(self) -> Iterator[Problem]:
+        yield from super().problems()
         if unknown := [name for name in self.benchmarks if name not in BENCHMARKS]:
-            raise ValueError(f"`benchmarks` has {unknown[0]!r}, but must be of {', '.join(BENCHMARKS)}.")
+            what = f"`benchmarks` has {unknown[0]!r}, but must be of {', '.join(BENCHMARKS)}."
+            yield Problem("benchmarks", what)
         if not self.dataset_names:
-            raise ValueError("`benchmarks` and `questions` are both empty: at least one dataset must be named.")
+            what = "`benchmarks` and `questions` are both empty: at least one dataset must be named."
+            yield Problem("questions", what)
         if twice := [name for name, count in Counter(self.dataset_names).items() if count > 1]:
-            raise ValueError(f"`benchmarks` and `questions` name {twice[0]!r} twice: datasets need different names.")
+            what = f"`benchmarks` and `questions` name {twice[0]!r} twice: datasets need different names."
+            yield Problem("questions", what)
         if missing := [path for path in self.questions if not Path(path).is_file()]:
-            raise ValueError(f"`questions` has {missing[0]!r}, but there is no such file.")
+            yield Problem("questions", f"`questions` has {missing[0]!r}, but there is no such file.")
         if self.data_source_folder is not None and not self.benchmarks:
-            raise ValueError("`data_source_folder` is for `benchmarks`, of which none is named.")
-        self._check_numbers()
+            yield Problem("data_source_folder", "`data_source_folder` is for `benchmarks`, of which none is named.")
+        if self.temperature == 0 and (self.num_samples > 1 or self.top_p < 1):
+            yield Problem(
+                "temperature",
+                f"`temperature` is 0, which is greedy, but `num_samples` is {self.num_samples} and `top_p` "
+                f"{self.top_p}: sampling needs a temperature above 0.",
+            )
 
     @property
     def dataset_names(self) -> list[str]:
         """In the order in which they are asked and reported."""
         return [*self.benchmarks, *(Path(path).stem for path in self.questions)]
-
-    def _check_numbers(self) -> None:
-        for name in ("num_samples", "max_completion_length", "batch_size", "limit"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"`{name}` is {value}, but must be at least 1.")
-        if not 0 <= self.temperature < float("inf"):
-            raise ValueError(f"`temperature` is {self.temperature}, but must be finite and at least 0.")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"`top_p` is {self.top_p}, but must be above 0 and at most 1.")
-        if self.temperature == 0 and (self.num_samples > 1 or self.top_p < 1):
-            raise ValueError(
-                f"`temperature` is 0, which is greedy, but `num_samples` is {self.num_samples} and `top_p` "
-                f"{self.top_p}: sampling needs a temperature above 0."
-            )

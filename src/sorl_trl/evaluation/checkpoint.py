@@ -6,26 +6,27 @@ import hashlib
 import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.hub import has_file
 from transformers.utils.peft_utils import find_adapter_config_file
 
+from sorl_trl.checks import Checked, OneOf
+
+DTYPES = ("auto", "bfloat16", "float16", "float32")
+
 
 @dataclass
-class ModelArguments:
+class ModelArguments(Checked):
     """Which policy, and how it is loaded. Those of TRL's `ModelConfig` that do not concern training."""
 
     model_name_or_path: str = field(metadata={"help": "Checkpoint folder, PEFT adapter folder, or Hub id."})
     model_revision: str = field(default="main", metadata={"help": "Branch, tag or commit on the Hub."})
-    dtype: str = field(
+    dtype: Annotated[str, OneOf(DTYPES)] = field(
         default="auto",
-        metadata={
-            "help": "Of the weights; 'auto' is what they were saved in.",
-            "choices": ["auto", "bfloat16", "float16", "float32"],
-        },
+        metadata={"help": f"Of the weights: {', '.join(DTYPES)}. 'auto' is what they were saved in."},
     )
     attn_implementation: str | None = field(default=None, metadata={"help": "Attention implementation to use."})
     trust_remote_code: bool = field(default=False, metadata={"help": "Run code that the checkpoint brings along."})

@@ -1,8 +1,6 @@
-"""What the operations have in common: precision, masking and the check of a named choice."""
+"""What the operations have in common: precision and masking."""
 
 from __future__ import annotations
-
-from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -20,10 +18,3 @@ def keep(x: Tensor, mask: Tensor) -> Tensor:
     not, as long as it comes before any other arithmetic.
     """
     return torch.where(mask.bool(), at_least_float32(x), 0.0)
-
-
-def check_choice(name: str, value: str, allowed: Iterable[str]) -> None:
-    """Raise a `ValueError` that names the argument, its value and what is allowed, unless `value` is allowed."""
-    allowed = tuple(allowed)
-    if value not in allowed:
-        raise ValueError(f"{name} is {value!r}, but must be one of: {', '.join(map(repr, allowed))}.")

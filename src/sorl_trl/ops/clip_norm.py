@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from ._shared import at_least_float32, check_choice, keep
+from sorl_trl.checks import check_choice
+
+from ._shared import at_least_float32, keep
 from .importance import bounded_log_ratio, log_importance_ratio
 from .layout import TurnLayout, turn_layout
 from .masking import masked_mean, turn_reduce

@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._shared import at_least_float32, check_choice, keep
+from sorl_trl.checks import check_choice
+
+from ._shared import at_least_float32, keep
 from .layout import TurnLayout, turn_layout
 from .masking import masked_mean, turn_broadcast, turn_reduce
 

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ._shared import check_choice, keep
+from sorl_trl.checks import check_choice
+
+from ._shared import keep
 from .layout import TurnLayout, turn_layout
 
 TURN_REDUCTIONS = ("mean", "sum")

@@ -11,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, overload
 
+from sorl_trl.checks import POSITIVE_COUNT, check_choice, check_number
 from sorl_trl.qa.benchmark_rows import (
     RowParser,
     UnusableRow,
@@ -141,10 +142,9 @@ def load_benchmark(
             can be used.
         FileNotFoundError: There is no such folder, or it has no data files.
     """
-    if name not in BENCHMARKS:
-        raise ValueError(f"name must be one of {', '.join(BENCHMARKS)}, got {name!r}")
-    if limit is not None and limit < 1:
-        raise ValueError(f"limit must be at least 1 or None, got {limit}")
+    check_choice("name", name, BENCHMARKS)
+    if limit is not None:
+        check_number("limit", limit, POSITIVE_COUNT)
     benchmark = BENCHMARKS[name]
     split = benchmark.evaluation_split if split is None else split
     rows = _rows(_load(benchmark, source, streaming), name, split)

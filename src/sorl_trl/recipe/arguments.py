@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Annotated
 
 from trl import ModelConfig, TrlParser
 
 from sorl_trl import qa
+from sorl_trl.checks import POSITIVE_COUNT, Checked, OneOf, Problem, raise_first
 from sorl_trl.command_line import DEBUG_EPILOG, parse_groups, reading, refuse, separate_config
 from sorl_trl.diagnostics.collapse_guard import ACTIONS
 from sorl_trl.rollout import RolloutArguments
@@ -24,21 +26,17 @@ KIND_ADVICE = "; `python -m sorl_trl.doctor --config RECIPE` names its line"
 
 
 @dataclass
-class TrainerArguments:
+class TrainerArguments(Checked):
     """Which method trains the agent; the other arguments depend on it."""
 
-    trainer: str = field(
+    trainer: Annotated[str, OneOf(tuple(TRAINERS))] = field(
         default="so_grpo",
         metadata={"help": "'so_grpo': advantages from the group. 'so_ppo': advantages from a critic."},
     )
 
-    def __post_init__(self) -> None:
-        if self.trainer not in TRAINERS:
-            raise ValueError(f"`trainer` is {self.trainer!r}, but must be one of {', '.join(TRAINERS)}.")
-
 
 @dataclass
-class TaskArguments:
+class TaskArguments(Checked):
     """What the agent is asked, what it is rewarded for, and what to do if it gets worse."""
 
     train_questions: str = field(
@@ -55,7 +53,7 @@ class TaskArguments:
         default_factory=lambda: ["exact_match"],
         metadata={"help": f"Reward functions, summed with `reward_weights`: {', '.join(qa.REWARDS)}."},
     )
-    collapse_guard: str = field(
+    collapse_guard: Annotated[str, OneOf(("off", *ACTIONS))] = field(
         default="warn",
         metadata={
             "help": "What to do when training seems to collapse: 'warn', 'stop', 'lower_lr', 'roll_back' to the last "
@@ -63,30 +61,38 @@ class TaskArguments:
         },
     )
 
-    def __post_init__(self) -> None:
+    def problems(self) -> Iterator[Problem]:
+        yield from super().problems()
         for name in ("train_questions", "eval_questions"):
             value = getattr(self, name)
             if value is not None and value not in qa.BENCHMARKS and not Path(value).is_file():
-                raise ValueError(
-                    f"`{name}` is {value!r}, but there is no such file, nor a public set of this name "
-                    f"({', '.join(qa.BENCHMARKS)})."
-                )
+                what = f"`{name}` is {value!r}, but there is no such file, nor a public set of this name "
+                yield Problem(name, f"{what}({', '.join(qa.BENCHMARKS)}).")
         trainable = [name for name, benchmark in qa.BENCHMARKS.items() if "train" in benchmark.sizes]
         if self.train_questions in qa.BENCHMARKS and self.train_questions not in trainable:
-            raise ValueError(
-                f"`train_questions` is {self.train_questions!r}, which has no training split; "
-                f"these have one: {', '.join(trainable)}."
-            )
-        if self.collapse_guard not in ("off", *ACTIONS):
-            raise ValueError(
-                f"`collapse_guard` is {self.collapse_guard!r}, but must be one of off, {', '.join(ACTIONS)}."
-            )
+            what = f"`train_questions` is {self.train_questions!r}, which has no training split; these have one: "
+            yield Problem("train_questions", f"{what}{', '.join(trainable)}.")
         names = [*qa.REWARDS]
         if not isinstance(self.rewards, list):  # a recipe may say `rewards: exact_match`
             example = self.rewards if self.rewards in names else "exact_match"
-            raise ValueError(f"`rewards` is {self.rewards!r}, but must be a list, such as [{example}].")
-        if not self.rewards or (unknown := [name for name in self.rewards if name not in names]):
-            raise ValueError(f"`rewards` is {unknown if self.rewards else []}; choose from {names}.")
+            what = f"`rewards` is {self.rewards!r}, but must be a list, such as [{example}]."
+            yield Problem("rewards", what, [example])
+        elif unknown := [name for name in self.rewards if name not in names]:
+            yield Problem("rewards", f"`rewards` is {unknown}; choose from {names}.")
+        elif not self.rewards:
+            yield Problem("rewards", f"`rewards` is []; choose from {names}.")
+
+
+def joint_problems(task: TaskArguments, config: TurnLevelConfig) -> Iterator[Problem]:
+    """What is wrong with arguments of the task and of the trainer together."""
+    budget = config.max_completion_length
+    if not POSITIVE_COUNT.allows(budget):
+        what = f"`max_completion_length` is {budget}, but must be at least 1: trajectories need a limit."
+        yield Problem("max_completion_length", what)
+    per_turn = sorted(qa.TURN_REWARDS.intersection(task.rewards))
+    if config.turn_boundary == "tags" and per_turn:
+        what = f"`rewards` has {per_turn[0]!r}, one float per generation: `turn_boundary='tags'` makes more turns."
+        yield Problem("rewards", what)
 
 
 @dataclass
@@ -101,16 +107,7 @@ class Arguments:
     model: ModelConfig
 
     def __post_init__(self) -> None:
-        budget = self.config.max_completion_length
-        if budget is None or budget < 1:
-            raise ValueError(
-                f"`max_completion_length` is {budget}, but must be at least 1: trajectories need a limit."
-            )
-        per_turn = sorted(qa.TURN_REWARDS.intersection(self.task.rewards))
-        if self.config.turn_boundary == "tags" and per_turn:
-            raise ValueError(
-                f"`rewards` has {per_turn[0]!r}, one float per generation: `turn_boundary='tags'` makes more turns."
-            )
+        raise_first(joint_problems(self.task, self.config))
 
 
 def argument_groups(trainer_class: type[TurnLevelTrainer]) -> tuple[type, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from datasets import Dataset
@@ -11,7 +11,8 @@ from transformers.trainer import TRAINER_STATE_NAME
 from trl import get_peft_config, get_quantization_config
 
 from sorl_trl import qa
-from sorl_trl.command_line import UserMistake, check_checkpoint, mistakes
+from sorl_trl.checks import Problem, raise_first
+from sorl_trl.command_line import check_checkpoint, mistakes
 from sorl_trl.diagnostics import CollapseGuard, TurnProgressCallback
 from sorl_trl.recipe.arguments import Arguments
 from sorl_trl.rollout import Collector, RolloutArguments
@@ -26,9 +27,8 @@ def load_prompts(arguments: Arguments) -> tuple[Dataset, Dataset | None]:
     with arguments.config.main_process_first(desc="loading the questions"):
         train = _load_questions(task.train_questions, "train")
         evaluation = None if task.eval_questions is None else _load_questions(task.eval_questions, None)
-    for question in (*train, *(evaluation or ())):
-        if "choice" in task.rewards and not question.options:
-            raise ValueError(f"`rewards` has 'choice', but {question.id} has no options; 'answer' is for both kinds.")
+    for questions in (train, evaluation or ()):
+        raise_first(choice_problems(task.rewards, questions))
     return _as_prompts(train, arguments.rollout), evaluation and _as_prompts(evaluation, arguments.rollout)
 
 
@@ -51,17 +51,27 @@ def build_rollout(arguments: Arguments, tokenizer: PreTrainedTokenizerBase) -> S
     return SearchRollout(search, protocol, limits)
 
 
-def _check_resume(checkpoint: str | None) -> None:
-    if checkpoint is not None and not (Path(checkpoint) / TRAINER_STATE_NAME).is_file():
-        raise UserMistake(
-            f"`resume_from_checkpoint` is {checkpoint!r}, but must be the folder of a checkpoint: it holds no "
-            f"{TRAINER_STATE_NAME}."
-        )
+def choice_problems(rewards: Sequence[str], questions: Sequence[qa.Question]) -> Iterator[Problem]:
+    """Whether 'choice' has something to choose from."""
+    without = [question for question in questions if not question.options]
+    if "choice" in rewards and without:
+        what = f"`rewards` has 'choice', but {len(without)} of {len(questions)} questions have no options, the first "
+        what += f"is {without[0].id!r}; 'answer' is for both kinds."
+        yield Problem("rewards", what, ["answer" if name == "choice" else name for name in rewards])
+
+
+def resume_problems(checkpoint: str | None) -> Iterator[Problem]:
+    """Whether there is a checkpoint to go on from."""
+    if checkpoint is None or (Path(checkpoint) / TRAINER_STATE_NAME).is_file():
+        return
+    missing = f"it holds no {TRAINER_STATE_NAME}" if Path(checkpoint).is_dir() else "there is no such folder"
+    what = f"`resume_from_checkpoint` is {checkpoint!r}, but must be the folder of a checkpoint: {missing}."
+    yield Problem("resume_from_checkpoint", what)
 
 
 def build_trainer(arguments: Arguments) -> TurnLevelTrainer:
     task, config, model = arguments.task, arguments.config, arguments.model
-    _check_resume(config.resume_from_checkpoint)
+    raise_first(resume_problems(config.resume_from_checkpoint))
     check_checkpoint(str(model.model_name_or_path))
     with mistakes(f"`model_name_or_path` is {model.model_name_or_path!r}, which cannot be loaded"):
         tokenizer = AutoTokenizer.from_pretrained(

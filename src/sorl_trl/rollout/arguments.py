@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any
 
 from transformers import PreTrainedTokenizerBase
 
+from sorl_trl.checks import COUNT, POSITIVE_COUNT, Checked, OneOf, Problem
 from sorl_trl.qa import SEARCH_R1_TEMPLATE
-from sorl_trl.rollout.limits import RolloutLimits
+from sorl_trl.rollout.limits import LONG_OBSERVATION, RolloutLimits
 from sorl_trl.rollout.protocol import Frame, TagProtocol, chat_message_frame
 
 PROTOCOLS: Mapping[str, TagProtocol] = {
@@ -28,7 +29,7 @@ PROTOCOLS: Mapping[str, TagProtocol] = {
 
 
 @dataclass
-class RolloutArguments:
+class RolloutArguments(Checked):
     """What the policy is told and what a trajectory may take, but for its tokens in all.
 
     Raises ValueError for a value that is not allowed.
@@ -40,26 +41,27 @@ class RolloutArguments:
     chat: bool = field(
         default=False, metadata={"help": "Ask through the tokenizer's chat template; plain text by default."}
     )
-    protocol: str = field(
+    protocol: Annotated[str, OneOf(tuple(PROTOCOLS))] = field(
         default="search_r1",
         metadata={"help": "How observations are worded: 'search_r1', or 'terse' for the sandbox's tiny policies."},
     )
-    max_turns: int = field(default=2, metadata={"help": "Searches (or invalid actions) before the last generation."})
-    max_turn_tokens: int = field(default=500, metadata={"help": "Tokens of one turn."})
-    max_observation_tokens: int = field(default=500, metadata={"help": "Tokens of one observation, tags included."})
-    on_long_observation: str = field(
+    max_turns: Annotated[int, COUNT] = field(
+        default=2, metadata={"help": "Searches (or invalid actions) before the last generation."}
+    )
+    max_turn_tokens: Annotated[int, POSITIVE_COUNT] = field(default=500, metadata={"help": "Tokens of one turn."})
+    max_observation_tokens: Annotated[int, POSITIVE_COUNT] = field(
+        default=500, metadata={"help": "Tokens of one observation, tags included."}
+    )
+    on_long_observation: Annotated[str, LONG_OBSERVATION] = field(
         default="truncate", metadata={"help": "'truncate' a longer observation, or 'stop' the trajectory there."}
     )
-    search_top_k: int = field(default=3, metadata={"help": "Passages per search."})
+    search_top_k: Annotated[int, POSITIVE_COUNT] = field(default=3, metadata={"help": "Passages per search."})
 
-    def __post_init__(self) -> None:
-        if self.protocol not in PROTOCOLS:
-            raise ValueError(f"`protocol` is {self.protocol!r}, but must be one of {', '.join(PROTOCOLS)}.")
+    def problems(self) -> Iterator[Problem]:
+        yield from super().problems()
         if "{question}" not in self.prompt_template:
-            raise ValueError(f"`prompt_template` is {self.prompt_template!r}, but must hold '{{question}}'.")
-        if self.search_top_k < 1:
-            raise ValueError(f"`search_top_k` is {self.search_top_k}, but must be at least 1.")
-        self.limits(RolloutLimits.max_trajectory_tokens)
+            what = f"`prompt_template` is {self.prompt_template!r}, but must hold '{{question}}'."
+            yield Problem("prompt_template", what)
 
     def limits(self, max_trajectory_tokens: int) -> RolloutLimits:
         """The limits of a trajectory of so many tokens after the prompt. Raises ValueError for a number below 1."""

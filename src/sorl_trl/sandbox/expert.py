@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 from transformers import PreTrainedTokenizerBase
 
+from sorl_trl.checks import SHARE, Checked, Problem
 from sorl_trl.qa import Question
 from sorl_trl.rollout import Generation
 from sorl_trl.sandbox.setting import PROMPT_TEMPLATE
@@ -22,30 +24,26 @@ _INFORMATION = re.compile(r"<information>(.*?)</information>")
 
 
 @dataclass(frozen=True)
-class ExpertNoise:
+class ExpertNoise(Checked):
     """Chances of the expert's mistakes, each in [0, 1]. All zero: it makes none.
 
     The defaults (ours) warm-start a policy that is right about three times in ten when sampled: mediocre, and able to
     improve because the right action is still the likeliest.
     """
 
-    missing_keyword: float = 0.25
+    missing_keyword: Annotated[float, SHARE] = 0.25
     """Of searching for the bare name."""
-    wrong_keyword: float = 0.25
+    wrong_keyword: Annotated[float, SHARE] = 0.25
     """Of searching by another relation."""
-    half_name: float = 0.2
+    half_name: Annotated[float, SHARE] = 0.2
     """Of searching for one word of a name that has several."""
-    early_answer: float = 0.2
+    early_answer: Annotated[float, SHARE] = 0.2
     """Of answering with the name at hand instead of searching, at each hop."""
 
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if not 0 <= value <= 1:
-                raise ValueError(f"{name} is {value}; it must be between 0 and 1")
-        if self.missing_keyword + self.wrong_keyword > 1:
-            raise ValueError(
-                f"missing_keyword + wrong_keyword is {self.missing_keyword + self.wrong_keyword}; at most 1 is allowed"
-            )
+    def problems(self) -> Iterator[Problem]:
+        yield from super().problems()
+        if (both := self.missing_keyword + self.wrong_keyword) > 1:
+            yield Problem("wrong_keyword", f"`missing_keyword` + `wrong_keyword` is {both}, but must be at most 1.")
 
 
 NO_NOISE = ExpertNoise(0.0, 0.0, 0.0, 0.0)

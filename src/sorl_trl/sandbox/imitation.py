@@ -9,12 +9,14 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 import torch
 import transformers
 from tqdm.auto import trange
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
+from sorl_trl.checks import POSITIVE_COUNT, Checked, Number
 from sorl_trl.rollout import Collector, RolloutLimits, assemble
 from sorl_trl.sandbox.expert import ExpertNoise, ScriptedExpert
 from sorl_trl.sandbox.policy import PolicyConfig, make_policy, train_tokenizer
@@ -27,26 +29,19 @@ _WARMUP_STEPS = 50
 
 
 @dataclass(frozen=True)
-class WarmStartConfig:
+class WarmStartConfig(Checked):
     """The defaults are ours, chosen so that reinforcement learning has room: see `ExpertNoise`."""
 
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     noise: ExpertNoise = field(default_factory=ExpertNoise)
     limits: RolloutLimits = LIMITS
     """Of the expert's trajectories."""
-    trajectories: int = 12000
+    trajectories: Annotated[int, POSITIVE_COUNT] = 12000
     """How many the expert makes, in equal parts from the practice worlds."""
-    steps: int = 800
-    batch_size: int = 16
-    learning_rate: float = 3e-3
+    steps: Annotated[int, POSITIVE_COUNT] = 800
+    batch_size: Annotated[int, POSITIVE_COUNT] = 16
+    learning_rate: Annotated[float, Number(above=0)] = 3e-3
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("trajectories", "steps", "batch_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        if self.learning_rate <= 0:
-            raise ValueError(f"learning_rate is {self.learning_rate}; it must be positive")
 
 
 @dataclass(frozen=True)

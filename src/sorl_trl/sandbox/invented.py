@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
+from sorl_trl.checks import POSITIVE_COUNT, Checked, Problem
 from sorl_trl.sandbox.world import Relation, World, WorldSize, build_world
 
 RELATIONS = (
@@ -20,24 +22,21 @@ RELATIONS = (
 
 
 @dataclass(frozen=True)
-class Population:
+class Population(Checked):
     """How many of each kind a world has, and how many words people's names are made from."""
 
-    people: int = 300
-    companies: int = 80
-    cities: int = 90
-    lands: int = 20
-    first_names: int = 60
-    last_names: int = 90
+    people: Annotated[int, POSITIVE_COUNT] = 300
+    companies: Annotated[int, POSITIVE_COUNT] = 80
+    cities: Annotated[int, POSITIVE_COUNT] = 90
+    lands: Annotated[int, POSITIVE_COUNT] = 20
+    first_names: Annotated[int, POSITIVE_COUNT] = 60
+    last_names: Annotated[int, POSITIVE_COUNT] = 90
 
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if value < 1:
-                raise ValueError(f"{name} is {value}; it must be at least 1")
-        if self.people > self.first_names * self.last_names:
-            raise ValueError(
-                f"people is {self.people}; first_names * last_names allows {self.first_names * self.last_names}"
-            )
+    def problems(self) -> Iterator[Problem]:
+        yield from super().problems()
+        if self.people > (names := self.first_names * self.last_names):
+            what = f"`people` is {self.people}, but must be at most `first_names` * `last_names`, which is {names}."
+            yield Problem("people", what)
 
 
 def build_invented(seed: int, population: Population | None = None, size: WorldSize | None = None) -> World:

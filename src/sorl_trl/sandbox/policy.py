@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from tokenizers import AddedToken, Tokenizer
@@ -12,6 +13,7 @@ from tokenizers.normalizers import Lowercase
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from sorl_trl.checks import POSITIVE_COUNT, Checked, Problem
 from sorl_trl.sandbox.expert import UNKNOWN
 from sorl_trl.sandbox.setting import LIMITS, PROMPT_TEMPLATE, PROTOCOL
 from sorl_trl.sandbox.world import World
@@ -21,21 +23,18 @@ TAGS = tuple(f"<{slash}{name}>" for name in ("search", "information", "answer") 
 
 
 @dataclass(frozen=True)
-class PolicyConfig:
+class PolicyConfig(Checked):
     """Size of a Llama with tied embeddings. The defaults (ours) learn to copy an atlas's names in 15 CPU-seconds."""
 
-    hidden_size: int = 64
-    layers: int = 2
-    heads: int = 4
+    hidden_size: Annotated[int, POSITIVE_COUNT] = 64
+    layers: Annotated[int, POSITIVE_COUNT] = 2
+    heads: Annotated[int, POSITIVE_COUNT] = 4
 
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if value < 1:
-                raise ValueError(f"{name} is {value}; it must be at least 1")
-        if self.hidden_size % (2 * self.heads):
-            raise ValueError(
-                f"hidden_size is {self.hidden_size}; it must be a multiple of 2 * heads, which is {2 * self.heads}"
-            )
+    def problems(self) -> Iterator[Problem]:
+        yield from super().problems()
+        if self.heads >= 1 and self.hidden_size % (2 * self.heads):
+            what = f"`hidden_size` is {self.hidden_size}, but must be a multiple of 2 * `heads`, {2 * self.heads}."
+            yield Problem("hidden_size", what)
 
 
 def train_tokenizer(worlds: Sequence[World]) -> PreTrainedTokenizerFast:

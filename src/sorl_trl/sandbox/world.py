@@ -11,10 +11,12 @@ import itertools
 import math
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
+from sorl_trl.checks import POSITIVE_COUNT, Checked, Problem
 from sorl_trl.qa import Question, write_questions
 from sorl_trl.search import write_corpus
 from sorl_trl.types import Passage
@@ -46,20 +48,19 @@ Facts = Mapping[str, Mapping[str, tuple[str, ...]]]
 
 
 @dataclass(frozen=True)
-class WorldSize:
+class WorldSize(Checked):
     """How many questions to draw, and which share of them has how many hops."""
 
-    train_questions: int = 2000
-    evaluation_questions: int = 200
+    train_questions: Annotated[int, POSITIVE_COUNT] = 2000
+    evaluation_questions: Annotated[int, POSITIVE_COUNT] = 200
     hop_shares: tuple[float, ...] = (0.5, 0.5)
     """Shares of the questions with one hop, with two, and so on. They sum to 1."""
 
-    def __post_init__(self) -> None:
-        for name in ("train_questions", "evaluation_questions"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+    def problems(self) -> Iterator[Problem]:
+        yield from super().problems()
         if not self.hop_shares or min(self.hop_shares) < 0 or not math.isclose(sum(self.hop_shares), 1):
-            raise ValueError(f"hop_shares is {self.hop_shares}; they must be at least 0 and sum to 1")
+            what = f"`hop_shares` is {self.hop_shares}, but must be at least 0 each and 1 in sum."
+            yield Problem("hop_shares", what)
 
     def by_hops(self, questions: int) -> list[int]:
         """How many of so many questions have one hop, two hops, and so on."""

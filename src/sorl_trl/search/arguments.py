@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
+from sorl_trl.checks import Checked, OneOf, Problem
 from sorl_trl.search.around.breaker import CircuitBreaker
 from sorl_trl.search.around.cache import CachedSearch, SQLiteStore
 from sorl_trl.search.around.replay import RecordingSearch, ReplayedSearch
@@ -17,7 +18,7 @@ from sorl_trl.search.engines.choice import open_index
 from sorl_trl.search.engines.manifest import fingerprint
 from sorl_trl.search.engines.tantivy import TantivyIndex
 from sorl_trl.search.no_search import NoSearch
-from sorl_trl.search.server.client import HTTPSearch, check_url, server_identity
+from sorl_trl.search.server.client import HTTPSearch, server_identity, url_refusal
 from sorl_trl.search.server.wire import REQUEST_FORMATS
 
 SOURCES = ("index", "corpus", "search_url", "no_search", "replay")
@@ -61,7 +62,7 @@ class BuiltSearch(NamedTuple):
 
 
 @dataclass
-class SearchArguments:
+class SearchArguments(Checked):
     """Where the policy's searches go: exactly one of `index`, `corpus`, `search_url`, `no_search` and `replay`.
 
     Raises ValueError for none or several of them, for a file or directory that is not there, and for an argument that
@@ -75,18 +76,17 @@ class SearchArguments:
         default=None,
         metadata={"help": "JSONL file of passages. Its index is `<corpus>.index`, built where missing."},
     )
-    search_engine: str = field(
+    search_engine: Annotated[str, OneOf(tuple(CORPUS_ENGINES))] = field(
         default="bm25",
         metadata={
             "help": "Engine of `corpus`: bm25 up to about a million passages, tantivy beyond, whose index is "
             "`<corpus>.tantivy`.",
-            "choices": list(CORPUS_ENGINES),
         },
     )
     search_url: str | None = field(
         default=None, metadata={"help": "Search server, with its path: http://127.0.0.1:8000/retrieve."}
     )
-    search_request: str = field(
+    search_request: Annotated[str, OneOf(tuple(REQUEST_FORMATS))] = field(
         default="search_r1",
         metadata={"help": f"How the server at `search_url` wants to be asked: {', '.join(REQUEST_FORMATS)}."},
     )
@@ -105,36 +105,39 @@ class SearchArguments:
         default=None, metadata={"help": "SQLite file that keeps answers from run to run; processes may share it."}
     )
 
-    def __post_init__(self) -> None:
+    def problems(self) -> Iterator[Problem]:
         given = [name for name in SOURCES if getattr(self, name)]
         if len(given) != 1:
-            raise ValueError(f"Exactly one of {', '.join(SOURCES)} must be given, got {', '.join(given) or 'none'}.")
+            what = f"Exactly one of {', '.join(SOURCES)} must be given, got {', '.join(given) or 'none'}."
+            yield Problem(given[-1] if given else "corpus", what)
+        yield from super().problems()
+        yield from self._missing_files()
+        if self.search_engine != "bm25" and not self.corpus:
+            what = f"`search_engine` is {self.search_engine!r}, but there is no `corpus` to index."
+            yield Problem("search_engine", what)
+        if self.search_request != "search_r1" and not self.search_url:
+            what = f"`search_request` is {self.search_request!r}, but there is no `search_url` to ask."
+            yield Problem("search_request", what)
+        if self.search_url and (refusal := url_refusal(self.search_url)):
+            yield Problem("search_url", f"`search_url`: {refusal}.")
+        if self.search_cache and (self.no_search or self.replay):
+            source = "no_search" if self.no_search else "replay"
+            what = f"`search_cache` is {self.search_cache!r}, but {source} leaves nothing to keep."
+            yield Problem("search_cache", what)
+
+    def _missing_files(self) -> Iterator[Problem]:
         for name in ("corpus", "replay"):
             path = getattr(self, name)
             if path and not Path(path).is_file():
-                raise ValueError(f"`{name}` is {path!r}, but there is no such file.")
+                yield Problem(name, f"`{name}` is {path!r}, but there is no such file.")
         if self.index and not Path(self.index).is_dir():
-            raise ValueError(f"`index` is {self.index!r}, but there is no such directory; build the index first.")
-        if self.search_engine not in CORPUS_ENGINES:
-            raise ValueError(
-                f"`search_engine` is {self.search_engine!r}, but must be one of {', '.join(CORPUS_ENGINES)}."
-            )
-        if self.search_engine != "bm25" and not self.corpus:
-            raise ValueError(f"`search_engine` is {self.search_engine!r}, but there is no `corpus` to index.")
-        if self.search_request not in REQUEST_FORMATS:
-            raise ValueError(
-                f"`search_request` is {self.search_request!r}, but must be one of {', '.join(REQUEST_FORMATS)}."
-            )
-        if self.search_request != "search_r1" and not self.search_url:
-            raise ValueError(f"`search_request` is {self.search_request!r}, but there is no `search_url` to ask.")
-        if self.search_url:
-            _check_search_url(self.search_url)
+            what = f"`index` is {self.index!r}, but there is no such directory; build the index first."
+            yield Problem("index", what)
         for name in ("record", "search_cache"):
             path = getattr(self, name)
             if path and not Path(path).parent.is_dir():
-                raise ValueError(f"`{name}` is {path!r}, but there is no directory {str(Path(path).parent)!r}.")
-        if self.search_cache and (self.no_search or self.replay):
-            raise ValueError(f"`search_cache` is {self.search_cache!r}, but {given[0]} leaves nothing to keep.")
+                what = f"`{name}` is {path!r}, but there is no directory {str(Path(path).parent)!r}."
+                yield Problem(name, what)
 
     def build_search(self, rank: int = 0) -> BuiltSearch:
         """Open the engine and put around it what the arguments say, in the order that `CachedSearch` gives.
@@ -169,10 +172,3 @@ class SearchArguments:
             return BuiltSearch(index, index.identity)
         saved = open_index(str(self.index))
         return BuiltSearch(saved, saved.identity)
-
-
-def _check_search_url(url: str) -> None:
-    try:
-        check_url(url)
-    except ValueError as error:
-        raise ValueError(f"`search_url`: {error}.") from error

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Sized
 
+from sorl_trl.checks import POSITIVE_COUNT, check_number
+
 
 def check_request(queries: Sequence[str], k: int) -> None:
     """Raise `ValueError` for a `k` below 1, `TypeError` for one string in place of a sequence of them."""
-    if k < 1:
-        raise ValueError(f"k must be at least 1, got {k}")
+    check_number("k", k, POSITIVE_COUNT)
     if isinstance(queries, str):
         raise TypeError(f"queries must be a sequence of strings, got the string {queries!r}")
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated
 
 from trl import GRPOConfig
 
 from sorl_trl.caller_warnings import warnings_at_the_caller
+from sorl_trl.checks import COUNT, NOT_NEGATIVE, SHARE, OneOf, Problem, field_problems, raise_first
 from sorl_trl.ops import IMPORTANCE_SAMPLING_LEVELS, KL_ESTIMATORS, PENALTY_GATES, TURN_RATIOS
+from sorl_trl.trainers.config_docs import documented
+from sorl_trl.trainers.config_rules import ALLOWED_OF_TRL, turn_level_problems
 
 TURN_LOSS_TYPE = "turn"
 LOSS_TYPES = (TURN_LOSS_TYPE, "grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo")
-LOSSES_WITHOUT_MIN = ("cispo", "sapo", "vespo")
-"""Loss types that do not drop a token's gradient as PPO's min does."""
 CLIP_NORMALIZATIONS = ("kl_penalty", "bias_norm", "none")
 TURN_BOUNDARIES = ("recorded", "tags")
 CLIP_RANGE = 0.2
@@ -23,19 +24,7 @@ TURN_CLIP_RANGE = (0.05, 0.2)
 """How far a turn's ratio may fall below and rise above 1: ours, measured in benchmarks/results/stability.md."""
 
 
-def check_choice(name: str, value: str, allowed: Sequence[str]) -> None:
-    if value not in allowed:
-        raise ValueError(f"`{name}` is {value!r}, but must be one of {', '.join(map(repr, allowed))}.")
-
-
-def check_number(name: str, value: Any, most: float | None = None, whole: bool = False) -> None:
-    """Raise ValueError unless `value` is a finite number of at least 0, at most `most`, and whole if asked for."""
-    allowed = f"in [0, {most:g}]" if most is not None else "a whole number, at least 0" if whole else "at least 0"
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < float("inf")
-    if not is_number or (whole and value != int(value)) or (most is not None and value > most):
-        raise ValueError(f"`{name}` is {value!r}, but must be {'' if most or whole else 'finite and '}{allowed}.")
-
-
+@documented
 @dataclass
 class TurnLevelConfig(GRPOConfig):
     """`trl.GRPOConfig` plus the switches of SORL (arXiv 2511.20718, as specified in docs/paper_to_code.md), and ours.
@@ -43,51 +32,12 @@ class TurnLevelConfig(GRPOConfig):
     Ours, and no part of SORL, are `target_kl` and the narrow lower clip range of turns (`epsilon`). SORL as specified
     in the note is `turn_ratio="arithmetic", epsilon=0.2, target_kl=0`.
 
-    Parameters:
-        loss_type (`str`, defaults to `"turn"`):
-            How per-token losses are aggregated: by turns, or as one of TRL's loss types does.
-        importance_sampling_level (`str`, defaults to `"turn"`):
-            The unit that shares an importance ratio: `"token"`, `"turn"` or `"sequence"`.
-        turn_ratio (`str`, defaults to `"geometric"`):
-            How a turn's token ratios become one: `"geometric"` or `"arithmetic"` mean.
-        epsilon (`float`, *optional*):
-            How far a ratio may fall below 1, and rise above it unless `epsilon_high` is set, before it is clipped.
-            Unset, it is 0.05 below and 0.2 above where turns share a ratio (ours), and TRL's 0.2 elsewhere.
-        clip_normalization (`str`, defaults to `"kl_penalty"`):
-            Clipping-triggered normalization: `"kl_penalty"`, `"bias_norm"` or `"none"`.
-        ctn_coef (`float`, defaults to `3.0`):
-            Coefficient λ of the KL penalty.
-        kl_estimator (`str`, defaults to `"unbiased"`):
-            Estimator of the KL in the penalty: `"unbiased"`, `"k1"`, `"k2"` or `"k3"`.
-        ctn_gate (`str`, defaults to `"token"`):
-            What each trajectory's penalty is weighted by: its share of `"token"`s or `"turn"`s outside the gate's
-            range, or `"none"`.
-        ctn_epsilon (`float`, *optional*):
-            How far a ratio may fall below 1, and rise above it unless `ctn_epsilon_high` is set, before the gate
-            counts it; unset, as far as the clip range lets it.
-        ctn_epsilon_high (`float`, *optional*):
-            How far a ratio may rise above 1 before the gate counts it.
-        target_kl (`float`, defaults to `0.005`):
-            KL to the old policy near which the policy's learning rate is to hold it (ours); 0 leaves it as scheduled.
-        gamma (`float`, defaults to `1.0`):
-            Discount per turn.
-        rollout_staleness (`int`, defaults to `0`):
-            How many rollouts late each rollout is trained on.
-        save_trajectories_steps (`int`, defaults to `0`):
-            Every how many steps to write down what they train on, for `sorl_trl.evaluation.view`; 0 for never.
-        disable_dropout (`bool`, defaults to `True`):
-            Whether dropout is off in training, for whose noise importance ratios would differ from 1 (TRL: `False`).
-        turn_boundary (`str`, defaults to `"recorded"`):
-            `"recorded"` spans (else runs of model tokens), or split after closing `"tags"` in addition.
-        turn_boundary_tags (`list[str]`, defaults to `["</think>"]`):
-            Those closing tags.
-
     Every other parameter is TRL's, with TRL's meaning and default; docs/options.md has them all. With
     `importance_sampling_level="token"`, `clip_normalization="none"`, `target_kl=0` and one of TRL's loss types,
     training is TRL's to within 1e-6; `disable_dropout` must be equal too.
     """
 
-    loss_type: str = field(
+    loss_type: Annotated[str, OneOf(LOSS_TYPES)] = field(
         default=TURN_LOSS_TYPE,
         metadata={
             "help": "How per-token losses are aggregated. 'turn' (default): mean over the tokens of each turn, then "
@@ -96,20 +46,20 @@ class TurnLevelConfig(GRPOConfig):
             "weighs whole sequences by itself, whatever `importance_sampling_level` says)."
         },
     )
-    importance_sampling_level: str = field(
+    importance_sampling_level: Annotated[str, OneOf(IMPORTANCE_SAMPLING_LEVELS)] = field(
         default="turn",
         metadata={
             "help": "The unit that shares one importance ratio: 'token', 'turn' (default) or 'sequence' (as in GSPO)."
         },
     )
-    turn_ratio: str = field(
+    turn_ratio: Annotated[str, OneOf(TURN_RATIOS)] = field(
         default="geometric",
         metadata={
             "help": "How the token ratios of a turn become one. 'geometric' (default): exp of their mean logarithm, "
             "GSPO's length normalization applied per turn. 'arithmetic': their mean."
         },
     )
-    epsilon: float | None = field(
+    epsilon: Annotated[float | None, NOT_NEGATIVE] = field(
         default=None,
         metadata={
             "help": "How far a ratio may fall below 1, and rise above it unless `epsilon_high` is set, before it is "
@@ -118,7 +68,7 @@ class TurnLevelConfig(GRPOConfig):
             "0.2 at the other levels."
         },
     )
-    clip_normalization: str = field(
+    clip_normalization: Annotated[str, OneOf(CLIP_NORMALIZATIONS)] = field(
         default="kl_penalty",
         metadata={
             "help": "Clipping-triggered normalization. 'kl_penalty' (default): adds `ctn_coef` times the mean over "
@@ -128,18 +78,18 @@ class TurnLevelConfig(GRPOConfig):
             "reentrant gradient checkpointing, or a loss without PPO's min. 'none': off."
         },
     )
-    ctn_coef: float = field(
+    ctn_coef: Annotated[float, NOT_NEGATIVE] = field(
         default=3.0,
         metadata={"help": "Coefficient (λ >= 0) of the penalty of `clip_normalization='kl_penalty'`."},
     )
-    kl_estimator: str = field(
+    kl_estimator: Annotated[str, OneOf(KL_ESTIMATORS)] = field(
         default="unbiased",
         metadata={
             "help": "Estimator of KL(policy || old policy) in the penalty; l is a token's log-ratio, w = exp(l): "
             "'unbiased' (default) w*l - w + 1, 'k1' l, 'k2' l*l/2, 'k3' exp(-l) - 1 + l."
         },
     )
-    ctn_gate: str = field(
+    ctn_gate: Annotated[str, OneOf(PENALTY_GATES)] = field(
         default="token",
         metadata={
             "help": "What weighs the KL of each trajectory in the penalty. 'token' (default): the share of its tokens "
@@ -147,7 +97,7 @@ class TurnLevelConfig(GRPOConfig):
             "the old policy."
         },
     )
-    ctn_epsilon: float | None = field(
+    ctn_epsilon: Annotated[float | None, NOT_NEGATIVE] = field(
         default=None,
         metadata={
             "help": "How far a ratio may fall below 1, and rise above it unless `ctn_epsilon_high` is set, before "
@@ -155,11 +105,11 @@ class TurnLevelConfig(GRPOConfig):
             "it; set, gate and clipping no longer move together."
         },
     )
-    ctn_epsilon_high: float | None = field(
+    ctn_epsilon_high: Annotated[float | None, NOT_NEGATIVE] = field(
         default=None,
         metadata={"help": "How far a ratio may rise above 1 before `ctn_gate` counts it. Default: `ctn_epsilon`."},
     )
-    target_kl: float = field(
+    target_kl: Annotated[float, NOT_NEGATIVE] = field(
         default=0.005,
         metadata={
             "help": "Ours, no part of SORL: KL to the old policy (`kl_to_old`, nats per token) near which the "
@@ -168,11 +118,11 @@ class TurnLevelConfig(GRPOConfig):
             "scheduled one and the scheduled one. 0: as scheduled."
         },
     )
-    gamma: float = field(
+    gamma: Annotated[float, SHARE] = field(
         default=1.0,
         metadata={"help": "Discount per turn, in [0, 1]: a reward k turns later counts gamma**k."},
     )
-    rollout_staleness: int = field(
+    rollout_staleness: Annotated[int, COUNT] = field(
         default=0,
         metadata={
             "help": "How many rollouts late each rollout is trained on (0: at once), with the old log-probabilities "
@@ -180,7 +130,7 @@ class TurnLevelConfig(GRPOConfig):
             "kept in memory and in checkpoints."
         },
     )
-    save_trajectories_steps: int = field(
+    save_trajectories_steps: Annotated[int, COUNT] = field(
         default=0,
         metadata={
             "help": "Every how many optimizer steps to write the trajectories that the step trains on, with ratio, "
@@ -196,7 +146,7 @@ class TurnLevelConfig(GRPOConfig):
             "ratios, clipping and the KL to the old policy then measure that noise."
         },
     )
-    turn_boundary: str = field(
+    turn_boundary: Annotated[str, OneOf(TURN_BOUNDARIES)] = field(
         default="recorded",
         metadata={
             "help": "What is a turn. 'recorded' (default): the spans that the rollout recorded (`turn_ids`), else "
@@ -209,78 +159,27 @@ class TurnLevelConfig(GRPOConfig):
         metadata={"help": "The closing tags after which `turn_boundary='tags'` starts a new turn."},
     )
 
+    def problems(self) -> Iterator[Problem]:
+        """Everything that is wrong with its values as they were given, but for what TRL itself refuses."""
+        yield from field_problems(self, inherited=ALLOWED_OF_TRL)
+        yield from turn_level_problems(self)
+
     def __post_init__(self) -> None:
-        with warnings_at_the_caller():
-            super().__post_init__()
-        check_choice("loss_type", self.loss_type, LOSS_TYPES)
-        check_choice("importance_sampling_level", self.importance_sampling_level, IMPORTANCE_SAMPLING_LEVELS)
-        check_choice("turn_ratio", self.turn_ratio, TURN_RATIOS)
-        check_choice("clip_normalization", self.clip_normalization, CLIP_NORMALIZATIONS)
-        check_choice("kl_estimator", self.kl_estimator, KL_ESTIMATORS)
-        check_choice("ctn_gate", self.ctn_gate, PENALTY_GATES)
-        check_choice("turn_boundary", self.turn_boundary, TURN_BOUNDARIES)
+        raise_first(self.problems())
+        self._post_init_of_trl()
         self._set_clip_range()
-        self._set_gate_range()
-        check_number("ctn_coef", self.ctn_coef)
-        check_number("target_kl", self.target_kl)
-        check_number("rollout_staleness", self.rollout_staleness, whole=True)
-        check_number("save_trajectories_steps", self.save_trajectories_steps, whole=True)
-        check_number("gamma", self.gamma, most=1.0)
-        tags = self.turn_boundary_tags
-        if isinstance(tags, str) or (self.turn_boundary == "tags" and not (tags and all(tags))):
-            raise ValueError(
-                f"`turn_boundary_tags` is {tags!r}, but `turn_boundary='tags'` needs a list of tags, none empty."
-            )
-        if self.clip_normalization == "bias_norm":
-            self._check_bias_norm()
-
-    def _check_bias_norm(self) -> None:
-        if self.loss_type in LOSSES_WITHOUT_MIN:
-            raise ValueError(
-                f"`clip_normalization='bias_norm'` is about what PPO's min removes; `loss_type={self.loss_type!r}` "
-                "has none. Use `clip_normalization='kl_penalty'` or 'none', or another loss type."
-            )
-        if (self.gradient_checkpointing_kwargs or {}).get("use_reentrant"):
-            raise ValueError(
-                "`clip_normalization='bias_norm'` takes a gradient of its own, which reentrant gradient checkpointing "
-                "cannot give. Set `gradient_checkpointing_kwargs={'use_reentrant': False}`, or "
-                "`clip_normalization='kl_penalty'`."
-            )
-        for name, off in (("top_entropy_quantile", 1.0), ("off_policy_mask_threshold", None)):
-            if getattr(self, name) != off:
-                raise ValueError(
-                    f"`{name}` is {getattr(self, name)}, which leaves tokens out of the loss that "
-                    "`clip_normalization='bias_norm'` would count as clipped. "
-                    f"Set `{name}={off}`, or `clip_normalization='kl_penalty'`."
-                )
-
-    def _set_gate_range(self) -> None:
-        for name in ("ctn_epsilon", "ctn_epsilon_high"):
-            value = getattr(self, name)
-            if value is None:
-                continue
-            check_number(name, value)
-            if self.clip_normalization != "kl_penalty" or self.ctn_gate == "none":
-                raise ValueError(
-                    f"`{name}` is {value}, but nothing reads it with `clip_normalization={self.clip_normalization!r}` "
-                    f"and `ctn_gate={self.ctn_gate!r}`: it is the range of the penalty's gate."
-                )
         if self.ctn_epsilon_high is None:
             self.ctn_epsilon_high = self.ctn_epsilon
 
+    def _post_init_of_trl(self) -> None:
+        with warnings_at_the_caller():
+            super().__post_init__()
+
     def _set_clip_range(self) -> None:
-        given: float | None = vars(self)["epsilon_high"]
-        if self.loss_type == "cispo" and given is None:
-            raise ValueError(
-                "`epsilon_high` is not set, but with `loss_type='cispo'` it is the cap on the ratio itself, and TRL's "
-                "fallback to `epsilon` would cap every weight far below 1. Set `epsilon_high=5.0`, as TRL recommends."
-            )
-        for name in ("epsilon", "epsilon_high"):
-            if vars(self)[name] is not None:
-                check_number(name, vars(self)[name])
         if self.epsilon is not None:
             return
         self.epsilon = CLIP_RANGE
         if self.importance_sampling_level == "turn":
+            given: float | None = vars(self)["epsilon_high"]
             self.epsilon = TURN_CLIP_RANGE[0]
             self.epsilon_high = TURN_CLIP_RANGE[1] if given is None else given

@@ -21,11 +21,12 @@ from trl import GRPOTrainer
 from sorl_trl.caller_warnings import warnings_at_the_caller
 from sorl_trl.ops import TurnLayout, masked_mean, turn_counts, turn_ids_from_mask, turn_layout
 from sorl_trl.trainers.agents.native_tools import HarmlessTools
-from sorl_trl.trainers.base_config import LOSSES_WITHOUT_MIN, TURN_LOSS_TYPE, TurnLevelConfig
+from sorl_trl.trainers.base_config import TURN_LOSS_TYPE, TurnLevelConfig
 from sorl_trl.trainers.checked_options import StartWarnings, check_arguments, warn_of_idle_options
 from sorl_trl.trainers.checks.dataset import check_chat_template, check_column_names, check_dataset_size
 from sorl_trl.trainers.checks.training_noise import disable_noise
-from sorl_trl.trainers.checks.trl_arguments import trainer_arguments
+from sorl_trl.trainers.checks.trl_arguments import called_as, trainer_arguments
+from sorl_trl.trainers.config_rules import LOSSES_WITHOUT_MIN
 from sorl_trl.trainers.cycle.epoch_sampler import EpochRepeatSampler
 from sorl_trl.trainers.cycle.generation_cycle import GenerationCycle
 from sorl_trl.trainers.cycle.roll_back import roll_back
@@ -53,6 +54,7 @@ class TurnLevelTrainer(GRPOTrainer):
     epsilon_high: float
     _train_sampler: EpochRepeatSampler | None = None
 
+    @called_as(GRPOTrainer.__init__)
     def __init__(self, *positional: Any, **named: Any) -> None:
         given = trainer_arguments(*positional, **named)
         if given.get("args") is None:
@@ -75,7 +77,7 @@ class TurnLevelTrainer(GRPOTrainer):
         self.add_callback(StartWarnings())
         self._set_up_loss(args)
         check_column_names(self.train_dataset, self.eval_dataset, args)
-        check_dataset_size(self.train_dataset, args, self.num_generations)
+        check_dataset_size(self.train_dataset, args)
         if self.rollout_func is None:  # a rollout function may render messages in its own way
             check_chat_template(self.train_dataset, self.processing_class)
 

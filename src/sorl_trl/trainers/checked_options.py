@@ -11,7 +11,7 @@ from transformers import TrainerCallback
 from sorl_trl.trainers.agents.search_rollout import SearchRollout
 from sorl_trl.trainers.checks.inert import inert_warning
 from sorl_trl.trainers.checks.options import check_search_rollout, idle_options
-from sorl_trl.trainers.checks.training_noise import noise_in, noise_warning
+from sorl_trl.trainers.checks.training_noise import noise_in, noise_in_arguments, noise_warning
 
 logger = get_logger(__name__)
 
@@ -41,9 +41,7 @@ class StartWarnings(TrainerCallback):
         if self._has_warned:
             return
         self._has_warned = True
-        noise = noise_in(kwargs["model"])
-        if args.neftune_noise_alpha:
-            noise.append(f"neftune_noise_alpha={args.neftune_noise_alpha:g} (the embeddings)")
+        noise = [*noise_in(kwargs["model"]), *noise_in_arguments(args)]
         if noise:
             logger.warning(noise_warning(noise, args.disable_dropout))
         inert = inert_warning(args)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+from sorl_trl.checks import Problem
 from sorl_trl.trainers.base_config import TurnLevelConfig
+from sorl_trl.trainers.config_docs import documented
+from sorl_trl.trainers.config_rules import group_problems
 
 
+@documented
 @dataclass
 class SOGRPOConfig(TurnLevelConfig):
     """Configuration of [`SOGRPOTrainer`]: `trl.GRPOConfig` with the turn-level switches of [`TurnLevelConfig`].
@@ -16,10 +21,6 @@ class SOGRPOConfig(TurnLevelConfig):
     `docs/paper_to_code.md` lists the settings of every named variant, SO-GRPO as specified among them.
     """
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.gamma != 1.0 and self.multi_objective_aggregation != "sum_then_normalize":
-            raise ValueError(
-                f"`multi_objective_aggregation` is {self.multi_objective_aggregation!r}, but `gamma` below 1 needs "
-                "'sum_then_normalize'."
-            )
+    def problems(self) -> Iterator[Problem]:
+        yield from super().problems()
+        yield from group_problems(self)

@@ -4,66 +4,44 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Annotated
 
-from sorl_trl.trainers.base_config import TurnLevelConfig, check_choice, check_number
+from sorl_trl.checks import COUNT, NOT_NEGATIVE, SHARE, Number, OneOf, Problem
+from sorl_trl.trainers.base_config import TurnLevelConfig
+from sorl_trl.trainers.config_docs import documented
+from sorl_trl.trainers.config_rules import critic_problems
 
 ADVANTAGE_LEVELS = ("turn", "token")
 CRITICS = ("adapter", "head", "model")
 
 
+@documented
 @dataclass
 class SOPPOConfig(TurnLevelConfig):
     """Configuration of [`SOPPOTrainer`]: [`TurnLevelConfig`] with advantages from a critic instead of the group.
 
     The defaults are SO-PPO with geometric turn ratios and two additions of ours, `target_kl` and a narrow lower clip
     range. docs/paper_to_code.md lists the settings of SO-PPO as specified, PPO, Turn-PPO, S-PPO and ST-PPO.
-
-    Parameters:
-        num_generations (`int`, defaults to `1`):
-            Trajectories per prompt. There is no group baseline, so that one is enough.
-        advantage_level (`str`, defaults to `"turn"`):
-            The time step of the critic and of GAE: `"turn"` or `"token"`.
-        gamma (`float`, defaults to `1.0`):
-            Discount per time step.
-        gae_lambda (`float`, defaults to `1.0`):
-            λ of generalized advantage estimation; at 1, and γ = 1, Â = R - V.
-        whiten_advantages (`bool`, defaults to `True`):
-            Whether advantages get mean 0 and variance 1 over all ranks' trajectories of a rollout.
-        kl_in_reward (`bool`, defaults to `False`):
-            Whether `beta` times the KL to the reference is taken off the rewards rather than added to the loss.
-        critic (`str`, *optional*):
-            `"adapter"`, `"head"` or `"model"`; the default is `"adapter"` with PEFT, `"head"` without.
-        critic_model_name_or_path (`str`, *optional*):
-            What the critic starts from.
-        critic_trunk_gradient (`bool`, defaults to `False`):
-            Whether the value loss of `critic="head"` trains the policy's weights.
-        critic_learning_rate (`float`, *optional*):
-            Learning rate of the critic's parameters; `None` is ten times `learning_rate`.
-        critic_warmup_steps (`int`, defaults to `0`):
-            Optimizer steps at the start in which the critic learns and the policy stands still.
-        vf_coef (`float`, defaults to `0.5`):
-            Coefficient of the value loss.
-        value_clip_range (`float`, *optional*, defaults to `0.2`):
-            How far values may move from the rollout's; `None` is no clipping.
     """
 
     num_generations: int | None = field(
         default=1,
         metadata={"help": "Trajectories per prompt. The critic is the baseline, so one (the default) is enough."},
     )
-    advantage_level: str = field(
+    advantage_level: Annotated[str, OneOf(ADVANTAGE_LEVELS)] = field(
         default="turn",
         metadata={
             "help": "The time step of the critic and of GAE. 'turn' (default): V is read where a turn starts, all "
             "tokens of a turn share its advantage. 'token': GAE over the policy's tokens, observations skipped."
         },
     )
-    gamma: float = field(
+    gamma: Annotated[float, SHARE] = field(
         default=1.0,
         metadata={"help": "Discount per time step (turn or token, as `advantage_level` says), in [0, 1]."},
     )
-    gae_lambda: float = field(
+    gae_lambda: Annotated[float, SHARE] = field(
         default=1.0,
         metadata={
             "help": "Lambda of generalized advantage estimation, in [0, 1]: 1 (default) trusts the rewards alone, "
@@ -81,7 +59,7 @@ class SOPPOConfig(TurnLevelConfig):
             "of adding `beta` x KL to the loss."
         },
     )
-    critic: str | None = field(
+    critic: Annotated[str | None, OneOf(CRITICS)] = field(
         default=None,
         metadata={
             "help": "Where values come from. 'adapter': a second LoRA adapter and a scalar head on the frozen base "
@@ -100,18 +78,18 @@ class SOPPOConfig(TurnLevelConfig):
         default=False,
         metadata={"help": "Let the value loss of `critic='head'` train the policy's weights too."},
     )
-    critic_learning_rate: float | None = field(
+    critic_learning_rate: Annotated[float | None, NOT_NEGATIVE] = field(
         default=None,
         metadata={"help": "Learning rate of the critic's parameters. Default: ten times `learning_rate`."},
     )
-    critic_warmup_steps: int = field(
+    critic_warmup_steps: Annotated[int, COUNT] = field(
         default=0,
         metadata={
             "help": "Optimizer steps at the start in which only the critic learns: the policy's learning rate is 0."
         },
     )
-    vf_coef: float = field(default=0.5, metadata={"help": "Coefficient of the value loss."})
-    value_clip_range: float | None = field(
+    vf_coef: Annotated[float, NOT_NEGATIVE] = field(default=0.5, metadata={"help": "Coefficient of the value loss."})
+    value_clip_range: Annotated[float | None, Number(above=0, finite=False)] = field(
         default=0.2,
         metadata={
             "help": "PPO's value clipping: how far, in units of the return, a value may move from the rollout's "
@@ -134,8 +112,12 @@ class SOPPOConfig(TurnLevelConfig):
         metadata={"help": "Scaling by the group's spread, which a critic replaces: only 'none'."},
     )
 
+    def problems(self) -> Iterator[Problem]:
+        yield from super().problems()
+        yield from critic_problems(self)
+
     def __post_init__(self) -> None:
-        self._post_init_with_any_group_size()
+        super().__post_init__()
         if self.critic_learning_rate is None:
             self.critic_learning_rate = 10 * self.learning_rate
         if self.scale_rewards != "none":
@@ -144,15 +126,14 @@ class SOPPOConfig(TurnLevelConfig):
                 "`whiten_advantages` scales them.",
                 stacklevel=3,
             )
-        self._check()
 
-    def _post_init_with_any_group_size(self) -> None:
+    def _post_init_of_trl(self) -> None:
         """TRL refuses `num_generations=1`, which a group baseline cannot do with and a critic can.
 
         It gets to see another divisor of the batch, for its other checks and derived fields.
         """
         if self.num_generations != 1:
-            super().__post_init__()
+            super()._post_init_of_trl()
             return
         steps = self.steps_per_generation or self.gradient_accumulation_steps
         processes = int(os.environ.get("WORLD_SIZE", 1))  # transformers knows it only after `__post_init__`
@@ -165,36 +146,6 @@ class SOPPOConfig(TurnLevelConfig):
         if self.num_generations_eval is None:
             self.num_generations_eval = 1
         try:
-            super().__post_init__()
+            super()._post_init_of_trl()
         finally:
             self.num_generations = 1
-
-    def _check(self) -> None:
-        check_choice("advantage_level", self.advantage_level, ADVANTAGE_LEVELS)
-        if self.critic is not None:
-            check_choice("critic", self.critic, CRITICS)
-        check_number("gae_lambda", self.gae_lambda, most=1.0)
-        check_number("vf_coef", self.vf_coef)
-        check_number("critic_learning_rate", self.critic_learning_rate)
-        check_number("critic_warmup_steps", self.critic_warmup_steps, whole=True)
-        if self.value_clip_range is not None and not self.value_clip_range > 0:
-            raise ValueError(
-                f"`value_clip_range` is {self.value_clip_range}, but must be positive, or None for no clipping."
-            )
-        if self.kl_in_reward and self.beta == 0.0:
-            raise ValueError("`kl_in_reward` is set, but `beta`, the coefficient of that KL, is 0.0. Set `beta`.")
-        if self.critic_trunk_gradient and self.critic in ("adapter", "model"):
-            raise ValueError(
-                f"`critic_trunk_gradient` is set, but `critic={self.critic!r}` shares no trained weights with the "
-                "policy. Use `critic='head'`, or leave it unset."
-            )
-        if self.critic_trunk_gradient and self.clip_normalization == "bias_norm":
-            raise ValueError(
-                "`clip_normalization='bias_norm'` divides the gradient of the policy's weights, and with "
-                "`critic_trunk_gradient` the value loss is in it. Use one or the other."
-            )
-        if self.multi_objective_aggregation != "sum_then_normalize":
-            raise ValueError(
-                f"`multi_objective_aggregation` is {self.multi_objective_aggregation!r}, but the critic learns the "
-                "weighted sum of the rewards: use 'sum_then_normalize'."
-            )

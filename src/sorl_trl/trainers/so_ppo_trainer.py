@@ -9,10 +9,12 @@ from typing import Any, ClassVar
 import torch
 from accelerate.logging import get_logger
 from torch import Tensor
+from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
 
 from sorl_trl.ops import aggregate_turns, is_value_clipped, masked_mean, turn_layout, turn_starts, value_loss, whiten
 from sorl_trl.trainers.base_config import TURN_LOSS_TYPE
+from sorl_trl.trainers.checks.trl_arguments import called_as
 from sorl_trl.trainers.critic.experience import Experience, token_experience, turn_experience
 from sorl_trl.trainers.critic.health import CriticWatch, critic_metrics
 from sorl_trl.trainers.critic.model import ValueRecorder, ValuesBesideLogps
@@ -73,6 +75,7 @@ class SOPPOTrainer(CriticTrainer):
     _name = "SO-PPO"
     _paper: ClassVar[dict[str, str]] = SORL_PAPER
 
+    @called_as(GRPOTrainer.__init__)
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._value_recorder: ValueRecorder | None = None
         super().__init__(*args, **kwargs)

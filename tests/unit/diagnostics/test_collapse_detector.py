@@ -240,21 +240,37 @@ def healthy(iteration: int) -> dict[str, float | None]:
 @pytest.mark.parametrize(
     ("kind", "fields", "message"),
     [
-        (Level, {"threshold": 1.0, "side": "over"}, "`side` of rule 'x' is 'over', but must be 'above' or 'below'"),
-        (Level, {"threshold": 1.0, "patience": 0}, "`patience` of rule 'x' is 0, but must be at least 1"),
-        (Fall, {"share": 1.0, "minimum": 1.0}, "`share` of rule 'x' is 1.0, but must be between 0 and 1"),
-        (Fall, {"share": 0.5, "minimum": 0.0}, "`minimum` of rule 'x' is 0.0, but must be above 0"),
-        (Fall, {"share": 0.5, "minimum": 1.0, "window": 0}, "`window` of rule 'x' is 0, but must be at least 1"),
-        (Growth, {"factor": 1.0, "minimum": 0.0, "baseline": 1}, "`factor` of rule 'x' is 1.0, but must be above 1"),
+        (
+            Level,
+            {"threshold": 1.0, "side": "over"},
+            "`side` of rule 'x' is 'over', but must be one of 'above', 'below'",
+        ),
+        (
+            Level,
+            {"threshold": 1.0, "patience": 0},
+            "`patience` of rule 'x' is 0, but must be a whole number, at least 1",
+        ),
+        (Fall, {"share": 1.0, "minimum": 1.0}, "`share` of rule 'x' is 1.0, but must be above 0 and below 1"),
+        (Fall, {"share": 0.5, "minimum": 0.0}, "`minimum` of rule 'x' is 0.0, but must be finite and above 0"),
+        (
+            Fall,
+            {"share": 0.5, "minimum": 1.0, "window": 0},
+            "`window` of rule 'x' is 0, but must be a whole number, at least 1",
+        ),
+        (
+            Growth,
+            {"factor": 1.0, "minimum": 0.0, "baseline": 1},
+            "`factor` of rule 'x' is 1.0, but must be finite and above 1",
+        ),
         (
             Growth,
             {"factor": 2.0, "minimum": 0.0, "baseline": 0},
-            "`baseline` of rule 'x' is 0, but must be at least 1",
+            "`baseline` of rule 'x' is 0, but must be a whole number, at least 1",
         ),
         (
             Growth,
             {"factor": 2.0, "minimum": 0.0, "baseline": 1, "patience": 0},
-            "`patience` of rule 'x' is 0, but must be at least 1",
+            "`patience` of rule 'x' is 0, but must be a whole number, at least 1",
         ),
     ],
 )

@@ -186,8 +186,12 @@ class TestRefuses:
     @pytest.mark.parametrize(
         ("name", "value", "message"),
         [
-            ("save_strategy", "no", "`save_strategy` is 'no', but `action='roll_back'` needs checkpoints"),
-            ("save_only_model", True, "`save_only_model` is True, but `action='roll_back'` needs the optimizer"),
+            ("save_strategy", "no", "`save_strategy` is 'no', but a guard that is to roll back needs checkpoints"),
+            (
+                "save_only_model",
+                True,
+                "`save_only_model` is True, but a guard that is to roll back needs the optimizer",
+            ),
         ],
     )
     def test_a_trainer_without_checkpoints(self, tmp_path: Path, name: str, value: Any, message: str) -> None:
@@ -223,8 +227,8 @@ class TestRefuses:
     @pytest.mark.parametrize(
         ("fields", "message"),
         [
-            ({"lr_factor": 1.0}, "`lr_factor` is 1.0, but must be between 0 and 1"),
-            ({"cooldown": -1}, "`cooldown` is -1, but must be at least 0"),
+            ({"lr_factor": 1.0}, "`lr_factor` is 1.0, but must be above 0 and below 1"),
+            ({"cooldown": -1}, "`cooldown` is -1, but must be a whole number, at least 0"),
         ],
     )
     def test_settings_out_of_range(self, fields: dict[str, Any], message: str) -> None:

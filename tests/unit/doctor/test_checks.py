@@ -73,12 +73,15 @@ CASES = {
         "per_device_eval_batch_size: 8",
     ),
     "too few questions": Case(
-        {"steps_per_generation": 6}, "batches", "a rollout takes 12 questions, but there are 8", "train_questions"
+        {"steps_per_generation": 6},
+        "batches",
+        "`train_questions` has 8 prompts, but a rollout takes 12",
+        "train_questions",
     ),
     "options": Case(
         {"rewards": ["choice"]},
         "questions",
-        "8 of 8 questions have no options, the first is 'q0' in line 1",
+        "8 of 8 questions have no options, the first is 'q0'; 'answer' is for both kinds (line 1 of ",
         'rewards: ["answer"]',
     ),
     "budget": Case(
@@ -147,13 +150,13 @@ CASES = {
     "nothing to resume": Case(
         {"resume_from_checkpoint": "gone/checkpoint-3"},
         "model",
-        "`resume_from_checkpoint` is 'gone/checkpoint-3', but there is no such folder",
+        "is 'gone/checkpoint-3', but must be the folder of a checkpoint: there is no such folder",
         "resume_from_checkpoint",
     ),
     "resume from no checkpoint": Case(
         {"resume_from_checkpoint": "."},
         "model",
-        "is '.', but there is no trainer_state.json",
+        "is '.', but must be the folder of a checkpoint: it holds no trainer_state.json",
         "resume_from_checkpoint",
     ),
     "no list": Case({"rewards": {"f1": 1}}, "arguments", "must be a list", "rewards"),
@@ -196,17 +199,17 @@ CASES = {
     "no checkpoint": Case(
         {"collapse_guard": "roll_back", "save_strategy": "no"},
         "method",
-        "roll back to a checkpoint",
+        "to roll back needs checkpoints",
         "save_strategy: steps",
     ),
     "no optimizer": Case(
         {"collapse_guard": "roll_back", "save_only_model": True},
         "method",
-        "roll back the optimizer",
+        "to roll back needs the optimizer",
         "save_only_model: false",
     ),
     "no log": Case(
-        {"collapse_guard": "warn", "logging_strategy": "no"}, "method", "reads the log", "logging_strategy: steps"
+        {"collapse_guard": "warn", "logging_strategy": "no"}, "method", "reads log entries", "logging_strategy: steps"
     ),
     "log entries of several steps": Case(
         {"collapse_guard": "warn", "logging_steps": 10}, "method", "learns of numbers", "logging_steps: 1", "warning"
@@ -266,11 +269,11 @@ CASES = {
         "vllm_gpu_memory_utilization",
         level="warning",
     ),
-    "no adapter": Case({**PPO, "critic": "adapter"}, "method", "`use_peft` is false", "critic: head"),
+    "no adapter": Case({**PPO, "critic": "adapter"}, "method", "(`use_peft` in a recipe)", "critic: head"),
     "no head": Case(
         {**PPO, "use_peft": True, "critic_trunk_gradient": True},
         "method",
-        "is an adapter",
+        "with PEFT the default is 'adapter'",
         "critic_trunk_gradient: false",
     ),
 }

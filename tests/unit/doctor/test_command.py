@@ -24,7 +24,7 @@ def test_a_process_of_its_own(tmp_path: Path) -> None:
     report = json.loads(run.stdout)
     wrong = {f["check"]: f["what"] for f in report["findings"] if f["level"] in ("error", "warning")}
     assert wrong.keys() == {"batches", "tokens"}, run.stderr
-    assert wrong["batches"] == "a rollout takes 16 questions, but there are 8"
+    assert wrong["batches"].startswith("`train_questions` has 8 prompts, but a rollout takes 16")
     assert run.returncode == 1
 
 
@@ -59,6 +59,24 @@ def test_a_wrong_command_line_is_one_line(words: list[str], said: str, capsys: p
     shown = capsys.readouterr()
     assert (shown.out, shown.err.count("\n")) == ("", 1)
     assert said in shown.err
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("seed: 1\nbeta: [1\n", "recipe.yaml line 3: "),
+        ("- seed\n", "recipe.yaml must be a YAML mapping from arguments to values"),
+        ("1: 2\n", "recipe.yaml line 1: a key must be the name of an argument, which this is not"),
+    ],
+)
+def test_a_file_that_is_no_recipe_is_one_line(
+    text: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "recipe.yaml").write_text(text)
+    assert run_command(main, ["--config", str(tmp_path / "recipe.yaml"), "--json"]) == 2
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err.count("\n")) == ("", 1)
+    assert shown.err.startswith("error: --config: ") and said in shown.err
 
 
 def test_the_worst_comes_first() -> None:

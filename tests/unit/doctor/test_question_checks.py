@@ -46,7 +46,7 @@ def test_only_some_have_options(tmp_path: Path) -> None:
     choice = {**QUESTIONS[0], "options": {"A": "rome", "B": "oslo"}}
     write_rows(tmp_path / "train.jsonl", [choice] * 6 + QUESTIONS[6:])
     found = the_complaint(recipe)
-    assert f"2 of 8 questions have no options, the first is 'q6' in line 7 of {tmp_path}/train.jsonl" in found.what
+    assert "2 of 8 questions have no options, the first is 'q6'" in found.what
 
 
 def test_those_to_evaluate_on(tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ class TestKlToOld:
         assert kl_to_old(LOG_RATIO.bfloat16(), MASK, "k2").dtype == torch.float32
 
     def test_errors(self):
-        with pytest.raises(ValueError, match=r"estimator is 'k4', but must be one of: 'k1', 'k2', 'k3', 'unbiased'"):
+        with pytest.raises(ValueError, match=r"`estimator` is 'k4', but must be one of 'k1', 'k2', 'k3', 'unbiased'"):
             kl_to_old(LOG_RATIO, MASK, "k4")
 
 

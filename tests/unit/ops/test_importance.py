@@ -122,9 +122,9 @@ def test_half_precision_is_reduced_in_float32(level, turn_ratio):
 
 
 def test_errors():
-    with pytest.raises(ValueError, match=r"level is 'word', but must be one of: 'token', 'turn', 'sequence'"):
+    with pytest.raises(ValueError, match=r"`level` is 'word', but must be one of 'token', 'turn', 'sequence'"):
         importance_ratio(LOG_RATIO, TURN_IDS, "word")
-    with pytest.raises(ValueError, match=r"turn_ratio is 'harmonic', but must be one of: 'geometric', 'arithmetic'"):
+    with pytest.raises(ValueError, match=r"`turn_ratio` is 'harmonic', but must be one of 'geometric', 'arithmetic'"):
         importance_ratio(LOG_RATIO, TURN_IDS, "token", "harmonic")
 
 

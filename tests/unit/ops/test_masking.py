@@ -235,7 +235,7 @@ class TestTurnReduceAndBroadcast:
         assert torch.autograd.gradcheck(lambda x: turn_broadcast(turn_reduce(x, TURN_IDS), TURN_IDS), x)
 
     def test_errors(self):
-        with pytest.raises(ValueError, match=r"reduction is 'max', but must be one of: 'mean', 'sum'"):
+        with pytest.raises(ValueError, match=r"`reduction` is 'max', but must be one of 'mean', 'sum'"):
             turn_reduce(X, TURN_IDS, "max")
         with pytest.raises(ValueError, match=r"x has shape \(3, 1\)"):
             turn_reduce(X[:, :1], TURN_IDS)

@@ -199,8 +199,8 @@ def test_an_empty_folder(folder):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"name": "squad"}, "name must be one of nq, triviaqa, .*, pubmedqa, got 'squad'"),
-        ({"name": "nq", "limit": 0}, "limit must be at least 1 or None, got 0"),
+        ({"name": "squad"}, "`name` is 'squad', but must be one of 'nq', 'triviaqa', .*, 'pubmedqa'"),
+        ({"name": "nq", "limit": 0}, "`limit` is 0, but must be a whole number, at least 1"),
     ],
 )
 def test_bad_arguments_are_refused_at_once(arguments, message):

@@ -271,7 +271,7 @@ def test_wrong_arguments_are_named(tokenizer: object) -> None:
     ],
 )
 def test_limits_out_of_range_are_named(name: str, value: object) -> None:
-    with pytest.raises(ValueError, match=f"{name}="):
+    with pytest.raises(ValueError, match=f"`{name}` is {value!r}, but must be"):
         RolloutLimits(**{name: value})  # type: ignore[arg-type]
 
 

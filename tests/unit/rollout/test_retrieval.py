@@ -94,7 +94,7 @@ def test_programming_errors_propagate() -> None:
 
 @pytest.mark.parametrize("name", ["attempts", "initial_wait_s", "max_wait_s", "deadline_s"])
 def test_a_policy_out_of_range_is_named(name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name}=-1"):
+    with pytest.raises(ValueError, match=f"`{name}` is -1, but must be"):
         RetryPolicy(**{name: -1})
 
 

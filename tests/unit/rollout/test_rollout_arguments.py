@@ -19,7 +19,7 @@ def test_every_argument_reaches_the_limits() -> None:
         max_turns=1, max_turn_tokens=2, max_observation_tokens=3, on_long_observation="stop", search_top_k=4
     )
     assert arguments.limits(5) == RolloutLimits(1, 2, 3, 5, 4, "stop")
-    with pytest.raises(ValueError, match="max_trajectory_tokens=0 must be at least 1"):
+    with pytest.raises(ValueError, match="`max_trajectory_tokens` is 0, but must be a whole number, at least 1"):
         arguments.limits(0)
 
 
@@ -43,11 +43,11 @@ def test_a_chat_model_gets_the_messages_of_its_template() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"protocol": "xml"}, "`protocol` is 'xml', but must be one of search_r1, terse"),
+        ({"protocol": "xml"}, "`protocol` is 'xml', but must be one of 'search_r1', 'terse'"),
         ({"prompt_template": "Answer:"}, r"`prompt_template` is 'Answer:', but must hold '\{question\}'"),
         ({"search_top_k": 0}, "`search_top_k` is 0"),
-        ({"max_turns": -1}, "max_turns=-1"),
-        ({"on_long_observation": "drop"}, "on_long_observation='drop'"),
+        ({"max_turns": -1}, "`max_turns` is -1, but must be a whole number, at least 0"),
+        ({"on_long_observation": "drop"}, "`on_long_observation` is 'drop', but must be one of"),
     ],
 )
 def test_bad_values_are_refused(values: dict[str, Any], message: str) -> None:

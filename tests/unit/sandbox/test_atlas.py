@@ -60,7 +60,7 @@ def test_an_expert_answers_it_with_the_real_search_engine(atlas: World, tmp_path
 
 
 def test_bad_arguments_are_refused():
-    with pytest.raises(ValueError, match="cities_per_country is 0"):
+    with pytest.raises(ValueError, match="`cities_per_country` is 0"):
         build_atlas(0, cities_per_country=0)
     with pytest.raises(ValueError, match="questions; the facts give"):
         build_atlas(0, cities_per_country=1, size=WorldSize(100_000))

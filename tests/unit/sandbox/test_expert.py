@@ -86,9 +86,9 @@ def test_noise_lowers_the_score(invented: World, tmp_path: Path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"half_name": 1.1}, "half_name is 1.1"),
-        ({"early_answer": -0.1}, "early_answer is -0.1"),
-        ({"missing_keyword": 0.6, "wrong_keyword": 0.6}, r"missing_keyword \+ wrong_keyword is 1.2"),
+        ({"half_name": 1.1}, "`half_name` is 1.1"),
+        ({"early_answer": -0.1}, "`early_answer` is -0.1"),
+        ({"missing_keyword": 0.6, "wrong_keyword": 0.6}, r"`missing_keyword` \+ `wrong_keyword` is 1.2"),
     ],
 )
 def test_impossible_noise_is_refused(arguments, message):

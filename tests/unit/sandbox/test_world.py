@@ -112,11 +112,11 @@ def test_the_files_are_read_by_the_ordinary_loaders(tmp_path: Path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"train_questions": 0}, "train_questions is 0"),
-        ({"evaluation_questions": -1}, "evaluation_questions is -1"),
-        ({"hop_shares": (0.5, 0.6)}, "hop_shares is"),
-        ({"hop_shares": (1.5, -0.5)}, "hop_shares is"),
-        ({"hop_shares": ()}, "hop_shares is"),
+        ({"train_questions": 0}, "`train_questions` is 0"),
+        ({"evaluation_questions": -1}, "`evaluation_questions` is -1"),
+        ({"hop_shares": (0.5, 0.6)}, "`hop_shares` is"),
+        ({"hop_shares": (1.5, -0.5)}, "`hop_shares` is"),
+        ({"hop_shares": ()}, "`hop_shares` is"),
     ],
 )
 def test_an_impossible_size_is_refused(arguments, message):

@@ -87,7 +87,7 @@ def test_one_answer_per_query_in_order(index):
 
 @pytest.mark.parametrize("k", [0, -1])
 def test_k_below_one_is_an_error(index, k):
-    with pytest.raises(ValueError, match=f"k must be at least 1, got {k}"):
+    with pytest.raises(ValueError, match=f"`k` is {k}, but must be a whole number, at least 1"):
         index.search_batch(["Rome"], k)
 
 

@@ -197,7 +197,7 @@ def test_searches_of_threads_overlap() -> None:
 
 @pytest.mark.parametrize(("argument", "value"), [("failures", 0), ("recovery_s", -1)])
 def test_an_argument_out_of_range_is_named(argument: str, value: int) -> None:
-    with pytest.raises(ValueError, match=f"{argument} must be at least .*, got {value}"):
+    with pytest.raises(ValueError, match=f"`{argument}` is {value}, but must be .*at least"):
         CircuitBreaker(FakeSearch(), **{argument: value})
 
 

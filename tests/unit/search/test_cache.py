@@ -86,7 +86,7 @@ def test_a_store_gives_back_exactly_what_it_was_given(store: CacheStore) -> None
 def test_nothing_is_lost_silently(store: CacheStore) -> None:
     with pytest.raises(RuntimeError, match="1 results for 2 queries"):
         CachedSearch(LosingSearch(), "index", store).search_batch(["a", "b"], 3)
-    with pytest.raises(ValueError, match="k must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="`k` is 0, but must be a whole number, at least 1"):
         CachedSearch(FakeSearch(), "index", store).search_batch([], 0)
     with pytest.raises(ValueError, match="identity"):
         CachedSearch(FakeSearch(), "", store)
@@ -132,7 +132,7 @@ def test_a_batch_larger_than_the_memory_is_answered() -> None:
 
 
 def test_a_memory_without_room_is_named() -> None:
-    with pytest.raises(ValueError, match="max_entries must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="`max_entries` is 0, but must be a whole number, at least 1"):
         MemoryStore(0)
 
 

@@ -215,9 +215,9 @@ def test_no_query_is_no_call() -> None:
 
 
 def test_bad_arguments_are_named() -> None:
-    with pytest.raises(ValueError, match="window_s must be at least 0, got -1"):
+    with pytest.raises(ValueError, match="`window_s` is -1, but must be at least 0"):
         CoalescingSearch(FakeSearch(), window_s=-1)
-    with pytest.raises(ValueError, match="k must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="`k` is 0, but must be a whole number, at least 1"):
         CoalescingSearch(FakeSearch()).search_batch([], 0)
 
 

@@ -90,7 +90,7 @@ def test_k_above_the_corpus_gives_all(dense):
 
 
 def test_bad_requests(dense):
-    with pytest.raises(ValueError, match="k must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="`k` is 0, but must be a whole number, at least 1"):
         dense.search_batch(["Rome"], 0)
     with pytest.raises(TypeError, match="queries must be a sequence"):
         dense.search_batch("Rome", 1)
@@ -119,7 +119,7 @@ def test_passages_are_embedded_in_blocks(corpus_path, options, dense_dir, tmp_pa
 def test_what_is_missing_is_named(corpus_path, options, tmp_path, monkeypatch):
     with pytest.raises(OSError, match=r"model must be a Hub id .*, got '.*nowhere'"):
         DenseIndex.build(corpus_path, tmp_path / "a", replace(options, model=str(tmp_path / "nowhere")))
-    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="`batch_size` is 0, but must be a whole number, at least 1"):
         DenseOptions(batch_size=0)
     (tmp_path / "empty.jsonl").touch()
     with pytest.raises(CorpusError, match="the corpus is empty"):

@@ -34,7 +34,7 @@ def test_engines_are_named_as_in_their_manifests():
 
 
 def test_an_unknown_engine_is_named(corpus_path, index_dir, tmp_path):
-    with pytest.raises(ValueError, match="engine must be one of bm25, tantivy, dense, got 'faiss'"):
+    with pytest.raises(ValueError, match="`engine` is 'faiss', but must be one of 'bm25', 'tantivy', 'dense'"):
         build_index("faiss", corpus_path, tmp_path / "index")
     strange = shutil.copytree(index_dir, tmp_path / "strange")
     manifest = json.loads((strange / "manifest.json").read_text())
@@ -98,7 +98,10 @@ def test_the_command_line_hands_the_options_of_the_model_on(corpus_path, embedde
         (["--corpus", "silent.jsonl"], r"corpus_path silent\.jsonl: no passage holds .*"),
         (["--corpus", "silent.jsonl", "--output", "folder"], r"index_dir folder exists; .*"),
         (["--corpus", "silent.jsonl", "--batch-size", "3"], "--batch-size: only for --engine dense, .* bm25"),
-        (["--corpus", "silent.jsonl", "--engine", "dense", "--batch-size", "0"], "batch_size must be at least 1, .*"),
+        (
+            ["--corpus", "silent.jsonl", "--engine", "dense", "--batch-size", "0"],
+            "`batch_size` is 0, but must be a whole number, at least 1.*",
+        ),
         (["--corpus", "silent.jsonl", "--engine", "dense", "--model", "nowhere"], "model must be .* got 'nowhere' .*"),
     ],
 )

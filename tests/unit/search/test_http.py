@@ -255,12 +255,12 @@ def test_a_server_that_is_silent_or_down_says_nothing(server: Server) -> None:
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ({"request": "verl"}, r"request must be one of \['rllm', 'search_r1', .*got 'verl'"),
-        ({"timeout_s": 0}, "timeout_s must be above 0, got 0"),
-        ({"timeout_s": float("nan")}, "timeout_s must be above 0, got nan"),
-        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
-        ({"concurrency": -1}, "concurrency must be at least 1, got -1"),
-        ({"max_response_bytes": 0}, "max_response_bytes must be at least 1, got 0"),
+        ({"request": "verl"}, r"`request` is 'verl', but must be one of 'search_r1', '"),
+        ({"timeout_s": 0}, "`timeout_s` is 0, but must be above 0"),
+        ({"timeout_s": float("nan")}, "`timeout_s` is nan, but must be above 0"),
+        ({"batch_size": 0}, "`batch_size` is 0, but must be a whole number, at least 1"),
+        ({"concurrency": -1}, "`concurrency` is -1, but must be a whole number, at least 1"),
+        ({"max_response_bytes": 0}, "`max_response_bytes` is 0, but must be a whole number, at least 1"),
     ],
 )
 def test_an_argument_out_of_range_is_named(argument: dict[str, Any], message: str) -> None:
@@ -270,7 +270,7 @@ def test_an_argument_out_of_range_is_named(argument: dict[str, Any], message: st
 
 def test_a_request_out_of_range_is_not_sent(server: Server) -> None:
     search = HTTPSearch(server.url)
-    with pytest.raises(ValueError, match="k must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="`k` is 0, but must be a whole number, at least 1"):
         search.search_batch(["a"], 0)
     with pytest.raises(TypeError, match="got the string 'abc'"):
         search.search_batch("abc", 3)

@@ -235,7 +235,7 @@ def test_an_empty_recording_is_refused(path: Path, content: str) -> None:
 
 def test_a_request_out_of_range_is_named(path: Path) -> None:
     RecordingSearch(FakeSearch(), path).search_batch(["a"], 3)
-    with pytest.raises(ValueError, match="k must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="`k` is 0, but must be a whole number, at least 1"):
         ReplayedSearch(path).search_batch([], 0)
 
 

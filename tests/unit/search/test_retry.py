@@ -89,7 +89,7 @@ def test_an_open_breaker_is_not_waited_for() -> None:
 
 @pytest.mark.parametrize("name", ["attempts", "initial_wait_s", "max_wait_s", "deadline_s"])
 def test_a_policy_out_of_range_is_named(name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name}=-1"):
+    with pytest.raises(ValueError, match=f"`{name}` is -1, but must be"):
         RetryPolicy(**{name: -1})
 
 

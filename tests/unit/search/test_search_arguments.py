@@ -184,7 +184,7 @@ def test_what_the_command_line_gives_is_refused_where_it_cannot_be_used() -> Non
         ({"no_search": True, "search_engine": "tantivy"}, "`search_engine` is 'tantivy', but there is no `corpus`"),
         (
             {"no_search": True, "search_engine": "dense"},
-            "`search_engine` is 'dense', but must be one of bm25, tantivy",
+            "`search_engine` is 'dense', but must be one of 'bm25', 'tantivy'",
         ),
     ],
 )

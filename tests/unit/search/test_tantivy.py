@@ -96,7 +96,7 @@ def test_k_above_the_number_of_passages_gives_what_there_is(engine, k):
 
 
 def test_bad_requests(engine):
-    with pytest.raises(ValueError, match="k must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="`k` is 0, but must be a whole number, at least 1"):
         engine.search_batch(["Rome"], 0)
     with pytest.raises(TypeError, match="queries must be a sequence"):
         engine.search_batch("Rome", 1)

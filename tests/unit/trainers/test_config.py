@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from sorl_trl import SOGRPOConfig
+from sorl_trl.trainers.config_rules import COUNTS
 
 
 def build(tmp_path: Path, **overrides: Any) -> SOGRPOConfig:
@@ -71,6 +72,27 @@ def test_splitting_at_tags_needs_tags(tmp_path: Path, tags: list[str]) -> None:
 def test_bias_norm_refuses_reentrant_checkpointing(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="use_reentrant"):
         build(tmp_path, clip_normalization="bias_norm", gradient_checkpointing_kwargs={"use_reentrant": True})
+
+
+def test_a_command_line_gives_dictionaries_as_json(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="use_reentrant"):
+        build(tmp_path, clip_normalization="bias_norm", gradient_checkpointing_kwargs='{"use_reentrant": true}')
+    config = build(tmp_path, clip_normalization="bias_norm", gradient_checkpointing_kwargs='{"use_reentrant": false}')
+    assert config.gradient_checkpointing_kwargs == {"use_reentrant": False}
+
+
+@pytest.mark.parametrize("changed", [{}, {"ctn_epsilon": 0.1}, {"loss_type": "cispo", "epsilon_high": 5.0}], ids=str)
+def test_a_config_that_was_made_has_no_problem(tmp_path: Path, changed: dict[str, Any]) -> None:
+    """With all that `__post_init__` has derived."""
+    assert not [*build(tmp_path, **changed).problems()]
+
+
+@pytest.mark.parametrize("name", COUNTS)
+@pytest.mark.parametrize("value", [0, -1, 2.5])
+def test_counts_of_a_batch_are_refused_by_name(tmp_path: Path, name: str, value: float) -> None:
+    """Before TRL divides by them."""
+    with pytest.raises(ValueError, match=f"`{name}` is {value}, but must be a whole number, at least 1"):
+        build(tmp_path, **{name: value})
 
 
 @pytest.mark.parametrize("loss_type", ["cispo", "sapo", "vespo"])

@@ -119,5 +119,5 @@ class TestCriticWatch:
         assert all(f"`{name}`" in text for name in names)
 
     def test_refuses_an_empty_window(self) -> None:
-        with pytest.raises(ValueError, match=r"`window` is 0, but must be at least 1"):
+        with pytest.raises(ValueError, match=r"`window` is 0, but must be a whole number, at least 1"):
             CriticWatch(0, window=0)

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from sorl_trl.checks import POSITIVE_COUNT, SECONDS, check_number
 from sorl_trl.search.backend import INFRASTRUCTURE_ERRORS, SearchBackend, SearchError, SearchUnavailable
 from sorl_trl.types import Passage
 
@@ -46,10 +47,8 @@ class CircuitBreaker:
         recovery_s: float = 30.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if failures < 1:
-            raise ValueError(f"failures must be at least 1, got {failures}")
-        if not recovery_s >= 0:
-            raise ValueError(f"recovery_s must be at least 0, got {recovery_s}")
+        check_number("failures", failures, POSITIVE_COUNT)
+        check_number("recovery_s", recovery_s, SECONDS)
         self._backend = backend
         self._failures = failures
         self._recovery_s = recovery_s

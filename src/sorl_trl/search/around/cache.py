@@ -14,6 +14,7 @@ from typing import Protocol
 from cachetools import LRUCache
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random
 
+from sorl_trl.checks import POSITIVE_COUNT, check_number
 from sorl_trl.search.around.records import from_records, to_records
 from sorl_trl.search.backend import SearchBackend
 from sorl_trl.search.checks import check_request, check_results
@@ -108,8 +109,7 @@ class MemoryStore:
     """
 
     def __init__(self, max_entries: int) -> None:
-        if max_entries < 1:
-            raise ValueError(f"max_entries must be at least 1, got {max_entries}")
+        check_number("max_entries", max_entries, POSITIVE_COUNT)
         self._max_entries = max_entries
         self._answers: LRUCache[CacheKey, tuple[Passage, ...]] = LRUCache(max_entries)
         self._lock = threading.Lock()

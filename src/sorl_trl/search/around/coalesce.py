@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
+from sorl_trl.checks import SECONDS, check_number
 from sorl_trl.search.backend import SearchBackend, SearchError, SearchUnavailable
 from sorl_trl.search.checks import check_request, check_results
 from sorl_trl.types import Passage
@@ -41,8 +42,7 @@ class CoalescingSearch:
     def __init__(
         self, backend: SearchBackend, window_s: float = 0.005, sleep: Callable[[float], object] = time.sleep
     ) -> None:
-        if window_s < 0:
-            raise ValueError(f"window_s must be at least 0, got {window_s}")
+        check_number("window_s", window_s, SECONDS)
         self._backend = backend
         self._window_s = window_s
         self._sleep = sleep

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 from tenacity import (
     RetryCallState,
@@ -17,6 +18,7 @@ from tenacity import (
     wait_random_exponential,
 )
 
+from sorl_trl.checks import POSITIVE_COUNT, SECONDS, Checked
 from sorl_trl.search.around.breaker import CircuitOpen
 from sorl_trl.search.backend import INFRASTRUCTURE_ERRORS, SearchBackend, SearchUnavailable
 from sorl_trl.types import Passage
@@ -29,7 +31,7 @@ class RetriesExhausted(SearchUnavailable):
 
 
 @dataclass(frozen=True)
-class RetryPolicy:
+class RetryPolicy(Checked):
     """When to give up on an engine that is down. Waits grow exponentially, with jitter, up to `max_wait_s`.
 
     By default the deadline ends the retries, so that a server may be started again meanwhile. It bounds the attempts
@@ -37,17 +39,10 @@ class RetryPolicy:
     values are ours. Raises ValueError for a value out of range.
     """
 
-    attempts: int = 30
-    initial_wait_s: float = 0.5
-    max_wait_s: float = 10.0
-    deadline_s: float = 60.0
-
-    def __post_init__(self) -> None:
-        if self.attempts < 1:
-            raise ValueError(f"attempts={self.attempts} must be at least 1")
-        for name in ("initial_wait_s", "max_wait_s", "deadline_s"):
-            if not getattr(self, name) >= 0:  # NaN is neither
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 0")
+    attempts: Annotated[int, POSITIVE_COUNT] = 30
+    initial_wait_s: Annotated[float, SECONDS] = 0.5
+    max_wait_s: Annotated[float, SECONDS] = 10.0
+    deadline_s: Annotated[float, SECONDS] = 60.0
 
 
 class RetryingSearch:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from sorl_trl.checks import check_choice
 from sorl_trl.search.corpus import CorpusPaths
 from sorl_trl.search.engines.bm25 import BM25Index
 from sorl_trl.search.engines.dense import DenseIndex
@@ -37,8 +38,7 @@ def build_index(
     Raises:
         ValueError: There is no such engine, or `dense` is given to another one.
     """
-    if engine not in ENGINES:
-        raise ValueError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}")
+    check_choice("engine", engine, ENGINES)
     if engine == DenseIndex.engine:
         return DenseIndex.build(corpus_path, index_dir, dense, show_progress)
     if dense is not None:

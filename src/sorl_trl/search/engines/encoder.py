@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from sorl_trl.checks import POSITIVE_COUNT, Checked
 from sorl_trl.search.corpus import as_contents
 from sorl_trl.text import encodable
 from sorl_trl.types import Passage
@@ -19,7 +20,7 @@ Vectors = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class DenseOptions:
+class DenseOptions(Checked):
     """The embedding model, and how texts are given to it. The defaults are those of Search-R1's retriever, E5.
 
     Args:
@@ -33,12 +34,8 @@ class DenseOptions:
     model: str = "intfloat/e5-base-v2"
     query_prefix: str = "query: "
     passage_prefix: str = "passage: "
-    batch_size: int = 64
+    batch_size: Annotated[int, POSITIVE_COUNT] = 64
     device: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {self.batch_size}")
 
     @property
     def settings(self) -> dict[str, str]:

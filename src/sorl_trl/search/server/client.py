@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx2
 
+from sorl_trl.checks import POSITIVE_COUNT, Number, check_choice, check_number
 from sorl_trl.search.backend import SearchError, SearchUnavailable
 from sorl_trl.search.checks import check_request
 from sorl_trl.search.server.wire import EXCERPT_LENGTH, REQUEST_FORMATS, MalformedResponse, parse_response
@@ -49,15 +50,13 @@ class HTTPSearch:
         concurrency: int = 8,
         max_response_bytes: int = 64 << 20,
     ) -> None:
-        check_url(url)
-        if request not in REQUEST_FORMATS:
-            raise ValueError(f"request must be one of {sorted(REQUEST_FORMATS)}, got {request!r}")
-        if not timeout_s > 0:
-            raise ValueError(f"timeout_s must be above 0, got {timeout_s}")
+        if refusal := url_refusal(url):
+            raise ValueError(refusal)
+        check_choice("request", request, REQUEST_FORMATS)
+        check_number("timeout_s", timeout_s, Number(above=0, finite=False))
         limits = {"batch_size": batch_size, "concurrency": concurrency, "max_response_bytes": max_response_bytes}
         for name, value in limits.items():
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+            check_number(name, value, POSITIVE_COUNT)
         self._arguments = (url, request, timeout_s, batch_size, concurrency, max_response_bytes)
         self._url = url
         self._format = REQUEST_FORMATS[request]
@@ -146,17 +145,18 @@ def server_identity(url: str, timeout_s: float = 5.0) -> str | None:
     return identity if isinstance(identity, str) and identity else None
 
 
-def check_url(url: str) -> None:
-    """Raise `ValueError` unless it is the URL of something on a server: one without a path answers no search."""
+def url_refusal(url: str) -> str | None:
+    """Why it is no URL of something on a server, None if it is one: without a path it answers no search."""
     try:
         parsed = httpx2.URL(url)
     except httpx2.InvalidURL as error:
-        raise ValueError(f"url must be an http or https URL, got {url!r} ({error})") from error
+        return f"url must be an http or https URL, got {url!r} ({error})"
     if parsed.scheme not in ("http", "https") or not parsed.host:
-        raise ValueError(f"url must be an http or https URL, got {url!r}")
+        return f"url must be an http or https URL, got {url!r}"
     if parsed.path == "/":
         hint = str(parsed.join("/retrieve"))
-        raise ValueError(f"url must have the path of the search, such as {hint}, got {url!r}")
+        return f"url must have the path of the search, such as {hint}, got {url!r}"
+    return None
 
 
 def _text(body: bytes) -> str:

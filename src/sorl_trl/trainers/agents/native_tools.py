@@ -9,6 +9,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
+from sorl_trl.checks import POSITIVE_COUNT, check_number
 from sorl_trl.rollout import TagProtocol
 from sorl_trl.rollout.retrieval import Retriever, SearchFailure
 from sorl_trl.rollout.sanitize import Sanitizer
@@ -38,8 +39,7 @@ def search_tool(backend: SearchBackend, k: int = 3, retry: RetryPolicy | None = 
 
     Raises ValueError for a `k` below 1.
     """
-    if k < 1:
-        raise ValueError(f"k={k} must be at least 1")
+    check_number("k", k, POSITIVE_COUNT)
     protocol = TagProtocol()
     retriever = Retriever(backend, k, retry or RetryPolicy())
 

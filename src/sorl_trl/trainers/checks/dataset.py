@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from datasets import Dataset, IterableDataset
 from trl import GRPOConfig
 from trl.data_utils import is_conversational
 
+from sorl_trl.checks import Problem, raise_first
 from sorl_trl.trainers.turns.rewards import TURN_IDS
 
 
-def check_dataset_size(dataset: Any, args: GRPOConfig, num_generations: int) -> None:
-    """TRL leaves out what does not fill a rollout: with too few prompts it would stop before the first step."""
-    needed = args.generation_batch_size // num_generations
-    if isinstance(dataset, Dataset) and len(dataset) < needed:
-        raise ValueError(
-            f"`train_dataset` has {len(dataset)} prompts, but a rollout takes {needed}: `generation_batch_size` "
-            f"{args.generation_batch_size} / `num_generations` {num_generations}. Give more prompts, or change these."
+def dataset_size_problems(argument: str, prompts: int, config: GRPOConfig) -> Iterator[Problem]:
+    """TRL leaves out what does not fill a rollout: with too few prompts it would stop before the first step.
+
+    Args:
+        argument: what gives the prompts.
+        prompts: how many it gives.
+        config: the trainer's.
+    """
+    size, group = int(config.generation_batch_size or 0), int(config.num_generations or 1)
+    if prompts < size // group:
+        yield Problem(
+            argument,
+            f"`{argument}` has {prompts} prompts, but a rollout takes {size // group}: `generation_batch_size` {size} "
+            f"/ `num_generations` {group}. Give more prompts, or change these.",
         )
+
+
+def check_dataset_size(dataset: Any, config: GRPOConfig) -> None:
+    if isinstance(dataset, Dataset):
+        raise_first(dataset_size_problems("train_dataset", len(dataset), config))
 
 
 def check_column_names(train_dataset: Any, eval_dataset: Any, args: GRPOConfig) -> None:

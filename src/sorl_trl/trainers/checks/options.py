@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
+from sorl_trl.checks import Problem, raise_first
+
 _SERVER_OPTIONS = (
     *("vllm_server_base_url", "vllm_server_host", "vllm_server_port", "vllm_server_timeout"),
     "vllm_group_port",
@@ -151,14 +153,6 @@ SET_BY_ROLLOUT: Mapping[str, tuple[str, ...]] = {
 """Engine -> keys of `generation_kwargs` that `SearchRollout` sets itself: where a turn ends, what comes back."""
 
 
-@dataclass(frozen=True)
-class Problem:
-    """An option that has no effect, or that is refused."""
-
-    option: str
-    what: str
-
-
 def idle_options(config: Any, has_tools: bool = True) -> Iterator[Problem]:
     """Options that differ from their default and are read nowhere, each once.
 
@@ -230,5 +224,4 @@ def _generation_problems(config: Any) -> Iterator[Problem]:
 
 def check_search_rollout(config: Any, tools: Any = None, environment_factory: Any = None) -> None:
     """Raise ValueError with the first of `search_rollout_problems`."""
-    for problem in search_rollout_problems(config, tools, environment_factory):
-        raise ValueError(problem.what)
+    raise_first(search_rollout_problems(config, tools, environment_factory))

@@ -60,6 +60,12 @@ def noise_in_config(config: Any) -> dict[str, float]:
     }
 
 
+def noise_in_arguments(config: Any) -> list[str]:
+    """The noise that the trainer's own arguments ask for, in the form of `noise_in`."""
+    alpha = config.neftune_noise_alpha
+    return [f"neftune_noise_alpha={alpha:g} (the embeddings)"] if alpha else []
+
+
 def noise_warning(noise: list[str], is_disabled: bool) -> str:
     """What `noise`, which is still there, does to training, and what to do about it.
 

@@ -10,7 +10,9 @@ from peft import PeftModel
 from torch import nn
 from transformers import AutoModel, PreTrainedModel
 
+from sorl_trl.checks import raise_first
 from sorl_trl.trainers.checks.training_noise import disable_noise
+from sorl_trl.trainers.config_rules import adapter_problems
 from sorl_trl.trainers.critic.adapter import AdapterCritic, add_critic_adapter
 from sorl_trl.trainers.critic.checkpoint import BACKBONE_FOLDER, CONFIG_FILE, critic_folder, restore_critic
 from sorl_trl.trainers.critic.model import Critic, HeadCritic, ModelCritic, ValueHead, attach_critic, is_critic_name
@@ -58,6 +60,7 @@ def _saved_critic(config: SOPPOConfig) -> Path | None:
 
 
 def _build(model: Any, config: SOPPOConfig, vocabulary: int) -> Critic:
+    raise_first(adapter_problems(config, isinstance(model, PeftModel)))
     kind = config.critic or ("adapter" if isinstance(model, PeftModel) else "head")
     if kind == "model":
         return _build_model_critic(model, config, vocabulary)
@@ -74,15 +77,6 @@ def _build(model: Any, config: SOPPOConfig, vocabulary: int) -> Critic:
 
 
 def _build_adapter_critic(model: Any, head: ValueHead, config: SOPPOConfig) -> AdapterCritic:
-    if not isinstance(model, PeftModel):
-        raise ValueError(
-            "`critic='adapter'` needs a PEFT model: pass a `peft_config` (LoRA) to the trainer, or use "
-            "`critic='head'` or `critic='model'`."
-        )
-    if config.critic_trunk_gradient:
-        raise ValueError(
-            "`critic_trunk_gradient` is set, but is for `critic='head'`; with PEFT the default is 'adapter'."
-        )
     dtype = trained_dtype(model)
     add_critic_adapter(model)
     for name, parameter in model.named_parameters():

@@ -8,6 +8,7 @@ from collections import deque
 import torch
 from torch import Tensor
 
+from sorl_trl.checks import POSITIVE_COUNT, check_number
 from sorl_trl.ops import explained_variance
 
 _OVERALL_NAMES = {
@@ -70,8 +71,7 @@ class CriticWatch:
     """
 
     def __init__(self, warmup_steps: int, window: int = 10) -> None:
-        if window < 1:
-            raise ValueError(f"`window` is {window}, but must be at least 1.")
+        check_number("window", window, POSITIVE_COUNT)
         self._warmup_steps = warmup_steps
         self._window = window
         self._recent: deque[float] = deque(maxlen=window)

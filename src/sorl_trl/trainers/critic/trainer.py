@@ -13,10 +13,12 @@ from accelerate.logging import get_logger
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from transformers.trainer_utils import HubStrategy
+from trl import GRPOTrainer
 from trl.trainer.callbacks import SyncRefModelCallback
 
 from sorl_trl.command_line import UserMistake
 from sorl_trl.trainers.base_trainer import TurnLevelTrainer
+from sorl_trl.trainers.checks.trl_arguments import called_as
 from sorl_trl.trainers.critic.adapter import CRITIC_ADAPTER, AdapterCritic, without_adapter
 from sorl_trl.trainers.critic.build import causal_lm_of, check_trained_dtypes, setup_critic
 from sorl_trl.trainers.critic.checkpoint import (
@@ -41,6 +43,7 @@ class CriticTrainer(TurnLevelTrainer):
     beta: float
     critic: Critic
 
+    @called_as(GRPOTrainer.__init__)
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if self.is_deepspeed_enabled:

@@ -27,7 +27,8 @@ from sorl_trl.records.trained import (
     write_trained,
 )
 from sorl_trl.rollout.tokens import decode, token_texts
-from sorl_trl.trainers.base_config import LOSSES_WITHOUT_MIN, TurnLevelConfig
+from sorl_trl.trainers.base_config import TurnLevelConfig
+from sorl_trl.trainers.config_rules import LOSSES_WITHOUT_MIN
 from sorl_trl.trainers.loss.micro_batch import MicroBatch, generation_step_of
 from sorl_trl.trainers.loss.so_loss import ClipRange
 from sorl_trl.types import Trajectory

@@ -1,0 +1,177 @@
+"""What arguments may be: numbers between bounds, names, and dataclasses that say it in their annotations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Annotated, Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from transformers import HfArgumentParser
+
+from sorl_trl.checks import (
+    COUNT,
+    NOT_NEGATIVE,
+    POSITIVE_COUNT,
+    SECONDS,
+    SHARE,
+    UNSET,
+    Checked,
+    Number,
+    OneOf,
+    Problem,
+    check_choice,
+    check_number,
+    field_problems,
+    raise_first,
+)
+
+reals = st.floats(allow_nan=False, allow_infinity=False, width=32) | st.integers(-(10**30), 10**30)
+NAMED = (COUNT, POSITIVE_COUNT, NOT_NEGATIVE, SHARE, SECONDS)
+
+
+@given(reals, reals, reals)
+def test_closed_bounds_are_allowed(a: float, b: float, value: float) -> None:
+    least, most = sorted((a, b))
+    number = Number(least=least, most=most)
+    assert number.allows(least) and number.allows(most)
+    assert number.allows(value) == (min(value, least) == least and max(value, most) == most)
+
+
+@given(reals, reals, reals)
+def test_open_bounds_are_not(a: float, b: float, value: float) -> None:
+    above, below = sorted((a, b))
+    number = Number(above=above, below=below)
+    assert not number.allows(above) and not number.allows(below)
+    assume(value not in (above, below))
+    assert number.allows(value) == Number(least=above, most=below).allows(value)
+
+
+@given(reals)
+def test_each_side_alone(value: float) -> None:
+    assert Number(least=0).allows(value) != Number(below=0).allows(value)
+    assert Number(above=0).allows(value) != Number(most=0).allows(value)
+
+
+@given(st.integers(0, 10**9), st.floats(0.01, 0.99))
+def test_between_whole_numbers_there_is_none(value: int, part: float) -> None:
+    assert COUNT.allows(value) and COUNT.allows(float(value))
+    assert not COUNT.allows(value + part)
+
+
+@pytest.mark.parametrize("number", NAMED, ids=str)
+@pytest.mark.parametrize("value", [math.nan, -math.inf, True, False, "1", None, [1], 1j])
+def test_what_is_no_number_never_is(number: Number, value: object) -> None:
+    assert not number.allows(value)
+
+
+@pytest.mark.parametrize("number", NAMED, ids=str)
+def test_infinity_is_for_ever(number: Number) -> None:
+    assert number.allows(math.inf) == (number is SECONDS)
+
+
+@pytest.mark.parametrize("value", [np.int64(1), np.float32(1.0), 10**400])
+def test_numbers_of_other_kinds_are_numbers(value: Any) -> None:
+    assert COUNT.allows(value) and POSITIVE_COUNT.allows(value)
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (SHARE, "in [0, 1]"),
+        (NOT_NEGATIVE, "finite and at least 0"),
+        (SECONDS, "at least 0"),
+        (COUNT, "a whole number, at least 0"),
+        (Number(above=0, most=1), "above 0 and at most 1"),
+        (Number(above=0, below=1), "above 0 and below 1"),
+        (Number(above=0), "finite and above 0"),
+        (Number(most=2.5, finite=False), "at most 2.5"),
+    ],
+)
+def test_what_is_allowed_is_said(number: Number, said: str) -> None:
+    assert str(number) == said
+    with pytest.raises(ValueError) as error:
+        check_number("size", "many", number)
+    assert str(error.value) == f"`size` is 'many', but must be {said}."
+
+
+@given(st.text(), st.lists(st.text(), min_size=1))
+def test_a_choice(value: str, choices: list[str]) -> None:
+    assert OneOf(tuple(choices)).allows(value) == (value in choices)
+    check_choice("name", choices[0], choices)
+
+
+@pytest.mark.parametrize("value", [None, ["a"], 1, "c"])
+def test_no_choice(value: object) -> None:
+    with pytest.raises(ValueError) as error:
+        check_choice("name", value, ("a", "b"))
+    assert str(error.value) == f"`name` is {value!r}, but must be one of 'a', 'b'."
+
+
+@dataclass
+class Base:
+    steps: int = 1
+    limit: int | None = None
+
+
+@dataclass
+class Settings(Base, Checked):
+    share: Annotated[float, SHARE] = 0.5
+    kind: Annotated[str | None, OneOf(("a", "b"))] = None
+    seed: int = 0
+
+    def problems(self) -> Iterator[Problem]:
+        yield from super().problems()
+        if self.kind == "b" and self.seed:
+            yield Problem("seed", "`seed` is nothing to 'b'.", 0)
+
+
+def test_all_problems_in_the_order_of_the_fields() -> None:
+    settings = Settings()
+    settings.share, settings.kind, settings.seed = 2.0, "c", -1
+    assert [*settings.problems()] == [
+        Problem("share", "`share` is 2.0, but must be in [0, 1]."),
+        Problem("kind", "`kind` is 'c', but must be one of 'a', 'b', or None."),
+    ]
+    assert settings.problems().__next__().proposal is UNSET
+
+
+@pytest.mark.parametrize(
+    ("given", "first"),
+    [
+        ({"share": 2.0, "kind": "c"}, "`share` is 2.0, but must be in [0, 1]."),
+        ({"kind": "b", "seed": 1}, "`seed` is nothing to 'b'."),
+        ({"kind": "b", "seed": 1, "share": None}, "`share` is None, but must be in [0, 1]."),
+    ],
+)
+def test_the_first_is_raised(given: dict[str, Any], first: str) -> None:
+    with pytest.raises(ValueError) as error:
+        Settings(**given)
+    assert str(error.value) == first
+
+
+def test_nothing_to_raise() -> None:
+    raise_first([])
+    raise_first(Settings(kind="b").problems())
+
+
+def test_fields_of_a_base_class() -> None:
+    """None is allowed where the annotation has it."""
+    inherited = {"steps": POSITIVE_COUNT, "limit": POSITIVE_COUNT}
+    assert not [*field_problems(Settings(), inherited=inherited)]
+    found = field_problems(Settings(steps=0, limit=0), of=" of 'x'", inherited=inherited)
+    assert [problem.what for problem in found] == [
+        "`steps` of 'x' is 0, but must be a whole number, at least 1.",
+        "`limit` of 'x' is 0, but must be a whole number, at least 1, or None.",
+    ]
+
+
+def test_a_parser_of_dataclasses_sees_plain_types() -> None:
+    """What is said in `field(metadata=...)` would be handed to argparse, which knows no ranges."""
+    parsed = HfArgumentParser(Settings).parse_args_into_dataclasses(["--share", "0.25", "--kind", "b"])[0]
+    assert (parsed.share, parsed.kind, parsed.limit) == (0.25, "b", None)
+    assert {each.name for each in fields(Settings)} == {"steps", "limit", "share", "kind", "seed"}
