@@ -72,14 +72,22 @@ def _functions(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def _imported(tree: ast.AST, file: Path, source: Path) -> Iterator[tuple[str, ...]]:
-    """The module paths within the package that a module names, `__init__` for a package's own file."""
-    for node in ast.walk(tree):
+    """The module paths within the package that a module imports, `__init__` for a package's own file."""
+    for node in _executed(tree):
         if isinstance(node, ast.ImportFrom):
             above = ["sorl_trl", *file.parent.parts][: len(file.parent.parts) + 2 - node.level] if node.level else []
             yield from _within([*above, *(node.module or "").split(".")], [name.name for name in node.names], source)
         elif isinstance(node, ast.Import):
             for name in node.names:
                 yield from _within(name.name.split("."), [], source)
+
+
+def _executed(tree: ast.AST) -> Iterator[ast.AST]:
+    """Every node below, less those that only type checkers read."""
+    for node in ast.iter_child_nodes(tree):
+        if not (isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")):
+            yield node
+            yield from _executed(node)
 
 
 def _within(module: list[str], names: list[str], source: Path) -> Iterator[tuple[str, ...]]:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from sorl_trl.command_line import Parser, at_least, mistakes, run_command
 from sorl_trl.doctor.examine import examine
 from sorl_trl.doctor.findings import format_findings, to_json
-from sorl_trl.doctor.recipe_file import read_recipe
+from sorl_trl.doctor.reading.recipe_file import read_recipe
 
 
 def main(words: Sequence[str] | None = None) -> int:

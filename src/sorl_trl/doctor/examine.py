@@ -6,14 +6,14 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from sorl_trl.doctor.arguments import read_arguments
+from sorl_trl.doctor.checks.method import check_batches, check_method, check_options, check_vllm
+from sorl_trl.doctor.checks.model import check_chat, check_model, check_tags
+from sorl_trl.doctor.checks.questions import check_questions, check_tokens
+from sorl_trl.doctor.checks.rehearsal import check_rehearsal
+from sorl_trl.doctor.checks.search import check_search
 from sorl_trl.doctor.findings import Finding, Unavailable
-from sorl_trl.doctor.method_checks import check_batches, check_method, check_options, check_vllm
-from sorl_trl.doctor.model_checks import check_chat, check_model, check_tags
-from sorl_trl.doctor.question_checks import check_questions, check_tokens
-from sorl_trl.doctor.recipe_file import read_recipe
-from sorl_trl.doctor.rehearsal import check_rehearsal
-from sorl_trl.doctor.search_checks import check_search
+from sorl_trl.doctor.reading.arguments import read_arguments
+from sorl_trl.doctor.reading.recipe_file import read_recipe
 from sorl_trl.doctor.subject import Subject
 from sorl_trl.text import one_line
 

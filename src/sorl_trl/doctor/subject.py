@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
-from sorl_trl.doctor.checked_groups import ReadArguments
 from sorl_trl.doctor.findings import Unavailable
-from sorl_trl.doctor.recipe_file import RecipeFile
+from sorl_trl.doctor.reading.checked_groups import ReadArguments
+from sorl_trl.doctor.reading.recipe_file import RecipeFile
 from sorl_trl.qa import Question
 from sorl_trl.rollout import RolloutArguments
 from sorl_trl.types import Passage

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from sorl_trl.command_line import UserMistake
-from sorl_trl.doctor.arguments import read_arguments
-from sorl_trl.doctor.checked_groups import ReadArguments
-from sorl_trl.doctor.recipe_file import read_recipe
+from sorl_trl.doctor.reading.arguments import read_arguments
+from sorl_trl.doctor.reading.checked_groups import ReadArguments
+from sorl_trl.doctor.reading.recipe_file import read_recipe
 from sorl_trl.recipe import parse_arguments
 from tests.unit.doctor.recipes import line_of, write_recipe
 

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sorl_trl.doctor.groups import mend_groups
-from sorl_trl.doctor.recipe_file import RecipeFile
+from sorl_trl.doctor.reading.groups import mend_groups
+from sorl_trl.doctor.reading.recipe_file import RecipeFile
 
 NO_RECIPE = RecipeFile("recipe.yaml", {}, {}, frozenset())
 counts = st.integers(1, 24)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from sorl_trl.doctor import examine
-from sorl_trl.doctor.arguments import read_arguments
-from sorl_trl.doctor.recipe_file import RecipeFile, read_recipe
+from sorl_trl.doctor.reading.arguments import read_arguments
+from sorl_trl.doctor.reading.recipe_file import RecipeFile, read_recipe
 from tests.unit.doctor.recipes import complaints, the_complaint, write_recipe
 
 

@@ -9,7 +9,7 @@ from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from sorl_trl.doctor.findings import Finding
-from sorl_trl.doctor.recipe_file import RecipeFile
+from sorl_trl.doctor.reading.recipe_file import RecipeFile
 
 KINDS: dict[Any, tuple[tuple[type, ...], str]] = {
     bool: ((bool,), "true or false"),

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 
 from trl import TrlParser
 
-from sorl_trl.doctor.checked_groups import ReadArguments, check_groups, unchecked
 from sorl_trl.doctor.findings import Finding
-from sorl_trl.doctor.kinds import replace_mistyped
-from sorl_trl.doctor.parsing import parse, parse_around, unknown_arguments
-from sorl_trl.doctor.recipe_file import RecipeFile
+from sorl_trl.doctor.reading.checked_groups import ReadArguments, check_groups, unchecked
+from sorl_trl.doctor.reading.kinds import replace_mistyped
+from sorl_trl.doctor.reading.parsing import parse, parse_around, unknown_arguments
+from sorl_trl.doctor.reading.recipe_file import RecipeFile
 from sorl_trl.recipe import TrainerArguments, argument_groups
 from sorl_trl.recipe.arguments import TRAINERS
 from sorl_trl.search.arguments import override_source

@@ -12,9 +12,9 @@ from trl import ModelConfig
 
 from sorl_trl.checks import UNSET, Checked, Problem
 from sorl_trl.doctor.findings import Finding
-from sorl_trl.doctor.groups import mend_groups
-from sorl_trl.doctor.kinds import default
-from sorl_trl.doctor.recipe_file import RecipeFile
+from sorl_trl.doctor.reading.groups import mend_groups
+from sorl_trl.doctor.reading.kinds import default
+from sorl_trl.doctor.reading.recipe_file import RecipeFile
 from sorl_trl.recipe import TaskArguments
 from sorl_trl.recipe.arguments import joint_problems
 from sorl_trl.rollout import RolloutArguments

@@ -14,8 +14,8 @@ from typing import Any
 from trl import TrlParser
 
 from sorl_trl.doctor.findings import Finding
-from sorl_trl.doctor.kinds import default
-from sorl_trl.doctor.recipe_file import RecipeFile
+from sorl_trl.doctor.reading.kinds import default
+from sorl_trl.doctor.reading.recipe_file import RecipeFile
 
 
 def parse(parser: TrlParser, words: Sequence[str]) -> tuple[Any, ...] | str:

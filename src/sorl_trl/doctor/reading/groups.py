@@ -7,7 +7,7 @@ from math import gcd
 from typing import Any
 
 from sorl_trl.doctor.findings import Finding
-from sorl_trl.doctor.recipe_file import RecipeFile
+from sorl_trl.doctor.reading.recipe_file import RecipeFile
 
 
 def mend_groups(recipe: RecipeFile, raw: Any, num_processes: int) -> Iterator[tuple[Finding, dict[str, int]]]:

@@ -10,8 +10,8 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from sorl_trl import qa
+from sorl_trl.doctor.checks.questions import prompts_of
 from sorl_trl.doctor.findings import Finding
-from sorl_trl.doctor.question_checks import prompts_of
 from sorl_trl.doctor.subject import Subject, given
 from sorl_trl.qa import Question
 from sorl_trl.rollout import Collector, Generation, ObservationEncoder
