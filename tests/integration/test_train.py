@@ -113,7 +113,7 @@ def test_options_are_shown_and_choice_needs_them(folder: Path) -> None:
     (row,) = recipe.load_prompts(found)[0]
     assert row["prompt"].splitlines()[:3] == ["where rome", "A. oslo", "B. rome"]
     write(folder / "train.jsonl", [choice, {**QUESTION, "id": "open"}])
-    with pytest.raises(ValueError, match="`rewards` has 'choice', but open has no options; 'answer' is for both"):
+    with pytest.raises(ValueError, match="1 of 2 questions have no options, the first is 'open'"):
         recipe.load_prompts(found)
 
 
