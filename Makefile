@@ -40,7 +40,7 @@ test-vllm: .venv-vllm/.installed
 
 # Needs PyPI: the wheel is installed in an empty environment, and each subcommand is run there.
 test-wheel: $(VENV)/.installed
-	$(BIN)/python -m pytest -m wheel
+	$(BIN)/python -m pytest tests/wheel
 
 gpu-check: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.gpu_check

@@ -115,7 +115,7 @@ class TestCommands:
         assert "3,923 passages" in built
         with serving(quickstart, "index") as url:
             passages = query(url, "paris lies", 2)
-        assert "paris" in passages[0]["document"]["contents"]
+        assert "Paris lies inside France" in passages[0]["document"]["contents"]
         assert len(passages) == 2
 
     def test_compare(self, evaluated: Home) -> None:
@@ -135,7 +135,7 @@ class TestCommands:
         ("words", "said"),
         [
             (["--config", "so_grop"], "--config: 'so_grop' is neither a file nor the name of one of our recipes"),
-            ([*SINGLE, "--config", "so_grpo", "--lr", "1"], "`--lr` is no argument of sorl train"),
+            ([*SINGLE, "--config", "so_grpo", "--learningrate", "1"], "`--learningrate` is no argument of sorl train"),
             (["--accelerate_config", "zero3_cpu", "--config", "so_grpo"], "DeepSpeed is not installed"),
         ],
     )
