@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export HF_HUB_OFFLINE ?= 1
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: quickstart test test-distributed test-vllm gpu-check lint bench bench-search bench-stability \
+.PHONY: quickstart test test-distributed test-vllm test-wheel gpu-check lint bench bench-search bench-stability \
 	bench-stability-quick clean
 
 # Installed under the constraints, torch first; again only when one of these files changes.
@@ -19,7 +19,7 @@ quickstart: $(VENV)/.installed
 	$(BIN)/python quickstart.py
 
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest -m "not distributed and not vllm"
+	$(BIN)/python -m pytest -m "not distributed and not vllm and not wheel"
 
 test-distributed: $(VENV)/.installed
 	$(BIN)/python -m pytest -m distributed
@@ -37,6 +37,10 @@ test-distributed: $(VENV)/.installed
 # Without byte code, every process that imports vLLM takes a minute to start.
 test-vllm: .venv-vllm/.installed
 	env -u PYTHONDONTWRITEBYTECODE .venv-vllm/bin/python -m pytest -p no:logging tests/vllm
+
+# Needs PyPI: the wheel is installed in an empty environment, and each subcommand is run there.
+test-wheel: $(VENV)/.installed
+	$(BIN)/python -m pytest tests/wheel
 
 gpu-check: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.gpu_check

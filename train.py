@@ -4,32 +4,16 @@
 that trainer's config (`SOGRPOConfig` or `SOPPOConfig`) and of TRL's `ModelConfig` can stand in the recipe and be
 overridden on the command line. `--help` lists them, with `--trainer so_ppo --help` for SO-PPO. A mistake in them ends
 the command with one line and exit code 2; `--debug` shows its traceback.
+
+It parses, builds a trainer and trains: `src/sorl_trl/cli/train.py`, which `sorl train` launches as well.
 """
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Sequence
 
-from sorl_trl import SOPPOTrainer
-from sorl_trl.command_line import mistakes, run_command
-from sorl_trl.recipe import build_trainer, parse_arguments
-
-
-def main(words: Sequence[str] | None = None) -> None:
-    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # `rollout_func` is: that is why TRL is pinned
-    with mistakes():
-        trainer = build_trainer(parse_arguments(words))
-    folder = trainer.args.output_dir
-    trainer.train(resume_from_checkpoint=trainer.args.resume_from_checkpoint)
-    trainer.save_model(folder)
-    trainer.save_state()
-    trainer.accelerator.print(f"The policy is in {folder}: a plain checkpoint, load it as any other.")
-    if isinstance(trainer, SOPPOTrainer):
-        trainer.accelerator.print(f"Its critic is in {folder}/critic: `sorl_trl.load_critic({folder!r})` loads it.")
-    trainer.end()
-
+from sorl_trl.cli.train import main
+from sorl_trl.command_line import run_command
 
 if __name__ == "__main__":
     sys.exit(run_command(main))

@@ -62,18 +62,18 @@ COLUMNS = {
 
 def prepare_world(seed: int) -> Path:
     """World, index and warm-started policy of one seed, as the quickstart makes them."""
-    import quickstart
+    from sorl_trl.cli import quickstart
 
     folder = RUNS / f"world-{seed}"
     if not (folder / "warm-start").is_dir():
         shutil.rmtree(folder, ignore_errors=True)
-        quickstart.prepare("atlas", seed, folder)
+        quickstart.prepare("atlas", seed, folder, ROOT / quickstart.CACHE)
     return folder
 
 
 def train(method: str, seed: int, world: Path, output: Path) -> list[dict[str, Any]]:
     """One run; returns its log, an entry per optimizer step."""
-    from train import build_trainer, parse_arguments
+    from sorl_trl.recipe import build_trainer, parse_arguments
 
     recipe, *changes = CHANGES.get(method, [method])
     paths = {"train_questions": world / "world/train.jsonl", "corpus": world / "world/corpus.jsonl"}
@@ -88,9 +88,9 @@ def train(method: str, seed: int, world: Path, output: Path) -> list[dict[str, A
 
 def run(method: str, seed: int) -> None:
     """Train and evaluate, and leave `result.json`."""
-    import quickstart
     import torch
 
+    from sorl_trl.cli import quickstart
     from sorl_trl.search import BM25Index
 
     torch.set_num_threads(1)

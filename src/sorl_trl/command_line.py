@@ -15,6 +15,7 @@ import traceback
 from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
@@ -47,19 +48,28 @@ ADVICE = {
 HUB_ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 FULL_DISK = ("disk is full", "basic_ios::clear", ". unexpected pos ")
 """How SQLite and torch say it, which raise no OSError."""
+_called: ContextVar[str | None] = ContextVar("called", default=None)
 
 
 class UserMistake(ValueError):
     """What the user of a command can put right. The message says how."""
 
 
-def run_command(main: Callable[[Sequence[str]], int | None], words: Sequence[str] | None = None) -> int:
-    """Run a command, and return its exit code; `words` are those of the command line unless given.
+def run_command(
+    main: Callable[[Sequence[str]], int | None], words: Sequence[str] | None = None, called: str | None = None
+) -> int:
+    """Run a command, and return its exit code.
 
     A mistake of the user is one line on stderr, after its traceback if there is `--debug`. Under a launcher, one that
     all processes make alike is said once per machine.
+
+    Args:
+        main: The command.
+        words: Its command line, by default that of this process.
+        called: The name under which the user knows it, such as "sorl index", if it is not the one that it has itself.
     """
     words, debug = _without_debug(sys.argv[1:] if words is None else words)
+    outer = _called.set(called)
     try:
         return main(words) or 0
     except Exception as error:
@@ -71,6 +81,13 @@ def run_command(main: Callable[[Sequence[str]], int | None], words: Sequence[str
         if debug or not isinstance(error, UserMistake) or os.environ.get("LOCAL_RANK", "0") == "0":
             print(f"error: {explain(worldly)}", file=sys.stderr)
         return EXIT_CODE
+    finally:
+        _called.reset(outer)
+
+
+def command_name(otherwise: str) -> str:
+    """The name under which the user called the command that runs, `otherwise` its own."""
+    return _called.get() or otherwise
 
 
 def _without_debug(words: Sequence[str]) -> tuple[list[str], bool]:
@@ -147,8 +164,8 @@ class Parser(ArgumentParser):
 
     error = refuse
 
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**{"allow_abbrev": False, **settings})
+    def __init__(self, prog: str | None = None, **settings: Any) -> None:
+        super().__init__(_called.get() or prog, **{"allow_abbrev": False, **settings})
         self.add_argument(DEBUG, action="store_true", default=SUPPRESS, help=DEBUG_HELP)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:

@@ -24,11 +24,12 @@ LAYERS = (
     {"trainers", "evaluation", "sandbox"},
     {"recipe"},
     {"doctor"},
+    {"cli"},
 )
 """From the bottom up. What is in one layer does not import what is beside it."""
 HEIGHT = {package: height for height, layer in enumerate(LAYERS) for package in layer}
 
-ONLY_IN = {"trl": {"trainers", "sandbox", "recipe", "doctor"}, "accelerate": {"trainers"}}
+ONLY_IN = {"trl": {"trainers", "sandbox", "recipe", "doctor", "cli"}, "accelerate": {"trainers", "cli"}}
 """Library -> the packages that may import it."""
 FOREIGN: dict[str, set[str]] = {
     "types": set(),
@@ -173,6 +174,7 @@ def test_every_package_has_a_layer() -> None:
         ("sorl_trl.trainers.agents.vllm", "try:\n    import vllm\nexcept ImportError:\n    vllm = None"),
         ("sorl_trl.trainers.base_trainer", "from train import main"),
         ("sorl_trl.recipe.build", "from sorl_trl.doctor import examine"),
+        ("sorl_trl.doctor.examine", "from sorl_trl.cli import shipped"),
         ("sorl_trl.__init__", "from sorl_trl import trainers"),
         ("sorl_trl.helpers.text", "import json"),
     ],
@@ -194,10 +196,19 @@ def test_the_rule_allows(module: str, source: str) -> None:
     assert violations(source, module) == []
 
 
-def test_lower_layers_do_not_load_trl() -> None:
+def loaded_by(statement: str) -> set[str]:
     """What a fresh process ends up with, the imports of other libraries included."""
-    loaded = "import sys, sorl_trl.ops, sorl_trl.search, sorl_trl.qa; print(*sys.modules)"
-    run = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True)
-    names = set(run.stdout.split())
+    code = f"import sys; {statement}; print(*sys.modules)"
+    return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
+
+
+def test_lower_layers_do_not_load_trl() -> None:
+    names = loaded_by("import sorl_trl.ops, sorl_trl.search, sorl_trl.qa")
     assert "sorl_trl.ops.masking" in names
     assert names.isdisjoint({"trl", "accelerate", "peft", "datasets", "sorl_trl.trainers"})
+
+
+def test_the_help_of_sorl_loads_nothing_heavy() -> None:
+    names = loaded_by("from sorl_trl.cli.main import main; main([])")
+    assert "sorl_trl.cli.main" in names
+    assert names.isdisjoint({"torch", "transformers", "trl", "accelerate", "numpy"})

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-import evaluate
 import pytest
 from peft import LoraConfig, get_peft_model
 from transformers import AutoTokenizer, GenerationConfig, LlamaForCausalLM
 
+from sorl_trl.cli import evaluate
 from sorl_trl.evaluation import EvaluatedTrajectory, read_trajectories
 from sorl_trl.qa import Question, write_questions
 from sorl_trl.sandbox import (

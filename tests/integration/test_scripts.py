@@ -1,4 +1,4 @@
-"""The scripts as a user runs them: `accelerate launch train.py`, and the whole quickstart with few steps."""
+"""Commands as a user runs them: `accelerate launch train.py`, `sorl train`, and the quickstart with few steps."""
 
 from __future__ import annotations
 
@@ -19,6 +19,13 @@ from sorl_trl.search import BM25Index
 
 ROOT = Path(__file__).parents[2]
 POPULATION = Population(people=30, companies=8, cities=9, lands=4, first_names=8, last_names=9)
+SORL = ["-c", "import sys; from sorl_trl.cli.main import main; sys.exit(main())"]
+LAUNCHER = ["-m", "accelerate.commands.launch", "--config_file", "accelerate_configs/single_cpu.yaml", "train.py"]
+LAUNCHES = {
+    "so_grpo": (LAUNCHER, "recipes/so_grpo_lora.yaml"),
+    "so_ppo": ([*SORL, "train", "--accelerate_config", "single_cpu"], "so_ppo_lora"),
+}
+"""Trainer -> how it is launched, and the recipe: once in the repository, once outside with names alone."""
 
 
 def run(*command: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
@@ -36,9 +43,9 @@ def test_train_script(tmp_path: Path, trainer: str) -> None:
     tokenizer = train_tokenizer([world])
     make_policy(tokenizer, PolicyConfig(16, 1, 2), seed=0).save_pretrained(tmp_path / "policy")
     tokenizer.save_pretrained(tmp_path / "policy")
-    launch = ["-m", "accelerate.commands.launch", "--config_file", "accelerate_configs/single_cpu.yaml", "train.py"]
+    launch, recipe = LAUNCHES[trainer]
     overrides = {
-        "config": f"recipes/{trainer}_lora.yaml",
+        "config": recipe,
         "model_name_or_path": str(tmp_path / "policy"),
         "train_questions": str(tmp_path / "train.jsonl"),
         "eval_questions": str(tmp_path / "eval.jsonl"),
@@ -53,7 +60,8 @@ def test_train_script(tmp_path: Path, trainer: str) -> None:
         "save_strategy": "steps",
     }
     rewards = ["--rewards", "exact_match", "f1", "format", "search_hit"]
-    run(*launch, *(word for name, value in overrides.items() for word in (f"--{name}", value)), *rewards)
+    words = [word for name, value in overrides.items() for word in (f"--{name}", value)]
+    run(*launch, *words, *rewards, cwd=ROOT if launch is LAUNCHER else tmp_path)
     assert {"adapter_config.json", "adapter_model.safetensors", "trainer_state.json"} <= {
         path.name for path in (tmp_path / "out").iterdir()
     }

@@ -12,7 +12,7 @@ from trl import ModelConfig, TrlParser
 
 from sorl_trl import qa
 from sorl_trl.checks import POSITIVE_COUNT, Checked, OneOf, Problem, raise_first
-from sorl_trl.command_line import DEBUG_EPILOG, parse_groups, reading, refuse, separate_config
+from sorl_trl.command_line import DEBUG_EPILOG, command_name, parse_groups, reading, refuse, separate_config
 from sorl_trl.diagnostics.collapse_guard import ACTIONS
 from sorl_trl.rollout import RolloutArguments
 from sorl_trl.search import SearchArguments
@@ -139,7 +139,8 @@ def parse_arguments(words: Sequence[str] | None = None) -> Arguments:
     with reading(KIND_ADVICE):
         choice, _ = first_look.parse_args_and_config(words, return_remaining_strings=True)
     trainer_class = TRAINERS[choice.trainer]
-    parser = RecipeParser((TrainerArguments, *argument_groups(trainer_class)), epilog=DEBUG_EPILOG)
-    groups = parse_groups(parser, words, "train.py", _arguments_of_others(trainer_class), KIND_ADVICE)
+    command = command_name("train.py")
+    parser = RecipeParser((TrainerArguments, *argument_groups(trainer_class)), prog=command, epilog=DEBUG_EPILOG)
+    groups = parse_groups(parser, words, command, _arguments_of_others(trainer_class), KIND_ADVICE)
     with reading(KIND_ADVICE):
         return Arguments(trainer_class, *groups[1:])

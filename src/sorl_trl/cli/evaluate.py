@@ -1,0 +1,201 @@
+"""Evaluate a checkpoint, or compare two evaluations: `evaluate.py` and `sorl evaluate`.
+
+The checkpoint is a folder, a PEFT adapter's folder, or a Hub id. Under `accelerate launch` the processes share the
+batches, and the result is that of one process. An interrupted run goes on where it was when started again; so does
+one whose search engine failed, with the questions that this spoilt. The arguments may stand in a YAML file that
+`--config` names; `--help` lists them. A mistake in them is one line and exit code 2; `--debug` shows its traceback.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from transformers import GenerationConfig
+from trl import TrlParser
+
+from sorl_trl import qa
+from sorl_trl.cli.compare import CompareArguments, run_comparison
+from sorl_trl.command_line import (
+    DEBUG_EPILOG,
+    UserMistake,
+    check_checkpoint,
+    command_name,
+    mistakes,
+    parse_groups,
+    reading,
+    refuse,
+    run_command,
+    separate_config,
+)
+from sorl_trl.evaluation import (
+    Agent,
+    EvaluationArguments,
+    RunFolder,
+    complete,
+    format_results,
+    load_datasets,
+    plan_batches,
+    questions_hash,
+    summarize,
+    summarize_families,
+)
+from sorl_trl.evaluation.checkpoint import ModelArguments, files_hash, load_model, load_tokenizer, message_ends
+from sorl_trl.rollout import Collector, HFGenerator, RolloutArguments
+from sorl_trl.search import SearchArguments, SearchBackend, SearchUnavailable
+from sorl_trl.search.arguments import override_source
+
+LONGEST_WAIT = timedelta(days=7)
+"""Of a process that is done for the others: process groups give up after minutes by default."""
+
+
+class EvaluationParser(TrlParser):  # type: ignore[misc]
+    """A mistake is a `UserMistake`, in one line."""
+
+    error = refuse
+
+
+@dataclass
+class Arguments:
+    """Everything that the command line says about one run."""
+
+    model: ModelArguments
+    rollout: RolloutArguments
+    evaluation: EvaluationArguments
+    search: SearchArguments
+
+
+def parse_arguments(words: Sequence[str]) -> Arguments:
+    """Parse a command line and its `--config`."""
+    groups = (ModelArguments, RolloutArguments, EvaluationArguments, SearchArguments, CompareArguments)
+    command = command_name("evaluate.py")
+    parser = EvaluationParser(groups, prog=command, epilog=DEBUG_EPILOG)
+    return Arguments(*parse_groups(parser, override_source(separate_config(words)), command)[:4])
+
+
+def run_settings(
+    arguments: Arguments, datasets: Mapping[str, Sequence[qa.Question]], search_identity: str
+) -> dict[str, Any]:
+    """What decides the outcome of a run: not where it is written, nor the number of processes."""
+    model, evaluation = arguments.model, arguments.evaluation
+    return {
+        "model": {**asdict(model), "files": files_hash(model.model_name_or_path)},
+        "rollout": {**asdict(arguments.rollout), "max_completion_length": evaluation.max_completion_length},
+        "sampling": {
+            name: getattr(evaluation, name) for name in ("num_samples", "temperature", "top_p", "batch_size", "seed")
+        },
+        "search": search_identity,
+        "datasets": {
+            name: {
+                "family": qa.BENCHMARKS[name].family if name in evaluation.benchmarks else "own",
+                "questions": len(questions),
+                "content": questions_hash(questions),
+            }
+            for name, questions in datasets.items()
+        },
+    }
+
+
+def load_agent(arguments: Arguments, search: SearchBackend, device: torch.device) -> Agent:
+    """The same collector as in training; the generator samples from the policy alone, as trainers do."""
+    rollout, checkpoint = arguments.rollout, arguments.model
+    check_checkpoint(checkpoint.model_name_or_path)
+    with mistakes(f"`model_name_or_path` is {checkpoint.model_name_or_path!r}, which cannot be loaded"):
+        tokenizer = load_tokenizer(checkpoint)
+        model = load_model(checkpoint, device)
+    with mistakes():
+        protocol = rollout.tag_protocol(tokenizer)
+        collector = Collector(tokenizer, search, protocol, rollout.limits(arguments.evaluation.max_completion_length))
+    generator = HFGenerator(
+        model,
+        tokenizer,
+        protocol.stop_strings,
+        generation_config(arguments.evaluation),
+        message_ends(model, tokenizer),
+    )
+    return Agent(tokenizer, collector, generator, rollout.prompt_template, rollout.chat)
+
+
+def generation_config(evaluation: EvaluationArguments) -> GenerationConfig:
+    """Greedy or sampled, without the penalties and cuts that a checkpoint's own generation config may ask for."""
+    if evaluation.temperature == 0:
+        return GenerationConfig(do_sample=False, repetition_penalty=1.0)  # type: ignore[no-untyped-call]
+    return GenerationConfig(  # type: ignore[no-untyped-call]
+        do_sample=True,
+        temperature=evaluation.temperature,
+        top_p=evaluation.top_p,
+        top_k=0,
+        min_p=0.0,
+        repetition_penalty=1.0,
+    )
+
+
+def report(run: RunFolder) -> tuple[str, int]:
+    """Write the results of a run whose batches are all there; their table, and how many trajectories were masked."""
+    settings = run.settings
+    datasets = settings["datasets"]
+    summaries = [summarize(name, datasets[name]["family"], run.outcomes(name)) for name in datasets]
+    families = summarize_families(summaries)
+    table = format_results(summaries, families)
+    results = {
+        "datasets": {summary.name: summary.to_json() for summary in summaries},
+        "macro": {family.family: family.to_json() for family in families},
+        "settings": settings,
+    }
+    run.finish(results, table)
+    return table, sum(summary.masked for summary in summaries)
+
+
+def run_evaluation(arguments: Arguments) -> None:
+    """Make what is left of the run, with the other processes if there are any, and report."""
+    state = PartialState(cpu=not torch.accelerator.is_available(), timeout=LONGEST_WAIT)
+    with mistakes(), state.main_process_first():  # what is downloaded or indexed is so once
+        datasets = load_datasets(arguments.evaluation)
+        search = arguments.search.build_search(state.process_index)
+        run = RunFolder(arguments.evaluation.output)
+        run.claim(run_settings(arguments, datasets, search.identity))
+    batches = plan_batches(datasets, arguments.evaluation.num_samples, arguments.evaluation.batch_size)
+    try:
+        complete(
+            run,
+            batches[state.process_index :: state.num_processes],
+            lambda: load_agent(arguments, search.backend, state.device),
+            arguments.evaluation.seed,
+            show_progress=state.is_main_process,
+        )
+    except SearchUnavailable as error:
+        raise UserMistake(str(error)) from error
+    state.wait_for_everyone()
+    masked = 0
+    if state.is_main_process:
+        table, masked = report(run)
+        print(table)
+        print(f"Results and trajectories: {run.path}")
+    state.destroy_process_group()
+    if masked:
+        raise SystemExit(
+            f"{masked} trajectories were lost to the search engine, and none that did not search, so that the means "
+            "above are biased: the same command makes what was lost anew."
+        )
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    words = separate_config(sys.argv[1:] if words is None else words)
+    first_look = EvaluationParser(CompareArguments, add_help=False, allow_abbrev=False)
+    with reading():
+        comparison, rest = first_look.parse_args_and_config(words, return_remaining_strings=True)
+    if not comparison.compare:
+        run_evaluation(parse_arguments(words))
+        return
+    if rest:
+        raise UserMistake(f"`compare` goes with `intersection` alone, got {' '.join(rest)}.")
+    run_comparison(comparison)
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main, called="sorl evaluate"))

@@ -1,0 +1,128 @@
+"""`sorl train`: hands `sorl_trl.cli.train` to `accelerate launch`, with the arguments that belong to each."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from signal import Signals
+
+from sorl_trl.cli.shipped import CONFIGS, deepspeed_file
+from sorl_trl.command_line import EXIT_CODE, UserMistake, mistakes, refuse
+
+MODULE = "sorl_trl.cli.train"
+SHARED = frozenset({"-h", "--help", "--debug", "--gradient_accumulation_steps", "--gradient-accumulation-steps"})
+"""Options that both know: they are training's. A test holds this against the two parsers."""
+HELP = """\
+`sorl train` starts training through `accelerate launch`, on as many processes and machines as its config says.
+
+  --accelerate_config NAME_OR_PATH
+                        a YAML file of accelerate, or one of ours by its name (`sorl configs` lists them); by
+                        default the one that `accelerate config` wrote
+  --config NAME_OR_PATH
+                        the recipe: a YAML file, or one of ours by its name (`sorl recipes` lists them)
+
+Arguments of `accelerate launch`, such as --num_processes 2 or --machine_rank 1, go to the launcher; those below go
+to training, and may stand in the recipe as well.
+"""
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Train; returns the exit code. `--debug` is still among `words`, unlike other commands': training reads it."""
+    with mistakes():
+        parser = _parser()
+        for_launch, for_training = split(sys.argv[1:] if words is None else words, parser)
+        if {"-h", "--help"}.intersection(for_training):
+            print(HELP)
+            return _train(for_training)
+        return _launch(read_launch_arguments(for_launch, for_training, parser))
+
+
+def _train(words: Sequence[str]) -> int:
+    """In this process: it only lists its arguments."""
+    from sorl_trl.cli.train import main as train
+
+    train(words)
+    return 0
+
+
+def _parser() -> ArgumentParser:
+    """Accelerate's own, with our argument."""
+    from accelerate.commands.launch import launch_command_parser
+
+    parser: ArgumentParser = launch_command_parser()
+    parser.add_argument("--accelerate_config")
+    parser.error = partial(refuse, parser)  # type: ignore[method-assign]
+    return parser
+
+
+def split(words: Sequence[str], parser: ArgumentParser) -> tuple[list[str], list[str]]:
+    """The words for accelerate's parser, and those for training: what the launcher does not know, or both know."""
+    for_launch: list[str] = []
+    for_training: list[str] = []
+    left = iter(words)
+    for word in left:
+        option, _, value = word.partition("=")
+        action = None if option in SHARED else parser._option_string_actions.get(option)
+        if action is None:
+            for_training.append(word)
+        else:
+            takes_next = action.nargs is None and not value
+            for_launch += [word, *islice(left, 1)] if takes_next else [word]
+    return for_launch, for_training
+
+
+def read_launch_arguments(launch: Sequence[str], training: Sequence[str], parser: ArgumentParser) -> Namespace:
+    """What the launcher is to do.
+
+    Raises:
+        UserMistake: A value is refused, there is no such config, or two are named.
+    """
+    named = parser.parse_args([*launch, "--module", MODULE])
+    if named.accelerate_config is None:
+        return parser.parse_args([*launch, "--module", MODULE, *training])
+    if named.config_file is not None:
+        raise UserMistake("--accelerate_config and --config_file name the same thing: give one of them")
+    config = CONFIGS.find(named.accelerate_config)
+    _check_config(config)
+    beside = deepspeed_file(config)
+    files = ["--config_file", str(config), *(["--deepspeed_config_file", str(beside)] if beside else [])]
+    return parser.parse_args([*files, *launch, "--module", MODULE, *training])
+
+
+def _check_config(config: Path) -> None:
+    """Raises UserMistake for a file that accelerate refuses."""
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    with mistakes(str(config)):
+        try:
+            load_config_from_file(str(config))
+        except AttributeError as error:
+            raise ValueError("must be a YAML mapping, as `accelerate config` writes it") from error
+
+
+def _launch(arguments: Namespace) -> int:
+    """The exit code. Training has said itself what went wrong, so that no traceback of the launcher follows."""
+    from accelerate.commands.launch import launch_command
+    from accelerate.utils import patch_environment
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    arguments.quiet = False  # which would make every exit code 1
+    try:
+        with patch_environment(PYTHONSAFEPATH="1"):  # or `python -m` would import what lies where it is started
+            launch_command(arguments)
+    except subprocess.CalledProcessError as error:
+        code = error.returncode
+    except ChildFailedError as error:
+        code = error.get_first_failure()[1].exitcode
+    else:
+        return 0
+    if code == EXIT_CODE:
+        return code
+    cause = f"was ended by {Signals(-code).name}" if code < 0 else "failed: what went wrong is said above"
+    print(f"error: training {cause}", file=sys.stderr)
+    return 1

