@@ -17,9 +17,9 @@ from sorl_trl.search import NoSearch
 from sorl_trl.trainers.agents import search_rollout
 from sorl_trl.trainers.critic import build as critic_build
 from tests.agents import build_agent, questions
-from tests.conftest import build_policy
-from tests.contract.test_trl_parity import settings
 from tests.critics import build_ppo
+from tests.policies import build_policy
+from tests.training import settings
 from tests.trajectories import FixedRollout, parity_reward, prompts
 
 READ_BY_TRL = {

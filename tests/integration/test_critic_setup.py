@@ -13,8 +13,8 @@ from transformers import Trainer
 from transformers.trainer_utils import HubStrategy
 
 from sorl_trl.trainers.critic.model import is_critic_name
-from tests.conftest import build_policy
 from tests.critics import CASES, build_ppo, critic_parameters, lora_config, moved, weights
+from tests.policies import build_policy
 
 
 def test_padded_vocabularies_may_differ(tmp_path: Path, tokenizer: Any) -> None:

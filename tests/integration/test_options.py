@@ -9,13 +9,12 @@ import pytest
 import torch
 
 from sorl_trl import SOGRPOTrainer, SOPPOTrainer
-from tests.conftest import build_moe_policy, build_policy
-from tests.contract.test_trl_parity import settings
+from tests.effects import ROWS, effect
+from tests.policies import build_moe_policy, build_policy
+from tests.training import settings
 from tests.trajectories import FixedRollout, length_reward, parity_reward, prompts
 
 TRAINERS: dict[str, Any] = {"SO-GRPO": SOGRPOTrainer, "SO-PPO": SOPPOTrainer}
-ROWS = 16
-"""Trajectories of a rollout."""
 TWO_REWARDS = {"reward_funcs": [parity_reward, length_reward]}
 
 LOSS_OPTIONS: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -70,23 +69,6 @@ def build(folder: Path, tokenizer: Any, trainer: str, **overrides: Any) -> Any:
         processing_class=tokenizer,
         rollout_func=FixedRollout(),
     )
-
-
-def effect(trainer: Any) -> dict[str, Any]:
-    """Losses of three passes over a rollout whose policy has moved, and the gradient of the last."""
-    trainer.current_gradient_accumulation_steps = 1
-    trainer.model.train()
-    batch = trainer._generate_and_score_completions([dict(row) for row in prompts(ROWS)])
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in trainer.model.parameters():
-            parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
-    losses = []
-    for _ in range(3):  # adaptive entropy acts on what the step before has seen
-        losses.append(trainer._compute_loss(trainer.model, batch))
-    losses[-1].backward()
-    gradients = [p.grad.sum().item() for p in trainer.model.parameters() if p.grad is not None]
-    return {"losses": [loss.item() for loss in losses], "gradients": gradients}
 
 
 @pytest.fixture(scope="module")

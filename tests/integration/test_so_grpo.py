@@ -17,24 +17,10 @@ from peft import LoraConfig
 from trl import GRPOConfig, GRPOTrainer
 
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer, SOPPOTrainer
-from sorl_trl.search import SearchUnavailable
-from tests.agents import LIMITS, agent_policy, build_agent, questions, search_index
-from tests.conftest import build_policy
-from tests.contract.test_trl_parity import settings, train
+from tests.agents import LIMITS, DownAfter, agent_policy, build_agent, questions, search_index
+from tests.policies import build_policy
+from tests.training import settings, train
 from tests.trajectories import FixedRollout, parity_reward, prompts
-
-
-class DownAfter:
-    """A search engine that answers a few calls and then is down."""
-
-    def __init__(self, search: Any, calls: int) -> None:
-        self.search, self.calls = search, calls
-
-    def search_batch(self, queries: Any, k: int) -> Any:
-        self.calls -= 1
-        if self.calls < 0:
-            raise SearchUnavailable("connection refused")
-        return self.search.search_batch(queries, k)
 
 
 class TestCollector:

@@ -18,7 +18,6 @@ from trl.trainer import grpo_trainer
 
 from sorl_trl import SOPPOTrainer
 from tests.agents import agent_policy, build_agent, questions
-from tests.conftest import build_policy
 from tests.critics import (
     CASES,
     build_ppo,
@@ -28,19 +27,11 @@ from tests.critics import (
     policy_parameters,
     rollout_batch,
     set_head,
+    trained_briefly,
     weights,
 )
+from tests.policies import build_policy
 from tests.trajectories import FixedRollout
-
-SMALL_ROLLOUTS = {"per_device_train_batch_size": 2, "steps_per_generation": 2, "num_iterations": 1}
-"""Four trajectories and one optimizer step each, four to an epoch."""
-
-
-def trained(folder: Path, tokenizer: Any, **overrides: Any) -> SOPPOTrainer:
-    trainer = build_ppo(folder, tokenizer, **{**SMALL_ROLLOUTS, "max_steps": 2, **overrides})
-    trainer.train()
-    return trainer
-
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Learning
@@ -171,14 +162,14 @@ def test_trains_and_evaluates_with_the_collector(tmp_path: Path, lora: bool) -> 
 
 
 def test_a_group_of_trajectories_per_prompt(tmp_path: Path, tokenizer: Any) -> None:
-    trainer = trained(tmp_path, tokenizer, num_generations=4)
+    trainer = trained_briefly(tmp_path, tokenizer, num_generations=4)
     assert math.isfinite(trainer.state.log_history[0]["loss"])
 
 
 @pytest.mark.parametrize("case", ["head", "model"])
 def test_a_reference_that_follows(tmp_path: Path, tokenizer: Any, case: str) -> None:
     """`sync_ref_model` pairs the policy's weights with the reference's, which has no critic."""
-    trainer = trained(
+    trainer = trained_briefly(
         tmp_path, tokenizer, **CASES[case], beta=0.1, sync_ref_model=True, ref_model_sync_steps=1,
         ref_model_mixup_alpha=1.0,
     )  # fmt: skip
