@@ -1,28 +1,56 @@
-"""Shared by all tests: no hub, one thread, and a policy small enough to train in a second."""
+"""Shared by all tests: no hub, one thread, and a policy small enough to train in a second.
+
+Nothing heavy is imported here: with xdist, the process that only hands out tests reads this file too.
+"""
 
 from __future__ import annotations
 
+import gc
 import os
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import settings
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import pytest
-import torch
-from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+# No test measures time, hypothesis's deadlines included: a loaded machine is not a defect.
+settings.register_profile("whole", deadline=None)
+settings.register_profile("fast", deadline=None, max_examples=10)
+settings.load_profile("whole")
 
-from tests.policies import WORDS, build_policy, word_tokenizer
 
-torch.set_num_threads(1)
+def pytest_collection_finish() -> None:
+    """Everything is imported: the garbage collections that each trainer asks for need not go through it again.
+
+    They took a third of the time of a test that trains.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> None:
+    import torch
+
+    torch.set_num_threads(1)
 
 
 @pytest.fixture
 def tokenizer() -> PreTrainedTokenizerFast:
     """Word level, 32 entries: pad 0, eos 1, unk 2, `</think>` 3, words w0…w27 from 4 on."""
+    from tests.policies import WORDS, word_tokenizer
+
     return word_tokenizer(WORDS)
 
 
 @pytest.fixture
 def policy() -> LlamaForCausalLM:
+    from tests.policies import build_policy
+
     return build_policy()

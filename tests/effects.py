@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from tests.trajectories import prompts
+from sorl_trl import SOGRPOTrainer, SOPPOTrainer
+from tests.policies import build_moe_policy, build_policy
+from tests.training import settings
+from tests.trajectories import FixedRollout, parity_reward, prompts
 
 ROWS = 16
 """Trajectories of a rollout."""
@@ -27,3 +31,25 @@ def effect(trainer: Any) -> dict[str, Any]:
     losses[-1].backward()
     gradients = [p.grad.sum().item() for p in trainer.model.parameters() if p.grad is not None]
     return {"losses": [loss.item() for loss in losses], "gradients": gradients}
+
+
+TRAINERS: dict[str, Any] = {"SO-GRPO": SOGRPOTrainer, "SO-PPO": SOPPOTrainer}
+
+
+def build_trainer(folder: Path, tokenizer: Any, trainer: str, **overrides: Any) -> Any:
+    """A trainer on fixed trajectories; what is no field of the config chooses the model and the rewards."""
+    folder.mkdir(exist_ok=True)
+    policy: Any = build_moe_policy() if overrides.pop("moe", False) else build_policy()
+    policy = policy.to(overrides.pop("dtype", torch.float32))
+    policy.save_pretrained(folder / "policy")  # the reference is loaded from there
+    policy.config._name_or_path = str(folder / "policy")
+    reward_funcs = overrides.pop("reward_funcs", parity_reward)
+    size = {"num_generations": 1} if trainer == "SO-PPO" else {}
+    return TRAINERS[trainer](
+        policy,
+        reward_funcs,
+        TRAINERS[trainer].config_class(**settings(folder, **{**size, "gradient_checkpointing": False, **overrides})),
+        prompts(ROWS),
+        processing_class=tokenizer,
+        rollout_func=FixedRollout(),
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -31,7 +32,7 @@ from tests.critics import (
     weights,
 )
 from tests.policies import build_policy
-from tests.trajectories import FixedRollout
+from tests.trajectories import Counting, FixedRollout, prompts
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Learning
@@ -161,9 +162,26 @@ def test_trains_and_evaluates_with_the_collector(tmp_path: Path, lora: bool) -> 
     assert "eval_critic/value_loss" in metrics
 
 
-def test_a_group_of_trajectories_per_prompt(tmp_path: Path, tokenizer: Any) -> None:
-    trainer = trained_briefly(tmp_path, tokenizer, num_generations=4)
+@pytest.mark.parametrize("num_generations", [1, 4])
+def test_a_group_of_trajectories_per_prompt(tmp_path: Path, tokenizer: Any, num_generations: int) -> None:
+    rollout = Counting()
+    trainer = trained_briefly(tmp_path, tokenizer, num_generations=num_generations, rollout_func=rollout)
     assert math.isfinite(trainer.state.log_history[0]["loss"])
+    for asked in rollout.asked:
+        assert set(Counter(asked).values()) == {num_generations}
+
+
+@pytest.mark.parametrize("num_generations_eval", [None, 2])
+def test_a_group_of_its_own_in_evaluation(tmp_path: Path, tokenizer: Any, num_generations_eval: int | None) -> None:
+    """By default as many as in training: one."""
+    rollout = Counting()
+    trainer = build_ppo(
+        tmp_path, tokenizer, num_generations_eval=num_generations_eval, rollout_func=rollout, eval_dataset=prompts(4)
+    )
+    trainer.evaluate()
+    asked = [prompt for batch in rollout.asked for prompt in batch]
+    assert len(asked) == 4 * (num_generations_eval or 1)
+    assert len(set(asked)) == 4
 
 
 @pytest.mark.parametrize("case", ["head", "model"])

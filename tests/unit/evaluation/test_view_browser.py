@@ -18,7 +18,7 @@ from .chromium import EXECUTABLE, Browser, browser
 from .test_view_data import TRAINED
 from .trajectories import answered, ended, evaluated, question
 
-pytestmark = pytest.mark.skipif(EXECUTABLE is None, reason="needs Chromium")
+pytestmark = [pytest.mark.browser, pytest.mark.skipif(EXECUTABLE is None, reason="needs Chromium")]
 
 
 @pytest.fixture(scope="module")
