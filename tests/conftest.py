@@ -5,12 +5,12 @@ Nothing heavy is imported here: with xdist, the process that only hands out test
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import settings
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
@@ -19,10 +19,13 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# No test measures time, hypothesis's deadlines included: a loaded machine is not a defect.
-settings.register_profile("whole", deadline=None)
-settings.register_profile("fast", deadline=None, max_examples=10)
-settings.load_profile("whole")
+with contextlib.suppress(ModuleNotFoundError):  # which the environment of tests/vllm/ lacks
+    from hypothesis import settings
+
+    # No test measures time, hypothesis's deadlines included: a loaded machine is not a defect.
+    settings.register_profile("whole", deadline=None)
+    settings.register_profile("fast", deadline=None, max_examples=10)
+    settings.load_profile("whole")
 
 
 def pytest_collection_finish() -> None:

@@ -73,6 +73,7 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     return names | logged_metrics(tmp_path_factory.mktemp("ppo"), SOPPOTrainer, kl_in_reward=True)
 
 
+@pytest.mark.trains
 class TestMetrics:
     def test_what_is_logged_is_documented(self, logged: set[str]) -> None:
         assert {"reward", "kl", "rollout/masked_share", "clip_penalty", "clipping_bias_norm"} <= logged

@@ -182,6 +182,7 @@ def test_the_rule_allows(module: str, source: str) -> None:
     assert violations(source, module) == []
 
 
+@pytest.mark.trains
 def test_lower_layers_do_not_load_trl() -> None:
     """What a fresh process ends up with, the imports of other libraries included."""
     loaded = "import sys, sorl_trl.ops, sorl_trl.search, sorl_trl.qa; print(*sys.modules)"

@@ -25,6 +25,8 @@ from tests.ppo_losses import (
 )
 from tests.trajectories import FixedRollout, parity_reward
 
+pytestmark = pytest.mark.trains
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Advantages and returns of a rollout
 # ---------------------------------------------------------------------------------------------------------------------

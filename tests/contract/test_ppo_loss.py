@@ -16,6 +16,8 @@ from tests.critics import BATCH_SIZE, rollout_batch
 from tests.losses import gradient
 from tests.ppo_losses import DISCOUNTED, assert_follows_the_formula, build, value_reference
 
+pytestmark = pytest.mark.trains
+
 VARIANTS: dict[str, dict[str, Any]] = {
     "PPO": {
         "importance_sampling_level": "token",

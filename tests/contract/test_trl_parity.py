@@ -14,6 +14,8 @@ from tests.policies import build_moe_policy
 from tests.training import assert_same, settings, train
 from tests.trajectories import FixedRollout, length_reward, parity_reward
 
+pytestmark = pytest.mark.trains
+
 TRL_LOSS_TYPES = ["grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo"]
 FEATURES: dict[str, dict[str, Any]] = {
     "reference_kl": {"beta": 0.1},

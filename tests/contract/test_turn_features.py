@@ -14,6 +14,8 @@ from sorl_trl import SOGRPOConfig, SOGRPOTrainer
 from tests.losses import EPSILON, gradient, off_policy_batch, token_logps
 from tests.training import assert_same, settings, train
 
+pytestmark = pytest.mark.trains
+
 FEATURES: dict[str, dict[str, Any]] = {
     "turn": {},
     "turn_delta": {"delta": 1.1},

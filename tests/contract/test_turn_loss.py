@@ -15,6 +15,8 @@ from sorl_trl.ops import LOG_RATIO_BOUND
 from tests.losses import EPSILON, gradient, off_policy_batch, token_logps
 from tests.training import settings, train
 
+pytestmark = pytest.mark.trains
+
 
 def reference_loss(trainer: Any, batch: dict[str, Any], args: SOGRPOConfig) -> torch.Tensor:
     """J of SO-GRPO for one batch, trajectory by trajectory and turn by turn."""

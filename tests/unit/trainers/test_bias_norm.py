@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from sorl_trl.trainers.loss.bias_norm import ClippingBiasNormalizer
 from tests.losses import EPSILON, gradient, off_policy_batch, token_logps
 
+pytestmark = pytest.mark.trains
+
 
 def parameter(*values: float) -> nn.Parameter:
     return nn.Parameter(torch.tensor(values))
