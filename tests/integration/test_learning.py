@@ -30,7 +30,7 @@ SEED = 1
 SAMPLED = GenerationConfig(do_sample=True, temperature=1.0, top_k=0, top_p=1.0)
 SAMPLES = 8
 """Per question."""
-ROLLOUTS = 12
+ROLLOUTS = 8
 MARGIN = 0.15
 """See `test_sampled_exact_match_rises`."""
 
@@ -85,8 +85,8 @@ def test_sampled_exact_match_rises(tmp_path: Path) -> None:
     """By more than 0.15 on 100 unseen questions, each answered 8 times before and after.
 
     Were both answered by one and the same policy, the difference of two means of n = 800 would reach a margin m with a
-    probability of at most exp(-n m^2) (Hoeffding): 2e-8. What training gained was @GAINS@ with
-    the seeds 1 to 6, from @BEFORE@ before it.
+    probability of at most exp(-n m^2) (Hoeffding): 2e-8. What training gained was 0.37, 0.32, 0.35, 0.33, 0.25 and
+    0.20 with the seeds 1 to 6, from 0.25 to 0.33 before it.
     """
     (train, unseen), practice = build_worlds(SEED, WorldSize(200, 1), WorldSize(1, 100))
     policy = warm_start(train, practice, tmp_path / "cache", warm_start_config(SEED))
