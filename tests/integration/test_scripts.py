@@ -16,10 +16,10 @@ import train
 from transformers import AutoModelForCausalLM
 
 from sorl_trl import load_critic
-from sorl_trl.sandbox import Population, World, WorldSize, build_invented, make_policy, train_tokenizer, warm_start
+from sorl_trl.sandbox import Population, WorldSize, build_invented, make_policy, train_tokenizer
 from sorl_trl.sandbox.policy import PolicyConfig
 from sorl_trl.search import BM25Index
-from tests.worlds import build_worlds, warm_start_config
+from tests.worlds import build_world, taught_policy
 
 ROOT = Path(__file__).parents[2]
 POPULATION = Population(people=30, companies=8, cities=9, lands=4, first_names=8, last_names=9)
@@ -99,19 +99,13 @@ def assert_summed_up(folder: Path, world: str) -> None:
 
 
 def test_quickstart_in_a_small_world(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, shared_cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """All that it does, and training in a process of its own, but for the size of world and policy."""
 
-    def small_worlds(name: str, seed: int) -> tuple[World, list[World]]:
-        (world,), practice = build_worlds(seed + 1, WorldSize(200, 100))
-        return world, practice
-
     module = sys.modules[quickstart.main.__module__]
-    monkeypatch.setattr(module, "build_worlds", small_worlds)
-    monkeypatch.setattr(
-        module, "warm_start", lambda *worlds: warm_start(*worlds[:2], tmp_path / "cache", warm_start_config(1))
-    )
+    monkeypatch.setattr(module, "build_worlds", lambda name, seed: (build_world(seed, 200, 100), []))
+    monkeypatch.setattr(module, "warm_start", lambda *worlds: taught_policy(1, shared_cache))
     quickstart.main(["--world", "invented", "--max-steps", "2", "--output", str(tmp_path / "run")])
     assert_summed_up(tmp_path / "run", "invented")
     assert capsys.readouterr().out.count("Question ") == 3

@@ -52,7 +52,10 @@ def test_a_stale_run_leaves_a_whole_record(
     assert all(firsts[3:])  # a critic is warmed up for two rollouts
 
 
-def test_a_run_does_not_depend_on_the_runs_before_it(folder: Path, tiny: None) -> None:
+def test_a_run_does_not_depend_on_the_runs_before_it(
+    folder: Path, tiny: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(stability_run.REGIMES, "reuse", replace(REGIMES["reuse"], rollouts=2))
     first = run(Job("reuse", "so_grpo", 1e-3, 7), folder)
     run(Job("reuse", "grpo", 1e-3, 7), folder)
     again = run(Job("reuse", "so_grpo", 1e-3, 7), folder)
