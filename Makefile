@@ -5,8 +5,8 @@ BIN := $(VENV)/bin
 export HF_HUB_OFFLINE ?= 1
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: quickstart test test-distributed test-vllm test-wheel gpu-check lint bench bench-search bench-stability \
-	bench-stability-quick clean
+.PHONY: quickstart test test-fast test-all test-distributed test-vllm test-wheel gpu-check lint bench bench-search \
+	bench-stability bench-stability-quick clean
 
 # Installed under the constraints, torch first; again only when one of these files changes.
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -18,8 +18,19 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 quickstart: $(VENV)/.installed
 	$(BIN)/python quickstart.py
 
+# A worker for each core, up to eight: each loads torch and TRL anew.
+PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal
+
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest -m "not distributed and not vllm and not wheel"
+	$(PYTEST) -m "not slow and not distributed and not vllm and not wheel"
+
+# On every save: nothing that trains or starts a process, and few examples of each property.
+test-fast: $(VENV)/.installed
+	$(PYTEST) -m "not trains and not browser" --hypothesis-profile fast tests/unit tests/contract
+
+test-all: $(VENV)/.installed
+	$(PYTEST) -m "not distributed and not vllm and not wheel"
+	$(BIN)/python -m pytest -m distributed
 
 test-distributed: $(VENV)/.installed
 	$(BIN)/python -m pytest -m distributed

@@ -7,17 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
-from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from trl import GRPOConfig
 
-from sorl_trl import SearchRollout, SOGRPOTrainer
+from sorl_trl import SearchRollout, SOGRPOTrainer, SOPPOTrainer
 from sorl_trl.rollout import RetryPolicy, RolloutLimits
 from sorl_trl.sandbox import PROTOCOL
-from sorl_trl.search import BM25Index
+from sorl_trl.search import BM25Index, SearchUnavailable
 from sorl_trl.trainers.base_trainer import TurnLevelTrainer
-from tests.conftest import build_policy
-from tests.contract.test_trl_parity import settings
+from tests.policies import build_policy, word_tokenizer
+from tests.training import settings
 
 TAGS = ["<search>", "</search>", "<answer>", "</answer>", "<information>", "</information>"]
 NAMES = ["rome", "oslo", "bern", "lima", "nothing", "failed", "invalid", "where"]
@@ -28,11 +27,7 @@ LIMITS = RolloutLimits(max_turns=2, max_turn_tokens=6, max_observation_tokens=6,
 
 
 def agent_tokenizer() -> PreTrainedTokenizerFast:
-    words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(VOCABULARY)}, unk_token="<unk>"))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=words, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>", padding_side="left"
-    )
+    return word_tokenizer(VOCABULARY)
 
 
 def agent_policy(seed: int = 0) -> LlamaForCausalLM:
@@ -83,3 +78,45 @@ def steps_after(step: int, log_history: list[dict[str, Any]]) -> list[dict[str, 
     """What was logged of each optimizer step after `step`, less what depends on the clock."""
     steps = [log for log in log_history if log["step"] > step and "loss" in log]
     return [{name: value for name, value in log.items() if name != "step_time"} for log in steps]
+
+
+class Recorded(LlamaForCausalLM):
+    """A policy that remembers how it was asked to generate."""
+
+    asked: list[Any]
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        self.asked.append(kwargs["generation_config"])
+        return super().generate(*args, **kwargs)
+
+
+def recorded_policy() -> Recorded:
+    policy = agent_policy()
+    policy.__class__ = Recorded
+    policy.asked = []
+    return policy
+
+
+def native_agent(tmp_path: Path, policy: Any, trainer_class: Any = SOGRPOTrainer, **overrides: Any) -> Any:
+    """A trainer that generates as TRL does."""
+    sizes = {"max_completion_length": 8, "num_generations": 1 if trainer_class is SOPPOTrainer else 4}
+    return trainer_class(
+        policy,
+        lambda completions, **_: [float(len(text)) for text in completions],
+        trainer_class.config_class(**settings(tmp_path, **{**sizes, **overrides})),
+        questions(16),
+        processing_class=agent_tokenizer(),
+    )
+
+
+class DownAfter:
+    """A search engine that answers a few calls and is down for good then."""
+
+    def __init__(self, search: Any, calls: int) -> None:
+        self.search, self.calls = search, calls
+
+    def search_batch(self, queries: Any, k: int) -> Any:
+        self.calls -= 1
+        if self.calls < 0:
+            raise SearchUnavailable("connection refused")
+        return self.search.search_batch(queries, k)

@@ -1,73 +1,68 @@
-"""Shared by all tests: no hub, one thread, and a policy small enough to train in a second."""
+"""Shared by all tests: no hub, one thread, and a policy small enough to train in a second.
+
+Nothing heavy is imported here: with xdist, the process that only hands out tests reads this file too.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import pytest
-import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    MixtralConfig,
-    MixtralForCausalLM,
-    PreTrainedTokenizerFast,
-)
+with contextlib.suppress(ModuleNotFoundError):  # which the environment of tests/vllm/ lacks
+    from hypothesis import settings
 
-torch.set_num_threads(1)
+    # No test measures time, hypothesis's deadlines included: a loaded machine is not a defect.
+    settings.register_profile("whole", deadline=None)
+    settings.register_profile("fast", deadline=None, max_examples=10)
+    settings.load_profile("whole")
 
-WORDS = ["<pad>", "<eos>", "<unk>", "</think>", *(f"w{i}" for i in range(28))]
+
+def pytest_collection_finish() -> None:
+    """Everything is imported: the garbage collections that each trainer asks for need not go through it again.
+
+    They took a third of the time of a test that trains.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> None:
+    import torch
+
+    torch.set_num_threads(1)
 
 
 @pytest.fixture
 def tokenizer() -> PreTrainedTokenizerFast:
     """Word level, 32 entries: pad 0, eos 1, unk 2, `</think>` 3, words w0…w27 from 4 on."""
-    words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=words, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>", padding_side="left"
-    )
+    from tests.policies import WORDS, word_tokenizer
 
-
-def build_policy(seed: int = 0, vocab_size: int = len(WORDS)) -> LlamaForCausalLM:
-    """A randomly initialized Llama with one layer of width 16."""
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=vocab_size,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        pad_token_id=0,
-        eos_token_id=1,
-        bos_token_id=None,
-    )
-    return LlamaForCausalLM(config)
-
-
-def build_moe_policy(seed: int = 0) -> MixtralForCausalLM:
-    """A randomly initialized mixture of two experts."""
-    torch.manual_seed(seed)
-    config = MixtralConfig(
-        vocab_size=len(WORDS),
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        num_local_experts=2,
-        pad_token_id=0,
-        eos_token_id=1,
-        bos_token_id=None,
-    )
-    return MixtralForCausalLM(config)
+    return word_tokenizer(WORDS)
 
 
 @pytest.fixture
 def policy() -> LlamaForCausalLM:
+    from tests.policies import build_policy
+
     return build_policy()
+
+
+@pytest.fixture(scope="session")
+def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all processes of a run of the tests have in common."""
+    base = tmp_path_factory.getbasetemp()
+    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "cache"

@@ -16,8 +16,8 @@ from sorl_trl import SOPPOConfig, SOPPOTrainer
 from sorl_trl.trainers.critic.adapter import AdapterCritic, add_critic_adapter
 from sorl_trl.trainers.critic.build import causal_lm_of
 from sorl_trl.trainers.critic.model import Critic, HeadCritic, ModelCritic, ValueHead, attach_critic, is_critic_name
-from tests.conftest import build_policy
-from tests.contract.test_trl_parity import saved_policy, settings
+from tests.policies import build_policy
+from tests.training import saved_policy, settings
 from tests.trajectories import FixedRollout, parity_reward, prompts
 
 CASES: dict[str, dict[str, Any]] = {
@@ -39,6 +39,26 @@ ADAPTERS: dict[str, dict[str, Any]] = {
 """Shapes of LoRA whose parameters PEFT names and switches in different ways."""
 BATCH_SIZE = 16
 """Trajectories of one rollout."""
+STEADY = {"lr_scheduler_type": "constant", "critic_learning_rate": 1e-2, "learning_rate": 1e-2}
+"""Both learn fast, and from the first step on."""
+SMALL_ROLLOUTS = {"per_device_train_batch_size": 2, "steps_per_generation": 2, "num_iterations": 1}
+"""Four trajectories and one optimizer step each, four to an epoch."""
+FILES = {
+    "head": {"critic_config.json", "value_head.safetensors"},
+    "adapter": {
+        "critic_config.json",
+        "value_head.safetensors",
+        "adapter/adapter_config.json",
+        "adapter/adapter_model.safetensors",
+    },
+    "model": {
+        "critic_config.json",
+        "value_head.safetensors",
+        "backbone/config.json",
+        "backbone/model.safetensors",
+    },
+}
+"""What `critic/` holds of each kind."""
 
 
 def lora_config(**overrides: Any) -> LoraConfig:
@@ -133,3 +153,21 @@ def logs(trainer: SOPPOTrainer) -> list[dict[str, float]]:
     timing = ("time", "per_second", "runtime")
     rows = [{k: v for k, v in row.items() if not any(t in k for t in timing)} for row in trainer.state.log_history]
     return [{k: v for k, v in row.items() if not (isinstance(v, float) and math.isnan(v))} for row in rows]
+
+
+def trained(tmp_path: Path, tokenizer: Any, **overrides: Any) -> tuple[SOPPOTrainer, dict[str, Tensor]]:
+    """A trainer after its run, and the weights that it had before."""
+    trainer = build_ppo(tmp_path, tokenizer, **{**STEADY, "max_steps": 4, **overrides})
+    before = weights(dict(trainer.model.named_parameters()))
+    trainer.train()
+    return trainer, before
+
+
+def trainable(parameters: dict[str, Any]) -> set[str]:
+    return {name for name, p in parameters.items() if p.requires_grad}
+
+
+def trained_briefly(folder: Path, tokenizer: Any, **overrides: Any) -> SOPPOTrainer:
+    trainer = build_ppo(folder, tokenizer, **{**SMALL_ROLLOUTS, "max_steps": 2, **overrides})
+    trainer.train()
+    return trainer

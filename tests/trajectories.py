@@ -69,3 +69,15 @@ def parity_reward(completion_ids: list[list[int]], **kwargs: Any) -> list[float]
 def length_reward(completion_ids: list[list[int]], **kwargs: Any) -> list[float | None]:
     """Leaves every fifth completion or so unscored."""
     return [None if sum(ids) % 5 == 0 else float(len(ids)) for ids in completion_ids]
+
+
+class Counting(FixedRollout):
+    """Remembers the prompts of each rollout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[list[str]] = []
+
+    def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
+        self.asked.append(prompts)
+        return super().__call__(prompts, trainer)

@@ -10,8 +10,8 @@ import pytest
 from trl import GRPOConfig, GRPOTrainer
 
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
-from tests.contract.test_trl_parity import settings, train
 from tests.device_reads import device_reads
+from tests.training import settings, train
 
 MICRO_BATCHES = 4
 OPTIMIZER_STEPS = 3

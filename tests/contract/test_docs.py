@@ -16,8 +16,8 @@ from sorl_trl.diagnostics.collapse_guard import ALARMS, INTERVENTIONS
 from sorl_trl.diagnostics.plots import PANELS
 from sorl_trl.diagnostics.progress import SHOWN
 from tests.agents import LIMITS, PROTOCOL, agent_policy, agent_tokenizer, questions, search_index
-from tests.contract.test_trl_parity import settings
-from tests.contract.test_trl_seams import OVERRIDDEN, RELIED_ON
+from tests.training import settings
+from tests.trl_seams import OVERRIDDEN, RELIED_ON
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
@@ -73,6 +73,7 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     return names | logged_metrics(tmp_path_factory.mktemp("ppo"), SOPPOTrainer, kl_in_reward=True)
 
 
+@pytest.mark.trains
 class TestMetrics:
     def test_what_is_logged_is_documented(self, logged: set[str]) -> None:
         assert {"reward", "kl", "rollout/masked_share", "clip_penalty", "clipping_bias_norm"} <= logged

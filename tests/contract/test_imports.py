@@ -202,12 +202,14 @@ def loaded_by(statement: str) -> set[str]:
     return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
 
 
+@pytest.mark.trains
 def test_lower_layers_do_not_load_trl() -> None:
     names = loaded_by("import sorl_trl.ops, sorl_trl.search, sorl_trl.qa")
     assert "sorl_trl.ops.masking" in names
     assert names.isdisjoint({"trl", "accelerate", "peft", "datasets", "sorl_trl.trainers"})
 
 
+@pytest.mark.trains
 def test_the_help_of_sorl_loads_nothing_heavy() -> None:
     names = loaded_by("from sorl_trl.cli.main import main; main([])")
     assert "sorl_trl.cli.main" in names

@@ -6,7 +6,6 @@ import dataclasses
 import inspect
 import re
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -23,6 +22,7 @@ from tests.integration import (
     test_training_noise,
     test_vllm_options,
 )
+from tests.named_tests import what_it_tries
 
 TEXT = (Path(__file__).parents[2] / "docs/options.md").read_text()
 TESTS = (
@@ -63,14 +63,7 @@ def test_its_test_is_about_it(option: str) -> None:
     test = OPTIONS[option][4].strip("`")
     found = [module for module in TESTS if hasattr(module, test)]
     assert len(found) == 1, f"{test} is in {found}"
-    assert re.search(rf"\b{option}\b", what_it_tries(found[0], test)), f"{test} does not name {option}"
-
-
-def what_it_tries(module: ModuleType, test: str) -> str:
-    function = getattr(module, test)
-    marks = [mark for mark in getattr(function, "pytestmark", []) if mark.name == "parametrize"]
-    # A dictionary is parametrized by its keys; what makes an option count is in its values.
-    return " ".join(str(value) for mark in marks for value in [*mark.args[1]]) + inspect.getsource(function)
+    assert re.search(rf"\b{option}\b", what_it_tries(getattr(found[0], test))), f"{test} does not name {option}"
 
 
 @pytest.mark.parametrize("option", sorted(OPTIONS))

@@ -11,19 +11,21 @@ import torch
 from torch import Tensor
 
 from sorl_trl import SOPPOTrainer
-from tests.contract.test_ppo_loss import (
+from tests.critics import BATCH_SIZE, rollout_batch
+from tests.losses import gradient, token_logps
+from tests.ppo_losses import (
     DISCOUNTED,
     assert_follows_the_formula,
     build,
+    slow_gae,
     spans_of,
     state_values,
     turn_reward,
     units_of,
 )
-from tests.contract.test_turn_loss import gradient, token_logps
-from tests.critics import BATCH_SIZE, rollout_batch
 from tests.trajectories import FixedRollout, parity_reward
-from tests.unit.trainers.test_experience import slow_gae
+
+pytestmark = pytest.mark.trains
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Advantages and returns of a rollout

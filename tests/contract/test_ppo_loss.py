@@ -12,9 +12,11 @@ from torch import Tensor
 
 from sorl_trl import SOPPOTrainer
 from sorl_trl.trainers.critic.model import ValuesBesideLogps
-from tests.contract.test_turn_loss import EPSILON, gradient, token_logps
-from tests.critics import BATCH_SIZE, build_ppo, rollout_batch, set_head
-from tests.trajectories import parity_reward
+from tests.critics import BATCH_SIZE, rollout_batch
+from tests.losses import gradient
+from tests.ppo_losses import DISCOUNTED, assert_follows_the_formula, build, value_reference
+
+pytestmark = pytest.mark.trains
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "PPO": {
@@ -28,26 +30,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "SO-PPO arithmetic": {"turn_ratio": "arithmetic"},
     "SO-PPO at token level": {"advantage_level": "token"},
 }
-DISCOUNTED = {"gamma": 0.9, "gae_lambda": 0.8}
 CLIP_RANGE = 0.2
-
-
-def turn_reward(turn_ids: list[list[int]], completion_ids: list[list[int]], **_: Any) -> list[list[float]]:
-    return [
-        [(sum(ids) + 2 * turn) % 5 / 5 for turn in range(max(turns, default=-1) + 1)]
-        for turns, ids in zip(turn_ids, completion_ids, strict=True)
-    ]
-
-
-def build(tmp_path: Path, tokenizer: Any, **overrides: Any) -> SOPPOTrainer:
-    """One micro-batch per rollout, and a critic whose loss reaches every weight."""
-    one_batch = {"per_device_train_batch_size": BATCH_SIZE, "gradient_accumulation_steps": 1}
-    defaults = {"critic": "head", "critic_trunk_gradient": True, "steps_per_generation": 1, "epsilon": EPSILON}
-    trainer = build_ppo(
-        tmp_path, tokenizer, **{**one_batch, **defaults, "reward_funcs": [turn_reward, parity_reward], **overrides}
-    )
-    set_head(trainer)
-    return trainer
 
 
 def off_policy_batch(tmp_path: Path, tokenizer: Any, **overrides: Any) -> tuple[SOPPOTrainer, dict[str, Any]]:
@@ -59,96 +42,6 @@ def off_policy_batch(tmp_path: Path, tokenizer: Any, **overrides: Any) -> tuple[
         noise = scale * torch.randn(batch[key].shape, generator=generator)
         batch[key] = batch[key] + torch.where(batch["turn_ids"] >= 0, noise, 0.0)
     return trainer, batch
-
-
-def spans_of(turn_ids: Tensor) -> list[list[int]]:
-    """The tokens of each turn of one trajectory."""
-    ids = turn_ids.tolist()
-    return [[t for t, turn in enumerate(ids) if turn == k] for k in range(max(ids) + 1)]
-
-
-def units_of(turn_ids: Tensor, level: str) -> list[list[int]]:
-    """The tokens of each time step of one trajectory."""
-    spans = spans_of(turn_ids)
-    return spans if level == "turn" else [[t] for span in spans for t in span]
-
-
-def state_values(trainer: SOPPOTrainer, batch: dict[str, Any]) -> Tensor:
-    """(B, T) V of the state before each token: the head on the policy's last hidden states."""
-    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
-    mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
-    width = batch["completion_ids"].shape[1]
-    states = trainer.model(input_ids=ids, attention_mask=mask, output_hidden_states=True).hidden_states[-1]
-    states = states[:, -width - 1 : -1].double()
-    if not trainer.args.critic_trunk_gradient:
-        states = states.detach()
-    return (states @ trainer.critic.head.weight.double().T).squeeze(-1) + trainer.critic.head.bias.double()
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# The loss of a batch
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-def aggregate(x: list[list[Tensor]], loss_type: str) -> Tensor:
-    """One value per token or state, `x[trajectory][turn]`; a trajectory without any counts as 0."""
-    rows = [torch.cat(turns) if turns else torch.zeros(0, dtype=torch.float64) for turns in x]
-    if loss_type == "bnpo":
-        return torch.cat(rows).mean()
-    if loss_type == "grpo":
-        means = [row.mean() if len(row) else row.sum() for row in rows]
-    else:
-        means = [torch.stack([turn.mean() for turn in turns]).mean() if turns else torch.zeros(()) for turns in x]
-    return sum(means, torch.zeros(())) / len(x)
-
-
-def policy_reference(trainer: SOPPOTrainer, batch: dict[str, Any]) -> Tensor:
-    args, logps = trainer.args, token_logps(trainer, batch)
-    losses: list[list[Tensor]] = []
-    penalty = torch.zeros((), dtype=torch.float64)
-    for i, turn_ids in enumerate(batch["turn_ids"]):
-        spans = spans_of(turn_ids)
-        losses.append([])
-        log_ratio = logps[i] - batch["old_per_token_logps"][i]
-        for span in spans:
-            ratio = log_ratio[span].exp()
-            if args.importance_sampling_level == "turn":
-                ratio = log_ratio[span].mean().exp() if args.turn_ratio == "geometric" else ratio.mean()
-            advantage = batch["advantages"][i, span].double()
-            losses[i].append(-torch.min(ratio * advantage, ratio.clamp(1 - EPSILON, 1 + EPSILON) * advantage))
-        if spans and args.clip_normalization == "kl_penalty":
-            tokens = [t for span in spans for t in span]
-            w = log_ratio[tokens].exp()
-            outside = ((w < 1 - EPSILON) | (w > 1 + EPSILON)).double().mean().detach()
-            penalty = penalty + outside * (w * w.log() - w + 1).mean()
-    return aggregate(losses, args.loss_type) + args.ctn_coef * penalty / len(logps)
-
-
-def value_reference(trainer: SOPPOTrainer, batch: dict[str, Any]) -> Tensor:
-    """½ max((v − R)², (clip(v, v_old ± c) − R)²) where a turn starts, or at each token of the policy."""
-    args, values = trainer.args, state_values(trainer, batch)
-    losses: list[list[Tensor]] = []
-    for i, turn_ids in enumerate(batch["turn_ids"]):
-        losses.append([])
-        for span in spans_of(turn_ids):
-            read = span[:1] if args.advantage_level == "turn" else span
-            loss = []
-            for t in read:
-                v, old, target = values[i, t], batch["old_values"][i, t].double(), batch["returns"][i, t].double()
-                error = (v - target) ** 2
-                if args.value_clip_range is not None:
-                    clipped = v.clamp(old - args.value_clip_range, old + args.value_clip_range)
-                    error = torch.max(error, (clipped - target) ** 2)
-                loss.append(0.5 * error)
-            losses[i].append(torch.stack(loss))
-    return aggregate(losses, args.loss_type)
-
-
-def assert_follows_the_formula(trainer: SOPPOTrainer, batch: dict[str, Any]) -> None:
-    ours = trainer._compute_loss(trainer.model, batch)
-    reference = policy_reference(trainer, batch) + trainer.args.vf_coef * value_reference(trainer, batch)
-    assert ours.item() == pytest.approx(reference.item(), abs=1e-6)
-    torch.testing.assert_close(gradient(ours, trainer), gradient(reference, trainer), rtol=0, atol=2e-6)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

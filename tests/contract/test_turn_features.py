@@ -11,8 +11,10 @@ from torch import Tensor
 from trl import GRPOConfig, GRPOTrainer
 
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer
-from tests.contract.test_trl_parity import assert_same, settings, train
-from tests.contract.test_turn_loss import EPSILON, gradient, off_policy_batch, token_logps
+from tests.losses import EPSILON, gradient, off_policy_batch, token_logps
+from tests.training import assert_same, settings, train
+
+pytestmark = pytest.mark.trains
 
 FEATURES: dict[str, dict[str, Any]] = {
     "turn": {},

@@ -166,3 +166,14 @@ def build_config(case: Case) -> SOGRPOConfig:
         "bf16": False,
     }
     return SOGRPOConfig(**{**fields, **case.options})
+
+
+@dataclass(frozen=True)
+class ResumeCase:
+    """It travels to the worker as JSON."""
+
+    folder: str
+    trainer: str
+    steps: list[int]
+    """Steps whose checkpoints are resumed."""
+    target_kl: float

@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, 
 
 from sorl_trl import SOPPOConfig, SOPPOTrainer
 from tests.agents import NAMES, agent_tokenizer
-from tests.conftest import build_policy
 from tests.distributed.cases import BATCH_SIZE, RecordedRollout, UnevenRollout, uneven_turn_reward
+from tests.policies import build_policy
 
 STEPS, STEPS_PER_ROLLOUT = 4, 2
 SAVED_STEP = 2

@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from tests.agents import search_index, steps_after
+from tests.distributed.cases import ResumeCase
 from tests.distributed.launch import launch
-
-
-@dataclass(frozen=True)
-class ResumeCase:
-    """It travels to the worker as JSON."""
-
-    folder: str
-    trainer: str
-    steps: list[int]
-    """Steps whose checkpoints are resumed."""
-    target_kl: float
-
 
 needs_deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="no DeepSpeed")
 WITHIN_A_CYCLE = {1: True, 4: False, 5: True}

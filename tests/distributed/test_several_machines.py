@@ -17,10 +17,9 @@ from pathlib import Path
 import pytest
 
 from tests.agents import search_index, steps_after
-from tests.distributed.cases import Case, taught_policy
+from tests.distributed.cases import Case, ResumeCase, taught_policy
 from tests.distributed.launch import launch_on_machines
-from tests.distributed.test_distributed import assert_as_alone, assert_loads_plainly
-from tests.distributed.test_resume import ResumeCase
+from tests.distributed.outcomes import assert_as_alone, assert_loads_plainly
 
 pytestmark = pytest.mark.distributed
 needs_deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")

@@ -17,10 +17,10 @@ from sorl_trl.search import NoSearch
 from sorl_trl.trainers.agents import search_rollout
 from sorl_trl.trainers.critic import build as critic_build
 from tests.agents import build_agent, questions
-from tests.conftest import build_policy
-from tests.contract.test_trl_parity import settings
 from tests.critics import build_ppo
-from tests.trajectories import FixedRollout, parity_reward, prompts
+from tests.policies import build_policy
+from tests.training import settings
+from tests.trajectories import Counting, FixedRollout, parity_reward, prompts
 
 READ_BY_TRL = {
     "trust_remote_code": GRPOTrainer.__init__,
@@ -41,18 +41,6 @@ def build(tmp_path: Path, tokenizer: Any, rows: int = 16, **overrides: Any) -> S
     return SOGRPOTrainer(
         model, parity_reward, config, prompts(rows), prompts(rows), processing_class=tokenizer, rollout_func=rollout
     )
-
-
-class Counting(FixedRollout):
-    """Remembers the prompts of each rollout."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.asked: list[list[str]] = []
-
-    def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
-        self.asked.append(prompts)
-        return super().__call__(prompts, trainer)
 
 
 @pytest.mark.parametrize(

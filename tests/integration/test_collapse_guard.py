@@ -18,8 +18,7 @@ from trl import GRPOTrainer
 from sorl_trl import SOPPOTrainer
 from sorl_trl.diagnostics.collapse_detector import DEFAULT_RULES, Level
 from sorl_trl.diagnostics.collapse_guard import GuardSettings
-from sorl_trl.search import SearchUnavailable
-from tests.agents import NAMES, agent_policy, agent_tokenizer, search_index, steps_after
+from tests.agents import NAMES, DownAfter, agent_policy, agent_tokenizer, search_index, steps_after
 from tests.collapses import (
     ALARM,
     ALWAYS,
@@ -251,19 +250,6 @@ class Deletes(TrainerCallback):
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step in self.steps:
             shutil.rmtree(Path(args.output_dir) / f"checkpoint-{state.global_step}")
-
-
-class DownAfter:
-    """A search engine that answers a few calls and is down for good then."""
-
-    def __init__(self, search: Any, calls: int) -> None:
-        self.search, self.calls = search, calls
-
-    def search_batch(self, queries: Any, k: int) -> Any:
-        self.calls -= 1
-        if self.calls < 0:
-            raise SearchUnavailable("connection refused")
-        return self.search.search_batch(queries, k)
 
 
 def searching_policy() -> Any:

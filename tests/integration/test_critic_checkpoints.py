@@ -16,21 +16,22 @@ from transformers import AutoModelForCausalLM
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer, SOPPOTrainer, load_critic
 from sorl_trl.trainers.critic.model import is_critic_name
 from tests.agents import agent_policy, build_agent, questions
-from tests.contract.test_trl_parity import saved_policy, settings
 from tests.critics import (
     ADAPTERS,
     CASES,
+    FILES,
+    SMALL_ROLLOUTS,
     build_ppo,
     critic_parameters,
     logs,
     lora_config,
     moved,
     policy_parameters,
+    trained_briefly,
     weights,
 )
-from tests.integration.test_so_ppo import SMALL_ROLLOUTS, trained
+from tests.training import saved_policy, settings
 from tests.trajectories import FixedRollout, parity_reward, prompts
-from tests.unit.trainers.test_critic_checkpoint import FILES
 
 EVERY_STEP = {"save_strategy": "steps", "save_steps": 1}
 
@@ -80,7 +81,9 @@ class TestPolicyCheckpoint:
     def test_it_is_what_so_grpo_writes(self, tmp_path: Path, tokenizer: Any, case: str) -> None:
         lora = CASES[case].get("lora", False)
         expected = files_and_keys(so_grpo_checkpoint(tmp_path / "grpo", tokenizer, lora, saved_policy(tmp_path)))
-        trained(tmp_path / "ppo", tokenizer, **CASES[case], **EVERY_STEP, max_steps=1, model=saved_policy(tmp_path))
+        trained_briefly(
+            tmp_path / "ppo", tokenizer, **CASES[case], **EVERY_STEP, max_steps=1, model=saved_policy(tmp_path)
+        )
         ours = files_and_keys(tmp_path / "ppo" / "checkpoint-1")
         critic = {name for name in ours if name.startswith("critic/")}
         assert critic == {f"critic/{name}" for name in FILES[CASES[case]["critic"]]}
@@ -88,7 +91,7 @@ class TestPolicyCheckpoint:
         assert not any("critic" in name or any(is_critic_name(key) for key in keys) for name, keys in expected.items())
 
     def test_it_loads_without_us(self, tmp_path: Path, tokenizer: Any, case: str) -> None:
-        trainer = trained(tmp_path, tokenizer, **CASES[case], **EVERY_STEP)
+        trainer = trained_briefly(tmp_path, tokenizer, **CASES[case], **EVERY_STEP)
         trainer.save_model(tmp_path / "saved")
         for folder in ("checkpoint-2", "saved"):
             if CASES[case].get("lora"):
@@ -105,7 +108,7 @@ class TestPolicyCheckpoint:
         """Between two updates on one rollout: what the critic said of it must not be asked again."""
         schedule = {"lr_scheduler_type": "linear", "critic_warmup_steps": 1, "num_iterations": 3, "max_steps": 4}
         overrides = {**CASES[case], **schedule}
-        whole = trained(tmp_path / "whole", tokenizer, **overrides, **EVERY_STEP, model=saved_policy(tmp_path))
+        whole = trained_briefly(tmp_path / "whole", tokenizer, **overrides, **EVERY_STEP, model=saved_policy(tmp_path))
         rollout = FixedRollout()
         rollout.calls = 1
         rest = build_ppo(
@@ -123,7 +126,7 @@ class TestPolicyCheckpoint:
         assert rest.state.global_step == 4
 
     def test_the_critic_starts_where_another_run_ended(self, tmp_path: Path, tokenizer: Any, case: str) -> None:
-        first = trained(tmp_path, tokenizer, **CASES[case], critic_learning_rate=1e-2)
+        first = trained_briefly(tmp_path, tokenizer, **CASES[case], critic_learning_rate=1e-2)
         first.save_model(tmp_path / "saved")
         again = build_ppo(
             tmp_path, tokenizer, **CASES[case], critic_model_name_or_path=str(tmp_path / "saved" / "critic")
@@ -135,13 +138,13 @@ class TestPolicyCheckpoint:
 @pytest.mark.parametrize("case", ["head", "head_lora", "adapter", "model"])
 class TestResumeRefused:
     def test_without_a_critic(self, tmp_path: Path, tokenizer: Any, case: str) -> None:
-        trained(tmp_path, tokenizer, **CASES[case], **EVERY_STEP)
+        trained_briefly(tmp_path, tokenizer, **CASES[case], **EVERY_STEP)
         shutil.rmtree(tmp_path / "checkpoint-2" / "critic")
         self.refused(tmp_path, tokenizer, case, r"There is no critic in .*checkpoint-2")
 
     def test_another_kind(self, tmp_path: Path, tokenizer: Any, case: str) -> None:
         kind = "head" if case == "model" else "model"
-        trained(tmp_path, tokenizer, **EVERY_STEP, critic=kind, lora=CASES[case].get("lora", False))
+        trained_briefly(tmp_path, tokenizer, **EVERY_STEP, critic=kind, lora=CASES[case].get("lora", False))
         self.refused(tmp_path, tokenizer, case, f"of kind '{kind}'")
 
     def refused(self, tmp_path: Path, tokenizer: Any, case: str, message: str) -> None:
@@ -175,7 +178,7 @@ def test_the_best_checkpoint_comes_back_with_its_critic(tmp_path: Path, tokenize
 
 @pytest.mark.parametrize("case", CASES)
 def test_turn_values_are_the_trainers(tmp_path: Path, case: str) -> None:
-    """V(s_k) of collected trajectories, from the critic alone and from the rollout that trained it."""
+    """V(s_k) of collected trajectories, from the critic alone and from the rollout that trained_briefly it."""
     options = {name: value for name, value in CASES[case].items() if name != "lora"}
     agent_policy().save_pretrained(tmp_path / "base")
     trainer = build_agent(

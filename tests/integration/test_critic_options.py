@@ -13,8 +13,6 @@ from transformers import LlamaConfig, LlamaModel, TrainerCallback
 from transformers.trainer_pt_utils import get_parameter_names
 
 from sorl_trl import SOGRPOConfig, SOPPOTrainer
-from tests.conftest import build_policy
-from tests.contract.test_trl_parity import saved_policy
 from tests.critics import (
     CASES,
     build_ppo,
@@ -22,9 +20,12 @@ from tests.critics import (
     lora_config,
     moved,
     policy_parameters,
+    trainable,
+    trained,
     weights,
 )
-from tests.integration.test_critic_training import trainable, trained
+from tests.policies import build_policy
+from tests.training import saved_policy
 from tests.trajectories import parity_reward, prompts
 
 

@@ -12,9 +12,10 @@ from peft import PeftModel, get_peft_model
 from transformers import Trainer
 from transformers.trainer_utils import HubStrategy
 
-from sorl_trl.trainers.critic.model import is_critic_name
-from tests.conftest import build_policy
+from sorl_trl.trainers.critic.adapter import AdapterCritic
+from sorl_trl.trainers.critic.model import HeadCritic, ModelCritic, is_critic_name
 from tests.critics import CASES, build_ppo, critic_parameters, lora_config, moved, weights
+from tests.policies import build_policy
 
 
 def test_padded_vocabularies_may_differ(tmp_path: Path, tokenizer: Any) -> None:
@@ -132,3 +133,21 @@ class TestStart:
         other = lora_config(**{field: value})
         with pytest.raises(ValueError, match=f"has `{field}`"):
             build_ppo(tmp_path, tokenizer, peft_config=other, critic_model_name_or_path=str(tmp_path / "checkpoint"))
+
+
+@pytest.mark.parametrize("critic", [None, "head", "adapter", "model"])
+@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
+def test_each_kind_of_critic(tmp_path: Path, tokenizer: Any, critic: str | None, lora: bool) -> None:
+    """Without a choice, an adapter where there is PEFT, a head where there is none."""
+    if critic == "adapter" and not lora:
+        pytest.skip("an adapter needs PEFT: tests/integration/test_critic_options.py")
+    kinds = {"head": HeadCritic, "adapter": AdapterCritic, "model": ModelCritic}
+    expected = kinds[critic or ("adapter" if lora else "head")]
+    assert type(build_ppo(tmp_path, tokenizer, critic=critic, lora=lora).critic) is expected
+
+
+@pytest.mark.parametrize("ddp_find_unused_parameters", [False, True])
+def test_the_search_for_unused_parameters(tmp_path: Path, tokenizer: Any, ddp_find_unused_parameters: bool) -> None:
+    """What DDP would be told; several processes are not needed to see it."""
+    trainer = build_ppo(tmp_path, tokenizer, ddp_find_unused_parameters=ddp_find_unused_parameters)
+    assert trainer.accelerator.ddp_handler.find_unused_parameters is ddp_find_unused_parameters

@@ -8,12 +8,10 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel, get_peft_model
-from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from sorl_trl import SOPPOConfig, SOPPOTrainer
+from sorl_trl import SOPPOConfig
 from sorl_trl.trainers.critic.build import setup_critic
-from tests.contract.test_trl_parity import saved_policy, settings
 from tests.critics import (
     BATCH_SIZE,
     CASES,
@@ -25,22 +23,11 @@ from tests.critics import (
     policy_parameters,
     rollout_batch,
     set_head,
+    trainable,
+    trained,
     weights,
 )
-
-STEADY = {"lr_scheduler_type": "constant", "critic_learning_rate": 1e-2, "learning_rate": 1e-2}
-
-
-def trained(tmp_path: Path, tokenizer: Any, **overrides: Any) -> tuple[SOPPOTrainer, dict[str, Tensor]]:
-    """A trainer after its run, and the weights that it had before."""
-    trainer = build_ppo(tmp_path, tokenizer, **{**STEADY, "max_steps": 4, **overrides})
-    before = weights(dict(trainer.model.named_parameters()))
-    trainer.train()
-    return trainer, before
-
-
-def trainable(parameters: dict[str, Any]) -> set[str]:
-    return {name for name, p in parameters.items() if p.requires_grad}
+from tests.training import saved_policy, settings
 
 
 class TestWhoLearns:

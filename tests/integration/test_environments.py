@@ -16,10 +16,9 @@ from trl import GRPOConfig, GRPOTrainer
 
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer
 from sorl_trl.trainers.agents.tool_messages import OwnContent
-from tests.conftest import build_policy
-from tests.contract.test_trl_parity import settings
-from tests.integration.test_hostile_tools import HOSTILE, control_ids
-from tests.tools import QUESTION, lookup, qwen_tokenizer, rollout, scripted
+from tests.policies import build_policy
+from tests.tools import HOSTILE, QUESTION, control_ids, lookup, qwen_tokenizer, rollout, scripted
+from tests.training import settings
 
 
 class StartsAnew:

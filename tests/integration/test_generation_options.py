@@ -6,11 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import LlamaForCausalLM
 
-from sorl_trl import SOGRPOTrainer, SOPPOTrainer
-from tests.agents import agent_policy, agent_tokenizer, build_agent, questions
-from tests.contract.test_trl_parity import settings
+from tests.agents import build_agent, native_agent, questions, recorded_policy
 
 GENERATION_OPTIONS: dict[str, Any] = {
     "temperature": 0.7,
@@ -22,35 +19,6 @@ GENERATION_OPTIONS: dict[str, Any] = {
     "generation_kwargs": {"typical_p": 0.9, "suppress_tokens": [2], "do_sample": False},
 }
 """Option -> a value that is not its default."""
-
-
-class Recorded(LlamaForCausalLM):
-    """A policy that remembers how it was asked to generate."""
-
-    asked: list[Any]
-
-    def generate(self, *args: Any, **kwargs: Any) -> Any:
-        self.asked.append(kwargs["generation_config"])
-        return super().generate(*args, **kwargs)
-
-
-def recorded_policy() -> Recorded:
-    policy = agent_policy()
-    policy.__class__ = Recorded
-    policy.asked = []
-    return policy
-
-
-def native_agent(tmp_path: Path, policy: Any, trainer_class: Any = SOGRPOTrainer, **overrides: Any) -> Any:
-    """A trainer that generates as TRL does."""
-    sizes = {"max_completion_length": 8, "num_generations": 1 if trainer_class is SOPPOTrainer else 4}
-    return trainer_class(
-        policy,
-        lambda completions, **_: [float(len(text)) for text in completions],
-        trainer_class.config_class(**settings(tmp_path, **{**sizes, **overrides})),
-        questions(16),
-        processing_class=agent_tokenizer(),
-    )
 
 
 @pytest.mark.parametrize("rollout", ["SearchRollout", "native"])

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from sorl_trl import SOGRPOTrainer, SOPPOTrainer
-from tests.contract.test_trl_parity import settings
 from tests.critics import build_ppo
+from tests.training import settings
 from tests.trajectories import FixedRollout, parity_reward, prompts
 
 ON_POLICY = {"num_iterations": 1, "gradient_accumulation_steps": 2, "steps_per_generation": 2, "max_steps": 2}

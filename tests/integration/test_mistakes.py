@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import resource
-import subprocess
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import evaluate
@@ -174,24 +171,23 @@ def test_quickstart(
     check(quickstart.main, words, said, folder, capsys, monkeypatch)
 
 
-def test_a_checkpoint_that_cannot_be_written(folder: Path) -> None:
-    """A process of its own, which may not write files beyond a few kilobytes: the policy's is larger."""
-    command = [
-        sys.executable,
-        str(ROOT / "train.py"),
-        *TRAIN,
-        "--prompt_template={question}",
-        "--no_gradient_checkpointing",
-    ]
-    command += ["--per_device_train_batch_size=2", "--num_generations=2", "--max_completion_length=32"]
-    command += ["--max_turn_tokens=8", "--max_observation_tokens=8", "--save_steps=1", "--disable_tqdm=true"]
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        env={**os.environ, "DS_ACCELERATOR": "cpu", "PYTHONPATH": f"{ROOT / 'src'}"},
-        capture_output=True,
-        text=True,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000)),
-    )
-    assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stderr[-3000:]
-    assert done.stderr.splitlines()[-1].startswith("error: the file grew larger than the system allows: ")
+@pytest.fixture
+def small_files() -> Iterator[None]:
+    """This process may not write files beyond a few kilobytes: a policy's is larger."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (6000, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_checkpoint_that_cannot_be_written(
+    folder: Path, small_files: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    words = [*TRAIN, "--prompt_template={question}", "--no_gradient_checkpointing", "--save_steps=1"]
+    words += ["--per_device_train_batch_size=2", "--num_generations=2", "--max_completion_length=32"]
+    words += ["--max_turn_tokens=8", "--max_observation_tokens=8", "--disable_tqdm=true"]
+    assert run_command(train.main, words) == 2
+    shown = capsys.readouterr()
+    assert "Traceback" not in shown.err
+    assert shown.err.splitlines()[-1].startswith("error: the file grew larger than the system allows: ")

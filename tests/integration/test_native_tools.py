@@ -18,9 +18,9 @@ from sorl_trl.rollout import Generation, RolloutLimits, TagProtocol
 from sorl_trl.search import NoSearch, RetryPolicy, SearchError, SearchUnavailable
 from sorl_trl.trainers.agents.native_tools import answer_in_messages, search_tool
 from sorl_trl.types import Passage, StopReason, Trajectory, Turn
-from tests.conftest import build_policy
-from tests.contract.test_trl_parity import settings
+from tests.policies import build_policy
 from tests.tools import ANSWER, CALL, QUESTION, Atlas, build, lookup, qwen_tokenizer, rollout, scripted
+from tests.training import settings
 
 
 @pytest.fixture

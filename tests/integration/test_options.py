@@ -8,14 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from sorl_trl import SOGRPOTrainer, SOPPOTrainer
-from tests.conftest import build_moe_policy, build_policy
-from tests.contract.test_trl_parity import settings
-from tests.trajectories import FixedRollout, length_reward, parity_reward, prompts
+from tests.effects import TRAINERS, build_trainer, effect
+from tests.trajectories import length_reward, parity_reward
 
-TRAINERS: dict[str, Any] = {"SO-GRPO": SOGRPOTrainer, "SO-PPO": SOPPOTrainer}
-ROWS = 16
-"""Trajectories of a rollout."""
 TWO_REWARDS = {"reward_funcs": [parity_reward, length_reward]}
 
 LOSS_OPTIONS: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -53,42 +48,6 @@ OF_THE_GROUP = {
 """The same for what is about group baselines, which a critic replaces."""
 
 
-def build(folder: Path, tokenizer: Any, trainer: str, **overrides: Any) -> Any:
-    """A trainer on fixed trajectories; what is no field of the config chooses the model and the rewards."""
-    folder.mkdir(exist_ok=True)
-    policy: Any = build_moe_policy() if overrides.pop("moe", False) else build_policy()
-    policy = policy.to(overrides.pop("dtype", torch.float32))
-    policy.save_pretrained(folder / "policy")  # the reference is loaded from there
-    policy.config._name_or_path = str(folder / "policy")
-    reward_funcs = overrides.pop("reward_funcs", parity_reward)
-    size = {"num_generations": 1} if trainer == "SO-PPO" else {}
-    return TRAINERS[trainer](
-        policy,
-        reward_funcs,
-        TRAINERS[trainer].config_class(**settings(folder, **{**size, "gradient_checkpointing": False, **overrides})),
-        prompts(ROWS),
-        processing_class=tokenizer,
-        rollout_func=FixedRollout(),
-    )
-
-
-def effect(trainer: Any) -> dict[str, Any]:
-    """Losses of three passes over a rollout whose policy has moved, and the gradient of the last."""
-    trainer.current_gradient_accumulation_steps = 1
-    trainer.model.train()
-    batch = trainer._generate_and_score_completions([dict(row) for row in prompts(ROWS)])
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in trainer.model.parameters():
-            parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
-    losses = []
-    for _ in range(3):  # adaptive entropy acts on what the step before has seen
-        losses.append(trainer._compute_loss(trainer.model, batch))
-    losses[-1].backward()
-    gradients = [p.grad.sum().item() for p in trainer.model.parameters() if p.grad is not None]
-    return {"losses": [loss.item() for loss in losses], "gradients": gradients}
-
-
 @pytest.fixture(scope="module")
 def effects() -> dict[Any, Any]:
     """What was computed without an option, for all options that are tried under the same settings."""
@@ -101,14 +60,14 @@ def test_loss_options(tmp_path: Path, tokenizer: Any, option: str, trainer: str,
     value, others = LOSS_OPTIONS[option]
     key = (trainer, str(others))
     if key not in effects:
-        effects[key] = effect(build(tmp_path / "without", tokenizer, trainer, **others))
-    assert effects[key] != effect(build(tmp_path / "with", tokenizer, trainer, **others, **{option: value}))
+        effects[key] = effect(build_trainer(tmp_path / "without", tokenizer, trainer, **others))
+    assert effects[key] != effect(build_trainer(tmp_path / "with", tokenizer, trainer, **others, **{option: value}))
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)
 def test_the_effects_are_no_chance(tmp_path: Path, tokenizer: Any, trainer: str) -> None:
     """What `test_loss_options` compares is the same where nothing was changed."""
-    first, second = (effect(build(tmp_path / name, tokenizer, trainer)) for name in ("first", "second"))
+    first, second = (effect(build_trainer(tmp_path / name, tokenizer, trainer)) for name in ("first", "second"))
     assert first == second
 
 
@@ -117,7 +76,7 @@ def test_entropy_coef_min(tmp_path: Path, tokenizer: Any, trainer: str) -> None:
     """It acts once entropy has fallen again: what is kept for then is looked at."""
     bounded = {"use_adaptive_entropy": True, "entropy_target": 0.0, "entropy_coef": 0.1, "entropy_coef_delta": 1.0}
     for bound in (0.0, 0.05):
-        trained = build(tmp_path, tokenizer, trainer, **bounded, entropy_coef_min=bound)
+        trained = build_trainer(tmp_path, tokenizer, trainer, **bounded, entropy_coef_min=bound)
         effect(trained)
         assert trained.entropy_coef == bound
 
@@ -125,14 +84,14 @@ def test_entropy_coef_min(tmp_path: Path, tokenizer: Any, trainer: str) -> None:
 @pytest.mark.parametrize("option", OF_THE_GROUP)
 def test_options_of_the_group(tmp_path: Path, tokenizer: Any, option: str) -> None:
     value, others = OF_THE_GROUP[option]
-    without = effect(build(tmp_path / "without", tokenizer, "SO-GRPO", **others))
-    assert without != effect(build(tmp_path / "with", tokenizer, "SO-GRPO", **others, **{option: value}))
+    without = effect(build_trainer(tmp_path / "without", tokenizer, "SO-GRPO", **others))
+    assert without != effect(build_trainer(tmp_path / "with", tokenizer, "SO-GRPO", **others, **{option: value}))
 
 
 def test_a_critic_replaces_the_group(tmp_path: Path, tokenizer: Any) -> None:
-    without = effect(build(tmp_path / "without", tokenizer, "SO-PPO"))
+    without = effect(build_trainer(tmp_path / "without", tokenizer, "SO-PPO"))
     with pytest.warns(UserWarning, match="`scale_rewards='batch'` has no effect"):
-        scaled = build(tmp_path / "with", tokenizer, "SO-PPO", scale_rewards="batch")
+        scaled = build_trainer(tmp_path / "with", tokenizer, "SO-PPO", scale_rewards="batch")
     assert without == effect(scaled)
     with pytest.raises(ValueError, match="`multi_objective_aggregation` is 'normalize_then_sum', but the critic"):
-        build(tmp_path, tokenizer, "SO-PPO", multi_objective_aggregation="normalize_then_sum", **TWO_REWARDS)
+        build_trainer(tmp_path, tokenizer, "SO-PPO", multi_objective_aggregation="normalize_then_sum", **TWO_REWARDS)

@@ -13,9 +13,8 @@ from trl import GRPOConfig, GRPOTrainer
 from sorl_trl import SearchRollout, SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
 from sorl_trl.search import NoSearch
 from sorl_trl.trainers.checks.options import IDLE, SET_BY_ROLLOUT, idle_options, search_rollout_problems
-from tests.agents import agent_policy, build_agent, questions, turns_reward
-from tests.contract.test_trl_parity import settings
-from tests.integration.test_generation_options import native_agent, recorded_policy
+from tests.agents import agent_policy, build_agent, native_agent, questions, recorded_policy, turns_reward
+from tests.training import settings
 from tests.trajectories import FixedRollout, parity_reward, prompts
 
 REFUSED: dict[str, tuple[Any, str]] = {

@@ -13,8 +13,8 @@ from trl import GRPOConfig, GRPOTrainer
 
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
 from sorl_trl.trainers.turns.spans import checked_rollout
-from tests.conftest import build_policy
-from tests.contract.test_trl_parity import settings
+from tests.policies import build_policy
+from tests.training import settings
 from tests.trajectories import FixedRollout, prompts
 
 TRAINERS = [(SOGRPOTrainer, SOGRPOConfig), (SOPPOTrainer, SOPPOConfig)]

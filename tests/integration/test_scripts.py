@@ -7,8 +7,10 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import quickstart
 import torch
 from transformers import AutoModelForCausalLM
 
@@ -16,16 +18,11 @@ from sorl_trl import load_critic
 from sorl_trl.sandbox import Population, WorldSize, build_invented, make_policy, train_tokenizer
 from sorl_trl.sandbox.policy import PolicyConfig
 from sorl_trl.search import BM25Index
+from tests.worlds import build_world, taught_policy
 
 ROOT = Path(__file__).parents[2]
 POPULATION = Population(people=30, companies=8, cities=9, lands=4, first_names=8, last_names=9)
 SORL = ["-c", "import sys; from sorl_trl.cli.main import main; sys.exit(main())"]
-LAUNCHER = ["-m", "accelerate.commands.launch", "--config_file", "accelerate_configs/single_cpu.yaml", "train.py"]
-LAUNCHES = {
-    "so_grpo": (LAUNCHER, "recipes/so_grpo_lora.yaml"),
-    "so_ppo": ([*SORL, "train", "--accelerate_config", "single_cpu"], "so_ppo_lora"),
-}
-"""Trainer -> how it is launched, and the recipe: once in the repository, once outside with names alone."""
 
 
 def run(*command: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
@@ -35,24 +32,22 @@ def run(*command: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     return done
 
 
-@pytest.mark.parametrize("trainer", ["so_grpo", "so_ppo"])
-def test_train_script(tmp_path: Path, trainer: str) -> None:
-    """An untrained policy, LoRA, every reward: it leaves a plain adapter, the index and all metrics."""
+def command_line(folder: Path, trainer: str) -> list[str]:
+    """Two steps of the recipe for LoRA on an untrained policy, with every reward."""
     world = build_invented(0, POPULATION, WorldSize(train_questions=60, evaluation_questions=20))
-    world.write(tmp_path)
+    world.write(folder)
     tokenizer = train_tokenizer([world])
-    make_policy(tokenizer, PolicyConfig(16, 1, 2), seed=0).save_pretrained(tmp_path / "policy")
-    tokenizer.save_pretrained(tmp_path / "policy")
-    launch, recipe = LAUNCHES[trainer]
+    make_policy(tokenizer, PolicyConfig(16, 1, 2), seed=0).save_pretrained(folder / "policy")
+    tokenizer.save_pretrained(folder / "policy")
     overrides = {
-        "config": recipe,
-        "model_name_or_path": str(tmp_path / "policy"),
-        "train_questions": str(tmp_path / "train.jsonl"),
-        "eval_questions": str(tmp_path / "eval.jsonl"),
+        "config": str(ROOT / f"recipes/{trainer}_lora.yaml"),
+        "model_name_or_path": str(folder / "policy"),
+        "train_questions": str(folder / "train.jsonl"),
+        "eval_questions": str(folder / "eval.jsonl"),
         "eval_strategy": "steps",
         "eval_steps": "2",
-        "corpus": str(tmp_path / "corpus.jsonl"),
-        "output_dir": str(tmp_path / "out"),
+        "corpus": str(folder / "corpus.jsonl"),
+        "output_dir": str(folder / "out"),
         "max_steps": "2",
         "steps_per_generation": "1",
         "num_iterations": "2",
@@ -60,24 +55,39 @@ def test_train_script(tmp_path: Path, trainer: str) -> None:
         "save_strategy": "steps",
     }
     rewards = ["--rewards", "exact_match", "f1", "format", "search_hit"]
-    words = [word for name, value in overrides.items() for word in (f"--{name}", value)]
-    run(*launch, *words, *rewards, cwd=ROOT if launch is LAUNCHER else tmp_path)
-    assert {"adapter_config.json", "adapter_model.safetensors", "trainer_state.json"} <= {
-        path.name for path in (tmp_path / "out").iterdir()
-    }
-    logs = json.loads((tmp_path / "out/trainer_state.json").read_text())["log_history"]
+    return [*(word for name, value in overrides.items() for word in (f"--{name}", value)), *rewards]
+
+
+def assert_trained(folder: Path) -> dict[str, Any]:
+    """It left a plain adapter, the index and all metrics; the first step's."""
+    names = {path.name for path in (folder / "out").iterdir()}
+    assert {"adapter_config.json", "adapter_model.safetensors", "trainer_state.json"} <= names
+    logs = json.loads((folder / "out/trainer_state.json").read_text())["log_history"]
     assert "rewards/search_hit_turn_reward/mean" in logs[0]
     assert any("eval_turns/per_trajectory" in log for log in logs)
-    assert (tmp_path / "out/critic").is_dir() == ("critic/value_loss" in logs[0]) == (trainer == "so_ppo")
-    if trainer == "so_ppo":
-        assert load_critic(tmp_path / "out").head.hidden_size == 16
-    assert BM25Index.load(tmp_path / "corpus.jsonl.index").search_batch(["born"], 1)[0]
+    assert BM25Index.load(folder / "corpus.jsonl.index").search_batch(["born"], 1)[0]
+    return logs[0]
 
 
-def test_quickstart(tmp_path: Path) -> None:
-    done = run("quickstart.py", "--max-steps", "2", "--output", str(tmp_path / "run"))
-    summary = json.loads((tmp_path / "run/summary.json").read_text())
-    assert summary["world"] == "atlas"
+def test_train_script(tmp_path: Path) -> None:
+    launch = ["-m", "accelerate.commands.launch", "--config_file", "accelerate_configs/single_cpu.yaml", "train.py"]
+    run(*launch, *command_line(tmp_path, "so_grpo"))
+    assert "critic/value_loss" not in assert_trained(tmp_path)
+    assert not (tmp_path / "out/critic").exists()
+
+
+def test_train_script_with_a_critic(tmp_path: Path) -> None:
+    """Outside of the repository, with names for the recipe and the launch."""
+    words = command_line(tmp_path, "so_ppo")
+    words[words.index("--config") + 1] = "so_ppo_lora"
+    run(*SORL, "train", "--accelerate_config", "single_cpu", *words, cwd=tmp_path)
+    assert "critic/value_loss" in assert_trained(tmp_path)
+    assert load_critic(tmp_path / "out").head.hidden_size == 16
+
+
+def assert_summed_up(folder: Path, world: str) -> None:
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["world"] == world
     assert set(summary) == {"before", "after", "no_search", "guess_rate", "seconds", "world"}
     for part in ("before", "after", "no_search"):
         assert set(summary[part]) == {"sampled_em", "greedy_em", "f1", "by_hops"}
@@ -85,7 +95,27 @@ def test_quickstart(tmp_path: Path) -> None:
     assert summary["before"]["sampled_em"] > 0.15, "the warm start did not learn to search"
     assert summary["before"]["greedy_em"] > 0.6
     assert summary["no_search"]["greedy_em"] <= summary["guess_rate"]
-    assert done.stdout.count("Question ") == 3
-    assert (tmp_path / "run/curves.png").stat().st_size > 10_000
-    policy = AutoModelForCausalLM.from_pretrained(tmp_path / "run/policy")
+    assert (folder / "curves.png").stat().st_size > 10_000
+    policy = AutoModelForCausalLM.from_pretrained(folder / "policy")
     assert policy.dtype == torch.float32
+
+
+def test_quickstart_in_a_small_world(
+    tmp_path: Path, shared_cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All that it does, and training in a process of its own, but for the size of world and policy."""
+
+    module = sys.modules[quickstart.main.__module__]
+    monkeypatch.setattr(module, "build_worlds", lambda name, seed: (build_world(seed, 200, 100), []))
+    monkeypatch.setattr(module, "warm_start", lambda *worlds: taught_policy(1, shared_cache))
+    quickstart.main(["--world", "invented", "--max-steps", "2", "--output", str(tmp_path / "run")])
+    assert_summed_up(tmp_path / "run", "invented")
+    assert capsys.readouterr().out.count("Question ") == 3
+
+
+@pytest.mark.slow
+def test_quickstart(tmp_path: Path) -> None:
+    """As the README has it: the atlas, and a warm start that takes half a minute unless it is in the cache."""
+    done = run("quickstart.py", "--max-steps", "2", "--output", str(tmp_path / "run"))
+    assert_summed_up(tmp_path / "run", "atlas")
+    assert done.stdout.count("Question ") == 3

@@ -17,24 +17,10 @@ from peft import LoraConfig
 from trl import GRPOConfig, GRPOTrainer
 
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer, SOPPOTrainer
-from sorl_trl.search import SearchUnavailable
-from tests.agents import LIMITS, agent_policy, build_agent, questions, search_index
-from tests.conftest import build_policy
-from tests.contract.test_trl_parity import settings, train
+from tests.agents import LIMITS, DownAfter, agent_policy, build_agent, questions, search_index
+from tests.policies import build_policy
+from tests.training import settings, train
 from tests.trajectories import FixedRollout, parity_reward, prompts
-
-
-class DownAfter:
-    """A search engine that answers a few calls and then is down."""
-
-    def __init__(self, search: Any, calls: int) -> None:
-        self.search, self.calls = search, calls
-
-    def search_batch(self, queries: Any, k: int) -> Any:
-        self.calls -= 1
-        if self.calls < 0:
-            raise SearchUnavailable("connection refused")
-        return self.search.search_batch(queries, k)
 
 
 class TestCollector:
@@ -275,29 +261,41 @@ def test_turns_split_at_tags(tmp_path: Path, tokenizer: Any) -> None:
     assert trainer.state.log_history[0]["turns/length"] == 3
 
 
-@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
-def test_checkpoint_is_plain(tmp_path: Path, lora: bool) -> None:
-    """It loads in a fresh process that never imports this package, and says what the trained policy says."""
-    peft_config = {"peft_config": LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")} if lora else {}
-    trainer = build_agent(tmp_path, learning_rate=1e-1, **peft_config)
-    if lora:
-        agent_policy().save_pretrained(tmp_path / "base")
-        trainer.model.peft_config["default"].base_model_name_or_path = str(tmp_path / "base")
-    trainer.train()
-    trainer.save_model(tmp_path / "saved")
-    ids = torch.tensor([[3, 9, 4]])
-    expected = trainer.model(input_ids=ids).logits.flatten().tolist()
-    script = f"""
+IDS = [[3, 9, 4]]
+LOADING = """
 import json, sys, torch
-from {"peft import AutoPeftModelForCausalLM" if lora else "transformers import AutoModelForCausalLM"} as Model
-model = Model.from_pretrained({str(tmp_path / "saved")!r})
-logits = model(input_ids=torch.tensor({ids.tolist()})).logits.flatten().tolist()
+from peft import AutoPeftModelForCausalLM
+from transformers import AutoModelForCausalLM
+full, lora, ids = json.loads(sys.argv[1])
+models = [AutoModelForCausalLM.from_pretrained(full), AutoPeftModelForCausalLM.from_pretrained(lora)]
+logits = [model(input_ids=torch.tensor(ids)).logits.flatten().tolist() for model in models]
 print(json.dumps([logits, [name for name in sys.modules if name.startswith("sorl_trl")]]))
 """
-    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    logits, ours = json.loads(run.stdout.strip().splitlines()[-1])
+
+
+def saved_after_training(folder: Path, lora: bool) -> tuple[str, list[float]]:
+    """Where a trained policy was saved, and what it says."""
+    folder.mkdir()
+    peft_config = {"peft_config": LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")} if lora else {}
+    trainer = build_agent(folder, learning_rate=1e-1, **peft_config)
+    if lora:
+        agent_policy().save_pretrained(folder / "base")
+        trainer.model.peft_config["default"].base_model_name_or_path = str(folder / "base")
+    trainer.train()
+    trainer.save_model(folder / "saved")
+    return str(folder / "saved"), trainer.model(input_ids=torch.tensor(IDS)).logits.flatten().tolist()
+
+
+def test_checkpoints_are_plain(tmp_path: Path) -> None:
+    """They load in a fresh process that never imports this package, and say what the trained policies say."""
+    saved = [saved_after_training(tmp_path / name, lora=name == "lora") for name in ("full", "lora")]
+    paths, expected = [path for path, _ in saved], [logits for _, logits in saved]
+    command = [sys.executable, "-c", LOADING, json.dumps([*paths, IDS])]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    logits, ours = json.loads(done.stdout.strip().splitlines()[-1])
     assert ours == []
-    assert logits == pytest.approx(expected, abs=1e-5)
+    for said, trained in zip(logits, expected, strict=True):
+        assert said == pytest.approx(trained, abs=1e-5)
 
 
 def test_too_few_prompts_for_a_rollout(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -18,7 +19,6 @@ from trl.trainer import grpo_trainer
 
 from sorl_trl import SOPPOTrainer
 from tests.agents import agent_policy, build_agent, questions
-from tests.conftest import build_policy
 from tests.critics import (
     CASES,
     build_ppo,
@@ -28,19 +28,11 @@ from tests.critics import (
     policy_parameters,
     rollout_batch,
     set_head,
+    trained_briefly,
     weights,
 )
-from tests.trajectories import FixedRollout
-
-SMALL_ROLLOUTS = {"per_device_train_batch_size": 2, "steps_per_generation": 2, "num_iterations": 1}
-"""Four trajectories and one optimizer step each, four to an epoch."""
-
-
-def trained(folder: Path, tokenizer: Any, **overrides: Any) -> SOPPOTrainer:
-    trainer = build_ppo(folder, tokenizer, **{**SMALL_ROLLOUTS, "max_steps": 2, **overrides})
-    trainer.train()
-    return trainer
-
+from tests.policies import build_policy
+from tests.trajectories import Counting, FixedRollout, prompts
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Learning
@@ -170,15 +162,32 @@ def test_trains_and_evaluates_with_the_collector(tmp_path: Path, lora: bool) -> 
     assert "eval_critic/value_loss" in metrics
 
 
-def test_a_group_of_trajectories_per_prompt(tmp_path: Path, tokenizer: Any) -> None:
-    trainer = trained(tmp_path, tokenizer, num_generations=4)
+@pytest.mark.parametrize("num_generations", [1, 4])
+def test_a_group_of_trajectories_per_prompt(tmp_path: Path, tokenizer: Any, num_generations: int) -> None:
+    rollout = Counting()
+    trainer = trained_briefly(tmp_path, tokenizer, num_generations=num_generations, rollout_func=rollout)
     assert math.isfinite(trainer.state.log_history[0]["loss"])
+    for asked in rollout.asked:
+        assert set(Counter(asked).values()) == {num_generations}
+
+
+@pytest.mark.parametrize("num_generations_eval", [None, 2])
+def test_a_group_of_its_own_in_evaluation(tmp_path: Path, tokenizer: Any, num_generations_eval: int | None) -> None:
+    """By default as many as in training: one."""
+    rollout = Counting()
+    trainer = build_ppo(
+        tmp_path, tokenizer, num_generations_eval=num_generations_eval, rollout_func=rollout, eval_dataset=prompts(4)
+    )
+    trainer.evaluate()
+    asked = [prompt for batch in rollout.asked for prompt in batch]
+    assert len(asked) == 4 * (num_generations_eval or 1)
+    assert len(set(asked)) == 4
 
 
 @pytest.mark.parametrize("case", ["head", "model"])
 def test_a_reference_that_follows(tmp_path: Path, tokenizer: Any, case: str) -> None:
     """`sync_ref_model` pairs the policy's weights with the reference's, which has no critic."""
-    trainer = trained(
+    trainer = trained_briefly(
         tmp_path, tokenizer, **CASES[case], beta=0.1, sync_ref_model=True, ref_model_sync_steps=1,
         ref_model_mixup_alpha=1.0,
     )  # fmt: skip

@@ -24,32 +24,41 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stability_run, "EVALUATION_QUESTIONS", 4)
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of all runs: the world and the policy of a seed are prepared once."""
+    return tmp_path_factory.mktemp("stability")
+
+
 @pytest.mark.parametrize("method", ["grpo", "so_grpo", "so_ppo"])
 def test_a_stale_run_leaves_a_whole_record(
-    tmp_path: Path, tiny: None, method: str, monkeypatch: pytest.MonkeyPatch
+    folder: Path, tiny: None, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # What knows nothing is never right: only rewards that differ move it.
     monkeypatch.setattr(
         stability_run.qa, "exact_match_reward", lambda completion_ids, **_: [ids[0] % 5 / 5 for ids in completion_ids]
     )
-    record = run(Job("stale", method, 1e-3, 7), tmp_path)
-    assert json.loads((tmp_path / f"stale-{method}-0.001-7" / "record.json").read_text()) == record
+    record = run(Job("stale", method, 1e-3, 7), folder)
+    assert json.loads((folder / f"stale-{method}-0.001-7" / "record.json").read_text()) == record
     assert [evaluation["rollout"] for evaluation in record["evaluations"]] == [0, 2, 3, 4, 5, 6]
     assert len(record["rollouts"]) == 6
     assert record["error"] is None
     for name in ("reward", "kl_to_old", "kl_to_old max", "clip_fraction/token", "turns/ratio_min", "grad_norm max"):
         assert record["rollouts"][-1][name] is not None
     # Old log-probabilities are of an older policy: even the first update of a rollout is off-policy.
-    log = [json.loads(line) for line in (tmp_path / f"stale-{method}-0.001-7" / "log.jsonl").read_text().splitlines()]
+    log = [json.loads(line) for line in (folder / f"stale-{method}-0.001-7" / "log.jsonl").read_text().splitlines()]
     firsts = [entry["kl_to_old"] > 1e-7 for entry in log[:: len(log) // 6]]
     assert firsts[0] is False
     assert all(firsts[3:])  # a critic is warmed up for two rollouts
 
 
-def test_a_run_does_not_depend_on_the_runs_before_it(tmp_path: Path, tiny: None) -> None:
-    first = run(Job("reuse", "so_grpo", 1e-3, 7), tmp_path)
-    run(Job("reuse", "grpo", 1e-3, 7), tmp_path)
-    again = run(Job("reuse", "so_grpo", 1e-3, 7), tmp_path)
+def test_a_run_does_not_depend_on_the_runs_before_it(
+    folder: Path, tiny: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(stability_run.REGIMES, "reuse", replace(REGIMES["reuse"], rollouts=2))
+    first = run(Job("reuse", "so_grpo", 1e-3, 7), folder)
+    run(Job("reuse", "grpo", 1e-3, 7), folder)
+    again = run(Job("reuse", "so_grpo", 1e-3, 7), folder)
     for record in (first, again):
         del record["seconds"]
         for row in record["rollouts"]:
@@ -93,9 +102,9 @@ def test_runs_in_the_archive_are_not_repeated(tmp_path: Path, monkeypatch: pytes
     assert prepared == []
 
 
-def test_every_method_is_a_real_setting(tmp_path: Path, tiny: None) -> None:
+def test_every_method_is_a_real_setting(folder: Path, tiny: None) -> None:
     """Each builds its trainer: no field that a config does not have."""
     for method in METHODS:
-        world = stability_run.prepare(stability_run.REGIMES["reuse"], 7, tmp_path)
-        trainer = stability_run.build_trainer(Job("reuse", method, 1e-3, 7), world, tmp_path / method)
+        world = stability_run.prepare(stability_run.REGIMES["reuse"], 7, folder)
+        trainer = stability_run.build_trainer(Job("reuse", method, 1e-3, 7), world, folder / method)
         assert trainer.args.max_steps == 6 * 16

@@ -11,7 +11,8 @@ from typing import Any
 import datasets
 import pytest
 
-from sorl_trl import qa, recipe
+from sorl_trl import SOGRPOTrainer, SOPPOTrainer, qa, recipe
+from sorl_trl.diagnostics import CollapseGuard
 from sorl_trl.search import build_index
 from tests.agents import LIMITS, NAMES, agent_policy, agent_tokenizer, search_index
 from tests.unit.search.servers import Server
@@ -123,3 +124,26 @@ def test_a_policy_that_cannot_act_is_refused_before_the_search_engine_is_opened(
     with pytest.raises(ValueError, match="max_observation_tokens=1 must be at least 2"):
         recipe.build_rollout(found, agent_tokenizer())
     assert not (folder / "corpus.jsonl.index").exists()
+
+
+def trainer_of(folder: Path, *words: str, **changed: Any) -> Any:
+    return recipe.build_trainer(arguments(folder, "--no_search", *words, **changed))
+
+
+def test_rewards_are_those_named(folder: Path) -> None:
+    trainer = trainer_of(folder, "--rewards", "exact_match", "f1")
+    assert trainer.reward_funcs == [qa.REWARDS["exact_match"], qa.REWARDS["f1"]]
+    assert trainer_of(folder, "--rewards", "format").reward_funcs == [qa.REWARDS["format"]]
+
+
+@pytest.mark.parametrize("collapse_guard", ["off", "warn", "lower_lr"])
+def test_the_guard_acts_as_it_is_told(folder: Path, collapse_guard: str) -> None:
+    trainer = trainer_of(folder, collapse_guard=collapse_guard)
+    actions = [each.action for each in trainer.callback_handler.callbacks if isinstance(each, CollapseGuard)]
+    assert actions == ([] if collapse_guard == "off" else [collapse_guard])
+
+
+@pytest.mark.parametrize(("trainer", "expected"), [("so_grpo", SOGRPOTrainer), ("so_ppo", SOPPOTrainer)])
+def test_the_trainer_is_the_one_named(folder: Path, trainer: str, expected: type) -> None:
+    changed = {"config": ROOT / f"recipes/{trainer}.yaml", "per_device_train_batch_size": 8}
+    assert type(trainer_of(folder, trainer=trainer, **changed)) is expected

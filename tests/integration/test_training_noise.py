@@ -15,8 +15,8 @@ from transformers import FalconConfig, FalconForCausalLM
 from sorl_trl import SOGRPOTrainer, SOPPOTrainer
 from sorl_trl.trainers.checks.training_noise import disable_noise, noise_in, noise_in_config
 from tests.agents import agent_policy, build_agent
-from tests.conftest import build_moe_policy, build_policy
 from tests.critics import lora_config
+from tests.policies import build_moe_policy, build_policy
 
 TRAINERS = {
     "SO-GRPO": {"trainer_class": SOGRPOTrainer},

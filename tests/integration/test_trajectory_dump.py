@@ -149,3 +149,7 @@ def test_losses_without_a_min_clip_nothing(tmp_path: Path) -> None:
 def test_nothing_is_kept_unless_asked(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         dumped(build(tmp_path, save_trajectories_steps=0, max_steps=1))
+
+
+def test_every_so_many_steps(tmp_path: Path) -> None:
+    assert {trained.step for trained in dumped(build(tmp_path, save_trajectories_steps=3, max_steps=7))} == {3, 6}

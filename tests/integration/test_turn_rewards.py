@@ -13,8 +13,8 @@ from sorl_trl import SOGRPOConfig, SOGRPOTrainer
 from sorl_trl.qa import exact_match_reward, search_hit_turn_reward
 from sorl_trl.trainers.turns.rewards import TurnRewardRecorder
 from tests.agents import build_agent
-from tests.conftest import build_policy
-from tests.contract.test_trl_parity import settings, train
+from tests.policies import build_policy
+from tests.training import settings, train
 from tests.trajectories import FixedRollout, length_reward, parity_reward, prompts
 
 SCALES = ("group", "batch", "none")

@@ -14,10 +14,9 @@ from trl.generation import vllm_generation
 from trl.trainer import grpo_trainer
 
 from sorl_trl import SOGRPOTrainer, SOPPOTrainer
-from tests.agents import agent_tokenizer, build_agent, questions
-from tests.contract.test_trl_parity import settings
-from tests.integration.test_generation_options import native_agent, recorded_policy
-from tests.integration.test_options import effect
+from tests.agents import agent_tokenizer, build_agent, native_agent, questions, recorded_policy
+from tests.effects import effect
+from tests.training import settings
 from tests.trajectories import FixedRollout, parity_reward, prompts
 
 ENGINE_OPTIONS: dict[str, tuple[Any, str, dict[str, Any]]] = {

@@ -15,8 +15,8 @@ from trl.generation.vllm_generation import VLLMGeneration
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer, SOPPOTrainer
 from sorl_trl.rollout import RolloutLimits
 from tests.agents import questions
-from tests.contract.test_trl_parity import settings
 from tests.tools import lookup, qwen_tokenizer
+from tests.training import settings
 from tests.vllm.policies import (
     GAP,
     TRAINING,

@@ -19,6 +19,7 @@ from sorl_trl.diagnostics.collapse_detector import (
     Rule,
     detect,
 )
+from tests.unit.diagnostics.log_entries import healthy, numbered
 
 
 def run(metric: str, *iterations: Any) -> list[dict[str, Any]]:
@@ -163,10 +164,6 @@ METRICS = sorted({rule.metric for rule in DEFAULT_RULES})
 ENTRIES = st.lists(st.fixed_dictionaries({}, optional=dict.fromkeys(METRICS, VALUES)), max_size=40)
 
 
-def numbered(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{**entry, "step": step} for step, entry in enumerate(entries, 1)]
-
-
 class TestDefaultRules:
     @given(ENTRIES, st.integers(0, 40))
     def test_alarms_do_not_depend_on_what_comes_later(self, entries: list[dict[str, Any]], count: int) -> None:
@@ -219,22 +216,6 @@ class TestDefaultRules:
 
 def is_nan(value: float | None) -> bool:
     return value is not None and math.isnan(value)
-
-
-def healthy(iteration: int) -> dict[str, float | None]:
-    """Learns, and varies a little."""
-    noise = 0.05 * (iteration % 3)
-    return {
-        "reward": 0.3 + 0.005 * iteration - noise,
-        "trajectories_without_turn": noise,
-        "kl_to_old": 0.1 + noise,
-        "clip_fraction/token": 0.1 + noise,
-        "turns/ratio_max": 2.0 + noise,
-        "entropy": 1.0 / (1 + 0.05 * iteration),
-        "frac_reward_zero_std": 0.3 + noise,
-        "rollout/invalid_actions_per_trajectory": 0.4 + noise,
-        "rollout/searches_per_trajectory": 1.5 + noise,
-    }
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sorl_trl.diagnostics.collapse_detector import CollapseDetector, NotFinite, detect
-from tests.unit.diagnostics.test_collapse_detector import healthy, numbered
+from tests.unit.diagnostics.log_entries import healthy, numbered
 
 NOT_FINITE = NotFinite("not_finite", "grad_norm", "go back")
 STEP = {"loss": 0.1, "grad_norm": 1.0, "turns/per_trajectory": 2.0, "turns/ratio_max": 1.1, "kl_to_old": 0.01}

@@ -15,6 +15,7 @@ from sorl_trl.doctor.__main__ import main
 from tests.unit.doctor.recipes import write_recipe
 
 
+@pytest.mark.trains
 def test_a_process_of_its_own(tmp_path: Path) -> None:
     """A shipped recipe, with the paths that a fresh clone lacks."""
     root, here = Path(__file__).parents[3], write_recipe(tmp_path)

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from sorl_trl.doctor import examine, search_checks
+from sorl_trl.doctor import examine
+from sorl_trl.doctor.checks import search as search_checks
 from sorl_trl.search import BM25Index, NoSearch, RecordingSearch
 from tests.unit.doctor.recipes import complaints, line_of, the_complaint, write_recipe, write_rows
 from tests.unit.search.servers import Reply, Server, result

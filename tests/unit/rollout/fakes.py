@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from sorl_trl.rollout import Generation
 from sorl_trl.types import Passage
+from tests import policies
 
 TAGS = [f"<{slash}{name}>" for name in ("think", "search", "information", "answer") for slash in ("", "/")]
 WORDS = ["<pad>", "<eos>", "<unk>", *TAGS, "Doc", "Paris", "France", "capital", "of", "No", "found", "I", "should"]
@@ -23,11 +24,7 @@ CHAT_TEMPLATE = (
 @cache
 def word_tokenizer() -> PreTrainedTokenizerFast:
     """One token per word; the tags are words, and nothing declares them special."""
-    words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=words, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>", padding_side="left"
-    )
+    return policies.word_tokenizer(WORDS)
 
 
 @cache

@@ -22,7 +22,7 @@ from sorl_trl.rollout import (
 )
 from sorl_trl.search import SearchUnavailable
 from sorl_trl.types import Observation, StopReason, Trajectory
-from tests.conftest import build_policy
+from tests.policies import build_policy
 
 from .fakes import PARIS, WORDS, FakeSearch, ScriptedGenerator, said, word_tokenizer
 

@@ -9,7 +9,7 @@ import torch
 from transformers import BloomConfig, BloomForCausalLM, GenerationConfig, LlamaForCausalLM
 
 from sorl_trl.rollout import Generation, HFGenerator, TagProtocol, TurnEnd
-from tests.conftest import build_policy
+from tests.policies import build_policy
 
 from .fakes import WORDS, bpe_tokenizer, encode, word_tokenizer
 

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
-from tests.unit.search.conftest import PASSAGES
+from tests.unit.search.passages import PASSAGES
 from transformers import AutoModel, AutoTokenizer
 
 from sorl_trl.search import CorpusError, IndexCorrupted

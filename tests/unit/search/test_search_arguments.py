@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.search.servers import Reply, Server
+from tests.unit.search.servers import Reply, Server, result
 from trl import TrlParser
 
 from sorl_trl.search import BM25Index, IndexOutdated, write_corpus
@@ -85,6 +85,23 @@ def test_a_server_is_named_by_its_index_or_else_by_its_url_and_format() -> None:
         assert arguments.build_search().identity == f"rllm {server.url}"
         server.pages["/health"] = Reply(b'{"status": "ok", "identity": "bm25-0123"}')
         assert arguments.build_search().identity == "bm25-0123"
+
+
+@pytest.mark.parametrize(
+    ("search_request", "keys"),
+    [("search_r1", {"queries", "topk"}), ("skyrl", {"query", "topk"}), ("rllm", {"query", "k"})],
+)
+def test_a_server_is_asked_in_the_format_that_is_named(search_request: str, keys: set[str]) -> None:
+    def reply(request: dict[str, Any]) -> Reply:
+        return result([[{"document": "Paris\ncapital of France", "score": 0.5}]])
+
+    with closing(Server()) as server:
+        server.reply = reply
+        backend = SearchArguments(search_url=server.url, search_request=search_request).build_search().backend
+        assert [passage.title for passage in backend.search_batch(["france"], 1)[0]] == ["Paris"]
+        (request,) = server.requests
+    assert request.keys() - {"return_scores"} == keys
+    assert "france" in str(request)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 import tantivy
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.search.conftest import PASSAGES
+from tests.unit.search.passages import PASSAGES
 
 from sorl_trl.search import BM25Index, CorpusError, IndexCorrupted, IndexOutdated, write_corpus
 from sorl_trl.search.engines import tantivy as module

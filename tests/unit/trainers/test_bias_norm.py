@@ -11,7 +11,9 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from sorl_trl.trainers.loss.bias_norm import ClippingBiasNormalizer
-from tests.contract.test_turn_loss import EPSILON, gradient, off_policy_batch, token_logps
+from tests.losses import EPSILON, gradient, off_policy_batch, token_logps
+
+pytestmark = pytest.mark.trains
 
 
 def parameter(*values: float) -> nn.Parameter:

@@ -11,8 +11,8 @@ import pytest
 
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
 from sorl_trl.caller_warnings import warnings_at_the_caller
-from tests.conftest import build_policy
-from tests.contract.test_trl_parity import settings
+from tests.policies import build_policy
+from tests.training import settings
 from tests.trajectories import FixedRollout, parity_reward, prompts
 
 

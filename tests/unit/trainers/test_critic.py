@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from sorl_trl.trainers.critic.model import Critic, ValueHead, ValuesBesideLogps, detached_critic, is_critic_name
-from tests.conftest import build_policy
 from tests.critics import policy_with
+from tests.policies import build_policy
 
 KINDS = ["head", "trunk", "adapter", "model"]
 LENGTH = 9

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from sorl_trl.trainers.critic.adapter import AdapterCritic, AdapterSwitch, add_critic_adapter
 from sorl_trl.trainers.critic.model import BackboneCall, ValueHead, is_critic_name
-from tests.conftest import build_policy
 from tests.critics import ADAPTERS, lora_config
+from tests.policies import build_policy
 
 IDS = torch.randint(4, 32, (2, 7), generator=torch.Generator().manual_seed(5))
 

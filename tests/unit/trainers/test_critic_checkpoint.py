@@ -18,25 +18,10 @@ from sorl_trl.trainers.critic.build import causal_lm_of, check_trained_dtypes, t
 from sorl_trl.trainers.critic.checkpoint import check_critic_folder, restore_critic, save_critic
 from sorl_trl.trainers.critic.model import Critic, ValueHead
 from sorl_trl.types import Action, ActionKind, Observation, StopReason, Trajectory, Turn
-from tests.conftest import build_policy
-from tests.critics import ADAPTERS, critic_parameters, policy_with
+from tests.critics import ADAPTERS, FILES, critic_parameters, policy_with
+from tests.policies import build_policy
 
 KINDS = ["head", "adapter", "model"]
-FILES = {
-    "head": {"critic_config.json", "value_head.safetensors"},
-    "adapter": {
-        "critic_config.json",
-        "value_head.safetensors",
-        "adapter/adapter_config.json",
-        "adapter/adapter_model.safetensors",
-    },
-    "model": {
-        "critic_config.json",
-        "value_head.safetensors",
-        "backbone/config.json",
-        "backbone/model.safetensors",
-    },
-}
 
 
 def changed(kind: str) -> tuple[Any, Critic]:

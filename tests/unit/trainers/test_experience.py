@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sorl_trl.trainers.critic.experience import Experience, token_experience, turn_experience
+from tests.ppo_losses import slow_gae
 
 NAN = float("nan")
 BUILDERS = [turn_experience, token_experience]
@@ -84,13 +85,6 @@ def trajectories(draw: st.DrawFn) -> dict[str, Any]:
         "gamma": draw(st.sampled_from([0.0, 0.5, 0.9, 1.0])),
         "gae_lambda": draw(st.sampled_from([0.0, 0.5, 0.95, 1.0])),
     }
-
-
-def slow_gae(rewards: list[float], values: list[float], gamma: float, lam: float) -> list[float]:
-    """Â_k = Σ_l (γλ)^l δ_{k+l}, as it is written."""
-    after = [*values, 0.0][1:]
-    deltas = [r + gamma * v_next - v for r, v, v_next in zip(rewards, values, after, strict=True)]
-    return [sum((gamma * lam) ** l * d for l, d in enumerate(deltas[k:])) for k in range(len(deltas))]  # noqa: E741
 
 
 def slow_units(case: dict[str, Any], row: int, per_turn: bool) -> tuple[list[list[int]], list[float], list[float]]:

@@ -18,7 +18,7 @@ from tests.unit.evaluation.trajectories import answered, ended, evaluated, quest
 from .chromium import EXECUTABLE, Browser, browser
 from .test_view_data import TRAINED
 
-pytestmark = pytest.mark.skipif(EXECUTABLE is None, reason="needs Chromium")
+pytestmark = [pytest.mark.browser, pytest.mark.skipif(EXECUTABLE is None, reason="needs Chromium")]
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,52 @@
+"""The tests themselves: what several need is in a module of helpers."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parents[1]
+EXEMPT = ("test_options_page", "test_view")
+"""Beginnings of names. The first looks the tests up that the page names; the viewer's share their entries."""
+
+
+def imported(path: Path) -> Iterator[str]:
+    """The dotted names that a module imports from `tests`, with the names that it takes from them."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "tests":
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level:
+            yield from (f"{node.module or ''}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+def from_tests(path: Path) -> list[str]:
+    return [
+        name
+        for name in imported(path)
+        if any(part.startswith("test_") or part == "conftest" for part in name.split("."))
+    ]
+
+
+@pytest.mark.parametrize("path", sorted(TESTS.rglob("*.py")), ids=lambda path: str(path.relative_to(TESTS)))
+def test_nothing_is_imported_from_a_test(path: Path) -> None:
+    assert path.name.startswith(EXEMPT) or not from_tests(path)
+
+
+def test_imports_from_tests_are_seen(tmp_path: Path) -> None:
+    module = tmp_path / "module.py"
+    for line in (
+        "from tests.unit.test_a import helper",
+        "from tests.unit import test_a",
+        "from .test_a import helper",
+        "import tests.unit.test_a",
+        "from tests.conftest import helper",
+    ):
+        module.write_text(line + "\n")
+        assert from_tests(module), line
+    module.write_text("from tests.agents import build_agent\n")
+    assert not from_tests(module)

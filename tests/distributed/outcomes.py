@@ -1,0 +1,60 @@
+"""What several processes must have in common with one: losses, metrics, weights, and a plain checkpoint."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.distributed.cases import Case, build_trainer
+
+# Means over trajectories or of the whole step. Others are means over the tokens or turns of a micro-batch, and which
+# trajectories share one differs between one process and two.
+SAME_METRICS = (
+    "loss",
+    "grad_norm",
+    "reward",
+    "kl_to_old",
+    "clip_penalty",
+    "turns/per_trajectory",
+    "clipping_bias_norm",
+)
+# An adapter's steps are ten times as long (`build_config`), and its two factors multiply rounding differences.
+WEIGHT_TOLERANCE = {"full": 1e-5, "lora": 1e-4}
+
+
+def train_alone(case: Case) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor]]:
+    """Logs and weights of a single process, which leaves the two processes' checkpoint alone."""
+    trainer, _ = build_trainer(replace(case, options={**case.options, "save_strategy": "no"}))
+    trainer.train()
+    return trainer.state.log_history, trainer.model.state_dict()
+
+
+def assert_as_alone(case: Case, result: dict[str, Any]) -> None:
+    """The two processes' losses, metrics and weights are those of one process."""
+    logs, weights = train_alone(case)
+    for ours, alone in zip(result["logs"][:-1], logs[:-1], strict=True):
+        for key in SAME_METRICS:
+            assert ours.get(key) == (pytest.approx(alone[key], abs=1e-4) if key in alone else None), key
+    ours = torch.load(Path(case.folder) / "weights.pt")
+    assert ours.keys() == weights.keys()
+    tolerance = WEIGHT_TOLERANCE["lora" if case.lora else "full"]
+    for name, weight in weights.items():
+        torch.testing.assert_close(
+            ours[name], weight, rtol=tolerance, atol=tolerance, msg=lambda text, name=name: f"{name}: {text}"
+        )
+    start, _ = build_trainer(case)
+    assert any((weights[name] - weight).abs().max() > 1e-3 for name, weight in start.model.state_dict().items())
+
+
+def assert_loads_plainly(case: Case) -> None:
+    checkpoint = Path(case.folder) / "output" / "checkpoint-4"
+    script = Path(__file__).with_name("load_checkpoint.py")
+    command = [sys.executable, str(script), str(checkpoint), str(Path(case.folder) / "weights.pt")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr

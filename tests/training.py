@@ -1,0 +1,69 @@
+"""Short training on fixed trajectories: its settings, its policy, and whether two runs were the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.policies import build_policy
+from tests.trajectories import FixedRollout, parity_reward, prompts
+
+
+def settings(output_dir: Path, **overrides: Any) -> dict[str, Any]:
+    """Eight updates from two generation batches, each reused twice, far enough apart for ratios to be clipped."""
+    return {
+        "output_dir": str(output_dir),
+        "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 2,
+        "steps_per_generation": 4,
+        "num_iterations": 2,
+        "num_generations": 4,
+        "max_completion_length": 24,
+        "max_steps": 8,
+        "learning_rate": 2e-2,
+        "logging_steps": 1,
+        "report_to": "none",
+        "use_cpu": True,
+        "bf16": False,
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        **overrides,
+    }
+
+
+def train(trainer_class: Any, config_class: Any, tokenizer: Any, **arguments: Any) -> Any:
+    """Train on fixed trajectories; what is not a field of the config goes to the trainer."""
+    to_trainer = {name: arguments.pop(name) for name in ("peft_config",) if name in arguments}
+    rollout = arguments.pop("rollout_func", None) or FixedRollout()
+    model = arguments.pop("model", None) or saved_policy(Path(arguments["output_dir"]))
+    trainer = trainer_class(
+        model,
+        arguments.pop("reward_funcs", parity_reward),
+        config_class(**arguments),
+        prompts(),
+        processing_class=tokenizer,
+        rollout_func=rollout,
+        **to_trainer,
+    )
+    trainer.train()
+    return trainer
+
+
+def assert_same(ours: Any, theirs: Any, tolerance: float = 1e-6, skip: str = "per_second") -> None:
+    """Equal weights, and equal values of every metric that TRL logs, but for those whose name holds `skip`."""
+    for (name, a), (_, b) in zip(ours.model.named_parameters(), theirs.model.named_parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=tolerance, msg=lambda text, name=name: f"{name}: {text}")
+    for our_log, their_log in zip(ours.state.log_history, theirs.state.log_history, strict=True):
+        for key, value in their_log.items():
+            timing = "time" in key or "per_second" in key
+            if not timing and skip not in key and value is not None:
+                assert our_log[key] == pytest.approx(value, abs=tolerance, nan_ok=True), key
+
+
+def saved_policy(folder: Path) -> str:
+    """A path, because TRL loads the reference policy from where the policy came from."""
+    build_policy().save_pretrained(folder / "policy")
+    return str(folder / "policy")
