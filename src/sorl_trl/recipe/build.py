@@ -60,6 +60,11 @@ def _check_resume(checkpoint: str | None) -> None:
 
 
 def build_trainer(arguments: Arguments) -> TurnLevelTrainer:
+    """Build the trainer that a recipe and a command line describe, with its model, data, rollout and callbacks.
+
+    Raises:
+        UserMistake: something that the arguments name is missing or cannot be loaded.
+    """
     task, config, model = arguments.task, arguments.config, arguments.model
     _check_resume(config.resume_from_checkpoint)
     check_checkpoint(str(model.model_name_or_path))
