@@ -30,7 +30,7 @@ suppress_warnings = ["config.cache"]
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 4
 myst_fence_as_directive = ["mermaid"]
-mermaid_height = "auto"
+mermaid_width, mermaid_height = "20rem", "auto"
 
 autodoc_default_options = {"members": True, "imported-members": True, "member-order": "bysource"}
 autodoc_typehints_format = "short"
@@ -50,5 +50,7 @@ nitpick_ignore_regex = [
 
 html_theme = "furo"
 html_title = "sorl-trl"
+html_static_path = ["site_static"]
+html_css_files = ["wide_tables.css"]
 html_extra_path = ["site_root"]
 html_theme_options = {"top_of_page_buttons": []}

@@ -55,9 +55,9 @@ def set_stage(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
         monkeypatch.setattr(sorl_trl.trainers, name, small(getattr(sorl_trl, name)))
 
 
-def run_blocks(path: Path, policy: str = "policy") -> dict[str, Any]:
-    """Run a page's Python from top to bottom, with `policy` for its models; its names."""
-    names: dict[str, Any] = {"__name__": "page"}
+def run_blocks(path: Path, policy: str = "policy", **given: Any) -> dict[str, Any]:
+    """Run a page's Python from top to bottom, with `policy` for its models and names it takes as given; its names."""
+    names: dict[str, Any] = {"__name__": "page", **given}
     for block in code_blocks(path, "python"):
         for model in MODELS:
             block = block.replace(model, policy)

@@ -10,6 +10,7 @@ from sphinx.ext.napoleon import GoogleDocstring
 
 FENCE = re.compile(r"^( *)```(\w+)$")
 LINK = re.compile(r"\[(`[^`]+`)\]")
+CLASS = re.compile(r"`([A-Z]\w{4,})`")
 CODE = re.compile(r"(?<!`)(`[^`]+`)(?!`)")
 
 
@@ -28,10 +29,12 @@ def to_restructured_text(lines: list[str]) -> list[str]:
 
 
 def plain(line: str) -> str:
-    """Outside of code: |y| is no substitution, and a code span may be followed by a letter."""
+    """Outside of code spans |y| is no substitution, and a letter may follow one; in one may be the name of a class."""
     parts = CODE.split(LINK.sub(r"\1", line))
     for i, part in enumerate(parts):
-        if i % 2 == 0:
+        if i % 2 == 1:
+            parts[i] = CLASS.sub(r"`.\1`", part)  # the dot has Sphinx look for it in every module
+        else:
             parts[i] = part.replace("|", r"\|")
             if i and part[:1].isalnum():
                 parts[i] = rf"\ {parts[i]}"

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from sorl_trl import SOGRPOTrainer
+from tests.agents import build_agent
 from tests.conftest import build_policy
 from tests.documentation import ROOT, run_blocks, set_stage
 from tests.tools import qwen_tokenizer
@@ -100,3 +101,17 @@ def test_resume() -> None:
     trainer = run_blocks(DOCS / "how_to" / "resume.md")["trainer"]
     assert trainer.state.global_step == 2  # one more than the checkpoint, whatever `max_steps` says
     assert trainer.state.log_history[-1]["off_policy_age"] == 1  # with the trajectories of the first run
+
+
+def test_search() -> None:
+    backend = run_blocks(DOCS / "search.md")["backend"]
+    assert type(backend).__name__ == "RecordingSearch"
+
+
+def test_stability(tmp_path: Path) -> None:
+    trainer = build_agent(tmp_path, save_strategy="steps", save_steps=1, max_steps=2)
+    run_blocks(DOCS / "stability.md", trainer=trainer)
+    guards = [each for each in trainer.callback_handler.callbacks if type(each).__name__ == "CollapseGuard"]
+    assert [guard.action for guard in guards] == ["warn", "roll_back"]
+    trainer.train()
+    assert trainer.state.global_step == 2
