@@ -38,7 +38,7 @@ ITERATION_METRIC = "reward"
 
 @dataclass(frozen=True)
 class Alarm:
-    """A rule whose condition has begun to hold."""
+    """The news that the condition of a rule has begun to hold."""
 
     rule: Rule
     iteration: int
@@ -91,7 +91,7 @@ class CollapseDetector:
         self._breached.clear()
 
     def observe(self, entry: Mapping[str, Any]) -> list[Alarm]:
-        """Take the next entry of a `log_history`; the alarms of the iteration that it completes."""
+        """Take the next entry of a `log_history`, and return the alarms of the iteration that it completes."""
         alarms: list[Alarm] = []
         if ITERATION_METRIC in entry:
             if len(self.starts) > self._blind_until:
@@ -154,7 +154,7 @@ def _summary(metric: str, values: Sequence[float]) -> float:
 
 
 def detect(log_history: Iterable[Mapping[str, Any]], rules: Iterable[Rule] = DEFAULT_RULES) -> list[Alarm]:
-    """All alarms of a recorded run, as they would have come while it trained.
+    """Find all alarms of a recorded run, as they would have come while it trained.
 
     Args:
         log_history: `trainer.state.log_history`, or that of a `trainer_state.json`.

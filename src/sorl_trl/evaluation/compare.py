@@ -17,7 +17,7 @@ _SHOWN = 3
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two runs on one dataset, or on a family of datasets."""
+    """The comparison of two runs on one dataset, or on a family of datasets."""
 
     name: str
     questions: int
@@ -33,7 +33,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class DatasetOutcomes:
-    """What a run has of one dataset."""
+    """The outcomes that a run has of one dataset."""
 
     family: str
     outcomes: Sequence[Outcome] = field(default_factory=list)
@@ -44,7 +44,7 @@ Run = Mapping[str, DatasetOutcomes]
 
 
 def read_run(path: str) -> dict[str, DatasetOutcomes]:
-    """The outcomes of a finished run.
+    """Read the outcomes of a finished run.
 
     Raises:
         FileNotFoundError: `path` is not the directory of a finished run.

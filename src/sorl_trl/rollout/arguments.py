@@ -29,7 +29,7 @@ PROTOCOLS: Mapping[str, TagProtocol] = {
 
 @dataclass
 class RolloutArguments:
-    """What the policy is told and what a trajectory may take, but for its tokens in all.
+    """What the policy is told, and the limits of a trajectory except for its total number of tokens.
 
     Raises ValueError for a value that is not allowed.
     """
@@ -62,7 +62,7 @@ class RolloutArguments:
         self.limits(RolloutLimits.max_trajectory_tokens)
 
     def limits(self, max_trajectory_tokens: int) -> RolloutLimits:
-        """The limits of a trajectory of so many tokens after the prompt. Raises ValueError for a number below 1."""
+        """Limit a trajectory to so many tokens after the prompt. Raises ValueError for a number below 1."""
         return RolloutLimits(
             max_turns=self.max_turns,
             max_turn_tokens=self.max_turn_tokens,
@@ -75,7 +75,7 @@ class RolloutArguments:
     def tag_protocol(
         self, tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None = None
     ) -> TagProtocol:
-        """The protocol by its name; with `chat`, its default `message_frame` is replaced by the chat template's.
+        """Make the protocol of that name; with `chat`, the chat template's frame replaces its default `message_frame`.
 
         `template_kwargs` go to that template, as the trainer's `chat_template_kwargs` do for prompts.
 

@@ -10,7 +10,7 @@ LongObservation = Literal["truncate", "stop"]
 
 @dataclass(frozen=True)
 class RolloutLimits:
-    """Limits of one trajectory, in turns and in tokens. The defaults are those of Search-R1's `train_ppo.sh`.
+    """The limits of one trajectory, in turns and in tokens. The defaults are those of Search-R1's `train_ppo.sh`.
 
     Raises ValueError for a limit out of range.
     """

@@ -21,7 +21,7 @@ RELATIONS = (
 
 @dataclass(frozen=True)
 class Population:
-    """How many of each kind a world has, and how many words people's names are made from."""
+    """How many of each kind a world has, and how many words the names of its people are made from."""
 
     people: int = 300
     companies: int = 80

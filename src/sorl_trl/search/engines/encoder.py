@@ -20,7 +20,7 @@ Vectors = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class DenseOptions:
-    """The embedding model, and how texts are given to it. The defaults are those of Search-R1's retriever, E5.
+    """An embedding model, and how it is given texts. The defaults are those of Search-R1's retriever, E5.
 
     Args:
         model: A sentence-transformers or transformers model: a Hub id or a local folder.
