@@ -50,8 +50,13 @@ def convert(app: Sphinx, what: str, name: str, value: Any, options: Any, lines: 
 def shorten(
     app: Sphinx, what: str, name: str, value: Any, options: Any, signature: str | None, returned: str | None
 ) -> tuple[str, str | None] | None:
-    """A config has more than a hundred arguments, which are TRL's: its docstring lists those that are not."""
-    return ("(…)", None) if name.endswith("Config") and len(signature or "") > 2000 else None
+    """A config has more than a hundred arguments, which are TRL's: its docstring lists those that are not.
+
+    Elsewhere, the default of a field that is made by a function is no Python, and Sphinx would give up on the rest.
+    """
+    if name.endswith("Config") and len(signature or "") > 2000:
+        return "(…)", None
+    return (signature.replace("<factory>", "..."), returned) if signature else None
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
