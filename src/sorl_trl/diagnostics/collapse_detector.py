@@ -44,7 +44,7 @@ class Alarm:
     iteration: int
     """The iteration that was judged, from 0; of `NotFinite`, the one that the entry is in."""
     step: int
-    """Of the log entry after it, with which it was complete; of `NotFinite`, the step of the entry itself."""
+    """The step of the log entry after it, which completed it; of `NotFinite`, the step of the entry itself."""
     value: float
     threshold: float
     message: str

@@ -26,7 +26,7 @@ class DatasetSummary:
     masked: int
     """Trajectories that an infrastructure failure ended: they enter no mean."""
     unscored_questions: int
-    """Those of which every trajectory is masked."""
+    """The questions of which every trajectory is masked."""
     means: Mapping[str, Estimate]
     """Measure -> mean over questions of the mean over a question's trajectories."""
     best_of_n: Mapping[str, Estimate]

@@ -21,9 +21,9 @@ class Comparison:
 
     name: str
     questions: int
-    """Those that enter: asked by both runs, with a trajectory that is not masked in each."""
+    """The questions that enter: both runs were asked them, and each has a trajectory of them that is not masked."""
     unscored: int
-    """Those that do not, because a run has masked trajectories of them alone."""
+    """The questions that do not, because every trajectory that one run has of them is masked."""
     before: Mapping[str, float]
     after: Mapping[str, float]
     """Measure -> mean over those questions."""

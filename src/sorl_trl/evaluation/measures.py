@@ -9,7 +9,7 @@ from sorl_trl.types import Trajectory
 SCORES = ("correct", "exact_match", "f1", "sub_exact_match", "choice_accuracy")
 """In [0, 1]. `correct` is choice accuracy where the question has options, else exact match."""
 COUNTS = ("searches", "turns", "invalid_actions", "neutralized", "generated_tokens", "observation_tokens")
-"""Of one trajectory. Searches are those that were answered; neutralized is what observations tried to bring in."""
+"""Measures of one trajectory: `searches` were answered, and `neutralized` is what observations tried to bring in."""
 MEASURES = SCORES + COUNTS
 
 

@@ -41,7 +41,7 @@ class Benchmark:
     config: str | None
     parse: RowParser
     evaluation_split: str
-    """Its test split, or its development split where the test split is missing or has no labels."""
+    """The test split, or the development split where the test split is missing or has no labels."""
     sizes: Mapping[str, int]
     """Split on the Hub -> expected number of rows. For information only."""
 

@@ -96,7 +96,7 @@ REWARDS: dict[str, RewardFunction] = {
     "turn_format": turn_format_reward,
     "search_hit": search_hit_turn_reward,
 }
-"""What recipes call them."""
+"""The reward functions by the names that recipes use."""
 TURN_REWARDS = frozenset({"turn_format", "search_hit"})
 """The names of those that return one float per turn."""
 

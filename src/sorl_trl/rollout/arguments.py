@@ -24,7 +24,7 @@ PROTOCOLS: Mapping[str, TagProtocol] = {
         message_frame=Frame(),
     ),
 }
-"""By the names that recipes use: "terse" is for tiny policies, which copy best from short observations."""
+"""Protocols by the names that recipes use. "terse" is for tiny policies, which copy best from short observations."""
 
 
 @dataclass

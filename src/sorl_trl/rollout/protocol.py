@@ -51,11 +51,11 @@ class TagProtocol:
         "If I want to give the final answer, I should put it between the answer tags. Let me try again."
     )
     information_frame: Frame = field(default=Frame("\n\n<information>", "</information>\n\n"))
-    """Around passages, and around `no_results` and `search_failed` in their place."""
+    """The text around passages, and around `no_results` and `search_failed` in their place."""
     feedback_frame: Frame = field(default=Frame("\n", "\n"))
-    """Around `invalid_feedback`, where the policy's text goes on."""
+    """The text around `invalid_feedback`, where the policy's own text goes on."""
     message_frame: Frame = field(default=Frame("\n", "\n"))
-    """Around `invalid_feedback` after an end-of-sequence token. For a chat model: `chat_message_frame(tokenizer)`."""
+    """The same after an end-of-sequence token. For a chat model, use `chat_message_frame(tokenizer)`."""
 
     stop_strings: ClassVar[tuple[str, ...]] = ("</search>", "</answer>")
     """A turn ends where one of these is closed."""

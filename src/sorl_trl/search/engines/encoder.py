@@ -42,7 +42,7 @@ class DenseOptions:
 
     @property
     def settings(self) -> dict[str, str]:
-        """What an index must be searched with again: a folder by its whole path, for the next working directory."""
+        """The settings to search an index with again: a folder by its whole path, for the next working directory."""
         model = str(Path(self.model).absolute()) if Path(self.model).is_dir() else self.model
         return {"model": model, "query_prefix": self.query_prefix, "passage_prefix": self.passage_prefix}
 
