@@ -9,6 +9,7 @@ from sphinx.application import Sphinx
 from sphinx.ext.napoleon import GoogleDocstring
 
 FENCE = re.compile(r"^( *)```(\w+)$")
+ANNOTATED = re.compile(r"~?[\w.]*Annotated\[([^,]+), [~\w.]+\([^()]*(?:\([^()]*\)[^()]*)*\)\]")
 LINK = re.compile(r"\[(`[^`]+`)\]")
 CLASS = re.compile(r"`([A-Z]\w{4,})`")
 CODE = re.compile(r"(?<!`)(`[^`]+`)(?!`)")
@@ -52,11 +53,12 @@ def shorten(
 ) -> tuple[str, str | None] | None:
     """A config has more than a hundred arguments, which are TRL's: its docstring lists those that are not.
 
-    Elsewhere, the default of a field that is made by a function is no Python, and Sphinx would give up on the rest.
+    Elsewhere, what an annotation allows is in the docstring, and a default that is made by a function is no Python, so
+    that Sphinx would give up on the rest.
     """
     if name.endswith("Config") and len(signature or "") > 2000:
         return "(…)", None
-    return (signature.replace("<factory>", "..."), returned) if signature else None
+    return (ANNOTATED.sub(r"\1", signature).replace("<factory>", "..."), returned) if signature else None
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
