@@ -5,7 +5,8 @@ BIN := $(VENV)/bin
 export HF_HUB_OFFLINE ?= 1
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: quickstart test test-fast test-all test-distributed test-vllm test-wheel gpu-check lint bench bench-search \
+.PHONY: quickstart test test-fast test-all test-distributed test-vllm test-wheel gpu-check lint docs docs-links \
+	bench bench-search \
 	bench-stability bench-stability-quick clean
 
 # Installed under the constraints, torch first; again only when one of these files changes.
@@ -56,10 +57,20 @@ test-wheel: $(VENV)/.installed
 gpu-check: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.gpu_check
 
-lint: $(VENV)/.installed
+lint: $(VENV)/.installed docs
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The site, in build/docs/html/index.html. Broken links within it and public names that no page shows are errors.
+SPHINX := $(BIN)/python -m sphinx --fail-on-warning --keep-going --nitpicky --quiet -c docs -d build/docs/doctrees
+
+docs: $(VENV)/.installed
+	$(SPHINX) . build/docs/html
+
+# Links to other sites, for which it asks the network.
+docs-links: $(VENV)/.installed
+	$(SPHINX) -b linkcheck . build/docs/links
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.overhead
@@ -77,4 +88,4 @@ bench-stability-quick: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.stability --quick
 
 clean:
-	rm -rf $(VENV) .venv-vllm runs
+	rm -rf $(VENV) .venv-vllm build/docs runs

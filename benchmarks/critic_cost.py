@@ -269,6 +269,8 @@ def training_seconds(name: str, seconds: dict[str, list[float]], generation: dic
 
 def table(result: dict[str, Any]) -> str:
     lines = [
+        "# What a critic costs",
+        "",
         f"SO-PPO over SO-GRPO with the same policy: medians (quartiles) over {result['settings']['cycles']} "
         f"interleaved cycles of one rollout and {TIMED.updates} updates; one thread, gradient checkpointing.",
         "",

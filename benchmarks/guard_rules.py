@@ -188,7 +188,7 @@ def report(runs: Sequence[Run]) -> str:
     for candidates in templates(chose):
         if (rule := fit(candidates, chose)) is not None:
             fitted[candidates[0]] = replace(rule, name=candidates[0])
-    lines = [__doc__.strip() if __doc__ else "", ""]
+    lines = ["# Which alarms tell of a collapse", "", __doc__.strip() if __doc__ else "", ""]
     lines += [f"{len(chose)} choosing and {len(judges)} judging runs. Lead: rollouts, median over the caught.", ""]
     lines += ["## CollapseGuard's own rules, on the judging seeds", "", TABLE]
     lines += [row(rule.name, threshold_of(rule), judge([rule], judges)) for rule in DEFAULT_RULES]

@@ -200,6 +200,8 @@ def main(words: Sequence[str]) -> None:
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / "overhead.json").write_text(json.dumps(result, indent=2) + "\n")
     table = [
+        "# What the loss costs",
+        "",
         f"Median over {arguments.rounds} interleaved steps, ratios step by step (quartiles); one thread.",
         "",
         "| trainer | step time over GRPO | peak memory over GRPO |",

@@ -171,6 +171,8 @@ def format_table(result: dict[str, Any]) -> str:
     low, high = result["embedded_over_stock_range"]
     kinds = ", ".join(f"{kind} {ratio:.1f}" for kind, ratio in result["embedded_over_stock_by_kind"].items())
     lines = [
+        "# How fast search is",
+        "",
         f"{result['passages']:,} passages of about 100 words, k = {result['k']}: medians over {result['rounds']} "
         f"rounds (lowest to highest). {result['environment']['cpus']} processors; load average {before:.1f} before, "
         f"{after:.1f} after.",

@@ -198,6 +198,7 @@ def report(seeds: list[int]) -> None:
     (RESULTS / "so_ppo_learning.json").write_text(json.dumps(rows, indent=2) + "\n")
     text = table(rows)
     header = (
+        "# What each method learns\n\n"
         f"Means over seeds {', '.join(map(str, seeds))} (each seed's figure in brackets): EM on 400 unseen questions, "
         "sampled four times and greedy, after 30 rollouts of 128 trajectories; the other columns over the last "
         f"{LAST} rollouts. Written by `python -m benchmarks.so_ppo_learning`.\n\n"

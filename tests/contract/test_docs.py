@@ -8,19 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from trl import GRPOTrainer
 
-from sorl_trl import SearchRollout, SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer, ops
+from sorl_trl import SearchRollout, SOGRPOTrainer, SOPPOTrainer, ops
 from sorl_trl.diagnostics.collapse_guard import ALARMS, INTERVENTIONS
 from sorl_trl.diagnostics.plots import PANELS
 from sorl_trl.diagnostics.progress import SHOWN
 from tests.agents import LIMITS, PROTOCOL, agent_policy, agent_tokenizer, questions, search_index
+from tests.documentation import PAGES, ROOT, page_name
 from tests.training import settings
 from tests.trl_seams import OVERRIDDEN, RELIED_ON
 
-ROOT = Path(__file__).parents[2]
-PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
 OURS = ("turns/", "clip_fraction/", "kl_to_old", "clip_penalty", "clipping_bias_norm", "off_policy_age", "rollout/")
 OURS += ("guard/", "trajectories_without_turn", "critic/", "advantages/", "reward_kl", "trajectories_unscored")
 OURS += ("lr_factor",)
@@ -99,23 +97,6 @@ class TestPaperToCode:
     def test_every_function_is_named(self, name: str) -> None:
         assert f"`{name}`" in page("paper_to_code.md")
 
-    def test_every_variant_is_a_config(self, tmp_path: Path) -> None:
-        blocks = re.findall(r"```yaml\n(.*?)```", page("paper_to_code.md"), flags=re.DOTALL)
-        assert len(blocks) == 11
-        for block in blocks:
-            switches = yaml.safe_load(block)
-            config_class = SOPPOConfig if switches.pop("trainer", None) == "so_ppo" else SOGRPOConfig
-            config = config_class(**settings(tmp_path, **switches))
-            assert {name: getattr(config, name) for name in switches} == switches
-
-    @pytest.mark.parametrize(("variant", "config_class"), [("SO-GRPO", SOGRPOConfig), ("SO-PPO", SOPPOConfig)])
-    def test_the_first_variants_are_the_defaults(self, tmp_path: Path, variant: str, config_class: Any) -> None:
-        block = re.search(rf"\*\*{variant}\*\*.*?```yaml\n(.*?)```", page("paper_to_code.md"), flags=re.DOTALL)
-        assert block
-        defaults = config_class(**settings(tmp_path))
-        switches = {name: value for name, value in yaml.safe_load(block[1]).items() if name != "trainer"}
-        assert all(getattr(defaults, name) == value for name, value in switches.items())
-
 
 def test_every_seam_is_in_architecture() -> None:
     """Each method of TRL's that is overridden, and each body that is relied on."""
@@ -136,7 +117,7 @@ def exists(path: str, page_folder: Path) -> bool:
     return any((base / path).exists() for base in (ROOT, ROOT / "src" / "sorl_trl", page_folder))
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", PAGES, ids=page_name)
 def test_every_path_exists(path: Path) -> None:
     paths = named_paths(path.read_text())
     assert {name for name in paths if not exists(name, path.parent)} == set()

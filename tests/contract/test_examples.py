@@ -15,7 +15,7 @@ from sorl_trl.trainers.checks.options import idle_options, search_rollout_proble
 
 ROOT = Path(__file__).parents[2]
 CONFIGS: dict[str, Any] = {"SOGRPOConfig": SOGRPOConfig, "SOPPOConfig": SOPPOConfig}
-PAGES = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "src").rglob("*_trainer.py")]
+PAGES = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "src").rglob("*_trainer.py")]
 EXAMPLES = [
     (page.name, line) for page in PAGES for line in re.findall(r"args=(SO\w+Config\([^()]*\))", page.read_text())
 ]

@@ -38,13 +38,13 @@ ITERATION_METRIC = "reward"
 
 @dataclass(frozen=True)
 class Alarm:
-    """A rule whose condition has begun to hold."""
+    """The news that the condition of a rule has begun to hold."""
 
     rule: Rule
     iteration: int
     """The iteration that was judged, from 0; of `NotFinite`, the one that the entry is in."""
     step: int
-    """Of the log entry after it, with which it was complete; of `NotFinite`, the step of the entry itself."""
+    """The step of the log entry after it, which completed it; of `NotFinite`, the step of the entry itself."""
     value: float
     threshold: float
     message: str
@@ -91,7 +91,7 @@ class CollapseDetector:
         self._breached.clear()
 
     def observe(self, entry: Mapping[str, Any]) -> list[Alarm]:
-        """Take the next entry of a `log_history`; the alarms of the iteration that it completes."""
+        """Take the next entry of a `log_history`, and return the alarms of the iteration that it completes."""
         alarms: list[Alarm] = []
         if ITERATION_METRIC in entry:
             if len(self.starts) > self._blind_until:
@@ -154,7 +154,7 @@ def _summary(metric: str, values: Sequence[float]) -> float:
 
 
 def detect(log_history: Iterable[Mapping[str, Any]], rules: Iterable[Rule] = DEFAULT_RULES) -> list[Alarm]:
-    """All alarms of a recorded run, as they would have come while it trained.
+    """Find all alarms of a recorded run, as they would have come while it trained.
 
     Args:
         log_history: `trainer.state.log_history`, or that of a `trainer_state.json`.

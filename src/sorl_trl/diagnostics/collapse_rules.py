@@ -18,7 +18,7 @@ TURNS_METRIC = "turns/per_trajectory"
 
 
 class Breach(NamedTuple):
-    """A rule's condition, where it holds."""
+    """How a rule's condition holds: at which value and against which threshold."""
 
     value: float
     """What was compared: the metric in one iteration, or its moving average."""
@@ -43,7 +43,7 @@ class Rule(Checked, ABC):
 
     @abstractmethod
     def breach(self, history: Sequence[float]) -> Breach | None:
-        """Whether the condition holds in the last of the iterations that have the metric, one value for each."""
+        """Tell whether the condition holds in the last iteration, given one value for each that has the metric."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Growth(Rule):
 
 @dataclass(frozen=True)
 class NotFinite(Rule):
-    """A log entry tells of what is no number. It is judged at once and by itself, not by its iteration.
+    """A log entry holds a number that is NaN or infinite. It is judged at once and by itself, not by its iteration.
 
     Of `loss` and of `metric`, the gradient norm, whatever is not finite counts; so does a negative norm, by which
     DeepSpeed says so. Of `ratios`, infinity counts, and None where the entry has turns: that is what TRL logs for NaN,
@@ -119,7 +119,7 @@ class NotFinite(Rule):
         return None  # `fault` has said it
 
     def fault(self, entry: Mapping[str, Any]) -> str | None:
-        """The first metric of `entry` that is no number, with what it is."""
+        """Find the first metric of `entry` that is NaN or infinite, and what it is."""
         for name in ("loss", self.metric):
             value = entry.get(name)
             if isinstance(value, int | float) and (not math.isfinite(value) or (name == self.metric and value < 0)):

@@ -26,7 +26,7 @@ class DatasetSummary:
     masked: int
     """Trajectories that an infrastructure failure ended: they enter no mean."""
     unscored_questions: int
-    """Those of which every trajectory is masked."""
+    """The questions of which every trajectory is masked."""
     means: Mapping[str, Estimate]
     """Measure -> mean over questions of the mean over a question's trajectories."""
     best_of_n: Mapping[str, Estimate]
@@ -40,7 +40,7 @@ class DatasetSummary:
 
 @dataclass(frozen=True)
 class FamilySummary:
-    """Macro averages: over the datasets of a family that have the measure, each with the same weight."""
+    """Macro averages over the datasets of a family that have the measure, each with the same weight."""
 
     family: str
     datasets: tuple[str, ...]
@@ -56,7 +56,7 @@ class FamilySummary:
 
 
 def summarize(name: str, family: str, outcomes: Sequence[Outcome]) -> DatasetSummary:
-    """The figures of a dataset, which has at least one outcome."""
+    """Summarize a dataset, which has at least one outcome."""
     questions = by_question(outcomes)
     is_sampled = len(outcomes) > len(questions)
     reasons = Counter(outcome.stop_reason for outcome in outcomes)
@@ -74,7 +74,7 @@ def summarize(name: str, family: str, outcomes: Sequence[Outcome]) -> DatasetSum
 
 
 def summarize_families(summaries: Sequence[DatasetSummary]) -> list[FamilySummary]:
-    """One summary per family, in the order of first appearance."""
+    """Make one summary per family, in the order of first appearance."""
     families = dict.fromkeys(summary.family for summary in summaries)
     members = {family: [summary for summary in summaries if summary.family == family] for family in families}
     return [

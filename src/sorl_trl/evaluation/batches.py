@@ -26,7 +26,7 @@ LOST_BATCHES = 3
 
 @dataclass(frozen=True)
 class Agent:
-    """A policy with all that it takes to ask it."""
+    """A policy with everything that is needed to ask it questions."""
 
     tokenizer: PreTrainedTokenizerBase
     collector: Collector
@@ -38,7 +38,7 @@ class Agent:
 def run_batches(
     batches: Iterable[Batch], agent: Agent, seed: int
 ) -> Iterator[tuple[Batch, list[EvaluatedTrajectory]]]:
-    """Each batch with its trajectories, as soon as they are finished.
+    """Yield each batch with its trajectories, as soon as they are finished.
 
     Torch is seeded anew for each batch: what a batch samples does not depend on the batches before it.
     """

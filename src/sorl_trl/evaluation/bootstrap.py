@@ -36,7 +36,7 @@ class Estimate:
 
     @property
     def p_value(self) -> float:
-        """Two-sided, of a mean of zero: twice the share of resamples on the rarer side of it, at most 1."""
+        """The two-sided p of a mean of zero: twice the share of resamples on the rarer side of it, at most 1."""
         known = self.resampled[~np.isnan(self.resampled)]
         rarer = min(int((known <= 0).sum()), int((known >= 0).sum()))
         # Plus one, for the data itself: a finite number of resamples proves no probability of zero.
@@ -44,7 +44,7 @@ class Estimate:
 
 
 def bootstrap(columns: Mapping[str, Floats], stream: str) -> dict[str, Estimate]:
-    """The estimate of each column; all columns are resampled together.
+    """Estimate the mean of each column; all columns are resampled together.
 
     Args:
         columns: Name -> values, shape (questions,), NaN where a question has none. A column of nothing else has no
@@ -61,7 +61,7 @@ def bootstrap(columns: Mapping[str, Floats], stream: str) -> dict[str, Estimate]
 
 
 def average(estimates: Sequence[Estimate]) -> Estimate:
-    """The mean of independent estimates, at least one, each with the same weight."""
+    """Average independent estimates, at least one, each with the same weight."""
     return Estimate(
         sum(estimate.mean for estimate in estimates) / len(estimates),
         np.mean([estimate.resampled for estimate in estimates], axis=0),

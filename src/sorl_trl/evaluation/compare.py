@@ -17,13 +17,13 @@ _SHOWN = 3
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two runs on one dataset, or on a family of datasets."""
+    """The comparison of two runs on one dataset, or on a family of datasets."""
 
     name: str
     questions: int
-    """Those that enter: asked by both runs, with a trajectory that is not masked in each."""
+    """The questions that enter: both runs were asked them, and each has a trajectory of them that is not masked."""
     unscored: int
-    """Those that do not, because a run has masked trajectories of them alone."""
+    """The questions that do not, because every trajectory that one run has of them is masked."""
     before: Mapping[str, float]
     after: Mapping[str, float]
     """Measure -> mean over those questions."""
@@ -33,7 +33,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class DatasetOutcomes:
-    """What a run has of one dataset."""
+    """The outcomes that a run has of one dataset."""
 
     family: str
     outcomes: Sequence[Outcome] = field(default_factory=list)
@@ -44,7 +44,7 @@ Run = Mapping[str, DatasetOutcomes]
 
 
 def read_run(path: str) -> dict[str, DatasetOutcomes]:
-    """The outcomes of a finished run.
+    """Read the outcomes of a finished run.
 
     Raises:
         FileNotFoundError: `path` is not the directory of a finished run.

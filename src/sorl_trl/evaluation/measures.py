@@ -9,7 +9,7 @@ from sorl_trl.types import Trajectory
 
 
 def measure(question: qa.Question, trajectory: Trajectory) -> dict[str, float | None]:
-    """Every measure of `MEASURES`; `None` where it does not apply.
+    """Take every measure of `MEASURES`; one that does not apply is `None`.
 
     That is choice accuracy of an open question, and everything after an infrastructure failure, which says nothing
     about the policy.

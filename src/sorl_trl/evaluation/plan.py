@@ -31,12 +31,12 @@ class Batch:
     samples: tuple[Sample, ...]
 
     def seed(self, run_seed: int) -> int:
-        """Of its random numbers: they depend on the run's seed, the dataset and the index alone."""
+        """The seed of the batch's random numbers, which depends on the run's seed, the dataset and the index alone."""
         return random.Random(f"{run_seed}/{self.dataset}/{self.index}").getrandbits(63)
 
 
 def load_datasets(arguments: EvaluationArguments) -> dict[str, list[Question]]:
-    """Name -> questions, as the arguments say.
+    """Load the questions that the arguments name: name -> questions.
 
     Raises:
         ValueError: A file or folder is not in its schema, or two questions of one file have the same id.
@@ -53,7 +53,7 @@ def load_datasets(arguments: EvaluationArguments) -> dict[str, list[Question]]:
 
 
 def plan_batches(datasets: Mapping[str, Sequence[Question]], num_samples: int, batch_size: int) -> list[Batch]:
-    """Dataset by dataset and question by question, the samples of a question next to each other."""
+    """Plan the batches, dataset by dataset and question by question; samples of a question stay together."""
     batches = []
     for name, questions in datasets.items():
         samples = [Sample(question, index) for question in questions for index in range(num_samples)]
@@ -63,7 +63,7 @@ def plan_batches(datasets: Mapping[str, Sequence[Question]], num_samples: int, b
 
 
 def questions_hash(questions: Sequence[Question]) -> str:
-    """A short name of the content: other questions, golden answers or order give another one."""
+    """Name the content: other questions, golden answers or another order give another name."""
     return hashlib.sha256(json.dumps([asdict(question) for question in questions], default=str).encode()).hexdigest()[
         :16
     ]

@@ -13,7 +13,7 @@ def encode_prompts(
     rows: Sequence[Mapping[str, Any]],
     template_kwargs: Mapping[str, Any] | None = None,
 ) -> list[list[int]]:
-    """Token ids of `build_prompt_rows`' prompts: text as it is, messages by the chat template."""
+    """Encode the prompts of `build_prompt_rows`: text as it is, messages by the chat template."""
     return [_encode_prompt(tokenizer, row["prompt"], dict(template_kwargs or {})) for row in rows]
 
 

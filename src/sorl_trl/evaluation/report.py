@@ -9,19 +9,19 @@ from sorl_trl.types import StopReason
 
 
 def mean_measure(rows: Sequence[EvaluatedTrajectory], name: str) -> float | None:
-    """The mean of one of `MEASURES` over the trajectories that have it; None where none has."""
+    """Average one of `MEASURES` over the trajectories that have it; None if none has."""
     values = [value for row in rows if (value := row.measures[name]) is not None]
     return sum(values) / len(values) if values else None
 
 
 def split_by_hops(rows: Sequence[EvaluatedTrajectory]) -> dict[int, list[EvaluatedTrajectory]]:
-    """Hops -> trajectories of the questions with so many, ascending; without those whose question does not say."""
+    """Group trajectories by their question's hops, ascending; those whose question does not say are left out."""
     hops = sorted({row.question.metadata["hops"] for row in rows if row.question.metadata.get("hops") is not None})
     return {number: [row for row in rows if row.question.metadata.get("hops") == number] for number in hops}
 
 
 def format_report(results: Mapping[str, Sequence[EvaluatedTrajectory]]) -> str:
-    """One line per named result: trajectories, EM, F1, EM by hops, searches per trajectory, share answered.
+    """Write a line per named result: trajectories, EM, F1, EM by hops, searches per trajectory, share answered.
 
     A figure that a result does not have is a dash. Raises ValueError if a result has no trajectory or there is none.
     """

@@ -13,7 +13,7 @@ _COUNTS = {"searches": "searches", "turns": "turns", "generated_tokens": "tokens
 
 
 def format_results(summaries: Sequence[DatasetSummary], families: Sequence[FamilySummary]) -> str:
-    """A line per dataset, a line per family of several datasets, and what the figures mean.
+    """Write a line per dataset, a line per family of several datasets, and what the figures mean.
 
     Scores with their 95 % intervals, counts per trajectory, the share that was answered and the number of masked
     trajectories. A figure that does not apply is a dash.
@@ -42,7 +42,7 @@ def format_results(summaries: Sequence[DatasetSummary], families: Sequence[Famil
 
 
 def format_comparison(comparisons: Sequence[Comparison], before: str, after: str) -> str:
-    """A line per dataset or family and measure: both means, their difference with its 95 % interval, and p."""
+    """Write a line per dataset or family and measure: both means, their difference with its 95 % interval, and p."""
     rows = [
         [
             comparison.name,

@@ -7,7 +7,7 @@ from sorl_trl.types import Observation, Trajectory
 
 
 def format_trajectory(question: Question, trajectory: Trajectory) -> str:
-    """The question, each turn and observation on a line of its own, and the verdict."""
+    """Write the question, each turn and observation on a line of its own, and the verdict."""
     lines = [f"Question     {question.question}"]
     for segment in trajectory.segments:
         speaker = "Environment" if isinstance(segment, Observation) else "Policy"

@@ -19,13 +19,13 @@ _VARIANCE_FLOOR = 1e-8
 
 
 def turn_returns(turn_rewards: Tensor, turn_mask: Tensor, gamma: float) -> Tensor:
-    """R_k = Σ_{j≥k} γ^{j−k} r_j over the turns of each trajectory: (B, K)."""
+    """Discount the rewards from each turn on: R_k = Σ_{j≥k} γ^{j−k} r_j, (B, K)."""
     _, returns = turn_gae(turn_rewards, torch.zeros_like(turn_rewards), turn_mask, gamma, lam=1.0)
     return returns
 
 
 def group_turn_advantages(returns: Tensor, turn_mask: Tensor, num_generations: int, scale: bool = True) -> Tensor:
-    """Â_{i,k} = (R_{i,k} − R̄) / (σ + 1e-4) within each group of `num_generations` rows in order: (B, K).
+    """Compare turns within each group of `num_generations` rows: Â_{i,k} = (R_{i,k} − R̄) / (σ + 1e-4), (B, K).
 
     R̄ is the mean over the group's trajectories of their mean over turns, so that a trajectory of many turns weighs as
     much as one of few; σ is `turn_std`. Where a trajectory's turns all have one return this is GRPO's advantage
@@ -45,7 +45,7 @@ def group_turn_advantages(returns: Tensor, turn_mask: Tensor, num_generations: i
 
 
 def turn_std(returns: Tensor, turn_mask: Tensor, num_generations: int) -> Tensor:
-    """σ of each trajectory's group, σ² = Σ_i mean_k (R_{i,k} − R̄)² / (G − 1): (B, 1).
+    """Compute σ of each trajectory's group: σ² = Σ_i mean_k (R_{i,k} − R̄)² / (G − 1), (B, 1).
 
     G counts the group's trajectories that have a turn. With fewer than two of them the divisor is 1 (ours): one
     trajectory whose turns differ in their returns still has a spread. Arguments and errors are those of
@@ -61,7 +61,7 @@ def turn_std(returns: Tensor, turn_mask: Tensor, num_generations: int) -> Tensor
 def turn_gae(
     turn_rewards: Tensor, turn_values: Tensor, turn_mask: Tensor, gamma: float, lam: float
 ) -> tuple[Tensor, Tensor]:
-    """Generalized advantage estimation (arXiv 1506.02438) with a turn as the time step: advantages, returns (B, K).
+    """Estimate advantages by GAE (arXiv 1506.02438) with a turn as the time step: advantages and returns, each (B, K).
 
     δ_k = r_k + γ V(s_{k+1}) − V(s_k), Â_k = Σ_l (γλ)^l δ_{k+l}, returns = Â + V, and V after the last turn is 0.
 
@@ -75,7 +75,7 @@ def turn_gae(
 
 
 def token_gae(rewards: Tensor, values: Tensor, loss_mask: Tensor, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
-    """Generalized advantage estimation (arXiv 1506.02438) over the model tokens: advantages and returns, each (B, T).
+    """Estimate advantages by GAE (arXiv 1506.02438) over the model tokens: advantages and returns, each (B, T).
 
     δ_t = r_t + γ V_{t'} − V_t and Â_t = δ_t + γλ Â_{t'}, where t' is the trajectory's next model token, with V and Â
     0 after the last one; returns = Â + V. Observations are skipped: their rewards and values never enter, and no
@@ -113,7 +113,7 @@ def turn_rewards_to_tokens(turn_rewards: Tensor, turn_ids: Tensor) -> Tensor:
 
 
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
-    """1 − Var(R − V) / Var(R), the share of the returns' variance that the values predict: ().
+    """Compute the share of the returns' variance that the values predict, 1 − Var(R − V) / Var(R): ().
 
     1 for values that equal the returns up to a constant, 0 for constant values, and negative for values that are off
     by more than the returns' own spread. NaN where Var(R) is 0 up to rounding (ours: at most the mean of R² times
@@ -131,7 +131,7 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
 
 
 def whiten(x: Tensor, mask: Tensor, shift_mean: bool = True) -> Tensor:
-    """`x` scaled to unit variance over the positions where `mask` is 1, and 0 elsewhere: the shape of `x`.
+    """Scale `x` to unit variance over the positions where `mask` is 1; it is 0 elsewhere and keeps its shape.
 
     The variance is the unbiased one plus 1e-8, as in TRL's PPO. Fewer than two kept values have variance 0.
 

@@ -27,7 +27,7 @@ PENALTY_GATES = ("token", "turn", "none")
 
 
 def clip_fraction(log_ratio: Tensor, loss_mask: Tensor, epsilon_low: float, epsilon_high: float) -> Tensor:
-    """f_i, the share of a trajectory's model tokens whose token ratio is outside [1 − ε_low, 1 + ε_high]: (B,).
+    """Compute f_i, the share of model tokens whose ratio is outside [1 − ε_low, 1 + ε_high], per trajectory: (B,).
 
     `log_ratio` and `loss_mask` are (B, T). No gradient; 0 for a trajectory without a model token.
     """
@@ -37,7 +37,7 @@ def clip_fraction(log_ratio: Tensor, loss_mask: Tensor, epsilon_low: float, epsi
 
 
 def kl_to_old(log_ratio: Tensor, loss_mask: Tensor, estimator: str) -> Tensor:
-    """KL_i = (1/|y_i|) Σ_t k(ℓ_t), in nats per token, an estimate of KL(π_θ ‖ π_old) per trajectory: (B,).
+    """Estimate KL(π_θ ‖ π_old) per trajectory as KL_i = (1/|y_i|) Σ_t k(ℓ_t), in nats per token: (B,).
 
     Args:
         log_ratio: (B, T), ℓ_t = log π_θ − log π_old of tokens that π_old sampled; cut by `bounded_log_ratio`.
@@ -56,7 +56,7 @@ def kl_to_old(log_ratio: Tensor, loss_mask: Tensor, estimator: str) -> Tensor:
 def turn_clip_fraction(
     log_ratio: Tensor, turn_ids: Tensor | TurnLayout, epsilon_low: float, epsilon_high: float, turn_ratio: str
 ) -> Tensor:
-    """The share of a trajectory's turns whose turn ratio is outside [1 − ε_low, 1 + ε_high]: (B,).
+    """Compute the share of turns whose turn ratio is outside [1 − ε_low, 1 + ε_high], per trajectory: (B,).
 
     `log_ratio` and `turn_ids` are (B, T); `turn_ratio` is that of `importance_ratio`. No gradient; 0 without a turn.
     """
@@ -68,7 +68,7 @@ def turn_clip_fraction(
 
 
 def gated_kl(gate: Tensor, log_ratio: Tensor, loss_mask: Tensor, estimator: str) -> Tensor:
-    """gate_i · KL_i per trajectory, with the gate detached: (B,); exactly 0, value and gradient, where the gate is 0.
+    """Weigh each trajectory's KL by a detached gate: gate_i · KL_i, (B,), with value and gradient exactly 0 at gate 0.
 
     Args:
         gate: (B,), at least 0: how much each trajectory's KL counts.
@@ -87,7 +87,7 @@ def clip_penalty(
     estimator: str,
     gate: Tensor | None = None,
 ) -> Tensor:
-    """f_i · KL_i per trajectory, with f_i detached: (B,). The clipping-triggered penalty, as specified in the note.
+    """Compute the clipping-triggered penalty as the note specifies it: f_i · KL_i, (B,), with f_i detached.
 
     Arguments and errors are those of `clip_fraction` and `kl_to_old`; with `gate` (B,), that takes the place of
     f_i, and the range is not read. A trajectory in which nothing is clipped gets exactly 0, value and gradient.
@@ -100,7 +100,7 @@ def clip_penalty(
 def is_clipped(
     ratio: Tensor, advantages: Tensor, epsilon_low: float, epsilon_high: float, delta: float | None = None
 ) -> Tensor:
-    """Where `clipped_surrogate` stops the gradient: (Â > 0 and w > 1 + ε_high) or (Â < 0 and w < 1 − ε_low), bool.
+    """Find where `clipped_surrogate` stops the gradient: (Â > 0 and w > 1 + ε_high) or (Â < 0 and w < 1 − ε_low).
 
     With δ also where Â < 0 and w > max(δ, 1 + ε_high), and where Â > 0 and w > δ. Elementwise, (B, T): `ratio` is
     (B, T), and `advantages` broadcasts to it.
@@ -120,7 +120,7 @@ def clipping_bias(
     epsilon_high: float,
     delta: float | None = None,
 ) -> Tensor:
-    """mean_i (1/|y_i|) Σ_{t clipped} w_t Â_t, whose gradient is the clipping bias C(θ) of S-PPO and ST-PPO: ().
+    """Compute the scalar whose gradient is the clipping bias C(θ) of ST-PPO: mean_i (1/|y_i|) Σ_{t clipped} w_t Â_t.
 
     Args:
         ratio: (B, T), the importance ratio of each token's unit, with its gradient: ∇w = w ∇log π.

@@ -18,7 +18,7 @@ LOG_RATIO_BOUND = 20.0
 
 
 def bounded_log_ratio(log_ratio: Tensor) -> Tensor:
-    """ℓ_t cut to [−20, 20], elementwise, in float32 or better: no ratio formed from it overflows or vanishes.
+    """Cut ℓ_t to [−20, 20], elementwise, in float32 or better, so that no ratio formed from it overflows or vanishes.
 
     The bound is verl's, and that of TRL's `loss_type="vespo"`; method and papers leave it open. Beyond it the gradient
     is 0: such a ratio says that the token's probability has changed beyond measure, and nothing about how to mend it.
@@ -30,7 +30,7 @@ def bounded_log_ratio(log_ratio: Tensor) -> Tensor:
 def importance_ratio(
     log_ratio: Tensor, turn_ids: Tensor | TurnLayout, level: str, turn_ratio: str = "geometric"
 ) -> Tensor:
-    """The ratio of each token's unit: (B, T), with 1 where `turn_ids` is −1.
+    """Compute the ratio of the unit that each token belongs to: (B, T), with 1 where `turn_ids` is −1.
 
     It is the exponential of `log_importance_ratio`, where the arguments, equations and errors are described.
     """
@@ -40,7 +40,7 @@ def importance_ratio(
 def log_importance_ratio(
     log_ratio: Tensor, turn_ids: Tensor | TurnLayout, level: str, turn_ratio: str = "geometric"
 ) -> Tensor:
-    """The log-ratio of the unit each token belongs to: (B, T), in nats, with 0 where `turn_ids` is −1.
+    """Compute the log-ratio of the unit that each token belongs to: (B, T), in nats, with 0 where `turn_ids` is −1.
 
     Args:
         log_ratio: (B, T), ℓ_t = log π_θ − log π_old of each token.

@@ -13,7 +13,7 @@ from .masking import masked_mean, turn_broadcast, turn_reduce
 def clipped_surrogate(
     ratio: Tensor, advantages: Tensor, epsilon_low: float, epsilon_high: float, delta: float | None = None
 ) -> Tensor:
-    """PPO's clipped surrogate (arXiv 1707.06347, eq. 7), to be maximised: min(w Â, clip(w, 1 − ε_low, 1 + ε_high) Â).
+    """Compute PPO's surrogate (arXiv 1707.06347, eq. 7), to be maximised: min(w Â, clip(w, 1 − ε_low, 1 + ε_high) Â).
 
     Args:
         ratio: (B, T), the importance ratio of the unit each token belongs to.
@@ -31,7 +31,7 @@ def clipped_surrogate(
 
 
 def aggregate_turns(x: Tensor, turn_ids: Tensor | TurnLayout) -> Tensor:
-    """mean_i (1/n_i) Σ_k mean_{t∈k} x_t, the mean of the SO-PPO objective: (B, T) to ().
+    """Average as the SO-PPO objective does, mean_i (1/n_i) Σ_k mean_{t∈k} x_t: (B, T) to ().
 
     Tokens are averaged over their turn, turns over their trajectory, trajectories over the batch. One without a turn
     counts as 0 and is counted, as in TRL.
@@ -42,7 +42,7 @@ def aggregate_turns(x: Tensor, turn_ids: Tensor | TurnLayout) -> Tensor:
 
 
 def turn_weights(turn_ids: Tensor | TurnLayout) -> Tensor:
-    """|y_i| / (n_i |y^k|) on the tokens of turn k, 0 where `turn_ids` is −1: (B, T) float32.
+    """Weigh each token of turn k by |y_i| / (n_i |y^k|), and others by 0: (B, T) float32.
 
     With these weights a mean over the tokens of each trajectory becomes a mean over its turns:
     (1/|y_i|) Σ_t weight_t x_t = (1/n_i) Σ_k mean_{t∈k} x_t. They let a loss that averages tokens per trajectory, as
@@ -54,7 +54,7 @@ def turn_weights(turn_ids: Tensor | TurnLayout) -> Tensor:
 
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip_range: float | None) -> Tensor:
-    """PPO's clipped value loss, ½ max((v − R)², (clip(v, v_old − c, v_old + c) − R)²), elementwise.
+    """Compute PPO's clipped value loss, ½ max((v − R)², (clip(v, v_old − c, v_old + c) − R)²), elementwise.
 
     Args:
         values, old_values, returns: of one shape; the critic's values now and at rollout time, and their targets.
@@ -65,7 +65,7 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip_range: 
 
 
 def is_value_clipped(values: Tensor, old_values: Tensor, returns: Tensor, clip_range: float | None) -> Tensor:
-    """Where clipping changes `value_loss`: where the clipped error is the larger one. Elementwise, bool.
+    """Find where clipping changes `value_loss`, that is, where the clipped error is the larger one: elementwise, bool.
 
     There the loss no longer depends on v: its gradient is 0. Arguments are those of `value_loss`; False everywhere
     with `clip_range` None.

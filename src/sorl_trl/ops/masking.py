@@ -75,7 +75,7 @@ def split_turns_after(turn_ids: Tensor, closes: Tensor) -> Tensor:
 
 
 def turn_starts(turn_ids: Tensor) -> Tensor:
-    """The first token of each turn: (B, T) turn ids to (B, T) bool.
+    """Mark the first token of each turn: (B, T) turn ids to (B, T) bool.
 
     V(s_k) is read there, where values are aligned so that V at position t is the critic's value of the state before
     token t. The position is `last_token_before_turn` + 1.
@@ -84,24 +84,24 @@ def turn_starts(turn_ids: Tensor) -> Tensor:
 
 
 def turn_ends(turn_ids: Tensor) -> Tensor:
-    """The last token of each turn: (B, T) turn ids to (B, T) bool."""
+    """Mark the last token of each turn: (B, T) turn ids to (B, T) bool."""
     # Read backwards, with ids that grow that way (an id is less than T), turns start where they end.
     backwards = torch.where(turn_ids < 0, -1, turn_ids.size(1) - turn_ids).flip(1)
     return turn_starts(backwards).flip(1)
 
 
 def turn_counts(turn_ids: Tensor | TurnLayout) -> Tensor:
-    """The number of turns n_i of each trajectory: (B, T) turn ids to (B,) int64."""
+    """Count the turns n_i of each trajectory: (B, T) turn ids to (B,) int64."""
     return turn_layout(turn_ids).counts
 
 
 def turn_mask(turn_ids: Tensor | TurnLayout) -> Tensor:
-    """Which of the K turns each trajectory has: (B, T) turn ids to (B, K) bool, True for the first n_i."""
+    """Mark which of the K turns each trajectory has: (B, T) turn ids to (B, K) bool, True for the first n_i."""
     return turn_layout(turn_ids).turn_mask
 
 
 def masked_mean(x: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
-    """The mean of `x` where `mask` is 1, over `dim` or everything: 0 where the mask is empty.
+    """Average `x` where `mask` is 1, over `dim` or everything: 0 where the mask is empty.
 
     `x` and `mask` may have any shapes that broadcast to one another.
     """
@@ -141,7 +141,7 @@ def turn_broadcast(x_turns: Tensor, turn_ids: Tensor | TurnLayout) -> Tensor:
 
 
 def last_token_before_turn(turn_ids: Tensor | TurnLayout) -> Tensor:
-    """The completion position just before each turn's first token: (B, T) turn ids to (B, K) int64.
+    """Find the completion position just before each turn's first token: (B, T) turn ids to (B, K) int64.
 
     Positions count from the start of the completion, so that −1 is the last token of the prompt. Turns that a
     trajectory does not have get −1 as well: tell them apart with `turn_mask`.

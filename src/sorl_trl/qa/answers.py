@@ -15,7 +15,7 @@ _WHOLE_ANSWERS = frozenset({"yes", "no", "noanswer"})
 
 
 def normalize_answer(text: str) -> str:
-    """Lower-case, drop ASCII punctuation, drop the articles a, an, the, collapse white space, as SQuAD does.
+    """Normalize as SQuAD does: lower case, no ASCII punctuation, no a, an or the, white space collapsed.
 
     One departure: a text of nothing but articles keeps them. SQuAD makes it empty, by which the answers "The" and
     "an" to a question about the letter "A" would all be right.
@@ -25,7 +25,7 @@ def normalize_answer(text: str) -> str:
 
 
 def exact_match(prediction: str | None, golden_answers: Sequence[str]) -> float:
-    """1.0 if the normalized prediction equals a normalized golden answer, else 0.0. `None` is no answer: 0.0.
+    """Return 1.0 if prediction and a golden answer are equal once normalized, else 0.0, also for `None` (no answer).
 
     Raises:
         ValueError: `golden_answers` is empty or a plain string.
@@ -34,7 +34,7 @@ def exact_match(prediction: str | None, golden_answers: Sequence[str]) -> float:
 
 
 def sub_exact_match(prediction: str | None, golden_answers: Sequence[str]) -> float:
-    """1.0 if a golden answer stands as whole words in the prediction, else 0.0. `None` is no answer: 0.0.
+    """Return 1.0 if a golden answer stands as whole words in the prediction, else 0.0, also for `None` (no answer).
 
     Punctuation may separate words, as in `contains_answer` ("Paris/Rome" holds "Rome"), or vanish, as in
     `exact_match` ("the US" holds "U.S."): never below exact match.
@@ -47,7 +47,7 @@ def sub_exact_match(prediction: str | None, golden_answers: Sequence[str]) -> fl
 
 
 def token_f1(prediction: str | None, golden_answers: Sequence[str]) -> float:
-    """The F1 of the words that prediction and golden answer share, in [0, 1]; the best over the golden answers.
+    """Return the F1 of the words that prediction and golden answer share, in [0, 1]: the best over the golden answers.
 
     Words are counted with repetition after normalization, in any order. If either side is "yes", "no" or "noanswer",
     the other must be the same (FlashRAG's rule). `None` is no answer: 0.0.
@@ -59,7 +59,7 @@ def token_f1(prediction: str | None, golden_answers: Sequence[str]) -> float:
 
 
 def contains_answer(text: str, golden_answers: Sequence[str]) -> bool:
-    """Whether the text holds a golden answer as whole words, both normalized: "know" does not hold "no".
+    """Tell whether the text holds a golden answer as whole words, both normalized: "know" does not hold "no".
 
     Punctuation separates words here, on both sides, instead of vanishing: "<b>Paris</b>" holds "Paris".
 

@@ -34,7 +34,7 @@ _SYNONYMS = {"dev": "validation", "validation": "dev"}
 
 @dataclass(frozen=True)
 class Benchmark:
-    """Where a question set is and how its rows are read."""
+    """Where a public question set is, and how its rows are read."""
 
     family: Family
     """"mixed": its rows carry the names of other sets as `data_source`."""
@@ -42,7 +42,7 @@ class Benchmark:
     config: str | None
     parse: RowParser
     evaluation_split: str
-    """Its test split, or its development split where the test split is missing or has no labels."""
+    """The test split, or the development split where the test split is missing or has no labels."""
     sizes: Mapping[str, int]
     """Split on the Hub -> expected number of rows. For information only."""
 
@@ -120,7 +120,7 @@ def load_benchmark(
     limit: int | None = None,
     streaming: bool = False,
 ) -> list[Question] | Iterator[Question]:
-    """The questions of a public set.
+    """Load the questions of a public set.
 
     Rows without one clear answer are left out; how many, and why, is logged as a warning. In a set without ids a row
     gets "<split>_<row>"; the second of two equal ids gets "#2" at its end, and how many did is logged too.

@@ -29,7 +29,7 @@ def check_options(options: Mapping[str, str]) -> None:
 
 
 def right_letter(golden_answers: Sequence[str], options: Mapping[str, str]) -> str:
-    """The letter of the option whose text is the golden answer.
+    """Return the letter of the option whose text is the golden answer.
 
     Raises:
         ValueError: There is not exactly one golden answer, or it is not the text of exactly one option. A text that
@@ -45,7 +45,7 @@ def right_letter(golden_answers: Sequence[str], options: Mapping[str, str]) -> s
 
 
 def named_letter(answer: str, options: Mapping[str, str]) -> str | None:
-    """The letter of the one option that an answer names, `None` if it names no option or more than one.
+    """Return the letter of the one option that an answer names, or `None` if it names none or more than one.
 
     An option is named by its letter in either case, bare or with brackets and punctuation ("B", "b.", "(B)"); by its
     text; or by both ("B) text", "B: text"). "Answer", "Option" or "Choice" may stand before all of that ("Answer: B",

@@ -22,7 +22,7 @@ CHOICE_INSTRUCTION = "Answer with the letter of the right option."
 
 
 def question_text(question: Question) -> str:
-    """What stands for "{question}" in a template.
+    """Return what takes the place of "{question}" in a template.
 
     That is the question itself or, where it has options, the question, the options one per line as "A. text", and
     `CHOICE_INSTRUCTION`. So one template serves open and multiple-choice questions, mixed as they come.
@@ -35,7 +35,7 @@ def question_text(question: Question) -> str:
 
 
 def text_prompt(question: str, template: str = SEARCH_R1_TEMPLATE) -> str:
-    """The prompt of a base model: `template` with every "{question}" replaced; other braces stay as they are.
+    """Make the prompt of a base model: `template` with every "{question}" replaced. Other braces stay as they are.
 
     Raises:
         ValueError: `template` has no "{question}".
@@ -46,14 +46,14 @@ def text_prompt(question: str, template: str = SEARCH_R1_TEMPLATE) -> str:
 
 
 def chat_prompt(question: str, template: str = SEARCH_R1_TEMPLATE) -> list[dict[str, str]]:
-    """The prompt of a chat model: one user message that holds `text_prompt(question, template)`."""
+    """Make the prompt of a chat model: one user message that holds `text_prompt(question, template)`."""
     return [{"role": "user", "content": text_prompt(question, template)}]
 
 
 def build_prompt_rows(
     questions: Iterable[Question], template: str = SEARCH_R1_TEMPLATE, conversational: bool = False
 ) -> list[dict[str, Any]]:
-    """The rows of a training set, for `datasets.Dataset.from_list`.
+    """Make the rows of a training set, for `datasets.Dataset.from_list`.
 
     Args:
         questions: What to ask; open and multiple-choice questions may be mixed.

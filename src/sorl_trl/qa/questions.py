@@ -15,7 +15,7 @@ from sorl_trl.qa.choices import check_options, right_letter
 
 @dataclass(frozen=True)
 class Question:
-    """One question: the row type of all data sets.
+    """A question with its golden answers: the row type of all data sets.
 
     Raises:
         ValueError: There are options, and `golden_answers` is not the text of exactly one of them, or a letter is not

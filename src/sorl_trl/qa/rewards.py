@@ -23,21 +23,21 @@ OptionPairs = Sequence[tuple[str, str]]
 def exact_match_reward(
     *, trajectory: Sequence[Trajectory], golden_answers: Sequence[Sequence[str]], **_: object
 ) -> list[float | None]:
-    """1.0 for an answer that matches a golden answer exactly after normalization, else 0.0."""
+    """Give 1.0 for an answer that equals a golden answer after normalization, else 0.0."""
     return _score_each(scoring.score_exact_match, trajectory, golden_answers)
 
 
 def sub_exact_match_reward(
     *, trajectory: Sequence[Trajectory], golden_answers: Sequence[Sequence[str]], **_: object
 ) -> list[float | None]:
-    """1.0 for an answer that holds a golden answer as whole words, else 0.0. A policy can win it with long answers."""
+    """Give 1.0 for an answer that holds a golden answer as whole words, else 0.0. Long answers can win it."""
     return _score_each(scoring.score_sub_exact_match, trajectory, golden_answers)
 
 
 def f1_reward(
     *, trajectory: Sequence[Trajectory], golden_answers: Sequence[Sequence[str]], **_: object
 ) -> list[float | None]:
-    """Token F1 of the answer with the best of the golden answers, in [0, 1]."""
+    """Give the token F1 of the answer with the best of the golden answers, in [0, 1]."""
     return _score_each(scoring.score_f1, trajectory, golden_answers)
 
 
@@ -49,7 +49,7 @@ def choice_reward(
     data_source: Sequence[str],
     **_: object,
 ) -> list[float | None]:
-    """1.0 for an answer that names the right option, by letter or text, else 0.0.
+    """Give 1.0 for an answer that names the right option, by letter or text, else 0.0.
 
     Raises:
         ValueError: A question is open; the message names its data source.
@@ -64,25 +64,25 @@ def answer_reward(
     options: Sequence[OptionPairs | None] | None = None,
     **_: object,
 ) -> list[float | None]:
-    """For mixed sets: choice accuracy where the question has options, exact match where it is open."""
+    """Give choice accuracy where the question has options, and exact match where it is open: for mixed sets."""
     columns = [None] * len(trajectory) if options is None else options
     return _score_each(scoring.score_answer, trajectory, golden_answers, _mappings(columns))
 
 
 def format_reward(*, trajectory: Sequence[Trajectory], **_: object) -> list[float | None]:
-    """1.0 for a trajectory with an answer and without an invalid action, else 0.0."""
+    """Give 1.0 for a trajectory with an answer and without an invalid action, else 0.0."""
     return _score_each(scoring.score_format, trajectory)
 
 
 def turn_format_reward(*, trajectory: Sequence[Trajectory], **_: object) -> list[list[float] | None]:
-    """Turn rewards, one per turn: 1.0 for a well-formed action, 0.0 for an invalid one. Their sum pays for turns."""
+    """Give each turn 1.0 for a well-formed action, 0.0 for an invalid one. The sum rewards taking many turns."""
     return _score_each(scoring.score_turn_format, trajectory)
 
 
 def search_hit_turn_reward(
     *, trajectory: Sequence[Trajectory], golden_answers: Sequence[Sequence[str]], **_: object
 ) -> list[list[float] | None]:
-    """Turn rewards, one per turn: 1.0 for the first search that brought in a golden answer, else 0.0."""
+    """Give each turn 1.0 if it is the first search that brought in a golden answer, else 0.0."""
     return _score_each(scoring.score_search_hits, trajectory, golden_answers)
 
 
@@ -96,7 +96,7 @@ REWARDS: dict[str, RewardFunction] = {
     "turn_format": turn_format_reward,
     "search_hit": search_hit_turn_reward,
 }
-"""What recipes call them."""
+"""The reward functions by the names that recipes use."""
 TURN_REWARDS = frozenset({"turn_format", "search_hit"})
 """The names of those that return one float per turn."""
 

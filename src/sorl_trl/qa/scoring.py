@@ -16,24 +16,24 @@ _VERDICTS = frozenset({"yes", "no", "maybe"})
 
 
 def score_exact_match(trajectory: Trajectory, golden_answers: Sequence[str]) -> float:
-    """`exact_match` of the trajectory's answer; 0.0 without one."""
+    """Score `exact_match` of the trajectory's answer; 0.0 without one."""
     return exact_match(trajectory.answer, golden_answers)
 
 
 def score_f1(trajectory: Trajectory, golden_answers: Sequence[str]) -> float:
-    """`token_f1` of the trajectory's answer; 0.0 without one."""
+    """Score `token_f1` of the trajectory's answer; 0.0 without one."""
     return token_f1(trajectory.answer, golden_answers)
 
 
 def score_sub_exact_match(trajectory: Trajectory, golden_answers: Sequence[str]) -> float:
-    """`sub_exact_match` of the trajectory's answer; 0.0 without one."""
+    """Score `sub_exact_match` of the trajectory's answer; 0.0 without one."""
     return sub_exact_match(trajectory.answer, golden_answers)
 
 
 def score_choice(
     trajectory: Trajectory, golden_answers: Sequence[str], options: Mapping[str, str], data_source: str = ""
 ) -> float:
-    """1.0 if the trajectory's answer names the right option, and no other, by letter or text (`named_letter`).
+    """Score 1.0 if the answer names the right option and no other, by letter or text (`named_letter`), else 0.0.
 
     Args:
         trajectory: What the policy did; without an answer it scores 0.0.
@@ -54,20 +54,20 @@ def score_choice(
 
 
 def score_answer(trajectory: Trajectory, golden_answers: Sequence[str], options: Mapping[str, str]) -> float:
-    """Whether the answer is right, 1.0 or 0.0: `score_choice` where there are options, else `score_exact_match`."""
+    """Score 1.0 for a right answer: by `score_choice` where there are options, else by `score_exact_match`."""
     if options:
         return score_choice(trajectory, golden_answers, options)
     return score_exact_match(trajectory, golden_answers)
 
 
 def score_format(trajectory: Trajectory) -> float:
-    """1.0 if the policy answered and made no invalid action on the way, else 0.0."""
+    """Score 1.0 if the policy answered and made no invalid action on the way, else 0.0."""
     is_valid = all(turn.action.kind is not ActionKind.INVALID for turn in trajectory.turns)
     return float(is_valid and trajectory.answer is not None)
 
 
 def score_turn_format(trajectory: Trajectory) -> list[float]:
-    """One score per turn: 1.0 for a well-formed action, 0.0 for an invalid one.
+    """Score each turn: 1.0 for a well-formed action, 0.0 for an invalid one.
 
     The sum grows with the number of turns: weigh it low, or the policy is paid for searching on.
     """
@@ -75,7 +75,7 @@ def score_turn_format(trajectory: Trajectory) -> list[float]:
 
 
 def score_search_hits(trajectory: Trajectory, golden_answers: Sequence[str]) -> list[float]:
-    """One score per turn: 1.0 for the first search that brought in a golden answer, else 0.0.
+    """Score each turn: 1.0 for the first search that brought in a golden answer, else 0.0.
 
     Only the first counts, or repeating one good search would pay more than answering. The golden answer must be, as
     whole words (`contains_answer`), both in a passage found and in the text of the observation right after the turn:

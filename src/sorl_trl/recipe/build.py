@@ -70,6 +70,11 @@ def resume_problems(checkpoint: str | None) -> Iterator[Problem]:
 
 
 def build_trainer(arguments: Arguments) -> TurnLevelTrainer:
+    """Build the trainer that a recipe and a command line describe, with its model, data, rollout and callbacks.
+
+    Raises:
+        UserMistake: something that the arguments name is missing or cannot be loaded.
+    """
     task, config, model = arguments.task, arguments.config, arguments.model
     raise_first(resume_problems(config.resume_from_checkpoint))
     check_checkpoint(str(model.model_name_or_path))

@@ -25,12 +25,12 @@ PROTOCOLS: Mapping[str, TagProtocol] = {
         message_frame=Frame(),
     ),
 }
-"""By the names that recipes use: "terse" is for tiny policies, which copy best from short observations."""
+"""Protocols by the names that recipes use. "terse" is for tiny policies, which copy best from short observations."""
 
 
 @dataclass
 class RolloutArguments(Checked):
-    """What the policy is told and what a trajectory may take, but for its tokens in all.
+    """What the policy is told, and the limits of a trajectory except for its total number of tokens.
 
     Raises ValueError for a value that is not allowed.
     """
@@ -64,7 +64,7 @@ class RolloutArguments(Checked):
             yield Problem("prompt_template", what)
 
     def limits(self, max_trajectory_tokens: int) -> RolloutLimits:
-        """The limits of a trajectory of so many tokens after the prompt. Raises ValueError for a number below 1."""
+        """Limit a trajectory to so many tokens after the prompt. Raises ValueError for a number below 1."""
         return RolloutLimits(
             max_turns=self.max_turns,
             max_turn_tokens=self.max_turn_tokens,
@@ -77,7 +77,7 @@ class RolloutArguments(Checked):
     def tag_protocol(
         self, tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None = None
     ) -> TagProtocol:
-        """The protocol by its name; with `chat`, its default `message_frame` is replaced by the chat template's.
+        """Make the protocol of that name; with `chat`, the chat template's frame replaces its default `message_frame`.
 
         `template_kwargs` go to that template, as the trainer's `chat_template_kwargs` do for prompts.
 

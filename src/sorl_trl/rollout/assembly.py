@@ -10,7 +10,7 @@ from sorl_trl.types import Trajectory, Turn
 
 @dataclass(frozen=True)
 class AssembledTrajectory:
-    """A completion, token by token. All lists have the completion's length."""
+    """A completion, token by token; all lists have its length."""
 
     completion_ids: list[int]
     """Turns and observations in order; empty for a trajectory without a turn, and never else."""
@@ -23,7 +23,7 @@ class AssembledTrajectory:
 
 
 def assemble(trajectories: Sequence[Trajectory]) -> list[AssembledTrajectory]:
-    """Lay out each trajectory.
+    """Lay out each trajectory token by token.
 
     One that an infrastructure failure ended keeps its tokens, with `env_mask` 0 and `turn_ids` −1 on all of them.
     """

@@ -65,7 +65,7 @@ class _Row:
 
 
 class Collector:
-    """Lets a policy and a search engine make trajectories together, many at a time.
+    """Has a policy and a search engine take turns, on many trajectories at a time.
 
     All rows advance in lock-step: one generation call for all that are live, then one search for all distinct
     queries. A row may take `max_turns` turns that search or go wrong, then one last turn in which it can only answer.
@@ -100,7 +100,7 @@ class Collector:
         generator: Generator,
         any_active: Callable[[bool], bool] = _this_rank_alone,
     ) -> list[Trajectory]:
-        """One trajectory per prompt, in order; each has at least one turn and ends with one.
+        """Collect one trajectory per prompt, in order; each has at least one turn and ends with one.
 
         The exception is a prompt that alone fills the generator's window: its trajectory has no turn, it ends with
         `StopReason.CONTEXT_LIMIT`, and a warning says how long the prompt is.

@@ -29,16 +29,16 @@ class ObservationEncoder:
         self._frame_ids = {frame: self._encode_frame(frame) for frame in protocol.frames}
 
     def passages(self, passages: Sequence[Passage]) -> Observation:
-        """What a search found, which may be nothing."""
+        """Encode what a search found, which may be nothing."""
         body = self._protocol.render_passages(passages)
         return self._encode(self._protocol.information_frame, body, tuple(passages))
 
     def search_failed(self) -> Observation:
-        """In place of passages: this query cannot be searched for."""
+        """Encode the message that this query cannot be searched for, in the place of passages."""
         return self._encode(self._protocol.information_frame, self._protocol.search_failed)
 
     def invalid_feedback(self, message_closed: bool) -> Observation:
-        """The corrective message. `message_closed`: the policy ended its message with an end-of-sequence token."""
+        """Encode the corrective message; `message_closed` says that the policy ended its own by an end of sequence."""
         frame = self._protocol.message_frame if message_closed else self._protocol.feedback_frame
         return self._encode(frame, self._protocol.invalid_feedback)
 

@@ -22,7 +22,7 @@ _TAIL_MARGIN = 8
 
 @dataclass(frozen=True)
 class Generation:
-    """What one row sampled.
+    """The tokens that one row sampled in one call.
 
     `token_ids` holds every sampled id: the end-of-sequence token, and what a last token holds beyond the stop string.
     `logprobs` are those of the sampling engine, one per token, where it reports them.
@@ -36,19 +36,19 @@ class Generation:
 
 
 class Generator(Protocol):
-    """Samples from the policy. Token ids in, token ids out.
+    """Samples from the policy: token ids in, token ids out.
 
     One that can read so many tokens and no more, context and generation together, says so in an attribute `window`:
     the collector then never asks for more. None, or no such attribute: there is no end to what it reads.
     """
 
     def generate(self, contexts: Sequence[Sequence[int]], max_new_tokens: Sequence[int]) -> list[Generation]:
-        """One generation per context, in order, of 1 to `max_new_tokens[row]` tokens."""
+        """Generate once per context, in order, 1 to `max_new_tokens[row]` tokens each."""
         ...
 
 
 class TurnEnd:
-    """Where a turn ends, for every engine alike: at an end-of-sequence token, or a stop string in the decoded text."""
+    """Decides where a turn ends, for every engine alike: at an end-of-sequence token, or a stop string in the text."""
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, stop_strings: Sequence[str], eos_token_ids: Sequence[int]
@@ -62,7 +62,7 @@ class TurnEnd:
         """Tokens at the end that are looked at: a stop string that stands before them has ended the turn there."""
 
     def reached(self, sampled: Sequence[Sequence[int]]) -> list[bool]:
-        """Whether each row's last token ended its turn, given what the row has sampled, or the `tail` of it."""
+        """Tell whether each row's last token ended its turn, given what the row has sampled, or the `tail` of it."""
         tails = [list(ids[-self.tail :]) for ids in sampled]
         texts = self._tokenizer.batch_decode(tails, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return [

@@ -13,7 +13,7 @@ LONG_OBSERVATION = OneOf(get_args(LongObservation))
 
 @dataclass(frozen=True)
 class RolloutLimits(Checked):
-    """Limits of one trajectory, in turns and in tokens. The defaults are those of Search-R1's `train_ppo.sh`.
+    """The limits of one trajectory, in turns and in tokens. The defaults are those of Search-R1's `train_ppo.sh`.
 
     Raises ValueError for a limit out of range.
     """

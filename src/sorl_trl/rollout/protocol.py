@@ -34,7 +34,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class TagProtocol:
-    """Texts of both sides. The defaults are Search-R1's, except that no message spells out a tag.
+    """How policy and environment talk. The defaults are Search-R1's, except that no message spells out a tag.
 
     A message that held `<answer> and </answer>`, as Search-R1's corrective one does, would offer an answer to every
     scorer that reads the completion as text.
@@ -51,11 +51,11 @@ class TagProtocol:
         "If I want to give the final answer, I should put it between the answer tags. Let me try again."
     )
     information_frame: Frame = field(default=Frame("\n\n<information>", "</information>\n\n"))
-    """Around passages, and around `no_results` and `search_failed` in their place."""
+    """The text around passages, and around `no_results` and `search_failed` in their place."""
     feedback_frame: Frame = field(default=Frame("\n", "\n"))
-    """Around `invalid_feedback`, where the policy's text goes on."""
+    """The text around `invalid_feedback`, where the policy's own text goes on."""
     message_frame: Frame = field(default=Frame("\n", "\n"))
-    """Around `invalid_feedback` after an end-of-sequence token. For a chat model: `chat_message_frame(tokenizer)`."""
+    """The same after an end-of-sequence token. For a chat model, use `chat_message_frame(tokenizer)`."""
 
     stop_strings: ClassVar[tuple[str, ...]] = ("</search>", "</answer>")
     """A turn ends where one of these is closed."""
@@ -86,7 +86,7 @@ class TagProtocol:
                     raise ValueError(f"tokenizer writes {tag!r} as {written!r}: it must be able to write the tag")
 
     def parse(self, text: str) -> Action:
-        """The action of one turn, judged by its first closing tag; what follows that tag is ignored.
+        """Read the action of one turn from its first closing tag; what follows that tag is ignored.
 
         Its content stands between the last matching opening tag and the closing one. No closing tag, no opening
         tag, or nothing between them is an invalid action.
@@ -105,7 +105,7 @@ class TagProtocol:
         return Action(ActionKind(closing[1]), content)
 
     def render_passages(self, passages: Sequence[Passage]) -> str:
-        """The body of an observation, best passage first, or `no_results`."""
+        """Write the body of an observation: the passages, best first, or `no_results`."""
         if not passages:
             return self.no_results
         rendered = (
@@ -116,7 +116,7 @@ class TagProtocol:
 
     @staticmethod
     def tags_in(text: str) -> list[str]:
-        """The protocol tags that a text holds, as they are written there."""
+        """Find the protocol tags that a text holds, as they are written there."""
         return [tag[0] for tag in _ANY_TAG.finditer(text)]
 
     @staticmethod
@@ -129,7 +129,7 @@ class TagProtocol:
 
 
 def chat_message_frame(tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None = None) -> Frame:
-    """What surrounds a user message between two of the assistant's, taken from the tokenizer's chat template.
+    """Read what surrounds a user message between two of the assistant's from the tokenizer's chat template.
 
     `template_kwargs` go to the template, as `chat_template_kwargs` of the trainer do for prompts.
 

@@ -10,7 +10,7 @@ from sorl_trl.types import ActionKind, Observation, StopReason, Trajectory, Turn
 
 
 def rollout_statistics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Means and shares over a batch. The keys are always the same; a mean over nothing is 0.
+    """Compute means and shares over a batch. The keys are always the same; a mean over nothing is 0.
 
     A search counts once it was answered: not in the last turn, which cannot search, nor with the engine down.
     """

@@ -25,7 +25,7 @@ _INFORMATION = re.compile(r"<information>(.*?)</information>")
 
 @dataclass(frozen=True)
 class ExpertNoise(Checked):
-    """Chances of the expert's mistakes, each in [0, 1]. All zero: it makes none.
+    """The chances of the expert's mistakes, each in [0, 1]. With all of them at 0 it makes none.
 
     The defaults (ours) warm-start a policy that is right about three times in ten when sampled: mediocre, and able to
     improve because the right action is still the likeliest.
@@ -50,7 +50,7 @@ NO_NOISE = ExpertNoise(0.0, 0.0, 0.0, 0.0)
 
 
 class ScriptedExpert:
-    """A `Generator`: run by the ordinary collector, it gives trajectories exactly as a policy would.
+    """A `Generator` that follows a script. The ordinary collector gets trajectories from it as from a policy.
 
     It follows a question's relations one search at a time, believes every passage it gets, and answers with the
     object of the last one. All its state is in the context.

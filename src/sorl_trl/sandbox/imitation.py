@@ -30,7 +30,7 @@ _WARMUP_STEPS = 50
 
 @dataclass(frozen=True)
 class WarmStartConfig(Checked):
-    """The defaults are ours, chosen so that reinforcement learning has room: see `ExpertNoise`."""
+    """How to warm-start a policy. The defaults are ours and leave reinforcement learning room: see `ExpertNoise`."""
 
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     noise: ExpertNoise = field(default_factory=ExpertNoise)
@@ -55,7 +55,7 @@ class Example:
 def warm_start(
     world: World, practice: Sequence[World], cache_dir: str | Path, config: WarmStartConfig | None = None
 ) -> Path:
-    """Train a policy on the expert's trajectories through the `practice` worlds, or find it in the cache.
+    """Train a policy on the expert's trajectories through the `practice` worlds, or take it from the cache.
 
     The key of the cache is a hash of all inputs. A directory in it is complete: it is written elsewhere and renamed.
 

@@ -23,7 +23,7 @@ RELATIONS = (
 
 @dataclass(frozen=True)
 class Population(Checked):
-    """How many of each kind a world has, and how many words people's names are made from."""
+    """How many of each kind a world has, and how many words the names of its people are made from."""
 
     people: Annotated[int, POSITIVE_COUNT] = 300
     companies: Annotated[int, POSITIVE_COUNT] = 80

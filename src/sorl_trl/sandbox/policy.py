@@ -24,7 +24,7 @@ TAGS = tuple(f"<{slash}{name}>" for name in ("search", "information", "answer") 
 
 @dataclass(frozen=True)
 class PolicyConfig(Checked):
-    """Size of a Llama with tied embeddings. The defaults (ours) learn to copy an atlas's names in 15 CPU-seconds."""
+    """Size of a Llama with tied embeddings. The defaults (ours) learn to copy the atlas's names in 15 CPU-seconds."""
 
     hidden_size: Annotated[int, POSITIVE_COUNT] = 64
     layers: Annotated[int, POSITIVE_COUNT] = 2
@@ -38,7 +38,7 @@ class PolicyConfig(Checked):
 
 
 def train_tokenizer(worlds: Sequence[World]) -> PreTrainedTokenizerFast:
-    """A word-level tokenizer of all words of the worlds, lower-cased, with each protocol tag as one token.
+    """Make a word-level tokenizer of all words of the worlds, lower-cased, with each protocol tag as one token.
 
     Decoding puts one space between any two tokens.
     """
@@ -60,7 +60,7 @@ def train_tokenizer(worlds: Sequence[World]) -> PreTrainedTokenizerFast:
 
 
 def make_policy(tokenizer: PreTrainedTokenizerFast, config: PolicyConfig, seed: int) -> LlamaForCausalLM:
-    """A randomly initialised Llama in evaluation mode; the global random state is left as it was."""
+    """Make a randomly initialised Llama in evaluation mode; the global random state is left as it was."""
     llama = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=config.hidden_size,

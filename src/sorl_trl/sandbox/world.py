@@ -91,7 +91,7 @@ class World:
         return target
 
     def guess_rate(self) -> float:
-        """Exact match on `evaluation` of always giving the relations' most frequent answer in `train`, in [0, 1]."""
+        """The exact match on `evaluation` of always giving a relation's commonest answer in `train`, in [0, 1]."""
         answers: dict[tuple[str, ...], Counter[str]] = {}
         for question in self.train:
             counts = answers.setdefault(tuple(question.metadata["relations"]), Counter())

@@ -55,7 +55,7 @@ def _unset(name: str) -> str:
 
 
 class BuiltSearch(NamedTuple):
-    """A search engine, and a name for what it searches: equal names give equal answers."""
+    """A search engine with a name for what it searches: equal names give equal answers."""
 
     backend: SearchBackend
     identity: str
@@ -63,7 +63,7 @@ class BuiltSearch(NamedTuple):
 
 @dataclass
 class SearchArguments(Checked):
-    """Where the policy's searches go: exactly one of `index`, `corpus`, `search_url`, `no_search` and `replay`.
+    """Say where searches go: exactly one of `index`, `corpus`, `search_url`, `no_search` and `replay`.
 
     Raises ValueError for none or several of them, for a file or directory that is not there, and for an argument that
     the chosen one could not use.

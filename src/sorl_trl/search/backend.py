@@ -10,14 +10,14 @@ from sorl_trl.types import Passage
 
 
 class SearchError(Exception):
-    """The engine works and refuses this request. The policy is told so and may ask differently.
+    """The engine works but refuses this request. The policy is told so and may ask differently.
 
     One query is enough to have a whole batch refused: ask query by query to learn which.
     """
 
 
 class SearchUnavailable(Exception):
-    """The engine cannot be reached or is broken. Says nothing about the policy: its trajectory is masked out.
+    """The engine cannot be reached or is broken. This says nothing about the policy, so its trajectory is masked out.
 
     Not a `SearchError`, so that no handler of one catches the other. Any other exception is a programming error.
     """
@@ -28,7 +28,7 @@ INFRASTRUCTURE_ERRORS = (SearchUnavailable, ConnectionError, TimeoutError, socke
 
 
 class SearchBackend(Protocol):
-    """A search engine."""
+    """What the rollout needs of a search engine: one method, which may be asked anything."""
 
     def search_batch(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """Search for several queries at once.

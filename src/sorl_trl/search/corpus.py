@@ -22,11 +22,11 @@ ENDINGS = (".jsonl", ".jsonl.gz")
 
 
 class CorpusError(ValueError):
-    """A corpus file that cannot be used. The message names the file and, where it has one, the line."""
+    """A corpus file cannot be used. The message names the file and, where it has one, the line."""
 
 
 class Corpus:
-    """Random access to the passages of a corpus file, in the order of its lines.
+    """The passages of a corpus file, by position in the order of its lines, read where they lie.
 
     Two schemas are read, and may be mixed:
 
@@ -90,7 +90,7 @@ def corpus_files(paths: CorpusPaths) -> list[Path]:
 
 
 def read_passages(files: Sequence[Path], show_progress: bool) -> Iterator[Passage]:
-    """Every passage of the files, in order, a line at a time; the schemas are those of `Corpus`. Blank lines are none.
+    """Read the passages of the files in order, a line at a time, in the schemas of `Corpus`. Blank lines are skipped.
 
     Args:
         files: As `corpus_files` gives them.

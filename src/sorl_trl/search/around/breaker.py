@@ -15,11 +15,11 @@ logger = logging.getLogger(__name__)
 
 
 class CircuitOpen(SearchUnavailable):
-    """Not even asked: the backend has failed too often in a row, and is left alone for now."""
+    """The backend was not asked, because it has failed too often in a row and is left alone for now."""
 
 
 class CircuitBreaker:
-    """A `SearchBackend` that stops asking another after `failures` times in a row it was unavailable.
+    """A `SearchBackend` that stops asking another one after it was unavailable `failures` times in a row.
 
     It is then open: every search fails at once, for `recovery_s`. After that, one search goes through as a probe while
     the others still fail: its success closes the breaker, its failure opens it for as long again. `SearchError` is no

@@ -25,23 +25,23 @@ CacheKey = tuple[str, str, int]
 
 
 class CacheError(RuntimeError):
-    """A cache file that cannot be used. The message names it and says what to do."""
+    """A cache file cannot be used. The message names it and says what to do."""
 
 
 class CacheStore(Protocol):
-    """Where answers are kept. Threads may share it."""
+    """A place where answers are kept. Threads may share it."""
 
     def read(self, keys: Sequence[CacheKey]) -> dict[CacheKey, tuple[Passage, ...]]:
-        """The answers that are there; keys without one are left out."""
+        """Return the answers that are there; keys without one are left out."""
         ...
 
     def write(self, answers: Mapping[CacheKey, tuple[Passage, ...]]) -> None:
-        """Keep these answers, in place of any of the same keys."""
+        """Keep these answers, in place of any under the same keys."""
         ...
 
 
 class CachedSearch:
-    """A `SearchBackend` that asks another only what it has not asked before: each such query once, all in one call.
+    """A `SearchBackend` that asks another only what it has not asked it before: each query once, all in one call.
 
     The wrappers of this package go around each other in this order, each of them optional:
 
@@ -102,7 +102,7 @@ class CachedSearch:
 
 
 class MemoryStore:
-    """A `CacheStore` in memory, which forgets what was not read for longest. A copy starts empty.
+    """A `CacheStore` in memory, which forgets what has not been read for longest. A copy starts empty.
 
     Args:
         max_entries: The most answers it keeps, at least 1. Three passages of 100 words take about 3 kB.

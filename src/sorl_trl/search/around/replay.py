@@ -21,18 +21,18 @@ Outcome = tuple[Passage, ...] | SearchError | SearchUnavailable
 
 
 class RecordingError(ValueError):
-    """A recording that cannot be read. The message names the file and the line."""
+    """A recording cannot be read. The message names the file and the line."""
 
 
 class NotRecorded(KeyError):
-    """A replayed run searches for what the recorded one did not. The message names the query."""
+    """A replayed run searches for something that the recorded run did not. The message names the query."""
 
     def __str__(self) -> str:
         return str(self.args[0])  # A KeyError would show the message as a quoted key.
 
 
 class RecordingSearch:
-    """A `SearchBackend` that writes down what another answers: a JSON line per query, before the caller has it.
+    """A `SearchBackend` that records what another answers, as a JSON line per query, before the caller has it.
 
     A line is `{"query", "k", "passages"}`, `{"query", "k", "refused"}` or `{"query", "k", "unavailable"}`, the last
     two with the error's words. A batch of several that is refused as a whole is not written: it does not say which
@@ -87,7 +87,7 @@ class RecordingSearch:
 
 
 class ReplayedSearch:
-    """A `SearchBackend` that answers from a recording, scores included, and refuses or is unavailable as recorded.
+    """A `SearchBackend` that answers, refuses and is unavailable as a recording says, scores included.
 
     Of several outcomes of one request the last counts, except that `unavailable` never replaces an answer: retries
     came after it. Threads may share it.

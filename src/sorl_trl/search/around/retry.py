@@ -27,12 +27,12 @@ logger = logging.getLogger(__name__)
 
 
 class RetriesExhausted(SearchUnavailable):
-    """Asked again and again, to no avail. Another `RetryingSearch` further out takes it for final."""
+    """The engine was asked again and again in vain. Another `RetryingSearch` around this one takes it for final."""
 
 
 @dataclass(frozen=True)
 class RetryPolicy(Checked):
-    """When to give up on an engine that is down. Waits grow exponentially, with jitter, up to `max_wait_s`.
+    """How long to go on asking an engine that is down. Waits grow exponentially, with jitter, up to `max_wait_s`.
 
     By default the deadline ends the retries, so that a server may be started again meanwhile. It bounds the attempts
     and waits together: no attempt begins after it. How long one attempt may take is the engine's own affair. The
@@ -46,7 +46,7 @@ class RetryPolicy(Checked):
 
 
 class RetryingSearch:
-    """A `SearchBackend` that asks another again where it is unavailable.
+    """A `SearchBackend` that asks another one again when it is unavailable.
 
     A `ConnectionError`, a `TimeoutError` or a name that does not resolve counts as unavailable too. Where a
     `CircuitBreaker` inside is open, or a `RetryingSearch` inside has given up, it does not ask again: retries do not

@@ -76,7 +76,7 @@ class BM25Index:
 
     @classmethod
     def open(cls, corpus_path: CorpusPaths, index_dir: str | os.PathLike[str]) -> BM25Index:
-        """Load the index of a corpus, built first where there is none.
+        """Load the index of a corpus, and build it first where there is none.
 
         Raises:
             IndexOutdated: The index at `index_dir` was built from another content than the corpus has now.
@@ -86,7 +86,7 @@ class BM25Index:
 
     @classmethod
     def load(cls, index_dir: str | os.PathLike[str]) -> BM25Index:
-        """Map an index directory into memory, after every file was checked against the manifest.
+        """Check every file of an index directory against its manifest, and map them into memory.
 
         Raises:
             FileNotFoundError: There is no such directory.

@@ -34,7 +34,7 @@ SAME_DIRECTION = 0.99
 
 
 class DenseIndex:
-    """A `SearchBackend` by meaning: the passages whose vectors have the largest inner product with the query's.
+    """A `SearchBackend` by meaning: it finds the passages whose vectors are nearest to the query's, by inner product.
 
     Vectors have length 1, so that scores are cosines. The search is exact. Every passage is a hit of every query, save
     a query of white space alone, which has none; equal scores keep the order of the corpus. On a GPU the vectors lie

@@ -21,7 +21,7 @@ Vectors = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class DenseOptions(Checked):
-    """The embedding model, and how texts are given to it. The defaults are those of Search-R1's retriever, E5.
+    """An embedding model, and how it is given texts. The defaults are those of Search-R1's retriever, E5.
 
     Args:
         model: A sentence-transformers or transformers model: a Hub id or a local folder.
@@ -39,7 +39,7 @@ class DenseOptions(Checked):
 
     @property
     def settings(self) -> dict[str, str]:
-        """What an index must be searched with again: a folder by its whole path, for the next working directory."""
+        """The settings to search an index with again: a folder by its whole path, for the next working directory."""
         model = str(Path(self.model).absolute()) if Path(self.model).is_dir() else self.model
         return {"model": model, "query_prefix": self.query_prefix, "passage_prefix": self.passage_prefix}
 

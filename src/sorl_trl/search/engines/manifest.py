@@ -15,14 +15,14 @@ FORMAT_VERSION = 2
 
 
 class IndexCorrupted(ValueError):
-    """A saved index that must not be used. The message names the file and what to do."""
+    """A saved index must not be used. The message names the file and says what to do."""
 
     def __init__(self, directory: Path, problem: str) -> None:
         super().__init__(f"index {directory}: {problem}; delete the directory and build the index again")
 
 
 class IndexOutdated(ValueError):
-    """A saved index of another corpus than the one at hand."""
+    """A saved index was made from another corpus than the one at hand."""
 
     def __init__(self, directory: Path, corpus: str) -> None:
         super().__init__(

@@ -43,7 +43,7 @@ class Postings:
 
     @classmethod
     def of(cls, scorer: bm25s.BM25) -> Postings:
-        """Those of a bm25s index.
+        """Take the postings of a bm25s index.
 
         Raises:
             ValueError: The matrix is not as described: numpy would take an index of -1 for the last passage.

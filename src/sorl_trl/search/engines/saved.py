@@ -30,7 +30,7 @@ YOUNG_S = 60.0
 
 
 class SavedIndex(SearchBackend, Protocol):
-    """A search engine that lies in one directory."""
+    """A search engine whose files lie in one directory."""
 
     engine: ClassVar[str]
     """Its name in the manifest."""

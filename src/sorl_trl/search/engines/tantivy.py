@@ -72,7 +72,7 @@ class TantivyIndex:
 
     @classmethod
     def open(cls, corpus_path: CorpusPaths, index_dir: str | os.PathLike[str]) -> TantivyIndex:
-        """Load the index of a corpus, built first where there is none. Reads the whole corpus; `load` does not.
+        """Load the index of a corpus, and build it first where there is none. This reads the corpus; `load` does not.
 
         Raises:
             IndexOutdated: The index at `index_dir` was built from another content than the corpus has now.
@@ -82,7 +82,7 @@ class TantivyIndex:
 
     @classmethod
     def load(cls, index_dir: str | os.PathLike[str]) -> TantivyIndex:
-        """Open an index directory, after its files were checked: up to 1 MiB by hash, larger ones by size.
+        """Check the files of an index directory, up to 1 MiB by hash and larger ones by size, and open it.
 
         Raises:
             FileNotFoundError: There is no such directory.

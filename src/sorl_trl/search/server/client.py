@@ -132,7 +132,7 @@ class HTTPSearch:
 
 
 def server_identity(url: str, timeout_s: float = 5.0) -> str | None:
-    """What the server's index is called, where `health` beside `url` tells it, as the server of this package does.
+    """Ask a server what its index is called: `health` beside `url` tells it, if the server is of this package.
 
     Asked once. `None` where the server does not know the question, says no identity, or is down.
     """

@@ -18,7 +18,7 @@ EXCERPT_LENGTH = 200
 
 
 class MalformedResponse(ValueError):
-    """A server answered something that is no search result: the wrong server, or the wrong request format.
+    """The server's answer is no search result: it is the wrong server, or is asked in the wrong format.
 
     A mistake in the set-up, which no retry mends: neither a `SearchError` nor a `SearchUnavailable`, so it propagates.
     """

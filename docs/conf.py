@@ -1,0 +1,62 @@
+"""Settings of the documentation site, which `make docs` builds.
+
+The source folder is the root of the repository, so that a link from docs/ to a recipe or to a table of results is the
+same link on GitHub and on the site.
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent / "extensions"))
+
+project = "sorl-trl"
+author = "the sorl-trl authors"
+copyright = author
+root_doc = "docs/index"
+include_patterns = ["docs/**.md", "recipes/README.md", "benchmarks/results/*.md", "CHANGELOG.md", "CONTRIBUTING.md"]
+exclude_patterns = [".*", "build", "dist", "runs", "src", "tests"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "sphinxcontrib.mermaid",
+    "github_markdown",
+    "docstrings",
+    "public_names",
+]
+suppress_warnings = ["config.cache"]
+
+myst_enable_extensions = ["dollarmath"]
+myst_heading_anchors = 4
+myst_fence_as_directive = ["mermaid"]
+mermaid_width, mermaid_height = "20rem", "auto"
+
+autodoc_default_options = {"members": True, "imported-members": True, "member-order": "bysource"}
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+python_maximum_signature_line_length = 88
+napoleon_google_docstring = napoleon_numpy_docstring = False  # docstrings.py calls it, and not for attributes
+napoleon_use_rtype = False
+default_role = "py:obj"  # a name in backticks links to its object if this site has it, and is code if not
+nitpick_ignore_regex = [
+    ("py:obj", r"[\s\S]*"),
+    (
+        "py:.*",
+        r"(Path|(collections|contextlib|datasets|numpy|os|pathlib|peft|tantivy|torch|transformers|trl|typing)\..*)",
+    ),
+    # TRL's signatures name what it imports for type checkers alone.
+    ("py:.*", r"BitsAndBytesConfig|GRPOTrainer|PeftConfig|PeftModel|PreTrainedModel"),
+    # Nobody outside of the package makes one.
+    (
+        "py:.*",
+        r"Encoder|UserMistake|sorl_trl\.search\.engines\.postings\.Postings|sorl_trl\.checks\..*|types\.Annotated",
+    ),
+]
+
+html_theme = "furo"
+html_title = "sorl-trl"
+html_static_path = ["site_static"]
+html_css_files = ["wide_tables.css"]
+html_extra_path = ["site_root"]
+html_theme_options = {"top_of_page_buttons": []}

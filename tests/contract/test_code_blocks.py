@@ -1,0 +1,165 @@
+"""Code in the documentation: Python parses and imports what exists; commands name files and options that exist."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import importlib
+import importlib.util
+import io
+import re
+import shlex
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from sorl_trl import SOGRPOConfig, SOPPOConfig
+from tests.documentation import PAGES, ROOT, code_blocks, page_name
+
+FOREIGN = {"pip", "curl", "vllm"}
+"""Programs of others, whose options are theirs."""
+DOCTOR = "sorl_trl.doctor.__main__"
+"""It takes the options of `train.py` besides its own."""
+LAUNCHER_VALUES = ("--config_file", "--machine_rank", "--main_process_ip", "--num_processes", "--num_machines")
+
+
+def imports(block: str) -> set[tuple[str, str]]:
+    """Module and name of what a block imports of this package and of TRL."""
+    return {
+        (node.module or "", alias.name)
+        for node in ast.walk(ast.parse(block))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in ("sorl_trl", "trl")
+        for alias in node.names
+    }
+
+
+@pytest.mark.parametrize("path", PAGES, ids=page_name)
+def test_python_parses_and_imports_what_exists(path: Path) -> None:
+    for block in code_blocks(path, "python"):
+        missing = [name for name in imports(block) if not hasattr(importlib.import_module(name[0]), name[1])]
+        assert missing == []
+
+
+def commands(block: str) -> list[list[str]]:
+    """The command lines of a block in words, without comments and variables set in front of them."""
+    lines = [shlex.split(line, comments=True) for line in block.replace("\\\n", " ").splitlines()]
+    return [words[next(i for i, word in enumerate(words) if "=" not in word) :] for words in lines if words]
+
+
+COMMANDS = [
+    (page_name(path), words) for path in PAGES for block in code_blocks(path, "bash") for words in commands(block)
+]
+
+
+@cache
+def options(module: str) -> frozenset[str]:
+    """The options of a command: those that its help lists."""
+    shown = io.StringIO()
+    with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
+        importlib.import_module(module).main(["--help"])
+    return frozenset(re.findall(r"(?<![\w-])--?\w[\w-]*", shown.getvalue())) | {"--config", "--debug"}
+
+
+def check_script(script: str, words: list[str]) -> None:
+    """A script of the repository's root or a module, with options that it has and configurations that exist."""
+    named = {word.partition("=")[0] for word in words if word.startswith("-")}
+    known = options(script.removesuffix(".py"))
+    assert named - known - (options("train") if script == DOCTOR else set()) == set()
+    for option, value in pairwise(words):
+        if option == "--config":
+            assert (ROOT / value).is_file()
+
+
+def check_command(words: list[str]) -> None:
+    program, rest = Path(words[0]).name, words[1:]
+    if program == "make":
+        targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        assert set(rest) <= set(targets)
+    elif program == "python" and rest[0] == "-m" and rest[1] not in FOREIGN:
+        spec = importlib.util.find_spec(rest[1])
+        assert spec is not None
+        is_package = spec.submodule_search_locations is not None
+        check_script(f"{rest[1]}.__main__" if is_package else rest[1], rest[2:])
+    elif program == "python" and rest[0] != "-m":
+        assert (ROOT / rest[0]).is_file()
+        check_script(rest[0], rest[1:])
+    elif program == "accelerate":
+        assert rest[0] == "launch"
+        script = next(i for i, word in enumerate(rest) if word.endswith(".py"))
+        for option, value in zip(rest[1:script:2], rest[2:script:2], strict=True):
+            assert option in LAUNCHER_VALUES
+            assert option != "--config_file" or (ROOT / value).is_file()
+        assert (ROOT / rest[script]).is_file()
+        check_script(rest[script], rest[script + 1 :])
+    else:
+        assert program in FOREIGN or rest[:2] == ["-m", "pip"], f"which command is {program}?"
+
+
+@pytest.mark.parametrize(("page", "words"), COMMANDS)
+def test_commands_exist(page: str, words: list[str]) -> None:
+    check_command(words)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "make teapot",
+        "python -m sorl_trl.search.indexes",
+        "python -m sorl_trl.search.index --corpora corpus.jsonl",
+        "accelerate launch train.py --config recipes/nothing.yaml",
+        "accelerate launch --config_file accelerate_configs/zero4.yaml train.py",
+        "accelerate launch train.py --learning_rat 1",
+        "python evaluates.py",
+        "teapot --boil",
+    ],
+)
+def test_a_wrong_command_is_found(line: str) -> None:
+    with pytest.raises(AssertionError):
+        check_command(shlex.split(line))
+
+
+class TestPaperIndex:
+    PAGE = ROOT / "docs" / "paper_index.md"
+    SECTIONS = re.findall(r"Recipe: `(recipes/\w+\.yaml)`\n\n```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+
+    def test_it_has_every_variant(self) -> None:
+        named = {recipe for recipe, _ in self.SECTIONS}
+        assert len(self.SECTIONS) == 11
+        assert set(re.findall(r"\| `(recipes/\w+\.yaml)` \|", self.PAGE.read_text())) == named
+
+    @pytest.mark.parametrize(("recipe", "block"), SECTIONS)
+    def test_each_config_is_that_of_its_recipe(self, monkeypatch: pytest.MonkeyPatch, recipe: str, block: str) -> None:
+        given: dict[str, Any] = {}
+
+        def on_cpu(config_class: Any) -> Any:
+            def build(**fields: Any) -> Any:
+                given.update(fields)
+                return config_class(use_cpu=True, bf16=False, **fields)
+
+            return build
+
+        monkeypatch.setattr("sorl_trl.trainers.SOGRPOConfig", on_cpu(SOGRPOConfig))
+        monkeypatch.setattr("sorl_trl.trainers.SOPPOConfig", on_cpu(SOPPOConfig))
+        names: dict[str, Any] = {}
+        exec(block, names)
+        assert {name: getattr(names["config"], name) for name in given} == given
+        settings = yaml.safe_load((ROOT / recipe).read_text())
+        config_class = SOPPOConfig if settings.pop("trainer", None) == "so_ppo" else SOGRPOConfig
+        assert type(names["config"]) is config_class
+        method = {name: given[name] for name in given if name not in ("output_dir", "steps_per_generation")}
+        assert {name: settings.get(name, getattr(names["config"], name)) for name in method} == method
+
+    @pytest.mark.parametrize("config_class", [SOGRPOConfig, SOPPOConfig])
+    def test_our_defaults_are_the_defaults(self, tmp_path: Path, config_class: Any) -> None:
+        name = "so_grpo" if config_class is SOGRPOConfig else "so_ppo"
+        block = next(block for recipe, block in self.SECTIONS if recipe == f"recipes/{name}.yaml")
+        defaults = config_class(output_dir=str(tmp_path), use_cpu=True, bf16=False)
+        call = ast.parse(block).body[-1]
+        assert isinstance(call, ast.Assign) and isinstance(call.value, ast.Call)
+        given = {each.arg: ast.literal_eval(each.value) for each in call.value.keywords}
+        method = {name: given[name] for name in given if name not in ("output_dir", "steps_per_generation")}
+        assert {name: getattr(defaults, name) for name in method} == method

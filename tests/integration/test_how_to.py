@@ -1,0 +1,117 @@
+"""The Python of the how-to pages and of the concepts, page by page, as it stands, with a tiny policy."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sorl_trl import SOGRPOTrainer
+from tests.agents import build_agent
+from tests.conftest import build_policy
+from tests.documentation import ROOT, run_blocks, set_stage
+from tests.tools import qwen_tokenizer
+
+DOCS = ROOT / "docs"
+
+
+@pytest.fixture(autouse=True)
+def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_stage(monkeypatch, tmp_path)
+
+
+def chat_policy(monkeypatch: pytest.MonkeyPatch, call: dict[str, Any], answer: str) -> str:
+    """A folder with a chat model; in the place of its sampling, every trajectory calls a tool and then answers."""
+    tokenizer = qwen_tokenizer()
+    build_policy(vocab_size=len(tokenizer)).save_pretrained("chat")
+    tokenizer.save_pretrained("chat")
+    first = f"<tool_call>\n{json.dumps(call)}\n</tool_call><|im_end|>"
+
+    def generate(self: Any, prompt_ids: list[list[int]], *_: Any, **__: Any) -> tuple[list[list[int]], None]:
+        texts = [f"{answer}<|im_end|>" if "<tool_response>" in tokenizer.decode(ids) else first for ids in prompt_ids]
+        return [tokenizer.encode(text, add_special_tokens=False) for text in texts], None
+
+    monkeypatch.setattr(SOGRPOTrainer, "_generate_single_turn", generate)
+    return "chat"
+
+
+def logged(trainer: Any, metric: str) -> float:
+    (value,) = [entry[metric] for entry in trainer.state.log_history if metric in entry]
+    return float(value)
+
+
+def test_concepts() -> None:
+    names = run_blocks(DOCS / "concepts.md")
+    assert names["trainer"].state.global_step == 1
+    assert json.loads(Path("out-ppo/critic/critic_config.json").read_text())["kind"] == "adapter"
+
+
+def test_own_reward() -> None:
+    trainer = run_blocks(DOCS / "how_to" / "own_reward.md")["trainer"]
+    assert 0 <= logged(trainer, "rewards/well_formed/mean") <= 0.3
+    assert logged(trainer, "rewards/right_and_brief/mean") <= 1
+
+
+def test_own_engine() -> None:
+    names = run_blocks(DOCS / "how_to" / "own_engine.md")
+    assert names["trainer"].rollout_func.__wrapped__.search is names["glossary"]
+    assert names["glossary"].search_batch([" OSLO ", "nowhere"], k=1)[1] == []
+    careful = names["Careful"]
+    with pytest.raises(names["SearchUnavailable"]):
+        careful(None).search_batch(["oslo"], k=1)
+    with pytest.raises(names["SearchError"]):
+        careful({}).search_batch(["o" * 1001], k=1)
+
+
+def test_own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = chat_policy(monkeypatch, {"name": "guess", "arguments": {"number": 7}}, "Done.")
+    monkeypatch.setattr("tests.documentation.MODELS", ("Qwen/Qwen2.5-0.5B-Instruct",))
+    source = (DOCS / "how_to" / "own_environment.md").read_text()
+    assert source.count("Qwen/Qwen2.5-3B") == 1  # the `rollout_func` samples with the policy that writes no calls
+    trainers = []
+    monkeypatch.setattr(SOGRPOTrainer, "train", recorded(SOGRPOTrainer.train, trainers))
+    Path("Qwen").mkdir()
+    Path("Qwen/Qwen2.5-3B").symlink_to(Path("policy").resolve())
+    run_blocks(DOCS / "how_to" / "own_environment.md", policy)
+    game, hint = trainers
+    assert logged(game, "tools/call_frequency") == 1
+    assert logged(game, "reward") == 1
+    assert logged(hint, "turns/per_trajectory") == 2
+
+
+def recorded(train: Any, trainers: list[Any]) -> Any:
+    def recording(self: Any, *arguments: Any, **named: Any) -> Any:
+        trainers.append(self)
+        return train(self, *arguments, **named)
+
+    return recording
+
+
+def test_trl_tools(monkeypatch: pytest.MonkeyPatch) -> None:
+    call = {"name": "search", "arguments": {"query": "oslo"}}
+    policy = chat_policy(monkeypatch, call, "<answer>Norway</answer>")
+    trainer = run_blocks(DOCS / "how_to" / "trl_tools.md", policy)["trainer"]
+    assert logged(trainer, "tools/call_frequency") == 1
+    assert logged(trainer, "reward") == 1
+
+
+def test_resume() -> None:
+    trainer = run_blocks(DOCS / "how_to" / "resume.md")["trainer"]
+    assert trainer.state.global_step == 2  # one more than the checkpoint, whatever `max_steps` says
+    assert trainer.state.log_history[-1]["off_policy_age"] == 1  # with the trajectories of the first run
+
+
+def test_search() -> None:
+    backend = run_blocks(DOCS / "search.md")["backend"]
+    assert type(backend).__name__ == "RecordingSearch"
+
+
+def test_stability(tmp_path: Path) -> None:
+    trainer = build_agent(tmp_path, save_strategy="steps", save_steps=1, max_steps=2)
+    run_blocks(DOCS / "stability.md", trainer=trainer)
+    guards = [each for each in trainer.callback_handler.callbacks if type(each).__name__ == "CollapseGuard"]
+    assert [guard.action for guard in guards] == ["warn", "roll_back"]
+    trainer.train()
+    assert trainer.state.global_step == 2
