@@ -11,7 +11,7 @@ import pytest
 
 from sorl_trl.cli.main import COMMANDS, main
 from sorl_trl.cli.shipped import PACKAGE
-from sorl_trl.command_line import run_command
+from sorl_trl.command_line import Parser, run_command
 from sorl_trl.search import index
 
 
@@ -79,6 +79,7 @@ def test_a_mistake_is_one_line(
 
 def test_a_command_is_called_so_only_while_it_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["index", "--corpse", "x"]) == 2
+    assert Parser(prog="tool").prog == "tool"
     assert run_command(index.main, ["--corpse", "x"]) == 2
     first, second = capsys.readouterr().err.splitlines()
     assert "of sorl index;" in first
