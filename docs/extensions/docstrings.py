@@ -9,7 +9,7 @@ from sphinx.application import Sphinx
 from sphinx.ext.napoleon import GoogleDocstring
 
 FENCE = re.compile(r"^( *)```(\w+)$")
-ANNOTATED = re.compile(r"~?[\w.]*Annotated\[([^,]+), [~\w.]+\([^()]*(?:\([^()]*\)[^()]*)*\)\]")
+ANNOTATED = re.compile(r"~?[\w.]*Annotated\[((?:[^,\[\]]|\[[^\]]*\])+), [~\w.]+\([^()]*(?:\([^()]*\)[^()]*)*\)\]")
 LINK = re.compile(r"\[(`[^`]+`)\]")
 CLASS = re.compile(r"`([A-Z]\w{4,})`")
 CODE = re.compile(r"(?<!`)(`[^`]+`)(?!`)")
