@@ -10,8 +10,8 @@ import pytest
 
 from sorl_trl import SOGRPOTrainer
 from tests.agents import build_agent
-from tests.conftest import build_policy
 from tests.documentation import ROOT, run_blocks, set_stage
+from tests.policies import build_policy
 from tests.tools import qwen_tokenizer
 
 DOCS = ROOT / "docs"

@@ -15,9 +15,7 @@ from sorl_trl.viewer.command import main, take_evenly, write_page
 from sorl_trl.viewer.data import EVALUATION, TRAINING, Entry, Group
 from sorl_trl.viewer.page import embed
 from tests.unit.evaluation.trajectories import answered, evaluated, question
-
-from .test_view_data import TRAINED, write_evaluation
-from .test_view_page import ENTRY, Parsed, content
+from tests.unit.viewer.entries import ENTRY, TRAINED, Parsed, content, write_evaluation
 
 A_LOT = 10**9
 NUMBERED = replace(ENTRY, key="a/0", group="a")

@@ -14,9 +14,8 @@ from sorl_trl.types import Action, ActionKind, Observation, Passage, StopReason,
 from sorl_trl.viewer.data import EVALUATION, TRAINING, Entry, evaluation_entry, training_entry
 from sorl_trl.viewer.page import Page, render_page
 from tests.unit.evaluation.trajectories import answered, ended, evaluated, question
-
-from .chromium import EXECUTABLE, Browser, browser
-from .test_view_data import TRAINED
+from tests.unit.viewer.chromium import EXECUTABLE, Browser, browser
+from tests.unit.viewer.entries import TRAINED
 
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(EXECUTABLE is None, reason="needs Chromium")]
 

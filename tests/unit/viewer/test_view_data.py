@@ -12,38 +12,12 @@ from hypothesis import given, settings
 from sorl_trl.evaluation import EvaluatedTrajectory, RunFolder
 from sorl_trl.evaluation.plan import Batch, Sample
 from sorl_trl.qa import Question
-from sorl_trl.records.trained import Shard, TrainedTrajectory, write_trained
+from sorl_trl.records.trained import Shard, write_trained
 from sorl_trl.types import Action, ActionKind, Observation, Passage, StopReason, Trajectory, Turn
 from sorl_trl.viewer.data import EVALUATION, TRAINING, Source, evaluation_entry, open_run, training_entry
 from tests.unit.evaluation.trajectories import answered, ended, evaluated, question
-from tests.unit.records.test_evaluated import EVALUATED
-
-TRAINED = TrainedTrajectory(
-    step=10,
-    generated_at_step=9,
-    prompt="Q: who ?",
-    question="who ?",
-    golden_answers=("Ada",),
-    reward=0.5,
-    answer="Ada",
-    stop_reason="answered",
-    tokens=("<search>", " who", " </search>", " [Ada]", "<answer> ", "Ada", "</answer>"),
-    turn_ids=(0, 0, 0, -1, 1, 1, 1),
-    token_ratios=(1.0, 1.1, 0.5, 1.0, 1.0, 2.0, 1.0),
-    ratios=(0.8, 0.8, 0.8, 9.0, 1.22, 1.22, 1.22),
-    advantages=(-1.0, -1.0, -1.0, 0.0, 0.25, 0.25, 0.25),
-    clipped=("inside", "outside", "clipped", "none", "inside", "inside", "inside"),
-)
-
-
-def write_evaluation(run: Path, *rows: EvaluatedTrajectory) -> None:
-    """One batch per data set; the run is not finished."""
-    folder = RunFolder(run)
-    datasets = list(dict.fromkeys(row.dataset for row in rows))
-    folder.claim({"datasets": dict.fromkeys(datasets, "hash")})
-    for name in datasets:
-        of_it = [row for row in rows if row.dataset == name]
-        folder.write(Batch(name, 0, tuple(Sample(row.question, row.sample) for row in of_it)), of_it)
+from tests.unit.records.strategies import EVALUATED
+from tests.unit.viewer.entries import TRAINED, write_evaluation
 
 
 def keys(source: Source) -> list[str]:

@@ -6,21 +6,16 @@ import json
 import math
 import re
 from dataclasses import replace
-from html.parser import HTMLParser
 from importlib.resources import files
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sorl_trl.viewer.data import EVALUATION, TRAINING, Entry, evaluation_entry, training_entry
+from sorl_trl.viewer.data import EVALUATION, TRAINING, Entry, training_entry
 from sorl_trl.viewer.page import Page, color_scales, render_page
-from tests.unit.evaluation.trajectories import answered, evaluated, question
+from tests.unit.viewer.entries import ENTRY, TRAINED, Parsed, content
 
-from .test_view_data import TRAINED
-
-ENTRY = evaluation_entry(evaluated(question("Ada"), answered("Ada", searches=1)))
 HOSTILE = [
     "</script><script>alert(1)</script>",
     "<!-- <script> -->",
@@ -33,41 +28,8 @@ HOSTILE = [
 ]
 
 
-class Parsed(HTMLParser):
-    """Tags with their attributes, and the text from each up to the next tag."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.texts: list[str] = []
-        self._is_open = False
-        self.feed(html)
-        self.close()
-
-    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attributes)))
-        self.texts.append("")
-        self._is_open = True
-
-    def handle_endtag(self, tag: str) -> None:
-        self._is_open = False
-
-    def handle_data(self, data: str) -> None:
-        if self._is_open:
-            self.texts[-1] += data
-
-    def all(self, tag: str) -> list[tuple[dict[str, str | None], str]]:
-        return [(each[1], text) for each, text in zip(self.tags, self.texts, strict=True) if each[0] == tag]
-
-
 def rendered(*entries: Entry, title: str = "Run", kind: str = EVALUATION, notes: list[str] | None = None) -> Parsed:
     return Parsed(render_page(Page(title, kind, entries, len(entries), notes or [])))
-
-
-def content(page: Parsed) -> dict[str, Any]:
-    [text] = [text for attributes, text in page.all("script") if attributes.get("id") == "data"]
-    assert "<" not in text and text.isascii(), "what a browser makes of `<!--` in a script, this parser does not know"
-    return json.loads(text)
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
