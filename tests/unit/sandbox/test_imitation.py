@@ -19,6 +19,8 @@ from sorl_trl.sandbox import (
 from sorl_trl.sandbox.imitation import Example, _loss, _rate, expert_examples, imitate
 from sorl_trl.sandbox.policy import make_policy
 
+pytestmark = pytest.mark.trains
+
 TINY = WarmStartConfig(policy=PolicyConfig(16, 1, 2), noise=NO_NOISE, trajectories=40, steps=3, batch_size=4)
 
 

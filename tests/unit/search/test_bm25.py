@@ -119,6 +119,7 @@ def test_a_loaded_index_equals_bm25s_in_memory(tmp_path_factory, texts, query, k
 
 
 @pytest.mark.parametrize("hash_seed", ["1", "2"])
+@pytest.mark.trains
 def test_builds_are_byte_for_byte_equal_in_every_process(corpus_path, index_dir, tmp_path, hash_seed):
     """The order of a Python set of strings changes with the hash seed: nothing in the index may depend on it."""
     program = "import sys; from sorl_trl.search import BM25Index; BM25Index.build(*sys.argv[1:], show_progress=False)"

@@ -169,6 +169,7 @@ for i in range(30):
 """
 
 
+@pytest.mark.trains
 def test_processes_share_a_file(tmp_path: Path) -> None:
     path = tmp_path / "cache.sqlite"
     workers = [subprocess.Popen([sys.executable, "-c", WORKER, str(path), name]) for name in ("x", "y")]

@@ -15,6 +15,8 @@ import pytest
 from sorl_trl.search import BM25Index
 from sorl_trl.search.engines.saved import YOUNG_S, staged
 
+pytestmark = pytest.mark.trains
+
 KILLED = """
 import os, signal, sys
 from sorl_trl.search.engines.saved import staged
