@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from sorl_trl import SOGRPOConfig, SOPPOConfig
+from sorl_trl.cli.main import COMMANDS as COMMANDS_OF_SORL
 from tests.documentation import PAGES, ROOT, code_blocks, page_name
 
 FOREIGN = {"pip", "curl", "vllm"}
@@ -87,6 +88,8 @@ def check_command(words: list[str]) -> None:
     elif program == "python" and rest[0] != "-m":
         assert (ROOT / rest[0]).is_file()
         check_script(rest[0], rest[1:])
+    elif program == "sorl":
+        assert rest[0] in COMMANDS_OF_SORL
     elif program == "accelerate":
         assert rest[0] == "launch"
         script = next(i for i, word in enumerate(rest) if word.endswith(".py"))
@@ -115,6 +118,7 @@ def test_commands_exist(page: str, words: list[str]) -> None:
         "accelerate launch train.py --learning_rat 1",
         "python evaluates.py",
         "teapot --boil",
+        "sorl teapot",
     ],
 )
 def test_a_wrong_command_is_found(line: str) -> None:

@@ -18,7 +18,7 @@ class SOGRPOConfig(TurnLevelConfig):
 
     The defaults are SO-GRPO: geometric turn ratios, turn-level group advantages, the KL penalty triggered by clipping
     and the turn-mean objective; and two additions of ours, `target_kl` and a narrow lower clip range.
-    `docs/paper_to_code.md` lists the settings of every named variant, SO-GRPO as specified among them.
+    `docs/paper_index.md` lists the settings of every named variant, SO-GRPO as specified among them.
     """
 
     def problems(self) -> Iterator[Problem]:

@@ -23,7 +23,7 @@ class SOPPOConfig(TurnLevelConfig):
     """Configuration of [`SOPPOTrainer`]: [`TurnLevelConfig`] with advantages from a critic instead of the group.
 
     The defaults are SO-PPO with geometric turn ratios and two additions of ours, `target_kl` and a narrow lower clip
-    range. docs/paper_to_code.md lists the settings of SO-PPO as specified, PPO, Turn-PPO, S-PPO and ST-PPO.
+    range. docs/paper_index.md lists the settings of SO-PPO as specified, PPO, Turn-PPO, S-PPO and ST-PPO.
     """
 
     num_generations: int | None = field(
