@@ -4,8 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 export HF_HUB_OFFLINE ?= 1
 export OMP_NUM_THREADS ?= 1
+# Byte code is kept, whatever the environment says: dozens of processes import what is here.
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart test test-fast test-all test-distributed test-vllm test-wheel gpu-check lint docs docs-links \
+.PHONY: quickstart test test-fast test-all test-launch test-distributed test-vllm test-wheel gpu-check lint docs docs-links \
 	bench bench-search \
 	bench-stability bench-stability-quick clean
 
@@ -33,6 +35,10 @@ test-fast: $(VENV)/.installed
 test-all: $(VENV)/.installed
 	$(PYTEST) -m "not distributed and not vllm and not wheel"
 	$(BIN)/python -m pytest -m distributed
+
+# Two of the distributed tests, for CI: SO-GRPO under ZeRO-3 and SO-PPO under DDP.
+test-launch: $(VENV)/.installed
+	$(BIN)/python -m pytest -m launch tests/distributed
 
 test-distributed: $(VENV)/.installed
 	$(BIN)/python -m pytest -m distributed

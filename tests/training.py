@@ -13,7 +13,7 @@ from tests.trajectories import FixedRollout, parity_reward, prompts
 
 
 def settings(output_dir: Path, **overrides: Any) -> dict[str, Any]:
-    """Eight updates from two generation batches, each reused twice, far enough apart for ratios to be clipped."""
+    """Five updates: four of one generation batch, far enough apart for ratios to be clipped, and one of the next."""
     return {
         "output_dir": str(output_dir),
         "per_device_train_batch_size": 4,
@@ -22,7 +22,7 @@ def settings(output_dir: Path, **overrides: Any) -> dict[str, Any]:
         "num_iterations": 2,
         "num_generations": 4,
         "max_completion_length": 24,
-        "max_steps": 8,
+        "max_steps": 5,
         "learning_rate": 2e-2,
         "logging_steps": 1,
         "report_to": "none",

@@ -55,9 +55,11 @@ def test_micro_batches_add_up(fixed: Case, turn_rewards: bool) -> None:
             torch.testing.assert_close(other[name], weight, rtol=0, atol=1e-6)
 
 
+@pytest.mark.distributed
+@pytest.mark.launch
 @needs_deepspeed
 def test_zero3_trains_as_one_process(fixed: Case) -> None:
-    """The one launch of every test run: full fine-tuning with turn rewards under the hardest engine."""
+    """A launch of every CI run: full fine-tuning with turn rewards under the hardest engine."""
     case = replace(fixed, turn_rewards=True)
     result = launch("zero3_cpu", case)
     assert max(log.get("clip_fraction/turn", 0.0) for log in result["logs"]) > 0.1, "nothing was clipped: a weak test"

@@ -156,6 +156,8 @@ def assert_learned(case: PPOCase, run: Run) -> None:
         assert math.isfinite(second_rollout[name]) and abs(second_rollout[name]) > 1e-3, name
 
 
+@pytest.mark.distributed
+@pytest.mark.launch
 def test_ddp_trains_as_one_process(alone: SingleProcess) -> None:
     """The one launch of every test run: the adapter, whose gradient checkpointing is the most intricate."""
     case = replace(cell(ADAPTER, REENTRANT, SINGLE), name="quick")

@@ -43,12 +43,12 @@ def build(folder: Path, trainer_class: Any = SOGRPOTrainer, **overrides: Any) ->
 @pytest.mark.parametrize(
     ("trainer_class", "cycle"),
     [
-        (SOGRPOTrainer, "reused"),
+        pytest.param(SOGRPOTrainer, "reused", marks=pytest.mark.slow),
         (SOGRPOTrainer, "accumulated"),
-        (SOGRPOTrainer, "stale"),
+        pytest.param(SOGRPOTrainer, "stale", marks=pytest.mark.slow),
         (SOGRPOTrainer, "stale_once"),
         (SOPPOTrainer, "reused"),
-        (SOPPOTrainer, "on_policy"),
+        pytest.param(SOPPOTrainer, "on_policy", marks=pytest.mark.slow),
         (SOPPOTrainer, "stale"),
     ],
 )

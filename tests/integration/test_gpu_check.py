@@ -52,6 +52,7 @@ def test_without_a_gpu_all_is_skipped(tmp_path: Path) -> None:
     assert {(record["status"], record["reason"]) for record in records.values()} == {("skipped", NO_GPU)}
 
 
+@pytest.mark.slow
 def test_what_a_cpu_can_check(tmp_path: Path) -> None:
     names = [name for name in NAMES if name not in IN_PROCESSES]
     output = tmp_path / "result.json"

@@ -30,7 +30,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("stability")
 
 
-@pytest.mark.parametrize("method", ["grpo", "so_grpo", "so_ppo"])
+@pytest.mark.parametrize(
+    "method", [*(pytest.param(each, marks=pytest.mark.slow) for each in ("so_grpo", "so_ppo")), "grpo"]
+)
 def test_a_stale_run_leaves_a_whole_record(
     folder: Path, tiny: None, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

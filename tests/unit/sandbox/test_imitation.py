@@ -116,8 +116,8 @@ def test_the_result_of_another_process_is_taken_over(invented: World, tmp_path: 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"steps": 0}, "steps is 0"),
-        ({"batch_size": 0}, "batch_size is 0"),
+        ({"steps": 0}, "`steps` is 0"),
+        ({"batch_size": 0}, "`batch_size` is 0"),
         ({"learning_rate": 0.0}, "learning_rate"),
     ],
 )
