@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -136,6 +137,7 @@ def _layer_problem(each: Import, own: str) -> str | None:
     return None
 
 
+@cache
 def modules() -> dict[str, Path]:
     """Dotted name -> file of the whole package."""
     paths = sorted(SOURCE.rglob("*.py"))

@@ -9,7 +9,6 @@ import pytest
 from docs import rooms as drawing
 
 MOST_FILES = 14
-ROOMS = drawing.read_rooms(drawing.SOURCE)
 
 
 @pytest.mark.parametrize(
@@ -22,8 +21,13 @@ def test_a_room_has_few_files_and_says_what_lives_there(folder: Path) -> None:
     assert said and said.splitlines()[0].endswith(".")
 
 
-def test_no_circle() -> None:
-    assert drawing.circle(ROOMS) == []
+@pytest.fixture(scope="module")
+def rooms() -> dict[str, drawing.Room]:
+    return drawing.read_rooms(drawing.SOURCE)
+
+
+def test_no_circle(rooms: dict[str, drawing.Room]) -> None:
+    assert drawing.circle(rooms) == []
 
 
 def test_a_circle_is_seen() -> None:
@@ -31,6 +35,6 @@ def test_a_circle_is_seen() -> None:
     assert drawing.circle(rooms) == ["a", "b", "c", "d"]
 
 
-def test_the_pictures_are_up_to_date() -> None:
+def test_the_pictures_are_up_to_date(rooms: dict[str, drawing.Room]) -> None:
     page = drawing.PAGE.read_text(encoding="utf-8")
-    assert drawing.renewed(page, drawing.picture(ROOMS)) == page, "run `python docs/rooms.py`"
+    assert drawing.renewed(page, drawing.picture(rooms)) == page, "run `python docs/rooms.py`"

@@ -76,6 +76,7 @@ def test_train_script(tmp_path: Path) -> None:
     assert not (tmp_path / "out/critic").exists()
 
 
+@pytest.mark.slow
 def test_train_script_with_a_critic(tmp_path: Path) -> None:
     """Outside of the repository, with names for the recipe and the launch."""
     words = command_line(tmp_path, "so_ppo")
@@ -106,7 +107,7 @@ def test_quickstart_in_a_small_world(
     """All that it does, and training in a process of its own, but for the size of world and policy."""
 
     module = sys.modules[quickstart.main.__module__]
-    monkeypatch.setattr(module, "build_worlds", lambda name, seed: (build_world(seed, 200, 100), []))
+    monkeypatch.setattr(module, "build_worlds", lambda name, seed: (build_world(seed, 200, 40), []))
     monkeypatch.setattr(module, "warm_start", lambda *worlds: taught_policy(1, shared_cache))
     quickstart.main(["--world", "invented", "--max-steps", "2", "--output", str(tmp_path / "run")])
     assert_summed_up(tmp_path / "run", "invented")

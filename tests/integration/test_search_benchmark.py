@@ -12,6 +12,7 @@ from benchmarks.search_world import KINDS, World
 from sorl_trl.search.engines.tokenize import STOP_WORDS, tokenize
 
 
+@pytest.mark.slow
 def test_a_small_run_writes_both_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

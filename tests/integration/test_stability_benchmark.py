@@ -54,6 +54,7 @@ def test_a_stale_run_leaves_a_whole_record(
     assert all(firsts[3:])  # a critic is warmed up for two rollouts
 
 
+@pytest.mark.slow
 def test_a_run_does_not_depend_on_the_runs_before_it(
     folder: Path, tiny: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,6 +105,7 @@ def test_runs_in_the_archive_are_not_repeated(tmp_path: Path, monkeypatch: pytes
     assert prepared == []
 
 
+@pytest.mark.slow
 def test_every_method_is_a_real_setting(folder: Path, tiny: None) -> None:
     """Each builds its trainer: no field that a config does not have."""
     for method in METHODS:
