@@ -121,7 +121,10 @@ def reading(advice: str = "") -> Iterator[None]:
 def check_checkpoint(name: str) -> None:
     """Raises `UserMistake` for a path that is not there: the Hub's rules for ids, cited otherwise, are no help."""
     if not Path(name).exists() and not HUB_ID.fullmatch(name):
-        raise UserMistake(f"`model_name_or_path` is {name!r}, but there is no such folder, nor can it be a Hub id")
+        made = "; `sorl quickstart` makes it, in this folder" if name.startswith("runs/quickstart/") else ""
+        raise UserMistake(
+            f"`model_name_or_path` is {name!r}, but there is no such folder, nor can it be a Hub id{made}"
+        )
 
 
 def explain(error: BaseException) -> str:

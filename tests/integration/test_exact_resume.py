@@ -78,6 +78,15 @@ def test_another_staleness_is_refused(tmp_path: Path) -> None:
         resumed.train(resume_from_checkpoint=str(_checkpoint(whole, 1)))
 
 
+def test_another_staleness_may_begin_with_a_cycle(tmp_path: Path) -> None:
+    first = build(tmp_path / "first", **CYCLES["reused"], max_steps=4)
+    first.train()
+    second = build(tmp_path / "second", **{**CYCLES["reused"], "rollout_staleness": 1}, max_steps=6)
+    second.train(resume_from_checkpoint=str(_checkpoint(first, 4)))
+    assert second.state.global_step == 6
+    assert len(second._cycle.waiting) == 1
+
+
 class TestSampler:
     @pytest.mark.parametrize("shuffle", [True, False])
     def test_epochs_are_those_of_an_uninterrupted_run(self, shuffle: bool) -> None:

@@ -31,12 +31,12 @@ class Command:
 
     def run(self, name: str, words: Sequence[str]) -> int:
         """Run it; returns the exit code."""
-        module, _, function = self.main.partition(":")
-        main = cast(Main, getattr(import_module(module), function))
 
         def run(without_debug: Sequence[str]) -> int | None:
             own = words if self.keeps_debug else without_debug
-            return main(with_recipe(own) if self.takes_recipe else own)
+            own = with_recipe(own) if self.takes_recipe else own
+            module, _, function = self.main.partition(":")
+            return cast(Main, getattr(import_module(module), function))(own)
 
         return run_command(run, words, f"sorl {name}")
 

@@ -144,12 +144,16 @@ def copy_out(source: Path, target: Path) -> list[Path]:
     """Copy one of the files, and beside it the JSON file that it names.
 
     Raises:
-        OSError: `target`, or that of the JSON file, exists, or its folder does not.
+        OSError: `target` exists, or another JSON file of that name does, or its folder does not.
     """
     json_file = deepspeed_file(source)
     copies = {target: source} | ({target.with_name(json_file.name): json_file} if json_file else {})
-    if taken := next(filter(Path.exists, copies), None):
-        raise FileExistsError(f"{taken}: there is a file of this name: name another place")
+    if json_file and (beside := target.with_name(json_file.name)).exists():
+        if beside.read_bytes() != json_file.read_bytes():
+            raise FileExistsError(f"{beside}: {target.name} needs another file of this name: copy into another folder")
+        del copies[beside]
+    if target.exists():
+        raise FileExistsError(f"{target}: there is a file of this name: name another place")
     for copy, original in copies.items():
         copy.write_bytes(original.read_bytes())
     return [*copies]

@@ -80,21 +80,15 @@ def gated_kl(gate: Tensor, log_ratio: Tensor, loss_mask: Tensor, estimator: str)
 
 
 def clip_penalty(
-    log_ratio: Tensor,
-    loss_mask: Tensor,
-    epsilon_low: float,
-    epsilon_high: float,
-    estimator: str,
-    gate: Tensor | None = None,
+    log_ratio: Tensor, loss_mask: Tensor, epsilon_low: float, epsilon_high: float, estimator: str
 ) -> Tensor:
     """Compute the clipping-triggered penalty as the note specifies it: f_i · KL_i, (B,), with f_i detached.
 
-    Arguments and errors are those of `clip_fraction` and `kl_to_old`; with `gate` (B,), that takes the place of
-    f_i, and the range is not read. A trajectory in which nothing is clipped gets exactly 0, value and gradient.
+    Arguments and errors are those of `clip_fraction` and `kl_to_old`. A trajectory in which nothing is clipped gets
+    exactly 0, value and gradient.
     """
-    if gate is None:
-        gate = clip_fraction(log_ratio, loss_mask, epsilon_low, epsilon_high)
-    return gated_kl(gate, log_ratio, loss_mask, estimator)
+    fraction = clip_fraction(log_ratio, loss_mask, epsilon_low, epsilon_high)
+    return gated_kl(fraction, log_ratio, loss_mask, estimator)
 
 
 def is_clipped(

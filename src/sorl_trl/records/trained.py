@@ -1,6 +1,6 @@
 """Trajectories as an update of the policy saw them, token by token: rows of Parquet files, and back.
 
-trajectories/step_00000010_rank_0.parquet  what one process trained on in the 10th optimizer step
+trajectories/step_00000010_rank_0_of_1.parquet  what one process trained on in the 10th optimizer step
 """
 
 from __future__ import annotations

@@ -128,8 +128,13 @@ class TestDeepspeedFile:
         copied = deepspeed_file(Path("own.yaml"))
         assert copied == Path("zero3_cpu.json")
         assert copied.read_text() == (ROOT / "accelerate_configs/zero3_cpu.json").read_text()
+        assert main(["configs", "zero3_cpu", "-o", "second.yaml"]) == 0
+        assert capsys.readouterr().out == "second.yaml\n", "the JSON file is there already"
+        copied.write_text("{}")
         assert main(["configs", "zero3_cpu", "-o", "other.yaml"]) == 2
+        assert "copy into another folder" in capsys.readouterr().err
         assert not Path("other.yaml").exists(), "nothing is half-written"
+        assert copied.read_text() == "{}"
 
     @pytest.mark.parametrize("text", ["- a\n", "a\n", "deepspeed_config: 1\n", "deepspeed_config: {}\n", ""])
     def test_files_of_another_shape_have_none(self, text: str, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 
+from sorl_trl.command_line import UserMistake, check_checkpoint
 from sorl_trl.doctor.findings import Finding
 from sorl_trl.doctor.subject import Subject, given
 from sorl_trl.recipe.build import resume_problems
@@ -27,6 +28,11 @@ def check_model(subject: Subject) -> Iterator[Finding]:
         yield Finding("error", "`model_name_or_path` is missing", line)
         return
     options = {"revision": raw.model_revision, "trust_remote_code": raw.trust_remote_code}
+    try:
+        check_checkpoint(raw.model_name_or_path)
+    except UserMistake as error:
+        yield Finding("error", str(error), line)
+        return
     try:
         config: Any = AutoConfig.from_pretrained(raw.model_name_or_path, **options)
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(raw.model_name_or_path, **options)

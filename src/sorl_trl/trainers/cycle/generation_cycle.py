@@ -121,14 +121,14 @@ class GenerationCycle:
             return
         # Not straight to the device: accelerate puts several CPU processes on "cpu:0", which torch.load refuses.
         state = torch.load(self._file(folder), map_location="cpu", weights_only=True)
+        if state["buffered_inputs"] is None and not state["waiting_rollouts"]:
+            self._trainer._step = 0  # the next step begins a cycle, which may be another one
+            return
         if state["rollout_staleness"] != self.staleness:
             raise UserMistake(
                 f"`rollout_staleness` is {self.staleness}, but was {state['rollout_staleness']} when {folder} "
                 "was written, and its rollouts are still to be trained on. Resume with the same, or start a new run."
             )
-        if state["buffered_inputs"] is None and not state["waiting_rollouts"]:
-            self._trainer._step = 0  # the next step begins a cycle, which may be another one
-            return
         self._check_settings(state, folder)
         self._restore(state)
 

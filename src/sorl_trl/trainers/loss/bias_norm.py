@@ -18,6 +18,8 @@ from sorl_trl.trainers.loss.so_loss import ClipRange
 class ClippingBiasNormalizer:
     """Accumulates C(θ), the gradient that clipping removed, and divides the step's gradient by max(1, ‖C(θ)‖₂).
 
+    C(θ) averages the tokens of each trajectory, as `loss_type="grpo"` does, whatever the loss type (`clipping_bias`).
+
     C(θ) is taken over the whole optimizer step: the mean over its micro-batches and over all ranks. The floor of 1
     is ours: with nothing clipped C is 0 and the division is off.
     """

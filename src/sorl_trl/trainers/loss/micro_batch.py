@@ -22,7 +22,7 @@ class MicroBatch:
     advantages: Tensor
     """(B, T), or (B, 1) where all tokens of a trajectory have the same; not weighted by anything."""
     inputs: Mapping[str, Any]
-    """What TRL's loss is given, as the rollout and the trainer made it."""
+    """The batch as the rollout and the trainer made it, before anything is substituted for TRL's loss."""
     is_training: bool
     """Whether the policy is trained on it, rather than evaluated."""
     step: int
@@ -30,7 +30,7 @@ class MicroBatch:
     age: int | None
     """How many optimizer steps were made since its trajectories were sampled; None in evaluation, and if unknown."""
     ends_step: bool
-    """Whether the optimizer steps after it."""
+    """Whether the optimizer steps after it; always True in evaluation, where each micro-batch stands alone."""
 
 
 class Observer(Protocol):

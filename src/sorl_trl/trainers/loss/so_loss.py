@@ -21,6 +21,7 @@ from sorl_trl.ops import (
     clip_fraction,
     clip_penalty,
     clipped_surrogate,
+    gated_kl,
     importance_ratio,
     turn_clip_fraction,
     turn_weights,
@@ -69,10 +70,12 @@ def penalty(
     """
     low = clip_range.low if args.ctn_epsilon is None else args.ctn_epsilon
     high = clip_range.high if args.ctn_epsilon_high is None else args.ctn_epsilon_high
+    kept = turns.loss_mask
     if args.ctn_gate == "token":
-        gate = clip_fraction(log_ratio, turns.loss_mask, low, high)
-    elif args.ctn_gate == "turn":
+        gate = clip_fraction(log_ratio, kept, low, high)
+        return clip_penalty(log_ratio, kept, low, high, args.kl_estimator), gate
+    if args.ctn_gate == "turn":
         gate = turn_clip_fraction(log_ratio, turns, low, high, args.turn_ratio)
     else:
         gate = log_ratio.new_ones(len(log_ratio))
-    return clip_penalty(log_ratio, turns.loss_mask, low, high, args.kl_estimator, gate), gate
+    return gated_kl(gate, log_ratio, kept, args.kl_estimator), gate
