@@ -35,8 +35,7 @@ from sorl_trl.sandbox import (
 )
 from sorl_trl.search import BM25Index
 from sorl_trl.trainers.cycle.generation_cycle import GenerationCycle
-from sorl_trl.trainers.loss.micro_batch import loss_mask_of
-from sorl_trl.trainers.loss.so_loss import ClipRange
+from sorl_trl.trainers.loss.micro_batch import ClipRange, loss_mask_of
 from sorl_trl.trainers.loss.turn_metrics import turn_metrics
 
 PRACTICE_WORLDS = 8

@@ -242,3 +242,14 @@ def test_without_clipping_bias_norm_is_off(tmp_path: Path, tokenizer: Any) -> No
         assert torch.equal(a, b)
     assert trainers[0].state.log_history[0]["clipping_bias_norm"] == 0.0
     assert math.isfinite(trainers[0].state.log_history[0]["loss"])
+
+
+def test_a_clip_range_that_is_changed_in_the_middle_of_a_run_counts(tmp_path: Path, tokenizer: Any) -> None:
+    """As it does with TRL, which reads these attributes at each loss; and the loss leaves them as they are."""
+    trainer, batch = off_policy_batch(tmp_path, tokenizer, num_iterations=2, clip_normalization="none")
+    narrow = trainer._compute_loss(trainer.model, batch)
+    trainer.epsilon_low = trainer.epsilon_high = 50.0
+    wide = trainer._compute_loss(trainer.model, batch)
+    assert abs(wide.item() - narrow.item()) > 1e-4
+    assert (trainer.epsilon_low, trainer.epsilon_high, trainer.args.delta) == (50.0, 50.0, None)
+    assert trainer._metrics["train"]["clip_ratio/region_mean"][-1] == 0

@@ -1,15 +1,11 @@
 """The turn-level policy loss on top of `trl.GRPOTrainer`, shared by every trainer of this package.
 
 TRL 1.16's private methods are overridden narrowly: `super()` plus what differs, which objects that the trainer holds
-do. docs/architecture.md lists them, and tests/contract fails when one of their bodies changes. The file is longer than
-others because all these overrides are methods of one class: so none can bypass another.
-"""
+do. docs/architecture.md lists them, and tests/contract fails when one of their bodies changes."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -35,9 +31,9 @@ from sorl_trl.trainers.cycle.shared_storage import check_resumable, check_storag
 from sorl_trl.trainers.loss.bias_norm import build_bias_normalizer, clipping_bias_of
 from sorl_trl.trainers.loss.kl_schedule import KLSchedule
 from sorl_trl.trainers.loss.metric_log import MetricLog
-from sorl_trl.trainers.loss.micro_batch import MicroBatch, Observer, age_of, loss_mask_of, most_turns
-from sorl_trl.trainers.loss.ratio_substitution import RatioSubstitution
-from sorl_trl.trainers.loss.so_loss import ClipRange, penalty, surrogate
+from sorl_trl.trainers.loss.micro_batch import ClipRange, MicroBatch, Observer, age_of, loss_mask_of, most_turns
+from sorl_trl.trainers.loss.ratio_substitution import RatioSubstitution, Surrogate, open_clip_range
+from sorl_trl.trainers.loss.so_loss import penalty, surrogate
 from sorl_trl.trainers.turns.recording import RolloutRecorder, ScoredRollout
 from sorl_trl.trainers.turns.spans import check_turn_ids, checked_rollout, split_at_tags, turn_ids_of
 from sorl_trl.trainers.turns.trajectory_dump import TrajectoryDump
@@ -87,7 +83,6 @@ class TurnLevelTrainer(GRPOTrainer):
         return self.config_class(f"{name.split('/')[-1]}-{type(self).__name__.removesuffix('Trainer')}")
 
     def _set_up_loss(self, args: TurnLevelConfig) -> None:
-        self._clip_range = clip_range = ClipRange(self.epsilon_low, self.epsilon_high, args.delta)
         has_min = args.loss_type not in LOSSES_WITHOUT_MIN
         is_ours = args.importance_sampling_level == "turn" or args.loss_type == TURN_LOSS_TYPE
         self._has_own_surrogate = has_min and is_ours
@@ -97,8 +92,8 @@ class TurnLevelTrainer(GRPOTrainer):
         if args.loss_type == TURN_LOSS_TYPE:
             self.loss_type = "grpo"
         self._bias_normalizer = build_bias_normalizer(self)
-        self._metric_log = MetricLog(args, clip_range, self.accelerator, self._metrics, self._has_own_surrogate)
-        self._dump = TrajectoryDump(args, self._tokenizer, clip_range)
+        self._metric_log = MetricLog(args, self.accelerator, self._metrics, self._has_own_surrogate)
+        self._dump = TrajectoryDump(args, self._tokenizer)
         self.add_callback(self._dump)
         self._observers: list[Observer] = [self._metric_log, self._dump]
         if args.target_kl:
@@ -166,9 +161,11 @@ class TurnLevelTrainer(GRPOTrainer):
         turns = turn_layout(turn_ids, most_turns(inputs))
         advantages = inputs["advantages"]
         advantages = advantages.unsqueeze(1) if advantages.dim() == 1 else advantages
-        self._substitution = substitution = self._build_substitution(inputs, turns, advantages)
+        clip_range = ClipRange(self.epsilon_low, self.epsilon_high, self.args.delta)
+        own_surrogate = partial(surrogate, turns=turns, advantages=advantages, args=self.args, clip_range=clip_range)
+        self._substitution = substitution = self._build_substitution(inputs, turns, own_surrogate)
         try:
-            with self._unclipped():
+            with open_clip_range(self) if self._has_own_surrogate else nullcontext():
                 loss = super()._compute_loss(model, substitution.inputs)
         finally:
             self._substitution = None
@@ -177,6 +174,7 @@ class TurnLevelTrainer(GRPOTrainer):
             log_ratio=substitution.log_ratio,
             turns=turns,
             advantages=advantages,
+            clip_range=clip_range,
             inputs=inputs,
             is_training=is_training,
             step=self.state.global_step + 1,
@@ -188,37 +186,22 @@ class TurnLevelTrainer(GRPOTrainer):
             observer.observe(batch)
         return loss
 
-    def _build_substitution(self, inputs: dict[str, Any], turns: TurnLayout, advantages: Tensor) -> RatioSubstitution:
+    def _build_substitution(self, inputs: dict[str, Any], turns: TurnLayout, own: Surrogate) -> RatioSubstitution:
         # VESPO weighs whole sequences from token log-ratios by itself, whatever the level.
         substitutes = self.args.importance_sampling_level == "turn" and self.loss_type != "vespo"
-        own_surrogate = partial(
-            surrogate, turns=turns, advantages=advantages, args=self.args, clip_range=self._clip_range
-        )
         return RatioSubstitution(
             inputs,
             turns,
             turn_ratio=self.args.turn_ratio if substitutes else None,
-            surrogate=own_surrogate if self._has_own_surrogate else None,
+            surrogate=own if self._has_own_surrogate else None,
             linear=self.loss_type in ("cispo", "vespo"),
             tracks_sampling=self.off_policy_mask_threshold is not None,
         )
 
-    @contextmanager
-    def _unclipped(self) -> Iterator[None]:
-        """Within it, TRL clips nothing where the surrogate is ours, which is clipped already."""
-        if not self._has_own_surrogate:
-            yield
-            return
-        self.epsilon_low, self.epsilon_high, self.args.delta = 1.0, math.inf, None
-        try:
-            yield
-        finally:
-            self.epsilon_low, self.epsilon_high, self.args.delta = self._clip_range
-
     def _with_own_terms(self, loss: Tensor, batch: MicroBatch) -> Tensor:
         """The loss with what the method adds to TRL's, scaled for gradient accumulation as TRL's is."""
         if self.args.clip_normalization == "kl_penalty":
-            of_trajectories, gate = penalty(batch.log_ratio, batch.turns, self.args, self._clip_range)
+            of_trajectories, gate = penalty(batch, self.args)
             mean_penalty = of_trajectories.mean()
             self._metric_log.add_rank_mean("clip_penalty", mean_penalty)
             self._metric_log.add_rank_mean("clip_penalty_gate", gate.mean())
@@ -226,7 +209,7 @@ class TurnLevelTrainer(GRPOTrainer):
         if self._bias_normalizer is not None and batch.is_training and batch.log_ratio.requires_grad:
             corrects = self.use_vllm and self.vllm_importance_sampling_correction  # as TRL weighs the surrogate
             weights = batch.inputs["importance_sampling_ratio"] if corrects else None
-            bias, any_clipped = clipping_bias_of(batch, weights, self.args, self._clip_range)
+            bias, any_clipped = clipping_bias_of(batch, weights, self.args)
             self._bias_normalizer.add(bias / self._micro_batches(), any_clipped)
         return loss
 

@@ -7,7 +7,7 @@ import torch
 from accelerate import Accelerator
 
 from sorl_trl.ops import turn_layout
-from sorl_trl.trainers.loss.so_loss import ClipRange
+from sorl_trl.trainers.loss.micro_batch import ClipRange
 from sorl_trl.trainers.loss.turn_metrics import turn_metrics
 
 TURN_IDS = torch.tensor([[0, 0, -1, 1], [0, -1, -1, -1]])

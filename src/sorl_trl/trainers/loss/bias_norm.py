@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from sorl_trl.ops import clipping_bias, importance_ratio, is_clipped
 from sorl_trl.trainers.base_config import TurnLevelConfig
 from sorl_trl.trainers.loss.micro_batch import MicroBatch
-from sorl_trl.trainers.loss.so_loss import ClipRange
 
 
 class ClippingBiasNormalizer:
@@ -64,22 +63,19 @@ class ClippingBiasNormalizer:
         return norm
 
 
-def clipping_bias_of(
-    batch: MicroBatch, weights: Tensor | None, args: TurnLevelConfig, clip_range: ClipRange
-) -> tuple[Tensor, bool]:
+def clipping_bias_of(batch: MicroBatch, weights: Tensor | None, args: TurnLevelConfig) -> tuple[Tensor, bool]:
     """The clipping bias of a micro-batch, with gradient, and whether anything is clipped in it.
 
     Args:
         batch: whose log-ratio has a gradient.
         weights: (B, T) or (B, 1) by which the surrogate of each token is multiplied, if by anything.
         args: `importance_sampling_level` and `turn_ratio` are read.
-        clip_range: of the ratio.
     """
     kept = batch.turns.loss_mask
     ratio = importance_ratio(batch.log_ratio, batch.turns, args.importance_sampling_level, args.turn_ratio)
     advantages = batch.advantages if weights is None else batch.advantages * weights
-    clipped = is_clipped(ratio.detach(), advantages, *clip_range) & kept
-    return clipping_bias(ratio, advantages, kept, *clip_range), bool(clipped.any())
+    clipped = is_clipped(ratio.detach(), advantages, *batch.clip_range) & kept
+    return clipping_bias(ratio, advantages, kept, *batch.clip_range), bool(clipped.any())
 
 
 def build_bias_normalizer(trainer: Any) -> ClippingBiasNormalizer | None:

@@ -11,7 +11,6 @@ from torch import Tensor
 from sorl_trl.ops import importance_ratio
 from sorl_trl.trainers.base_config import TurnLevelConfig
 from sorl_trl.trainers.loss.micro_batch import MicroBatch
-from sorl_trl.trainers.loss.so_loss import ClipRange
 from sorl_trl.trainers.loss.turn_metrics import MetricSums, add_clip_ratios, reduce_all, turn_metrics
 
 CLIP_RATIOS = tuple(f"clip_ratio/{name}" for name in ("low_mean", "high_mean", "region_mean", "low_min", "high_max"))
@@ -26,7 +25,6 @@ class MetricLog:
 
     Args:
         args: of the trainer.
-        clip_range: of the ratios.
         accelerator: of the trainer.
         metrics: "train" and "eval" -> metric -> the values that were logged, where TRL keeps them.
         is_our_surrogate: whether the surrogate is `so_loss.surrogate`, so that TRL's `clip_ratio/…` are ours to log.
@@ -35,13 +33,11 @@ class MetricLog:
     def __init__(
         self,
         args: TurnLevelConfig,
-        clip_range: ClipRange,
         accelerator: Accelerator,
         metrics: Mapping[str, Any],
         is_our_surrogate: bool,
     ) -> None:
         self.args = args
-        self.clip_range = clip_range
         self._accelerator = accelerator
         self._metrics = metrics
         self._is_our_surrogate = is_our_surrogate
@@ -60,12 +56,12 @@ class MetricLog:
         """Take note of a micro-batch; log it and those before it if the optimizer steps after it."""
         mode = "train" if batch.is_training else "eval"
         log_ratio = batch.log_ratio.detach()
-        sums = turn_metrics(log_ratio, batch.turns, batch.advantages, self.clip_range, self.args.turn_ratio)
+        sums = turn_metrics(log_ratio, batch.turns, batch.advantages, batch.clip_range, self.args.turn_ratio)
         if self._is_our_surrogate:
             for name in CLIP_RATIOS:
                 self._metrics[mode][name].pop()
             ratio = importance_ratio(log_ratio, batch.turns, self.args.importance_sampling_level, self.args.turn_ratio)
-            add_clip_ratios(sums, ratio, batch.turns, batch.advantages, self.clip_range)
+            add_clip_ratios(sums, ratio, batch.turns, batch.advantages, batch.clip_range)
         for name, values, keep in self._terms:
             if keep is None:
                 sums.add_rank_mean(name, values)

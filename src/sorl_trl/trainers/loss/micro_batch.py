@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
 from sorl_trl.ops import TurnLayout
+
+
+class ClipRange(NamedTuple):
+    """How far a ratio may fall below and rise above 1 before it is clipped, and what bounds it where it is not."""
+
+    low: float
+    high: float
+    delta: float | None = None
 
 
 @dataclass(frozen=True)
@@ -21,6 +29,8 @@ class MicroBatch:
     """Of its K turns at most."""
     advantages: Tensor
     """(B, T), or (B, 1) where all tokens of a trajectory have the same; not weighted by anything."""
+    clip_range: ClipRange
+    """Of the ratios, as the trainer has it now."""
     inputs: Mapping[str, Any]
     """The batch as the rollout and the trainer made it, before anything is substituted for TRL's loss."""
     is_training: bool

@@ -14,7 +14,9 @@ The same seam bounds the log-ratio (`bounded_log_ratio`), of which TRL takes the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -96,3 +98,14 @@ class RatioSubstitution:
         if self.tracks_sampling:
             sampling = self.inputs.get("sampling_per_token_logps", old)
             self.inputs["sampling_per_token_logps"] = sampling + shift.detach()
+
+
+@contextmanager
+def open_clip_range(trainer: Any) -> Iterator[None]:
+    """Within it, the loss of a `GRPOTrainer` clips nothing: the surrogate that it is given is clipped already."""
+    before = trainer.epsilon_low, trainer.epsilon_high, trainer.args.delta
+    trainer.epsilon_low, trainer.epsilon_high, trainer.args.delta = 1.0, math.inf, None
+    try:
+        yield
+    finally:
+        trainer.epsilon_low, trainer.epsilon_high, trainer.args.delta = before

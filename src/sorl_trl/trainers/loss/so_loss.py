@@ -12,8 +12,6 @@ the surrogate is in `ratio_substitution`. SO-PPO adds the critic's value loss.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from torch import Tensor
 
 from sorl_trl.ops import (
@@ -27,14 +25,7 @@ from sorl_trl.ops import (
     turn_weights,
 )
 from sorl_trl.trainers.base_config import TURN_LOSS_TYPE, TurnLevelConfig
-
-
-class ClipRange(NamedTuple):
-    """How far a ratio may fall below and rise above 1 before it is clipped, and what bounds it where it is not."""
-
-    low: float
-    high: float
-    delta: float | None = None
+from sorl_trl.trainers.loss.micro_batch import ClipRange, MicroBatch
 
 
 def surrogate(
@@ -57,25 +48,21 @@ def surrogate(
     return (turn_weights(turns) * of_tokens if args.loss_type == TURN_LOSS_TYPE else of_tokens), ratio
 
 
-def penalty(
-    log_ratio: Tensor, turns: TurnLayout, args: TurnLevelConfig, clip_range: ClipRange
-) -> tuple[Tensor, Tensor]:
+def penalty(batch: MicroBatch, args: TurnLevelConfig) -> tuple[Tensor, Tensor]:
     """(B,) the clipping-triggered penalty of each trajectory, and (B,) the gate that weighs its KL.
 
     Args:
-        log_ratio: (B, T) of tokens.
-        turns: the turns of the B trajectories.
+        batch: whose clip range is that of the gate too, on the sides where the gate has none of its own.
         args: `ctn_gate`, `ctn_epsilon`, `ctn_epsilon_high`, `kl_estimator` and `turn_ratio` are read.
-        clip_range: of the surrogate, for the sides of the gate's range that are not set.
     """
-    low = clip_range.low if args.ctn_epsilon is None else args.ctn_epsilon
-    high = clip_range.high if args.ctn_epsilon_high is None else args.ctn_epsilon_high
-    kept = turns.loss_mask
+    log_ratio, kept = batch.log_ratio, batch.turns.loss_mask
+    low = batch.clip_range.low if args.ctn_epsilon is None else args.ctn_epsilon
+    high = batch.clip_range.high if args.ctn_epsilon_high is None else args.ctn_epsilon_high
     if args.ctn_gate == "token":
         gate = clip_fraction(log_ratio, kept, low, high)
         return clip_penalty(log_ratio, kept, low, high, args.kl_estimator), gate
     if args.ctn_gate == "turn":
-        gate = turn_clip_fraction(log_ratio, turns, low, high, args.turn_ratio)
+        gate = turn_clip_fraction(log_ratio, batch.turns, low, high, args.turn_ratio)
     else:
         gate = log_ratio.new_ones(len(log_ratio))
     return gated_kl(gate, log_ratio, kept, args.kl_estimator), gate

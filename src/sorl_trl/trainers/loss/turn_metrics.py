@@ -10,7 +10,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from sorl_trl.ops import TurnLayout, importance_ratio, kl_to_old, masked_mean, turn_reduce
-from sorl_trl.trainers.loss.so_loss import ClipRange
+from sorl_trl.trainers.loss.micro_batch import ClipRange
 
 
 class MetricSums:

@@ -30,7 +30,6 @@ from sorl_trl.rollout.tokens import decode, token_texts
 from sorl_trl.trainers.base_config import TurnLevelConfig
 from sorl_trl.trainers.config_rules import LOSSES_WITHOUT_MIN
 from sorl_trl.trainers.loss.micro_batch import MicroBatch, generation_step_of
-from sorl_trl.trainers.loss.so_loss import ClipRange
 from sorl_trl.types import Trajectory
 
 _ASKED = "asked"
@@ -43,13 +42,11 @@ class TrajectoryDump(TrainerCallback):
     Args:
         args: of the trainer; its `save_trajectories_steps` is n.
         tokenizer: of the policy.
-        clip_range: of the ratios.
     """
 
-    def __init__(self, args: TurnLevelConfig, tokenizer: PreTrainedTokenizerBase, clip_range: ClipRange) -> None:
+    def __init__(self, args: TurnLevelConfig, tokenizer: PreTrainedTokenizerBase) -> None:
         self.args = args
         self.tokenizer = tokenizer
-        self.clip_range = clip_range
         self._rows: list[TrainedTrajectory] = []
 
     def on_train_begin(
@@ -121,7 +118,7 @@ class TrajectoryDump(TrainerCallback):
         return Shard(step, self.args.process_index, self.args.world_size)
 
     def _clip_states(self, ratio: Tensor, batch: MicroBatch) -> list[list[str]]:
-        low, high, _ = self.clip_range
+        low, high, _ = batch.clip_range
         states = torch.zeros_like(batch.turns.turn_ids)
         states[~((ratio >= 1 - low) & (ratio <= 1 + high))] = 1  # where it is not a number, too
         if self.args.loss_type not in LOSSES_WITHOUT_MIN:
