@@ -23,19 +23,25 @@ class StopReason(str, Enum):
     """Prompt and trajectory leave no room in what the policy can read at once (the window of the engine or the model).
 
     Where the prompt alone fills it, the trajectory has no turn, and nothing of it is trained on."""
+    ENVIRONMENT_DONE = "environment_done"
+    """The environment said that this was all."""
     SEARCH_UNAVAILABLE = "search_unavailable"
     """The search infrastructure was down, retries included. Not the policy's doing: masked out of the loss."""
+    ENVIRONMENT_UNAVAILABLE = "environment_unavailable"
+    """The environment was down, or did not answer in time. Masked out of the loss too."""
 
     @property
     def is_infrastructure_failure(self) -> bool:
         """Whether the trajectory says nothing about the policy and must not be trained on."""
-        return self is StopReason.SEARCH_UNAVAILABLE
+        return self in (StopReason.SEARCH_UNAVAILABLE, StopReason.ENVIRONMENT_UNAVAILABLE)
 
 
 class ActionKind(str, Enum):
     """What a turn asks the environment to do."""
 
     SEARCH = "search"
+    TOOL = "tool"
+    """A call of any other tool: `Action.tool` names it."""
     ANSWER = "answer"
     INVALID = "invalid"
     """No well-formed action: the policy gets a corrective observation."""
@@ -43,10 +49,12 @@ class ActionKind(str, Enum):
 
 @dataclass(frozen=True)
 class Action:
-    """A parsed turn: `content` is the query, the answer, or empty for an invalid action."""
+    """A parsed turn: `content` is the query, what a tool is given, the answer, or empty for an invalid action."""
 
     kind: ActionKind
     content: str = ""
+    tool: str = ""
+    """The name of the tool, for `ActionKind.TOOL` alone."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +76,8 @@ class Turn:
     action: Action
     logprobs: tuple[float, ...] | None = None
     """Log-probabilities under the sampling engine, one per token, where it reports them."""
+    reward: float | None = None
+    """What the environment gave for this turn, if it gives rewards."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -21,7 +21,8 @@ PROTOCOL_TAGS = ("think", "search", "information", "answer", "tool_call", "tool_
 """Names that must not appear as tags in the environment's text: our own, and those of chat models' tool calls."""
 
 _ANY_TAG = re.compile(rf"<\s*(?P<slash>/\s*)?(?P<name>{'|'.join(PROTOCOL_TAGS)})\s*(?:/\s*)?>", re.IGNORECASE)
-_CLOSING_TAG = re.compile(r"</(search|answer)>")
+_TAG_NAME = re.compile(r"[A-Za-z_][\w.-]*")
+_ANSWER = "answer"
 
 
 @dataclass(frozen=True)
@@ -57,10 +58,18 @@ class TagProtocol:
     message_frame: Frame = field(default=Frame("\n", "\n"))
     """The same after an end-of-sequence token. For a chat model, use `chat_message_frame(tokenizer)`."""
 
-    stop_strings: ClassVar[tuple[str, ...]] = ("</search>", "</answer>")
-    """A turn ends where one of these is closed."""
+    tools: tuple[str, ...] = ("search",)
+    """The tags by which the policy acts. `<search>` is a search; any other name is a tool of the environment's."""
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """A turn ends where one of these is closed."""
+        return tuple(f"</{name}>" for name in (*self.tools, _ANSWER))
 
     def __post_init__(self) -> None:
+        for name in self.tools:
+            if not _TAG_NAME.fullmatch(name) or name == _ANSWER:
+                raise ValueError(f"tools={self.tools!r} holds {name!r}: a tool's tag is a name, and not 'answer'")
         try:
             self.passage_template.format(i=1, title="", text="")
         except (KeyError, IndexError, ValueError) as error:
@@ -78,7 +87,7 @@ class TagProtocol:
 
     def check(self, tokenizer: PreTrainedTokenizerBase) -> None:
         """Raise ValueError if `tokenizer` cannot write an action tag: such a policy could never act."""
-        for name in ("search", "answer"):
+        for name in (*self.tools, _ANSWER):
             for tag in (f"<{name}>", f"</{name}>"):
                 ids = tokenizer.encode(tag, add_special_tokens=False)
                 written = decode(tokenizer, ids)
@@ -95,14 +104,17 @@ class TagProtocol:
         `<answer>A</answer> no: <answer>B</answer>` is never seen whole, and an answer that could be taken back would
         pay for naming several.
         """
-        closing = _CLOSING_TAG.search(text)
+        closing = re.search("|".join(map(re.escape, self.stop_strings)), text)
         if closing is None:
             return Action(ActionKind.INVALID)
-        _, opening, content = text[: closing.start()].rpartition(f"<{closing[1]}>")
+        name = closing[0][len("</") : -len(">")]
+        _, opening, content = text[: closing.start()].rpartition(f"<{name}>")
         content = content.strip()
         if not opening or not content:
             return Action(ActionKind.INVALID)
-        return Action(ActionKind(closing[1]), content)
+        if name in (ActionKind.SEARCH, ActionKind.ANSWER):
+            return Action(ActionKind(name), content)
+        return Action(ActionKind.TOOL, content, name)
 
     def render_passages(self, passages: Sequence[Passage]) -> str:
         """Write the body of an observation: the passages, best first, or `no_results`."""

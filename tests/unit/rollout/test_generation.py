@@ -14,7 +14,7 @@ from tests.policies import build_policy
 from .fakes import WORDS, bpe_tokenizer, encode, word_tokenizer
 
 EOS = WORDS.index("<eos>")
-STOPS = TagProtocol.stop_strings
+STOPS = TagProtocol().stop_strings
 GREEDY = GenerationConfig(do_sample=False)
 
 

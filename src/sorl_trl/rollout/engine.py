@@ -1,0 +1,169 @@
+"""What generates, row by row: turns are submitted as contexts arrive, and polled until they have ended."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sorl_trl.rollout.generation import Generation, Generator
+
+# What a rank without live rows generates from: id 0 is in every vocabulary, and the result is thrown away.
+_DUMMY_CONTEXT = (0,)
+
+
+@dataclass
+class EngineWork:
+    """What an engine has computed since it was opened."""
+
+    prefilled_tokens: int = 0
+    """Tokens of contexts that went through the model; padding does not count."""
+    row_steps: int = 0
+    """Decode steps, each counted once for every row that took part: also those of rows that had ended."""
+    steps: int = 0
+    """Decode steps."""
+
+
+class Engine(ABC):
+    """Generates one turn per row, for many rows at a time; each row's turn may begin and end when it likes.
+
+    A rollout opens the engine for its rows, submits the context of a row whenever a turn is due, and polls. Whatever
+    happens, it closes the engine: then no request is left behind, and memory that only generation needs is given back.
+    """
+
+    window: int | None = None
+    """Tokens that it can read, context and generation together, where there is an end to them."""
+    in_steps: bool = True
+    """Whether `poll` is one step of all rows, so that polls count time. If not, `poll` waits for what comes next."""
+    prefilled: Sequence[int] = ()
+    """The rows whose context was prefilled by the last poll, where the engine knows."""
+
+    def __init__(self) -> None:
+        self.work = EngineWork()
+
+    def open(self, rows: int) -> None:
+        """Begin a rollout of so many rows: nothing is kept of the one before.
+
+        Engines that sample with a generator per row draw the seed of all from torch's global generator here, once: it
+        is in checkpoints, and what a row samples depends on no other row.
+        """
+        self.work = EngineWork()
+
+    @abstractmethod
+    def submit(self, row: int, context_ids: Sequence[int], limit: int) -> None:
+        """Have `row` generate 1 to `limit` tokens after `context_ids`, which are all that it has read and written.
+
+        A row has one turn at a time. Raises ValueError for a row that is generating, an empty context, and a limit
+        below 1.
+        """
+
+    @abstractmethod
+    def poll(self) -> list[tuple[int, Generation]]:
+        """Take a step, and return the turns that it has ended, by row. All ranks that share parameters poll together.
+
+        With nothing submitted it returns nothing, having taken part in whatever the other ranks computed.
+        """
+
+    def release(self, row: int) -> None:
+        """Forget a row: its trajectory has ended."""
+
+    def wake(self) -> None:
+        """Make a `poll` that waits return soon. Called from other threads, where `in_steps` is False."""
+
+    @property
+    @abstractmethod
+    def idle(self) -> bool:
+        """Whether no row is generating or waits for it."""
+
+    def close(self) -> None:
+        """End the rollout: give up what is still generating, and give memory back."""
+
+
+class LockStepEngine(Engine):
+    """Any `Generator` as an engine: a poll generates a whole turn for all rows that have been submitted.
+
+    A poll makes exactly one call: with nothing submitted, of one token that is thrown away, if `polls_together`. Where
+    parameters are sharded over ranks (FSDP, ZeRO-3 without gathering), or one engine serves all ranks at once, every
+    rank must make as many calls as the others.
+    """
+
+    def __init__(self, generator: Generator, polls_together: bool = False) -> None:
+        super().__init__()
+        self._generator = generator
+        self._polls_together = polls_together
+        self._submitted: dict[int, tuple[tuple[int, ...], int]] = {}
+        self.window = getattr(generator, "window", None)
+
+    def open(self, rows: int) -> None:
+        super().open(rows)
+        self._submitted = {}
+
+    def submit(self, row: int, context_ids: Sequence[int], limit: int) -> None:
+        check_submission(row, context_ids, limit, row in self._submitted)
+        self._submitted[row] = (tuple(context_ids), limit)
+
+    def poll(self) -> list[tuple[int, Generation]]:
+        submitted, self._submitted = self._submitted, {}
+        rows = sorted(submitted)
+        if not rows:
+            if self._polls_together:
+                self._generator.generate([_DUMMY_CONTEXT], [1])
+            return []
+        contexts, limits = zip(*(submitted[row] for row in rows), strict=True)
+        generations = self._generator.generate(contexts, limits)
+        check_generations(generations, limits)
+        self._count(contexts, generations)
+        self.prefilled = rows
+        return list(zip(rows, generations, strict=True))
+
+    def _count(self, contexts: Sequence[Sequence[int]], generations: Sequence[Generation]) -> None:
+        """As a batch works that prefills whole contexts, and decodes all rows until the last has ended."""
+        steps = max(len(generation.token_ids) for generation in generations) - 1
+        self.work.prefilled_tokens += sum(map(len, contexts))
+        self.work.row_steps += steps * len(contexts)
+        self.work.steps += steps
+
+    @property
+    def idle(self) -> bool:
+        return not self._submitted
+
+
+def as_engine(generator: Generator | Engine) -> Engine:
+    """An engine as it is; a `Generator` in lock-step, as one that every rank calls equally often.
+
+    Raises TypeError for what is neither.
+    """
+    if isinstance(generator, Engine):
+        return generator
+    if not callable(getattr(generator, "generate", None)):
+        raise TypeError(
+            f"generator is a {type(generator).__name__}, but must be an `Engine`, or have a method `generate`"
+        )
+    return LockStepEngine(generator, polls_together=True)
+
+
+def check_submission(row: int, context_ids: Sequence[int], limit: int, is_busy: bool) -> None:
+    """Raise ValueError for a turn that cannot be generated."""
+    if is_busy:
+        raise ValueError(f"row={row} is generating: it has one turn at a time")
+    if not len(context_ids):
+        raise ValueError(f"context_ids of row {row} is empty: at least one token is needed to generate from")
+    if limit < 1:
+        raise ValueError(f"limit={limit} of row {row} must be at least 1")
+
+
+def check_generations(generations: Sequence[Generation], limits: Sequence[int]) -> None:
+    """Raise RuntimeError unless there is one generation per row, each within its limit."""
+    if len(generations) != len(limits):
+        raise RuntimeError(f"the generator returned {len(generations)} generations for {len(limits)} contexts")
+    for row, (generation, limit) in enumerate(zip(generations, limits, strict=True)):
+        check_generation(row, generation, limit)
+
+
+def check_generation(row: int, generation: Generation, limit: int) -> None:
+    """Raise RuntimeError for a generation that breaks the contract."""
+    size = len(generation.token_ids)
+    if not 1 <= size <= limit:
+        raise RuntimeError(f"generation {row} has {size} tokens: it must have 1 to {limit}")
+    if generation.logprobs is not None and len(generation.logprobs) != size:
+        raise RuntimeError(f"generation {row} has {len(generation.logprobs)} logprobs for {size} tokens")

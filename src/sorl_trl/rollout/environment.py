@@ -1,0 +1,141 @@
+"""What answers the policy's turns: an environment for each trajectory, or one responder for all."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from sorl_trl.checks import POSITIVE_COUNT, check_number
+from sorl_trl.types import Passage, StopReason, Turn
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What the environment says to a turn.
+
+    `text` is untrusted: the rollout sanitizes it, cuts it to `max_observation_tokens` and frames it. A reply with a
+    `stop` ends the trajectory there, and its text is not read any more.
+    """
+
+    text: str = ""
+    passages: tuple[Passage, ...] = ()
+    """What `text` shows, where it shows passages: for records and statistics."""
+    reward: float | None = None
+    """For this turn: see `Turn.reward`."""
+    stop: StopReason | None = None
+
+
+class Environment(Protocol):
+    """The world of one trajectory. Its state is its own: every trajectory has another object.
+
+    `step` may be a coroutine, and may take its time: other trajectories go on meanwhile. A turn comes in with what the
+    protocol has read in it (`turn.action`). Raise `SearchUnavailable` for a world that is down: the trajectory is
+    masked out of the loss. Any other exception is a programming error and ends the run.
+    """
+
+    def step(self, turn: Turn) -> Reply | Awaitable[Reply]:
+        """Answer a turn that calls a tool. Answers to the question and invalid turns never come here."""
+        ...
+
+
+@dataclass(frozen=True)
+class RowTurn:
+    """A turn, and the row of the rollout that took it."""
+
+    row: int
+    turn: Turn
+
+
+class Responder(ABC):
+    """Answers the turns of all rows of a rollout, while the engine goes on."""
+
+    def open(self, examples: Sequence[Mapping[str, Any]]) -> None:
+        """Begin a rollout; one example per row says what is known of it: its `prompt`, the columns of the dataset."""
+
+    @abstractmethod
+    def ask(self, turns: Sequence[RowTurn]) -> list[Future[Reply]]:
+        """Start answering, without waiting. The rollout never asks for a row twice at the same time."""
+
+    def close(self) -> None:
+        """End the rollout: whatever is still being answered is not waited for."""
+
+
+class BatchResponder(Responder):
+    """Answers turns in batches, in threads: all that have ended while the threads were busy are one batch.
+
+    Subclasses implement `respond`, which is called by up to `concurrency` threads at the same time.
+    """
+
+    def __init__(self, concurrency: int) -> None:
+        check_number("concurrency", concurrency, POSITIVE_COUNT)
+        self._concurrency = concurrency
+        self._queue: queue.SimpleQueue[list[_Asked] | None] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+
+    @abstractmethod
+    def respond(self, turns: Sequence[RowTurn]) -> Sequence[Reply]:
+        """Answer turns, in order."""
+
+    def ask(self, turns: Sequence[RowTurn]) -> list[Future[Reply]]:
+        asked = [_Asked(turn, Future()) for turn in turns]
+        if asked:
+            if len(self._threads) < self._concurrency:
+                self._start_thread()
+            self._queue.put(asked)
+        return [each.reply for each in asked]
+
+    def close(self) -> None:
+        """Let go of the threads. One that still waits for an answer ends when it has it; nobody waits for it."""
+        for _ in self._threads:
+            self._queue.put(None)
+        self._threads = []
+        self._queue = queue.SimpleQueue()
+
+    def _start_thread(self) -> None:
+        # A daemon: a search that hangs must not keep the process from ending.
+        thread = threading.Thread(target=self._work, args=(self._queue,), name="sorl-environment", daemon=True)
+        thread.start()
+        self._threads.append(thread)
+
+    def _work(self, asking: queue.SimpleQueue[list[_Asked] | None]) -> None:
+        while (asked := asking.get()) is not None:
+            is_last = False
+            while not is_last and (more := _next_of(asking)) is not _NOTHING:
+                is_last = more is None
+                asked = asked + (more or [])
+            self._answer(asked)
+            if is_last:
+                return
+
+    def _answer(self, asked: Sequence[_Asked]) -> None:
+        try:
+            replies = self.respond([each.turn for each in asked])
+            if len(replies) != len(asked):
+                raise RuntimeError(f"{type(self).__name__} gave {len(replies)} replies to {len(asked)} turns")
+        except BaseException as error:  # whatever it is, the rollout raises it where it waits for the reply
+            for each in asked:
+                each.reply.set_exception(error)
+            return
+        for each, reply in zip(asked, replies, strict=True):
+            each.reply.set_result(reply)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    turn: RowTurn
+    reply: Future[Reply]
+
+
+_NOTHING: Any = object()
+
+
+def _next_of(asking: queue.SimpleQueue[list[_Asked] | None]) -> Any:
+    try:
+        return asking.get_nowait()
+    except queue.Empty:
+        return _NOTHING
