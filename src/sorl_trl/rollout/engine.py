@@ -35,6 +35,8 @@ class Engine(ABC):
     """Tokens that it can read, context and generation together, where there is an end to them."""
     in_steps: bool = True
     """Whether `poll` is one step of all rows, so that polls count time. If not, `poll` waits for what comes next."""
+    in_turns: bool = False
+    """Whether each of these steps is a whole turn: then no reply is worth going on without."""
     prefilled: Sequence[int] = ()
     """The rows whose context was prefilled by the last poll, where the engine knows."""
 
@@ -68,7 +70,7 @@ class Engine(ABC):
         """Forget a row: its trajectory has ended."""
 
     def wake(self) -> None:
-        """Make a `poll` that waits return soon. Called from other threads, where `in_steps` is False."""
+        """Make the `poll` that waits, or the next one, return soon. Called from other threads, unless `in_steps`."""
 
     @property
     @abstractmethod
@@ -86,6 +88,8 @@ class LockStepEngine(Engine):
     parameters are sharded over ranks (FSDP, ZeRO-3 without gathering), or one engine serves all ranks at once, every
     rank must make as many calls as the others.
     """
+
+    in_turns = True
 
     def __init__(self, generator: Generator, polls_together: bool = False) -> None:
         super().__init__()
@@ -113,7 +117,6 @@ class LockStepEngine(Engine):
         generations = self._generator.generate(contexts, limits)
         check_generations(generations, limits)
         self._count(contexts, generations)
-        self.prefilled = rows
         return list(zip(rows, generations, strict=True))
 
     def _count(self, contexts: Sequence[Sequence[int]], generations: Sequence[Generation]) -> None:
