@@ -12,7 +12,6 @@ from sorl_trl.rollout import Collector, ObservationEncoder, RolloutLimits, TagPr
 from sorl_trl.rollout.protocol import PROTOCOL_TAGS
 from sorl_trl.rollout.tokens import control_tokens
 from sorl_trl.types import Observation, Passage
-
 from tests import policies
 
 from .fakes import PARIS, WORDS, FakeSearch, bpe_tokenizer, encode, word_tokenizer

@@ -33,8 +33,8 @@ class EnvironmentResponder(Responder):
 
     All that is done with an object is done in one thread, which is its own; what is a coroutine goes on in an event
     loop that all rows share. A `reset` or `step` that takes longer than `timeout_s`, or raises `SearchUnavailable`,
-    `ConnectionError` or `TimeoutError`, ends the trajectory as `ENVIRONMENT_UNAVAILABLE`, masked out of the loss. Every
-    other exception is a programming error, and ends the run.
+    `ConnectionError` or `TimeoutError`, ends the trajectory as `ENVIRONMENT_UNAVAILABLE`, masked out of the loss. All
+    other exceptions are programming errors, and end the run.
 
     Args:
         factory: Makes an environment: a class, or a function without arguments.
@@ -88,8 +88,8 @@ class EnvironmentResponder(Responder):
         if said:
             self.close()
             raise ValueError(
-                f"`reset` returned {said[0][:80]!r}, which belongs into the prompt: call `greet` before the prompts are "
-                "encoded, or have `reset` return None"
+                f"`reset` returned {said[0][:80]!r}, which belongs into the prompt: call `greet` before the prompts "
+                "are encoded, or have `reset` return None"
             )
         self._greetings = None
 
