@@ -17,6 +17,7 @@ from sorl_trl.rollout.engine import Engine, as_engine, check_generation
 from sorl_trl.rollout.environment import Reply, Responder, RowTurn
 from sorl_trl.rollout.generation import Generation, Generator
 from sorl_trl.rollout.limits import RolloutLimits
+from sorl_trl.rollout.options import EngineOptions
 from sorl_trl.rollout.protocol import TagProtocol
 from sorl_trl.rollout.retrieval import SearchResponder
 from sorl_trl.rollout.row import Row
@@ -26,9 +27,6 @@ from sorl_trl.search import RetryPolicy, SearchBackend
 from sorl_trl.types import ActionKind, Observation, Trajectory, Turn
 
 logger = logging.getLogger(__name__)
-
-REJOIN_AFTER = 4
-"""Polls after which a reply rejoins. Ours: `benchmarks/rollout.py` measures it."""
 
 
 def _this_rank_alone(active: bool) -> bool:
@@ -71,7 +69,7 @@ class Collector:
         protocol: TagProtocol | None = None,
         limits: RolloutLimits | None = None,
         retry: RetryPolicy | None = None,
-        rejoin_after: int = REJOIN_AFTER,
+        rejoin_after: int = EngineOptions.rejoin_after,
     ) -> None:
         check_number("rejoin_after", rejoin_after, COUNT)
         self.protocol = protocol or TagProtocol()

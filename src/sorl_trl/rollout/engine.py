@@ -145,6 +145,19 @@ def as_engine(generator: Generator | Engine) -> Engine:
     return LockStepEngine(generator, polls_together=True)
 
 
+def generate_turns(
+    engine: Engine, contexts: Sequence[Sequence[int]], limits: Sequence[int], rows: Sequence[int] | None = None
+) -> list[Generation]:
+    """One turn each for `rows` of an open engine, by default the first ones, waiting for all of them."""
+    rows = range(len(contexts)) if rows is None else rows
+    for row, context, limit in zip(rows, contexts, limits, strict=True):
+        engine.submit(row, context, limit)
+    ended: dict[int, Generation] = {}
+    while not engine.idle:
+        ended.update(engine.poll())
+    return [ended[row] for row in rows]
+
+
 def check_submission(row: int, context_ids: Sequence[int], limit: int, is_busy: bool) -> None:
     """Raise ValueError for a turn that cannot be generated."""
     if is_busy:

@@ -8,6 +8,7 @@ from enum import Enum
 
 from sorl_trl.checks import POSITIVE_COUNT, check_number
 from sorl_trl.rollout.environment import BatchResponder, Reply, RowTurn
+from sorl_trl.rollout.options import EngineOptions
 from sorl_trl.rollout.protocol import TagProtocol
 from sorl_trl.search import RetryingSearch, RetryPolicy, SearchBackend, SearchError, SearchUnavailable
 from sorl_trl.search.checks import check_results
@@ -70,10 +71,6 @@ class Retriever:
         return [tuple(passages) for passages in results]
 
 
-CONCURRENCY = 8
-"""So many threads may search at the same time. Ours: enough for what ends while a slow search is on its way."""
-
-
 class SearchResponder(BatchResponder):
     """Answers turns that search: those that have ended while the threads were busy share one call, each query once.
 
@@ -94,7 +91,7 @@ class SearchResponder(BatchResponder):
         protocol: TagProtocol | None = None,
         top_k: int = 3,
         retry: RetryPolicy | None = None,
-        concurrency: int = CONCURRENCY,
+        concurrency: int = EngineOptions.search_concurrency,
     ) -> None:
         super().__init__(concurrency)
         check_number("top_k", top_k, POSITIVE_COUNT)
