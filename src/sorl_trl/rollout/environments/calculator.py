@@ -21,7 +21,7 @@ class _Refused(Exception):
 
 
 def calculate(expression: str) -> str:
-    """The value of an arithmetic expression, or a text that says why it has none. Whatever it reads, it raises nothing.
+    """The value of an arithmetic expression, or a text that says why it has none; raises nothing, whatever it reads.
 
     Numbers, `+ - * / // % **`, parentheses, `pi`, `e`, and the functions of `FUNCTIONS`. Whole numbers are exact, up
     to `MAX_BITS` bits; others have 12 digits.

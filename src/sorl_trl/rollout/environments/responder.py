@@ -42,8 +42,7 @@ class EnvironmentResponder(Responder):
         concurrency: How many steps may go on at the same time.
 
     Attributes:
-        environments: Of the last rollout, one per row; None where an object could not be made. Trainers hand them to
-            reward functions, as `environments`.
+        environments: Of the last rollout, one per row. Trainers hand them to reward functions, as `environments`.
 
     Raises TypeError for a `factory` that cannot be called, ValueError for a number out of range.
     """
@@ -63,7 +62,11 @@ class EnvironmentResponder(Responder):
         self._calls: Calls | None = None
         self._greetings: list[str | None] | None = None
         self._down: set[int] = set()
-        self.environments: list[Any] = []
+        self._environments: list[Any] = []
+
+    @property
+    def environments(self) -> Sequence[Any]:  # type: ignore[override]
+        return self._environments
 
     def greet(self, examples: Sequence[Mapping[str, Any]]) -> list[str | None]:
         """Begin a rollout by resetting its environments; what each of them says. `open` then goes on with them.
@@ -75,7 +78,7 @@ class EnvironmentResponder(Responder):
         self._calls = Calls(len(examples), self._timeout_s, self._concurrency)
         try:
             self._down = set()
-            self.environments = [self._made(self._calls, row) for row in range(len(examples))]
+            self._environments = [self._made(self._calls, row) for row in range(len(examples))]
             self._greetings = self._reset(self._calls, examples)
         except BaseException:
             self.close()
@@ -110,7 +113,7 @@ class EnvironmentResponder(Responder):
             future: Future[Reply] = Future()
             future.set_result(UNAVAILABLE)
             return future
-        return self._calls.make(row, partial(_step, self.environments[row], turn), UNAVAILABLE)
+        return self._calls.make(row, partial(_step, self._environments[row], turn), UNAVAILABLE)
 
     def _made(self, calls: Calls, row: int) -> Any:
         """A row's environment, made in its thread; before the next row's, so that factories may count."""
@@ -126,7 +129,7 @@ class EnvironmentResponder(Responder):
         """Reset all environments at the same time; what they say."""
         resets = {
             row: calls.make(row, partial(_reset, environment, examples[row]), UNAVAILABLE)
-            for row, environment in enumerate(self.environments)
+            for row, environment in enumerate(self._environments)
             if callable(getattr(environment, "reset", None))
         }
         said: list[str | None] = [None] * len(examples)
