@@ -8,10 +8,12 @@ from typing import Any
 
 from transformers import GenerationConfig
 
+from sorl_trl.checks import check_choice
 from sorl_trl.rollout.engine import Engine, LockStepEngine
 from sorl_trl.rollout.generation import HFGenerator, TurnEnd
+from sorl_trl.rollout.options import ENGINES
 from sorl_trl.rollout.slots.engine import SlotEngine
-from sorl_trl.rollout.slots.options import EngineOptions
+from sorl_trl.rollout.slots.options import SlotOptions
 from sorl_trl.rollout.slots.support import NotServed
 
 logger = logging.getLogger(__name__)
@@ -23,30 +25,32 @@ def model_engine(
     model: Any,
     end: TurnEnd,
     generation_config: GenerationConfig,
-    options: EngineOptions | None = None,
+    engine: str = "auto",
+    options: SlotOptions | None = None,
     synced_gpus: bool = False,
 ) -> Engine:
-    """The engine that `options` asks for. Where slots do not serve the model, `auto` is lock-step, and says why once.
+    """The engine that is asked for. Where slots do not serve the model, `auto` is lock-step, and says why once.
 
     Args:
         model: of transformers, with or without adapters; its mode and its parameters are the caller's.
         end: where a turn ends.
         generation_config: how to sample; what it leaves at None comes from `model.generation_config`.
-        options: which engine, and its memory.
+        engine: "auto", "slots" or "lockstep".
+        options: for slots.
         synced_gpus: whether parameters stay sharded, so that all ranks must make the same calls.
 
     Raises:
-        NotServed: `options.engine` is "slots", and they do not serve the model. A ValueError.
-        ValueError: `generation_config` returns other than one row per context.
+        NotServed: `engine` is "slots", and they do not serve the model. A ValueError.
+        ValueError: `engine` is something else, or `generation_config` returns other than one row per context.
     """
-    options = options or EngineOptions()
-    if options.engine != "lockstep":
+    check_choice("engine", engine, ENGINES)
+    if engine != "lockstep":
         try:
             if synced_gpus:
                 raise NotServed(_SHARDED)
             return SlotEngine(model, end, generation_config, options)
         except NotServed as reason:
-            if options.engine == "slots":
+            if engine == "slots":
                 raise NotServed(f"engine='slots' cannot serve this model: {reason}") from reason
             _say_fallback(str(reason))
     generator = HFGenerator(

@@ -14,7 +14,7 @@ from sorl_trl.rollout.engine import Engine, check_submission
 from sorl_trl.rollout.generation import Generation, TurnEnd, positions_of
 from sorl_trl.rollout.slots.forward import Forward
 from sorl_trl.rollout.slots.memory import free_bytes
-from sorl_trl.rollout.slots.options import EngineOptions
+from sorl_trl.rollout.slots.options import SlotOptions
 from sorl_trl.rollout.slots.prefill import plan
 from sorl_trl.rollout.slots.probe import bytes_per_token
 from sorl_trl.rollout.slots.rows import Row, SlotTable
@@ -47,10 +47,10 @@ class SlotEngine(Engine):
     """
 
     def __init__(
-        self, model: Any, end: TurnEnd, generation_config: GenerationConfig, options: EngineOptions | None = None
+        self, model: Any, end: TurnEnd, generation_config: GenerationConfig, options: SlotOptions | None = None
     ) -> None:
         super().__init__()
-        self._options = options or EngineOptions()
+        self._options = options or SlotOptions()
         self._end = end
         self._base = base_model(model)
         check_model(self._base)
