@@ -39,8 +39,8 @@ def policy_without(*token_ids: int) -> LlamaForCausalLM:
     """One that never samples these."""
 
     def silence(module: Any, inputs: Any, output: Any) -> Any:
-        output.logits[..., list(token_ids)] = -1e9
-        return output
+        if hasattr(output, "logits"):  # TRL's own forward for training has none
+            output.logits[..., list(token_ids)] = -1e9
 
     policy = agent_policy()
     policy.register_forward_hook(silence)
