@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from datasets import Dataset
-from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from trl import GRPOConfig, GRPOTrainer
 
 from sorl_trl import AgentRollout, SOGRPOConfig, SOGRPOTrainer
@@ -29,45 +26,21 @@ from sorl_trl.rollout import (
 )
 from sorl_trl.types import StopReason, Trajectory, Turn
 from tests.agents import search_index
-from tests.policies import build_policy, word_tokenizer
+from tests.policies import DIGITS, acting_policy, acting_tokenizer
 from tests.training import settings
 
 LONG = 60.0
 WORDING = {"invalid_feedback": ":", "no_results": "2", "search_failed": "2", "passage_template": "{text}"}
 FRAMES = {"information_frame": Frame(": ", " :"), "feedback_frame": Frame(), "message_frame": Frame()}
 LIMITS = RolloutLimits(max_turns=3, max_turn_tokens=12, max_observation_tokens=12, max_trajectory_tokens=90)
-DIGITS = ["1", "2", "3"]
 
 
 def protocol(*tools: str) -> TagProtocol:
     return TagProtocol(tools=tools, **WORDING, **FRAMES)  # type: ignore[arg-type]
 
 
-def tokenizer_of(rollout: AgentRollout) -> PreTrainedTokenizerFast:
-    """Opening tags, closing tags and digits; a colon is unknown."""
-    names = (*rollout.protocol.tools, "answer")
-    tags = [f"<{slash}{name}>" for slash in ("", "/") for name in names]
-    return word_tokenizer(["<pad>", "<eos>", "<unk>", *tags, *DIGITS])
-
-
-def acting_policy(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
-    """Writes a tag, mostly, then a digit, then what closes some tag: a Markov chain in the weights of a Llama."""
-    policy, width = build_policy(vocab_size=len(tokenizer)), 16
-    words = tokenizer.get_vocab()
-    closing = [i for word, i in words.items() if word.startswith("</")]
-    opening = [i for word, i in words.items() if word[0] == "<" and i > 2 and i not in closing]
-    digits = [words[digit] for digit in DIGITS]
-    with torch.no_grad():
-        policy.model.embed_tokens.weight.copy_(torch.eye(len(words), width))
-        policy.lm_head.weight.zero_()
-        for i in words.values():
-            follows = digits if i in opening else closing if i in digits else opening
-            policy.lm_head.weight[follows, i] = 6 / math.sqrt(width)
-    return policy
-
-
 def build(tmp_path: Path, rollout: AgentRollout, reward: Any, trainer_class: Any = SOGRPOTrainer) -> Any:
-    tokenizer = tokenizer_of(rollout)
+    tokenizer = acting_tokenizer(rollout.protocol.tools)
     config = SOGRPOConfig if trainer_class is SOGRPOTrainer else GRPOConfig
     rows = [{"prompt": f"{1 + i % 3} :", "number": 1 + i % 3} for i in range(8)]
     arguments = settings(tmp_path, max_completion_length=90, max_steps=2, learning_rate=1e-3)
@@ -160,25 +133,20 @@ def test_a_tool_box_is_trained_in(tmp_path: Path) -> None:
     assert logs(trainer)[0]["rollout/tool_calls_per_trajectory"] > 0
 
 
-def test_a_world_that_is_down_or_hangs_is_masked_and_the_run_goes_on(tmp_path: Path) -> None:
-    go = threading.Event()
-
+def test_a_world_that_is_down_is_masked_and_the_run_goes_on(tmp_path: Path) -> None:
     class Fails(HighLow):
         def step(self, turn: Turn) -> Reply:
-            if self.number == 1:
+            if self.number < 3:
                 raise ConnectionError("refused")
-            if self.number == 2:
-                go.wait(LONG)
             return super().step(turn)
 
     kept = Kept()
-    rollout = AgentRollout(EnvironmentResponder(Fails, timeout_s=0.05), protocol("guess"), LIMITS)
+    rollout = AgentRollout(EnvironmentResponder(Fails), protocol("guess"), LIMITS)
     trainer = build(tmp_path, rollout, kept)
     trainer.train()
-    go.set()
     unavailable = [each.stop_reason is StopReason.ENVIRONMENT_UNAVAILABLE for each in kept.trajectories]
     failed = {number for number, is_down in zip(kept.numbers, unavailable, strict=True) if is_down}
-    assert {1, 2} & failed and 3 not in failed
+    assert failed == {1, 2}
     masked = [entry["rollout/masked_share"] for entry in logs(trainer)]
     assert sum(masked) * 16 == sum(unavailable)
     assert masked == [entry["rollout/stop_reason/environment_unavailable"] for entry in logs(trainer)]

@@ -18,6 +18,8 @@ from sorl_trl.types import Action, ActionKind, StopReason, Turn
 
 LONG = 60.0
 SOON = 0.05
+ENOUGH = 1.0
+"""For a step that does nothing, however busy the machine; and to be waited for where another one hangs."""
 
 
 def turn(content: str = "", tool: str = "act") -> Turn:
@@ -156,13 +158,13 @@ DOWN = Reply(stop=StopReason.ENVIRONMENT_UNAVAILABLE)
 
 def test_a_step_that_takes_too_long_is_given_up_and_holds_nobody_else_up(opened: Any) -> None:
     go = threading.Event()
-    responder = opened(partial(Hangs, go), {}, {}, timeout_s=SOON, concurrency=1)
+    responder = opened(partial(Hangs, go), {}, {}, timeout_s=ENOUGH, concurrency=1)
     assert ask(responder, "hang", "fine") == [DOWN, Reply("here")]
     go.set()
 
 
 def test_a_coroutine_that_takes_too_long_is_cancelled(opened: Any) -> None:
-    responder = opened(AsyncHangs, {}, {}, timeout_s=SOON)
+    responder = opened(AsyncHangs, {}, {}, timeout_s=ENOUGH)
     assert ask(responder, "hang", "fine") == [DOWN, Reply("here")]
     responder.close()
     for _ in range(1000):
@@ -174,7 +176,7 @@ def test_a_coroutine_that_takes_too_long_is_cancelled(opened: Any) -> None:
 
 def test_a_blocked_event_loop_hangs_no_rollout(opened: Any) -> None:
     go = threading.Event()
-    responder = opened(partial(BlocksTheLoop, go), {}, {}, timeout_s=SOON)
+    responder = opened(partial(BlocksTheLoop, go), {}, {}, timeout_s=ENOUGH)
     assert ask(responder, "hang", "hang") == [DOWN, DOWN]
     responder.open([{}])  # with a loop of its own
     assert ask(responder, "fine") == [Reply("here")]
