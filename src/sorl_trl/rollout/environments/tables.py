@@ -56,7 +56,7 @@ class TableBounds(Checked):
     seconds: Annotated[float, SECONDS] = 10.0
     """For one query, where its operations are unusually slow."""
     value_bytes: Annotated[int, POSITIVE_COUNT] = 2_000
-    """Of a text, and of a row: a query that sorts needs as much memory for every ten `operations` or so."""
+    """Of a text, and of a row: a query that sorts takes up to that for every five `operations`."""
     database_bytes: Annotated[int, POSITIVE_COUNT] = 8 * 2**20
     """Of one trajectory's copy."""
     shown_rows: Annotated[int, POSITIVE_COUNT] = 50
