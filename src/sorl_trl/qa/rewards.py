@@ -100,10 +100,9 @@ REWARDS: dict[str, RewardFunction] = {
     "format": format_reward,
     "turn_format": turn_format_reward,
     "search_hit": search_hit_turn_reward,
-    "environment": environment_reward,
 }
-"""The reward functions by the names that recipes use."""
-TURN_REWARDS = frozenset({"turn_format", "search_hit", "environment"})
+"""The reward functions by the names that recipes use: all but `environment_reward`, for a search engine gives none."""
+TURN_REWARDS = frozenset({"turn_format", "search_hit"})
 """The names of those that return one float per turn."""
 
 

@@ -24,7 +24,7 @@ from sorl_trl.types import Action, ActionKind, Observation, StopReason, Trajecto
 SEEN = Observation((2,), "2")
 TURNS = (Turn((1,), "", Action(ActionKind.TOOL, "1 + 1", "calculate")), Turn((1,), "", Action(ActionKind.ANSWER, "2")))
 
-OF_OPEN_QUESTIONS = [reward for name, reward in REWARDS.items() if name != "choice"]
+OF_OPEN_QUESTIONS = [*(reward for name, reward in REWARDS.items() if name != "choice"), environment_reward]
 
 
 def call(reward, trajectories, golden_answers, **columns):

@@ -164,9 +164,8 @@ def _check_rewards(
     for name in given(subject.arguments.task, "the arguments of the task").rewards:
         rewards = qa.REWARDS[name](trajectory=trajectories, **columns)
         totals = [sum(reward) if isinstance(reward, list) else reward for reward in rewards]
-        # A search is credited for what it finds, which was made up here, and for no "yes" or "no"; a search engine
-        # credits nothing at all.
-        if name not in ("search_hit", "environment") and min(totals) <= 0:
+        # A search is credited for what it finds, which was made up here, and for no "yes" or "no".
+        if name != "search_hit" and min(totals) <= 0:
             worst = totals.index(min(totals))
             answer, said = questions[worst].golden_answers, trajectories[worst].answer
             what = f"`rewards`: {name} of a right answer to {questions[worst].id!r} is {totals[worst]}: "

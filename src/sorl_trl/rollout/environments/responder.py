@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +22,7 @@ TIMEOUT_S = 60.0
 """Ours, as long as a search is tried again."""
 CONCURRENCY = 64
 """Ours: as many steps go on at the same time."""
+DOWN = (*INFRASTRUCTURE_ERRORS, asyncio.TimeoutError)  # which is a `TimeoutError` since Python 3.11 only
 UNAVAILABLE = Reply(stop=StopReason.ENVIRONMENT_UNAVAILABLE)
 
 
@@ -162,7 +164,7 @@ def call_with(method: Callable[..., Any], example: Mapping[str, Any]) -> Any:
 def _reset(environment: Any, example: Mapping[str, Any], call: Call) -> Any:
     try:
         greeting = call.complete(call_with(environment.reset, example))
-    except INFRASTRUCTURE_ERRORS as error:
+    except DOWN as error:
         return _unavailable(environment, "reset", error)
     if greeting is None or isinstance(greeting, str):
         return greeting
@@ -174,7 +176,7 @@ def _reset(environment: Any, example: Mapping[str, Any], call: Call) -> Any:
 def _step(environment: Any, turn: Turn, call: Call) -> Reply:
     try:
         reply = call.complete(environment.step(turn))
-    except INFRASTRUCTURE_ERRORS as error:
+    except DOWN as error:
         return _unavailable(environment, "step", error)
     if isinstance(reply, Reply):
         return reply

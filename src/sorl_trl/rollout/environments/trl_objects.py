@@ -13,9 +13,8 @@ from transformers.utils.chat_template_utils import get_json_schema
 from sorl_trl.rollout.environment import Reply
 from sorl_trl.rollout.environments.arguments import WrongArguments, read_arguments
 from sorl_trl.rollout.environments.by_tool import tool_of
-from sorl_trl.rollout.environments.responder import CONCURRENCY, TIMEOUT_S, EnvironmentResponder, call_with
+from sorl_trl.rollout.environments.responder import CONCURRENCY, DOWN, TIMEOUT_S, EnvironmentResponder, call_with
 from sorl_trl.rollout.protocol import TagProtocol
-from sorl_trl.search.backend import INFRASTRUCTURE_ERRORS
 from sorl_trl.types import Turn
 
 logger = logging.getLogger(__name__)
@@ -109,7 +108,7 @@ class _Adapter:
 
     def _failed(self, method: Callable[..., Any], error: Exception) -> Reply:
         """As TRL has it, whose environments talk to the policy by exceptions; but one that is down is down."""
-        if isinstance(error, INFRASTRUCTURE_ERRORS):
+        if isinstance(error, DOWN):
             raise error
         if not isinstance(error, WrongArguments):
             logger.warning("%s raised %r, which is told to the policy", method.__qualname__, error)
