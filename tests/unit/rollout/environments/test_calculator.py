@@ -43,6 +43,7 @@ def test_arithmetic(expression: str, value: str) -> None:
         ("exp(1000)", "too large"),
         ("1e999", "too large"),
         ("round(1, -10**9)", "decimals"),
+        ("round(1, -101)", "decimals"),
         ("round(1, 0.5)", "decimals"),
         ("1 / 0", "division by zero"),
         ("0 ** -1", "division by zero"),
