@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Hashable
@@ -90,7 +89,7 @@ class SerialAnswers(ToolAnswers):
         if self._seconds < max(_WORTH_SAYING_S, seconds / 2):
             return None
         return (
-            f"{self._seconds:.0f} of {seconds:.0f} seconds of a tool loop were spent in tools, one call after another. "
+            f"{self._seconds:.0f} of {seconds:.0f} seconds of a tool loop went into tools, one call after another. "
             "Where they are safe to call from several threads, set `tool_concurrency` above 1."
         )
 
@@ -147,14 +146,16 @@ class ConcurrentAnswers(ToolAnswers):
         args = trainer.args
         self._environments = trainer.environments
         self._is_shared = args.tool_concurrency > 1
-        self._runner = ToolRunner(args.tool_concurrency, args.tool_timeout_s, hanging, lambda: trainer.async_loop)
+        self._event_loop = lambda: trainer.async_loop
+        self._runner = ToolRunner(args.tool_concurrency, args.tool_timeout_s, hanging, self._event_loop)
         self._noted: list[ToolCall] = []
+        self._coroutines: list[ToolCall] = []
         self._chain_of: dict[int, Future[None]] = {}
         """Row -> the end of its calls."""
         self._unanswered = 0
 
     def wrapped(self, row: int, sync_tools: Tools, async_tools: Tools) -> tuple[Tools, Tools]:
-        """See `ToolAnswers`. All are synchronous then: TRL would wait for coroutines before it calls the next row's."""
+        """See `ToolAnswers`. None is a coroutine: TRL would wait for those of a row before it calls the next row's."""
         at_once = {name: self._noting(row, name, tool) for name, tool in sync_tools.items()}
         later = {name: self._noting_coroutine(row, name, tool) for name, tool in async_tools.items()}
         return {**later, **at_once}, {}
@@ -181,9 +182,9 @@ class ConcurrentAnswers(ToolAnswers):
     def close(self) -> None:
         """See `ToolAnswers`."""
         self._runner.stop()
-        for call in self._noted:
-            if call.coroutine is not None:
-                call.coroutine.close()
+        for call in self._coroutines:
+            if not call.ended.done():
+                self._event_loop().call_soon_threadsafe(call.cancel)
 
     def _noting(self, row: int, name: str, tool: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(tool)
@@ -202,13 +203,15 @@ class ConcurrentAnswers(ToolAnswers):
 
     def _note(self, call: ToolCall) -> Placeholder:
         self._noted.append(call)
+        if call.coroutine is not None:
+            self._coroutines.append(call)
         self._unanswered += 1
         placeholder = Placeholder("")
         placeholder.call = call
         return placeholder
 
     def _owner(self, row: int, tool: Callable[..., Any]) -> Any:
-        """What is not called again beside a call that was given up: an environment; anything where calls are serial."""
+        """What is not called beside a call that was given up: an environment, and all tools where calls are serial."""
         of = getattr(tool, "__self__", tool)
         is_environment = self._environments is not None and of is self._environments[row]
         return of if is_environment or not self._is_shared else None

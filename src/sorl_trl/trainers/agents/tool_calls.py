@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 _THREAD = "sorl-tool"
+_TO_END_S = 0.5
+"""Ours: what a coroutine that is cancelled may take to end. Whatever it belongs to is busy if it has not."""
 
 
 @dataclass(eq=False)
@@ -48,8 +50,11 @@ class ToolCall:
         self._task.add_done_callback(self._has_ended)
 
     def cancel(self) -> None:
-        """Ask the coroutine to end. Called in its event loop, after `begin`."""
-        if self._task is not None:
+        """Ask the coroutine to end, or not to begin. Called in its event loop."""
+        assert self.coroutine is not None
+        if self._task is None:
+            self.coroutine.close()
+        else:
             self._task.cancel()
 
     def read(self) -> None:
@@ -191,8 +196,10 @@ class ToolRunner:
         event_loop = self._event_loop()
         for call in calls:
             event_loop.call_soon_threadsafe(call.begin)
-        for call in self._wait_for(calls):
+        late = self._wait_for(calls)
+        for call in late:
             event_loop.call_soon_threadsafe(call.cancel)
+        wait([call.ended for call in late], _TO_END_S)
 
     def _wait_for(self, calls: Sequence[ToolCall]) -> list[ToolCall]:
         """Read the answers. Calls without one in time are given up, and returned.
