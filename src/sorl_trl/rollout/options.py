@@ -2,28 +2,40 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Literal, get_args
+from dataclasses import dataclass, field
+from typing import Annotated
 
 from sorl_trl.checks import COUNT, POSITIVE_COUNT, Checked, OneOf
 
-EngineName = Literal["auto", "slots", "lockstep"]
-ENGINES = OneOf(get_args(EngineName))
+ENGINES = ("auto", "slots", "lockstep")
 
 
 @dataclass(frozen=True)
 class EngineOptions(Checked):
     """How turns are generated, and when the replies to them rejoin.
 
-    Raises ValueError for a value out of range.
+    `rollout_engine` is for transformers models; vLLM has an engine of its own. `rejoin_after` has no effect in
+    lock-step and with a vLLM server: see `Collector`.
+
+    Raises ValueError for a value that is not allowed.
     """
 
-    engine: Annotated[EngineName, ENGINES] = "auto"
-    """Without vLLM: "slots" generates row by row and keeps what the model has read, "lockstep" calls `model.generate`
-    for whole turns. "auto" takes slots for the models that they serve exactly, and says so where it cannot."""
-    rejoin_after: Annotated[int, COUNT] = 4
-    """Polls of the engine after which a reply rejoins, be it there sooner or waited for: see `Collector`. Without
-    effect in lock-step and with a vLLM server. Ours: `benchmarks/rollout.py` measures it."""
-    concurrency: Annotated[int, POSITIVE_COUNT] = 8
-    """So many threads search at the same time. 1 for a search engine that must not be called by several. Ours: enough
-    for what ends while a slow search is on its way."""
+    rollout_engine: Annotated[str, OneOf(ENGINES)] = field(
+        default="auto",
+        metadata={
+            "help": "Without vLLM: 'slots' generates row by row and computes each token once, 'lockstep' calls "
+            "`model.generate` for whole turns. 'auto' takes slots for models that they serve exactly, and says why "
+            "where it cannot."
+        },
+    )
+    rejoin_after: Annotated[int, COUNT] = field(
+        default=4,
+        metadata={
+            "help": "Steps of the engine after which a row goes on with the reply to its turn, be it there sooner or "
+            "waited for."
+        },
+    )
+    search_concurrency: Annotated[int, POSITIVE_COUNT] = field(
+        default=8,
+        metadata={"help": "Threads that search at the same time; 1 for an engine that several must not call."},
+    )

@@ -91,7 +91,7 @@ class SearchResponder(BatchResponder):
         protocol: TagProtocol | None = None,
         top_k: int = 3,
         retry: RetryPolicy | None = None,
-        concurrency: int = EngineOptions.concurrency,
+        concurrency: int = EngineOptions.search_concurrency,
     ) -> None:
         super().__init__(concurrency)
         check_number("top_k", top_k, POSITIVE_COUNT)

@@ -117,7 +117,7 @@ class SearchRollout(AgentRollout):
     What it returns, `AgentRollout` says, and what the other arguments mean.
 
     Args:
-        search: where queries go; asked by up to `engine.concurrency` threads at the same time.
+        search: where queries go; asked by up to `engine.search_concurrency` threads at the same time.
         retry: how often and how long a search that is down is tried again.
     """
 
@@ -134,7 +134,7 @@ class SearchRollout(AgentRollout):
         super().__init__(self._search_with, protocol, limits, engine)
 
     def _search_with(self, protocol: TagProtocol, limits: RolloutLimits) -> Responder:
-        return SearchResponder(self.search, protocol, limits.top_k, self.retry, self.engine.concurrency)
+        return SearchResponder(self.search, protocol, limits.top_k, self.retry, self.engine.search_concurrency)
 
 
 def rollout_output(trajectories: Sequence[Trajectory], eos_token_id: int) -> dict[str, Any]:
