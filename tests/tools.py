@@ -93,7 +93,7 @@ def scripted(tokenizer: Any) -> Any:
 def build(folder: Path, tokenizer: Any, reward: Any, options: dict[str, Any] | None = None, **native: Any) -> Any:
     config = SOGRPOConfig(**settings(folder, **{"max_completion_length": 512, "max_steps": 1, **(options or {})}))
     rows = Dataset.from_list([{"prompt": QUESTION}] * 8)
-    policy = build_policy(vocab_size=len(tokenizer))
+    policy = native.pop("policy", None) or build_policy(vocab_size=len(tokenizer))
     trainer = SOGRPOTrainer(policy, reward, config, rows, processing_class=tokenizer, **native)
     trainer._generate_single_turn = scripted(tokenizer)
     return trainer

@@ -29,7 +29,7 @@ TURN_LOSS_TYPE = "turn"
 LOSS_TYPES = (TURN_LOSS_TYPE, "grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo")
 CLIP_NORMALIZATIONS = ("kl_penalty", "bias_norm", "none")
 TURN_BOUNDARIES = ("recorded", "tags")
-TOOL_ENGINES = ("trl", *ENGINES.choices)
+TOOL_ENGINES = ("trl", *ENGINES)
 TIME_LIMIT = Number(above=0)
 CLIP_RANGE = 0.2
 """TRL's `epsilon`, on both sides."""

@@ -79,7 +79,7 @@ class ToolEngine:
         if trainer.use_vllm:
             self._wake(trainer)
         elif own_engine(trainer):
-            options = EngineOptions(engine=trainer.args.tool_engine)
+            options = EngineOptions(rollout_engine=trainer.args.tool_engine)
             of_tools = torch.is_grad_enabled()
             self._engine, self._any_active = self._stack.enter_context(policy_engine(trainer, (), options))
             self._stack.callback(self._engine.close)
