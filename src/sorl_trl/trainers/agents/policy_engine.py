@@ -11,7 +11,7 @@ from accelerate import Accelerator
 from trl import GRPOTrainer
 from trl.models import unwrap_model_for_generation
 
-from sorl_trl.rollout import Collector, Engine, EngineOptions, HFGenerator, LockStepEngine, TurnEnd
+from sorl_trl.rollout import Collector, Engine, EngineOptions, LockStepEngine, TurnEnd, model_engine
 from sorl_trl.trainers.agents.vllm import VLLMGenerator, awake
 from sorl_trl.types import Trajectory
 
@@ -64,15 +64,9 @@ def policy_engine(
         torch.no_grad(),
         trainer._dist.summon_full_params(trainer.model_wrapped, recurse=False),
     ):
-        generator = HFGenerator(
-            model,
-            trainer._tokenizer,
-            stop_strings,
-            trainer.generation_config,
-            trainer.eos_token_ids,
-            synced_gpus=sharded,
-        )
-        yield LockStepEngine(generator, polls_together=sharded), _any_rank(accelerator) if sharded else bool
+        end = TurnEnd(trainer._tokenizer, stop_strings, trainer.eos_token_ids)
+        engine = model_engine(model, end, trainer.generation_config, options.rollout_engine, synced_gpus=sharded)
+        yield engine, _any_rank(accelerator) if sharded else bool
 
 
 def _any_rank(accelerator: Accelerator) -> Callable[[bool], bool]:
