@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ import torch
 
 from sorl_trl.search import SearchUnavailable
 from sorl_trl.trainers.agents import tool_answers
+from sorl_trl.trainers.agents.tool_calls import HangingCalls
 from tests.tools import Atlas, build, following, lookup, numbered_rows, qwen_tokenizer, tool_call
 
 TOGETHER = {"tool_concurrency": 4}
@@ -472,3 +474,10 @@ def test_waiting_for_tools_is_said_once(
         run(trainer)
     (record,) = caplog.records
     assert "8 of 8 seconds of a tool loop went into tools" in record.message
+
+
+def test_images_are_looked_for_where_trl_looks_for_them() -> None:
+    """As the tool is called: what a vision model's tools say cannot come later."""
+    args = SimpleNamespace(tool_concurrency=4, tool_timeout_s=1.0)
+    trainer = SimpleNamespace(_is_vlm=True, args=args, environments=None)
+    assert isinstance(tool_answers.tool_answers(trainer, HangingCalls()), tool_answers.SerialAnswers)

@@ -143,8 +143,9 @@ IDLE = (
 )
 """An option may stand in several rows; the first that holds is named."""
 
-_OF_TOOLS = ("max_tool_calling_iterations", "tool_concurrency", "tool_timeout_s", "tool_engine")
 _OF_TEXT = ("tool_concurrency", "tool_timeout_s", "tool_engine")
+OF_TOOLS = ("max_tool_calling_iterations", *_OF_TEXT)
+"""Options of TRL's tool loop; all but the first are for policies that read text alone."""
 
 _OUTPUTS = ("return_dict_in_generate", "output_scores", "output_logits", "output_attentions", "output_hidden_states")
 SET_BY_ROLLOUT: Mapping[str, tuple[str, ...]] = {
@@ -172,7 +173,7 @@ def idle_options(config: Any, has_tools: bool = True, is_vlm: bool = False) -> I
     changed = _changed(config)
     rows = [(row.options, row.why) for row in IDLE if row.is_idle(config)]
     if not has_tools:
-        rows.append((_OF_TOOLS, "the trainer has no `tools` and no `environment_factory`"))
+        rows.append((OF_TOOLS, "the trainer has no `tools` and no `environment_factory`"))
     if is_vlm:
         rows.append((_OF_TEXT, "the policy reads images, which TRL looks for in each tool's answer as it calls it"))
     for options, why in rows:
