@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import random
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -449,8 +451,20 @@ async def _never(city: str) -> str:
     return city
 
 
+def test_ctrl_c_does_not_wait_for_tools(tmp_path: Path, released: threading.Event) -> None:
+    def press(city: str) -> str:
+        os.kill(os.getpid(), signal.SIGINT)
+        return str(released.wait(PATIENCE_S))
+
+    trainer, _ = prepare(tmp_path, own_row, TOGETHER, tools=[named(press)])
+    with pytest.raises(KeyboardInterrupt):
+        run(trainer)
+    assert not released.is_set() and any(each.name == "sorl-tool" for each in threading.enumerate())
+
+
+@pytest.mark.parametrize("as_coroutine", [False, True])
 def test_waiting_for_tools_is_said_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, as_coroutine: bool
 ) -> None:
     class Clock:
         now = 0.0
@@ -465,7 +479,10 @@ def test_waiting_for_tools_is_said_once(
         clock.now += tool_seconds[-1]
         return city
 
-    trainer, _ = prepare(tmp_path, own_row, {}, tools=[named(tool)])
+    async def tool_later(city: str) -> str:
+        return tool(city)
+
+    trainer, _ = prepare(tmp_path, own_row, {}, tools=[named(tool_later if as_coroutine else tool)])
     with caplog.at_level(logging.WARNING, logger="sorl_trl"):
         run(trainer)
         assert not caplog.records

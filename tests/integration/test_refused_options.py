@@ -225,7 +225,7 @@ def test_a_policy_that_reads_images_is_called_tools_as_trl_calls_them(tmp_path: 
     chosen = config(tmp_path, tool_concurrency=2, tool_timeout_s=1.0, tool_engine="slots")
     assert not [*idle_options(chosen)]
     with caplog.at_level(logging.WARNING):
-        warn_of_idle_options(chosen, has_tools=True, is_vlm=True)
+        warn_of_idle_options(chosen, has_tools=True, is_vlm=True, has_rollout=False)
     said = [record.message for record in caplog.records]
     for name, text in zip(["tool_concurrency", "tool_timeout_s", "tool_engine"], said, strict=True):
         assert f"`{name}`" in text and "has no effect: the policy reads images" in text
@@ -236,6 +236,8 @@ def test_the_engine_of_tools_says_itself_where_a_turn_ends(tmp_path: Path) -> No
     chosen = SOGRPOConfig(**settings(tmp_path, tool_engine="auto", **ends))
     with pytest.raises(ValueError, match="has 'max_new_tokens': 5, but `tool_engine='auto'` says itself"):
         SOGRPOTrainer("/no/model", parity_reward, chosen, questions(), tools=[turns_reward])
+    (idle,) = idle_options(config(tmp_path, tool_engine="auto"), has_rollout=True)
+    assert idle.what == "`tool_engine` is 'auto', but has no effect: the `rollout_func` generates."
     for other in ({"tool_engine": "trl"}, {"tool_engine": "auto", "use_vllm": True}):
         assert not [*tool_engine_problems(config(tmp_path, **ends, **other))]
 

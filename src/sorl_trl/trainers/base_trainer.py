@@ -72,7 +72,7 @@ class TurnLevelTrainer(GRPOTrainer):
             super().__init__(**given)
         if args.disable_dropout:
             disable_noise(self.model)
-        warn_of_idle_options(args, has_tools=bool(self.tools), is_vlm=self._is_vlm)
+        warn_of_idle_options(args, bool(self.tools), self._is_vlm, self.rollout_func is not None)
         self.add_callback(StartWarnings())
         self._set_up_loss(args)
         check_column_names(self.train_dataset, self.eval_dataset, args)

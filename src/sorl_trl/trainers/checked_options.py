@@ -29,9 +29,9 @@ def check_arguments(given: Mapping[str, Any]) -> None:
         raise_first(tool_engine_problems(given["args"]))
 
 
-def warn_of_idle_options(args: Any, has_tools: bool, is_vlm: bool) -> None:
+def warn_of_idle_options(args: Any, has_tools: bool, is_vlm: bool, has_rollout: bool) -> None:
     """Log a warning for each option that does nothing in this setting."""
-    for problem in idle_options(args, has_tools, is_vlm):
+    for problem in idle_options(args, has_tools, is_vlm, has_rollout):
         logger.warning(problem.what)
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Hashable
+from collections.abc import Callable, Coroutine, Hashable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from functools import partial, wraps
 from typing import Any, TypeAlias
 
@@ -71,13 +72,14 @@ class SerialAnswers(ToolAnswers):
         super().__init__()
         self._began_at = time.perf_counter()
         self._seconds = 0.0
+        self._under_way = 0
 
     def wrapped(self, row: int, sync_tools: Tools, async_tools: Tools) -> tuple[Tools, Tools]:
         """See `ToolAnswers`: the same tools, which also report that their search engine is unavailable."""
         report = partial(self.unavailable.add, row)
         return (
             {name: self._reporting(tool, report) for name, tool in sync_tools.items()},
-            {name: _reporting_later(tool, report) for name, tool in async_tools.items()},
+            {name: self._reporting_later(tool, report) for name, tool in async_tools.items()},
         )
 
     def settle(self, messages: list[dict[str, Any]]) -> None:
@@ -96,31 +98,36 @@ class SerialAnswers(ToolAnswers):
     def _reporting(self, tool: Callable[..., Any], report: Callable[[], None]) -> Callable[..., Any]:
         @wraps(tool)
         def call(*args: Any, **kwargs: Any) -> Any:
-            began_at = time.perf_counter()
-            try:
+            with self._observed(report):
                 return tool(*args, **kwargs)
-            except SearchUnavailable:
-                report()
-                raise
-            finally:
-                self._seconds += time.perf_counter() - began_at
 
         return call
 
+    def _reporting_later(self, tool: Callable[..., Any], report: Callable[[], None]) -> Callable[..., Any]:
+        async def awaited(answer: Coroutine[Any, Any, Any]) -> Any:
+            with self._observed(report):
+                return await answer
 
-def _reporting_later(tool: Callable[..., Any], report: Callable[[], None]) -> Callable[..., Any]:
-    async def awaited(answer: Coroutine[Any, Any, Any]) -> Any:
+        @wraps(tool)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return awaited(tool(*args, **kwargs))  # arguments that do not fit are an error here, as without us
+
+        return call
+
+    @contextmanager
+    def _observed(self, report: Callable[[], None]) -> Iterator[None]:
+        """Count the time of a call, and that of coroutines which TRL awaits together once."""
+        began_at = time.perf_counter()
+        self._under_way += 1
         try:
-            return await answer
+            yield
         except SearchUnavailable:
             report()
             raise
-
-    @wraps(tool)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return awaited(tool(*args, **kwargs))  # arguments that do not fit are an error here, as without us
-
-    return call
+        finally:
+            self._under_way -= 1
+            if not self._under_way:
+                self._seconds += time.perf_counter() - began_at
 
 
 class Placeholder(str):
@@ -146,7 +153,7 @@ class ConcurrentAnswers(ToolAnswers):
         args = trainer.args
         self._environments = trainer.environments
         self._is_shared = args.tool_concurrency > 1
-        self._event_loop = lambda: trainer.async_loop
+        self._event_loop: Callable[[], Any] = lambda: trainer.async_loop
         self._runner = ToolRunner(args.tool_concurrency, args.tool_timeout_s, hanging, self._event_loop)
         self._noted: list[ToolCall] = []
         self._coroutines: list[ToolCall] = []

@@ -162,18 +162,23 @@ SET_BY_ROLLOUT: Mapping[str, tuple[str, ...]] = {
 """Engine -> keys of `generation_kwargs` that `SearchRollout` sets itself: where a turn ends, what comes back."""
 
 
-def idle_options(config: Any, has_tools: bool = True, is_vlm: bool = False) -> Iterator[Problem]:
+def idle_options(
+    config: Any, has_tools: bool = True, is_vlm: bool = False, has_rollout: bool = False
+) -> Iterator[Problem]:
     """Options that differ from their default and are read nowhere, each once.
 
     Args:
         config: the trainer's, after `__post_init__`.
         has_tools: whether TRL's tool loop runs, that is whether the trainer has `tools` or an `environment_factory`.
         is_vlm: whether the policy reads images.
+        has_rollout: whether the trainer has a `rollout_func`.
     """
     changed = _changed(config)
     rows = [(row.options, row.why) for row in IDLE if row.is_idle(config)]
     if not has_tools:
         rows.append((OF_TOOLS, "the trainer has no `tools` and no `environment_factory`"))
+    if has_rollout:
+        rows.append((("tool_engine",), "the `rollout_func` generates"))
     if is_vlm:
         rows.append((_OF_TEXT, "the policy reads images, which TRL looks for in each tool's answer as it calls it"))
     for options, why in rows:
