@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from benchmarks.live_bytes import LiveBytes
 from sorl_trl import SOGRPOTrainer, SOPPOTrainer
 from sorl_trl.command_line import Parser, at_least, run_command
-from sorl_trl.trainers.agents.search_rollout import policy_generator
+from sorl_trl.rollout import EngineOptions, generate_turns
+from sorl_trl.trainers.agents.policy_engine import policy_engine
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -98,10 +100,11 @@ class FixedRollout:
         prompt_ids, *_ = trainer._tokenize_prompts(prompts)
         completions: list[list[int]] = [[] for _ in prompts]
         logprobs: list[list[float]] = [[] for _ in prompts]
-        with policy_generator(trainer, ()) as (generator, _):
+        with policy_engine(trainer, (), EngineOptions()) as (engine, _), closing(engine):
+            engine.open(len(prompts))
             for turn in range(sizes.turns):
                 contexts = [[*p, *c] for p, c in zip(prompt_ids, completions, strict=True)]
-                for row, generation in enumerate(generator.generate(contexts, [sizes.turn] * len(contexts))):
+                for row, generation in enumerate(generate_turns(engine, contexts, [sizes.turn] * len(contexts))):
                     completions[row] += generation.token_ids
                     logprobs[row] += generation.logprobs or ()
                     if turn < sizes.turns - 1:

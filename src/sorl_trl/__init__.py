@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sorl_trl.trainers import (
+        AgentRollout,
         SearchRollout,
         SOGRPOConfig,
         SOGRPOTrainer,
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "AgentRollout",
     "SOGRPOConfig",
     "SOGRPOTrainer",
     "SOPPOConfig",

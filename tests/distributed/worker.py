@@ -17,7 +17,7 @@ import torch
 from accelerate.utils import gather_object
 
 from sorl_trl.rollout import HFGenerator
-from sorl_trl.trainers.agents import search_rollout
+from sorl_trl.trainers.agents import policy_engine
 from tests.distributed.cases import ENGINES, Case, build_trainer
 
 
@@ -90,7 +90,7 @@ def train(case: Case, expected: dict[str, Any]) -> dict[str, Any]:
 def main(config: str, path: str) -> None:
     case = Case(**json.loads(Path(path).read_text()))
     skip_compilation()
-    search_rollout.HFGenerator = CountingGenerator
+    policy_engine.HFGenerator = CountingGenerator
     write_result(Path(case.folder), train(case, ENGINES[config]))
 
 

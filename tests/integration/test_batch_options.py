@@ -14,7 +14,7 @@ from trl.trainer import grpo_trainer
 
 from sorl_trl import SOGRPOTrainer, SOPPOTrainer
 from sorl_trl.search import NoSearch
-from sorl_trl.trainers.agents import search_rollout
+from sorl_trl.trainers.agents import policy_engine
 from sorl_trl.trainers.critic import build as critic_build
 from tests.agents import build_agent, questions
 from tests.critics import build_ppo
@@ -192,5 +192,5 @@ def test_what_trl_reads_itself(option: str) -> None:
 
 
 def test_what_we_read_as_trl_does() -> None:
-    assert "args.ds3_gather_for_generation" in inspect.getsource(search_rollout.policy_generator)
+    assert "args.ds3_gather_for_generation" in inspect.getsource(policy_engine.policy_engine)
     assert "config.trust_remote_code" in inspect.getsource(critic_build)

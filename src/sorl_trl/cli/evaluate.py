@@ -46,7 +46,7 @@ from sorl_trl.evaluation import (
     summarize_families,
 )
 from sorl_trl.evaluation.checkpoint import ModelArguments, files_hash, load_model, load_tokenizer, message_ends
-from sorl_trl.rollout import Collector, HFGenerator, RolloutArguments
+from sorl_trl.rollout import Collector, EngineOptions, HFGenerator, RolloutArguments
 from sorl_trl.search import SearchArguments, SearchBackend, SearchUnavailable
 from sorl_trl.search.arguments import override_source
 
@@ -66,16 +66,17 @@ class Arguments:
 
     model: ModelArguments
     rollout: RolloutArguments
+    engine: EngineOptions
     evaluation: EvaluationArguments
     search: SearchArguments
 
 
 def parse_arguments(words: Sequence[str]) -> Arguments:
     """Parse a command line and its `--config`."""
-    groups = (ModelArguments, RolloutArguments, EvaluationArguments, SearchArguments, CompareArguments)
+    groups = (ModelArguments, RolloutArguments, EngineOptions, EvaluationArguments, SearchArguments, CompareArguments)
     command = command_name("evaluate.py")
     parser = EvaluationParser(groups, prog=command, epilog=DEBUG_EPILOG)
-    return Arguments(*parse_groups(parser, override_source(separate_config(words)), command)[:4])
+    return Arguments(*parse_groups(parser, override_source(separate_config(words)), command)[:5])
 
 
 def run_settings(
@@ -87,7 +88,11 @@ def run_settings(
         "model": {**asdict(model), "files": files_hash(model.model_name_or_path)},
         "rollout": {**asdict(arguments.rollout), "max_completion_length": evaluation.max_completion_length},
         "sampling": {
-            name: getattr(evaluation, name) for name in ("num_samples", "temperature", "top_p", "batch_size", "seed")
+            **{
+                name: getattr(evaluation, name)
+                for name in ("num_samples", "temperature", "top_p", "batch_size", "seed")
+            },
+            **{name: getattr(arguments.engine, name) for name in ("rollout_engine", "rejoin_after")},
         },
         "search": search_identity,
         "datasets": {

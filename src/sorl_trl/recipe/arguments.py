@@ -14,7 +14,7 @@ from sorl_trl import qa
 from sorl_trl.checks import POSITIVE_COUNT, Checked, OneOf, Problem, raise_first
 from sorl_trl.command_line import DEBUG_EPILOG, command_name, parse_groups, reading, refuse, separate_config
 from sorl_trl.diagnostics.collapse_guard import ACTIONS
-from sorl_trl.rollout import RolloutArguments
+from sorl_trl.rollout import EngineOptions, RolloutArguments
 from sorl_trl.search import SearchArguments
 from sorl_trl.search.arguments import override_source
 from sorl_trl.trainers import SOGRPOTrainer, SOPPOTrainer
@@ -102,6 +102,7 @@ class Arguments:
     trainer_class: type[TurnLevelTrainer]
     task: TaskArguments
     rollout: RolloutArguments
+    engine: EngineOptions
     search: SearchArguments
     config: TurnLevelConfig
     model: ModelConfig
@@ -112,7 +113,7 @@ class Arguments:
 
 def argument_groups(trainer_class: type[TurnLevelTrainer]) -> tuple[type, ...]:
     """The dataclasses whose fields may stand in a recipe, in the order of `Arguments`."""
-    return (TaskArguments, RolloutArguments, SearchArguments, trainer_class.config_class, ModelConfig)
+    return (TaskArguments, RolloutArguments, EngineOptions, SearchArguments, trainer_class.config_class, ModelConfig)
 
 
 def _arguments_of_others(trainer_class: type[TurnLevelTrainer]) -> dict[str, str]:

@@ -48,7 +48,7 @@ def build_rollout(arguments: Arguments, tokenizer: PreTrainedTokenizerBase) -> S
     Collector(tokenizer, NoSearch(), protocol, limits)
     with config.main_process_first(desc="opening the search engine"):
         search = arguments.search.build_search(config.process_index).backend
-    return SearchRollout(search, protocol, limits)
+    return SearchRollout(search, protocol, limits, engine=arguments.engine)
 
 
 def choice_problems(rewards: Sequence[str], questions: Sequence[qa.Question]) -> Iterator[Problem]:

@@ -1,31 +1,50 @@
-"""Collects trajectories: a policy and a search engine taking turns. Token ids in, token ids out."""
+"""Collects trajectories: a policy and its environment taking turns. Token ids in, token ids out."""
 
 from sorl_trl.rollout.arguments import PROTOCOLS, RolloutArguments
 from sorl_trl.rollout.assembly import AssembledTrajectory, assemble, check_assembly
 from sorl_trl.rollout.collector import Collector
 from sorl_trl.rollout.encoding import ObservationEncoder
+from sorl_trl.rollout.engine import Engine, EngineWork, LockStepEngine, generate_turns
+from sorl_trl.rollout.environment import BatchResponder, Environment, Reply, Responder, RowTurn
 from sorl_trl.rollout.generation import Generation, Generator, HFGenerator, TurnEnd
 from sorl_trl.rollout.limits import RolloutLimits
+from sorl_trl.rollout.options import EngineOptions
 from sorl_trl.rollout.protocol import Frame, TagProtocol, chat_message_frame
+from sorl_trl.rollout.retrieval import SearchResponder
 from sorl_trl.rollout.statistics import rollout_statistics
+from sorl_trl.rollout.timeline import Phase, Span, Timeline
 from sorl_trl.search import RetryPolicy
 
 __all__ = [
     "PROTOCOLS",
     "AssembledTrajectory",
+    "BatchResponder",
     "Collector",
+    "Engine",
+    "EngineOptions",
+    "EngineWork",
+    "Environment",
     "Frame",
     "Generation",
     "Generator",
     "HFGenerator",
+    "LockStepEngine",
     "ObservationEncoder",
+    "Phase",
+    "Reply",
+    "Responder",
     "RetryPolicy",
     "RolloutArguments",
     "RolloutLimits",
+    "RowTurn",
+    "SearchResponder",
+    "Span",
     "TagProtocol",
+    "Timeline",
     "TurnEnd",
     "assemble",
     "chat_message_frame",
     "check_assembly",
+    "generate_turns",
     "rollout_statistics",
 ]

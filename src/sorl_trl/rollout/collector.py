@@ -1,213 +1,281 @@
-"""The rollout loop: generate, parse, search, observe, until every trajectory has ended."""
+"""The rollout loop: rows generate, are answered and generate again, none of them waiting for another."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass, replace
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from sorl_trl.checks import COUNT, check_number
 from sorl_trl.rollout.encoding import ObservationEncoder
+from sorl_trl.rollout.engine import Engine, as_engine, check_generation
+from sorl_trl.rollout.environment import Reply, Responder, RowTurn
 from sorl_trl.rollout.generation import Generation, Generator
 from sorl_trl.rollout.limits import RolloutLimits
+from sorl_trl.rollout.options import EngineOptions
 from sorl_trl.rollout.protocol import TagProtocol
-from sorl_trl.rollout.retrieval import Retriever, SearchFailure, SearchOutcome
+from sorl_trl.rollout.retrieval import SearchResponder
+from sorl_trl.rollout.row import Row
+from sorl_trl.rollout.timeline import Recorder, Timeline
 from sorl_trl.rollout.tokens import decode
 from sorl_trl.search import RetryPolicy, SearchBackend
-from sorl_trl.types import ActionKind, Observation, StopReason, Trajectory, Turn
+from sorl_trl.types import ActionKind, Observation, Trajectory, Turn
 
 logger = logging.getLogger(__name__)
-
-# What a rank without live rows generates from: id 0 is in every vocabulary, and the result is thrown away.
-_DUMMY_CONTEXT = (0,)
 
 
 def _this_rank_alone(active: bool) -> bool:
     return active
 
 
-@dataclass
-class _Row:
-    """A trajectory in the making."""
-
-    prompt_ids: tuple[int, ...]
-    context: list[int]
-    """The prompt and all segments so far: what the next turn is generated from."""
-    window: int | None
-    """Tokens that the policy can read, where there is an end to them."""
-    segments: list[Turn | Observation] = field(default_factory=list)
-    turns: int = 0
-    stop_reason: StopReason | None = None
-
-    def append(self, segment: Turn | Observation) -> None:
-        self.segments.append(segment)
-        self.context.extend(segment.token_ids)
-        self.turns += isinstance(segment, Turn)
-
-    @property
-    def last_turn(self) -> Turn:
-        """The turn just taken; an observation never ends a row between two steps of the loop."""
-        last = self.segments[-1]
-        assert isinstance(last, Turn)
-        return last
-
-    def room(self, limits: RolloutLimits) -> tuple[int, StopReason]:
-        """Tokens that are left to the trajectory, and what ends it there."""
-        left = limits.max_trajectory_tokens - (len(self.context) - len(self.prompt_ids))
-        if self.window is not None and self.window - len(self.context) < left:
-            return self.window - len(self.context), StopReason.CONTEXT_LIMIT
-        return left, StopReason.TRAJECTORY_LIMIT
-
-    def finished(self) -> Trajectory:
-        assert self.stop_reason is not None
-        return Trajectory(self.prompt_ids, tuple(self.segments), self.stop_reason)
-
-
 class Collector:
-    """Has a policy and a search engine take turns, on many trajectories at a time.
+    """Has a policy and its environment take turns, on many trajectories at a time.
 
-    All rows advance in lock-step: one generation call for all that are live, then one search for all distinct
-    queries. A row may take `max_turns` turns that search or go wrong, then one last turn in which it can only answer.
-    A turn that reaches a token limit ends the row for that limit's reason, the last turn too. So does the end of the
-    generator's window, where it has one.
+    A turn that has ended is answered at once, while other rows go on generating. Its reply rejoins exactly
+    `rejoin_after` polls of the engine later, be it there sooner or waited for; where no row is generating, the first
+    that is due rejoins at once. So what is sampled does not depend on how long replies take, not even by rounding. Two
+    kinds of engine differ: one that generates whole turns (any `Generator`) waits for all replies before it goes on,
+    and one that does not count in steps (a server) is given each reply as soon as it is there.
 
-    Raises ValueError if the tokenizer cannot write the protocol, or the limits leave no room for an observation or,
-    where a long one ends a trajectory, for the protocol's own messages.
+    A row may take `max_turns` turns that call a tool or go wrong, then one last turn in which it can only answer. A
+    turn that reaches a token limit ends the row for that limit's reason, the last turn too. So does the end of the
+    engine's window, where it has one.
+
+    Args:
+        tokenizer: Of the policy.
+        environment: A search engine, or what else answers the turns that call a tool.
+        protocol: How text becomes an action, and a reply becomes an observation.
+        limits: Of one trajectory.
+        retry: How often and how long a search that is down is tried again; for a search engine alone.
+        rejoin_after: See above. 0 waits for the replies to all turns that a poll has ended.
+
+    Raises ValueError if the tokenizer cannot write the protocol, the limits leave no room for an observation or, where
+    a long one ends a trajectory, for the protocol's own messages, for a `rejoin_after` below 0, and for a `retry`
+    where no search engine is given.
     """
+
+    timeline: Timeline
+    """Where the time of the last rollout went; there is none before the first."""
 
     def __init__(
         self,
         tokenizer: PreTrainedTokenizerBase,
-        search: SearchBackend,
+        environment: SearchBackend | Responder,
         protocol: TagProtocol | None = None,
         limits: RolloutLimits | None = None,
         retry: RetryPolicy | None = None,
+        rejoin_after: int = EngineOptions.rejoin_after,
     ) -> None:
+        check_number("rejoin_after", rejoin_after, COUNT)
         self.protocol = protocol or TagProtocol()
         self.limits = limits or RolloutLimits()
+        self.rejoin_after = rejoin_after
         self.protocol.check(tokenizer)
-        self._tokenizer = tokenizer
-        self._encoder = ObservationEncoder(tokenizer, self.protocol, self.limits.max_observation_tokens)
+        self.tokenizer = tokenizer
+        self.encoder = ObservationEncoder(tokenizer, self.protocol, self.limits.max_observation_tokens)
         if self.limits.on_long_observation == "stop":
             # Cut, the corrective message would end the trajectory that it is there to save.
-            self._encoder.check_messages_fit()
-        self._retriever = Retriever(search, self.limits.top_k, retry or RetryPolicy())
+            self.encoder.check_messages_fit()
+        self.responder = self._responder(environment, retry)
+
+    def _responder(self, environment: SearchBackend | Responder, retry: RetryPolicy | None) -> Responder:
+        if not isinstance(environment, Responder):
+            return SearchResponder(environment, self.protocol, self.limits.top_k, retry)
+        if retry is not None:
+            raise ValueError(
+                f"retry={retry!r} is for a search engine: a {type(environment).__name__} retries by itself"
+            )
+        return environment
 
     def collect(
         self,
         prompts: Sequence[Sequence[int]],
-        generator: Generator,
+        generator: Generator | Engine,
         any_active: Callable[[bool], bool] = _this_rank_alone,
+        examples: Sequence[Mapping[str, Any]] | None = None,
     ) -> list[Trajectory]:
         """Collect one trajectory per prompt, in order; each has at least one turn and ends with one.
 
-        The exception is a prompt that alone fills the generator's window: its trajectory has no turn, it ends with
+        The exception is a prompt that alone fills the engine's window: its trajectory has no turn, it ends with
         `StopReason.CONTEXT_LIMIT`, and a warning says how long the prompt is.
 
         Args:
             prompts: Token ids; none may be empty.
-            generator: Samples from the policy.
+            generator: Samples from the policy: an engine, or a `Generator`, with which all rows advance in lock-step.
             any_active: Whether any rank still has live rows, given whether this one has. Where parameters are sharded
-                over ranks, all must make the same number of generation calls: pass an all-reduce, and a rank whose
-                rows have all ended generates one token for a dummy row and throws it away. By default each rank
-                stops by itself.
+                over ranks, all must poll equally often: pass an all-reduce, and a rank whose rows have all ended goes
+                on polling, which has a generator generate one token for a dummy row. By default each rank stops by
+                itself.
+            examples: What is known of each row, for environments that ask for it; by default nothing.
 
         Raises:
-            ValueError: A prompt is empty.
-            RuntimeError: The generator or the search engine breaks its contract.
+            ValueError: A prompt is empty, or there are more or fewer examples than prompts.
+            RuntimeError: The engine or the environment breaks its contract.
         """
         for i, prompt in enumerate(prompts):
             if not len(prompt):
                 raise ValueError(f"prompts[{i}] is empty: it must hold at least one token")
-        window: int | None = getattr(generator, "window", None)
-        rows = [_Row(tuple(prompt), list(prompt), window) for prompt in prompts]
-        self._end_overlong(rows)
-        live = [row for row in rows if row.stop_reason is None]
-        while any_active(bool(live)):
-            self._advance(live, generator)
-            live = [row for row in live if row.stop_reason is None]
+        examples = [{}] * len(prompts) if examples is None else examples
+        if len(examples) != len(prompts):
+            raise ValueError(
+                f"examples has {len(examples)} entries for {len(prompts)} prompts: there must be one each"
+            )
+        engine = as_engine(generator)
+        rows = [Row(i, tuple(prompt), self.limits, engine.window) for i, prompt in enumerate(prompts)]
+        _end_overlong(rows)
+        rollout = _Rollout(self, engine, rows)
+        try:
+            engine.open(len(rows))
+            self.responder.open(examples)
+            rollout.run(any_active)
+        finally:
+            self.responder.close()
+            engine.close()
+            self.timeline = rollout.recorder.finish()
         return [row.finished() for row in rows]
 
-    def _end_overlong(self, rows: Sequence[_Row]) -> None:
-        """End the rows whose prompt leaves no room for a token."""
-        overlong = [row for row in rows if row.room(self.limits)[0] < 1]
-        for row in overlong:
-            row.stop_reason = StopReason.CONTEXT_LIMIT
-        if overlong:
-            longest = max(len(row.prompt_ids) for row in overlong)
-            logger.warning(
-                "%d of %d prompts are too long for the policy: the longest has %d tokens, and %d are read with what "
-                "follows. Their trajectories have no turn. Shorten them, or raise `vllm_max_model_length` with vLLM.",
-                *(len(overlong), len(rows), longest, overlong[0].window),
-            )
 
-    def _advance(self, live: list[_Row], generator: Generator) -> None:
-        """One turn for every live row, and what the environment has to say to those that go on."""
-        for row, generation in zip(live, self._generate(live, generator), strict=True):
-            self._take_turn(row, generation)
-        waiting = [row for row in live if row.stop_reason is None]
-        actions = [row.last_turn.action for row in waiting]
-        outcomes = self._retriever.search([a.content for a in actions if a.kind is ActionKind.SEARCH])
-        for row in waiting:
-            self._observe(row, outcomes)
+@dataclass(frozen=True)
+class _Due:
+    """Replies that rejoin together."""
 
-    def _generate(self, live: list[_Row], generator: Generator) -> list[Generation]:
-        if not live:
-            generator.generate([_DUMMY_CONTEXT], [1])
-            return []
-        budgets = [min(self.limits.max_turn_tokens, row.room(self.limits)[0]) for row in live]
-        generations = generator.generate([tuple(row.context) for row in live], budgets)
-        _check_generations(generations, budgets)
-        return generations
+    poll: int
+    replies: list[tuple[Row, Future[Reply]]]
 
-    def _take_turn(self, row: _Row, generation: Generation) -> None:
-        """Append what was sampled; set the stop reason if the row ends here."""
-        text = decode(self._tokenizer, generation.token_ids)
-        action = self.protocol.parse(text)
-        room, reason = row.room(self.limits)
-        row.append(Turn(generation.token_ids, text, action, generation.logprobs))
-        if action.kind is ActionKind.ANSWER:
-            row.stop_reason = StopReason.ANSWERED
-        elif action.kind is ActionKind.INVALID and not generation.stopped:
-            row.stop_reason = reason if room < self.limits.max_turn_tokens else StopReason.TURN_LIMIT
-        elif row.turns > self.limits.max_turns:
-            row.stop_reason = StopReason.MAX_TURNS
 
-    def _observe(self, row: _Row, outcomes: dict[str, SearchOutcome]) -> None:
-        """Append the answer to the row's last action, or end the row if it cannot be given."""
-        observation = self._observation(row.last_turn, outcomes)
-        room, reason = row.room(self.limits)
-        if observation is None:
-            row.stop_reason = StopReason.SEARCH_UNAVAILABLE
-        elif observation.truncated and self.limits.on_long_observation == "stop":
-            row.stop_reason = StopReason.OBSERVATION_LIMIT
-        elif len(observation.token_ids) >= room:  # not a single token of the next turn would fit behind it
-            row.stop_reason = reason
+class _Rollout:
+    """The loop of one rollout."""
+
+    def __init__(self, collector: Collector, engine: Engine, rows: Sequence[Row]) -> None:
+        self._collector = collector
+        self._engine = engine
+        self._rows = rows
+        self._generating: dict[int, int] = {}
+        """The budgets of the turns under way, by row."""
+        self._polls = 0
+        self._due: deque[_Due] = deque()
+        self._rejoin_after = 0 if engine.in_turns else collector.rejoin_after
+        self.recorder = Recorder(len(rows))
+
+    def run(self, any_active: Callable[[bool], bool]) -> None:
+        """Every rank makes one call of `any_active` and one poll after the other."""
+        for row in self._rows:
+            if row.stop_reason is None:
+                self._submit(row)
+        while any_active(any(row.stop_reason is None for row in self._rows)):
+            self._take_turns(self.recorder.poll(self._engine))
+            if self._engine.in_steps:
+                self._rejoin()
+            else:
+                self._rejoin_early()
+
+    def _submit(self, row: Row) -> None:
+        self._generating[row.index] = row.budget
+        self.recorder.submitted(row.index)
+        self._engine.submit(row.index, row.context, row.budget)
+
+    def _take_turns(self, ended: Sequence[tuple[int, Generation]]) -> None:
+        """Append the turns that have ended, and ask the environment about them."""
+        self._polls += 1
+        asking: list[Row] = []
+        for index, generation in sorted(ended, key=lambda each: each[0]):
+            if index not in self._generating:
+                raise RuntimeError(f"the engine returned a turn of row {index}, which is not generating")
+            check_generation(index, generation, self._generating.pop(index))
+            row = self._rows[index]
+            text = decode(self._collector.tokenizer, generation.token_ids)
+            row.take_turn(generation, text, self._collector.protocol.parse(text))
+            if row.stop_reason is not None:
+                self._end(row)
+            elif row.last_turn.action.kind is ActionKind.INVALID:
+                row.observe(self._correction(row.last_turn))
+                self._go_on(row)
+            else:
+                asking.append(row)
+        self._ask(asking)
+
+    def _ask(self, rows: Sequence[Row]) -> None:
+        if not rows:
+            return
+        replies = self._collector.responder.ask([RowTurn(row.index, row.last_turn) for row in rows])
+        if len(replies) != len(rows):
+            name = type(self._collector.responder).__name__
+            raise RuntimeError(f"{name} gave {len(replies)} futures for {len(rows)} turns")
+        for row, reply in zip(rows, replies, strict=True):
+            self.recorder.asked(row.index, reply)
+            if not self._engine.in_steps:
+                reply.add_done_callback(lambda _: self._engine.wake())
+        self._due.append(_Due(self._polls + self._rejoin_after, list(zip(rows, replies, strict=True))))
+
+    def _rejoin(self) -> None:
+        """Hear the replies that are due, waiting for those that are late."""
+        while self._due:
+            if self._engine.idle:  # no row is decoding: there is nothing to go on with until then
+                self._polls = max(self._polls, self._due[0].poll)
+            if self._due[0].poll > self._polls:
+                return
+            due = self._due.popleft()
+            with self.recorder.waiting():
+                replies = [reply.result() for _, reply in due.replies]
+            for (row, _), reply in zip(due.replies, replies, strict=True):
+                self._hear(row, reply)
+
+    def _rejoin_early(self) -> None:
+        """Hear the replies that are there, waiting for one where no row is generating."""
+        waited_for = [each for due in self._due for each in due.replies]
+        while waited_for:
+            if self._engine.idle:
+                with self.recorder.waiting():
+                    wait([reply for _, reply in waited_for], return_when=FIRST_COMPLETED)
+            there = [each for each in waited_for if each[1].done()]
+            if not there:
+                break
+            waited_for = [each for each in waited_for if each not in there]
+            for row, reply in there:
+                self._hear(row, reply.result())
+        self._due = deque([_Due(self._polls, waited_for)] if waited_for else [])
+
+    def _hear(self, row: Row, reply: Reply) -> None:
+        """Append what the environment says, or end the row there."""
+        if not isinstance(reply, Reply):
+            raise TypeError(f"the environment answered row {row.index} with a {type(reply).__name__}, not a `Reply`")
+        if reply.reward is not None:
+            row.segments[-1] = replace(row.last_turn, reward=float(reply.reward))
+        if reply.stop is not None:
+            row.stop_reason = reply.stop
         else:
-            row.append(observation)
+            row.observe(self._collector.encoder.information(reply.text, reply.passages))
+        self._go_on(row)
 
-    def _observation(self, turn: Turn, outcomes: dict[str, SearchOutcome]) -> Observation | None:
-        """None if the search engine is down."""
-        if turn.action.kind is ActionKind.INVALID:
-            # A turn stops at a closing tag or at an end-of-sequence token: without the one, it was the other.
-            closed_a_tag = any(stop in turn.text for stop in self.protocol.stop_strings)
-            return self._encoder.invalid_feedback(message_closed=not closed_a_tag)
-        outcome = outcomes[turn.action.content]
-        if outcome is SearchFailure.UNAVAILABLE:
-            return None
-        if outcome is SearchFailure.REFUSED:
-            return self._encoder.search_failed()
-        return self._encoder.passages(outcome)
+    def _go_on(self, row: Row) -> None:
+        if row.stop_reason is None:
+            self._submit(row)
+        else:
+            self._end(row)
+
+    def _end(self, row: Row) -> None:
+        self._engine.release(row.index)
+        self.recorder.ended(row.index)
+
+    def _correction(self, turn: Turn) -> Observation:
+        """What is said to a turn that calls no tool and gives no answer."""
+        # A turn stops at a closing tag or at an end-of-sequence token: without the one, it was the other.
+        closed_a_tag = any(stop in turn.text for stop in self._collector.protocol.stop_strings)
+        return self._collector.encoder.invalid_feedback(message_closed=not closed_a_tag)
 
 
-def _check_generations(generations: Sequence[Generation], budgets: Sequence[int]) -> None:
-    """Raise RuntimeError unless there is one generation per row, each within its budget."""
-    if len(generations) != len(budgets):
-        raise RuntimeError(f"the generator returned {len(generations)} generations for {len(budgets)} contexts")
-    for row, (generation, budget) in enumerate(zip(generations, budgets, strict=True)):
-        size = len(generation.token_ids)
-        if not 1 <= size <= budget:
-            raise RuntimeError(f"generation {row} has {size} tokens: it must have 1 to {budget}")
-        if generation.logprobs is not None and len(generation.logprobs) != size:
-            raise RuntimeError(f"generation {row} has {len(generation.logprobs)} logprobs for {size} tokens")
+def _end_overlong(rows: Sequence[Row]) -> None:
+    """End the rows whose prompt leaves no room for a token."""
+    overlong = [row for row in rows if row.end_if_overlong()]
+    if overlong:
+        longest = max(len(row.prompt_ids) for row in overlong)
+        logger.warning(
+            "%d of %d prompts are too long for the policy: the longest has %d tokens, and %d are read with what "
+            "follows. Their trajectories have no turn. Shorten them, or raise `vllm_max_model_length` with vLLM.",
+            *(len(overlong), len(rows), longest, overlong[0].window),
+        )

@@ -30,12 +30,11 @@ class ObservationEncoder:
 
     def passages(self, passages: Sequence[Passage]) -> Observation:
         """Encode what a search found, which may be nothing."""
-        body = self._protocol.render_passages(passages)
-        return self._encode(self._protocol.information_frame, body, tuple(passages))
+        return self.information(self._protocol.render_passages(passages), passages)
 
-    def search_failed(self) -> Observation:
-        """Encode the message that this query cannot be searched for, in the place of passages."""
-        return self._encode(self._protocol.information_frame, self._protocol.search_failed)
+    def information(self, text: str, passages: Sequence[Passage] = ()) -> Observation:
+        """Encode what the environment says to a turn; `passages` are those that `text` shows, if it shows any."""
+        return self._encode(self._protocol.information_frame, text, tuple(passages))
 
     def invalid_feedback(self, message_closed: bool) -> Observation:
         """Encode the corrective message; `message_closed` says that the policy ended its own by an end of sequence."""
@@ -45,8 +44,8 @@ class ObservationEncoder:
     def check_messages_fit(self) -> None:
         """Raise ValueError if a message of the protocol's own would be cut."""
         messages = {
-            "no_results": self.passages([]),
-            "search_failed": self.search_failed(),
+            "no_results": self.information(self._protocol.no_results),
+            "search_failed": self.information(self._protocol.search_failed),
             "invalid_feedback": self.invalid_feedback(message_closed=False),
             "invalid_feedback, as a message": self.invalid_feedback(message_closed=True),
         }

@@ -35,6 +35,8 @@ class Engine(ABC):
     """Tokens that it can read, context and generation together, where there is an end to them."""
     in_steps: bool = True
     """Whether `poll` is one step of all rows, so that polls count time. If not, `poll` waits for what comes next."""
+    in_turns: bool = False
+    """Whether each of these steps is a whole turn: then no reply is worth going on without."""
     prefilled: Sequence[int] = ()
     """The rows whose context was prefilled by the last poll, where the engine knows."""
 
@@ -68,7 +70,7 @@ class Engine(ABC):
         """Forget a row: its trajectory has ended."""
 
     def wake(self) -> None:
-        """Make a `poll` that waits return soon. Called from other threads, where `in_steps` is False."""
+        """Make the `poll` that waits, or the next one, return soon. Called from other threads, unless `in_steps`."""
 
     @property
     @abstractmethod
@@ -86,6 +88,8 @@ class LockStepEngine(Engine):
     parameters are sharded over ranks (FSDP, ZeRO-3 without gathering), or one engine serves all ranks at once, every
     rank must make as many calls as the others.
     """
+
+    in_turns = True
 
     def __init__(self, generator: Generator, polls_together: bool = False) -> None:
         super().__init__()
@@ -113,7 +117,6 @@ class LockStepEngine(Engine):
         generations = self._generator.generate(contexts, limits)
         check_generations(generations, limits)
         self._count(contexts, generations)
-        self.prefilled = rows
         return list(zip(rows, generations, strict=True))
 
     def _count(self, contexts: Sequence[Sequence[int]], generations: Sequence[Generation]) -> None:
@@ -140,6 +143,19 @@ def as_engine(generator: Generator | Engine) -> Engine:
             f"generator is a {type(generator).__name__}, but must be an `Engine`, or have a method `generate`"
         )
     return LockStepEngine(generator, polls_together=True)
+
+
+def generate_turns(
+    engine: Engine, contexts: Sequence[Sequence[int]], limits: Sequence[int], rows: Sequence[int] | None = None
+) -> list[Generation]:
+    """One turn each for `rows` of an open engine, by default the first ones, waiting for all of them."""
+    rows = range(len(contexts)) if rows is None else rows
+    for row, context, limit in zip(rows, contexts, limits, strict=True):
+        engine.submit(row, context, limit)
+    ended: dict[int, Generation] = {}
+    while not engine.idle:
+        ended.update(engine.poll())
+    return [ended[row] for row in rows]
 
 
 def check_submission(row: int, context_ids: Sequence[int], limit: int, is_busy: bool) -> None:

@@ -1,4 +1,4 @@
-"""Asks the search engine, and lives with its failures: a search that fails never ends the run."""
+"""A search engine as the environment of all rows, which lives with its failures: none of them ends the run."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ import logging
 from collections.abc import Sequence
 from enum import Enum
 
+from sorl_trl.checks import POSITIVE_COUNT, check_number
+from sorl_trl.rollout.environment import BatchResponder, Reply, RowTurn
+from sorl_trl.rollout.options import EngineOptions
+from sorl_trl.rollout.protocol import TagProtocol
 from sorl_trl.search import RetryingSearch, RetryPolicy, SearchBackend, SearchError, SearchUnavailable
 from sorl_trl.search.checks import check_results
-from sorl_trl.types import Passage
+from sorl_trl.types import ActionKind, Passage, StopReason
 
 logger = logging.getLogger(__name__)
 
@@ -65,3 +69,48 @@ class Retriever:
         results = self._backend.search_batch(queries, self._top_k)
         check_results(results, queries)
         return [tuple(passages) for passages in results]
+
+
+class SearchResponder(BatchResponder):
+    """Answers turns that search: those that have ended while the threads were busy share one call, each query once.
+
+    Args:
+        backend: Asked by up to `concurrency` threads at the same time. With 1, a thread of the rollout's is the only
+            one to call it.
+        protocol: How passages become text.
+        top_k: The most passages per query.
+        retry: How often and how long a search that is down is tried again.
+        concurrency: How many threads search.
+
+    Raises ValueError for a protocol with other tools than a search, and a `top_k` or `concurrency` below 1.
+    """
+
+    def __init__(
+        self,
+        backend: SearchBackend,
+        protocol: TagProtocol | None = None,
+        top_k: int = 3,
+        retry: RetryPolicy | None = None,
+        concurrency: int = EngineOptions.search_concurrency,
+    ) -> None:
+        super().__init__(concurrency)
+        check_number("top_k", top_k, POSITIVE_COUNT)
+        self._protocol = protocol or TagProtocol()
+        if self._protocol.tools != (ActionKind.SEARCH.value,):
+            raise ValueError(
+                f"protocol.tools={self._protocol.tools!r}: a search engine answers ('search',) and no other"
+            )
+        self._retriever = Retriever(backend, top_k, retry or RetryPolicy())
+
+    def respond(self, turns: Sequence[RowTurn]) -> list[Reply]:
+        """See `BatchResponder`."""
+        queries = [each.turn.action.content for each in turns]
+        outcomes = self._retriever.search(queries)
+        return [self._reply(outcomes[query]) for query in queries]
+
+    def _reply(self, outcome: SearchOutcome) -> Reply:
+        if outcome is SearchFailure.UNAVAILABLE:
+            return Reply(stop=StopReason.SEARCH_UNAVAILABLE)
+        if outcome is SearchFailure.REFUSED:
+            return Reply(self._protocol.search_failed)
+        return Reply(self._protocol.render_passages(outcome), outcome)

@@ -1,7 +1,7 @@
 """Trainers: TRL's `GRPOTrainer` made turn-level."""
 
+from sorl_trl.trainers.agents.agent_rollout import AgentRollout, SearchRollout
 from sorl_trl.trainers.agents.native_tools import answer_in_messages, search_tool
-from sorl_trl.trainers.agents.search_rollout import SearchRollout
 from sorl_trl.trainers.critic.value_model import ValueModel, load_critic
 from sorl_trl.trainers.so_grpo_config import SOGRPOConfig
 from sorl_trl.trainers.so_grpo_trainer import SOGRPOTrainer
@@ -9,6 +9,7 @@ from sorl_trl.trainers.so_ppo_config import SOPPOConfig
 from sorl_trl.trainers.so_ppo_trainer import SOPPOTrainer
 
 __all__ = [
+    "AgentRollout",
     "SOGRPOConfig",
     "SOGRPOTrainer",
     "SOPPOConfig",

@@ -127,6 +127,7 @@ class TurnLevelTrainer(GRPOTrainer):
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         self._tools.note_prompts(inputs)
+        self.rollout_examples = inputs
         with self._recorder.around_rewards():
             output = super()._generate_and_score_completions(inputs)
         rollout = self._recorder.scored()

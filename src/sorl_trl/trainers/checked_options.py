@@ -8,7 +8,7 @@ from typing import Any
 from accelerate.logging import get_logger
 from transformers import TrainerCallback
 
-from sorl_trl.trainers.agents.search_rollout import SearchRollout
+from sorl_trl.trainers.agents.agent_rollout import AgentRollout
 from sorl_trl.trainers.checks.inert import inert_warning
 from sorl_trl.trainers.checks.options import check_search_rollout, idle_options
 from sorl_trl.trainers.checks.training_noise import noise_in, noise_in_arguments, noise_warning
@@ -17,12 +17,12 @@ logger = get_logger(__name__)
 
 
 def check_arguments(given: Mapping[str, Any]) -> None:
-    """Raise ValueError for options that `SearchRollout` cannot honour, before a model is loaded.
+    """Raise ValueError for options that an `AgentRollout` cannot honour, before a model is loaded.
 
     Args:
         given: the arguments of the trainer, by name.
     """
-    if isinstance(given.get("rollout_func"), SearchRollout):
+    if isinstance(given.get("rollout_func"), AgentRollout):
         check_search_rollout(given["args"], given.get("tools"), given.get("environment_factory"))
 
 

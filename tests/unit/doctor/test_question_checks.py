@@ -13,7 +13,7 @@ from sorl_trl.doctor import examine
 from sorl_trl.doctor.checks import questions as question_checks
 from sorl_trl.doctor.checks import rehearsal
 from sorl_trl.qa import BENCHMARKS, benchmarks
-from sorl_trl.trainers.agents.search_rollout import rollout_output
+from sorl_trl.trainers.agents.agent_rollout import rollout_output
 from tests.unit.doctor.recipes import QUESTIONS, complaints, line_of, the_complaint, write_recipe, write_rows
 
 

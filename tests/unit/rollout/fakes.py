@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from functools import cache
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from sorl_trl.rollout import Generation
+from sorl_trl.rollout import Engine, Generation
 from sorl_trl.types import Passage
 from tests import policies
 
@@ -103,3 +104,49 @@ class FakeSearch:
         if self.failures:
             raise self.failures.pop(0)
         return [[PARIS][:k] for _ in queries]
+
+
+class SteppingEngine(Engine):
+    """Samples a token per row and poll; what it samples depends on the row's context alone.
+
+    Log-probabilities depend on all rows of the step, as in reduced precision they do by rounding.
+    """
+
+    def __init__(self, turns: Sequence[str]) -> None:
+        super().__init__()
+        self.turns = [encode(word_tokenizer(), text) for text in turns]
+        self.rows: dict[int, tuple[tuple[int, ...], int, list[float]]] = {}
+        self.released: list[int] = []
+        self.is_open = False
+
+    def open(self, rows: int) -> None:
+        super().open(rows)
+        self.rows, self.released, self.is_open = {}, [], True
+
+    def submit(self, row: int, context_ids: Sequence[int], limit: int) -> None:
+        assert row not in self.rows and row not in self.released
+        draw = random.Random(repr((row, *context_ids)))
+        self.rows[row] = (draw.choice(self.turns), limit, [])
+
+    def poll(self) -> list[tuple[int, Generation]]:
+        step = random.Random(
+            repr([(row, len(logprobs)) for row, (*_, logprobs) in sorted(self.rows.items())])
+        ).random()
+        ended = []
+        for row, (ids, limit, logprobs) in list(self.rows.items()):
+            logprobs.append(-step)
+            if len(logprobs) == min(limit, len(ids)):
+                del self.rows[row]
+                stopped = len(ids) <= limit
+                ended.append((row, Generation(ids[: len(logprobs)], tuple(logprobs), stopped)))
+        return ended[::-1]
+
+    def release(self, row: int) -> None:
+        self.released.append(row)
+
+    @property
+    def idle(self) -> bool:
+        return not self.rows
+
+    def close(self) -> None:
+        self.is_open = False

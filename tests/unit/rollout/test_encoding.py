@@ -156,7 +156,7 @@ def test_messages_have_their_frames() -> None:
     tokenizer = bpe_tokenizer()
     protocol = TagProtocol(invalid_feedback="Wrong.", message_frame=chat_message_frame(tokenizer))
     messages = ObservationEncoder(tokenizer, protocol, 500)
-    assert messages.search_failed().text == f"{PREFIX}{protocol.search_failed}{SUFFIX}"
+    assert messages.information(protocol.search_failed).text == f"{PREFIX}{protocol.search_failed}{SUFFIX}"
     assert messages.passages([]).text == f"{PREFIX}No results found.{SUFFIX}"
     assert messages.invalid_feedback(message_closed=False).text == "\nWrong.\n"
     closed = messages.invalid_feedback(message_closed=True)

@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from sorl_trl.trainers.agents.search_rollout import SearchRollout, policy_generator, rollout_output
+from sorl_trl.rollout import EngineOptions
+from sorl_trl.search import NoSearch
+from sorl_trl.trainers.agents.agent_rollout import SearchRollout, rollout_output
+from sorl_trl.trainers.agents.policy_engine import policy_engine
 from sorl_trl.trainers.turns.spans import check_rollout
 from sorl_trl.types import Action, ActionKind, Observation, StopReason, Trajectory, Turn
 from tests.agents import build_agent
@@ -106,10 +109,10 @@ def test_ranks_that_share_parameters_generate_in_step(
         trainer, "_dist", SimpleNamespace(**backend, summon_full_params=lambda *_, **__: nullcontext())
     )
     monkeypatch.setattr(trainer.accelerator, "reduce", lambda flag, reduction: flag + torch.ones(()))
-    with policy_generator(trainer, []) as (generator, any_active):
+    with policy_engine(trainer, [], EngineOptions()) as (engine, any_active):
         assert any_active(True) is True
         assert any_active(False) is in_step
-        assert generator._synced_gpus is in_step
+        assert engine._generator._synced_gpus is in_step
 
 
 def test_images_are_refused() -> None:
@@ -120,4 +123,4 @@ def test_images_are_refused() -> None:
             return [[1]], [object()], {}
 
     with pytest.raises(ValueError, match="`SearchRollout` is for text"):
-        SearchRollout(search=None)(["Where?"], Trainer())  # type: ignore[arg-type]
+        SearchRollout(search=NoSearch())(["Where?"], Trainer())  # type: ignore[arg-type]

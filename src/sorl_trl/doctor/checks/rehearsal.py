@@ -16,7 +16,7 @@ from sorl_trl.doctor.subject import Subject, given
 from sorl_trl.qa import Question
 from sorl_trl.rollout import Collector, Generation, ObservationEncoder
 from sorl_trl.rollout.tokens import decode
-from sorl_trl.trainers.agents.search_rollout import rollout_output
+from sorl_trl.trainers.agents.agent_rollout import rollout_output
 from sorl_trl.types import ActionKind, Passage, StopReason, Trajectory
 
 REHEARSED = 2

@@ -17,7 +17,7 @@ from sorl_trl.doctor.reading.kinds import default
 from sorl_trl.doctor.reading.recipe_file import RecipeFile
 from sorl_trl.recipe import TaskArguments
 from sorl_trl.recipe.arguments import joint_problems
-from sorl_trl.rollout import RolloutArguments
+from sorl_trl.rollout import EngineOptions, RolloutArguments
 from sorl_trl.search import SearchArguments
 from sorl_trl.trainers.base_config import TurnLevelConfig
 from sorl_trl.trainers.config_rules import COUNTS
@@ -34,6 +34,7 @@ class ReadArguments:
     """Every argument as an attribute, before any of them is checked."""
     task: TaskArguments | None = None
     rollout: RolloutArguments | None = None
+    engine: EngineOptions | None = None
     search: SearchArguments | None = None
     config: TurnLevelConfig | None = None
     """As on one of `num_processes` processes; where only its groups do not fit, with others that do."""
@@ -52,6 +53,7 @@ def check_groups(
     """Fill in the groups of `read`, and its findings, in the order in which `train.py` checks them."""
     read.task = _checked(TaskArguments, recipe, read)
     read.rollout = _checked(RolloutArguments, recipe, read)
+    read.engine = _checked(EngineOptions, recipe, read)
     read.search = _checked(SearchArguments, recipe, read)
     joint = [*joint_problems(read.raw, read.raw)]
     _check_config(recipe, read, config_class, num_processes, joint)

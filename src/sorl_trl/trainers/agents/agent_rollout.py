@@ -2,45 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
-from accelerate import Accelerator
 from trl import GRPOTrainer
 from trl.data_utils import is_conversational
-from trl.models import unwrap_model_for_generation
 
 from sorl_trl.rollout import (
     Collector,
-    Generator,
-    HFGenerator,
+    EngineOptions,
+    Responder,
     RetryPolicy,
     RolloutLimits,
+    SearchResponder,
     TagProtocol,
-    TurnEnd,
     assemble,
     chat_message_frame,
     check_assembly,
     rollout_statistics,
 )
 from sorl_trl.search import SearchBackend
-from sorl_trl.trainers.agents.vllm import VLLMGenerator, awake
+from sorl_trl.trainers.agents.policy_engine import collect
 from sorl_trl.trainers.checks.options import check_search_rollout
 from sorl_trl.types import StopReason, Trajectory
 
 # These ended on the policy's or the environment's own terms; the others hit a length limit.
-_COMPLETE = {StopReason.ANSWERED, StopReason.MAX_TURNS, StopReason.SEARCH_UNAVAILABLE}
+_COMPLETE = {
+    StopReason.ANSWERED,
+    StopReason.MAX_TURNS,
+    StopReason.ENVIRONMENT_DONE,
+    StopReason.SEARCH_UNAVAILABLE,
+    StopReason.ENVIRONMENT_UNAVAILABLE,
+}
 
 
-class SearchRollout:
-    """A `rollout_func` whose policy may call a search engine between its generations.
-
-    ```python
-    trainer = SOGRPOTrainer(model, exact_match_reward, args, dataset, rollout_func=SearchRollout(search))
-    ```
+class AgentRollout:
+    """A `rollout_func` whose policy acts in an environment between its generations.
 
     Besides TRL's keys it returns, for each trajectory, `env_mask` (1 on the policy's tokens), `turn_ids` (the turn of
     each token, -1 on the environment's) and `trajectory` (a `sorl_trl.types.Trajectory`, for reward functions).
@@ -52,35 +50,37 @@ class SearchRollout:
     prompt that TRL gets is then cut to the longest that was read.
 
     Args:
-        search: where queries go.
-        protocol: how text becomes an action, and passages become text. For conversational prompts its default
+        responder: what answers the policy's turns, or a function that makes it for a protocol and limits.
+        protocol: how text becomes an action, and a reply becomes text. For conversational prompts its default
             `message_frame` is replaced by the chat template's.
         limits: of one trajectory; `max_trajectory_tokens` must not exceed the trainer's `max_completion_length`,
             which is also its default.
-        retry: how often and how long a search that is down is tried again.
+        engine: how turns are generated, and when replies rejoin.
     """
 
     def __init__(
         self,
-        search: SearchBackend,
+        responder: Responder | Callable[[TagProtocol, RolloutLimits], Responder],
         protocol: TagProtocol | None = None,
         limits: RolloutLimits | None = None,
-        retry: RetryPolicy | None = None,
+        engine: EngineOptions | None = None,
     ) -> None:
-        self.search = search
+        self._responder = responder
         self.protocol = protocol or TagProtocol()
         self.limits = limits
-        self.retry = retry or RetryPolicy()
+        self.engine = engine or EngineOptions()
 
     def __call__(self, prompts: list[Any], trainer: GRPOTrainer) -> dict[str, Any]:
         prompt_ids, images, _ = trainer._tokenize_prompts(prompts)
         if images is not None:
-            raise ValueError("`SearchRollout` is for text: the prompts hold images, which the policy would not see.")
+            name = type(self).__name__
+            raise ValueError(f"`{name}` is for text: the prompts hold images, which the policy would not see.")
         # Trainers of this package have asked this before; `trl.GRPOTrainer` has not.
         check_search_rollout(trainer.args, trainer.tools)
         # Built anew each time: one rollout may serve several trainers, and it takes milliseconds.
         collector = self._build_collector(trainer, self._protocol_for(prompts, trainer))
-        trajectories = collect(collector, prompt_ids, trainer, self.protocol.stop_strings)
+        examples = getattr(trainer, "rollout_examples", None) or [{"prompt": prompt} for prompt in prompts]
+        trajectories = collect(collector, prompt_ids, trainer, self.engine, examples)
         for name, value in rollout_statistics(trajectories).items():
             trainer._log_metric(f"rollout/{name}", value)
         return rollout_output(trajectories, trainer._tokenizer.eos_token_id)
@@ -101,23 +101,40 @@ class SearchRollout:
                 f"`limits.max_trajectory_tokens` is {limits.max_trajectory_tokens}, more than the trainer's "
                 f"`max_completion_length` of {trainer.max_completion_length}. Lower the one or raise the other."
             )
-        return Collector(trainer._tokenizer, self.search, protocol, limits, self.retry)
+        responder = self._responder
+        if not isinstance(responder, Responder):
+            responder = responder(protocol, limits)
+        return Collector(trainer._tokenizer, responder, protocol, limits, rejoin_after=self.engine.rejoin_after)
 
 
-def collect(
-    collector: Collector, prompt_ids: Sequence[Sequence[int]], trainer: GRPOTrainer, stop_strings: Sequence[str]
-) -> list[Trajectory]:
-    """Run `collector` with the policy of `trainer`, whatever engine and sharding it trains with."""
-    failure: BaseException | None = None
-    trajectories: list[Trajectory] = []
-    with policy_generator(trainer, stop_strings) as (generator, any_active):
-        try:
-            trajectories = collector.collect(prompt_ids, generator, any_active)
-        except BaseException as error:  # TRL's contexts restore nothing when an exception passes through them
-            failure = error
-    if failure is not None:
-        raise failure
-    return trajectories
+class SearchRollout(AgentRollout):
+    """A `rollout_func` whose policy may call a search engine between its generations.
+
+    ```python
+    trainer = SOGRPOTrainer(model, exact_match_reward, args, dataset, rollout_func=SearchRollout(search))
+    ```
+
+    What it returns, `AgentRollout` says, and what the other arguments mean.
+
+    Args:
+        search: where queries go; asked by up to `engine.search_concurrency` threads at the same time.
+        retry: how often and how long a search that is down is tried again.
+    """
+
+    def __init__(
+        self,
+        search: SearchBackend,
+        protocol: TagProtocol | None = None,
+        limits: RolloutLimits | None = None,
+        retry: RetryPolicy | None = None,
+        engine: EngineOptions | None = None,
+    ) -> None:
+        self.search = search
+        self.retry = retry or RetryPolicy()
+        super().__init__(self._search_with, protocol, limits, engine)
+
+    def _search_with(self, protocol: TagProtocol, limits: RolloutLimits) -> Responder:
+        return SearchResponder(self.search, protocol, limits.top_k, self.retry, self.engine.search_concurrency)
 
 
 def rollout_output(trajectories: Sequence[Trajectory], eos_token_id: int) -> dict[str, Any]:
@@ -141,50 +158,3 @@ def rollout_output(trajectories: Sequence[Trajectory], eos_token_id: int) -> dic
             if has_logprobs:
                 output["logprobs"][i].append(0.0)
     return output
-
-
-@contextmanager
-def policy_generator(
-    trainer: GRPOTrainer, stop_strings: Sequence[str]
-) -> Iterator[tuple[Generator, Callable[[bool], bool]]]:
-    """The generator that samples from the trainer's policy, and "is any rank still active?".
-
-    Parameters that stay sharded while generating (FSDP, ZeRO-3 with `ds3_gather_for_generation=False`) and an engine
-    that serves all ranks at once need every rank to make the same number of calls; elsewhere ranks are independent.
-    """
-    accelerator = trainer.accelerator
-    if trainer.use_vllm:
-        end = TurnEnd(trainer._tokenizer, stop_strings, trainer.eos_token_ids)
-        with awake(trainer.vllm_generation):
-            yield VLLMGenerator(trainer.vllm_generation, end), _any_rank(accelerator)
-        return
-    sharded = trainer._dist.is_fsdp or (trainer._dist.is_zero3 and not trainer.args.ds3_gather_for_generation)
-    # The context is entered once per rollout: under ZeRO-3 it gathers the parameters, on all ranks together.
-    with (
-        unwrap_model_for_generation(
-            trainer.model_wrapped,
-            accelerator,
-            gather_deepspeed3_params=trainer.args.ds3_gather_for_generation,
-            generation_kwargs=trainer.generation_kwargs,
-            gradient_checkpointing_kwargs=trainer.args.gradient_checkpointing_kwargs,
-        ) as model,
-        torch.no_grad(),
-        trainer._dist.summon_full_params(trainer.model_wrapped, recurse=False),
-    ):
-        generator = HFGenerator(
-            model,
-            trainer._tokenizer,
-            stop_strings,
-            trainer.generation_config,
-            trainer.eos_token_ids,
-            synced_gpus=sharded,
-        )
-        yield generator, _any_rank(accelerator) if sharded else bool
-
-
-def _any_rank(accelerator: Accelerator) -> Callable[[bool], bool]:
-    def any_active(active: bool) -> bool:
-        flag = torch.tensor(float(active), device=accelerator.device)
-        return bool(accelerator.reduce(flag, reduction="sum") > 0)
-
-    return any_active

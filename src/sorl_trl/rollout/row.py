@@ -1,0 +1,83 @@
+"""A trajectory in the making, and the limits that end it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from sorl_trl.rollout.generation import Generation
+from sorl_trl.rollout.limits import RolloutLimits
+from sorl_trl.types import Action, ActionKind, Observation, StopReason, Trajectory, Turn
+
+
+@dataclass
+class Row:
+    """What one row of a rollout has read and written so far."""
+
+    index: int
+    prompt_ids: tuple[int, ...]
+    limits: RolloutLimits
+    window: int | None
+    """Tokens that the policy can read, where there is an end to them."""
+    context: list[int] = field(init=False)
+    """The prompt and all segments so far: what the next turn is generated from."""
+    segments: list[Turn | Observation] = field(default_factory=list)
+    turns: int = 0
+    stop_reason: StopReason | None = None
+
+    def __post_init__(self) -> None:
+        self.context = list(self.prompt_ids)
+
+    @property
+    def last_turn(self) -> Turn:
+        """The turn just taken; an observation never ends a row that waits for its reply."""
+        last = self.segments[-1]
+        assert isinstance(last, Turn)
+        return last
+
+    @property
+    def budget(self) -> int:
+        """How many tokens the next turn may have."""
+        return min(self.limits.max_turn_tokens, self._room()[0])
+
+    def take_turn(self, generation: Generation, text: str, action: Action) -> None:
+        """Append what was sampled; set the stop reason if the row ends here."""
+        room, reason = self._room()
+        self._append(Turn(generation.token_ids, text, action, generation.logprobs))
+        self.turns += 1
+        if action.kind is ActionKind.ANSWER:
+            self.stop_reason = StopReason.ANSWERED
+        elif action.kind is ActionKind.INVALID and not generation.stopped:
+            self.stop_reason = reason if room < self.limits.max_turn_tokens else StopReason.TURN_LIMIT
+        elif self.turns > self.limits.max_turns:
+            self.stop_reason = StopReason.MAX_TURNS
+
+    def observe(self, observation: Observation) -> None:
+        """Append the answer to the last turn, or end the row if nothing could follow it."""
+        room, reason = self._room()
+        if observation.truncated and self.limits.on_long_observation == "stop":
+            self.stop_reason = StopReason.OBSERVATION_LIMIT
+        elif len(observation.token_ids) >= room:  # not a single token of the next turn would fit behind it
+            self.stop_reason = reason
+        else:
+            self._append(observation)
+
+    def end_if_overlong(self) -> bool:
+        """End the row, and say so, if its prompt leaves no room for a token."""
+        if self._room()[0] < 1:
+            self.stop_reason = StopReason.CONTEXT_LIMIT
+        return self.stop_reason is not None
+
+    def finished(self) -> Trajectory:
+        assert self.stop_reason is not None
+        return Trajectory(self.prompt_ids, tuple(self.segments), self.stop_reason)
+
+    def _append(self, segment: Turn | Observation) -> None:
+        self.segments.append(segment)
+        self.context.extend(segment.token_ids)
+
+    def _room(self) -> tuple[int, StopReason]:
+        """Tokens that are left to the trajectory, and what ends it there."""
+        left = self.limits.max_trajectory_tokens - (len(self.context) - len(self.prompt_ids))
+        if self.window is not None and self.window - len(self.context) < left:
+            return self.window - len(self.context), StopReason.CONTEXT_LIMIT
+        return left, StopReason.TRAJECTORY_LIMIT

@@ -1,0 +1,83 @@
+"""The engine that samples from a trainer's policy, whatever it trains with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from trl import GRPOTrainer
+from trl.models import unwrap_model_for_generation
+
+from sorl_trl.rollout import Collector, Engine, EngineOptions, HFGenerator, LockStepEngine, TurnEnd
+from sorl_trl.trainers.agents.vllm import VLLMGenerator, awake
+from sorl_trl.types import Trajectory
+
+
+def collect(
+    collector: Collector,
+    prompt_ids: Sequence[Sequence[int]],
+    trainer: GRPOTrainer,
+    options: EngineOptions,
+    examples: Sequence[Mapping[str, Any]],
+) -> list[Trajectory]:
+    """Run `collector` with the policy of `trainer`, whatever engine and sharding it trains with."""
+    failure: BaseException | None = None
+    trajectories: list[Trajectory] = []
+    with policy_engine(trainer, collector.protocol.stop_strings, options) as (engine, any_active):
+        try:
+            trajectories = collector.collect(prompt_ids, engine, any_active, examples)
+        except BaseException as error:  # TRL's contexts restore nothing when an exception passes through them
+            failure = error
+    if failure is not None:
+        raise failure
+    return trajectories
+
+
+@contextmanager
+def policy_engine(
+    trainer: GRPOTrainer, stop_strings: Sequence[str], options: EngineOptions
+) -> Iterator[tuple[Engine, Callable[[bool], bool]]]:
+    """The engine that samples from the trainer's policy, and "is any rank still active?".
+
+    Parameters that stay sharded while generating (FSDP, ZeRO-3 with `ds3_gather_for_generation=False`) and an engine
+    that serves all ranks at once need every rank to poll equally often; elsewhere ranks are independent.
+    """
+    accelerator = trainer.accelerator
+    if trainer.use_vllm:
+        end = TurnEnd(trainer._tokenizer, stop_strings, trainer.eos_token_ids)
+        with awake(trainer.vllm_generation):
+            yield LockStepEngine(VLLMGenerator(trainer.vllm_generation, end), True), _any_rank(accelerator)
+        return
+    sharded = trainer._dist.is_fsdp or (trainer._dist.is_zero3 and not trainer.args.ds3_gather_for_generation)
+    # The context is entered once per rollout: under ZeRO-3 it gathers the parameters, on all ranks together.
+    with (
+        unwrap_model_for_generation(
+            trainer.model_wrapped,
+            accelerator,
+            gather_deepspeed3_params=trainer.args.ds3_gather_for_generation,
+            generation_kwargs=trainer.generation_kwargs,
+            gradient_checkpointing_kwargs=trainer.args.gradient_checkpointing_kwargs,
+        ) as model,
+        torch.no_grad(),
+        trainer._dist.summon_full_params(trainer.model_wrapped, recurse=False),
+    ):
+        generator = HFGenerator(
+            model,
+            trainer._tokenizer,
+            stop_strings,
+            trainer.generation_config,
+            trainer.eos_token_ids,
+            synced_gpus=sharded,
+        )
+        yield LockStepEngine(generator, polls_together=sharded), _any_rank(accelerator) if sharded else bool
+
+
+def _any_rank(accelerator: Accelerator) -> Callable[[bool], bool]:
+    def any_active(active: bool) -> bool:
+        flag = torch.tensor(float(active), device=accelerator.device)
+        return bool(accelerator.reduce(flag, reduction="sum") > 0)
+
+    return any_active

@@ -1,0 +1,372 @@
+"""Rows that do not wait for each other: when they are answered, when replies rejoin, what is left behind."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sorl_trl.rollout import (
+    BatchResponder,
+    Collector,
+    Generation,
+    Phase,
+    Reply,
+    Responder,
+    RetryPolicy,
+    RolloutLimits,
+    RowTurn,
+    SearchResponder,
+    TagProtocol,
+    assemble,
+    check_assembly,
+)
+from sorl_trl.search import SearchError, SearchUnavailable
+from sorl_trl.types import Action, ActionKind, Passage, StopReason, Trajectory, Turn
+
+from .fakes import PARIS, FakeSearch, ScriptedGenerator, SteppingEngine, encode, said, word_tokenizer
+
+PROTOCOL = TagProtocol(passage_template="{text}", no_results="No", search_failed="No", invalid_feedback="I should")
+LIMITS = RolloutLimits(max_turns=4, max_turn_tokens=9, max_observation_tokens=8, max_trajectory_tokens=60)
+SEARCH = "<search> capital of France </search>"
+TURNS = [
+    SEARCH,
+    "I should <search> Paris </search>",
+    "I I I I <search> Doc </search> found",
+    "<answer> Paris </answer>",
+    "I should <eos>",
+    "I I I I I I I I I I I",
+]
+NO_WAIT = RetryPolicy(attempts=1)
+
+
+class Jittery:
+    """Finds what depends on the query, after a while; some queries it refuses."""
+
+    def __init__(self, seed: int, longest_s: float, refused: str | None = None) -> None:
+        self.random = random.Random(seed)
+        self.longest_s = longest_s
+        self.refused = refused
+
+    def search_batch(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        time.sleep(self.random.random() * self.longest_s)
+        if self.refused in queries:
+            raise SearchError("refused")
+        return [[Passage(query, "", f"{query} France", 1.0)] for query in queries]
+
+
+def collector(search: Any, rejoin_after: int = 4, limits: RolloutLimits = LIMITS) -> Collector:
+    retry = None if isinstance(search, Responder) else NO_WAIT
+    return Collector(word_tokenizer(), search, PROTOCOL, limits, retry, rejoin_after)
+
+
+def collect(search: Any, rejoin_after: int, rows: int = 12, engine: SteppingEngine | None = None) -> list[Trajectory]:
+    engine = engine or SteppingEngine(TURNS)
+    trajectories = collector(search, rejoin_after).collect([(row % 5, row) for row in range(rows)], engine)
+    check_assembly(trajectories, assemble(trajectories))
+    assert sorted(engine.released) == list(range(rows)) and not engine.is_open and engine.idle
+    return trajectories
+
+
+@pytest.mark.parametrize("rejoin_after", [*range(10), 25, 1000])
+def test_how_long_a_search_takes_changes_nothing(rejoin_after: int) -> None:
+    reference = collect(Jittery(0, 0.0), rejoin_after)
+    assert sum(len(trajectory.turns) for trajectory in reference) > 24
+    for seed, longest_s in ((1, 0.001), (2, 0.004)):
+        assert collect(Jittery(seed, longest_s), rejoin_after) == reference
+
+
+def test_what_is_sampled_depends_on_when_replies_rejoin_by_rounding_alone() -> None:
+    """So the test above sees what it is there for."""
+    at_once, later = collect(Jittery(0, 0.0), 0), collect(Jittery(0, 0.0), 3)
+    assert [[s.token_ids for s in t.segments] for t in at_once] == [[s.token_ids for s in t.segments] for t in later]
+    assert at_once != later
+
+
+class Held(Responder):
+    """Replies when it is told to."""
+
+    def __init__(self) -> None:
+        self.asked: dict[int, Future[Reply]] = {}
+        self.is_open = False
+
+    def open(self, examples: Sequence[Mapping[str, Any]]) -> None:
+        self.is_open = True
+
+    def ask(self, turns: Sequence[RowTurn]) -> list[Future[Reply]]:
+        self.asked.update({each.row: Future() for each in turns})
+        return [self.asked[each.row] for each in turns]
+
+    def close(self) -> None:
+        self.is_open = False
+
+
+class Scripted(SteppingEngine):
+    """Row r takes the turns `scripts[r]`; `on_poll` is called with each poll's number, before it."""
+
+    def __init__(self, scripts: Sequence[Sequence[str]], on_poll: Any = lambda poll: None) -> None:
+        super().__init__([])
+        self.scripts = [iter(script) for script in scripts]
+        self.on_poll = on_poll
+        self.polls = 0
+        self.submitted: list[tuple[int, int]] = []
+
+    def submit(self, row: int, context_ids: Sequence[int], limit: int) -> None:
+        self.submitted.append((self.polls, row))
+        self.rows[row] = (encode(word_tokenizer(), next(self.scripts[row])), limit, [])
+
+    def poll(self) -> list[tuple[int, Generation]]:
+        self.polls += 1
+        self.on_poll(self.polls)
+        return super().poll()
+
+
+LONG = "I I I I I <answer> Paris </answer>"
+SHORT = "<answer> Paris </answer>"
+
+
+def test_a_reply_rejoins_after_so_many_polls_though_it_was_there_before() -> None:
+    """The search ends with poll 5; the other row goes on until poll 8."""
+    engine = Scripted([[SEARCH, SHORT], [LONG]])
+    collector(FakeSearch(), rejoin_after=2).collect([(1,), (2,)], engine)
+    assert engine.submitted == [(0, 0), (0, 1), (7, 0)]
+
+
+def test_a_late_reply_is_waited_for_at_its_poll() -> None:
+    held = Held()
+    replying = threading.Timer(0.05, lambda: held.asked[0].set_result(Reply("Paris")))
+    engine = Scripted([[SEARCH, SHORT], [LONG]], lambda poll: replying.start() if poll == 6 else None)
+    held_by = collector(held, rejoin_after=2)
+    (first, _) = held_by.collect([(1,), (2,)], engine)
+    assert engine.submitted == [(0, 0), (0, 1), (7, 0)]
+    assert first.observations[0].text == "<information> Paris </information>"
+    assert 0 < held_by.timeline.seconds_waiting <= held_by.timeline.seconds_searching
+
+
+def test_where_no_row_is_generating_nothing_is_polled_while_replies_are_on_their_way() -> None:
+    engine = Scripted([[SEARCH, SHORT], [SEARCH, SHORT]])
+    collector(FakeSearch(), rejoin_after=100).collect([(1,), (2,)], engine)
+    assert (engine.polls, engine.submitted) == (5 + 3, [(0, 0), (0, 1), (5, 0), (5, 1)])
+
+
+def test_feedback_that_nobody_has_to_look_up_is_given_at_once() -> None:
+    engine = Scripted([["I should <eos>", SHORT], [LONG]])
+    collector(FakeSearch(), rejoin_after=4).collect([(1,), (2,)], engine)
+    assert engine.submitted == [(0, 0), (0, 1), (3, 0)]
+
+
+def test_turns_that_end_with_one_poll_share_a_search() -> None:
+    search = FakeSearch()
+    engine = Scripted([[SEARCH, SHORT], [SEARCH, SHORT], ["<search> Paris </search>", SHORT]])
+    collector(search).collect([(1,), (2,), (3,)], engine)
+    assert search.calls == [["Paris"], ["capital of France"]]
+
+
+def test_while_the_threads_are_busy_searches_gather() -> None:
+    entered, leave, calls = threading.Event(), threading.Event(), []
+
+    class Slow(FakeSearch):
+        def search_batch(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+            calls.append(list(queries))
+            entered.set()
+            assert leave.wait(10)
+            return [[PARIS]] * len(queries)
+
+    responder = SearchResponder(Slow(), PROTOCOL, concurrency=1)
+    (first,) = responder.ask([turn(0, "Oslo")])
+    assert entered.wait(10)
+    others = responder.ask([turn(1, "Bern")]) + responder.ask([turn(2, "Rome"), turn(3, "Bern")])
+    leave.set()
+    assert {reply.result(10).text for reply in (first, *others)} == {"capital of France"}
+    assert calls == [["Oslo"], ["Bern", "Rome"]]
+    responder.close()
+
+
+def turn(row: int, query: str) -> RowTurn:
+    return RowTurn(row, Turn((1,), query, Action(ActionKind.SEARCH, query)))
+
+
+def test_a_failing_search_masks_its_row_and_no_other() -> None:
+    """Row 1 is the first to search."""
+    engine = Scripted([[SEARCH, SHORT], ["<search> Paris </search>"], [LONG]])
+    search = FakeSearch([SearchUnavailable("down")])
+    trajectories = collector(search).collect([(1,), (2,), (3,)], engine)
+    assert [t.stop_reason.value for t in trajectories] == ["answered", "search_unavailable", "answered"]
+    assert [any(row.env_mask) for row in assemble(trajectories)] == [True, False, True]
+
+
+class Rewarding(BatchResponder):
+    """Gives what the test says to every turn."""
+
+    def __init__(self, reply: Any) -> None:
+        super().__init__(1)
+        self.reply = reply
+
+    def respond(self, turns: Sequence[RowTurn]) -> Sequence[Reply]:
+        if isinstance(self.reply, BaseException):
+            raise self.reply
+        return [self.reply] * len(turns)
+
+
+def test_an_environment_rewards_turns_and_ends_trajectories() -> None:
+    engine = Scripted([[SEARCH, SHORT]])
+    (trajectory,) = collector(Rewarding(Reply("Paris", reward=0.5))).collect([(1,)], engine)
+    assert [turn.reward for turn in trajectory.turns] == [0.5, None]
+    assert trajectory.stop_reason is StopReason.ANSWERED
+    done = Reply("Paris", reward=1, stop=StopReason.ENVIRONMENT_DONE)
+    (trajectory,) = collector(Rewarding(done)).collect([(1,)], Scripted([[SEARCH]]))
+    assert (trajectory.stop_reason, trajectory.turns[0].reward) == (StopReason.ENVIRONMENT_DONE, 1.0)
+    assert trajectory.observations == ()
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("a mistake"), SystemExit(3), KeyboardInterrupt()], ids=repr)
+def test_what_an_environment_raises_ends_the_rollout_and_leaves_nothing_behind(error: BaseException) -> None:
+    engine, held = Scripted([[SEARCH], [LONG]]), Rewarding(error)
+    with pytest.raises(type(error)):
+        collector(held).collect([(1,), (2,)], engine)
+    assert not engine.is_open
+    assert not [thread for thread in threading.enumerate() if thread.name == "sorl-environment" and not done(thread)]
+    engine.scripts = [iter([SHORT]), iter([SHORT])]  # the next rollout is sound
+    held.reply = Reply("Paris")
+    engine.rows = {}
+    assert len(collector(held).collect([(1,), (2,)], engine)) == 2
+
+
+def done(thread: threading.Thread) -> bool:
+    thread.join(5)
+    return not thread.is_alive()
+
+
+def test_an_interruption_between_polls_closes_engine_and_environment() -> None:
+    def interrupt(poll: int) -> None:
+        if poll == 6:
+            raise KeyboardInterrupt
+
+    held = Held()
+    engine = Scripted([[SEARCH], [LONG]], interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        collector(held).collect([(1,), (2,)], engine)
+    assert (engine.is_open, held.is_open) == (False, False)
+    assert list(held.asked) == [0] and not held.asked[0].done()
+
+
+class Foreign(SteppingEngine):
+    def poll(self) -> list[tuple[int, Generation]]:
+        return [(7, said("Paris"))]
+
+
+class Short(Held):
+    def ask(self, turns: Sequence[RowTurn]) -> list[Future[Reply]]:
+        return []
+
+
+@pytest.mark.parametrize(
+    ("environment", "engine", "message"),
+    [
+        (FakeSearch(), Foreign(TURNS), "a turn of row 7, which is not generating"),
+        (Short(), Scripted([[SEARCH]]), "Short gave 0 futures for 1 turns"),
+        (Rewarding("Paris"), Scripted([[SEARCH]]), "answered row 0 with a str, not a `Reply`"),
+    ],
+)
+def test_a_broken_contract_is_named(environment: Any, engine: Any, message: str) -> None:
+    with pytest.raises((RuntimeError, TypeError), match=message):
+        collector(environment).collect([(1,)], engine)
+
+
+def test_wrong_arguments_are_named() -> None:
+    with pytest.raises(ValueError, match="`rejoin_after` is -1"):
+        collector(FakeSearch(), rejoin_after=-1)
+    with pytest.raises(ValueError, match=r"retry=.* is for a search engine"):
+        Collector(word_tokenizer(), Held(), PROTOCOL, retry=NO_WAIT)
+    with pytest.raises(TypeError, match="generator is a int"):
+        collector(FakeSearch()).collect([(1,)], 3)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="examples has 2 entries for 1 prompts"):
+        collector(FakeSearch()).collect([(1,)], Scripted([[SHORT]]), examples=[{}, {}])
+    with pytest.raises(ValueError, match="`concurrency` is 0"):
+        SearchResponder(FakeSearch(), concurrency=0)
+    with pytest.raises(ValueError, match=r"protocol\.tools=\('query',\)"):
+        SearchResponder(FakeSearch(), TagProtocol(tools=("query",)))
+
+
+def test_whole_turns_wait_for_every_reply() -> None:
+    """A generator's poll is a whole turn: going on without those that search would take one more call."""
+    generator = ScriptedGenerator({1: [said("I should <eos>"), said(SHORT)], 2: [said(SEARCH), said(SHORT)]})
+    collector(FakeSearch(), rejoin_after=4).collect([(1,), (2,)], generator)
+    assert [len(call) for call in generator.calls] == [2, 2]
+
+
+class Server(SteppingEngine):
+    """Ends turns when it is told to, in whatever order."""
+
+    in_steps = False
+
+    def __init__(self, scripts: Sequence[Sequence[str]], order: Sequence[int]) -> None:
+        super().__init__([])
+        self.scripts = [iter(script) for script in scripts]
+        self.order = iter(order)
+        self.waking = threading.Event()
+        self.waited = 0
+
+    def submit(self, row: int, context_ids: Sequence[int], limit: int) -> None:
+        self.rows[row] = (encode(word_tokenizer(), next(self.scripts[row])), limit, [])
+
+    def poll(self) -> list[tuple[int, Generation]]:
+        row = next(self.order)
+        while row not in self.rows:  # until its reply has rejoined
+            self.waited += 1
+            assert self.waking.wait(10), "nobody has woken the engine"
+            self.waking.clear()
+            return []
+        ids, *_ = self.rows.pop(row)
+        return [(row, Generation(ids, None, True))]
+
+    def wake(self) -> None:
+        self.waking.set()
+
+
+def test_a_server_is_given_replies_as_they_come() -> None:
+    engine = Server([[SEARCH, SHORT], [LONG]], order=[0, 0, 0, 1])
+    trajectories = collector(FakeSearch(), rejoin_after=100).collect([(1,), (2,)], engine)
+    assert [len(trajectory.turns) for trajectory in trajectories] == [2, 1]
+
+
+scripts = st.lists(st.lists(st.sampled_from(TURNS), min_size=5, max_size=5), min_size=1, max_size=5)
+
+
+@settings(max_examples=100, deadline=None)
+@given(scripts, st.integers(0, 6), st.sampled_from([None, "Paris", "capital of France"]))
+def test_each_row_goes_as_it_would_alone(scripts: list[list[str]], rejoin_after: int, refused: str | None) -> None:
+    search = Jittery(0, 0.0, refused)
+    prompts = [(row,) for row in range(len(scripts))]
+    together = collector(search, rejoin_after).collect(prompts, Scripted(scripts))
+    for row, trajectory in enumerate(together):
+        (alone,) = collector(search, 0).collect([prompts[row]], Scripted([scripts[row]]))
+        assert (alone.stop_reason, ids(alone)) == (trajectory.stop_reason, ids(trajectory))
+
+
+def ids(trajectory: Trajectory) -> list[tuple[int, ...]]:
+    return [segment.token_ids for segment in trajectory.segments]
+
+
+def test_the_timeline_tells_what_each_row_did() -> None:
+    held = Held()
+    engine = Scripted([[SEARCH, SHORT], [LONG]], lambda poll: poll == 6 and held.asked[0].set_result(Reply("Paris")))
+    rollout = collector(held, rejoin_after=2)
+    rollout.collect([(1,), (2,)], engine)
+    seen = rollout.timeline
+    assert [(span.row, span.phase) for span in sorted(seen.spans, key=lambda span: span.end_s)] == [
+        (0, Phase.DECODE),
+        (0, Phase.SEARCH),
+        (1, Phase.DECODE),
+        (0, Phase.DECODE),
+    ]
+    assert sorted(seen.ended_s) == [0, 1] and max(seen.ended_s.values()) <= seen.seconds
+    assert seen.sampled_tokens == 5 + 8 + 3
+    assert 0 < seen.seconds_generating < seen.seconds
