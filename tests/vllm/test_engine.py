@@ -8,37 +8,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from accelerate import Accelerator
 from tokenizers import AddedToken
 from transformers import GenerationConfig
 
-from sorl_trl.rollout.engine import LockStepEngine
-from sorl_trl.rollout import Collector, Generation, HFGenerator, RolloutLimits, TurnEnd
+from sorl_trl.rollout import Collector, Generation, HFGenerator, LockStepEngine, RolloutLimits, TurnEnd
 from sorl_trl.sandbox import PROTOCOL
 from sorl_trl.search import NoSearch
 from sorl_trl.trainers.agents.vllm import VLLMEngine, vllm_engine
 from sorl_trl.types import StopReason
 from tests.agents import agent_tokenizer
-from tests.engines import poll_all, take_turns
-from tests.vllm import shims
-from tests.vllm.policies import WINDOW, load_policy, save_policy
+from tests.engines import take_turns
+from tests.vllm.policies import WINDOW, load_policy, save_policy, wrap
 
 STOPS = PROTOCOL.stop_strings
 TOKENIZER = agent_tokenizer()
 (OTHER_EOS,) = TOKENIZER.encode("where", add_special_tokens=False)
 EOS = [TOKENIZER.eos_token_id, OTHER_EOS]
 """The second is in no config that vLLM reads."""
-
-
-def wrap(policy: Path, **arguments: Any) -> Any:
-    """TRL's wrapper, greedy, with the weights of the policy sent."""
-    from trl.generation.vllm_generation import VLLMGeneration
-
-    shims.install()
-    settings = {"max_model_length": WINDOW, "max_num_seqs": 32, "gpu_memory_utilization": 0.3, "temperature": 0.0}
-    wrapper = VLLMGeneration(load_policy(policy), Accelerator(cpu=True), agent_tokenizer(), **settings, **arguments)
-    wrapper.sync_weights()
-    return wrapper
 
 
 @pytest.fixture(scope="module")
@@ -89,9 +75,7 @@ def test_greedy_turns_are_the_same(engine: VLLMEngine, reference: HFGenerator) -
     assert all(g.logprobs is not None and len(g.logprobs) == len(g.token_ids) for g in ours)
 
 
-def test_a_turn_that_ends_with_its_last_allowed_token_has_stopped(
-    engine: VLLMEngine, reference: HFGenerator
-) -> None:
+def test_a_turn_that_ends_with_its_last_allowed_token_has_stopped(engine: VLLMEngine, reference: HFGenerator) -> None:
     contexts, limits = some_contexts()
     ended = [
         (context, turn.token_ids)

@@ -73,6 +73,7 @@ class VLLMServer:
         self._sockets: list[socket.socket] = []
         self._client = httpx2.Client(
             headers=dict(headers),
+            verify=base_url.startswith("https:"),  # where nothing is encrypted, no certificates need be read
             timeout=httpx2.Timeout(patience.answer_s, connect=_CONNECT_S),
             limits=httpx2.Limits(max_connections=AT_ONCE, max_keepalive_connections=AT_ONCE),
         )
