@@ -32,7 +32,6 @@ from tests.agents import agent_tokenizer
 from tests.engines import take_turns
 from tests.vllm.policies import FIGURES, WINDOW, load_policy, save_policy, wrap
 from tests.vllm.servers import serving
-from tests.vllm.shims import model_of
 
 TOKENIZER = agent_tokenizer()
 END = TurnEnd(TOKENIZER, PROTOCOL.stop_strings, [TOKENIZER.eos_token_id])
@@ -147,23 +146,24 @@ def assert_empty(wrapper: Any) -> None:
         assert wrapper.llm.reset_prefix_cache(), "refused while a request holds some of it"
 
 
-def test_nothing_is_left_after_ctrl_c_within_a_step(colocated: Any, expected: list[tuple[int, ...]]) -> None:
-    """It is pressed while the model computes."""
+def test_nothing_is_left_after_ctrl_c_within_a_step(
+    colocated: Any, expected: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is pressed when vLLM has computed, and not sampled: an exception there would leave its model unusable."""
     colocated.temperature = 0.0
     engine = vllm_engine(colocated, END)
-    steps: list[int] = []
+    runner = colocated.llm.llm_engine.model_executor.driver_worker.model_runner
+    sample, steps = runner.sample_tokens, []
 
-    def press(*_: Any) -> None:
+    def press(*arguments: Any, **named: Any) -> Any:
         steps.append(len(steps))
         if len(steps) == 7:
             signal.raise_signal(signal.SIGINT)
+        return sample(*arguments, **named)
 
-    hook = model_of(colocated.llm).register_forward_hook(press)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            collect(engine, World())
-    finally:
-        hook.remove()
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(runner, "sample_tokens", press)
+        collect(engine, World())
     assert len(steps) == 7
     assert_empty(colocated)
     assert collect(engine, World()) == expected
