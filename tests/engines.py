@@ -1,8 +1,10 @@
-"""Driving an engine without a collector."""
+"""Driving an engine without a collector, and interrupting it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from sorl_trl.rollout import Engine, Generation, generate_turns
 
@@ -16,3 +18,13 @@ def take_turns(
         return generate_turns(engine, contexts, limits, rows)
     finally:
         engine.close()
+
+
+@contextmanager
+def ctrl_c_is_heard() -> Iterator[None]:
+    """Ctrl-C raises KeyboardInterrupt, also in a process that was started in the background, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -29,7 +29,7 @@ from sorl_trl.sandbox import PROTOCOL
 from sorl_trl.trainers.agents.vllm import EngineUnavailable, VLLMServerEngine, vllm_engine
 from sorl_trl.trainers.agents.vllm.connection import Patience
 from tests.agents import agent_tokenizer
-from tests.engines import take_turns
+from tests.engines import ctrl_c_is_heard, take_turns
 from tests.vllm.policies import FIGURES, WINDOW, load_policy, save_policy, wrap
 from tests.vllm.servers import serving
 
@@ -60,13 +60,6 @@ def wrapper(shared: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """TRL's wrapper, sampling; what a test changes in it is put back."""
     monkeypatch.setattr(shared, "temperature", 1.0)
     return shared
-
-
-@pytest.fixture
-def colocated(wrapper: Any) -> Any:
-    if wrapper.mode == "server":
-        pytest.skip("about an engine in this process")
-    return wrapper
 
 
 def sampled(engine: Any, rows: Sequence[int], seed: int = 0) -> list[Generation]:
@@ -146,13 +139,14 @@ def assert_empty(wrapper: Any) -> None:
         assert wrapper.llm.reset_prefix_cache(), "refused while a request holds some of it"
 
 
+@pytest.mark.parametrize("shared", ["colocate"], indirect=True)
 def test_nothing_is_left_after_ctrl_c_within_a_step(
-    colocated: Any, expected: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+    wrapper: Any, expected: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is pressed when vLLM has computed, and not sampled: an exception there would leave its model unusable."""
-    colocated.temperature = 0.0
-    engine = vllm_engine(colocated, END)
-    runner = colocated.llm.llm_engine.model_executor.driver_worker.model_runner
+    wrapper.temperature = 0.0
+    engine = vllm_engine(wrapper, END)
+    runner = wrapper.llm.llm_engine.model_executor.driver_worker.model_runner
     sample, steps = runner.sample_tokens, []
 
     def press(*arguments: Any, **named: Any) -> Any:
@@ -161,11 +155,11 @@ def test_nothing_is_left_after_ctrl_c_within_a_step(
             signal.raise_signal(signal.SIGINT)
         return sample(*arguments, **named)
 
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patched, ctrl_c_is_heard(), pytest.raises(KeyboardInterrupt):
         patched.setattr(runner, "sample_tokens", press)
         collect(engine, World())
     assert len(steps) == 7
-    assert_empty(colocated)
+    assert_empty(wrapper)
     assert collect(engine, World()) == expected
 
 

@@ -11,7 +11,7 @@ import torch
 
 from sorl_trl.rollout import EngineWork, TurnEnd, generate_turns
 from sorl_trl.trainers.agents.vllm import VLLMColocateEngine, vllm_engine
-from tests.engines import take_turns
+from tests.engines import ctrl_c_is_heard, take_turns
 from tests.scripted_vllm import LOGPROB, WINDOW, Script, ScriptedLLM, pretend_vllm, scripted_wrapper
 from tests.unit.rollout.fakes import encode, word_tokenizer
 
@@ -184,18 +184,18 @@ class TestFailures:
         wrapper = wrap()
         engine = VLLMColocateEngine(wrapper, END)
         wrapper.llm.llm_engine.step = lambda: (signal.raise_signal(signal.SIGINT), wrapper.llm.step())[1]
-        handler = signal.getsignal(signal.SIGINT)
-        with pytest.raises(KeyboardInterrupt):
-            take_turns(engine, [(DOC,)], [4])
+        with ctrl_c_is_heard():
+            with pytest.raises(KeyboardInterrupt):
+                take_turns(engine, [(DOC,)], [4])
+            assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
         assert wrapper.llm.log == ["add sorl-0-0-0", "step", "abort sorl-0-0-0", "forget"]
-        assert signal.getsignal(signal.SIGINT) is handler
 
     def test_a_second_ctrl_c_takes_effect_at_once(self) -> None:
         wrapper = wrap()
         engine = VLLMColocateEngine(wrapper, END)
         press = signal.raise_signal
         wrapper.llm.llm_engine.step = lambda: (press(signal.SIGINT), press(signal.SIGINT), wrapper.llm.step())
-        with pytest.raises(KeyboardInterrupt):
+        with ctrl_c_is_heard(), pytest.raises(KeyboardInterrupt):
             take_turns(engine, [(DOC,)], [4])
         assert wrapper.llm.log == ["add sorl-0-0-0", "abort sorl-0-0-0", "forget"]
 

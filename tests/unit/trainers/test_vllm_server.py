@@ -243,5 +243,11 @@ class TestRanks:
             engine_of(served)
 
 
+@pytest.mark.parametrize("argument", [{"answer_s": 0}, {"attempts": 0}, {"wait_s": -1}])
+def test_patience_out_of_range(argument: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(argument))):
+        Patience(**argument)
+
+
 def rank(index: int, local_index: int) -> Any:
     return SimpleNamespace(is_main_process=index == 0, process_index=index, local_process_index=local_index)

@@ -14,9 +14,10 @@ __all__ = ["EngineUnavailable", "VLLMColocateEngine", "VLLMEngine", "VLLMServerE
 
 
 def vllm_engine(vllm_generation: Any, end: TurnEnd) -> VLLMEngine:
-    """The engine around TRL's `VLLMGeneration`, for one rollout.
+    """The engine around TRL's `VLLMGeneration`, whichever its mode.
 
-    All ranks call it together, after the weights have been synchronized. Raises what the engines raise.
+    All ranks call it together, for each rollout anew, after the weights have been synchronized. Raises what the
+    engines raise.
     """
     if vllm_generation.mode == "server":
         return VLLMServerEngine(vllm_generation, end)

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import httpx2
 from tenacity import (
@@ -20,7 +20,7 @@ from tenacity import (
     wait_exponential,
 )
 
-from sorl_trl.checks import POSITIVE_COUNT, check_number
+from sorl_trl.checks import NOT_NEGATIVE, POSITIVE_COUNT, Checked, Number
 
 AT_ONCE = 64
 """Requests that a rank has at the server at a time: TRL's own number."""
@@ -37,21 +37,18 @@ class _Passing(EngineUnavailable):
 
 
 @dataclass(frozen=True)
-class Patience:
-    """How long a server is waited for.
+class Patience(Checked):
+    """How long a server is waited for. The values are ours. Raises ValueError for one that is out of range.
 
     Attempts are few and close together: they bridge a connection that broke. A server that was started anew would have
     its first weights, and a rollout must not go on with those.
     """
 
-    answer_s: float = 600.0
+    answer_s: Annotated[float, Number(above=0)] = 600.0
     """For an answer to begin: a turn that is queued for long, and then has 4,096 tokens at 10 a second."""
-    attempts: int = 4
-    wait_s: float = 0.5
+    attempts: Annotated[int, POSITIVE_COUNT] = 4
+    wait_s: Annotated[float, NOT_NEGATIVE] = 0.5
     """Before the second attempt; it doubles."""
-
-    def __post_init__(self) -> None:
-        check_number("attempts", self.attempts, POSITIVE_COUNT)
 
 
 class VLLMServer:
