@@ -35,6 +35,18 @@ def agent_policy(seed: int = 0) -> LlamaForCausalLM:
     return build_policy(seed, vocab_size=len(VOCABULARY))
 
 
+def policy_without(*token_ids: int) -> LlamaForCausalLM:
+    """One that never samples these."""
+
+    def silence(module: Any, inputs: Any, output: Any) -> Any:
+        if hasattr(output, "logits"):  # TRL's own forward for training has none
+            output.logits[..., list(token_ids)] = -1e9
+
+    policy = agent_policy()
+    policy.register_forward_hook(silence)
+    return policy
+
+
 def search_index(folder: Path) -> BM25Index:
     corpus = folder / "corpus.jsonl"
     rows = [{"id": name, "title": name, "content": f"where {name}"} for name in NAMES[:4]]

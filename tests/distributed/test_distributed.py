@@ -102,7 +102,7 @@ class TestCollector:
     def test_ranks_generate_as_often_as_they_need(self, search: Case, config: str) -> None:
         result = launch(config, search)
         assert result["turns"] == [[1, 1], [3, 3]]
-        assert result["generate_calls"] == [2, 6]
+        assert result["polls"] == [2, 6]
         assert_as_alone(search, result)
 
     @needs_deepspeed
@@ -111,5 +111,5 @@ class TestCollector:
         case = replace(search, lora=True, options={"ds3_gather_for_generation": False})
         result = launch("zero3_cpu", case)
         assert result["turns"] == [[1, 1], [3, 3]]
-        assert result["generate_calls"] == [6, 6]
+        assert result["polls"] == [6, 6]
         assert_as_alone(case, result)

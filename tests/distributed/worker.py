@@ -16,19 +16,24 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 
-from sorl_trl.rollout import HFGenerator
-from sorl_trl.trainers.agents import policy_engine
+from sorl_trl.rollout import LockStepEngine, SlotEngine
 from tests.distributed.cases import ENGINES, Case, build_trainer
 
+POLLS = [0]
+"""How often this process has polled its engine."""
 
-class CountingGenerator(HFGenerator):
-    """Counts the generation calls of this process."""
 
-    calls = 0
+def count_polls() -> None:
+    for engine in (SlotEngine, LockStepEngine):
+        engine.poll = _counted(engine.poll)
 
-    def generate(self, *args: Any, **kwargs: Any) -> Any:
-        CountingGenerator.calls += 1
-        return super().generate(*args, **kwargs)
+
+def _counted(poll: Any) -> Any:
+    def counting(self: Any) -> Any:
+        POLLS[0] += 1
+        return poll(self)
+
+    return counting
 
 
 def skip_compilation() -> None:
@@ -63,9 +68,9 @@ def check(case: Case, facts: dict[str, Any], expected: dict[str, Any]) -> None:
     first, second = facts["turns"]
     assert first != second, f"both ranks needed {first} turns: nothing uneven was tested"
     if case.rollout == "search":
-        calls = facts["generate_calls"]
+        calls = facts["polls"]
         gathers = case.options.get("ds3_gather_for_generation", True)
-        assert (len(set(calls)) == 1) != gathers, f"the ranks made {calls} generation calls"
+        assert (len(set(calls)) == 1) != gathers, f"the ranks polled {calls} times"
 
 
 def train(case: Case, expected: dict[str, Any]) -> dict[str, Any]:
@@ -77,7 +82,7 @@ def train(case: Case, expected: dict[str, Any]) -> dict[str, Any]:
     facts = {
         **engine_facts(trainer),
         "turns": gather_object([rollout.turns]),
-        "generate_calls": gather_object([CountingGenerator.calls]),
+        "polls": gather_object([POLLS[0]]),
         "queries": gather_object([getattr(getattr(rollout.rollout, "search", None), "queries", 0)]),
     }
     check(case, facts, expected)
@@ -90,7 +95,7 @@ def train(case: Case, expected: dict[str, Any]) -> dict[str, Any]:
 def main(config: str, path: str) -> None:
     case = Case(**json.loads(Path(path).read_text()))
     skip_compilation()
-    policy_engine.HFGenerator = CountingGenerator
+    count_polls()
     write_result(Path(case.folder), train(case, ENGINES[config]))
 
 

@@ -17,7 +17,7 @@ from peft import LoraConfig
 from trl import GRPOConfig, GRPOTrainer
 
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer, SOPPOTrainer
-from tests.agents import LIMITS, DownAfter, agent_policy, build_agent, questions, search_index
+from tests.agents import LIMITS, DownAfter, agent_policy, build_agent, policy_without, questions, search_index
 from tests.policies import build_policy
 from tests.training import settings, train
 from tests.trajectories import FixedRollout, parity_reward, prompts
@@ -50,7 +50,7 @@ class TestCollector:
 
     def test_complete_trajectories_are_not_truncated(self, tmp_path: Path) -> None:
         """Answered ones end in an end-of-sequence token that is not trained on; the truncated are those TRL counts."""
-        trainer = build_agent(tmp_path, max_steps=1)
+        trainer = build_agent(tmp_path, max_steps=1, model=policy_without(0))  # TRL takes padding for an end
         trainer.train()
         log = trainer.state.log_history[0]
         limits = ("turn_limit", "observation_limit", "trajectory_limit", "context_limit")
@@ -169,7 +169,8 @@ class TestSearchFailures:
 
     def test_all_truncated(self, tmp_path: Path) -> None:
         tight = replace(LIMITS, max_turn_tokens=1)
-        trainer = build_agent(tmp_path, limits=tight, mask_truncated_completions=True, max_steps=2)
+        policy = policy_without(0, 1)  # what TRL takes for an end
+        trainer = build_agent(tmp_path, model=policy, limits=tight, mask_truncated_completions=True, max_steps=2)
         before = [p.clone() for p in trainer.model.parameters()]
         trainer.train()
         log = trainer.state.log_history[0]

@@ -46,7 +46,7 @@ from sorl_trl.evaluation import (
     summarize_families,
 )
 from sorl_trl.evaluation.checkpoint import ModelArguments, files_hash, load_model, load_tokenizer, message_ends
-from sorl_trl.rollout import Collector, EngineOptions, HFGenerator, RolloutArguments
+from sorl_trl.rollout import Collector, EngineOptions, RolloutArguments, SearchResponder, TurnEnd, model_engine
 from sorl_trl.search import SearchArguments, SearchBackend, SearchUnavailable
 from sorl_trl.search.arguments import override_source
 
@@ -115,15 +115,13 @@ def load_agent(arguments: Arguments, search: SearchBackend, device: torch.device
         model = load_model(checkpoint, device)
     with mistakes():
         protocol = rollout.tag_protocol(tokenizer)
-        collector = Collector(tokenizer, search, protocol, rollout.limits(arguments.evaluation.max_completion_length))
-    generator = HFGenerator(
-        model,
-        tokenizer,
-        protocol.stop_strings,
-        generation_config(arguments.evaluation),
-        message_ends(model, tokenizer),
-    )
-    return Agent(tokenizer, collector, generator, rollout.prompt_template, rollout.chat)
+        limits = rollout.limits(arguments.evaluation.max_completion_length)
+        responder = SearchResponder(search, protocol, limits.top_k, concurrency=arguments.engine.search_concurrency)
+        collector = Collector(tokenizer, responder, protocol, limits, rejoin_after=arguments.engine.rejoin_after)
+    end = TurnEnd(tokenizer, protocol.stop_strings, message_ends(model, tokenizer))
+    with mistakes():
+        engine = model_engine(model, end, generation_config(arguments.evaluation), arguments.engine.rollout_engine)
+    return Agent(tokenizer, collector, engine, rollout.prompt_template, rollout.chat)
 
 
 def generation_config(evaluation: EvaluationArguments) -> GenerationConfig:

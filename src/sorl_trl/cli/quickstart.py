@@ -35,7 +35,7 @@ from sorl_trl.evaluation import (
     run_batches,
     split_by_hops,
 )
-from sorl_trl.rollout import Collector, HFGenerator
+from sorl_trl.rollout import Collector, TurnEnd, model_engine
 from sorl_trl.sandbox import (
     CORPUS_FILE,
     EVALUATION_FILE,
@@ -128,8 +128,8 @@ def evaluate_policy(policy: Path, run: Path, search: SearchBackend) -> dict[str,
     questions = {"unseen": qa.load_questions(run / "world" / EVALUATION_FILE)}
     results = {}
     for mode, config, samples in (("sampled", SAMPLED, SAMPLES_PER_QUESTION), ("greedy", GREEDY, 1)):
-        generator = HFGenerator(model, tokenizer, PROTOCOL.stop_strings, config, [tokenizer.eos_token_id])
-        agent = Agent(tokenizer, collector, generator, PROMPT_TEMPLATE, conversational=False)
+        engine = model_engine(model, TurnEnd(tokenizer, PROTOCOL.stop_strings, [tokenizer.eos_token_id]), config)
+        agent = Agent(tokenizer, collector, engine, PROMPT_TEMPLATE, conversational=False)
         batches = plan_batches(questions, samples, BATCH_SIZE)
         finished = tqdm(run_batches(batches, agent, seed=0), desc="Evaluating", unit="batch", total=len(batches))
         results[mode] = [row for _, rows in finished for row in rows]

@@ -16,7 +16,7 @@ from sorl_trl.evaluation.prompts import encode_prompts
 from sorl_trl.evaluation.run_folder import Outcome, RunFolder
 from sorl_trl.qa import build_prompt_rows
 from sorl_trl.records.evaluated import EvaluatedTrajectory
-from sorl_trl.rollout import Collector, Generator
+from sorl_trl.rollout import Collector, Engine, Generator
 from sorl_trl.rollout.tokens import decode
 from sorl_trl.search import SearchUnavailable
 
@@ -30,7 +30,7 @@ class Agent:
 
     tokenizer: PreTrainedTokenizerBase
     collector: Collector
-    generator: Generator
+    generator: Generator | Engine
     prompt_template: str
     conversational: bool
 

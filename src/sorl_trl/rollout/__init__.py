@@ -11,6 +11,7 @@ from sorl_trl.rollout.limits import RolloutLimits
 from sorl_trl.rollout.options import EngineOptions
 from sorl_trl.rollout.protocol import Frame, TagProtocol, chat_message_frame
 from sorl_trl.rollout.retrieval import SearchResponder
+from sorl_trl.rollout.slots import NotServed, SlotEngine, SlotOptions, model_engine
 from sorl_trl.rollout.statistics import rollout_statistics
 from sorl_trl.rollout.timeline import Phase, Span, Timeline
 from sorl_trl.search import RetryPolicy
@@ -29,6 +30,7 @@ __all__ = [
     "Generator",
     "HFGenerator",
     "LockStepEngine",
+    "NotServed",
     "ObservationEncoder",
     "Phase",
     "Reply",
@@ -38,6 +40,8 @@ __all__ = [
     "RolloutLimits",
     "RowTurn",
     "SearchResponder",
+    "SlotEngine",
+    "SlotOptions",
     "Span",
     "TagProtocol",
     "Timeline",
@@ -46,5 +50,6 @@ __all__ = [
     "chat_message_frame",
     "check_assembly",
     "generate_turns",
+    "model_engine",
     "rollout_statistics",
 ]

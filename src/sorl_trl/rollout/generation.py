@@ -57,14 +57,14 @@ class TurnEnd:
             raise ValueError("eos_token_ids is empty: name at least one token that ends a message")
         self.stop_strings = tuple(stop_strings)
         self.eos_token_ids = tuple(eos_token_ids)
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self.tail = max(map(len, self.stop_strings), default=0) + _TAIL_MARGIN
         """Tokens at the end that are looked at: a stop string that stands before them has ended the turn there."""
 
     def reached(self, sampled: Sequence[Sequence[int]]) -> list[bool]:
         """Tell whether each row's last token ended its turn, given what the row has sampled, or the `tail` of it."""
         tails = [list(ids[-self.tail :]) for ids in sampled]
-        texts = self._tokenizer.batch_decode(tails, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        texts = self.tokenizer.batch_decode(tails, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return [
             tail[-1] in self.eos_token_ids or any(stop in text for stop in self.stop_strings)
             for tail, text in zip(tails, texts, strict=True)
@@ -95,7 +95,7 @@ class HFGenerator:
                 raise ValueError(f"generation_config.{name}={value} must be 1: each context has one continuation")
         self._model = model
         self._end = TurnEnd(tokenizer, stop_strings, eos_token_ids)
-        self.window = _positions(model)
+        self.window = positions_of(model)
         """Positions that the model has, where its config says how many."""
         self._synced_gpus = synced_gpus
         # Padding is masked out and never read back, so that any id will do.
@@ -170,7 +170,7 @@ class _RowStops(StoppingCriteria):
         return torch.tensor([length > 0 for length in self.lengths], device=input_ids.device)
 
 
-def _positions(model: PreTrainedModel) -> int | None:
-    """Some configs have no such number, and some a negative one, where positions have no end."""
+def positions_of(model: PreTrainedModel) -> int | None:
+    """How many positions a model has. Some configs have no such number, or a negative one, where there is no end."""
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     return positions if positions and positions > 0 else None

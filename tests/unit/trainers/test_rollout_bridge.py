@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from sorl_trl.rollout import EngineOptions
+from sorl_trl.rollout import EngineOptions, LockStepEngine, SlotEngine
 from sorl_trl.search import NoSearch
 from sorl_trl.trainers.agents.agent_rollout import SearchRollout, rollout_output
 from sorl_trl.trainers.agents.policy_engine import policy_engine
@@ -90,7 +90,7 @@ def test_one_turn_without_logprobs_leaves_all_without() -> None:
 
 
 @pytest.mark.parametrize(
-    ("engine", "in_step"),
+    ("sharding", "in_step"),
     [
         ({}, False),
         ({"is_fsdp": True}, True),
@@ -100,11 +100,11 @@ def test_one_turn_without_logprobs_leaves_all_without() -> None:
     ids=str,
 )
 def test_ranks_that_share_parameters_generate_in_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: dict[str, bool], in_step: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sharding: dict[str, bool], in_step: bool
 ) -> None:
     """Another rank is active still: this one goes on exactly where the two depend on each other."""
-    trainer = build_agent(tmp_path, ds3_gather_for_generation=engine.get("gathers", True))
-    backend = {"is_fsdp": False, "is_zero3": False, **engine}
+    trainer = build_agent(tmp_path, ds3_gather_for_generation=sharding.get("gathers", True))
+    backend = {"is_fsdp": False, "is_zero3": False, **sharding}
     monkeypatch.setattr(
         trainer, "_dist", SimpleNamespace(**backend, summon_full_params=lambda *_, **__: nullcontext())
     )
@@ -112,7 +112,8 @@ def test_ranks_that_share_parameters_generate_in_step(
     with policy_engine(trainer, [], EngineOptions()) as (engine, any_active):
         assert any_active(True) is True
         assert any_active(False) is in_step
-        assert engine._generator._synced_gpus is in_step
+        assert isinstance(engine, LockStepEngine if in_step else SlotEngine)
+        assert not in_step or engine._polls_together
 
 
 def test_images_are_refused() -> None:

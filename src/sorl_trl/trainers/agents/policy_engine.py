@@ -11,7 +11,7 @@ from accelerate import Accelerator
 from trl import GRPOTrainer
 from trl.models import unwrap_model_for_generation
 
-from sorl_trl.rollout import Collector, Engine, EngineOptions, HFGenerator, LockStepEngine, TurnEnd
+from sorl_trl.rollout import Collector, Engine, EngineOptions, TurnEnd, model_engine
 from sorl_trl.trainers.agents.vllm import vllm_engine
 from sorl_trl.types import Trajectory
 
@@ -46,10 +46,10 @@ def policy_engine(
     is spread over ranks need every rank to poll equally often; elsewhere ranks are independent.
     """
     accelerator = trainer.accelerator
+    end = TurnEnd(trainer._tokenizer, stop_strings, trainer.eos_token_ids)
     if trainer.use_vllm:
-        end = TurnEnd(trainer._tokenizer, stop_strings, trainer.eos_token_ids)
-        engine = vllm_engine(trainer.vllm_generation, end)
-        yield engine, _any_rank(accelerator) if engine.polls_together else bool
+        vllm = vllm_engine(trainer.vllm_generation, end)
+        yield vllm, _any_rank(accelerator) if vllm.polls_together else bool
         return
     sharded = trainer._dist.is_fsdp or (trainer._dist.is_zero3 and not trainer.args.ds3_gather_for_generation)
     # The context is entered once per rollout: under ZeRO-3 it gathers the parameters, on all ranks together.
@@ -64,15 +64,8 @@ def policy_engine(
         torch.no_grad(),
         trainer._dist.summon_full_params(trainer.model_wrapped, recurse=False),
     ):
-        generator = HFGenerator(
-            model,
-            trainer._tokenizer,
-            stop_strings,
-            trainer.generation_config,
-            trainer.eos_token_ids,
-            synced_gpus=sharded,
-        )
-        yield LockStepEngine(generator, polls_together=sharded), _any_rank(accelerator) if sharded else bool
+        engine = model_engine(model, end, trainer.generation_config, options.rollout_engine, synced_gpus=sharded)
+        yield engine, _any_rank(accelerator) if sharded else bool
 
 
 def _any_rank(accelerator: Accelerator) -> Callable[[bool], bool]:

@@ -1,0 +1,8 @@
+"""Generates with a Hugging Face model in this process: keys and values stay in slots, each token is read once."""
+
+from sorl_trl.rollout.slots.choice import model_engine
+from sorl_trl.rollout.slots.engine import SlotEngine
+from sorl_trl.rollout.slots.options import SlotOptions
+from sorl_trl.rollout.slots.support import NotServed
+
+__all__ = ["NotServed", "SlotEngine", "SlotOptions", "model_engine"]

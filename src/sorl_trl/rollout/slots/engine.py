@@ -1,0 +1,226 @@
+"""The engine: rows are prefilled, decode together, and keep what they have read between their turns."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from transformers import GenerationConfig
+
+from sorl_trl.rollout.engine import Engine, check_submission
+from sorl_trl.rollout.generation import Generation, TurnEnd, positions_of
+from sorl_trl.rollout.slots.forward import Forward
+from sorl_trl.rollout.slots.memory import free_bytes
+from sorl_trl.rollout.slots.options import SlotOptions
+from sorl_trl.rollout.slots.prefill import plan
+from sorl_trl.rollout.slots.probe import bytes_per_token
+from sorl_trl.rollout.slots.rows import Row, SlotTable
+from sorl_trl.rollout.slots.sampling import Sampler, draws
+from sorl_trl.rollout.slots.support import base_model, check_generation_config, check_model
+
+logger = logging.getLogger(__name__)
+
+
+class SlotEngine(Engine):
+    """Generates with a model of transformers in this process, and computes keys and values of each token once.
+
+    A poll is one prefill, of what is new in the contexts that were submitted, and one decode step of all rows that
+    generate. Rows of one poll with the same context share its prefill. A row keeps its slot between its turns; where
+    memory is short, rows wait until others are released, and if all that have slots wait for a reply, one of them
+    gives its slot up and is prefilled anew.
+
+    Turns end, and tokens are sampled, as with `HFGenerator`, but random numbers are each row's own: they come from
+    one seed per rollout, drawn from torch's global generator, and the row. The caller chooses eval mode and gathers
+    sharded parameters. Dropout of a model in training mode acts as it does in `model.generate`.
+
+    Args:
+        model: of transformers, with or without adapters.
+        end: where a turn ends.
+        generation_config: how to sample; what it leaves at None comes from `model.generation_config`.
+        options: memory, size of prefills, log-probabilities.
+
+    Raises:
+        NotServed: The engine would not compute what `model.generate` does. A ValueError that says why.
+    """
+
+    def __init__(
+        self, model: Any, end: TurnEnd, generation_config: GenerationConfig, options: SlotOptions | None = None
+    ) -> None:
+        super().__init__()
+        self._options = options or SlotOptions()
+        self._end = end
+        self._base = base_model(model)
+        check_model(self._base)
+        self._sampler = Sampler(check_generation_config(generation_config, model))
+        self._bytes_per_token = bytes_per_token(model, self._base)
+        self._forward = Forward(model, self._base)
+        self.window = positions_of(self._base)
+        self._rows: list[Row] = []
+        self._waiting: list[Row] = []
+        self._table = SlotTable(0)
+        self._budget = 0
+        self._ended = 0
+
+    def open(self, rows: int) -> None:
+        super().open(rows)
+        base = int(torch.randint(2**62, ())) if self._sampler.is_random else None
+        self._rows = [Row(i, None if base is None else draws(base, i)) for i in range(rows)]
+        self._waiting = []
+        self._ended = 0
+        self._budget = self._options.cache_bytes or free_bytes(self._base.device)
+        self._table = SlotTable(self._budget // self._bytes_per_token)
+        self.prefilled = ()
+
+    def close(self) -> None:
+        self._rows, self._waiting = [], []
+        self._table = SlotTable(0)
+
+    def submit(self, row: int, context_ids: Sequence[int], limit: int) -> None:
+        """See `Engine`. Raises ValueError too for a row that it was not opened for, and for what can never fit."""
+        if not 0 <= row < len(self._rows):
+            raise ValueError(f"row={row} is none of the {len(self._rows)} that the engine was opened for")
+        each = self._rows[row]
+        check_submission(row, context_ids, limit, each.busy)
+        self._check_size(row, len(context_ids), limit)
+        each.begin(context_ids, limit)
+        self._waiting.append(each)
+
+    def _check_size(self, row: int, context: int, limit: int) -> None:
+        if self.window is not None and context + limit > self.window:
+            raise ValueError(
+                f"row {row} has a context of {context} tokens and limit={limit}: "
+                f"the model has {self.window} positions for both"
+            )
+        if (tokens := context + limit - 1) > self._table.most_tokens:
+            raise ValueError(
+                f"row {row} needs a cache of {tokens} tokens of {self._bytes_per_token} bytes, but cache_bytes="
+                f"{self._budget} has room for {self._table.most_tokens}: not even one row fits"
+            )
+
+    def poll(self) -> list[tuple[int, Generation]]:
+        ended: list[tuple[int, Generation]] = []
+        with torch.no_grad():
+            started = self._admit()
+            self.prefilled = sorted(row.index for row in started)
+            if started:
+                ended += self._prefill(started)
+            if self._table.decoding:
+                ended += self._decode()
+        return sorted(ended, key=lambda each: each[0])
+
+    def release(self, row: int) -> None:
+        each = self._rows[row]
+        if each in self._waiting:
+            self._waiting.remove(each)
+        elif each.busy:
+            self._table.park(each)
+        self._table.give_up(each)
+        each.busy = False
+
+    @property
+    def idle(self) -> bool:
+        return not self._waiting and not self._table.decoding
+
+    def _admit(self) -> list[Row]:
+        """Give slots to waiting rows, those first that have one, as far as there is room; one in any case."""
+        if not self._waiting:
+            return []
+        table, started = self._table, list[Row]()
+        extent = table.extent()
+        for row in sorted(self._waiting, key=lambda row: row.slot is None):
+            grown = table.extent_with(row, extent)
+            if not table.has_room(grown):
+                if started or table.decoding:
+                    continue
+                self._evict_for(row)
+                grown = table.extent_with(row, table.extent())
+            extent = grown
+            table.place(row)
+            started.append(row)
+        chosen = set(started)
+        self._waiting = [row for row in self._waiting if row not in chosen]
+        if self._waiting:
+            _say_held_back(len(self._rows), len(table.placed()), self._bytes_per_token, self._budget)
+        return started
+
+    def _evict_for(self, row: Row) -> None:
+        """Nobody generates, so nobody will make room: take slots from those whose reply has the longest to come."""
+        table = self._table
+        for other in sorted(table.placed(), key=lambda each: -each.parked_at):
+            if other is not row and not table.has_room(table.extent_with(row, table.extent())):
+                table.give_up(other)
+
+    def _prefill(self, started: list[Row]) -> list[tuple[int, Generation]]:
+        """Read what is new, sample the first token of each, and let the rows decode."""
+        table = self._table
+        for row in started:
+            table.truncate(row, row.known())
+        stage = plan(started, self._options.prefill_tokens)
+        table.make_room(max(len(row.context) for row in started))
+        for slot, row in enumerate(stage.rows, start=table.decoding):
+            table.move(row, slot)
+        logits = torch.cat([self._read(batch) for batch in stage.batches])
+        for row, twins in stage.twins:
+            assert row.slot is not None
+            table.cache.copy(row.slot, [twin.slot for twin in twins if twin.slot is not None], len(row.cached))
+            for twin in twins:
+                twin.cached = list(row.cached)
+        table.decoding += len(started)
+        return self._take(stage.rows, logits[torch.tensor(stage.sources, device=logits.device)])
+
+    def _read(self, batch: Sequence[Row]) -> torch.Tensor:
+        """Put what is new of rows in neighbouring slots through the model; one long row alone in parts."""
+        logits = None
+        size = self._options.prefill_tokens if len(batch) == 1 else max(len(row.context) for row in batch)
+        assert batch[0].slot is not None
+        while new := [row.context[len(row.cached) : len(row.cached) + size] for row in batch]:
+            if not new[0]:
+                break
+            logits = self._forward.prefill(self._table.cache, batch[0].slot, new, [len(row.cached) for row in batch])
+            for row, ids in zip(batch, new, strict=True):
+                row.cached.extend(ids)
+                self.work.prefilled_tokens += len(ids)
+        assert logits is not None
+        return logits
+
+    def _decode(self) -> list[tuple[int, Generation]]:
+        rows = self._table.decoding_rows()
+        lengths = [len(row.cached) for row in rows]
+        self._table.make_room(max(lengths) + 1)
+        last = [row.sampled[-1] for row in rows]
+        logits = self._forward.decode(self._table.cache, last, lengths)
+        for row, token in zip(rows, last, strict=True):
+            row.cached.append(token)
+        self.work.steps += 1
+        self.work.row_steps += len(rows)
+        return self._take(rows, logits)
+
+    def _take(self, rows: Sequence[Row], logits: torch.Tensor) -> list[tuple[int, Generation]]:
+        """Sample a token for each row, and park those whose turn it ends."""
+        uniforms = [next(row.draws) for row in rows if row.draws is not None]
+        tokens, logprobs = self._sampler.choose(logits, uniforms, self._options.logprobs)
+        for row, token in zip(rows, tokens, strict=True):
+            row.sampled.append(token)
+        for row, logprob in zip(rows, logprobs, strict=False):
+            row.logprobs.append(logprob)
+        ended = []
+        for row, stopped in zip(rows, self._end.reached([row.sampled for row in rows]), strict=True):
+            if stopped or len(row.sampled) >= row.limit:
+                self._ended += 1
+                row.parked_at = self._ended
+                self._table.park(row)
+                ended.append((row.index, row.generation(stopped, self._options.logprobs)))
+        return ended
+
+
+@cache
+def _say_held_back(rows: int, at_once: int, bytes_per_token: int, budget: int) -> None:
+    """Say it once for the same numbers."""
+    logger.warning(
+        "%d of %d rows generate at once, the others wait: a token takes %d bytes, and %.2f GiB are for keys and "
+        "values. `cache_bytes` sets how much.",
+        *(at_once, rows, bytes_per_token, budget / 2**30),
+    )

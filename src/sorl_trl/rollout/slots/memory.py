@@ -1,0 +1,31 @@
+"""How many tokens of keys and values there is room for."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+# The rest is for what a forward needs (activations, logits) and for buffers while they grow.
+_SHARE = {"cuda": 0.6, "cpu": 0.5}
+
+
+def free_bytes(device: torch.device) -> int:
+    """A part of the memory that is free now on the device, or in this machine, shared with the other local ranks."""
+    if device.type == "cuda":
+        unclaimed, _ = torch.cuda.mem_get_info(device)
+        reserved = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int((unclaimed + reserved) * _SHARE["cuda"])
+    ranks = max(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1)
+    return int(_available_ram() * _SHARE["cpu"]) // ranks
+
+
+def _available_ram() -> int:
+    """What Linux says is available; elsewhere half of what the machine has."""
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2

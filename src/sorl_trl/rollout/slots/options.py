@@ -1,0 +1,20 @@
+"""What a caller may choose about slots."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from sorl_trl.checks import POSITIVE_COUNT, Checked
+
+
+@dataclass(frozen=True)
+class SlotOptions(Checked):
+    """What slots may take, and what they report. Raises ValueError for a value out of range."""
+
+    cache_bytes: Annotated[int, POSITIVE_COUNT] | None = None
+    """The most that keys and values may take. By default a part of the memory that is free when a rollout begins."""
+    prefill_tokens: Annotated[int, POSITIVE_COUNT] = 2048
+    """Tokens of contexts, padding included, that go through the model at once. Ours: bounds what attention takes."""
+    logprobs: bool = False
+    """Report log-probabilities of the distribution that sampled. Off, for a trainer recomputes those that it needs."""

@@ -1,0 +1,56 @@
+"""In which order, and how many at a time, contexts are put through the model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sorl_trl.rollout.slots.rows import Row
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The prefill of one poll."""
+
+    batches: list[list[Row]]
+    """The rows that are read, together with those of about the same length."""
+    twins: list[tuple[Row, list[Row]]]
+    """Rows that are read, each with those that have the same context and get a copy."""
+    rows: list[Row]
+    """All, in the order of their slots: first those that are read, as in `batches`, then the copies."""
+    sources: list[int]
+    """For each of `rows`, which of those that are read has its logits."""
+
+
+def plan(started: Sequence[Row], most_tokens: int) -> Stage:
+    """Have rows with nothing cached and the same context read once; put rows of about the same length together.
+
+    A batch has at most `most_tokens` tokens, padding included, or is one row.
+    """
+    readers: list[Row] = []
+    twins: dict[tuple[int, ...], list[Row]] = {}
+    for row in sorted(started, key=lambda row: (len(row.context) - len(row.cached), row.index)):
+        if row.cached:
+            readers.append(row)
+        elif row.context in twins:
+            twins[row.context].append(row)
+        else:
+            twins[row.context] = []
+            readers.append(row)
+    copied = [(row, twins[row.context]) for row in readers if not row.cached and twins[row.context]]
+    place = {id(row): i for i, row in enumerate(readers)}
+    sources = [*range(len(readers)), *(place[id(row)] for row, others in copied for _ in others)]
+    rows = [*readers, *(other for _, others in copied for other in others)]
+    return Stage(_batches(readers, most_tokens), copied, rows, sources)
+
+
+def _batches(rows: Sequence[Row], most_tokens: int) -> list[list[Row]]:
+    """Rows come shortest first, so that the last of a batch says how wide it is."""
+    batches: list[list[Row]] = []
+    for row in rows:
+        width = len(row.context) - len(row.cached)
+        if batches and (len(batches[-1]) + 1) * width <= most_tokens:
+            batches[-1].append(row)
+        else:
+            batches.append([row])
+    return batches

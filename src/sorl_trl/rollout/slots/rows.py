@@ -1,0 +1,144 @@
+"""The rows of a rollout, and which of them stands in which slot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from sorl_trl.rollout.generation import Generation
+from sorl_trl.rollout.slots.cache import SlotCache
+
+_STEP = 64  # capacities are multiples of it
+_GROWTH = 1.5
+
+
+@dataclass(eq=False)
+class Row:
+    """One row: what it has in its slot, and the turn that it generates or waits to."""
+
+    index: int
+    draws: Iterator[float] | None
+    cached: list[int] = field(default_factory=list)
+    """The ids whose keys and values are in the slot."""
+    slot: int | None = None
+    context: tuple[int, ...] = ()
+    limit: int = 0
+    sampled: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    busy: bool = False
+    """Generating, or waiting to."""
+    parked_at: int = 0
+    """Which of all turns that have ended its last one was."""
+
+    def begin(self, context: Sequence[int], limit: int) -> None:
+        self.context, self.limit, self.busy = tuple(context), limit, True
+        self.sampled, self.logprobs = [], []
+
+    def known(self) -> int:
+        """Tokens at the front of the context that are in the slot; the last one is computed again in any case."""
+        most = min(len(self.cached), len(self.context) - 1)
+        if tuple(self.cached[:most]) == self.context[:most]:
+            return most
+        return next(i for i in range(most) if self.cached[i] != self.context[i])
+
+    @property
+    def reach(self) -> int:
+        """Positions that it takes at the most until its turn has ended; the last token is not read in it."""
+        return max(len(self.context) + self.limit - 1 if self.busy else 0, len(self.cached))
+
+    def generation(self, stopped: bool, with_logprobs: bool) -> Generation:
+        return Generation(tuple(self.sampled), tuple(self.logprobs) if with_logprobs else None, stopped)
+
+
+class SlotTable:
+    """Places rows: those that decode stand in the first slots, `decoding` of them. Grows the cache as rows need it.
+
+    `most_tokens` is the room of all slots together.
+    """
+
+    def __init__(self, most_tokens: int) -> None:
+        self.most_tokens = most_tokens
+        self.cache = SlotCache(0, 0)
+        self.decoding = 0
+        self._rows: list[Row | None] = []
+
+    def decoding_rows(self) -> list[Row]:
+        return [row for row in self._rows[: self.decoding] if row is not None]
+
+    def placed(self) -> list[Row]:
+        return [row for row in self._rows if row is not None]
+
+    def extent(self) -> tuple[int, int]:
+        """The rows that have a slot, and the positions that the longest of them takes at the most."""
+        placed = self.placed()
+        return len(placed), max((row.reach for row in placed), default=0)
+
+    def extent_with(self, row: Row, extent: tuple[int, int]) -> tuple[int, int]:
+        """The same with one row more, which may have a slot already."""
+        return extent[0] + (row.slot is None), max(extent[1], row.reach)
+
+    def has_room(self, extent: tuple[int, int]) -> bool:
+        return extent[0] * extent[1] <= self.most_tokens
+
+    def place(self, row: Row) -> None:
+        """Give the row a slot."""
+        if row.slot is None:
+            if None not in self._rows:
+                self._rows.append(None)
+            row.slot = self._rows.index(None)
+            self._rows[row.slot] = row
+
+    def make_room(self, needed: int) -> None:
+        """Have `needed` positions in each slot, and the cache no larger than allowed."""
+        occupied = len(self.placed())
+        capacity = self.cache.capacity
+        if needed > capacity:
+            roomy = -(-max(needed, int(capacity * _GROWTH)) // _STEP) * _STEP
+            capacity = max(needed, roomy)
+        capacity = max(needed, min(capacity, self.most_tokens // occupied))
+        slots = max(len(self._rows), self.cache.slots)
+        if slots * capacity > self.most_tokens:
+            self._compact()
+            slots = len(self._rows)
+        if (slots, capacity) != (self.cache.slots, self.cache.capacity):
+            self.cache.resize(slots, capacity)
+
+    def _compact(self) -> None:
+        """Leave no slot empty."""
+        while None in self._rows:
+            last = self._rows[-1]
+            if last is not None:
+                self.move(last, self._rows.index(None))
+            self._rows.pop()
+
+    def move(self, row: Row, slot: int) -> None:
+        """Put the row into a slot; who stands there changes places with it."""
+        if row.slot is None or row.slot == slot:
+            return
+        other = self._rows[slot]
+        length = max(len(row.cached), len(other.cached) if other else 0)
+        if length:
+            self.cache.swap(row.slot, slot, length)
+        self._rows[row.slot], self._rows[slot] = other, row
+        if other is not None:
+            other.slot = row.slot
+        row.slot = slot
+
+    def truncate(self, row: Row, length: int) -> None:
+        """Forget what the row has in its slot from `length` on."""
+        if row.slot is not None:
+            self.cache.clear(row.slot, length, len(row.cached))
+        del row.cached[length:]
+
+    def park(self, row: Row) -> None:
+        """Take a row out of the decoding ones; it keeps its slot."""
+        self.decoding -= 1
+        self.move(row, self.decoding)
+        row.busy = False
+
+    def give_up(self, row: Row) -> None:
+        """Take a row that does not decode out of its slot."""
+        self.truncate(row, 0)
+        if row.slot is not None:
+            self._rows[row.slot] = None
+            row.slot = None

@@ -1,0 +1,86 @@
+"""The next token of many rows at once, each with random numbers of its own."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import (
+    GenerationConfig,
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    PreTrainedModel,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+_BLOCK = 64  # random numbers drawn at a time
+_BELOW_ONE = 1 - 2**-32  # so that no rounding puts a draw behind the last token
+
+
+def resolved(generation_config: GenerationConfig, model: PreTrainedModel) -> GenerationConfig:
+    """As `generate` reads it: what is None comes from `model.generation_config`, and then from the global defaults."""
+    config: Any = copy.deepcopy(generation_config)
+    config.update(**model.generation_config.to_dict(), defaults_only=True, allow_custom_entries=True)
+    config.update(**GenerationConfig._get_default_generation_params(), defaults_only=True)
+    filled: GenerationConfig = config
+    return filled
+
+
+def draws(base: int, row: int) -> Iterator[float]:
+    """Uniform numbers in [0, 1) for one row, endless, the same for the same base and row.
+
+    NumPy's, because `torch.Generator` keeps 32 bits of its seed: rows of different rollouts would meet.
+    """
+    generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence((base, row))))
+    while True:
+        yield from generator.random(_BLOCK).tolist()
+
+
+class Sampler:
+    """Chooses tokens as `generate` would: temperature, top-k, top-p and min-p in its order, or the likeliest.
+
+    `is_random` says whether it needs random numbers. Of greedy decoding the log-probabilities are those of the plain
+    softmax; otherwise they are those of the distribution that sampled.
+    """
+
+    def __init__(self, config: GenerationConfig) -> None:
+        self.is_random = bool(config.do_sample)
+        self._processors: Any = LogitsProcessorList()
+        if not self.is_random:
+            return
+        if config.temperature is not None and config.temperature != 1.0:
+            self._processors.append(TemperatureLogitsWarper(config.temperature))
+        if config.top_k:
+            self._processors.append(TopKLogitsWarper(config.top_k))
+        if config.top_p is not None and config.top_p < 1.0:
+            self._processors.append(TopPLogitsWarper(config.top_p))
+        if config.min_p is not None:
+            self._processors.append(MinPLogitsWarper(config.min_p))
+
+    def choose(
+        self, logits: torch.Tensor, uniforms: Sequence[float], with_logprobs: bool
+    ) -> tuple[list[int], list[float]]:
+        """One token per row of `logits` (B, V), and its log-probability if asked for.
+
+        `uniforms` holds a number per row, or nothing where the likeliest is chosen.
+        """
+        # None of these reads the ids that they are given.
+        scores: torch.Tensor = self._processors(None, logits.float())
+        if self.is_random:
+            chosen = _at(torch.tensor(uniforms, dtype=torch.float64), scores)
+        else:
+            chosen = scores.argmax(-1, keepdim=True)
+        logprobs = torch.log_softmax(scores, -1).gather(1, chosen)[:, 0].tolist() if with_logprobs else []
+        return chosen[:, 0].tolist(), logprobs
+
+
+def _at(uniforms: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    """The tokens at these points of the cumulative distributions; never one without probability."""
+    cumulative = torch.softmax(scores, -1).cumsum(-1, dtype=torch.float64)
+    points = uniforms.to(scores.device)[:, None] * _BELOW_ONE * cumulative[:, -1:]
+    return torch.searchsorted(cumulative, points, right=True)

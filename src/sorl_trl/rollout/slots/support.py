@@ -1,0 +1,94 @@
+"""Which models slots serve exactly; for any other, why not."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+from transformers import DynamicCache, GenerationConfig, GenerationMixin, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
+
+from sorl_trl.rollout.slots.sampling import resolved
+
+_ATTENTION = ("eager", "sdpa")
+# Others compute the frequencies anew from the longest row of a batch: what is cached would not fit them.
+_ROTARY = ("default", "linear", "llama3", "yarn")
+_TAKEN = ("attention_mask", "past_key_values", "position_ids", "use_cache")
+_GENERATION_METHODS = ("generate", "prepare_inputs_for_generation", "_sample", "_get_logits_processor")
+# Served, set by the engine, or without a say in which token comes next.
+_SERVED_OPTIONS = {
+    *("do_sample", "temperature", "top_k", "top_p", "min_p"),
+    *("max_length", "max_new_tokens", "bos_token_id", "eos_token_id", "pad_token_id", "return_dict_in_generate"),
+    *("output_attentions", "output_hidden_states", "output_logits", "output_scores"),
+    *("compile_config", "disable_compile", "continuous_batching_config", "transformers_version"),
+}
+_CACHES = (None, "dynamic", "hybrid")  # a dynamic cache holds what ours does, and "hybrid" is read as one
+
+
+class NotServed(ValueError):
+    """The slot engine would not compute what `model.generate` does; the message is the reason."""
+
+
+def base_model(model: Any) -> PreTrainedModel:
+    """The model of transformers within adapters. Raises NotServed where there is none, or it would not be all."""
+    peft_config = getattr(model, "active_peft_config", None) if hasattr(model, "get_base_model") else None
+    if peft_config is not None:
+        if peft_config.is_prompt_learning:
+            raise NotServed(f"the adapter ({type(peft_config).__name__}) puts virtual tokens in front of the context")
+        model = model.get_base_model()
+    if not isinstance(model, PreTrainedModel):
+        raise NotServed(f"{type(model).__name__} is no `PreTrainedModel`")
+    return model
+
+
+def check_model(base: PreTrainedModel) -> None:
+    """Raise NotServed where class or config say that slots would be wrong."""
+    for reason in _model_reasons(base):
+        raise NotServed(reason)
+
+
+def _model_reasons(base: PreTrainedModel) -> Iterator[str]:
+    name, config = type(base).__name__, base.config.get_text_config(decoder=True)
+    if base.config.is_encoder_decoder:
+        yield f"{name} has an encoder"
+    missing = [each for each in _TAKEN if each not in inspect.signature(type(base).forward).parameters]
+    if missing:
+        yield f"the forward of {name} does not take {', '.join(missing)}"
+    for method in _GENERATION_METHODS:
+        if getattr(type(base), method, None) is not getattr(GenerationMixin, method) or method in vars(base):
+            yield f"{name} has a `{method}` of its own"
+    if config._attn_implementation not in _ATTENTION:
+        yield f"attn_implementation={config._attn_implementation!r} is none of {', '.join(_ATTENTION)}"
+    if len(set(getattr(base, "hf_device_map", {}).values())) > 1:
+        yield f"{name} is spread over several devices"
+    yield from _layer_reasons(config)
+    yield from _position_reasons(config)
+
+
+def _layer_reasons(config: Any) -> Iterator[str]:
+    """By the cache that `generate` would build: sliding windows, chunks, linear attention and states are others."""
+    if not getattr(config, "is_causal", True):
+        yield "its attention is not causal"
+    others = sorted({type(layer).__name__ for layer in DynamicCache(config=config).layers} - {DynamicLayer.__name__})
+    if others:
+        yield f"it has layers that do not attend to the whole context ({', '.join(others)})"
+
+
+def _position_reasons(config: Any) -> Iterator[str]:
+    rotary = getattr(config, "rope_parameters", None) or {}
+    for parameters in [rotary, *(each for each in rotary.values() if isinstance(each, dict))]:
+        if (kind := parameters.get("rope_type", "default")) not in _ROTARY:
+            yield f"its rotary positions ({kind}) depend on the longest context of a batch"
+        if "mrope_section" in parameters:
+            yield "its positions have several dimensions"
+
+
+def check_generation_config(generation_config: GenerationConfig, model: Any) -> GenerationConfig:
+    """The config as `generate` would read it. Raises NotServed for an option that slots do not know."""
+    config, defaults = resolved(generation_config, model), GenerationConfig._get_default_generation_params()
+    for name, value in vars(config).items():
+        known = name.startswith("_") or name in _SERVED_OPTIONS or value in (None, defaults.get(name))
+        if not known and not (name == "cache_implementation" and value in _CACHES):
+            raise NotServed(f"generation_config.{name}={value!r} needs `model.generate`")
+    return config
