@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import Any, ParamSpec, TypeVar
 
 import torch
 
 from sorl_trl.rollout import Engine, EngineOptions, Generation
 from sorl_trl.trainers.agents.policy_engine import policy_engine
-from sorl_trl.trainers.agents.vllm import awake
 
 TRL = "trl"
 Parameters = ParamSpec("Parameters")
@@ -78,7 +77,7 @@ class ToolEngine:
         trainer = self._trainer
         if trainer.use_vllm:
             self._wake(trainer)
-        elif own_engine(trainer):
+        elif _own_engine(trainer):
             options = EngineOptions(rollout_engine=trainer.args.tool_engine)
             of_tools = torch.is_grad_enabled()
             self._engine, self._any_active = self._stack.enter_context(policy_engine(trainer, (), options))
@@ -93,7 +92,7 @@ class ToolEngine:
             if trainer.state.global_step != trainer._last_loaded_step:  # as TRL does it: else it would do so again
                 vllm.sync_weights()
                 trainer._last_loaded_step = trainer.state.global_step
-            self._stack.enter_context(awake(vllm))
+            self._stack.enter_context(_awake(vllm))
 
     def _close(self) -> None:
         self._is_open, self._engine, self._any_active = False, None, bool
@@ -144,7 +143,25 @@ class ToolEngine:
         return min(int(room), engine.window - length)
 
 
-def own_engine(trainer: Any) -> bool:
+@contextmanager
+def _awake(vllm: Any) -> Iterator[None]:
+    """Keep a colocated engine awake, where TRL's `generate` would put it to sleep after every call.
+
+    Each call would then wake it, send it all weights again and forget what it has cached of the turns before.
+    """
+    if vllm._llm_weights_sleeping:
+        vllm.sync_weights()
+    vllm.llm.wake_up(tags=["kv_cache"])
+    vllm.enable_sleep_mode = False  # what TRL's `generate` asks, before it wakes the engine and after it has sampled
+    try:
+        yield
+    finally:
+        vllm.enable_sleep_mode = True
+        vllm.llm.sleep(level=2)
+        vllm._llm_weights_sleeping = True
+
+
+def _own_engine(trainer: Any) -> bool:
     """Whether TRL's tool loop generates with an engine of ours."""
     args = trainer.args
     others = args.use_vllm or args.use_transformers_continuous_batching or trainer._is_vlm

@@ -156,10 +156,11 @@ SET_BY_ROLLOUT: Mapping[str, tuple[str, ...]] = {
     ),
     "vllm": (
         *("max_tokens", "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "detokenize", "n"),
-        *("logprobs", "prompt_logprobs", "truncate_prompt_tokens"),
+        *("logprobs", "prompt_logprobs", "truncate_prompt_tokens", "skip_special_tokens", "output_kind", "stream"),
+        "seed",
     ),
 }
-"""Engine -> keys of `generation_kwargs` that `SearchRollout` sets itself: where a turn ends, what comes back."""
+"""Engine -> keys of `generation_kwargs` that `SearchRollout` sets itself: where a turn ends, what comes back, seed."""
 
 
 def idle_options(
@@ -226,7 +227,8 @@ def search_rollout_problems(config: Any, tools: Any = None, environment_factory:
     yield from _generation_problems(
         config,
         "`SearchRollout` says itself where a turn ends (stop strings of its protocol, end-of-sequence tokens of model "
-        "and tokenizer, `RolloutLimits`) and what comes back. Remove it.",
+        "and tokenizer, `RolloutLimits`), what comes back, and with which seed each turn is sampled (`seed` of the "
+        "trainer). Remove it.",
     )
 
 
