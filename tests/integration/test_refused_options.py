@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import LlamaForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
 from sorl_trl import AgentRollout, SearchRollout, SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
-from sorl_trl.rollout import Collector, EngineOptions, SearchResponder
+from sorl_trl.rollout import Collector, EngineOptions, HFGenerator, SearchResponder
 from sorl_trl.sandbox import PROTOCOL
 from sorl_trl.search import NoSearch
 from sorl_trl.trainers.checked_options import warn_of_idle_options
@@ -305,10 +304,8 @@ def test_the_engine_is_the_one_named(tmp_path: Path, engine: str, monkeypatch: p
     trainer.rollout_func = checked_rollout(
         SearchRollout(NoSearch(), PROTOCOL, LIMITS, engine=EngineOptions(rollout_engine=engine))
     )
-    generate = LlamaForCausalLM.generate
-    monkeypatch.setattr(
-        LlamaForCausalLM, "generate", lambda *args, **options: calls.append(args) or generate(*args, **options)
-    )
+    generate = HFGenerator.generate
+    monkeypatch.setattr(HFGenerator, "generate", lambda *args: calls.append(args) or generate(*args))
     trainer.train()
     assert bool(calls) == (engine == "lockstep")
 
