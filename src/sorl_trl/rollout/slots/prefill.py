@@ -14,8 +14,8 @@ class Stage:
 
     batches: list[list[Row]]
     """The rows that are read, together with those of about the same length."""
-    twins: list[tuple[Row, list[Row]]]
-    """Rows that are read, each with those that have the same context and get a copy."""
+    twins: list[tuple[Row, Row]]
+    """Rows that are read, with those that have the same context and get a copy."""
     rows: list[Row]
     """All, in the order of their slots: first those that are read, as in `batches`, then the copies."""
     sources: list[int]
@@ -37,11 +37,13 @@ def plan(started: Sequence[Row], most_tokens: int) -> Stage:
         else:
             twins[row.context] = []
             readers.append(row)
-    copied = [(row, twins[row.context]) for row in readers if not row.cached and twins[row.context]]
-    place = {id(row): i for i, row in enumerate(readers)}
-    sources = [*range(len(readers)), *(place[id(row)] for row, others in copied for _ in others)]
-    rows = [*readers, *(other for _, others in copied for other in others)]
-    return Stage(_batches(readers, most_tokens), copied, rows, sources)
+    pairs = [(i, twin) for i, row in enumerate(readers) if not row.cached for twin in twins[row.context]]
+    return Stage(
+        batches=_batches(readers, most_tokens),
+        twins=[(readers[i], twin) for i, twin in pairs],
+        rows=[*readers, *(twin for _, twin in pairs)],
+        sources=[*range(len(readers)), *(i for i, _ in pairs)],
+    )
 
 
 def _batches(rows: Sequence[Row], most_tokens: int) -> list[list[Row]]:
