@@ -159,13 +159,12 @@ class SlotEngine(Engine):
         for row in started:
             table.truncate(row, row.known())
         stage = plan(started, self._options.prefill_tokens)
-        for slot, row in enumerate(stage.rows, start=table.decoding):
-            table.move(row, slot)
+        table.line_up([*stage.batches, [twin for _, twin in stage.twins]])
         table.make_room(max(len(row.context) for row in started))
         logits = torch.cat([self._read(batch) for batch in stage.batches])
         table.copy(stage.twins)
         table.decoding += len(started)
-        return self._take(stage.rows, logits[torch.tensor(stage.sources, device=logits.device)])
+        return self._take(stage.rows(), logits[torch.tensor(stage.sources(), device=logits.device)])
 
     def _read(self, batch: Sequence[Row]) -> torch.Tensor:
         """Put what is new of rows in neighbouring slots through the model; one long row alone in parts."""

@@ -124,6 +124,18 @@ class SlotTable:
             other.slot = row.slot
         row.slot = slot
 
+    def line_up(self, batches: Sequence[list[Row]]) -> None:
+        """Have batches stand one after the other behind the rows that decode, each in whatever order moves least."""
+        first = self.decoding
+        for batch in batches:
+            places = set(range(first, first + len(batch)))
+            free = iter(sorted(places - {row.slot for row in batch}))
+            for row in batch:
+                if row.slot not in places:
+                    self.move(row, next(free))
+            batch.sort(key=lambda row: row.slot or 0)
+            first += len(batch)
+
     def _settle(self, slots: int, capacity: int) -> None:
         """Have keys and values lie where their rows stand, and zeros elsewhere; with all moves at once."""
         cache = self.cache
