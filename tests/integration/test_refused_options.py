@@ -8,12 +8,33 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import LlamaForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
-from sorl_trl import SearchRollout, SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
+from sorl_trl import AgentRollout, SearchRollout, SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
+from sorl_trl.rollout import Collector, EngineOptions, SearchResponder
+from sorl_trl.sandbox import PROTOCOL
 from sorl_trl.search import NoSearch
-from sorl_trl.trainers.checks.options import IDLE, SET_BY_ROLLOUT, idle_options, search_rollout_problems
-from tests.agents import agent_policy, build_agent, native_agent, questions, recorded_policy, turns_reward
+from sorl_trl.trainers.checked_options import warn_of_idle_options
+from sorl_trl.trainers.checks.options import (
+    IDLE,
+    OF_TOOLS,
+    SET_BY_ROLLOUT,
+    engine_problems,
+    idle_options,
+    search_rollout_problems,
+    tool_engine_problems,
+)
+from sorl_trl.trainers.turns.spans import checked_rollout
+from tests.agents import (
+    LIMITS,
+    agent_policy,
+    build_agent,
+    native_agent,
+    questions,
+    recorded_policy,
+    turns_reward,
+)
 from tests.training import settings
 from tests.trajectories import FixedRollout, parity_reward, prompts
 
@@ -67,12 +88,17 @@ IDLE_VALUES: dict[str, Any] = {
     "train_sampling_strategy": "sequential",
     "length_column_name": "size",
     "max_tool_calling_iterations": 3,
+    "tool_concurrency": 4,
+    "tool_timeout_s": 5.0,
+    "tool_engine": "auto",
 }
 """Option -> a value; under the settings of the tests it is read nowhere."""
 IDLE_ELSEWHERE: list[tuple[str, dict[str, Any]]] = [
     ("cache_implementation", {"use_vllm": True, "cache_implementation": "static"}),
     ("cache_implementation", {"use_transformers_continuous_batching": True, "cache_implementation": "static"}),
     ("use_transformers_continuous_batching", {"use_vllm": True, "use_transformers_continuous_batching": True}),
+    ("tool_engine", {"use_vllm": True, "tool_engine": "auto"}),
+    ("tool_engine", {"use_transformers_continuous_batching": True, "tool_engine": "auto"}),
     ("delta", {"delta": 2.0, "loss_type": "sapo"}),
     ("turn_boundary_tags", {"turn_boundary_tags": ["</tool_call>"]}),
     ("ctn_coef", {"ctn_coef": 9.0, "clip_normalization": "none"}),
@@ -208,9 +234,30 @@ def test_what_is_read_nowhere_beside_others(tmp_path: Path, option: str, overrid
     assert option in [problem.option for problem in idle_options(config(tmp_path, **overrides))]
 
 
+def test_a_policy_that_reads_images_is_called_tools_as_trl_calls_them(tmp_path: Path, caplog: Any) -> None:
+    chosen = config(tmp_path, tool_concurrency=2, tool_timeout_s=1.0, tool_engine="slots")
+    assert not [*idle_options(chosen)]
+    with caplog.at_level(logging.WARNING):
+        warn_of_idle_options(chosen, has_tools=True, is_vlm=True, has_rollout=False)
+    said = [record.message for record in caplog.records]
+    for name, text in zip(["tool_concurrency", "tool_timeout_s", "tool_engine"], said, strict=True):
+        assert f"`{name}`" in text and "has no effect: the policy reads images" in text
+
+
+def test_the_engine_of_tools_says_itself_where_a_turn_ends(tmp_path: Path) -> None:
+    ends = {"generation_kwargs": {"max_new_tokens": 5, "top_k": 3}}
+    chosen = SOGRPOConfig(**settings(tmp_path, tool_engine="auto", **ends))
+    with pytest.raises(ValueError, match="has 'max_new_tokens': 5, but `tool_engine='auto'` says itself"):
+        SOGRPOTrainer("/no/model", parity_reward, chosen, questions(), tools=[turns_reward])
+    (idle,) = idle_options(config(tmp_path, tool_engine="auto"), has_rollout=True)
+    assert idle.what == "`tool_engine` is 'auto', but has no effect: the `rollout_func` generates."
+    for other in ({"tool_engine": "trl"}, {"tool_engine": "auto", "use_vllm": True}):
+        assert not [*tool_engine_problems(config(tmp_path, **ends, **other))]
+
+
 def test_every_rule_is_tried() -> None:
     tried = {*IDLE_VALUES, *(option for option, _ in IDLE_ELSEWHERE)}
-    assert {name for row in IDLE for name in row.options} | {"max_tool_calling_iterations"} == tried
+    assert {name for row in IDLE for name in row.options} | set(OF_TOOLS) == tried
     fields = {each.name for each in dataclasses.fields(SOGRPOConfig)}
     assert tried <= fields
 
@@ -219,3 +266,59 @@ def test_the_trainer_says_it_when_it_is_built(tmp_path: Path, caplog: pytest.Log
     with caplog.at_level(logging.WARNING):
         build_agent(tmp_path, NoSearch(), model=agent_policy(), sapo_temperature_neg=2.0)
     assert caplog.text.count("`sapo_temperature_neg` is 2.0, but has no effect: they are for") == 1
+
+
+@pytest.mark.parametrize(
+    ("engine", "options", "said"),
+    [
+        ({"rollout_engine": "slots"}, {"use_vllm": True}, "`rollout_engine` is 'slots', but with `use_vllm`"),
+        (
+            {"rejoin_after": 2},
+            {"use_vllm": True, "vllm_mode": "server"},
+            "`rejoin_after` is 2, but has no effect with a vLLM server",
+        ),
+        (
+            {"rejoin_after": 2, "rollout_engine": "lockstep"},
+            {},
+            "`rejoin_after` is 2, but has no effect with `rollout_engine='lockstep'`",
+        ),
+    ],
+)
+def test_options_of_the_engine_without_effect(
+    tmp_path: Path, engine: dict[str, Any], options: dict[str, Any], said: str
+) -> None:
+    rollout = SearchRollout(NoSearch(), engine=EngineOptions(**engine))
+    with pytest.raises(ValueError, match=said):
+        SOGRPOTrainer("no/such-model", turns_reward, config(tmp_path, **options), questions(), rollout_func=rollout)
+    assert not [*engine_problems(EngineOptions(rejoin_after=2), config(tmp_path, use_vllm=True, vllm_mode="colocate"))]
+
+
+def test_a_responder_says_itself_how_many_threads_it_has() -> None:
+    with pytest.raises(ValueError, match=r"engine\.search_concurrency=2 is for `SearchRollout`: a SearchResponder"):
+        AgentRollout(SearchResponder(NoSearch()), engine=EngineOptions(search_concurrency=2))
+
+
+@pytest.mark.parametrize("engine", ["auto", "slots", "lockstep"])
+def test_the_engine_is_the_one_named(tmp_path: Path, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    trainer = build_agent(tmp_path, NoSearch(), max_steps=1)
+    trainer.rollout_func = checked_rollout(
+        SearchRollout(NoSearch(), PROTOCOL, LIMITS, engine=EngineOptions(rollout_engine=engine))
+    )
+    generate = LlamaForCausalLM.generate
+    monkeypatch.setattr(
+        LlamaForCausalLM, "generate", lambda *args, **options: calls.append(args) or generate(*args, **options)
+    )
+    trainer.train()
+    assert bool(calls) == (engine == "lockstep")
+
+
+def test_options_of_the_engine_reach_the_rollout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    collect = Collector.collect
+    monkeypatch.setattr(Collector, "collect", lambda self, *args: seen.append(self) or collect(self, *args))
+    trainer = build_agent(tmp_path, NoSearch(), max_steps=1)
+    engine = EngineOptions(rejoin_after=1, search_concurrency=1)
+    trainer.rollout_func = checked_rollout(SearchRollout(NoSearch(), PROTOCOL, LIMITS, engine=engine))
+    trainer.train()
+    assert {(each.rejoin_after, each.responder._concurrency) for each in seen} == {(1, 1)}

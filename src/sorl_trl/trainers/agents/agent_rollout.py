@@ -23,6 +23,7 @@ from sorl_trl.rollout import (
     rollout_statistics,
 )
 from sorl_trl.search import SearchBackend
+from sorl_trl.trainers.agents.greetings import Greeter
 from sorl_trl.trainers.agents.policy_engine import collect
 from sorl_trl.trainers.checks.options import check_search_rollout
 from sorl_trl.types import StopReason, Trajectory
@@ -41,8 +42,12 @@ class AgentRollout:
     """A `rollout_func` whose policy acts in an environment between its generations.
 
     Besides TRL's keys it returns, for each trajectory, `env_mask` (1 on the policy's tokens), `turn_ids` (the turn of
-    each token, -1 on the environment's) and `trajectory` (a `sorl_trl.types.Trajectory`, for reward functions).
-    Statistics of every rollout are logged as `rollout/…`.
+    each token, -1 on the environment's) and, for reward functions, `trajectory` (a `sorl_trl.types.Trajectory`) and
+    `environments` (their objects, where the responder has some). Statistics of every rollout are logged as
+    `rollout/…`.
+
+    The responder is given one example per trajectory: its row of the training set. With `trl.GRPOTrainer`, which does
+    not pass it on, that is the `prompt` alone.
 
     A complete trajectory ends in an end-of-sequence token: where the policy did not write it, it is appended as an
     environment token, so that TRL's truncation metrics and `mask_truncated_completions` mean length limits alone. A
@@ -56,6 +61,8 @@ class AgentRollout:
         limits: of one trajectory; `max_trajectory_tokens` must not exceed the trainer's `max_completion_length`,
             which is also its default.
         engine: how turns are generated, and when replies rejoin.
+
+    Raises ValueError for an `engine` with a `search_concurrency` where a responder is given.
     """
 
     def __init__(
@@ -69,21 +76,38 @@ class AgentRollout:
         self.protocol = protocol or TagProtocol()
         self.limits = limits
         self.engine = engine or EngineOptions()
+        if isinstance(responder, Responder) and self.engine.search_concurrency != EngineOptions.search_concurrency:
+            raise ValueError(
+                f"engine.search_concurrency={self.engine.search_concurrency} is for `SearchRollout`: a "
+                f"{type(responder).__name__} says itself how many threads it has"
+            )
 
     def __call__(self, prompts: list[Any], trainer: GRPOTrainer) -> dict[str, Any]:
+        # Trainers of this package have asked this before; `trl.GRPOTrainer` has not.
+        check_search_rollout(self.engine, trainer.args, trainer.tools)
+        # Built anew each time: one rollout may serve several trainers, and it takes milliseconds.
+        collector = self._build_collector(trainer, self._protocol_for(prompts, trainer))
+        examples = getattr(trainer, "rollout_examples", None) or [{"prompt": prompt} for prompt in prompts]
+        greeter = Greeter(trainer._tokenizer, collector.protocol, collector.limits.max_observation_tokens)
+        try:
+            greeted = greeter.add(prompts, collector.responder.greet(examples))
+            trajectories = collect(collector, self._encoded(greeted, trainer), trainer, self.engine, examples)
+        finally:
+            collector.responder.close()
+        statistics = rollout_statistics(trajectories)
+        statistics["neutralized_per_trajectory"] += greeter.neutralized / max(len(trajectories), 1)
+        for name, value in statistics.items():
+            trainer._log_metric(f"rollout/{name}", value)
+        output = rollout_output(trajectories, trainer._tokenizer.eos_token_id)
+        environments = collector.responder.environments
+        return {**output, "environments": [*environments]} if environments else output
+
+    def _encoded(self, prompts: list[Any], trainer: GRPOTrainer) -> list[list[int]]:
         prompt_ids, images, _ = trainer._tokenize_prompts(prompts)
         if images is not None:
             name = type(self).__name__
             raise ValueError(f"`{name}` is for text: the prompts hold images, which the policy would not see.")
-        # Trainers of this package have asked this before; `trl.GRPOTrainer` has not.
-        check_search_rollout(trainer.args, trainer.tools)
-        # Built anew each time: one rollout may serve several trainers, and it takes milliseconds.
-        collector = self._build_collector(trainer, self._protocol_for(prompts, trainer))
-        examples = getattr(trainer, "rollout_examples", None) or [{"prompt": prompt} for prompt in prompts]
-        trajectories = collect(collector, prompt_ids, trainer, self.engine, examples)
-        for name, value in rollout_statistics(trajectories).items():
-            trainer._log_metric(f"rollout/{name}", value)
-        return rollout_output(trajectories, trainer._tokenizer.eos_token_id)
+        return prompt_ids
 
     def _protocol_for(self, prompts: list[Any], trainer: GRPOTrainer) -> TagProtocol:
         """In a conversation, feedback after the policy has ended its message is a message of the chat template."""
