@@ -72,6 +72,7 @@ def build(folder: Path, trainer_class: Any = SOGRPOTrainer, **overrides: Any) ->
         "lr_scheduler_type": "constant",
         "save_strategy": "steps",
         "save_steps": UPDATES,
+        "seed": 7,
     }
     if issubclass(trainer_class, TurnLevelTrainer):
         fields["target_kl"] = 0.0  # or it would not collapse

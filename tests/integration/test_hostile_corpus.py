@@ -156,7 +156,7 @@ def test_a_policy_trains_on_a_hostile_corpus(tmp_path: Path) -> None:
         max_turns=2, max_turn_tokens=6, max_observation_tokens=40, max_trajectory_tokens=100, top_k=1
     )
     trainer = build_agent(
-        tmp_path, index, reward_funcs=[recorded_reward], limits=limits, max_completion_length=100, max_steps=4
+        tmp_path, index, reward_funcs=[recorded_reward], limits=limits, max_completion_length=100, max_steps=4, seed=2
     )
     trainer.train()
     controls = {trainer.processing_class.convert_tokens_to_ids(token) for token in [*TAGS, "<eos>", "<pad>"]}

@@ -162,9 +162,20 @@ def test_feedback_that_nobody_has_to_look_up_is_given_at_once() -> None:
     assert engine.submitted == [(0, 0), (0, 1), (3, 0)]
 
 
+def until_called(search: FakeSearch) -> Any:
+    """Before the fourth poll: the first search, of the turns that ended with the third, is under way."""
+
+    def wait(poll: int) -> None:
+        while poll == 4 and not search.calls:
+            time.sleep(0.001)
+
+    return wait
+
+
 def test_turns_that_end_with_one_poll_share_a_search() -> None:
     search = FakeSearch()
-    engine = Scripted([[SEARCH, SHORT], [SEARCH, SHORT], ["<search> Paris </search>", SHORT]])
+    scripts = [[SEARCH, SHORT], [SEARCH, SHORT], ["<search> Paris </search>", SHORT]]
+    engine = Scripted(scripts, until_called(search))
     collector(search).collect([(1,), (2,), (3,)], engine)
     assert search.calls == [["Paris"], ["capital of France"]]
 
@@ -195,8 +206,8 @@ def turn(row: int, query: str) -> RowTurn:
 
 def test_a_failing_search_masks_its_row_and_no_other() -> None:
     """Row 1 is the first to search."""
-    engine = Scripted([[SEARCH, SHORT], ["<search> Paris </search>"], [LONG]])
     search = FakeSearch([SearchUnavailable("down")])
+    engine = Scripted([[SEARCH, SHORT], ["<search> Paris </search>"], [LONG]], until_called(search))
     trajectories = collector(search).collect([(1,), (2,), (3,)], engine)
     assert [t.stop_reason.value for t in trajectories] == ["answered", "search_unavailable", "answered"]
     assert [any(row.env_mask) for row in assemble(trajectories)] == [True, False, True]
