@@ -21,6 +21,7 @@ class Phase(str, Enum):
     PREFILL = "prefill"
     """Its context goes through the model. Engines that do not tell show it as decoding."""
     DECODE = "decode"
+    """Of an engine that generates in turns, as long as its share of tokens in the longest turn says."""
     SEARCH = "search"
     """The environment answers it, be it a search or another tool."""
 
@@ -84,9 +85,14 @@ class Recorder:
         for row in engine.prefilled:
             self._add(row, Phase.PREFILL, began, now)
             self._generating_since[row] = now
+        longest = max((len(generation.token_ids) for _, generation in ended), default=0)
         for row, generation in ended:
-            self._add(row, Phase.DECODE, self._generating_since.pop(row, now), now)
-            self.timeline.sampled_tokens += len(generation.token_ids)
+            size = len(generation.token_ids)
+            start = self._generating_since.pop(row, now)
+            # One poll for turns of any length: a row that ended its own waited for the others in steps of that poll.
+            share = size / longest if engine.in_turns else 1.0
+            self._add(row, Phase.DECODE, start, start + share * (now - start))
+            self.timeline.sampled_tokens += size
         return ended
 
     def asked(self, row: int, reply: Future[Any]) -> None:

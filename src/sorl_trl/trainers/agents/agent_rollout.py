@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from trl import GRPOTrainer
 from trl.data_utils import is_conversational
 
+from sorl_trl.diagnostics.rollout_times import ROLLOUT_FILE
+from sorl_trl.records.rollout_times import rollout_times
 from sorl_trl.rollout import (
     Collector,
     EngineOptions,
@@ -17,10 +20,12 @@ from sorl_trl.rollout import (
     RolloutLimits,
     SearchResponder,
     TagProtocol,
+    Timeline,
     assemble,
     chat_message_frame,
     check_assembly,
     rollout_statistics,
+    time_statistics,
 )
 from sorl_trl.search import SearchBackend
 from sorl_trl.trainers.agents.policy_engine import collect
@@ -42,7 +47,8 @@ class AgentRollout:
 
     Besides TRL's keys it returns, for each trajectory, `env_mask` (1 on the policy's tokens), `turn_ids` (the turn of
     each token, -1 on the environment's) and `trajectory` (a `sorl_trl.types.Trajectory`, for reward functions).
-    Statistics of every rollout are logged as `rollout/…`.
+    Statistics of every rollout are logged as `rollout/…`. Where the time of the last one went on the main process is
+    kept in `rollout_times.json` in the `output_dir`, which `sorl report` draws.
 
     A complete trajectory ends in an end-of-sequence token: where the policy did not write it, it is appended as an
     environment token, so that TRL's truncation metrics and `mask_truncated_completions` mean length limits alone. A
@@ -81,8 +87,10 @@ class AgentRollout:
         collector = self._build_collector(trainer, self._protocol_for(prompts, trainer))
         examples = getattr(trainer, "rollout_examples", None) or [{"prompt": prompt} for prompt in prompts]
         trajectories = collect(collector, prompt_ids, trainer, self.engine, examples)
-        for name, value in rollout_statistics(trajectories).items():
+        for name, value in (rollout_statistics(trajectories) | time_statistics(collector.timeline)).items():
             trainer._log_metric(f"rollout/{name}", value)
+        if trainer.model.training and trainer.accelerator.is_main_process:
+            write_times(collector.timeline, Path(trainer.args.output_dir))
         return rollout_output(trajectories, trainer._tokenizer.eos_token_id)
 
     def _protocol_for(self, prompts: list[Any], trainer: GRPOTrainer) -> TagProtocol:
@@ -135,6 +143,12 @@ class SearchRollout(AgentRollout):
 
     def _search_with(self, protocol: TagProtocol, limits: RolloutLimits) -> Responder:
         return SearchResponder(self.search, protocol, limits.top_k, self.retry, self.engine.search_concurrency)
+
+
+def write_times(timeline: Timeline, output_dir: Path) -> None:
+    """Keep where the time of this rollout went, for reports: it takes the place of the one before."""
+    output_dir.mkdir(parents=True, exist_ok=True)
+    rollout_times(timeline).write(output_dir / ROLLOUT_FILE)
 
 
 def rollout_output(trajectories: Sequence[Trajectory], eos_token_id: int) -> dict[str, Any]:
