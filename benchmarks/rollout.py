@@ -52,10 +52,8 @@ RESULTS = Path(__file__).parent / "results"
 ROWS = (16, 64, 128)
 TURN_TOKENS = ("10-150", "100-500")
 SEARCH_MS = (0.0, 50.0, 500.0)
-SMALL = (64, 2)
-"""Hidden size and layers in the grid: a model that is small enough for two cores."""
 LARGER = (Cell(64, (10, 150), 500.0, 128, 4), Cell(64, (10, 150), 200.0, 256, 8))
-"""And what larger ones make of it."""
+"""What larger models make of it."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +67,7 @@ class Plan:
 
 def grid(rows: Sequence[int], turn_tokens: Sequence[str], search_ms: Sequence[float]) -> Iterator[Cell]:
     for tokens, count, milliseconds in product(turn_tokens, rows, search_ms):
-        yield Cell(count, span(tokens), milliseconds, *SMALL)
+        yield Cell(count, span(tokens), milliseconds)
 
 
 def span(text: str) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""A picture of one scripted rollout, once in lock-step and once event-driven: what search latency costs.
+"""A picture of one scripted rollout, in lock-step and event-driven: what search latency costs.
 
     python -m benchmarks.rollout_picture
 

@@ -42,6 +42,9 @@ REPLY = "<|im_start|>assistant\n"
 """What every prompt and every observation ends with: TRL reads a reply from there on."""
 PROTOCOL = TagProtocol(passage_template="{text}", information_frame=Frame("<information>", REPLY))
 
+SMALL = (64, 2)
+"""Hidden size and layers of a model that is small enough for two cores."""
+
 Interval = tuple[float, float]
 
 
@@ -53,8 +56,8 @@ class Cell:
     turn_tokens: tuple[int, int]
     """The shortest and the longest turn."""
     search_ms: float
-    hidden_size: int = 128
-    layers: int = 4
+    hidden_size: int = SMALL[0]
+    layers: int = SMALL[1]
 
 
 class Script:
