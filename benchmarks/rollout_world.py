@@ -1,10 +1,11 @@
 """A rollout that is the same for every engine: how long each turn is, what it reads after it, and how long that takes.
 
-Rows come in groups of eight that share a prompt of 60 to 140 tokens. A row takes three or four turns (even odds), of
-as many tokens as the cell of the grid says (uniform), and reads 150 to 400 tokens after each but the last. Its answer
-to the search of a turn takes a time of its own: log-normal with the mean that the cell says and a sigma of 0.75, so
-that one search in a hundred takes 4.3 times the mean. An engine that is asked for several at once answers them side by
-side, and is as slow as the slowest. All is drawn from a fixed seed: the same for all engines.
+Rows come in groups of eight that share a prompt of 60 to 140 tokens. A row takes three or four turns (even odds) and
+reads 150 to 400 tokens after each but the last (uniform). Turns are as long as the cell of the grid says: log-normal,
+the shortest and the longest two sigma from the median, and what lies beyond cut to them, so that "10-150" has a median
+of 39 tokens. What a turn searches for takes a time of its own: log-normal with the mean that the cell says and a sigma
+of 0.75, so that one search in a hundred takes 4.3 times the mean. An engine that is asked for several at once answers
+them side by side, and is as slow as the slowest. All is drawn from a fixed seed: the same for all engines.
 
 The model has random weights. It samples what it likes, but never a token that ends a turn: turns end where the script
 says so, and their last token is then replaced by one that reads as a search or an answer. No engine has computed
@@ -65,19 +66,18 @@ class Script:
 
     def __init__(self, cell: Cell) -> None:
         draw = np.random.default_rng([SEED, cell.rows, *cell.turn_tokens])
-        low, high = cell.turn_tokens
         self.tokenizer = build_tokenizer(cell.rows)
         begin, reply = self.tokenizer.convert_tokens_to_ids(["<information>", REPLY])
         prompts = [[*self._words(draw, PROMPT)[1:], reply] for _ in range(-(-cell.rows // GROUP))]
         self.prompts = [prompts[row // GROUP] for row in range(cell.rows)]
         counts = draw.integers(TURNS[0], TURNS[1] + 1, cell.rows)
-        self.turns = [[int(length) for length in draw.integers(low, high + 1, count)] for count in counts]
+        self.turns = [_lengths(draw, cell.turn_tokens, count) for count in counts]
         """Tokens of each turn, by row."""
         self.observations = [
             [[begin, *self._words(draw, OBSERVATION)[2:], reply] for _ in turns[1:]] for turns in self.turns
         ]
         """What is read after each turn but the last, by row."""
-        normal = draw.standard_normal((cell.rows, TURNS[1] - 1))
+        normal = np.random.default_rng([SEED, cell.rows]).standard_normal((cell.rows, TURNS[1] - 1))
         self.seconds = cell.search_ms / 1000 * np.exp(SIGMA * normal - SIGMA**2 / 2)
         """How long each search takes."""
 
@@ -116,6 +116,12 @@ class Script:
         """The token that a turn ends with: a search, or the answer in the last turn."""
         token = ANSWER if turn == len(self.turns[row]) - 1 else f"<search>{query(row, turn)}</search>"
         return int(self.tokenizer.convert_tokens_to_ids(token))
+
+
+def _lengths(draw: np.random.Generator, between: tuple[int, int], count: int) -> list[int]:
+    low, high = np.log(between)
+    lengths = np.exp((low + high) / 2 + (high - low) / 4 * draw.standard_normal(count))
+    return [int(length) for length in np.clip(np.round(lengths), *between)]
 
 
 class ScriptedSearch:
