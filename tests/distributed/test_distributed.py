@@ -102,7 +102,7 @@ class TestCollector:
     def test_ranks_generate_as_often_as_they_need(self, search: Case, config: str) -> None:
         result = launch(config, search)
         assert result["turns"] == [[1, 1], [3, 3]]
-        assert result["polls"] == [2, 6]
+        assert result["polls"] == [2 * 2, 2 * 6], "a turn of three tokens takes two polls, as the first gives two"
         assert_as_alone(search, result)
 
     @needs_deepspeed
