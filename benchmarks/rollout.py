@@ -81,7 +81,7 @@ def span(text: str) -> tuple[int, int]:
 def run(plan: Plan, result: dict[str, Any]) -> None:
     """Measure what `result` has not got, and write it after each cell."""
     for cell, engine in product(plan.cells, plan.engines):
-        if is_measured(result["rows"], engine, cell):
+        if engine in result["left_out"] or is_measured(result["rows"], engine, cell):
             continue
         print(f"{engine:>15} {asdict(cell)}", flush=True)
         result["rows"].append(in_a_process(engine, cell))

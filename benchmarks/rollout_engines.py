@@ -151,7 +151,14 @@ def slots_event(model: Any, script: Script, config: GenerationConfig) -> Engine:
     return SlotEngine(model, TurnEnd(script.tokenizer, (), [script.tokenizer.eos_token_id]), config)
 
 
-COLLECTED = {engine.__name__: engine for engine in (lockstep, slots_lockstep, slots_event)}
+def vllm_colocate(model: Any, script: Script, config: GenerationConfig) -> Engine:
+    """Likewise."""
+    from benchmarks.rollout_vllm import build_engine
+
+    return build_engine(model, script)
+
+
+COLLECTED = {engine.__name__: engine for engine in (lockstep, slots_lockstep, slots_event, vllm_colocate)}
 ENGINES: dict[str, Callable[[Setting], Rollout]] = {
     "trl_loop": trl_loop,
     **{name: partial(Collected, build=build) for name, build in COLLECTED.items()},

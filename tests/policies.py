@@ -36,6 +36,32 @@ def build_policy(seed: int = 0, vocab_size: int = len(WORDS)) -> LlamaForCausalL
     return LlamaForCausalLM(LlamaConfig(vocab_size=vocab_size, **SHAPE))
 
 
+DIGITS = ("1", "2", "3")
+
+
+def acting_tokenizer(tools: Sequence[str]) -> PreTrainedTokenizerFast:
+    """Knows opening tags, closing tags and digits; every other word is unknown."""
+    tags = [f"<{slash}{name}>" for slash in ("", "/") for name in (*tools, "answer")]
+    return word_tokenizer(["<pad>", "<eos>", "<unk>", *tags, *DIGITS])
+
+
+def acting_policy(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
+    """Writes a tag, mostly, then a digit, then what closes some tag: a Markov chain in the weights of a Llama."""
+    policy, width = build_policy(vocab_size=len(tokenizer)), SHAPE["hidden_size"]
+    words = tokenizer.get_vocab()
+    assert len(words) <= width, "each word has a dimension of its own"
+    closing = [i for word, i in words.items() if word.startswith("</")]
+    digits = [words[digit] for digit in DIGITS]
+    opening = [i for i in words.values() if i > words["<unk>"] and i not in (*closing, *digits)]
+    with torch.no_grad():
+        policy.model.embed_tokens.weight.copy_(torch.eye(len(words), width))
+        policy.lm_head.weight.zero_()
+        for i in words.values():
+            follows = digits if i in opening else closing if i in digits else opening
+            policy.lm_head.weight[follows, i] = 6 / width**0.5
+    return policy
+
+
 def build_moe_policy(seed: int = 0) -> MixtralForCausalLM:
     """A randomly initialized mixture of two experts."""
     torch.manual_seed(seed)

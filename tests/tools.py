@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -88,10 +90,10 @@ def scripted(tokenizer: Any) -> Any:
     return generate
 
 
-def build(folder: Path, tokenizer: Any, reward: Any, **native: Any) -> Any:
-    config = SOGRPOConfig(**settings(folder, max_completion_length=512, max_steps=1))
+def build(folder: Path, tokenizer: Any, reward: Any, options: dict[str, Any] | None = None, **native: Any) -> Any:
+    config = SOGRPOConfig(**settings(folder, **{"max_completion_length": 512, "max_steps": 1, **(options or {})}))
     rows = Dataset.from_list([{"prompt": QUESTION}] * 8)
-    policy = build_policy(vocab_size=len(tokenizer))
+    policy = native.pop("policy", None) or build_policy(vocab_size=len(tokenizer))
     trainer = SOGRPOTrainer(policy, reward, config, rows, processing_class=tokenizer, **native)
     trainer._generate_single_turn = scripted(tokenizer)
     return trainer
@@ -101,6 +103,29 @@ def rollout(trainer: Any) -> tuple[dict[str, Any], dict[str, float]]:
     """A batch of eight trajectories, of which every other one calls the tool, and what it logs."""
     batch = trainer._generate_and_score_completions([{"prompt": QUESTION} for _ in range(8)])
     return batch, {name: values[-1] for name, values in trainer._metrics["train"].items()}
+
+
+def tool_call(name: str, **arguments: Any) -> str:
+    """As a policy writes it."""
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+def following(tokenizer: Any, script: Callable[[int, int], str]) -> Any:
+    """In place of sampling: what `script` says of the row that its prompt names ("Row 3.") and its turn, 0 first."""
+
+    def generate(prompt_ids: list[list[int]], *args: Any, **kwargs: Any) -> tuple[list[list[int]], None]:
+        texts = []
+        for ids in prompt_ids:
+            text = tokenizer.decode(ids)
+            row = int(text.partition("Row ")[2].partition(".")[0])
+            texts.append(script(row, text.count("<|im_start|>assistant") - 1) + "<|im_end|>")
+        return [tokenizer.encode(text, add_special_tokens=False) for text in texts], None
+
+    return generate
+
+
+def numbered_rows(count: int) -> list[dict[str, Any]]:
+    return [{"prompt": [{"role": "user", "content": f"Row {row}."}]} for row in range(count)]
 
 
 def control_ids(tokenizer: Any, ids: Any) -> list[int]:

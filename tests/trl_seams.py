@@ -31,8 +31,9 @@ from trl.trainer.callbacks import SyncRefModelCallback
 FOLDER = Path(__file__).parent / "contract" / "trl_bodies"
 
 OVERRIDDEN = {
-    "_tool_call_loop": "tools report an engine that is down; hits are logged",
-    "_get_tool_suffix_ids": "what tools return is sanitized",
+    "_generate_single_turn": "an engine of ours, or a vLLM that stays awake, for all turns of a tool loop",
+    "_tool_call_loop": "tools run together, are given up in time, and report an engine that is down; hits are logged",
+    "_get_tool_suffix_ids": "what tools return is waited for and sanitized",
     "_generate": "turn ids of the completions, from recorded spans or the mask; what `reset` adds is sanitized",
     "_generate_and_score_completions": "turn rewards are recorded; turn_ids and turn advantages join the batch",
     "_get_per_token_logps_and_entropies": "the seam: turn ratios in place of token ratios; the critic's values",

@@ -21,7 +21,8 @@ from tests.trl_seams import OVERRIDDEN, RELIED_ON
 
 OURS = ("turns/", "clip_fraction/", "kl_to_old", "clip_penalty", "clipping_bias_norm", "off_policy_age", "rollout/")
 OURS += ("guard/", "trajectories_without_turn", "critic/", "advantages/", "reward_kl", "trajectories_unscored")
-OURS += ("lr_factor",)
+TIMEOUTS = "tools/timeout_frequency"
+OURS += ("lr_factor", TIMEOUTS)
 TRANSFORMERS_OWN = {"loss", "grad_norm", "learning_rate", "epoch", "step", "train_loss", "total_flos", "train_runtime"}
 TRANSFORMERS_OWN |= {"train_samples_per_second", "train_steps_per_second"}
 
@@ -68,6 +69,7 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
             tmp_path_factory.mktemp(normalization), clip_normalization=normalization, target_kl=0.1
         )
     names |= {ALARMS, INTERVENTIONS}  # tests/integration/test_collapse_guard.py sees them logged
+    names |= {TIMEOUTS}  # and tests/integration/test_concurrent_tools.py this one
     return names | logged_metrics(tmp_path_factory.mktemp("ppo"), SOPPOTrainer, kl_in_reward=True)
 
 

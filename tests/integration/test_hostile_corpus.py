@@ -102,7 +102,7 @@ def check_nothing_was_forged(trajectory: Trajectory, *turns: str) -> None:
     for turn, seen in zip(trajectory.turns, trajectory.observations, strict=False):
         if turn.action.kind is ActionKind.SEARCH:
             assert controls.isdisjoint(seen.token_ids)
-            assert TagProtocol.neutralize(seen.text)[1] == 2
+            assert TagProtocol().neutralize(seen.text)[1] == 2
 
 
 @pytest.mark.parametrize("name", ATTACKS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from sorl_trl import SOGRPOTrainer
 from tests.agents import build_agent
 from tests.documentation import ROOT, run_blocks, set_stage
-from tests.policies import build_policy
+from tests.policies import acting_policy, acting_tokenizer, build_policy
 from tests.tools import qwen_tokenizer
 
 DOCS = ROOT / "docs"
@@ -68,17 +69,32 @@ def test_own_engine() -> None:
 def test_own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = chat_policy(monkeypatch, {"name": "guess", "arguments": {"number": 7}}, "Done.")
     monkeypatch.setattr("tests.documentation.MODELS", ("Qwen/Qwen2.5-0.5B-Instruct",))
-    source = (DOCS / "how_to" / "own_environment.md").read_text()
-    assert source.count("Qwen/Qwen2.5-3B") == 1  # the `rollout_func` samples with the policy that writes no calls
     trainers = []
     monkeypatch.setattr(SOGRPOTrainer, "train", recorded(SOGRPOTrainer.train, trainers))
-    Path("Qwen").mkdir()
-    Path("Qwen/Qwen2.5-3B").symlink_to(Path("policy").resolve())
-    run_blocks(DOCS / "how_to" / "own_environment.md", policy)
-    game, hint = trainers
+    acts_with(("guess",), "Qwen/Qwen2.5-3B")  # which the page has for policies that write tags
+    names = run_blocks(DOCS / "how_to" / "own_environment.md", policy)
+    own, tagged, game, hint = trainers
+    assert logged(own, "rollout/tool_calls_per_trajectory") > 0
+    assert -1.3 <= logged(own, "rewards/environment_reward/mean") <= 1
+    assert logged(tagged, "rollout/tool_calls_per_trajectory") > 0
+    assert names["games"].instructions.startswith('<guess> {"number": "integer')
     assert logged(game, "tools/call_frequency") == 1
     assert logged(game, "reward") == 1
     assert logged(hint, "turns/per_trajectory") == 2
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="sqlite3 bounds nothing before Python 3.11")
+def test_tool_box() -> None:
+    acts_with(("search", "calculate", "query"), "policy")
+    names = run_blocks(DOCS / "how_to" / "tool_box.md")
+    assert logged(names["trainer"], "rollout/tool_calls_per_trajectory") > 0
+    assert len(names["tools"].instructions.splitlines()) == 3
+
+
+def acts_with(tools: tuple[str, ...], folder: str) -> None:
+    tokenizer = acting_tokenizer(tools)
+    acting_policy(tokenizer).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
 def recorded(train: Any, trainers: list[Any]) -> Any:

@@ -159,7 +159,7 @@ def found(trainer: Any) -> Callable[..., list[int | str]]:
 
     def found(content: Any, suffix_ids: Any = trainer._get_tool_suffix_ids) -> list[int | str]:
         ids = suffix_ids([message(content)])
-        tags = TagProtocol.tags_in(decode(trainer._tokenizer, [i for i in ids if i not in controls]))
+        tags = TagProtocol().tags_in(decode(trainer._tokenizer, [i for i in ids if i not in controls]))
         return [i for i in ids if i in controls] + tags
 
     return found

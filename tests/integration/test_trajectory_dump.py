@@ -100,6 +100,8 @@ def test_what_was_asked_and_answered_goes_with_it(rows: list[TrainedTrajectory])
     for trained in rows:
         assert trained.golden_answers == (trained.prompt.split()[-1],)
         assert trained.reward == len(turns_of(trained, trained.tokens))
+        assert len(trained.actions) == len(trained.turn_rewards) == trained.reward
+        assert (trained.stop_reason == "answered") == (trained.actions[-1] == "answer")
         if trained.stop_reason == "answered":
             assert f"<answer> {trained.answer} </answer>" in "".join(trained.tokens)
     assert any(trained.answer for trained in rows)

@@ -16,6 +16,7 @@ from trl.trainer import grpo_trainer
 from sorl_trl import SOGRPOTrainer, SOPPOTrainer
 from tests.agents import agent_tokenizer, build_agent, native_agent, questions, recorded_policy
 from tests.effects import effect
+from tests.scripted_vllm import Script, ScriptedLLM, pretend_vllm
 from tests.training import settings
 from tests.trajectories import FixedRollout, parity_reward, prompts
 
@@ -51,21 +52,6 @@ SAMPLING_OPTIONS: dict[str, Any] = {
 }
 
 
-class Engine:
-    """Answers each prompt with `<search> rome </search>`, and remembers the sampling parameters."""
-
-    def __init__(self) -> None:
-        self.asked: list[Any] = []
-        self.llm_engine = SimpleNamespace(model_config=SimpleNamespace(max_model_len=4096))
-
-    def generate(self, prompts: list[Any], sampling_params: Any, use_tqdm: bool) -> list[Any]:
-        self.asked.append(sampling_params)
-        said = agent_tokenizer()("<search> rome </search>")["input_ids"][: sampling_params.max_tokens]
-        logprobs = [{token: SimpleNamespace(logprob=-2.8, rank=1)} for token in said]
-        output = SimpleNamespace(token_ids=said, logprobs=logprobs)
-        return [SimpleNamespace(prompt_token_ids=p["prompt_token_ids"], outputs=[output]) for p in prompts]
-
-
 class WithoutEngine(vllm_generation.VLLMGeneration):
     """Starts no engine, and has no weights to send to it."""
 
@@ -74,7 +60,8 @@ class WithoutEngine(vllm_generation.VLLMGeneration):
         super().__init__(**kwargs)
 
     def _init_vllm(self) -> None:
-        self.llm = Engine()
+        said = agent_tokenizer()("<search> rome </search>")["input_ids"]
+        self.llm = ScriptedLLM(Script(lambda context: said), window=4096)
         modes = {"model_config": {"logprobs_mode": "processed_logprobs"}}
         self.vllm_client = SimpleNamespace(get_server_info=lambda: modes)
 
@@ -84,8 +71,7 @@ class WithoutEngine(vllm_generation.VLLMGeneration):
 @pytest.fixture(autouse=True)
 def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grpo_trainer, "VLLMGeneration", WithoutEngine)
-    for name in ("SamplingParams", "StructuredOutputsParams"):
-        monkeypatch.setattr(vllm_generation, name, SimpleNamespace, raising=False)
+    pretend_vllm(monkeypatch)
 
 
 @pytest.mark.parametrize("option", ENGINE_OPTIONS)
@@ -105,14 +91,14 @@ def test_sampling_options(tmp_path: Path, option: str, rollout: str) -> None:
     else:
         trainer = native_agent(tmp_path, recorded_policy(), use_vllm=True, **{option: value})
     trainer._generate([row["prompt"] for row in questions(4)])
-    asked = trainer.vllm_generation.llm.asked
-    assert len(asked) == (3 if rollout == "SearchRollout" else 1)
-    for parameters in asked:
+    asked = trainer.vllm_generation.llm.script.asked
+    assert len(asked) == 4 * (3 if rollout == "SearchRollout" else 1)
+    for _, parameters in asked:
         if option == "vllm_structured_outputs_regex":
-            assert parameters.structured_outputs.regex == value
+            assert parameters["structured_outputs"].regex == value
         else:
             wanted = value if isinstance(value, dict) else {option: value}
-            assert {name: getattr(parameters, name) for name in wanted} == wanted
+            assert {name: parameters[name] for name in wanted} == wanted
 
 
 class ScoredRollout(FixedRollout):

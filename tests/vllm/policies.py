@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from sorl_trl import SOGRPOTrainer
 from tests.agents import agent_tokenizer, build_agent
+from tests.vllm import shims
 
 WINDOW = 48
 """Positions of a policy, and so what vLLM reads of it."""
@@ -67,6 +69,17 @@ def vllm_agent(folder: Path, trainer_class: Any = SOGRPOTrainer, **overrides: An
     if not policy.exists():
         save_policy(policy)
     return build_agent(folder, trainer_class=trainer_class, model=load_policy(policy), **VLLM | TRAINING | overrides)
+
+
+def wrap(policy: Path, **arguments: Any) -> Any:
+    """TRL's wrapper, greedy, with the weights of the policy sent."""
+    from trl.generation.vllm_generation import VLLMGeneration
+
+    shims.install()
+    settings = {"max_model_length": WINDOW, "max_num_seqs": 32, "gpu_memory_utilization": 0.3, "temperature": 0.0}
+    wrapper = VLLMGeneration(load_policy(policy), Accelerator(cpu=True), agent_tokenizer(), **settings, **arguments)
+    wrapper.sync_weights()
+    return wrapper
 
 
 def logged(trainer: Any, name: str) -> list[float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -10,7 +11,8 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from tests.vllm import shims
@@ -19,9 +21,17 @@ ROOT = Path(__file__).parents[2]
 START_S = 240.0
 
 
+@dataclass(frozen=True)
+class Server:
+    """One that has started."""
+
+    url: str
+    process: subprocess.Popen[bytes]
+
+
 @contextmanager
-def serving(policy: Path, window: int, log: Path) -> Iterator[str]:
-    """The address of a server that samples from `policy` and reads `window` tokens.
+def serving(policy: Path, window: int, log: Path) -> Iterator[Server]:
+    """A server that samples from `policy` and reads `window` tokens.
 
     Raises AssertionError with the end of its output if it does not start.
     """
@@ -37,18 +47,20 @@ def serving(policy: Path, window: int, log: Path) -> Iterator[str]:
     environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"  # a server has its engine in a process of its own
     environment["VLLM_HOST_IP"] = "127.0.0.1"
     with log.open("w") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, cwd=ROOT, env=environment)
+        process = subprocess.Popen(
+            command, stdout=out, stderr=subprocess.STDOUT, cwd=ROOT, env=environment, start_new_session=True
+        )
     url = f"http://127.0.0.1:{port}"
     try:
         _wait_for(url, process, log)
-        yield url
+        yield Server(url, process)
     finally:
         process.terminate()
-        try:
+        with suppress(subprocess.TimeoutExpired):
             process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        with suppress(ProcessLookupError):  # its engine is a process of its own, and outlives it where it was killed
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def _wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:

@@ -1,4 +1,4 @@
-"""`VLLMGenerator` against `HFGenerator` on one policy: the same turns, ends and limits, colocated and over HTTP."""
+"""The engines against `HFGenerator` on one policy: the same turns, ends and limits, colocated and over HTTP."""
 
 from __future__ import annotations
 
@@ -8,35 +8,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from accelerate import Accelerator
 from tokenizers import AddedToken
 from transformers import GenerationConfig
 
-from sorl_trl.rollout import Collector, Generation, HFGenerator, RolloutLimits, TurnEnd
+from sorl_trl.rollout import Collector, Generation, HFGenerator, LockStepEngine, RolloutLimits, TurnEnd
 from sorl_trl.sandbox import PROTOCOL
 from sorl_trl.search import NoSearch
-from sorl_trl.trainers.agents.vllm import VLLMGenerator
+from sorl_trl.trainers.agents.vllm import VLLMEngine, vllm_engine
 from sorl_trl.types import StopReason
 from tests.agents import agent_tokenizer
-from tests.vllm import shims
-from tests.vllm.policies import WINDOW, load_policy, save_policy
+from tests.engines import take_turns
+from tests.vllm.policies import WINDOW, load_policy, save_policy, wrap
 
 STOPS = PROTOCOL.stop_strings
 TOKENIZER = agent_tokenizer()
 (OTHER_EOS,) = TOKENIZER.encode("where", add_special_tokens=False)
 EOS = [TOKENIZER.eos_token_id, OTHER_EOS]
 """The second is in no config that vLLM reads."""
-
-
-def wrap(policy: Path, **arguments: Any) -> Any:
-    """TRL's wrapper, greedy, with the weights of the policy sent."""
-    from trl.generation.vllm_generation import VLLMGeneration
-
-    shims.install()
-    settings = {"max_model_length": WINDOW, "max_num_seqs": 32, "gpu_memory_utilization": 0.3, "temperature": 0.0}
-    wrapper = VLLMGeneration(load_policy(policy), Accelerator(cpu=True), agent_tokenizer(), **settings, **arguments)
-    wrapper.sync_weights()
-    return wrapper
 
 
 @pytest.fixture(scope="module")
@@ -55,8 +43,8 @@ def wrapper(request: Any, policy: Path) -> Iterator[Any]:
 
 
 @pytest.fixture
-def engine(wrapper: Any) -> VLLMGenerator:
-    return VLLMGenerator(wrapper, TurnEnd(TOKENIZER, STOPS, EOS))
+def engine(wrapper: Any) -> VLLMEngine:
+    return vllm_engine(wrapper, TurnEnd(TOKENIZER, STOPS, EOS))
 
 
 @pytest.fixture(scope="module")
@@ -76,9 +64,9 @@ def some_contexts(count: int = 48) -> tuple[list[list[int]], list[int]]:
     return contexts, [min(draw.randint(1, 16), WINDOW - len(context)) for context in contexts]
 
 
-def test_greedy_turns_are_the_same(engine: VLLMGenerator, reference: HFGenerator) -> None:
+def test_greedy_turns_are_the_same(engine: VLLMEngine, reference: HFGenerator) -> None:
     contexts, limits = some_contexts()
-    ours = engine.generate(contexts, limits)
+    ours = take_turns(engine, contexts, limits)
     assert ids(ours) == ids(reference.generate(contexts, limits))
     ends = {generation.token_ids[-1] for generation in ours if generation.stopped}
     assert ends >= {*EOS, *TOKENIZER.encode("</search>", add_special_tokens=False)}
@@ -87,9 +75,7 @@ def test_greedy_turns_are_the_same(engine: VLLMGenerator, reference: HFGenerator
     assert all(g.logprobs is not None and len(g.logprobs) == len(g.token_ids) for g in ours)
 
 
-def test_a_turn_that_ends_with_its_last_allowed_token_has_stopped(
-    engine: VLLMGenerator, reference: HFGenerator
-) -> None:
+def test_a_turn_that_ends_with_its_last_allowed_token_has_stopped(engine: VLLMEngine, reference: HFGenerator) -> None:
     contexts, limits = some_contexts()
     ended = [
         (context, turn.token_ids)
@@ -99,25 +85,28 @@ def test_a_turn_that_ends_with_its_last_allowed_token_has_stopped(
     assert len(ended) >= 8
     contexts = [context for context, _ in ended]
     exact = [len(turn) for _, turn in ended]
-    for generator in (engine, reference):
-        assert ids(generator.generate(contexts, exact)) == [(turn, True) for _, turn in ended]
-        cut = generator.generate(contexts, [size - 1 for size in exact])
+    for each in (engine, LockStepEngine(reference)):
+        assert ids(take_turns(each, contexts, exact)) == [(turn, True) for _, turn in ended]
+        cut = take_turns(each, contexts, [size - 1 for size in exact])
         assert ids(cut) == [(turn[:-1], False) for _, turn in ended]
 
 
 def test_the_window_is_what_vllm_says_and_is_filled_to_its_last_token(
-    engine: VLLMGenerator, reference: HFGenerator, wrapper: Any
+    engine: VLLMEngine, reference: HFGenerator, wrapper: Any
 ) -> None:
     assert engine.window == reference.window == WINDOW
     contexts = [[5] * (WINDOW - 1), [5] * (WINDOW - 3), [5]]
-    turns = engine.generate(contexts, [1, 3, 20])
+    turns = take_turns(engine, contexts, [1, 3, 20])
     assert ids(turns) == ids(reference.generate(contexts, [1, 3, 20]))
     assert len(turns[0].token_ids) == 1
+    assert ids(take_turns(engine, contexts[:2], [9, 9])) == ids(turns[:2])  # cut where the window ends
+    with pytest.raises(ValueError, match="vLLM reads 48"):
+        take_turns(engine, [[5] * WINDOW], [1])
     with pytest.raises(Exception, match=r"maximum (model|context) length"):
-        wrapper.generate([[5] * WINDOW], None, 1)  # what ended the run: the collector never asks for it
+        wrapper.generate([[5] * WINDOW], None, 1)  # what vLLM itself says to it
 
 
-def test_trajectories_end_where_the_window_does(engine: VLLMGenerator, reference: HFGenerator) -> None:
+def test_trajectories_end_where_the_window_does(engine: VLLMEngine, reference: HFGenerator) -> None:
     """Prompts of every length around the window: the same trajectories from both engines, each with its reason."""
     limits = RolloutLimits(max_turns=3, max_turn_tokens=8, max_observation_tokens=6, max_trajectory_tokens=40)
     collector = Collector(TOKENIZER, NoSearch(), PROTOCOL, limits)
@@ -142,11 +131,11 @@ def test_a_tag_that_is_a_special_token_ends_a_turn(tmp_path: Path, engines: list
     tokenizer = agent_tokenizer()
     tokenizer.add_special_tokens({"additional_special_tokens": [AddedToken(stop) for stop in STOPS]})
     policy = save_policy(tmp_path / "policy", tokenizer, sharpness=8.0)
-    engine = VLLMGenerator(wrap(policy), TurnEnd(tokenizer, STOPS, EOS))
+    engine = vllm_engine(wrap(policy), TurnEnd(tokenizer, STOPS, EOS))
     model = load_policy(policy).eval()
     reference = HFGenerator(model, tokenizer, STOPS, GenerationConfig(do_sample=False), EOS)
     contexts, limits = some_contexts()
-    ours = engine.generate(contexts, limits)
+    ours = take_turns(engine, contexts, limits)
     assert ids(ours) == ids(reference.generate(contexts, limits))
     closing = tokenizer.convert_tokens_to_ids("</search>")
     assert closing in tokenizer.all_special_ids and any(g.token_ids[-1] == closing for g in ours if g.stopped)

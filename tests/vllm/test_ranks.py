@@ -1,4 +1,4 @@
-"""Two processes under DDP, each with an engine of its own, or both with one server."""
+"""Two processes under DDP: with an engine each, with one engine that is spread over both, with one server for both."""
 
 from __future__ import annotations
 
@@ -21,16 +21,20 @@ class Launch:
     options: dict[str, Any]
 
 
-@pytest.mark.parametrize("mode", ["colocate", "server"])
+@pytest.mark.parametrize("mode", ["colocate", "tensor_parallel", "server"])
 def test_two_ranks(tmp_path: Path, mode: str, request: pytest.FixtureRequest) -> None:
-    options = {"vllm_mode": mode}
+    options: dict[str, Any] = {"vllm_mode": "server" if mode == "server" else "colocate"}
     if mode == "server":
         options["vllm_server_base_url"] = request.getfixturevalue("server")
+    if mode == "tensor_parallel":
+        options["vllm_tensor_parallel_size"] = 2
     save_policy(tmp_path / "policy")
     search_index(tmp_path)  # here, because the ranks would build theirs in the same place
     result = launch("ddp_cpu", Launch(str(tmp_path), options), timeout_s=400.0, worker="tests.vllm.worker")
-    assert result["engine"] == "DistributedDataParallel"
+    assert result["wrapper"] == "DistributedDataParallel"
+    engine = "VLLMServerEngine" if mode == "server" else "VLLMColocateEngine"
+    assert result["engines"] == [[engine, mode == "tensor_parallel"]] * 2
     assert largest_difference(result["gaps"]) < 1e-4
     assert result["moved"] > 1e-3 and result["spread"] == 0.0
-    assert len(set(result["calls"])) == 1 and min(result["calls"]) > 4
+    assert min(map(len, result["sampled"])) > 4
     assert len({tuple(map(tuple, rank)) for rank in result["sampled"]}) == 2, "ranks sample for themselves"

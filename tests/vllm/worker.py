@@ -12,27 +12,26 @@ import torch
 from accelerate.utils import gather_object
 
 from sorl_trl.search import BM25Index
-from sorl_trl.trainers.agents.vllm import VLLMGenerator
+from sorl_trl.trainers.agents.vllm import VLLMEngine
 from tests.vllm import shims
 from tests.vllm.policies import GAP, load_policy, logged, vllm_agent
 
-CALLS: list[int] = []
 SAMPLED: list[tuple[int, ...]] = []
+ENGINES: set[tuple[str, bool]] = set()
 
 
 def main() -> None:
     case = json.loads(Path(sys.argv[2]).read_text())
     folder = Path(case["folder"])
     shims.install()
-    generate = VLLMGenerator.generate
+    finish = VLLMEngine._finish
 
-    def noting(self: Any, contexts: Any, limits: Any) -> Any:
-        generations = generate(self, contexts, limits)
-        CALLS.append(len(contexts))
-        SAMPLED.extend(generation.token_ids for generation in generations)
-        return generations
+    def noting(self: Any, request: Any, sampled: Any) -> Any:
+        SAMPLED.append(sampled.token_ids)
+        ENGINES.add((type(self).__name__, self.polls_together))
+        return finish(self, request, sampled)
 
-    VLLMGenerator.generate = noting  # type: ignore[method-assign]
+    VLLMEngine._finish = noting  # type: ignore[method-assign]
     trainer = vllm_agent(folder, search=BM25Index.load(folder / "index"), **case["options"])
     trainer.train()
     before = load_policy(folder / "policy").state_dict()
@@ -40,11 +39,11 @@ def main() -> None:
     flat = torch.cat([value.flatten() for value in trained.values()])
     ranks = trainer.accelerator.gather(flat[None])
     result = {
-        "engine": type(trainer.model_wrapped).__name__,
+        "wrapper": type(trainer.model_wrapped).__name__,
+        "engines": gather_object(sorted(ENGINES)),
         "gaps": logged(trainer, GAP),
         "moved": max((before[name] - value).abs().max().item() for name, value in trained.items()),
         "spread": (ranks - ranks[0]).abs().max().item(),
-        "calls": gather_object([len(CALLS)]),
         "sampled": gather_object([SAMPLED]),
     }
     if trainer.accelerator.is_main_process:

@@ -86,6 +86,11 @@ def search_hit_turn_reward(
     return _score_each(scoring.score_search_hits, trajectory, golden_answers)
 
 
+def environment_reward(*, trajectory: Sequence[Trajectory], **_: object) -> list[list[float] | None]:
+    """Give each turn what its environment gave for it (`Reply.reward`), and 0.0 where it gave nothing."""
+    return _score_each(scoring.score_environment, trajectory)
+
+
 REWARDS: dict[str, RewardFunction] = {
     "answer": answer_reward,
     "exact_match": exact_match_reward,
@@ -96,7 +101,7 @@ REWARDS: dict[str, RewardFunction] = {
     "turn_format": turn_format_reward,
     "search_hit": search_hit_turn_reward,
 }
-"""The reward functions by the names that recipes use."""
+"""The reward functions by the names that recipes use: all but `environment_reward`, for a search engine gives none."""
 TURN_REWARDS = frozenset({"turn_format", "search_hit"})
 """The names of those that return one float per turn."""
 

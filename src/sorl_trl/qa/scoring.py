@@ -74,6 +74,11 @@ def score_turn_format(trajectory: Trajectory) -> list[float]:
     return [float(turn.action.kind is not ActionKind.INVALID) for turn in trajectory.turns]
 
 
+def score_environment(trajectory: Trajectory) -> list[float]:
+    """Score each turn by what its environment gave for it; 0.0 where it gave nothing."""
+    return [turn.reward or 0.0 for turn in trajectory.turns]
+
+
 def score_search_hits(trajectory: Trajectory, golden_answers: Sequence[str]) -> list[float]:
     """Score each turn: 1.0 for the first search that brought in a golden answer, else 0.0.
 

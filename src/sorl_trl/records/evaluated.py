@@ -38,6 +38,8 @@ _SEGMENT = pa.struct(
         "token_ids": _TOKEN_IDS,
         "action": pa.string(),
         "content": pa.string(),
+        "tool": pa.string(),
+        "reward": pa.float64(),
         "logprobs": pa.list_(pa.float64()),
         "passages": pa.list_(_PASSAGE),
         "truncated": pa.bool_(),
@@ -62,9 +64,10 @@ SCHEMA = pa.schema(
         **dict.fromkeys(MEASURES, pa.float64()),
     }
 )
-"""One row per trajectory. A segment's `kind` is "turn", which has `action`, `content` and perhaps `logprobs`, or
-"observation", which has `passages`, `truncated` and `neutralized`; the others' are null. `metadata` is JSON. A measure
-is null where it does not apply (see `sorl_trl.evaluation.measure`)."""
+"""One row per trajectory. A segment's `kind` is "turn", which has `action`, `content`, `tool` and perhaps `reward` and
+`logprobs`, or "observation", which has `passages`, `truncated` and `neutralized`; the others' are null. Files of an
+earlier version lack `tool` and `reward`. `metadata` is JSON. A measure is null where it does not apply (see
+`sorl_trl.evaluation.measure`)."""
 
 
 @dataclass(frozen=True)
@@ -157,8 +160,8 @@ def read_settings(run: str | os.PathLike[str]) -> dict[str, Any]:
 def _segment_row(segment: Turn | Observation) -> dict[str, Any]:
     common = {"text": segment.text, "token_ids": segment.token_ids}
     if isinstance(segment, Turn):
-        action = {"action": segment.action.kind.value, "content": segment.action.content}
-        return {"kind": "turn", **common, **action, "logprobs": segment.logprobs}
+        action = {"action": segment.action.kind.value, "content": segment.action.content, "tool": segment.action.tool}
+        return {"kind": "turn", **common, **action, "reward": segment.reward, "logprobs": segment.logprobs}
     return {
         "kind": "observation",
         **common,
@@ -177,6 +180,7 @@ def _segment(row: Mapping[str, Any]) -> Turn | Observation:
     token_ids = tuple(row["token_ids"])
     if row["kind"] == "turn":
         logprobs = None if row["logprobs"] is None else tuple(row["logprobs"])
-        return Turn(token_ids, row["text"], Action(ActionKind(row["action"]), row["content"]), logprobs)
+        action = Action(ActionKind(row["action"]), row["content"], row.get("tool") or "")
+        return Turn(token_ids, row["text"], action, logprobs, row.get("reward"))
     passages = tuple(Passage(**passage) for passage in row["passages"])
     return Observation(token_ids, row["text"], passages, row["truncated"], row["neutralized"])

@@ -55,6 +55,11 @@ class TrainedTrajectory:
     advantages: tuple[float, ...]
     clipped: tuple[str, ...]
     """INSIDE, OUTSIDE, CLIPPED or UNTRAINED."""
+    actions: tuple[str, ...] = ()
+    """What each turn of the rollout did: the tool that it called, or "search", "answer", "invalid". Empty where no
+    `SearchRollout` or other `AgentRollout` collected the trajectory, and in files of an earlier version."""
+    turn_rewards: tuple[float | None, ...] = ()
+    """Likewise: what the environment gave for each turn."""
 
 
 _FLOATS, _TEXTS = pa.list_(pa.float32()), pa.list_(pa.string())
@@ -74,6 +79,8 @@ SCHEMA = pa.schema(
         "ratios": _FLOATS,
         "advantages": _FLOATS,
         "clipped": _TEXTS,
+        "actions": _TEXTS,
+        "turn_rewards": pa.list_(pa.float64()),
     }
 )
 _LISTS = {name for name in SCHEMA.names if isinstance(SCHEMA.field(name).type, pa.ListType)}

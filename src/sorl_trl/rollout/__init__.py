@@ -6,6 +6,11 @@ from sorl_trl.rollout.collector import Collector
 from sorl_trl.rollout.encoding import ObservationEncoder
 from sorl_trl.rollout.engine import Engine, EngineWork, LockStepEngine, generate_turns
 from sorl_trl.rollout.environment import BatchResponder, Environment, Reply, Responder, RowTurn
+from sorl_trl.rollout.environments.by_tool import ByTool
+from sorl_trl.rollout.environments.responder import EnvironmentResponder
+from sorl_trl.rollout.environments.tables import TableBounds, Tables
+from sorl_trl.rollout.environments.tool_box import ToolBox
+from sorl_trl.rollout.environments.trl_objects import TRLEnvironments
 from sorl_trl.rollout.generation import Generation, Generator, HFGenerator, TurnEnd
 from sorl_trl.rollout.limits import RolloutLimits
 from sorl_trl.rollout.options import EngineOptions
@@ -20,11 +25,13 @@ __all__ = [
     "PROTOCOLS",
     "AssembledTrajectory",
     "BatchResponder",
+    "ByTool",
     "Collector",
     "Engine",
     "EngineOptions",
     "EngineWork",
     "Environment",
+    "EnvironmentResponder",
     "Frame",
     "Generation",
     "Generator",
@@ -43,8 +50,12 @@ __all__ = [
     "SlotEngine",
     "SlotOptions",
     "Span",
+    "TRLEnvironments",
+    "TableBounds",
+    "Tables",
     "TagProtocol",
     "Timeline",
+    "ToolBox",
     "TurnEnd",
     "assemble",
     "chat_message_frame",

@@ -25,7 +25,7 @@ class ObservationEncoder:
         self._tokenizer = tokenizer
         self._protocol = protocol
         self._max_tokens = max_tokens
-        self._sanitizer = Sanitizer(tokenizer)
+        self._sanitizer = Sanitizer(tokenizer, protocol)
         self._frame_ids = {frame: self._encode_frame(frame) for frame in protocol.frames}
 
     def passages(self, passages: Sequence[Passage]) -> Observation:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Protocol
 
 from sorl_trl.checks import POSITIVE_COUNT, check_number
 from sorl_trl.types import Passage, StopReason, Turn
+
+_STOPS = (StopReason.ENVIRONMENT_DONE, StopReason.ENVIRONMENT_UNAVAILABLE, StopReason.SEARCH_UNAVAILABLE)
 
 
 @dataclass(frozen=True)
@@ -20,6 +24,9 @@ class Reply:
 
     `text` is untrusted: the rollout sanitizes it, cuts it to `max_observation_tokens` and frames it. A reply with a
     `stop` ends the trajectory there, and its text is not read any more.
+
+    Raises TypeError for a `text` that is none and a `reward` that is no number, ValueError for a `reward` that is not
+    finite and a `stop` that is not the environment's to say: `ENVIRONMENT_DONE`, or that it is down.
     """
 
     text: str = ""
@@ -29,13 +36,25 @@ class Reply:
     """For this turn: see `Turn.reward`."""
     stop: StopReason | None = None
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.text, str):
+            raise TypeError(f"text is a {type(self.text).__name__}, but must be a string")
+        if self.reward is not None and (not isinstance(self.reward, Real) or isinstance(self.reward, bool)):
+            raise TypeError(f"reward={self.reward!r} is a {type(self.reward).__name__}, but must be a number or None")
+        if self.reward is not None and not math.isfinite(self.reward):
+            raise ValueError(f"reward={self.reward!r} must be finite")
+        if self.stop is not None and self.stop not in _STOPS:
+            raise ValueError(f"stop={self.stop!r} must be None or one of {[str(reason) for reason in _STOPS]}")
+
 
 class Environment(Protocol):
     """The world of one trajectory. Its state is its own: every trajectory has another object.
 
     `step` may be a coroutine, and may take its time: other trajectories go on meanwhile. A turn comes in with what the
-    protocol has read in it (`turn.action`). Raise `SearchUnavailable` for a world that is down: the trajectory is
-    masked out of the loss. Any other exception is a programming error and ends the run.
+    protocol has read in it (`turn.action`). Raise `SearchUnavailable`, `ConnectionError` or `TimeoutError` for a world
+    that is down: the trajectory is masked out of the loss. Any other exception is a programming error and ends the
+    run. A method `reset`, if there is one, is given the columns of the row's example that it takes, and may return
+    text for the end of the prompt. `EnvironmentResponder` makes one environment per trajectory.
     """
 
     def step(self, turn: Turn) -> Reply | Awaitable[Reply]:
@@ -52,7 +71,20 @@ class RowTurn:
 
 
 class Responder(ABC):
-    """Answers the turns of all rows of a rollout, while the engine goes on."""
+    """Answers the turns of all rows of a rollout, while the engine goes on.
+
+    Attributes:
+        environments: An object per row of the last rollout, for reward functions; empty where there are none.
+    """
+
+    environments: Sequence[Any] = ()
+
+    def greet(self, examples: Sequence[Mapping[str, Any]]) -> Sequence[str | None]:
+        """Say what is added to each row's prompt, before prompts are encoded; `open` follows with the same examples.
+
+        Like all that an environment says, it is untrusted: whoever adds it sanitizes it.
+        """
+        return [None] * len(examples)
 
     def open(self, examples: Sequence[Mapping[str, Any]]) -> None:
         """Begin a rollout; one example per row says what is known of it: its `prompt`, the columns of the dataset."""

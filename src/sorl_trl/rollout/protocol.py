@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -18,11 +19,20 @@ from sorl_trl.rollout.tokens import control_tokens, decode
 from sorl_trl.types import Action, ActionKind, Passage
 
 PROTOCOL_TAGS = ("think", "search", "information", "answer", "tool_call", "tool_response")
-"""Names that must not appear as tags in the environment's text: our own, and those of chat models' tool calls."""
+"""Names that must not appear as tags in the environment's text: our own, and those of chat models' tool calls.
 
-_ANY_TAG = re.compile(rf"<\s*(?P<slash>/\s*)?(?P<name>{'|'.join(PROTOCOL_TAGS)})\s*(?:/\s*)?>", re.IGNORECASE)
+A protocol with other tools adds theirs: see `TagProtocol.tag_names`."""
+
 _TAG_NAME = re.compile(r"[A-Za-z_][\w.-]*")
 _ANSWER = "answer"
+_SEARCH_FEEDBACK = (
+    "My previous action is invalid. If I want to search, I should put the query between the search tags. "
+    "If I want to give the final answer, I should put it between the answer tags. Let me try again."
+)
+_TOOLS_FEEDBACK = (
+    "My previous action is invalid. If I want to use a tool, I should put its input between the tags of that tool: "
+    "{tools}. If I want to give the final answer, I should put it between the answer tags. Let me try again."
+)
 
 
 @dataclass(frozen=True)
@@ -47,10 +57,8 @@ class TagProtocol:
     """One passage; `i` counts from 1."""
     no_results: str = "No results found."
     search_failed: str = "The search failed for this query. Another query may work."
-    invalid_feedback: str = (
-        "My previous action is invalid. If I want to search, I should put the query between the search tags. "
-        "If I want to give the final answer, I should put it between the answer tags. Let me try again."
-    )
+    invalid_feedback: str = _SEARCH_FEEDBACK
+    """What is said to a turn that does not parse. With other tools than a search, the default names them."""
     information_frame: Frame = field(default=Frame("\n\n<information>", "</information>\n\n"))
     """The text around passages, and around `no_results` and `search_failed` in their place."""
     feedback_frame: Frame = field(default=Frame("\n", "\n"))
@@ -66,7 +74,14 @@ class TagProtocol:
         """A turn ends where one of these is closed."""
         return tuple(f"</{name}>" for name in (*self.tools, _ANSWER))
 
+    @property
+    def tag_names(self) -> tuple[str, ...]:
+        """Names that must not appear as tags in the environment's text: `PROTOCOL_TAGS`, and those of the tools."""
+        return (*PROTOCOL_TAGS, *(name for name in self.tools if name not in PROTOCOL_TAGS))
+
     def __post_init__(self) -> None:
+        if isinstance(self.tools, str):
+            raise ValueError(f"tools={self.tools!r} is a string, but must be a tuple of names, such as ('search',)")
         for name in self.tools:
             if not _TAG_NAME.fullmatch(name) or name == _ANSWER:
                 raise ValueError(f"tools={self.tools!r} holds {name!r}: a tool's tag is a name, and not 'answer'")
@@ -77,9 +92,11 @@ class TagProtocol:
                 f"passage_template={self.passage_template!r} cannot be filled ({error!r}): allowed fields are "
                 "{i}, {title} and {text}"
             ) from error
+        if self.invalid_feedback == _SEARCH_FEEDBACK and self.tools not in ((), (ActionKind.SEARCH.value,)):
+            object.__setattr__(self, "invalid_feedback", _TOOLS_FEEDBACK.format(tools=", ".join(self.tools)))
         for name in ("no_results", "search_failed", "invalid_feedback"):
             if self.neutralize(getattr(self, name))[1]:
-                raise ValueError(f"{name}={getattr(self, name)!r} must not hold any of the tags {PROTOCOL_TAGS}")
+                raise ValueError(f"{name}={getattr(self, name)!r} must not hold any of the tags {self.tag_names}")
 
     @property
     def frames(self) -> tuple[Frame, ...]:
@@ -126,18 +143,23 @@ class TagProtocol:
         )
         return "".join(rendered).strip()
 
-    @staticmethod
-    def tags_in(text: str) -> list[str]:
-        """Find the protocol tags that a text holds, as they are written there."""
-        return [tag[0] for tag in _ANY_TAG.finditer(text)]
+    def tags_in(self, text: str) -> list[str]:
+        """Find the protocol's tags that a text holds, as they are written there."""
+        return [tag[0] for tag in _any_tag(self.tag_names).finditer(text)]
 
-    @staticmethod
-    def neutralize(text: str) -> tuple[str, int]:
-        """Write each protocol tag in square brackets; also return how many there were.
+    def neutralize(self, text: str) -> tuple[str, int]:
+        """Write each of the protocol's tags in square brackets; also return how many there were.
 
         Replacing, unlike deleting, cannot join the two halves of another tag.
         """
-        return _ANY_TAG.subn(lambda tag: f"[{'/' if tag['slash'] else ''}{tag['name']}]", text)
+        in_brackets = _any_tag(self.tag_names).subn
+        return in_brackets(lambda tag: f"[{'/' if tag['slash'] else ''}{tag['name']}]", text)
+
+
+@cache
+def _any_tag(names: tuple[str, ...]) -> re.Pattern[str]:
+    either = "|".join(map(re.escape, names))
+    return re.compile(rf"<\s*(?P<slash>/\s*)?(?P<name>{either})\s*(?:/\s*)?>", re.IGNORECASE)
 
 
 def chat_message_frame(tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None = None) -> Frame:

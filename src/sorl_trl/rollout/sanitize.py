@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
-from sorl_trl.rollout.protocol import PROTOCOL_TAGS, TagProtocol
+from sorl_trl.rollout.protocol import TagProtocol
 from sorl_trl.rollout.tokens import control_tokens, decode
 from sorl_trl.text import encodable, other_brackets
 
@@ -33,7 +33,7 @@ class HarmlessText:
 
 
 class Sanitizer:
-    """Makes text harmless for one tokenizer.
+    """Makes text harmless for one tokenizer and one protocol, whose tools have tags of their own.
 
     Tags and control tokens that the text spells out get other brackets: `<answer>` becomes `[answer]`, and `[SEP]`
     becomes `(SEP)`. So they stay harmless wherever the text is encoded again. Then the text is encoded and read back:
@@ -42,9 +42,10 @@ class Sanitizer:
     after three passes is given up and becomes empty.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, protocol: TagProtocol | None = None) -> None:
         self._tokenizer = tokenizer
-        controls = control_tokens(tokenizer, PROTOCOL_TAGS)
+        self._protocol = protocol or TagProtocol()
+        controls = control_tokens(tokenizer, self._protocol.tag_names)
         self._control_ids = frozenset(controls)
         # A control token without brackets cannot be rewritten: its id is dropped.
         rewritable = (token for token in controls.values() if token != other_brackets(token))
@@ -83,11 +84,11 @@ class Sanitizer:
         """The control tokens among `token_ids` by their ids, then the protocol tags in the text of the others."""
         controls = [token_id for token_id in token_ids if token_id in self._control_ids]
         others = [token_id for token_id in token_ids if token_id not in self._control_ids]
-        return [*controls, *TagProtocol.tags_in(decode(self._tokenizer, others))]
+        return [*controls, *self._protocol.tags_in(decode(self._tokenizer, others))]
 
     def _rewrite(self, text: str) -> tuple[str, int]:
         """The text with tags and control tokens in other brackets, and how many there were."""
-        text, tags = TagProtocol.neutralize(text)
+        text, tags = self._protocol.neutralize(text)
         text, controls = self._control_strings.subn(lambda token: other_brackets(token[0]), text)
         return text, tags + controls
 

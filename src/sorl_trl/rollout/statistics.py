@@ -13,7 +13,8 @@ from sorl_trl.types import ActionKind, Observation, StopReason, Trajectory, Turn
 def rollout_statistics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Compute means and shares over a batch. The keys are always the same; a mean over nothing is 0.
 
-    A search counts once it was answered: not in the last turn, which cannot search, nor with the engine down.
+    A search, or the call of another tool, counts once it was answered: not in the last turn, which is not answered any
+    more, nor with the engine down. What made the environment end a trajectory was answered.
     """
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
     observations = [observation for trajectory in trajectories for observation in trajectory.observations]
@@ -23,6 +24,7 @@ def rollout_statistics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     statistics = {
         "turns_per_trajectory": _ratio(len(turns), per_trajectory),
         "searches_per_trajectory": _ratio(len(searches), per_trajectory),
+        "tool_calls_per_trajectory": _ratio(sum(map(_answered_calls, trajectories)), per_trajectory),
         "invalid_actions_per_trajectory": _ratio(
             sum(turn.action.kind is ActionKind.INVALID for turn in turns), per_trajectory
         ),
@@ -55,6 +57,16 @@ def _answered_searches(trajectory: Trajectory) -> list[tuple[Turn, Observation]]
         for turn, observation in pairwise(trajectory.segments)
         if isinstance(turn, Turn) and isinstance(observation, Observation) and turn.action.kind is ActionKind.SEARCH
     ]
+
+
+def _answered_calls(trajectory: Trajectory) -> int:
+    """Of tools other than a search."""
+    is_done = trajectory.stop_reason is StopReason.ENVIRONMENT_DONE
+    following = [*trajectory.segments[1:], Observation((), "") if is_done else None]
+    return sum(
+        isinstance(turn, Turn) and turn.action.kind is ActionKind.TOOL and isinstance(reply, Observation)
+        for turn, reply in zip(trajectory.segments, following, strict=False)
+    )
 
 
 def _ratio(total: float, count: float) -> float:

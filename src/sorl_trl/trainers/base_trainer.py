@@ -18,6 +18,7 @@ from trl import GRPOTrainer
 from sorl_trl.caller_warnings import warnings_at_the_caller
 from sorl_trl.ops import TurnLayout, masked_mean, turn_counts, turn_ids_from_mask, turn_layout
 from sorl_trl.trainers.agents.native_tools import HarmlessTools
+from sorl_trl.trainers.agents.tool_engine import ToolEngine
 from sorl_trl.trainers.base_config import TURN_LOSS_TYPE, TurnLevelConfig
 from sorl_trl.trainers.checked_options import StartWarnings, check_arguments, warn_of_idle_options
 from sorl_trl.trainers.checks.dataset import check_chat_template, check_column_names, check_dataset_size
@@ -64,13 +65,14 @@ class TurnLevelTrainer(GRPOTrainer):
             given["rollout_func"] = checked_rollout(given["rollout_func"])
         self._cycle = GenerationCycle(self, args.rollout_staleness)
         self._tools = HarmlessTools(self)
+        self._tool_engine = ToolEngine(self)
         self._recorder = RolloutRecorder(self)
         self._substitution: RatioSubstitution | None = None
         with warnings_at_the_caller():
             super().__init__(**given)
         if args.disable_dropout:
             disable_noise(self.model)
-        warn_of_idle_options(args, has_tools=bool(self.tools))
+        warn_of_idle_options(args, bool(self.tools), self._is_vlm, self.rollout_func is not None)
         self.add_callback(StartWarnings())
         self._set_up_loss(args)
         check_column_names(self.train_dataset, self.eval_dataset, args)
@@ -107,7 +109,7 @@ class TurnLevelTrainer(GRPOTrainer):
 
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
         self._tools.clean_prompts(prompts)
-        result = super()._generate(prompts)
+        result = self._tool_engine.closing(super()._generate)(prompts)
         _, completion_ids, env_mask, _, _, extra_fields, *_ = result
         turn_ids = turn_ids_of(completion_ids, env_mask, extra_fields.get("turn_ids"))
         check_turn_ids(turn_ids, completion_ids, env_mask)
@@ -119,8 +121,12 @@ class TurnLevelTrainer(GRPOTrainer):
         self._recorder.generated(turn_ids)
         return result
 
-    def _tool_call_loop(self, prompts: list[Any], *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        return self._tools.run_loop(super()._tool_call_loop, prompts, *args, **kwargs)
+    def _generate_single_turn(self, *args: Any, **kwargs: Any) -> tuple[list[list[int]], Any]:
+        return self._tool_engine.generate(super()._generate_single_turn, *args, **kwargs)
+
+    def _tool_call_loop(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        loop = self._tool_engine.closing(super()._tool_call_loop, together=True)
+        return self._tools.run_loop(loop, *args, **kwargs)
 
     def _get_tool_suffix_ids(self, tool_messages: list[dict[str, Any]]) -> list[int]:
         return self._tools.suffix_ids(super()._get_tool_suffix_ids, tool_messages)

@@ -59,8 +59,8 @@ class Entry:
     measures: Mapping[str, Any]
     prompt: str
     segments: Sequence[Mapping[str, Any]]
-    """A "turn" has `action`, `token_count` and either `text` or `tokens`; an "observation" `text`, `token_count`,
-    `passages`, `truncated` and `neutralized`."""
+    """A "turn" has `action`, `token_count`, either `text` or `tokens`, and perhaps `reward`; an "observation" `text`,
+    `token_count`, `passages`, `truncated` and `neutralized`."""
     extreme_ratio: float | str | None = None
     """Of the ratios that the loss uses, the one furthest from 1, in log space."""
 
@@ -188,15 +188,18 @@ def _distinct(entries: Iterable[Entry]) -> Iterator[Entry]:
 def _segment(segment: Turn | Observation) -> dict[str, Any]:
     common = {"text": segment.text, "token_count": len(segment.token_ids)}
     if isinstance(segment, Turn):
-        return {"kind": "turn", "action": segment.action.kind.value, **common}
+        action = segment.action.tool or segment.action.kind.value
+        return {"kind": "turn", "action": action, **_reward(segment.reward), **common}
     passages = [{**vars(passage), "score": _number(passage.score)} for passage in segment.passages]
     marks = {"truncated": segment.truncated, "neutralized": segment.neutralized}
     return {"kind": "observation", **common, "passages": passages, **marks}
 
 
 def _trained_segments(each: TrainedTrajectory) -> Iterator[dict[str, Any]]:
-    """A dump knows turns by their ids. Which action one takes is read from its tags, if it was of our protocols."""
+    """A dump knows turns by their ids. Files of an earlier version do not say which action one takes: it is read
+    from its tags, if it was of our protocols."""
     start = 0
+    is_told = len(each.actions) == len({turn_id for turn_id in each.turn_ids if turn_id != ENVIRONMENT})
     for turn_id, tokens_of_turn in groupby(each.turn_ids):
         stop = start + len(list(tokens_of_turn))
         span, start = slice(start, stop), stop
@@ -206,8 +209,16 @@ def _trained_segments(each: TrainedTrajectory) -> Iterator[dict[str, Any]]:
             yield {"kind": "observation", "text": text, "token_count": len(each.tokens[span]), **marks}
         else:
             action = TagProtocol().parse(text).kind.value if each.stop_reason else None
+            turn = {"action": action}
+            if is_told:
+                turn = {"action": each.actions[turn_id], **_reward(each.turn_rewards[turn_id])}
             tokens = _tokens(each, span)
-            yield {"kind": "turn", "action": action, "token_count": len(each.tokens[span]), "tokens": tokens}
+            yield {"kind": "turn", **turn, "token_count": len(each.tokens[span]), "tokens": tokens}
+
+
+def _reward(reward: float | None) -> dict[str, Any]:
+    """Of a turn, where its environment gave one."""
+    return {} if reward is None else {"reward": _number(reward)}
 
 
 def _tokens(each: TrainedTrajectory, span: slice) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from sorl_trl.qa import (
@@ -9,6 +11,7 @@ from sorl_trl.qa import (
     answer_reward,
     build_prompt_rows,
     choice_reward,
+    environment_reward,
     exact_match_reward,
     f1_reward,
     format_reward,
@@ -16,9 +19,12 @@ from sorl_trl.qa import (
     sub_exact_match_reward,
     turn_format_reward,
 )
-from sorl_trl.types import StopReason
+from sorl_trl.types import Action, ActionKind, Observation, StopReason, Trajectory, Turn
 
-OF_OPEN_QUESTIONS = [reward for name, reward in REWARDS.items() if name != "choice"]
+SEEN = Observation((2,), "2")
+TURNS = (Turn((1,), "", Action(ActionKind.TOOL, "1 + 1", "calculate")), Turn((1,), "", Action(ActionKind.ANSWER, "2")))
+
+OF_OPEN_QUESTIONS = [*(reward for name, reward in REWARDS.items() if name != "choice"), environment_reward]
 
 
 def call(reward, trajectories, golden_answers, **columns):
@@ -62,7 +68,19 @@ def test_rewards_of_a_batch(episode, reward, expected):
 @pytest.mark.parametrize("stop_reason", list(StopReason))
 def test_only_an_infrastructure_failure_is_left_out(episode, reward, stop_reason):
     [score] = call(reward, [episode().search("Paris").end(stop_reason)], [["Paris"]])
-    assert (score is None) == (stop_reason is StopReason.SEARCH_UNAVAILABLE)
+    failures = (StopReason.SEARCH_UNAVAILABLE, StopReason.ENVIRONMENT_UNAVAILABLE)
+    assert (score is None) == (stop_reason in failures)
+
+
+def test_the_environment_reward_is_what_the_environment_gave_for_each_turn(episode):
+    given, nothing = (replace(turn, reward=reward) for turn, reward in zip(TURNS, (0.5, None), strict=True))
+    trajectories = [
+        Trajectory((0,), (given, SEEN, nothing), StopReason.ANSWERED),
+        Trajectory((0,), (nothing, SEEN, replace(given, reward=-1)), StopReason.ENVIRONMENT_DONE),
+        Trajectory((0,), (given,), StopReason.ENVIRONMENT_UNAVAILABLE),
+        Trajectory((0,), (), StopReason.CONTEXT_LIMIT),
+    ]
+    assert call(environment_reward, trajectories, [["?"]] * 4) == [[0.5, 0.0], [0.0, -1.0], None, []]
 
 
 @pytest.mark.parametrize("reward", OF_OPEN_QUESTIONS)

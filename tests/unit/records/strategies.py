@@ -12,9 +12,11 @@ from sorl_trl.types import Action, ActionKind, Observation, Passage, StopReason,
 TEXT = st.text(max_size=8)
 IDS = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=4).map(tuple)
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
-ACTIONS = st.builds(Action, st.sampled_from(ActionKind), TEXT)
+ACTIONS = st.builds(Action, st.sampled_from(ActionKind), TEXT) | st.builds(
+    Action, st.just(ActionKind.TOOL), TEXT, TEXT
+)
 LOGPROBS = st.none() | st.lists(FLOATS, max_size=3).map(tuple)
-TURNS = st.builds(Turn, IDS, TEXT, ACTIONS, LOGPROBS)
+TURNS = st.builds(Turn, IDS, TEXT, ACTIONS, LOGPROBS, st.none() | FLOATS)
 PASSAGES = st.builds(Passage, TEXT, TEXT, TEXT, st.none() | FLOATS)
 OBSERVATIONS = st.builds(
     Observation, IDS, TEXT, st.lists(PASSAGES, max_size=2).map(tuple), st.booleans(), st.integers(0, 9)

@@ -96,6 +96,7 @@ def test_statistics_of_a_batch() -> None:
     assert {key: statistics[key] for key in statistics.keys() - reasons.keys()} == {
         "turns_per_trajectory": 2.0,
         "searches_per_trajectory": 3 / 4,
+        "tool_calls_per_trajectory": 0.0,
         "invalid_actions_per_trajectory": 1 / 4,
         "neutralized_per_trajectory": 1.0,
         "masked_share": 1 / 4,
@@ -112,3 +113,21 @@ def test_an_empty_batch_has_the_same_keys() -> None:
     empty = rollout_statistics([])
     assert empty.keys() == rollout_statistics([ANSWERED]).keys()
     assert set(empty.values()) == {0.0}
+
+
+def test_calls_of_tools_count_once_they_were_answered() -> None:
+    call = Turn((5,), "", Action(ActionKind.TOOL, "1 + 1", "calculate"))
+    seen = Observation((4,), "2")
+    counts = {
+        StopReason.MAX_TURNS: 1.0,  # the last one is not answered
+        StopReason.ENVIRONMENT_DONE: 2.0,  # it is, by the end
+        StopReason.ENVIRONMENT_UNAVAILABLE: 1.0,
+    }
+    for reason, count in counts.items():
+        statistics = rollout_statistics([Trajectory((1,), (call, seen, call), reason)])
+        assert statistics["tool_calls_per_trajectory"] == count
+        assert statistics["searches_per_trajectory"] == 0.0
+    invalid = Turn((5,), "", Action(ActionKind.INVALID))
+    for segments in [(), (invalid,), (FRANCE, seen)]:
+        statistics = rollout_statistics([Trajectory((1,), segments, StopReason.ENVIRONMENT_DONE)])
+        assert statistics["tool_calls_per_trajectory"] == 0.0

@@ -12,6 +12,7 @@ from sorl_trl.rollout import Collector, ObservationEncoder, RolloutLimits, TagPr
 from sorl_trl.rollout.protocol import PROTOCOL_TAGS
 from sorl_trl.rollout.tokens import control_tokens
 from sorl_trl.types import Observation, Passage
+from tests import policies
 
 from .fakes import PARIS, WORDS, FakeSearch, bpe_tokenizer, encode, word_tokenizer
 
@@ -109,6 +110,18 @@ def test_a_tokenizer_that_makes_tags_of_anything_gets_an_empty_body() -> None:
 
 def test_lone_surrogates_are_survived() -> None:
     assert encoder(bpe_tokenizer()).passages([passage("a\ud800b")]).text == f"{PREFIX}a?b{SUFFIX}"
+
+
+@pytest.mark.parametrize("name", ["think", "calculate"])
+def test_the_tags_of_tools_are_neutralized_too(name: str) -> None:
+    tools = TagProtocol(passage_template="{text}", tools=("search", "calculate"))
+    tokenizer = policies.word_tokenizer([*WORDS, "<calculate>", "</calculate>"])
+    plain, own = (ObservationEncoder(tokenizer, each, 50) for each in (TERSE, tools))
+    hostile = [passage(f"capital <{name}> </{name}>")]
+    assert own.passages(hostile).text == "<information> capital <unk> <unk> </information>"
+    assert own.passages(hostile).neutralized == 2
+    assert (plain.passages(hostile).neutralized == 0) == (name == "calculate")
+    assert own.passages([passage("< calculate >1</calculate/>")]).neutralized == 2
 
 
 HOSTILE = ["<|im_end|>", "<|im_start|>", "<|endoftext|>", "<eos>", "<pad>", "<|fim_prefix|>", "</information>"]

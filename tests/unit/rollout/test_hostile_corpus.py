@@ -99,7 +99,7 @@ def check_harmless(tokenizer: PreTrainedTokenizerFast, text: str, max_tokens: in
     harmless = Sanitizer(tokenizer).sanitize(text, max_tokens)
     for ids in (harmless.token_ids, encode(tokenizer, harmless.text)):
         assert controls.isdisjoint(ids)
-        assert TagProtocol.neutralize(decode(tokenizer, ids))[1] == 0
+        assert TagProtocol().neutralize(decode(tokenizer, ids))[1] == 0
     assert len(harmless.token_ids) <= max_tokens
     return harmless.neutralized
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from importlib.resources import files
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -83,6 +84,43 @@ def test_neutralizing_twice_changes_nothing_and_leaves_no_action(text: str) -> N
 def test_neutralize_is_linear_on_hostile_text() -> None:
     text = "<" + " " * 200_000 + "<search" + " " * 200_000
     assert protocol.neutralize(text) == (text, 0)
+
+
+TOOLS = TagProtocol(tools=("search", "calculate", "look.up"))
+
+
+@pytest.mark.parametrize(
+    ("text", "action"),
+    [
+        ("<calculate> 1 + 1 </calculate>", Action(ActionKind.TOOL, "1 + 1", "calculate")),
+        ("<search>a</search>", Action(ActionKind.SEARCH, "a")),
+        ("<look.up>a</look.up><calculate>1</calculate>", Action(ActionKind.TOOL, "a", "look.up")),
+        ("<lookXup>a</lookXup>", INVALID),
+        ("<calculate></calculate>", INVALID),
+    ],
+)
+def test_tools_are_tags_of_their_own(text: str, action: Action) -> None:
+    assert TOOLS.parse(text) == action
+    assert protocol.parse(text) == (action if action.kind is ActionKind.SEARCH else INVALID)
+
+
+def test_the_tags_of_tools_are_neutralized_and_no_others() -> None:
+    text = "<calculate>1</ CALCULATE><look.up><lookXup><search>"
+    assert TOOLS.neutralize(text) == ("[calculate]1[/CALCULATE][look.up]<lookXup>[search]", 4)
+    assert protocol.neutralize(text) == ("<calculate>1</ CALCULATE><look.up><lookXup>[search]", 1)
+    assert TOOLS.tags_in(text) == ["<calculate>", "</ CALCULATE>", "<look.up>", "<search>"]
+
+
+def test_feedback_names_the_tools_that_there_are() -> None:
+    assert "between the search tags" in protocol.invalid_feedback
+    assert "tags of that tool: search, calculate, look.up. " in TOOLS.invalid_feedback
+    assert TagProtocol(tools=("guess",), invalid_feedback="Guess!").invalid_feedback == "Guess!"
+
+
+@pytest.mark.parametrize("tools", ["search", ("answer",), ("a b",), ("",)])
+def test_tools_that_are_no_names_are_refused(tools: Any) -> None:
+    with pytest.raises(ValueError, match="tools="):
+        TagProtocol(tools=tools)
 
 
 def test_a_tokenizer_that_cannot_write_the_tags_is_refused(tokenizer: object) -> None:

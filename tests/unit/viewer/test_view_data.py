@@ -59,6 +59,11 @@ class TestEvaluationEntry:
             {"kind": "turn", "action": "answer", "text": "<answer> B </answer>", "token_count": 1},
         )
 
+    def test_tools_and_rewards_of_turns_are_shown(self) -> None:
+        call = Turn((1,), "<calculate> 1 </calculate>", Action(ActionKind.TOOL, "1", "calculate"), reward=-0.25)
+        entry = evaluation_entry(evaluated(question("Ada"), Trajectory((0,), (call,), StopReason.ENVIRONMENT_DONE)))
+        assert (entry.segments[0]["action"], entry.segments[0]["reward"]) == ("calculate", -0.25)
+
     @pytest.mark.parametrize(
         ("given_answer", "verdict"), [(answered("Ada"), "right"), (answered("Bob"), "wrong")], ids=["right", "wrong"]
     )
@@ -134,6 +139,13 @@ class TestTrainingEntry:
         entry = training_entry(replace(TRAINED, stop_reason=None, question=None), "k")
         assert entry.searches is None
         assert [segment.get("action") for segment in entry.segments] == [None, None, None]
+
+    def test_actions_and_rewards_are_shown_where_the_dump_has_them(self) -> None:
+        told = training_entry(replace(TRAINED, actions=("calculate", "answer"), turn_rewards=(0.5, None)), "step-10/1")
+        assert [turn.get("action") for turn in told.segments] == ["calculate", None, "answer"]
+        assert [turn.get("reward") for turn in told.segments] == [0.5, None, None]
+        masked = replace(TRAINED, actions=("calculate", "answer"), turn_rewards=(0.5, None), turn_ids=(-1,) * 7)
+        assert [segment["kind"] for segment in training_entry(masked, "step-10/1").segments] == ["observation"]
 
     def test_a_trajectory_that_is_not_trained_on_has_no_turn(self) -> None:
         entry = training_entry(replace(TRAINED, turn_ids=(-1,) * 7), "k")

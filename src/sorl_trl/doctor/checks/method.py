@@ -84,7 +84,8 @@ def check_options(subject: Subject) -> Iterator[Finding]:
     """Options that the rollout of `train.py` cannot honour, and those that are read nowhere."""
     config, finding = _config(subject), subject.recipe.finding
     problems = [*search_rollout_problems(config)]
-    idle = [*idle_options(config)]
+    refused = {problem.option for problem in problems}
+    idle = [each for each in idle_options(config, has_tools=False) if each.option not in refused]
     yield from map(finding, problems)
     yield from (finding(each, "warning") for each in idle)
     if not problems and not idle:

@@ -28,6 +28,7 @@ from sorl_trl.rollout import (
     time_statistics,
 )
 from sorl_trl.search import SearchBackend
+from sorl_trl.trainers.agents.greetings import Greeter
 from sorl_trl.trainers.agents.policy_engine import collect
 from sorl_trl.trainers.checks.options import check_search_rollout
 from sorl_trl.types import StopReason, Trajectory
@@ -46,9 +47,12 @@ class AgentRollout:
     """A `rollout_func` whose policy acts in an environment between its generations.
 
     Besides TRL's keys it returns, for each trajectory, `env_mask` (1 on the policy's tokens), `turn_ids` (the turn of
-    each token, -1 on the environment's) and `trajectory` (a `sorl_trl.types.Trajectory`, for reward functions).
-    Statistics of every rollout are logged as `rollout/…`. Where the time of the last one went on the main process is
-    kept in `rollout_times.json` in the `output_dir`, which `sorl report` draws.
+    each token, -1 on the environment's) and, for reward functions, `trajectory` (a `sorl_trl.types.Trajectory`) and
+    `environments` (their objects, where the responder has some). Statistics of every rollout are logged as
+    `rollout/…`.
+
+    The responder is given one example per trajectory: its row of the training set. With `trl.GRPOTrainer`, which does
+    not pass it on, that is the `prompt` alone.
 
     A complete trajectory ends in an end-of-sequence token: where the policy did not write it, it is appended as an
     environment token, so that TRL's truncation metrics and `mask_truncated_completions` mean length limits alone. A
@@ -77,21 +81,33 @@ class AgentRollout:
         self.engine = engine or EngineOptions()
 
     def __call__(self, prompts: list[Any], trainer: GRPOTrainer) -> dict[str, Any]:
-        prompt_ids, images, _ = trainer._tokenize_prompts(prompts)
-        if images is not None:
-            name = type(self).__name__
-            raise ValueError(f"`{name}` is for text: the prompts hold images, which the policy would not see.")
         # Trainers of this package have asked this before; `trl.GRPOTrainer` has not.
         check_search_rollout(trainer.args, trainer.tools)
         # Built anew each time: one rollout may serve several trainers, and it takes milliseconds.
         collector = self._build_collector(trainer, self._protocol_for(prompts, trainer))
         examples = getattr(trainer, "rollout_examples", None) or [{"prompt": prompt} for prompt in prompts]
-        trajectories = collect(collector, prompt_ids, trainer, self.engine, examples)
-        for name, value in (rollout_statistics(trajectories) | time_statistics(collector.timeline)).items():
+        greeter = Greeter(trainer._tokenizer, collector.protocol, collector.limits.max_observation_tokens)
+        try:
+            greeted = greeter.add(prompts, collector.responder.greet(examples))
+            trajectories = collect(collector, self._encoded(greeted, trainer), trainer, self.engine, examples)
+        finally:
+            collector.responder.close()
+        statistics = rollout_statistics(trajectories) | time_statistics(collector.timeline)
+        statistics["neutralized_per_trajectory"] += greeter.neutralized / max(len(trajectories), 1)
+        for name, value in statistics.items():
             trainer._log_metric(f"rollout/{name}", value)
         if trainer.model.training and trainer.accelerator.is_main_process:
             write_times(collector.timeline, Path(trainer.args.output_dir))
-        return rollout_output(trajectories, trainer._tokenizer.eos_token_id)
+        output = rollout_output(trajectories, trainer._tokenizer.eos_token_id)
+        environments = collector.responder.environments
+        return {**output, "environments": [*environments]} if environments else output
+
+    def _encoded(self, prompts: list[Any], trainer: GRPOTrainer) -> list[list[int]]:
+        prompt_ids, images, _ = trainer._tokenize_prompts(prompts)
+        if images is not None:
+            name = type(self).__name__
+            raise ValueError(f"`{name}` is for text: the prompts hold images, which the policy would not see.")
+        return prompt_ids
 
     def _protocol_for(self, prompts: list[Any], trainer: GRPOTrainer) -> TagProtocol:
         """In a conversation, feedback after the policy has ended its message is a message of the chat template."""

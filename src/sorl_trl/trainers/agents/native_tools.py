@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, partial, wraps
+from functools import cached_property
 from typing import Any
 
+import torch
+from accelerate.logging import get_logger
 from jinja2 import TemplateError
 
 from sorl_trl.checks import POSITIVE_COUNT, check_number
@@ -15,6 +16,8 @@ from sorl_trl.rollout.retrieval import Retriever, SearchFailure
 from sorl_trl.rollout.sanitize import Sanitizer
 from sorl_trl.search import RetryPolicy, SearchBackend, SearchUnavailable
 from sorl_trl.text import round_brackets
+from sorl_trl.trainers.agents.tool_answers import ToolAnswers, tool_answers
+from sorl_trl.trainers.agents.tool_calls import HangingCalls
 from sorl_trl.trainers.agents.tool_messages import (
     MAX_WEAKER_FORMS,
     OwnContent,
@@ -27,15 +30,17 @@ from sorl_trl.trainers.agents.tool_messages import (
 )
 from sorl_trl.types import ActionKind
 
+logger = get_logger(__name__)
+
 
 def search_tool(backend: SearchBackend, k: int = 3, retry: RetryPolicy | None = None) -> Callable[[str], str]:
     """A search engine as a tool: `tools=[search_tool(backend)]`. `k` is the most passages per query.
 
     It answers what an observation of `SearchRollout` says between its tags: the best passages, or that there are none,
     or that the query was refused. With the engine down, retries included, it raises SearchUnavailable: the trainers of
-    this package mask the trajectory then; `trl.GRPOTrainer` makes it a message to the policy and trains on it. TRL
-    calls tools one at a time, so that each call waits for its own retries: `retry` says how long, by default as long
-    as `SearchRollout` waits once for all.
+    this package mask the trajectory then; `trl.GRPOTrainer` makes it a message to the policy and trains on it. Each
+    call waits for its own retries, with TRL one call after another: `retry` says how long, by default as long as
+    `SearchRollout` waits once for all.
 
     Raises ValueError for a `k` below 1.
     """
@@ -98,6 +103,10 @@ class HarmlessTools:
         self._trainer = trainer
         self._own_contents: list[OwnContent] = []
         self._neutralized = 0
+        self._hanging = HangingCalls()
+        self._answers: ToolAnswers | None = None
+        """Of the rollout that is under way."""
+        self._is_advised = False
 
     @cached_property
     def _sanitizer(self) -> Sanitizer:
@@ -118,21 +127,49 @@ class HarmlessTools:
                 prompts[i] = [*prompt[:-1], last]
 
     def run_loop(self, loop: Callable[..., tuple[Any, ...]], prompts: list[Any], *args: Any, **kwargs: Any) -> Any:
-        """TRL's tool loop, in which tools report that their engine is down, and hits are logged."""
-        unavailable: set[int] = set()
-        for tools in (self._trainer._sync_tool_dicts, self._trainer._async_tool_dicts):
-            for row, by_name in enumerate(tools):
-                tools[row] = {name: _reporting(tool, partial(unavailable.add, row)) for name, tool in by_name.items()}
-        result = loop(prompts, *args, **kwargs)
-        tool_mask = result[0]
-        for row in unavailable:
+        """TRL's tool loop, in which calls are made as `tool_answers` says, and what became of them is logged."""
+        trainer = self._trainer
+        self._answers = answers = tool_answers(trainer, self._hanging)
+        dicts = trainer._sync_tool_dicts, trainer._async_tool_dicts
+        for row, own in enumerate(zip(*dicts, strict=True)):
+            for tools, wrapped in zip(dicts, answers.wrapped(row, *own), strict=True):
+                tools[row] = wrapped
+        try:
+            result = loop(prompts, *args, **kwargs)
+            answers.check()
+        finally:
+            answers.close()
+            self._answers = None
+        tool_mask, *others, calls, failures, images = result
+        for row in answers.unavailable:
             tool_mask[row] = [0] * len(tool_mask[row])
-        self._trainer._log_metric("rollout/neutralized_per_trajectory", self._neutralized / len(prompts))
+        self._give_up_busy_environments()
+        self._log(answers, len(prompts), calls)
+        return tool_mask, *others, calls, failures + answers.failures, images
+
+    def _give_up_busy_environments(self) -> None:
+        """Those that an unanswered call still runs on are not reset: the next rollout has new ones made."""
+        if self._trainer.environment_factories is not None:
+            for pool in self._trainer._environment_pool.values():
+                pool[:] = [environment for environment in pool if not self._hanging.holds(environment)]
+
+    def _log(self, answers: ToolAnswers, rows: int, calls: int) -> None:
+        trainer = self._trainer
+        trainer._log_metric("rollout/neutralized_per_trajectory", self._neutralized / rows)
         self._neutralized = 0
-        return result
+        if trainer.args.tool_timeout_s is not None and not trainer._is_vlm:
+            counts = torch.tensor([[answers.late, calls]], device=trainer.accelerator.device)
+            late, made = trainer.accelerator.gather(counts).sum(0).tolist()
+            mode = "train" if trainer.model.training else "eval"
+            trainer._metrics[mode]["tools/timeout_frequency"].append(late / made if made else 0.0)
+        if not self._is_advised and (advice := answers.advice()) and not trainer._is_vlm:
+            self._is_advised = True
+            logger.warning(advice)
 
     def suffix_ids(self, render: Callable[[list[dict[str, Any]]], list[int]], messages: list[dict[str, Any]]) -> Any:
         """The token ids that `render` makes of tools' messages, which are changed until they bring nothing in."""
+        if self._answers is not None:
+            self._answers.settle(messages)
         for message in messages:
             message["name"] = self._sanitize(text_of(message["name"]))
             message["content"] = self._harmless(message["content"])
@@ -192,28 +229,3 @@ class HarmlessTools:
         rewritten, hits = self._sanitizer.rewrite(text)
         self._neutralized += hits
         return rewritten
-
-
-def _reporting(tool: Callable[..., Any], report: Callable[[], None]) -> Callable[..., Any]:
-    """The tool, which also reports that its search engine is unavailable."""
-    if inspect.iscoroutinefunction(tool):
-
-        @wraps(tool)
-        async def call_async(*args: Any, **kwargs: Any) -> Any:
-            try:
-                return await tool(*args, **kwargs)
-            except SearchUnavailable:
-                report()
-                raise
-
-        return call_async
-
-    @wraps(tool)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return tool(*args, **kwargs)
-        except SearchUnavailable:
-            report()
-            raise
-
-    return call

@@ -11,8 +11,8 @@ from accelerate import Accelerator
 from trl import GRPOTrainer
 from trl.models import unwrap_model_for_generation
 
-from sorl_trl.rollout import Collector, Engine, EngineOptions, LockStepEngine, TurnEnd, model_engine
-from sorl_trl.trainers.agents.vllm import VLLMGenerator, awake
+from sorl_trl.rollout import Collector, Engine, EngineOptions, TurnEnd, model_engine
+from sorl_trl.trainers.agents.vllm import vllm_engine
 from sorl_trl.types import Trajectory
 
 
@@ -42,14 +42,14 @@ def policy_engine(
 ) -> Iterator[tuple[Engine, Callable[[bool], bool]]]:
     """The engine that samples from the trainer's policy, and "is any rank still active?".
 
-    Parameters that stay sharded while generating (FSDP, ZeRO-3 with `ds3_gather_for_generation=False`) and an engine
-    that serves all ranks at once need every rank to poll equally often; elsewhere ranks are independent.
+    Parameters that stay sharded while generating (FSDP, ZeRO-3 with `ds3_gather_for_generation=False`) and a vLLM that
+    is spread over ranks need every rank to poll equally often; elsewhere ranks are independent.
     """
     accelerator = trainer.accelerator
+    end = TurnEnd(trainer._tokenizer, stop_strings, trainer.eos_token_ids)
     if trainer.use_vllm:
-        end = TurnEnd(trainer._tokenizer, stop_strings, trainer.eos_token_ids)
-        with awake(trainer.vllm_generation):
-            yield LockStepEngine(VLLMGenerator(trainer.vllm_generation, end), True), _any_rank(accelerator)
+        vllm = vllm_engine(trainer.vllm_generation, end)
+        yield vllm, _any_rank(accelerator) if vllm.polls_together else bool
         return
     sharded = trainer._dist.is_fsdp or (trainer._dist.is_zero3 and not trainer.args.ds3_gather_for_generation)
     # The context is entered once per rollout: under ZeRO-3 it gathers the parameters, on all ranks together.
@@ -64,7 +64,6 @@ def policy_engine(
         torch.no_grad(),
         trainer._dist.summon_full_params(trainer.model_wrapped, recurse=False),
     ):
-        end = TurnEnd(trainer._tokenizer, stop_strings, trainer.eos_token_ids)
         engine = model_engine(model, end, trainer.generation_config, options.rollout_engine, synced_gpus=sharded)
         yield engine, _any_rank(accelerator) if sharded else bool
 

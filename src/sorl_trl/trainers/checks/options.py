@@ -60,7 +60,7 @@ IDLE = (
         "`vllm_importance_sampling_correction` is False",
     ),
     Idle(
-        ("cache_implementation", "use_transformers_continuous_batching"),
+        ("cache_implementation", "use_transformers_continuous_batching", "tool_engine"),
         lambda c: c.use_vllm,
         "with `use_vllm`, vLLM generates",
     ),
@@ -68,6 +68,11 @@ IDLE = (
         ("cache_implementation",),
         lambda c: c.use_transformers_continuous_batching,
         "`use_transformers_continuous_batching` has a cache of its own",
+    ),
+    Idle(
+        ("tool_engine",),
+        lambda c: c.use_transformers_continuous_batching,
+        "with `use_transformers_continuous_batching`, that generates",
     ),
     Idle(
         ("transformers_continuous_batching_config",),
@@ -138,6 +143,10 @@ IDLE = (
 )
 """An option may stand in several rows; the first that holds is named."""
 
+_OF_TEXT = ("tool_concurrency", "tool_timeout_s", "tool_engine")
+OF_TOOLS = ("max_tool_calling_iterations", *_OF_TEXT)
+"""Options of TRL's tool loop; all but the first are for policies that read text alone."""
+
 _OUTPUTS = ("return_dict_in_generate", "output_scores", "output_logits", "output_attentions", "output_hidden_states")
 SET_BY_ROLLOUT: Mapping[str, tuple[str, ...]] = {
     "transformers": (
@@ -147,23 +156,32 @@ SET_BY_ROLLOUT: Mapping[str, tuple[str, ...]] = {
     ),
     "vllm": (
         *("max_tokens", "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "detokenize", "n"),
-        *("logprobs", "prompt_logprobs", "truncate_prompt_tokens"),
+        *("logprobs", "prompt_logprobs", "truncate_prompt_tokens", "skip_special_tokens", "output_kind", "stream"),
+        "seed",
     ),
 }
-"""Engine -> keys of `generation_kwargs` that `SearchRollout` sets itself: where a turn ends, what comes back."""
+"""Engine -> keys of `generation_kwargs` that `SearchRollout` sets itself: where a turn ends, what comes back, seed."""
 
 
-def idle_options(config: Any, has_tools: bool = True) -> Iterator[Problem]:
+def idle_options(
+    config: Any, has_tools: bool = True, is_vlm: bool = False, has_rollout: bool = False
+) -> Iterator[Problem]:
     """Options that differ from their default and are read nowhere, each once.
 
     Args:
         config: the trainer's, after `__post_init__`.
         has_tools: whether TRL's tool loop runs, that is whether the trainer has `tools` or an `environment_factory`.
+        is_vlm: whether the policy reads images.
+        has_rollout: whether the trainer has a `rollout_func`.
     """
     changed = _changed(config)
     rows = [(row.options, row.why) for row in IDLE if row.is_idle(config)]
     if not has_tools:
-        rows.append((("max_tool_calling_iterations",), "the trainer has no `tools` and no `environment_factory`"))
+        rows.append((OF_TOOLS, "the trainer has no `tools` and no `environment_factory`"))
+    if has_rollout:
+        rows.append((("tool_engine",), "the `rollout_func` generates"))
+    if is_vlm:
+        rows.append((_OF_TEXT, "the policy reads images, which TRL looks for in each tool's answer as it calls it"))
     for options, why in rows:
         for name in options:
             if name in changed:
@@ -206,19 +224,32 @@ def search_rollout_problems(config: Any, tools: Any = None, environment_factory:
             "`max_completion_length` is None, but `SearchRollout` needs it: it limits a trajectory, all turns "
             "and observations together.",
         )
-    yield from _generation_problems(config)
+    yield from _generation_problems(
+        config,
+        "`SearchRollout` says itself where a turn ends (stop strings of its protocol, end-of-sequence tokens of model "
+        "and tokenizer, `RolloutLimits`), what comes back, and with which seed each turn is sampled (`seed` of the "
+        "trainer). Remove it.",
+    )
 
 
-def _generation_problems(config: Any) -> Iterator[Problem]:
+def tool_engine_problems(config: Any) -> Iterator[Problem]:
+    """What the engine of `tool_engine` cannot honour in TRL's tool loop."""
+    if config.tool_engine != "trl" and not (config.use_vllm or config.use_transformers_continuous_batching):
+        yield from _generation_problems(
+            config,
+            f"`tool_engine={config.tool_engine!r}` says itself where a turn ends (end-of-sequence tokens, "
+            "`max_completion_length`) and what comes back. Remove it, or set `tool_engine='trl'`.",
+        )
+
+
+def _generation_problems(config: Any, why: str) -> Iterator[Problem]:
     engine = "vllm" if config.use_vllm else "transformers"
     for key, value in (config.generation_kwargs or {}).items():
         is_default = value is None or (key in ("num_beams", "num_return_sequences", "n") and value == 1)
         if key in SET_BY_ROLLOUT[engine] and not is_default:
             yield Problem(
                 "generation_kwargs",
-                f"`generation_kwargs` has {key!r}: {value!r}, but `SearchRollout` says itself where a turn ends (stop "
-                "strings of its protocol, end-of-sequence tokens of model and tokenizer, `RolloutLimits`) and what "
-                "comes back. Remove it.",
+                f"`generation_kwargs` has {key!r}: {value!r}, but {why}",
             )
 
 

@@ -143,4 +143,6 @@ def _asked(example: Mapping[str, Any], reward: float | None) -> dict[str, Any]:
         "reward": reward,
         "answer": trajectory and trajectory.answer,
         "stop_reason": trajectory and trajectory.stop_reason.value,
+        "actions": [turn.action.tool or turn.action.kind.value for turn in trajectory.turns] if trajectory else [],
+        "turn_rewards": [turn.reward for turn in trajectory.turns] if trajectory else [],
     }

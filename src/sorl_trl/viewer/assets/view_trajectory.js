@@ -105,8 +105,10 @@ function turnCard(segment, number, pattern) {
   const body = block("div", className, segment.tokens ? tokenNodes(segment.tokens, number) : textNodes(text, pattern));
   const action = segment.action ? make("span", `action ${segment.action}`, segment.action) : null;
   const size = make("span", "", plural(segment.token_count, "token"));
+  const reward = segment.reward === undefined ? null : make("span", "", `reward ${format(segment.reward)}`);
   const figures = segment.tokens ? turnFigures(segment.tokens) : [];
-  return make("section", "turn", make("header", "", make("h3", "", `Turn ${number}`), action, size, figures), body);
+  const header = make("header", "", make("h3", "", `Turn ${number}`), action, size, reward, figures);
+  return make("section", "turn", header, body);
 }
 
 function textNodes(text, pattern) {

@@ -1,0 +1,191 @@
+"""An environment of its own for every trajectory, as the responder of a rollout."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+from sorl_trl.checks import POSITIVE_COUNT, Number, check_number
+from sorl_trl.rollout.environment import Environment, Reply, Responder, RowTurn
+from sorl_trl.rollout.environments.calls import Call, Calls
+from sorl_trl.search.backend import INFRASTRUCTURE_ERRORS
+from sorl_trl.types import StopReason, Turn
+
+logger = logging.getLogger(__name__)
+
+TIMEOUT_S = 60.0
+"""Ours, as long as a search is tried again."""
+CONCURRENCY = 64
+"""Ours: as many steps go on at the same time."""
+DOWN = (*INFRASTRUCTURE_ERRORS, asyncio.TimeoutError)  # which is a `TimeoutError` since Python 3.11 only
+UNAVAILABLE = Reply(stop=StopReason.ENVIRONMENT_UNAVAILABLE)
+
+
+class EnvironmentResponder(Responder):
+    """Answers each row's turns with an environment of its own, while other rows go on.
+
+    At the beginning of a rollout, `factory` is called once per row, in order. Where the objects have a method `reset`,
+    it is called with the row's example: its columns as keyword arguments, of which it gets those that it takes. Text
+    that it returns is added to the prompt.
+
+    All that is done with an object is done in one thread, which is its own; what is a coroutine goes on in an event
+    loop that all rows share. A `reset` or `step` that takes longer than `timeout_s`, or raises `SearchUnavailable`,
+    `ConnectionError` or `TimeoutError`, ends the trajectory as `ENVIRONMENT_UNAVAILABLE`, masked out of the loss. All
+    other exceptions are programming errors, and end the run.
+
+    Args:
+        factory: Makes an environment: a class, or a function without arguments.
+        timeout_s: For one step, or one `reset`; infinity is for ever.
+        concurrency: How many steps may go on at the same time.
+
+    Attributes:
+        environments: Of the last rollout, one per row. Trainers hand them to reward functions, as `environments`.
+
+    Raises TypeError for a `factory` that cannot be called, ValueError for a number out of range.
+    """
+
+    def __init__(
+        self, factory: Callable[[], Environment], timeout_s: float = TIMEOUT_S, concurrency: int = CONCURRENCY
+    ) -> None:
+        if not callable(factory):
+            raise TypeError(
+                f"factory is a {type(factory).__name__}, but must be a class or a function that makes an environment"
+            )
+        check_number("timeout_s", timeout_s, Number(above=0, finite=False))
+        check_number("concurrency", concurrency, POSITIVE_COUNT)
+        self._factory = factory
+        self._timeout_s = timeout_s
+        self._concurrency = concurrency
+        self._calls: Calls | None = None
+        self._greetings: list[str | None] | None = None
+        self._down: set[int] = set()
+        self._environments: list[Any] = []
+
+    @property
+    def environments(self) -> Sequence[Any]:  # type: ignore[override]
+        return self._environments
+
+    def greet(self, examples: Sequence[Mapping[str, Any]]) -> list[str | None]:
+        """Begin a rollout by resetting its environments; what each of them says. `open` then goes on with them.
+
+        Raises TypeError for an object without a method `step`, for a `reset` that needs what the examples do not have
+        or returns neither text nor None, TimeoutError for a `factory` that does not return, and what either raises.
+        """
+        self.close()
+        self._calls = Calls(len(examples), self._timeout_s, self._concurrency)
+        try:
+            self._down = set()
+            self._environments = [self._made(self._calls, row) for row in range(len(examples))]
+            self._greetings = self._reset(self._calls, examples)
+        except BaseException:
+            self.close()
+            raise
+        return self._greetings
+
+    def open(self, examples: Sequence[Mapping[str, Any]]) -> None:
+        """See `Responder.open`. Raises what `greet` raises, and ValueError for a greeting that nobody asked for."""
+        said = [] if self._greetings is not None else list(filter(None, self.greet(examples)))
+        if said:
+            self.close()
+            raise ValueError(
+                f"`reset` returned {said[0][:80]!r}, which belongs into the prompt: call `greet` before the prompts "
+                "are encoded, or have `reset` return None"
+            )
+        self._greetings = None
+
+    def ask(self, turns: Sequence[RowTurn]) -> list[Future[Reply]]:
+        """See `Responder.ask`."""
+        return [self._ask(each.row, each.turn) for each in turns]
+
+    def close(self) -> None:
+        """See `Responder.close`. The environments are kept until the next rollout begins."""
+        if self._calls is not None:
+            self._calls.close()
+        self._calls, self._greetings = None, None
+
+    def _ask(self, row: int, turn: Turn) -> Future[Reply]:
+        if self._calls is None:
+            raise RuntimeError("`open` must come before `ask`")
+        if row in self._down:
+            future: Future[Reply] = Future()
+            future.set_result(UNAVAILABLE)
+            return future
+        return self._calls.make(row, partial(_step, self._environments[row], turn), UNAVAILABLE)
+
+    def _made(self, calls: Calls, row: int) -> Any:
+        """A row's environment, made in its thread; before the next row's, so that factories may count."""
+        late = object()
+        environment = calls.make(row, lambda _: self._factory(), late).result()
+        if environment is late:
+            raise TimeoutError(f"the factory of environments did not return within timeout_s={self._timeout_s}")
+        if not callable(getattr(environment, "step", None)):
+            raise TypeError(f"the factory made a {type(environment).__name__}: an environment has a method `step`")
+        return environment
+
+    def _reset(self, calls: Calls, examples: Sequence[Mapping[str, Any]]) -> list[str | None]:
+        """Reset all environments at the same time; what they say."""
+        resets = {
+            row: calls.make(row, partial(_reset, environment, examples[row]), UNAVAILABLE)
+            for row, environment in enumerate(self._environments)
+            if callable(getattr(environment, "reset", None))
+        }
+        said: list[str | None] = [None] * len(examples)
+        for row, reset in resets.items():
+            greeting = reset.result()
+            if greeting is UNAVAILABLE:
+                self._down.add(row)
+            else:
+                said[row] = greeting
+        return said
+
+
+def call_with(method: Callable[..., Any], example: Mapping[str, Any]) -> Any:
+    """Call `method` with those columns of an example that it takes: all, where it takes `**kwargs`.
+
+    Raises TypeError for an argument without a default that no column gives.
+    """
+    parameters = inspect.signature(method).parameters.values()
+    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+        taken = dict(example)
+    else:
+        taken = {each.name: example[each.name] for each in parameters if each.name in example}
+    needed = [each.name for each in parameters if each.default is each.empty and each.kind is not each.VAR_KEYWORD]
+    if missing := [name for name in needed if name not in taken]:
+        name = getattr(method, "__qualname__", repr(method))
+        raise TypeError(f"{name} needs {missing}, but an example has {sorted(example)}")
+    return method(**taken)
+
+
+def _reset(environment: Any, example: Mapping[str, Any], call: Call) -> Any:
+    try:
+        greeting = call.complete(call_with(environment.reset, example))
+    except DOWN as error:
+        return _unavailable(environment, "reset", error)
+    if greeting is None or isinstance(greeting, str):
+        return greeting
+    raise TypeError(
+        f"{type(environment).__name__}.reset returned a {type(greeting).__name__}, but must return text or None"
+    )
+
+
+def _step(environment: Any, turn: Turn, call: Call) -> Reply:
+    try:
+        reply = call.complete(environment.step(turn))
+    except DOWN as error:
+        return _unavailable(environment, "step", error)
+    if isinstance(reply, Reply):
+        return reply
+    raise TypeError(
+        f"{type(environment).__name__}.step returned a {type(reply).__name__}, but must return a `Reply`, such as "
+        'Reply("what the policy reads")'
+    )
+
+
+def _unavailable(environment: Any, method: str, error: BaseException) -> Reply:
+    logger.warning("%s.%s is unavailable, a trajectory is masked: %r", type(environment).__name__, method, error)
+    return UNAVAILABLE

@@ -1,0 +1,24 @@
+"""Generation through TRL's vLLM, row by row: in the process of its trainer, or as a server. See docs/vllm.md."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sorl_trl.rollout import TurnEnd
+from sorl_trl.trainers.agents.vllm.colocate import VLLMColocateEngine
+from sorl_trl.trainers.agents.vllm.connection import EngineUnavailable
+from sorl_trl.trainers.agents.vllm.server import VLLMServerEngine
+from sorl_trl.trainers.agents.vllm.turns import VLLMEngine
+
+__all__ = ["EngineUnavailable", "VLLMColocateEngine", "VLLMEngine", "VLLMServerEngine", "vllm_engine"]
+
+
+def vllm_engine(vllm_generation: Any, end: TurnEnd) -> VLLMEngine:
+    """The engine around TRL's `VLLMGeneration`, whichever its mode.
+
+    All ranks call it together, for each rollout anew, after the weights have been synchronized. Raises what the
+    engines raise.
+    """
+    if vllm_generation.mode == "server":
+        return VLLMServerEngine(vllm_generation, end)
+    return VLLMColocateEngine(vllm_generation, end)

@@ -1,0 +1,144 @@
+"""One vLLM server over HTTP: what is tried again, what is an error, and how long it may take."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import httpx2
+from tenacity import (
+    RetryCallState,
+    Retrying,
+    retry_if_exception_type,
+    sleep_using_event,
+    stop_after_attempt,
+    stop_when_event_set,
+    wait_exponential,
+)
+
+from sorl_trl.checks import NOT_NEGATIVE, POSITIVE_COUNT, Checked, Number
+
+AT_ONCE = 64
+"""Requests that a rank has at the server at a time: TRL's own number."""
+_CONNECT_S = 10.0
+_EXCERPT = 400
+
+
+class EngineUnavailable(RuntimeError):
+    """The engine is gone, or does not answer: the rollout cannot go on."""
+
+
+class _Passing(EngineUnavailable):
+    """Worth another attempt."""
+
+
+@dataclass(frozen=True)
+class Patience(Checked):
+    """How long a server is waited for. The values are ours. Raises ValueError for one that is out of range.
+
+    Attempts are few and close together: they bridge a connection that broke. A server that was started anew would have
+    its first weights, and a rollout must not go on with those.
+    """
+
+    answer_s: Annotated[float, Number(above=0)] = 600.0
+    """For an answer to begin: a turn that is queued for long, and then has 4,096 tokens at 10 a second."""
+    attempts: Annotated[int, POSITIVE_COUNT] = 4
+    wait_s: Annotated[float, NOT_NEGATIVE] = 0.5
+    """Before the second attempt; it doubles."""
+
+
+class VLLMServer:
+    """Talks to a server from several threads, until it is closed.
+
+    A request that failed by its connection or with HTTP 5xx is sent again. It holds its seed, so that the second
+    attempt samples what the first would have, and one answer is used. Whatever else comes back is not tried again.
+
+    Closing cuts all connections: threads that wait for an answer get an error, and the server, which notices, gives up
+    what it was generating for them.
+    """
+
+    def __init__(self, base_url: str, headers: Mapping[str, Any], patience: Patience) -> None:
+        self._base_url = base_url
+        self._patience = patience
+        self._closed = threading.Event()
+        self._lock = threading.Lock()
+        self._underway = 0
+        self._sockets: list[socket.socket] = []
+        self._client = httpx2.Client(
+            headers=dict(headers),
+            verify=base_url.startswith("https:"),  # where nothing is encrypted, no certificates need be read
+            timeout=httpx2.Timeout(patience.answer_s, connect=_CONNECT_S),
+            limits=httpx2.Limits(max_connections=AT_ONCE, max_keepalive_connections=AT_ONCE),
+        )
+
+    def ask(self, method: str, path: str, body: Any = None) -> Any:
+        """The server's answer.
+
+        Raises EngineUnavailable where it cannot be reached or does not answer in time, and RuntimeError with what it
+        says where it refuses.
+        """
+        retrying = Retrying(
+            retry=retry_if_exception_type(_Passing),
+            stop=stop_after_attempt(self._patience.attempts) | stop_when_event_set(self._closed),
+            wait=wait_exponential(self._patience.wait_s),
+            sleep=sleep_using_event(self._closed),
+            retry_error_callback=self._give_up,
+        )
+        with self._lock:
+            self._underway += 1
+        try:
+            return retrying(self._ask_once, method, f"{self._base_url}{path}", body)
+        finally:
+            with self._lock:
+                self._underway -= 1
+            self._forget_if_unused()
+
+    def close(self) -> None:
+        """Cut all connections, and do not wait for the threads that use them."""
+        self._closed.set()
+        for each in self._sockets:
+            with suppress(OSError):  # it may have been closed already
+                # Closing it would neither wake the thread that reads from it nor tell the server.
+                each.shutdown(socket.SHUT_RDWR)
+        self._forget_if_unused()
+
+    def _forget_if_unused(self) -> None:
+        """Not earlier: another file could get the number of a socket that a thread is about to read from."""
+        with self._lock:
+            if self._closed.is_set() and not self._underway:
+                self._client.close()
+
+    def _ask_once(self, method: str, url: str, body: Any) -> Any:
+        if self._closed.is_set():
+            raise EngineUnavailable(f"{url} is not asked any more: the rollout is over")
+        try:
+            response = self._client.request(method, url, json=body, extensions={"trace": self._notice})
+        except (httpx2.ReadTimeout, httpx2.WriteTimeout) as error:
+            # It may be sampling still: a second request would make it work twice.
+            raise EngineUnavailable(f"{url} did not answer within {self._patience.answer_s:g} s") from error
+        except httpx2.TransportError as error:
+            raise _Passing(f"{url} cannot be reached: {error!r}") from error
+        if response.is_server_error:
+            raise _Passing(f"{url} answered HTTP {response.status_code}: {response.text[:_EXCERPT]}")
+        if response.status_code != httpx2.codes.OK:
+            raise RuntimeError(f"{url} refused with HTTP {response.status_code}: {response.text[:_EXCERPT]}")
+        try:
+            return response.json()
+        except ValueError as error:
+            raise RuntimeError(f"{url} did not answer in JSON: {response.text[:_EXCERPT]}") from error
+
+    def _give_up(self, state: RetryCallState) -> None:
+        assert state.outcome is not None
+        error = state.outcome.exception()
+        raise EngineUnavailable(f"{error}, in {state.attempt_number} attempts") from error
+
+    def _notice(self, event: str, info: Mapping[str, Any]) -> None:
+        """Keep each new socket, for `close`."""
+        if event.endswith(("connect_tcp.complete", "start_tls.complete")):
+            self._sockets.append(info["return_value"].get_extra_info("socket"))
+            if self._closed.is_set():
+                self.close()

@@ -1,0 +1,153 @@
+"""vLLM as a server: every turn is a request of its own, and every rank sends its own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx2
+from accelerate.utils import broadcast_object_list, gather_object
+
+from sorl_trl.rollout import Generation, TurnEnd
+from sorl_trl.trainers.agents.vllm.connection import AT_ONCE, EngineUnavailable, Patience, VLLMServer
+from sorl_trl.trainers.agents.vllm.outbox import Outbox
+from sorl_trl.trainers.agents.vllm.turns import Sampled, TurnRequest, VLLMEngine, sampling_settings
+
+# What `requests` says of itself; other headers, for authorization say, are somebody's wish.
+_OF_REQUESTS = ("accept", "accept-encoding", "connection", "user-agent")
+_ONE_MACHINE = ("0.0.0.0", "127.0.0.1", "::", "::1", "localhost")
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where the server is, as the main process has found it."""
+
+    base_url: str
+    model: str
+    window: int
+    headers: Mapping[str, Any]
+
+
+class VLLMServerEngine(VLLMEngine):
+    """Sends each turn to `/v1/completions` of the server that TRL synchronizes, up to 64 at a time.
+
+    `poll` waits for the next turns that end. Ranks do not wait for each other: TRL's client, which only the main
+    process has, tells all of them where the server is. Steps are the server's own and are not counted; nor does a
+    server say what it found in its cache (unless started with `--enable-prompt-tokens-details`), so that whole
+    contexts count as prefilled.
+
+    All ranks must build theirs together, after the weights have been synchronized: none generates before.
+
+    Args:
+        vllm_generation: TRL's, in server mode.
+        end: Where turns end.
+        patience: How long an answer is waited for, and how often a broken connection is tried again.
+
+    Raises:
+        EngineUnavailable: The server is gone, or hangs; in `poll`, too.
+        RuntimeError: The server refuses a request; in `poll`, too, with what it says.
+        ValueError: Its address means another machine on each machine.
+    """
+
+    in_steps = False
+
+    def __init__(self, vllm_generation: Any, end: TurnEnd, patience: Patience | None = None) -> None:
+        self._patience = patience or Patience()
+        self._place = _find(vllm_generation, self._patience)
+        super().__init__(end, self._place.window)
+        self._settings = sampling_settings(vllm_generation, end)
+        self._server: VLLMServer | None = None
+        self._outbox: Outbox[TurnRequest, Sampled] | None = None
+
+    def open(self, rows: int) -> None:
+        super().open(rows)
+        # Both are the rollout's own: what threads of an earlier one still wait for must not come back in this one.
+        server = self._server = VLLMServer(self._place.base_url, self._place.headers, self._patience)
+        self._outbox = Outbox(lambda request: self._ask(server, request), AT_ONCE)
+
+    def submit(self, row: int, context_ids: Sequence[int], limit: int) -> None:
+        assert self._outbox is not None, "open the engine first"
+        self._outbox.put(self._begin(row, context_ids, limit))
+
+    def poll(self) -> list[tuple[int, Generation]]:
+        assert self._outbox is not None, "open the engine first"
+        finished = [self._finish(request, sampled) for request, sampled in self._outbox.take()]
+        return sorted((each for each in finished if each is not None), key=lambda ended: ended[0])
+
+    def release(self, row: int) -> None:
+        self._generating.pop(row, None)
+
+    def wake(self) -> None:
+        if self._outbox is not None:
+            self._outbox.wake()
+
+    def close(self) -> None:
+        self._generating = {}
+        if self._outbox is not None and self._server is not None:
+            self._outbox.close()
+            self._server.close()
+
+    def _ask(self, server: VLLMServer, request: TurnRequest) -> Sampled:
+        body = {
+            **self._settings,
+            "model": self._place.model,
+            "prompt": list(request.context_ids),
+            "max_tokens": request.limit,
+            "seed": request.seed,
+            "return_token_ids": True,
+            "return_tokens_as_token_ids": True,  # the text of a token may be no JSON
+        }
+        return _sampled(server.ask("POST", "/v1/completions", body))
+
+
+def _sampled(answer: Mapping[str, Any]) -> Sampled:
+    """Raises RuntimeError for an answer that is not vLLM's."""
+    try:
+        (choice,) = answer["choices"]
+        details = (answer.get("usage") or {}).get("prompt_tokens_details") or {}
+        return Sampled(
+            tuple(choice["token_ids"]),
+            tuple(math.nan if each is None else each for each in choice["logprobs"]["token_logprobs"]),
+            choice["finish_reason"],
+            details.get("cached_tokens") or 0,
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise RuntimeError(f"the server's answer is not one of vLLM's ({error!r}): {str(answer)[:400]}") from error
+
+
+def _find(vllm_generation: Any, patience: Patience) -> _Place:
+    """The place that the main process tells all ranks; a failure of its own is everybody's."""
+    told: list[Any] = [None]
+    if vllm_generation.accelerator.is_main_process:
+        told = [_ask_about_itself(vllm_generation.vllm_client, patience)]
+    broadcast_object_list(told, from_process=0)
+    if not isinstance(told[0], _Place):
+        raise EngineUnavailable(told[0])
+    _check_machines(vllm_generation.accelerator, told[0].base_url)
+    return told[0]
+
+
+def _ask_about_itself(client: Any, patience: Patience) -> _Place | str:
+    """What is wrong, where it cannot be said."""
+    headers = {name: value for name, value in client.session.headers.items() if name.lower() not in _OF_REQUESTS}
+    server = VLLMServer(client.base_url, headers, patience)
+    try:
+        window = server.ask("GET", "/v1/models")["data"][0]["max_model_len"]
+    except Exception as error:  # the other ranks wait for an answer, whatever has happened
+        return str(error)
+    finally:
+        server.close()
+    return _Place(client.base_url, client.model, int(window), headers)
+
+
+def _check_machines(accelerator: Any, base_url: str) -> None:
+    """Raise ValueError, on all ranks, for an address that only the main process's machine understands."""
+    if httpx2.URL(base_url).host not in _ONE_MACHINE:
+        return
+    if any(gather_object([accelerator.process_index != accelerator.local_process_index])):
+        raise ValueError(
+            f"The vLLM server's address is {base_url}, which is another one on each machine, and every process sends "
+            "its turns to the server itself. Set `vllm_server_base_url` to an address that all machines reach."
+        )

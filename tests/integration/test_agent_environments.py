@@ -1,0 +1,240 @@
+"""Environments beyond search, in training: with a reward per turn, with several tools, with TRL's objects."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import Dataset
+from trl import GRPOConfig, GRPOTrainer
+
+from sorl_trl import AgentRollout, SOGRPOConfig, SOGRPOTrainer
+from sorl_trl.qa import environment_reward
+from sorl_trl.rollout import (
+    EnvironmentResponder,
+    Frame,
+    Reply,
+    Responder,
+    RetryPolicy,
+    RolloutLimits,
+    TagProtocol,
+    ToolBox,
+    TRLEnvironments,
+)
+from sorl_trl.types import StopReason, Trajectory, Turn
+from tests.agents import search_index
+from tests.policies import DIGITS, acting_policy, acting_tokenizer
+from tests.training import settings
+
+LONG = 60.0
+WORDING = {"invalid_feedback": ":", "no_results": "2", "search_failed": "2", "passage_template": "{text}"}
+FRAMES = {"information_frame": Frame(": ", " :"), "feedback_frame": Frame(), "message_frame": Frame()}
+LIMITS = RolloutLimits(max_turns=3, max_turn_tokens=12, max_observation_tokens=12, max_trajectory_tokens=90)
+
+
+def protocol(*tools: str) -> TagProtocol:
+    return TagProtocol(tools=tools, **WORDING, **FRAMES)  # type: ignore[arg-type]
+
+
+def build(tmp_path: Path, rollout: AgentRollout, reward: Any, trainer_class: Any = SOGRPOTrainer) -> Any:
+    tokenizer = acting_tokenizer(rollout.protocol.tools)
+    config = SOGRPOConfig if trainer_class is SOGRPOTrainer else GRPOConfig
+    rows = [{"prompt": f"{1 + i % 3} :", "number": 1 + i % 3} for i in range(8)]
+    arguments = settings(tmp_path, max_completion_length=90, max_steps=2, learning_rate=1e-3)
+    return trainer_class(
+        acting_policy(tokenizer),
+        reward,
+        config(**arguments),
+        Dataset.from_list(rows),
+        processing_class=tokenizer,
+        rollout_func=rollout,
+    )
+
+
+def logs(trainer: Any) -> list[dict[str, Any]]:
+    """Of each generation batch."""
+    return [entry for entry in trainer.state.log_history if "rollout/masked_share" in entry]
+
+
+class HighLow:
+    """Stateful: the guesses that are left; a reward for each, and an end."""
+
+    def reset(self, number: int) -> None:
+        self.number, self.left = number, 2
+
+    def step(self, turn: Turn) -> Reply:
+        self.left -= 1
+        if turn.action.content == str(self.number):
+            return Reply(reward=1.0, stop=StopReason.ENVIRONMENT_DONE)
+        return Reply(f"3 <answer> {self.left}", reward=-0.5)
+
+
+class SlowHighLow(HighLow):
+    async def step(self, turn: Turn) -> Reply:  # type: ignore[override]
+        return super().step(turn)
+
+
+class Kept:
+    """A reward function that keeps what it is given."""
+
+    __name__ = "kept"
+
+    def __init__(self) -> None:
+        self.trajectories: list[Trajectory] = []
+        self.environments: list[Any] = []
+        self.numbers: list[int] = []
+
+    def __call__(self, trajectory: Any, environments: Any, number: Any, **_: Any) -> list[float]:
+        self.trajectories += trajectory
+        self.environments += environments
+        self.numbers += number
+        return [float(len(each.turns)) for each in trajectory]
+
+
+@pytest.mark.parametrize("environment", [HighLow, SlowHighLow])
+def test_a_stateful_environment_is_trained_in(tmp_path: Path, environment: Any) -> None:
+    kept = Kept()
+    rollout = AgentRollout(EnvironmentResponder(environment), protocol("guess"), LIMITS)
+    trainer = build(tmp_path, rollout, [environment_reward, kept])
+    trainer.train()
+    assert [type(each) for each in kept.environments] == [environment] * 16
+    for trajectory, state, number in zip(kept.trajectories, kept.environments, kept.numbers, strict=True):
+        answered = [turn for turn in trajectory.turns if turn.reward is not None]
+        assert state.number == number and state.left == 2 - len(answered)
+        won = [turn.reward == 1.0 for turn in answered]
+        assert (trajectory.stop_reason is StopReason.ENVIRONMENT_DONE) == any(won)
+        assert not any(won[:-1])
+        assert all("<answer>" not in seen.text for seen in trajectory.observations)
+    assert sum(turn.reward is not None for each in kept.trajectories for turn in each.turns) > 5
+    assert {each.stop_reason for each in kept.trajectories} >= {StopReason.ENVIRONMENT_DONE}
+    first = logs(trainer)[0]
+    assert first["rollout/tool_calls_per_trajectory"] > 0 and first["rollout/searches_per_trajectory"] == 0
+    assert "rewards/environment_reward/mean" in first
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="sqlite3 bounds nothing before Python 3.11")
+def test_a_tool_box_is_trained_in(tmp_path: Path) -> None:
+    no_wait = RetryPolicy(attempts=1)
+    box = ToolBox(search_index(tmp_path), {"t": [{"a": 1}]}, protocol("search"), top_k=1, retry=no_wait)
+    seen: list[Trajectory] = []
+
+    def reward(trajectory: Any, **_: Any) -> list[float]:
+        seen.extend(trajectory)
+        return [float(len(each.turns)) for each in trajectory]
+
+    trainer = build(tmp_path, AgentRollout(box, box.protocol, LIMITS), reward)
+    trainer.train()
+    assert {turn.action.tool for each in seen for turn in each.turns} == {"", "calculate", "query"}
+    heard = {text.text for each in seen for text in each.observations}
+    assert {f"<unk> {digit} <unk>" for digit in DIGITS} & heard, "what was calculated"
+    assert logs(trainer)[0]["rollout/tool_calls_per_trajectory"] > 0
+
+
+def test_a_world_that_is_down_is_masked_and_the_run_goes_on(tmp_path: Path) -> None:
+    class Fails(HighLow):
+        def step(self, turn: Turn) -> Reply:
+            if self.number < 3:
+                raise ConnectionError("refused")
+            return super().step(turn)
+
+    kept = Kept()
+    rollout = AgentRollout(EnvironmentResponder(Fails), protocol("guess"), LIMITS)
+    trainer = build(tmp_path, rollout, kept)
+    trainer.train()
+    unavailable = [each.stop_reason is StopReason.ENVIRONMENT_UNAVAILABLE for each in kept.trajectories]
+    failed = {number for number, is_down in zip(kept.numbers, unavailable, strict=True) if is_down}
+    assert failed == {1, 2}
+    masked = [entry["rollout/masked_share"] for entry in logs(trainer)]
+    assert sum(masked) * 16 == sum(unavailable)
+    assert masked == [entry["rollout/stop_reason/environment_unavailable"] for entry in logs(trainer)]
+
+
+class Raises:
+    def step(self, turn: Turn) -> Reply:
+        raise KeyError("bug")
+
+
+class Forgets:
+    def step(self, turn: Turn) -> Any:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("environment", "problem"), [(Raises, "bug"), (Forgets, "Forgets.step returned a NoneType, but must return")]
+)
+def test_a_programming_error_ends_the_run_and_leaves_no_thread(tmp_path: Path, environment: Any, problem: str) -> None:
+    before = set(threading.enumerate())
+    rollout = AgentRollout(EnvironmentResponder(environment), protocol("guess"), LIMITS)
+    with pytest.raises((KeyError, TypeError), match=problem):
+        build(tmp_path, rollout, lambda prompts, **_: [0.0] * len(prompts)).train()
+    for thread in set(threading.enumerate()) - before:
+        if thread.name == "sorl-environment":
+            thread.join(LONG)
+            assert not thread.is_alive()
+
+
+class GuessingGame:
+    """As it is written for TRL."""
+
+    def reset(self, number: int = 2, **_: Any) -> str:
+        self.number, self.won = number, False
+        return " 3 <answer>"
+
+    def guess(self, number: int) -> str:
+        """
+        Guess.
+
+        Args:
+            number: The number.
+        """
+        self.won = self.won or number == self.number
+        return "3" if self.won else "2"
+
+    def get_reward(self) -> float:
+        return float(self.won)
+
+
+@pytest.mark.parametrize("trainer_class", [SOGRPOTrainer, GRPOTrainer])
+def test_trls_objects_are_trained_in(tmp_path: Path, trainer_class: Any) -> None:
+    games = TRLEnvironments(GuessingGame)
+    seen: dict[str, list[Any]] = {"trajectory": [], "environments": [], "number": []}
+
+    def keep(prompts: Any, **columns: Any) -> list[float]:
+        for name, values in seen.items():
+            values += columns[name]
+        return [0.0] * len(prompts)
+
+    worded = protocol(*games.protocol.tools)
+    trainer = build(tmp_path, AgentRollout(games, worded, LIMITS), [games.reward, keep], trainer_class)
+    trainer.train()
+    assert all(type(each) is GuessingGame for each in seen["environments"])
+    tokenizer = trainer._tokenizer
+    for trajectory, game, number in zip(*seen.values(), strict=True):
+        asked = number if trainer_class is SOGRPOTrainer else 2  # which hands the prompt alone to a `rollout_func`
+        assert game.number == asked
+        assert tokenizer.decode(trajectory.prompt_ids) == f"{number} <unk> 3 <unk>", "without the tag"
+        assert game.won == any(text.text == "<unk> 3 <unk>" for text in trajectory.observations)
+    assert any(game.won for game in seen["environments"])
+    log = logs(trainer)[0]
+    assert log["rollout/neutralized_per_trajectory"] >= 1.0, "each greeting held a tag"
+    assert "rewards/reward/mean" in log
+
+
+def test_responders_are_closed_where_prompts_cannot_be_encoded(tmp_path: Path) -> None:
+    class Counts(Responder):
+        closed = 0
+
+        def ask(self, turns: Any) -> Any:
+            raise AssertionError("nothing is generated")
+
+        def close(self) -> None:
+            self.closed += 1
+
+    responder = Counts()
+    trainer = build(tmp_path, AgentRollout(responder, protocol("guess"), LIMITS), lambda **_: [])
+    with pytest.raises(KeyError):
+        AgentRollout(responder, protocol("guess"), LIMITS)([[{"role": "user"}]], trainer)
+    assert responder.closed == 1

@@ -1,0 +1,253 @@
+"""VLLMServerEngine against an HTTP server that answers, breaks off, hangs or refuses; tests/vllm runs vLLM's own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from sorl_trl.rollout import TurnEnd, generate_turns
+from sorl_trl.trainers.agents.vllm import EngineUnavailable, VLLMServerEngine, server, vllm_engine
+from sorl_trl.trainers.agents.vllm.connection import Patience
+from tests.engines import take_turns
+from tests.scripted_vllm import (
+    LOGPROB,
+    WINDOW,
+    Script,
+    ScriptedServer,
+    break_off,
+    fail_with,
+    hang,
+    scripted_server,
+    scripted_wrapper,
+)
+from tests.unit.rollout.fakes import encode, word_tokenizer
+
+EOS = 1
+(CLOSING,) = encode(word_tokenizer(), "</search>")
+PARIS, FRANCE, DOC = encode(word_tokenizer(), "Paris France Doc")
+END = TurnEnd(word_tokenizer(), ["</search>"], [EOS])
+HASTY = Patience(answer_s=30.0, wait_s=0.0)
+
+
+@pytest.fixture
+def served() -> Iterator[ScriptedServer]:
+    with scripted_server(Script(lambda context: [PARIS, CLOSING])) as running:
+        yield running
+
+
+def wrap(served: ScriptedServer, **settings: Any) -> Any:
+    return scripted_wrapper("server", vllm_client=served.client(), **settings)
+
+
+def engine_of(served: ScriptedServer, patience: Patience = HASTY) -> VLLMServerEngine:
+    return VLLMServerEngine(wrap(served), END, patience)
+
+
+def ids(generations: Any) -> list[tuple[int, ...]]:
+    return [generation.token_ids for generation in generations]
+
+
+def test_each_row_is_a_request_with_its_own_limit(served: ScriptedServer) -> None:
+    contexts = [(DOC,), (DOC, DOC), (PARIS,), (FRANCE,), (DOC,) * 10]
+    turns = [[PARIS, CLOSING], [PARIS, FRANCE, CLOSING], [PARIS] * 8, [PARIS, PARIS, EOS], [PARIS, PARIS]]
+    served.script.turns = dict(zip(contexts, turns, strict=True)).__getitem__
+    engine = vllm_engine(wrap(served), END)
+    generations = take_turns(engine, contexts, [4, 3, 2, 3, 99])
+    turns[2] = turns[2][:2]
+    assert ids(generations) == [tuple(turn) for turn in turns]
+    assert [g.stopped for g in generations] == [True, True, False, True, False]
+    assert all(g.logprobs == (LOGPROB,) * len(g.token_ids) for g in generations)
+    assert sorted((len(context), body["max_tokens"]) for context, body in served.script.asked) == [
+        *((1, 2), (1, 3), (1, 4), (2, 3), (10, 2))
+    ]
+    assert (engine.work.prefilled_tokens, engine.work.row_steps) == (15, 7)
+
+
+def test_what_is_sent(served: ScriptedServer) -> None:
+    wrapper = wrap(served, generation_kwargs={"presence_penalty": 0.2}, structured_outputs_regex="a+", temperature=0.7)
+    engine = VLLMServerEngine(wrapper, END, HASTY)
+    torch.manual_seed(0)
+    take_turns(engine, [(DOC,)], [4])
+    ((_, body),) = served.script.asked
+    seed = body.pop("seed")
+    assert 0 <= seed < 2**63
+    assert body == {
+        **{"model": "policy", "prompt": [DOC], "max_tokens": 4, "n": 1, "logprobs": 0, "temperature": 0.7},
+        **{"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.2},
+        **{"stop": ["</search>"], "include_stop_str_in_output": True, "skip_special_tokens": False},
+        **{"stop_token_ids": [EOS], "ignore_eos": True, "structured_outputs": {"regex": "a+"}},
+        **{"return_token_ids": True, "return_tokens_as_token_ids": True},
+    }
+    (headers,) = served.headers
+    assert headers["Authorization"] == "Bearer secret" and "br" not in headers["Accept-Encoding"].split(", ")
+
+
+def test_what_is_refused_before_it_is_sent(served: ScriptedServer) -> None:
+    engine = engine_of(served)
+    assert engine.window == WINDOW
+    engine.open(1)
+    with pytest.raises(ValueError, match=f"row 0 has {WINDOW} tokens"):
+        engine.submit(0, [DOC] * WINDOW, 1)
+    assert engine.idle and engine.poll() == []
+    engine.close()
+
+
+def test_poll_waits_for_a_turn_or_to_be_woken(served: ScriptedServer) -> None:
+    served.behaviours = [hang]
+    engine = engine_of(served)
+    engine.open(2)
+    engine.submit(0, [DOC], 4)
+    while served.behaviours:  # row 0 is the one that hangs
+        threading.Event().wait(0.001)
+    engine.wake()
+    assert engine.poll() == []
+    waker = threading.Timer(0.05, engine.wake)
+    waker.start()
+    assert engine.poll() == []
+    engine.submit(1, [DOC], 4)
+    assert [row for row, _ in engine.poll()] == [1] and not engine.idle
+    engine.close()
+    assert engine.idle
+
+
+@pytest.mark.parametrize("passing", [break_off, fail_with(500, "no"), fail_with(503, "later")])
+def test_what_passes_is_sent_again_with_its_seed_and_counts_once(served: ScriptedServer, passing: Any) -> None:
+    served.behaviours = [passing] * 3
+    engine = engine_of(served)
+    assert ids(take_turns(engine, [(DOC,)], [4])) == [(PARIS, CLOSING)]
+    assert len(served.headers) == 4 and len(served.script.asked) == 1
+    assert engine.work.row_steps == 1
+
+
+def test_retries_keep_the_seed(served: ScriptedServer) -> None:
+    def seeds(behaviours: list[Any]) -> set[int]:
+        served.behaviours, served.script.asked = behaviours, []
+        torch.manual_seed(3)
+        take_turns(engine_of(served), [(DOC,), (PARIS,)], [4, 4])
+        return {body["seed"] for _, body in served.script.asked}
+
+    assert seeds([break_off]) == seeds([]) and len(seeds([])) == 2
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "said"),
+    [(break_off, "cannot be reached: .* in 4 attempts"), (fail_with(500, "engine dead"), "HTTP 500: .*engine dead")],
+)
+def test_what_does_not_pass_is_a_named_error(served: ScriptedServer, behaviour: Any, said: str) -> None:
+    served.behaviours = [behaviour] * 4
+    with pytest.raises(EngineUnavailable, match=said):
+        take_turns(engine_of(served), [(DOC,)], [4])
+    assert not served.behaviours
+
+
+def test_a_server_that_is_gone_is_a_named_error(served: ScriptedServer) -> None:
+    engine = engine_of(served)
+    served.shutdown()
+    served.server_close()
+    with pytest.raises(EngineUnavailable, match="cannot be reached"):
+        take_turns(engine, [(DOC,)] * 3, [4] * 3)
+    with pytest.raises(EngineUnavailable, match="v1/models cannot be reached"):
+        engine_of(served)
+
+
+def test_a_server_that_hangs_is_a_named_error_and_not_asked_again(served: ScriptedServer) -> None:
+    served.behaviours = [hang]
+    with pytest.raises(EngineUnavailable, match=r"did not answer within 0\.1 s"):
+        take_turns(engine_of(served, Patience(answer_s=0.1, wait_s=0.0)), [(DOC,)], [4])
+    assert len(served.headers) == 1
+
+
+@pytest.mark.parametrize("status", [400, 404, 422])
+def test_a_refusal_is_told_and_not_sent_again(served: ScriptedServer, status: int) -> None:
+    served.behaviours = [fail_with(status, "maximum context length is 12")]
+    with pytest.raises(RuntimeError, match=f"HTTP {status}: .*maximum context length is 12") as caught:
+        take_turns(engine_of(served), [(DOC,)], [4])
+    assert not isinstance(caught.value, EngineUnavailable) and len(served.headers) == 1
+
+
+@pytest.mark.parametrize(
+    ("choice", "said"),
+    [
+        ({"token_ids": [PARIS]}, "is not one of vLLM's"),
+        ({"token_ids": [PARIS], "logprobs": {"token_logprobs": [-1]}, "finish_reason": "abort"}, "'abort'"),
+    ],
+)
+def test_an_answer_that_is_none(served: ScriptedServer, choice: dict[str, Any], said: str) -> None:
+    served.behaviours = [lambda handler: handler.answer({"choices": [choice]})]
+    with pytest.raises(RuntimeError, match=said):
+        take_turns(engine_of(served), [(DOC,)], [4])
+
+
+def test_closing_waits_for_nothing_and_the_server_notices(served: ScriptedServer) -> None:
+    """What hangs is cut off, what has not been sent never is, and the next rollout hears of neither."""
+    served.behaviours = [hang] * 64
+    engine = engine_of(served)
+    engine.open(80)
+    for row in range(80):
+        engine.submit(row, [DOC], 4)
+    while served.behaviours:
+        threading.Event().wait(0.001)
+    engine.close()
+    assert served.cut_off.wait(20.0)
+    assert ids(take_turns(engine, [(DOC,)], [4])) == [(PARIS, CLOSING)]
+    assert len(served.headers) == 65
+    engine.wake()
+
+
+def test_a_released_row_is_heard_of_no_more(served: ScriptedServer) -> None:
+    engine = engine_of(served)
+    engine.open(2)
+    engine.submit(0, [DOC], 4)
+    engine.release(0)
+    assert engine.idle and engine.poll() == []
+    assert ids(generate_turns(engine, [(DOC,)], [4], [1])) == [(PARIS, CLOSING)]
+    engine.close()
+
+
+class TestRanks:
+    """Only the main process has TRL's client."""
+
+    def test_the_main_process_tells_where_the_server_is(
+        self, served: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        told: list[Any] = []
+        monkeypatch.setattr(server, "broadcast_object_list", lambda objects, from_process: told.extend(objects))
+        engine_of(served)
+        monkeypatch.setattr(
+            server, "broadcast_object_list", lambda objects, from_process: objects.__setitem__(0, told[0])
+        )
+        wrapper = scripted_wrapper("server", accelerator=rank(1, 1))
+        engine = VLLMServerEngine(wrapper, END, HASTY)
+        assert (engine.window, engine.polls_together) == (WINDOW, False)
+        assert ids(take_turns(engine, [(DOC,)], [4])) == [(PARIS, CLOSING)]
+
+    def test_what_the_main_process_cannot_find_out_is_everybodys_error(
+        self, served: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(
+            server, "broadcast_object_list", lambda objects, from_process: objects.__setitem__(0, "it is gone")
+        )
+        with pytest.raises(EngineUnavailable, match="it is gone"):
+            VLLMServerEngine(scripted_wrapper("server", accelerator=rank(1, 1)), END, HASTY)
+
+    def test_an_address_that_is_another_on_each_machine(
+        self, served: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(server, "gather_object", lambda mine: [*mine, True])
+        with pytest.raises(ValueError, match=f"address is {served.url}, which is another one on each machine"):
+            engine_of(served)
+
+
+@pytest.mark.parametrize("argument", [{"answer_s": 0}, {"attempts": 0}, {"wait_s": -1}])
+def test_patience_out_of_range(argument: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(argument))):
+        Patience(**argument)
+
+
+def rank(index: int, local_index: int) -> Any:
+    return SimpleNamespace(is_main_process=index == 0, process_index=index, local_process_index=local_index)

@@ -1,0 +1,184 @@
+"""Rollouts of real engines: what rows sample, and what a failure in the middle of one leaves behind: nothing."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import GenerationConfig
+
+from sorl_trl.rollout import (
+    Collector,
+    Generation,
+    HFGenerator,
+    LockStepEngine,
+    Reply,
+    Responder,
+    RolloutLimits,
+    RowTurn,
+    TurnEnd,
+)
+from sorl_trl.sandbox import PROTOCOL
+from sorl_trl.trainers.agents.vllm import EngineUnavailable, VLLMServerEngine, vllm_engine
+from sorl_trl.trainers.agents.vllm.connection import Patience
+from tests.agents import agent_tokenizer
+from tests.engines import ctrl_c_is_heard, take_turns
+from tests.vllm.policies import FIGURES, WINDOW, load_policy, save_policy, wrap
+from tests.vllm.servers import serving
+
+TOKENIZER = agent_tokenizer()
+END = TurnEnd(TOKENIZER, PROTOCOL.stop_strings, [TOKENIZER.eos_token_id])
+LIMITS = RolloutLimits(max_turns=4, max_turn_tokens=8, max_observation_tokens=6, max_trajectory_tokens=40)
+DRAW = random.Random(0)
+PROMPTS = [[DRAW.randrange(3, len(TOKENIZER)) for _ in range(DRAW.randint(2, 24))] for _ in range(32)]
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_policy(tmp_path_factory.mktemp("rollouts") / "policy", sharpness=8.0)
+
+
+@pytest.fixture(scope="module", params=["colocate", "server"])
+def shared(request: Any, policy: Path) -> Iterator[Any]:
+    if request.param == "server":
+        yield wrap(policy, mode="server", server_base_url=request.getfixturevalue("server"))
+        return
+    wrapper = wrap(policy)
+    yield wrapper
+    wrapper.llm.llm_engine.engine_core.shutdown()
+
+
+@pytest.fixture
+def wrapper(shared: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """TRL's wrapper, sampling; what a test changes in it is put back."""
+    monkeypatch.setattr(shared, "temperature", 1.0)
+    return shared
+
+
+def sampled(engine: Any, rows: Sequence[int], seed: int = 0) -> list[Generation]:
+    """A turn of each row from one context, as in a group."""
+    torch.manual_seed(seed)
+    return take_turns(engine, [[5, 6]] * len(rows), [12] * len(rows), rows)
+
+
+def test_what_a_row_samples_depends_on_no_other_row(wrapper: Any) -> None:
+    engine = vllm_engine(wrapper, END)
+    all_rows = sampled(engine, range(16))
+    assert [all_rows[row].token_ids for row in (3, 11)] == [each.token_ids for each in sampled(engine, (3, 11))]
+    assert len({each.token_ids for each in all_rows}) > 8
+    assert [each.token_ids for each in sampled(engine, range(16), seed=1)] != [each.token_ids for each in all_rows]
+
+
+def test_log_probabilities_are_those_of_the_policy(wrapper: Any, policy: Path) -> None:
+    model = load_policy(policy).eval()
+    gaps = []
+    for turn in sampled(vllm_engine(wrapper, END), range(16)):
+        with torch.no_grad():
+            logits = model(torch.tensor([[5, 6, *turn.token_ids]])).logits[0, 1:-1]
+        expected = logits.log_softmax(-1).gather(-1, torch.tensor(turn.token_ids)[:, None])[:, 0]
+        gaps.append((expected - torch.tensor(turn.logprobs)).abs().max().item())
+    FIGURES[f"rollouts, {wrapper.mode}"] = max(gaps)
+    assert max(gaps) < 1e-4
+
+
+class World(Responder):
+    """Finds the same for every query; the first time that it is asked, something happens."""
+
+    def __init__(self, first: Callable[[], None] = lambda: None) -> None:
+        self.first, self.asked = first, 0
+
+    def ask(self, turns: Sequence[RowTurn]) -> list[Future[Reply]]:
+        self.asked += 1
+        if turns and self.asked == 1:
+            self.first()
+        replies: list[Future[Reply]] = [Future() for _ in turns]
+        for each in replies:
+            each.set_result(Reply("rome lima"))
+        return replies
+
+
+def collect(engine: Any, world: World) -> list[tuple[int, ...]]:
+    """What greedy trajectories consist of."""
+    trajectories = Collector(TOKENIZER, world, PROTOCOL, LIMITS).collect(PROMPTS, engine)
+    assert world.asked > 1
+    return [tuple(token for segment in t.segments for token in segment.token_ids) for t in trajectories]
+
+
+@pytest.fixture(scope="module")
+def expected(policy: Path) -> list[tuple[int, ...]]:
+    model = load_policy(policy).eval()
+    sampling = GenerationConfig(do_sample=False)
+    reference = HFGenerator(model, TOKENIZER, END.stop_strings, sampling, END.eos_token_ids)
+    return collect(LockStepEngine(reference), World())
+
+
+def test_nothing_is_left_after_a_failure(wrapper: Any, expected: list[tuple[int, ...]]) -> None:
+    wrapper.temperature = 0.0
+    engine = vllm_engine(wrapper, END)
+
+    def fail() -> None:
+        assert not engine.idle
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        collect(engine, World(fail))
+    assert_empty(wrapper)
+    assert collect(engine, World()) == expected
+
+
+def assert_empty(wrapper: Any) -> None:
+    if wrapper.mode == "colocate":
+        assert not wrapper.llm.llm_engine.has_unfinished_requests()
+        assert wrapper.llm.reset_prefix_cache(), "refused while a request holds some of it"
+
+
+@pytest.mark.parametrize("shared", ["colocate"], indirect=True)
+def test_nothing_is_left_after_ctrl_c_within_a_step(
+    wrapper: Any, expected: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is pressed when vLLM has computed, and not sampled: an exception there would leave its model unusable."""
+    wrapper.temperature = 0.0
+    engine = vllm_engine(wrapper, END)
+    runner = wrapper.llm.llm_engine.model_executor.driver_worker.model_runner
+    sample, steps = runner.sample_tokens, []
+
+    def press(*arguments: Any, **named: Any) -> Any:
+        steps.append(len(steps))
+        if len(steps) == 7:
+            signal.raise_signal(signal.SIGINT)
+        return sample(*arguments, **named)
+
+    with monkeypatch.context() as patched, ctrl_c_is_heard(), pytest.raises(KeyboardInterrupt):
+        patched.setattr(runner, "sample_tokens", press)
+        collect(engine, World())
+    assert len(steps) == 7
+    assert_empty(wrapper)
+    assert collect(engine, World()) == expected
+
+
+@pytest.mark.parametrize("shared", ["server"], indirect=True)
+def test_a_server_that_hangs_is_an_error(wrapper: Any, server_process: Any, expected: list[tuple[int, ...]]) -> None:
+    wrapper.temperature = 0.0
+    engine = VLLMServerEngine(wrapper, END, Patience(answer_s=3.0))
+    try:
+        with pytest.raises(EngineUnavailable, match="did not answer within 3 s"):
+            collect(engine, World(lambda: server_process.process.send_signal(signal.SIGSTOP)))
+    finally:
+        server_process.process.send_signal(signal.SIGCONT)
+    assert collect(engine, World()) == expected
+
+
+def test_a_server_that_dies_is_an_error(policy: Path, tmp_path: Path) -> None:
+    with serving(policy, WINDOW, tmp_path / "output.txt") as mortal:
+        wrapper = wrap(policy, mode="server", server_base_url=mortal.url)
+        began = time.monotonic()
+        with pytest.raises(EngineUnavailable, match="in 4 attempts"):
+            collect(vllm_engine(wrapper, END), World(mortal.process.kill))
+        assert time.monotonic() - began < 60.0
