@@ -1,7 +1,8 @@
 """What a rollout costs: TRL's loop over tools, lock-step, and engines that keep what they have read, on one workload.
 
-    python -m benchmarks.rollout                             # the grid, more than an hour on two cores
+    python -m benchmarks.rollout                                  # the grid: hours on two cores
     python -m benchmarks.rollout --quickstart runs/quickstart     # and the rollout of a quickstart that has run
+    .venv-vllm/bin/python -m benchmarks.rollout --go-on --engines vllm_colocate      # with what `make test-vllm` made
 
 - `trl_loop`: `trl.GRPOTrainer` with a tool. All rows generate with `model.generate` from their whole context, in every
   turn, and when all have ended their turn, they search one after the other.

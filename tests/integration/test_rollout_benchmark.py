@@ -29,7 +29,8 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def test_a_row_per_engine(result: dict[str, Any]) -> None:
     rows = result["rows"]
-    assert [row["engine"] for row in rows] == list(ENGINES)
+    assert [row["engine"] for row in rows] == [engine for engine in ENGINES if engine not in result["left_out"]]
+    assert result["left_out"].keys() <= {"vllm_colocate"}
     keys = {"engine", "rows", "turn_tokens", "search_ms", "cpu_seconds", "wall_seconds", "waiting_seconds"}
     keys |= {"prefilled_over_needed", "row_steps_over_needed", "peak_memory_mb"}
     for row in rows:
@@ -58,7 +59,7 @@ def test_it_goes_on_where_it_ended(result: dict[str, Any], tmp_path: Path, monke
 
     monkeypatch.setattr(rollout, "in_a_process", remember)
     rollout.main([*SMALL, "--go-on", "--output", str(tmp_path)])
-    assert measured == ["slots_event"]
+    assert measured == [result["rows"][-1]["engine"]]
 
 
 def test_a_folder_without_a_quickstart_is_refused(tmp_path: Path) -> None:

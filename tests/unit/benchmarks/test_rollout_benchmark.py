@@ -118,6 +118,13 @@ class TestTargets:
         assert "| 10-150 | 64 | 500 ms | 64 × 2 | 8.0 | 2.5 |" in text
         assert "| 10-150 | 16 | 0 ms | 64 × 2 | 8.0 |  |" in text
 
+    def test_an_engine_that_cannot_run_here_is_said(self) -> None:
+        reason = {"left_out": {"vllm_colocate": "vLLM is not installed"}}
+        text = format_result({**result(row("lockstep", self.easy)), **reason})
+        assert "`vllm_colocate` is left out: vLLM is not installed." in text
+        elsewhere = format_result({**result(row("vllm_colocate", self.easy)), **reason})
+        assert "left out" not in elsewhere
+
     def test_a_cell_that_was_measured_is_known(self) -> None:
         rows = [row("lockstep", cell) for cell in grid([16], ["10-150"], [0.0])]
         (cell,) = grid([16], ["10-150"], [0.0])
