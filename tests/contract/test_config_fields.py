@@ -17,7 +17,7 @@ from sorl_trl.diagnostics.collapse_rules import Fall, Growth, Level
 from sorl_trl.evaluation import EvaluationArguments
 from sorl_trl.evaluation.checkpoint import ModelArguments
 from sorl_trl.recipe import TaskArguments, TrainerArguments
-from sorl_trl.rollout import RetryPolicy, RolloutArguments, RolloutLimits
+from sorl_trl.rollout import EngineOptions, RetryPolicy, RolloutArguments, RolloutLimits
 from sorl_trl.sandbox import WarmStartConfig
 from sorl_trl.sandbox.expert import ExpertNoise
 from sorl_trl.sandbox.invented import Population
@@ -30,7 +30,8 @@ from sorl_trl.trainers.config_rules import ALLOWED_OF_TRL
 
 CONFIGS = (SOGRPOConfig, SOPPOConfig)
 ARGUMENTS = (
-    *(TrainerArguments, TaskArguments, RolloutArguments, SearchArguments, EvaluationArguments, ModelArguments),
+    *(TrainerArguments, TaskArguments, RolloutArguments, EngineOptions, SearchArguments),
+    *(EvaluationArguments, ModelArguments),
 )
 SETTINGS = (
     *(RolloutLimits, RetryPolicy, GuardSettings, DenseOptions, Level, Fall, Growth),
@@ -45,7 +46,7 @@ NO_RANGE = {
 CHOICES = {
     *("loss_type", "importance_sampling_level", "turn_ratio", "clip_normalization", "kl_estimator", "ctn_gate"),
     *("turn_boundary", "advantage_level", "critic", "trainer", "collapse_guard", "protocol", "on_long_observation"),
-    *("search_engine", "search_request", "side", "dtype"),
+    *("rollout_engine", "search_engine", "search_request", "side", "dtype"),
 }
 """Fields that are one of some names."""
 

@@ -69,7 +69,7 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
             tmp_path_factory.mktemp(normalization), clip_normalization=normalization, target_kl=0.1
         )
     names |= {ALARMS, INTERVENTIONS}  # tests/integration/test_collapse_guard.py sees them logged
-    names |= {TIMEOUTS}  # and tests/integration/test_concurrent_tools.py this one
+    names |= {TIMEOUTS}  # and tests/integration/test_late_tools.py this one
     return names | logged_metrics(tmp_path_factory.mktemp("ppo"), SOPPOTrainer, kl_in_reward=True)
 
 

@@ -16,7 +16,7 @@ from sorl_trl import SOGRPOConfig, SOPPOConfig
 from sorl_trl.diagnostics.collapse_guard import GuardSettings
 from sorl_trl.evaluation import EvaluationArguments
 from sorl_trl.recipe.arguments import TaskArguments, TrainerArguments
-from sorl_trl.rollout import RolloutArguments
+from sorl_trl.rollout import EngineOptions, RolloutArguments
 from sorl_trl.search.arguments import SearchArguments
 from sorl_trl.trainers.base_config import TurnLevelConfig
 from tests.named_tests import function_of, what_it_tries
@@ -46,7 +46,7 @@ TESTS: dict[type, dict[str, str]] = {
         "rollout_staleness": "integration/test_stale_rollouts.py::test_trajectories_are_as_old_as_asked",
         "save_trajectories_steps": "integration/test_trajectory_dump.py::test_every_so_many_steps",
         "tool_concurrency": ("integration/test_concurrent_tools.py::test_no_more_at_the_same_time_than_allowed"),
-        "tool_timeout_s": "integration/test_concurrent_tools.py::test_a_tool_that_hangs_is_a_message",
+        "tool_timeout_s": "integration/test_late_tools.py::test_a_tool_that_hangs_is_a_message",
         "tool_engine": (
             "integration/test_tool_engine.py::test_a_rollout_opens_one_engine_which_reads_each_token_once"
         ),
@@ -81,6 +81,11 @@ TESTS: dict[type, dict[str, str]] = {
         "on_long_observation": SAMPLING,
         "search_top_k": SAMPLING,
         "chat": "integration/test_evaluate.py::test_a_chat_model_is_asked_through_its_template",
+    },
+    EngineOptions: {
+        "rollout_engine": "integration/test_refused_options.py::test_the_engine_is_the_one_named",
+        "rejoin_after": "integration/test_refused_options.py::test_options_of_the_engine_reach_the_rollout",
+        "search_concurrency": "integration/test_refused_options.py::test_options_of_the_engine_reach_the_rollout",
     },
     SearchArguments: {
         "index": SEARCH + "test_a_corpus_is_indexed_beside_it_and_the_index_can_be_named_then",

@@ -10,18 +10,30 @@ from typing import Any
 import pytest
 from trl import GRPOConfig, GRPOTrainer
 
-from sorl_trl import SearchRollout, SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
+from sorl_trl import AgentRollout, SearchRollout, SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
+from sorl_trl.rollout import Collector, EngineOptions, HFGenerator, SearchResponder
+from sorl_trl.sandbox import PROTOCOL
 from sorl_trl.search import NoSearch
 from sorl_trl.trainers.checked_options import warn_of_idle_options
 from sorl_trl.trainers.checks.options import (
     IDLE,
     OF_TOOLS,
     SET_BY_ROLLOUT,
+    engine_problems,
     idle_options,
     search_rollout_problems,
     tool_engine_problems,
 )
-from tests.agents import agent_policy, build_agent, native_agent, questions, recorded_policy, turns_reward
+from sorl_trl.trainers.turns.spans import checked_rollout
+from tests.agents import (
+    LIMITS,
+    agent_policy,
+    build_agent,
+    native_agent,
+    questions,
+    recorded_policy,
+    turns_reward,
+)
 from tests.training import settings
 from tests.trajectories import FixedRollout, parity_reward, prompts
 
@@ -253,3 +265,57 @@ def test_the_trainer_says_it_when_it_is_built(tmp_path: Path, caplog: pytest.Log
     with caplog.at_level(logging.WARNING):
         build_agent(tmp_path, NoSearch(), model=agent_policy(), sapo_temperature_neg=2.0)
     assert caplog.text.count("`sapo_temperature_neg` is 2.0, but has no effect: they are for") == 1
+
+
+@pytest.mark.parametrize(
+    ("engine", "options", "said"),
+    [
+        ({"rollout_engine": "slots"}, {"use_vllm": True}, "`rollout_engine` is 'slots', but with `use_vllm`"),
+        (
+            {"rejoin_after": 2},
+            {"use_vllm": True, "vllm_mode": "server"},
+            "`rejoin_after` is 2, but has no effect with a vLLM server",
+        ),
+        (
+            {"rejoin_after": 2, "rollout_engine": "lockstep"},
+            {},
+            "`rejoin_after` is 2, but has no effect with `rollout_engine='lockstep'`",
+        ),
+    ],
+)
+def test_options_of_the_engine_without_effect(
+    tmp_path: Path, engine: dict[str, Any], options: dict[str, Any], said: str
+) -> None:
+    rollout = SearchRollout(NoSearch(), engine=EngineOptions(**engine))
+    with pytest.raises(ValueError, match=said):
+        SOGRPOTrainer("no/such-model", turns_reward, config(tmp_path, **options), questions(), rollout_func=rollout)
+    assert not [*engine_problems(EngineOptions(rejoin_after=2), config(tmp_path, use_vllm=True, vllm_mode="colocate"))]
+
+
+def test_a_responder_says_itself_how_many_threads_it_has() -> None:
+    with pytest.raises(ValueError, match=r"engine\.search_concurrency=2 is for `SearchRollout`: a SearchResponder"):
+        AgentRollout(SearchResponder(NoSearch()), engine=EngineOptions(search_concurrency=2))
+
+
+@pytest.mark.parametrize("engine", ["auto", "slots", "lockstep"])
+def test_the_engine_is_the_one_named(tmp_path: Path, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    trainer = build_agent(tmp_path, NoSearch(), max_steps=1)
+    trainer.rollout_func = checked_rollout(
+        SearchRollout(NoSearch(), PROTOCOL, LIMITS, engine=EngineOptions(rollout_engine=engine))
+    )
+    generate = HFGenerator.generate
+    monkeypatch.setattr(HFGenerator, "generate", lambda *args: calls.append(args) or generate(*args))
+    trainer.train()
+    assert bool(calls) == (engine == "lockstep")
+
+
+def test_options_of_the_engine_reach_the_rollout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    collect = Collector.collect
+    monkeypatch.setattr(Collector, "collect", lambda self, *args: seen.append(self) or collect(self, *args))
+    trainer = build_agent(tmp_path, NoSearch(), max_steps=1)
+    engine = EngineOptions(rejoin_after=1, search_concurrency=1)
+    trainer.rollout_func = checked_rollout(SearchRollout(NoSearch(), PROTOCOL, LIMITS, engine=engine))
+    trainer.train()
+    assert {(each.rejoin_after, each.responder._concurrency) for each in seen} == {(1, 1)}

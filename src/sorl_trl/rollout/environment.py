@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-import queue
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from numbers import Real
@@ -106,8 +105,7 @@ class BatchResponder(Responder):
     def __init__(self, concurrency: int) -> None:
         check_number("concurrency", concurrency, POSITIVE_COUNT)
         self._concurrency = concurrency
-        self._queue: queue.SimpleQueue[list[_Asked] | None] = queue.SimpleQueue()
-        self._threads: list[threading.Thread] = []
+        self._crew: _Crew | None = None
 
     @abstractmethod
     def respond(self, turns: Sequence[RowTurn]) -> Sequence[Reply]:
@@ -115,34 +113,16 @@ class BatchResponder(Responder):
 
     def ask(self, turns: Sequence[RowTurn]) -> list[Future[Reply]]:
         asked = [_Asked(turn, Future()) for turn in turns]
-        if asked:
-            if len(self._threads) < self._concurrency:
-                self._start_thread()
-            self._queue.put(asked)
+        if self._crew is None:
+            self._crew = _Crew(self._answer, self._concurrency)
+        self._crew.ask(asked)
         return [each.reply for each in asked]
 
     def close(self) -> None:
         """Let go of the threads. One that still waits for an answer ends when it has it; nobody waits for it."""
-        for _ in self._threads:
-            self._queue.put(None)
-        self._threads = []
-        self._queue = queue.SimpleQueue()
-
-    def _start_thread(self) -> None:
-        # A daemon: a search that hangs must not keep the process from ending.
-        thread = threading.Thread(target=self._work, args=(self._queue,), name="sorl-environment", daemon=True)
-        thread.start()
-        self._threads.append(thread)
-
-    def _work(self, asking: queue.SimpleQueue[list[_Asked] | None]) -> None:
-        while (asked := asking.get()) is not None:
-            is_last = False
-            while not is_last and (more := _next_of(asking)) is not _NOTHING:
-                is_last = more is None
-                asked = asked + (more or [])
-            self._answer(asked)
-            if is_last:
-                return
+        if self._crew is not None:
+            self._crew.close()
+        self._crew = None
 
     def _answer(self, asked: Sequence[_Asked]) -> None:
         try:
@@ -163,11 +143,41 @@ class _Asked:
     reply: Future[Reply]
 
 
-_NOTHING: Any = object()
+class _Crew:
+    """Up to `most` threads; one that is free takes all that has been asked since. Starts none while one is free."""
 
+    def __init__(self, answer: Callable[[Sequence[_Asked]], None], most: int) -> None:
+        self._answer = answer
+        self._most = most
+        self._changed = threading.Condition()
+        self._asked: list[_Asked] = []
+        self._free = 0
+        self._started = 0
+        self._is_open = True
 
-def _next_of(asking: queue.SimpleQueue[list[_Asked] | None]) -> Any:
-    try:
-        return asking.get_nowait()
-    except queue.Empty:
-        return _NOTHING
+    def ask(self, asked: Sequence[_Asked]) -> None:
+        with self._changed:
+            self._asked += asked
+            if self._free:
+                self._changed.notify()
+            elif self._asked and self._started < self._most:
+                self._started += 1
+                # A daemon: a search that hangs must not keep the process from ending.
+                threading.Thread(target=self._work, name="sorl-environment", daemon=True).start()
+
+    def close(self) -> None:
+        """Answer nothing any more; what is being answered goes on, and nobody hears it."""
+        with self._changed:
+            self._is_open = False
+            self._changed.notify_all()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._free += 1
+                self._changed.wait_for(lambda: self._asked or not self._is_open)
+                self._free -= 1
+                if not self._is_open:
+                    return
+                asked, self._asked = self._asked, []
+            self._answer(asked)

@@ -23,8 +23,9 @@ def check_arguments(given: Mapping[str, Any]) -> None:
     Args:
         given: the arguments of the trainer, by name.
     """
-    if isinstance(given.get("rollout_func"), AgentRollout):
-        check_search_rollout(given["args"], given.get("tools"), given.get("environment_factory"))
+    rollout = given.get("rollout_func")
+    if isinstance(rollout, AgentRollout):
+        check_search_rollout(rollout.engine, given["args"], given.get("tools"), given.get("environment_factory"))
     elif given.get("tools") or given.get("environment_factory"):
         raise_first(tool_engine_problems(given["args"]))
 

@@ -50,8 +50,8 @@ def test_rows_do_not_wait_for_each_other() -> None:
     script = Script(lambda context: [PARIS] * len(context) + [CLOSING])
     engine = VLLMColocateEngine(wrap(script), END)
     engine.open(3)
-    engine.submit(2, [DOC], 9)
     engine.submit(0, [DOC], 9)
+    engine.submit(2, [DOC], 9)
     engine.submit(1, [DOC] * 3, 9)
     assert engine.poll() == [] and not engine.idle
     assert [row for row, _ in engine.poll()] == [0, 2]

@@ -13,6 +13,7 @@ import torch
 from sorl_trl.rollout import TurnEnd, generate_turns
 from sorl_trl.trainers.agents.vllm import EngineUnavailable, VLLMServerEngine, server, vllm_engine
 from sorl_trl.trainers.agents.vllm.connection import Patience
+from sorl_trl.trainers.agents.vllm.outbox import Outbox
 from tests.engines import take_turns
 from tests.scripted_vllm import (
     LOGPROB,
@@ -209,6 +210,27 @@ def test_a_released_row_is_heard_of_no_more(served: ScriptedServer) -> None:
     engine.close()
 
 
+def test_an_outbox_that_is_closed_sends_nothing_more() -> None:
+    sent: list[int] = []
+    is_sending, may_go_on = threading.Event(), threading.Event()
+
+    def send(number: int) -> int:
+        sent.append(number)
+        is_sending.set()
+        may_go_on.wait(20.0)
+        return number
+
+    outbox = Outbox(send, at_once=1)
+    for number in range(3):
+        outbox.put(number)
+    assert is_sending.wait(20.0)
+    (thread,) = outbox._threads
+    outbox.close()
+    may_go_on.set()
+    thread.join(20.0)
+    assert sent == [0] and not thread.is_alive()
+
+
 class TestRanks:
     """Only the main process has TRL's client."""
 
@@ -229,10 +251,18 @@ class TestRanks:
     def test_what_the_main_process_cannot_find_out_is_everybodys_error(
         self, served: ScriptedServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        """It tells the others before it raises: they wait for it."""
+        wrapper = wrap(served)
+        served.shutdown()
+        served.server_close()
+        told: list[Any] = []
+        monkeypatch.setattr(server, "broadcast_object_list", lambda objects, from_process: told.extend(objects))
+        with pytest.raises(EngineUnavailable, match="cannot be reached"):
+            VLLMServerEngine(wrapper, END, HASTY)
         monkeypatch.setattr(
-            server, "broadcast_object_list", lambda objects, from_process: objects.__setitem__(0, "it is gone")
+            server, "broadcast_object_list", lambda objects, from_process: objects.__setitem__(0, told[0])
         )
-        with pytest.raises(EngineUnavailable, match="it is gone"):
+        with pytest.raises(EngineUnavailable, match="cannot be reached"):
             VLLMServerEngine(scripted_wrapper("server", accelerator=rank(1, 1)), END, HASTY)
 
     def test_an_address_that_is_another_on_each_machine(

@@ -11,7 +11,7 @@ from sorl_trl.doctor.subject import Subject, given
 from sorl_trl.trainers.base_config import TurnLevelConfig
 from sorl_trl.trainers.checks.dataset import dataset_size_problems
 from sorl_trl.trainers.checks.inert import inert_warning, suggested_iterations, updates_per_rollout
-from sorl_trl.trainers.checks.options import idle_options, search_rollout_problems
+from sorl_trl.trainers.checks.options import engine_problems, idle_options, search_rollout_problems
 from sorl_trl.trainers.checks.training_noise import noise_in_arguments, noise_warning
 from sorl_trl.trainers.config_rules import adapter_problems
 from sorl_trl.trainers.so_ppo_config import SOPPOConfig
@@ -84,6 +84,8 @@ def check_options(subject: Subject) -> Iterator[Finding]:
     """Options that the rollout of `train.py` cannot honour, and those that are read nowhere."""
     config, finding = _config(subject), subject.recipe.finding
     problems = [*search_rollout_problems(config)]
+    if subject.arguments.engine is not None:
+        problems += engine_problems(subject.arguments.engine, config)
     refused = {problem.option for problem in problems}
     idle = [each for each in idle_options(config, has_tools=False) if each.option not in refused]
     yield from map(finding, problems)

@@ -80,30 +80,28 @@ class SlotCache(Cache):
     def _tensors(self) -> list[torch.Tensor]:
         return [buffer for pair in self._buffers for buffer in pair]
 
-    def swap(self, one: int, other: int, length: int) -> None:
-        """Exchange the first `length` positions of two slots."""
+    def copy(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
+        """Copy the first `length` positions of slots into others. Slots may be on both sides: all are read first."""
         for buffer in self._tensors():
-            kept = buffer[one, :, :length].clone()
-            buffer[one, :, :length] = buffer[other, :, :length]
-            buffer[other, :, :length] = kept
+            read, written = self._index(sources, buffer), self._index(targets, buffer)
+            front = buffer[:, :, :length]
+            front.index_copy_(0, written, front.index_select(0, read))
 
-    def copy(self, source: int, targets: Sequence[int], length: int) -> None:
-        """Copy the first `length` positions of a slot into others."""
+    def clear(self, slots: Sequence[int], start: int, end: int) -> None:
+        """Forget positions `start` to `end` of slots."""
         for buffer in self._tensors():
-            for target in targets:
-                buffer[target, :, :length] = buffer[source, :, :length]
+            buffer[:, :, start:end].index_fill_(0, self._index(slots, buffer), 0)
 
-    def clear(self, slot: int, start: int, end: int) -> None:
-        """Forget positions `start` to `end` of a slot."""
-        if start < end:
-            for buffer in self._tensors():
-                buffer[slot, :, start:end] = 0
+    @staticmethod
+    def _index(slots: Sequence[int], buffer: torch.Tensor) -> torch.Tensor:
+        return torch.tensor(slots, dtype=torch.long, device=buffer.device)
 
-    def resize(self, slots: int, capacity: int) -> None:
-        """Have so many slots of so many positions; those that are no longer there are lost."""
-        kept = slice(0, min(slots, self.slots)), slice(None), slice(0, min(capacity, self.capacity))
+    def rebuild(self, slots: int, capacity: int, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
+        """Have so many slots of so many positions. They hold what `copy` would have put there, and nothing else."""
         self.slots, self.capacity = slots, capacity
         for layer, pair in enumerate(self._buffers):
             keys, values = (self._empty(buffer) for buffer in pair)
-            keys[kept], values[kept] = pair[0][kept], pair[1][kept]
+            for new, old in ((keys, pair[0]), (values, pair[1])):
+                read, written = self._index(sources, old), self._index(targets, old)
+                new[:, :, :length].index_copy_(0, written, old[:, :, :length].index_select(0, read))
             self._buffers[layer] = keys, values

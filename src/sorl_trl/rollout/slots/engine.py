@@ -143,7 +143,7 @@ class SlotEngine(Engine):
         chosen = set(started)
         self._waiting = [row for row in self._waiting if row not in chosen]
         if self._waiting:
-            _say_held_back(len(self._rows), len(table.placed()), self._bytes_per_token, self._budget)
+            self._say_held_back(table.decoding + len(started))
         return started
 
     def _evict_for(self, row: Row) -> None:
@@ -159,17 +159,12 @@ class SlotEngine(Engine):
         for row in started:
             table.truncate(row, row.known())
         stage = plan(started, self._options.prefill_tokens)
+        table.line_up([*stage.batches, [twin for _, twin in stage.twins]])
         table.make_room(max(len(row.context) for row in started))
-        for slot, row in enumerate(stage.rows, start=table.decoding):
-            table.move(row, slot)
         logits = torch.cat([self._read(batch) for batch in stage.batches])
-        for row, twins in stage.twins:
-            assert row.slot is not None
-            table.cache.copy(row.slot, [twin.slot for twin in twins if twin.slot is not None], len(row.cached))
-            for twin in twins:
-                twin.cached = list(row.cached)
+        table.copy(stage.twins)
         table.decoding += len(started)
-        return self._take(stage.rows, logits[torch.tensor(stage.sources, device=logits.device)])
+        return self._take(stage.rows(), logits[torch.tensor(stage.sources(), device=logits.device)])
 
     def _read(self, batch: Sequence[Row]) -> torch.Tensor:
         """Put what is new of rows in neighbouring slots through the model; one long row alone in parts."""
@@ -215,12 +210,22 @@ class SlotEngine(Engine):
                 ended.append((row.index, row.generation(stopped, self._options.logprobs)))
         return ended
 
+    def _say_held_back(self, at_once: int) -> None:
+        _say_once(
+            f"Rows wait for memory: {at_once} of {len(self._rows)} generate now. A token takes "
+            f"{self._bytes_per_token:,} bytes, and {self._budget / 2**20:,.1f} MiB are for keys and values: they hold "
+            f"{self._table.most_tokens:,} tokens, those that rows may yet generate included.",
+            self._bytes_per_token,
+        )
+
 
 @cache
-def _say_held_back(rows: int, at_once: int, bytes_per_token: int, budget: int) -> None:
-    """Say it once for the same numbers."""
-    logger.warning(
-        "%d of %d rows generate at once, the others wait: a token takes %d bytes, and %.2f GiB are for keys and "
-        "values. `cache_bytes` sets how much.",
-        *(at_once, rows, bytes_per_token, budget / 2**30),
-    )
+def _spoken(subject: int) -> list[str]:
+    return []
+
+
+def _say_once(message: str, subject: int) -> None:
+    """Once in a process for models of one size: what is free differs from rollout to rollout."""
+    if not _spoken(subject):
+        _spoken(subject).append(message)
+        logger.warning(message)

@@ -12,7 +12,7 @@ from sorl_trl.checks import POSITIVE_COUNT, Checked
 class SlotOptions(Checked):
     """What slots may take, and what they report. Raises ValueError for a value out of range."""
 
-    cache_bytes: Annotated[int, POSITIVE_COUNT] | None = None
+    cache_bytes: Annotated[int | None, POSITIVE_COUNT] = None
     """The most that keys and values may take. By default a part of the memory that is free when a rollout begins."""
     prefill_tokens: Annotated[int, POSITIVE_COUNT] = 2048
     """Tokens of contexts, padding included, that go through the model at once. Ours: bounds what attention takes."""

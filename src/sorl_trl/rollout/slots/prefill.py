@@ -14,12 +14,17 @@ class Stage:
 
     batches: list[list[Row]]
     """The rows that are read, together with those of about the same length."""
-    twins: list[tuple[Row, list[Row]]]
-    """Rows that are read, each with those that have the same context and get a copy."""
-    rows: list[Row]
-    """All, in the order of their slots: first those that are read, as in `batches`, then the copies."""
-    sources: list[int]
-    """For each of `rows`, which of those that are read has its logits."""
+    twins: list[tuple[Row, Row]]
+    """Rows that are read, with those that have the same context and get a copy."""
+
+    def rows(self) -> list[Row]:
+        """All: first those that are read, then the copies."""
+        return [*(row for batch in self.batches for row in batch), *(twin for _, twin in self.twins)]
+
+    def sources(self) -> list[int]:
+        """For each of `rows`, which of those that are read has its logits."""
+        place = {row.index: i for i, row in enumerate(self.rows())}
+        return [*range(len(place) - len(self.twins)), *(place[row.index] for row, _ in self.twins)]
 
 
 def plan(started: Sequence[Row], most_tokens: int) -> Stage:
@@ -37,11 +42,8 @@ def plan(started: Sequence[Row], most_tokens: int) -> Stage:
         else:
             twins[row.context] = []
             readers.append(row)
-    copied = [(row, twins[row.context]) for row in readers if not row.cached and twins[row.context]]
-    place = {id(row): i for i, row in enumerate(readers)}
-    sources = [*range(len(readers)), *(place[id(row)] for row, others in copied for _ in others)]
-    rows = [*readers, *(other for _, others in copied for other in others)]
-    return Stage(_batches(readers, most_tokens), copied, rows, sources)
+    pairs = [(row, twin) for row in readers if not row.cached for twin in twins[row.context]]
+    return Stage(_batches(readers, most_tokens), pairs)
 
 
 def _batches(rows: Sequence[Row], most_tokens: int) -> list[list[Row]]:

@@ -21,6 +21,9 @@ class Row:
     cached: list[int] = field(default_factory=list)
     """The ids whose keys and values are in the slot."""
     slot: int | None = None
+    """Where it stands."""
+    home: int | None = None
+    """Where its keys and values lie, until `SlotTable.settle` moves them."""
     context: tuple[int, ...] = ()
     limit: int = 0
     sampled: list[int] = field(default_factory=list)
@@ -61,6 +64,8 @@ class SlotTable:
         self.cache = SlotCache(0, 0)
         self.decoding = 0
         self._rows: list[Row | None] = []
+        self._left: dict[int, int] = {}
+        """Slots with something that nobody holds any more, and how many positions of it."""
 
     def decoding_rows(self) -> list[Row]:
         return [row for row in self._rows[: self.decoding] if row is not None]
@@ -89,7 +94,7 @@ class SlotTable:
             self._rows[row.slot] = row
 
     def make_room(self, needed: int) -> None:
-        """Have `needed` positions in each slot, and the cache no larger than allowed."""
+        """Have `needed` positions in each slot, the cache no larger than allowed, and all rows where they stand."""
         occupied = len(self.placed())
         capacity = self.cache.capacity
         if needed > capacity:
@@ -100,8 +105,7 @@ class SlotTable:
         if slots * capacity > self.most_tokens:
             self._compact()
             slots = len(self._rows)
-        if (slots, capacity) != (self.cache.slots, self.cache.capacity):
-            self.cache.resize(slots, capacity)
+        self._settle(slots, capacity)
 
     def _compact(self) -> None:
         """Leave no slot empty."""
@@ -112,33 +116,72 @@ class SlotTable:
             self._rows.pop()
 
     def move(self, row: Row, slot: int) -> None:
-        """Put the row into a slot; who stands there changes places with it."""
-        if row.slot is None or row.slot == slot:
-            return
+        """Have the row stand in a slot; who stands there changes places with it. What they hold follows later."""
+        assert row.slot is not None
         other = self._rows[slot]
-        length = max(len(row.cached), len(other.cached) if other else 0)
-        if length:
-            self.cache.swap(row.slot, slot, length)
         self._rows[row.slot], self._rows[slot] = other, row
         if other is not None:
             other.slot = row.slot
         row.slot = slot
 
+    def line_up(self, batches: Sequence[list[Row]]) -> None:
+        """Have batches stand one after the other behind the rows that decode, each in whatever order moves least."""
+        first = self.decoding
+        for batch in batches:
+            places = set(range(first, first + len(batch)))
+            free = iter(sorted(places - {row.slot for row in batch}))
+            for row in batch:
+                if row.slot not in places:
+                    self.move(row, next(free))
+            batch.sort(key=lambda row: row.slot or 0)
+            first += len(batch)
+
+    def _settle(self, slots: int, capacity: int) -> None:
+        """Have keys and values lie where their rows stand, and zeros elsewhere; with all moves at once."""
+        cache = self.cache
+        grows = (slots, capacity) != (cache.slots, cache.capacity)
+        movers = [row for row in self.placed() if row.cached and (grows or row.home != row.slot)]
+        homes = {row.home: len(row.cached) for row in movers if row.home is not None}
+        targets = [row.slot for row in movers if row.slot is not None]
+        length = max((*self._left.values(), *homes.values()), default=0)
+        if grows:
+            length = min(length, capacity)
+            cache.rebuild(slots, capacity, list(homes), targets, length)
+        elif movers:
+            cache.copy(list(homes), targets, length)
+        if not grows and (left := (self._left.keys() | homes.keys()) - set(targets)):
+            cache.clear(sorted(left), 0, length)
+        self._left = {}
+        for row in self.placed():
+            row.home = row.slot
+
+    def copy(self, twins: Sequence[tuple[Row, Row]]) -> None:
+        """Have the second row of each pair hold what the first one does."""
+        if not twins:
+            return
+        for row, twin in twins:
+            twin.cached = list(row.cached)
+        pairs = [(row.slot, twin.slot) for row, twin in twins if row.slot is not None and twin.slot is not None]
+        sources, targets = zip(*pairs, strict=True)
+        self.cache.copy(sources, targets, max(len(row.cached) for row, _ in twins))
+
     def truncate(self, row: Row, length: int) -> None:
-        """Forget what the row has in its slot from `length` on."""
-        if row.slot is not None:
-            self.cache.clear(row.slot, length, len(row.cached))
-        del row.cached[length:]
+        """Forget what the row holds from `length` on."""
+        if row.home is not None and length < len(row.cached):
+            self.cache.clear([row.home], length, len(row.cached))
+            del row.cached[length:]
 
     def park(self, row: Row) -> None:
-        """Take a row out of the decoding ones; it keeps its slot."""
+        """Take a row out of the decoding ones; it keeps a slot."""
         self.decoding -= 1
         self.move(row, self.decoding)
         row.busy = False
 
     def give_up(self, row: Row) -> None:
-        """Take a row that does not decode out of its slot."""
-        self.truncate(row, 0)
+        """Take a row that does not decode out of its slot, and forget what it holds."""
+        if row.cached and row.home is not None:
+            self._left[row.home] = len(row.cached)
         if row.slot is not None:
             self._rows[row.slot] = None
-            row.slot = None
+        row.slot = row.home = None
+        row.cached = []

@@ -62,6 +62,8 @@ def _model_reasons(base: PreTrainedModel) -> Iterator[str]:
         yield f"attn_implementation={config._attn_implementation!r} is none of {', '.join(_ATTENTION)}"
     if len(set(getattr(base, "hf_device_map", {}).values())) > 1:
         yield f"{name} is spread over several devices"
+    if base.training and base.is_gradient_checkpointing:
+        yield f"gradient checkpointing is on, with which {name} has no cache"
     yield from _layer_reasons(config)
     yield from _position_reasons(config)
 

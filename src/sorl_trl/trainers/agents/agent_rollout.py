@@ -66,6 +66,8 @@ class AgentRollout:
         limits: of one trajectory; `max_trajectory_tokens` must not exceed the trainer's `max_completion_length`,
             which is also its default.
         engine: how turns are generated, and when replies rejoin.
+
+    Raises ValueError for an `engine` with a `search_concurrency` where a responder is given.
     """
 
     def __init__(
@@ -79,10 +81,15 @@ class AgentRollout:
         self.protocol = protocol or TagProtocol()
         self.limits = limits
         self.engine = engine or EngineOptions()
+        if isinstance(responder, Responder) and self.engine.search_concurrency != EngineOptions.search_concurrency:
+            raise ValueError(
+                f"engine.search_concurrency={self.engine.search_concurrency} is for `SearchRollout`: a "
+                f"{type(responder).__name__} says itself how many threads it has"
+            )
 
     def __call__(self, prompts: list[Any], trainer: GRPOTrainer) -> dict[str, Any]:
         # Trainers of this package have asked this before; `trl.GRPOTrainer` has not.
-        check_search_rollout(trainer.args, trainer.tools)
+        check_search_rollout(self.engine, trainer.args, trainer.tools)
         # Built anew each time: one rollout may serve several trainers, and it takes milliseconds.
         collector = self._build_collector(trainer, self._protocol_for(prompts, trainer))
         examples = getattr(trainer, "rollout_examples", None) or [{"prompt": prompt} for prompt in prompts]

@@ -10,6 +10,7 @@ from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 from sorl_trl.checks import Problem, raise_first
+from sorl_trl.rollout.options import EngineOptions
 
 _SERVER_OPTIONS = (
     *("vllm_server_base_url", "vllm_server_host", "vllm_server_port", "vllm_server_timeout"),
@@ -196,6 +197,24 @@ def _changed(config: Any) -> set[str]:
     return {name for name, default in (plain | made).items() if getattr(config, name) != default}
 
 
+def engine_problems(engine: EngineOptions, config: Any) -> Iterator[Problem]:
+    """Options of the engine that have no effect with the trainer's configuration."""
+    if config.use_vllm and engine.rollout_engine != EngineOptions.rollout_engine:
+        what = (
+            f"`rollout_engine` is {engine.rollout_engine!r}, but with `use_vllm` vLLM generates. Leave it at 'auto'."
+        )
+        yield Problem("rollout_engine", what, EngineOptions.rollout_engine)
+    if engine.rejoin_after == EngineOptions.rejoin_after:
+        return
+    has_no_effect = f"`rejoin_after` is {engine.rejoin_after}, but has no effect"
+    if config.use_vllm and config.vllm_mode == "server":
+        what = f"{has_no_effect} with a vLLM server, whose steps cannot be counted. Remove it."
+        yield Problem("rejoin_after", what, EngineOptions.rejoin_after)
+    elif engine.rollout_engine == "lockstep":
+        what = f"{has_no_effect} with `rollout_engine='lockstep'`, where every turn waits for all replies. Remove it."
+        yield Problem("rejoin_after", what, EngineOptions.rejoin_after)
+
+
 def search_rollout_problems(config: Any, tools: Any = None, environment_factory: Any = None) -> Iterator[Problem]:
     """What `SearchRollout` cannot honour of a trainer's configuration and arguments; each ends in what to do."""
     given = {"tools": tools, "environment_factory": environment_factory}
@@ -253,6 +272,9 @@ def _generation_problems(config: Any, why: str) -> Iterator[Problem]:
             )
 
 
-def check_search_rollout(config: Any, tools: Any = None, environment_factory: Any = None) -> None:
-    """Raise ValueError with the first of `search_rollout_problems`."""
+def check_search_rollout(
+    engine: EngineOptions, config: Any, tools: Any = None, environment_factory: Any = None
+) -> None:
+    """Raise ValueError with the first of `search_rollout_problems` and `engine_problems`."""
     raise_first(search_rollout_problems(config, tools, environment_factory))
+    raise_first(engine_problems(engine, config))

@@ -1,0 +1,301 @@
+"""What the slot engine computes, keeps, shares and gives back."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import weakref
+from functools import wraps
+from typing import Any
+
+import pytest
+import torch
+from transformers import GenerationConfig, LlamaForCausalLM
+
+from sorl_trl.rollout import TurnEnd, generate_turns
+from sorl_trl.rollout.slots import SlotEngine, SlotOptions
+from sorl_trl.rollout.slots import engine as engine_module
+from tests import model_families as families
+
+GREEDY = GenerationConfig(do_sample=False)
+SAMPLED = GenerationConfig(do_sample=True, temperature=1.0, top_k=0)
+BYTES = 2 * 2 * 2 * 8 * 4  # of a token: layers, keys and values, heads, head size, bytes
+PROMPT = [4, 5, 6, 7, 8]
+
+
+@pytest.fixture
+def llama() -> Any:
+    return families.build(families.SERVED["llama"])
+
+
+def slots(model: Any, config: GenerationConfig = GREEDY, **options: Any) -> SlotEngine:
+    return SlotEngine(model, families.turn_end(), config, SlotOptions(**options))
+
+
+def opened(model: Any, rows: int, **options: Any) -> SlotEngine:
+    engine = slots(model, **options)
+    engine.open(rows)
+    return engine
+
+
+@pytest.mark.parametrize(
+    ("config", "temperature"),
+    [(GREEDY, 1.0), (SAMPLED, 1.0), (GenerationConfig(do_sample=True, temperature=0.7, top_k=0), 0.7)],
+)
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_logprobs_are_those_of_the_training_forward(attention: str, config: Any, temperature: float) -> None:
+    torch.manual_seed(0)
+    model = families.SERVED["qwen3"]().eval()
+    model.set_attn_implementation(attention)
+    worst = 0.0
+    for row in families.play(slots(model, config, logprobs=True), families.random_plan()):
+        for context, turn in row:
+            ids = torch.tensor([[*context, *turn.token_ids]])
+            with torch.no_grad():
+                logprobs = torch.log_softmax(model(ids).logits[0] / temperature, -1)
+            expected = logprobs[len(context) - 1 : -1].gather(1, ids[0, len(context) :, None])[:, 0]
+            worst = max(worst, (expected - torch.tensor(turn.logprobs)).abs().max().item())
+    assert worst <= 1e-6
+
+
+def test_logprobs_are_not_reported_unasked(llama: Any) -> None:
+    assert all(turn.logprobs is None for row in families.play(slots(llama), families.random_plan()) for _, turn in row)
+
+
+def test_what_lies_behind_the_mask_changes_nothing(llama: Any) -> None:
+    """A token whose embedding is NaN spoils its own row; that row's slot is used by others, before and after it."""
+    plan = families.random_plan(rows=9, seed=2, group=3)
+    expected = families.play(slots(llama), plan)
+    seen = {token for row in expected for context, turn in row for token in (*context, *turn.token_ids)}
+    bad = min(set(range(families.VOCABULARY)) - seen)
+    with torch.no_grad():
+        llama.model.embed_tokens.weight[bad] = torch.nan
+    cap = BYTES * 4 * 45  # four rows at once: slots are taken over
+    for spoilt in (0, 4, 8):
+        plan.prompts[spoilt] = [bad, *plan.prompts[spoilt], bad]
+        played = families.play(slots(llama, cache_bytes=cap), plan)
+        plan.prompts[spoilt] = plan.prompts[spoilt][1:-1]
+        assert [row for i, row in enumerate(played) if i != spoilt] == [
+            row for i, row in enumerate(expected) if i != spoilt
+        ]
+
+
+def test_a_group_is_prefilled_once(llama: Any) -> None:
+    engine = opened(llama, 6)
+    turns = generate_turns(engine, [PROMPT] * 4 + [PROMPT[::-1]] * 2, [5] * 6)
+    assert engine.work.prefilled_tokens == 2 * len(PROMPT)
+    assert turns[0] == turns[3] and turns[4] == turns[5] != turns[0]
+    assert engine.work.steps == max(len(turn.token_ids) for turn in turns) - 1
+    prompts = [PROMPT] * 4 + [PROMPT[::-1]] * 2
+    rest = [[*prompt, *turn.token_ids, 9, 10] for prompt, turn in zip(prompts, turns, strict=True)]
+    again = generate_turns(engine, rest, [5] * 6)
+    assert engine.work.prefilled_tokens == 2 * len(PROMPT) + 6 * 3, "the last token of a turn, and what follows it"
+    fresh = opened(llama, 6)
+    assert generate_turns(fresh, rest, [5] * 6) == again
+
+
+@pytest.mark.parametrize("changed", [0, 3, 5])
+def test_another_prefix_is_read_again(llama: Any, changed: int) -> None:
+    engine = opened(llama, 2)
+    (turn, _) = generate_turns(engine, [PROMPT, PROMPT[1:]], [6, 1])
+    assert len(turn.token_ids) > 1
+    context = [*PROMPT, *turn.token_ids, 9]
+    context[changed] = 12 if context[changed] != 12 else 13
+    before = engine.work.prefilled_tokens
+    again = generate_turns(engine, [context], [6])
+    assert engine.work.prefilled_tokens - before == len(context) - changed
+    assert again == generate_turns(opened(llama, 1), [context], [6])
+    shorter = generate_turns(engine, [context[:4]], [6])
+    assert shorter == generate_turns(opened(llama, 1), [context[:4]], [6])
+
+
+def test_a_prefill_is_done_in_parts(llama: Any) -> None:
+    contexts = [PROMPT * 5, PROMPT, PROMPT[:2], PROMPT[:3] * 4]
+    turns = generate_turns(opened(llama, 4), contexts, [6] * 4)
+    widths: list[int] = []
+    llama.register_forward_pre_hook(lambda _, __, kwargs: widths.append(kwargs["input_ids"].numel()), with_kwargs=True)
+    parts = opened(llama, 4, prefill_tokens=7)
+    widths.clear()
+    assert generate_turns(parts, contexts, [6] * 4) == turns
+    assert max(widths) <= 7 and parts.work.prefilled_tokens == sum(map(len, contexts))
+
+
+def test_a_poll_is_one_prefill_and_one_step(llama: Any) -> None:
+    engine = opened(llama, 3)
+    assert engine.idle and engine.poll() == [] and engine.prefilled == []
+    engine.submit(1, PROMPT, 9)
+    assert not engine.idle
+    assert engine.poll() == [] and engine.prefilled == [1]
+    engine.submit(0, PROMPT[1:], 1)
+    ((row, turn),) = engine.poll()
+    assert (row, len(turn.token_ids), engine.prefilled) == (0, 1, [0])
+    assert (engine.work.steps, engine.work.row_steps) == (2, 2)
+    engine.release(1)
+    assert engine.idle and engine.poll() == [] and engine.work.steps == 2
+
+
+def test_rows_wait_for_memory_and_this_is_said_once(llama: Any, caplog: pytest.LogCaptureFixture) -> None:
+    engine_module._spoken.cache_clear()
+    plan = families.random_plan(rows=8)
+    expected = families.play(slots(llama), plan)
+    room = max(len(context) + 12 for row in expected for context, _ in row)
+    for rows_at_once in (1, 2, 5):
+        engine = slots(llama, cache_bytes=BYTES * room * rows_at_once)
+        with caplog.at_level(logging.WARNING):
+            assert families.play(engine, plan, close=False) == expected
+        assert engine._table.cache.slots * engine._table.cache.capacity <= room * rows_at_once
+    (message,) = caplog.messages
+    assert " of 8 generate now. " in message and f"A token takes {BYTES} bytes" in message
+    assert f"they hold {room} tokens" in message
+
+
+def test_a_row_that_waits_for_its_reply_gives_its_slot_up(llama: Any) -> None:
+    """Nobody else could go on: every slot is held by a row between its turns."""
+    engine = opened(llama, 3, cache_bytes=BYTES * 30)
+    first = generate_turns(engine, [PROMPT, PROMPT[1:]], [6, 6])
+    assert engine.idle
+    (third,) = generate_turns(engine, [PROMPT[2:] * 6], [6], [2])
+    assert [third] == generate_turns(opened(llama, 1), [PROMPT[2:] * 6], [6])
+    contexts = [[*PROMPT, *first[0].token_ids], [*PROMPT[1:], *first[1].token_ids]]
+    assert generate_turns(engine, contexts, [6, 6]) == generate_turns(opened(llama, 2), contexts, [6, 6])
+
+
+def test_the_cache_grows_as_contexts_do(llama: Any) -> None:
+    engine = opened(llama, 2)
+    generate_turns(engine, [PROMPT] * 2, [3, 3])
+    small = engine._table.cache.capacity
+    assert small < engine.window == 256
+    long = PROMPT * 40
+    assert generate_turns(engine, [long, long], [3, 3]) == generate_turns(opened(llama, 2), [long, long], [3, 3])
+    assert small < engine._table.cache.capacity <= 256
+
+
+def test_a_row_s_samples_depend_on_no_other(llama: Any) -> None:
+    plan = families.random_plan(rows=8, seed=5)
+    engine = slots(llama, SAMPLED)
+
+    def sampled(left_out: int | None = None, seed: int = 7) -> list[list[Any]]:
+        torch.manual_seed(seed)
+        cut = families.random_plan(rows=8, seed=5)
+        if left_out is not None:
+            cut.limits[left_out] = cut.limits[left_out][:1]
+        return [[turn for _, turn in row] for row in families.play(engine, cut)]
+
+    whole = sampled()
+    assert whole == sampled() != sampled(seed=8)
+    less = sampled(left_out=3)
+    assert [row for i, row in enumerate(less) if i != 3] == [row for i, row in enumerate(whole) if i != 3]
+    torch.manual_seed(7)
+    fewer = families.random_plan(rows=8, seed=5)
+    for each in (fewer.prompts, fewer.limits, fewer.observations, fewer.delays):
+        each.pop()
+    assert [[turn for _, turn in row] for row in families.play(engine, fewer)] == whole[:7]
+    assert len(plan.prompts) == 8
+
+
+def test_rows_of_a_group_sample_apart() -> None:
+    torch.manual_seed(0)
+    end = TurnEnd(families.turn_end().tokenizer, [], [1])
+    engine = SlotEngine(families.SERVED["llama"](), end, SAMPLED)
+    engine.open(6)
+    assert len({turn.token_ids[:8] for turn in generate_turns(engine, [PROMPT] * 6, [20] * 6)}) == 6
+
+
+def test_one_draw_from_the_global_generator(llama: Any) -> None:
+    torch.manual_seed(3)
+    torch.randint(2**62, ())
+    after = torch.random.get_rng_state()
+    torch.manual_seed(3)
+    families.play(slots(llama, SAMPLED), families.random_plan())
+    assert torch.equal(torch.random.get_rng_state(), after)
+    families.play(slots(llama), families.random_plan())
+    assert torch.equal(torch.random.get_rng_state(), after), "greedy turns need none"
+
+
+def test_the_model_is_left_as_it_was(llama: Any) -> None:
+    llama.train()
+    llama.model.layers[0].eval()
+    modes = [module.training for module in llama.modules()]
+    config, generation = llama.config.to_dict(), llama.generation_config.to_dict()
+    families.play(slots(llama, SAMPLED), families.random_plan())
+    assert [module.training for module in llama.modules()] == modes
+    assert (llama.config.to_dict(), llama.generation_config.to_dict()) == (config, generation)
+    assert all(parameter.grad is None for parameter in llama.parameters())
+
+
+class Interrupting(LlamaForCausalLM):
+    forwards = 0
+
+    @wraps(LlamaForCausalLM.forward)
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        Interrupting.forwards += 1
+        if Interrupting.forwards == 9:
+            raise KeyboardInterrupt
+        return super().forward(*args, **kwargs)
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_close_gives_memory_back(llama: Any, interrupted: bool) -> None:
+    engine = opened(llama, 3)
+    if interrupted:
+        llama.__class__, Interrupting.forwards = Interrupting, 0
+    gc.disable()
+    try:
+        for row in range(3):
+            engine.submit(row, PROMPT[row:], 30)
+        for _ in range(20):
+            try:
+                engine.poll()
+            except KeyboardInterrupt:
+                break
+        buffers = [weakref.ref(buffer) for buffer in engine._table.cache._tensors()]
+        assert buffers and all(buffer() is not None for buffer in buffers)
+        engine.close()
+        assert all(buffer() is None for buffer in buffers), "nothing refers to them, not even in a circle"
+    finally:
+        gc.enable()
+    assert engine.idle
+    engine.open(1)
+    assert generate_turns(engine, [PROMPT], [3]) == generate_turns(opened(llama, 1), [PROMPT], [3])
+
+
+@pytest.mark.parametrize(
+    ("row", "context", "limit", "message"),
+    [
+        (2, PROMPT, 1, "row=2 is none of the 2"),
+        (-1, PROMPT, 1, "row=-1 is none of the 2"),
+        (0, [], 1, "context_ids of row 0 is empty"),
+        (0, PROMPT, 0, "limit=0 of row 0"),
+        (1, PROMPT, 1, "row=1 is generating"),
+        (0, PROMPT * 60, 1, "row 0 has a context of 300 tokens and limit=1: the model has 256 positions"),
+        (0, PROMPT, 252, "row 0 has a context of 5 tokens and limit=252: the model has 256 positions"),
+        (0, PROMPT * 10, 100, f"row 0 needs a cache of 149 tokens of {BYTES} bytes, .* not even one row fits"),
+    ],
+)
+def test_bad_submissions_are_named(llama: Any, row: int, context: list[int], limit: int, message: str) -> None:
+    engine = opened(llama, 2, cache_bytes=BYTES * 100)
+    engine.submit(1, PROMPT, 3)
+    with pytest.raises(ValueError, match=message):
+        engine.submit(row, context, limit)
+    engine.poll()
+
+
+def test_a_closed_engine_takes_no_rows(llama: Any) -> None:
+    engine = opened(llama, 1)
+    engine.close()
+    with pytest.raises(ValueError, match="row=0 is none of the 0"):
+        engine.submit(0, PROMPT, 1)
+
+
+@pytest.mark.parametrize("name", ["cache_bytes", "prefill_tokens"])
+def test_options_are_checked(name: str) -> None:
+    with pytest.raises(ValueError, match=name):
+        SlotOptions(**{name: 0})
+
+
+def test_gradient_checkpointing_keeps_no_cache(llama: Any) -> None:
+    llama.gradient_checkpointing_enable()
+    slots(llama)
+    llama.train()
+    with pytest.raises(ValueError, match="gradient checkpointing"):
+        slots(llama)

@@ -1,0 +1,234 @@
+"""Slots against `model.generate`, on every family that a tiny config can build; and which models they refuse."""
+
+from __future__ import annotations
+
+import logging
+from functools import wraps
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, PrefixTuningConfig, get_peft_model
+from transformers import GenerationConfig, LlamaForCausalLM
+
+from sorl_trl.rollout import HFGenerator, LockStepEngine
+from sorl_trl.rollout.slots import NotServed, SlotEngine, SlotOptions, choice, model_engine
+from tests import model_families as families
+
+GREEDY = GenerationConfig(do_sample=False)
+SAMPLED = GenerationConfig(do_sample=True, top_k=0)
+
+
+def slots(model: Any, config: GenerationConfig = GREEDY, **options: Any) -> SlotEngine:
+    return SlotEngine(model, families.turn_end(), config, SlotOptions(**options))
+
+
+def lock_step(model: Any) -> LockStepEngine:
+    end = families.turn_end()
+    return LockStepEngine(HFGenerator(model, end.tokenizer, end.stop_strings, GREEDY, end.eos_token_ids))
+
+
+@pytest.fixture
+def llama() -> Any:
+    return families.build(families.SERVED["llama"])
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("family", families.SERVED)
+def test_greedy_turns_are_those_of_lock_step(family: str, attention: str) -> None:
+    model = families.build(families.SERVED[family])
+    model.set_attn_implementation(attention)
+    plan = families.random_plan()
+    engine, reference = slots(model, prefill_tokens=16), lock_step(model)
+    played = families.play(engine, plan)
+    assert played == families.play(reference, plan)
+    turns = [turn for row in played for _, turn in row]
+    if family not in ("gpt2", "qwen3_moe"):
+        assert len({turn.stopped for turn in turns}) == 2, "turns that stop and turns that reach their limit"
+    assert engine.work.row_steps == sum(len(turn.token_ids) - 1 for turn in turns)
+    assert engine.work.prefilled_tokens < reference.work.prefilled_tokens / 2
+
+
+@pytest.mark.parametrize("family", families.REFUSED)
+def test_what_would_differ_is_refused(family: str) -> None:
+    make, reason = families.REFUSED[family]
+    with pytest.raises(NotServed, match=reason):
+        slots(families.build(make))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"_attn_implementation_internal": "flash_attention_2"}, "attn_implementation='flash_attention_2'"),
+        ({"_attn_implementation_internal": "flex_attention"}, "attn_implementation='flex_attention'"),
+        ({"rope_parameters": {"rope_type": "dynamic"}}, r"rotary positions \(dynamic\)"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "longrope"}}}, r"rotary positions \(longrope\)"),
+        ({"rope_parameters": {"mrope_section": [1, 1, 2]}}, "several dimensions"),
+        ({"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 4}, "DynamicSlidingWindowLayer"),
+        ({"is_causal": False}, "not causal"),
+    ],
+)
+def test_what_a_config_says_is_refused(llama: Any, change: dict[str, Any], reason: str) -> None:
+    for name, value in change.items():
+        setattr(llama.config, name, value)
+    with pytest.raises(NotServed, match=reason):
+        slots(llama)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"repetition_penalty": 1.2},
+        {"no_repeat_ngram_size": 2},
+        {"bad_words_ids": [[5]]},
+        {"min_new_tokens": 2},
+        {"typical_p": 0.9},
+        {"suppress_tokens": [4]},
+        {"num_beams": 2},
+        {"use_cache": False},
+        {"cache_implementation": "static"},
+        {"an_option_of_next_year": 1},
+    ],
+)
+def test_options_that_need_generate_are_refused(llama: Any, options: dict[str, Any]) -> None:
+    name = next(iter(options))
+    with pytest.raises(NotServed, match=f"generation_config.{name}="):
+        slots(llama, GenerationConfig(do_sample=True, **options))
+    setattr(llama.generation_config, name, options[name])
+    with pytest.raises(NotServed, match=f"generation_config.{name}="):
+        slots(llama, SAMPLED)
+
+
+class OwnGenerate(LlamaForCausalLM):
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        return super().generate(*args, **kwargs)
+
+
+class NoCache(LlamaForCausalLM):
+    @wraps(LlamaForCausalLM.forward)
+    def forward(self, input_ids: Any, **kwargs: Any) -> Any:
+        return super().forward(input_ids)
+
+
+class OwnMask(LlamaForCausalLM):
+    @wraps(LlamaForCausalLM.forward)
+    def forward(self, *args: Any, attention_mask: Any = None, **kwargs: Any) -> Any:
+        return super().forward(*args, **kwargs)
+
+
+class FlatMask(LlamaForCausalLM):
+    @wraps(LlamaForCausalLM.forward)
+    def forward(self, *args: Any, attention_mask: Any = None, **kwargs: Any) -> Any:
+        if attention_mask is not None:
+            _, _ = attention_mask.shape
+        return super().forward(*args, **kwargs)
+
+
+class OldForward(LlamaForCausalLM):
+    def forward(self, input_ids: Any = None, attention_mask: Any = None) -> Any:
+        return super().forward(input_ids, attention_mask)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (OwnGenerate, "OwnGenerate has a `generate` of its own"),
+        (OldForward, "does not take past_key_values, position_ids, use_cache"),
+        (NoCache, "does not use the cache"),
+        (OwnMask, "computes other logits with slots"),
+        (FlatMask, "failed on a cache of slots"),
+    ],
+)
+def test_what_only_a_forward_shows_is_refused(llama: Any, kind: Any, reason: str) -> None:
+    llama.__class__ = kind
+    with pytest.raises(NotServed, match=reason):
+        slots(llama)
+
+
+def test_what_is_no_model_of_transformers_is_refused() -> None:
+    with pytest.raises(NotServed, match="Linear is no `PreTrainedModel`"):
+        slots(torch.nn.Linear(2, 2))
+
+
+def test_lora_and_its_generation_config(llama: Any) -> None:
+    lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False, lora_dropout=0.5)
+    plain = families.play(slots(llama), families.random_plan())
+    torch.manual_seed(1)
+    model = get_peft_model(llama, lora).eval()
+    plan = families.random_plan()
+    played = families.play(slots(model), plan)
+    assert played == families.play(lock_step(model), plan)
+    assert played != plain
+    model.generation_config.repetition_penalty = 1.5
+    with pytest.raises(NotServed, match="repetition_penalty"):
+        slots(model)
+
+
+def test_virtual_tokens_are_refused(llama: Any) -> None:
+    with pytest.raises(NotServed, match="PrefixTuningConfig"):
+        slots(get_peft_model(llama, PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)))
+
+
+class AllLogits(LlamaForCausalLM):
+    def forward(
+        self,
+        input_ids: Any = None,
+        attention_mask: Any = None,
+        position_ids: Any = None,
+        past_key_values: Any = None,
+        use_cache: Any = None,
+        return_dict: Any = None,
+    ) -> Any:
+        return super().forward(input_ids, attention_mask, position_ids, past_key_values, use_cache=use_cache)
+
+
+def test_a_model_that_cannot_leave_logits_out(llama: Any) -> None:
+    plan = families.random_plan()
+    expected = families.play(slots(llama), plan)
+    llama.__class__ = AllLogits
+    assert families.play(slots(llama), plan) == expected
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_half_precision_and_autocast(llama: Any, attention: str) -> None:
+    llama.set_attn_implementation(attention)
+    plan = families.random_plan(turns=2)
+    with torch.autocast("cpu", torch.bfloat16):
+        engine = slots(llama)
+        assert all(len(row) == 2 for row in families.play(engine, plan))
+    llama.to(torch.bfloat16)
+    half = slots(llama)
+    assert half._bytes_per_token == 2 * 2 * 2 * 8 * 2  # layers, keys and values, heads, head size, bytes
+    assert all(len(row) == 2 for row in families.play(half, plan))
+
+
+def test_the_choice(llama: Any, caplog: pytest.LogCaptureFixture) -> None:
+    choice._say_fallback.cache_clear()
+    end = families.turn_end()
+    assert isinstance(model_engine(llama, end, GREEDY), SlotEngine)
+    assert isinstance(model_engine(llama, end, GREEDY, "lockstep"), LockStepEngine)
+    assert not caplog.records
+    refused = families.build(families.REFUSED["mistral"][0])
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            assert isinstance(model_engine(refused, end, GREEDY), LockStepEngine)
+        assert isinstance(model_engine(llama, end, GREEDY, synced_gpus=True), LockStepEngine)
+    assert [("DynamicSlidingWindowLayer" in r.message, "sharded" in r.message) for r in caplog.records] == [
+        (True, False),
+        (False, True),
+    ]
+    with pytest.raises(ValueError, match=r"engine='slots' cannot serve this model: .*DynamicSlidingWindowLayer"):
+        model_engine(refused, end, GREEDY, "slots")
+    with pytest.raises(ValueError, match=r"engine='slots' cannot serve this model: its parameters stay sharded"):
+        model_engine(llama, end, GREEDY, "slots", synced_gpus=True)
+    with pytest.raises(ValueError, match="`engine` is 'fast'"):
+        model_engine(llama, end, GREEDY, "fast")
+
+
+def test_sharded_ranks_poll_together(llama: Any) -> None:
+    engine = model_engine(llama, families.turn_end(), GREEDY, synced_gpus=True)
+    calls = []
+    llama.generate = lambda **kwargs: calls.append(kwargs["synced_gpus"]) or kwargs["input_ids"][:, :0].new_ones(1, 2)
+    engine.open(1)
+    engine.poll()
+    assert calls == [True]

@@ -1,0 +1,81 @@
+"""Which token comes next: the distributions of transformers, with random numbers of one's own."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Any
+
+import pytest
+import torch
+from transformers import GenerationConfig, LogitsProcessorList
+
+from sorl_trl.rollout.slots.sampling import Sampler, draws, resolved
+from tests import model_families as families
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"temperature": 0.5},
+        {"top_k": 3},
+        {"top_p": 0.6},
+        {"min_p": 0.2},
+        {"temperature": 2.0, "top_k": 6, "top_p": 0.8, "min_p": 0.1},
+    ],
+)
+def test_the_distribution_is_that_of_generate(options: dict[str, Any]) -> None:
+    model: Any = families.build(families.SERVED["llama"])
+    config = resolved(GenerationConfig(do_sample=True, **{"top_k": 0, **options}), model)
+    processors: LogitsProcessorList = model._get_logits_processor(config)
+    logits = torch.randn(1, 12) * 2
+    expected = torch.softmax(processors(torch.zeros(1, 1, dtype=torch.long), logits.clone()), -1)[0]
+    points = torch.linspace(0, 1, 20001)[:-1].tolist()
+    tokens, logprobs = Sampler(config).choose(logits.expand(len(points), -1), points, True)
+    shares = torch.bincount(torch.tensor(tokens), minlength=12) / len(points)
+    torch.testing.assert_close(shares, expected, atol=2e-4, rtol=0)
+    torch.testing.assert_close(torch.tensor(logprobs), expected.log()[torch.tensor(tokens)])
+
+
+def test_what_is_none_comes_from_the_model_and_then_from_the_defaults() -> None:
+    model: Any = families.build(families.SERVED["llama"])
+    model.generation_config.temperature = 0.3
+    config = resolved(GenerationConfig(do_sample=True, top_p=0.9), model)
+    expected, _ = model._prepare_generation_config(GenerationConfig(do_sample=True, top_p=0.9))
+    assert config.to_dict() == expected.to_dict()
+    assert (config.temperature, config.top_p, config.top_k) == (0.3, 0.9, 50)
+
+
+def test_the_likeliest_is_not_filtered_and_its_logprob_is_of_the_plain_softmax() -> None:
+    logits = torch.tensor([[0.0, 3.0, 1.0], [2.0, 0.0, 2.0]])
+    sampler = Sampler(GenerationConfig(do_sample=False, temperature=0.1, top_k=1))
+    tokens, logprobs = sampler.choose(logits, [], True)
+    assert tokens == [1, 0]
+    torch.testing.assert_close(torch.tensor(logprobs), torch.log_softmax(logits, -1)[[0, 1], tokens])
+    assert sampler.choose(logits, [], False)[1] == []
+
+
+def test_a_token_without_probability_is_never_chosen() -> None:
+    """Not at the ends either, whatever rounding does."""
+    sampler = Sampler(GenerationConfig(do_sample=True, top_k=0))
+    for size in (3, 1000):
+        logits = torch.full((2, size), -torch.inf)
+        logits[:, 1 : size - 1] = torch.randn(size - 2)
+        tokens, _ = sampler.choose(logits, [0.0, 1 - 2**-53], False)
+        assert tokens[0] == 1 and tokens[1] < size - 1
+
+
+def test_what_is_no_distribution_is_an_error() -> None:
+    for bad in (torch.nan, torch.inf):
+        with pytest.raises(RuntimeError, match="logits are NaN or infinite"):
+            Sampler(GenerationConfig(do_sample=True, top_k=0)).choose(
+                torch.tensor([[0.0, 1], [bad, 0]]), [0.5] * 2, False
+            )
+
+
+def test_draws_are_a_row_s_own() -> None:
+    first = list(islice(draws(5, 0), 200))
+    assert first == list(islice(draws(5, 0), 200))
+    assert all(0 <= each < 1 for each in first) and 0.4 < sum(first) / 200 < 0.6
+    for base, row in ((5, 1), (6, 0), (5 + 2**32, 0)):
+        assert not set(first) & set(islice(draws(base, row), 200))
