@@ -53,6 +53,7 @@ RESULTS = Path(__file__).parent / "results"
 ROWS = (16, 64, 128)
 TURN_TOKENS = ("10-150", "100-500")
 SEARCH_MS = (0.0, 50.0, 500.0)
+REJOIN = (0, 4, 16, 32, 64)
 LARGER = (Cell(64, (10, 150), 500.0, 128, 4), Cell(64, (10, 150), 200.0, 256, 8))
 """What larger models make of it."""
 
@@ -63,6 +64,8 @@ class Plan:
 
     cells: tuple[Cell, ...]
     engines: tuple[str, ...]
+    rejoin_after: tuple[int, ...]
+    """Tried with `slots_event` in the cells of 64 rows and the shortest turns."""
     output: Path
 
 
@@ -87,6 +90,13 @@ def run(plan: Plan, result: dict[str, Any]) -> None:
         print(f"{engine:>15} {asdict(cell)}", flush=True)
         result["rows"].append(in_a_process(engine, cell))
         write(result, plan.output)
+    tried = [cell for cell in plan.cells if (cell.rows, cell.turn_tokens) == (64, span(TURN_TOKENS[0]))]
+    for cell, rejoin_after in product(tried, plan.rejoin_after):
+        others = [row for row in result["rejoin_after"] if row["rejoin_after"] == rejoin_after]
+        if not is_measured(others, "slots_event", cell):
+            print(f"rejoin_after={rejoin_after} {asdict(cell)}", flush=True)
+            result["rejoin_after"].append(in_a_process("slots_event", cell, rejoin_after))
+            write(result, plan.output)
 
 
 def is_measured(rows: Sequence[dict[str, Any]], engine: str, cell: Cell) -> bool:
@@ -95,10 +105,10 @@ def is_measured(rows: Sequence[dict[str, Any]], engine: str, cell: Cell) -> bool
     return any(wanted.items() <= row.items() for row in rows)
 
 
-def in_a_process(engine: str, cell: Cell) -> dict[str, Any]:
+def in_a_process(engine: str, cell: Cell, *options: Any) -> dict[str, Any]:
     """Measured where nothing has run before, for the sake of its memory."""
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        return pool.submit(measure, engine, cell).result()
+        return pool.submit(measure, engine, cell, *options).result()
 
 
 def write(result: dict[str, Any], output: Path) -> None:
@@ -110,6 +120,7 @@ def write(result: dict[str, Any], output: Path) -> None:
 def empty_result() -> dict[str, Any]:
     return {
         "rows": [],
+        "rejoin_after": [],
         "left_out": left_out(),
         "quickstart": None,
         "environment": {
@@ -132,6 +143,7 @@ def parse_arguments(words: Sequence[str] | None) -> Any:
     parser.add_argument("--turn-tokens", nargs="+", default=TURN_TOKENS, help="default: %(default)s")
     parser.add_argument("--search-ms", type=float, nargs="+", default=SEARCH_MS, help="default: %(default)s")
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=tuple(ENGINES), help="default: all")
+    parser.add_argument("--rejoin-after", type=at_least(0), nargs="*", default=REJOIN, help="default: %(default)s")
     parser.add_argument("--grid-alone", action="store_true", help="leave out the cells with larger models")
     parser.add_argument("--go-on", action="store_true", help="keep what the files of an earlier run hold")
     parser.add_argument("--quickstart", type=Path, help="folder of a quickstart: measure the rollout of its policy")
@@ -144,12 +156,12 @@ def main(words: Sequence[str] | None = None) -> None:
     arguments = parse_arguments(words)
     result = empty_result()
     if arguments.go_on and (earlier := arguments.output / "rollout.json").is_file():
-        result |= {key: json.loads(earlier.read_text())[key] for key in ("rows", "quickstart")}
+        result |= {key: json.loads(earlier.read_text())[key] for key in ("rows", "rejoin_after", "quickstart")}
     cells = tuple(grid(arguments.rows, arguments.turn_tokens, arguments.search_ms))
     cells += () if arguments.grid_alone else LARGER
     if arguments.quickstart:
         result["quickstart"] = measure_quickstart(arguments.quickstart, arguments.rounds)
-    run(Plan(cells, tuple(arguments.engines), arguments.output), result)
+    run(Plan(cells, tuple(arguments.engines), tuple(arguments.rejoin_after), arguments.output), result)
     write(result, arguments.output)
     print(format_result(result))
 

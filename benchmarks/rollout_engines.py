@@ -20,9 +20,19 @@ from transformers import GenerationConfig
 
 from benchmarks.rollout_trl import trl_loop
 from benchmarks.rollout_world import PROTOCOL, Cell, Interval, Script, ScriptedSearch, build_model
-from sorl_trl.rollout import Collector, Engine, Generation, HFGenerator, LockStepEngine, SlotEngine, TurnEnd
+from sorl_trl.rollout import (
+    Collector,
+    Engine,
+    EngineOptions,
+    Generation,
+    HFGenerator,
+    LockStepEngine,
+    SlotEngine,
+    TurnEnd,
+)
 from sorl_trl.types import Trajectory
 
+REJOIN_AFTER = EngineOptions().rejoin_after
 SAMPLED: dict[str, Any] = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
 
 
@@ -105,6 +115,7 @@ class Setting:
     cell: Cell
     script: Script
     search: ScriptedSearch
+    rejoin_after: int = REJOIN_AFTER
 
 
 @dataclass(frozen=True)
@@ -127,7 +138,9 @@ class Collected:
         model = build_model(setting.cell, script.tokenizer)
         config = GenerationConfig(**SAMPLED)  # type: ignore[no-untyped-call]
         self._engine = Scripted(build(model, script, config), script)
-        self.collector = Collector(script.tokenizer, setting.search, PROTOCOL, script.limits)
+        self.collector = Collector(
+            script.tokenizer, setting.search, PROTOCOL, script.limits, rejoin_after=setting.rejoin_after
+        )
 
     def __call__(self) -> Work:
         with torch.no_grad():
@@ -174,14 +187,14 @@ def check_script(script: Script, trajectories: Sequence[Trajectory]) -> None:
             raise RuntimeError(f"row {row} has turns of {turns} tokens instead of {script.turns[row]}")
 
 
-def measure(engine: str, cell: Cell) -> dict[str, Any]:
+def measure(engine: str, cell: Cell, rejoin_after: int = REJOIN_AFTER) -> dict[str, Any]:
     """One row of the result. Only the rollout is measured: the model is there, and has been run once."""
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
     torch.manual_seed(0)
     script = Script(cell)
     search = ScriptedSearch(script)
-    roll_out = ENGINES[engine](Setting(cell, script, search))
+    roll_out = ENGINES[engine](Setting(cell, script, search, rejoin_after))
     before_mb = forget_peak()
     began, cpu_began = time.perf_counter(), time.process_time()
     work = roll_out()
@@ -197,6 +210,7 @@ def measure(engine: str, cell: Cell) -> dict[str, Any]:
         "row_steps_over_needed": work.row_steps / script.needed_row_steps,
         "waiting_seconds": outside(search.intervals, work.generating),
         "peak_memory_mb": peak_memory_mb() - before_mb,
+        "rejoin_after": rejoin_after,
         "sampled_tokens": sum(map(sum, script.turns)),
     }
 

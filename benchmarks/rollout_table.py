@@ -29,7 +29,17 @@ def format_result(result: dict[str, Any]) -> str:
         lines += [f"| {what} | {measured} | {'met' if met else '**missed**'} |" for what, measured, met in targets]
     for title, measure, write in MEASURES:
         lines += ["", f"## {title}", "", *_table(rows, engines, lambda row, m=measure, w=write: w(row[m]))]
+    if result["rejoin_after"]:
+        lines += ["", "## What `rejoin_after` does to `slots_event`", "", *_rejoin_table(result["rejoin_after"])]
     return "\n".join(lines) + "\n"
+
+
+def _rejoin_table(rows: Sequence[Row]) -> Iterator[str]:
+    yield "| search | model | `rejoin_after` | processor time, s | time, s | waiting, s |"
+    yield "|---|---|---|---|---|---|"
+    for row in rows:
+        where = f"{row['search_ms']:g} ms | {row['hidden_size']} × {row['layers']} | {row['rejoin_after']}"
+        yield f"| {where} | {row['cpu_seconds']:.1f} | {row['wall_seconds']:.1f} | {row['waiting_seconds']:.1f} |"
 
 
 def check_targets(result: dict[str, Any]) -> Iterator[tuple[str, str, bool]]:

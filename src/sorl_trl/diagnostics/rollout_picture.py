@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-PHASE_COLORS = {"prefill": "#D55E00", "decode": "#0072B2", "search": "#E69F00", "idle": "#DADDE2"}
+IDLE = "#DADDE2"
+PHASE_COLORS = {"prefill": "#D55E00", "decode": "#0072B2", "search": "#E69F00", "idle": IDLE}
 """Of Okabe and Ito; they differ in lightness too."""
 LEAST_WIDTH = 1 / 600
 """Of a prefill, as a share of the picture: it is drawn no thinner, or nobody would see it."""
@@ -59,21 +60,31 @@ def rows_height(rows: int) -> float:
     return min(max(0.16 * rows, 0.8), max(2.6, 0.045 * rows))
 
 
-def bars(times: RolloutTimes, phase: str, seconds: float) -> tuple[list[tuple[float, float]], list[int]]:
-    """Begin and length of each bar of a phase, and their rows; `seconds` is the length of the axis."""
+def bars(times: RolloutTimes, phase: str, seconds: float) -> tuple[list[tuple[float, float]], list[float]]:
+    """Begin and length of each bar of a phase, and their rows; `seconds` is the length of the axis.
+
+    A "wait" is a bar across all rows, over what decodes; where a row has "ended", nothing is shown.
+    """
+    every_row = [float(row) for row in range(times.rows)]
     if phase == "idle":  # behind all others, up to the end of the trajectory
-        return [(0.0, end) for end in times.ended_s], list(range(times.rows))
+        return [(0.0, end) for end in times.ended_s], every_row
+    if phase == "ended":
+        return [(end, seconds - end) for end in times.ended_s], every_row
+    if phase == "wait":
+        return [(start, end - start) for start, end in times.waits], [(times.rows - 1) / 2] * len(times.waits)
     least = LEAST_WIDTH * seconds if phase == "prefill" else 0.0
     spans = [(row, start, end) for row, name, start, end in times.spans if name == phase]
-    return [(start, max(end - start, least)) for _, start, end in spans], [row for row, _, _ in spans]
+    return [(start, max(end - start, least)) for _, start, end in spans], [float(row) for row, _, _ in spans]
 
 
 def _draw_rows(axis: Axes, times: RolloutTimes, seconds: float) -> None:
     thickness = 0.78 if rows_height(times.rows) / max(times.rows, 1) > 0.07 else 1.0
-    for phase in ("idle", "decode", "search", "prefill"):
+    for phase in ("idle", "decode", "wait", "ended", "search", "prefill"):
         lengths, rows = bars(times, phase, seconds)
         lefts, widths = [left for left, _ in lengths], [width for _, width in lengths]
-        axis.barh(rows, widths, thickness, lefts, color=PHASE_COLORS[phase], linewidth=0)
+        height = times.rows if phase == "wait" else 1.0 if phase == "ended" else thickness
+        color = {**PHASE_COLORS, "wait": IDLE, "ended": "white"}[phase]
+        axis.barh(rows, widths, height, lefts, color=color, linewidth=0)
     axis.set_ylim(times.rows - 0.5, -0.5)
 
 

@@ -28,9 +28,9 @@ class RolloutTimes:
         seconds: How long the rollout took.
         seconds_generating: In which the engine was busy.
         seconds_searching: In which at least one row waited for a reply.
-        seconds_waiting: In which the rollout stood still for a reply.
         sampled_tokens: Of all rows.
-        spans: The phases.
+        spans: The phases. Decoding goes on through `waits`, but no row decodes in them.
+        waits: When the rollout stood still for a reply, from when to when, in order.
         ended_s: When each trajectory ended, by row.
 
     Raises:
@@ -41,9 +41,9 @@ class RolloutTimes:
     seconds: float
     seconds_generating: float
     seconds_searching: float
-    seconds_waiting: float
     sampled_tokens: int
     spans: Sequence[RowSpan]
+    waits: Sequence[tuple[float, float]]
     ended_s: Sequence[float]
 
     def __post_init__(self) -> None:
@@ -55,12 +55,22 @@ class RolloutTimes:
                     f"a span is of row {row} in phase {phase!r}: rows are 0 to {self.rows - 1}, phases {PHASES}"
                 )
 
+    @property
+    def seconds_waiting(self) -> float:
+        """In which the rollout stood still for a reply."""
+        return sum(end - start for start, end in self.waits)
+
     def shares(self) -> dict[str, float]:
         """The share of each phase, and of `idle`, in the time of all rows until their trajectories ended."""
         total = sum(self.ended_s)
         busy = {phase: sum(end - start for _, name, start, end in self.spans if name == phase) for phase in PHASES}
+        decoding = [(start, end) for _, name, start, end in self.spans if name == "decode"]
+        busy["decode"] -= sum(self._waited(end) - self._waited(start) for start, end in decoding)
         shares = {phase: seconds / total if total else 0.0 for phase, seconds in busy.items()}
         return shares | {"idle": max(0.0, 1 - sum(shares.values())) if total else 0.0}
+
+    def _waited(self, until: float) -> float:
+        return sum(max(0.0, min(end, until) - start) for start, end in self.waits)
 
     def write(self, path: Path) -> None:
         """Write it as JSON."""
@@ -73,7 +83,8 @@ def load_rollout_times(path: Path) -> RolloutTimes:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         spans = [(int(row), str(phase), float(start), float(end)) for row, phase, start, end in content.pop("spans")]
-        return RolloutTimes(spans=spans, **content)
+        waits = [(float(start), float(end)) for start, end in content.pop("waits")]
+        return RolloutTimes(spans=spans, waits=waits, **content)
     except (ValueError, TypeError, AttributeError, KeyError) as error:
         raise ValueError(f"{path} is not what training writes there ({error}): remove it, or train anew") from error
 

@@ -13,8 +13,8 @@ def rollout_times(timeline: Timeline) -> RolloutTimes:
         seconds=timeline.seconds,
         seconds_generating=timeline.seconds_generating,
         seconds_searching=timeline.seconds_searching,
-        seconds_waiting=timeline.seconds_waiting,
         sampled_tokens=timeline.sampled_tokens,
         spans=[(span.row, span.phase.value, span.start_s, span.end_s) for span in timeline.spans],
+        waits=timeline.waits,
         ended_s=[timeline.ended_s.get(row, timeline.seconds) for row in range(timeline.rows)],
     )

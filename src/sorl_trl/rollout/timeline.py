@@ -45,12 +45,17 @@ class Timeline:
     """Of the whole rollout."""
     seconds_generating: float = 0.0
     """In which the engine was being polled."""
-    seconds_waiting: float = 0.0
-    """In which the rollout stood still for a reply."""
     sampled_tokens: int = 0
     spans: list[Span] = field(default_factory=list)
+    waits: list[tuple[float, float]] = field(default_factory=list)
+    """When the rollout stood still for a reply, from when to when: no row was decoding then."""
     ended_s: dict[int, float] = field(default_factory=dict)
     """When each trajectory ended, by row."""
+
+    @property
+    def seconds_waiting(self) -> float:
+        """In which the rollout stood still for a reply."""
+        return sum(end - start for start, end in self.waits)
 
     @property
     def seconds_searching(self) -> float:
@@ -69,9 +74,9 @@ class Recorder:
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """Time in which there is nothing to do but wait."""
-        began = time.perf_counter()
+        began = self._now()
         yield
-        self.timeline.seconds_waiting += time.perf_counter() - began
+        self.timeline.waits.append((began, self._now()))
 
     def submitted(self, row: int) -> None:
         self._generating_since[row] = self._now()

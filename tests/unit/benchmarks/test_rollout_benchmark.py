@@ -118,6 +118,12 @@ class TestTargets:
         assert "| 10-150 | 64 | 500 ms | 64 × 2 | 8.0 | 2.5 |" in text
         assert "| 10-150 | 16 | 0 ms | 64 × 2 | 8.0 |  |" in text
 
+    def test_other_values_of_rejoin_after_have_a_table_of_their_own(self) -> None:
+        tried = [{**row("slots_event", self.hard, cpu_seconds=2.0), "rejoin_after": 16}]
+        text = format_result({**result(row("slots_event", self.hard)), "rejoin_after": tried})
+        assert "| 500 ms | 64 × 2 | 16 | 2.0 | 12.0 | 1.0 |" in text
+        assert "rejoin_after" not in format_result(result(row("slots_event", self.hard)))
+
     def test_an_engine_that_cannot_run_here_is_said(self) -> None:
         reason = {"left_out": {"vllm_colocate": "vLLM is not installed"}}
         text = format_result({**result(row("lockstep", self.easy)), **reason})

@@ -198,7 +198,7 @@ class TestWriteReport:
         assert base64.b64decode(embedded[1]) == (path.parent / "report.png").read_bytes()
 
     def test_a_rollout_is_a_picture_more(self, tmp_path: Path) -> None:
-        times = RolloutTimes(1, 2.0, 1.0, 1.0, 1.0, 4, [(0, "decode", 0.0, 1.0), (0, "search", 1.0, 2.0)], [2.0])
+        times = RolloutTimes(1, 2.0, 1.0, 1.0, 4, [(0, "decode", 0.0, 1.0)], [(1.0, 2.0)], [2.0])
         path = write_report([Run("a", [{"step": 1, "reward": 0.5}], rollout=times)], tmp_path)
         assert {file.name for file in tmp_path.iterdir()} == {"report.html", "report.png", "rollouts.png"}
         page = path.read_text(encoding="utf-8")

@@ -25,9 +25,9 @@ def times(**changed: Any) -> RolloutTimes:
         "seconds": 8.0,
         "seconds_generating": 6.0,
         "seconds_searching": 2.0,
-        "seconds_waiting": 1.0,
         "sampled_tokens": 12,
         "spans": SPANS,
+        "waits": [],
         "ended_s": [8.0, 2.0],
     }
     return RolloutTimes(**{**fields, **changed})
@@ -37,12 +37,19 @@ class TestRolloutTimes:
     def test_shares_are_of_the_time_until_a_trajectory_ended(self) -> None:
         assert times().shares() == pytest.approx({"prefill": 0.1, "decode": 0.6, "search": 0.2, "idle": 0.1})
 
+    def test_no_row_decodes_while_the_rollout_stands_still(self) -> None:
+        """First half a second of both rows; then two of row 0, which decodes in half a second of them."""
+        waiting = times(waits=[(1.5, 2.0), (4.5, 6.5)])
+        assert waiting.seconds_waiting == 2.5
+        assert waiting.shares() == pytest.approx({"prefill": 0.1, "decode": 0.45, "search": 0.2, "idle": 0.25})
+
     def test_a_rollout_without_rows_has_no_shares(self) -> None:
         assert set(times(rows=0, spans=[], ended_s=[]).shares().values()) == {0.0}
 
     def test_read_as_written(self, tmp_path: Path) -> None:
-        times().write(tmp_path / "times.json")
-        assert load_rollout_times(tmp_path / "times.json") == times()
+        written = times(waits=[(5.0, 6.0)])
+        written.write(tmp_path / "times.json")
+        assert load_rollout_times(tmp_path / "times.json") == written
 
     @pytest.mark.parametrize(
         ("changed", "message"),
@@ -68,6 +75,8 @@ class TestDrawRollouts:
     def test_bars(self) -> None:
         assert bars(times(), "decode", 8.0) == ([(1.0, 2.0), (0.0, 2.0), (6.0, 2.0)], [0, 1, 0])
         assert bars(times(), "idle", 8.0) == ([(0.0, 8.0), (0.0, 2.0)], [0, 1])
+        assert bars(times(), "ended", 10.0) == ([(8.0, 2.0), (2.0, 8.0)], [0, 1])
+        assert bars(times(waits=[(1.0, 3.0)]), "wait", 8.0) == ([(1.0, 2.0)], [0.5])
 
     def test_a_prefill_is_wide_enough_to_be_seen(self) -> None:
         short = times(spans=[(0, "prefill", 1.0, 1.001), (0, "search", 2.0, 2.001)])
@@ -75,7 +84,7 @@ class TestDrawRollouts:
         assert bars(short, "search", 8.0)[0] == [pytest.approx((2.0, 0.001))]
 
     def test_summary(self) -> None:
-        assert summary(times()) == (
+        assert summary(times(waits=[(5.0, 6.0)])) == (
             "the rollout: 75% generating, 25% searching, 12% standing still for a reply  ·  "
             "its rows: 10% prefill, 60% decode, 20% search, 10% idle"
         )
@@ -93,7 +102,7 @@ class TestDrawRollouts:
         (figure,) = saved
         assert [axis.get_title(loc="left") for axis in figure.axes] == ["a$1$: 2 rows, 8 s", "b: 2 rows, 16 s"]
         assert [axis.get_xlim() for axis in figure.axes] == [(0, 16), (0, 16)]
-        assert [len(axis.patches) for axis in figure.axes] == [len(SPANS) + 2] * 2
+        assert [len(axis.patches) for axis in figure.axes] == [len(SPANS) + 2 + 2] * 2
         assert [text.get_text() for text in figure.legends[0].get_texts()][:3] == ["prefill", "decode", "search"]
 
     def test_no_rollout_is_refused(self) -> None:
