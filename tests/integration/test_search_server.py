@@ -17,7 +17,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from sorl_trl.rollout.retrieval import Retriever, SearchFailure
+from sorl_trl.rollout.environments.search import Retriever, SearchFailure
 from sorl_trl.search import BM25Index, HTTPSearch, RetryPolicy, SearchArguments, SearchError, write_corpus
 from sorl_trl.search.server.app import ServerLimits
 from sorl_trl.types import Passage

@@ -124,7 +124,7 @@ def evaluate_policy(policy: Path, run: Path, search: SearchBackend) -> dict[str,
     """Sampled and greedy answers to the questions that nobody trained on."""
     model = AutoModelForCausalLM.from_pretrained(policy)
     tokenizer = AutoTokenizer.from_pretrained(policy)
-    collector = Collector(tokenizer, search, PROTOCOL, LIMITS)
+    collector = Collector(tokenizer, search, PROTOCOL, LIMITS, rejoin_after=0)  # as in the recipe
     questions = {"unseen": qa.load_questions(run / "world" / EVALUATION_FILE)}
     results = {}
     for mode, config, samples in (("sampled", SAMPLED, SAMPLES_PER_QUESTION), ("greedy", GREEDY, 1)):

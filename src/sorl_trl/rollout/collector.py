@@ -6,6 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,12 +15,12 @@ from transformers import PreTrainedTokenizerBase
 from sorl_trl.checks import COUNT, check_number
 from sorl_trl.rollout.encoding import ObservationEncoder
 from sorl_trl.rollout.engine import Engine, as_engine, check_generation
-from sorl_trl.rollout.environment import Reply, Responder, RowTurn
+from sorl_trl.rollout.environments.environment import Reply, Responder, RowTurn
+from sorl_trl.rollout.environments.search import SearchResponder
 from sorl_trl.rollout.generation import Generation, Generator
 from sorl_trl.rollout.limits import RolloutLimits
 from sorl_trl.rollout.options import EngineOptions
 from sorl_trl.rollout.protocol import TagProtocol
-from sorl_trl.rollout.retrieval import SearchResponder
 from sorl_trl.rollout.row import Row
 from sorl_trl.rollout.timeline import Recorder, Timeline
 from sorl_trl.rollout.tokens import decode
@@ -134,9 +135,9 @@ class Collector:
             self.responder.open(examples)
             rollout.run(any_active)
         finally:
-            self.responder.close()
-            engine.close()
             self.timeline = rollout.recorder.finish()
+            with closing(engine):  # whatever the environment's own end may raise
+                self.responder.close()
         return [row.finished() for row in rows]
 
 

@@ -37,6 +37,8 @@ class Engine(ABC):
     """Whether `poll` is one step of all rows, so that polls count time. If not, `poll` waits for what comes next."""
     in_turns: bool = False
     """Whether each of these steps is a whole turn: then no reply is worth going on without."""
+    polls_together: bool = False
+    """Whether all ranks must poll equally often: they share parameters, or the engine itself."""
     prefilled: Sequence[int] = ()
     """The rows whose context was prefilled by the last poll, where the engine knows."""
 
@@ -94,7 +96,7 @@ class LockStepEngine(Engine):
     def __init__(self, generator: Generator, polls_together: bool = False) -> None:
         super().__init__()
         self._generator = generator
-        self._polls_together = polls_together
+        self.polls_together = polls_together
         self._submitted: dict[int, tuple[tuple[int, ...], int]] = {}
         self.window = getattr(generator, "window", None)
 
@@ -110,7 +112,7 @@ class LockStepEngine(Engine):
         submitted, self._submitted = self._submitted, {}
         rows = sorted(submitted)
         if not rows:
-            if self._polls_together:
+            if self.polls_together:
                 self._generator.generate([_DUMMY_CONTEXT], [1])
             return []
         contexts, limits = zip(*(submitted[row] for row in rows), strict=True)

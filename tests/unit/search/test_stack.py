@@ -11,7 +11,7 @@ import pytest
 from tests.unit.search.backends import Caller, outcomes
 from tests.unit.search.servers import Reply, Server, echo
 
-from sorl_trl.rollout.retrieval import Retriever, SearchFailure
+from sorl_trl.rollout.environments.search import Retriever, SearchFailure
 from sorl_trl.search import SearchBackend
 from sorl_trl.search.around.breaker import CircuitBreaker, CircuitOpen
 from sorl_trl.search.around.cache import CachedSearch, SQLiteStore

@@ -16,7 +16,7 @@ from sorl_trl.trainers.agents.agent_rollout import SearchRollout, rollout_output
 from sorl_trl.trainers.agents.policy_engine import policy_engine
 from sorl_trl.trainers.turns.spans import check_rollout
 from sorl_trl.types import Action, ActionKind, Observation, StopReason, Trajectory, Turn
-from tests.agents import build_agent
+from tests.agents import LIMITS, build_agent
 
 EOS = 1
 
@@ -113,15 +113,12 @@ def test_ranks_that_share_parameters_generate_in_step(
         assert any_active(True) is True
         assert any_active(False) is in_step
         assert isinstance(engine, LockStepEngine if in_step else SlotEngine)
-        assert not in_step or engine._polls_together
+        assert not in_step or engine.polls_together
 
 
-def test_images_are_refused() -> None:
+def test_images_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """TRL would train on images that the policy never saw."""
-
-    class Trainer:
-        def _tokenize_prompts(self, prompts: list[Any]) -> tuple[list[list[int]], list[object], dict[str, Any]]:
-            return [[1]], [object()], {}
-
+    trainer = build_agent(tmp_path)
+    monkeypatch.setattr(trainer, "_tokenize_prompts", lambda prompts: ([[1]], [object()], {}))
     with pytest.raises(ValueError, match="`SearchRollout` is for text"):
-        SearchRollout(search=NoSearch())(["Where?"], Trainer())  # type: ignore[arg-type]
+        SearchRollout(NoSearch(), limits=LIMITS)(["where"], trainer)

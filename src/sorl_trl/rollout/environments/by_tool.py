@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from sorl_trl.rollout.environment import Reply, Responder, RowTurn
+from sorl_trl.rollout.environments.environment import Reply, Responder, RowTurn
 from sorl_trl.types import Action, ActionKind
 
 

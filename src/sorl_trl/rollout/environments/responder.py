@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any
 
 from sorl_trl.checks import POSITIVE_COUNT, Number, check_number
-from sorl_trl.rollout.environment import Environment, Reply, Responder, RowTurn
 from sorl_trl.rollout.environments.calls import Call, Calls
+from sorl_trl.rollout.environments.environment import Environment, Reply, Responder, RowTurn
 from sorl_trl.search.backend import INFRASTRUCTURE_ERRORS
 from sorl_trl.types import StopReason, Turn
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from sorl_trl.rollout.environment import Reply, Responder
 from sorl_trl.rollout.environments.by_tool import ByTool, tool_of
 from sorl_trl.rollout.environments.calculator import calculate
+from sorl_trl.rollout.environments.environment import Reply, Responder
 from sorl_trl.rollout.environments.responder import EnvironmentResponder
+from sorl_trl.rollout.environments.search import SearchResponder
 from sorl_trl.rollout.environments.tables import Rows, TableBounds, TableCopy, Tables
 from sorl_trl.rollout.protocol import TagProtocol
-from sorl_trl.rollout.retrieval import SearchResponder
 from sorl_trl.search import RetryPolicy, SearchBackend
 from sorl_trl.types import Turn
 

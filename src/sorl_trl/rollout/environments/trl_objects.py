@@ -10,9 +10,9 @@ from typing import Any
 
 from transformers.utils.chat_template_utils import get_json_schema
 
-from sorl_trl.rollout.environment import Reply
 from sorl_trl.rollout.environments.arguments import WrongArguments, read_arguments
 from sorl_trl.rollout.environments.by_tool import tool_of
+from sorl_trl.rollout.environments.environment import Reply
 from sorl_trl.rollout.environments.responder import CONCURRENCY, DOWN, TIMEOUT_S, EnvironmentResponder, call_with
 from sorl_trl.rollout.protocol import TagProtocol
 from sorl_trl.types import Turn

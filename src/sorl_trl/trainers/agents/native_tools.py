@@ -12,7 +12,7 @@ from jinja2 import TemplateError
 
 from sorl_trl.checks import POSITIVE_COUNT, check_number
 from sorl_trl.rollout import TagProtocol
-from sorl_trl.rollout.retrieval import Retriever, SearchFailure
+from sorl_trl.rollout.environments.search import Retriever, SearchFailure
 from sorl_trl.rollout.sanitize import Sanitizer
 from sorl_trl.search import RetryPolicy, SearchBackend, SearchUnavailable
 from sorl_trl.text import round_brackets

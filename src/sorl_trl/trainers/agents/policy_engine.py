@@ -49,7 +49,7 @@ def policy_engine(
     end = TurnEnd(trainer._tokenizer, stop_strings, trainer.eos_token_ids)
     if trainer.use_vllm:
         vllm = vllm_engine(trainer.vllm_generation, end)
-        yield vllm, _any_rank(accelerator) if vllm.polls_together else bool
+        yield vllm, _active_on(vllm, accelerator)
         return
     sharded = trainer._dist.is_fsdp or (trainer._dist.is_zero3 and not trainer.args.ds3_gather_for_generation)
     # The context is entered once per rollout: under ZeRO-3 it gathers the parameters, on all ranks together.
@@ -65,10 +65,14 @@ def policy_engine(
         trainer._dist.summon_full_params(trainer.model_wrapped, recurse=False),
     ):
         engine = model_engine(model, end, trainer.generation_config, options.rollout_engine, synced_gpus=sharded)
-        yield engine, _any_rank(accelerator) if sharded else bool
+        yield engine, _active_on(engine, accelerator)
 
 
-def _any_rank(accelerator: Accelerator) -> Callable[[bool], bool]:
+def _active_on(engine: Engine, accelerator: Accelerator) -> Callable[[bool], bool]:
+    """Whether any rank is active, where they depend on each other; else whether this one is."""
+    if not engine.polls_together:
+        return bool
+
     def any_active(active: bool) -> bool:
         flag = torch.tensor(float(active), device=accelerator.device)
         return bool(accelerator.reduce(flag, reduction="sum") > 0)

@@ -49,8 +49,6 @@ class VLLMEngine(Engine):
     """
 
     window: int
-    polls_together: bool = False
-    """Whether all ranks must poll equally often: then none may stop before `any_active` is False on all of them."""
 
     def __init__(self, end: TurnEnd, window: int) -> None:
         super().__init__()

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import pytest
 
 from sorl_trl.rollout import RetryPolicy
-from sorl_trl.rollout.retrieval import Retriever, SearchFailure
+from sorl_trl.rollout.environments.search import Retriever, SearchFailure
 from sorl_trl.search import SearchError, SearchUnavailable
 from sorl_trl.types import Passage
 
-from .fakes import PARIS, FakeSearch
+from ..fakes import PARIS, FakeSearch
 
 NO_WAIT = RetryPolicy(attempts=3, initial_wait_s=0)
 

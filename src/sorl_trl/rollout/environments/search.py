@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from enum import Enum
 
 from sorl_trl.checks import POSITIVE_COUNT, check_number
-from sorl_trl.rollout.environment import BatchResponder, Reply, RowTurn
+from sorl_trl.rollout.environments.environment import BatchResponder, Reply, RowTurn
 from sorl_trl.rollout.options import EngineOptions
 from sorl_trl.rollout.protocol import TagProtocol
 from sorl_trl.search import RetryingSearch, RetryPolicy, SearchBackend, SearchError, SearchUnavailable
