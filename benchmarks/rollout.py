@@ -30,6 +30,7 @@ out, and the table says why.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import platform
 import sys
@@ -107,7 +108,7 @@ def is_measured(rows: Sequence[dict[str, Any]], engine: str, cell: Cell) -> bool
 
 def in_a_process(engine: str, cell: Cell, *options: Any) -> dict[str, Any]:
     """Measured where nothing has run before, for the sake of its memory."""
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+    with ProcessPoolExecutor(1, get_context("spawn"), logging.disable, (logging.WARNING,)) as pool:
         return pool.submit(measure, engine, cell, *options).result()
 
 

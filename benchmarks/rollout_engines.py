@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import resource
 import time
@@ -189,7 +188,6 @@ def check_script(script: Script, trajectories: Sequence[Trajectory]) -> None:
 
 def measure(engine: str, cell: Cell, rejoin_after: int = REJOIN_AFTER) -> dict[str, Any]:
     """One row of the result. Only the rollout is measured: the model is there, and has been run once."""
-    logging.disable(logging.WARNING)
     torch.set_num_threads(1)
     torch.manual_seed(0)
     script = Script(cell)
