@@ -8,7 +8,7 @@ export OMP_NUM_THREADS ?= 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: quickstart test test-fast test-all test-launch test-distributed test-vllm test-wheel gpu-check lint docs docs-links \
-	bench bench-search \
+	bench bench-rollout bench-search \
 	bench-stability bench-stability-quick clean
 
 # Installed under the constraints, torch first; again only when one of these files changes.
@@ -82,6 +82,11 @@ docs-links: $(VENV)/.installed
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.overhead
 	$(BIN)/python -m benchmarks.critic_cost
+
+# Hours; `--go-on` keeps what an interrupted run has measured.
+bench-rollout: $(VENV)/.installed
+	$(BIN)/python -m benchmarks.rollout
+	$(BIN)/python -m benchmarks.rollout_picture
 
 bench-search: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.search

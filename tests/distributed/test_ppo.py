@@ -14,6 +14,7 @@ import pytest
 from safetensors import safe_open
 
 from sorl_trl import load_critic
+from tests.agents import BY_THE_CLOCK
 from tests.distributed.ppo_cases import (
     ADAPTER,
     HEAD,
@@ -195,7 +196,7 @@ class TestCheckpoints:
         for ours, theirs in zip(
             result["logs"][SAVED_STEP:STEPS], result["resumed_logs"][SAVED_STEP:STEPS], strict=True
         ):
-            names = [name for name in ours if not name.startswith(("step_time", "profiling/"))]
+            names = [name for name in ours if not name.startswith(BY_THE_CLOCK)]
             assert {name: theirs[name] for name in names} == pytest.approx(
                 {name: ours[name] for name in names}, rel=0, abs=0, nan_ok=True
             )

@@ -1,7 +1,8 @@
 """Reports on training runs: `python -m sorl_trl.diagnostics.report run/ [other_run/ …] --output report/`.
 
 Writes `report.png`, the curves of all runs, and `report.html`, one file with these curves, a table of figures, what
-stands out in each run, and its configuration. Reads `trainer_state.json` and other JSON files, at any time of a run.
+stands out in each run, its configuration, and where the time of its last rollout went (`rollouts.png`, too). Reads
+`trainer_state.json` and other JSON files, at any time of a run.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from sorl_trl.command_line import Parser, mistakes, run_command
 from sorl_trl.diagnostics.plots import PANELS, draw_runs
 from sorl_trl.diagnostics.report_page import Figure, Page, Row, render_page
+from sorl_trl.diagnostics.rollout_picture import draw_rollouts
 from sorl_trl.diagnostics.runs import SMOOTHED_FROM, LogHistory, Run, Series, load_runs
 from sorl_trl.files import write_whole
 
@@ -38,9 +40,15 @@ NOTES = (
     "whether a run has collapsed.",
 )
 
+ROLLOUT_NOTE = (
+    "The picture of a rollout shows the last one of the main process, a line per trajectory; “standing still” is the "
+    "time in which no row went on generating because a reply was due that was not there. Prefills are drawn wide "
+    "enough to be seen. In lock-step prefill counts as decoding, and how long a row decoded is taken from its tokens."
+)
+
 
 def write_report(runs: Sequence[Run] | Mapping[str, LogHistory], folder: str | Path) -> Path:
-    """Write `report.png` and `report.html`.
+    """Write `report.png` and `report.html`, and `rollouts.png` where a run has kept the times of its last rollout.
 
     Args:
         runs: What `load_runs` returns, or the name of each run and its `trainer.state.log_history`.
@@ -58,10 +66,16 @@ def write_report(runs: Sequence[Run] | Mapping[str, LogHistory], folder: str | P
     if not runs:
         raise ValueError("`runs` is empty, but must hold at least one run.")
     picture = draw_runs(runs)
-    page = render_page(Page(runs, picture, figures_table(runs), [findings(run) for run in runs], NOTES))
+    rollouts = {run.name: run.rollout for run in runs if run.rollout is not None}
+    rollout_picture = draw_rollouts(rollouts) if rollouts else None
+    notes = (*NOTES, ROLLOUT_NOTE) if rollouts else NOTES
+    found = [findings(run) for run in runs]
+    page = render_page(Page(runs, picture, figures_table(runs), found, notes, rollout_picture))
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / "report.png", picture)
+    if rollout_picture is not None:
+        write_whole(folder / "rollouts.png", rollout_picture)
     write_whole(folder / "report.html", page.encode("utf-8"))
     return folder / "report.html"
 

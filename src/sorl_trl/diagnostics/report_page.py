@@ -40,6 +40,7 @@ class Page:
         rows: The table, with a figure per run.
         findings: Per run, what stands out in it, a sentence each.
         notes: How to read all this, a paragraph each.
+        rollouts: The PNG of their last rollouts, where there are any.
     """
 
     runs: Sequence[Run]
@@ -47,6 +48,7 @@ class Page:
     rows: Sequence[Row]
     findings: Sequence[Sequence[str]]
     notes: Sequence[str]
+    rollouts: bytes | None = None
 
 
 STYLE = """
@@ -86,12 +88,12 @@ summary { cursor: pointer; overflow-wrap: anywhere; }
 def render_page(page: Page) -> str:
     """The whole HTML document."""
     names = escape(", ".join(run.name for run in page.runs))
-    picture = base64.b64encode(page.picture).decode("ascii")
     sections = [
         f"<h1>Training report</h1>\n<p class='faint'>{names}</p>",
         f"<h2>What stands out</h2>\n<div class='cards'>\n{_cards(page)}\n</div>",
-        f"<h2>Curves</h2>\n<img class='drawn' alt='Curves of {names}' src='data:image/png;base64,{picture}'>",
+        _picture("Curves", page.picture, f"Curves of {names}"),
         f"<h2>Figures</h2>\n<div class='wide'>\n{_table(page)}\n</div>",
+        _picture("The last rollout", page.rollouts, f"Rollouts of {names}") if page.rollouts else "",
         _configurations(page.runs),
         "<h2>How to read this</h2>",
         *(f"<p class='faint'>{escape(note)}</p>" for note in page.notes),
@@ -100,6 +102,11 @@ def render_page(page: Page) -> str:
     head += f"\n<title>Training report: {names}</title>\n<style>{STYLE}</style>"
     body = "\n".join(filter(None, sections))
     return f"<!doctype html>\n<html lang='en'>\n<head>\n{head}\n</head>\n<body>\n{body}\n</body>\n</html>\n"
+
+
+def _picture(title: str, picture: bytes, description: str) -> str:
+    source = base64.b64encode(picture).decode("ascii")
+    return f"<h2>{title}</h2>\n<img class='drawn' alt='{description}' src='data:image/png;base64,{source}'>"
 
 
 def _cards(page: Page) -> str:

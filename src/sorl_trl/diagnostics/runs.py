@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from sorl_trl.checks import POSITIVE_COUNT, check_number
+from sorl_trl.diagnostics.rollout_times import ROLLOUT_FILE, RolloutTimes, load_rollout_times
 
 LogHistory = Sequence[Mapping[str, Any]]
 """`trainer.state.log_history`: one mapping from metric to value per log entry, each with its `step`."""
@@ -51,6 +52,7 @@ class Run:
         log_history: Its log entries.
         max_steps: Optimizer steps that it was meant to take, where known.
         configuration: What it was set up with: name of a file -> name of a setting -> value.
+        rollout: Where the time of its last rollout went, where known.
 
     Raises:
         ValueError: `log_history` is not a list of mappings that each have a whole number as `step`.
@@ -60,6 +62,7 @@ class Run:
     log_history: LogHistory
     max_steps: int | None = None
     configuration: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    rollout: RolloutTimes | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.log_history, str | Mapping) or not isinstance(self.log_history, Sequence):
@@ -122,11 +125,11 @@ def load_run(folder: str | Path, name: str) -> Run:
     """Read a run from its output folder, be it finished or under way.
 
     Of the `trainer_state.json` in the folder and those in its `checkpoint-*` it takes the one that got furthest, and
-    the configuration from JSON files beside it.
+    the configuration from JSON files beside it. Where the time of the last rollout went is in the folder itself.
 
     Raises:
         FileNotFoundError: There is no `trainer_state.json`.
-        ValueError: One of the files is not what transformers writes, or not all of it.
+        ValueError: One of the files is not what training writes, or not all of it.
     """
     folder = Path(folder)
     paths = [path for path in (folder / STATE_FILE, *folder.glob(f"checkpoint-*/{STATE_FILE}")) if path.is_file()]
@@ -142,7 +145,8 @@ def load_run(folder: str | Path, name: str) -> Run:
     configuration = {STATE_FILE: {key: state[key] for key in SETTINGS if key in state}}
     beside = [file for file in CONFIGURATION_FILES if (path.parent / file).is_file()]
     configuration |= {file: _read_object(path.parent / file) for file in beside}
-    return Run(name, state["log_history"], state.get("max_steps"), configuration)
+    rollout = load_rollout_times(folder / ROLLOUT_FILE) if (folder / ROLLOUT_FILE).is_file() else None
+    return Run(name, state["log_history"], state.get("max_steps"), configuration, rollout)
 
 
 def unique_names(paths: Sequence[Path]) -> list[str]:

@@ -17,7 +17,7 @@ from sorl_trl.rollout.limits import RolloutLimits
 from sorl_trl.rollout.options import EngineOptions
 from sorl_trl.rollout.protocol import Frame, TagProtocol, chat_message_frame
 from sorl_trl.rollout.slots import NotServed, SlotEngine, SlotOptions, model_engine
-from sorl_trl.rollout.statistics import rollout_statistics
+from sorl_trl.rollout.statistics import rollout_statistics, time_statistics
 from sorl_trl.rollout.timeline import Phase, Span, Timeline
 from sorl_trl.search import RetryPolicy
 
@@ -63,4 +63,5 @@ __all__ = [
     "generate_turns",
     "model_engine",
     "rollout_statistics",
+    "time_statistics",
 ]

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 
+from sorl_trl.rollout.timeline import Timeline
 from sorl_trl.types import ActionKind, Observation, StopReason, Trajectory, Turn
 
 
@@ -40,6 +41,16 @@ def rollout_statistics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     return statistics | {f"stop_reason/{r.value}": _ratio(reasons[r], per_trajectory) for r in StopReason}
 
 
+def time_statistics(timeline: Timeline) -> dict[str, float]:
+    """Say where the time of a rollout went: seconds that overlap, and how many tokens were sampled in one of them."""
+    return {
+        "seconds_generating": timeline.seconds_generating,
+        "seconds_searching": timeline.seconds_searching,
+        "seconds_waiting": timeline.seconds_waiting,
+        "tokens_per_second": _ratio(timeline.sampled_tokens, timeline.seconds),
+    }
+
+
 def _answered_searches(trajectory: Trajectory) -> list[tuple[Turn, Observation]]:
     return [
         (turn, observation)
@@ -58,5 +69,5 @@ def _answered_calls(trajectory: Trajectory) -> int:
     )
 
 
-def _ratio(total: float, count: int) -> float:
+def _ratio(total: float, count: float) -> float:
     return total / count if count else 0.0

@@ -21,6 +21,7 @@ class Phase(str, Enum):
     PREFILL = "prefill"
     """Its context goes through the model. Engines that do not tell show it as decoding."""
     DECODE = "decode"
+    """Of an engine that generates in turns, as long as its share of tokens in the longest turn says."""
     SEARCH = "search"
     """The environment answers it, be it a search or another tool."""
 
@@ -44,12 +45,17 @@ class Timeline:
     """Of the whole rollout."""
     seconds_generating: float = 0.0
     """In which the engine was being polled."""
-    seconds_waiting: float = 0.0
-    """In which the rollout stood still for a reply."""
     sampled_tokens: int = 0
     spans: list[Span] = field(default_factory=list)
+    waits: list[tuple[float, float]] = field(default_factory=list)
+    """When the rollout stood still for a reply, from when to when: no row was decoding then."""
     ended_s: dict[int, float] = field(default_factory=dict)
     """When each trajectory ended, by row."""
+
+    @property
+    def seconds_waiting(self) -> float:
+        """In which the rollout stood still for a reply."""
+        return sum(end - start for start, end in self.waits)
 
     @property
     def seconds_searching(self) -> float:
@@ -68,9 +74,9 @@ class Recorder:
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """Time in which there is nothing to do but wait."""
-        began = time.perf_counter()
+        began = self._now()
         yield
-        self.timeline.seconds_waiting += time.perf_counter() - began
+        self.timeline.waits.append((began, self._now()))
 
     def submitted(self, row: int) -> None:
         self._generating_since[row] = self._now()
@@ -84,9 +90,14 @@ class Recorder:
         for row in engine.prefilled:
             self._add(row, Phase.PREFILL, began, now)
             self._generating_since[row] = now
+        longest = max((len(generation.token_ids) for _, generation in ended), default=0)
         for row, generation in ended:
-            self._add(row, Phase.DECODE, self._generating_since.pop(row, now), now)
-            self.timeline.sampled_tokens += len(generation.token_ids)
+            size = len(generation.token_ids)
+            start = self._generating_since.pop(row, now)
+            # One poll for turns of any length: a row that ended its own waited for the others in steps of that poll.
+            share = size / longest if engine.in_turns else 1.0
+            self._add(row, Phase.DECODE, start, start + share * (now - start))
+            self.timeline.sampled_tokens += size
         return ended
 
     def asked(self, row: int, reply: Future[Any]) -> None:

@@ -22,6 +22,7 @@ from sorl_trl.diagnostics.report import (
     write_report,
 )
 from sorl_trl.diagnostics.report_page import Figure, Page, Row, render_page
+from sorl_trl.diagnostics.rollout_times import RolloutTimes
 from sorl_trl.diagnostics.runs import Run, Series
 
 RISING = Series(tuple(range(1, 21)), (*map(float, range(19)), 0.0))
@@ -195,6 +196,15 @@ class TestWriteReport:
         embedded = re.search(r"base64,([^']+)'", path.read_text(encoding="utf-8"))
         assert embedded
         assert base64.b64decode(embedded[1]) == (path.parent / "report.png").read_bytes()
+
+    def test_a_rollout_is_a_picture_more(self, tmp_path: Path) -> None:
+        times = RolloutTimes(1, 2.0, 1.0, 1.0, 4, [(0, "decode", 0.0, 1.0)], [(1.0, 2.0)], [2.0])
+        path = write_report([Run("a", [{"step": 1, "reward": 0.5}], rollout=times)], tmp_path)
+        assert {file.name for file in tmp_path.iterdir()} == {"report.html", "report.png", "rollouts.png"}
+        page = path.read_text(encoding="utf-8")
+        embedded = [base64.b64decode(picture) for picture in re.findall(r"base64,([^']+)'", page)]
+        assert embedded == [(tmp_path / name).read_bytes() for name in ("report.png", "rollouts.png")]
+        assert "The last rollout" in page
 
     def test_the_same_runs_make_the_same_page(self, tmp_path: Path) -> None:
         runs = [run(reward=[0.5, 0.25])]

@@ -381,3 +381,17 @@ def test_the_timeline_tells_what_each_row_did() -> None:
     assert sorted(seen.ended_s) == [0, 1] and max(seen.ended_s.values()) <= seen.seconds
     assert seen.sampled_tokens == 5 + 8 + 3
     assert 0 < seen.seconds_generating < seen.seconds
+
+
+def test_a_row_in_lock_step_decodes_for_its_share_of_the_longest_turn() -> None:
+    class Slow(ScriptedGenerator):
+        def generate(self, contexts: Sequence[Sequence[int]], max_new_tokens: Sequence[int]) -> list[Generation]:
+            time.sleep(0.05)
+            return super().generate(contexts, max_new_tokens)
+
+    short, long = said("<answer> I </answer>"), said("<answer> I I I I </answer>")
+    rollout = collector(Held(), rejoin_after=0)
+    rollout.collect([(1,), (2,)], Slow({1: [short], 2: [long]}))
+    lengths = {span.row: span.end_s - span.start_s for span in rollout.timeline.spans}
+    sizes = len(short.token_ids), len(long.token_ids)
+    assert lengths[0] / lengths[1] == pytest.approx(sizes[0] / sizes[1], rel=0.05)

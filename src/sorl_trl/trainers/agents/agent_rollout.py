@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from trl import GRPOTrainer
 from trl.data_utils import is_conversational
 
+from sorl_trl.diagnostics.rollout_times import ROLLOUT_FILE
+from sorl_trl.records.rollout_times import rollout_times
 from sorl_trl.rollout import (
     Collector,
     EngineOptions,
@@ -17,10 +20,12 @@ from sorl_trl.rollout import (
     RolloutLimits,
     SearchResponder,
     TagProtocol,
+    Timeline,
     assemble,
     chat_message_frame,
     check_assembly,
     rollout_statistics,
+    time_statistics,
 )
 from sorl_trl.search import SearchBackend
 from sorl_trl.trainers.agents.greetings import Greeter
@@ -94,10 +99,12 @@ class AgentRollout:
             trajectories = collect(collector, self._encoded(greeted, trainer), trainer, self.engine, examples)
         finally:
             collector.responder.close()
-        statistics = rollout_statistics(trajectories)
+        statistics = rollout_statistics(trajectories) | time_statistics(collector.timeline)
         statistics["neutralized_per_trajectory"] += greeter.neutralized / max(len(trajectories), 1)
         for name, value in statistics.items():
             trainer._log_metric(f"rollout/{name}", value)
+        if trainer.model.training and trainer.accelerator.is_main_process:
+            write_times(collector.timeline, Path(trainer.args.output_dir))
         output = rollout_output(trajectories, trainer._tokenizer.eos_token_id)
         environments = collector.responder.environments
         return {**output, "environments": [*environments]} if environments else output
@@ -159,6 +166,12 @@ class SearchRollout(AgentRollout):
 
     def _search_with(self, protocol: TagProtocol, limits: RolloutLimits) -> Responder:
         return SearchResponder(self.search, protocol, limits.top_k, self.retry, self.engine.search_concurrency)
+
+
+def write_times(timeline: Timeline, output_dir: Path) -> None:
+    """Keep where the time of this rollout went, for reports: it takes the place of the one before."""
+    output_dir.mkdir(parents=True, exist_ok=True)
+    rollout_times(timeline).write(output_dir / ROLLOUT_FILE)
 
 
 def rollout_output(trajectories: Sequence[Trajectory], eos_token_id: int) -> dict[str, Any]:
