@@ -29,10 +29,10 @@ class EngineOptions(Checked):
         },
     )
     rejoin_after: Annotated[int, COUNT] = field(
-        default=4,
+        default=32,
         metadata={
             "help": "Steps of the engine after which a row goes on with the reply to its turn, be it there sooner or "
-            "waited for."
+            "waited for: about as many as a slow search takes. Ours: `benchmarks/rollout.py` measures it."
         },
     )
     search_concurrency: Annotated[int, POSITIVE_COUNT] = field(
