@@ -86,6 +86,7 @@ TESTS: dict[type, dict[str, str]] = {
         "rollout_engine": "integration/test_refused_options.py::test_the_engine_is_the_one_named",
         "rejoin_after": "integration/test_refused_options.py::test_options_of_the_engine_reach_the_rollout",
         "search_concurrency": "integration/test_refused_options.py::test_options_of_the_engine_reach_the_rollout",
+        "kv_cache_gib": "integration/test_refused_options.py::test_options_of_the_engine_reach_the_rollout",
     },
     SearchArguments: {
         "index": SEARCH + "test_a_corpus_is_indexed_beside_it_and_the_index_can_be_named_then",

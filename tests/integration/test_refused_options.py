@@ -11,7 +11,7 @@ import pytest
 from trl import GRPOConfig, GRPOTrainer
 
 from sorl_trl import AgentRollout, SearchRollout, SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
-from sorl_trl.rollout import Collector, EngineOptions, HFGenerator, SearchResponder
+from sorl_trl.rollout import Collector, EngineOptions, HFGenerator, SearchResponder, SlotEngine
 from sorl_trl.sandbox import PROTOCOL
 from sorl_trl.search import NoSearch
 from sorl_trl.trainers.checked_options import warn_of_idle_options
@@ -268,28 +268,30 @@ def test_the_trainer_says_it_when_it_is_built(tmp_path: Path, caplog: pytest.Log
 
 
 @pytest.mark.parametrize(
-    ("engine", "options", "said"),
+    ("engine", "options", "where"),
     [
-        ({"rollout_engine": "slots"}, {"use_vllm": True}, "`rollout_engine` is 'slots', but with `use_vllm`"),
-        (
-            {"rejoin_after": 2},
-            {"use_vllm": True, "vllm_mode": "server"},
-            "`rejoin_after` is 2, but has no effect with a vLLM server",
-        ),
-        (
-            {"rejoin_after": 2, "rollout_engine": "lockstep"},
-            {},
-            "`rejoin_after` is 2, but has no effect with `rollout_engine='lockstep'`",
-        ),
+        ({"rollout_engine": "slots"}, {"use_vllm": True}, "with `use_vllm`, where vLLM generates"),
+        ({"kv_cache_gib": 2.0}, {"use_vllm": True}, "with `use_vllm`, where vLLM generates"),
+        ({"rejoin_after": 2}, {"use_vllm": True, "vllm_mode": "server"}, "with a vLLM server"),
     ],
 )
 def test_options_of_the_engine_without_effect(
-    tmp_path: Path, engine: dict[str, Any], options: dict[str, Any], said: str
+    tmp_path: Path, engine: dict[str, Any], options: dict[str, Any], where: str
 ) -> None:
+    ((name, value),) = engine.items()
     rollout = SearchRollout(NoSearch(), engine=EngineOptions(**engine))
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=f"`{name}` is {value!r}, but has no effect {where}"):
         SOGRPOTrainer("no/such-model", turns_reward, config(tmp_path, **options), questions(), rollout_func=rollout)
-    assert not [*engine_problems(EngineOptions(rejoin_after=2), config(tmp_path, use_vllm=True, vllm_mode="colocate"))]
+    colocated = config(tmp_path, use_vllm=True, vllm_mode="colocate")
+    assert not [*engine_problems(EngineOptions(rejoin_after=2), colocated)]
+
+
+@pytest.mark.parametrize("without", [{"rejoin_after": 2}, {"kv_cache_gib": 2.0}], ids=str)
+def test_options_of_the_engine_without_effect_in_lock_step(without: dict[str, Any]) -> None:
+    ((name, value),) = without.items()
+    with pytest.raises(ValueError, match=f"`{name}` is {value!r}, but has no effect with `rollout_engine='lockstep'`"):
+        EngineOptions(rollout_engine="lockstep", **without)
+    assert EngineOptions(rollout_engine="lockstep", rejoin_after=0).rejoin_after == 0, "what lock-step does anyway"
 
 
 def test_a_responder_says_itself_how_many_threads_it_has() -> None:
@@ -315,7 +317,11 @@ def test_options_of_the_engine_reach_the_rollout(tmp_path: Path, monkeypatch: py
     collect = Collector.collect
     monkeypatch.setattr(Collector, "collect", lambda self, *args: seen.append(self) or collect(self, *args))
     trainer = build_agent(tmp_path, NoSearch(), max_steps=1)
-    engine = EngineOptions(rejoin_after=1, search_concurrency=1)
+    opened: list[Any] = []
+    open_engine = SlotEngine.open
+    monkeypatch.setattr(SlotEngine, "open", lambda self, rows: opened.append(self) or open_engine(self, rows))
+    engine = EngineOptions(rejoin_after=1, search_concurrency=1, kv_cache_gib=0.25)
     trainer.rollout_func = checked_rollout(SearchRollout(NoSearch(), PROTOCOL, LIMITS, engine=engine))
     trainer.train()
     assert {(each.rejoin_after, each.responder._concurrency) for each in seen} == {(1, 1)}
+    assert {each._budget for each in opened} == {2**28}

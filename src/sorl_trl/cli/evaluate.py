@@ -46,7 +46,15 @@ from sorl_trl.evaluation import (
     summarize_families,
 )
 from sorl_trl.evaluation.checkpoint import ModelArguments, files_hash, load_model, load_tokenizer, message_ends
-from sorl_trl.rollout import Collector, EngineOptions, RolloutArguments, SearchResponder, TurnEnd, model_engine
+from sorl_trl.rollout import (
+    Collector,
+    EngineOptions,
+    RolloutArguments,
+    SearchResponder,
+    SlotOptions,
+    TurnEnd,
+    model_engine,
+)
 from sorl_trl.search import SearchArguments, SearchBackend, SearchUnavailable
 from sorl_trl.search.arguments import override_source
 
@@ -120,7 +128,9 @@ def load_agent(arguments: Arguments, search: SearchBackend, device: torch.device
         collector = Collector(tokenizer, responder, protocol, limits, rejoin_after=arguments.engine.rejoin_after)
     end = TurnEnd(tokenizer, protocol.stop_strings, message_ends(model, tokenizer))
     with mistakes():
-        engine = model_engine(model, end, generation_config(arguments.evaluation), arguments.engine.rollout_engine)
+        slots = SlotOptions.of(arguments.engine)
+        sampling = generation_config(arguments.evaluation)
+        engine = model_engine(model, end, sampling, arguments.engine.rollout_engine, slots)
     return Agent(tokenizer, collector, engine, rollout.prompt_template, rollout.chat)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from sorl_trl.checks import COUNT, POSITIVE_COUNT, Checked, OneOf
+from sorl_trl.checks import COUNT, POSITIVE_COUNT, Checked, Number, OneOf, Problem
 
+POSITIVE = Number(above=0)
 ENGINES = ("auto", "slots", "lockstep")
 
 
@@ -14,10 +16,10 @@ ENGINES = ("auto", "slots", "lockstep")
 class EngineOptions(Checked):
     """How turns are generated, and when the replies to them rejoin.
 
-    `rollout_engine` is for transformers models; vLLM has an engine of its own. `rejoin_after` has no effect in
-    lock-step and with a vLLM server: see `Collector`.
+    `rollout_engine` and `kv_cache_gib` are for transformers models; vLLM has an engine of its own. In lock-step every
+    turn waits for all replies, as with a `rejoin_after` of 0.
 
-    Raises ValueError for a value that is not allowed.
+    Raises ValueError for a value that is not allowed, and for one that has no effect in lock-step.
     """
 
     rollout_engine: Annotated[str, OneOf(ENGINES)] = field(
@@ -39,3 +41,20 @@ class EngineOptions(Checked):
         default=8,
         metadata={"help": "Threads that search at the same time; 1 for an engine that several must not call."},
     )
+    kv_cache_gib: Annotated[float | None, POSITIVE] = field(
+        default=None,
+        metadata={
+            "help": "GiB that keys and values of 'slots' may take; with less, fewer trajectories generate at once. By "
+            "default 60 % of what is free on a GPU, on a CPU half of the memory that is available."
+        },
+    )
+
+    def problems(self) -> Iterator[Problem]:
+        yield from super().problems()
+        if self.rollout_engine != "lockstep":
+            return
+        for name, without in (("rejoin_after", (0,)), ("kv_cache_gib", ())):
+            value, default = getattr(self, name), getattr(type(self), name)
+            if value not in (default, *without):
+                what = f"`{name}` is {value!r}, but has no effect with `rollout_engine='lockstep'`. Remove it."
+                yield Problem(name, what, default)

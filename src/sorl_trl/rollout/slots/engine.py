@@ -96,8 +96,9 @@ class SlotEngine(Engine):
             )
         if (tokens := context + limit - 1) > self._table.most_tokens:
             raise ValueError(
-                f"row {row} needs a cache of {tokens} tokens of {self._bytes_per_token} bytes, but cache_bytes="
-                f"{self._budget} has room for {self._table.most_tokens}: not even one row fits"
+                f"row {row} needs a cache of {tokens} tokens of {self._bytes_per_token} bytes, but the "
+                f"{self._budget} bytes for keys and values (`kv_cache_gib`) have room for {self._table.most_tokens}: "
+                "not even one row fits"
             )
 
     def poll(self) -> list[tuple[int, Generation]]:

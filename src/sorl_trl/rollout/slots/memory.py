@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 
@@ -22,10 +23,17 @@ def free_bytes(device: torch.device) -> int:
 
 
 def _available_ram() -> int:
-    """What Linux says is available; elsewhere half of what the machine has."""
+    """What Linux says is available, to this container where it is in one; elsewhere half of what the machine has."""
     meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        for line in meminfo.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    if not meminfo.exists():
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    (available,) = (line.split()[1] for line in meminfo.read_text().splitlines() if line.startswith("MemAvailable:"))
+    return int(min(int(available) * 1024, _left_to_container()))
+
+
+def _left_to_container(folder: Path = Path("/sys/fs/cgroup")) -> float:
+    """The limit of the control group less what is used of it; infinite without a limit."""
+    try:
+        return max(int((folder / "memory.max").read_text()) - int((folder / "memory.current").read_text()), 0)
+    except (OSError, ValueError):  # there is no such group, or its limit is "max"
+        return math.inf

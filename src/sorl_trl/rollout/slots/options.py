@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from sorl_trl.checks import POSITIVE_COUNT, Checked
+from sorl_trl.rollout.options import EngineOptions
 
 
 @dataclass(frozen=True)
@@ -18,3 +19,9 @@ class SlotOptions(Checked):
     """Tokens of contexts, padding included, that go through the model at once. Ours: bounds what attention takes."""
     logprobs: bool = False
     """Report log-probabilities of the distribution that sampled. Off, for a trainer recomputes those that it needs."""
+
+    @classmethod
+    def of(cls, options: EngineOptions) -> SlotOptions:
+        """What the arguments of a script say about slots."""
+        gib = options.kv_cache_gib
+        return cls(cache_bytes=None if gib is None else max(int(gib * 2**30), 1))

@@ -198,21 +198,16 @@ def _changed(config: Any) -> set[str]:
 
 
 def engine_problems(engine: EngineOptions, config: Any) -> Iterator[Problem]:
-    """Options of the engine that have no effect with the trainer's configuration."""
-    if config.use_vllm and engine.rollout_engine != EngineOptions.rollout_engine:
-        what = (
-            f"`rollout_engine` is {engine.rollout_engine!r}, but with `use_vllm` vLLM generates. Leave it at 'auto'."
-        )
-        yield Problem("rollout_engine", what, EngineOptions.rollout_engine)
-    if engine.rejoin_after == EngineOptions.rejoin_after:
-        return
-    has_no_effect = f"`rejoin_after` is {engine.rejoin_after}, but has no effect"
-    if config.use_vllm and config.vllm_mode == "server":
-        what = f"{has_no_effect} with a vLLM server, whose steps cannot be counted. Remove it."
-        yield Problem("rejoin_after", what, EngineOptions.rejoin_after)
-    elif engine.rollout_engine == "lockstep":
-        what = f"{has_no_effect} with `rollout_engine='lockstep'`, where every turn waits for all replies. Remove it."
-        yield Problem("rejoin_after", what, EngineOptions.rejoin_after)
+    """Options of the engine that have no effect with vLLM."""
+    is_server = config.use_vllm and config.vllm_mode == "server"
+    for name, is_idle, where in (
+        ("rollout_engine", config.use_vllm, "with `use_vllm`, where vLLM generates"),
+        ("kv_cache_gib", config.use_vllm, "with `use_vllm`, where vLLM generates"),
+        ("rejoin_after", is_server, "with a vLLM server, whose steps cannot be counted"),
+    ):
+        value, default = getattr(engine, name), getattr(EngineOptions, name)
+        if is_idle and value != default:
+            yield Problem(name, f"`{name}` is {value!r}, but has no effect {where}. Remove it.", default)
 
 
 def search_rollout_problems(config: Any, tools: Any = None, environment_factory: Any = None) -> Iterator[Problem]:
