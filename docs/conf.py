@@ -43,14 +43,15 @@ nitpick_ignore_regex = [
     ("py:obj", r"[\s\S]*"),
     (
         "py:.*",
-        r"(Path|(collections|contextlib|datasets|numpy|os|pathlib|peft|tantivy|torch|transformers|trl|typing)\..*)",
+        r"(Path|(collections|concurrent|contextlib|datasets|numpy|os|pathlib|peft|tantivy|torch|transformers|trl|typing)\..*)",
     ),
     # TRL's signatures name what it imports for type checkers alone.
     ("py:.*", r"BitsAndBytesConfig|GRPOTrainer|PeftConfig|PeftModel|PreTrainedModel"),
     # Nobody outside of the package makes one.
     (
         "py:.*",
-        r"Encoder|UserMistake|sorl_trl\.search\.engines\.postings\.Postings|sorl_trl\.checks\..*|types\.Annotated",
+        r"Encoder|UserMistake|Rows|TablesOf|sorl_trl\.rollout\.environments\.tables\.TableCopy|"
+        r"sorl_trl\.search\.engines\.postings\.Postings|sorl_trl\.checks\..*|types\.Annotated",
     ),
 ]
 

@@ -19,7 +19,7 @@ class ByTool(Responder):
     """Has each turn answered by the responder of the tool that it calls; all that call one tool are asked together.
 
     ```python
-    ByTool({"search": SearchResponder(index), "move": EnvironmentResponder(Maze), "look": …})
+    ByTool({"search": SearchResponder(index), "move": EnvironmentResponder(Maze), "look": ...})
     ```
 
     One responder may answer several tools: then their state is one. What several say in greeting is joined, line by

@@ -43,9 +43,6 @@ class EnvironmentResponder(Responder):
         timeout_s: For one step, or one `reset`; infinity is for ever.
         concurrency: How many steps may go on at the same time.
 
-    Attributes:
-        environments: Of the last rollout, one per row. Trainers hand them to reward functions, as `environments`.
-
     Raises TypeError for a `factory` that cannot be called, ValueError for a number out of range.
     """
 
@@ -68,6 +65,7 @@ class EnvironmentResponder(Responder):
 
     @property
     def environments(self) -> Sequence[Any]:  # type: ignore[override]
+        """Those of the last rollout, one per row. Trainers hand them to reward functions, as `environments`."""
         return self._environments
 
     def greet(self, examples: Sequence[Mapping[str, Any]]) -> list[str | None]:

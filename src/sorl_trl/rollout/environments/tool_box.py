@@ -32,8 +32,8 @@ class ToolBox(ByTool):
     """`<calculate>`, and with a search engine `<search>`, with tables `<query>`: an environment of several tools.
 
     ```python
-    tools = ToolBox(index, {"cities": [{"name": "Oslo", "people": 709_000}, …]})
-    trainer = SOGRPOTrainer(…, rollout_func=AgentRollout(tools, tools.protocol))
+    tools = ToolBox(index, {"cities": [{"name": "Oslo", "people": 709_000}, ...]})
+    trainer = SOGRPOTrainer(..., rollout_func=AgentRollout(tools, tools.protocol))
     ```
 
     Searches of all rows go out together, each query once, and are tried again, as in a `SearchRollout`. Tables are a

@@ -27,7 +27,7 @@ class TRLEnvironments(EnvironmentResponder):
 
     ```python
     games = TRLEnvironments(GuessingGame)
-    trainer = SOGRPOTrainer(…, reward_funcs=games.reward, rollout_func=AgentRollout(games, games.protocol))
+    trainer = SOGRPOTrainer(..., reward_funcs=games.reward, rollout_func=AgentRollout(games, games.protocol))
     ```
 
     As under TRL, `reset` is given the columns of the row's example, and text that it returns is added to the prompt;
