@@ -174,6 +174,8 @@ class _Rollout:
                 self._rejoin()
             else:
                 self._rejoin_early()
+            if self._generating and self._engine.idle:
+                raise RuntimeError(f"the engine is idle, but has not returned the turns of rows {[*self._generating]}")
 
     def _submit(self, row: Row) -> None:
         self._generating[row.index] = row.budget

@@ -37,15 +37,18 @@ class EngineOptions(Checked):
             "waited for: about as many as a slow search takes. Ours: `benchmarks/rollout.py` measures it."
         },
     )
-    search_concurrency: Annotated[int, POSITIVE_COUNT] = field(
-        default=8,
-        metadata={"help": "Threads that search at the same time; 1 for an engine that several must not call."},
+    search_concurrency: Annotated[int | None, POSITIVE_COUNT] = field(
+        default=None,
+        metadata={
+            "help": "Threads that search at the same time. By default 8 for a search engine that says `thread_safe = "
+            "True`, as those of this package do, and 1 for any other."
+        },
     )
     kv_cache_gib: Annotated[float | None, POSITIVE] = field(
         default=None,
         metadata={
             "help": "GiB that keys and values of 'slots' may take; with less, fewer trajectories generate at once. By "
-            "default 60 % of what is free on a GPU, on a CPU half of the memory that is available."
+            "default three fifths of what is free on a GPU, on a CPU half of the memory that is available."
         },
     )
 

@@ -28,7 +28,10 @@ INFRASTRUCTURE_ERRORS = (SearchUnavailable, ConnectionError, TimeoutError, socke
 
 
 class SearchBackend(Protocol):
-    """What the rollout needs of a search engine: one method, which may be asked anything."""
+    """What the rollout needs of a search engine: one method, which may be asked anything.
+
+    An attribute `thread_safe = True` says that several threads may call it at the same time. Without it, one does.
+    """
 
     def search_batch(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """Search for several queries at once.
@@ -46,3 +49,8 @@ class SearchBackend(Protocol):
             ValueError: `k` is below 1.
         """
         ...
+
+
+def is_thread_safe(backend: SearchBackend) -> bool:
+    """Whether the engine says that several threads may call it at the same time."""
+    return bool(getattr(backend, "thread_safe", False))

@@ -11,6 +11,8 @@ from sorl_trl.types import Passage
 class NoSearch:
     """A `SearchBackend` that never finds anything: what a policy answers with it, it knew or guessed."""
 
+    thread_safe = True
+
     def search_batch(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """See `SearchBackend.search_batch`."""
         check_request(queries, k)

@@ -133,9 +133,10 @@ class TurnLevelTrainer(GRPOTrainer):
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         self._tools.note_prompts(inputs)
-        self.rollout_examples = inputs
+        self.rollout_examples: Any = inputs
         with self._recorder.around_rewards():
             output = super()._generate_and_score_completions(inputs)
+        self.rollout_examples = None  # TRL has put trajectories into them
         rollout = self._recorder.scored()
         loss_mask = loss_mask_of(output)
         turn_ids = loss_mask.new_full(loss_mask.shape, -1)

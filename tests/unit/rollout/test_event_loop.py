@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import threading
 import time
@@ -28,7 +29,7 @@ from sorl_trl.rollout import (
     assemble,
     check_assembly,
 )
-from sorl_trl.search import SearchError, SearchUnavailable
+from sorl_trl.search import RetryingSearch, SearchError, SearchUnavailable
 from sorl_trl.types import Action, ActionKind, Passage, StopReason, Trajectory, Turn
 
 from .fakes import PARIS, FakeSearch, ScriptedGenerator, SteppingEngine, encode, said, word_tokenizer
@@ -243,16 +244,55 @@ def test_what_an_environment_raises_ends_the_rollout_and_leaves_nothing_behind(e
     with pytest.raises(type(error)):
         collector(held).collect([(1,), (2,)], engine)
     assert not engine.is_open
-    assert not [thread for thread in threading.enumerate() if thread.name == "sorl-environment" and not done(thread)]
     engine.scripts = [iter([SHORT]), iter([SHORT])]  # the next rollout is sound
     held.reply = Reply("Paris")
     engine.rows = {}
     assert len(collector(held).collect([(1,), (2,)], engine)) == 2
 
 
-def done(thread: threading.Thread) -> bool:
-    thread.join(5)
-    return not thread.is_alive()
+class Threaded(FakeSearch):
+    """Remembers who calls it."""
+
+    def __init__(self, thread_safe: bool) -> None:
+        super().__init__()
+        self.thread_safe = thread_safe
+        self.callers: set[threading.Thread] = set()
+
+    def search_batch(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        self.callers.add(threading.current_thread())
+        time.sleep(0.01)
+        return super().search_batch(queries, k)
+
+
+def test_an_engine_that_is_not_thread_safe_has_one_caller_for_ever() -> None:
+    search = Threaded(thread_safe=False)
+    responder = SearchResponder(search, PROTOCOL)
+    for _ in range(3):
+        threading.Thread(target=time.sleep, args=(0.02,)).start()  # or an ended thread's number might come again
+        collect(responder, 2)
+    (caller,) = search.callers
+    assert caller is not threading.main_thread() and caller.is_alive()
+    del responder
+    gc.collect()
+    caller.join(5)
+    assert not caller.is_alive()
+
+
+def test_an_engine_that_is_thread_safe_is_called_by_several_threads() -> None:
+    search = Threaded(thread_safe=True)
+    collect(SearchResponder(RetryingSearch(search), PROTOCOL), 50)
+    assert 1 < len(search.callers) <= 8
+
+
+def test_after_retries_in_vain_the_rest_of_the_rollout_tries_once_each() -> None:
+    search = FakeSearch([SearchUnavailable("down")] * 100)
+    responder = SearchResponder(search, PROTOCOL, retry=RetryPolicy(attempts=3, initial_wait_s=0.0, max_wait_s=0.0))
+    scripts = [["<search> Paris </search>"], [SEARCH], ["I I I I <search> Doc </search>"]]
+    for calls in (3 + 1 + 1, 2 * (3 + 1 + 1)):  # the next rollout is patient again
+        engine = Scripted(scripts, lambda poll: time.sleep(0.02))
+        trajectories = collector(responder).collect([(1,), (2,), (3,)], engine)
+        assert {trajectory.stop_reason for trajectory in trajectories} == {StopReason.SEARCH_UNAVAILABLE}
+        assert len(search.calls) == calls
 
 
 def test_an_interruption_between_polls_closes_engine_and_environment() -> None:
@@ -268,6 +308,14 @@ def test_an_interruption_between_polls_closes_engine_and_environment() -> None:
     assert list(held.asked) == [0] and not held.asked[0].done()
 
 
+class Forgetful(SteppingEngine):
+    """Loses what is submitted."""
+
+    def poll(self) -> list[tuple[int, Generation]]:
+        self.rows.clear()
+        return []
+
+
 class Foreign(SteppingEngine):
     def poll(self) -> list[tuple[int, Generation]]:
         return [(7, said("Paris"))]
@@ -281,6 +329,7 @@ class Short(Held):
 @pytest.mark.parametrize(
     ("environment", "engine", "message"),
     [
+        (FakeSearch(), Forgetful(TURNS), r"idle, but has not returned the turns of rows \[0\]"),
         (FakeSearch(), Foreign(TURNS), "a turn of row 7, which is not generating"),
         (Short(), Scripted([[SEARCH]]), "Short gave 0 futures for 1 turns"),
         (Rewarding("Paris"), Scripted([[SEARCH]]), "answered row 0 with a str, not a `Reply`"),

@@ -12,7 +12,7 @@ import torch
 
 from sorl_trl.rollout import EngineOptions, LockStepEngine, SlotEngine
 from sorl_trl.search import NoSearch
-from sorl_trl.trainers.agents.agent_rollout import SearchRollout, rollout_output
+from sorl_trl.trainers.agents.agent_rollout import AgentRollout, SearchRollout, rollout_output
 from sorl_trl.trainers.agents.policy_engine import policy_engine
 from sorl_trl.trainers.turns.spans import check_rollout
 from sorl_trl.types import Action, ActionKind, Observation, StopReason, Trajectory, Turn
@@ -122,3 +122,17 @@ def test_images_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(trainer, "_tokenize_prompts", lambda prompts: ([[1]], [object()], {}))
     with pytest.raises(ValueError, match="`SearchRollout` is for text"):
         SearchRollout(NoSearch(), limits=LIMITS)(["where"], trainer)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (lambda: SearchRollout("http://x"), "search is a str, but must have a method `search_batch`"),
+        (lambda: SearchRollout(NoSearch(), engine="slots"), "engine is 'slots', but must be of `EngineOptions`"),
+        (lambda: AgentRollout(NoSearch()), "but must be a `Responder`: .* `SearchRollout` is for a search engine"),
+        (lambda: AgentRollout(NoSearch), "but must be a `Responder`: `EnvironmentResponder"),
+    ],
+)
+def test_wrong_arguments_are_named_at_once(wrong: Any, said: str) -> None:
+    with pytest.raises(TypeError, match=said):
+        wrong()

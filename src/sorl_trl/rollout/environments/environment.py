@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -107,6 +108,10 @@ class BatchResponder(Responder):
         self._concurrency = concurrency
         self._crew: _Crew | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy has no threads yet."""
+        return {**self.__dict__, "_crew": None}
+
     @abstractmethod
     def respond(self, turns: Sequence[RowTurn]) -> Sequence[Reply]:
         """Answer turns, in order."""
@@ -114,15 +119,18 @@ class BatchResponder(Responder):
     def ask(self, turns: Sequence[RowTurn]) -> list[Future[Reply]]:
         asked = [_Asked(turn, Future()) for turn in turns]
         if self._crew is None:
-            self._crew = _Crew(self._answer, self._concurrency)
+            self._crew = _Crew(weakref.WeakMethod(self._answer), self._concurrency)
+            weakref.finalize(self, self._crew.dismiss)
         self._crew.ask(asked)
         return [each.reply for each in asked]
 
     def close(self) -> None:
-        """Let go of the threads. One that still waits for an answer ends when it has it; nobody waits for it."""
+        """Drop what no thread has begun with. What is being answered goes on, and nobody hears it.
+
+        The threads stay for the next rollout, as long as the responder does: what they call may be bound to them.
+        """
         if self._crew is not None:
-            self._crew.close()
-        self._crew = None
+            self._crew.drop()
 
     def _answer(self, asked: Sequence[_Asked]) -> None:
         try:
@@ -146,7 +154,7 @@ class _Asked:
 class _Crew:
     """Up to `most` threads; one that is free takes all that has been asked since. Starts none while one is free."""
 
-    def __init__(self, answer: Callable[[Sequence[_Asked]], None], most: int) -> None:
+    def __init__(self, answer: weakref.WeakMethod[Callable[[Sequence[_Asked]], None]], most: int) -> None:
         self._answer = answer
         self._most = most
         self._changed = threading.Condition()
@@ -165,8 +173,12 @@ class _Crew:
                 # A daemon: a search that hangs must not keep the process from ending.
                 threading.Thread(target=self._work, name="sorl-environment", daemon=True).start()
 
-    def close(self) -> None:
-        """Answer nothing any more; what is being answered goes on, and nobody hears it."""
+    def drop(self) -> None:
+        with self._changed:
+            self._asked = []
+
+    def dismiss(self) -> None:
+        """Have the threads end."""
         with self._changed:
             self._is_open = False
             self._changed.notify_all()
@@ -180,4 +192,6 @@ class _Crew:
                 if not self._is_open:
                     return
                 asked, self._asked = self._asked, []
-            self._answer(asked)
+            if (answer := self._answer()) is not None:
+                answer(asked)
+            del answer  # or the responder would live as long as its threads

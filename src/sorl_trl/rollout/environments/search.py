@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from enum import Enum
+from typing import Any
 
 from sorl_trl.checks import POSITIVE_COUNT, check_number
 from sorl_trl.rollout.environments.environment import BatchResponder, Reply, RowTurn
-from sorl_trl.rollout.options import EngineOptions
 from sorl_trl.rollout.protocol import TagProtocol
 from sorl_trl.search import RetryingSearch, RetryPolicy, SearchBackend, SearchError, SearchUnavailable
+from sorl_trl.search.backend import is_thread_safe
 from sorl_trl.search.checks import check_results
 from sorl_trl.types import ActionKind, Passage, StopReason
 
@@ -71,16 +73,20 @@ class Retriever:
         return [tuple(passages) for passages in results]
 
 
+_THREADS = 8
+"""Ours: enough for what ends while a slow search is on its way."""
+
+
 class SearchResponder(BatchResponder):
     """Answers turns that search: those that have ended while the threads were busy share one call, each query once.
 
     Args:
-        backend: Asked by up to `concurrency` threads at the same time. With 1, a thread of the rollout's is the only
-            one to call it.
+        backend: Asked by up to `concurrency` threads at the same time.
         protocol: How passages become text.
         top_k: The most passages per query.
         retry: How often and how long a search that is down is tried again.
-        concurrency: How many threads search.
+        concurrency: How many threads search; by default 8 for an engine that says `thread_safe = True`, else 1, which
+            is the same in all rollouts.
 
     Raises ValueError for a protocol with other tools than a search, and a `top_k` or `concurrency` below 1.
     """
@@ -91,21 +97,28 @@ class SearchResponder(BatchResponder):
         protocol: TagProtocol | None = None,
         top_k: int = 3,
         retry: RetryPolicy | None = None,
-        concurrency: int = EngineOptions.search_concurrency,
+        concurrency: int | None = None,
     ) -> None:
-        super().__init__(concurrency)
+        super().__init__((_THREADS if is_thread_safe(backend) else 1) if concurrency is None else concurrency)
         check_number("top_k", top_k, POSITIVE_COUNT)
         self._protocol = protocol or TagProtocol()
         if self._protocol.tools != (ActionKind.SEARCH.value,):
             raise ValueError(
                 f"protocol.tools={self._protocol.tools!r}: a search engine answers ('search',) and no other"
             )
-        self._retriever = Retriever(backend, top_k, retry or RetryPolicy())
+        retry = retry or RetryPolicy()
+        self._retriever = Retriever(backend, top_k, retry)
+        self._impatient = Retriever(backend, top_k, replace(retry, attempts=1))
+        self._is_down = False
+
+    def open(self, examples: Sequence[Mapping[str, Any]]) -> None:
+        self._is_down = False
 
     def respond(self, turns: Sequence[RowTurn]) -> list[Reply]:
-        """See `BatchResponder`."""
+        """See `BatchResponder`. Once retries were in vain, the rest of the rollout makes an attempt each."""
         queries = [each.turn.action.content for each in turns]
-        outcomes = self._retriever.search(queries)
+        outcomes = (self._impatient if self._is_down else self._retriever).search(queries)
+        self._is_down = SearchFailure.UNAVAILABLE in outcomes.values()
         return [self._reply(outcomes[query]) for query in queries]
 
     def _reply(self, outcome: SearchOutcome) -> Reply:

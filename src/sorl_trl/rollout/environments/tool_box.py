@@ -41,7 +41,7 @@ class ToolBox(ByTool):
     mistake of its is a text that says so.
 
     Args:
-        search: Where queries go; None for no search.
+        search: Where queries go; None for no search. Several threads call it if it says `thread_safe = True`.
         tables: Name -> rows; or a function that makes them of an example; None for no tables.
         protocol: How passages, and what is said of a search that fails, are worded; its `tools` are replaced.
         top_k: The most passages per query.

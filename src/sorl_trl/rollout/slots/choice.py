@@ -62,4 +62,8 @@ def model_engine(
 @cache
 def _say_fallback(reason: str) -> None:
     """Say it once in a process for each reason."""
-    logger.warning("Rollouts generate in lock-step, and prefill each turn's whole context: %s.", reason)
+    logger.warning(
+        "Rollouts generate in lock-step, and prefill each turn's whole context, so that "
+        "`rejoin_after` and `kv_cache_gib` have no effect: %s.",
+        reason,
+    )

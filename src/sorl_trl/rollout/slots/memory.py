@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 # The rest is for what a forward needs (activations, logits) and for buffers while they grow.
+_RECLAIMED = ("active_file", "inactive_file", "slab_reclaimable")  # what files were read stays until it is needed
 _SHARE = {"cuda": 0.6, "cpu": 0.5}
 
 
@@ -32,8 +33,10 @@ def _available_ram() -> int:
 
 
 def _left_to_container(folder: Path = Path("/sys/fs/cgroup")) -> float:
-    """The limit of the control group less what is used of it; infinite without a limit."""
+    """The limit of the control group less what is used of it for good; infinite without a limit."""
     try:
-        return max(int((folder / "memory.max").read_text()) - int((folder / "memory.current").read_text()), 0)
+        limit, used = (int((folder / name).read_text()) for name in ("memory.max", "memory.current"))
+        parts = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
     except (OSError, ValueError):  # there is no such group, or its limit is "max"
         return math.inf
+    return max(limit - used + sum(int(parts.get(name, 0)) for name in _RECLAIMED), 0)

@@ -8,7 +8,13 @@ import time
 from collections.abc import Callable, Sequence
 
 from sorl_trl.checks import POSITIVE_COUNT, SECONDS, check_number
-from sorl_trl.search.backend import INFRASTRUCTURE_ERRORS, SearchBackend, SearchError, SearchUnavailable
+from sorl_trl.search.backend import (
+    INFRASTRUCTURE_ERRORS,
+    SearchBackend,
+    SearchError,
+    SearchUnavailable,
+    is_thread_safe,
+)
 from sorl_trl.types import Passage
 
 logger = logging.getLogger(__name__)
@@ -63,6 +69,11 @@ class CircuitBreaker:
     def __reduce__(self) -> tuple[type[CircuitBreaker], tuple[object, ...]]:
         """A copy starts closed: the lock cannot be copied, nor the time elsewhere be compared."""
         return CircuitBreaker, (self._backend, self._failures, self._recovery_s, self._clock)
+
+    @property
+    def thread_safe(self) -> bool:
+        """Whether what it asks is."""
+        return is_thread_safe(self._backend)
 
     def search_batch(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """See `SearchBackend.search_batch`. Raises `CircuitOpen`, a `SearchUnavailable`, while it is open."""

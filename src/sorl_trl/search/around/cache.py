@@ -16,7 +16,7 @@ from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random
 
 from sorl_trl.checks import POSITIVE_COUNT, check_number
 from sorl_trl.search.around.records import from_records, to_records
-from sorl_trl.search.backend import SearchBackend
+from sorl_trl.search.backend import SearchBackend, is_thread_safe
 from sorl_trl.search.checks import check_request, check_results
 from sorl_trl.types import Passage
 
@@ -78,6 +78,11 @@ class CachedSearch:
     def __reduce__(self) -> tuple[type[CachedSearch], tuple[object, ...]]:
         """A copy counts from zero: a lock cannot be copied."""
         return CachedSearch, (self._backend, self._identity, self._store)
+
+    @property
+    def thread_safe(self) -> bool:
+        """Whether what it asks is."""
+        return is_thread_safe(self._backend)
 
     def search_batch(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """See `SearchBackend.search_batch`. Raises what the backend does, and `CacheError`."""

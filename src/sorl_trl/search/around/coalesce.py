@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 from sorl_trl.checks import SECONDS, check_number
-from sorl_trl.search.backend import SearchBackend, SearchError, SearchUnavailable
+from sorl_trl.search.backend import SearchBackend, SearchError, SearchUnavailable, is_thread_safe
 from sorl_trl.search.checks import check_request, check_results
 from sorl_trl.types import Passage
 
@@ -57,6 +57,11 @@ class CoalescingSearch:
     def __reduce__(self) -> tuple[type[CoalescingSearch], tuple[object, ...]]:
         """A copy has no callers yet: they and the lock cannot be copied."""
         return CoalescingSearch, (self._backend, self._window_s, self._sleep)
+
+    @property
+    def thread_safe(self) -> bool:
+        """Whether what it asks is."""
+        return is_thread_safe(self._backend)
 
     def search_batch(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """See `SearchBackend.search_batch`."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sorl_trl.search.around.records import from_records, to_records
-from sorl_trl.search.backend import SearchBackend, SearchError, SearchUnavailable
+from sorl_trl.search.backend import SearchBackend, SearchError, SearchUnavailable, is_thread_safe
 from sorl_trl.search.checks import check_request, check_results
 from sorl_trl.types import Passage
 
@@ -62,6 +62,11 @@ class RecordingSearch:
         """A copy opens the file itself: a descriptor's number means another file elsewhere, or none."""
         return RecordingSearch, (self._backend, self._path)
 
+    @property
+    def thread_safe(self) -> bool:
+        """Whether what it asks is."""
+        return is_thread_safe(self._backend)
+
     def search_batch(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """See `SearchBackend.search_batch`."""
         try:
@@ -99,6 +104,8 @@ class ReplayedSearch:
         FileNotFoundError: There is no such file.
         RecordingError: A line is no record, or there is none.
     """
+
+    thread_safe = True
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = Path(path)

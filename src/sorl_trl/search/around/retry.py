@@ -20,7 +20,7 @@ from tenacity import (
 
 from sorl_trl.checks import POSITIVE_COUNT, SECONDS, Checked
 from sorl_trl.search.around.breaker import CircuitOpen
-from sorl_trl.search.backend import INFRASTRUCTURE_ERRORS, SearchBackend, SearchUnavailable
+from sorl_trl.search.backend import INFRASTRUCTURE_ERRORS, SearchBackend, SearchUnavailable, is_thread_safe
 from sorl_trl.types import Passage
 
 logger = logging.getLogger(__name__)
@@ -71,6 +71,11 @@ class RetryingSearch:
     def __reduce__(self) -> tuple[type[RetryingSearch], tuple[object, ...]]:
         """A copy counts from zero: a lock cannot be copied."""
         return RetryingSearch, (self._backend, self._policy)
+
+    @property
+    def thread_safe(self) -> bool:
+        """Whether what it asks is."""
+        return is_thread_safe(self._backend)
 
     def search_batch(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """See `SearchBackend.search_batch`. Raises `RetriesExhausted`, a `SearchUnavailable`, when it gives up."""

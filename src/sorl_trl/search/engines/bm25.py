@@ -45,6 +45,8 @@ class BM25Index:
     Made by `build` or `load`. The index directory holds the passages too: the corpus file is not needed afterwards.
     """
 
+    thread_safe = True
+
     engine: ClassVar[str] = "bm25"
 
     def __init__(self, postings: Postings, corpus: Corpus, identity: str) -> None:

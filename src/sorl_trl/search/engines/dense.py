@@ -43,6 +43,8 @@ class DenseIndex:
     Made by `build` or `load`; needs `pip install 'sorl-trl[dense]'`.
     """
 
+    thread_safe = True
+
     engine: ClassVar[str] = "dense"
 
     def __init__(

@@ -43,6 +43,8 @@ class TantivyIndex:
     Made by `build` or `load`; needs `pip install 'sorl-trl[tantivy]'`.
     """
 
+    thread_safe = True
+
     engine: ClassVar[str] = "tantivy"
 
     def __init__(self, index: tantivy.Index, directory: Path, identity: str) -> None:

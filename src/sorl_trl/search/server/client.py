@@ -41,6 +41,8 @@ class HTTPSearch:
         ValueError: An argument is out of range; later, as MalformedResponse, the server is not what it should be.
     """
 
+    thread_safe = True
+
     def __init__(
         self,
         url: str,

@@ -77,6 +77,13 @@ class AgentRollout:
         limits: RolloutLimits | None = None,
         engine: EngineOptions | None = None,
     ) -> None:
+        if isinstance(responder, type) or not (isinstance(responder, Responder) or callable(responder)):
+            raise TypeError(
+                f"responder is {responder!r}, but must be a `Responder`: `EnvironmentResponder(…)` makes one of a "
+                "class of environments, and `SearchRollout` is for a search engine"
+            )
+        if engine is not None and not isinstance(engine, EngineOptions):
+            raise TypeError(f"engine is {engine!r}, but must be of `EngineOptions`")
         self._responder = responder
         self.protocol = protocol or TagProtocol()
         self.limits = limits
@@ -160,12 +167,19 @@ class SearchRollout(AgentRollout):
         retry: RetryPolicy | None = None,
         engine: EngineOptions | None = None,
     ) -> None:
+        if not callable(getattr(search, "search_batch", None)):
+            raise TypeError(f"search is a {type(search).__name__}, but must have a method `search_batch`")
         self.search = search
         self.retry = retry or RetryPolicy()
+        self._responders: dict[Any, SearchResponder] = {}
         super().__init__(self._search_with, protocol, limits, engine)
 
     def _search_with(self, protocol: TagProtocol, limits: RolloutLimits) -> Responder:
-        return SearchResponder(self.search, protocol, limits.top_k, self.retry, self.engine.search_concurrency)
+        if (protocol, limits) not in self._responders:  # its threads stay from rollout to rollout
+            concurrency = self.engine.search_concurrency
+            responder = SearchResponder(self.search, protocol, limits.top_k, self.retry, concurrency)
+            self._responders = {(protocol, limits): responder}
+        return self._responders[protocol, limits]
 
 
 def write_times(timeline: Timeline, output_dir: Path) -> None:

@@ -40,7 +40,7 @@ class Greeter:
     def _greeted(self, prompt: Any, said: str) -> Any:
         if isinstance(prompt, str):
             return prompt + self._harmless(prompt, said)
-        content = prompt[-1]["content"]
+        content = prompt[-1].get("content") or ""
         if isinstance(content, list):
             own = "".join(block.get("text", "") for block in content)
             content = [*content, {"type": "text", "text": self._harmless(own, said)}]
