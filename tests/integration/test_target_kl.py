@@ -23,7 +23,7 @@ STEPS = 5 * UPDATES
 
 def hot(folder: Path, trainer_class: Any = SOGRPOTrainer, **overrides: Any) -> Any:
     fields = {"learning_rate": HOT, "num_iterations": UPDATES, "max_steps": STEPS, "save_strategy": "no"}
-    fields |= {"target_kl": TARGET, "callbacks": []}
+    fields |= {"target_kl": TARGET, "callbacks": [], "seed": 42}
     return build(folder, trainer_class, **{**fields, **overrides})
 
 
