@@ -52,7 +52,8 @@ class Rollout:
             raise UserMistake(f"--quickstart {folder} holds no quickstart: `python quickstart.py --output` writes one")
         self._model = AutoModelForCausalLM.from_pretrained(folder / "warm-start").eval()
         self._tokenizer = AutoTokenizer.from_pretrained(folder / "warm-start")
-        self._collector = Collector(self._tokenizer, BM25Index.load(index), PROTOCOL, LIMITS)
+        search = BM25Index.load(index)
+        self._collector = Collector(self._tokenizer, search, PROTOCOL, LIMITS, rejoin_after=0)  # as in its recipe
         questions = qa.load_questions(folder / "world" / TRAIN_FILE)[:QUESTIONS]
         prompts = [self._tokenizer(PROMPT_TEMPLATE.format(question=each.question)).input_ids for each in questions]
         self._prompts = [prompt for prompt in prompts for _ in range(GENERATIONS)]
