@@ -206,8 +206,12 @@ def test_ctrl_c_does_not_wait_for_tools(tmp_path: Path, released: threading.Even
         return str(released.wait(PATIENCE_S))
 
     trainer, _ = prepare(tmp_path, own_row, TOGETHER, tools=[named(press)])
-    with pytest.raises(KeyboardInterrupt):
-        run(trainer)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # shells have background processes ignore it
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run(trainer)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert not released.is_set() and any(each.name == "sorl-tool" for each in threading.enumerate())
 
 

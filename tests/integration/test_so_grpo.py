@@ -17,6 +17,7 @@ from peft import LoraConfig
 from trl import GRPOConfig, GRPOTrainer
 
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer, SOPPOTrainer
+from sorl_trl.search import NoSearch
 from tests.agents import LIMITS, DownAfter, agent_policy, build_agent, policy_without, questions, search_index
 from tests.policies import build_policy
 from tests.training import settings, train
@@ -107,7 +108,7 @@ class TestCollector:
     def test_one_rollout_serves_several_trainers(self, tmp_path: Path) -> None:
         """Each with its own tokenizer and its own limit."""
         first = build_agent(tmp_path, limits=None, max_steps=1)
-        second = build_agent(tmp_path / "second", search=object(), limits=None, max_steps=1, max_completion_length=8)
+        second = build_agent(tmp_path / "second", search=NoSearch(), limits=None, max_steps=1, max_completion_length=8)
         first.train()
         second.rollout_func = first.rollout_func
         second.train()
