@@ -17,6 +17,7 @@ import pytest
 
 from sorl_trl.trainers.agents import tool_answers
 from sorl_trl.trainers.agents.tool_calls import HangingCalls
+from tests.engines import ctrl_c_is_heard
 from tests.tool_runs import DONE, PATIENCE_S, TOGETHER, named, own_row, prepare, run
 from tests.tools import Atlas, lookup, tool_call
 
@@ -206,12 +207,8 @@ def test_ctrl_c_does_not_wait_for_tools(tmp_path: Path, released: threading.Even
         return str(released.wait(PATIENCE_S))
 
     trainer, _ = prepare(tmp_path, own_row, TOGETHER, tools=[named(press)])
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # shells have background processes ignore it
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            run(trainer)
-    finally:
-        signal.signal(signal.SIGINT, before)
+    with ctrl_c_is_heard(), pytest.raises(KeyboardInterrupt):
+        run(trainer)
     assert not released.is_set() and any(each.name == "sorl-tool" for each in threading.enumerate())
 
 
