@@ -29,6 +29,7 @@ from sorl_trl.rollout import (
     SlotEngine,
     TurnEnd,
 )
+from sorl_trl.rollout.timeline import covered
 from sorl_trl.types import Trajectory
 
 REJOIN_AFTER = EngineOptions().rejoin_after
@@ -216,15 +217,6 @@ def measure(engine: str, cell: Cell, rejoin_after: int = REJOIN_AFTER) -> dict[s
 def outside(intervals: Sequence[Interval], others: Sequence[Interval]) -> float:
     """Seconds that lie in at least one of `intervals` and in none of `others`."""
     return covered([*intervals, *others]) - covered(others)
-
-
-def covered(intervals: Sequence[Interval]) -> float:
-    """Seconds that lie in at least one interval."""
-    total, reached = 0.0, float("-inf")
-    for start, end in sorted(intervals):
-        total += max(0.0, end - max(start, reached))
-        reached = max(reached, end)
-    return total
 
 
 def forget_peak() -> float:

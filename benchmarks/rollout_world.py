@@ -127,6 +127,8 @@ def _lengths(draw: np.random.Generator, between: tuple[int, int], count: int) ->
 class ScriptedSearch:
     """Answers with the observations of the script, in its time, and remembers when it did."""
 
+    thread_safe = True
+
     def __init__(self, script: Script) -> None:
         self._script = script
         self.intervals: list[Interval] = []

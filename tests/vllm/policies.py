@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -100,3 +101,13 @@ def largest_difference(gaps: list[float]) -> float:
 
 def weights_of(trainer: Any) -> dict[str, torch.Tensor]:
     return {name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters()}
+
+
+def each_mode(request: Any, policy: Path) -> Iterator[Any]:
+    """For a fixture whose parameter is the mode: TRL's wrapper, shut down afterwards."""
+    if request.param == "server":
+        yield wrap(policy, mode="server", server_base_url=request.getfixturevalue("server"))
+        return
+    wrapper = wrap(policy)
+    yield wrapper
+    wrapper.llm.llm_engine.engine_core.shutdown()

@@ -18,7 +18,7 @@ from sorl_trl.trainers.agents.vllm import VLLMEngine, vllm_engine
 from sorl_trl.types import StopReason
 from tests.agents import agent_tokenizer
 from tests.engines import take_turns
-from tests.vllm.policies import WINDOW, load_policy, save_policy, wrap
+from tests.vllm.policies import WINDOW, each_mode, load_policy, save_policy, wrap
 
 STOPS = PROTOCOL.stop_strings
 TOKENIZER = agent_tokenizer()
@@ -34,12 +34,7 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", params=["colocate", "server"])
 def wrapper(request: Any, policy: Path) -> Iterator[Any]:
-    if request.param == "server":
-        yield wrap(policy, mode="server", server_base_url=request.getfixturevalue("server"))
-        return
-    wrapper = wrap(policy)
-    yield wrapper
-    wrapper.llm.llm_engine.engine_core.shutdown()
+    yield from each_mode(request, policy)
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ from sorl_trl.trainers.agents.vllm import EngineUnavailable, VLLMServerEngine, v
 from sorl_trl.trainers.agents.vllm.connection import Patience
 from tests.agents import agent_tokenizer
 from tests.engines import ctrl_c_is_heard, take_turns
-from tests.vllm.policies import FIGURES, WINDOW, load_policy, save_policy, wrap
+from tests.vllm.policies import FIGURES, WINDOW, each_mode, load_policy, save_policy, wrap
 from tests.vllm.servers import serving
 
 TOKENIZER = agent_tokenizer()
@@ -47,12 +47,7 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", params=["colocate", "server"])
 def shared(request: Any, policy: Path) -> Iterator[Any]:
-    if request.param == "server":
-        yield wrap(policy, mode="server", server_base_url=request.getfixturevalue("server"))
-        return
-    wrapper = wrap(policy)
-    yield wrapper
-    wrapper.llm.llm_engine.engine_core.shutdown()
+    yield from each_mode(request, policy)
 
 
 @pytest.fixture

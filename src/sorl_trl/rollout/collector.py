@@ -103,7 +103,8 @@ class Collector:
         """Collect one trajectory per prompt, in order; each has at least one turn and ends with one.
 
         The exception is a prompt that alone fills the engine's window: its trajectory has no turn, it ends with
-        `StopReason.CONTEXT_LIMIT`, and a warning says how long the prompt is.
+        `StopReason.CONTEXT_LIMIT`, and a warning says how long the prompt is. Where memory for keys and values ends
+        before the model's positions do, the window is that of the memory.
 
         Args:
             prompts: Token ids; none may be empty.
@@ -126,16 +127,15 @@ class Collector:
             raise ValueError(
                 f"examples has {len(examples)} entries for {len(prompts)} prompts: there must be one each"
             )
-        engine = as_engine(generator)
-        rows = [Row(i, tuple(prompt), self.limits, engine.window) for i, prompt in enumerate(prompts)]
-        _end_overlong(rows)
-        rollout = _Rollout(self, engine, rows)
+        engine, recorder = as_engine(generator), Recorder(len(prompts))
         try:
-            engine.open(len(rows))
+            engine.open(len(prompts))
+            rows = [Row(i, tuple(prompt), self.limits, engine.window) for i, prompt in enumerate(prompts)]
+            _end_overlong(rows)
             self.responder.open(examples)
-            rollout.run(any_active)
+            _Rollout(self, engine, rows, recorder).run(any_active)
         finally:
-            self.timeline = rollout.recorder.finish()
+            self.timeline = recorder.finish()
             with closing(engine):  # whatever the environment's own end may raise
                 self.responder.close()
         return [row.finished() for row in rows]
@@ -152,7 +152,7 @@ class _Due:
 class _Rollout:
     """The loop of one rollout."""
 
-    def __init__(self, collector: Collector, engine: Engine, rows: Sequence[Row]) -> None:
+    def __init__(self, collector: Collector, engine: Engine, rows: Sequence[Row], recorder: Recorder) -> None:
         self._collector = collector
         self._engine = engine
         self._rows = rows
@@ -161,7 +161,7 @@ class _Rollout:
         self._polls = 0
         self._due: deque[_Due] = deque()
         self._rejoin_after = 0 if engine.in_turns else collector.rejoin_after
-        self.recorder = Recorder(len(rows))
+        self.recorder = recorder
 
     def run(self, any_active: Callable[[bool], bool]) -> None:
         """Every rank makes one call of `any_active` and one poll after the other."""
@@ -230,18 +230,17 @@ class _Rollout:
 
     def _rejoin_early(self) -> None:
         """Hear the replies that are there, waiting for one where no row is generating."""
-        waited_for = [each for due in self._due for each in due.replies]
+        waited_for = {reply: row for due in self._due for row, reply in due.replies}
         while waited_for:
             if self._engine.idle:
                 with self.recorder.waiting():
-                    wait([reply for _, reply in waited_for], return_when=FIRST_COMPLETED)
-            there = [each for each in waited_for if each[1].done()]
+                    wait(waited_for, return_when=FIRST_COMPLETED)
+            there = [reply for reply in waited_for if reply.done()]
             if not there:
                 break
-            waited_for = [each for each in waited_for if each not in there]
-            for row, reply in there:
-                self._hear(row, reply.result())
-        self._due = deque([_Due(self._polls, waited_for)] if waited_for else [])
+            for reply in there:
+                self._hear(waited_for.pop(reply), reply.result())
+        self._due = deque([_Due(self._polls, [(row, reply) for reply, row in waited_for.items()])])
 
     def _hear(self, row: Row, reply: Reply) -> None:
         """Append what the environment says, or end the row there."""
@@ -279,6 +278,7 @@ def _end_overlong(rows: Sequence[Row]) -> None:
         longest = max(len(row.prompt_ids) for row in overlong)
         logger.warning(
             "%d of %d prompts are too long for the policy: the longest has %d tokens, and %d are read with what "
-            "follows. Their trajectories have no turn. Shorten them, or raise `vllm_max_model_length` with vLLM.",
+            "follows. Their trajectories have no turn. Shorten them, or raise `vllm_max_model_length` with vLLM, "
+            "or `kv_cache_gib` where memory is what ends.",
             *(len(overlong), len(rows), longest, overlong[0].window),
         )

@@ -20,3 +20,9 @@ def check_results(results: Sized, queries: Sized) -> None:
         raise RuntimeError(
             f"search_batch returned {len(results)} results for {len(queries)} queries: it must return one each"
         )
+
+
+def check_backend(search: object) -> None:
+    """Raise `TypeError` for what is no search engine."""
+    if not callable(getattr(search, "search_batch", None)):
+        raise TypeError(f"search is a {type(search).__name__}, but must have a method `search_batch`")

@@ -7,16 +7,20 @@ from typing import Any
 import numpy as np
 import pytest
 from benchmarks.rollout import empty_result, grid, is_measured, span
-from benchmarks.rollout_engines import covered, outside
+from benchmarks.rollout_engines import outside
 from benchmarks.rollout_table import check_targets, format_result
 from benchmarks.rollout_world import OBSERVATION, PROMPT, Cell, Script, ScriptedSearch, query, row_and_turn
 
 from sorl_trl.command_line import UserMistake
+from sorl_trl.search.backend import is_thread_safe
 
 CELL = Cell(16, (3, 9), 20.0)
 
 
 class TestScript:
+    def test_searches_overlap_as_those_of_a_server_would(self) -> None:
+        assert is_thread_safe(ScriptedSearch(Script(CELL)))
+
     def test_the_same_every_time(self) -> None:
         one, other = Script(CELL), Script(CELL)
         assert (one.prompts, one.turns, one.observations) == (other.prompts, other.turns, other.observations)
@@ -60,7 +64,6 @@ class TestScript:
 
 
 def test_seconds_outside_of_others() -> None:
-    assert covered([(0, 2), (1, 3), (5, 6)]) == 4
     assert outside([(0, 4), (3, 6)], [(1, 2), (5, 9)]) == 4
     assert outside([], [(1, 2)]) == 0
 

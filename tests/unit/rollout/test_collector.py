@@ -15,7 +15,10 @@ from sorl_trl.rollout import (
     HFGenerator,
     RetryPolicy,
     RolloutLimits,
+    SlotEngine,
+    SlotOptions,
     TagProtocol,
+    TurnEnd,
     assemble,
     check_assembly,
     rollout_statistics,
@@ -289,6 +292,23 @@ def test_a_real_policy_collects_the_same_rows_together_and_alone() -> None:
     assert together == [collector.collect([prompt], generator)[0] for prompt in prompts]
     assert max(len(trajectory.turns) for trajectory in together) > 1
     check_assembly(together, assemble(together))
+
+
+def test_memory_ends_trajectories_as_positions_do(caplog: pytest.LogCaptureFixture) -> None:
+    """Not the run: there is room for 30 tokens, and a turn's last one is not read in it."""
+    model, tokenizer = build_policy(seed=3, vocab_size=len(WORDS)).eval(), word_tokenizer()
+    end = TurnEnd(tokenizer, PROTOCOL.stop_strings, [WORDS.index("<eos>")])
+    token_bytes = 2 * 16 * 4  # keys and values of one layer of width 16
+    engine = SlotEngine(model, end, GenerationConfig(do_sample=False), SlotOptions(cache_bytes=30 * token_bytes))
+    long = tuple(range(3, 3 + 20)) * 2
+    trajectories = Collector(tokenizer, FakeSearch(), PROTOCOL, RolloutLimits(max_turns=30)).collect(
+        [(3, 4, 5), long], engine
+    )
+    assert engine.window == 31
+    assert [t.stop_reason for t in trajectories] == [StopReason.CONTEXT_LIMIT] * 2
+    assert 0 < sum(len(segment.token_ids) for segment in trajectories[0].segments) <= 31 - 3
+    assert trajectories[1].segments == () and "`kv_cache_gib` where memory is what ends" in caplog.text
+    check_assembly(trajectories, assemble(trajectories))
 
 
 word_ids = st.lists(st.integers(0, len(WORDS) - 1), min_size=1, max_size=8).map(tuple)

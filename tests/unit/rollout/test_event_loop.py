@@ -29,6 +29,7 @@ from sorl_trl.rollout import (
     assemble,
     check_assembly,
 )
+from sorl_trl.rollout.timeline import covered
 from sorl_trl.search import RetryingSearch, SearchError, SearchUnavailable
 from sorl_trl.types import Action, ActionKind, Passage, StopReason, Trajectory, Turn
 
@@ -50,6 +51,8 @@ NO_WAIT = RetryPolicy(attempts=1)
 
 class Jittery:
     """Finds what depends on the query, after a while; some queries it refuses."""
+
+    thread_safe = True
 
     def __init__(self, seed: int, longest_s: float, refused: str | None = None) -> None:
         self.random = random.Random(seed)
@@ -413,6 +416,10 @@ def test_each_row_goes_as_it_would_alone(scripts: list[list[str]], rejoin_after:
 
 def ids(trajectory: Trajectory) -> list[tuple[int, ...]]:
     return [segment.token_ids for segment in trajectory.segments]
+
+
+def test_time_is_covered_once() -> None:
+    assert covered([(0, 2), (1, 3), (5, 6), (5.5, 5.7)]) == 4
 
 
 def test_the_timeline_tells_what_each_row_did() -> None:

@@ -13,7 +13,7 @@ from sorl_trl.rollout.environments.environment import BatchResponder, Reply, Row
 from sorl_trl.rollout.protocol import TagProtocol
 from sorl_trl.search import RetryingSearch, RetryPolicy, SearchBackend, SearchError, SearchUnavailable
 from sorl_trl.search.backend import is_thread_safe
-from sorl_trl.search.checks import check_results
+from sorl_trl.search.checks import check_backend, check_results
 from sorl_trl.types import ActionKind, Passage, StopReason
 
 logger = logging.getLogger(__name__)
@@ -88,7 +88,8 @@ class SearchResponder(BatchResponder):
         concurrency: How many threads search; by default 8 for an engine that says `thread_safe = True`, else 1, which
             is the same in all rollouts.
 
-    Raises ValueError for a protocol with other tools than a search, and a `top_k` or `concurrency` below 1.
+    Raises TypeError for a backend without `search_batch`, ValueError for a protocol with other tools than a search,
+    and a `top_k` or `concurrency` below 1.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class SearchResponder(BatchResponder):
         retry: RetryPolicy | None = None,
         concurrency: int | None = None,
     ) -> None:
+        check_backend(backend)
         super().__init__((_THREADS if is_thread_safe(backend) else 1) if concurrency is None else concurrency)
         check_number("top_k", top_k, POSITIVE_COUNT)
         self._protocol = protocol or TagProtocol()
@@ -112,6 +114,7 @@ class SearchResponder(BatchResponder):
         self._is_down = False
 
     def open(self, examples: Sequence[Mapping[str, Any]]) -> None:
+        """See `Responder.open`."""
         self._is_down = False
 
     def respond(self, turns: Sequence[RowTurn]) -> list[Reply]:

@@ -67,8 +67,6 @@ class ToolBox(ByTool):
         own = EnvironmentResponder(partial(_Desk, tables if callable(tables) else _shared(tables, bounds), bounds))
         responders: dict[str, Responder] = {CALCULATE: own}
         if search is not None:
-            if not callable(getattr(search, "search_batch", None)):
-                raise TypeError(f"search is a {type(search).__name__}, but must have a method `search_batch`")
             responders[SEARCH] = SearchResponder(search, replace(wording, tools=(SEARCH,)), top_k, retry)
         if tables is not None:
             responders[QUERY] = own

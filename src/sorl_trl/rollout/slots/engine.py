@@ -57,7 +57,7 @@ class SlotEngine(Engine):
         self._sampler = Sampler(check_generation_config(generation_config, model))
         self._bytes_per_token = bytes_per_token(model, self._base)
         self._forward = Forward(model, self._base)
-        self.window = positions_of(self._base)
+        self.window = self._positions = positions_of(self._base)
         self._rows: list[Row] = []
         self._waiting: list[Row] = []
         self._table = SlotTable(0)
@@ -72,6 +72,9 @@ class SlotEngine(Engine):
         self._ended = 0
         self._budget = self._options.cache_bytes or free_bytes(self._base.device)
         self._table = SlotTable(self._budget // self._bytes_per_token)
+        # The last token that a turn samples is not read in it.
+        room = self._table.most_tokens + 1
+        self.window = room if self._positions is None else min(room, self._positions)
         self.prefilled = ()
 
     def close(self) -> None:
@@ -89,10 +92,10 @@ class SlotEngine(Engine):
         self._waiting.append(each)
 
     def _check_size(self, row: int, context: int, limit: int) -> None:
-        if self.window is not None and context + limit > self.window:
+        if self._positions is not None and context + limit > self._positions:
             raise ValueError(
                 f"row {row} has a context of {context} tokens and limit={limit}: "
-                f"the model has {self.window} positions for both"
+                f"the model has {self._positions} positions for both"
             )
         if (tokens := context + limit - 1) > self._table.most_tokens:
             raise ValueError(

@@ -28,6 +28,7 @@ from sorl_trl.rollout import (
     time_statistics,
 )
 from sorl_trl.search import SearchBackend
+from sorl_trl.search.checks import check_backend
 from sorl_trl.trainers.agents.greetings import Greeter
 from sorl_trl.trainers.agents.policy_engine import collect
 from sorl_trl.trainers.checks.options import check_search_rollout
@@ -67,7 +68,8 @@ class AgentRollout:
             which is also its default.
         engine: how turns are generated, and when replies rejoin.
 
-    Raises ValueError for an `engine` with a `search_concurrency` where a responder is given.
+    Raises TypeError for a `responder` or `engine` of another kind, ValueError for an `engine` with a
+    `search_concurrency` where a responder is given.
     """
 
     def __init__(
@@ -167,8 +169,7 @@ class SearchRollout(AgentRollout):
         retry: RetryPolicy | None = None,
         engine: EngineOptions | None = None,
     ) -> None:
-        if not callable(getattr(search, "search_batch", None)):
-            raise TypeError(f"search is a {type(search).__name__}, but must have a method `search_batch`")
+        check_backend(search)
         self.search = search
         self.retry = retry or RetryPolicy()
         self._responders: dict[Any, SearchResponder] = {}
