@@ -21,7 +21,7 @@ from benchmarks.worlds.world import POLICY, BenchmarkWorld, Examination
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
 from sorl_trl.ops import turn_ids_from_mask, turn_layout
 from sorl_trl.trainers.cycle.generation_cycle import GenerationCycle
-from sorl_trl.trainers.loss.micro_batch import ClipRange, loss_mask_of
+from sorl_trl.trainers.loss.micro_batch import ClipRange, clip_ranges, loss_mask_of
 from sorl_trl.trainers.loss.turn_metrics import turn_metrics
 
 EVERY = 5
@@ -73,8 +73,8 @@ class MeasuredGRPOTrainer(GRPOTrainer):
         loss = super()._compute_loss(model, inputs)
         turns = turn_layout(turn_ids_from_mask(loss_mask_of(inputs)))
         log_ratio = self._logps - inputs["old_per_token_logps"]
-        clip_range = ClipRange(self.epsilon_low, self.epsilon_high)
-        metrics = turn_metrics(log_ratio, turns, inputs["advantages"].unsqueeze(1), clip_range, "geometric")
+        ranges = clip_ranges(ClipRange(self.epsilon_low, self.epsilon_high), turns, "token", "none")
+        metrics = turn_metrics(log_ratio, turns, inputs["advantages"].unsqueeze(1), ranges, "geometric")
         for name, value in metrics.reduce(self.accelerator).items():
             self._metrics["train"][name].append(value)
         return loss
