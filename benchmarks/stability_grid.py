@@ -12,8 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.worlds import BenchmarkWorld, QuestionWorld
-from sorl_trl.sandbox import LONG_LIMITS, ExpertNoise, WarmStartConfig
+from benchmarks.worlds import Apprenticeship, BenchmarkWorld, HuntWorld, QuestionWorld
+from sorl_trl.sandbox import LONG_LIMITS, ExpertNoise, PolicyConfig, WarmStartConfig
 
 CHOOSING_SEEDS = (101, 102)
 """Chose every setting, with a few runs of seed 91: learning rates, coefficients, clip ranges, the regimes' settings.
@@ -32,6 +32,12 @@ _LONG_WARM_START = WarmStartConfig(
 SHORT = QuestionWorld("Questions", "one hop or two, turns of four tokens")
 LONG = QuestionWorld(
     "Long questions", "three hops or four, turns of four tokens", (0.0, 0.0, 0.5, 0.5), LONG_LIMITS, _LONG_WARM_START
+)
+HUNT = HuntWorld("Hunts", "a game of up to 8 turns of seven tokens, with an answer after each")
+HUNT_LARGE = HuntWorld(
+    "Hunts, larger policy",
+    "the same with a policy of 2.6 million parameters",
+    apprenticeship=Apprenticeship(PolicyConfig(256, 3, 8), learning_rate=1e-3),
 )
 
 
@@ -105,6 +111,43 @@ REGIMES = {
         epochs=8,
         rollouts=12,
         world=LONG,
+    ),
+    "hunt-gentle": Regime(
+        "Hunts, gentle",
+        "8 updates per rollout",
+        learning_rate=1e-3,
+        learning_rates=(1e-4, 3e-4, 1e-3, 3e-3, 1e-2),
+        trajectories=128,
+        minibatch=32,
+        rollouts=15,
+        world=HUNT,
+    ),
+    "hunt-reuse": Regime(
+        "Hunts, reuse",
+        "32 updates per rollout",
+        learning_rate=1e-3,
+        learning_rates=(3e-5, 1e-4, 3e-4, 1e-3, 3e-3),
+        epochs=8,
+        rollouts=15,
+        world=HUNT,
+    ),
+    "hunt-stale": Regime(
+        "Hunts, stale",
+        "8 updates per rollout, each up to 6 rollouts late",
+        learning_rate=1e-3,
+        learning_rates=(3e-5, 1e-4, 3e-4, 1e-3, 3e-3),
+        rollouts=32,
+        staleness=6,
+        world=HUNT,
+    ),
+    "hunt-large": Regime(
+        "Hunts, larger policy",
+        "2.6 million parameters, 32 updates per rollout",
+        learning_rate=3e-4,
+        learning_rates=(1e-5, 3e-5, 1e-4, 3e-4, 1e-3),
+        epochs=8,
+        rollouts=12,
+        world=HUNT_LARGE,
     ),
 }
 

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Protocol
 
 import torch
 import transformers
@@ -42,6 +42,19 @@ class WarmStartConfig(Checked):
     batch_size: Annotated[int, POSITIVE_COUNT] = 16
     learning_rate: Annotated[float, Number(above=0)] = 3e-3
     seed: int = 0
+
+
+class Course(Protocol):
+    """How long and how fast to imitate; `WarmStartConfig` is one."""
+
+    @property
+    def steps(self) -> int: ...
+    @property
+    def batch_size(self) -> int: ...
+    @property
+    def learning_rate(self) -> float: ...
+    @property
+    def seed(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -82,7 +95,7 @@ def warm_start(
     examples = [example for part in practice for example in expert_examples(part, tokenizer, share, config)]
     model = make_policy(tokenizer, config.policy, config.seed)
     imitate(model, examples, config)
-    return _store(model, tokenizer, target)
+    return store_policy(model, tokenizer, target)
 
 
 def expert_examples(
@@ -97,12 +110,12 @@ def expert_examples(
         index = BM25Index.build(corpus, Path(directory) / "index", show_progress=False)
         trajectories = Collector(tokenizer, index, PROTOCOL, config.limits).collect(prompts, expert)
     return [
-        _example(trajectory.prompt_ids, row.completion_ids, row.env_mask)
+        example_of(trajectory.prompt_ids, row.completion_ids, row.env_mask)
         for trajectory, row in zip(trajectories, assemble(trajectories), strict=True)
     ]
 
 
-def imitate(model: LlamaForCausalLM, examples: Sequence[Example], config: WarmStartConfig) -> None:
+def imitate(model: LlamaForCausalLM, examples: Sequence[Example], config: Course) -> None:
     """Minimise the cross-entropy of what the expert wrote. Observations and prompts are read, never learnt."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate, weight_decay=0.0)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, config.steps))
@@ -125,12 +138,13 @@ def _rate(step: int, steps: int) -> float:
     return min(1.0, (step + 1) / _WARMUP_STEPS, 2 * (1 - step / steps))
 
 
-def _example(prompt_ids: Sequence[int], completion_ids: Sequence[int], env_mask: Sequence[int]) -> Example:
+def example_of(prompt_ids: Sequence[int], completion_ids: Sequence[int], env_mask: Sequence[int]) -> Example:
+    """Make an example of a trajectory whose `env_mask` is 1 on what its policy wrote and 0 on what it read."""
     labels = [token if kept else _IGNORED_LABEL for token, kept in zip(completion_ids, env_mask, strict=True)]
     return Example((*prompt_ids, *completion_ids), (*[_IGNORED_LABEL] * len(prompt_ids), *labels))
 
 
-def _batches(examples: Sequence[Example], config: WarmStartConfig) -> Iterator[list[Example]]:
+def _batches(examples: Sequence[Example], config: Course) -> Iterator[list[Example]]:
     rng = random.Random(f"batches/{config.seed}")
     while True:
         yield rng.choices(examples, k=config.batch_size)
@@ -156,7 +170,8 @@ def _cache_key(world: World, practice: Sequence[World], config: WarmStartConfig)
     return hashlib.sha256(repr((world, tuple(practice), config, setting)).encode()).hexdigest()[:16]
 
 
-def _store(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, target: Path) -> Path:
+def store_policy(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, target: Path) -> Path:
+    """Write both into the folder `target`, at once, and return it; where another process was faster, leave its."""
     target.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
