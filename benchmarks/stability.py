@@ -4,9 +4,10 @@
     python -m benchmarks.stability --quick    # one regime, four methods, two seeds: minutes
     python -m benchmarks.stability --report   # only writes the report again
 
-Runs every method of `stability_grid.py` in every regime through the real trainers, in processes of one thread.
-The runs are kept, in short, in `benchmarks/results/stability_runs.jsonl.xz`; those that are there, or in
-`runs/stability/`, are not repeated. `runs/stability/` also has each run's metrics of every update (`log.jsonl`).
+Runs every method of `stability_methods.py` in every regime of `stability_grid.py` through the real trainers, in
+processes of one thread. The runs are kept, in short, in `benchmarks/results/stability_runs.jsonl.xz`; those that are
+there, or in `runs/stability/`, are not repeated. `runs/stability/` also has each run's metrics of every update
+(`log.jsonl`).
 
 Order: the judging seeds at the common learning rate, the choosing seeds on the grid of learning rates, then the
 judging seeds at each method's own best. Writes `benchmarks/results/stability.md`, `.json` and pictures.
@@ -38,7 +39,8 @@ os.environ.setdefault("MALLOC_TRIM_THRESHOLD_", str(2**33))
 
 from tqdm.auto import tqdm
 
-from benchmarks.stability_grid import CHOOSING_SEEDS, JUDGING_SEEDS, METHODS, REGIMES
+from benchmarks.stability_grid import CHOOSING_SEEDS, JUDGING_SEEDS, REGIMES
+from benchmarks.stability_methods import METHODS
 from benchmarks.stability_report import write_report
 from benchmarks.stability_run import Job, prepare, run, settings_of
 from benchmarks.stability_statistics import choose_learning_rates, choosing_plan, published_grid, read_runs
@@ -90,9 +92,8 @@ def load(archived: bool = True) -> list[dict[str, Any]]:
     Those of methods, with settings or at learning rates that are not in the grid any more are left out.
     """
     found = [json.loads(path.read_text()) for path in sorted(RUNS.glob("*/record.json"))]
-    if archived and ARCHIVE.is_file():
-        with lzma.open(ARCHIVE, "rt") as lines:
-            found = [*map(json.loads, lines), *found]
+    if archived:
+        found = [*read_archive(ARCHIVE), *found]
     records = {key(record): record for record in found if is_current(record)}
     return [records[job] for job in sorted(records, key=str)]
 
@@ -106,11 +107,19 @@ def is_current(record: dict[str, Any]) -> bool:
     return job.learning_rate in (*judges, *regime.learning_rates)
 
 
-def save(records: Iterable[dict[str, Any]]) -> None:
-    partial = ARCHIVE.with_suffix(".part")
+def read_archive(archive: Path) -> list[dict[str, Any]]:
+    """Its records; none where there is no such file."""
+    if not archive.is_file():
+        return []
+    with lzma.open(archive, "rt") as lines:
+        return [*map(json.loads, lines)]
+
+
+def save(records: Iterable[dict[str, Any]], archive: Path = ARCHIVE) -> None:
+    partial = archive.with_suffix(".part")
     with lzma.open(partial, "wt") as lines:
         lines.writelines(json.dumps(record) + "\n" for record in records)
-    partial.replace(ARCHIVE)
+    partial.replace(archive)
 
 
 def work(step: Callable[..., Any], *arguments: Any) -> None:

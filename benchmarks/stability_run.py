@@ -15,7 +15,9 @@ import torch
 from transformers import AutoTokenizer, GenerationConfig, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from benchmarks.stability_grid import GROUP, METHODS, PPO_SETTINGS, REGIMES, Regime
+from benchmarks.candidates import CandidateConfig, CandidateTrainer
+from benchmarks.stability_grid import REGIMES, Regime
+from benchmarks.stability_methods import GROUP, PPO_SETTINGS, method_named
 from benchmarks.stability_statistics import LAST
 from benchmarks.worlds.world import POLICY, BenchmarkWorld, Examination
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
@@ -46,7 +48,7 @@ class Job:
 
 def settings_of(job: Job) -> str:
     """All that decides a run besides the code: a record made with other settings is of another run."""
-    regime, method = REGIMES[job.regime], METHODS[job.method]
+    regime, method = REGIMES[job.regime], method_named(job.method)
     parts = (regime.updates, regime.trajectories, regime.minibatch, regime.rollouts, regime.staleness)
     given = (PPO_SETTINGS if method.family == "ppo" else {}) | method.settings
     return repr((parts, regime.world.name, regime.world.settings, method.trainer, sorted(given.items())))
@@ -84,6 +86,7 @@ TRAINERS: dict[str, tuple[type[GRPOTrainer], type[GRPOConfig]]] = {
     "trl": (MeasuredGRPOTrainer, GRPOConfig),
     "so_grpo": (SOGRPOTrainer, SOGRPOConfig),
     "so_ppo": (SOPPOTrainer, SOPPOConfig),
+    "candidate": (CandidateTrainer, CandidateConfig),
 }
 
 
@@ -124,7 +127,7 @@ class Examiner(TrainerCallback):
 
 
 def build_trainer(job: Job, folder: Path, output: Path) -> GRPOTrainer:
-    regime, method = REGIMES[job.regime], METHODS[job.method]
+    regime, method = REGIMES[job.regime], method_named(job.method)
     trainer_class, config_class = TRAINERS[method.trainer]
     settings: dict[str, Any] = {
         "num_generations": GROUP,

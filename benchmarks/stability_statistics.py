@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from benchmarks.stability_grid import Method, Regime
+    from benchmarks.stability_grid import Regime
+    from benchmarks.stability_methods import Method
 
 LAST = 5
 """Rollouts at the end whose evaluations make the final EM."""
@@ -69,13 +70,14 @@ class Grid:
 
 
 def published_grid() -> Grid:
-    """The grid of `benchmarks.stability_grid`."""
+    """The grid of `benchmarks.stability_grid` and `stability_methods`."""
     # Here, not above: the grid knows the trainers' settings, and statistics shall not need the trainers.
     from benchmarks import stability_grid as grid
+    from benchmarks.stability_methods import METHODS
 
     return Grid(
         regimes=grid.REGIMES,
-        methods=grid.METHODS,
+        methods=METHODS,
         common_learning_rate=grid.COMMON_LEARNING_RATE,
         choices={name: regime.learning_rates for name, regime in grid.REGIMES.items()},
         choosing_seeds=grid.CHOOSING_SEEDS,

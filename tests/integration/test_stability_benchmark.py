@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from benchmarks import stability, stability_run
-from benchmarks.stability_grid import CHOOSING_SEEDS, JUDGING_SEEDS, METHODS, REGIMES
+from benchmarks.stability_grid import CHOOSING_SEEDS, JUDGING_SEEDS, REGIMES
+from benchmarks.stability_methods import METHODS
 from benchmarks.stability_run import Job, run, settings_of, summarize_rollouts
 
 from sorl_trl.sandbox import PolicyConfig, WarmStartConfig
