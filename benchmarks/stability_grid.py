@@ -126,6 +126,8 @@ class Method:
 
 _SYMMETRIC = {"epsilon": 0.2, "epsilon_high": 0.2}
 _NARROW = {"epsilon": 0.05, "epsilon_high": 0.2}
+_AUTHORS = {"epsilon": 3e-4, "epsilon_high": 4e-4}
+"""Of GSPO's authors (arXiv 2507.18071), for responses of thousands of tokens; `gspo` has TRL's range."""
 _TOKEN = {"importance_sampling_level": "token", "loss_type": "grpo"}
 _TURN = {"importance_sampling_level": "turn", "turn_ratio": "geometric", "loss_type": "turn"}
 _SEQUENCE = {"importance_sampling_level": "sequence", "loss_type": "grpo"}
@@ -169,6 +171,7 @@ _TRL_METHODS = _methods(
     ("grpo", "GRPO", "token ratios", _SYMMETRIC | {"loss_type": "grpo"}),
     ("dual_clip", "dual clip", "GRPO with delta = 4", _SYMMETRIC | {"loss_type": "grpo", "delta": 4.0}),
     ("gspo", "GSPO", "sequence ratios", _SYMMETRIC | _SEQUENCE),
+    ("gspo_authors", "GSPO, its authors' range", "sequence ratios, clipped at 3e-4 and 4e-4", _AUTHORS | _SEQUENCE),
 )
 _TURN_METHODS = _methods(
     "so_grpo",

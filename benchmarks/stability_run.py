@@ -35,7 +35,7 @@ from sorl_trl.sandbox import (
 )
 from sorl_trl.search import BM25Index
 from sorl_trl.trainers.cycle.generation_cycle import GenerationCycle
-from sorl_trl.trainers.loss.micro_batch import ClipRange, loss_mask_of
+from sorl_trl.trainers.loss.micro_batch import ClipRange, clip_ranges, loss_mask_of
 from sorl_trl.trainers.loss.turn_metrics import turn_metrics
 
 PRACTICE_WORLDS = 8
@@ -96,8 +96,8 @@ class MeasuredGRPOTrainer(GRPOTrainer):
         loss = super()._compute_loss(model, inputs)
         turns = turn_layout(turn_ids_from_mask(loss_mask_of(inputs)))
         log_ratio = self._logps - inputs["old_per_token_logps"]
-        clip_range = ClipRange(self.epsilon_low, self.epsilon_high)
-        metrics = turn_metrics(log_ratio, turns, inputs["advantages"].unsqueeze(1), clip_range, "geometric")
+        ranges = clip_ranges(ClipRange(self.epsilon_low, self.epsilon_high), turns, "token", "none")
+        metrics = turn_metrics(log_ratio, turns, inputs["advantages"].unsqueeze(1), ranges, "geometric")
         for name, value in metrics.reduce(self.accelerator).items():
             self._metrics["train"][name].append(value)
         return loss

@@ -19,7 +19,16 @@ from tests.documentation import PAGES, ROOT, page_name
 from tests.training import settings
 from tests.trl_seams import OVERRIDDEN, RELIED_ON
 
-OURS = ("turns/", "clip_fraction/", "kl_to_old", "clip_penalty", "clipping_bias_norm", "off_policy_age", "rollout/")
+OURS = (
+    "turns/",
+    "clip_fraction/",
+    "clip_range/",
+    "kl_to_old",
+    "clip_penalty",
+    "clipping_bias_norm",
+    "off_policy_age",
+    "rollout/",
+)
 OURS += ("guard/", "trajectories_without_turn", "critic/", "advantages/", "reward_kl", "trajectories_unscored")
 TIMEOUTS = "tools/timeout_frequency"
 OURS += ("lr_factor", TIMEOUTS)
@@ -68,6 +77,8 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
         names |= logged_metrics(
             tmp_path_factory.mktemp(normalization), clip_normalization=normalization, target_kl=0.1
         )
+    scaled = {"importance_sampling_level": "sequence", "clip_range_scaling": "length"}
+    names |= logged_metrics(tmp_path_factory.mktemp("scaled"), **scaled)
     names |= {ALARMS, INTERVENTIONS}  # tests/integration/test_collapse_guard.py sees them logged
     names |= {TIMEOUTS}  # and tests/integration/test_late_tools.py this one
     return names | logged_metrics(tmp_path_factory.mktemp("ppo"), SOPPOTrainer, kl_in_reward=True)

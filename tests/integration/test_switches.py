@@ -17,6 +17,7 @@ OF_BOTH: dict[str, tuple[Any, dict[str, Any]]] = {
     "importance_sampling_level": ("sequence", {}),
     "turn_ratio": ("arithmetic", {}),
     "epsilon": (0.01, {}),
+    "clip_range_scaling": ("length", {}),
     "clip_normalization": ("none", {}),
     "ctn_coef": (1.0, {}),
     "kl_estimator": ("k1", {}),

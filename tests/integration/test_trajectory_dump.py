@@ -15,7 +15,7 @@ import torch
 from sorl_trl import SOGRPOTrainer, SOPPOTrainer
 from sorl_trl.ops import turn_layout
 from sorl_trl.records.trained import TrainedTrajectory, read_trained
-from sorl_trl.trainers.loss.micro_batch import ClipRange, MicroBatch
+from sorl_trl.trainers.loss.micro_batch import ClipRange, MicroBatch, clip_ranges
 from tests.agents import build_agent, search_index
 
 CYCLE = {"num_iterations": 2, "steps_per_generation": 2, "gradient_accumulation_steps": 2}
@@ -90,9 +90,8 @@ def test_clip_states_say_where_the_gradient_is_gone(rows: list[TrainedTrajectory
 def test_a_ratio_that_is_not_a_number_is_not_inside(tmp_path: Path) -> None:
     dump = build(tmp_path)._dump
     turns, ratio = turn_layout(torch.tensor([[0, 0, -1]])), torch.tensor([[math.nan, 1.0, 9.0]])
-    batch = MicroBatch(
-        ratio.log(), turns, torch.ones(1, 1), ClipRange(0.2, 0.2), {}, True, step=1, age=0, ends_step=True
-    )
+    ranges = clip_ranges(ClipRange(0.2, 0.2), turns, "turn", "none")
+    batch = MicroBatch(ratio.log(), turns, torch.ones(1, 1), ranges, {}, True, step=1, age=0, ends_step=True)
     assert dump._clip_states(ratio, batch) == [["outside", "inside", "none"]]
 
 

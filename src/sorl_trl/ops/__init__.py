@@ -25,6 +25,7 @@ from .clip_norm import (
     kl_to_old,
     turn_clip_fraction,
 )
+from .clip_range import CLIP_RANGE_SCALINGS, is_outside, range_of_turns, scaled_clip_range, unit_lengths
 from .importance import (
     IMPORTANCE_SAMPLING_LEVELS,
     LOG_RATIO_BOUND,
@@ -50,6 +51,7 @@ from .masking import (
 )
 
 __all__ = [
+    "CLIP_RANGE_SCALINGS",
     "IMPORTANCE_SAMPLING_LEVELS",
     "KL_ESTIMATORS",
     "LOG_RATIO_BOUND",
@@ -67,11 +69,14 @@ __all__ = [
     "group_turn_advantages",
     "importance_ratio",
     "is_clipped",
+    "is_outside",
     "is_value_clipped",
     "kl_to_old",
     "last_token_before_turn",
     "log_importance_ratio",
     "masked_mean",
+    "range_of_turns",
+    "scaled_clip_range",
     "split_turns_after",
     "token_gae",
     "turn_broadcast",
@@ -88,6 +93,7 @@ __all__ = [
     "turn_starts",
     "turn_std",
     "turn_weights",
+    "unit_lengths",
     "validate_turn_ids",
     "value_loss",
     "whiten",

@@ -11,6 +11,11 @@ def at_least_float32(x: Tensor) -> Tensor:
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
+def in_precision_of(x: Tensor, bound: float | Tensor) -> float | Tensor:
+    """`bound` as it is compared with `x`: a tensor rounded to the precision of `x`, as torch rounds a float."""
+    return bound.to(x.dtype) if isinstance(bound, Tensor) else bound
+
+
 def keep(x: Tensor, mask: Tensor) -> Tensor:
     """`x`, in float32 or better, where `mask` is not 0, and 0 elsewhere.
 

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from sorl_trl.checks import check_choice
 
-from ._shared import at_least_float32, keep
+from ._shared import at_least_float32, in_precision_of, keep
+from .clip_range import is_outside, range_of_turns
 from .importance import bounded_log_ratio, log_importance_ratio
 from .layout import TurnLayout, turn_layout
 from .masking import masked_mean, turn_reduce
@@ -26,13 +27,16 @@ PENALTY_GATES = ("token", "turn", "none")
 """What weighs each trajectory's KL: the share of its tokens or turns outside the clip range, or nothing."""
 
 
-def clip_fraction(log_ratio: Tensor, loss_mask: Tensor, epsilon_low: float, epsilon_high: float) -> Tensor:
+def clip_fraction(
+    log_ratio: Tensor, loss_mask: Tensor, epsilon_low: float | Tensor, epsilon_high: float | Tensor
+) -> Tensor:
     """Compute f_i, the share of model tokens whose ratio is outside [1 − ε_low, 1 + ε_high], per trajectory: (B,).
 
-    `log_ratio` and `loss_mask` are (B, T). No gradient; 0 for a trajectory without a model token.
+    `log_ratio` and `loss_mask` are (B, T), and the range is of floats or broadcasts to that. No gradient; 0 for a
+    trajectory without a model token.
     """
     ratio = keep(log_ratio.detach(), loss_mask).exp()
-    outside = (ratio < 1 - epsilon_low) | (ratio > 1 + epsilon_high)
+    outside = is_outside(ratio, epsilon_low, epsilon_high)
     return masked_mean(outside.to(ratio.dtype), loss_mask, dim=1)
 
 
@@ -54,16 +58,25 @@ def kl_to_old(log_ratio: Tensor, loss_mask: Tensor, estimator: str) -> Tensor:
 
 
 def turn_clip_fraction(
-    log_ratio: Tensor, turn_ids: Tensor | TurnLayout, epsilon_low: float, epsilon_high: float, turn_ratio: str
+    log_ratio: Tensor,
+    turn_ids: Tensor | TurnLayout,
+    epsilon_low: float | Tensor,
+    epsilon_high: float | Tensor,
+    turn_ratio: str,
 ) -> Tensor:
     """Compute the share of turns whose turn ratio is outside [1 − ε_low, 1 + ε_high], per trajectory: (B,).
 
-    `log_ratio` and `turn_ids` are (B, T); `turn_ratio` is that of `importance_ratio`. No gradient; 0 without a turn.
+    Args:
+        log_ratio, turn_ids: (B, T).
+        epsilon_low, epsilon_high: floats, or (B, T), equal on all tokens of a turn (`scaled_clip_range`).
+        turn_ratio: that of `importance_ratio`.
+
+    No gradient; 0 without a turn.
     """
     turns = turn_layout(turn_ids)
     turn_log_ratio = log_importance_ratio(log_ratio.detach(), turns, "turn", turn_ratio)
     ratio = turn_reduce(turn_log_ratio, turns).exp()
-    outside = (ratio < 1 - epsilon_low) | (ratio > 1 + epsilon_high)
+    outside = is_outside(ratio, range_of_turns(epsilon_low, turns), range_of_turns(epsilon_high, turns))
     return masked_mean(outside.to(ratio.dtype), turns.turn_mask, dim=1)
 
 
@@ -80,7 +93,7 @@ def gated_kl(gate: Tensor, log_ratio: Tensor, loss_mask: Tensor, estimator: str)
 
 
 def clip_penalty(
-    log_ratio: Tensor, loss_mask: Tensor, epsilon_low: float, epsilon_high: float, estimator: str
+    log_ratio: Tensor, loss_mask: Tensor, epsilon_low: float | Tensor, epsilon_high: float | Tensor, estimator: str
 ) -> Tensor:
     """Compute the clipping-triggered penalty as the note specifies it: f_i · KL_i, (B,), with f_i detached.
 
@@ -92,27 +105,34 @@ def clip_penalty(
 
 
 def is_clipped(
-    ratio: Tensor, advantages: Tensor, epsilon_low: float, epsilon_high: float, delta: float | None = None
+    ratio: Tensor,
+    advantages: Tensor,
+    epsilon_low: float | Tensor,
+    epsilon_high: float | Tensor,
+    delta: float | Tensor | None = None,
 ) -> Tensor:
     """Find where `clipped_surrogate` stops the gradient: (Â > 0 and w > 1 + ε_high) or (Â < 0 and w < 1 − ε_low).
 
     With δ also where Â < 0 and w > max(δ, 1 + ε_high), and where Â > 0 and w > δ. Elementwise, (B, T): `ratio` is
-    (B, T), and `advantages` broadcasts to it.
+    (B, T), and all else broadcasts to it.
     """
-    ratio, top = at_least_float32(ratio), 1 + epsilon_high
-    too_low = (advantages < 0) & (ratio < 1 - epsilon_low)
+    ratio = at_least_float32(ratio)
+    too_low = ratio < in_precision_of(ratio, 1 - epsilon_low)
+    too_high = ratio > in_precision_of(ratio, 1 + epsilon_high)
     if delta is None:
-        return too_low | ((advantages > 0) & (ratio > top))
-    return too_low | ((advantages > 0) & (ratio > min(delta, top))) | ((advantages < 0) & (ratio > max(delta, top)))
+        return ((advantages < 0) & too_low) | ((advantages > 0) & too_high)
+    unbounded = ratio > in_precision_of(ratio, delta)
+    negative = too_low | (too_high & unbounded)
+    return ((advantages < 0) & negative) | ((advantages > 0) & (too_high | unbounded))
 
 
 def clipping_bias(
     ratio: Tensor,
     advantages: Tensor,
     loss_mask: Tensor,
-    epsilon_low: float,
-    epsilon_high: float,
-    delta: float | None = None,
+    epsilon_low: float | Tensor,
+    epsilon_high: float | Tensor,
+    delta: float | Tensor | None = None,
 ) -> Tensor:
     """Compute the scalar whose gradient is the clipping bias C(θ) of ST-PPO: mean_i (1/|y_i|) Σ_{t clipped} w_t Â_t.
 

@@ -5,28 +5,35 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._shared import at_least_float32
+from ._shared import at_least_float32, in_precision_of
 from .layout import TurnLayout, turn_layout
 from .masking import masked_mean, turn_broadcast, turn_reduce
 
 
 def clipped_surrogate(
-    ratio: Tensor, advantages: Tensor, epsilon_low: float, epsilon_high: float, delta: float | None = None
+    ratio: Tensor,
+    advantages: Tensor,
+    epsilon_low: float | Tensor,
+    epsilon_high: float | Tensor,
+    delta: float | Tensor | None = None,
 ) -> Tensor:
     """Compute PPO's surrogate (arXiv 1707.06347, eq. 7), to be maximised: min(w Â, clip(w, 1 − ε_low, 1 + ε_high) Â).
 
     Args:
         ratio: (B, T), the importance ratio of the unit each token belongs to.
         advantages: (B, T), or any shape that broadcasts to it.
-        epsilon_low, epsilon_high: how far below and above 1 the ratio may go.
+        epsilon_low, epsilon_high: how far below and above 1 the ratio may go: floats, or (B, T), of each token's unit
+            (`scaled_clip_range`).
         delta: upper bound on the ratio that is not clipped, as TRL has it (two-sided clipping, arXiv 2505.07291):
-            w is replaced by min(w, δ) in the first term, which bounds the loss where Â < 0.
+            w is replaced by min(w, δ) in the first term, which bounds the loss where Â < 0. A float, or (B, T).
 
     Elementwise, (B, T): what it gives off the model tokens is for the aggregation to leave out.
     """
     ratio, advantages = at_least_float32(ratio), at_least_float32(advantages)
-    bounded = ratio if delta is None else ratio.clamp(max=delta)
-    clipped = ratio.clamp(1 - epsilon_low, 1 + epsilon_high)
+    bounded = ratio if delta is None else ratio.clamp(max=in_precision_of(ratio, delta))
+    clipped = ratio.clamp(min=in_precision_of(ratio, 1 - epsilon_low)).clamp(
+        max=in_precision_of(ratio, 1 + epsilon_high)
+    )
     return torch.minimum(bounded * advantages, clipped * advantages)
 
 

@@ -16,7 +16,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer
 
 from sorl_trl.caller_warnings import warnings_at_the_caller
-from sorl_trl.ops import TurnLayout, masked_mean, turn_counts, turn_ids_from_mask, turn_layout
+from sorl_trl.ops import TurnLayout, turn_counts
 from sorl_trl.trainers.agents.native_tools import HarmlessTools
 from sorl_trl.trainers.agents.tool_engine import ToolEngine
 from sorl_trl.trainers.base_config import TURN_LOSS_TYPE, TurnLevelConfig
@@ -24,7 +24,6 @@ from sorl_trl.trainers.checked_options import StartWarnings, check_arguments, wa
 from sorl_trl.trainers.checks.dataset import check_chat_template, check_column_names, check_dataset_size
 from sorl_trl.trainers.checks.training_noise import disable_noise
 from sorl_trl.trainers.checks.trl_arguments import called_as, trainer_arguments
-from sorl_trl.trainers.config_rules import LOSSES_WITHOUT_MIN
 from sorl_trl.trainers.cycle.epoch_sampler import EpochRepeatSampler
 from sorl_trl.trainers.cycle.generation_cycle import GenerationCycle
 from sorl_trl.trainers.cycle.roll_back import roll_back
@@ -32,9 +31,19 @@ from sorl_trl.trainers.cycle.shared_storage import check_resumable, check_storag
 from sorl_trl.trainers.loss.bias_norm import build_bias_normalizer, clipping_bias_of
 from sorl_trl.trainers.loss.kl_schedule import KLSchedule
 from sorl_trl.trainers.loss.metric_log import MetricLog
-from sorl_trl.trainers.loss.micro_batch import ClipRange, MicroBatch, Observer, age_of, loss_mask_of, most_turns
+from sorl_trl.trainers.loss.micro_batch import (
+    ClipRange,
+    ClipRanges,
+    MicroBatch,
+    Observer,
+    age_of,
+    clip_ranges,
+    loss_mask_of,
+    turns_of,
+)
+from sorl_trl.trainers.loss.range_watch import RangeWatch
 from sorl_trl.trainers.loss.ratio_substitution import RatioSubstitution, Surrogate, open_clip_range
-from sorl_trl.trainers.loss.so_loss import penalty, surrogate
+from sorl_trl.trainers.loss.so_loss import has_own_surrogate, penalty, surrogate
 from sorl_trl.trainers.turns.recording import RolloutRecorder, ScoredRollout
 from sorl_trl.trainers.turns.spans import check_turn_ids, checked_rollout, split_at_tags, turn_ids_of
 from sorl_trl.trainers.turns.trajectory_dump import TrajectoryDump
@@ -85,9 +94,7 @@ class TurnLevelTrainer(GRPOTrainer):
         return self.config_class(f"{name.split('/')[-1]}-{type(self).__name__.removesuffix('Trainer')}")
 
     def _set_up_loss(self, args: TurnLevelConfig) -> None:
-        has_min = args.loss_type not in LOSSES_WITHOUT_MIN
-        is_ours = args.importance_sampling_level == "turn" or args.loss_type == TURN_LOSS_TYPE
-        self._has_own_surrogate = has_min and is_ours
+        self._has_own_surrogate = has_own_surrogate(args)
         # What TRL's loss is told instead of our names: RatioSubstitution makes up the difference.
         if args.importance_sampling_level == "turn":
             self.importance_sampling_level = "token"
@@ -97,7 +104,9 @@ class TurnLevelTrainer(GRPOTrainer):
         self._metric_log = MetricLog(args, self.accelerator, self._metrics, self._has_own_surrogate)
         self._dump = TrajectoryDump(args, self._tokenizer)
         self.add_callback(self._dump)
-        self._observers: list[Observer] = [self._metric_log, self._dump]
+        watch = RangeWatch(args, self._metric_log)
+        self.add_callback(watch)
+        self._observers: list[Observer] = [self._metric_log, watch, self._dump]
         if args.target_kl:
             schedule = KLSchedule(args.target_kl, self.accelerator, self._record_lr_factor)
             self.add_callback(schedule)
@@ -164,13 +173,11 @@ class TurnLevelTrainer(GRPOTrainer):
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         """TRL's loss with our ratios and surrogate, and the terms that are ours: see `so_loss`."""
-        turn_ids = inputs.get("turn_ids")
-        turn_ids = turn_ids_from_mask(loss_mask_of(inputs)) if turn_ids is None else turn_ids
-        turns = turn_layout(turn_ids, most_turns(inputs))
+        turns = turns_of(inputs)
         advantages = inputs["advantages"]
         advantages = advantages.unsqueeze(1) if advantages.dim() == 1 else advantages
-        clip_range = ClipRange(self.epsilon_low, self.epsilon_high, self.args.delta)
-        own_surrogate = partial(surrogate, turns=turns, advantages=advantages, args=self.args, clip_range=clip_range)
+        ranges = self._clip_ranges(turns)
+        own_surrogate = partial(surrogate, turns=turns, advantages=advantages, args=self.args, clip_range=ranges.units)
         self._substitution = substitution = self._build_substitution(inputs, turns, own_surrogate)
         try:
             with open_clip_range(self) if self._has_own_surrogate else nullcontext():
@@ -182,7 +189,7 @@ class TurnLevelTrainer(GRPOTrainer):
             log_ratio=substitution.log_ratio,
             turns=turns,
             advantages=advantages,
-            clip_range=clip_range,
+            clip_ranges=ranges,
             inputs=inputs,
             is_training=is_training,
             step=self.state.global_step + 1,
@@ -193,6 +200,11 @@ class TurnLevelTrainer(GRPOTrainer):
         for observer in self._observers:
             observer.observe(batch)
         return loss
+
+    def _clip_ranges(self, turns: TurnLayout) -> ClipRanges:
+        """As they are now: the trainer's attributes may be set in the middle of a run."""
+        of_token = ClipRange(self.epsilon_low, self.epsilon_high, self.args.delta)
+        return clip_ranges(of_token, turns, self.args.importance_sampling_level, str(self.args.clip_range_scaling))
 
     def _build_substitution(self, inputs: dict[str, Any], turns: TurnLayout, own: Surrogate) -> RatioSubstitution:
         # VESPO weighs whole sequences from token log-ratios by itself, whatever the level.
@@ -280,20 +292,3 @@ class TurnLevelTrainer(GRPOTrainer):
             ValueError: `checkpoint` is not a whole checkpoint, or, with `save_only_model`, has no optimizer.
         """
         roll_back(self, self._cycle, checkpoint)
-
-    # ---------------------------------------------------------------------------------------------------------------
-    # What subclasses log of a rollout
-    # ---------------------------------------------------------------------------------------------------------------
-
-    def _gather_rows(self, values: Tensor, padding: int = 0) -> Tensor:
-        """(B, N) of every rank, one below the other, with `padding` where a rank has fewer columns."""
-        padded_rows = self.accelerator.pad_across_processes(values, dim=1, pad_index=padding)
-        return self.accelerator.gather(padded_rows)
-
-    def _show_advantages(self, advantages: Tensor, mask: Tensor) -> None:
-        """Replace the advantages in TRL's completions table by the mean of each trajectory's, both (B, N)."""
-        shown = self.accelerator.gather(masked_mean(advantages, mask, dim=1)).tolist()
-        table = self._logs["advantages"]
-        for _ in range(min(len(shown), len(table))):
-            table.pop()
-        table.extend(shown)

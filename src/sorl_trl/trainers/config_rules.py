@@ -34,6 +34,10 @@ def turn_level_problems(config: TurnLevelConfig) -> Iterator[Problem]:
             5.0,
         )
     yield from _gate_problems(config)
+    if config.clip_range_scaling is not None and (why := scaling_refusal(config, config.clip_range_scaling)):
+        yield Problem(
+            "clip_range_scaling", f"`clip_range_scaling` is {config.clip_range_scaling!r}, but {why}", "none"
+        )
     tags = config.turn_boundary_tags
     if isinstance(tags, str) or (config.turn_boundary == "tags" and not (tags and all(tags))):
         yield Problem(
@@ -42,6 +46,26 @@ def turn_level_problems(config: TurnLevelConfig) -> Iterator[Problem]:
         )
     if config.clip_normalization == "bias_norm":
         yield from _bias_norm_problems(config)
+
+
+def scaling_refusal(config: TurnLevelConfig, scaling: str) -> str | None:
+    """Why this `clip_range_scaling` would not do, as the end of a sentence; None where it does."""
+    if scaling == "none":
+        return None
+    clips_units = config.importance_sampling_level != "token" and config.loss_type not in LOSSES_WITHOUT_MIN
+    counts_turns = config.clip_normalization == "kl_penalty" and config.ctn_gate == "turn"
+    if not (clips_units or counts_turns):
+        return (
+            "nothing clips the ratio of a turn or a sequence with "
+            f"`importance_sampling_level={config.importance_sampling_level!r}` and `loss_type={config.loss_type!r}`, "
+            "and no `ctn_gate='turn'` counts them. Set it to 'none'."
+        )
+    if scaling == "length" and config.turn_ratio == "arithmetic":
+        return (
+            "that is for geometric means, which are roots of the turn's joint ratio. An arithmetic mean is not, and "
+            "spreads by 1/sqrt(tokens) around 1: set 'sqrt_length', which is its law, or `turn_ratio='geometric'`."
+        )
+    return None
 
 
 def _gate_problems(config: TurnLevelConfig) -> Iterator[Problem]:

@@ -16,7 +16,7 @@ from sorl_trl.ops import (
 from sorl_trl.trainers.base_trainer import TurnLevelTrainer
 from sorl_trl.trainers.paper import SORL_PAPER
 from sorl_trl.trainers.so_grpo_config import SOGRPOConfig
-from sorl_trl.trainers.turns.recording import ScoredRollout
+from sorl_trl.trainers.turns.recording import ScoredRollout, gather_rows, show_advantages
 
 
 class SOGRPOTrainer(TurnLevelTrainer):
@@ -56,7 +56,7 @@ class SOGRPOTrainer(TurnLevelTrainer):
         advantages = self._turn_advantages(rollout)
         if advantages is not None:
             output["advantages"] = turn_broadcast(advantages, output["turn_ids"])
-            self._show_advantages(advantages, rollout.turns.turn_mask)
+            show_advantages(self, advantages, rollout.turns.turn_mask)
 
     def _turn_advantages(self, rollout: ScoredRollout) -> Tensor | None:
         """(B, K) of the local trajectories; `None` where TRL's own outcome advantages are the same thing."""
@@ -70,7 +70,9 @@ class SOGRPOTrainer(TurnLevelTrainer):
             )
         mask = (rollout.turns.turn_mask & rollout.scored[:, None]).float()
         returns = turn_returns(rollout.turn_rewards, mask, self.args.gamma)
-        advantages = self._group_advantages(self._gather_rows(returns), self._gather_rows(mask))
+        advantages = self._group_advantages(
+            gather_rows(self.accelerator, returns), gather_rows(self.accelerator, mask)
+        )
         first = self.accelerator.process_index * len(returns)
         return advantages[first : first + len(returns), : returns.shape[1]]
 

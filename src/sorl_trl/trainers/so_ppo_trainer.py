@@ -23,7 +23,7 @@ from sorl_trl.trainers.loss.micro_batch import MicroBatch, loss_mask_of
 from sorl_trl.trainers.loss.turn_metrics import MetricSums
 from sorl_trl.trainers.paper import SORL_PAPER
 from sorl_trl.trainers.so_ppo_config import SOPPOConfig
-from sorl_trl.trainers.turns.recording import ScoredRollout
+from sorl_trl.trainers.turns.recording import ScoredRollout, gather_rows, show_advantages
 
 logger = get_logger(__name__)
 
@@ -124,7 +124,7 @@ class SOPPOTrainer(CriticTrainer):
         output["returns"] = experience.on_tokens(experience.returns, turn_ids)
         output["old_values"] = old_values
         output["value_units"] = self.accelerator.gather(self._value_units(turn_ids).sum()).sum()
-        self._show_advantages(advantages, experience.unit_turns >= 0)
+        show_advantages(self, advantages, experience.unit_turns >= 0)
 
     def _trl_scores_old_policy(self) -> bool:
         """Whether TRL passes over new trajectories first of all with the policy that generated them."""
@@ -193,9 +193,12 @@ class SOPPOTrainer(CriticTrainer):
 
     def _advantages(self, experience: Experience) -> Tensor:
         """(B, U), whitened over all ranks; what they and the values were before is logged."""
-        unit_turns = self._gather_rows(experience.unit_turns, padding=-1)
-        advantages = self._gather_rows(experience.advantages)
-        values, rewards = self._gather_rows(experience.values), self._gather_rows(experience.rewards_to_go)
+        unit_turns = gather_rows(self.accelerator, experience.unit_turns, padding=-1)
+        advantages = gather_rows(self.accelerator, experience.advantages)
+        values, rewards = (
+            gather_rows(self.accelerator, experience.values),
+            gather_rows(self.accelerator, experience.rewards_to_go),
+        )
         mode = "train" if self.model.training else "eval"
         metrics = critic_metrics(values, rewards, advantages, unit_turns)
         for name, value in metrics.items():

@@ -42,6 +42,34 @@ class Case:
     num_processes: int = 1
 
 
+LONG = {"max_turn_tokens": 200, "max_completion_length": 700}
+
+
+@pytest.mark.parametrize(
+    ("changed", "what"),
+    [
+        ({}, "a turn may have 200 tokens, and its ratio is their mean"),
+        ({"max_completion_length": 150}, "a turn may have 150 tokens"),
+        ({"importance_sampling_level": "sequence"}, "a sequence may have 600 tokens"),
+        ({"max_turn_tokens": 99}, None),
+        ({"epsilon": 0.0003}, None),
+        ({"clip_range_scaling": "sqrt_length"}, None),
+        ({"importance_sampling_level": "token"}, None),
+        ({"loss_type": "sapo"}, None),
+    ],
+    ids=str,
+)
+def test_long_turns_want_a_range_of_their_length(tmp_path: Path, changed: dict[str, Any], what: str | None) -> None:
+    write_model(tmp_path / "model", max_position_embeddings=2048)
+    recipe = write_recipe(tmp_path, **{**LONG, **changed})
+    found = [each for each in complaints(recipe) if each.check == "method"]
+    assert len(found) == (what is not None)
+    if what is not None:
+        assert what in found[0].what
+        assert found[0].change.startswith("clip_range_scaling: sqrt_length")
+        assert found[0].level == "warning"
+
+
 PPO = {"trainer": "so_ppo", "num_generations": 1, "steps_per_generation": 1, "num_iterations": 2}
 VLLM = {"use_vllm": True, "vllm_max_model_length": 64}
 CASES = {

@@ -60,6 +60,15 @@ def importance_ratio(log_ratio: Tensor, turn_ids: Tensor, level: str, turn_ratio
     return result
 
 
+def scaled_clip_range(epsilon: float, turn_ids: Tensor, level: str, power: float) -> Tensor:
+    result = torch.full(turn_ids.shape, epsilon, dtype=torch.float64)
+    for i, turns in enumerate(positions_of_turns(turn_ids)):
+        tokens = [t for turn in turns for t in turn]
+        for unit in {"turn": turns, "sequence": [tokens], "token": [[t] for t in tokens]}[level]:
+            result[i, unit] = epsilon / len(unit) ** power if unit else epsilon
+    return result
+
+
 def clipped_surrogate(w: float, a: float, epsilon_low: float, epsilon_high: float, delta: float | None) -> float:
     clipped = min(max(w, 1 - epsilon_low), 1 + epsilon_high)
     return min((w if delta is None else min(w, delta)) * a, clipped * a)

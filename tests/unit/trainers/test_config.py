@@ -46,6 +46,7 @@ def test_the_clip_range_follows_the_level(tmp_path: Path, given: dict[str, Any],
         ("loss_type", "ppo", "'turn'"),
         ("turn_boundary", "auto", "'recorded'"),
         ("ctn_gate", "sequence", "'turn'"),
+        ("clip_range_scaling", "log", "'sqrt_length'"),
         ("ctn_coef", -1.0, "at least 0"),
         ("ctn_coef", float("nan"), "at least 0"),
         ("target_kl", -0.1, "at least 0"),
@@ -139,6 +140,56 @@ class TestGateRange:
     def test_is_refused_where_nothing_reads_it(self, tmp_path: Path, off: dict[str, str]) -> None:
         with pytest.raises(ValueError, match=r"`ctn_epsilon` is 0\.2, but nothing reads it"):
             build(tmp_path, ctn_epsilon=0.2, **off)
+
+
+class TestClipRangeScaling:
+    def test_is_off_unless_set(self, tmp_path: Path) -> None:
+        assert build(tmp_path).clip_range_scaling == "none"
+        assert build(tmp_path, clip_range_scaling="length").clip_range_scaling == "length"
+
+    @pytest.mark.parametrize(
+        ("fields", "expected"),
+        [
+            ({}, "length"),
+            ({"importance_sampling_level": "sequence", "loss_type": "dapo"}, "length"),
+            ({"importance_sampling_level": "token", "ctn_gate": "turn"}, "length"),
+            ({"turn_ratio": "arithmetic"}, "sqrt_length"),
+            ({"importance_sampling_level": "token"}, "none"),
+            ({"loss_type": "sapo"}, "none"),
+        ],
+        ids=str,
+    )
+    def test_a_default_gives_way_where_it_does_not_do(
+        self, tmp_path: Path, fields: dict[str, Any], expected: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("sorl_trl.trainers.base_config.DEFAULT_SCALING", "length")
+        assert build(tmp_path, **fields).clip_range_scaling == expected
+
+    @pytest.mark.parametrize("scaling", ["sqrt_length", "length"])
+    @pytest.mark.parametrize(
+        "fields",
+        [
+            {"importance_sampling_level": "token"},
+            {"importance_sampling_level": "token", "ctn_gate": "turn", "clip_normalization": "none"},
+            {"loss_type": "sapo"},
+            {"loss_type": "cispo", "epsilon_high": 5.0},
+            {"loss_type": "vespo", "importance_sampling_level": "sequence"},
+        ],
+        ids=str,
+    )
+    def test_is_refused_where_nothing_reads_it(self, tmp_path: Path, scaling: str, fields: dict[str, Any]) -> None:
+        with pytest.raises(ValueError, match=f"`clip_range_scaling` is '{scaling}', but nothing clips"):
+            build(tmp_path, clip_range_scaling=scaling, **fields)
+        assert build(tmp_path, clip_range_scaling="none", **fields).clip_range_scaling == "none"
+
+    @pytest.mark.parametrize("fields", [{"importance_sampling_level": "token"}, {"loss_type": "sapo"}], ids=str)
+    def test_a_gate_that_counts_turns_reads_it(self, tmp_path: Path, fields: dict[str, Any]) -> None:
+        assert build(tmp_path, clip_range_scaling="length", ctn_gate="turn", **fields).clip_range_scaling == "length"
+
+    def test_the_arithmetic_mean_has_a_law_of_its_own(self, tmp_path: Path) -> None:
+        build(tmp_path, clip_range_scaling="sqrt_length", turn_ratio="arithmetic")
+        with pytest.raises(ValueError, match=r"`clip_range_scaling` is 'length', but that is for geometric.*'sqrt_l"):
+            build(tmp_path, clip_range_scaling="length", turn_ratio="arithmetic")
 
 
 def test_a_discount_needs_sum_then_normalize(tmp_path: Path) -> None:

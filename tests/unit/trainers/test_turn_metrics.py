@@ -7,7 +7,7 @@ import torch
 from accelerate import Accelerator
 
 from sorl_trl.ops import turn_layout
-from sorl_trl.trainers.loss.micro_batch import ClipRange
+from sorl_trl.trainers.loss.micro_batch import ClipRange, clip_ranges
 from sorl_trl.trainers.loss.turn_metrics import turn_metrics
 
 TURN_IDS = torch.tensor([[0, 0, -1, 1], [0, -1, -1, -1]])
@@ -16,7 +16,9 @@ ADVANTAGES = torch.tensor([[-1.0], [1.0]])
 
 
 def reduce(log_ratio: torch.Tensor, turn_ids: torch.Tensor) -> dict[str, float]:
-    metrics = turn_metrics(log_ratio, turn_layout(turn_ids), ADVANTAGES, ClipRange(0.2, 0.2), "geometric")
+    turns = turn_layout(turn_ids)
+    ranges = clip_ranges(ClipRange(0.2, 0.2), turns, "turn", "none")
+    metrics = turn_metrics(log_ratio, turns, ADVANTAGES, ranges, "geometric")
     return metrics.reduce(Accelerator(cpu=True))
 
 

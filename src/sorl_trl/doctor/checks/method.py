@@ -13,11 +13,15 @@ from sorl_trl.trainers.checks.dataset import dataset_size_problems
 from sorl_trl.trainers.checks.inert import inert_warning, suggested_iterations, updates_per_rollout
 from sorl_trl.trainers.checks.options import engine_problems, idle_options, search_rollout_problems
 from sorl_trl.trainers.checks.training_noise import noise_in_arguments, noise_warning
-from sorl_trl.trainers.config_rules import adapter_problems
+from sorl_trl.trainers.config_rules import LOSSES_WITHOUT_MIN, adapter_problems
 from sorl_trl.trainers.so_ppo_config import SOPPOConfig
 
 MANY_UPDATES = 16
 """Of one rollout. Ours: 8 were seen to hold without any cure and 32 to collapse (benchmarks/results/stability.md)."""
+LONG_UNIT = 100
+"""Tokens of a turn or a sequence over which a ratio that is their mean moves little. Ours, measured nowhere."""
+WIDE_RANGE = 0.01
+"""A clip range, below 1, that such a ratio hardly leaves. Ours: GSPO's authors have 3e-4, for thousands of tokens."""
 
 
 def check_batches(subject: Subject) -> Iterator[Finding]:
@@ -74,6 +78,7 @@ def check_method(subject: Subject) -> Iterator[Finding]:
     inert = inert_warning(config)
     if inert is not None:
         yield Finding("warning", inert, line("num_iterations", suggested_iterations(config)))
+    yield from _check_range(subject, config)
     yield from _check_noise(subject, config)
     yield from _check_guard(subject, config)
     yield from _check_critic(subject, config)
@@ -92,6 +97,26 @@ def check_options(subject: Subject) -> Iterator[Finding]:
     yield from (finding(each, "warning") for each in idle)
     if not problems and not idle:
         yield Finding("ok", "no option is refused, and none is without effect")
+
+
+def _check_range(subject: Subject, config: TurnLevelConfig) -> Iterator[Finding]:
+    """Whether a fixed clip range meets ratios of units that may be long; how long they will be is not known."""
+    level, epsilon = config.importance_sampling_level, config.epsilon or 0.0
+    if level == "token" or config.loss_type in LOSSES_WITHOUT_MIN or config.clip_range_scaling != "none":
+        return
+    limits, length = subject.arguments.rollout, subject.raw.max_completion_length
+    if limits is None or length is None:  # other checks say so
+        return
+    turns = 1 if level == "turn" else limits.max_turns + 1
+    tokens = min(turns * limits.max_turn_tokens, int(length))
+    if tokens >= LONG_UNIT and epsilon >= WIDE_RANGE:
+        what = (
+            f"a {level} may have {tokens} tokens, and its ratio is their mean: the more there are, the less it leaves "
+        )
+        what += (
+            f"a fixed clip range (`epsilon` {epsilon:g}), down to never, where nothing is clipped (docs/stability.md)"
+        )
+        yield Finding("warning", what, subject.recipe.line("clip_range_scaling", "sqrt_length"))
 
 
 def _check_noise(subject: Subject, config: TurnLevelConfig) -> Iterator[Finding]:

@@ -31,6 +31,7 @@ def inert_settings(config: TurnLevelConfig) -> list[str]:
     penalty_counts = config.clip_normalization != "kl_penalty" or config.ctn_coef > 0
     switched_on = {
         "importance_sampling_level": config.importance_sampling_level == "turn",
+        "clip_range_scaling": config.clip_range_scaling != "none",
         "clip_normalization": config.clip_normalization != "none" and penalty_counts,
         "target_kl": config.target_kl > 0,
     }

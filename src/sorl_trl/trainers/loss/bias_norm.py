@@ -74,8 +74,9 @@ def clipping_bias_of(batch: MicroBatch, weights: Tensor | None, args: TurnLevelC
     kept = batch.turns.loss_mask
     ratio = importance_ratio(batch.log_ratio, batch.turns, args.importance_sampling_level, args.turn_ratio)
     advantages = batch.advantages if weights is None else batch.advantages * weights
-    clipped = is_clipped(ratio.detach(), advantages, *batch.clip_range) & kept
-    return clipping_bias(ratio, advantages, kept, *batch.clip_range), bool(clipped.any())
+    clip_range = batch.clip_ranges.units
+    clipped = is_clipped(ratio.detach(), advantages, *clip_range) & kept
+    return clipping_bias(ratio, advantages, kept, *clip_range), bool(clipped.any())
 
 
 def build_bias_normalizer(trainer: Any) -> ClippingBiasNormalizer | None:

@@ -11,7 +11,14 @@ from torch import Tensor
 from sorl_trl.ops import importance_ratio
 from sorl_trl.trainers.base_config import TurnLevelConfig
 from sorl_trl.trainers.loss.micro_batch import MicroBatch
-from sorl_trl.trainers.loss.turn_metrics import MetricSums, add_clip_ratios, reduce_all, turn_metrics
+from sorl_trl.trainers.loss.turn_metrics import (
+    MetricSums,
+    add_clip_ratios,
+    add_scaled_range,
+    add_sequence_clips,
+    reduce_all,
+    turn_metrics,
+)
 
 CLIP_RATIOS = tuple(f"clip_ratio/{name}" for name in ("low_mean", "high_mean", "region_mean", "low_min", "high_max"))
 """What TRL logs of its surrogate: nothing, where ours takes its place."""
@@ -42,7 +49,9 @@ class MetricLog:
         self._metrics = metrics
         self._is_our_surrogate = is_our_surrogate
         self._terms: list[tuple[str, Tensor, Tensor | None]] = []
-        self._waiting: list[MetricSums] = []
+        self._waiting: list[tuple[int | None, MetricSums]] = []
+        self.of_last_step: list[tuple[int | None, dict[str, float]]] = []
+        """What was logged last: of each micro-batch its `off_policy_age`, None where it has none, and its metrics."""
 
     def add_rank_mean(self, name: str, value: Tensor) -> None:
         """Log the mean over ranks of a scalar of the micro-batch whose loss is being formed."""
@@ -56,26 +65,38 @@ class MetricLog:
         """Take note of a micro-batch; log it and those before it if the optimizer steps after it."""
         mode = "train" if batch.is_training else "eval"
         log_ratio = batch.log_ratio.detach()
-        sums = turn_metrics(log_ratio, batch.turns, batch.advantages, batch.clip_range, self.args.turn_ratio)
+        sums = turn_metrics(log_ratio, batch.turns, batch.advantages, batch.clip_ranges, self.args.turn_ratio)
+        self._add_clips(sums, log_ratio, batch)
         if self._is_our_surrogate:
             for name in CLIP_RATIOS:
                 self._metrics[mode][name].pop()
-            ratio = importance_ratio(log_ratio, batch.turns, self.args.importance_sampling_level, self.args.turn_ratio)
-            add_clip_ratios(sums, ratio, batch.turns, batch.advantages, batch.clip_range)
         for name, values, keep in self._terms:
             if keep is None:
                 sums.add_rank_mean(name, values)
             else:
                 sums.add_mean(name, values, keep)
         self._terms.clear()
-        self._waiting.append(sums)
+        self._waiting.append((batch.age, sums))
         if batch.age is not None:
             self._metrics[mode]["off_policy_age"].append(batch.age)
         if batch.ends_step:
             self._write(mode)
 
+    def _add_clips(self, sums: MetricSums, log_ratio: Tensor, batch: MicroBatch) -> None:
+        """What is outside the range of the level's ratio, and how wide that is where it depends on the length."""
+        level, turns, clip_range = self.args.importance_sampling_level, batch.turns, batch.clip_ranges.units
+        if level == "sequence":
+            add_sequence_clips(sums, log_ratio, turns, clip_range)
+        if self.args.clip_range_scaling != "none":
+            add_scaled_range(sums, turns, level, batch.clip_ranges)
+        if self._is_our_surrogate:
+            ratio = importance_ratio(log_ratio, turns, level, self.args.turn_ratio)
+            add_clip_ratios(sums, ratio, turns, batch.advantages, clip_range)
+
     def _write(self, mode: str) -> None:
-        for metrics in reduce_all(self._waiting, self._accelerator):
+        ages, sums = zip(*self._waiting, strict=True)
+        self.of_last_step = list(zip(ages, reduce_all(sums, self._accelerator), strict=True))
+        for _, metrics in self.of_last_step:
             for name, value in metrics.items():
                 self._metrics[mode][name].append(value)
         self._waiting.clear()

@@ -4,19 +4,55 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from sorl_trl.ops import TurnLayout
+from sorl_trl.ops import TurnLayout, scaled_clip_range, turn_ids_from_mask, turn_layout
 
 
 class ClipRange(NamedTuple):
-    """How far a ratio may fall below and rise above 1 before it is clipped, and what bounds it where it is not."""
+    """How far a ratio may fall below and rise above 1 before it is clipped, and what bounds it where it is not.
 
-    low: float
-    high: float
-    delta: float | None = None
+    Floats, or (B, T) tensors with what holds for the unit of each token.
+    """
+
+    low: float | Tensor
+    high: float | Tensor
+    delta: float | Tensor | None = None
+
+
+class ClipRanges(NamedTuple):
+    """The clip range of every ratio that is formed of a micro-batch; `clip_ranges` makes it, and nothing else."""
+
+    tokens: ClipRange
+    """Of token ratios: floats, as the trainer has them now."""
+    turns: ClipRange
+    """Of turn ratios."""
+    units: ClipRange
+    """Of the ratios of `importance_sampling_level`, which the surrogate clips."""
+
+
+def clip_ranges(of_token: ClipRange, turns: TurnLayout, level: str, scaling: str) -> ClipRanges:
+    """The ranges of tokens, turns and the units of `level`, by `clip_range_scaling`; all `of_token` with "none".
+
+    Raises:
+        ValueError: `level` or `scaling` is none of those that `ops.scaled_clip_range` knows.
+    """
+    of_turns = scaled_to_units(of_token, turns, "turn", scaling)
+    of_units = {"token": of_token, "turn": of_turns}.get(level) or scaled_to_units(of_token, turns, level, scaling)
+    return ClipRanges(of_token, of_turns, of_units)
+
+
+def scaled_to_units(of_token: ClipRange, turns: TurnLayout, level: str, scaling: str) -> ClipRange:
+    """The range of the units of `level`, given that of a unit of one token, which is a range of floats."""
+    if scaling == "none":
+        return of_token
+    scaled = partial(scaled_clip_range, turn_ids=turns, level=level, scaling=scaling)
+    low, high, delta = of_token
+    # A bound of 4 on the mean of a hundred tokens would bound nothing: its distance from 1 is scaled as well.
+    return ClipRange(scaled(low), scaled(high), None if delta is None else 1 + scaled(delta - 1))
 
 
 @dataclass(frozen=True)
@@ -29,8 +65,8 @@ class MicroBatch:
     """Of its K turns at most."""
     advantages: Tensor
     """(B, T), or (B, 1) where all tokens of a trajectory have the same; not weighted by anything."""
-    clip_range: ClipRange
-    """Of the ratios, as the trainer has it now."""
+    clip_ranges: ClipRanges
+    """Of its ratios."""
     inputs: Mapping[str, Any]
     """The batch as the rollout and the trainer made it, before anything is substituted for TRL's loss."""
     is_training: bool
@@ -70,6 +106,12 @@ def age_of(batch: Mapping[str, Any], step: int) -> int | None:
     """How many of `step` optimizer steps were made since its trajectories were sampled, where that is known."""
     generated = generation_step_of(batch)
     return None if generated is None else step - generated
+
+
+def turns_of(batch: Mapping[str, Any]) -> TurnLayout:
+    """Its turns: those that it says, else the runs of its model tokens."""
+    turn_ids = batch.get("turn_ids")
+    return turn_layout(turn_ids_from_mask(loss_mask_of(batch)) if turn_ids is None else turn_ids, most_turns(batch))
 
 
 def most_turns(batch: Mapping[str, Any]) -> int | None:

@@ -1,6 +1,7 @@
 """The loss of SO-GRPO, which is also the policy's in SO-PPO: its equations, in their order (docs/paper_to_code.md).
 
     ratio      w_t = exp(log-ratio of the token, its turn or the sequence)          `ops.importance_ratio`
+    range      ε_k = ε / |y^k|^p, with `clip_range_scaling`                         `ops.scaled_clip_range`
     surrogate  S_t = min(w_t Â_t, clip(w_t, 1 − ε_low, 1 + ε_high) Â_t)             `ops.clipped_surrogate`
     mean       J = mean_i (1/n_i) Σ_k mean_{t∈k} S_t, with `loss_type="turn"`       `ops.turn_weights`
     penalty    P = mean_i f_i · KL_i                                                `ops.clip_penalty`
@@ -25,7 +26,15 @@ from sorl_trl.ops import (
     turn_weights,
 )
 from sorl_trl.trainers.base_config import TURN_LOSS_TYPE, TurnLevelConfig
-from sorl_trl.trainers.loss.micro_batch import ClipRange, MicroBatch
+from sorl_trl.trainers.config_rules import LOSSES_WITHOUT_MIN
+from sorl_trl.trainers.loss.micro_batch import ClipRange, MicroBatch, scaled_to_units
+
+
+def has_own_surrogate(args: TurnLevelConfig) -> bool:
+    """Whether `surrogate` takes the place of TRL's, which knows neither turns nor ranges that depend on a length."""
+    needs_turns = args.importance_sampling_level == "turn" or args.loss_type == TURN_LOSS_TYPE
+    needs_range = args.importance_sampling_level == "sequence" and args.clip_range_scaling != "none"
+    return args.loss_type not in LOSSES_WITHOUT_MIN and (needs_turns or needs_range)
 
 
 def surrogate(
@@ -53,15 +62,18 @@ def penalty(batch: MicroBatch, args: TurnLevelConfig) -> tuple[Tensor, Tensor]:
 
     Args:
         batch: whose clip range is that of the gate too, on the sides where the gate has none of its own.
-        args: `ctn_gate`, `ctn_epsilon`, `ctn_epsilon_high`, `kl_estimator` and `turn_ratio` are read.
+        args: `ctn_gate`, `ctn_epsilon`, `ctn_epsilon_high`, `clip_range_scaling`, `kl_estimator` and `turn_ratio` are
+            read.
     """
     log_ratio, kept = batch.log_ratio, batch.turns.loss_mask
-    low = batch.clip_range.low if args.ctn_epsilon is None else args.ctn_epsilon
-    high = batch.clip_range.high if args.ctn_epsilon_high is None else args.ctn_epsilon_high
+    of_token = batch.clip_ranges.tokens
+    low = of_token.low if args.ctn_epsilon is None else args.ctn_epsilon
+    high = of_token.high if args.ctn_epsilon_high is None else args.ctn_epsilon_high
     if args.ctn_gate == "token":
         gate = clip_fraction(log_ratio, kept, low, high)
         return clip_penalty(log_ratio, kept, low, high, args.kl_estimator), gate
     if args.ctn_gate == "turn":
+        low, high, _ = scaled_to_units(ClipRange(low, high), batch.turns, "turn", str(args.clip_range_scaling))
         gate = turn_clip_fraction(log_ratio, batch.turns, low, high, args.turn_ratio)
     else:
         gate = log_ratio.new_ones(len(log_ratio))

@@ -9,8 +9,17 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from sorl_trl.ops import TurnLayout, importance_ratio, kl_to_old, masked_mean, turn_reduce
-from sorl_trl.trainers.loss.micro_batch import ClipRange
+from sorl_trl.ops import (
+    TurnLayout,
+    importance_ratio,
+    is_outside,
+    kl_to_old,
+    masked_mean,
+    range_of_turns,
+    turn_layout,
+    turn_reduce,
+)
+from sorl_trl.trainers.loss.micro_batch import ClipRange, ClipRanges
 
 
 class MetricSums:
@@ -86,7 +95,7 @@ def _amin(values: Tensor) -> Tensor:
 
 @torch.no_grad()
 def turn_metrics(
-    log_ratio: Tensor, turns: TurnLayout, advantages: Tensor, clip_range: ClipRange, turn_ratio: str
+    log_ratio: Tensor, turns: TurnLayout, advantages: Tensor, clip_ranges: ClipRanges, turn_ratio: str
 ) -> MetricSums:
     """The turn, ratio, clip and KL metrics of one micro-batch.
 
@@ -94,15 +103,16 @@ def turn_metrics(
         log_ratio: (B, T) token log-ratios.
         turns: the turns of the B trajectories.
         advantages: (B, T) or (B, 1), before any weighting.
-        clip_range: of a ratio.
+        clip_ranges: of the ratios of tokens and turns.
         turn_ratio: "geometric" or "arithmetic", the ratio that the turn metrics describe.
     """
-    low, high = 1 - clip_range.low, 1 + clip_range.high
+    of_token, (low, high, _) = clip_ranges.tokens, clip_ranges.turns
+    low, high = range_of_turns(low, turns), range_of_turns(high, turns)
     present = turns.turn_mask
     token_ratio = log_ratio.float().exp()
     ratio = turn_reduce(importance_ratio(log_ratio, turns, "turn", turn_ratio), turns)
     turn_advantages = turn_reduce(advantages.expand_as(log_ratio), turns)
-    outside = ((ratio < low) | (ratio > high)).float()
+    outside_tokens = is_outside(token_ratio, of_token.low, of_token.high)
 
     sums = MetricSums()
     sums.add_mean("turns/per_trajectory", present.float().sum(-1), torch.ones_like(turns.counts))
@@ -110,9 +120,10 @@ def turn_metrics(
     sums.add_mean("turns/ratio_mean", ratio, present)
     sums.add_min("turns/ratio_min", ratio, present)
     sums.add_max("turns/ratio_max", ratio, present)
-    sums.add_mean("clip_fraction/token", ((token_ratio < low) | (token_ratio > high)).float(), turns.loss_mask)
-    sums.add_mean("clip_fraction/turn", outside, present)
-    sums.add_mean("clip_fraction/negative_turn", (ratio < low).float(), present & (turn_advantages < 0))
+    sums.add_mean("clip_fraction/token", outside_tokens.float(), turns.loss_mask)
+    sums.add_mean("clip_fraction/turn", is_outside(ratio, low, high).float(), present)
+    below = is_outside(ratio, low, math.inf).float()
+    sums.add_mean("clip_fraction/negative_turn", below, present & (turn_advantages < 0))
     sums.add_mean("kl_to_old", *kl_of_trajectories(log_ratio, turns))
     return sums
 
@@ -120,6 +131,37 @@ def turn_metrics(
 def kl_of_trajectories(log_ratio: Tensor, turns: TurnLayout) -> tuple[Tensor, Tensor]:
     """(B,) KL to the old policy of each trajectory, nats per token, and (B,) whether it has a token."""
     return kl_to_old(log_ratio, turns.loss_mask, "unbiased"), turns.counts > 0
+
+
+@torch.no_grad()
+def add_sequence_clips(sums: MetricSums, log_ratio: Tensor, turns: TurnLayout, clip_range: ClipRange) -> None:
+    """The share of trajectories whose sequence ratio is outside the range.
+
+    Args:
+        sums: where it is added.
+        log_ratio: (B, T) token log-ratios.
+        turns: the turns of the B trajectories.
+        clip_range: of sequence ratios.
+    """
+    outside = is_outside(importance_ratio(log_ratio, turns, "sequence"), clip_range.low, clip_range.high)
+    sums.add_mean("clip_fraction/sequence", masked_mean(outside.float(), turns.loss_mask, dim=1), turns.counts > 0)
+
+
+@torch.no_grad()
+def add_scaled_range(sums: MetricSums, turns: TurnLayout, level: str, clip_ranges: ClipRanges) -> None:
+    """How far a ratio may go, in the mean over sequences at their level and over turns at the others.
+
+    Args:
+        sums: where it is added.
+        turns: the turns of the B trajectories.
+        level: of the ratio that the surrogate clips.
+        clip_ranges: scaled, so that those of turns and sequences are (B, T).
+    """
+    units, clip_range = turns, clip_ranges.turns
+    if level == "sequence":  # each trajectory is one turn
+        units, clip_range = turn_layout(torch.where(turns.loss_mask, 0, -1), 1), clip_ranges.units
+    for name, side in (("clip_range/low", clip_range.low), ("clip_range/high", clip_range.high)):
+        sums.add_mean(name, torch.as_tensor(range_of_turns(side, units)), units.turn_mask)
 
 
 @torch.no_grad()
@@ -135,9 +177,9 @@ def add_clip_ratios(
         advantages: (B, T) or (B, 1).
         clip_range: of the ratio.
     """
-    ratio = ratio if clip_range.delta is None else ratio.clamp(max=clip_range.delta)  # as TRL counts
-    low = ((ratio < 1 - clip_range.low) & (advantages < 0)).float()
-    high = ((ratio > 1 + clip_range.high) & (advantages > 0)).float()
+    ratio = ratio if clip_range.delta is None else ratio.clamp(max=clip_range.delta).to(ratio.dtype)  # as TRL
+    low = (is_outside(ratio, clip_range.low, math.inf) & (advantages < 0)).float()
+    high = (is_outside(ratio, math.inf, clip_range.high) & (advantages > 0)).float()
     kept = turns.loss_mask
     sums.add_mean("clip_ratio/low_mean", low, kept)
     sums.add_mean("clip_ratio/high_mean", high, kept)

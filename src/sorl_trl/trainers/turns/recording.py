@@ -9,9 +9,10 @@ from functools import partial
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 from torch import Tensor
 
-from sorl_trl.ops import TurnLayout, turn_layout
+from sorl_trl.ops import TurnLayout, masked_mean, turn_layout
 from sorl_trl.trainers.turns.rewards import TurnRewardRecorder
 
 
@@ -102,3 +103,17 @@ class RolloutRecorder:
             scored=~rewards.isnan().all(-1),
             has_turn_rewards=self._rewards.has_turn_rewards,
         )
+
+
+def gather_rows(accelerator: Accelerator, values: Tensor, padding: int = 0) -> Tensor:
+    """(B, N) of every rank, one below the other, with `padding` where a rank has fewer columns."""
+    return accelerator.gather(accelerator.pad_across_processes(values, dim=1, pad_index=padding))
+
+
+def show_advantages(trainer: Any, advantages: Tensor, mask: Tensor) -> None:
+    """Replace the advantages in TRL's completions table by the mean of each trajectory's, both (B, N)."""
+    shown = trainer.accelerator.gather(masked_mean(advantages, mask, dim=1)).tolist()
+    table = trainer._logs["advantages"]
+    for _ in range(min(len(shown), len(table))):
+        table.pop()
+    table.extend(shown)

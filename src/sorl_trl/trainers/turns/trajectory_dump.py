@@ -15,7 +15,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from sorl_trl.ops import importance_ratio, is_clipped
+from sorl_trl.ops import importance_ratio, is_clipped, is_outside
 from sorl_trl.records.trained import (
     CLIPPED,
     INSIDE,
@@ -118,11 +118,11 @@ class TrajectoryDump(TrainerCallback):
         return Shard(step, self.args.process_index, self.args.world_size)
 
     def _clip_states(self, ratio: Tensor, batch: MicroBatch) -> list[list[str]]:
-        low, high, _ = batch.clip_range
+        clip_range = batch.clip_ranges.units
         states = torch.zeros_like(batch.turns.turn_ids)
-        states[~((ratio >= 1 - low) & (ratio <= 1 + high))] = 1  # where it is not a number, too
+        states[is_outside(ratio, clip_range.low, clip_range.high) | ratio.isnan()] = 1
         if self.args.loss_type not in LOSSES_WITHOUT_MIN:
-            states[is_clipped(ratio, batch.advantages, low, high)] = 2
+            states[is_clipped(ratio, batch.advantages, *clip_range)] = 2
         states[~batch.turns.loss_mask] = 3
         names = (INSIDE, OUTSIDE, CLIPPED, UNTRAINED)
         return [[names[state] for state in row] for row in states.tolist()]
