@@ -44,8 +44,8 @@ def scaled_clip_range(epsilon: float | Tensor, turn_ids: Tensor | TurnLayout, le
     which p fits which ratio.
 
     Args:
-        epsilon: ε, how far the ratio of a unit of one token may go: there the range is ε, exactly.
-            A float, or what broadcasts to (B, T).
+        epsilon: ε, how far the ratio of a unit of one token may go, whose range it is exactly. A float, or what
+            broadcasts to (B, T).
         turn_ids: (B, T) int64, the turn of each model token, −1 elsewhere.
         level: "token", "turn" or "sequence", the unit, as in `unit_lengths`.
         scaling: p. "none": 0; "sqrt_length": 1/2; "length": 1.

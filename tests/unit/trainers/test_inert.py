@@ -67,6 +67,8 @@ def test_what_is_switched_off_is_not_missed(tmp_path: Path) -> None:
     assert inert_warning(config(tmp_path, **SWITCHED_OFF)) is None
     assert inert_warning(config(tmp_path, **{**SWITCHED_OFF, "importance_sampling_level": "sequence"})) is None
     assert inert_settings(config(tmp_path, **{**SWITCHED_OFF, "target_kl": 0.1})) == ["target_kl=0.1"]
+    scaled = {**SWITCHED_OFF, "importance_sampling_level": "sequence", "clip_range_scaling": "length"}
+    assert inert_settings(config(tmp_path, **scaled)) == ["clip_range_scaling='length'"]
     penalty = {**SWITCHED_OFF, "clip_normalization": "kl_penalty", "ctn_coef": 0.0}
     assert inert_settings(config(tmp_path, **penalty)) == []
     bias = {**SWITCHED_OFF, "clip_normalization": "bias_norm"}

@@ -104,9 +104,11 @@ def _check_range(subject: Subject, config: TurnLevelConfig) -> Iterator[Finding]
     level, epsilon = config.importance_sampling_level, config.epsilon or 0.0
     if level == "token" or config.loss_type in LOSSES_WITHOUT_MIN or config.clip_range_scaling != "none":
         return
-    limits = subject.rollout
+    limits, length = subject.arguments.rollout, subject.raw.max_completion_length
+    if limits is None or length is None:  # other checks say so
+        return
     turns = 1 if level == "turn" else limits.max_turns + 1
-    tokens = min(turns * limits.max_turn_tokens, subject.max_completion_length)
+    tokens = min(turns * limits.max_turn_tokens, int(length))
     if tokens >= LONG_UNIT and epsilon >= WIDE_RANGE:
         what = (
             f"a {level} may have {tokens} tokens, and its ratio is their mean: the more there are, the less it leaves "
