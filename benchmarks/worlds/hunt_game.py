@@ -126,7 +126,7 @@ class Hunt:
 class HunterNoise(Checked):
     """The chances of the hunter's mistakes in a turn, each in [0, 1]. With all of them at 0 it makes none."""
 
-    stray: Annotated[float, SHARE] = 0.5
+    stray: Annotated[float, SHARE] = 0.4
     """Of digging anywhere in the field, whatever is known."""
     slip: Annotated[float, SHARE] = 0.05
     """Of leaving out a word, so that the turn names no place."""
