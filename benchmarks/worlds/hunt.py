@@ -33,7 +33,7 @@ class Apprenticeship(Checked):
 
     policy: PolicyConfig = field(default_factory=lambda: PolicyConfig(72, 2, 4))
     noise: HunterNoise = field(default_factory=HunterNoise)
-    trajectories: Annotated[int, POSITIVE_COUNT] = 11200
+    trajectories: Annotated[int, POSITIVE_COUNT] = 10000
     steps: Annotated[int, POSITIVE_COUNT] = 700
     batch_size: Annotated[int, POSITIVE_COUNT] = 16
     learning_rate: Annotated[float, Number(above=0)] = 3e-3

@@ -12,7 +12,9 @@ from benchmarks.worlds.hunt_rollout import found_reward, play
 from sorl_trl.sandbox import word_tokenizer
 
 FIELD = Field("abc", columns=7, rows=5, column=6, row=2)
-NO_NOISE = HunterNoise(stray=0.0, slip=0.0)
+NO_NOISE = HunterNoise(walk=0.0, stray=0.0, slip=0.0)
+RULES = HuntRules(shortest=5, longest=9)
+"""Of the fields of most tests."""
 
 
 def hunt(turns: int = 8, field: Field = FIELD, notes: bool = False) -> Hunt:
@@ -84,24 +86,33 @@ class TestRules:
 
     def test_sides_out_of_order(self) -> None:
         with pytest.raises(ValueError, match="`longest` is 3, but must be at least `shortest`, 5"):
-            HuntRules(longest=3)
+            HuntRules(shortest=5, longest=3)
 
 
 class TestHunter:
     @pytest.mark.parametrize("notes", [False, True])
     def test_without_mistakes_it_finds_every_treasure(self, notes: bool) -> None:
-        fields = make_fields(HuntRules(), seed=1, unseen=200, practice=0)
+        fields = make_fields(HuntRules(), seed=1, unseen=1000, practice=0)
         hunter = Hunter(NO_NOISE, 0)
-        for field in (*fields.train, *fields.unseen):
-            game = hunt(turns=7, field=field, notes=notes)
+        for field in fields.unseen:
+            game = hunt(turns=HuntRules().turns, field=field, notes=notes)
             while not game.over:
                 game.answer(hunter.turn(game))
             assert game.found, field
 
-    def test_each_mistake(self) -> None:
-        strays = {Hunter(HunterNoise(1.0, 0.0), seed).turn(hunt()) for seed in range(500)}
+    def test_walking_goes_a_step_at_a_time(self) -> None:
+        game, hunter = hunt(), Hunter(HunterNoise(1.0, 0.0, 0.0), 0)
+        turns = []
+        while not game.over:
+            turns.append(hunter.turn(game))
+            game.answer(turns[-1])
+        places = [(4, 3), (4, 2), (5, 2), (6, 2)]  # half-way at first, for there is nowhere to walk from
+        assert turns == [f"dig at column {column} row {row}" for column, row in places]
+
+    def test_each_other_mistake(self) -> None:
+        strays = {Hunter(HunterNoise(0.0, 1.0, 0.0), seed).turn(hunt()) for seed in range(500)}
         assert strays == {f"dig at column {column} row {row}" for column in range(1, 8) for row in range(1, 6)}
-        assert {Hunter(HunterNoise(0.0, 1.0), seed).turn(hunt()) for seed in range(100)} == {
+        assert {Hunter(HunterNoise(0.0, 0.0, 1.0), seed).turn(hunt()) for seed in range(100)} == {
             "at column 4 row 3",
             "dig column 4 row 3",
             "dig at 4 row 3",
@@ -113,7 +124,7 @@ class TestHunter:
 
 class TestFields:
     def test_those_that_judge_are_apart(self) -> None:
-        fields = make_fields(HuntRules(), seed=3, unseen=200, practice=2000)
+        fields = make_fields(RULES, seed=3, unseen=200, practice=2000)
         assert (len(fields.train), len(fields.unseen), len(fields.practice)) == (1025, 200, 2000)
         together = [*fields.train, *fields.unseen, *fields.practice]
         assert len({field.name for field in together}) == len(together)
@@ -126,14 +137,14 @@ class TestFields:
         assert all(5 <= each.rows <= 9 and 1 <= each.row <= each.rows for each in together)
 
     def test_the_seed_decides(self) -> None:
-        first, again, other = (make_fields(HuntRules(), seed, 10, 10) for seed in (1, 1, 2))
+        first, again, other = (make_fields(RULES, seed, 10, 10) for seed in (1, 1, 2))
         assert first == again
         assert first.unseen != other.unseen
 
     @pytest.mark.parametrize(("unseen", "practice"), [(1225, 0), (10, 17576 - 1224)])
     def test_more_than_there_are(self, unseen: int, practice: int) -> None:
         with pytest.raises(ValueError, match=r"below the 1225 possible fields.*practice=.* at most 16351"):
-            make_fields(HuntRules(), 1, unseen, practice)
+            make_fields(RULES, 1, unseen, practice)
 
 
 class TestPlay:
