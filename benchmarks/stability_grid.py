@@ -106,8 +106,8 @@ REGIMES = {
     "hunt-gentle": Regime(
         "Hunts, gentle",
         "8 updates per rollout",
-        learning_rate=1e-3,
-        learning_rates=(1e-4, 3e-4, 1e-3, 3e-3, 1e-2),
+        learning_rate=3e-4,
+        learning_rates=(3e-5, 1e-4, 3e-4, 1e-3, 3e-3),
         trajectories=128,
         minibatch=32,
         rollouts=15,

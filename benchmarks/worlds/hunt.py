@@ -18,12 +18,12 @@ from benchmarks.worlds.hunt_game import Field, Hunt, Hunter, HunterNoise, HuntRu
 from benchmarks.worlds.hunt_rollout import HuntRollout, encode, found_reward, play, play_with_model
 from benchmarks.worlds.world import BenchmarkWorld, Examination
 from sorl_trl.checks import POSITIVE_COUNT, Checked, Number
+from sorl_trl.rollout import RolloutLimits
 from sorl_trl.sandbox import Example, PolicyConfig, example_of, imitate, make_policy, store_policy, word_tokenizer
 
 UNSEEN_FIELDS = 200
-_PROMPT_TOKENS = 16
 _ANSWER_TOKENS = 4
-"""At most; both, an end of text included."""
+"""At most, an end of text included."""
 _TRAIN_FILE, _UNSEEN_FILE = "train.json", "unseen.json"
 
 
@@ -33,8 +33,8 @@ class Apprenticeship(Checked):
 
     policy: PolicyConfig = field(default_factory=lambda: PolicyConfig(72, 2, 4))
     noise: HunterNoise = field(default_factory=HunterNoise)
-    trajectories: Annotated[int, POSITIVE_COUNT] = 9600
-    steps: Annotated[int, POSITIVE_COUNT] = 600
+    trajectories: Annotated[int, POSITIVE_COUNT] = 10000
+    steps: Annotated[int, POSITIVE_COUNT] = 700
     batch_size: Annotated[int, POSITIVE_COUNT] = 16
     learning_rate: Annotated[float, Number(above=0)] = 3e-3
     seed: int = 0
@@ -87,8 +87,8 @@ class HuntWorld(BenchmarkWorld):
 
     def _teach(self, fields: Sequence[Field], seed: int, target: Path) -> Path:
         tokenizer = word_tokenizer(vocabulary(self.rules))
-        positions = _PROMPT_TOKENS + self.max_completion_length
-        model = make_policy(tokenizer, self.apprenticeship.policy, seed, positions)
+        limits = RolloutLimits(max_trajectory_tokens=self.max_completion_length)
+        model = make_policy(tokenizer, self.apprenticeship.policy, seed, limits)
         imitate(model, watch(fields, self.rules, self.apprenticeship.noise, tokenizer, seed), self.apprenticeship)
         return store_policy(model, tokenizer, target)
 

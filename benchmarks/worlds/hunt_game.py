@@ -30,9 +30,9 @@ class HuntRules(Checked):
 
     turns: Annotated[int, POSITIVE_COUNT] = 8
     """After so many the treasure is lost."""
-    shortest: Annotated[int, POSITIVE_COUNT] = 5
+    shortest: Annotated[int, POSITIVE_COUNT] = 9
     """Side of a field."""
-    longest: Annotated[int, POSITIVE_COUNT] = 9
+    longest: Annotated[int, POSITIVE_COUNT] = 15
     notes: bool = False
     """Whether a turn must say which columns and rows are left before it digs: 15 tokens rather than 7."""
 
@@ -81,6 +81,8 @@ class Hunt:
         """The first column and row in which the treasure may still lie, as far as the answers tell."""
         self.east, self.south = field.columns, field.rows
         """The last ones."""
+        self.last: tuple[int, int] | None = None
+        """Where it was dug last, column and row."""
 
     @property
     def over(self) -> bool:
@@ -92,6 +94,7 @@ class Hunt:
             raise RuntimeError(f"the hunt was over after {self.turns} turns; begin another one")
         self.turns += 1
         place = self._place(turn)
+        self.last = place or self.last
         self.found = place == (self.field.column, self.field.row)
         if self.over:
             return FOUND if self.found else LOST
@@ -126,7 +129,9 @@ class Hunt:
 class HunterNoise(Checked):
     """The chances of the hunter's mistakes in a turn, each in [0, 1]. With all of them at 0 it makes none."""
 
-    stray: Annotated[float, SHARE] = 0.5
+    walk: Annotated[float, SHARE] = 0.6
+    """Of going one step from where it has dug last, and no further: the right way, but a long one."""
+    stray: Annotated[float, SHARE] = 0.2
     """Of digging anywhere in the field, whatever is known."""
     slip: Annotated[float, SHARE] = 0.05
     """Of leaving out a word, so that the turn names no place."""
@@ -147,6 +152,8 @@ class Hunter:
     def turn(self, hunt: Hunt) -> str:
         """The hunter's next turn; it looks at the answers so far, not at the treasure."""
         column, row = (hunt.west + hunt.east) // 2, (hunt.north + hunt.south) // 2
+        if hunt.last and self._rng.random() < self._noise.walk:
+            column, row = _step(hunt.last[0], column), _step(hunt.last[1], row)
         if self._rng.random() < self._noise.stray:
             column, row = self._rng.randint(1, hunt.field.columns), self._rng.randint(1, hunt.field.rows)
         words = f"dig at column {column} row {row}".split()
@@ -155,6 +162,10 @@ class Hunter:
         if self._rng.random() < self._noise.slip:
             del words[self._rng.randrange(len(words))]
         return " ".join(words)
+
+
+def _step(here: int, there: int) -> int:
+    return min(max(there, here - 1), here + 1)
 
 
 @dataclass(frozen=True)
@@ -199,5 +210,5 @@ def make_fields(rules: HuntRules, seed: int, unseen: int, practice: int) -> Fiel
 def vocabulary(rules: HuntRules) -> list[str]:
     """Texts with every word that a hunt may take."""
     numbers = " ".join(map(str, range(1, rules.longest + 1)))
-    turn = Hunter(HunterNoise(0.0, 0.0), 0).turn(Hunt(Field("abc", 1, 1, 1, 1), HuntRules(notes=True)))
+    turn = Hunter(HunterNoise(0.0, 0.0, 0.0), 0).turn(Hunt(Field("abc", 1, 1, 1, 1), HuntRules(notes=True)))
     return [Field(ascii_lowercase, 1, 1, 1, 1).prompt, turn, numbers, "go", *DIRECTIONS, FOUND, LOST, NO_PLACE]
