@@ -15,8 +15,10 @@ import torch
 from transformers import AutoTokenizer, GenerationConfig, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from benchmarks.stability_grid import GROUP, METHODS, PPO_SETTINGS, REGIMES, Regime
+from benchmarks import stability_grid
+from benchmarks.stability_grid import GROUP, PPO_SETTINGS, Regime
 from benchmarks.stability_statistics import LAST
+from benchmarks.turn_length_grid import LENGTH_METHODS, LENGTH_REGIMES
 from benchmarks.worlds.world import POLICY, BenchmarkWorld, Examination
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
 from sorl_trl.ops import turn_ids_from_mask, turn_layout
@@ -24,6 +26,9 @@ from sorl_trl.trainers.cycle.generation_cycle import GenerationCycle
 from sorl_trl.trainers.loss.micro_batch import ClipRange, loss_mask_of
 from sorl_trl.trainers.loss.turn_metrics import turn_metrics
 
+REGIMES = stability_grid.REGIMES | LENGTH_REGIMES
+METHODS = stability_grid.METHODS | LENGTH_METHODS
+"""All that can be run, whichever report it is for."""
 EVERY = 5
 """Rollouts between two evaluations before that."""
 GREEDY = GenerationConfig(do_sample=False)

@@ -1,6 +1,7 @@
 """Where the runs of the stability benchmark take place."""
 
 from benchmarks.worlds.questions import QuestionWorld
+from benchmarks.worlds.working import WorkingWorld
 from benchmarks.worlds.world import BenchmarkWorld
 
-__all__ = ["BenchmarkWorld", "QuestionWorld"]
+__all__ = ["BenchmarkWorld", "QuestionWorld", "WorkingWorld"]

@@ -47,7 +47,7 @@ def build_invented(seed: int, population: Population | None = None, size: WorldS
     """
     population = population or Population()
     rng = random.Random(f"invented/{seed}")
-    kinds = _names(population, rng)
+    kinds = invent_names(population, rng)
     facts = {relation.name: _invent(relation, kinds, rng) for relation in RELATIONS}
     return build_world("invented", RELATIONS, facts, seed, size or WorldSize(train_questions=1000))
 
@@ -56,7 +56,8 @@ def _invent(relation: Relation, kinds: Mapping[str, Sequence[str]], rng: random.
     return {subject: (rng.choice(kinds[relation.object_kind]),) for subject in kinds[relation.subject_kind]}
 
 
-def _names(population: Population, rng: random.Random) -> dict[str, list[str]]:
+def invent_names(population: Population, rng: random.Random) -> dict[str, list[str]]:
+    """Kind ("person", "company", "city", "land") to its names, of words that are the same for every `rng`."""
     words = iter(_words())
     first, last, companies, cities, lands = (
         [next(words) for _ in range(number)]
