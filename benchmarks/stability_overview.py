@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.stability_statistics import Grid, Run
@@ -15,12 +15,13 @@ Row = dict[str, Any]
 SHAPE = {"tokens": "rollout/tokens_per_turn", "turns": "rollout/turns_per_trajectory"}
 
 
-def regimes_by_world(grid: Grid, have_run: Sequence[str]) -> dict[BenchmarkWorld, list[str]]:
-    """World to those of its regimes that have run, in the order of the grid."""
-    worlds: dict[BenchmarkWorld, list[str]] = {}
+def regimes_by_world(grid: Grid, have_run: Sequence[str]) -> Iterator[tuple[BenchmarkWorld, list[str]]]:
+    """Each world with those of its regimes that have run, in the order of the grid."""
+    regimes: dict[str, list[str]] = {}
     for regime in filter(have_run.__contains__, grid.regimes):
-        worlds.setdefault(grid.regimes[regime].world, []).append(regime)
-    return worlds
+        regimes.setdefault(grid.regimes[regime].world.name, []).append(regime)
+    for of_world in regimes.values():
+        yield grid.regimes[of_world[0]].world, of_world
 
 
 def first_figures(runs: Sequence[Run], key: str) -> list[float]:
@@ -31,7 +32,7 @@ def first_figures(runs: Sequence[Run], key: str) -> list[float]:
 def worlds_text(runs: Sequence[Run], grid: Grid) -> str:
     """A list: of each world its regimes, its policies' parameters, and how long and how many its turns are."""
     lines = []
-    for world, regimes in regimes_by_world(grid, [run.cell[0] for run in runs]).items():
+    for world, regimes in regimes_by_world(grid, [run.cell[0] for run in runs]):
         of_world = [run for run in runs if run.cell[0] in regimes]
         sizes = sorted({run.record["policy_parameters"] for run in of_world})
         parameters = " or ".join(f"{size:,}" for size in sizes)
@@ -59,7 +60,7 @@ def overview_tables(
     """
     common = {(row["method"], row["regime"]): cell(row) for row in made if not row["tuned"]}
     blocks = []
-    for world, regimes in regimes_by_world(grid, [regime for _, regime in common]).items():
+    for world, regimes in regimes_by_world(grid, [regime for _, regime in common]):
         body = [
             [grid.methods[method].title, *(common.get((method, regime), "") for regime in regimes)]
             for method in grid.methods

@@ -7,12 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sorl_trl.qa import Question
-from sorl_trl.sandbox import Population, World, WorldSize, invent_names
+from sorl_trl.sandbox import World, WorldSize, invented_words
 from sorl_trl.sandbox.invented import RELATIONS
 from sorl_trl.sandbox.world import Relation
 from sorl_trl.types import Passage
 
-YEARS = tuple(range(1, 21))
+OLD_YEARS, NEW_YEARS = range(1, 11), range(11, 21)
+"""Of the two objects of a fact, one has an old year and the other a new one: that much can be seen at a glance, so
+that a tiny policy which writes nothing down can choose as well as one that compares in writing."""
+YEARS = (*OLD_YEARS, *NEW_YEARS)
 
 
 @dataclass(frozen=True)
@@ -38,20 +41,25 @@ def current(pair: Pair) -> Entry:
 DATED_RELATIONS = tuple(
     replace(relation, sentence=f"{{subject}} {relation.keyword} {{object}} .") for relation in RELATIONS
 )
-"""Those of the invented world. Their object is the text of a pair, as in `karo bun works 12 : zel , 3 : mor .`."""
+"""Those of the invented world. Their object is the text of a pair, as in `karo works 12 : zel , 3 : mor .`."""
 
 
-def build_dated(seed: int, hops: int, size: WorldSize, population: Population | None = None) -> World:
-    """Build a world and questions of so many hops: `what is karo bun 's employer 's seat ?`.
+Names = Mapping[str, int]
+NAMES: Names = {"person": 200, "company": 80, "city": 90, "land": 20}
+"""How many of each kind there are. All names are single words, the same ones for every seed."""
 
-    The facts are those of the seed, whatever `hops` is; worlds of different seeds share words, not facts. Of `size`
+
+def build_dated(seed: int, hops: int, size: WorldSize, names: Names = NAMES) -> World:
+    """Build a world and questions of so many hops: `what is karo 's employer 's seat ?`.
+
+    The facts are those of the seed, whatever `hops` is; worlds of different seeds share names, not facts. Of `size`
     only the numbers of questions count; train and evaluation questions are disjoint.
 
     Args:
         seed: of the facts and the questions.
         hops: at least 2; so many facts have to be looked up.
         size: how many questions to draw; its `hop_shares` are not asked.
-        population: how many of each kind there are.
+        names: how many of each kind there are.
 
     Raises:
         ValueError: `hops` is below 2.
@@ -59,7 +67,8 @@ def build_dated(seed: int, hops: int, size: WorldSize, population: Population | 
     if hops < 2:
         raise ValueError(f"hops={hops} must be at least 2: there are too few different questions of one hop")
     rng = random.Random(f"dated/{seed}")
-    kinds = invent_names(population or Population(), rng)
+    words = iter(invented_words())
+    kinds = {kind: [next(words) for _ in range(number)] for kind, number in names.items()}
     facts = {relation.name: _invent(relation, kinds, rng) for relation in DATED_RELATIONS}
     passages = [
         (subject, relation.sentence.format(subject=subject, object=" , ".join(map(str, pair))))
@@ -83,7 +92,9 @@ def _invent(relation: Relation, kinds: Mapping[str, Sequence[str]], rng: random.
 
 
 def _pair(names: Sequence[str], rng: random.Random) -> Pair:
-    first, second = (Entry(*entry) for entry in zip(rng.sample(YEARS, 2), rng.sample(names, 2), strict=True))
+    years = [rng.choice(OLD_YEARS), rng.choice(NEW_YEARS)]
+    rng.shuffle(years)
+    first, second = (Entry(*entry) for entry in zip(years, rng.sample(names, 2), strict=True))
     return first, second
 
 
@@ -97,8 +108,9 @@ def _draw(
     """So many questions, no two of them equal."""
     seen: set[str] = set()
     while len(seen) < number:
-        subject = name = rng.choice(kinds["person"])
-        kind, steps = "person", []
+        kind = rng.choice(list(kinds))
+        subject = name = rng.choice(kinds[kind])
+        steps = []
         for _ in range(hops):
             relation = rng.choice([each for each in DATED_RELATIONS if each.subject_kind == kind])
             steps.append(relation)

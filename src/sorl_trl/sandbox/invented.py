@@ -47,7 +47,7 @@ def build_invented(seed: int, population: Population | None = None, size: WorldS
     """
     population = population or Population()
     rng = random.Random(f"invented/{seed}")
-    kinds = invent_names(population, rng)
+    kinds = _names(population, rng)
     facts = {relation.name: _invent(relation, kinds, rng) for relation in RELATIONS}
     return build_world("invented", RELATIONS, facts, seed, size or WorldSize(train_questions=1000))
 
@@ -56,9 +56,8 @@ def _invent(relation: Relation, kinds: Mapping[str, Sequence[str]], rng: random.
     return {subject: (rng.choice(kinds[relation.object_kind]),) for subject in kinds[relation.subject_kind]}
 
 
-def invent_names(population: Population, rng: random.Random) -> dict[str, list[str]]:
-    """Kind ("person", "company", "city", "land") to its names, of words that are the same for every `rng`."""
-    words = iter(_words())
+def _names(population: Population, rng: random.Random) -> dict[str, list[str]]:
+    words = iter(invented_words())
     first, last, companies, cities, lands = (
         [next(words) for _ in range(number)]
         for number in (
@@ -73,7 +72,7 @@ def invent_names(population: Population, rng: random.Random) -> dict[str, list[s
     return {"person": people, "company": companies, "city": cities, "land": lands}
 
 
-def _words() -> list[str]:
+def invented_words() -> list[str]:
     """A fixed list of pronounceable words: no seed changes it, so one tokenizer fits every invented world."""
     syllables = [consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "aeiou"]
     return random.Random("words").sample([a + b + c for a in syllables for b in syllables for c in "lnrs"], 4000)

@@ -15,19 +15,19 @@ from benchmarks.worlds.working import WorkingWorld
 
 from sorl_trl import qa
 from sorl_trl.rollout import Collector, RolloutLimits, assemble
-from sorl_trl.sandbox import CORPUS_FILE, PROMPT_TEMPLATE, PROTOCOL, Population, World, WorldSize, train_tokenizer
+from sorl_trl.sandbox import CORPUS_FILE, PROMPT_TEMPLATE, PROTOCOL, World, WorldSize, train_tokenizer
 from sorl_trl.sandbox.expert import UNKNOWN
 from sorl_trl.search import BM25Index
 from sorl_trl.types import Trajectory
 
 HOPS = 3
-POPULATION = Population(people=60, companies=12, cities=12, lands=6, first_names=8, last_names=9)
+NAMES = {"person": 60, "company": 12, "city": 12, "land": 6}
 Ask = Callable[[int, WorkingNoise], list[Trajectory]]
 
 
 @pytest.fixture(scope="module")
 def world() -> World:
-    return build_dated(1, HOPS, WorldSize(80, 20), POPULATION)
+    return build_dated(1, HOPS, WorldSize(80, 20), NAMES)
 
 
 @pytest.fixture(scope="module")
@@ -131,17 +131,17 @@ class TestDatedWorlds:
             assert question.golden_answers == (name,)
 
     def test_hops_change_the_questions_and_not_the_facts(self, world: World) -> None:
-        other = build_dated(1, 2, WorldSize(80, 20), POPULATION)
+        other = build_dated(1, 2, WorldSize(80, 20), NAMES)
         assert other.passages == world.passages
         assert {question.metadata["hops"] for question in other.train} == {2}
 
-    def test_seeds_share_words_and_no_facts(self, world: World) -> None:
-        other = build_dated(2, HOPS, WorldSize(80, 20), POPULATION)
+    def test_seeds_share_names_and_no_facts(self, world: World) -> None:
+        other = build_dated(2, HOPS, WorldSize(80, 20), NAMES)
         assert not {passage.text for passage in other.passages} & {passage.text for passage in world.passages}
 
     def test_the_later_entry_is_current(self) -> None:
-        pair = pair_of("karo bun works 12 : zel , 3 : mor dan .")
-        assert pair == (Entry(12, "zel"), Entry(3, "mor dan"))
+        pair = pair_of("karo works 12 : zel , 3 : mor .")
+        assert pair == (Entry(12, "zel"), Entry(3, "mor"))
         assert current(pair) == Entry(12, "zel")
         assert {entry.name for entry in pair_of("nothing")} == {UNKNOWN}
         assert min(YEARS) > 0  # an unknown entry is of the year 0
