@@ -15,6 +15,8 @@ BASE = "working-reuse"
 """The regime whose updates, rollouts and learning rate all have."""
 HOPS = 3
 VERBOSITY = 20
+SEEDS_PER_POLICY = 2
+"""Two seeds start from the same policy: with seven worlds, warm starts would otherwise take as long as the runs."""
 SHAPES = (*((verbosity, HOPS) for verbosity in (4, 10, 20, 40, 80)), *((VERBOSITY, hops) for hops in (2, 4)))
 """Verbosity and hops of each world: one of the two varies, the other stays."""
 
@@ -49,7 +51,9 @@ LENGTH_REGIMES = {
         title=f"Turns of {verbosity} tokens, {hops} hops",
         learning_rates=(),
         methods=tuple(method for of_setting in SETTINGS.values() for method in of_setting.values()),
-        world=WorkingWorld(f"Working, {verbosity} tokens", f"{hops} hops", verbosity, hops),
+        world=WorkingWorld(
+            f"Working, {verbosity} tokens", f"{hops} hops", verbosity, hops, seeds_per_policy=SEEDS_PER_POLICY
+        ),
     )
     for verbosity, hops in SHAPES
 }

@@ -56,7 +56,7 @@ class WorkingWorld(SearchWorld):
     verbosity: int = 40
     hops: int = 3
     policy: PolicyConfig = POLICY
-    practice: tuple[int, int] = (4000, 900)
+    practice: tuple[int, int] = (6000, 1200)
     noise: WorkingNoise = field(default_factory=WorkingNoise)
     seeds_per_policy: int = 1
 
@@ -87,7 +87,9 @@ class WorkingWorld(SearchWorld):
 
     @property
     def name(self) -> str:
-        return f"working-{self.verbosity}-tokens-{self.hops}-hops-{self.policy.hidden_size}x{self.policy.layers}"
+        policy = f"{self.policy.hidden_size}x{self.policy.layers}"
+        shared = f"-for-{self.seeds_per_policy}" if self.seeds_per_policy > 1 else ""
+        return f"working-{self.verbosity}-tokens-{self.hops}-hops-{policy}{shared}"
 
     @property
     def settings(self) -> tuple[object, ...]:

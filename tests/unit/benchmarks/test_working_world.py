@@ -154,7 +154,8 @@ class TestDatedWorlds:
 class TestWorlds:
     def test_worlds_of_other_data_have_other_names(self) -> None:
         shapes = [(10, 3), (20, 3), (20, 2)]
-        assert len({WorkingWorld("", "", *shape).name for shape in shapes}) == 3
+        names = {WorkingWorld("", "", *shape).name for shape in shapes}
+        assert len(names | {WorkingWorld("", "", 10, 3, seeds_per_policy=2).name}) == 4
 
     def test_seeds_share_a_policy_where_it_says_so(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         from benchmarks.worlds import working
