@@ -22,7 +22,7 @@ import os
 import sys
 import traceback
 from argparse import Namespace, RawDescriptionHelpFormatter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from pathlib import Path
@@ -42,6 +42,7 @@ from tqdm.auto import tqdm
 from benchmarks.stability_grid import CHOOSING_SEEDS, JUDGING_SEEDS, REGIMES
 from benchmarks.stability_methods import METHODS
 from benchmarks.stability_report import write_report
+from benchmarks.stability_run import REGIMES as PLANNED_REGIMES
 from benchmarks.stability_run import Job, prepare, run, settings_of
 from benchmarks.stability_statistics import choose_learning_rates, choosing_plan, published_grid, read_runs
 from sorl_trl.command_line import Parser, at_least, run_command
@@ -66,9 +67,11 @@ def choosing_jobs(regimes: Sequence[str], methods: Sequence[str], records: list[
 
 
 def judging_jobs(regimes: Sequence[str], methods: Sequence[str], seeds: Sequence[int]) -> Iterator[Job]:
+    """The runs at the common learning rate, of the methods that a regime has."""
+    grid = published_grid()
     for seed in seeds:
         for regime in regimes:
-            for method in methods:
+            for method in filter(grid.methods_in(regime).__contains__, methods):
                 yield Job(regime, method, REGIMES[regime].learning_rate, seed)
 
 
@@ -91,31 +94,37 @@ def load(archived: bool = True) -> list[dict[str, Any]]:
 
     Those of methods, with settings or at learning rates that are not in the grid any more are left out.
     """
-    found = [json.loads(path.read_text()) for path in sorted(RUNS.glob("*/record.json"))]
-    if archived:
-        found = [*read_archive(ARCHIVE), *found]
-    records = {key(record): record for record in found if is_current(record)}
+    records = {key(record): record for record in read_all(ARCHIVE if archived else None) if is_current(record)}
     return [records[job] for job in sorted(records, key=str)]
 
 
-def is_current(record: dict[str, Any]) -> bool:
-    job = key(record)
-    if job.regime not in REGIMES or job.method not in METHODS or record["settings"] != settings_of(job):
-        return False
-    regime = REGIMES[job.regime]
-    judges = (regime.learning_rate,) if job.seed in JUDGING_SEEDS else ()
-    return job.learning_rate in (*judges, *regime.learning_rates)
+def read_all(archive: Path | None) -> list[dict[str, Any]]:
+    """The runs in an archive, if it is there, and then those in `runs/stability/`."""
+    found = [json.loads(path.read_text()) for path in sorted(RUNS.glob("*/record.json"))]
+    return [*read_archive(archive), *found] if archive else found
 
 
 def read_archive(archive: Path) -> list[dict[str, Any]]:
-    """Its records; none where there is no such file."""
+    """Its runs; none where it is not there."""
     if not archive.is_file():
         return []
     with lzma.open(archive, "rt") as lines:
         return [*map(json.loads, lines)]
 
 
-def save(records: Iterable[dict[str, Any]], archive: Path = ARCHIVE) -> None:
+def is_current(record: dict[str, Any]) -> bool:
+    job = key(record)
+    if job.regime not in REGIMES or job.method not in published_grid().methods_in(job.regime):
+        return False
+    if record["settings"] != settings_of(job):
+        return False
+    regime = REGIMES[job.regime]
+    judges = (regime.learning_rate,) if job.seed in JUDGING_SEEDS else ()
+    return job.learning_rate in (*judges, *regime.learning_rates)
+
+
+def save(records: Iterable[dict[str, Any]], archive: Path | None = None) -> None:
+    archive = archive or ARCHIVE
     partial = archive.with_suffix(".part")
     with lzma.open(partial, "wt") as lines:
         lines.writelines(json.dumps(record) + "\n" for record in records)
@@ -147,9 +156,13 @@ def in_parallel(step: Callable[..., Any], calls: Sequence[tuple[Any, ...]], work
 
 def run_all(jobs: Iterable[Job], workers: int, title: str, archived: bool = True) -> None:
     """Every run that is not there yet."""
-    done = set(map(key, load(archived)))
+    run_missing(jobs, set(map(key, load(archived))), workers, title)
+
+
+def run_missing(jobs: Iterable[Job], done: Container[Job], workers: int, title: str) -> None:
+    """Every run but those that are done."""
     todo = [job for job in dict.fromkeys(jobs) if job not in done]
-    worlds = {(REGIMES[job.regime].world, job.seed): None for job in todo}
+    worlds = {(PLANNED_REGIMES[job.regime].world, job.seed): None for job in todo}
     RUNS.mkdir(parents=True, exist_ok=True)
     in_parallel(prepare, [(world, seed, RUNS) for world, seed in worlds], workers, "Worlds and policies")
     in_parallel(run, [(job, RUNS) for job in todo], workers, title)

@@ -202,8 +202,3 @@ TRIALS = _methods(
     ),
 )
 """What looked for better defaults, on choosing seeds alone (`stability_trials.py`)."""
-
-
-def method_named(name: str) -> Method:
-    """One of `METHODS` or `TRIALS`."""
-    return METHODS[name] if name in METHODS else TRIALS[name]

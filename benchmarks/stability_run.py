@@ -15,10 +15,12 @@ import torch
 from transformers import AutoTokenizer, GenerationConfig, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
+from benchmarks import stability_grid, stability_methods
 from benchmarks.candidates import CandidateConfig, CandidateTrainer
-from benchmarks.stability_grid import REGIMES, Regime
-from benchmarks.stability_methods import GROUP, PPO_SETTINGS, method_named
+from benchmarks.stability_grid import Regime
+from benchmarks.stability_methods import GROUP, PPO_SETTINGS
 from benchmarks.stability_statistics import LAST
+from benchmarks.turn_length_grid import LENGTH_METHODS, LENGTH_REGIMES
 from benchmarks.worlds.world import POLICY, BenchmarkWorld, Examination
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
 from sorl_trl.ops import turn_ids_from_mask, turn_layout
@@ -26,6 +28,9 @@ from sorl_trl.trainers.cycle.generation_cycle import GenerationCycle
 from sorl_trl.trainers.loss.micro_batch import ClipRange, clip_ranges, loss_mask_of
 from sorl_trl.trainers.loss.turn_metrics import turn_metrics
 
+REGIMES = stability_grid.REGIMES | LENGTH_REGIMES
+METHODS = stability_methods.METHODS | stability_methods.TRIALS | LENGTH_METHODS
+"""All that can be run, whichever report it is for."""
 EVERY = 5
 """Rollouts between two evaluations before that."""
 GREEDY = GenerationConfig(do_sample=False)
@@ -48,7 +53,7 @@ class Job:
 
 def settings_of(job: Job) -> str:
     """All that decides a run besides the code: a record made with other settings is of another run."""
-    regime, method = REGIMES[job.regime], method_named(job.method)
+    regime, method = REGIMES[job.regime], METHODS[job.method]
     parts = (regime.updates, regime.trajectories, regime.minibatch, regime.rollouts, regime.staleness)
     given = (PPO_SETTINGS if method.family == "ppo" else {}) | method.settings
     return repr((parts, regime.world.name, regime.world.settings, method.trainer, sorted(given.items())))
@@ -127,7 +132,7 @@ class Examiner(TrainerCallback):
 
 
 def build_trainer(job: Job, folder: Path, output: Path) -> GRPOTrainer:
-    regime, method = REGIMES[job.regime], method_named(job.method)
+    regime, method = REGIMES[job.regime], METHODS[job.method]
     trainer_class, config_class = TRAINERS[method.trainer]
     settings: dict[str, Any] = {
         "num_generations": GROUP,

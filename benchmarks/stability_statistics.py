@@ -60,6 +60,11 @@ class Grid:
         """The methods whose own learning rate is looked for: none without seeds to choose it."""
         return [name for name, method in self.methods.items() if method.tuned and self.choosing_seeds]
 
+    def methods_in(self, regime: str) -> list[str]:
+        """The methods that are run in a regime, in the order of the report."""
+        named = self.regimes[regime].methods
+        return [name for name in self.methods if not named or name in named]
+
     def common(self, regime: str) -> float:
         """The regime's common learning rate."""
         return rounded(self.common_learning_rate[regime])
@@ -200,7 +205,7 @@ def choosing_plan(runs: Sequence[Run], grid: Grid, regime: str, method: str) -> 
     On the first seed every learning rate is tried; on the others, those that came within `MARGIN` of the best there,
     unless that is a single one.
     """
-    if method not in grid.tuned:
+    if method not in grid.tuned or method not in grid.methods_in(regime):
         return []
     first, *others = grid.choosing_seeds
     tried = choosing_scores(runs, grid, regime, method)

@@ -11,7 +11,6 @@ as those of `benchmarks.stability` are: in `runs/stability`, and in short in
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import sys
@@ -23,8 +22,8 @@ from typing import Any
 
 from benchmarks import stability
 from benchmarks.stability_grid import CHOOSING_SEEDS, REGIMES
-from benchmarks.stability_methods import METHODS, TRIALS, method_named
-from benchmarks.stability_run import Job, prepare, run, settings_of
+from benchmarks.stability_methods import METHODS, TRIALS
+from benchmarks.stability_run import Job, settings_of
 from benchmarks.stability_statistics import Run
 from sorl_trl.command_line import Parser, at_least, run_command
 
@@ -49,9 +48,8 @@ def jobs(regimes: Sequence[str], methods: Sequence[str], seeds: Sequence[int]) -
 
 def load() -> list[dict[str, Any]]:
     """The runs of choosing seeds that are in the archive or in `runs/stability`, made with today's settings."""
-    found = [json.loads(path.read_text()) for path in sorted(stability.RUNS.glob("*/record.json"))]
-    archived = [*stability.read_archive(stability.ARCHIVE), *stability.read_archive(ARCHIVE)]
-    records = {stability.key(record): record for record in (*archived, *found) if is_current(record)}
+    found = [*stability.read_archive(stability.ARCHIVE), *stability.read_all(ARCHIVE)]
+    records = {stability.key(record): record for record in found if is_current(record)}
     return [records[job] for job in sorted(records, key=str)]
 
 
@@ -59,17 +57,6 @@ def is_current(record: Mapping[str, Any]) -> bool:
     job = stability.key(dict(record))
     known = job.regime in REGIMES and (job.method in METHODS or job.method in TRIALS)
     return known and job.seed in CHOOSING_SEEDS and record["settings"] == settings_of(job)
-
-
-def run_all(wanted: Sequence[Job], workers: int) -> None:
-    """Every run that is not there yet."""
-    done = set(map(stability.key, load()))
-    todo = [job for job in wanted if job not in done]
-    worlds = {(REGIMES[job.regime].world, job.seed): None for job in todo}
-    stability.RUNS.mkdir(parents=True, exist_ok=True)
-    calls = [(world, seed, stability.RUNS) for world, seed in worlds]
-    stability.in_parallel(prepare, calls, workers, "Worlds and policies")
-    stability.in_parallel(run, [(job, stability.RUNS) for job in todo], workers, "Trials")
 
 
 def format_tables(records: Sequence[Mapping[str, Any]]) -> str:
@@ -94,7 +81,7 @@ def _table(cells: Mapping[tuple[str, float], Sequence[Run]]) -> Iterator[str]:
         means = {rate: _mean(cells[method, rate], "sampled_em") for rate in rates if (method, rate) in cells}
         best = max(means, key=means.__getitem__)
         shown = (_cell(cells.get((method, rate), ()), rate == best) for rate in rates)
-        yield f"| {method_named(method).title} | " + " | ".join(shown) + " |"
+        yield f"| {(METHODS | TRIALS)[method].title} | " + " | ".join(shown) + " |"
 
 
 def _mean(runs: Sequence[Run], score: str) -> float:
@@ -122,7 +109,9 @@ def parse_arguments(words: Sequence[str] | None) -> Namespace:
 def main(words: Sequence[str] | None = None) -> None:
     arguments = parse_arguments(words)
     if not arguments.report:
-        run_all(list(jobs(arguments.regimes, arguments.methods, arguments.seeds)), arguments.workers)
+        done = set(map(stability.key, load()))
+        wanted = jobs(arguments.regimes, arguments.methods, arguments.seeds)
+        stability.run_missing(wanted, done, arguments.workers, "Trials")
     records = load()
     elsewhere = set(map(stability.key, stability.read_archive(stability.ARCHIVE)))
     stability.save([record for record in records if stability.key(record) not in elsewhere], ARCHIVE)

@@ -3,7 +3,7 @@
 from sorl_trl.sandbox.atlas import build_atlas
 from sorl_trl.sandbox.expert import NO_NOISE, ExpertNoise, ScriptedExpert
 from sorl_trl.sandbox.imitation import Course, Example, WarmStartConfig, example_of, imitate, store_policy, warm_start
-from sorl_trl.sandbox.invented import Population, build_invented
+from sorl_trl.sandbox.invented import Population, build_invented, invented_words
 from sorl_trl.sandbox.policy import PolicyConfig, make_policy, train_tokenizer, word_tokenizer
 from sorl_trl.sandbox.setting import LIMITS, LONG_LIMITS, PROMPT_TEMPLATE, PROTOCOL
 from sorl_trl.sandbox.world import CORPUS_FILE, EVALUATION_FILE, TRAIN_FILE, World, WorldSize
@@ -30,6 +30,7 @@ __all__ = [
     "build_invented",
     "example_of",
     "imitate",
+    "invented_words",
     "make_policy",
     "store_policy",
     "train_tokenizer",

@@ -6,7 +6,7 @@ import hashlib
 import random
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Protocol
@@ -14,10 +14,10 @@ from typing import Annotated, Protocol
 import torch
 import transformers
 from tqdm.auto import trange
-from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaForCausalLM, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from sorl_trl.checks import POSITIVE_COUNT, Checked, Number
-from sorl_trl.rollout import Collector, RolloutLimits, assemble
+from sorl_trl.rollout import Collector, Generator, RolloutLimits, assemble
 from sorl_trl.sandbox.expert import ExpertNoise, ScriptedExpert
 from sorl_trl.sandbox.policy import PolicyConfig, make_policy, train_tokenizer
 from sorl_trl.sandbox.setting import LIMITS, PROMPT_TEMPLATE, PROTOCOL
@@ -42,6 +42,14 @@ class WarmStartConfig(Checked):
     batch_size: Annotated[int, POSITIVE_COUNT] = 16
     learning_rate: Annotated[float, Number(above=0)] = 3e-3
     seed: int = 0
+
+    def expert(self, tokenizer: PreTrainedTokenizerBase, world: World) -> Generator:
+        """Who is imitated on the train questions of a world. A subclass may name another."""
+        return ScriptedExpert(tokenizer, world.relations, world.train, self.noise, self.seed)
+
+    def texts(self) -> Iterable[str]:
+        """Texts with the words that the expert writes besides those of the worlds and the protocol."""
+        return ()
 
 
 class Course(Protocol):
@@ -90,10 +98,10 @@ def warm_start(
     target = Path(cache_dir) / f"warm-start-{_cache_key(world, practice, config)}"
     if target.is_dir():
         return target
-    tokenizer = train_tokenizer([world, *practice])
+    tokenizer = train_tokenizer([world, *practice], config.texts())
     share = -(-config.trajectories // len(practice))
     examples = [example for part in practice for example in expert_examples(part, tokenizer, share, config)]
-    model = make_policy(tokenizer, config.policy, config.seed)
+    model = make_policy(tokenizer, config.policy, config.seed, 2 * config.limits.max_trajectory_tokens)
     imitate(model, examples, config)
     return store_policy(model, tokenizer, target)
 
@@ -104,7 +112,7 @@ def expert_examples(
     """Have the expert answer `number` of the world's train questions, each as often as any other."""
     asked = [world.train[i % len(world.train)] for i in range(number)]
     prompts = tokenizer([PROMPT_TEMPLATE.format(question=question.question) for question in asked])["input_ids"]
-    expert = ScriptedExpert(tokenizer, world.relations, world.train, config.noise, config.seed)
+    expert = config.expert(tokenizer, world)
     with tempfile.TemporaryDirectory() as directory:
         corpus = world.write(directory) / CORPUS_FILE
         index = BM25Index.build(corpus, Path(directory) / "index", show_progress=False)

@@ -14,7 +14,6 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from sorl_trl.checks import POSITIVE_COUNT, Checked, Problem
-from sorl_trl.rollout import RolloutLimits
 from sorl_trl.sandbox.expert import UNKNOWN
 from sorl_trl.sandbox.setting import LIMITS, PROMPT_TEMPLATE, PROTOCOL
 from sorl_trl.sandbox.world import World
@@ -38,9 +37,9 @@ class PolicyConfig(Checked):
             yield Problem("hidden_size", what)
 
 
-def train_tokenizer(worlds: Sequence[World]) -> PreTrainedTokenizerFast:
-    """Make a word-level tokenizer of all words of the worlds, with each protocol tag as one token."""
-    return word_tokenizer(_texts(worlds), TAGS)
+def train_tokenizer(worlds: Sequence[World], texts: Iterable[str] = ()) -> PreTrainedTokenizerFast:
+    """Make a word-level tokenizer of all words of the worlds and of `texts`, with each protocol tag as one token."""
+    return word_tokenizer((*_texts(worlds), *texts), TAGS)
 
 
 def word_tokenizer(texts: Iterable[str], tags: Sequence[str] = ()) -> PreTrainedTokenizerFast:
@@ -66,11 +65,14 @@ def word_tokenizer(texts: Iterable[str], tags: Sequence[str] = ()) -> PreTrained
 
 
 def make_policy(
-    tokenizer: PreTrainedTokenizerFast, config: PolicyConfig, seed: int, limits: RolloutLimits = LIMITS
+    tokenizer: PreTrainedTokenizerFast,
+    config: PolicyConfig,
+    seed: int,
+    positions: int = 2 * LIMITS.max_trajectory_tokens,
 ) -> LlamaForCausalLM:
     """Make a randomly initialised Llama in evaluation mode; the global random state is left as it was.
 
-    It has twice as many positions as a trajectory within `limits` has tokens after its prompt.
+    It reads so many `positions`, prompt and trajectory together.
     """
     llama = LlamaConfig(
         vocab_size=len(tokenizer),
@@ -78,7 +80,7 @@ def make_policy(
         intermediate_size=3 * config.hidden_size,
         num_hidden_layers=config.layers,
         num_attention_heads=config.heads,
-        max_position_embeddings=2 * limits.max_trajectory_tokens,
+        max_position_embeddings=positions,
         tie_word_embeddings=True,
         # Larger than usual (ours): names that differ from the first step on are learnt to be copied twice as fast.
         initializer_range=0.05,
