@@ -18,7 +18,6 @@ from benchmarks.worlds.hunt_game import Field, Hunt, Hunter, HunterNoise, HuntRu
 from benchmarks.worlds.hunt_rollout import HuntRollout, encode, found_reward, play, play_with_model
 from benchmarks.worlds.world import BenchmarkWorld, Examination
 from sorl_trl.checks import POSITIVE_COUNT, Checked, Number
-from sorl_trl.rollout import RolloutLimits
 from sorl_trl.sandbox import Example, PolicyConfig, example_of, imitate, make_policy, store_policy, word_tokenizer
 
 UNSEEN_FIELDS = 200
@@ -87,8 +86,7 @@ class HuntWorld(BenchmarkWorld):
 
     def _teach(self, fields: Sequence[Field], seed: int, target: Path) -> Path:
         tokenizer = word_tokenizer(vocabulary(self.rules))
-        limits = RolloutLimits(max_trajectory_tokens=self.max_completion_length)
-        model = make_policy(tokenizer, self.apprenticeship.policy, seed, limits)
+        model = make_policy(tokenizer, self.apprenticeship.policy, seed, 2 * self.max_completion_length)
         imitate(model, watch(fields, self.rules, self.apprenticeship.noise, tokenizer, seed), self.apprenticeship)
         return store_policy(model, tokenizer, target)
 

@@ -11,7 +11,15 @@ from benchmarks import stability, stability_run
 from benchmarks.stability_grid import CHOOSING_SEEDS, JUDGING_SEEDS, REGIMES
 from benchmarks.stability_methods import METHODS
 from benchmarks.stability_run import Job, run, settings_of, summarize_rollouts
-from benchmarks.worlds import BenchmarkWorld, QuestionWorld, questions, working
+from benchmarks.worlds import (
+    Apprenticeship,
+    BenchmarkWorld,
+    HuntWorld,
+    QuestionWorld,
+    WorkingWorld,
+    questions,
+    working,
+)
 
 from sorl_trl.sandbox import PolicyConfig, WarmStartConfig
 from tests.agents import BY_THE_CLOCK
@@ -31,7 +39,10 @@ def tiny_world(world: BenchmarkWorld) -> BenchmarkWorld:
     policy = PolicyConfig(16, 1, 2)
     if isinstance(world, QuestionWorld):
         return replace(world, warm_start=WarmStartConfig(policy=policy, trajectories=64, steps=5))
-    return replace(world, policy=policy, practice=(64, 5), verbosity=10)
+    if isinstance(world, WorkingWorld):
+        return replace(world, policy=policy, practice=(64, 5), verbosity=10)
+    assert isinstance(world, HuntWorld)
+    return replace(world, apprenticeship=Apprenticeship(policy, trajectories=64, steps=5))
 
 
 @pytest.fixture(scope="module")

@@ -83,7 +83,7 @@ class TestPlan:
         assert len(set(plan)) == len(plan) == 7 * 6 * len(JUDGING_SEEDS)
 
     def test_with_the_rest_only_the_ratio_and_its_loss_differ(self) -> None:
-        from benchmarks.stability_grid import METHODS
+        from benchmarks.stability_methods import METHODS
 
         methods = METHODS | LENGTH_METHODS
         settings = [methods[name].settings for name in SETTINGS["with the rest"].values()]
