@@ -4,9 +4,10 @@
     python -m benchmarks.stability --quick    # one regime, four methods, two seeds: minutes
     python -m benchmarks.stability --report   # only writes the report again
 
-Runs every method of `stability_grid.py` in every regime through the real trainers, in processes of one thread.
-The runs are kept, in short, in `benchmarks/results/stability_runs.jsonl.xz`; those that are there, or in
-`runs/stability/`, are not repeated. `runs/stability/` also has each run's metrics of every update (`log.jsonl`).
+Runs every method of `stability_methods.py` in every regime of `stability_grid.py` through the real trainers, in
+processes of one thread. The runs are kept, in short, in `benchmarks/results/stability_runs.jsonl.xz`; those that are
+there, or in `runs/stability/`, are not repeated. `runs/stability/` also has each run's metrics of every update
+(`log.jsonl`).
 
 Order: the judging seeds at the common learning rate, the choosing seeds on the grid of learning rates, then the
 judging seeds at each method's own best. Writes `benchmarks/results/stability.md`, `.json` and pictures.
@@ -21,7 +22,7 @@ import os
 import sys
 import traceback
 from argparse import Namespace, RawDescriptionHelpFormatter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from pathlib import Path
@@ -38,8 +39,10 @@ os.environ.setdefault("MALLOC_TRIM_THRESHOLD_", str(2**33))
 
 from tqdm.auto import tqdm
 
-from benchmarks.stability_grid import CHOOSING_SEEDS, JUDGING_SEEDS, METHODS, REGIMES
+from benchmarks.stability_grid import CHOOSING_SEEDS, JUDGING_SEEDS, REGIMES
+from benchmarks.stability_methods import METHODS
 from benchmarks.stability_report import write_report
+from benchmarks.stability_run import REGIMES as PLANNED_REGIMES
 from benchmarks.stability_run import Job, prepare, run, settings_of
 from benchmarks.stability_statistics import choose_learning_rates, choosing_plan, published_grid, read_runs
 from sorl_trl.command_line import Parser, at_least, run_command
@@ -64,9 +67,11 @@ def choosing_jobs(regimes: Sequence[str], methods: Sequence[str], records: list[
 
 
 def judging_jobs(regimes: Sequence[str], methods: Sequence[str], seeds: Sequence[int]) -> Iterator[Job]:
+    """The runs at the common learning rate, of the methods that a regime has."""
+    grid = published_grid()
     for seed in seeds:
         for regime in regimes:
-            for method in methods:
+            for method in filter(grid.methods_in(regime).__contains__, methods):
                 yield Job(regime, method, REGIMES[regime].learning_rate, seed)
 
 
@@ -89,28 +94,41 @@ def load(archived: bool = True) -> list[dict[str, Any]]:
 
     Those of methods, with settings or at learning rates that are not in the grid any more are left out.
     """
-    found = [json.loads(path.read_text()) for path in sorted(RUNS.glob("*/record.json"))]
-    if archived and ARCHIVE.is_file():
-        with lzma.open(ARCHIVE, "rt") as lines:
-            found = [*map(json.loads, lines), *found]
-    records = {key(record): record for record in found if is_current(record)}
+    records = {key(record): record for record in read_all(ARCHIVE if archived else None) if is_current(record)}
     return [records[job] for job in sorted(records, key=str)]
+
+
+def read_all(archive: Path | None) -> list[dict[str, Any]]:
+    """The runs in an archive, if it is there, and then those in `runs/stability/`."""
+    found = [json.loads(path.read_text()) for path in sorted(RUNS.glob("*/record.json"))]
+    return [*read_archive(archive), *found] if archive else found
+
+
+def read_archive(archive: Path) -> list[dict[str, Any]]:
+    """Its runs; none where it is not there."""
+    if not archive.is_file():
+        return []
+    with lzma.open(archive, "rt") as lines:
+        return [*map(json.loads, lines)]
 
 
 def is_current(record: dict[str, Any]) -> bool:
     job = key(record)
-    if job.regime not in REGIMES or job.method not in METHODS or record["settings"] != settings_of(job):
+    if job.regime not in REGIMES or job.method not in published_grid().methods_in(job.regime):
+        return False
+    if record["settings"] != settings_of(job):
         return False
     regime = REGIMES[job.regime]
     judges = (regime.learning_rate,) if job.seed in JUDGING_SEEDS else ()
     return job.learning_rate in (*judges, *regime.learning_rates)
 
 
-def save(records: Iterable[dict[str, Any]]) -> None:
-    partial = ARCHIVE.with_suffix(".part")
+def save(records: Iterable[dict[str, Any]], archive: Path | None = None) -> None:
+    archive = archive or ARCHIVE
+    partial = archive.with_suffix(".part")
     with lzma.open(partial, "wt") as lines:
         lines.writelines(json.dumps(record) + "\n" for record in records)
-    partial.replace(ARCHIVE)
+    partial.replace(archive)
 
 
 def work(step: Callable[..., Any], *arguments: Any) -> None:
@@ -138,11 +156,15 @@ def in_parallel(step: Callable[..., Any], calls: Sequence[tuple[Any, ...]], work
 
 def run_all(jobs: Iterable[Job], workers: int, title: str, archived: bool = True) -> None:
     """Every run that is not there yet."""
-    done = set(map(key, load(archived)))
+    run_missing(jobs, set(map(key, load(archived))), workers, title)
+
+
+def run_missing(jobs: Iterable[Job], done: Container[Job], workers: int, title: str) -> None:
+    """Every run but those that are done."""
     todo = [job for job in dict.fromkeys(jobs) if job not in done]
-    worlds = {(REGIMES[job.regime].hop_shares, job.seed): (REGIMES[job.regime], job.seed, RUNS) for job in todo}
+    worlds = {(PLANNED_REGIMES[job.regime].world, job.seed): None for job in todo}
     RUNS.mkdir(parents=True, exist_ok=True)
-    in_parallel(prepare, list(worlds.values()), workers, "Worlds and policies")
+    in_parallel(prepare, [(world, seed, RUNS) for world, seed in worlds], workers, "Worlds and policies")
     in_parallel(run, [(job, RUNS) for job in todo], workers, title)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -170,16 +170,34 @@ def draw_ends(axis: Axes, height: float, runs: Sequence[Run], colour: str) -> No
 def draw_summary(common: Mapping[str, Table], grid: Grid, path: Path) -> None:
     """Final sampled EM of every run at the common learning rate: a panel per regime, a line per method.
 
+    Regimes with the same plan of methods stand side by side.
+
     Raises:
         ImportError: matplotlib is not installed.
     """
-    methods = [method for method in grid.methods if any(method in table for table in common.values())]
-    figure = new_figure(2.6 + 2.5 * len(common), 1.5 + 0.36 * len(methods))
-    axes = figure.subplots(1, len(common), squeeze=False, sharex=True, sharey=True)[0]
+    plans: dict[tuple[str, ...], list[str]] = {}
+    for regime in common:
+        plans.setdefault(tuple(grid.methods_in(regime)), []).append(regime)
+    shown = [[m for m in plan if any(m in common[regime] for regime in plans[plan])] for plan in plans]
+    width, heights = max(map(len, plans.values())), [1 + 0.36 * len(methods) for methods in shown]
+    figure = new_figure(2.6 + 2.5 * width, 0.5 + sum(heights))
+    axes = figure.subplots(len(plans), width, squeeze=False, sharex=True, sharey="row", height_ratios=heights)
+    for row, regimes, methods in zip(axes, plans.values(), shown, strict=True):
+        draw_ends_of({regime: common[regime] for regime in regimes}, methods, grid, row)
+        for empty in row[len(regimes) :]:
+            empty.set_visible(False)
+    axes[0, 0].set_xlim(left=-0.02)
+    figure.suptitle("Where training ended: sampled EM on an unseen world, common learning rate", fontsize=12)
+    figure.supxlabel(LEGEND, fontsize=9)
+    figure.savefig(path, dpi=90)
+
+
+def draw_ends_of(tables: Mapping[str, Table], methods: Sequence[str], grid: Grid, axes: Iterable[Axes]) -> None:
+    """A row of panels, a regime in each."""
     families = [grid.methods[method].family for method in methods]
     # Half a line between the families.
     heights = {m: place + 0.5 * (families[place] != families[0]) for place, m in enumerate(methods)}
-    for axis, (regime, table) in zip(axes, common.items(), strict=True):
+    for axis, (regime, table) in zip(axes, tables.items(), strict=False):
         starts = [run.start for runs in table.values() for run in runs if run.start is not None]
         if starts:
             axis.axvline(float(np.mean(starts)), color="0.45", linestyle=(0, (3, 2)), linewidth=1)
@@ -187,9 +205,6 @@ def draw_summary(common: Mapping[str, Table], grid: Grid, path: Path) -> None:
             draw_ends(axis, heights[method], runs, colour_of(method, grid))
         axis.set_title(grid.regimes[regime].title, fontsize=10)
         tidy(axis)
-    axes[0].set_yticks(list(heights.values()), [grid.methods[method].title for method in methods], fontsize=9)
-    axes[0].invert_yaxis()
-    axes[0].set_xlim(left=-0.02)
-    figure.suptitle("Where training ended: sampled EM on an unseen world, common learning rate", fontsize=12)
-    figure.supxlabel(LEGEND, fontsize=9)
-    figure.savefig(path, dpi=90)
+        if regime == next(iter(tables)):
+            axis.set_yticks(list(heights.values()), [grid.methods[method].title for method in methods], fontsize=9)
+            axis.invert_yaxis()

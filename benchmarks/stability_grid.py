@@ -1,29 +1,45 @@
-"""What the stability benchmark runs: regimes, methods, learning rates and seeds.
+"""Where and how long the stability benchmark trains: regimes, learning rates and seeds.
 
-Regimes, the methods' settings and the definition of a collapse were fixed before the judging seeds were run. The
-controls were added while they ran, to explain what was seen; none of their settings was chosen by a judging seed.
-
-Titles tell apart what SORL specifies and what is ours: "as specified" is the note's form; "geometric" is that with the
-other mean; "narrow" has our lower clip range; "our defaults" has our target KL too, as the configs have.
+Regimes and the definition of a collapse were fixed before the judging seeds were run.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from sorl_trl.rollout import RolloutLimits
-from sorl_trl.sandbox import LIMITS, LONG_LIMITS, ExpertNoise, WarmStartConfig
+from benchmarks.worlds import Apprenticeship, BenchmarkWorld, HuntWorld, QuestionWorld, WorkingWorld
+from sorl_trl.sandbox import LONG_LIMITS, ExpertNoise, PolicyConfig, WarmStartConfig
 
 CHOOSING_SEEDS = (101, 102)
 """Chose every setting, with a few runs of seed 91: learning rates, coefficients, clip ranges, the regimes' settings.
 In no table of results. Of about 60 runs that looked for settings (one or two seeds, reuse, long, hot and stale), 32
 tried variants of SO-GRPO (lower ranges of .02 to .2, lambda of 1 to 30, gates, estimators), 11 GRPO, the rest the
 others: the baselines have the settings of their papers or of TRL. Then 24 runs chose `target_kl` (.003, .005, .01)."""
-JUDGING_SEEDS = (201, 202, 203, 204, 205)
-"""Chose nothing."""
-GROUP = 8
-"""Trajectories per prompt of the methods without a critic."""
+JUDGING_SEEDS = (201, 202, 203, 204, 205, 206, 207, 208)
+"""Chose nothing. Eight, so that a paired test can speak; what was run with the first five stays valid."""
+_LONG_WARM_START = WarmStartConfig(
+    noise=ExpertNoise(missing_keyword=0.1, wrong_keyword=0.1, half_name=0.05, early_answer=0.05), limits=LONG_LIMITS
+)
+SHORT = QuestionWorld("Questions", "one hop or two, turns of four tokens")
+LONG = QuestionWorld(
+    "Long questions", "three hops or four, turns of four tokens", (0.0, 0.0, 0.5, 0.5), LONG_LIMITS, _LONG_WARM_START
+)
+HUNT = HuntWorld("Hunts", "a game of up to 8 turns of seven tokens, with an answer after each")
+HUNT_LARGE = HuntWorld(
+    "Hunts, larger policy",
+    "the same with a policy of 2.6 million parameters",
+    apprenticeship=Apprenticeship(PolicyConfig(256, 3, 8), learning_rate=1e-3),
+)
+WORKING = WorkingWorld("Working", "three hops, turns of 40 tokens that compare and copy what was found")
+LARGE = WorkingWorld(
+    "Working, larger policy",
+    "the same with a policy ten times as large",
+    verbosity=20,
+    policy=PolicyConfig(192, 6, 6),
+    practice=(4000, 600),
+    seeds_per_policy=4,
+)
 
 
 @dataclass(frozen=True)
@@ -36,6 +52,7 @@ class Regime:
     """The common one."""
     learning_rates: tuple[float, ...]
     """From which each method chooses its own; none where no method does."""
+    world: BenchmarkWorld = SHORT
     trajectories: int = 64
     """Per rollout."""
     minibatch: int = 16
@@ -45,9 +62,8 @@ class Regime:
     rollouts: int = 20
     staleness: int = 0
     """How many rollouts late each is trained on."""
-    hop_shares: tuple[float, ...] = (0.5, 0.5)
-    limits: RolloutLimits = LIMITS
-    warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
+    methods: tuple[str, ...] = ()
+    """The methods that are run in it, by name; none named: all."""
 
     @property
     def updates(self) -> int:
@@ -55,9 +71,34 @@ class Regime:
         return self.trajectories // self.minibatch * self.epochs
 
 
-_LONG_WARM_START = WarmStartConfig(
-    noise=ExpertNoise(missing_keyword=0.1, wrong_keyword=0.1, half_name=0.05, early_answer=0.05), limits=LONG_LIMITS
+RATES = (3e-5, 1e-4, 3e-4, 1e-3, 3e-3)
+"""Two steps of three on either side of a moderate one, so that what is chosen is not at an end."""
+CORE = (
+    *("grpo", "gspo", "turn_geometric", "so_grpo_specified", "so_grpo", "so_grpo_fixed", "grpo_target"),
+    *("ppo", "so_ppo_specified", "so_ppo", "so_ppo_fixed", "ppo_target"),
 )
+"""The methods of the worlds whose runs are dear."""
+
+
+def _regimes_of(name: str, world: BenchmarkWorld) -> dict[str, Regime]:
+    """Gentle, reuse and stale in a world of its own, as `<name>-gentle` and so on."""
+    common: dict[str, Any] = {"learning_rates": RATES, "world": world, "methods": CORE}
+    kinds = {
+        "gentle": Regime(
+            f"{world.title}, gentle", "8 updates per rollout at a moderate rate", 3e-4, rollouts=16, **common
+        ),
+        "reuse": Regime(f"{world.title}, reuse", "32 updates per rollout", 1e-3, epochs=8, rollouts=12, **common),
+        "stale": Regime(
+            f"{world.title}, stale",
+            "8 updates per rollout, each up to 6 rollouts late",
+            1e-3,
+            rollouts=24,
+            staleness=6,
+            **common,
+        ),
+    }
+    return {f"{name}-{kind}": regime for kind, regime in kinds.items()}
+
 
 REGIMES = {
     "gentle": Regime(
@@ -101,136 +142,50 @@ REGIMES = {
         learning_rates=(5e-5, 1.5e-4, 5e-4),
         epochs=8,
         rollouts=12,
-        hop_shares=(0.0, 0.0, 0.5, 0.5),
-        limits=LONG_LIMITS,
-        warm_start=_LONG_WARM_START,
+        world=LONG,
     ),
+    "hunt-gentle": Regime(
+        "Hunts, gentle",
+        "8 updates per rollout",
+        learning_rate=3e-4,
+        learning_rates=(3e-5, 1e-4, 3e-4, 1e-3, 3e-3),
+        trajectories=128,
+        minibatch=32,
+        rollouts=15,
+        world=HUNT,
+        methods=CORE,
+    ),
+    "hunt-reuse": Regime(
+        "Hunts, reuse",
+        "32 updates per rollout",
+        learning_rate=1e-3,
+        learning_rates=(3e-5, 1e-4, 3e-4, 1e-3, 3e-3),
+        epochs=8,
+        rollouts=15,
+        world=HUNT,
+        methods=CORE,
+    ),
+    "hunt-stale": Regime(
+        "Hunts, stale",
+        "8 updates per rollout, each up to 6 rollouts late",
+        learning_rate=1e-3,
+        learning_rates=(3e-5, 1e-4, 3e-4, 1e-3, 3e-3),
+        rollouts=32,
+        staleness=6,
+        world=HUNT,
+        methods=CORE,
+    ),
+    "hunt-large": Regime(
+        "Hunts, larger policy",
+        "2.6 million parameters, 32 updates per rollout",
+        learning_rate=3e-4,
+        learning_rates=(1e-5, 3e-5, 1e-4, 3e-4, 1e-3),
+        epochs=8,
+        rollouts=12,
+        world=HUNT_LARGE,
+        methods=CORE,
+    ),
+    **_regimes_of("working", WORKING),
+    **_regimes_of("working-large", LARGE),
 }
-
-
-@dataclass(frozen=True)
-class Method:
-    """`trainer` is "trl" (`trl.GRPOTrainer` as it is), "so_grpo" or "so_ppo"; `settings` are fields of its config."""
-
-    title: str
-    trainer: str
-    description: str
-    settings: dict[str, Any]
-    tuned: bool = True
-    """Whether its own learning rate is looked for; not that of a control."""
-
-    @property
-    def family(self) -> str:
-        return "ppo" if self.trainer == "so_ppo" else "grpo"
-
-
-_SYMMETRIC = {"epsilon": 0.2, "epsilon_high": 0.2}
-_NARROW = {"epsilon": 0.05, "epsilon_high": 0.2}
-_AUTHORS = {"epsilon": 3e-4, "epsilon_high": 4e-4}
-"""Of GSPO's authors (arXiv 2507.18071), for responses of thousands of tokens; `gspo` has TRL's range."""
-_TOKEN = {"importance_sampling_level": "token", "loss_type": "grpo"}
-_TURN = {"importance_sampling_level": "turn", "turn_ratio": "geometric", "loss_type": "turn"}
-_SEQUENCE = {"importance_sampling_level": "sequence", "loss_type": "grpo"}
-_ARITHMETIC = {"turn_ratio": "arithmetic"}
-_NONE = {"clip_normalization": "none"}
-_PENALTY = {"clip_normalization": "kl_penalty", "ctn_coef": 3.0, "ctn_gate": "token", "kl_estimator": "unbiased"}
-_PLAIN_KL = _PENALTY | {"ctn_gate": "none", "ctn_coef": 0.25}
-"""The coefficient is lambda times the mean gate in SO-GRPO's choosing runs."""
-_STRONG_KL = _PLAIN_KL | {"ctn_coef": 0.7}
-"""The coefficient is what SO-GRPO's penalty puts on the KL in its choosing runs, lambda sum(f KL) / sum(KL):
-about three times the above, because the gate is open where the KL is high."""
-_TARGET = {"target_kl": 0.005}
-"""Every other method has a learning rate that nothing adapts."""
-_SO = _NARROW | _TURN | _PENALTY
-_SPECIFIED = _SYMMETRIC | _TURN | _ARITHMETIC | _PENALTY
-"""SORL as specified in the note, which leaves the coefficient and the estimator open: those are ours."""
-_BIAS_NORM = {"clip_normalization": "bias_norm"}
-_ST = _SYMMETRIC | _TURN | _BIAS_NORM | {"loss_type": "grpo"}
-_TOKEN_PPO = {"advantage_level": "token", "loss_type": "grpo"}
-_PPO = _TOKEN | _TOKEN_PPO | _NONE | {"loss_type": "bnpo"}
-PPO_SETTINGS = {
-    "num_generations": 1,
-    "critic": "model",
-    "critic_learning_rate": 1e-3,
-    "critic_warmup_steps": 8,
-    "value_clip_range": None,
-}
-"""Of all methods with a critic; docs/ppo.md says why. The critic keeps its learning rate whatever the policy's is."""
-
-
-Row = tuple[str, str, str, dict[str, Any]]
-"""Name, title, description, settings."""
-
-
-def _methods(trainer: str, *rows: Row, tuned: bool = True) -> dict[str, Method]:
-    return {name: Method(title, trainer, text, settings, tuned) for name, title, text, settings in rows}
-
-
-_TRL_METHODS = _methods(
-    "trl",
-    ("grpo", "GRPO", "token ratios", _SYMMETRIC | {"loss_type": "grpo"}),
-    ("dual_clip", "dual clip", "GRPO with delta = 4", _SYMMETRIC | {"loss_type": "grpo", "delta": 4.0}),
-    ("gspo", "GSPO", "sequence ratios", _SYMMETRIC | _SEQUENCE),
-    ("gspo_authors", "GSPO, its authors' range", "sequence ratios, clipped at 3e-4 and 4e-4", _AUTHORS | _SEQUENCE),
-)
-_TURN_METHODS = _methods(
-    "so_grpo",
-    ("so_grpo_specified", "SO-GRPO as specified", "the note's form, without our additions", _SPECIFIED),
-    ("st_grpo", "ST-GRPO", "turn ratios, bias norm: ST-PPO without a critic", _ST),
-    ("turn_geometric", "turn, geometric", "turn ratios alone", _SYMMETRIC | _TURN | _NONE),
-    ("turn_arithmetic", "turn, arithmetic", "the note's ratios alone", _SYMMETRIC | _TURN | _NONE | _ARITHMETIC),
-    ("s_grpo", "S-GRPO", "token ratios and the penalty", _SYMMETRIC | _TOKEN | _PENALTY),
-    ("so_grpo", "SO-GRPO, our defaults", "turn ratios, penalty; ours: lower range .05, target KL", _SO | _TARGET),
-    ("so_grpo_fixed", "SO-GRPO, narrow", "our defaults without a target KL", _SO),
-    ("so_grpo_arithmetic", "SO-GRPO, narrow, arithmetic", "the note's ratios, our lower range", _SO | _ARITHMETIC),
-    ("sequence_penalty", "GSPO + penalty", "SO-GRPO, narrow, with sequence ratios", _NARROW | _SEQUENCE | _PENALTY),
-    ("kl_control", "turn + plain KL", "SO-GRPO, narrow, whose penalty has no gate", _SO | _PLAIN_KL),
-)
-_CRITIC_METHODS = _methods(
-    "so_ppo",
-    ("ppo", "PPO", "token ratios, token GAE", _SYMMETRIC | _PPO),
-    ("turn_ppo", "Turn-PPO", "turn ratios, token GAE", _SYMMETRIC | _TURN | _TOKEN_PPO | _NONE),
-    ("s_ppo", "S-PPO", "token ratios, token GAE, bias norm", _SYMMETRIC | _TOKEN | _TOKEN_PPO | _BIAS_NORM),
-    ("st_ppo", "ST-PPO", "turn ratios, token GAE, bias norm", _ST | _TOKEN_PPO),
-    ("so_ppo_specified", "SO-PPO as specified", "the note's form, without our additions", _SPECIFIED),
-    ("so_ppo", "SO-PPO, our defaults", "turn ratios, penalty; ours: lower range .05, target KL", _SO | _TARGET),
-    ("so_ppo_fixed", "SO-PPO, narrow", "our defaults without a target KL", _SO),
-)
-_CONTROLS = (
-    _methods(
-        "trl",
-        ("grpo_narrow", "GRPO, narrow", "lower range .05", _NARROW | {"loss_type": "grpo"}),
-        ("gspo_narrow", "GSPO, narrow", "lower range .05", _NARROW | _SEQUENCE),
-        tuned=False,
-    )
-    | _methods(
-        "so_grpo",
-        ("turn_narrow", "turn, narrow", "geometric turn ratios alone, lower range .05", _NARROW | _TURN | _NONE),
-        (
-            "so_grpo_symmetric",
-            "SO-GRPO, geometric",
-            "as specified, but geometric ratios",
-            _SYMMETRIC | _TURN | _PENALTY,
-        ),
-        (
-            "so_grpo_turn_gate",
-            "SO-GRPO, narrow, turn gate",
-            "gated by clipped turns",
-            _SO | {"ctn_gate": "turn"},
-        ),
-        ("kl_control_strong", "turn + strong plain KL", "no gate, higher coefficient", _SO | _STRONG_KL),
-        ("grpo_target", "GRPO + target KL", "GRPO and a target KL", _SYMMETRIC | _TOKEN | _NONE | _TARGET),
-        tuned=False,
-    )
-    | _methods(
-        "so_ppo",
-        ("ppo_narrow", "PPO, narrow", "lower range .05", _NARROW | _PPO),
-        ("so_ppo_symmetric", "SO-PPO, geometric", "as specified, but geometric ratios", _SO | _SYMMETRIC),
-        ("so_ppo_token", "SO-PPO, narrow, token GAE", "GAE over tokens", _SO | {"advantage_level": "token"}),
-        ("ppo_target", "PPO + target KL", "PPO and a target KL", _SYMMETRIC | _PPO | _TARGET),
-        tuned=False,
-    )
-)
-_ALL = _TRL_METHODS | _TURN_METHODS | _CRITIC_METHODS | _CONTROLS
-METHODS = dict(sorted(_ALL.items(), key=lambda item: item[1].family))
 COMMON_LEARNING_RATE = {name: regime.learning_rate for name, regime in REGIMES.items()}

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.stability_figures import draw_regime, draw_summary
+from benchmarks.stability_overview import overview_tables, worlds_text
 from benchmarks.stability_statistics import (
     INFINITE,
     MARGIN,
@@ -32,7 +33,8 @@ from benchmarks.stability_statistics import (
 from benchmarks.stability_texts import CHOOSING, HEADER, OVERVIEW
 
 if TYPE_CHECKING:
-    from benchmarks.stability_grid import Method, Regime
+    from benchmarks.stability_grid import Regime
+    from benchmarks.stability_methods import Method
 
 Row = dict[str, Any]
 
@@ -53,6 +55,7 @@ def make_rows(tables: Mapping[tuple[str, bool], Table], grid: Grid) -> list[Row]
         for method, runs in table.items():
             baseline, rate = grid.methods[method].family, runs[0].cell[2]
             row = {"regime": regime, "method": method, "learning_rate": rate, "tuned": tuned, **summarize(runs)}
+            row |= {name: runs[0].record[name] for name in ("world", "policy_parameters")}
             row |= {"same_runs_as_common": tuned and rate == grid.common(regime), "baseline": baseline}
             row["difference"] = None if method == baseline else paired(runs, table.get(baseline, []))
             row["difference_to_tuned_baseline"] = paired(runs, tables[regime, True].get(baseline, []))
@@ -143,16 +146,14 @@ def result_table(of_table: Sequence[Row], grid: Grid) -> str:
     return lines_of_table(["method", *columns], body) + (note if died else "")
 
 
-def overview(made: Sequence[Row], grid: Grid) -> str:
-    """Methods by regimes at the common learning rate."""
-    common = {(row["method"], row["regime"]): row for row in made if not row["tuned"]}
-    texts = {key: f"{row['sampled_em']:.3f} · {collapses(row)}" for key, row in common.items()}
-    shown = {method for method, _ in common}
-    body = [
-        [grid.methods[method].title, *(texts.get((method, regime), "") for regime in grid.regimes)]
-        for method in filter(shown.__contains__, grid.methods)
-    ]
-    return lines_of_table(["method", *(regime.title for regime in grid.regimes.values())], body)
+def overview(made: Sequence[Row], grid: Grid) -> list[str]:
+    """Methods by regimes at the common learning rate, a table per world."""
+    return overview_tables(
+        made,
+        grid,
+        lambda row: f"{em(row['sampled_em'], row['sampled_em_interval'])} · {collapses(row)}",
+        lines_of_table,
+    )
 
 
 def choosing_table(runs: Sequence[Run], grid: Grid, regime: str) -> str:
@@ -180,9 +181,10 @@ def missing(runs: Sequence[Run], grid: Grid) -> list[str]:
     lines = []
     for regime, settings in grid.regimes.items():
         common = grid.common(regime)
+        methods = grid.methods_in(regime)
         own = {method: {chosen.get((regime, method), common)} - {common} for method in grid.tuned}
         for purpose, plans in (
-            ("at the common learning rate", {m: list(product([common], grid.judging_seeds)) for m in grid.methods}),
+            ("at the common learning rate", {m: list(product([common], grid.judging_seeds)) for m in methods}),
             ("choosing learning rates", {name: choosing_plan(runs, grid, regime, name) for name in grid.tuned}),
             ("at each method's own learning rate", {m: list(product(own[m], grid.judging_seeds)) for m in own}),
         ):
@@ -210,6 +212,10 @@ def sections_of(reading: str, grid: Grid) -> dict[str, str]:
 def settings_of(part: Regime | Method) -> str:
     """Title, description and all other fields, as an entry of a list."""
     fields = {name: value for name, value in vars(part).items() if name not in ("title", "description", "tuned")}
+    if "world" in fields:
+        fields["world"] = fields["world"].name
+    if not fields.get("methods", True):
+        del fields["methods"]  # all of them
     settings = fields.pop("settings", {})
     named = ", ".join(f"`{name}={value!r}`" for name, value in {**fields, **settings}.items())
     return f"- **{part.title}**: {part.description}. {named}"
@@ -235,9 +241,10 @@ def report(runs: Sequence[Run], made: Sequence[Row], grid: Grid, reading: str) -
     choosing, judging = (", ".join(map(str, seeds)) for seeds in (grid.choosing_seeds, grid.judging_seeds))
     seconds = sum(run.record["seconds"] for run in runs)
     figures = {"runs": len(runs), "seconds": seconds, "resamples": RESAMPLES, "margin": MARGIN}
-    blocks = [HEADER.format(choosing=choosing, judging=judging, **figures)]
+    worlds = worlds_text(runs, grid)
+    blocks = [HEADER.format(choosing=choosing, judging=judging, worlds=worlds, **figures)]
     if made:
-        blocks += ["## Overview", OVERVIEW, overview(made, grid), "![Final sampled EM](stability.png)"]
+        blocks += ["## Overview", OVERVIEW, *overview(made, grid), "![Final sampled EM](stability.png)"]
     blocks.append(sections[""])
     have_run = {run.cell[0] for run in runs}
     for regime in filter(have_run.__contains__, grid.regimes):

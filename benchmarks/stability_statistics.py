@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from benchmarks.stability_grid import Method, Regime
+    from benchmarks.stability_grid import Regime
+    from benchmarks.stability_methods import Method
 
 LAST = 5
 """Rollouts at the end whose evaluations make the final EM."""
@@ -59,6 +60,11 @@ class Grid:
         """The methods whose own learning rate is looked for: none without seeds to choose it."""
         return [name for name, method in self.methods.items() if method.tuned and self.choosing_seeds]
 
+    def methods_in(self, regime: str) -> list[str]:
+        """The methods that are run in a regime, in the order of the report."""
+        named = self.regimes[regime].methods
+        return [name for name in self.methods if not named or name in named]
+
     def common(self, regime: str) -> float:
         """The regime's common learning rate."""
         return rounded(self.common_learning_rate[regime])
@@ -69,13 +75,14 @@ class Grid:
 
 
 def published_grid() -> Grid:
-    """The grid of `benchmarks.stability_grid`."""
+    """The grid of `benchmarks.stability_grid` and `stability_methods`."""
     # Here, not above: the grid knows the trainers' settings, and statistics shall not need the trainers.
     from benchmarks import stability_grid as grid
+    from benchmarks.stability_methods import METHODS
 
     return Grid(
         regimes=grid.REGIMES,
-        methods=grid.METHODS,
+        methods=METHODS,
         common_learning_rate=grid.COMMON_LEARNING_RATE,
         choices={name: regime.learning_rates for name, regime in grid.REGIMES.items()},
         choosing_seeds=grid.CHOOSING_SEEDS,
@@ -198,7 +205,7 @@ def choosing_plan(runs: Sequence[Run], grid: Grid, regime: str, method: str) -> 
     On the first seed every learning rate is tried; on the others, those that came within `MARGIN` of the best there,
     unless that is a single one.
     """
-    if method not in grid.tuned:
+    if method not in grid.tuned or method not in grid.methods_in(regime):
         return []
     first, *others = grid.choosing_seeds
     tried = choosing_scores(runs, grid, regime, method)

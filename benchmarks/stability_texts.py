@@ -7,7 +7,10 @@ HEADER = """# Does it hold? Many short runs under stress
 Written by `python -m benchmarks.stability` from the metrics of {runs:,} runs of one thread each, {seconds:,.0f} CPU
 seconds in all. Every number of a result table is in `stability.json` too, infinity as 1e308.
 
-The policies have 131,200 parameters, and their turns about four tokens (`rollout/tokens_per_turn`).
+**Worlds**, each with its regimes, and the policies that start in it. Turns and their tokens are those of the first
+rollout (`rollout/turns_per_trajectory`, `rollout/tokens_per_turn`).
+
+{worlds}
 
 **SORL and what we add.** "As specified" is the form of the note on SORL: arithmetic turn ratios, a symmetric clip
 range, the penalty (`docs/paper_to_code.md`). "Geometric" is that with the other mean; "ST-" is turn ratios with the
@@ -34,7 +37,8 @@ turn ratio, by the method's own mean over the tokens of a turn, geometric where 
 **Intervals** are 95 % percentile bootstrap intervals over seeds ({resamples:,} resamples, fixed seed); over so few
 seeds they are too narrow rather than too wide. **p** is exact and two-sided: all ways to flip the signs of the
 differences to the baseline (GRPO or PPO, by family, in the same table unless the column says "tuned"), paired by
-seed. With five seeds no p can be below 2/32 = 0.0625. Nothing is corrected for the number of comparisons.
+seed. With five seeds no p can be below 2/32 = 0.0625, with eight 2/256 = 0.0078. Nothing is corrected for the number
+of comparisons.
 
 **Seeds.** Those that chose each method's learning rate, by the mean final sampled EM (of equals, the lowest), and all
 other settings: {choosing}; they enter no result. The second was asked only about learning rates within {margin:g} of
@@ -42,7 +46,7 @@ the best on the first. Those that judged, and chose nothing: {judging}. A seed s
 world, the warm-started policy and the random numbers. Where a method's best learning rate is the common one, both
 tables show the same runs, marked "= common".
 """
-OVERVIEW = "Final sampled EM at the common learning rate, and how many runs collapsed."
+OVERVIEW = "Final sampled EM at the common learning rate with its interval, and how many runs collapsed."
 CHOOSING = (
     "Mean final sampled EM over the choosing seeds, and how many runs collapsed; of one run where the first seed left"
     " no doubt. The chosen one is bold; † is the edge of what was tried: the best may lie beyond."

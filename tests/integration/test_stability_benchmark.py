@@ -8,8 +8,18 @@ from pathlib import Path
 
 import pytest
 from benchmarks import stability, stability_run
-from benchmarks.stability_grid import CHOOSING_SEEDS, JUDGING_SEEDS, METHODS, REGIMES
+from benchmarks.stability_grid import CHOOSING_SEEDS, JUDGING_SEEDS, REGIMES
+from benchmarks.stability_methods import METHODS
 from benchmarks.stability_run import Job, run, settings_of, summarize_rollouts
+from benchmarks.worlds import (
+    Apprenticeship,
+    BenchmarkWorld,
+    HuntWorld,
+    QuestionWorld,
+    WorkingWorld,
+    questions,
+    working,
+)
 
 from sorl_trl.sandbox import PolicyConfig, WarmStartConfig
 from tests.agents import BY_THE_CLOCK
@@ -17,12 +27,22 @@ from tests.agents import BY_THE_CLOCK
 
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    warm_start = WarmStartConfig(policy=PolicyConfig(16, 1, 2), trajectories=64, steps=5)
-    small = {"trajectories": 16, "minibatch": 8, "rollouts": 6, "warm_start": warm_start}
-    for name in REGIMES:
-        monkeypatch.setitem(stability_run.REGIMES, name, replace(REGIMES[name], **small))
-    monkeypatch.setattr(stability_run, "PRACTICE_WORLDS", 1)
-    monkeypatch.setattr(stability_run, "EVALUATION_QUESTIONS", 4)
+    for name, regime in REGIMES.items():
+        small = {"trajectories": 16, "minibatch": 8, "rollouts": 6, "world": tiny_world(regime.world)}
+        monkeypatch.setitem(stability_run.REGIMES, name, replace(regime, **small))
+    for module in (questions, working):
+        monkeypatch.setattr(module, "PRACTICE_WORLDS", 1)
+        monkeypatch.setattr(module, "EVALUATION_QUESTIONS", 4)
+
+
+def tiny_world(world: BenchmarkWorld) -> BenchmarkWorld:
+    policy = PolicyConfig(16, 1, 2)
+    if isinstance(world, QuestionWorld):
+        return replace(world, warm_start=WarmStartConfig(policy=policy, trajectories=64, steps=5))
+    if isinstance(world, WorkingWorld):
+        return replace(world, policy=policy, practice=(64, 5), verbosity=10)
+    assert isinstance(world, HuntWorld)
+    return replace(world, apprenticeship=Apprenticeship(policy, trajectories=64, steps=5))
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +59,7 @@ def test_a_stale_run_leaves_a_whole_record(
 ) -> None:
     # What knows nothing is never right: only rewards that differ move it.
     monkeypatch.setattr(
-        stability_run.qa, "exact_match_reward", lambda completion_ids, **_: [ids[0] % 5 / 5 for ids in completion_ids]
+        questions.qa, "exact_match_reward", lambda completion_ids, **_: [ids[0] % 5 / 5 for ids in completion_ids]
     )
     record = run(Job("stale", method, 1e-3, 7), folder)
     assert json.loads((folder / f"stale-{method}-0.001-7" / "record.json").read_text()) == record
@@ -53,6 +73,22 @@ def test_a_stale_run_leaves_a_whole_record(
     firsts = [entry["kl_to_old"] > 1e-7 for entry in log[:: len(log) // 6]]
     assert firsts[0] is False
     assert all(firsts[3:])  # a critic is warmed up for two rollouts
+
+
+@pytest.mark.slow
+def test_a_run_in_turns_of_working(folder: Path, tiny: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = replace(stability_run.REGIMES["working-gentle"], rollouts=2)
+    monkeypatch.setitem(stability_run.REGIMES, "working-gentle", few)
+    record = run(Job("working-gentle", "so_grpo", 1e-3, 7), folder)
+    assert [evaluation["rollout"] for evaluation in record["evaluations"]] == [0, 1, 2]
+    assert record["world"] == few.world.name
+    assert 0 < record["policy_parameters"] < 20_000
+    assert record["rollouts"][0]["rollout/tokens_per_turn"] > 1
+
+
+def test_regimes_name_methods_that_there_are() -> None:
+    for regime in stability_run.REGIMES.values():
+        assert set(regime.methods) <= stability_run.METHODS.keys()
 
 
 @pytest.mark.slow
@@ -86,7 +122,7 @@ def test_rollouts_are_summarized() -> None:
 
 def test_no_seed_both_chooses_and_judges() -> None:
     assert not set(CHOOSING_SEEDS) & set(JUDGING_SEEDS)
-    assert len(JUDGING_SEEDS) >= 5
+    assert len(JUDGING_SEEDS) >= 8
 
 
 def test_runs_in_the_archive_are_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,6 +147,6 @@ def test_runs_in_the_archive_are_not_repeated(tmp_path: Path, monkeypatch: pytes
 def test_every_method_is_a_real_setting(folder: Path, tiny: None) -> None:
     """Each builds its trainer: no field that a config does not have."""
     for method in METHODS:
-        world = stability_run.prepare(stability_run.REGIMES["reuse"], 7, folder)
+        world = stability_run.prepare(stability_run.REGIMES["reuse"].world, 7, folder)
         trainer = stability_run.build_trainer(Job("reuse", method, 1e-3, 7), world, folder / method)
         assert trainer.args.max_steps == 6 * 16

@@ -2,9 +2,9 @@
 
 from sorl_trl.sandbox.atlas import build_atlas
 from sorl_trl.sandbox.expert import NO_NOISE, ExpertNoise, ScriptedExpert
-from sorl_trl.sandbox.imitation import WarmStartConfig, warm_start
-from sorl_trl.sandbox.invented import Population, build_invented
-from sorl_trl.sandbox.policy import PolicyConfig, make_policy, train_tokenizer
+from sorl_trl.sandbox.imitation import Course, Example, WarmStartConfig, example_of, imitate, store_policy, warm_start
+from sorl_trl.sandbox.invented import Population, build_invented, invented_words
+from sorl_trl.sandbox.policy import PolicyConfig, make_policy, train_tokenizer, word_tokenizer
 from sorl_trl.sandbox.setting import LIMITS, LONG_LIMITS, PROMPT_TEMPLATE, PROTOCOL
 from sorl_trl.sandbox.world import CORPUS_FILE, EVALUATION_FILE, TRAIN_FILE, World, WorldSize
 
@@ -17,6 +17,8 @@ __all__ = [
     "PROMPT_TEMPLATE",
     "PROTOCOL",
     "TRAIN_FILE",
+    "Course",
+    "Example",
     "ExpertNoise",
     "PolicyConfig",
     "Population",
@@ -26,7 +28,12 @@ __all__ = [
     "WorldSize",
     "build_atlas",
     "build_invented",
+    "example_of",
+    "imitate",
+    "invented_words",
     "make_policy",
+    "store_policy",
     "train_tokenizer",
     "warm_start",
+    "word_tokenizer",
 ]

@@ -19,7 +19,8 @@ from sorl_trl.sandbox.world import Relation
 UNKNOWN = "unknown"
 """What the expert answers after an observation that states no fact."""
 
-_FIRST_TURN = re.compile(r"<(?:search|answer)>")
+_PROMPT_END = re.compile(r"(?<=\?)|<(?:search|answer)>")
+"""A question ends in its mark; what follows may be words before the first tag."""
 _INFORMATION = re.compile(r"<information>(.*?)</information>")
 
 
@@ -90,17 +91,20 @@ class ScriptedExpert:
         ]
 
     def _turn(self, context: str) -> str:
-        prompt = _FIRST_TURN.split(context, maxsplit=1)[0].strip()
-        if prompt not in self._questions:
-            raise ValueError(f"context starts with {prompt!r}, which is none of the {len(self._questions)} questions")
-        question = self._questions[prompt]
-        observations = _INFORMATION.findall(context)
+        question, observations = self._read(context)
         name = self._object(observations[-1]) if observations else question.metadata["subject"]
         relations = question.metadata["relations"]
         done = len(observations) == len(relations) or name == UNKNOWN
         if done or self._rng.random() < self._noise.early_answer:
             return f"<answer> {name} </answer>"
         return f"<search> {self._query(name, self._relations[relations[len(observations)]])} </search>"
+
+    def _read(self, context: str) -> tuple[Question, list[str]]:
+        """The question that a context starts with, and the observations in it, without their tags."""
+        prompt = _PROMPT_END.split(context, maxsplit=1)[0].strip()
+        if prompt not in self._questions:
+            raise ValueError(f"context starts with {prompt!r}, which is none of the {len(self._questions)} questions")
+        return self._questions[prompt], [found.strip() for found in _INFORMATION.findall(context)]
 
     def _query(self, name: str, relation: Relation) -> str:
         words = name.split()
@@ -114,7 +118,7 @@ class ScriptedExpert:
         return " ".join([*words, relation.keyword])
 
     def _object(self, observation: str) -> str:
-        matches = (pattern.fullmatch(observation.strip()) for pattern in self._facts)
+        matches = (pattern.fullmatch(observation) for pattern in self._facts)
         return next((match["object"] for match in matches if match), UNKNOWN)
 
 

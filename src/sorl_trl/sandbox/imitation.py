@@ -6,18 +6,18 @@ import hashlib
 import random
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Protocol
 
 import torch
 import transformers
 from tqdm.auto import trange
-from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaForCausalLM, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from sorl_trl.checks import POSITIVE_COUNT, Checked, Number
-from sorl_trl.rollout import Collector, RolloutLimits, assemble
+from sorl_trl.rollout import Collector, Generator, RolloutLimits, assemble
 from sorl_trl.sandbox.expert import ExpertNoise, ScriptedExpert
 from sorl_trl.sandbox.policy import PolicyConfig, make_policy, train_tokenizer
 from sorl_trl.sandbox.setting import LIMITS, PROMPT_TEMPLATE, PROTOCOL
@@ -42,6 +42,27 @@ class WarmStartConfig(Checked):
     batch_size: Annotated[int, POSITIVE_COUNT] = 16
     learning_rate: Annotated[float, Number(above=0)] = 3e-3
     seed: int = 0
+
+    def expert(self, tokenizer: PreTrainedTokenizerBase, world: World) -> Generator:
+        """Who is imitated on the train questions of a world. A subclass may name another."""
+        return ScriptedExpert(tokenizer, world.relations, world.train, self.noise, self.seed)
+
+    def texts(self) -> Iterable[str]:
+        """Texts with the words that the expert writes besides those of the worlds and the protocol."""
+        return ()
+
+
+class Course(Protocol):
+    """How long and how fast to imitate; `WarmStartConfig` is one."""
+
+    @property
+    def steps(self) -> int: ...
+    @property
+    def batch_size(self) -> int: ...
+    @property
+    def learning_rate(self) -> float: ...
+    @property
+    def seed(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -77,12 +98,12 @@ def warm_start(
     target = Path(cache_dir) / f"warm-start-{_cache_key(world, practice, config)}"
     if target.is_dir():
         return target
-    tokenizer = train_tokenizer([world, *practice])
+    tokenizer = train_tokenizer([world, *practice], config.texts())
     share = -(-config.trajectories // len(practice))
     examples = [example for part in practice for example in expert_examples(part, tokenizer, share, config)]
-    model = make_policy(tokenizer, config.policy, config.seed)
+    model = make_policy(tokenizer, config.policy, config.seed, 2 * config.limits.max_trajectory_tokens)
     imitate(model, examples, config)
-    return _store(model, tokenizer, target)
+    return store_policy(model, tokenizer, target)
 
 
 def expert_examples(
@@ -91,18 +112,18 @@ def expert_examples(
     """Have the expert answer `number` of the world's train questions, each as often as any other."""
     asked = [world.train[i % len(world.train)] for i in range(number)]
     prompts = tokenizer([PROMPT_TEMPLATE.format(question=question.question) for question in asked])["input_ids"]
-    expert = ScriptedExpert(tokenizer, world.relations, world.train, config.noise, config.seed)
+    expert = config.expert(tokenizer, world)
     with tempfile.TemporaryDirectory() as directory:
         corpus = world.write(directory) / CORPUS_FILE
         index = BM25Index.build(corpus, Path(directory) / "index", show_progress=False)
         trajectories = Collector(tokenizer, index, PROTOCOL, config.limits).collect(prompts, expert)
     return [
-        _example(trajectory.prompt_ids, row.completion_ids, row.env_mask)
+        example_of(trajectory.prompt_ids, row.completion_ids, row.env_mask)
         for trajectory, row in zip(trajectories, assemble(trajectories), strict=True)
     ]
 
 
-def imitate(model: LlamaForCausalLM, examples: Sequence[Example], config: WarmStartConfig) -> None:
+def imitate(model: LlamaForCausalLM, examples: Sequence[Example], config: Course) -> None:
     """Minimise the cross-entropy of what the expert wrote. Observations and prompts are read, never learnt."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate, weight_decay=0.0)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, config.steps))
@@ -125,12 +146,13 @@ def _rate(step: int, steps: int) -> float:
     return min(1.0, (step + 1) / _WARMUP_STEPS, 2 * (1 - step / steps))
 
 
-def _example(prompt_ids: Sequence[int], completion_ids: Sequence[int], env_mask: Sequence[int]) -> Example:
+def example_of(prompt_ids: Sequence[int], completion_ids: Sequence[int], env_mask: Sequence[int]) -> Example:
+    """Make an example of a trajectory whose `env_mask` is 1 on what its policy wrote and 0 on what it read."""
     labels = [token if kept else _IGNORED_LABEL for token, kept in zip(completion_ids, env_mask, strict=True)]
     return Example((*prompt_ids, *completion_ids), (*[_IGNORED_LABEL] * len(prompt_ids), *labels))
 
 
-def _batches(examples: Sequence[Example], config: WarmStartConfig) -> Iterator[list[Example]]:
+def _batches(examples: Sequence[Example], config: Course) -> Iterator[list[Example]]:
     rng = random.Random(f"batches/{config.seed}")
     while True:
         yield rng.choices(examples, k=config.batch_size)
@@ -156,7 +178,8 @@ def _cache_key(world: World, practice: Sequence[World], config: WarmStartConfig)
     return hashlib.sha256(repr((world, tuple(practice), config, setting)).encode()).hexdigest()[:16]
 
 
-def _store(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, target: Path) -> Path:
+def store_policy(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, target: Path) -> Path:
+    """Write both into the folder `target`, at once, and return it; where another process was faster, leave its."""
     target.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:

@@ -57,7 +57,7 @@ def _invent(relation: Relation, kinds: Mapping[str, Sequence[str]], rng: random.
 
 
 def _names(population: Population, rng: random.Random) -> dict[str, list[str]]:
-    words = iter(_words())
+    words = iter(invented_words())
     first, last, companies, cities, lands = (
         [next(words) for _ in range(number)]
         for number in (
@@ -72,7 +72,7 @@ def _names(population: Population, rng: random.Random) -> dict[str, list[str]]:
     return {"person": people, "company": companies, "city": cities, "land": lands}
 
 
-def _words() -> list[str]:
+def invented_words() -> list[str]:
     """A fixed list of pronounceable words: no seed changes it, so one tokenizer fits every invented world."""
     syllables = [consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "aeiou"]
     return random.Random("words").sample([a + b + c for a in syllables for b in syllables for c in "lnrs"], 4000)

@@ -37,12 +37,17 @@ class PolicyConfig(Checked):
             yield Problem("hidden_size", what)
 
 
-def train_tokenizer(worlds: Sequence[World]) -> PreTrainedTokenizerFast:
-    """Make a word-level tokenizer of all words of the worlds, lower-cased, with each protocol tag as one token.
+def train_tokenizer(worlds: Sequence[World], texts: Iterable[str] = ()) -> PreTrainedTokenizerFast:
+    """Make a word-level tokenizer of all words of the worlds and of `texts`, with each protocol tag as one token."""
+    return word_tokenizer((*_texts(worlds), *texts), TAGS)
+
+
+def word_tokenizer(texts: Iterable[str], tags: Sequence[str] = ()) -> PreTrainedTokenizerFast:
+    """Make a word-level tokenizer of all words of the texts, lower-cased, with each of the tags as one token.
 
     Decoding puts one space between any two tokens.
     """
-    words = sorted({word for text in _texts(worlds) for word in text.lower().split()})
+    words = sorted({word for text in texts for word in text.lower().split()})
     vocabulary = {token: i for i, token in enumerate([PAD, EOS, UNK, *words])}
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token=UNK))
     tokenizer.normalizer = Lowercase()
@@ -55,19 +60,27 @@ def train_tokenizer(worlds: Sequence[World]) -> PreTrainedTokenizerFast:
         clean_up_tokenization_spaces=False,
     )
     # Not special: decoding that skips special tokens, as trainers do for their logs, must still show the actions.
-    wrapped.add_tokens([AddedToken(tag, normalized=False) for tag in TAGS])
+    wrapped.add_tokens([AddedToken(tag, normalized=False) for tag in tags])
     return wrapped
 
 
-def make_policy(tokenizer: PreTrainedTokenizerFast, config: PolicyConfig, seed: int) -> LlamaForCausalLM:
-    """Make a randomly initialised Llama in evaluation mode; the global random state is left as it was."""
+def make_policy(
+    tokenizer: PreTrainedTokenizerFast,
+    config: PolicyConfig,
+    seed: int,
+    positions: int = 2 * LIMITS.max_trajectory_tokens,
+) -> LlamaForCausalLM:
+    """Make a randomly initialised Llama in evaluation mode; the global random state is left as it was.
+
+    It reads so many `positions`, prompt and trajectory together.
+    """
     llama = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=config.hidden_size,
         intermediate_size=3 * config.hidden_size,
         num_hidden_layers=config.layers,
         num_attention_heads=config.heads,
-        max_position_embeddings=2 * LIMITS.max_trajectory_tokens,
+        max_position_embeddings=positions,
         tie_word_embeddings=True,
         # Larger than usual (ours): names that differ from the first step on are learnt to be copied twice as fast.
         initializer_range=0.05,

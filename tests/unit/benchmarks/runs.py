@@ -8,9 +8,11 @@ from typing import Any
 
 from benchmarks.stability_statistics import Grid
 
+WORLD = SimpleNamespace(title="Flat", description="questions without hills", name="flat")
+HIGH = SimpleNamespace(title="High", description="questions with hills", name="high")
 REGIMES = {
-    "calm": SimpleNamespace(title="Calm", description="few updates", epochs=2),
-    "wild": SimpleNamespace(title="Wild", description="many updates", epochs=8),
+    "calm": SimpleNamespace(title="Calm", description="few updates", epochs=2, methods=(), world=WORLD),
+    "wild": SimpleNamespace(title="Wild", description="many updates", epochs=8, methods=(), world=HIGH),
 }
 METHODS = {
     "grpo": SimpleNamespace(title="GRPO", family="grpo", description="token ratios", settings={}, tuned=True),
@@ -38,6 +40,8 @@ def a_record(
         "method": method,
         "learning_rate": rate,
         "seed": seed,
+        "world": REGIMES[regime].world.name if regime in REGIMES else "flat",
+        "policy_parameters": 1000,
         "seconds": 10.0,
         "evaluations": evaluations(0.3, em, em),
         "rollouts": [{"reward": em, "clip_fraction/token": 0.1, "kl_to_old": 0.02, "kl_to_old max": 0.5}] * 2,

@@ -1,0 +1,93 @@
+"""Ways to hold a policy near the old one that are not in the package: the benchmark tries them on equal terms.
+
+`CandidateTrainer` is SO-GRPO with one of them switched on. It runs in one process only. What proves itself becomes an
+option of the trainers; what does not stays here, with its row in the tables.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sorl_trl import SOGRPOConfig, SOGRPOTrainer
+from sorl_trl.ops import TurnLayout
+from sorl_trl.trainers.loss.kl_schedule import STEP
+from sorl_trl.trainers.loss.micro_batch import MicroBatch
+from sorl_trl.trainers.loss.ratio_substitution import RatioSubstitution, Surrogate
+from sorl_trl.trainers.loss.turn_metrics import kl_of_trajectories
+
+COEF_RANGE = (0.03, 300.0)
+"""Of a coefficient that follows the KL."""
+
+
+@dataclass
+class CandidateConfig(SOGRPOConfig):
+    """`SOGRPOConfig` and the candidates, all off. KLs are `kl_to_old`, in nats per token, of one update."""
+
+    coef_target: float = 0.0
+    """λ follows the KL in place of the learning rate: times 1.5 above twice this, divided by 1.5 below half of it."""
+    stop_above: float = 0.0
+    """The rest of a rollout's updates is left out after one that finds more than this."""
+    closes_below: float = 0.0
+    """The penalty is weighed by max(0, 1 − this / KL): it closes as the KL falls to it."""
+    masks_units: bool = False
+    """Units outside the clip range have no gradient, whatever the sign of their advantage."""
+
+
+class CandidateTrainer(SOGRPOTrainer):
+    """`SOGRPOTrainer` with the candidate that its config names."""
+
+    config_class = CandidateConfig
+    args: CandidateConfig
+    _is_stopped = False
+
+    def _with_own_terms(self, loss: Tensor, batch: MicroBatch) -> Tensor:
+        if not batch.is_training:
+            return super()._with_own_terms(loss, batch)
+        values, kept = kl_of_trajectories(batch.log_ratio.detach(), batch.turns)
+        kl = float(values[kept].mean()) if bool(kept.any()) else 0.0
+        if batch.age == 0:
+            self._is_stopped = False
+        if self.args.stop_above:
+            self._is_stopped |= kl > self.args.stop_above
+        if self.args.coef_target and batch.age:
+            self.args.ctn_coef = following(self.args.ctn_coef, kl, self.args.coef_target)
+        if not self.args.closes_below:
+            return super()._with_own_terms(loss, batch)
+        before = self.args.ctn_coef
+        self.args.ctn_coef = before * max(0.0, 1 - self.args.closes_below / max(kl, 1e-12))
+        try:
+            return super()._with_own_terms(loss, batch)
+        finally:
+            self.args.ctn_coef = before
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any) -> Tensor:
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        if self._is_stopped:  # without gradients AdamW leaves weights and moments alone
+            model.zero_grad(set_to_none=True)
+        return loss
+
+    def _build_substitution(self, inputs: dict[str, Any], turns: TurnLayout, own: Surrogate) -> RatioSubstitution:
+        return super()._build_substitution(inputs, turns, masked(own) if self.args.masks_units else own)
+
+
+def masked(own: Any) -> Surrogate:
+    """`own`, a partial of `so_loss.surrogate`, without a gradient where the unit is outside of its clip range."""
+    low, high, _ = own.keywords["clip_range"]
+
+    def surrogate(log_ratio: Tensor) -> tuple[Tensor, Tensor]:
+        of_tokens, ratio = own(log_ratio)
+        outside = (ratio < 1 - low) | (ratio > 1 + high)
+        return torch.where(outside, of_tokens.detach(), of_tokens), ratio
+
+    return surrogate
+
+
+def following(coef: float, kl: float, target: float) -> float:
+    """λ after an update that found `kl`, by the rule of the learning rate (`kl_controlled_factor`) turned round."""
+    if kl > 2 * target:
+        return min(coef * STEP, COEF_RANGE[1])
+    return max(coef / STEP, COEF_RANGE[0]) if 0 < kl < target / 2 else coef

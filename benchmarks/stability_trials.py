@@ -1,0 +1,123 @@
+"""What looked for better defaults: settings tried on the choosing seeds alone, in every world.
+
+    python -m benchmarks.stability_trials                                   # all of them: hours; goes on where it was
+    python -m benchmarks.stability_trials --regimes hunt-reuse --methods grpo turn_length
+    python -m benchmarks.stability_trials --report                          # only writes the table again
+
+Methods are those of `stability_methods.py`, `TRIALS` among them, at every learning rate of their regime. Runs are kept
+as those of `benchmarks.stability` are: in `runs/stability`, and in short in
+`benchmarks/results/stability_trials.jsonl.xz`. Writes `benchmarks/results/stability_trials.md`.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+from argparse import Namespace, RawDescriptionHelpFormatter
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+from typing import Any
+
+from benchmarks import stability
+from benchmarks.stability_grid import CHOOSING_SEEDS, REGIMES
+from benchmarks.stability_methods import METHODS, TRIALS
+from benchmarks.stability_run import Job, settings_of
+from benchmarks.stability_statistics import Run
+from sorl_trl.command_line import Parser, at_least, run_command
+
+ARCHIVE = stability.RESULTS / "stability_trials.jsonl.xz"
+TABLE = stability.RESULTS / "stability_trials.md"
+COMPARED = ("grpo", "gspo", "gspo_authors", "turn_geometric", "so_grpo_specified", "so_grpo_fixed", "so_grpo")
+"""Of `METHODS`, beside every trial."""
+HEADER = """# What looked for better defaults
+
+Written by `python -m benchmarks.stability_trials`. Final sampled EM and, in brackets, greedy EM: means over the
+choosing seeds {seeds}, which enter no other table; the best learning rate of a row is bold, and a figure from one seed
+alone has a 1 behind it. "x" marks a cell in which a run collapsed.
+"""
+
+
+def jobs(regimes: Sequence[str], methods: Sequence[str], seeds: Sequence[int]) -> Iterator[Job]:
+    """Every method at every learning rate of every regime, the first seed's before the second's."""
+    for seed, regime, method in product(seeds, regimes, methods):
+        rates = REGIMES[regime].learning_rates or (REGIMES[regime].learning_rate,)
+        yield from (Job(regime, method, rate, seed) for rate in rates)
+
+
+def load() -> list[dict[str, Any]]:
+    """The runs of choosing seeds that are in the archive or in `runs/stability`, made with today's settings."""
+    found = [*stability.read_archive(stability.ARCHIVE), *stability.read_all(ARCHIVE)]
+    records = {stability.key(record): record for record in found if is_current(record)}
+    return [records[job] for job in sorted(records, key=str)]
+
+
+def is_current(record: Mapping[str, Any]) -> bool:
+    job = stability.key(dict(record))
+    known = job.regime in REGIMES and (job.method in METHODS or job.method in TRIALS)
+    return known and job.seed in CHOOSING_SEEDS and record["settings"] == settings_of(job)
+
+
+def format_tables(records: Sequence[Mapping[str, Any]]) -> str:
+    """A table per regime: methods, and learning rates ascending."""
+    runs = [Run(record) for record in records]
+    lines = [HEADER.format(seeds=", ".join(map(str, CHOOSING_SEEDS)))]
+    for regime in REGIMES:
+        cells: dict[tuple[str, float], list[Run]] = defaultdict(list)
+        for each in runs:
+            if each.cell[0] == regime:
+                cells[each.cell[1:]].append(each)
+        if cells:
+            lines += [f"## {REGIMES[regime].title}", "", *_table(cells), ""]
+    return "\n".join(lines)
+
+
+def _table(cells: Mapping[tuple[str, float], Sequence[Run]]) -> Iterator[str]:
+    rates = sorted({rate for _, rate in cells})
+    yield "| method | " + " | ".join(f"{rate:g}" for rate in rates) + " |"
+    yield "|---" * (1 + len(rates)) + "|"
+    for method in (name for name in (*METHODS, *TRIALS) if any((name, rate) in cells for rate in rates)):
+        means = {rate: _mean(cells[method, rate], "sampled_em") for rate in rates if (method, rate) in cells}
+        best = max(means, key=means.__getitem__)
+        shown = (_cell(cells.get((method, rate), ()), rate == best) for rate in rates)
+        yield f"| {(METHODS | TRIALS)[method].title} | " + " | ".join(shown) + " |"
+
+
+def _mean(runs: Sequence[Run], score: str) -> float:
+    return statistics.fmean(run.final(score) for run in runs)
+
+
+def _cell(runs: Sequence[Run], is_best: bool) -> str:
+    if not runs:
+        return ""
+    text = f"{_mean(runs, 'sampled_em'):.2f} ({_mean(runs, 'greedy_em'):.2f})"
+    collapsed = " x" if any(run.collapsed for run in runs) else ""
+    return (f"**{text}**" if is_best else text) + (" 1" if len(runs) == 1 else "") + collapsed
+
+
+def parse_arguments(words: Sequence[str] | None) -> Namespace:
+    parser = Parser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    parser.add_argument("--report", action="store_true", help="run nothing")
+    parser.add_argument("--regimes", nargs="+", choices=REGIMES, default=list(REGIMES))
+    parser.add_argument("--methods", nargs="+", choices=(*METHODS, *TRIALS), default=(*COMPARED, *TRIALS))
+    parser.add_argument("--seeds", type=int, nargs="+", choices=CHOOSING_SEEDS, default=CHOOSING_SEEDS)
+    parser.add_argument("--workers", type=at_least(1), default=os.cpu_count() or 1, help="runs at a time")
+    return parser.parse_args(words)
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    arguments = parse_arguments(words)
+    if not arguments.report:
+        done = set(map(stability.key, load()))
+        wanted = jobs(arguments.regimes, arguments.methods, arguments.seeds)
+        stability.run_missing(wanted, done, arguments.workers, "Trials")
+    records = load()
+    elsewhere = set(map(stability.key, stability.read_archive(stability.ARCHIVE)))
+    stability.save([record for record in records if stability.key(record) not in elsewhere], ARCHIVE)
+    TABLE.write_text(format_tables(records))
+    print(f"The tables are in {TABLE}.")
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

@@ -1,0 +1,60 @@
+"""What is run to see whether the turn beats the token and the sequence as turns grow longer and more.
+
+The same questions with the same decisions, written in turns of 4 to 80 tokens; and of two to four hops, in turns of
+20 tokens. In each, three ratios that differ in nothing else but what belongs to their level, alone and with the rest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from benchmarks.stability_grid import REGIMES
+from benchmarks.stability_methods import METHODS, Method
+from benchmarks.worlds import WorkingWorld
+
+BASE = "working-reuse"
+"""The regime whose updates, rollouts and learning rate all have."""
+HOPS = 3
+VERBOSITY = 20
+SEEDS_PER_POLICY = 2
+"""Two seeds start from the same policy: with seven worlds, warm starts would otherwise take as long as the runs."""
+SHAPES = (*((verbosity, HOPS) for verbosity in (4, 10, 20, 40, 80)), *((VERBOSITY, hops) for hops in (2, 4)))
+"""Verbosity and hops of each world: one of the two varies, the other stays."""
+
+_REST = METHODS["so_grpo"].settings
+
+
+def _with_rest(title: str, level: str, of_level: str) -> Method:
+    """Our defaults with another ratio, and with the loss that goes with it."""
+    settings = _REST | {"importance_sampling_level": level, "loss_type": METHODS[of_level].settings["loss_type"]}
+    return Method(title, "so_grpo", f"our defaults with {level} ratios", settings, tuned=False)
+
+
+LENGTH_METHODS = {
+    "token_rest": _with_rest("token, with the rest", "token", "grpo"),
+    "sequence_rest": _with_rest("sequence, with the rest", "sequence", "gspo"),
+}
+"""Besides those of the stability benchmark."""
+SETTINGS = {
+    "ratios alone": {"token": "grpo", "turn": "turn_geometric", "sequence": "gspo"},
+    "with the rest": {"token": "token_rest", "turn": "so_grpo", "sequence": "sequence_rest"},
+}
+"""Setting to the method of each level."""
+
+
+def _regime_name(verbosity: int, hops: int) -> str:
+    return f"turns-of-{verbosity}-in-{hops}-hops"
+
+
+LENGTH_REGIMES = {
+    _regime_name(verbosity, hops): replace(
+        REGIMES[BASE],
+        title=f"Turns of {verbosity} tokens, {hops} hops",
+        learning_rates=(),
+        methods=tuple(method for of_setting in SETTINGS.values() for method in of_setting.values()),
+        world=WorkingWorld(
+            f"Working, {verbosity} tokens", f"{hops} hops", verbosity, hops, seeds_per_policy=SEEDS_PER_POLICY
+        ),
+    )
+    for verbosity, hops in SHAPES
+}

@@ -1,0 +1,205 @@
+"""A scripted expert that thinks in writing before it acts: the same decisions in few words or in many."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from benchmarks.worlds.dated import DATED_RELATIONS, YEARS, Entry, Pair, current
+from sorl_trl.checks import SHARE
+from sorl_trl.sandbox import ExpertNoise, ScriptedExpert
+from sorl_trl.sandbox.expert import UNKNOWN
+from sorl_trl.sandbox.world import Relation
+
+_QUERY = re.compile(r"<search>(.*?)</search>")
+_ENTRY = re.compile(r"(\d+) : (.+?)(?: ,| \.|$)")
+
+
+@dataclass(frozen=True)
+class WorkingNoise(ExpertNoise):
+    """The chances of the clerk's mistakes, each in [0, 1].
+
+    All are made in the working, and the action follows from it, as it does for those who imitate the clerk.
+    """
+
+    missing_keyword: Annotated[float, SHARE] = 0.0
+    wrong_keyword: Annotated[float, SHARE] = 0.1
+    """Of writing down another relation than the one that is asked next."""
+    half_name: Annotated[float, SHARE] = 0.0
+    early_answer: Annotated[float, SHARE] = 0.04
+    """Of believing, after each search but the last, that nothing is left to be found."""
+    wrong_entry: Annotated[float, SHARE] = 0.12
+    """Of taking the wrong one of the two years of a fact, and so the other name."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.missing_keyword or self.half_name:
+            raise ValueError("missing_keyword and half_name must be 0: the clerk writes whole queries")
+
+
+NO_WORKING_NOISE = WorkingNoise(0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A passage that was found, as far as the working needs it, and which of its entries was taken."""
+
+    text: str
+    pair: Pair
+    taken: Entry
+
+    @property
+    def comparison(self) -> str:
+        first, second = (entry.year for entry in self.pair)
+        return f"later of {first} and {second} is {self.taken.year} ;"
+
+    @property
+    def record(self) -> str:
+        """The whole fact and what follows from it."""
+        other = self.pair[self.pair[0] == self.taken]
+        return f"{self.text} {other.year} before {self.taken.year} , {self.comparison} so {self.taken.name} ."
+
+
+@dataclass(frozen=True)
+class Notes:
+    """All that the working of one turn may mention."""
+
+    subject: str
+    steps: tuple[str, ...]
+    """The noun of each hop."""
+    facts: tuple[Fact, ...]
+    name: str
+    """At hand: the subject, or what was taken from the last fact."""
+    relation: Relation | None
+    """What to look up next; `None`: the name at hand is the answer."""
+
+    @property
+    def asked(self) -> str:
+        return f"asked {self.subject} {' '.join(map(_step, self.steps))} ."
+
+    @property
+    def count(self) -> str:
+        left = len(self.steps) - len(self.facts) if self.relation else 0
+        return f"{len(self.facts)} of {len(self.steps)} found , {left} left ."
+
+    @property
+    def left(self) -> str:
+        """The steps that are left, or that none is."""
+        rest = self.steps[len(self.facts) :] if self.relation else ()
+        return f"left {' , '.join(map(_step, rest)) or 'nothing'} ."
+
+    @property
+    def conclusion(self) -> str:
+        return f"so {self.name} , {f'next {self.relation.noun}' if self.relation else 'done'} :"
+
+    @property
+    def action(self) -> str:
+        if self.relation is None:
+            return f"<answer> {self.name} </answer>"
+        return f"<search> {self.name} {self.relation.keyword} </search>"
+
+
+def _step(noun: str) -> str:
+    return f"'s {noun}"
+
+
+def _bare(notes: Notes) -> list[str]:
+    return []
+
+
+def _concluding(notes: Notes) -> list[str]:
+    return [notes.conclusion]
+
+
+def _comparing(notes: Notes) -> list[str]:
+    """The last comparison; before there is anything to compare, what is asked."""
+    return [notes.facts[-1].comparison if notes.facts else notes.asked, notes.conclusion]
+
+
+def _recalling(notes: Notes) -> list[str]:
+    last = [notes.facts[-1].comparison] if notes.facts else []
+    return [notes.asked, *last, notes.count, notes.left, notes.conclusion]
+
+
+def _recording(notes: Notes) -> list[str]:
+    """Everything that was found, from the start, and everything that is left."""
+    return [notes.asked, *(fact.record for fact in notes.facts), notes.count, notes.left, notes.conclusion]
+
+
+VERBOSITIES: dict[int, Callable[[Notes], list[str]]] = {
+    4: _bare,
+    10: _concluding,
+    20: _comparing,
+    40: _recalling,
+    80: _recording,
+}
+"""About how many tokens a turn has, with the questions of three hops, to what is written before its action."""
+
+
+def words() -> Iterable[str]:
+    """Texts with every word that a clerk may write and that no passage or question has."""
+    yield from map(str, YEARS)
+    yield from (relation.noun for relation in DATED_RELATIONS)
+    yield from ("asked later before of and is ; so , found left . next nothing done :",)
+    yield from map(str, range(10))
+
+
+class Clerk(ScriptedExpert):
+    """Looks up one fact after the other, and writes its working down before each action.
+
+    In a turn it compares the years of the last fact, takes the name of the later one, and looks up the next
+    relation of that name. With the same seed it makes the same mistakes in the same turns, whatever
+    the verbosity.
+
+    Args:
+        verbosity: one of `VERBOSITIES`.
+        *args: as `ScriptedExpert`, with the questions and relations of a dated world.
+    """
+
+    _noise: WorkingNoise
+
+    def __init__(self, verbosity: int, *args: object) -> None:
+        if verbosity not in VERBOSITIES:
+            raise ValueError(f"verbosity={verbosity} must be one of {list(VERBOSITIES)}")
+        super().__init__(*args)  # type: ignore[arg-type]
+        self._working = VERBOSITIES[verbosity]
+
+    def _turn(self, context: str) -> str:
+        question, observations = self._read(context)
+        data = question.metadata
+        steps = tuple(self._relations[name].noun for name in data["relations"])
+        queried = [query.strip().rpartition(" ")[0] for query in _QUERY.findall(context)[1:]]
+        mistakes = [self._rng.random() for _ in range(3)]
+        facts = self._facts_of(observations, queried, mistakes[0] < self._noise.wrong_entry)
+        name = facts[-1].taken.name if facts else data["subject"]
+        done = len(facts) == len(steps) or name == UNKNOWN
+        if done or (facts and mistakes[1] < self._noise.early_answer):
+            relation = None
+        else:
+            relation = self._relations[data["relations"][len(facts)]]
+            if mistakes[2] < self._noise.wrong_keyword:
+                relation = self._rng.choice([other for other in self._relations.values() if other != relation])
+        notes = Notes(data["subject"], steps, facts, name, relation)
+        return " ".join([*self._working(notes), notes.action])
+
+    def _facts_of(self, observations: Sequence[str], queried: Sequence[str], is_wrong: bool) -> tuple[Fact, ...]:
+        """The facts so far. What was taken from all but the last is what was then searched for."""
+        facts = []
+        for place, observation in enumerate(observations):
+            pair = pair_of(observation)
+            taken = current(pair)
+            other = pair[pair[0] == taken]
+            if queried[place] == other.name if place < len(queried) else is_wrong:
+                taken = other
+            facts.append(Fact(observation, pair, taken))
+        return tuple(facts)
+
+
+def pair_of(observation: str) -> Pair:
+    """The entries of a passage; two unknown ones of an observation that is no passage."""
+    found = [Entry(int(year), name) for year, name in _ENTRY.findall(observation)]
+    if len(found) != 2:
+        return Entry(0, UNKNOWN), Entry(0, UNKNOWN)
+    return found[0], found[1]

@@ -1,0 +1,91 @@
+"""The comparison of ratios over the length and the number of turns, from records made by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from benchmarks.stability_grid import JUDGING_SEEDS
+from benchmarks.turn_length import PANELS, jobs
+from benchmarks.turn_length_grid import LENGTH_METHODS, LENGTH_REGIMES, SETTINGS
+from benchmarks.turn_length_report import length_rows, table, write_turn_length
+
+from tests.unit.benchmarks.runs import a_record
+
+ALONE = {"ratios alone": {"token": "grpo", "turn": "turn_geometric", "sequence": "gspo"}}
+
+
+def a_run(method: str, seed: int, em: float, tokens: float = 4.0, regime: str = "short") -> dict[str, Any]:
+    """Turns of `tokens` tokens in the first rollout, of twice as many in the second."""
+    rollouts = [
+        {"rollout/tokens_per_turn": each, "rollout/turns_per_trajectory": 3.0} for each in (tokens, 2 * tokens)
+    ]
+    return a_record(method, seed, em, regime) | {"rollouts": rollouts, "policy_parameters": 1000}
+
+
+def three_ratios() -> list[dict[str, Any]]:
+    """Turns are .1 and .3 above tokens, .1 below sequences on the seed that both have."""
+    made = [a_run("grpo", 1, 0.4), a_run("grpo", 2, 0.2), a_run("turn_geometric", 1, 0.5)]
+    return [*made, a_run("turn_geometric", 2, 0.5, tokens=6.0), a_run("gspo", 2, 0.6)]
+
+
+class TestRows:
+    def test_by_hand(self) -> None:
+        token, sequence = length_rows(three_ratios(), ALONE)
+        assert (token["contrast"], sequence["contrast"]) == ("turn-token", "turn-sequence")
+        assert token["difference"] == pytest.approx((0.1 + 0.3) / 2)
+        assert token["interval"] == pytest.approx([0.1, 0.3])
+        assert token["p"] == 0.5  # two of the four ways to flip two signs are as far from 0
+        assert (token["seeds"], token["setting"]) == ([1, 2], "ratios alone")
+        assert token["turn_tokens"] == pytest.approx((4 + 4 + 4 + 6) / 4)
+        assert (token["turns"], token["policy_parameters"]) == (3.0, 1000)
+        assert sequence["difference"] == pytest.approx(-0.1)
+        assert (sequence["seeds"], sequence["interval"]) == ([2], None)
+        assert sequence["turn_tokens"] == pytest.approx((4 + 6) / 2)
+
+    def test_regimes_and_settings_do_not_mix(self) -> None:
+        made = [*three_ratios(), a_run("turn_geometric", 1, 0.9, regime="long"), a_run("gspo", 1, 0.5, regime="long")]
+        rows = length_rows(made, {**ALONE, "with the rest": {"token": "a", "turn": "b", "sequence": "c"}})
+        found = [(row["regime"], row["contrast"], row["setting"]) for row in rows]
+        short = [("short", contrast, "ratios alone") for contrast in ("turn-token", "turn-sequence")]
+        assert found == [*short, ("long", "turn-sequence", "ratios alone")]
+        assert rows[-1]["difference"] == pytest.approx(0.4)
+
+    def test_a_table_of_them(self) -> None:
+        lines = table(length_rows(three_ratios(), ALONE)).splitlines()
+        assert lines[2] == "| 4.5 | 3.0 | ratios alone | turn-token | +0.200 [+0.100, +0.300] | 0.5 | 2 |"
+        assert lines[3] == "| 5.0 | 3.0 | ratios alone | turn-sequence | -0.100 | 1 | 1 |"
+
+
+def test_what_is_written(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    records = three_ratios()
+    rows = length_rows(records, ALONE)
+    write_turn_length(records, rows, tmp_path, {"turn_tokens": {"short"}, "turns": set()})
+    assert json.loads((tmp_path / "turn_length.json").read_text()) == rows
+    assert "5 runs" in (tmp_path / "turn_length.md").read_text()
+    assert (tmp_path / "turn_length.png").stat().st_size > 5000
+
+
+class TestPlan:
+    def test_in_each_panel_one_thing_varies(self) -> None:
+        for key, regimes in PANELS.items():
+            worlds = [LENGTH_REGIMES[name].world for name in regimes]
+            shapes = {"turn_tokens": {w.verbosity for w in worlds}, "turns": {w.hops for w in worlds}}
+            fixed = "turns" if key == "turn_tokens" else "turn_tokens"
+            assert len(shapes[key]) == len(worlds) >= 3
+            assert len(shapes[fixed]) == 1
+
+    def test_every_world_has_every_method_and_judging_seed(self) -> None:
+        plan = list(jobs())
+        assert len(set(plan)) == len(plan) == 7 * 6 * len(JUDGING_SEEDS)
+
+    def test_with_the_rest_only_the_ratio_and_its_loss_differ(self) -> None:
+        from benchmarks.stability_methods import METHODS
+
+        methods = METHODS | LENGTH_METHODS
+        settings = [methods[name].settings for name in SETTINGS["with the rest"].values()]
+        differing = {key for one in settings for key in one if len({repr(each.get(key)) for each in settings}) > 1}
+        assert differing == {"importance_sampling_level", "loss_type"}
