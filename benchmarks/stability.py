@@ -140,9 +140,9 @@ def run_all(jobs: Iterable[Job], workers: int, title: str, archived: bool = True
     """Every run that is not there yet."""
     done = set(map(key, load(archived)))
     todo = [job for job in dict.fromkeys(jobs) if job not in done]
-    worlds = {(REGIMES[job.regime].hop_shares, job.seed): (REGIMES[job.regime], job.seed, RUNS) for job in todo}
+    worlds = {(REGIMES[job.regime].world, job.seed): None for job in todo}
     RUNS.mkdir(parents=True, exist_ok=True)
-    in_parallel(prepare, list(worlds.values()), workers, "Worlds and policies")
+    in_parallel(prepare, [(world, seed, RUNS) for world, seed in worlds], workers, "Worlds and policies")
     in_parallel(run, [(job, RUNS) for job in todo], workers, title)
 
 

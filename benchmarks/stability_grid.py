@@ -9,11 +9,11 @@ other mean; "narrow" has our lower clip range; "our defaults" has our target KL 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from sorl_trl.rollout import RolloutLimits
-from sorl_trl.sandbox import LIMITS, LONG_LIMITS, ExpertNoise, WarmStartConfig
+from benchmarks.worlds import BenchmarkWorld, QuestionWorld
+from sorl_trl.sandbox import LONG_LIMITS, ExpertNoise, WarmStartConfig
 
 CHOOSING_SEEDS = (101, 102)
 """Chose every setting, with a few runs of seed 91: learning rates, coefficients, clip ranges, the regimes' settings.
@@ -26,6 +26,15 @@ GROUP = 8
 """Trajectories per prompt of the methods without a critic."""
 
 
+_LONG_WARM_START = WarmStartConfig(
+    noise=ExpertNoise(missing_keyword=0.1, wrong_keyword=0.1, half_name=0.05, early_answer=0.05), limits=LONG_LIMITS
+)
+SHORT = QuestionWorld("Questions", "one hop or two, turns of four tokens")
+LONG = QuestionWorld(
+    "Long questions", "three hops or four, turns of four tokens", (0.0, 0.0, 0.5, 0.5), LONG_LIMITS, _LONG_WARM_START
+)
+
+
 @dataclass(frozen=True)
 class Regime:
     """A way to train, the same for all methods."""
@@ -36,6 +45,7 @@ class Regime:
     """The common one."""
     learning_rates: tuple[float, ...]
     """From which each method chooses its own; none where no method does."""
+    world: BenchmarkWorld = SHORT
     trajectories: int = 64
     """Per rollout."""
     minibatch: int = 16
@@ -45,19 +55,12 @@ class Regime:
     rollouts: int = 20
     staleness: int = 0
     """How many rollouts late each is trained on."""
-    hop_shares: tuple[float, ...] = (0.5, 0.5)
-    limits: RolloutLimits = LIMITS
-    warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
 
     @property
     def updates(self) -> int:
         """Per rollout."""
         return self.trajectories // self.minibatch * self.epochs
 
-
-_LONG_WARM_START = WarmStartConfig(
-    noise=ExpertNoise(missing_keyword=0.1, wrong_keyword=0.1, half_name=0.05, early_answer=0.05), limits=LONG_LIMITS
-)
 
 REGIMES = {
     "gentle": Regime(
@@ -101,9 +104,7 @@ REGIMES = {
         learning_rates=(5e-5, 1.5e-4, 5e-4),
         epochs=8,
         rollouts=12,
-        hop_shares=(0.0, 0.0, 0.5, 0.5),
-        limits=LONG_LIMITS,
-        warm_start=_LONG_WARM_START,
+        world=LONG,
     ),
 }
 

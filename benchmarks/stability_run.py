@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -13,33 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from datasets import Dataset
 from transformers import AutoTokenizer, GenerationConfig, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from benchmarks.stability_grid import GROUP, METHODS, PPO_SETTINGS, REGIMES, Regime
 from benchmarks.stability_statistics import LAST
-from sorl_trl import SearchRollout, SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer, qa
-from sorl_trl.evaluation import encode_prompts
+from benchmarks.worlds.world import POLICY, BenchmarkWorld, Examination
+from sorl_trl import SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
 from sorl_trl.ops import turn_ids_from_mask, turn_layout
-from sorl_trl.rollout import Collector, HFGenerator
-from sorl_trl.sandbox import (
-    CORPUS_FILE,
-    EVALUATION_FILE,
-    PROMPT_TEMPLATE,
-    PROTOCOL,
-    TRAIN_FILE,
-    WorldSize,
-    build_invented,
-    warm_start,
-)
-from sorl_trl.search import BM25Index
 from sorl_trl.trainers.cycle.generation_cycle import GenerationCycle
 from sorl_trl.trainers.loss.micro_batch import ClipRange, loss_mask_of
 from sorl_trl.trainers.loss.turn_metrics import turn_metrics
 
-PRACTICE_WORLDS = 8
-EVALUATION_QUESTIONS = 200
 EVERY = 5
 """Rollouts between two evaluations before that."""
 GREEDY = GenerationConfig(do_sample=False)
@@ -63,16 +47,9 @@ class Job:
 def settings_of(job: Job) -> str:
     """All that decides a run besides the code: a record made with other settings is of another run."""
     regime, method = REGIMES[job.regime], METHODS[job.method]
-    parts = (
-        regime.updates,
-        regime.trajectories,
-        regime.minibatch,
-        regime.rollouts,
-        regime.staleness,
-        regime.hop_shares,
-    )
+    parts = (regime.updates, regime.trajectories, regime.minibatch, regime.rollouts, regime.staleness)
     given = (PPO_SETTINGS if method.family == "ppo" else {}) | method.settings
-    return repr((parts, regime.limits, regime.warm_start, method.trainer, sorted(given.items())))
+    return repr((parts, regime.world.name, regime.world.settings, method.trainer, sorted(given.items())))
 
 
 class MeasuredGRPOTrainer(GRPOTrainer):
@@ -110,33 +87,18 @@ TRAINERS: dict[str, tuple[type[GRPOTrainer], type[GRPOConfig]]] = {
 }
 
 
-def prepare(regime: Regime, seed: int, folder: Path) -> Path:
-    """World to train in, another to be judged in, and a warm-started policy; kept in `folder` by their settings."""
-    kind = "-".join(f"{share:g}" for share in regime.hop_shares)
-    target = folder / f"world-{kind}-{seed}"
-    if not (target / "policy").is_dir():
-        shutil.rmtree(target, ignore_errors=True)
-        size = WorldSize(1000, EVALUATION_QUESTIONS, regime.hop_shares)
-        world, unseen, *practice = (build_invented(1000 * seed + i, size=size) for i in range(2 + PRACTICE_WORLDS))
-        for name, part in (("train", world), ("unseen", unseen)):
-            part.write(target / name)
-            BM25Index.build(target / name / CORPUS_FILE, target / name / "index", show_progress=False)
-        found = warm_start(world, practice, folder / "cache", regime.warm_start)
-        shutil.copytree(found, target / "part")
-        (target / "part").rename(target / "policy")
-    return target
+def prepare(world: BenchmarkWorld, seed: int, folder: Path) -> Path:
+    """The data and the policy of a seed, made once."""
+    torch.set_num_threads(1)
+    return world.prepare(seed, folder)
 
 
 class Examiner(TrainerCallback):
-    """Asks the policy questions about a world it has never seen, after some of the rollouts."""
+    """Examines the policy, on tasks that it has never seen, after some of the rollouts."""
 
-    def __init__(self, regime: Regime, world: Path, tokenizer: Any) -> None:
+    def __init__(self, regime: Regime, examination: Examination) -> None:
         self._regime = regime
-        self._tokenizer = tokenizer
-        self._questions = qa.load_questions(world / "unseen" / EVALUATION_FILE)
-        self._prompts = encode_prompts(tokenizer, qa.build_prompt_rows(self._questions, PROMPT_TEMPLATE))
-        search = BM25Index.load(world / "unseen" / "index")
-        self._collector = Collector(tokenizer, search, PROTOCOL, regime.limits)
+        self._examination = examination
         self.evaluations: list[dict[str, float]] = []
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
@@ -157,14 +119,11 @@ class Examiner(TrainerCallback):
 
     def _score(self, model: Any, config: GenerationConfig) -> float:
         torch.manual_seed(0)
-        generator = HFGenerator(model, self._tokenizer, PROTOCOL.stop_strings, config, [self._tokenizer.eos_token_id])
         with torch.no_grad():
-            trajectories = self._collector.collect(self._prompts, generator)
-        scores = map(qa.score_exact_match, trajectories, (q.golden_answers for q in self._questions))
-        return statistics.fmean(scores)
+            return self._examination.score(model, config)
 
 
-def build_trainer(job: Job, world: Path, output: Path) -> GRPOTrainer:
+def build_trainer(job: Job, folder: Path, output: Path) -> GRPOTrainer:
     regime, method = REGIMES[job.regime], METHODS[job.method]
     trainer_class, config_class = TRAINERS[method.trainer]
     settings: dict[str, Any] = {
@@ -183,7 +142,7 @@ def build_trainer(job: Job, world: Path, output: Path) -> GRPOTrainer:
         steps_per_generation=regime.trajectories // regime.minibatch,
         num_iterations=regime.epochs,
         max_steps=regime.rollouts * regime.updates,
-        max_completion_length=regime.limits.max_trajectory_tokens,
+        max_completion_length=regime.world.max_completion_length,
         use_cpu=True,
         bf16=False,
         gradient_checkpointing=False,
@@ -193,16 +152,13 @@ def build_trainer(job: Job, world: Path, output: Path) -> GRPOTrainer:
         disable_tqdm=True,
         **settings,
     )
-    tokenizer = AutoTokenizer.from_pretrained(world / "policy")
-    questions = qa.load_questions(world / "train" / TRAIN_FILE)
+    tokenizer = AutoTokenizer.from_pretrained(folder / POLICY)
     trainer = trainer_class(
-        model=str(world / "policy"),
-        reward_funcs=qa.exact_match_reward,
+        model=str(folder / POLICY),
         args=config,
-        train_dataset=Dataset.from_list(qa.build_prompt_rows(questions, PROMPT_TEMPLATE)),
         processing_class=tokenizer,
-        rollout_func=SearchRollout(BM25Index.load(world / "train" / "index"), PROTOCOL, regime.limits),
-        callbacks=[Examiner(regime, world, tokenizer)],
+        callbacks=[Examiner(regime, regime.world.examination(folder, tokenizer))],
+        **regime.world.trainer_arguments(folder),
     )
     if method.trainer == "trl":
         trainer.cycle.staleness = regime.staleness
@@ -241,7 +197,7 @@ def run(job: Job, folder: Path) -> dict[str, Any]:
     """Train and evaluate. A run whose weights become NaN has an `error` and counts as collapsed."""
     torch.set_num_threads(1)
     regime = REGIMES[job.regime]
-    world = prepare(regime, job.seed, folder)
+    world = prepare(regime.world, job.seed, folder)
     target = folder / job.name
     started = time.process_time()
     trainer = build_trainer(job, world, target)
@@ -258,6 +214,8 @@ def run(job: Job, folder: Path) -> dict[str, Any]:
     (target / "log.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in log))
     record = {
         **asdict(job),
+        "world": regime.world.name,
+        "policy_parameters": trainer.model.num_parameters(),
         "settings": settings_of(job),
         "seconds": round(time.process_time() - started, 1),
         "evaluations": examiner.evaluations,

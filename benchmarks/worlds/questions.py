@@ -1,0 +1,87 @@
+"""Questions of one or more hops about an invented world, with a search engine."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from benchmarks.worlds.world import BenchmarkWorld, Examination
+from sorl_trl import SearchRollout, qa
+from sorl_trl.evaluation import encode_prompts
+from sorl_trl.rollout import Collector, RolloutLimits, TurnEnd, model_engine
+from sorl_trl.sandbox import (
+    CORPUS_FILE,
+    EVALUATION_FILE,
+    LIMITS,
+    PROMPT_TEMPLATE,
+    PROTOCOL,
+    TRAIN_FILE,
+    WarmStartConfig,
+    WorldSize,
+    build_invented,
+    warm_start,
+)
+from sorl_trl.search import BM25Index
+
+PRACTICE_WORLDS = 8
+EVALUATION_QUESTIONS = 200
+
+
+@dataclass(frozen=True)
+class QuestionWorld(BenchmarkWorld):
+    """One world to train in, another to be judged in, and a policy that practised in eight more."""
+
+    title: str
+    description: str
+    hop_shares: tuple[float, ...] = (0.5, 0.5)
+    limits: RolloutLimits = LIMITS
+    warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
+
+    @property
+    def max_completion_length(self) -> int:  # type: ignore[override]
+        return self.limits.max_trajectory_tokens
+
+    @property
+    def name(self) -> str:
+        return "world-" + "-".join(f"{share:g}" for share in self.hop_shares)
+
+    @property
+    def settings(self) -> tuple[object, ...]:
+        return self.hop_shares, self.limits, self.warm_start
+
+    def build(self, seed: int, target: Path, cache: Path) -> Path:
+        size = WorldSize(1000, EVALUATION_QUESTIONS, self.hop_shares)
+        world, unseen, *practice = (build_invented(1000 * seed + i, size=size) for i in range(2 + PRACTICE_WORLDS))
+        for name, part in (("train", world), ("unseen", unseen)):
+            part.write(target / name)
+            BM25Index.build(target / name / CORPUS_FILE, target / name / "index", show_progress=False)
+        return warm_start(world, practice, cache, self.warm_start)
+
+    def trainer_arguments(self, folder: Path) -> dict[str, Any]:
+        questions = qa.load_questions(folder / "train" / TRAIN_FILE)
+        return {
+            "reward_funcs": qa.exact_match_reward,
+            "train_dataset": Dataset.from_list(qa.build_prompt_rows(questions, PROMPT_TEMPLATE)),
+            "rollout_func": SearchRollout(BM25Index.load(folder / "train" / "index"), PROTOCOL, self.limits),
+        }
+
+    def examination(self, folder: Path, tokenizer: PreTrainedTokenizerBase) -> Examination:
+        return _Questions(folder / "unseen", tokenizer, self.limits)
+
+
+class _Questions(Examination):
+    def __init__(self, folder: Path, tokenizer: PreTrainedTokenizerBase, limits: RolloutLimits) -> None:
+        self._tokenizer = tokenizer
+        self._questions = qa.load_questions(folder / EVALUATION_FILE)
+        self._prompts = encode_prompts(tokenizer, qa.build_prompt_rows(self._questions, PROMPT_TEMPLATE))
+        self._collector = Collector(tokenizer, BM25Index.load(folder / "index"), PROTOCOL, limits)
+
+    def score(self, model: PreTrainedModel, config: GenerationConfig) -> float:
+        end = TurnEnd(self._tokenizer, PROTOCOL.stop_strings, [self._tokenizer.eos_token_id])
+        trajectories = self._collector.collect(self._prompts, model_engine(model, end, config))
+        return statistics.fmean(map(qa.score_exact_match, trajectories, (q.golden_answers for q in self._questions)))
