@@ -4,7 +4,9 @@
 
 Trains each recipe in `METHODS` on the sandbox's atlas, once per seed: its own world, warm-started policy and random
 numbers, the same number of trajectories for all. Then it asks the policies questions that nobody trained on. No
-setting was chosen on these seeds. Runs that are in `runs/so_ppo_learning/` already are not repeated.
+setting was chosen on these seeds. Runs that are in `runs/so_ppo_learning/` already are not repeated: a row that is new
+or was interrupted is all that another call trains. Then methods are compared at the same number of generated tokens,
+warm-up included.
 
 Writes `benchmarks/results/so_ppo_learning.json` and `.md`, and `docs/so_ppo_explained_variance.png`.
 """
@@ -27,6 +29,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 
+from benchmarks.token_budgets import budget_table, curve_of
 from sorl_trl.command_line import Parser, at_least, run_command
 
 ROOT = Path(__file__).parents[1]
@@ -45,6 +48,8 @@ METHODS = {
 }
 """Recipe, or one with a change in `CHANGES`, and what the table calls it; "before" is the warm-started policy."""
 CHANGES = {"so_ppo_head": ["so_ppo", "--critic", "head", "--critic_learning_rate", "5e-3"]}
+TRAJECTORIES = 128
+"""Per rollout, in all recipes."""
 LAST = 10
 """Rollouts at the end over which training metrics are averaged."""
 COLUMNS = {
@@ -167,9 +172,12 @@ def draw(results: list[dict[str, Any]]) -> None:
     from matplotlib.figure import Figure
 
     methods = [m for m in METHODS if m not in ("before", "so_grpo")]
-    figure = Figure(figsize=(12, 6), layout="constrained")
-    axes = figure.subplots(2, 3, sharex=True, sharey=True).flat
-    for axis, method in zip(axes, methods, strict=True):
+    rows = -(-len(methods) // 3)
+    figure = Figure(figsize=(12, 3 * rows), layout="constrained")
+    axes = figure.subplots(rows, 3, sharex=True, sharey=True).flat
+    for axis in axes[len(methods) :]:
+        axis.set_visible(False)
+    for axis, method in zip(axes, methods, strict=False):
         curves = [
             [entry["critic/explained_variance"] for entry in result["log"] if "critic/explained_variance" in entry]
             for result in results
@@ -190,6 +198,21 @@ def draw(results: list[dict[str, Any]]) -> None:
     figure.savefig(PICTURE, dpi=110)
 
 
+def same_tokens(results: list[dict[str, Any]]) -> str:
+    """The reward in training at equal numbers of generated tokens, and how far each method is ahead of SO-GRPO."""
+    curves = {
+        name: [curve_of(result["log"], TRAJECTORIES) for result in results if result["method"] == method]
+        for method, name in METHODS.items()
+        if method != "before"
+    }
+    header = (
+        "\n## With the same number of generated tokens\n\n"
+        "Reward in training, the mean of the last rollouts that the tokens pay for; in brackets how far it is ahead "
+        "of SO-GRPO, paired by seed, with a 95 % interval (Student's t).\n\n"
+    )
+    return header + budget_table(curves, METHODS["so_grpo"])
+
+
 def report(seeds: list[int]) -> None:
     paths = [RUNS / f"{method}-{seed}/result.json" for method in METHODS for seed in seeds]
     results = [json.loads(path.read_text()) for path in paths]
@@ -200,9 +223,10 @@ def report(seeds: list[int]) -> None:
     header = (
         "# What each method learns\n\n"
         f"Means over seeds {', '.join(map(str, seeds))} (each seed's figure in brackets): EM on 400 unseen questions, "
-        "sampled four times and greedy, after 30 rollouts of 128 trajectories; the other columns over the last "
-        f"{LAST} rollouts. Written by `python -m benchmarks.so_ppo_learning`.\n\n"
+        f"sampled four times and greedy, after 30 rollouts of {TRAJECTORIES} trajectories; the other columns over the "
+        f"last {LAST} rollouts. Written by `python -m benchmarks.so_ppo_learning`.\n\n"
     )
+    text += same_tokens(results)
     (RESULTS / "so_ppo_learning.md").write_text(header + text)
     draw(results)
     print(text)
@@ -211,14 +235,16 @@ def report(seeds: list[int]) -> None:
 def main(words: Sequence[str]) -> None:
     parser = Parser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[11, 12, 13])
+    parser.add_argument("--methods", choices=METHODS, nargs="+", help="train these alone, and write no report")
     parser.add_argument("--workers", type=at_least(1), default=max(1, (os.cpu_count() or 2)), help="runs at a time")
     parser.add_argument("--run", nargs=2, metavar=("METHOD", "SEED"), help=SUPPRESS)
     arguments = parser.parse_args(words)
     if arguments.run:
         run(arguments.run[0], int(arguments.run[1]))
         return
-    run_all(METHODS, arguments.seeds, arguments.workers)
-    report(arguments.seeds)
+    run_all(arguments.methods or METHODS, arguments.seeds, arguments.workers)
+    if not arguments.methods:
+        report(arguments.seeds)
 
 
 if __name__ == "__main__":
