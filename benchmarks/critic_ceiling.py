@@ -8,9 +8,10 @@ run), on its choosing seeds:
 - the ceiling: 1 − E[Var(R | s_k)] / Var(R), from many continuations of each of a few hundred states s_k in which a
   turn k starts. No function of the state explains more;
 - what the critic's own architecture reaches by regression on 1,024 to 16,384 trajectories of the frozen policy;
-- what the critics that the SO-PPO runs in `CRITICS` leave behind explain of fresh trajectories of their own policy.
+- what the critic that the SO-PPO run leaves behind explains of fresh trajectories of its own policy.
 
-What is in `runs/critic_ceiling/` already is not done again. Writes `benchmarks/results/critic_ceiling.json` and `.md`.
+What is in `runs/critic_ceiling/` already is not done again; with `--report`, nothing is measured, and what there is is
+reported. Writes `benchmarks/results/critic_ceiling.json` and `.md`.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ import statistics
 import sys
 import time
 from argparse import RawDescriptionHelpFormatter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,9 +63,9 @@ def once(path: Path, make: Callable[[], Any]) -> Any:
         path.parent.mkdir(parents=True, exist_ok=True)
         started = time.process_time()
         made = make()
-        partial = path.with_suffix(".part")
-        partial.write_text(json.dumps(made))
-        partial.replace(path)
+        written = path.with_suffix(".part")
+        written.write_text(json.dumps(made))
+        written.replace(path)
         print(f"{path.relative_to(RUNS)}: {time.process_time() - started:.0f} CPU-seconds", flush=True)
     return json.loads(path.read_text())
 
@@ -85,10 +87,10 @@ def train(method: str, seed: int, world: Path) -> Path:
 
 
 class Place:
-    """A frozen policy of one seed, and what is measured there."""
+    """A frozen policy of one seed, and what is measured there: a file each."""
 
     def __init__(self, policy: str, seed: int) -> None:
-        self.folder = RUNS / f"{policy}-{seed}"
+        self.folder = folder_of(policy, seed)
         self.world = prepare(SHORT, seed, RUNS)
         self.critic = None if policy in ("warm", "so_grpo") else train(policy, seed, self.world)
         self.backbone = self.world / "policy"
@@ -96,13 +98,12 @@ class Place:
         self._frozen = FrozenPolicy(trained, self.world, SHORT)
         self._seed = seed
 
-    def measure(self) -> dict[str, Any]:
-        ceiling = once(self.folder / "ceiling.json", self._ceiling)
-        curves = {}
+    def measure(self) -> None:
+        once(self.folder / "ceiling.json", self._ceiling)
+        if self.critic:
+            once(self.folder / "critic.json", self._reached)
         for size in EPOCHS:
-            curves[size] = once(self.folder / f"regression-{size}.json", lambda size=size: self._regress(size))
-        reached = once(self.folder / "critic.json", self._reached) if self.critic else None
-        return {"ceiling": ceiling, "regression": curves, "critic": reached}
+            once(self.folder / f"regression-{size}.json", partial(self._regress, size))
 
     def _collect(self, count: int, seed: int) -> tuple[list[int], list[Trajectory]]:
         """Trajectories of questions that are drawn with replacement, the same ones for all policies."""
@@ -144,17 +145,41 @@ class Place:
         return {"during": log, **asdict(explained(load_critic(self.critic), self._held_out()))}
 
 
-def measure_all(policies: Iterable[str], seeds: Iterable[int]) -> list[dict[str, Any]]:
-    torch.set_num_threads(1)
-    return [{"policy": policy, "seed": seed, **Place(policy, seed).measure()} for seed in seeds for policy in policies]
+def folder_of(policy: str, seed: int) -> Path:
+    return RUNS / f"{policy}-{seed}"
+
+
+def read(policy: str, seed: int) -> dict[str, Any]:
+    """What has been measured of a place, None for what has not."""
+
+    def part(name: str) -> Any:
+        path = folder_of(policy, seed) / f"{name}.json"
+        return json.loads(path.read_text()) if path.is_file() else None
+
+    curves = {size: part(f"regression-{size}") for size in EPOCHS}
+    known = {size: curve for size, curve in curves.items() if curve is not None}
+    return {
+        "policy": policy,
+        "seed": seed,
+        "ceiling": part("ceiling"),
+        "regression": known,
+        "critic": part("critic"),
+    }
 
 
 def main(words: Sequence[str]) -> None:
     parser = Parser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=list(CHOOSING_SEEDS))
     parser.add_argument("--policies", choices=POLICIES, nargs="+", default=list(POLICIES))
+    parser.add_argument("--report", action="store_true", help="measure nothing, report on what has been measured")
     arguments = parser.parse_args(words)
-    write_report(measure_all(arguments.policies, arguments.seeds))
+    places = [(policy, seed) for seed in arguments.seeds for policy in arguments.policies]
+    if not arguments.report:
+        torch.set_num_threads(1)
+        for policy, seed in places:
+            Place(policy, seed).measure()
+    measured = [read(policy, seed) for policy, seed in places]
+    write_report([place for place in measured if place["ceiling"] is not None])
 
 
 if __name__ == "__main__":
