@@ -38,7 +38,7 @@ def new_critic(backbone: Path) -> ValueModel:
 def explained(critic: ValueModel, sample: Sample) -> Explained:
     """How well the critic predicts returns that it has not been trained on."""
     with torch.no_grad():
-        values = torch.cat([turn_values(critic, part) for part in _parts(sample, torch.arange(len(sample.lengths)))])
+        values = torch.cat([turn_values(critic, sample.rows(rows)) for rows in torch.arange(len(sample)).split(BATCH)])
     return explained_by(values, sample)
 
 
@@ -63,17 +63,12 @@ def fit(critic: ValueModel, sample: Sample, epochs: int, seed: int) -> Iterator[
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.AdamW(critic.parameters(), LEARNING_RATE, weight_decay=0.0)
     for epoch in range(1, epochs + 1):
-        order = torch.randperm(len(sample.lengths), generator=generator)
-        for part in _parts(sample, order):
+        for rows in torch.randperm(len(sample), generator=generator).split(BATCH):
+            part = sample.rows(rows)
             mask = part.before_turns >= 0
-            errors = 0.5 * (turn_values(critic, part) - part.returns.unsqueeze(1)).square() * mask
+            errors = 0.5 * (turn_values(critic, part) - part.targets).square() * mask
             (errors.sum(1) / mask.sum(1)).mean().backward()
             torch.nn.utils.clip_grad_norm_(critic.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
         yield epoch
-
-
-def _parts(sample: Sample, order: Tensor) -> Iterator[Sample]:
-    for rows in order.split(BATCH):
-        yield Sample(*(tensor[rows] for tensor in vars(sample).values()))

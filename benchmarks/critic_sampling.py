@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
@@ -47,9 +48,14 @@ class Sample:
     """(N, K), index of the last token before turn k; -1 where a trajectory has no such turn."""
     returns: Tensor
     """(N,), the reward: with a discount of 1 and nothing paid before the end, the return of every turn."""
+    targets: Tensor
+    """(N, K), what V(s_k) is trained towards."""
 
-    def part(self, start: int, end: int) -> Sample:
-        return Sample(*(tensor[start:end] for tensor in vars(self).values()))
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def rows(self, rows: Tensor) -> Sample:
+        return Sample(*(tensor[rows] for tensor in vars(self).values()))
 
 
 class FrozenPolicy:
@@ -120,9 +126,31 @@ def sample_of(trajectories: Sequence[Trajectory], rewards: Sequence[float]) -> S
     starts = [
         torch.tensor([len(s.prompt_ids) + len(s.completion_ids) - 1 for s in states_of(0, t)]) for t in trajectories
     ]
+    return sample_from(texts, starts, torch.tensor(rewards))
+
+
+def sample_from(texts: Sequence[Tensor], starts: Sequence[Tensor], returns: Tensor) -> Sample:
+    """From each trajectory's token ids and the indices of the tokens before its turns; returns are the targets."""
+    before_turns = pad_sequence(list(starts), batch_first=True, padding_value=-1)
     return Sample(
-        pad_sequence(texts, batch_first=True),
+        pad_sequence(list(texts), batch_first=True),
         torch.tensor([len(text) for text in texts]),
-        pad_sequence(starts, batch_first=True, padding_value=-1),
-        torch.tensor(rewards),
+        before_turns,
+        returns,
+        returns.unsqueeze(1).expand(before_turns.shape),
     )
+
+
+def joined(samples: Sequence[Sample]) -> Sample:
+    """The trajectories of all, padded to the longest."""
+    padding = {"input_ids": 0, "before_turns": -1, "targets": 0}
+
+    def column(name: str) -> Tensor:
+        tensors = [getattr(sample, name) for sample in samples]
+        if name not in padding:
+            return torch.cat(tensors)
+        width = max(tensor.shape[1] for tensor in tensors)
+        padded = [pad(tensor, (0, width - tensor.shape[1]), value=padding[name]) for tensor in tensors]
+        return torch.cat(padded)
+
+    return Sample(*(column(name) for name in vars(samples[0])))

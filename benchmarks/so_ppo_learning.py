@@ -44,10 +44,20 @@ METHODS = {
     "st_ppo": "ST-PPO",
     "so_ppo": "SO-PPO",
     "so_ppo_head": "SO-PPO, head",
+    "so_ppo_warm_up": "SO-PPO, warm-up of 8 rollouts",
+    "so_ppo_pretrained": "SO-PPO, pretrained critic",
     "so_grpo": "SO-GRPO",
 }
 """Recipe, or one with a change in `CHANGES`, and what the table calls it; "before" is the warm-started policy."""
-CHANGES = {"so_ppo_head": ["so_ppo", "--critic", "head", "--critic_learning_rate", "5e-3"]}
+CHANGES = {
+    "so_ppo_head": ["so_ppo", "--critic", "head", "--critic_learning_rate", "5e-3"],
+    "so_ppo_warm_up": ["so_ppo", "--critic_warmup_steps", "64"],
+    "so_ppo_pretrained": ["so_ppo", "--critic_warmup_steps", "0"],
+}
+PRETRAINED = "so_ppo_pretrained"
+"""Its critic comes from a run of its own, in which the policy stands still."""
+PRETRAINING = ["so_ppo", "--critic_warmup_steps", "256", "--max_steps", "256"]
+"""32 rollouts, about as many trajectories as the run itself."""
 TRAJECTORIES = 128
 """Per rollout, in all recipes."""
 LAST = 10
@@ -76,11 +86,11 @@ def prepare_world(seed: int) -> Path:
     return folder
 
 
-def train(method: str, seed: int, world: Path, output: Path) -> list[dict[str, Any]]:
-    """One run; returns its log, an entry per optimizer step."""
+def train(changed: Sequence[str], seed: int, world: Path, output: Path) -> list[dict[str, Any]]:
+    """One run of a recipe with changes; returns its log, an entry per optimizer step."""
     from sorl_trl.recipe import build_trainer, parse_arguments
 
-    recipe, *changes = CHANGES.get(method, [method])
+    recipe, *changes = changed
     paths = {"train_questions": world / "world/train.jsonl", "corpus": world / "world/corpus.jsonl"}
     paths |= {"model_name_or_path": world / "warm-start", "output_dir": output}
     words = [word for name, path in paths.items() for word in (f"--{name}", str(path))]
@@ -89,6 +99,18 @@ def train(method: str, seed: int, world: Path, output: Path) -> list[dict[str, A
     trainer.train()
     trainer.save_model(str(output))
     return trainer.state.log_history
+
+
+def logs_of(method: str, seed: int, world: Path, folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """Train what there is to train; the log, and that of the critic's own run if there is one."""
+    changed = CHANGES.get(method, [method])
+    if method == "before":
+        return {"log": []}
+    if method != PRETRAINED:
+        return {"log": train(changed, seed, world, folder / "policy")}
+    pretraining = train(PRETRAINING, seed, world, folder / "pretraining")
+    start = ["--critic_model_name_or_path", str(folder / "pretraining")]
+    return {"log": train([*changed, *start], seed, world, folder / "policy"), "pretraining": pretraining}
 
 
 def run(method: str, seed: int) -> None:
@@ -103,9 +125,9 @@ def run(method: str, seed: int) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     world = prepare_world(seed)
     policy = world / "warm-start" if method == "before" else folder / "policy"
-    log = [] if method == "before" else train(method, seed, world, policy)
+    logs = logs_of(method, seed, world, folder)
     evaluated = quickstart.evaluate_policy(policy, world, BM25Index.load(quickstart.index_directory(world)))
-    result = {"method": method, "seed": seed, **quickstart.summarize(evaluated), "log": log}
+    result = {"method": method, "seed": seed, **quickstart.summarize(evaluated), **logs}
     folder.mkdir(exist_ok=True)
     written = folder / "result.part"
     written.write_text(json.dumps(result))
@@ -200,15 +222,19 @@ def draw(results: list[dict[str, Any]]) -> None:
 
 def same_tokens(results: list[dict[str, Any]]) -> str:
     """The reward in training at equal numbers of generated tokens, and how far each method is ahead of SO-GRPO."""
-    curves = {
-        name: [curve_of(result["log"], TRAJECTORIES) for result in results if result["method"] == method]
-        for method, name in METHODS.items()
-        if method != "before"
-    }
+    logs: dict[str, list[list[dict[str, Any]]]] = {}
+    for method, name in METHODS.items():
+        runs = [result for result in results if result["method"] == method and method != "before"]
+        if runs:
+            logs[name] = [run["log"] for run in runs]
+        if method == PRETRAINED:
+            logs[f"{name}, its run counted"] = [run["pretraining"] + run["log"] for run in runs]
+    curves = {name: [curve_of(log, TRAJECTORIES) for log in each] for name, each in logs.items()}
     header = (
         "\n## With the same number of generated tokens\n\n"
         "Reward in training, the mean of the last rollouts that the tokens pay for; in brackets how far it is ahead "
-        "of SO-GRPO, paired by seed, with a 95 % interval (Student's t).\n\n"
+        "of SO-GRPO, paired by seed, with a 95 % interval (Student's t). A pretrained critic serves all runs that "
+        "start from the same policy, so that its own run is counted in one row and not in the other.\n\n"
     )
     return header + budget_table(curves, METHODS["so_grpo"])
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from benchmarks.critic_regression import explained_by
-from benchmarks.critic_sampling import Sample, State, sample_of, states_of
+from benchmarks.critic_sampling import State, sample_from, sample_of, states_of
 from benchmarks.critic_statistics import StateReturns
 
 from sorl_trl.types import Action, ActionKind, Observation, StopReason, Trajectory, Turn
@@ -71,12 +71,9 @@ class TestStates:
 
 
 def test_turns_that_are_not_there_are_not_judged() -> None:
-    sample = Sample(
-        torch.zeros(3, 4, dtype=torch.long),
-        torch.tensor([4, 4, 2]),
-        torch.tensor([[1, 3], [1, 3], [1, -1]]),
-        torch.tensor([1.0, 0.0, 0.0]),
-    )
+    texts = [torch.zeros(size, dtype=torch.long) for size in (4, 4, 2)]
+    starts = [torch.tensor(each) for each in ([1, 3], [1, 3], [1])]
+    sample = sample_from(texts, starts, torch.tensor([1.0, 0.0, 0.0]))
     values = torch.tensor([[1.0, 1.0], [0.0, 0.0], [0.0, 1e6]])
     found = explained_by(values, sample)
     assert found.overall == 1.0 and found.by_turn == [1.0, 1.0]
