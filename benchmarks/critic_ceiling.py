@@ -121,6 +121,7 @@ class Place:
         for question, trajectory in zip(questions, trajectories, strict=True):
             for state in states_of(question, trajectory):
                 by_turn.setdefault(state.turn, []).append(state)
+        by_turn = {k: states for k, states in by_turn.items() if len(states) > 1}  # one has no variance
         torch.manual_seed(1)
         # Of every turn the next trajectories in line, so that few of them give states of two turns.
         drawn = {k: states[k * STATES % max(1, len(states) - STATES) :][:STATES] for k, states in by_turn.items()}
