@@ -56,8 +56,8 @@ CHANGES = {
 }
 PRETRAINED = "so_ppo_pretrained"
 """Its critic comes from a run of its own, in which the policy stands still."""
-PRETRAINING = ["so_ppo", "--critic_warmup_steps", "256", "--max_steps", "256"]
-"""32 rollouts, about as many trajectories as the run itself."""
+PRETRAINING = ["so_ppo", "--critic_warmup_steps", "128", "--max_steps", "128"]
+"""16 rollouts, half as many as the run itself has."""
 TRAJECTORIES = 128
 """Per rollout, in all recipes."""
 LAST = 10
