@@ -4,7 +4,9 @@
 
 Trains each recipe in `METHODS` on the sandbox's atlas, once per seed: its own world, warm-started policy and random
 numbers, the same number of trajectories for all. Then it asks the policies questions that nobody trained on. No
-setting was chosen on these seeds. Runs that are in `runs/so_ppo_learning/` already are not repeated.
+setting was chosen on these seeds. Runs that are in `runs/so_ppo_learning/` already are not repeated: a row that is new
+or was interrupted is all that another call trains. Then methods are compared at the same number of generated tokens,
+warm-up included.
 
 Writes `benchmarks/results/so_ppo_learning.json` and `.md`, and `docs/so_ppo_explained_variance.png`.
 """
@@ -27,6 +29,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 
+from benchmarks.token_budgets import budget_table, curve_of
 from sorl_trl.command_line import Parser, at_least, run_command
 
 ROOT = Path(__file__).parents[1]
@@ -41,10 +44,22 @@ METHODS = {
     "st_ppo": "ST-PPO",
     "so_ppo": "SO-PPO",
     "so_ppo_head": "SO-PPO, head",
+    "so_ppo_warm_up": "SO-PPO, warm-up of 8 rollouts",
+    "so_ppo_pretrained": "SO-PPO, pretrained critic",
     "so_grpo": "SO-GRPO",
 }
 """Recipe, or one with a change in `CHANGES`, and what the table calls it; "before" is the warm-started policy."""
-CHANGES = {"so_ppo_head": ["so_ppo", "--critic", "head", "--critic_learning_rate", "5e-3"]}
+CHANGES = {
+    "so_ppo_head": ["so_ppo", "--critic", "head", "--critic_learning_rate", "5e-3"],
+    "so_ppo_warm_up": ["so_ppo", "--critic_warmup_steps", "64"],
+    "so_ppo_pretrained": ["so_ppo", "--critic_warmup_steps", "0"],
+}
+PRETRAINED = "so_ppo_pretrained"
+"""Its critic comes from a run of its own, in which the policy stands still."""
+PRETRAINING = ["so_ppo", "--critic_warmup_steps", "128", "--max_steps", "128"]
+"""16 rollouts, half as many as the run itself has."""
+TRAJECTORIES = 128
+"""Per rollout, in all recipes."""
 LAST = 10
 """Rollouts at the end over which training metrics are averaged."""
 COLUMNS = {
@@ -71,11 +86,11 @@ def prepare_world(seed: int) -> Path:
     return folder
 
 
-def train(method: str, seed: int, world: Path, output: Path) -> list[dict[str, Any]]:
-    """One run; returns its log, an entry per optimizer step."""
+def train(changed: Sequence[str], seed: int, world: Path, output: Path) -> list[dict[str, Any]]:
+    """One run of a recipe with changes; returns its log, an entry per optimizer step."""
     from sorl_trl.recipe import build_trainer, parse_arguments
 
-    recipe, *changes = CHANGES.get(method, [method])
+    recipe, *changes = changed
     paths = {"train_questions": world / "world/train.jsonl", "corpus": world / "world/corpus.jsonl"}
     paths |= {"model_name_or_path": world / "warm-start", "output_dir": output}
     words = [word for name, path in paths.items() for word in (f"--{name}", str(path))]
@@ -84,6 +99,18 @@ def train(method: str, seed: int, world: Path, output: Path) -> list[dict[str, A
     trainer.train()
     trainer.save_model(str(output))
     return trainer.state.log_history
+
+
+def logs_of(method: str, seed: int, world: Path, folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """Train what there is to train; the log, and that of the critic's own run if there is one."""
+    changed = CHANGES.get(method, [method])
+    if method == "before":
+        return {"log": []}
+    if method != PRETRAINED:
+        return {"log": train(changed, seed, world, folder / "policy")}
+    pretraining = train(PRETRAINING, seed, world, folder / "pretraining")
+    start = ["--critic_model_name_or_path", str(folder / "pretraining")]
+    return {"log": train([*changed, *start], seed, world, folder / "policy"), "pretraining": pretraining}
 
 
 def run(method: str, seed: int) -> None:
@@ -98,9 +125,9 @@ def run(method: str, seed: int) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     world = prepare_world(seed)
     policy = world / "warm-start" if method == "before" else folder / "policy"
-    log = [] if method == "before" else train(method, seed, world, policy)
+    logs = logs_of(method, seed, world, folder)
     evaluated = quickstart.evaluate_policy(policy, world, BM25Index.load(quickstart.index_directory(world)))
-    result = {"method": method, "seed": seed, **quickstart.summarize(evaluated), "log": log}
+    result = {"method": method, "seed": seed, **quickstart.summarize(evaluated), **logs}
     folder.mkdir(exist_ok=True)
     written = folder / "result.part"
     written.write_text(json.dumps(result))
@@ -167,9 +194,12 @@ def draw(results: list[dict[str, Any]]) -> None:
     from matplotlib.figure import Figure
 
     methods = [m for m in METHODS if m not in ("before", "so_grpo")]
-    figure = Figure(figsize=(12, 6), layout="constrained")
-    axes = figure.subplots(2, 3, sharex=True, sharey=True).flat
-    for axis, method in zip(axes, methods, strict=True):
+    rows = -(-len(methods) // 3)
+    figure = Figure(figsize=(12, 3 * rows), layout="constrained")
+    axes = figure.subplots(rows, 3, sharex=True, sharey=True).flat
+    for axis in axes[len(methods) :]:
+        axis.set_visible(False)
+    for axis, method in zip(axes, methods, strict=False):
         curves = [
             [entry["critic/explained_variance"] for entry in result["log"] if "critic/explained_variance" in entry]
             for result in results
@@ -190,6 +220,25 @@ def draw(results: list[dict[str, Any]]) -> None:
     figure.savefig(PICTURE, dpi=110)
 
 
+def same_tokens(results: list[dict[str, Any]]) -> str:
+    """The reward in training at equal numbers of generated tokens, and how far each method is ahead of SO-GRPO."""
+    logs: dict[str, list[list[dict[str, Any]]]] = {}
+    for method, name in METHODS.items():
+        runs = [result for result in results if result["method"] == method and method != "before"]
+        if runs:
+            logs[name] = [run["log"] for run in runs]
+        if method == PRETRAINED:
+            logs[f"{name}, its run counted"] = [run["pretraining"] + run["log"] for run in runs]
+    curves = {name: [curve_of(log, TRAJECTORIES) for log in each] for name, each in logs.items()}
+    header = (
+        "\n## With the same number of generated tokens\n\n"
+        "Reward in training, the mean of the last rollouts that the tokens pay for; in brackets how far it is ahead "
+        "of SO-GRPO, paired by seed, with a 95 % interval (Student's t). A pretrained critic serves all runs that "
+        "start from the same policy, so that its own run is counted in one row and not in the other.\n\n"
+    )
+    return header + budget_table(curves, METHODS["so_grpo"])
+
+
 def report(seeds: list[int]) -> None:
     paths = [RUNS / f"{method}-{seed}/result.json" for method in METHODS for seed in seeds]
     results = [json.loads(path.read_text()) for path in paths]
@@ -200,9 +249,10 @@ def report(seeds: list[int]) -> None:
     header = (
         "# What each method learns\n\n"
         f"Means over seeds {', '.join(map(str, seeds))} (each seed's figure in brackets): EM on 400 unseen questions, "
-        "sampled four times and greedy, after 30 rollouts of 128 trajectories; the other columns over the last "
-        f"{LAST} rollouts. Written by `python -m benchmarks.so_ppo_learning`.\n\n"
+        f"sampled four times and greedy, after 30 rollouts of {TRAJECTORIES} trajectories; the other columns over the "
+        f"last {LAST} rollouts. Written by `python -m benchmarks.so_ppo_learning`.\n\n"
     )
+    text += same_tokens(results)
     (RESULTS / "so_ppo_learning.md").write_text(header + text)
     draw(results)
     print(text)
@@ -211,14 +261,16 @@ def report(seeds: list[int]) -> None:
 def main(words: Sequence[str]) -> None:
     parser = Parser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[11, 12, 13])
+    parser.add_argument("--methods", choices=METHODS, nargs="+", help="train these alone, and write no report")
     parser.add_argument("--workers", type=at_least(1), default=max(1, (os.cpu_count() or 2)), help="runs at a time")
     parser.add_argument("--run", nargs=2, metavar=("METHOD", "SEED"), help=SUPPRESS)
     arguments = parser.parse_args(words)
     if arguments.run:
         run(arguments.run[0], int(arguments.run[1]))
         return
-    run_all(METHODS, arguments.seeds, arguments.workers)
-    report(arguments.seeds)
+    run_all(arguments.methods or METHODS, arguments.seeds, arguments.workers)
+    if not arguments.methods:
+        report(arguments.seeds)
 
 
 if __name__ == "__main__":
