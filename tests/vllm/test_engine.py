@@ -115,6 +115,19 @@ def test_trajectories_end_where_the_window_does(engine: VLLMEngine, reference: H
     assert [segments == () for segments, _ in ours] == [len(prompt) >= WINDOW for prompt in prompts]
 
 
+def test_more_context_than_one_step_reads(wrapper: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sampled, so that each request has random numbers of its own, which vLLM turns back where it reads in part."""
+    if wrapper.mode == "server":
+        pytest.skip("a server plans its steps by itself")
+    monkeypatch.setattr(wrapper, "temperature", 1.0)
+    scheduler = wrapper.llm.llm_engine.engine_core.engine_core.scheduler
+    monkeypatch.setattr(scheduler, "max_num_scheduled_tokens", WINDOW + 16)
+    engine = vllm_engine(wrapper, TurnEnd(TOKENIZER, STOPS, EOS))
+    contexts, limits = some_contexts()
+    turns = take_turns(engine, contexts, limits)
+    assert all(1 <= len(turn.token_ids) <= limit for turn, limit in zip(turns, limits, strict=True))
+
+
 class _Seen:
     def __init__(self, trajectory: Any) -> None:
         self.segment_ids = tuple(segment.token_ids for segment in trajectory.segments)

@@ -151,7 +151,7 @@ def test_a_late_reply_is_waited_for_at_its_poll() -> None:
     (first, _) = held_by.collect([(1,), (2,)], engine)
     assert engine.submitted == [(0, 0), (0, 1), (7, 0)]
     assert first.observations[0].text == "<information> Paris </information>"
-    assert 0 < held_by.timeline.seconds_waiting <= held_by.timeline.seconds_searching
+    assert held_by.timeline.seconds_waiting > 0
 
 
 def test_where_no_row_is_generating_nothing_is_polled_while_replies_are_on_their_way() -> None:

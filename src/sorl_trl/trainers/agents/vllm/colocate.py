@@ -36,7 +36,7 @@ class VLLMColocateEngine(VLLMEngine):
     """
 
     def __init__(self, vllm_generation: Any, end: TurnEnd) -> None:
-        super().__init__(end, int(vllm_generation.llm.llm_engine.model_config.max_model_len))
+        super().__init__(end, _window(vllm_generation.llm.llm_engine))
         self._vllm = vllm_generation
         self._settings = sampling_settings(vllm_generation, end)
         self._rank = vllm_generation.accelerator.process_index
@@ -129,6 +129,21 @@ class VLLMColocateEngine(VLLMEngine):
             request = self._own.pop(output.request_id, None)
             if request is not None and (ended := self._finish(request, _sampled(output))) is not None:
                 yield ended
+
+
+def _window(engine: Any) -> int:
+    """The tokens that vLLM reads, once it is kept from reading contexts in part where it has no GPU.
+
+    Whenever it has read only a part of a context it turns the request's random numbers back by a draw, and a generator
+    on a CPU cannot do that (vLLM 0.30). So it reads each context in one step there, and none that is longer than that.
+    """
+    from vllm.platforms import current_platform
+
+    window, scheduler = int(engine.model_config.max_model_len), engine.vllm_config.scheduler_config
+    if not current_platform.is_cpu():
+        return window
+    scheduler.enable_chunked_prefill = False
+    return min(window, int(scheduler.max_num_batched_tokens))
 
 
 def sampling_params(settings: dict[str, Any], request: TurnRequest) -> Any:
