@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -131,13 +132,15 @@ class Collector:
         try:
             engine.open(len(prompts))
             rows = [Row(i, tuple(prompt), self.limits, engine.window) for i, prompt in enumerate(prompts)]
-            _end_overlong(rows)
+            _end_overlong(rows, engine)
             self.responder.open(examples)
             _Rollout(self, engine, rows, recorder).run(any_active)
         finally:
             self.timeline = recorder.finish()
             with closing(engine):  # whatever the environment's own end may raise
                 self.responder.close()
+        if engine.window_ends != Engine.window_ends and any(row.is_cut_by_window for row in rows):
+            _say_cut(engine.window_ends)
         return [row.finished() for row in rows]
 
 
@@ -230,17 +233,19 @@ class _Rollout:
 
     def _rejoin_early(self) -> None:
         """Hear the replies that are there, waiting for one where no row is generating."""
-        waited_for = {reply: row for due in self._due for row, reply in due.replies}
+        waited_for = [each for due in self._due for each in due.replies]
         while waited_for:
             if self._engine.idle:
                 with self.recorder.waiting():
-                    wait(waited_for, return_when=FIRST_COMPLETED)
-            there = [reply for reply in waited_for if reply.done()]
+                    wait({reply for _, reply in waited_for}, return_when=FIRST_COMPLETED)
+            there = {reply for _, reply in waited_for if reply.done()}
             if not there:
                 break
-            for reply in there:
-                self._hear(waited_for.pop(reply), reply.result())
-        self._due = deque([_Due(self._polls, [(row, reply) for reply, row in waited_for.items()])])
+            for row, reply in waited_for:
+                if reply in there:
+                    self._hear(row, reply.result())
+            waited_for = [(row, reply) for row, reply in waited_for if reply not in there]
+        self._due = deque([_Due(self._polls, waited_for)] if waited_for else [])
 
     def _hear(self, row: Row, reply: Reply) -> None:
         """Append what the environment says, or end the row there."""
@@ -271,14 +276,19 @@ class _Rollout:
         return self._collector.encoder.invalid_feedback(message_closed=not closed_a_tag)
 
 
-def _end_overlong(rows: Sequence[Row]) -> None:
+def _end_overlong(rows: Sequence[Row], engine: Engine) -> None:
     """End the rows whose prompt leaves no room for a token."""
     overlong = [row for row in rows if row.end_if_overlong()]
     if overlong:
         longest = max(len(row.prompt_ids) for row in overlong)
         logger.warning(
-            "%d of %d prompts are too long for the policy: the longest has %d tokens, and %d are read with what "
-            "follows. Their trajectories have no turn. Shorten them, or raise `vllm_max_model_length` with vLLM, "
-            "or `kv_cache_gib` where memory is what ends.",
-            *(len(overlong), len(rows), longest, overlong[0].window),
+            "%d of %d prompts are too long: the longest has %d tokens, and %d are read with what follows (%s). "
+            "Their trajectories have no turn.",
+            *(len(overlong), len(rows), longest, overlong[0].window, engine.window_ends),
         )
+
+
+@cache
+def _say_cut(why: str) -> None:
+    """Say it once in a process for each reason; `rollout/stop_reason/context_limit` counts the trajectories."""
+    logger.warning("Trajectories end as `context_limit` before the model's positions do: %s.", why)

@@ -394,6 +394,23 @@ class Server(SteppingEngine):
         self.waking.set()
 
 
+class OneReply(Held):
+    """Answers the turns of two rows with one and the same future, as a cache of replies may."""
+
+    def ask(self, turns: Sequence[RowTurn]) -> list[Future[Reply]]:
+        is_second = 0 in self.asked
+        reply = self.asked.setdefault(0, Future())
+        if is_second:
+            reply.set_result(Reply("Paris"))
+        return [reply] * len(turns)
+
+
+def test_rows_may_share_a_reply() -> None:
+    engine = Server([[SEARCH, SHORT], [SEARCH, SHORT]], order=[0, 1, 0, 1])
+    trajectories = collector(OneReply(), rejoin_after=0).collect([(1,), (2,)], engine)
+    assert [len(trajectory.turns) for trajectory in trajectories] == [2, 2]
+
+
 def test_a_server_is_given_replies_as_they_come() -> None:
     engine = Server([[SEARCH, SHORT], [LONG]], order=[0, 0, 0, 1])
     trajectories = collector(FakeSearch(), rejoin_after=100).collect([(1,), (2,)], engine)

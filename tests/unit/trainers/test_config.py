@@ -154,6 +154,7 @@ class TestClipRangeScaling:
             ({"importance_sampling_level": "sequence", "loss_type": "dapo"}, "length"),
             ({"importance_sampling_level": "token", "ctn_gate": "turn"}, "length"),
             ({"turn_ratio": "arithmetic"}, "sqrt_length"),
+            ({"turn_ratio": "arithmetic", "importance_sampling_level": "sequence"}, "length"),
             ({"importance_sampling_level": "token"}, "none"),
             ({"loss_type": "sapo"}, "none"),
         ],
@@ -171,6 +172,7 @@ class TestClipRangeScaling:
         [
             {"importance_sampling_level": "token"},
             {"importance_sampling_level": "token", "ctn_gate": "turn", "clip_normalization": "none"},
+            {"importance_sampling_level": "token", "ctn_gate": "turn", "ctn_coef": 0.0},
             {"loss_type": "sapo"},
             {"loss_type": "cispo", "epsilon_high": 5.0},
             {"loss_type": "vespo", "importance_sampling_level": "sequence"},

@@ -36,7 +36,11 @@ class VLLMColocateEngine(VLLMEngine):
     """
 
     def __init__(self, vllm_generation: Any, end: TurnEnd) -> None:
-        super().__init__(end, _window(vllm_generation.llm.llm_engine))
+        engine = vllm_generation.llm.llm_engine
+        super().__init__(end, int(engine.model_config.max_model_len))
+        at_once = int(engine.vllm_config.scheduler_config.max_num_batched_tokens)
+        if _reads_in_one_step(engine) and at_once < self.window:
+            self.window, self.window_ends = at_once, "vLLM on a CPU is made to read a context in one step"
         self._vllm = vllm_generation
         self._settings = sampling_settings(vllm_generation, end)
         self._rank = vllm_generation.accelerator.process_index
@@ -131,19 +135,18 @@ class VLLMColocateEngine(VLLMEngine):
                 yield ended
 
 
-def _window(engine: Any) -> int:
-    """The tokens that vLLM reads, once it is kept from reading contexts in part where it has no GPU.
+def _reads_in_one_step(engine: Any) -> bool:
+    """Keep vLLM from reading a context in several steps where it has no GPU, and say whether it has none.
 
     Whenever it has read only a part of a context it turns the request's random numbers back by a draw, and a generator
-    on a CPU cannot do that (vLLM 0.30). So it reads each context in one step there, and none that is longer than that.
+    on a CPU cannot do that (vLLM 0.30).
     """
     from vllm.platforms import current_platform
 
-    window, scheduler = int(engine.model_config.max_model_len), engine.vllm_config.scheduler_config
     if not current_platform.is_cpu():
-        return window
-    scheduler.enable_chunked_prefill = False
-    return min(window, int(scheduler.max_num_batched_tokens))
+        return False
+    engine.vllm_config.scheduler_config.enable_chunked_prefill = False
+    return True
 
 
 def sampling_params(settings: dict[str, Any], request: TurnRequest) -> Any:

@@ -49,6 +49,7 @@ class VLLMEngine(Engine):
     """
 
     window: int
+    window_ends = "vLLM reads no more (`vllm_max_model_length`)"
 
     def __init__(self, end: TurnEnd, window: int) -> None:
         super().__init__()
