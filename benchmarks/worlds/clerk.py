@@ -14,7 +14,7 @@ from sorl_trl.sandbox.expert import UNKNOWN
 from sorl_trl.sandbox.world import Relation
 
 _QUERY = re.compile(r"<search>(.*?)</search>")
-_ENTRY = re.compile(r"(\d+) : (.+?)(?: ,| \.|$)")
+_ENTRY = re.compile(r"(\d+) (.+?)(?: ,| \.|$)")
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,9 @@ class Fact:
 
     @property
     def comparison(self) -> str:
+        """Which year is the later one, and its name right behind it, where a policy of two layers can copy it from."""
         first, second = (entry.year for entry in self.pair)
-        return f"later of {first} and {second} is {self.taken.year} ;"
+        return f"later of {first} and {second} is {self.taken.year} {self.taken.name} ;"
 
     @property
     def record(self) -> str:

@@ -26,7 +26,7 @@ class Entry:
     name: str
 
     def __str__(self) -> str:
-        return f"{self.year} : {self.name}"
+        return f"{self.year} {self.name}"
 
 
 Pair = tuple[Entry, Entry]
@@ -41,7 +41,7 @@ def current(pair: Pair) -> Entry:
 DATED_RELATIONS = tuple(
     replace(relation, sentence=f"{{subject}} {relation.keyword} {{object}} .") for relation in RELATIONS
 )
-"""Those of the invented world. Their object is the text of a pair, as in `karo works 12 : zel , 3 : mor .`."""
+"""Those of the invented world. Their object is the text of a pair, as in `karo works 12 zel , 3 mor .`."""
 
 
 Names = Mapping[str, int]
