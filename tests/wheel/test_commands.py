@@ -129,7 +129,8 @@ class TestCommands:
 
     def test_report(self, trained: Home) -> None:
         trained.sorl("report", "runs/mine", "runs/quickstart/policy", "-o", "report")
-        assert {path.name for path in (trained.folder / "report").iterdir()} == {"report.html", "report.png"}
+        written = {path.name for path in (trained.folder / "report").iterdir()}
+        assert written == {"report.html", "report.png", "rollouts.png"}
 
     @pytest.mark.parametrize(
         ("words", "said"),

@@ -68,7 +68,7 @@ def test_the_metadata(built: Built) -> None:
     assert (metadata["Name"], metadata["License-Expression"]) == ("sorl-trl", "Apache-2.0")
     assert metadata["Description-Content-Type"] == "text/markdown"
     assert "Typing :: Typed" in metadata.get_all("Classifier", [])
-    assert {*EXTRAS.split(","), "deepspeed", "tantivy", "dense", "vllm", "dev"} == {
+    assert {*EXTRAS.split(","), "deepspeed", "tantivy", "dense", "vllm", "dev", "docs"} == {
         *metadata.get_all("Provides-Extra", [])
     }
     assert content[f"{info}licenses/LICENSE"] == (ROOT / "LICENSE").read_bytes()
