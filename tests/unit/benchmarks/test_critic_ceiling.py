@@ -7,11 +7,14 @@ import math
 import numpy as np
 import pytest
 import torch
-from benchmarks.critic_regression import explained_by
+from benchmarks.critic_regression import explained_by, fit
 from benchmarks.critic_sampling import State, sample_from, sample_of, states_of
 from benchmarks.critic_statistics import StateReturns
 
+from sorl_trl.trainers.critic.model import ValueHead
+from sorl_trl.trainers.critic.value_model import ValueModel
 from sorl_trl.types import Action, ActionKind, Observation, StopReason, Trajectory, Turn
+from tests.policies import build_policy
 
 SEARCH, ANSWER = Action(ActionKind.SEARCH, "q"), Action(ActionKind.ANSWER, "a")
 TRAJECTORY = Trajectory(
@@ -77,3 +80,11 @@ def test_turns_that_are_not_there_are_not_judged() -> None:
     values = torch.tensor([[1.0, 1.0], [0.0, 0.0], [0.0, 1e6]])
     found = explained_by(values, sample)
     assert found.overall == 1.0 and found.by_turn == [1.0, 1.0]
+
+
+def test_a_trajectory_without_a_turn_teaches_nothing() -> None:
+    critic = ValueModel(build_policy().model, ValueHead(16))
+    starts = [torch.tensor([1, 3]), torch.tensor([], dtype=torch.long)]
+    sample = sample_from([torch.ones(4, dtype=torch.long)] * 2, starts, torch.tensor([1.0, 1.0]))
+    assert list(fit(critic, sample, epochs=2, seed=0)) == [1, 2]
+    assert all(bool(each.isfinite().all()) for each in critic.parameters())
