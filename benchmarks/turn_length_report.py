@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from benchmarks.seed_statistics import paired
 from benchmarks.stability_figures import new_figure, tidy
-from benchmarks.stability_statistics import Record, Run, paired
+from benchmarks.stability_statistics import Record, Run
 from benchmarks.turn_length_grid import SEEDS_PER_POLICY
 
 if TYPE_CHECKING:
