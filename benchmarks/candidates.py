@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer
-from sorl_trl.ops import TurnLayout
+from sorl_trl.ops import TurnLayout, is_outside
 from sorl_trl.trainers.loss.kl_schedule import STEP
 from sorl_trl.trainers.loss.micro_batch import MicroBatch
 from sorl_trl.trainers.loss.ratio_substitution import RatioSubstitution, Surrogate
@@ -30,7 +30,7 @@ class CandidateConfig(SOGRPOConfig):
     coef_target: float = 0.0
     """λ follows the KL in place of the learning rate: times 1.5 above twice this, divided by 1.5 below half of it."""
     stop_above: float = 0.0
-    """The rest of a rollout's updates is left out after one that finds more than this."""
+    """A rollout's updates are left out from the one on that finds more than this."""
     closes_below: float = 0.0
     """The penalty is weighed by max(0, 1 − this / KL): it closes as the KL falls to it."""
     masks_units: bool = False
@@ -49,7 +49,7 @@ class CandidateTrainer(SOGRPOTrainer):
             return super()._with_own_terms(loss, batch)
         values, kept = kl_of_trajectories(batch.log_ratio.detach(), batch.turns)
         kl = float(values[kept].mean()) if bool(kept.any()) else 0.0
-        if batch.age == 0:
+        if self._begins_rollout():
             self._is_stopped = False
         if self.args.stop_above:
             self._is_stopped |= kl > self.args.stop_above
@@ -63,6 +63,10 @@ class CandidateTrainer(SOGRPOTrainer):
             return super()._with_own_terms(loss, batch)
         finally:
             self.args.ctn_coef = before
+
+    def _begins_rollout(self) -> bool:
+        """Whether this is its first micro-batch; neither its age says so nor its birth, which stale rollouts share."""
+        return self._step % (self.args.steps_per_generation * self.num_iterations) == 0
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any) -> Tensor:
         loss = super().training_step(model, inputs, num_items_in_batch)
@@ -80,8 +84,7 @@ def masked(own: Any) -> Surrogate:
 
     def surrogate(log_ratio: Tensor) -> tuple[Tensor, Tensor]:
         of_tokens, ratio = own(log_ratio)
-        outside = (ratio < 1 - low) | (ratio > 1 + high)
-        return torch.where(outside, of_tokens.detach(), of_tokens), ratio
+        return torch.where(is_outside(ratio, low, high), of_tokens.detach(), of_tokens), ratio
 
     return surrogate
 

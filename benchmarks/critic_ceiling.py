@@ -10,8 +10,8 @@ run), on its choosing seeds:
 - what the critic's own architecture reaches by regression on 1,024 to 16,384 trajectories of the frozen policy;
 - what the critic that the SO-PPO run leaves behind explains of fresh trajectories of its own policy.
 
-What is in `runs/critic_ceiling/` already is not done again; with `--report`, nothing is measured, and what there is is
-reported. Writes `benchmarks/results/critic_ceiling.json` and `.md`.
+What is in `runs/critic_ceiling/` already, made with the same settings, is not done again; with `--report`, nothing is
+measured. Writes what there is, and what is missing, to `benchmarks/results/critic_ceiling.json` and `.md`.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 
 import torch
 
-from benchmarks.critic_regression import explained, fit, new_critic
+from benchmarks.critic_regression import BATCH, LEARNING_RATE, explained, fit, new_critic
 from benchmarks.critic_report import write_report
 from benchmarks.critic_sampling import FrozenPolicy, Sample, State, sample_of, states_of
 from benchmarks.critic_statistics import StateReturns
 from benchmarks.stability_grid import CHOOSING_SEEDS, REGIMES, SHORT
-from benchmarks.stability_run import Job, build_trainer, prepare
+from benchmarks.stability_run import Job, build_trainer, prepare, settings_of
 from sorl_trl import load_critic
 from sorl_trl.command_line import Parser, run_command
 from sorl_trl.types import Trajectory
@@ -57,17 +57,44 @@ EPOCHS = {1024: 8, 4096: 4, 16384: 2}
 """Trajectories that are regressed on, and how often."""
 
 
-def once(path: Path, make: Callable[[], Any]) -> Any:
-    """What `make` gives, as JSON in `path`; made only if it is not there."""
-    if not path.is_file():
+def made(path: Path, settings: str) -> Any:
+    """What `once` has written into `path` with these settings; None if it has not."""
+    kept = json.loads(path.read_text()) if path.is_file() else None
+    return kept["made"] if isinstance(kept, dict) and kept.get("settings") == settings else None
+
+
+def once(path: Path, settings: str, make: Callable[[], Any]) -> Any:
+    """What `make` gives, as JSON in `path`, with all that decides it; made only if it is not there with the same."""
+    if (known := made(path, settings)) is None:
         path.parent.mkdir(parents=True, exist_ok=True)
         started = time.process_time()
-        made = make()
         written = path.with_suffix(".part")
-        written.write_text(json.dumps(made))
+        written.write_text(json.dumps({"settings": settings, "made": make()}))
         written.replace(path)
-        print(f"{path.relative_to(RUNS)}: {time.process_time() - started:.0f} CPU-seconds", flush=True)
-    return json.loads(path.read_text())
+        print(f"{path}: {time.process_time() - started:.0f} CPU-seconds", flush=True)
+        known = made(path, settings)
+    return known
+
+
+def job_of(method: str, seed: int) -> Job:
+    """The run of a method, which is that of the stability benchmark."""
+    return Job(REGIME, method, REGIMES[REGIME].learning_rate, seed)
+
+
+def settings_of_place(policy: str, seed: int) -> str:
+    """What decides the frozen policy and its world."""
+    return repr((SHORT.name, SHORT.settings)) if policy == "warm" else settings_of(job_of(policy, seed))
+
+
+def measurements(policy: str, seed: int) -> dict[str, str]:
+    """What there is to measure of a policy -> the settings that it is measured with."""
+    place = settings_of_place(policy, seed)
+    parts = {"ceiling": repr((place, STATES, CONTINUATIONS, HELD_OUT))}
+    if policy == "so_ppo":
+        parts["critic"] = repr((place, HELD_OUT))
+    for size, epochs in EPOCHS.items():
+        parts[f"regression-{size}"] = repr((place, size, epochs, HELD_OUT, BATCH, LEARNING_RATE))
+    return parts
 
 
 def train(method: str, seed: int, world: Path) -> Path:
@@ -76,13 +103,13 @@ def train(method: str, seed: int, world: Path) -> Path:
 
     def make() -> dict[str, Any]:
         torch.manual_seed(seed)
-        trainer = build_trainer(Job(REGIME, method, REGIMES[REGIME].learning_rate, seed), world, folder)
+        trainer = build_trainer(job_of(method, seed), world, folder)
         trainer.train()
         trainer.save_model(str(folder))
         key = "critic/explained_variance"
         return {"explained_variance": [entry[key] for entry in trainer.state.log_history if key in entry]}
 
-    once(folder / "log.json", make)
+    once(folder / "log.json", settings_of_place(method, seed), make)
     return folder
 
 
@@ -91,6 +118,8 @@ class Place:
 
     def __init__(self, policy: str, seed: int) -> None:
         self.folder = folder_of(policy, seed)
+        self._settings = measurements(policy, seed)
+        self._place = settings_of_place(policy, seed)
         self.world = prepare(SHORT, seed, RUNS)
         self.critic = None if policy in ("warm", "so_grpo") else train(policy, seed, self.world)
         self.backbone = self.world / "policy"
@@ -99,11 +128,10 @@ class Place:
         self._seed = seed
 
     def measure(self) -> None:
-        once(self.folder / "ceiling.json", self._ceiling)
-        if self.critic:
-            once(self.folder / "critic.json", self._reached)
-        for size in EPOCHS:
-            once(self.folder / f"regression-{size}.json", partial(self._regress, size))
+        regressions = {f"regression-{size}": partial(self._regress, size) for size in EPOCHS}
+        ways: dict[str, Callable[[], Any]] = {"ceiling": self._ceiling, "critic": self._reached, **regressions}
+        for part, settings in self._settings.items():
+            once(self.folder / f"{part}.json", settings, ways[part])
 
     def _collect(self, count: int, seed: int) -> tuple[list[int], list[Trajectory]]:
         """Trajectories of questions that are drawn with replacement, the same ones for all policies."""
@@ -142,7 +170,7 @@ class Place:
 
     def _reached(self) -> dict[str, Any]:
         assert self.critic is not None
-        log = json.loads((self.critic / "log.json").read_text())["explained_variance"]
+        log = made(self.critic / "log.json", self._place)["explained_variance"]
         return {"during": log, **asdict(explained(load_critic(self.critic), self._held_out()))}
 
 
@@ -152,19 +180,16 @@ def folder_of(policy: str, seed: int) -> Path:
 
 def read(policy: str, seed: int) -> dict[str, Any]:
     """What has been measured of a place, None for what has not."""
-
-    def part(name: str) -> Any:
-        path = folder_of(policy, seed) / f"{name}.json"
-        return json.loads(path.read_text()) if path.is_file() else None
-
-    curves = {size: part(f"regression-{size}") for size in EPOCHS}
-    known = {size: curve for size, curve in curves.items() if curve is not None}
+    folder = folder_of(policy, seed)
+    parts = {name: made(folder / f"{name}.json", with_) for name, with_ in measurements(policy, seed).items()}
+    curves = {size: parts[f"regression-{size}"] for size in EPOCHS}
     return {
         "policy": policy,
         "seed": seed,
-        "ceiling": part("ceiling"),
-        "regression": known,
-        "critic": part("critic"),
+        "ceiling": parts["ceiling"],
+        "regression": {size: curve for size, curve in curves.items() if curve is not None},
+        "critic": parts.get("critic"),
+        "missing": [name for name, part in parts.items() if part is None],
     }
 
 
@@ -180,7 +205,7 @@ def main(words: Sequence[str]) -> None:
         for policy, seed in places:
             Place(policy, seed).measure()
     measured = [read(policy, seed) for policy, seed in places]
-    write_report([place for place in measured if place["ceiling"] is not None])
+    write_report(measured)
 
 
 if __name__ == "__main__":

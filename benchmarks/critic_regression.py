@@ -67,7 +67,7 @@ def fit(critic: ValueModel, sample: Sample, epochs: int, seed: int) -> Iterator[
             part = sample.rows(rows)
             mask = part.before_turns >= 0
             errors = 0.5 * (turn_values(critic, part) - part.targets).square() * mask
-            (errors.sum(1) / mask.sum(1)).mean().backward()
+            (errors.sum(1) / mask.sum(1).clamp(min=1)).mean().backward()
             torch.nn.utils.clip_grad_norm_(critic.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()

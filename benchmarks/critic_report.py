@@ -16,7 +16,13 @@ READING = Path(__file__).parent / "critic_reading.md"
 
 
 def write_report(places: Sequence[Mapping[str, Any]]) -> None:
-    """Write the figures as JSON, and the tables with our reading of them as Markdown."""
+    """Write the figures as JSON, and the tables with our reading of them as Markdown.
+
+    Args:
+        places: as `critic_ceiling.read` returns them; of one without a ceiling there is only what is missing.
+    """
+    missing = _missing(places)
+    places = [place for place in places if place["ceiling"] is not None]
     (RESULTS / "critic_ceiling.json").write_text(json.dumps(places, indent=1).replace("NaN", "null") + "\n")
     text = "\n".join(
         [
@@ -34,11 +40,18 @@ def write_report(places: Sequence[Mapping[str, Any]]) -> None:
             "\n## What the critics of SO-PPO runs reach\n",
             "At the end of a run, on 2,048 fresh trajectories of the run's own last policy.\n",
             *_reached(places),
+            *missing,
             "\n" + READING.read_text(),
         ]
     )
     (RESULTS / "critic_ceiling.md").write_text(text)
     print(text)
+
+
+def _missing(places: Sequence[Mapping[str, Any]]) -> list[str]:
+    incomplete = [place for place in places if place["missing"]]
+    lines = [f"- {place['policy']}, seed {place['seed']}: {', '.join(place['missing'])}" for place in incomplete]
+    return ["\n## Not measured yet\n", *lines] if lines else []
 
 
 def _ceilings(places: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -26,12 +26,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from benchmarks.critic_ceiling import REGIME, RUNS, once
+from benchmarks.critic_ceiling import REGIME, RUNS, job_of, made, once
 from benchmarks.critic_learning import Learner, Variant
-from benchmarks.critic_regression import explained_by, fit, new_critic
+from benchmarks.critic_regression import BATCH, LEARNING_RATE, explained_by, fit, new_critic
 from benchmarks.critic_sampling import FrozenPolicy, Sample, joined, sample_from, sample_of
-from benchmarks.stability_grid import CHOOSING_SEEDS, PPO_SETTINGS, REGIMES, SHORT
-from benchmarks.stability_run import Job, build_trainer, prepare
+from benchmarks.stability_grid import CHOOSING_SEEDS, REGIMES, SHORT
+from benchmarks.stability_methods import PPO_SETTINGS
+from benchmarks.stability_run import build_trainer, prepare, settings_of
 from sorl_trl.command_line import Parser, run_command
 
 RESULTS = Path(__file__).parent / "results"
@@ -57,9 +58,10 @@ VARIANTS = {
 
 
 def record(seed: int, world: Path, path: Path) -> list[Sample]:
-    """The rollouts of an SO-PPO run, in order; in `path` once it has been run."""
-    if not path.is_file():
-        job = Job(REGIME, "so_ppo", REGIMES[REGIME].learning_rate, seed)
+    """The rollouts of an SO-PPO run, in order; in `path` once it has been run with today's settings."""
+    job = job_of("so_ppo", seed)
+    kept = torch.load(path) if path.is_file() else {}
+    if kept.get("settings") != settings_of(job):
         trainer: Any = build_trainer(job, world, path.parent / "recorded")
         rollouts: list[Sample] = []
         collect = trainer._add_advantages
@@ -72,9 +74,16 @@ def record(seed: int, world: Path, path: Path) -> list[Sample]:
         trainer._add_advantages = add_advantages
         trainer.train()
         written = path.with_suffix(".part")
-        torch.save([vars(rollout) for rollout in rollouts], written)
+        kept = {"settings": settings_of(job), "rollouts": [vars(rollout) for rollout in rollouts]}
+        torch.save(kept, written)
         written.replace(path)
-    return [Sample(**columns) for columns in torch.load(path)]
+    return [Sample(**columns) for columns in kept["rollouts"]]
+
+
+def settings_of_trial(name: str, seed: int) -> str:
+    """All that decides what a variant explains of the run of a seed."""
+    run = settings_of(job_of("so_ppo", seed))
+    return repr((run, VARIANTS[name], PRETRAINING_EPOCHS, BATCH, LEARNING_RATE))
 
 
 def _sample(output: dict[str, Tensor], rewards: Tensor) -> Sample:
@@ -118,15 +127,16 @@ def write_report(seeds: Sequence[int]) -> None:
     rows = []
     for name, variant in VARIANTS.items():
         paths = {seed: RUNS / f"trials-{seed}/{name}.json" for seed in seeds}
-        known = {seed: json.loads(path.read_text()) for seed, path in paths.items() if path.is_file()}
-        if known:
+        found = {seed: made(path, settings_of_trial(name, seed)) for seed, path in paths.items()}
+        if known := {seed: trial for seed, trial in found.items() if trial is not None}:
             rows.append({"variant": variant.title, "seeds": list(known), "explained": list(known.values())})
     (RESULTS / "critic_trials.json").write_text(json.dumps(rows, indent=1).replace("NaN", "null") + "\n")
+    measured = sorted({seed for row in rows for seed in row["seeds"]})
     regime, rate = REGIMES[REGIME], PPO_SETTINGS["critic_learning_rate"]
     text = (
         "# Ways to train the critic\n\n"
         "Explained variance of the return: critics trained on the recorded rollouts of one SO-PPO run per seed "
-        f"({', '.join(map(str, seeds))}, which chose settings), each judged by every rollout before it saw it. The "
+        f"({', '.join(map(str, measured))}, which chose settings), each judged by every rollout before it saw it. The "
         f"run has {regime.rollouts} rollouts of {regime.trajectories} trajectories, {regime.epochs} passes over each, "
         f"and its critic a learning rate of {rate:g}. Early: rollouts 2 to 6, late: the others. Several seeds are "
         "averaged, with each one's figure in brackets. Written by `python -m benchmarks.critic_trials`.\n\n"
@@ -162,7 +172,8 @@ def main(words: Sequence[str]) -> None:
         torch.set_num_threads(1)
         for seed in arguments.seeds:
             for name in arguments.variants:
-                once(RUNS / f"trials-{seed}/{name}.json", partial(train, VARIANTS[name], seed))
+                settings = settings_of_trial(name, seed)
+                once(RUNS / f"trials-{seed}/{name}.json", settings, partial(train, VARIANTS[name], seed))
     write_report(arguments.seeds)
 
 

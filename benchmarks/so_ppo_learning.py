@@ -57,7 +57,7 @@ CHANGES = {
 PRETRAINED = "so_ppo_pretrained"
 """Its critic comes from a run of its own, in which the policy stands still."""
 PRETRAINING = ["so_ppo", "--critic_warmup_steps", "128", "--max_steps", "128"]
-"""16 rollouts, half as many as the run itself has."""
+"""16 rollouts, where the run has 30."""
 TRAJECTORIES = 128
 """Per rollout, in all recipes."""
 LAST = 10

@@ -5,6 +5,7 @@ Regimes and the definition of a collapse were fixed before the judging seeds wer
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,7 +39,6 @@ LARGE = WorkingWorld(
     verbosity=20,
     policy=PolicyConfig(192, 6, 6),
     practice=(4000, 600),
-    seeds_per_policy=4,
 )
 
 
@@ -79,20 +79,33 @@ CORE = (
 )
 """The methods of the worlds whose runs are dear."""
 
+SMALL = {"rollouts": 16}
+"""Gentle with the trajectories of every regime, for worlds whose runs are dear."""
 
-def _regimes_of(name: str, world: BenchmarkWorld) -> dict[str, Regime]:
-    """Gentle, reuse and stale in a world of its own, as `<name>-gentle` and so on."""
+
+def _regimes_of(
+    name: str, world: BenchmarkWorld, gentle: Mapping[str, int] = SMALL, reuse: int = 12, stale: int = 24
+) -> dict[str, Regime]:
+    """Gentle, reuse and stale in a world of its own, as `<name>-gentle` and so on.
+
+    Args:
+        name: how their names begin.
+        world: in which they train.
+        gentle: what a gentle rollout holds, and how many there are.
+        reuse: rollouts of reuse.
+        stale: rollouts of stale.
+    """
     common: dict[str, Any] = {"learning_rates": RATES, "world": world, "methods": CORE}
     kinds = {
         "gentle": Regime(
-            f"{world.title}, gentle", "8 updates per rollout at a moderate rate", 3e-4, rollouts=16, **common
+            f"{world.title}, gentle", "8 updates per rollout at a moderate rate", 3e-4, **gentle, **common
         ),
-        "reuse": Regime(f"{world.title}, reuse", "32 updates per rollout", 1e-3, epochs=8, rollouts=12, **common),
+        "reuse": Regime(f"{world.title}, reuse", "32 updates per rollout", 1e-3, epochs=8, rollouts=reuse, **common),
         "stale": Regime(
             f"{world.title}, stale",
             "8 updates per rollout, each up to 6 rollouts late",
             1e-3,
-            rollouts=24,
+            rollouts=stale,
             staleness=6,
             **common,
         ),
@@ -144,37 +157,7 @@ REGIMES = {
         rollouts=12,
         world=LONG,
     ),
-    "hunt-gentle": Regime(
-        "Hunts, gentle",
-        "8 updates per rollout",
-        learning_rate=3e-4,
-        learning_rates=(3e-5, 1e-4, 3e-4, 1e-3, 3e-3),
-        trajectories=128,
-        minibatch=32,
-        rollouts=15,
-        world=HUNT,
-        methods=CORE,
-    ),
-    "hunt-reuse": Regime(
-        "Hunts, reuse",
-        "32 updates per rollout",
-        learning_rate=1e-3,
-        learning_rates=(3e-5, 1e-4, 3e-4, 1e-3, 3e-3),
-        epochs=8,
-        rollouts=15,
-        world=HUNT,
-        methods=CORE,
-    ),
-    "hunt-stale": Regime(
-        "Hunts, stale",
-        "8 updates per rollout, each up to 6 rollouts late",
-        learning_rate=1e-3,
-        learning_rates=(3e-5, 1e-4, 3e-4, 1e-3, 3e-3),
-        rollouts=32,
-        staleness=6,
-        world=HUNT,
-        methods=CORE,
-    ),
+    **_regimes_of("hunt", HUNT, {"trajectories": 128, "minibatch": 32, "rollouts": 15}, reuse=15, stale=32),
     "hunt-large": Regime(
         "Hunts, larger policy",
         "2.6 million parameters, 32 updates per rollout",

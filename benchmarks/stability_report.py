@@ -10,23 +10,21 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.seed_statistics import RESAMPLES, bootstrap_interval, paired
 from benchmarks.stability_figures import draw_regime, draw_summary
 from benchmarks.stability_overview import overview_tables, worlds_text
 from benchmarks.stability_statistics import (
     INFINITE,
     MARGIN,
-    RESAMPLES,
     Grid,
     Record,
     Run,
     Table,
-    bootstrap_interval,
     choose,
     choosing_plan,
     choosing_scores,
     judged,
     mean_final,
-    paired,
     published_grid,
     read_runs,
 )

@@ -1,6 +1,6 @@
 """What the stability benchmark concludes from its runs: pure functions, and no opinion on which method is ours.
 
-A record is what the runner archives of one run; `read_runs` makes a `Run` of it. Intervals and tests are over seeds.
+A record is what the runner archives of one run; `read_runs` makes a `Run` of it.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 if TYPE_CHECKING:
     from benchmarks.stability_grid import Regime
     from benchmarks.stability_methods import Method
@@ -22,11 +20,8 @@ LAST = 5
 """Rollouts at the end whose evaluations make the final EM."""
 MARGIN = 0.1
 """A learning rate whose final EM on the first choosing seed is further below the best is out of the question."""
-RESAMPLES = 10_000
 INFINITE = 1e308
 """JSON has no infinity: records and `stability.json` write this number, records also the word "inf"."""
-MOST_PAIRS = 20
-"""The sign-flip test goes through all 2^n signs."""
 
 Record = Mapping[str, Any]
 Cell = tuple[str, str, float]
@@ -263,49 +258,3 @@ def judged(runs: Sequence[Run], grid: Grid) -> dict[tuple[str, bool], Table]:
             }
             tables[regime, tuned] = {method: of_method for method, of_method in found.items() if of_method}
     return tables
-
-
-def bootstrap_interval(values: Sequence[float]) -> list[float] | None:
-    """95 % percentile interval of the mean, from 10,000 resamples of `values` (n,) with a fixed seed.
-
-    Returns:
-        [low, high], or `None` for fewer than two values: one seed says nothing about the spread.
-    """
-    if len(values) < 2:
-        return None
-    draws = np.random.default_rng(0).integers(len(values), size=(RESAMPLES, len(values)))
-    low, high = np.percentile(np.asarray(values, dtype=float)[draws].mean(axis=1), [2.5, 97.5])
-    return [float(low), float(high)]
-
-
-def sign_flip_test(differences: Sequence[float]) -> float:
-    """Exact two-sided p of a mean difference of 0, for `differences` (n,) of paired runs.
-
-    The share of all 2^n ways to flip signs whose mean is at least as far from 0 as the observed one; the smallest
-    possible is 2 / 2^n.
-
-    Raises:
-        ValueError: `differences` has no entry or more than 20.
-    """
-    pairs = len(differences)
-    if not 1 <= pairs <= MOST_PAIRS:
-        raise ValueError(f"`differences` has {pairs} entries; 1 to {MOST_PAIRS} are allowed.")
-    signs = 1 - 2 * (np.arange(2**pairs)[:, None] >> np.arange(pairs) & 1)
-    sums = np.abs(signs @ np.asarray(differences, dtype=float))
-    # Sums of the same numbers in another order differ in their last bits.
-    return float(np.mean(sums >= sums[0] - 1e-9 * np.abs(differences).sum()))
-
-
-def paired(runs: Sequence[Run], baseline: Sequence[Run]) -> dict[str, Any] | None:
-    """Final sampled EM minus the baseline's, over the seeds that both have; `None` if there is none."""
-    other = {run.seed: run.final("sampled_em") for run in baseline}
-    differences = {run.seed: run.final("sampled_em") - other[run.seed] for run in runs if run.seed in other}
-    if not differences:
-        return None
-    values = list(differences.values())
-    return {
-        "seeds": list(differences),
-        "mean": statistics.fmean(values),
-        "interval": bootstrap_interval(values),
-        "p": sign_flip_test(values),
-    }

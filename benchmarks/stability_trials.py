@@ -34,8 +34,9 @@ COMPARED = ("grpo", "gspo", "gspo_authors", "turn_geometric", "so_grpo_specified
 HEADER = """# What looked for better defaults
 
 Written by `python -m benchmarks.stability_trials`. Final sampled EM and, in brackets, greedy EM: means over the
-choosing seeds {seeds}, which enter no other table; the best learning rate of a row is bold, and a figure from one seed
-alone has a 1 behind it. "x" marks a cell in which a run collapsed.
+choosing seeds {seeds}, which enter no other table. A figure from one seed alone is followed by 1, and "x" marks a cell
+in which a run collapsed. The best learning rate of a row is bold, of those that were tried on most seeds; † marks one
+at the end of the row's rates, so that a better one may lie beyond it.
 """
 
 
@@ -79,8 +80,9 @@ def _table(cells: Mapping[tuple[str, float], Sequence[Run]]) -> Iterator[str]:
     yield "|---" * (1 + len(rates)) + "|"
     for method in (name for name in (*METHODS, *TRIALS) if any((name, rate) in cells for rate in rates)):
         means = {rate: _mean(cells[method, rate], "sampled_em") for rate in rates if (method, rate) in cells}
-        best = max(means, key=means.__getitem__)
-        shown = (_cell(cells.get((method, rate), ()), rate == best) for rate in rates)
+        best = max(means, key=lambda rate: (len(cells[method, rate]), means[rate]))
+        mark = "†" if best in (min(means), max(means)) else ""
+        shown = (_cell(cells.get((method, rate), ()), mark if rate == best else None) for rate in rates)
         yield f"| {(METHODS | TRIALS)[method].title} | " + " | ".join(shown) + " |"
 
 
@@ -88,12 +90,14 @@ def _mean(runs: Sequence[Run], score: str) -> float:
     return statistics.fmean(run.final(score) for run in runs)
 
 
-def _cell(runs: Sequence[Run], is_best: bool) -> str:
+def _cell(runs: Sequence[Run], mark_of_best: str | None) -> str:
+    """`mark_of_best` is None where the runs are not the best of their row."""
     if not runs:
         return ""
     text = f"{_mean(runs, 'sampled_em'):.2f} ({_mean(runs, 'greedy_em'):.2f})"
     collapsed = " x" if any(run.collapsed for run in runs) else ""
-    return (f"**{text}**" if is_best else text) + (" 1" if len(runs) == 1 else "") + collapsed
+    shown = text if mark_of_best is None else f"**{text}**{mark_of_best}"
+    return shown + (" 1" if len(runs) == 1 else "") + collapsed
 
 
 def parse_arguments(words: Sequence[str] | None) -> Namespace:

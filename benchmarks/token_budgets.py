@@ -57,7 +57,7 @@ class Difference:
     """95 %, of Student's t; NaN with one seed."""
 
 
-def paired(ours: Sequence[float], theirs: Sequence[float]) -> Difference:
+def difference_of(ours: Sequence[float], theirs: Sequence[float]) -> Difference:
     """The mean difference of two methods' figures, in the same order of seeds."""
     differences = [a - b for a, b in zip(ours, theirs, strict=True)]
     mean = statistics.fmean(differences)
@@ -82,7 +82,7 @@ def budget_table(curves: Mapping[str, Sequence[Curve]], baseline: str) -> str:
         cells = []
         for budget in budgets:
             ours, theirs = ([run.reward_at(budget) for run in each] for each in (runs, curves[baseline]))
-            ahead = paired(ours, theirs)
+            ahead = difference_of(ours, theirs)
             low, high = ahead.interval
             difference = f" ({ahead.mean:+.3f}, {low:+.3f} to {high:+.3f})" if method != baseline else ""
             cells.append(f"{statistics.fmean(ours):.3f}{difference}")

@@ -1,7 +1,8 @@
 """What is run to see whether the turn beats the token and the sequence as turns grow longer and more.
 
 The same questions with the same decisions, written in turns of 4 to 80 tokens; and of two to four hops, in turns of
-20 tokens. In each, three ratios that differ in nothing else but what belongs to their level, alone and with the rest.
+20 tokens. In each, three ratios that differ in nothing else but what belongs to their level: alone, at one clip range
+for all and at one that narrows with the length of the turn or sequence, and with the rest.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ LENGTH_METHODS = {
 """Besides those of the stability benchmark."""
 SETTINGS = {
     "ratios alone": {"token": "grpo", "turn": "turn_geometric", "sequence": "gspo"},
+    "ratios alone, range / length": {"token": "grpo", "turn": "turn_length", "sequence": "gspo_length"},
     "with the rest": {"token": "token_rest", "turn": "so_grpo", "sequence": "sequence_rest"},
 }
 """Setting to the method of each level."""
@@ -51,7 +53,7 @@ LENGTH_REGIMES = {
         REGIMES[BASE],
         title=f"Turns of {verbosity} tokens, {hops} hops",
         learning_rates=(),
-        methods=tuple(method for of_setting in SETTINGS.values() for method in of_setting.values()),
+        methods=tuple(dict.fromkeys(method for methods in SETTINGS.values() for method in methods.values())),
         world=WorkingWorld(
             f"Working, {verbosity} tokens", f"{hops} hops", verbosity, hops, seeds_per_policy=SEEDS_PER_POLICY
         ),

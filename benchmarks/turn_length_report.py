@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -10,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from benchmarks.seed_statistics import paired
 from benchmarks.stability_figures import new_figure, tidy
-from benchmarks.stability_statistics import Record, Run, paired
+from benchmarks.stability_statistics import Record, Run
+from benchmarks.turn_length_grid import SEEDS_PER_POLICY
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,14 +23,18 @@ Row = dict[str, Any]
 CONTRASTS = {"turn-token": "token", "turn-sequence": "sequence"}
 """Name of a contrast to the level whose final EM is taken from that of turns."""
 COLOURS = {"turn-token": "#0072B2", "turn-sequence": "#D55E00"}
-STYLES = {"ratios alone": "-", "with the rest": "--"}
+STYLES = {"ratios alone": "-", "ratios alone, range / length": ":", "with the rest": "--"}
 X_AXES = {"turn_tokens": "tokens per turn", "turns": "turns per trajectory"}
 HEADER = """# Does the turn beat the token as turns grow longer?
 
 Written by `python -m benchmarks.turn_length` from {runs} runs of one thread, {seconds:,.0f} CPU seconds: the same
 questions, passages and decisions, written in turns of other lengths, and questions of other numbers of hops. A
 difference is the final sampled EM with turn ratios less that with the other ratios, paired by seed, with a 95 %
-percentile bootstrap interval over seeds; p is that of the exact sign-flip test, for no more than one comparison.
+percentile bootstrap interval over seeds; p is that of the exact sign-flip test, for no more than one comparison. The
+learning rate is the same for all methods. Seeds {shared} start from the same policy each and differ in questions and
+random numbers: neither interval nor p, which take seeds for independent, says how other policies would do.
+"Ratios alone" has a clip range of 0.2 either way at every level, so that the contrast mixes the level with how far a
+mean of that many tokens moves; with "range / length" that range is divided by the tokens of the turn or sequence.
 Tokens and turns are those of the first rollout, before training has changed them (`rollout/tokens_per_turn`,
 `rollout/turns_per_trajectory`)."""
 
@@ -112,10 +119,19 @@ def write_turn_length(
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "turn_length.json").write_text(json.dumps(list(rows), indent=2, allow_nan=False) + "\n")
-    header = HEADER.format(runs=len(records), seconds=sum(record["seconds"] for record in records))
+    seconds = sum(record["seconds"] for record in records)
+    header = HEADER.format(runs=len(records), seconds=seconds, shared=_sharing(record["seed"] for record in records))
     picture = "![Differences against tokens per turn, and against turns](turn_length.png)"
     (folder / "turn_length.md").write_text("\n\n".join([header, picture, table(rows)]))
     draw(rows, panels, folder / "turn_length.png")
+
+
+def _sharing(seeds: Iterable[int]) -> str:
+    """The seeds of each policy: "201 and 202, 203 and 204"."""
+    groups: dict[int, list[int]] = {}
+    for seed in sorted(set(seeds)):
+        groups.setdefault((seed - 1) // SEEDS_PER_POLICY, []).append(seed)
+    return ", ".join(" and ".join(map(str, group)) for group in groups.values())
 
 
 def draw(rows: Sequence[Row], panels: dict[str, set[str]], path: Path) -> None:
@@ -135,6 +151,9 @@ def _draw_panel(axis: Axes, key: str, rows: Sequence[Row]) -> None:
     tidy(axis)
     axis.axhline(0, color="0.45", linewidth=1)
     axis.set_xlabel(X_AXES[key], fontsize=9)
+    if key == "turns" and rows:
+        turns = [row[key] for row in rows]
+        axis.set_xticks(range(math.floor(min(turns)), math.ceil(max(turns)) + 1))
     lines = [(contrast, setting) for contrast in CONTRASTS for setting in STYLES]
     for place, (contrast, setting) in enumerate(lines):
         found = sorted((r for r in rows if (r["contrast"], r["setting"]) == (contrast, setting)), key=lambda r: r[key])

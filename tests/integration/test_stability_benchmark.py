@@ -86,6 +86,18 @@ def test_a_run_in_turns_of_working(folder: Path, tiny: None, monkeypatch: pytest
     assert record["rollouts"][0]["rollout/tokens_per_turn"] > 1
 
 
+def test_settings_of_hunts_that_have_been_run_stay() -> None:
+    """A record made with other settings is of another run."""
+    assert settings_of(Job("hunt-gentle", "grpo", 3e-4, 101)).startswith("((8, 128, 32, 15, 0), ")
+    assert settings_of(Job("hunt-reuse", "grpo", 1e-3, 101)).startswith("((32, 64, 16, 15, 0), ")
+    assert settings_of(Job("hunt-stale", "grpo", 1e-3, 101)).startswith("((8, 64, 16, 32, 6), ")
+
+
+def test_each_seed_has_a_policy_of_its_own() -> None:
+    """The report's intervals are over policies as well."""
+    assert {getattr(regime.world, "seeds_per_policy", 1) for regime in REGIMES.values()} == {1}
+
+
 def test_regimes_name_methods_that_there_are() -> None:
     for regime in stability_run.REGIMES.values():
         assert set(regime.methods) <= stability_run.METHODS.keys()

@@ -41,6 +41,7 @@ PANELS = (
     Panel("Exact match", "rewards/exact_match_reward/mean"),
     Panel("Clip fraction of tokens", "clip_fraction/token", evaluated=False),
     Panel("Clip fraction of turns", "clip_fraction/turn", evaluated=False),
+    Panel("Clip fraction of sequences", "clip_fraction/sequence", evaluated=False),
     Panel("Stopped by the clip", "clip_ratio/region_mean", evaluated=False),
     Panel("KL to the old policy", "kl_to_old", evaluated=False, logarithmic=True),
     Panel("Largest turn ratio", "turns/ratio_max", evaluated=False, logarithmic=True),

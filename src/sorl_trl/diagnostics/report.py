@@ -112,6 +112,7 @@ FIGURES: Mapping[str, Callable[[Series], Figure]] = {
     "eval_rewards/exact_match_reward/mean": last_and_best,
     "clip_fraction/token": median_and_largest,
     "clip_fraction/turn": median_and_largest,
+    "clip_fraction/sequence": median_and_largest,
     "clip_ratio/region_mean": median_and_largest,
     "kl_to_old": median_and_largest,
     "turns/ratio_max": median_and_largest,

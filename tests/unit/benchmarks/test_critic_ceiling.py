@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from benchmarks.critic_regression import explained_by
+from benchmarks import critic_ceiling, critic_trials
+from benchmarks.critic_ceiling import made, measurements, once, read
+from benchmarks.critic_regression import explained_by, fit
 from benchmarks.critic_sampling import State, sample_from, sample_of, states_of
 from benchmarks.critic_statistics import StateReturns
 
+from sorl_trl.trainers.critic.model import ValueHead
+from sorl_trl.trainers.critic.value_model import ValueModel
 from sorl_trl.types import Action, ActionKind, Observation, StopReason, Trajectory, Turn
+from tests.policies import build_policy
 
 SEARCH, ANSWER = Action(ActionKind.SEARCH, "q"), Action(ActionKind.ANSWER, "a")
 TRAJECTORY = Trajectory(
@@ -77,3 +84,40 @@ def test_turns_that_are_not_there_are_not_judged() -> None:
     values = torch.tensor([[1.0, 1.0], [0.0, 0.0], [0.0, 1e6]])
     found = explained_by(values, sample)
     assert found.overall == 1.0 and found.by_turn == [1.0, 1.0]
+
+
+def test_a_trajectory_without_a_turn_teaches_nothing() -> None:
+    critic = ValueModel(build_policy().model, ValueHead(16))
+    starts = [torch.tensor([1, 3]), torch.tensor([], dtype=torch.long)]
+    sample = sample_from([torch.ones(4, dtype=torch.long)] * 2, starts, torch.tensor([1.0, 1.0]))
+    assert list(fit(critic, sample, epochs=2, seed=0)) == [1, 2]
+    assert all(bool(each.isfinite().all()) for each in critic.parameters())
+
+
+class TestWhatIsKept:
+    def test_is_made_once_with_the_same_settings(self, tmp_path: Path) -> None:
+        path, calls = tmp_path / "folder/figures.json", iter(range(5))
+        assert [once(path, "a", lambda: [next(calls)]) for _ in range(2)] == [[0], [0]]
+        assert once(path, "b", lambda: [next(calls)]) == [1]
+        assert (made(path, "a"), made(path, "b")) == (None, [1])
+
+    def test_figures_that_do_not_say_their_settings_do_not_count(self, tmp_path: Path) -> None:
+        path = tmp_path / "figures.json"
+        for written in ({"overall": 0.5}, [{"epoch": 1}]):
+            path.write_text(json.dumps(written))
+            assert made(path, "a") is None
+
+    def test_a_policy_has_what_was_measured_with_todays_settings(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(critic_ceiling, "RUNS", tmp_path)
+        for part, settings in measurements("so_ppo", 101).items():
+            once(tmp_path / f"so_ppo-101/{part}.json", settings, lambda part=part: part)
+        assert (read("so_ppo", 101)["missing"], read("so_ppo", 101)["critic"]) == ([], "critic")
+        assert read("so_ppo", 102)["missing"] == list(measurements("so_ppo", 102))
+        monkeypatch.setattr(critic_ceiling, "CONTINUATIONS", 8)
+        assert read("so_ppo", 101)["missing"] == ["ceiling"]
+
+    def test_trials_depend_on_the_variant_and_the_run(self) -> None:
+        trials = {critic_trials.settings_of_trial(name, 101) for name in critic_trials.VARIANTS}
+        assert len(trials) == len(critic_trials.VARIANTS)

@@ -25,13 +25,15 @@ EPOCHS: list[dict[str, Any]] = [
     {"epoch": 3, "overall": 0.1, "by_turn": [0.02, 0.2]},
 ]
 PLACES: list[dict[str, Any]] = [
-    {"policy": "warm", "seed": 101, "ceiling": CEILING, "regression": {1024: EPOCHS}, "critic": None},
+    {"policy": "warm", "seed": 101, "ceiling": CEILING, "regression": {1024: EPOCHS}, "critic": None, "missing": []},
+    {"policy": "so_grpo", "seed": 101, "ceiling": None, "regression": {}, "critic": None, "missing": ["ceiling"]},
     {
         "policy": "so_ppo",
         "seed": 102,
         "ceiling": CEILING,
         "regression": {},
         "critic": {"during": [9.0, 0.1, 0.2, 0.3, None, 0.4], "overall": 0.05, "by_turn": [-0.01, 0.04, 0.15, NAN]},
+        "missing": ["regression-1024", "regression-4096"],
     },
 ]
 
@@ -56,3 +58,14 @@ def test_the_best_epoch_of_a_regression(page: str) -> None:
 
 def test_a_critic_stands_beside_its_ceiling(page: str) -> None:
     assert "| so_ppo | 102 | 0.25 | 0.05 | -0.01 | 0.04 | 0.15 | 0.43 |" in page
+
+
+def test_what_is_missing_is_said(page: str) -> None:
+    lines = page.splitlines()
+    start = lines.index("## Not measured yet") + 2
+    assert lines[start : start + 3] == [
+        "- so_grpo, seed 101: ceiling",
+        "- so_ppo, seed 102: regression-1024, regression-4096",
+        "",
+    ]
+    assert "| so_grpo | 101" not in page

@@ -9,18 +9,16 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from benchmarks.seed_statistics import bootstrap_interval, paired, sign_flip_test
 from benchmarks.stability_statistics import (
     INFINITE,
     Run,
-    bootstrap_interval,
     choose_learning_rates,
     choosing_plan,
     judged,
     number,
-    paired,
     published_grid,
     read_runs,
-    sign_flip_test,
 )
 from hypothesis import given
 from hypothesis import strategies as st

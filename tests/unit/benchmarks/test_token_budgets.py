@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from benchmarks.token_budgets import Curve, budget_table, curve_of, paired
+from benchmarks.token_budgets import Curve, budget_table, curve_of, difference_of
 
 
 def rollout(turns: float, tokens: float, reward: float) -> dict[str, float]:
@@ -26,11 +26,11 @@ def test_the_reward_at_a_budget_is_that_of_the_last_rollouts_within_it() -> None
 
 def test_differences_are_paired() -> None:
     # 0.1, 0.2 and 0.3: standard deviation 0.1, and Student's t of two degrees of freedom.
-    found = paired([0.5, 0.7, 0.9], [0.4, 0.5, 0.6])
+    found = difference_of([0.5, 0.7, 0.9], [0.4, 0.5, 0.6])
     reach = 4.303 * 0.1 / math.sqrt(3)
     assert found.mean == pytest.approx(0.2)
     assert found.interval == pytest.approx((0.2 - reach, 0.2 + reach))
-    assert math.isnan(paired([1.0], [0.0]).interval[0])
+    assert math.isnan(difference_of([1.0], [0.0]).interval[0])
 
 
 def test_budgets_are_shares_of_the_shortest_run() -> None:

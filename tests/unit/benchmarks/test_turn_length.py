@@ -10,7 +10,7 @@ import pytest
 from benchmarks.stability_grid import JUDGING_SEEDS
 from benchmarks.turn_length import PANELS, jobs
 from benchmarks.turn_length_grid import LENGTH_METHODS, LENGTH_REGIMES, SETTINGS
-from benchmarks.turn_length_report import length_rows, table, write_turn_length
+from benchmarks.turn_length_report import draw, length_rows, table, write_turn_length
 
 from tests.unit.benchmarks.runs import a_record
 
@@ -65,8 +65,21 @@ def test_what_is_written(tmp_path: Path) -> None:
     rows = length_rows(records, ALONE)
     write_turn_length(records, rows, tmp_path, {"turn_tokens": {"short"}, "turns": set()})
     assert json.loads((tmp_path / "turn_length.json").read_text()) == rows
-    assert "5 runs" in (tmp_path / "turn_length.md").read_text()
+    page = (tmp_path / "turn_length.md").read_text()
+    assert "5 runs" in page
+    assert "Seeds 1 and 2 start from the same policy" in page
     assert (tmp_path / "turn_length.png").stat().st_size > 5000
+
+
+def test_a_tick_for_every_number_of_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    from matplotlib.figure import Figure
+
+    figures: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
+    rows = [row | {"turns": turns} for row in length_rows(three_ratios(), ALONE) for turns in (2.6, 5.0)]
+    draw(rows, {"turn_tokens": {"short"}, "turns": {"short"}}, tmp_path / "any.png")
+    assert list(figures[0].axes[1].get_xticks()) == [2, 3, 4, 5]
 
 
 class TestPlan:
@@ -80,7 +93,7 @@ class TestPlan:
 
     def test_every_world_has_every_method_and_judging_seed(self) -> None:
         plan = list(jobs())
-        assert len(set(plan)) == len(plan) == 7 * 6 * len(JUDGING_SEEDS)
+        assert len(set(plan)) == len(plan) == 7 * 8 * len(JUDGING_SEEDS)
 
     def test_with_the_rest_only_the_ratio_and_its_loss_differ(self) -> None:
         from benchmarks.stability_methods import METHODS
@@ -89,3 +102,12 @@ class TestPlan:
         settings = [methods[name].settings for name in SETTINGS["with the rest"].values()]
         differing = {key for one in settings for key in one if len({repr(each.get(key)) for each in settings}) > 1}
         assert differing == {"importance_sampling_level", "loss_type"}
+
+    def test_ranges_of_the_length_differ_from_ratios_alone_in_the_range_only(self) -> None:
+        from benchmarks.stability_methods import METHODS, TRIALS
+
+        for level, name in SETTINGS["ratios alone, range / length"].items():
+            alone = METHODS[SETTINGS["ratios alone"][level]].settings
+            added = {key: value for key, value in (METHODS | TRIALS)[name].settings.items() if key not in alone}
+            assert added.pop("clip_normalization", "none") == "none"
+            assert added == ({} if level == "token" else {"clip_range_scaling": "length"})

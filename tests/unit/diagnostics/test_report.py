@@ -59,6 +59,13 @@ class TestFigures:
             Row("Gradient norm", "grad_norm", (None, Figure("median 2", "largest 2 at step 3"))),
         ]
 
+    def test_what_the_clip_does_to_sequences(self) -> None:
+        history = [{"step": step, "clip_fraction/sequence": share} for step, share in ((1, 0.0), (2, 0.5), (3, 0.25))]
+        shown = figures_table([Run("a", history)])[1]
+        assert shown == Row(
+            "Clip fraction of sequences", "clip_fraction/sequence", (Figure("median 0.25", "largest 0.5 at step 2"),)
+        )
+
     def test_every_figure_has_a_title(self) -> None:
         titles = [row.title for row in figures_table([Run("a", [{"step": 1, **dict.fromkeys(FIGURES, 1.0)}])])]
         assert len(set(titles)) == len(FIGURES) + 1

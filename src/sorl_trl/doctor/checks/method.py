@@ -101,7 +101,7 @@ def check_options(subject: Subject) -> Iterator[Finding]:
 
 def _check_range(subject: Subject, config: TurnLevelConfig) -> Iterator[Finding]:
     """Whether a fixed clip range meets ratios of units that may be long; how long they will be is not known."""
-    level, epsilon = config.importance_sampling_level, config.epsilon or 0.0
+    level = config.importance_sampling_level
     if level == "token" or config.loss_type in LOSSES_WITHOUT_MIN or config.clip_range_scaling != "none":
         return
     limits, length = subject.arguments.rollout, subject.raw.max_completion_length
@@ -109,12 +109,13 @@ def _check_range(subject: Subject, config: TurnLevelConfig) -> Iterator[Finding]
         return
     turns = 1 if level == "turn" else limits.max_turns + 1
     tokens = min(turns * limits.max_turn_tokens, int(length))
-    if tokens >= LONG_UNIT and epsilon >= WIDE_RANGE:
+    low = config.epsilon or 0.0
+    high = low if config.epsilon_high is None else config.epsilon_high
+    if tokens >= LONG_UNIT and max(low, high) >= WIDE_RANGE:
         what = (
             f"a {level} may have {tokens} tokens, and its ratio is their mean: the more there are, the less it leaves "
-        )
-        what += (
-            f"a fixed clip range (`epsilon` {epsilon:g}), down to never, where nothing is clipped (docs/stability.md)"
+            f"a fixed clip range (`epsilon` {low:g}, `epsilon_high` {high:g}), down to never, where nothing is "
+            "clipped (docs/stability.md)"
         )
         yield Finding("warning", what, subject.recipe.line("clip_range_scaling", "sqrt_length"))
 

@@ -26,6 +26,9 @@ TOKENS_OUTSIDE = 0.01
 class RangeWatch(TrainerCallback):
     """Warns once where token ratios leave the clip range and those of the level never do: nothing is clipped then.
 
+    One unit outside the range, once, however short, silences it for the rest of the run: it finds ranges that nothing
+    leaves, not those that only the long units never leave.
+
     It reads what `MetricLog` has reduced over all ranks, so that all see the same. A resumed run counts its updates
     anew, and says nothing if the log of the run before has a unit outside the range.
 
