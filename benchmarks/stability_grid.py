@@ -33,6 +33,7 @@ HUNT_LARGE = HuntWorld(
     apprenticeship=Apprenticeship(PolicyConfig(256, 3, 8), learning_rate=1e-3),
 )
 WORKING = WorkingWorld("Working", "three hops, turns of 40 tokens that compare and copy what was found")
+"""No run of it counts yet: the warm-started policy takes one of the two names at random (greedy EM .15)."""
 LARGE = WorkingWorld(
     "Working, larger policy",
     "the same with a policy ten times as large",
