@@ -25,7 +25,7 @@ from .clip_norm import (
     kl_to_old,
     turn_clip_fraction,
 )
-from .clip_range import CLIP_RANGE_SCALINGS, is_outside, range_of_turns, scaled_clip_range, unit_lengths
+from .clip_range import CLIP_RANGE_SCALINGS, is_outside, range_of_turns, scaled_bound, scaled_clip_range, unit_lengths
 from .importance import (
     IMPORTANCE_SAMPLING_LEVELS,
     LOG_RATIO_BOUND,
@@ -76,6 +76,7 @@ __all__ = [
     "log_importance_ratio",
     "masked_mean",
     "range_of_turns",
+    "scaled_bound",
     "scaled_clip_range",
     "split_turns_after",
     "token_gae",

@@ -61,6 +61,15 @@ def scaled_clip_range(epsilon: float | Tensor, turn_ids: Tensor | TurnLayout, le
     return epsilon / lengths.to(_widest(lengths.device)) ** _EXPONENTS[scaling]
 
 
+def scaled_bound(delta: float | Tensor, turn_ids: Tensor | TurnLayout, level: str, scaling: str) -> Tensor:
+    """Scale the distance of δ from 1 as the range is, 1 + (δ − 1) / |y^k|^p: (B, T), with δ where `turn_ids` is −1.
+
+    Source: ours. A bound of 4 on the mean of a hundred token ratios would bound nothing. Arguments and errors are as
+    with `scaled_clip_range`.
+    """
+    return 1 + scaled_clip_range(delta - 1, turn_ids, level, scaling)
+
+
 def is_outside(ratio: Tensor, epsilon_low: float | Tensor, epsilon_high: float | Tensor) -> Tensor:
     """Find the ratios below 1 − ε_low or above 1 + ε_high: elementwise, bool, and False where one is NaN.
 

@@ -29,7 +29,7 @@ from sorl_trl.ops import (
 )
 from sorl_trl.rollout.options import ENGINES
 from sorl_trl.trainers.config_docs import documented
-from sorl_trl.trainers.config_rules import ALLOWED_OF_TRL, scaling_refusal, turn_level_problems
+from sorl_trl.trainers.config_rules import ALLOWED_OF_TRL, turn_level_problems
 
 TURN_LOSS_TYPE = "turn"
 LOSS_TYPES = (TURN_LOSS_TYPE, "grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo")
@@ -41,8 +41,6 @@ CLIP_RANGE = 0.2
 """TRL's `epsilon`, on both sides."""
 TURN_CLIP_RANGE = (0.05, 0.2)
 """How far a turn's ratio may fall below and rise above 1: ours, measured in benchmarks/results/stability.md."""
-DEFAULT_SCALING = "none"
-"""`clip_range_scaling` where it is unset and that does; "sqrt_length" or "none" where it does not."""
 
 
 @documented
@@ -89,13 +87,13 @@ class TurnLevelConfig(GRPOConfig):
             "0.2 at the other levels."
         },
     )
-    clip_range_scaling: Annotated[str | None, OneOf(CLIP_RANGE_SCALINGS)] = field(
-        default=None,
+    clip_range_scaling: Annotated[str, OneOf(CLIP_RANGE_SCALINGS)] = field(
+        default="none",
         metadata={
             "help": "Ours, no part of SORL: how the clip range narrows as the turn (or the sequence, at that level) "
             "grows longer, so that `epsilon`, `epsilon_high` and the distance of `delta` from 1 are those of a single "
-            "token. 'none': it does not; 'sqrt_length': divided by the square root of the unit's tokens; 'length': by "
-            "their number, for geometric means alone. Unset, it is 'none'."
+            "token. 'none' (default): it does not; 'sqrt_length': divided by the square root of the unit's tokens; "
+            "'length': by their number, for geometric means alone."
         },
     )
     clip_normalization: Annotated[str, OneOf(CLIP_NORMALIZATIONS)] = field(
@@ -226,9 +224,6 @@ class TurnLevelConfig(GRPOConfig):
         raise_first(self.problems())
         self._post_init_of_trl()
         self._set_clip_range()
-        if self.clip_range_scaling is None:
-            candidates = (DEFAULT_SCALING, "sqrt_length", "none")
-            self.clip_range_scaling = next(each for each in candidates if scaling_refusal(self, each) is None)
         if self.ctn_epsilon_high is None:
             self.ctn_epsilon_high = self.ctn_epsilon
 

@@ -34,7 +34,7 @@ def turn_level_problems(config: TurnLevelConfig) -> Iterator[Problem]:
             5.0,
         )
     yield from _gate_problems(config)
-    if config.clip_range_scaling is not None and (why := scaling_refusal(config, config.clip_range_scaling)):
+    if why := scaling_refusal(config, config.clip_range_scaling):
         yield Problem(
             "clip_range_scaling", f"`clip_range_scaling` is {config.clip_range_scaling!r}, but {why}", "none"
         )

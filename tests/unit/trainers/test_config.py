@@ -148,23 +148,16 @@ class TestClipRangeScaling:
         assert build(tmp_path, clip_range_scaling="length").clip_range_scaling == "length"
 
     @pytest.mark.parametrize(
-        ("fields", "expected"),
+        "fields",
         [
-            ({}, "length"),
-            ({"importance_sampling_level": "sequence", "loss_type": "dapo"}, "length"),
-            ({"importance_sampling_level": "token", "ctn_gate": "turn"}, "length"),
-            ({"turn_ratio": "arithmetic"}, "sqrt_length"),
-            ({"turn_ratio": "arithmetic", "importance_sampling_level": "sequence"}, "length"),
-            ({"importance_sampling_level": "token"}, "none"),
-            ({"loss_type": "sapo"}, "none"),
+            {"importance_sampling_level": "sequence", "loss_type": "dapo"},
+            {"importance_sampling_level": "token", "ctn_gate": "turn"},
+            {"turn_ratio": "arithmetic", "importance_sampling_level": "sequence"},
         ],
         ids=str,
     )
-    def test_a_default_gives_way_where_it_does_not_do(
-        self, tmp_path: Path, fields: dict[str, Any], expected: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr("sorl_trl.trainers.base_config.DEFAULT_SCALING", "length")
-        assert build(tmp_path, **fields).clip_range_scaling == expected
+    def test_other_settings_that_read_it(self, tmp_path: Path, fields: dict[str, Any]) -> None:
+        assert build(tmp_path, clip_range_scaling="length", **fields).clip_range_scaling == "length"
 
     @pytest.mark.parametrize("scaling", ["sqrt_length", "length"])
     @pytest.mark.parametrize(

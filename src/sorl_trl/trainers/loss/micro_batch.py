@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from sorl_trl.ops import TurnLayout, scaled_clip_range, turn_ids_from_mask, turn_layout
+from sorl_trl.ops import TurnLayout, scaled_bound, scaled_clip_range, turn_ids_from_mask, turn_layout
 
 
 class ClipRange(NamedTuple):
@@ -49,10 +48,9 @@ def scaled_to_units(of_token: ClipRange, turns: TurnLayout, level: str, scaling:
     """The range of the units of `level`, given that of a unit of one token, which is a range of floats."""
     if scaling == "none":
         return of_token
-    scaled = partial(scaled_clip_range, turn_ids=turns, level=level, scaling=scaling)
-    low, high, delta = of_token
-    # A bound of 4 on the mean of a hundred tokens would bound nothing: its distance from 1 is scaled as well.
-    return ClipRange(scaled(low), scaled(high), None if delta is None else 1 + scaled(delta - 1))
+    low, high = (scaled_clip_range(epsilon, turns, level, scaling) for epsilon in of_token[:2])
+    delta = of_token.delta
+    return ClipRange(low, high, None if delta is None else scaled_bound(delta, turns, level, scaling))
 
 
 @dataclass(frozen=True)
