@@ -148,6 +148,7 @@ _WIDE = {"epsilon": 0.2, "epsilon_high": 0.8}
 _MIDDLE = {"epsilon": 0.1, "epsilon_high": 0.4}
 _OWN_SEQUENCE = _SYMMETRIC | _SEQUENCE | _NONE
 _PENALIZED = _SYMMETRIC | _TURN | _PENALTY
+_LOOSE = {"target_kl": 0.01}
 TRIALS = _methods(
     "so_grpo",
     ("turn_length", "turn, range / length", ".2 both ways", _SYMMETRIC | _TURN | _NONE | _LENGTH),
@@ -168,6 +169,13 @@ TRIALS = _methods(
     ("so_length_plain", "turn, range / length + plain KL", "no gate, 0.7", _PENALIZED | _LENGTH | _STRONG_KL),
     ("so_length_target", "SO-GRPO, range / length, target KL", "", _PENALIZED | _LENGTH | _TARGET),
     ("turn_length_target", "turn, range / length, target KL", "", _SYMMETRIC | _TURN | _NONE | _LENGTH | _TARGET),
+    ("turn_sqrt_target", "turn, range / √length, target KL", "", _SYMMETRIC | _TURN | _NONE | _SQRT | _TARGET),
+    ("turn_sqrt_loose", "turn, range / √length, target KL .01", "", _SYMMETRIC | _TURN | _NONE | _SQRT | _LOOSE),
+    ("turn_target", "turn, target KL", ".2 both ways", _SYMMETRIC | _TURN | _NONE | _TARGET),
+    ("gspo_length_target", "GSPO, range / length, target KL", "", _OWN_SEQUENCE | _LENGTH | _TARGET),
+    ("gspo_sqrt_target", "GSPO, range / √length, target KL", "", _OWN_SEQUENCE | _SQRT | _TARGET),
+    ("so_sqrt_target", "SO-GRPO, range / √length, target KL", "", _PENALIZED | _SQRT | _TARGET),
+    ("grpo_loose", "GRPO, target KL .01", "", _SYMMETRIC | _TOKEN | _NONE | _LOOSE),
 ) | _methods(
     "candidate",
     (

@@ -2,6 +2,7 @@
 
     python -m benchmarks.stability_trials                                   # all of them: hours; goes on where it was
     python -m benchmarks.stability_trials --regimes hunt-reuse --methods grpo turn_length
+    python -m benchmarks.stability_trials --common                          # at each regime's common rate alone
     python -m benchmarks.stability_trials --report                          # only writes the table again
 
 Methods are those of `stability_methods.py`, `TRIALS` among them, at every learning rate of their regime. Runs are kept
@@ -40,10 +41,13 @@ at the end of the row's rates, so that a better one may lie beyond it.
 """
 
 
-def jobs(regimes: Sequence[str], methods: Sequence[str], seeds: Sequence[int]) -> Iterator[Job]:
-    """Every method at every learning rate of every regime, the first seed's before the second's."""
+def jobs(
+    regimes: Sequence[str], methods: Sequence[str], seeds: Sequence[int], common_rate: bool = False
+) -> Iterator[Job]:
+    """Every method at every learning rate of every regime, or at the common one; the first seed first."""
     for seed, regime, method in product(seeds, regimes, methods):
-        rates = REGIMES[regime].learning_rates or (REGIMES[regime].learning_rate,)
+        own = () if common_rate else REGIMES[regime].learning_rates
+        rates = own or (REGIMES[regime].learning_rate,)
         yield from (Job(regime, method, rate, seed) for rate in rates)
 
 
@@ -106,6 +110,7 @@ def parse_arguments(words: Sequence[str] | None) -> Namespace:
     parser.add_argument("--regimes", nargs="+", choices=REGIMES, default=list(REGIMES))
     parser.add_argument("--methods", nargs="+", choices=(*METHODS, *TRIALS), default=(*COMPARED, *TRIALS))
     parser.add_argument("--seeds", type=int, nargs="+", choices=CHOOSING_SEEDS, default=CHOOSING_SEEDS)
+    parser.add_argument("--common", action="store_true", help="at the common learning rate of each regime alone")
     parser.add_argument("--workers", type=at_least(1), default=os.cpu_count() or 1, help="runs at a time")
     return parser.parse_args(words)
 
@@ -114,7 +119,7 @@ def main(words: Sequence[str] | None = None) -> None:
     arguments = parse_arguments(words)
     if not arguments.report:
         done = set(map(stability.key, load()))
-        wanted = jobs(arguments.regimes, arguments.methods, arguments.seeds)
+        wanted = jobs(arguments.regimes, arguments.methods, arguments.seeds, arguments.common)
         stability.run_missing(wanted, done, arguments.workers, "Trials")
     records = load()
     elsewhere = set(map(stability.key, stability.read_archive(stability.ARCHIVE)))
