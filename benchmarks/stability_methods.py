@@ -9,7 +9,7 @@ other mean; "narrow" has our lower clip range; "our defaults" has our target KL 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 GROUP = 8
@@ -26,6 +26,8 @@ class Method:
     settings: dict[str, Any]
     tuned: bool = True
     """Whether its own learning rate is looked for; not that of a control."""
+    guard: str = ""
+    """What a `CollapseGuard` does in its runs; none where it is empty."""
 
     @property
     def family(self) -> str:
@@ -142,6 +144,8 @@ _CONTROLS = (
 _ALL = _TRL_METHODS | _TURN_METHODS | _CRITIC_METHODS | _CONTROLS
 METHODS = dict(sorted(_ALL.items(), key=lambda item: item[1].family))
 
+GRPO_IN_OURS = Method("GRPO", "so_grpo", "token ratios in a trainer of ours", _SYMMETRIC | _TOKEN | _NONE)
+
 _LENGTH, _SQRT = {"clip_range_scaling": "length"}, {"clip_range_scaling": "sqrt_length"}
 _WIDE = {"epsilon": 0.2, "epsilon_high": 0.8}
 """The tuned range of turns of four tokens, .05 and .2, as that of one token."""
@@ -210,3 +214,9 @@ TRIALS = _methods(
     ),
 )
 """What looked for better defaults, on choosing seeds alone (`stability_trials.py`)."""
+
+GUARDED = {
+    f"grpo_{action}": replace(GRPO_IN_OURS, title=f"GRPO, guard: {action}", guard=action)
+    for action in ("lower_lr", "roll_back")
+}
+"""What a guard is worth (`guard_actions.py`)."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -23,13 +24,14 @@ from benchmarks.stability_statistics import LAST
 from benchmarks.turn_length_grid import LENGTH_METHODS, LENGTH_REGIMES
 from benchmarks.worlds.world import POLICY, BenchmarkWorld, Examination
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
+from sorl_trl.diagnostics import CollapseGuard
 from sorl_trl.ops import turn_ids_from_mask, turn_layout
 from sorl_trl.trainers.cycle.generation_cycle import GenerationCycle
 from sorl_trl.trainers.loss.micro_batch import ClipRange, clip_ranges, loss_mask_of
 from sorl_trl.trainers.loss.turn_metrics import turn_metrics
 
 REGIMES = stability_grid.REGIMES | LENGTH_REGIMES
-METHODS = stability_methods.METHODS | stability_methods.TRIALS | LENGTH_METHODS
+METHODS = stability_methods.METHODS | stability_methods.TRIALS | stability_methods.GUARDED | LENGTH_METHODS
 """All that can be run, whichever report it is for."""
 EVERY = 5
 """Rollouts between two evaluations before that."""
@@ -56,7 +58,8 @@ def settings_of(job: Job) -> str:
     regime, method = REGIMES[job.regime], METHODS[job.method]
     parts = (regime.updates, regime.trajectories, regime.minibatch, regime.rollouts, regime.staleness)
     given = (PPO_SETTINGS if method.family == "ppo" else {}) | method.settings
-    return repr((parts, regime.world.name, regime.world.settings, method.trainer, sorted(given.items())))
+    described = (parts, regime.world.name, regime.world.settings, method.trainer, sorted(given.items()))
+    return repr((*described, method.guard) if method.guard else described)
 
 
 class MeasuredGRPOTrainer(GRPOTrainer):
@@ -108,6 +111,8 @@ class Examiner(TrainerCallback):
         self._regime = regime
         self._examination = examination
         self.evaluations: list[dict[str, float]] = []
+        self.stopped_at: int | None = None
+        """The rollout after which training ended early."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         self._examine(model, 0)
@@ -116,6 +121,11 @@ class Examiner(TrainerCallback):
         rollout, rest = divmod(state.global_step, self._regime.updates)
         if rest == 0 and (rollout % EVERY == 0 or rollout > self._regime.rollouts - LAST):
             self._examine(model, rollout)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        if state.global_step < state.max_steps:
+            self.stopped_at = state.global_step // self._regime.updates
+            self._examine(model, self.stopped_at)
 
     def _examine(self, model: Any, rollout: int) -> None:
         was_training = model.training
@@ -155,7 +165,8 @@ def build_trainer(job: Job, folder: Path, output: Path) -> GRPOTrainer:
         bf16=False,
         gradient_checkpointing=False,
         logging_steps=1,
-        save_strategy="no",
+        save_strategy="steps" if method.guard else "no",  # after every rollout, for a guard that goes back
+        save_steps=regime.updates,
         report_to=[],
         disable_tqdm=True,
         **settings,
@@ -170,6 +181,8 @@ def build_trainer(job: Job, folder: Path, output: Path) -> GRPOTrainer:
     )
     if method.trainer == "trl":
         trainer.cycle.staleness = regime.staleness
+    if method.guard:
+        trainer.add_callback(CollapseGuard(method.guard, trainer))
     return trainer
 
 
@@ -218,6 +231,8 @@ def run(job: Job, folder: Path) -> dict[str, Any]:
             raise
         error = str(failure).splitlines()[0]
     log = [entry for entry in trainer.state.log_history if "loss" in entry]
+    for checkpoint in target.glob("checkpoint-*"):
+        shutil.rmtree(checkpoint)
     target.mkdir(parents=True, exist_ok=True)
     (target / "log.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in log))
     record = {
@@ -229,6 +244,7 @@ def run(job: Job, folder: Path) -> dict[str, Any]:
         "evaluations": examiner.evaluations,
         "rollouts": summarize_rollouts(log, regime.updates),
         "error": error,
+        **({} if examiner.stopped_at is None else {"stopped_at": examiner.stopped_at}),
     }
     partial = target / "record.part"
     partial.write_text(json.dumps(record))

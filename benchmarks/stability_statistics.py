@@ -121,6 +121,12 @@ class Run:
         return error
 
     @property
+    def stopped_at(self) -> int | None:
+        """The rollout after which a guard stopped it."""
+        stopped: int | None = self.record.get("stopped_at")
+        return stopped
+
+    @property
     def start(self) -> float | None:
         """Sampled EM of the policy that the run started from."""
         first = [entry["sampled_em"] for entry in self.record["evaluations"] if entry["rollout"] == 0]
@@ -132,10 +138,15 @@ class Run:
         return max((entry["sampled_em"] for entry in self.record["evaluations"]), default=0.0)
 
     def final(self, score: str) -> float:
-        """Mean of `score` ("sampled_em" or "greedy_em") over the evaluations after the last five rollouts."""
+        """Mean of `score` ("sampled_em" or "greedy_em") over the evaluations after the last five rollouts.
+
+        Of a run that was stopped, the score of the policy that it left.
+        """
         if self.error:
             return 0.0
         evaluations = self.record["evaluations"]
+        if self.stopped_at is not None:
+            return float(evaluations[-1][score])
         last = max(entry["rollout"] for entry in evaluations)
         return statistics.fmean(entry[score] for entry in evaluations if entry["rollout"] > max(0, last - LAST))
 
