@@ -20,10 +20,8 @@ import os
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
-from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,26 +29,12 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 
 import torch
-from datasets import Dataset
-from peft import LoraConfig
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from benchmarks.critic_cycles import Cycles, Sizes, Variant, save_policy
 from benchmarks.live_bytes import LiveBytes
-from sorl_trl import SOGRPOTrainer, SOPPOTrainer
 from sorl_trl.command_line import Parser, at_least, run_command
-from sorl_trl.rollout import EngineOptions, generate_turns
-from sorl_trl.trainers.agents.policy_engine import policy_engine
 
 RESULTS = Path(__file__).parent / "results"
-
-
-@dataclass(frozen=True)
-class Variant:
-    """One trainer: SO-PPO with `critic`, or SO-GRPO where that is None."""
-
-    critic: str | None = None
-    lora: bool = False
 
 
 VARIANTS = {
@@ -63,141 +47,8 @@ VARIANTS = {
 BASELINES = {"head": "so_grpo", "adapter": "so_grpo_lora", "model": "so_grpo"}
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """A policy, and the trajectories it is trained on: lengths in tokens."""
-
-    hidden_size: int
-    layers: int
-    batch: int
-    prompt: int = 32
-    turns: int = 4
-    turn: int = 32
-    observation: int = 16
-    updates: int = 2
-    vocabulary: int = 4096
-    lora_rank: int = 8
-
-    @property
-    def completion(self) -> int:
-        return self.turns * self.turn + (self.turns - 1) * self.observation
-
-
 TIMED = Sizes(hidden_size=256, layers=4, batch=8)
 WEIGHED = Sizes(hidden_size=768, layers=8, batch=2, turn=16, observation=8)
-
-
-class FixedRollout:
-    """A `rollout_func` whose trajectories all have the same lengths: only what is sampled differs."""
-
-    def __init__(self, sizes: Sizes) -> None:
-        self.sizes = sizes
-        self.seconds = 0.0
-
-    def __call__(self, prompts: Sequence[str], trainer: Any) -> dict[str, Any]:
-        started = time.process_time()
-        sizes = self.sizes
-        prompt_ids, *_ = trainer._tokenize_prompts(prompts)
-        completions: list[list[int]] = [[] for _ in prompts]
-        logprobs: list[list[float]] = [[] for _ in prompts]
-        with policy_engine(trainer, (), EngineOptions()) as (engine, _), closing(engine):
-            engine.open(len(prompts))
-            for turn in range(sizes.turns):
-                contexts = [[*p, *c] for p, c in zip(prompt_ids, completions, strict=True)]
-                for row, generation in enumerate(generate_turns(engine, contexts, [sizes.turn] * len(contexts))):
-                    completions[row] += generation.token_ids
-                    logprobs[row] += generation.logprobs or ()
-                    if turn < sizes.turns - 1:
-                        completions[row] += range(3, 3 + sizes.observation)
-                        logprobs[row] += [0.0] * sizes.observation
-        unit = sizes.turn + sizes.observation
-        turn_ids = [t // unit if t % unit < sizes.turn else -1 for t in range(sizes.completion)]
-        self.seconds += time.process_time() - started
-        return {
-            "prompt_ids": prompt_ids,
-            "completion_ids": completions,
-            "logprobs": logprobs if trainer.use_vllm else None,
-            "turn_ids": [turn_ids] * len(completions),
-        }
-
-
-def even_share(completion_ids: Sequence[Sequence[int]], **_: Any) -> list[float]:
-    """A reward that costs nothing and differs between trajectories."""
-    return [sum(token % 2 == 0 for token in ids) / len(ids) for ids in completion_ids]
-
-
-def save_policy(sizes: Sizes, folder: Path) -> None:
-    """A random Llama, as `model_name_or_path` for policy and critic."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=sizes.vocabulary,
-        hidden_size=sizes.hidden_size,
-        intermediate_size=3 * sizes.hidden_size,
-        num_hidden_layers=sizes.layers,
-        num_attention_heads=sizes.hidden_size // 64,
-        pad_token_id=0,
-        eos_token_id=1,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
-
-
-def build_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
-    words = Tokenizer(models.WordLevel({str(i): i for i in range(vocabulary)}, unk_token="2"))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="0", eos_token="1", padding_side="left")
-
-
-class Cycles:
-    """One variant's trainer, cycle by cycle: one rollout, then `updates` optimizer steps on it."""
-
-    def __init__(self, variant: Variant, sizes: Sizes, policy: Path, **options: Any) -> None:
-        self.rollout = FixedRollout(sizes)
-        self.trainer = build_trainer(variant, sizes, policy, self.rollout, **options)
-        self.updates = sizes.updates
-        self.trainer.create_optimizer()
-        # What `train` does before the first step.
-        self.trainer.model.gradient_checkpointing_enable(self.trainer.args.gradient_checkpointing_kwargs)
-        self.trainer.current_gradient_accumulation_steps = 1
-        self.trainer.accelerator.gradient_state._set_sync_gradients(True)
-        self.rows = [self.trainer.train_dataset[0]] * sizes.batch
-
-    def run(self) -> float:
-        """Seconds of one cycle."""
-        started = time.process_time()
-        trainer = self.trainer
-        for _ in range(self.updates):
-            trainer.model.train()
-            trainer.training_step(trainer.model, self.rows, None)
-            torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), 1.0)
-            trainer.optimizer.step()
-            trainer.optimizer.zero_grad()
-        return time.process_time() - started
-
-
-def build_trainer(variant: Variant, sizes: Sizes, policy: Path, rollout: FixedRollout, **options: Any) -> Any:
-    trainer_class: Any = SOPPOTrainer if variant.critic else SOGRPOTrainer
-    fields: dict[str, Any] = {
-        "use_cpu": True,
-        "bf16": False,
-        "per_device_train_batch_size": sizes.batch,
-        "num_generations": sizes.batch,
-        "num_iterations": sizes.updates,
-        "max_completion_length": sizes.completion,
-        "generation_kwargs": {"suppress_tokens": [1]},
-        "report_to": "none",
-        **({"critic": variant.critic} if variant.critic else {}),
-    }
-    config = trainer_class.config_class(str(policy.parent / "out"), **{**fields, **options})
-    lora = LoraConfig(r=sizes.lora_rank, target_modules="all-linear", task_type="CAUSAL_LM")
-    return trainer_class(
-        str(policy),
-        even_share,
-        config,
-        Dataset.from_list([{"prompt": " ".join(["7"] * sizes.prompt)}]),
-        processing_class=build_tokenizer(sizes.vocabulary),
-        peft_config=lora if variant.lora else None,
-        rollout_func=rollout,
-    )
 
 
 def interleaved_seconds(rounds: int, sizes: Sizes = TIMED) -> tuple[dict[str, list[float]], dict[str, float]]:

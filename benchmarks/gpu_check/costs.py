@@ -5,14 +5,14 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from benchmarks import critic_cost, overhead
+from benchmarks import critic_cost, critic_cycles, overhead
 from benchmarks.gpu_check.meters import MEMORY, TIMERS, Stopwatch, peak_mib
 from benchmarks.gpu_check.records import Context
 
 LOSS = overhead.Sizes(hidden_size=1024, layers=8, vocabulary=32768, turn=128)
 SMALL_LOSS = overhead.Sizes(hidden_size=64, layers=1, batch=2, prompt=4, turns=2, turn=4, observation=2, vocabulary=64)
-CRITIC = critic_cost.Sizes(hidden_size=1024, layers=8, batch=16, vocabulary=32768)
-SMALL_CRITIC = critic_cost.Sizes(
+CRITIC = critic_cycles.Sizes(hidden_size=1024, layers=8, batch=16, vocabulary=32768)
+SMALL_CRITIC = critic_cycles.Sizes(
     hidden_size=64, layers=1, batch=2, prompt=4, turns=2, turn=4, observation=2, vocabulary=64, lora_rank=2
 )
 ROUNDS = {"overhead": 20, "critic_cost": 3, "small": 2}
@@ -51,10 +51,10 @@ def cost_of_each_critic(context: Context) -> dict[str, Any]:
     """A cycle of SO-PPO (one rollout, two updates) over one of SO-GRPO, cycles interleaved."""
     sizes = SMALL_CRITIC if context.small else CRITIC
     policy = context.folder / "policy"
-    critic_cost.save_policy(sizes, policy)
+    critic_cycles.save_policy(sizes, policy)
 
-    def build(name: str) -> critic_cost.Cycles:
-        return critic_cost.Cycles(critic_cost.VARIANTS[name], sizes, policy, **context.precision)
+    def build(name: str) -> critic_cycles.Cycles:
+        return critic_cycles.Cycles(critic_cost.VARIANTS[name], sizes, policy, **context.precision)
 
     memory = {}
     for name in critic_cost.VARIANTS:
