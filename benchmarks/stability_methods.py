@@ -54,6 +54,9 @@ _TARGET = {"target_kl": 0.005}
 _SO = _NARROW | _TURN | _PENALTY
 _SPECIFIED = _SYMMETRIC | _TURN | _ARITHMETIC | _PENALTY
 """SORL as specified in the note, which leaves the coefficient and the estimator open: those are ours."""
+_LENGTH, _SQRT = {"clip_range_scaling": "length"}, {"clip_range_scaling": "sqrt_length"}
+_OWN_SEQUENCE = _SYMMETRIC | _SEQUENCE | _NONE
+_PENALIZED = _SYMMETRIC | _TURN | _PENALTY
 _BIAS_NORM = {"clip_normalization": "bias_norm"}
 _ST = _SYMMETRIC | _TURN | _BIAS_NORM | {"loss_type": "grpo"}
 _TOKEN_PPO = {"advantage_level": "token", "loss_type": "grpo"}
@@ -95,6 +98,29 @@ _TURN_METHODS = _methods(
     ("so_grpo_arithmetic", "SO-GRPO, narrow, arithmetic", "the note's ratios, our lower range", _SO | _ARITHMETIC),
     ("sequence_penalty", "GSPO + penalty", "SO-GRPO, narrow, with sequence ratios", _NARROW | _SEQUENCE | _PENALTY),
     ("kl_control", "turn + plain KL", "SO-GRPO, narrow, whose penalty has no gate", _SO | _PLAIN_KL),
+)
+_SCALED_METHODS = _methods(
+    "so_grpo",
+    ("turn_sqrt", "turn, range / √length", "turn ratios alone, .2 / √tokens", _SYMMETRIC | _TURN | _NONE | _SQRT),
+    ("gspo_length", "GSPO, range / length", "sequence ratios, .2 / tokens", _OWN_SEQUENCE | _LENGTH),
+    (
+        "turn_sqrt_target",
+        "turn, range / √length, target KL",
+        "turn ratios, .2 / √tokens, target KL",
+        _SYMMETRIC | _TURN | _NONE | _SQRT | _TARGET,
+    ),
+    (
+        "so_sqrt_target",
+        "turn, range / √length, target KL, penalty",
+        "the same with the penalty",
+        _PENALIZED | _SQRT | _TARGET,
+    ),
+    (
+        "gspo_length_target",
+        "GSPO, range / length, target KL",
+        "sequence ratios, .2 / tokens, target KL",
+        _OWN_SEQUENCE | _LENGTH | _TARGET,
+    ),
 )
 _CRITIC_METHODS = _methods(
     "so_ppo",
@@ -141,25 +167,20 @@ _CONTROLS = (
         tuned=False,
     )
 )
-_ALL = _TRL_METHODS | _TURN_METHODS | _CRITIC_METHODS | _CONTROLS
+_ALL = _TRL_METHODS | _TURN_METHODS | _SCALED_METHODS | _CRITIC_METHODS | _CONTROLS
 METHODS = dict(sorted(_ALL.items(), key=lambda item: item[1].family))
 
 GRPO_IN_OURS = Method("GRPO", "so_grpo", "token ratios in a trainer of ours", _SYMMETRIC | _TOKEN | _NONE)
 
-_LENGTH, _SQRT = {"clip_range_scaling": "length"}, {"clip_range_scaling": "sqrt_length"}
 _WIDE = {"epsilon": 0.2, "epsilon_high": 0.8}
 """The tuned range of turns of four tokens, .05 and .2, as that of one token."""
 _MIDDLE = {"epsilon": 0.1, "epsilon_high": 0.4}
-_OWN_SEQUENCE = _SYMMETRIC | _SEQUENCE | _NONE
-_PENALIZED = _SYMMETRIC | _TURN | _PENALTY
 _LOOSE = {"target_kl": 0.01}
 TRIALS = _methods(
     "so_grpo",
     ("turn_length", "turn, range / length", ".2 both ways", _SYMMETRIC | _TURN | _NONE | _LENGTH),
-    ("turn_sqrt", "turn, range / √length", ".2 both ways", _SYMMETRIC | _TURN | _NONE | _SQRT),
     ("turn_length_wide", "turn, range / length, wide", ".2 and .8", _WIDE | _TURN | _NONE | _LENGTH),
     ("turn_sqrt_middle", "turn, range / √length, wide", ".1 and .4", _MIDDLE | _TURN | _NONE | _SQRT),
-    ("gspo_length", "GSPO, range / length", ".2 both ways", _OWN_SEQUENCE | _LENGTH),
     ("gspo_sqrt", "GSPO, range / √length", ".2 both ways", _OWN_SEQUENCE | _SQRT),
     ("so_length", "SO-GRPO, range / length", "token gate", _PENALIZED | _LENGTH),
     ("so_sqrt", "SO-GRPO, range / √length", "token gate", _PENALIZED | _SQRT),
@@ -173,12 +194,9 @@ TRIALS = _methods(
     ("so_length_plain", "turn, range / length + plain KL", "no gate, 0.7", _PENALIZED | _LENGTH | _STRONG_KL),
     ("so_length_target", "SO-GRPO, range / length, target KL", "", _PENALIZED | _LENGTH | _TARGET),
     ("turn_length_target", "turn, range / length, target KL", "", _SYMMETRIC | _TURN | _NONE | _LENGTH | _TARGET),
-    ("turn_sqrt_target", "turn, range / √length, target KL", "", _SYMMETRIC | _TURN | _NONE | _SQRT | _TARGET),
     ("turn_sqrt_loose", "turn, range / √length, target KL .01", "", _SYMMETRIC | _TURN | _NONE | _SQRT | _LOOSE),
     ("turn_target", "turn, target KL", ".2 both ways", _SYMMETRIC | _TURN | _NONE | _TARGET),
-    ("gspo_length_target", "GSPO, range / length, target KL", "", _OWN_SEQUENCE | _LENGTH | _TARGET),
     ("gspo_sqrt_target", "GSPO, range / √length, target KL", "", _OWN_SEQUENCE | _SQRT | _TARGET),
-    ("so_sqrt_target", "SO-GRPO, range / √length, target KL", "", _PENALIZED | _SQRT | _TARGET),
     ("grpo_loose", "GRPO, target KL .01", "", _SYMMETRIC | _TOKEN | _NONE | _LOOSE),
 ) | _methods(
     "candidate",

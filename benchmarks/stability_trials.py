@@ -22,7 +22,7 @@ from itertools import product
 from typing import Any
 
 from benchmarks import stability
-from benchmarks.stability_grid import CHOOSING_SEEDS, REGIMES
+from benchmarks.stability_grid import CHOOSING_SEEDS, CORE, REGIMES
 from benchmarks.stability_methods import METHODS, TRIALS
 from benchmarks.stability_run import Job, settings_of
 from benchmarks.stability_statistics import Run
@@ -30,7 +30,7 @@ from sorl_trl.command_line import Parser, at_least, run_command
 
 ARCHIVE = stability.RESULTS / "stability_trials.jsonl.xz"
 TABLE = stability.RESULTS / "stability_trials.md"
-COMPARED = ("grpo", "gspo", "gspo_authors", "turn_geometric", "so_grpo_specified", "so_grpo_fixed", "so_grpo")
+COMPARED = tuple(name for name in CORE if METHODS[name].family == "grpo")
 """Of `METHODS`, beside every trial."""
 HEADER = """# What looked for better defaults
 
