@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,12 @@ MOST_PAIRS = 20
 """The sign-flip test goes through all 2^n signs."""
 
 
-def bootstrap_interval(values: Sequence[float]) -> list[float] | None:
-    """95 % percentile interval of the mean, from 10,000 resamples of `values` (n,) with a fixed seed.
+def bootstrap_interval(values: Sequence[float], statistic: Callable[..., Any] = np.mean) -> list[float] | None:
+    """95 % percentile interval of a statistic, from 10,000 resamples of `values` (n,) with a fixed seed.
+
+    Args:
+        values: of independent runs.
+        statistic: `np.mean`, or another reduction of numpy.
 
     Returns:
         [low, high], or `None` for fewer than two values: one seed says nothing about the spread.
@@ -24,7 +28,7 @@ def bootstrap_interval(values: Sequence[float]) -> list[float] | None:
     if len(values) < 2:
         return None
     draws = np.random.default_rng(0).integers(len(values), size=(RESAMPLES, len(values)))
-    low, high = np.percentile(np.asarray(values, dtype=float)[draws].mean(axis=1), [2.5, 97.5])
+    low, high = np.percentile(statistic(np.asarray(values, dtype=float)[draws], axis=1), [2.5, 97.5])
     return [float(low), float(high)]
 
 

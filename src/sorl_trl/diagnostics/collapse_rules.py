@@ -140,9 +140,9 @@ def mean(values: Sequence[float]) -> float:
 
 _SLOWER = "lower the learning rate or make fewer updates per rollout"
 
-# How often they catch a collapse, and how often they are wrong: benchmarks/results/guard_rules.md. Of what
-# `not_finite`, `nothing_to_train_on`, `entropy_fall`, `groups_alike` and `searches_fall` watch for, its runs saw next
-# to nothing.
+# How often they catch a collapse, how often they are wrong, and how six of the thresholds were fitted, on seeds that
+# judge nothing: benchmarks/results/guard_rules.md. Of what `not_finite`, `nothing_to_train_on`, `entropy_fall`,
+# `groups_alike` and `searches_fall` watch for, its runs saw little or nothing: their thresholds are set by hand.
 DEFAULT_RULES: tuple[Rule, ...] = (
     NotFinite(
         "not_finite",
@@ -157,11 +157,11 @@ DEFAULT_RULES: tuple[Rule, ...] = (
         patience=2,
         from_outside=True,
     ),
-    Level("high_kl", "kl_to_old", f"{_SLOWER}, or set or lower `target_kl`", threshold=0.2, patience=2),
-    Level("high_clip_fraction", "clip_fraction/token", _SLOWER, threshold=0.25, patience=3),
-    Level("high_turn_ratio", "turns/ratio_max", _SLOWER, threshold=4.0, patience=2),
-    Fall("reward_fall", "reward", f"go back to before the fall, and {_SLOWER}", share=0.65, minimum=0.1, window=3),
-    Growth("entropy_growth", "entropy", _SLOWER, factor=1.3, minimum=0.1, baseline=3, patience=2),
+    Level("high_kl", "kl_to_old", f"{_SLOWER}, or set or lower `target_kl`", threshold=0.082, patience=2),
+    Level("high_clip_fraction", "clip_fraction/token", _SLOWER, threshold=0.62, patience=3),
+    Level("high_turn_ratio", "turns/ratio_max", _SLOWER, threshold=4.3, patience=2),
+    Fall("reward_fall", "reward", f"go back to before the fall, and {_SLOWER}", share=0.62, minimum=0.1, window=3),
+    Growth("entropy_growth", "entropy", _SLOWER, factor=1.4, minimum=0.1, baseline=3, patience=2),
     Fall(
         "entropy_fall",
         "entropy",
@@ -185,7 +185,7 @@ DEFAULT_RULES: tuple[Rule, ...] = (
         "rollout/invalid_actions_per_trajectory",
         f"the policy forgets the protocol, {_SLOWER}",
         factor=3.0,
-        minimum=0.3,
+        minimum=0.91,
         baseline=3,
         patience=2,
     ),

@@ -15,7 +15,7 @@ def healthy(iteration: int) -> dict[str, float | None]:
     return {
         "reward": 0.3 + 0.005 * iteration - noise,
         "trajectories_without_turn": noise,
-        "kl_to_old": 0.1 + noise,
+        "kl_to_old": 0.02 + noise / 2,
         "clip_fraction/token": 0.1 + noise,
         "turns/ratio_max": 2.0 + noise,
         "entropy": 1.0 / (1 + 0.05 * iteration),
