@@ -47,8 +47,9 @@ class WorkingWorld(SearchWorld):
         hops: facts to be looked up; a trajectory has one turn more.
         policy: its size.
         practice: trajectories to imitate and steps of imitation, in this order.
-        noise: the expert's mistakes.
+        noise: the expert's mistakes with three hops; with others, rarer or more frequent ones (`spread`).
         seeds_per_policy: how many seeds, counted from 1, share a policy: 1 to 4 share one if it is 4.
+        evaluation_questions: how many judge.
     """
 
     title: str
@@ -56,9 +57,10 @@ class WorkingWorld(SearchWorld):
     verbosity: int = 40
     hops: int = 3
     policy: PolicyConfig = POLICY
-    practice: tuple[int, int] = (6000, 1200)
+    practice: tuple[int, int] = (6000, 800)
     noise: WorkingNoise = field(default_factory=WorkingNoise)
     seeds_per_policy: int = 1
+    evaluation_questions: int = EVALUATION_QUESTIONS
 
     engine = EngineOptions(rejoin_after=0)  # searches take no time
 
@@ -78,10 +80,12 @@ class WorkingWorld(SearchWorld):
         trajectories, steps = self.practice
         return WorkingWarmStart(
             policy=self.policy,
-            noise=self.noise,
+            noise=self.noise.spread(self.hops),
             limits=self.limits,
             trajectories=trajectories,
             steps=steps,
+            # A step reads about as many tokens whatever their turns are; short ones say little of each decision.
+            batch_size=min(32, max(8, 320 // self.verbosity)),
             verbosity=self.verbosity,
         )
 
@@ -89,14 +93,15 @@ class WorkingWorld(SearchWorld):
     def name(self) -> str:
         policy = f"{self.policy.hidden_size}x{self.policy.layers}"
         shared = f"-for-{self.seeds_per_policy}" if self.seeds_per_policy > 1 else ""
-        return f"working-{self.verbosity}-tokens-{self.hops}-hops-{policy}{shared}"
+        judged = f"-by-{self.evaluation_questions}" if self.evaluation_questions != EVALUATION_QUESTIONS else ""
+        return f"working-{self.verbosity}-tokens-{self.hops}-hops-{policy}{shared}{judged}"
 
     @property
     def settings(self) -> tuple[object, ...]:
-        return self.hops, self.limits, self.warm_start, self.seeds_per_policy
+        return self.hops, self.limits, self.warm_start, self.seeds_per_policy, self.evaluation_questions
 
     def build(self, seed: int, target: Path, cache: Path) -> Path:
-        size = WorldSize(TRAIN_QUESTIONS, EVALUATION_QUESTIONS)
+        size = WorldSize(TRAIN_QUESTIONS, self.evaluation_questions)
         parts = {name: build_dated(1000 * seed + i, self.hops, size) for i, name in enumerate(("train", "unseen"))}
         self.write(parts, target)
         number = (seed - 1) // self.seeds_per_policy
