@@ -81,7 +81,7 @@ class Fact:
     def record(self) -> str:
         """The whole fact and what follows from it."""
         first, second = self.pair
-        return f"{self.text} first {first} , then {second} ; {self.comparison} so {self.taken.name} ."
+        return f"{self.text} first {first} , then {second} ; {self.comparison} so {self.choice} ."
 
 
 @dataclass(frozen=True)
@@ -100,6 +100,11 @@ class Notes:
     @property
     def asked(self) -> str:
         return f"asked {self.subject} {' '.join(map(_step, self.steps))} ."
+
+    @property
+    def plan(self) -> str:
+        steps = (f"step {place} of {len(self.steps)} {_step(noun)}" for place, noun in enumerate(self.steps, 1))
+        return f"{' ; '.join(steps)} ."
 
     @property
     def count(self) -> str:
@@ -148,8 +153,12 @@ def _recalling(notes: Notes) -> list[str]:
 
 
 def _recording(notes: Notes) -> list[str]:
-    """Everything that was found, from the start, and everything that is left."""
-    return [notes.asked, *(fact.record for fact in notes.facts), notes.count, notes.left, notes.conclusion]
+    """The plan, the whole of the last fact, and everything that is left.
+
+    Earlier facts would have to be copied from where they stand in turns before: two layers take long to learn that.
+    """
+    last = [notes.facts[-1].record] if notes.facts else []
+    return [notes.asked, notes.plan, *last, notes.count, notes.left, notes.conclusion]
 
 
 VERBOSITIES: dict[int, Callable[[Notes], list[str]]] = {
@@ -166,7 +175,7 @@ def words() -> Iterable[str]:
     """Texts with every word that a clerk may write and that no passage or question has."""
     yield from map(str, YEARS)
     yield from (relation.noun for relation in DATED_RELATIONS)
-    yield from ("asked of and later is former latter ; first then so , found left . next nothing done :",)
+    yield from ("asked of and later is former latter ; first then so step , found left . next nothing done :",)
     yield from map(str, range(10))
 
 
