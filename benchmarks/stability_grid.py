@@ -33,7 +33,8 @@ HUNT_LARGE = HuntWorld(
     apprenticeship=Apprenticeship(PolicyConfig(256, 3, 8), learning_rate=1e-3),
 )
 WORKING = WorkingWorld("Working", "three hops, turns of 40 tokens that compare and copy what was found")
-"""No run of it counts yet: the warm-started policy takes one of the two names at random (greedy EM .15)."""
+"""The policy of seed 101 starts at sampled EM .44 and greedy EM 1.0, after 88 CPU seconds of imitation, and GRPO takes
+it to .73 in `working-gentle`. What is left to be learnt is to be sure."""
 LARGE = WorkingWorld(
     "Working, larger policy",
     "the same with a policy ten times as large",
@@ -86,7 +87,12 @@ SMALL = {"rollouts": 16}
 
 
 def _regimes_of(
-    name: str, world: BenchmarkWorld, gentle: Mapping[str, int] = SMALL, reuse: int = 12, stale: int = 24
+    name: str,
+    world: BenchmarkWorld,
+    gentle: Mapping[str, int] = SMALL,
+    reuse: int = 12,
+    stale: int = 24,
+    stress_rate: float = 1e-3,
 ) -> dict[str, Regime]:
     """Gentle, reuse and stale in a world of its own, as `<name>-gentle` and so on.
 
@@ -96,17 +102,20 @@ def _regimes_of(
         gentle: what a gentle rollout holds, and how many there are.
         reuse: rollouts of reuse.
         stale: rollouts of stale.
+        stress_rate: the common learning rate of reuse and stale.
     """
     common: dict[str, Any] = {"learning_rates": RATES, "world": world, "methods": CORE}
     kinds = {
         "gentle": Regime(
             f"{world.title}, gentle", "8 updates per rollout at a moderate rate", 3e-4, **gentle, **common
         ),
-        "reuse": Regime(f"{world.title}, reuse", "32 updates per rollout", 1e-3, epochs=8, rollouts=reuse, **common),
+        "reuse": Regime(
+            f"{world.title}, reuse", "32 updates per rollout", stress_rate, epochs=8, rollouts=reuse, **common
+        ),
         "stale": Regime(
             f"{world.title}, stale",
             "8 updates per rollout, each up to 6 rollouts late",
-            1e-3,
+            stress_rate,
             rollouts=stale,
             staleness=6,
             **common,
@@ -170,7 +179,7 @@ REGIMES = {
         world=HUNT_LARGE,
         methods=CORE,
     ),
-    **_regimes_of("working", WORKING),
-    **_regimes_of("working-large", LARGE),
+    **_regimes_of("working", WORKING, stress_rate=3e-4),
+    **_regimes_of("working-large", LARGE, stress_rate=3e-4),
 }
 COMMON_LEARNING_RATE = {name: regime.learning_rate for name, regime in REGIMES.items()}

@@ -1,8 +1,12 @@
 """What is run to see whether the turn beats the token and the sequence as turns grow longer and more.
 
 The same questions with the same decisions, written in turns of 4 to 80 tokens; and of two to four hops, in turns of
-20 tokens. In each, three ratios that differ in nothing else but what belongs to their level: alone, at one clip range
+10 tokens. In each, three ratios that differ in nothing else but what belongs to their level: alone, at one clip range
 for all and at one that narrows with the length of the turn or sequence, and with the rest.
+
+As many updates as the stability benchmark has would take more than half a day of one core. What is cut, by rules that
+were fixed before any judging run: rollouts are `SMALLER` and fewer; four seeds share a policy; half as many questions
+judge; where hops vary, ratios are compared alone.
 """
 
 from __future__ import annotations
@@ -14,12 +18,15 @@ from benchmarks.stability_methods import METHODS, Method
 from benchmarks.worlds import WorkingWorld
 
 BASE = "working-reuse"
-"""The regime whose updates, rollouts and learning rate all have."""
+"""The regime whose staleness and learning rate all have."""
+SMALLER = {"trajectories": 32, "minibatch": 8, "epochs": 4, "rollouts": 5}
+"""Than in the base: 16 updates per rollout, of half as many trajectories each, and half the rollouts."""
+EVALUATION_QUESTIONS = 100
 HOPS = 3
-VERBOSITY = 20
-SEEDS_PER_POLICY = 2
-"""Two seeds start from the same policy: with seven worlds, warm starts would otherwise take as long as the runs."""
-SHAPES = (*((verbosity, HOPS) for verbosity in (4, 10, 20, 40, 80)), *((VERBOSITY, hops) for hops in (2, 4)))
+VERBOSITY = 10
+SEEDS_PER_POLICY = 4
+"""Four seeds start from the same policy: with six worlds, warm starts would otherwise take as long as the runs."""
+SHAPES = (*((verbosity, HOPS) for verbosity in (4, 10, 40, 80)), *((VERBOSITY, hops) for hops in (2, 4)))
 """Verbosity and hops of each world: one of the two varies, the other stays."""
 
 _REST = METHODS["so_grpo"].settings
@@ -44,6 +51,11 @@ SETTINGS = {
 """Setting to the method of each level."""
 
 
+def _methods_at(hops: int) -> tuple[str, ...]:
+    compared = (methods for name, methods in SETTINGS.items() if hops == HOPS or name.startswith("ratios alone"))
+    return tuple(dict.fromkeys(method for methods in compared for method in methods.values()))
+
+
 def _regime_name(verbosity: int, hops: int) -> str:
     return f"turns-of-{verbosity}-in-{hops}-hops"
 
@@ -52,11 +64,18 @@ LENGTH_REGIMES = {
     _regime_name(verbosity, hops): replace(
         REGIMES[BASE],
         title=f"Turns of {verbosity} tokens, {hops} hops",
+        description="16 updates per rollout",
         learning_rates=(),
-        methods=tuple(dict.fromkeys(method for methods in SETTINGS.values() for method in methods.values())),
+        methods=_methods_at(hops),
         world=WorkingWorld(
-            f"Working, {verbosity} tokens", f"{hops} hops", verbosity, hops, seeds_per_policy=SEEDS_PER_POLICY
+            f"Working, {verbosity} tokens",
+            f"{hops} hops",
+            verbosity,
+            hops,
+            seeds_per_policy=SEEDS_PER_POLICY,
+            evaluation_questions=EVALUATION_QUESTIONS,
         ),
+        **SMALLER,
     )
     for verbosity, hops in SHAPES
 }

@@ -12,9 +12,9 @@ from sorl_trl.sandbox.invented import RELATIONS
 from sorl_trl.sandbox.world import Relation
 from sorl_trl.types import Passage
 
-OLD_YEARS, NEW_YEARS = range(1, 11), range(11, 21)
+OLD_YEARS, NEW_YEARS = range(11, 21), range(21, 31)
 """Of the two objects of a fact, one has an old year and the other a new one: that much can be seen at a glance, so
-that a tiny policy which writes nothing down can choose as well as one that compares in writing."""
+that a tiny policy which hardly writes anything down can choose as well as one that compares in writing."""
 YEARS = (*OLD_YEARS, *NEW_YEARS)
 
 

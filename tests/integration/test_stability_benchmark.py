@@ -32,7 +32,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(stability_run.REGIMES, name, replace(regime, **small))
     for module in (questions, working):
         monkeypatch.setattr(module, "PRACTICE_WORLDS", 1)
-        monkeypatch.setattr(module, "EVALUATION_QUESTIONS", 4)
+    monkeypatch.setattr(questions, "EVALUATION_QUESTIONS", 4)
 
 
 def tiny_world(world: BenchmarkWorld) -> BenchmarkWorld:
@@ -40,7 +40,7 @@ def tiny_world(world: BenchmarkWorld) -> BenchmarkWorld:
     if isinstance(world, QuestionWorld):
         return replace(world, warm_start=WarmStartConfig(policy=policy, trajectories=64, steps=5))
     if isinstance(world, WorkingWorld):
-        return replace(world, policy=policy, practice=(64, 5), verbosity=10)
+        return replace(world, policy=policy, practice=(64, 5), verbosity=10, evaluation_questions=4)
     assert isinstance(world, HuntWorld)
     return replace(world, apprenticeship=Apprenticeship(policy, trajectories=64, steps=5))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import statistics
 from collections import Counter
@@ -42,6 +43,7 @@ def ask(world: World, tokenizer, tmp_path_factory: pytest.TempPathFactory) -> As
     index = BM25Index.build(folder / CORPUS_FILE, folder / "index", show_progress=False)
     prompts = tokenizer([PROMPT_TEMPLATE.format(question=question.question) for question in world.train])["input_ids"]
 
+    @functools.cache
     def asked(verbosity: int, noise: WorkingNoise) -> list[Trajectory]:
         limits = WorkingWorld("", "", verbosity, HOPS).limits
         clerk = Clerk(verbosity, tokenizer, world.relations, world.train, noise, 0)
@@ -95,17 +97,34 @@ class TestMistakes:
     def test_the_action_follows_from_the_working(self, ask: Ask, world: World, tokenizer, verbosity: int) -> None:
         keywords = {relation.noun: relation.keyword for relation in world.relations}
         for text in completions(ask(verbosity, WorkingNoise(wrong_keyword=0.4, wrong_entry=0.4)), tokenizer):
-            searches = re.findall(r"so ([^;.]+?) , next (\w+) : <search> (.+?) </search>", text)
+            searches = re.findall(r"so (?:former |latter )?(\w+) , next (\w+) : <search> (.+?) </search>", text)
             assert [f"{name} {keywords[noun]}" for name, noun, _ in searches] == [query for *_, query in searches]
             assert len(searches) == text.count("<search>")
-            assert re.search(r"so ([^;.]+?) , done : <answer> \1 </answer>", text)
+            assert re.search(r"so \w+ (\w+) , done : <answer> \1 </answer>", text)
+
+    @pytest.mark.parametrize("verbosity", VERBOSITIES)
+    def test_a_word_says_which_entry_was_taken(self, ask: Ask, tokenizer, verbosity: int) -> None:
+        for text in completions(ask(verbosity, WorkingNoise(wrong_entry=0.5)), tokenizer):
+            turns = re.findall(r"<information>(.*?)</information>(.*?)</(?:search|answer)>", text)
+            assert turns
+            for passage, turn in turns:
+                *_, word = re.findall(r"former|latter", turn)
+                name = pair_of(passage)[word == "latter"].name
+                assert re.search(rf"<\w+> {name} ", turn)
 
     def test_a_wrong_comparison_is_written_down(self, ask: Ask, tokenizer) -> None:
         noise = WorkingNoise(wrong_keyword=0.0, early_answer=0.0, wrong_entry=1.0)
         for text in completions(ask(20, noise), tokenizer):
-            found = re.findall(r"later of (\d+) and (\d+) is (\d+)", text)
+            found = re.findall(r"of (\d+) \w+ and (\d+) \w+ later is (\w+)", text)
             assert len(found) == HOPS
-            assert all(int(year) == min(int(first), int(second)) for first, second, year in found)
+            assert all((word == "former") == (int(first) < int(second)) for first, second, word in found)
+
+    @pytest.mark.parametrize("hops", [2, 3, 4])
+    def test_they_spoil_as_many_trajectories_whatever_the_hops(self, hops: int) -> None:
+        noise = WorkingWorld("", "", 40, hops).warm_start.noise
+        assert isinstance(noise, WorkingNoise)
+        faultless = ((1 - noise.wrong_keyword) * (1 - noise.wrong_entry)) ** hops
+        assert faultless * (1 - noise.early_answer) ** (hops - 1) == pytest.approx(0.9**3 * 0.88**3 * 0.96**2, 1e-3)
 
     def test_half_queries_are_refused(self) -> None:
         with pytest.raises(ValueError, match="must be 0"):
@@ -155,7 +174,8 @@ class TestWorlds:
     def test_worlds_of_other_data_have_other_names(self) -> None:
         shapes = [(10, 3), (20, 3), (20, 2)]
         names = {WorkingWorld("", "", *shape).name for shape in shapes}
-        assert len(names | {WorkingWorld("", "", 10, 3, seeds_per_policy=2).name}) == 4
+        others = ({"seeds_per_policy": 2}, {"evaluation_questions": 10})
+        assert len(names | {WorkingWorld("", "", 10, 3, **other).name for other in others}) == 5
 
     def test_seeds_share_a_policy_where_it_says_so(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         from benchmarks.worlds import working
