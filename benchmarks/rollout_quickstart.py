@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from sorl_trl import qa
 from sorl_trl.command_line import UserMistake
 from sorl_trl.rollout import Collector, Engine, HFGenerator, LockStepEngine, SlotEngine, TurnEnd
-from sorl_trl.sandbox import CORPUS_FILE, LIMITS, PROMPT_TEMPLATE, PROTOCOL, TRAIN_FILE
+from sorl_trl.sandbox import CORPUS_FILE, PROMPT_TEMPLATE, PROTOCOL, THINKING_LIMITS, TRAIN_FILE
 from sorl_trl.search import BM25Index
 
 QUESTIONS, GENERATIONS = 16, 8
@@ -53,7 +53,8 @@ class Rollout:
         self._model = AutoModelForCausalLM.from_pretrained(folder / "warm-start").eval()
         self._tokenizer = AutoTokenizer.from_pretrained(folder / "warm-start")
         search = BM25Index.load(index)
-        self._collector = Collector(self._tokenizer, search, PROTOCOL, LIMITS, rejoin_after=0)  # as in its recipe
+        # As in its recipe.
+        self._collector = Collector(self._tokenizer, search, PROTOCOL, THINKING_LIMITS, rejoin_after=0)
         questions = qa.load_questions(folder / "world" / TRAIN_FILE)[:QUESTIONS]
         prompts = [self._tokenizer(PROMPT_TEMPLATE.format(question=each.question)).input_ids for each in questions]
         self._prompts = [prompt for prompt in prompts for _ in range(GENERATIONS)]

@@ -3,7 +3,8 @@
     python -m benchmarks.so_ppo_learning
 
 Trains each recipe in `METHODS` on the sandbox's atlas, once per seed: its own world, warm-started policy and random
-numbers, the same number of trajectories for all. Then it asks the policies questions that nobody trained on. No
+numbers, the same number of trajectories for all. The policy is that of `WarmStartConfig`, with turns of four tokens,
+and not the quickstart's, which thinks before it acts. Then it asks the policies questions that nobody trained on. No
 setting was chosen on these seeds. Runs that are in `runs/so_ppo_learning/` already are not repeated: a row that is new
 or was interrupted is all that another call trains. Then methods are compared at the same number of generated tokens,
 warm-up included.
@@ -76,25 +77,29 @@ COLUMNS = {
 
 
 def prepare_world(seed: int) -> Path:
-    """World, index and warm-started policy of one seed, as the quickstart makes them."""
+    """World and index of one seed, as the quickstart makes them, and a warm-started policy."""
     from sorl_trl.cli import quickstart
+    from sorl_trl.sandbox import WarmStartConfig
 
     folder = RUNS / f"world-{seed}"
     if not (folder / "warm-start").is_dir():
         shutil.rmtree(folder, ignore_errors=True)
-        quickstart.prepare("atlas", seed, folder, ROOT / quickstart.CACHE)
+        quickstart.prepare("atlas", seed, folder, ROOT / quickstart.CACHE, WarmStartConfig())
     return folder
 
 
 def train(changed: Sequence[str], seed: int, world: Path, output: Path) -> list[dict[str, Any]]:
     """One run of a recipe with changes; returns its log, an entry per optimizer step."""
     from sorl_trl.recipe import build_trainer, parse_arguments
+    from sorl_trl.sandbox import LIMITS
 
     recipe, *changes = changed
     paths = {"train_questions": world / "world/train.jsonl", "corpus": world / "world/corpus.jsonl"}
     paths |= {"model_name_or_path": world / "warm-start", "output_dir": output}
     words = [word for name, path in paths.items() for word in (f"--{name}", str(path))]
     words += ["--seed", str(seed), "--disable_tqdm", "true", *changes]
+    words += ["--max_turn_tokens", str(LIMITS.max_turn_tokens)]
+    words += ["--max_completion_length", str(LIMITS.max_trajectory_tokens)]
     trainer = build_trainer(parse_arguments(["--config", str(ROOT / f"recipes/{recipe}.yaml"), *words]))
     trainer.train()
     trainer.save_model(str(output))
@@ -118,6 +123,7 @@ def run(method: str, seed: int) -> None:
     import torch
 
     from sorl_trl.cli import quickstart
+    from sorl_trl.sandbox import LIMITS
     from sorl_trl.search import BM25Index
 
     torch.set_num_threads(1)
@@ -126,7 +132,8 @@ def run(method: str, seed: int) -> None:
     world = prepare_world(seed)
     policy = world / "warm-start" if method == "before" else folder / "policy"
     logs = logs_of(method, seed, world, folder)
-    evaluated = quickstart.evaluate_policy(policy, world, BM25Index.load(quickstart.index_directory(world)))
+    search = BM25Index.load(quickstart.index_directory(world))
+    evaluated = quickstart.evaluate_policy(policy, world, search, LIMITS)
     result = {"method": method, "seed": seed, **quickstart.summarize(evaluated), **logs}
     folder.mkdir(exist_ok=True)
     written = folder / "result.part"

@@ -9,6 +9,7 @@ import pytest
 
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
 from sorl_trl.recipe import Arguments, parse_arguments
+from sorl_trl.sandbox import THINKING_LIMITS
 from sorl_trl.trainers.checks.inert import inert_warning
 from sorl_trl.trainers.checks.options import idle_options, search_rollout_problems
 
@@ -90,6 +91,12 @@ def test_the_sandbox_recipes_have_equal_batches(name: str, tmp_path: Path) -> No
     config = parse(ROOT / f"recipes/{name}.yaml", tmp_path).config
     updates = config.num_iterations * config.steps_per_generation // config.gradient_accumulation_steps
     assert (config.generation_batch_size, updates, config.max_steps) == (128, 8, 240)
+
+
+@pytest.mark.parametrize("name", sorted(SANDBOX))
+def test_the_sandbox_recipes_have_room_for_what_their_policy_thinks(name: str, tmp_path: Path) -> None:
+    arguments = parse(ROOT / f"recipes/{name}.yaml", tmp_path)
+    assert arguments.rollout.limits(arguments.config.max_completion_length) == THINKING_LIMITS
 
 
 @pytest.mark.parametrize("name", sorted(SANDBOX))

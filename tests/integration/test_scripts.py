@@ -86,19 +86,20 @@ def test_train_script_with_a_critic(tmp_path: Path) -> None:
     assert load_critic(tmp_path / "out").head.hidden_size == 16
 
 
-def assert_summed_up(folder: Path, world: str) -> None:
+def assert_summed_up(folder: Path, world: str) -> Any:
+    """The summary, whose figures of a policy that is hardly trained are as they must be."""
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["world"] == world
     assert set(summary) == {"before", "after", "no_search", "guess_rate", "seconds", "world"}
     for part in ("before", "after", "no_search"):
-        assert set(summary[part]) == {"sampled_em", "greedy_em", "f1", "by_hops"}
+        assert set(summary[part]) == {"sampled_em", "greedy_em", "greedy_searches", "f1", "by_hops"}
         assert set(summary[part]["by_hops"]) == {"1", "2"}
     assert summary["before"]["sampled_em"] > 0.15, "the warm start did not learn to search"
-    assert summary["before"]["greedy_em"] > 0.6
     assert summary["no_search"]["greedy_em"] <= summary["guess_rate"]
     assert (folder / "curves.png").stat().st_size > 10_000
     policy = AutoModelForCausalLM.from_pretrained(folder / "policy")
     assert policy.dtype == torch.float32
+    return summary
 
 
 def test_quickstart_in_a_small_world(
@@ -110,13 +111,15 @@ def test_quickstart_in_a_small_world(
     monkeypatch.setattr(module, "build_worlds", lambda name, seed: (build_world(seed, 200, 40), []))
     monkeypatch.setattr(module, "warm_start", lambda *worlds: taught_policy(1, shared_cache))
     quickstart.main(["--world", "invented", "--max-steps", "2", "--output", str(tmp_path / "run")])
-    assert_summed_up(tmp_path / "run", "invented")
-    assert capsys.readouterr().out.count("Question ") == 3
+    assert assert_summed_up(tmp_path / "run", "invented")["before"]["greedy_em"] > 0.6
+    assert capsys.readouterr().out.count("Question ") == 4
 
 
 @pytest.mark.slow
 def test_quickstart(tmp_path: Path) -> None:
-    """As the README has it: the atlas, and a warm start that takes half a minute unless it is in the cache."""
+    """As the README has it: the atlas, and a warm start that takes most of a minute unless it is in the cache."""
     done = run("quickstart.py", "--max-steps", "2", "--output", str(tmp_path / "run"))
-    assert_summed_up(tmp_path / "run", "atlas")
-    assert done.stdout.count("Question ") == 3
+    before = assert_summed_up(tmp_path / "run", "atlas")["before"]["by_hops"]
+    assert before["1"]["greedy_em"] > 0.6 and before["2"]["greedy_em"] < 0.4, "it is to search once, and well"
+    assert before["2"]["greedy_searches"] < 1.5
+    assert done.stdout.count("Question ") == 4

@@ -18,7 +18,7 @@ from tests.wheel.environments import EXTRAS, PIP, ROOT, Built, Home, new_environ
 SINGLE = ("--accelerate_config", "single_cpu")
 SANDBOX = (
     *("--prompt_template", "question : {question}", "--protocol", "terse", "--max_turns", "3"),
-    *("--max_turn_tokens", "16", "--max_observation_tokens", "24", "--max_completion_length", "112"),
+    *("--max_turn_tokens", "32", "--max_observation_tokens", "24", "--max_completion_length", "200"),
 )
 """How the quickstart's policy was taught to speak: as in the recipes."""
 

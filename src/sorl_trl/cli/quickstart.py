@@ -1,7 +1,7 @@
-"""A search agent learns to search: offline, on real facts, on a laptop's CPU, in minutes.
+"""A search agent learns to search on: offline, on real facts, on a laptop's CPU, in minutes.
 
-Builds the atlas, warm-starts a tiny policy that searches badly, trains it with SO-GRPO as `sorl train` does, and shows
-what it learnt on questions it has never seen.
+Builds the atlas, warm-starts a tiny policy that searches once, and badly, trains it with SO-GRPO as `sorl train` does,
+and shows what it learnt on questions it has never seen: to search again where the first passage is half the way.
 """
 
 from __future__ import annotations
@@ -35,14 +35,16 @@ from sorl_trl.evaluation import (
     run_batches,
     split_by_hops,
 )
-from sorl_trl.rollout import Collector, TurnEnd, model_engine
+from sorl_trl.rollout import Collector, RolloutLimits, TurnEnd, model_engine
 from sorl_trl.sandbox import (
     CORPUS_FILE,
     EVALUATION_FILE,
-    LIMITS,
     PROMPT_TEMPLATE,
     PROTOCOL,
+    THINKING_LIMITS,
     TRAIN_FILE,
+    ThinkingWarmStart,
+    WarmStartConfig,
     World,
     WorldSize,
     build_atlas,
@@ -61,6 +63,7 @@ QUIET = {
     "PYTHONWARNINGS": "ignore::FutureWarning",
 }
 BUILDERS: Mapping[str, Callable[..., World]] = {"atlas": build_atlas, "invented": build_invented}
+START = ThinkingWarmStart()
 PRACTICE_WORLDS = 8
 SAMPLES_PER_QUESTION = 4
 BATCH_SIZE = 128
@@ -87,14 +90,14 @@ def build_worlds(name: str, seed: int) -> tuple[World, list[World]]:
     return world, [BUILDERS[name](seed + i, size=size, **shuffled) for i in range(1, PRACTICE_WORLDS + 1)]
 
 
-def prepare(name: str, seed: int, run: Path, cache: Path) -> World:
+def prepare(name: str, seed: int, run: Path, cache: Path, start: WarmStartConfig = START) -> World:
     """Write world, index and warm-started policy into `run`, where the recipe looks for them."""
     say(f"Building the {name} world and warm-starting a tiny policy on worlds with other facts")
     with mistakes():
         world, practice = build_worlds(name, seed)
     world.write(run / "world")
     BM25Index.build(run / "world" / CORPUS_FILE, index_directory(run), show_progress=False)
-    shutil.copytree(warm_start(world, practice, cache), run / "warm-start")
+    shutil.copytree(warm_start(world, practice, cache, start), run / "warm-start")
     hops = [question.metadata["hops"] for question in world.evaluation]
     print(
         f"{len(world.passages):,} passages, {len(world.train):,} questions to train on and {len(hops)} others to "
@@ -120,11 +123,13 @@ def train(run: Path, overrides: list[str]) -> None:
         raise SystemExit(code)  # training has said what went wrong
 
 
-def evaluate_policy(policy: Path, run: Path, search: SearchBackend) -> dict[str, list[EvaluatedTrajectory]]:
+def evaluate_policy(
+    policy: Path, run: Path, search: SearchBackend, limits: RolloutLimits = THINKING_LIMITS
+) -> dict[str, list[EvaluatedTrajectory]]:
     """Sampled and greedy answers to the questions that nobody trained on."""
     model = AutoModelForCausalLM.from_pretrained(policy)
     tokenizer = AutoTokenizer.from_pretrained(policy)
-    collector = Collector(tokenizer, search, PROTOCOL, LIMITS, rejoin_after=0)  # as in the recipe
+    collector = Collector(tokenizer, search, PROTOCOL, limits, rejoin_after=0)  # as in the recipe
     questions = {"unseen": qa.load_questions(run / "world" / EVALUATION_FILE)}
     results = {}
     for mode, config, samples in (("sampled", SAMPLED, SAMPLES_PER_QUESTION), ("greedy", GREEDY, 1)):
@@ -137,23 +142,50 @@ def evaluate_policy(policy: Path, run: Path, search: SearchBackend) -> dict[str,
 
 
 def summarize(results: Mapping[str, Sequence[EvaluatedTrajectory]]) -> dict[str, Any]:
-    """The figures of one policy: EM sampled and greedy, F1 of the samples, and EM by number of hops."""
+    """The figures of one policy: EM sampled and greedy, greedy searches, all of it by hops too; F1 of the samples."""
 
-    def exact_match(sampled: Sequence[EvaluatedTrajectory], greedy: Sequence[EvaluatedTrajectory]) -> dict[str, Any]:
-        return {"sampled_em": mean_measure(sampled, "exact_match"), "greedy_em": mean_measure(greedy, "exact_match")}
+    def measure(sampled: Sequence[EvaluatedTrajectory], greedy: Sequence[EvaluatedTrajectory]) -> dict[str, Any]:
+        em = {"sampled_em": mean_measure(sampled, "exact_match"), "greedy_em": mean_measure(greedy, "exact_match")}
+        return {**em, "greedy_searches": mean_measure(greedy, "searches")}
 
     sampled, greedy = results["sampled"], results["greedy"]
     parts = split_by_hops(sampled), split_by_hops(greedy)
-    by_hops = {str(hops): exact_match(*(part[hops] for part in parts)) for hops in parts[0]}
-    return {**exact_match(sampled, greedy), "f1": mean_measure(sampled, "f1"), "by_hops": by_hops}
+    by_hops = {str(hops): measure(*(part[hops] for part in parts)) for hops in parts[0]}
+    return {**measure(sampled, greedy), "f1": mean_measure(sampled, "f1"), "by_hops": by_hops}
 
 
-def show_examples(rows: Sequence[EvaluatedTrajectory]) -> None:
-    """A one-hop and a two-hop question that were answered, and one that was not."""
-    hops = split_by_hops(rows)
-    for candidates, right in ((hops[1], 1.0), (hops[2], 1.0), (rows, 0.0)):
-        if example := next((row for row in candidates if row.measures["correct"] == right), None):
-            print("\n" + format_trajectory(example.question, example.trajectory))
+def show_examples(before: Sequence[EvaluatedTrajectory], after: Sequence[EvaluatedTrajectory]) -> None:
+    """A two-hop question before and after RL, one that was learnt if there is any; a one-hop one; and a failure."""
+    pairs = list(zip(before, after, strict=True))  # the same questions
+    two_hops = [pair for pair in pairs if pair[1].question.metadata["hops"] == 2]
+    learnt = next((pair for pair in two_hops if not is_right(pair[0]) and is_right(pair[1])), two_hops[0])
+    right = [row for row in split_by_hops(after)[1] if is_right(row)][:1]
+    wrong = [row for row in after if not is_right(row) and row is not learnt[1]][:1]
+    titles = ["A question of two hops, before RL", "The same, after RL"]
+    titles += ["A question of one hop"] * len(right) + ["One that it still gets wrong"] * len(wrong)
+    for title, row in zip(titles, (*learnt, *right, *wrong), strict=True):
+        print(f"\n{title}\n{format_trajectory(row.question, row.trajectory)}")
+
+
+def is_right(row: EvaluatedTrajectory) -> bool:
+    return row.measures["correct"] == 1.0
+
+
+def conclude(summary: Mapping[str, Any]) -> None:
+    """Say what the policy could not do, and can do now."""
+    before, after = summary["before"], summary["after"]
+    twice = [each["by_hops"]["2"] for each in (before, after)]
+    em, searches = ([each[name] for each in twice] for name in ("greedy_em", "greedy_searches"))
+    print(f"\nAlways giving the commonest answer to each kind of question scores {summary['guess_rate']:.3f}.")
+    print(
+        "Questions of two hops need a second search. Decoded greedily, the policy made "
+        f"{searches[0]:.2f} searches for one before RL and answered {em[0]:.1%} of them; it now makes "
+        f"{searches[1]:.2f} and answers {em[1]:.1%}."
+    )
+    print(
+        f"Sampled EM on all questions went from {before['sampled_em']:.3f} to {after['sampled_em']:.3f} "
+        f"in {summary['seconds']:.0f} seconds, all included."
+    )
 
 
 def parse_arguments(words: Sequence[str] | None, home: Path) -> Namespace:
@@ -197,15 +229,13 @@ def main(words: Sequence[str] | None = None, home: Path = Path()) -> None:
     history = json.loads((run / "policy" / "trainer_state.json").read_text())["log_history"]
     picture = plot_training(history, run / "curves.png", f"SO-GRPO on the {world.name}")
 
-    say("Three of the trained policy's greedy trajectories")
-    show_examples(results["after"]["greedy"])
+    say("Greedy trajectories")
+    show_examples(results["before"]["greedy"], results["after"]["greedy"])
     say("Exact match and F1 on unseen questions")
     titles = {"before": "before RL", "after": "after RL", "no_search": "after RL, search off"}
     print(format_report({f"{titles[k]}, {mode}": result for k, v in results.items() for mode, result in v.items()}))
     summary: dict[str, Any] = {name: summarize(result) for name, result in results.items()}
     summary |= {"guess_rate": world.guess_rate(), "seconds": time.monotonic() - started, "world": world.name}
     (run / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
-    print(f"\nAlways giving the commonest answer to each kind of question scores {summary['guess_rate']:.3f}.")
-    before, after = (summary[name]["sampled_em"] for name in ("before", "after"))
-    print(f"Sampled EM went from {before:.3f} to {after:.3f} in {summary['seconds']:.0f} seconds, all included.")
+    conclude(summary)
     print("Figures: {}\nCurves:  {}\nPolicy:  {}".format(run / "summary.json", picture, run / "policy"))

@@ -5,7 +5,8 @@ from sorl_trl.sandbox.expert import NO_NOISE, ExpertNoise, ScriptedExpert
 from sorl_trl.sandbox.imitation import Course, Example, WarmStartConfig, example_of, imitate, store_policy, warm_start
 from sorl_trl.sandbox.invented import Population, build_invented, invented_words
 from sorl_trl.sandbox.policy import PolicyConfig, make_policy, train_tokenizer, word_tokenizer
-from sorl_trl.sandbox.setting import LIMITS, LONG_LIMITS, PROMPT_TEMPLATE, PROTOCOL
+from sorl_trl.sandbox.setting import LIMITS, LONG_LIMITS, PROMPT_TEMPLATE, PROTOCOL, THINKING_LIMITS
+from sorl_trl.sandbox.thinker import Thinker, ThinkingNoise, ThinkingWarmStart
 from sorl_trl.sandbox.world import CORPUS_FILE, EVALUATION_FILE, TRAIN_FILE, World, WorldSize
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "NO_NOISE",
     "PROMPT_TEMPLATE",
     "PROTOCOL",
+    "THINKING_LIMITS",
     "TRAIN_FILE",
     "Course",
     "Example",
@@ -23,6 +25,9 @@ __all__ = [
     "PolicyConfig",
     "Population",
     "ScriptedExpert",
+    "Thinker",
+    "ThinkingNoise",
+    "ThinkingWarmStart",
     "WarmStartConfig",
     "World",
     "WorldSize",

@@ -74,7 +74,7 @@ class ScriptedExpert:
     ) -> None:
         self._tokenizer = tokenizer
         self._relations = {relation.name: relation for relation in relations}
-        self._facts = [_sentence_pattern(relation) for relation in relations]
+        self._sentences = [(relation, _sentence_pattern(relation)) for relation in relations]
         self._noise = noise
         self._rng = random.Random(f"expert/{seed}")
         prompts = tokenizer([PROMPT_TEMPLATE.format(question=question.question) for question in questions])
@@ -92,12 +92,13 @@ class ScriptedExpert:
 
     def _turn(self, context: str) -> str:
         question, observations = self._read(context)
-        name = self._object(observations[-1]) if observations else question.metadata["subject"]
+        name = self._found(observations[-1])[1] if observations else question.metadata["subject"]
         relations = question.metadata["relations"]
         done = len(observations) == len(relations) or name == UNKNOWN
         if done or self._rng.random() < self._noise.early_answer:
             return f"<answer> {name} </answer>"
-        return f"<search> {self._query(name, self._relations[relations[len(observations)]])} </search>"
+        query, _ = self._query(name, self._relations[relations[len(observations)]])
+        return f"<search> {query} </search>"
 
     def _read(self, context: str) -> tuple[Question, list[str]]:
         """The question that a context starts with, and the observations in it, without their tags."""
@@ -106,20 +107,22 @@ class ScriptedExpert:
             raise ValueError(f"context starts with {prompt!r}, which is none of the {len(self._questions)} questions")
         return self._questions[prompt], [found.strip() for found in _INFORMATION.findall(context)]
 
-    def _query(self, name: str, relation: Relation) -> str:
+    def _query(self, name: str, relation: Relation) -> tuple[str, Relation]:
+        """What to search for, and the relation that is meant by it."""
         words = name.split()
         if len(words) > 1 and self._rng.random() < self._noise.half_name:
             words = [self._rng.choice(words)]
         chance = self._rng.random()
         if chance < self._noise.missing_keyword:
-            return " ".join(words)
+            return " ".join(words), relation
         if chance < self._noise.missing_keyword + self._noise.wrong_keyword:
             relation = self._rng.choice([other for other in self._relations.values() if other != relation])
-        return " ".join([*words, relation.keyword])
+        return " ".join([*words, relation.keyword]), relation
 
-    def _object(self, observation: str) -> str:
-        matches = (pattern.fullmatch(observation) for pattern in self._facts)
-        return next((match["object"] for match in matches if match), UNKNOWN)
+    def _found(self, observation: str) -> tuple[Relation | None, str]:
+        """The relation that an observation states and its object; none and `UNKNOWN` where it states no fact."""
+        matches = ((relation, sentence.fullmatch(observation)) for relation, sentence in self._sentences)
+        return next(((relation, match["object"]) for relation, match in matches if match), (None, UNKNOWN))
 
 
 def _sentence_pattern(relation: Relation) -> re.Pattern[str]:

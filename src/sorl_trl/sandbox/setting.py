@@ -18,3 +18,6 @@ LIMITS = RolloutLimits(max_turns=3, max_turn_tokens=16, max_observation_tokens=2
 
 LONG_LIMITS = replace(LIMITS, max_turns=5, max_trajectory_tokens=192)
 """Four hops and one spare search."""
+
+THINKING_LIMITS = replace(LIMITS, max_turn_tokens=32, max_trajectory_tokens=200)
+"""As many searches, and room for a thought before each action."""

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from sorl_trl.evaluation import mean_measure, split_by_hops
-from sorl_trl.sandbox import NO_NOISE, World, WorldSize, build_atlas
+from sorl_trl.sandbox import NO_NOISE, WarmStartConfig, World, WorldSize, build_atlas
 
 from .helpers import run_expert
 
@@ -55,7 +55,7 @@ def test_the_shuffled_atlas_has_the_same_words_and_other_facts(atlas: World):
 
 
 def test_an_expert_answers_it_with_the_real_search_engine(atlas: World, tmp_path: Path):
-    parts = split_by_hops(run_expert(atlas, NO_NOISE, tmp_path))
+    parts = split_by_hops(run_expert(atlas, WarmStartConfig(noise=NO_NOISE), tmp_path))
     assert {hops: mean_measure(rows, "exact_match") >= 0.95 for hops, rows in parts.items()} == {1: True, 2: True}
 
 

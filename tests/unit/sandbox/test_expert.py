@@ -6,7 +6,15 @@ import pytest
 
 from sorl_trl.evaluation import mean_measure
 from sorl_trl.qa import Question
-from sorl_trl.sandbox import NO_NOISE, PROMPT_TEMPLATE, ExpertNoise, ScriptedExpert, World, train_tokenizer
+from sorl_trl.sandbox import (
+    NO_NOISE,
+    PROMPT_TEMPLATE,
+    ExpertNoise,
+    ScriptedExpert,
+    WarmStartConfig,
+    World,
+    train_tokenizer,
+)
 from sorl_trl.sandbox.world import Relation
 
 from .helpers import run_expert
@@ -79,7 +87,7 @@ def test_an_unknown_question_is_refused(tokenizer):
 
 
 def test_noise_lowers_the_score(invented: World, tmp_path: Path):
-    noisy = run_expert(invented, ExpertNoise(), tmp_path)
+    noisy = run_expert(invented, WarmStartConfig(), tmp_path)
     assert 0.2 < mean_measure(noisy, "exact_match") < 0.7
 
 

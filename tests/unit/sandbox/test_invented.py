@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from sorl_trl.evaluation import mean_measure
-from sorl_trl.sandbox import NO_NOISE, Population, World, build_invented
+from sorl_trl.sandbox import NO_NOISE, Population, WarmStartConfig, World, build_invented
 
 from .helpers import run_expert
 
@@ -27,7 +27,7 @@ def test_worlds_of_other_seeds_share_words_and_hardly_any_fact():
 
 
 def test_an_expert_answers_it_with_the_real_search_engine(invented: World, tmp_path: Path):
-    assert mean_measure(run_expert(invented, NO_NOISE, tmp_path), "exact_match") >= 0.95
+    assert mean_measure(run_expert(invented, WarmStartConfig(noise=NO_NOISE), tmp_path), "exact_match") >= 0.95
 
 
 def test_an_impossible_population_is_refused():

@@ -1,0 +1,115 @@
+"""The expert that thinks before it acts."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+
+import pytest
+
+from sorl_trl.evaluation import EvaluatedTrajectory, mean_measure, split_by_hops
+from sorl_trl.qa import Question
+from sorl_trl.sandbox import (
+    PROMPT_TEMPLATE,
+    Thinker,
+    ThinkingNoise,
+    ThinkingWarmStart,
+    World,
+    train_tokenizer,
+)
+from sorl_trl.sandbox.world import Relation
+
+from .helpers import run_expert
+
+NO_NOISE = ThinkingNoise(0.0, 0.0, 0.0, 0.0)
+HOME = Relation("home", "person", "city", "hometown", "{subject} was born in {object} .", "born")
+RIVER = Relation("river", "city", "river", "water", "{subject} drinks from {object} .", "drinks")
+QUESTION = Question(
+    "q",
+    "what is the water of the hometown of Ann Lee ?",
+    ("Blue Nile",),
+    {"relations": ["home", "river"], "subject": "Ann Lee"},
+)
+PROMPT = "question : what is the water of the hometown of ann lee ?"
+NEED = "<think> i need the hometown </think> <search> ann lee born </search>"
+BORN = f"{PROMPT} {NEED} <information> ann lee was born in new ulm . </information>"
+NOW = "<think> this is the hometown , now the water </think> <search> new ulm drinks </search>"
+DRINKS = f"{BORN} {NOW} <information> new ulm drinks from blue nile . </information>"
+DONE = "<think> this is the water , done </think> <answer> blue nile </answer>"
+EARLY = "<think> this is the hometown , done </think> <answer> new ulm </answer>"
+LOST = f"{PROMPT} {NEED} <information> nothing </information>"
+GIVEN_UP = "<think> this is nothing , done </think> <answer> unknown </answer>"
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    texts = f"{DRINKS} {DONE} {LOST} {GIVEN_UP} {PROMPT_TEMPLATE}"
+    return train_tokenizer([World("toy", (HOME, RIVER), (), (Question("", texts, ("",)),), ())])
+
+
+def turn(tokenizer, context: str, noise: ThinkingNoise = NO_NOISE) -> str:
+    expert = Thinker(tokenizer, [HOME, RIVER], [QUESTION], noise, seed=0)
+    (generation,) = expert.generate([tokenizer.encode(context, add_special_tokens=False)], [99])
+    return tokenizer.decode(generation.token_ids)
+
+
+@pytest.mark.parametrize(("context", "expected"), [(PROMPT, NEED), (BORN, NOW), (DRINKS, DONE), (LOST, GIVEN_UP)])
+def test_what_it_thinks_says_what_it_does(tokenizer, context: str, expected: str) -> None:
+    assert turn(tokenizer, context) == expected
+
+
+@pytest.mark.parametrize(
+    ("noise", "context", "expected"),
+    [
+        (ThinkingNoise(1, 0, 0, 0), PROMPT, NEED.replace(" born", "")),
+        (ThinkingNoise(0, 1, 0, 0), PROMPT, NEED.replace("hometown", "water").replace("born", "drinks")),
+        (ThinkingNoise(0, 1, 0, 0), BORN, NOW.replace("water", "hometown").replace("drinks", "born")),
+        (ThinkingNoise(0, 0, 0, 1), PROMPT, NEED),
+        (ThinkingNoise(0, 0, 0, 1), BORN, EARLY),
+    ],
+)
+def test_each_mistake_is_in_the_thought_or_follows_it(
+    tokenizer, noise: ThinkingNoise, context: str, expected: str
+) -> None:
+    assert turn(tokenizer, context, noise) == expected
+
+
+def test_half_a_name_may_be_searched(tokenizer) -> None:
+    halves = {NEED.replace("ann lee", half) for half in ("ann", "lee")}
+    assert turn(tokenizer, PROMPT, ThinkingNoise(0, 0, 1, 0)) in halves
+
+
+@pytest.fixture(scope="module")
+def practised(invented: World, tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[EvaluatedTrajectory]]:
+    """By hops, as the quickstart's policy saw it done."""
+    return dict(split_by_hops(run_expert(invented, ThinkingWarmStart(), tmp_path_factory.mktemp("practised"))))
+
+
+def test_without_mistakes_it_answers_with_the_real_search_engine(invented: World, tmp_path: Path) -> None:
+    rows = run_expert(invented, ThinkingWarmStart(noise=NO_NOISE), tmp_path)
+    assert mean_measure(rows, "exact_match") >= 0.95
+
+
+def test_its_turns_have_ten_tokens_or_more(practised: dict[int, list[EvaluatedTrajectory]]) -> None:
+    turns = [turn for rows in practised.values() for row in rows for turn in row.trajectory.turns]
+    assert statistics.fmean(len(turn.token_ids) for turn in turns) >= 10
+
+
+def test_by_default_it_mostly_searches_once(practised: dict[int, list[EvaluatedTrajectory]]) -> None:
+    assert mean_measure(practised[1], "searches") == 1.0
+    searches = mean_measure(practised[2], "searches")
+    assert searches is not None and 1.0 < searches < 1.5
+
+
+@pytest.mark.parametrize("name", ["invented", "atlas"])
+def test_every_word_it_writes_is_in_the_vocabulary(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    world: World = request.getfixturevalue(name)
+    config = ThinkingWarmStart()
+    tokenizer = train_tokenizer([world], config.texts())
+    tokens = {
+        token
+        for row in run_expert(world, config, tmp_path)
+        for turn in row.trajectory.turns
+        for token in turn.token_ids
+    }
+    assert tokenizer.unk_token_id not in tokens
