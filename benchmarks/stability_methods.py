@@ -132,6 +132,15 @@ _CRITIC_METHODS = _methods(
     ("so_ppo", "SO-PPO, our defaults", "turn ratios, penalty; ours: lower range .05, target KL", _SO | _TARGET),
     ("so_ppo_fixed", "SO-PPO, narrow", "our defaults without a target KL", _SO),
 )
+_SCALED_CRITIC_METHODS = _methods(
+    "so_ppo",
+    (
+        "turn_ppo_sqrt_target",
+        "SO-PPO without penalty, range / √length, target KL",
+        "turn ratios and advantages, .2 / √tokens, target KL",
+        _SYMMETRIC | _TURN | _NONE | _SQRT | _TARGET,
+    ),
+)
 _CONTROLS = (
     _methods(
         "trl",
@@ -167,7 +176,7 @@ _CONTROLS = (
         tuned=False,
     )
 )
-_ALL = _TRL_METHODS | _TURN_METHODS | _SCALED_METHODS | _CRITIC_METHODS | _CONTROLS
+_ALL = _TRL_METHODS | _TURN_METHODS | _SCALED_METHODS | _CRITIC_METHODS | _SCALED_CRITIC_METHODS | _CONTROLS
 METHODS = dict(sorted(_ALL.items(), key=lambda item: item[1].family))
 
 GRPO_IN_OURS = Method("GRPO", "so_grpo", "token ratios in a trainer of ours", _SYMMETRIC | _TOKEN | _NONE)
