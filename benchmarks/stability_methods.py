@@ -183,8 +183,9 @@ GRPO_IN_OURS = Method("GRPO", "so_grpo", "token ratios in a trainer of ours", _S
 
 _WIDE = {"epsilon": 0.2, "epsilon_high": 0.8}
 """The tuned range of turns of four tokens, .05 and .2, as that of one token."""
-_TIGHT = {"epsilon": 0.05, "epsilon_high": 0.05}
 _MIDDLE = {"epsilon": 0.1, "epsilon_high": 0.4}
+"""By the root of four tokens, that range again."""
+_TIGHT = {"epsilon": 0.05, "epsilon_high": 0.05}
 _LOOSE = {"target_kl": 0.01}
 TRIALS = _methods(
     "so_grpo",
@@ -208,6 +209,8 @@ TRIALS = _methods(
     ("turn_length_tight", "turn, .05 / length, target KL", "", _TIGHT | _TURN | _NONE | _LENGTH | _TARGET),
     ("turn_sqrt_tight", "turn, .05 / √length, target KL", "", _TIGHT | _TURN | _NONE | _SQRT | _TARGET),
     ("gspo_sqrt_tight", "GSPO, .05 / √length, target KL", "", _TIGHT | _SEQUENCE | _NONE | _SQRT | _TARGET),
+    ("so_middle", "SO-GRPO, .1 and .4 / √length, target KL", "", _MIDDLE | _TURN | _PENALTY | _SQRT | _TARGET),
+    ("turn_middle", "turn, .1 and .4 / √length, target KL", "", _MIDDLE | _TURN | _NONE | _SQRT | _TARGET),
     ("turn_target", "turn, target KL", ".2 both ways", _SYMMETRIC | _TURN | _NONE | _TARGET),
     ("gspo_sqrt_target", "GSPO, range / √length, target KL", "", _OWN_SEQUENCE | _SQRT | _TARGET),
     ("grpo_loose", "GRPO, target KL .01", "", _SYMMETRIC | _TOKEN | _NONE | _LOOSE),
