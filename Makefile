@@ -95,7 +95,6 @@ bench-search: $(VENV)/.installed
 bench-stability: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.stability
 	$(BIN)/python -m benchmarks.guard_rules
-	$(BIN)/python -m benchmarks.guard_actions
 
 bench-stability-quick: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.stability --quick

@@ -36,8 +36,8 @@ HEADER = """# What looked for better defaults
 
 Written by `python -m benchmarks.stability_trials`. Final sampled EM and, in brackets, greedy EM: means over the
 choosing seeds {seeds}, which enter no other table. A figure from one seed alone is followed by 1, and "x" marks a cell
-in which a run collapsed. The best learning rate of a row is bold, of those that were tried on most seeds; † marks one
-at the end of the row's rates, so that a better one may lie beyond it.
+in which a run collapsed. Where a row has several learning rates, the best is bold, of those that were tried on most
+seeds; † marks one at the end of the row's rates, so that a better one may lie beyond it.
 """
 
 
@@ -84,7 +84,7 @@ def _table(cells: Mapping[tuple[str, float], Sequence[Run]]) -> Iterator[str]:
     yield "|---" * (1 + len(rates)) + "|"
     for method in (name for name in (*METHODS, *TRIALS) if any((name, rate) in cells for rate in rates)):
         means = {rate: _mean(cells[method, rate], "sampled_em") for rate in rates if (method, rate) in cells}
-        best = max(means, key=lambda rate: (len(cells[method, rate]), means[rate]))
+        best = max(means, key=lambda rate: (len(cells[method, rate]), means[rate])) if len(means) > 1 else None
         mark = "†" if best in (min(means), max(means)) else ""
         shown = (_cell(cells.get((method, rate), ()), mark if rate == best else None) for rate in rates)
         yield f"| {(METHODS | TRIALS)[method].title} | " + " | ".join(shown) + " |"

@@ -40,8 +40,8 @@ def test_a_table_per_regime_with_rates_ascending() -> None:
     assert lines[start + 2 : start + 6] == [
         "| method | 0.0001 | 0.001 |",
         "|---|---|---|",
-        "| GRPO | **0.50 (0.60)**† |  |",
-        "| turn, range / length |  | **0.50 (0.60)**† 1 |",
+        "| GRPO | 0.50 (0.60) |  |",
+        "| turn, range / length |  | 0.50 (0.60) 1 |",
     ]
     assert f"## {REGIMES['stale'].title}" in lines
     assert f"## {REGIMES['long'].title}" not in lines
