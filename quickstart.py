@@ -1,4 +1,4 @@
-"""A search agent learns to search: offline, on real facts, on a laptop's CPU, in minutes.
+"""A search agent learns to search again: offline, on real facts, on a laptop's CPU, in minutes.
 
 `sorl quickstart` is the same command (`src/sorl_trl/cli/quickstart.py`), but for where it writes: this one writes to
 `runs/` of the clone, from wherever it is started.

@@ -30,7 +30,7 @@ from sorl_trl.command_line import Parser, at_least, run_command
 ARCHIVE = stability.RESULTS / "guard_actions.jsonl.xz"
 TABLE = stability.RESULTS / "guard_actions.md"
 DRIVEN = ("reuse", "hunt-reuse")
-"""The regimes in which GRPO collapses at the common learning rate."""
+"""Two of the regimes in which GRPO collapses at the common learning rate."""
 NOTHING = "grpo"
 COMPARED = (NOTHING, "grpo_lower_lr", "grpo_roll_back", "grpo_target")
 

@@ -1,6 +1,6 @@
 """How far does a unit's ratio move, the more tokens it averages over? That says by which power a range narrows.
 
-    python -m benchmarks.ratio_spread                                  # minutes
+    python -m benchmarks.ratio_spread                                  # five minutes
     python -m benchmarks.ratio_spread --regimes hunt-reuse --rollouts 3
 
 Trains with token ratios (`SOGRPOTrainer`, level "token") on the first choosing seed, in rollouts of 32 updates, and
@@ -36,7 +36,7 @@ from sorl_trl.command_line import Parser, at_least, run_command
 from sorl_trl.trainers.loss.micro_batch import MicroBatch
 
 RESULT = Path(__file__).parent / "results/ratio_spread.json"
-REUSED = ("reuse", "hunt-reuse")
+REUSED = ("reuse", "hunt-reuse", "working-reuse")
 RATES = (1e-4, 3e-4)
 """Both stood by token ratios, in the worlds above. At 1e-3 they collapse, and then every token moves."""
 NAME = "spread"
@@ -112,7 +112,7 @@ def format_table(rows: Sequence[Mapping[str, Any]]) -> str:
     lines = [
         "# How far a mean over n tokens moves",
         "",
-        (__doc__ or "").partition("\n\n")[2].strip(),
+        (__doc__ or "").partition("\n\n")[2].strip("\n"),
         "",
         "Columns of numbers: `reach` of windows of so many tokens. Mean: of a token's log-ratio.",
         "",
@@ -131,7 +131,7 @@ def format_table(rows: Sequence[Mapping[str, Any]]) -> str:
 def parse_arguments(words: Sequence[str] | None) -> Namespace:
     parser = Parser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("--regimes", nargs="+", choices=REGIMES, default=REUSED)
-    parser.add_argument("--rollouts", type=at_least(1), default=5, help="per regime and learning rate")
+    parser.add_argument("--rollouts", type=at_least(1), default=3, help="per regime and learning rate")
     return parser.parse_args(words)
 
 

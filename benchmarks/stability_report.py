@@ -209,7 +209,8 @@ def sections_of(reading: str, grid: Grid) -> dict[str, str]:
 
 def settings_of(part: Regime | Method) -> str:
     """Title, description and all other fields, as an entry of a list."""
-    fields = {name: value for name, value in vars(part).items() if name not in ("title", "description", "tuned")}
+    untold = ("title", "description", "tuned")
+    fields = {name: value for name, value in vars(part).items() if name not in untold and value != ""}
     if "world" in fields:
         fields["world"] = fields["world"].name
     if not fields.get("methods", True):

@@ -35,9 +35,9 @@ COMPARED = tuple(name for name in CORE if METHODS[name].family == "grpo")
 HEADER = """# What looked for better defaults
 
 Written by `python -m benchmarks.stability_trials`. Final sampled EM and, in brackets, greedy EM: means over the
-choosing seeds {seeds}, which enter no other table. A figure from one seed alone is followed by 1, and "x" marks a cell
-in which a run collapsed. Where a row has several learning rates, the best is bold, of those that were tried on most
-seeds; † marks one at the end of the row's rates, so that a better one may lie beyond it.
+choosing seeds {seeds}, which enter no table of results on judging seeds. A figure from one seed alone is followed by
+1, and "x" marks a cell in which a run collapsed. Where a row has several learning rates, the best is bold, of those
+that were tried on most seeds; † marks one at the end of the row's rates, so that a better one may lie beyond it.
 """
 
 

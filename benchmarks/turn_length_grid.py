@@ -20,7 +20,7 @@ from benchmarks.worlds import WorkingWorld
 BASE = "working-reuse"
 """The regime whose staleness and learning rate all have."""
 SMALLER = {"trajectories": 32, "minibatch": 8, "epochs": 4, "rollouts": 5}
-"""Than in the base: 16 updates per rollout, of half as many trajectories each, and half the rollouts."""
+"""Than in the base: 16 updates per rollout, of half as many trajectories each, and 5 rollouts instead of 12."""
 EVALUATION_QUESTIONS = 100
 HOPS = 3
 VERBOSITY = 10

@@ -1,7 +1,7 @@
-"""A search agent learns to search on: offline, on real facts, on a laptop's CPU, in minutes.
+"""A search agent learns to search again: offline, on real facts, on a laptop's CPU, in minutes.
 
-Builds the atlas, warm-starts a tiny policy that searches once, and badly, trains it with SO-GRPO as `sorl train` does,
-and shows what it learnt on questions it has never seen: to search again where the first passage is half the way.
+Builds the atlas, warm-starts a tiny policy that searches once and answers, trains it with SO-GRPO as `sorl train`
+does, and shows what it learnt on questions it has never seen: a second search where the first passage is half the way.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def show_examples(before: Sequence[EvaluatedTrajectory], after: Sequence[Evaluat
     right = [row for row in split_by_hops(after)[1] if is_right(row)][:1]
     wrong = [row for row in after if not is_right(row) and row is not learnt[1]][:1]
     titles = ["A question of two hops, before RL", "The same, after RL"]
-    titles += ["A question of one hop"] * len(right) + ["One that it still gets wrong"] * len(wrong)
+    titles += ["A question of one hop"] * len(right) + ["A question that it gets wrong"] * len(wrong)
     for title, row in zip(titles, (*learnt, *right, *wrong), strict=True):
         print(f"\n{title}\n{format_trajectory(row.question, row.trajectory)}")
 
@@ -179,8 +179,8 @@ def conclude(summary: Mapping[str, Any]) -> None:
     print(f"\nAlways giving the commonest answer to each kind of question scores {summary['guess_rate']:.3f}.")
     print(
         "Questions of two hops need a second search. Decoded greedily, the policy made "
-        f"{searches[0]:.2f} searches for one before RL and answered {em[0]:.1%} of them; it now makes "
-        f"{searches[1]:.2f} and answers {em[1]:.1%}."
+        f"{searches[0]:.2f} searches for one before RL and got {em[0]:.1%} of them right; it now makes "
+        f"{searches[1]:.2f} and gets {em[1]:.1%} right."
     )
     print(
         f"Sampled EM on all questions went from {before['sampled_em']:.3f} to {after['sampled_em']:.3f} "

@@ -61,7 +61,10 @@ class Thinker(ScriptedExpert):
 
 @dataclass(frozen=True)
 class ThinkingWarmStart(WarmStartConfig):
-    """As `WarmStartConfig`, with a `Thinker` for its expert: what the quickstart starts from."""
+    """As `WarmStartConfig`, with a `Thinker` for its expert, room for its thoughts and more steps.
+
+    The quickstart starts from it.
+    """
 
     noise: ThinkingNoise = field(default_factory=ThinkingNoise)
     limits: RolloutLimits = THINKING_LIMITS

@@ -102,7 +102,7 @@ def test_a_question_of_two_hops_that_was_learnt_is_shown_before_and_after(capsys
         "A question of two hops, before RL",
         "The same, after RL",
         "A question of one hop",
-        "One that it still gets wrong",
+        "A question that it gets wrong",
     ]
     assert ["wrong (gold" in verdict for _, verdict in blocks] == [True, False, False, True]
 
@@ -110,7 +110,7 @@ def test_a_question_of_two_hops_that_was_learnt_is_shown_before_and_after(capsys
 def test_where_nothing_was_learnt_the_first_question_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     blocks = shown(["wrong"] * 3, ["wrong"] * 3, capsys)
     assert ["wrong (gold" in verdict for _, verdict in blocks] == [True] * 3
-    assert blocks[-1][0] == "One that it still gets wrong"
+    assert blocks[-1][0] == "A question that it gets wrong"
 
 
 def test_it_says_what_could_not_be_done_before(capsys: pytest.CaptureFixture[str]) -> None:
@@ -126,6 +126,7 @@ def test_it_says_what_could_not_be_done_before(capsys: pytest.CaptureFixture[str
     quickstart.conclude(summary)
     said = capsys.readouterr().out
     assert (
-        "made 1.04 searches for one before RL and answered 2.0% of them; it now makes 1.98 and answers 90.0%." in said
+        "made 1.04 searches for one before RL and got 2.0% of them right; it now makes 1.98 and gets 90.0% right."
+        in said
     )
     assert "scores 0.050." in said and "went from 0.300 to 0.800 in 200 seconds" in said
