@@ -43,7 +43,7 @@ NAME = "spread"
 """Of the method and of its regime in the benchmark's tables, for the time of this command."""
 KEPT = 0.9
 WINDOWS = tuple(2**i for i in range(10))
-FEWEST = 200
+FEWEST = 100
 """Windows of a length without which nothing is said of it."""
 AGES = ((1, 1), (2, 8), (9, 32))
 """Updates since the rollout, from and to."""
@@ -131,7 +131,7 @@ def format_table(rows: Sequence[Mapping[str, Any]]) -> str:
 def parse_arguments(words: Sequence[str] | None) -> Namespace:
     parser = Parser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("--regimes", nargs="+", choices=REGIMES, default=REUSED)
-    parser.add_argument("--rollouts", type=at_least(1), default=3, help="per regime and learning rate")
+    parser.add_argument("--rollouts", type=at_least(1), default=4, help="per regime and learning rate")
     return parser.parse_args(words)
 
 
