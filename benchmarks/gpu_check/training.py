@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from transformers import PrinterCallback
 
-from benchmarks.critic_cost import (
-    VARIANTS,
+from benchmarks.critic_cost import VARIANTS
+from benchmarks.critic_cycles import (
     FixedRollout,
     Sizes,
     Variant,
