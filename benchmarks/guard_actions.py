@@ -89,7 +89,8 @@ def main(words: Sequence[str] | None = None) -> None:
     if not arguments.report:
         stability.run_missing(jobs(), load(), arguments.workers, "Driven into collapse")
     records = load()
-    stability.save(records.values(), ARCHIVE)
+    elsewhere = set(map(stability.key, stability.read_archive(stability.ARCHIVE)))
+    stability.save([record for job, record in records.items() if job not in elsewhere], ARCHIVE)
     TABLE.write_text(format_tables(records))
     print(TABLE.read_text())
 

@@ -23,6 +23,9 @@ and, which was seen in few, `groups_alike`.
 from __future__ import annotations
 
 import json
+import sys
+from argparse import RawDescriptionHelpFormatter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +35,7 @@ from benchmarks.guard_report import report
 from benchmarks.guard_runs import Part, load_choosing, load_judging
 from benchmarks.guard_templates import BY_HAND, FITTED, OTHERS, SHAPES, THRESHOLDS, in_use, own_shape, template
 from benchmarks.stability_run import REGIMES
+from sorl_trl.command_line import Parser, run_command
 
 RESULT = Path(__file__).parent / "results/guard_rules.md"
 FALSE_ALARMS = 0.05
@@ -66,7 +70,8 @@ def fit_others(choosing: Outcomes, judging: Outcomes) -> list[dict[str, Any]]:
     return rows
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
+    Parser(description=__doc__, formatter_class=RawDescriptionHelpFormatter).parse_args(words)
     choosing, judging = Part.of(load_choosing()), Part.of(load_judging())
     chosen = fit_set(choosing.tables.fitted, choosing.tables.fixed, choosing.outcomes, FALSE_ALARMS)
     fitted = {name: None if row is None else THRESHOLDS[name][row] for name, row in chosen.items()}
@@ -88,4 +93,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(main))

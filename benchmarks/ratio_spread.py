@@ -1,14 +1,15 @@
-"""How far does a unit's ratio move, the more tokens it averages over? That says by which power a range narrows.
+"""How far does a unit's ratio move, the more tokens it averages over?
 
     python -m benchmarks.ratio_spread                                  # five minutes
     python -m benchmarks.ratio_spread --regimes hunt-reuse --rollouts 3
 
 Trains with token ratios (`SOGRPOTrainer`, level "token") on the first choosing seed, in rollouts of 32 updates, and
 looks at the log-ratios of the tokens in each update. Of windows of n trained tokens in a row, cut from each
-trajectory, it takes the mean log-ratio: the logarithm of a geometric mean over n tokens. Its distance from 0 that nine
-windows in ten keep (`reach`) falls as n^-p; p is the slope of a line through the logarithms. A range that narrows by
-the same power is left equally often at every n. Windows and not turns, because turns of different lengths also say
-different things. Writes `benchmarks/results/ratio_spread.json` and the table `ratio_spread.md`.
+trajectory, it takes the mean log-ratio: the logarithm of a geometric mean over n tokens, and the distance from 0 that
+nine windows in ten keep (`reach`). Were it to fall as n^-p, a clip range that narrows by the same power would be left
+equally often at every n; p is that of a line through the logarithms, and negative where means of more tokens move
+farther. Windows and not turns, because turns of different lengths also say different things. Writes
+`benchmarks/results/ratio_spread.json` and the table `ratio_spread.md`.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from sorl_trl.trainers.loss.micro_batch import MicroBatch
 RESULT = Path(__file__).parent / "results/ratio_spread.json"
 REUSED = ("reuse", "hunt-reuse", "working-reuse")
 RATES = (1e-4, 3e-4)
-"""Both stood by token ratios, in the worlds above. At 1e-3 they collapse, and then every token moves."""
+"""In four rollouts token ratios stand both. At 1e-3 they collapse, and then every token moves."""
 NAME = "spread"
 """Of the method and of its regime in the benchmark's tables, for the time of this command."""
 KEPT = 0.9
@@ -75,8 +76,10 @@ def reach(values: Sequence[float]) -> float:
     return sorted(map(abs, values))[math.ceil(KEPT * len(values)) - 1]
 
 
-def slope(points: Mapping[int, float]) -> float:
-    """−p of the line through log n and log reach, by least squares."""
+def slope(points: Mapping[int, float]) -> float | None:
+    """−p of the line through log n and log reach, by least squares; `None` of one point or of a reach of 0."""
+    if len(points) < 2 or not all(points.values()):
+        return None
     line = statistics.linear_regression([math.log(n) for n in points], [math.log(value) for value in points.values()])
     return line.slope
 
@@ -101,8 +104,8 @@ def measure(regime: str, rate: float, rollouts: int, folder: Path) -> Iterable[d
             "learning_rate": rate,
             "updates": [first, last],
             "reach": {str(n): float(f"{value:.3g}") for n, value in reaches.items()},
-            "p": round(-slope(reaches), 2),
-            "mean_log_ratio": float(f"{statistics.fmean(means[1]):.2g}"),
+            "p": None if (found := slope(reaches)) is None else round(-found, 2),
+            "mean_log_ratio": float(f"{statistics.fmean(means[1]):.2g}") if means[1] else None,
         }
 
 
@@ -124,7 +127,9 @@ def format_table(rows: Sequence[Mapping[str, Any]]) -> str:
         reaches = [f"{row['reach'][n]:g}" if n in row["reach"] else "" for n in lengths]
         updates = f"{first}" if first == last else f"{first} to {last}"
         cells = [row["regime"], f"{row['learning_rate']:g}", updates, *reaches]
-        lines.append("| " + " | ".join([*cells, f"**{row['p']:.2f}**", f"{row['mean_log_ratio']:g}"]) + " |")
+        power = "–" if row["p"] is None else f"**{row['p']:.2f}**"
+        mean = "–" if row["mean_log_ratio"] is None else f"{row['mean_log_ratio']:g}"
+        lines.append("| " + " | ".join([*cells, power, mean]) + " |")
     return "\n".join(lines) + "\n"
 
 

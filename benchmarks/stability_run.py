@@ -24,7 +24,7 @@ from benchmarks.stability_statistics import LAST
 from benchmarks.turn_length_grid import LENGTH_METHODS, LENGTH_REGIMES
 from benchmarks.worlds.world import POLICY, BenchmarkWorld, Examination
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
-from sorl_trl.diagnostics import CollapseGuard
+from sorl_trl.diagnostics import DEFAULT_RULES, CollapseGuard, GuardSettings
 from sorl_trl.ops import turn_ids_from_mask, turn_layout
 from sorl_trl.trainers.cycle.generation_cycle import GenerationCycle
 from sorl_trl.trainers.loss.micro_batch import ClipRange, clip_ranges, loss_mask_of
@@ -59,7 +59,7 @@ def settings_of(job: Job) -> str:
     parts = (regime.updates, regime.trajectories, regime.minibatch, regime.rollouts, regime.staleness)
     given = (PPO_SETTINGS if method.family == "ppo" else {}) | method.settings
     described = (parts, regime.world.name, regime.world.settings, method.trainer, sorted(given.items()))
-    return repr((*described, method.guard) if method.guard else described)
+    return repr((*described, DEFAULT_RULES, GuardSettings(), method.guard) if method.guard else described)
 
 
 class MeasuredGRPOTrainer(GRPOTrainer):

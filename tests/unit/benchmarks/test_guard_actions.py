@@ -49,5 +49,7 @@ def test_a_stopped_run_counts_with_the_policy_that_it_left() -> None:
 def test_a_guard_is_a_setting_of_its_run() -> None:
     plain, guarded = (settings_of(Job("reuse", method, 1e-3, 201)) for method in ("grpo_target", "grpo_lower_lr"))
     assert guarded.endswith("'lower_lr')")
+    assert "max_interventions=3" in guarded
+    assert "high_kl" in guarded
     assert "lower_lr" not in plain
     assert not METHODS["grpo"].guard

@@ -24,6 +24,7 @@ def test_independent_tokens_move_a_mean_by_the_square_root_and_common_moves_not_
     together = [[shift] * 256 for shift in (draw.gauss(0, 0.1) for _ in range(400))]
     windows = (1, 2, 4, 8, 16, 32)
     slopes = [slope({n: reach(window_means(rows, n)) for n in windows}) for rows in (alone, together)]
+    assert None not in slopes
     assert slopes[0] == pytest.approx(-0.5, abs=0.03)
     assert slopes[1] == pytest.approx(0.0, abs=1e-9)
 
@@ -33,13 +34,25 @@ def test_slope_is_that_of_the_logarithms() -> None:
     assert slope({n: 2 / math.sqrt(n) for n in (1, 10, 100)}) == pytest.approx(-0.5)
 
 
+@pytest.mark.parametrize("points", [{}, {1: 0.1}, {1: 0.1, 2: 0.0}])
+def test_no_line_goes_through_one_point_or_through_0(points) -> None:
+    assert slope(points) is None
+
+
+ROW = {
+    "regime": "reuse",
+    "learning_rate": 1e-4,
+    "updates": [2, 8],
+    "reach": {"1": 0.2, "4": 0.1},
+    "p": 0.5,
+    "mean_log_ratio": -0.01,
+}
+
+
 def test_a_row_of_the_table() -> None:
-    row = {
-        "regime": "reuse",
-        "learning_rate": 1e-4,
-        "updates": [2, 8],
-        "reach": {"1": 0.2, "4": 0.1},
-        "p": 0.5,
-        "mean_log_ratio": -0.01,
-    }
-    assert format_table([row]).splitlines()[-1] == "| reuse | 0.0001 | 2 to 8 | 0.2 | 0.1 | **0.50** | -0.01 |"
+    assert format_table([ROW]).splitlines()[-1] == "| reuse | 0.0001 | 2 to 8 | 0.2 | 0.1 | **0.50** | -0.01 |"
+
+
+def test_what_was_not_measured_is_a_dash() -> None:
+    empty = ROW | {"reach": {}, "p": None, "mean_log_ratio": None}
+    assert format_table([ROW, empty]).splitlines()[-1] == "| reuse | 0.0001 | 2 to 8 |  |  | – | – |"

@@ -3,9 +3,21 @@ from __future__ import annotations
 from pathlib import Path
 
 from sorl_trl.evaluation import Agent, EvaluatedTrajectory, plan_batches, run_batches
+from sorl_trl.qa import Question
 from sorl_trl.rollout import Collector
 from sorl_trl.sandbox import CORPUS_FILE, PROMPT_TEMPLATE, PROTOCOL, WarmStartConfig, World, train_tokenizer
+from sorl_trl.sandbox.world import Relation
 from sorl_trl.search import BM25Index
+
+HOME = Relation("home", "person", "city", "hometown", "{subject} was born in {object} .", "born")
+RIVER = Relation("river", "city", "river", "water", "{subject} drinks from {object} .", "drinks")
+QUESTION = Question(
+    "q",
+    "what is the water of the hometown of Ann Lee ?",
+    ("Blue Nile",),
+    {"relations": ["home", "river"], "subject": "Ann Lee"},
+)
+PROMPT = "question : what is the water of the hometown of ann lee ?"
 
 
 def run_expert(world: World, config: WarmStartConfig, directory: Path) -> list[EvaluatedTrajectory]:

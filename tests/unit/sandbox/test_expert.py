@@ -15,19 +15,9 @@ from sorl_trl.sandbox import (
     World,
     train_tokenizer,
 )
-from sorl_trl.sandbox.world import Relation
 
-from .helpers import run_expert
+from .helpers import HOME, PROMPT, QUESTION, RIVER, run_expert
 
-HOME = Relation("home", "person", "city", "hometown", "{subject} was born in {object} .", "born")
-RIVER = Relation("river", "city", "river", "water", "{subject} drinks from {object} .", "drinks")
-QUESTION = Question(
-    "q",
-    "what is the water of the hometown of Ann Lee ?",
-    ("Blue Nile",),
-    {"relations": ["home", "river"], "subject": "Ann Lee"},
-)
-PROMPT = "question : what is the water of the hometown of ann lee ?"
 BORN = f"{PROMPT} <search> ann lee born </search> <information> ann lee was born in new ulm . </information>"
 DRINKS = f"{BORN} <search> new ulm drinks </search> <information> new ulm drinks from blue nile . </information>"
 LOST = f"{PROMPT} <search> ann </search> <information> nothing </information>"

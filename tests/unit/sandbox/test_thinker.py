@@ -17,20 +17,10 @@ from sorl_trl.sandbox import (
     World,
     train_tokenizer,
 )
-from sorl_trl.sandbox.world import Relation
 
-from .helpers import run_expert
+from .helpers import HOME, PROMPT, QUESTION, RIVER, run_expert
 
 NO_NOISE = ThinkingNoise(0.0, 0.0, 0.0, 0.0)
-HOME = Relation("home", "person", "city", "hometown", "{subject} was born in {object} .", "born")
-RIVER = Relation("river", "city", "river", "water", "{subject} drinks from {object} .", "drinks")
-QUESTION = Question(
-    "q",
-    "what is the water of the hometown of Ann Lee ?",
-    ("Blue Nile",),
-    {"relations": ["home", "river"], "subject": "Ann Lee"},
-)
-PROMPT = "question : what is the water of the hometown of ann lee ?"
 NEED = "<think> i need the hometown </think> <search> ann lee born </search>"
 BORN = f"{PROMPT} {NEED} <information> ann lee was born in new ulm . </information>"
 NOW = "<think> this is the hometown , now the water </think> <search> new ulm drinks </search>"
