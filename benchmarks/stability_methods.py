@@ -212,6 +212,10 @@ TRIALS = _methods(
     ("so_middle", "SO-GRPO, .1 and .4 / √length, target KL", "", _MIDDLE | _TURN | _PENALTY | _SQRT | _TARGET),
     ("turn_middle", "turn, .1 and .4 / √length, target KL", "", _MIDDLE | _TURN | _NONE | _SQRT | _TARGET),
     ("turn_target", "turn, target KL", ".2 both ways", _SYMMETRIC | _TURN | _NONE | _TARGET),
+    ("turn_loose", "turn, target KL .01", ".2 both ways", _SYMMETRIC | _TURN | _NONE | _LOOSE),
+    ("gspo_target", "GSPO, target KL", ".2 both ways", _OWN_SEQUENCE | _TARGET),
+    ("gspo_loose", "GSPO, target KL .01", ".2 both ways", _OWN_SEQUENCE | _LOOSE),
+    ("gspo_length_loose", "GSPO, range / length, target KL .01", "", _OWN_SEQUENCE | _LENGTH | _LOOSE),
     ("gspo_sqrt_target", "GSPO, range / √length, target KL", "", _OWN_SEQUENCE | _SQRT | _TARGET),
     ("grpo_loose", "GRPO, target KL .01", "", _SYMMETRIC | _TOKEN | _NONE | _LOOSE),
 ) | _methods(

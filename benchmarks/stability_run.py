@@ -21,7 +21,7 @@ from benchmarks.candidates import CandidateConfig, CandidateTrainer
 from benchmarks.stability_grid import Regime
 from benchmarks.stability_methods import GROUP, PPO_SETTINGS
 from benchmarks.stability_statistics import LAST
-from benchmarks.turn_length_grid import LENGTH_METHODS, LENGTH_REGIMES
+from benchmarks.turn_length_grid import LENGTH_REGIMES
 from benchmarks.worlds.world import POLICY, BenchmarkWorld, Examination
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
 from sorl_trl.diagnostics import DEFAULT_RULES, CollapseGuard, GuardSettings
@@ -31,7 +31,7 @@ from sorl_trl.trainers.loss.micro_batch import ClipRange, clip_ranges, loss_mask
 from sorl_trl.trainers.loss.turn_metrics import turn_metrics
 
 REGIMES = stability_grid.REGIMES | LENGTH_REGIMES
-METHODS = stability_methods.METHODS | stability_methods.TRIALS | stability_methods.GUARDED | LENGTH_METHODS
+METHODS = stability_methods.METHODS | stability_methods.TRIALS | stability_methods.GUARDED
 """All that can be run, whichever report it is for."""
 EVERY = 5
 """Rollouts between two evaluations before that."""

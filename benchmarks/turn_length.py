@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.stability import RESULTS, key, read_all, run_missing, save
 from benchmarks.stability_grid import JUDGING_SEEDS
 from benchmarks.stability_run import Job, settings_of
-from benchmarks.turn_length_grid import HOPS, LENGTH_REGIMES, SETTINGS, SHAPES, VERBOSITY
+from benchmarks.turn_length_grid import HOPS, LENGTH_REGIMES, SEEDS_PER_POLICY, SETTINGS, SHAPES, VERBOSITY
 from benchmarks.turn_length_report import length_rows, write_turn_length
 from sorl_trl.command_line import Parser, at_least, run_command
 
@@ -30,8 +30,8 @@ PANELS = {
 
 
 def jobs() -> Iterator[Job]:
-    """Seed by seed, so that what has run can be compared at any time."""
-    for seed in JUDGING_SEEDS:
+    """Seed by seed, so that what has run can be compared at any time; one of each policy, then another of each."""
+    for seed in sorted(JUDGING_SEEDS, key=lambda seed: (seed - 1) % SEEDS_PER_POLICY):
         for name, regime in LENGTH_REGIMES.items():
             for method in regime.methods:
                 yield Job(name, method, regime.learning_rate, seed)

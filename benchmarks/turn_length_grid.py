@@ -1,8 +1,8 @@
 """What is run to see whether the turn beats the token and the sequence as turns grow longer and more.
 
 The same questions with the same decisions, written in turns of 4 to 80 tokens; and of two to four hops, in turns of
-10 tokens. In each, three ratios that differ in nothing else but what belongs to their level: alone, at one clip range
-for all and at one that narrows with the length of the turn or sequence, and with the rest.
+10 tokens. In each, three ratios, which differ in what belongs to their level, the clip range among it: alone, and with
+a target KL.
 
 As many updates as the stability benchmark has would take more than half a day of one core. What is cut, by rules that
 were fixed before any judging run: rollouts are `SMALLER` and fewer; four seeds share a policy; half as many questions
@@ -14,7 +14,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from benchmarks.stability_grid import REGIMES
-from benchmarks.stability_methods import METHODS, Method
 from benchmarks.worlds import WorkingWorld
 
 BASE = "working-reuse"
@@ -29,30 +28,17 @@ SEEDS_PER_POLICY = 4
 SHAPES = (*((verbosity, HOPS) for verbosity in (4, 10, 40, 80)), *((VERBOSITY, hops) for hops in (2, 4)))
 """Verbosity and hops of each world: one of the two varies, the other stays."""
 
-_REST = METHODS["so_grpo"].settings
-
-
-def _with_rest(title: str, level: str, of_level: str) -> Method:
-    """Our defaults with another ratio, and with the loss that goes with it."""
-    settings = _REST | {"importance_sampling_level": level, "loss_type": METHODS[of_level].settings["loss_type"]}
-    return Method(title, "so_grpo", f"our defaults with {level} ratios", settings, tuned=False)
-
-
-LENGTH_METHODS = {
-    "token_rest": _with_rest("token, with the rest", "token", "grpo"),
-    "sequence_rest": _with_rest("sequence, with the rest", "sequence", "gspo"),
-}
-"""Besides those of the stability benchmark."""
+ALONE = "ratios alone"
 SETTINGS = {
-    "ratios alone": {"token": "grpo", "turn": "turn_geometric", "sequence": "gspo"},
-    "ratios alone, range / length": {"token": "grpo", "turn": "turn_length", "sequence": "gspo_length"},
-    "with the rest": {"token": "token_rest", "turn": "so_grpo", "sequence": "sequence_rest"},
+    ALONE: {"token": "grpo", "turn": "turn_sqrt", "sequence": "gspo_length"},
+    "with a target KL": {"token": "grpo_target", "turn": "turn_sqrt_target", "sequence": "gspo_length_target"},
 }
-"""Setting to the method of each level."""
+"""Setting to the method of each level, named in `stability_methods.py`. Each level has the clip range that was chosen
+for it: 0.2 for tokens, divided by the square root of the length for turns and by the length for sequences."""
 
 
 def _methods_at(hops: int) -> tuple[str, ...]:
-    compared = (methods for name, methods in SETTINGS.items() if hops == HOPS or name.startswith("ratios alone"))
+    compared = (methods for name, methods in SETTINGS.items() if hops == HOPS or name == ALONE)
     return tuple(dict.fromkeys(method for methods in compared for method in methods.values()))
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from benchmarks.seed_statistics import paired
 from benchmarks.stability_figures import new_figure, tidy
 from benchmarks.stability_statistics import Record, Run
-from benchmarks.turn_length_grid import SEEDS_PER_POLICY
+from benchmarks.turn_length_grid import SEEDS_PER_POLICY, SETTINGS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,7 +23,7 @@ Row = dict[str, Any]
 CONTRASTS = {"turn-token": "token", "turn-sequence": "sequence"}
 """Name of a contrast to the level whose final EM is taken from that of turns."""
 COLOURS = {"turn-token": "#0072B2", "turn-sequence": "#D55E00"}
-STYLES = {"ratios alone": "-", "ratios alone, range / length": ":", "with the rest": "--"}
+STYLES = dict(zip(SETTINGS, ("-", "--"), strict=True))
 X_AXES = {"turn_tokens": "tokens per turn", "turns": "turns per trajectory"}
 HEADER = """# Does the turn beat the token as turns grow longer?
 
@@ -33,9 +33,9 @@ difference is the final sampled EM with turn ratios less that with the other rat
 percentile bootstrap interval over seeds; p is that of the exact sign-flip test, for no more than one comparison. The
 learning rate is the same for all methods. Seeds {shared} start from the same policy each and differ in questions and
 random numbers: neither interval nor p, which take seeds for independent, says how other policies would do.
-"Ratios alone" has a clip range of 0.2 either way at every level, so that the contrast mixes the level with how far a
-mean of that many tokens moves; with "range / length" that range is divided by the tokens of the turn or sequence.
-Tokens and turns are those of the first rollout, before training has changed them (`rollout/tokens_per_turn`,
+The clip range is 0.2 either way for tokens, divided by the square root of its tokens for a turn and by their number
+for a sequence, as chosen on other seeds (`stability_trials.md`: with 0.2, turns of 40 tokens collapse). Tokens and
+turns are those of the first rollout, before training has changed them (`rollout/tokens_per_turn`,
 `rollout/turns_per_trajectory`)."""
 
 

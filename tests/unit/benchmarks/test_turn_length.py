@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from benchmarks.stability_grid import JUDGING_SEEDS
 from benchmarks.turn_length import PANELS, jobs
-from benchmarks.turn_length_grid import LENGTH_METHODS, LENGTH_REGIMES, SETTINGS
+from benchmarks.turn_length_grid import LENGTH_REGIMES, SEEDS_PER_POLICY, SETTINGS
 from benchmarks.turn_length_report import draw, length_rows, table, write_turn_length
 
 from tests.unit.benchmarks.runs import a_record
@@ -91,24 +91,32 @@ class TestPlan:
             assert len(shapes[key]) == len(worlds) >= 3
             assert len(shapes[fixed]) == 1
 
-    def test_every_world_has_every_judging_seed_and_the_rest_where_length_varies(self) -> None:
+    def test_every_world_has_every_judging_seed_and_a_target_kl_where_length_varies(self) -> None:
         plan = list(jobs())
-        assert len(set(plan)) == len(plan) == (4 * 8 + 2 * 5) * len(JUDGING_SEEDS)
-        assert {job.regime for job in plan if job.method == "so_grpo"} == PANELS["turn_tokens"]
+        assert len(set(plan)) == len(plan) == (4 * 6 + 2 * 3) * len(JUDGING_SEEDS)
+        assert {job.regime for job in plan if job.method == "turn_sqrt_target"} == PANELS["turn_tokens"]
 
-    def test_with_the_rest_only_the_ratio_and_its_loss_differ(self) -> None:
+    def test_half_of_the_plan_has_every_policy(self) -> None:
+        plan = list(jobs())
+        seeds = {job.seed for job in plan[: len(plan) // 2]}
+        assert len(seeds) == len(JUDGING_SEEDS) // 2
+        assert {(seed - 1) // SEEDS_PER_POLICY for seed in seeds} == {
+            (seed - 1) // SEEDS_PER_POLICY for seed in JUDGING_SEEDS
+        }
+
+    def test_only_what_belongs_to_the_level_differs(self) -> None:
         from benchmarks.stability_methods import METHODS
 
-        methods = METHODS | LENGTH_METHODS
-        settings = [methods[name].settings for name in SETTINGS["with the rest"].values()]
-        differing = {key for one in settings for key in one if len({repr(each.get(key)) for each in settings}) > 1}
-        assert differing == {"importance_sampling_level", "loss_type"}
+        of_level = {"importance_sampling_level", "loss_type", "clip_range_scaling"}
+        for methods in SETTINGS.values():
+            settings = [{"clip_normalization": "none", **METHODS[name].settings} for name in methods.values()]
+            differing = {key for one in settings for key in one if len({repr(each.get(key)) for each in settings}) > 1}
+            assert differing - {"turn_ratio"} == of_level
 
-    def test_ranges_of_the_length_differ_from_ratios_alone_in_the_range_only(self) -> None:
-        from benchmarks.stability_methods import METHODS, TRIALS
+    def test_settings_differ_in_the_target_kl(self) -> None:
+        from benchmarks.stability_methods import METHODS
 
-        for level, name in SETTINGS["ratios alone, range / length"].items():
-            alone = METHODS[SETTINGS["ratios alone"][level]].settings
-            added = {key: value for key, value in (METHODS | TRIALS)[name].settings.items() if key not in alone}
-            assert added.pop("clip_normalization", "none") == "none"
-            assert added == ({} if level == "token" else {"clip_range_scaling": "length"})
+        for level, name in SETTINGS["ratios alone"].items():
+            added = METHODS[SETTINGS["with a target KL"][level]].settings.items() - METHODS[name].settings.items()
+            said = {"importance_sampling_level": level, "clip_normalization": "none"}.items()
+            assert dict(added - said) == {"target_kl": 0.005}
