@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from datasets import Dataset
 from peft import LoraConfig
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from benchmarks.number_model import build_model, build_tokenizer
 from sorl_trl import SOGRPOTrainer, SOPPOTrainer
 from sorl_trl.rollout import EngineOptions, generate_turns
 from sorl_trl.trainers.agents.policy_engine import policy_engine
@@ -88,24 +87,8 @@ def even_share(completion_ids: Sequence[Sequence[int]], **_: Any) -> list[float]
 
 
 def save_policy(sizes: Sizes, folder: Path) -> None:
-    """A random Llama, as `model_name_or_path` for policy and critic."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=sizes.vocabulary,
-        hidden_size=sizes.hidden_size,
-        intermediate_size=3 * sizes.hidden_size,
-        num_hidden_layers=sizes.layers,
-        num_attention_heads=sizes.hidden_size // 64,
-        pad_token_id=0,
-        eos_token_id=1,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
-
-
-def build_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
-    words = Tokenizer(models.WordLevel({str(i): i for i in range(vocabulary)}, unk_token="2"))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="0", eos_token="1", padding_side="left")
+    """As `model_name_or_path` for policy and critic."""
+    build_model(sizes.hidden_size, sizes.layers, sizes.vocabulary).save_pretrained(folder)
 
 
 class Cycles:

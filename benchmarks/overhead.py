@@ -25,11 +25,10 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 from datasets import Dataset
-from tokenizers import Tokenizer, models
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from trl import GRPOConfig, GRPOTrainer
 
 from benchmarks.live_bytes import LiveBytes
+from benchmarks.number_model import build_model, build_tokenizer
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer
 from sorl_trl.command_line import Parser, at_least, run_command
 
@@ -70,24 +69,6 @@ VARIANTS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
 def build(variant: str, folder: str, sizes: Sizes = SIZES, **options: Any) -> Any:
     """A trainer on a batch that is always the same; `options` are further fields of its config."""
     trainer_class, config_class, switches = VARIANTS[variant]
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(models.WordLevel({str(i): i for i in range(sizes.vocabulary)}, unk_token="2")),
-        pad_token="0",
-        eos_token="1",
-        padding_side="left",
-    )
-    torch.manual_seed(0)
-    policy = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=sizes.vocabulary,
-            hidden_size=sizes.hidden_size,
-            intermediate_size=3 * sizes.hidden_size,
-            num_hidden_layers=sizes.layers,
-            num_attention_heads=sizes.hidden_size // 64,
-            pad_token_id=0,
-            eos_token_id=1,
-        )
-    )
     fields = {
         "use_cpu": True,
         "bf16": False,
@@ -100,7 +81,11 @@ def build(variant: str, folder: str, sizes: Sizes = SIZES, **options: Any) -> An
     config = config_class(folder, **{**fields, **switches, **options})
     rows = Dataset.from_list([{"prompt": "3"}])
     trainer = trainer_class(
-        policy, lambda prompts, **_: [0.0] * len(prompts), config, rows, processing_class=tokenizer
+        build_model(sizes.hidden_size, sizes.layers, sizes.vocabulary),
+        lambda prompts, **_: [0.0] * len(prompts),
+        config,
+        rows,
+        processing_class=build_tokenizer(sizes.vocabulary),
     )
     trainer.create_optimizer()
     trainer.current_gradient_accumulation_steps = 1
