@@ -6,6 +6,9 @@ option of the trainers; what does not stays here, with its row in the tables.
 
 from __future__ import annotations
 
+import math
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +16,9 @@ import torch
 from torch import Tensor
 
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer
+from sorl_trl.learning_rate import scale_learning_rate
 from sorl_trl.ops import TurnLayout, is_outside
-from sorl_trl.trainers.loss.kl_schedule import STEP
+from sorl_trl.trainers.loss.kl_schedule import FACTOR, MIN_FACTOR, STEP, KLSchedule, _is_policy
 from sorl_trl.trainers.loss.micro_batch import MicroBatch
 from sorl_trl.trainers.loss.ratio_substitution import RatioSubstitution, Surrogate
 from sorl_trl.trainers.loss.turn_metrics import kl_of_trajectories
@@ -33,6 +37,8 @@ class CandidateConfig(SOGRPOConfig):
     """A rollout's updates are left out from the one on that finds more than this."""
     closes_below: float = 0.0
     """The penalty is weighed by max(0, 1 − this / KL): it closes as the KL falls to it."""
+    rollout_kl: float = 0.0
+    """The learning rate follows the mean KL of whole rollouts to this (`RolloutSchedule`), in place of `target_kl`."""
     masks_units: bool = False
     """Units outside the clip range have no gradient, whatever the sign of their advantage."""
 
@@ -43,6 +49,14 @@ class CandidateTrainer(SOGRPOTrainer):
     config_class = CandidateConfig
     args: CandidateConfig
     _is_stopped = False
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if self.args.rollout_kl:
+            updates = self.args.steps_per_generation * self.num_iterations
+            schedule = RolloutSchedule(self.args.rollout_kl, updates, self.accelerator, self._record_lr_factor)
+            self.add_callback(schedule)
+            self._observers.append(schedule)
 
     def _with_own_terms(self, loss: Tensor, batch: MicroBatch) -> Tensor:
         if not batch.is_training:
@@ -76,6 +90,44 @@ class CandidateTrainer(SOGRPOTrainer):
 
     def _build_substitution(self, inputs: dict[str, Any], turns: TurnLayout, own: Surrogate) -> RatioSubstitution:
         return super()._build_substitution(inputs, turns, masked(own) if self.args.masks_units else own)
+
+
+class RolloutSchedule(KLSchedule):
+    """Sets the factor once per rollout, as if the KL grew with the square of the learning rate, and brakes between."""
+
+    def __init__(self, target_kl: float, updates: int, *args: Any) -> None:
+        super().__init__(target_kl, *args)
+        self._updates = updates
+        self._factors: list[float] = []
+        self._moved: list[tuple[float, float]] = []
+        self._age = 0
+
+    def observe(self, batch: MicroBatch) -> None:
+        self._age = batch.age or 0
+        super().observe(batch)
+
+    def adjust(self, kl: float) -> float:
+        before: float = getattr(self._scheduler, FACTOR)
+        factor = before
+        if len(self._factors) % self._updates == 0 and self._moved:
+            factor = planned_factor(self._moved, self.target_kl)
+            factor = min(factor, 1.5 * statistics.fmean(self._factors[-self._updates :]), 1.0)
+            self._moved = []
+        if kl > 4 * self.target_kl:
+            factor = min(factor, before / STEP)
+        if self._age and kl > 0:
+            self._moved.append((statistics.fmean(self._factors[-self._age :]), kl))
+        factor = max(factor, MIN_FACTOR)
+        if factor != before:
+            scale_learning_rate(self._optimizer, self._scheduler, factor / before, _is_policy)
+            setattr(self._scheduler, FACTOR, factor)
+        self._factors.append(factor)
+        return factor
+
+
+def planned_factor(moved: Sequence[tuple[float, float]], target: float) -> float:
+    """Of the factors with which updates were reached and the KLs that they found: what would have found `target`."""
+    return math.sqrt(target * sum(factor**2 for factor, _ in moved) / sum(kl for _, kl in moved))
 
 
 def masked(own: Any) -> Surrogate:

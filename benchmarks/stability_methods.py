@@ -244,6 +244,20 @@ TRIALS = _methods(
         "a rollout's updates end above a KL of .02",
         _SYMMETRIC | _TOKEN | _NONE | {"stop_above": 0.02},
     ),
+    *(
+        (
+            f"{name}_rollout{rest}",
+            f"{title}, rollouts' KL {kl}",
+            "learning rate set by rollout",
+            of | {"rollout_kl": kl},
+        )
+        for rest, kl in (("", 0.005), ("_loose", 0.01))
+        for name, title, of in (
+            ("turn", "turn", _SYMMETRIC | _TURN | _NONE),
+            ("turn_sqrt", "turn, range / √length", _SYMMETRIC | _TURN | _NONE | _SQRT),
+            ("gspo_length", "GSPO, range / length", _OWN_SEQUENCE | _LENGTH),
+        )
+    ),
     (
         "turn_mask",
         "turn mask, range / length",

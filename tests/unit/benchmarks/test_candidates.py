@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
-from benchmarks.candidates import COEF_RANGE, following, masked
-from torch import Tensor
+from accelerate import Accelerator
+from benchmarks.candidates import COEF_RANGE, RolloutSchedule, following, masked, planned_factor
+from torch import Tensor, nn
+from torch.optim import SGD, lr_scheduler
 
 from sorl_trl.trainers.loss.micro_batch import ClipRange
 
@@ -42,3 +47,27 @@ def test_units_outside_keep_their_value_and_have_no_gradient(low: float | Tensor
     last = 2.7 if isinstance(low, float) else 0.0
     assert log_ratio.grad is not None
     torch.testing.assert_close(log_ratio.grad, torch.tensor([[0.0, 3.0, 0.0, last]]))
+
+
+def test_the_planned_factor_is_of_a_kl_that_grows_with_its_square() -> None:
+    assert planned_factor([(1.0, 0.04)], 0.01) == pytest.approx(0.5)
+    assert planned_factor([(0.3, 3 * 0.3**2), (0.6, 3 * 0.6**2)], 3 * 0.2**2) == pytest.approx(0.2)
+
+
+def test_a_schedule_of_rollouts_plans_at_their_beginning_and_brakes_within() -> None:
+    optimizer = SGD([nn.Parameter(torch.ones(1))], lr=1.0)
+    schedule = RolloutSchedule(0.01, 3, Accelerator(cpu=True), lambda factor: None)
+    nothing: Any = SimpleNamespace()
+    scheduler = lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+    schedule.on_train_begin(nothing, nothing, nothing, optimizer=optimizer, lr_scheduler=scheduler)
+
+    def factor(age: int, kl: float) -> float:
+        schedule._age = age
+        return schedule.adjust(kl)
+
+    first = [factor(0, math.nan), factor(1, 0.03), factor(2, 0.05)]
+    assert first == pytest.approx([1, 1, 2 / 3])  # 0.05 is above four times the target
+    assert factor(0, math.nan) == pytest.approx(math.sqrt(0.01 * 2 / 0.08))
+    calm = [factor(1, 1e-4), factor(2, 1e-4), factor(0, math.nan)]
+    assert calm == pytest.approx([0.5, 0.5, 0.75])  # by half of itself at most
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.75)
