@@ -71,6 +71,7 @@ def summarize(runs: Sequence[Run]) -> Row:
     sampled, greedy = ([run.final(score) for run in runs] for score in ("sampled_em", "greedy_em"))
     return {
         "seeds": [run.seed for run in runs],
+        "harnesses": sorted({run.harness for run in runs}),
         "collapses": sum(run.collapsed for run in runs),
         "collapsed_seeds": [run.seed for run in runs if run.collapsed],
         "errors": {str(run.seed): run.error for run in runs if run.error},
@@ -105,13 +106,17 @@ def difference(found: Row | None) -> str:
     return "–" if found is None else f"{em(found['mean'], found['interval'], '+.3f')}, p {found['p']:.3g}"
 
 
+def harness_marks(row: Row) -> str:
+    return "".join("¹²³"[harness - 1] for harness in row["harnesses"])
+
+
 def collapses(row: Row) -> str:
     died = f" ({len(row['errors'])} died)" if row["errors"] else ""
     return f"{row['collapses']}/{len(row['seeds'])}{died}"
 
 
 COLUMNS: dict[str, Callable[[Row], str]] = {
-    "final sampled EM": lambda row: em(row["sampled_em"], row["sampled_em_interval"]),
+    "final sampled EM": lambda row: em(row["sampled_em"], row["sampled_em_interval"]) + harness_marks(row),
     "final greedy EM": lambda row: f"{row['greedy_em']:.3f}",
     "best sampled EM": lambda row: f"{row['best_sampled_em']:.3f}",
     "collapses": collapses,
@@ -149,7 +154,7 @@ def overview(made: Sequence[Row], grid: Grid) -> list[str]:
     return overview_tables(
         made,
         grid,
-        lambda row: f"{em(row['sampled_em'], row['sampled_em_interval'])} · {collapses(row)}",
+        lambda row: f"{em(row['sampled_em'], row['sampled_em_interval'])}{harness_marks(row)} · {collapses(row)}",
         lines_of_table,
     )
 

@@ -33,6 +33,8 @@ from sorl_trl.trainers.loss.turn_metrics import turn_metrics
 REGIMES = stability_grid.REGIMES | LENGTH_REGIMES
 METHODS = stability_methods.METHODS | stability_methods.TRIALS | stability_methods.GUARDED
 """All that can be run, whichever report it is for."""
+HARNESS = 3
+"""Of this code: runs of another one sampled other answers in their evaluations (`stability_texts.py`)."""
 EVERY = 5
 """Rollouts between two evaluations before that."""
 GREEDY = GenerationConfig(do_sample=False)
@@ -131,12 +133,12 @@ class Examiner(TrainerCallback):
         was_training = model.training
         model.eval()
         with torch.random.fork_rng():
+            torch.manual_seed(rollout)
             scores = {"sampled_em": self._score(model, SAMPLED), "greedy_em": self._score(model, GREEDY)}
         model.train(was_training)
         self.evaluations.append({"rollout": rollout, **scores})
 
     def _score(self, model: Any, config: GenerationConfig) -> float:
-        torch.manual_seed(0)
         with torch.no_grad():
             return self._examination.score(model, config)
 
@@ -240,6 +242,7 @@ def run(job: Job, folder: Path) -> dict[str, Any]:
         "world": regime.world.name,
         "policy_parameters": trainer.model.num_parameters(),
         "settings": settings_of(job),
+        "harness": HARNESS,
         "seconds": round(time.process_time() - started, 1),
         "evaluations": examiner.evaluations,
         "rollouts": summarize_rollouts(log, regime.updates),

@@ -115,6 +115,11 @@ class Run:
         return int(self.record["seed"])
 
     @property
+    def harness(self) -> int:
+        """The version of the benchmark's code that evaluated it."""
+        return int(self.record["harness"])
+
+    @property
     def error(self) -> str | None:
         """Why the run died."""
         error: str | None = self.record["error"]

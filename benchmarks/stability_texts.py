@@ -27,6 +27,11 @@ was fixed before any run.
 It is blind to a peak between two of the few evaluations before the last five rollouts, and the start was evaluated
 once, on 200 questions (standard error about .03): a run that ends near its start may fall on either side.
 
+**Harnesses.** Runs were made with three versions of the benchmark's code, whose evaluations draw other random numbers:
+the first, marked ¹, and the second, ², with the same ones in every evaluation of every run, the third, ³, with others
+after each rollout. With the same ones, the error of a sampled EM (standard error about .03 on 200 questions) is common
+to all runs of the harness: it cancels between rows of one harness, and does not between rows of two.
+
 **The other columns.** Clip fraction: share of tokens outside the method's own clip range (methods with different
 ranges do not compare), mean over rollouts and runs. KL to the
 old policy, nats per token: median over a run's rollouts of the median over a rollout's updates, then over runs; and

@@ -42,6 +42,7 @@ def a_record(
         "seed": seed,
         "world": REGIMES[regime].world.name if regime in REGIMES else "flat",
         "policy_parameters": 1000,
+        "harness": 3,
         "seconds": 10.0,
         "evaluations": evaluations(0.3, em, em),
         "rollouts": [{"reward": em, "clip_fraction/token": 0.1, "kl_to_old": 0.02, "kl_to_old max": 0.5}] * 2,

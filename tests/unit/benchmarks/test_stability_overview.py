@@ -35,9 +35,9 @@ def test_an_overview_per_world_has_intervals_and_collapses() -> None:
     made = records("grpo", (0.4, 0.2)) + records("so_grpo", (0.6, 0.8), "wild", 5e-4)
     assert overview(make_rows(judged(read_runs(made, GRID), GRID), GRID), GRID) == [
         "### Flat",
-        "| method | Calm |\n| --- | ---: |\n| GRPO | 0.300 [0.200, 0.400] · 1/2 |\n",
+        "| method | Calm |\n| --- | ---: |\n| GRPO | 0.300 [0.200, 0.400]³ · 1/2 |\n",
         "### High",
-        "| method | Wild |\n| --- | ---: |\n| SO-GRPO | 0.700 [0.600, 0.800] · 0/2 |\n",
+        "| method | Wild |\n| --- | ---: |\n| SO-GRPO | 0.700 [0.600, 0.800]³ · 0/2 |\n",
     ]
 
 
@@ -46,3 +46,10 @@ def test_a_regime_may_name_its_methods() -> None:
     grid = GRID.__class__(**vars(GRID) | {"regimes": {"calm": few}})
     assert grid.methods_in("calm") == ["grpo", "ppo"]
     assert GRID.methods_in("calm") == ["grpo", "so_grpo", "ppo"]
+
+
+def test_a_cell_names_every_harness_of_its_runs() -> None:
+    first, second = records("grpo", (0.4, 0.2))
+    made = [first | {"harness": 1}, second]
+    (_, table) = overview(make_rows(judged(read_runs(made, GRID), GRID), GRID), GRID)
+    assert "0.300 [0.200, 0.400]¹³ · 1/2" in table
