@@ -4,7 +4,8 @@ They were fixed before the judging seeds were run. The controls were added while
 none of their settings was chosen by a judging seed. `TRIALS` ran on choosing seeds alone.
 
 Titles tell apart what SORL specifies and what is ours: "as specified" is the note's form; "geometric" is that with the
-other mean; "narrow" has our lower clip range; "our defaults" has our target KL too, as the configs have.
+other mean; "narrow" has a lower clip range of .05; "first defaults" a target KL too; "our defaults" have no penalty,
+a target KL and a range that narrows with the turn, as the configs have.
 """
 
 from __future__ import annotations
@@ -93,8 +94,13 @@ _TURN_METHODS = _methods(
     ("turn_geometric", "turn, geometric", "turn ratios alone", _SYMMETRIC | _TURN | _NONE),
     ("turn_arithmetic", "turn, arithmetic", "the note's ratios alone", _SYMMETRIC | _TURN | _NONE | _ARITHMETIC),
     ("s_grpo", "S-GRPO", "token ratios and the penalty", _SYMMETRIC | _TOKEN | _PENALTY),
-    ("so_grpo", "SO-GRPO, our defaults", "turn ratios, penalty; ours: lower range .05, target KL", _SO | _TARGET),
-    ("so_grpo_fixed", "SO-GRPO, narrow", "our defaults without a target KL", _SO),
+    (
+        "so_grpo_first",
+        "SO-GRPO, first defaults",
+        "turn ratios, penalty; ours: lower range .05, target KL",
+        _SO | _TARGET,
+    ),
+    ("so_grpo_fixed", "SO-GRPO, narrow", "our first defaults without a target KL", _SO),
     ("so_grpo_arithmetic", "SO-GRPO, narrow, arithmetic", "the note's ratios, our lower range", _SO | _ARITHMETIC),
     ("sequence_penalty", "GSPO + penalty", "SO-GRPO, narrow, with sequence ratios", _NARROW | _SEQUENCE | _PENALTY),
     ("kl_control", "turn + plain KL", "SO-GRPO, narrow, whose penalty has no gate", _SO | _PLAIN_KL),
@@ -104,15 +110,15 @@ _SCALED_METHODS = _methods(
     ("turn_sqrt", "turn, range / √length", "turn ratios alone, .2 / √tokens", _SYMMETRIC | _TURN | _NONE | _SQRT),
     ("gspo_length", "GSPO, range / length", "sequence ratios, .2 / tokens", _OWN_SEQUENCE | _LENGTH),
     (
-        "turn_sqrt_target",
-        "turn, range / √length, target KL",
-        "turn ratios, .2 / √tokens, target KL",
+        "so_grpo",
+        "SO-GRPO, our defaults",
+        "turn ratios; ours: range .2 / √tokens, target KL",
         _SYMMETRIC | _TURN | _NONE | _SQRT | _TARGET,
     ),
     (
-        "so_sqrt_target",
-        "turn, range / √length, target KL, penalty",
-        "the same with the penalty",
+        "so_grpo_penalty",
+        "our defaults + penalty",
+        "SO-GRPO, our defaults, and SORL's penalty",
         _PENALIZED | _SQRT | _TARGET,
     ),
     (
@@ -129,15 +135,20 @@ _CRITIC_METHODS = _methods(
     ("s_ppo", "S-PPO", "token ratios, token GAE, bias norm", _SYMMETRIC | _TOKEN | _TOKEN_PPO | _BIAS_NORM),
     ("st_ppo", "ST-PPO", "turn ratios, token GAE, bias norm", _ST | _TOKEN_PPO),
     ("so_ppo_specified", "SO-PPO as specified", "the note's form, without our additions", _SPECIFIED),
-    ("so_ppo", "SO-PPO, our defaults", "turn ratios, penalty; ours: lower range .05, target KL", _SO | _TARGET),
-    ("so_ppo_fixed", "SO-PPO, narrow", "our defaults without a target KL", _SO),
+    (
+        "so_ppo_first",
+        "SO-PPO, first defaults",
+        "turn ratios, penalty; ours: lower range .05, target KL",
+        _SO | _TARGET,
+    ),
+    ("so_ppo_fixed", "SO-PPO, narrow", "our first defaults without a target KL", _SO),
 )
 _SCALED_CRITIC_METHODS = _methods(
     "so_ppo",
     (
-        "turn_ppo_sqrt_target",
-        "SO-PPO without penalty, range / √length, target KL",
-        "turn ratios and advantages, .2 / √tokens, target KL",
+        "so_ppo",
+        "SO-PPO, our defaults",
+        "turn ratios and advantages; ours: range .2 / √tokens, target KL",
         _SYMMETRIC | _TURN | _NONE | _SQRT | _TARGET,
     ),
 )
