@@ -78,6 +78,7 @@ RATES = (3e-5, 1e-4, 3e-4, 1e-3, 3e-3)
 CORE = (
     *("grpo", "gspo", "gspo_authors", "gspo_length", "turn_geometric", "turn_sqrt", "so_grpo_specified"),
     *("so_grpo", "so_grpo_penalty", "so_grpo_first", "so_grpo_fixed", "grpo_target", "gspo_length_target"),
+    *("so_middle", "turn_middle"),
     *("ppo", "so_ppo_specified", "so_ppo", "so_ppo_first", "so_ppo_fixed", "ppo_target"),
 )
 """The methods of the worlds whose runs are dear."""

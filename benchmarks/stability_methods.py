@@ -37,6 +37,8 @@ class Method:
 
 _SYMMETRIC = {"epsilon": 0.2, "epsilon_high": 0.2}
 _NARROW = {"epsilon": 0.05, "epsilon_high": 0.2}
+_MIDDLE = {"epsilon": 0.1, "epsilon_high": 0.4}
+"""Of one token: by the root of four tokens, the narrow range."""
 _AUTHORS = {"epsilon": 3e-4, "epsilon_high": 4e-4}
 """Of GSPO's authors (arXiv 2507.18071), for responses of thousands of tokens; `gspo` has TRL's range."""
 _TOKEN = {"importance_sampling_level": "token", "loss_type": "grpo"}
@@ -57,6 +59,7 @@ _SPECIFIED = _SYMMETRIC | _TURN | _ARITHMETIC | _PENALTY
 """SORL as specified in the note, which leaves the coefficient and the estimator open: those are ours."""
 _LENGTH, _SQRT = {"clip_range_scaling": "length"}, {"clip_range_scaling": "sqrt_length"}
 _OWN_SEQUENCE = _SYMMETRIC | _SEQUENCE | _NONE
+_UNEVEN = _MIDDLE | _TURN | _NONE | _SQRT | _TARGET
 _PENALIZED = _SYMMETRIC | _TURN | _PENALTY
 _BIAS_NORM = {"clip_normalization": "bias_norm"}
 _ST = _SYMMETRIC | _TURN | _BIAS_NORM | {"loss_type": "grpo"}
@@ -175,6 +178,13 @@ _CONTROLS = (
             _SO | {"ctn_gate": "turn"},
         ),
         ("kl_control_strong", "turn + strong plain KL", "no gate, higher coefficient", _SO | _STRONG_KL),
+        (
+            "so_middle",
+            "first defaults, range / √length",
+            "first defaults, .1 and .4 / √tokens",
+            _MIDDLE | _TURN | _PENALTY | _SQRT | _TARGET,
+        ),
+        ("turn_middle", "first defaults, range / √length, no penalty", ".1 and .4 / √tokens, target KL", _UNEVEN),
         ("grpo_target", "GRPO + target KL", "GRPO and a target KL", _SYMMETRIC | _TOKEN | _NONE | _TARGET),
         tuned=False,
     )
@@ -194,8 +204,6 @@ GRPO_IN_OURS = Method("GRPO", "so_grpo", "token ratios in a trainer of ours", _S
 
 _WIDE = {"epsilon": 0.2, "epsilon_high": 0.8}
 """The tuned range of turns of four tokens, .05 and .2, as that of one token."""
-_MIDDLE = {"epsilon": 0.1, "epsilon_high": 0.4}
-"""By the root of four tokens, that range again."""
 _TIGHT = {"epsilon": 0.05, "epsilon_high": 0.05}
 _LOOSE = {"target_kl": 0.01}
 TRIALS = _methods(
@@ -220,8 +228,6 @@ TRIALS = _methods(
     ("turn_length_tight", "turn, .05 / length, target KL", "", _TIGHT | _TURN | _NONE | _LENGTH | _TARGET),
     ("turn_sqrt_tight", "turn, .05 / √length, target KL", "", _TIGHT | _TURN | _NONE | _SQRT | _TARGET),
     ("gspo_sqrt_tight", "GSPO, .05 / √length, target KL", "", _TIGHT | _SEQUENCE | _NONE | _SQRT | _TARGET),
-    ("so_middle", "SO-GRPO, .1 and .4 / √length, target KL", "", _MIDDLE | _TURN | _PENALTY | _SQRT | _TARGET),
-    ("turn_middle", "turn, .1 and .4 / √length, target KL", "", _MIDDLE | _TURN | _NONE | _SQRT | _TARGET),
     ("turn_target", "turn, target KL", ".2 both ways", _SYMMETRIC | _TURN | _NONE | _TARGET),
     ("turn_loose", "turn, target KL .01", ".2 both ways", _SYMMETRIC | _TURN | _NONE | _LOOSE),
     ("gspo_target", "GSPO, target KL", ".2 both ways", _OWN_SEQUENCE | _TARGET),
