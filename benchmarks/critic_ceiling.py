@@ -77,8 +77,8 @@ def once(path: Path, settings: str, make: Callable[[], Any]) -> Any:
 
 
 def job_of(method: str, seed: int) -> Job:
-    """The run of a method, which is that of the stability benchmark."""
-    return Job(REGIME, method, REGIMES[REGIME].learning_rate, seed)
+    """The run of a method with our first defaults, which is that of the stability benchmark."""
+    return Job(REGIME, f"{method}_first", REGIMES[REGIME].learning_rate, seed)
 
 
 def settings_of_place(policy: str, seed: int) -> str:

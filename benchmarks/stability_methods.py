@@ -4,7 +4,8 @@ They were fixed before the judging seeds were run. The controls were added while
 none of their settings was chosen by a judging seed. `TRIALS` ran on choosing seeds alone.
 
 Titles tell apart what SORL specifies and what is ours: "as specified" is the note's form; "geometric" is that with the
-other mean; "narrow" has our lower clip range; "our defaults" has our target KL too, as the configs have.
+other mean; "narrow" has a lower clip range of .05; "first defaults" a target KL too; "our defaults" have no penalty,
+a target KL and a range that narrows with the turn, as the configs have.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ class Method:
 
 _SYMMETRIC = {"epsilon": 0.2, "epsilon_high": 0.2}
 _NARROW = {"epsilon": 0.05, "epsilon_high": 0.2}
+_MIDDLE = {"epsilon": 0.1, "epsilon_high": 0.4}
+"""Of one token: by the root of four tokens, the narrow range."""
 _AUTHORS = {"epsilon": 3e-4, "epsilon_high": 4e-4}
 """Of GSPO's authors (arXiv 2507.18071), for responses of thousands of tokens; `gspo` has TRL's range."""
 _TOKEN = {"importance_sampling_level": "token", "loss_type": "grpo"}
@@ -56,6 +59,7 @@ _SPECIFIED = _SYMMETRIC | _TURN | _ARITHMETIC | _PENALTY
 """SORL as specified in the note, which leaves the coefficient and the estimator open: those are ours."""
 _LENGTH, _SQRT = {"clip_range_scaling": "length"}, {"clip_range_scaling": "sqrt_length"}
 _OWN_SEQUENCE = _SYMMETRIC | _SEQUENCE | _NONE
+_UNEVEN = _MIDDLE | _TURN | _NONE | _SQRT | _TARGET
 _PENALIZED = _SYMMETRIC | _TURN | _PENALTY
 _BIAS_NORM = {"clip_normalization": "bias_norm"}
 _ST = _SYMMETRIC | _TURN | _BIAS_NORM | {"loss_type": "grpo"}
@@ -93,8 +97,13 @@ _TURN_METHODS = _methods(
     ("turn_geometric", "turn, geometric", "turn ratios alone", _SYMMETRIC | _TURN | _NONE),
     ("turn_arithmetic", "turn, arithmetic", "the note's ratios alone", _SYMMETRIC | _TURN | _NONE | _ARITHMETIC),
     ("s_grpo", "S-GRPO", "token ratios and the penalty", _SYMMETRIC | _TOKEN | _PENALTY),
-    ("so_grpo", "SO-GRPO, our defaults", "turn ratios, penalty; ours: lower range .05, target KL", _SO | _TARGET),
-    ("so_grpo_fixed", "SO-GRPO, narrow", "our defaults without a target KL", _SO),
+    (
+        "so_grpo_first",
+        "SO-GRPO, first defaults",
+        "turn ratios, penalty; ours: lower range .05, target KL",
+        _SO | _TARGET,
+    ),
+    ("so_grpo_fixed", "SO-GRPO, narrow", "our first defaults without a target KL", _SO),
     ("so_grpo_arithmetic", "SO-GRPO, narrow, arithmetic", "the note's ratios, our lower range", _SO | _ARITHMETIC),
     ("sequence_penalty", "GSPO + penalty", "SO-GRPO, narrow, with sequence ratios", _NARROW | _SEQUENCE | _PENALTY),
     ("kl_control", "turn + plain KL", "SO-GRPO, narrow, whose penalty has no gate", _SO | _PLAIN_KL),
@@ -104,15 +113,15 @@ _SCALED_METHODS = _methods(
     ("turn_sqrt", "turn, range / √length", "turn ratios alone, .2 / √tokens", _SYMMETRIC | _TURN | _NONE | _SQRT),
     ("gspo_length", "GSPO, range / length", "sequence ratios, .2 / tokens", _OWN_SEQUENCE | _LENGTH),
     (
-        "turn_sqrt_target",
-        "turn, range / √length, target KL",
-        "turn ratios, .2 / √tokens, target KL",
+        "so_grpo",
+        "SO-GRPO, our defaults",
+        "turn ratios; ours: range .2 / √tokens, target KL",
         _SYMMETRIC | _TURN | _NONE | _SQRT | _TARGET,
     ),
     (
-        "so_sqrt_target",
-        "turn, range / √length, target KL, penalty",
-        "the same with the penalty",
+        "so_grpo_penalty",
+        "our defaults + penalty",
+        "SO-GRPO, our defaults, and SORL's penalty",
         _PENALIZED | _SQRT | _TARGET,
     ),
     (
@@ -129,15 +138,20 @@ _CRITIC_METHODS = _methods(
     ("s_ppo", "S-PPO", "token ratios, token GAE, bias norm", _SYMMETRIC | _TOKEN | _TOKEN_PPO | _BIAS_NORM),
     ("st_ppo", "ST-PPO", "turn ratios, token GAE, bias norm", _ST | _TOKEN_PPO),
     ("so_ppo_specified", "SO-PPO as specified", "the note's form, without our additions", _SPECIFIED),
-    ("so_ppo", "SO-PPO, our defaults", "turn ratios, penalty; ours: lower range .05, target KL", _SO | _TARGET),
-    ("so_ppo_fixed", "SO-PPO, narrow", "our defaults without a target KL", _SO),
+    (
+        "so_ppo_first",
+        "SO-PPO, first defaults",
+        "turn ratios, penalty; ours: lower range .05, target KL",
+        _SO | _TARGET,
+    ),
+    ("so_ppo_fixed", "SO-PPO, narrow", "our first defaults without a target KL", _SO),
 )
 _SCALED_CRITIC_METHODS = _methods(
     "so_ppo",
     (
-        "turn_ppo_sqrt_target",
-        "SO-PPO without penalty, range / √length, target KL",
-        "turn ratios and advantages, .2 / √tokens, target KL",
+        "so_ppo",
+        "SO-PPO, our defaults",
+        "turn ratios and advantages; ours: range .2 / √tokens, target KL",
         _SYMMETRIC | _TURN | _NONE | _SQRT | _TARGET,
     ),
 )
@@ -164,6 +178,13 @@ _CONTROLS = (
             _SO | {"ctn_gate": "turn"},
         ),
         ("kl_control_strong", "turn + strong plain KL", "no gate, higher coefficient", _SO | _STRONG_KL),
+        (
+            "so_middle",
+            "first defaults, range / √length",
+            "first defaults, .1 and .4 / √tokens",
+            _MIDDLE | _TURN | _PENALTY | _SQRT | _TARGET,
+        ),
+        ("turn_middle", "first defaults, range / √length, no penalty", ".1 and .4 / √tokens, target KL", _UNEVEN),
         ("grpo_target", "GRPO + target KL", "GRPO and a target KL", _SYMMETRIC | _TOKEN | _NONE | _TARGET),
         tuned=False,
     )
@@ -183,8 +204,6 @@ GRPO_IN_OURS = Method("GRPO", "so_grpo", "token ratios in a trainer of ours", _S
 
 _WIDE = {"epsilon": 0.2, "epsilon_high": 0.8}
 """The tuned range of turns of four tokens, .05 and .2, as that of one token."""
-_MIDDLE = {"epsilon": 0.1, "epsilon_high": 0.4}
-"""By the root of four tokens, that range again."""
 _TIGHT = {"epsilon": 0.05, "epsilon_high": 0.05}
 _LOOSE = {"target_kl": 0.01}
 TRIALS = _methods(
@@ -209,8 +228,6 @@ TRIALS = _methods(
     ("turn_length_tight", "turn, .05 / length, target KL", "", _TIGHT | _TURN | _NONE | _LENGTH | _TARGET),
     ("turn_sqrt_tight", "turn, .05 / √length, target KL", "", _TIGHT | _TURN | _NONE | _SQRT | _TARGET),
     ("gspo_sqrt_tight", "GSPO, .05 / √length, target KL", "", _TIGHT | _SEQUENCE | _NONE | _SQRT | _TARGET),
-    ("so_middle", "SO-GRPO, .1 and .4 / √length, target KL", "", _MIDDLE | _TURN | _PENALTY | _SQRT | _TARGET),
-    ("turn_middle", "turn, .1 and .4 / √length, target KL", "", _MIDDLE | _TURN | _NONE | _SQRT | _TARGET),
     ("turn_target", "turn, target KL", ".2 both ways", _SYMMETRIC | _TURN | _NONE | _TARGET),
     ("turn_loose", "turn, target KL .01", ".2 both ways", _SYMMETRIC | _TURN | _NONE | _LOOSE),
     ("gspo_target", "GSPO, target KL", ".2 both ways", _OWN_SEQUENCE | _TARGET),

@@ -152,7 +152,8 @@ def build_trainer(job: Job, folder: Path, output: Path) -> GRPOTrainer:
         **method.settings,
     }
     if method.trainer != "trl":
-        settings = {"target_kl": 0.0, "rollout_staleness": regime.staleness, **settings}
+        unset = {"target_kl": 0.0, "clip_range_scaling": "none", "rollout_staleness": regime.staleness}
+        settings = {**unset, **settings}
     config = config_class(
         output_dir=str(output),
         seed=job.seed,

@@ -15,14 +15,22 @@ from sorl_trl.trainers.checks.options import idle_options, search_rollout_proble
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
-CLIP_RANGE = {"epsilon": 0.05, "epsilon_high": 0.2}
-SO_GRPO = CLIP_RANGE | {
+SO_GRPO = {
+    "epsilon": 0.2,
+    "epsilon_high": None,
+    "clip_range_scaling": "sqrt_length",
     "target_kl": 0.005,
     "importance_sampling_level": "turn",
-    "clip_normalization": "kl_penalty",
+    "clip_normalization": "none",
     "loss_type": "turn",
 }
-SPECIFIED = SO_GRPO | {"epsilon": 0.2, "epsilon_high": 0.2, "target_kl": 0.0, "turn_ratio": "arithmetic"}
+SPECIFIED = SO_GRPO | {
+    "epsilon_high": 0.2,
+    "clip_range_scaling": "none",
+    "clip_normalization": "kl_penalty",
+    "target_kl": 0.0,
+    "turn_ratio": "arithmetic",
+}
 """What the note says, and nothing of ours."""
 SO_PPO = SO_GRPO | {"advantage_level": "turn", "num_generations": 1}
 PPO = {
@@ -32,8 +40,16 @@ PPO = {
     "num_generations": 1,
     "epsilon": 0.2,
     "epsilon_high": None,
+    "clip_range_scaling": "none",
 }
-BASELINE = {"target_kl": 0.0, "clip_normalization": "none", "loss_type": "grpo", "epsilon": 0.2, "epsilon_high": None}
+BASELINE = {
+    "target_kl": 0.0,
+    "clip_normalization": "none",
+    "loss_type": "grpo",
+    "epsilon": 0.2,
+    "epsilon_high": None,
+    "clip_range_scaling": "none",
+}
 VARIANTS: dict[str, dict[str, Any]] = {
     "quickstart": SO_GRPO | {"turn_ratio": "geometric"},
     "so_grpo": SO_GRPO | {"turn_ratio": "geometric"},
@@ -101,9 +117,9 @@ def test_the_sandbox_recipes_have_room_for_what_their_policy_thinks(name: str, t
 
 @pytest.mark.parametrize("name", sorted(SANDBOX))
 def test_a_recipe_with_what_is_ours_says_so_in_its_first_line(name: str) -> None:
-    """A target KL and a narrow lower clip range are no part of SORL."""
+    """A target KL and a clip range that narrows with the turn are no part of SORL."""
     text = (ROOT / f"recipes/{name}.yaml").read_text()
-    is_ours = VARIANTS[name]["target_kl"] > 0 or VARIANTS[name]["epsilon"] == 0.05
+    is_ours = VARIANTS[name]["target_kl"] > 0 or VARIANTS[name]["clip_range_scaling"] != "none"
     assert ("our defaults" in text.splitlines()[0]) == is_ours
 
 

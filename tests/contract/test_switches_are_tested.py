@@ -32,7 +32,6 @@ TESTS: dict[type, dict[str, str]] = {
         "loss_type": OF_BOTH,
         "importance_sampling_level": OF_BOTH,
         "turn_ratio": OF_BOTH,
-        "epsilon": OF_BOTH,
         "clip_range_scaling": OF_BOTH,
         "clip_normalization": OF_BOTH,
         "ctn_coef": OF_BOTH,

@@ -81,7 +81,7 @@ def test_mixture_of_experts_auxiliary_loss(tmp_path: Path, tokenizer: Any) -> No
 @pytest.mark.parametrize("beta", [0.0, 0.1])
 def test_one_turn_is_the_sequence_level(tmp_path: Path, tokenizer: Any, beta: float) -> None:
     """A completion of one turn: the geometric turn ratio is GSPO's sequence ratio, the turn mean is the token mean."""
-    arguments = settings(tmp_path, beta=beta, epsilon=0.2)  # turns have a range of their own unless one is set
+    arguments = settings(tmp_path, beta=beta)
     gspo = {"loss_type": "grpo", "importance_sampling_level": "sequence"}
     rollouts = [FixedRollout(max_turns=1), FixedRollout(max_turns=1)]
     theirs = train(GRPOTrainer, GRPOConfig, tokenizer, **arguments, **gspo, rollout_func=rollouts[0])
@@ -90,7 +90,7 @@ def test_one_turn_is_the_sequence_level(tmp_path: Path, tokenizer: Any, beta: fl
         SOGRPOConfig,
         tokenizer,
         **arguments,
-        clip_normalization="none",
+        clip_range_scaling="none",
         target_kl=0.0,
         rollout_func=rollouts[1],
     )

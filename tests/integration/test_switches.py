@@ -12,18 +12,18 @@ import pytest
 
 from tests.effects import TRAINERS, build_trainer, effect
 
+PENALTY = {"clip_normalization": "kl_penalty"}
 OF_BOTH: dict[str, tuple[Any, dict[str, Any]]] = {
     "loss_type": ("grpo", {}),
     "importance_sampling_level": ("sequence", {}),
     "turn_ratio": ("arithmetic", {}),
-    "epsilon": (0.01, {}),
-    "clip_range_scaling": ("length", {}),
-    "clip_normalization": ("none", {}),
-    "ctn_coef": (1.0, {}),
-    "kl_estimator": ("k1", {}),
-    "ctn_gate": ("turn", {}),
-    "ctn_epsilon": (0.3, {}),
-    "ctn_epsilon_high": (0.5, {"ctn_epsilon": 0.01}),
+    "clip_range_scaling": ("none", {}),
+    "clip_normalization": ("kl_penalty", {}),
+    "ctn_coef": (1.0, PENALTY),
+    "kl_estimator": ("k1", PENALTY),
+    "ctn_gate": ("turn", PENALTY),
+    "ctn_epsilon": (0.3, PENALTY),
+    "ctn_epsilon_high": (0.5, {"ctn_epsilon": 0.01, **PENALTY}),
     "gamma": (0.5, {}),
     "turn_boundary": ("tags", {"turn_boundary_tags": ["w5"]}),
     "turn_boundary_tags": (["w5"], {"turn_boundary": "tags"}),
@@ -62,7 +62,7 @@ def test_switches_of_the_critic(tmp_path: Path, tokenizer: Any, switch: str) -> 
 
 def test_no_two_estimators_are_alike(tmp_path: Path, tokenizer: Any) -> None:
     effects = [
-        effect(build_trainer(tmp_path / name, tokenizer, "SO-GRPO", kl_estimator=name, ctn_gate="none"))
+        effect(build_trainer(tmp_path / name, tokenizer, "SO-GRPO", kl_estimator=name, ctn_gate="none", **PENALTY))
         for name in ESTIMATORS
     ]
     assert len({str(each) for each in effects}) == len(ESTIMATORS)

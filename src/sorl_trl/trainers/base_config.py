@@ -29,7 +29,7 @@ from sorl_trl.ops import (
 )
 from sorl_trl.rollout.options import ENGINES
 from sorl_trl.trainers.config_docs import documented
-from sorl_trl.trainers.config_rules import ALLOWED_OF_TRL, turn_level_problems
+from sorl_trl.trainers.config_rules import ALLOWED_OF_TRL, LOSSES_WITHOUT_MIN, turn_level_problems
 
 TURN_LOSS_TYPE = "turn"
 LOSS_TYPES = (TURN_LOSS_TYPE, "grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo")
@@ -37,10 +37,6 @@ CLIP_NORMALIZATIONS = ("kl_penalty", "bias_norm", "none")
 TURN_BOUNDARIES = ("recorded", "tags")
 TOOL_ENGINES = ("trl", *ENGINES)
 TIME_LIMIT = Number(above=0)
-CLIP_RANGE = 0.2
-"""TRL's `epsilon`, on both sides."""
-TURN_CLIP_RANGE = (0.05, 0.2)
-"""How far a turn's ratio may fall below and rise above 1: ours, measured in benchmarks/results/stability.md."""
 
 
 @documented
@@ -48,8 +44,9 @@ TURN_CLIP_RANGE = (0.05, 0.2)
 class TurnLevelConfig(GRPOConfig):
     """`trl.GRPOConfig` plus the switches of SORL (arXiv 2511.20718, as specified in docs/paper_to_code.md), and ours.
 
-    Ours, and no part of SORL, are `target_kl` and the narrow lower clip range of turns (`epsilon`). SORL as specified
-    in the note is `turn_ratio="arithmetic", epsilon=0.2, target_kl=0`.
+    Ours, and no part of SORL, are `target_kl` and the clip range that narrows as turns grow longer
+    (`clip_range_scaling`). SORL as specified in the note is `turn_ratio="arithmetic", clip_normalization="kl_penalty",
+    clip_range_scaling="none", target_kl=0`.
 
     Every other parameter is TRL's, with TRL's meaning and default; docs/options.md has them all. With
     `importance_sampling_level="token"`, `clip_normalization="none"`, `target_kl=0` and one of TRL's loss types,
@@ -78,32 +75,26 @@ class TurnLevelConfig(GRPOConfig):
             "GSPO's length normalization applied per turn. 'arithmetic': their mean."
         },
     )
-    epsilon: Annotated[float | None, NOT_NEGATIVE] = field(
+    clip_range_scaling: Annotated[str | None, OneOf(CLIP_RANGE_SCALINGS)] = field(
         default=None,
-        metadata={
-            "help": "How far a ratio may fall below 1, and rise above it unless `epsilon_high` is set, before it is "
-            "clipped. Unset, it is 0.05 below and 0.2 above with `importance_sampling_level='turn'`, whose ratios "
-            "average over tokens and leave a wide range late (the narrow lower range is ours, no part of SORL); TRL's "
-            "0.2 at the other levels."
-        },
-    )
-    clip_range_scaling: Annotated[str, OneOf(CLIP_RANGE_SCALINGS)] = field(
-        default="none",
         metadata={
             "help": "Ours, no part of SORL: how the clip range narrows as the turn (or the sequence, at that level) "
             "grows longer, so that `epsilon`, `epsilon_high` and the distance of `delta` from 1 are those of a single "
-            "token. 'none' (default): it does not; 'sqrt_length': divided by the square root of the unit's tokens; "
-            "'length': by their number, for geometric means alone."
+            "token. 'none': it does not; 'sqrt_length': divided by the square root of the unit's tokens; 'length': by "
+            "their number, for geometric means alone. Unset, it is 'sqrt_length' with "
+            "`importance_sampling_level='turn'`, unless the loss type clips no ratio ('cispo', 'sapo', 'vespo'), and "
+            "'none' at the other levels, as in TRL."
         },
     )
     clip_normalization: Annotated[str, OneOf(CLIP_NORMALIZATIONS)] = field(
-        default="kl_penalty",
+        default="none",
         metadata={
-            "help": "Clipping-triggered normalization. 'kl_penalty' (default): adds `ctn_coef` times the mean over "
+            "help": "Clipping-triggered normalization of SORL. 'none' (default): off, because it was seen to add "
+            "nothing to `target_kl` (docs/results.md). 'kl_penalty': adds `ctn_coef` times the mean over "
             "trajectories of (share of tokens outside the clip range) x (KL to the old policy). 'bias_norm': divides "
             "the gradient of each optimizer step by max(1, L2 norm of the clipping bias), the gradient of the mean "
             "over trajectories of (sum of ratio x advantage over clipped tokens / tokens); not with DeepSpeed, FSDP, "
-            "reentrant gradient checkpointing, or a loss without PPO's min. 'none': off."
+            "reentrant gradient checkpointing, or a loss without PPO's min."
         },
     )
     ctn_coef: Annotated[float, NOT_NEGATIVE] = field(
@@ -223,19 +214,12 @@ class TurnLevelConfig(GRPOConfig):
     def __post_init__(self) -> None:
         raise_first(self.problems())
         self._post_init_of_trl()
-        self._set_clip_range()
+        if self.clip_range_scaling is None:
+            clips_turns = self.importance_sampling_level == "turn" and self.loss_type not in LOSSES_WITHOUT_MIN
+            self.clip_range_scaling = "sqrt_length" if clips_turns else "none"
         if self.ctn_epsilon_high is None:
             self.ctn_epsilon_high = self.ctn_epsilon
 
     def _post_init_of_trl(self) -> None:
         with warnings_at_the_caller():
             super().__post_init__()
-
-    def _set_clip_range(self) -> None:
-        if self.epsilon is not None:
-            return
-        self.epsilon = CLIP_RANGE
-        if self.importance_sampling_level == "turn":
-            given: float | None = vars(self)["epsilon_high"]
-            self.epsilon = TURN_CLIP_RANGE[0]
-            self.epsilon_high = TURN_CLIP_RANGE[1] if given is None else given

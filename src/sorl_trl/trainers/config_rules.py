@@ -19,7 +19,11 @@ COUNTS = (
     *("steps_per_generation", "generation_batch_size", "gradient_accumulation_steps", "num_iterations"),
 )
 """Of what makes up a batch. TRL divides by them."""
-ALLOWED_OF_TRL: Mapping[str, Allowed] = {"epsilon_high": NOT_NEGATIVE, **dict.fromkeys(COUNTS, POSITIVE_COUNT)}
+ALLOWED_OF_TRL: Mapping[str, Allowed] = {
+    "epsilon": NOT_NEGATIVE,
+    "epsilon_high": NOT_NEGATIVE,
+    **dict.fromkeys(COUNTS, POSITIVE_COUNT),
+}
 """Fields of TRL's, which takes any value for them, -> what they allow."""
 SUM_THEN_NORMALIZE = "sum_then_normalize"
 
@@ -48,9 +52,9 @@ def turn_level_problems(config: TurnLevelConfig) -> Iterator[Problem]:
         yield from _bias_norm_problems(config)
 
 
-def scaling_refusal(config: TurnLevelConfig, scaling: str) -> str | None:
+def scaling_refusal(config: TurnLevelConfig, scaling: str | None) -> str | None:
     """Why this `clip_range_scaling` would not do, as the end of a sentence; None where it does."""
-    if scaling == "none":
+    if scaling in (None, "none"):
         return None
     clips_units = config.importance_sampling_level != "token" and config.loss_type not in LOSSES_WITHOUT_MIN
     counts_turns = config.clip_normalization == "kl_penalty" and config.ctn_gate == "turn" and config.ctn_coef > 0

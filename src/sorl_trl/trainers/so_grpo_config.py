@@ -16,9 +16,10 @@ from sorl_trl.trainers.config_rules import group_problems
 class SOGRPOConfig(TurnLevelConfig):
     """Configuration of [`SOGRPOTrainer`]: `trl.GRPOConfig` with the turn-level switches of [`TurnLevelConfig`].
 
-    The defaults are SO-GRPO: geometric turn ratios, turn-level group advantages, the KL penalty triggered by clipping
-    and the turn-mean objective; and two additions of ours, `target_kl` and a narrow lower clip range.
-    `docs/paper_index.md` lists the settings of every named variant, SO-GRPO as specified among them.
+    The defaults are SO-GRPO's geometric turn ratios, turn-level group advantages and turn-mean objective, and two
+    additions of ours, `target_kl` and a clip range that narrows as turns grow longer; with them SORL's KL penalty adds
+    nothing that was seen, and is off. `docs/paper_index.md` lists the settings of every named variant, SO-GRPO as
+    specified among them.
     """
 
     def problems(self) -> Iterator[Problem]:

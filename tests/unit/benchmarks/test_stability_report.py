@@ -123,7 +123,9 @@ class TestWriteReport:
         write_report(everything(), tmp_path, GRID)
         text = (tmp_path / "stability.md").read_text()
         assert "| SO-GRPO | 0.700 [0.600, 0.800]³ · 0/3 |" in text
-        assert "| GRPO | 0.300 [0.100, 0.400]³ | 0.400 | 0.367 | 1/3 | 0.1 | – / 0.5 | – | – / – | – | -0.200 [" in text
+        assert (
+            "| GRPO | 0.300 [0.100, 0.400]³ | 0.400 | 0.367 | 1/3 | 0.1 | – / 0.5 | – | – / – | – | -0.200 [" in text
+        )
         assert "| SO-GRPO | 0.001 = common | 0.700 [0.600, 0.800]³ |" in text
         assert "+0.200 [+0.100, +0.300], p 0.25 |" in text
         assert "| GRPO | **0.500 · 0/2**† | 0.300 · 0/2 |" in text

@@ -94,7 +94,7 @@ class TestPlan:
     def test_every_world_has_every_judging_seed_and_a_target_kl_where_length_varies(self) -> None:
         plan = list(jobs())
         assert len(set(plan)) == len(plan) == (4 * 6 + 2 * 3) * len(JUDGING_SEEDS)
-        assert {job.regime for job in plan if job.method == "turn_sqrt_target"} == PANELS["turn_tokens"]
+        assert {job.regime for job in plan if job.method == "so_grpo"} == PANELS["turn_tokens"]
 
     def test_half_of_the_plan_has_every_policy(self) -> None:
         plan = list(jobs())

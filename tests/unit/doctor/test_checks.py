@@ -43,18 +43,19 @@ class Case:
 
 
 LONG = {"max_turn_tokens": 200, "max_completion_length": 700}
+FIXED = {"clip_range_scaling": "none"}
 
 
 @pytest.mark.parametrize(
     ("changed", "what"),
     [
-        ({}, "a turn may have 200 tokens, and its ratio is their mean"),
-        ({"max_completion_length": 150}, "a turn may have 150 tokens"),
+        ({}, None),
+        (FIXED, "a turn may have 200 tokens, and its ratio is their mean"),
+        ({"max_completion_length": 150, **FIXED}, "a turn may have 150 tokens"),
         ({"importance_sampling_level": "sequence"}, "a sequence may have 600 tokens"),
-        ({"max_turn_tokens": 99}, None),
-        ({"epsilon": 3e-4, "epsilon_high": 4e-4}, None),
-        ({"epsilon": 3e-4, "epsilon_high": 0.2}, "`epsilon` 0.0003, `epsilon_high` 0.2"),
-        ({"clip_range_scaling": "sqrt_length"}, None),
+        ({"max_turn_tokens": 99, **FIXED}, None),
+        ({"epsilon": 3e-4, "epsilon_high": 4e-4, **FIXED}, None),
+        ({"epsilon": 3e-4, "epsilon_high": 0.2, **FIXED}, "`epsilon` 0.0003, `epsilon_high` 0.2"),
         ({"importance_sampling_level": "token"}, None),
         ({"loss_type": "sapo"}, None),
     ],

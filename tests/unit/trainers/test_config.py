@@ -8,15 +8,18 @@ import pytest
 from sorl_trl import SOGRPOConfig
 from sorl_trl.trainers.config_rules import COUNTS
 
+PENALTY = {"clip_normalization": "kl_penalty"}
+
 
 def build(tmp_path: Path, **overrides: Any) -> SOGRPOConfig:
     return SOGRPOConfig(str(tmp_path), use_cpu=True, bf16=False, **overrides)
 
 
-def test_defaults_are_so_grpo(tmp_path: Path) -> None:
+def test_defaults(tmp_path: Path) -> None:
     config = build(tmp_path)
     assert (config.importance_sampling_level, config.turn_ratio) == ("turn", "geometric")
-    assert (config.clip_normalization, config.ctn_coef, config.kl_estimator) == ("kl_penalty", 3.0, "unbiased")
+    assert (config.epsilon, config.epsilon_high, config.clip_range_scaling) == (0.2, None, "sqrt_length")
+    assert (config.clip_normalization, config.ctn_coef, config.kl_estimator) == ("none", 3.0, "unbiased")
     assert (config.loss_type, config.gamma, config.turn_boundary) == ("turn", 1.0, "recorded")
     assert (config.ctn_gate, config.rollout_staleness, config.target_kl) == ("token", 0, 0.005)
 
@@ -24,16 +27,25 @@ def test_defaults_are_so_grpo(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ({}, (0.05, 0.2)),
-        ({"epsilon": 0.2}, (0.2, None)),  # as in TRL: on both sides
-        ({"epsilon_high": 0.3}, (0.05, 0.3)),
-        ({"importance_sampling_level": "token"}, (0.2, None)),
-        ({"importance_sampling_level": "sequence", "epsilon_high": 0.3}, (0.2, 0.3)),
+        ({}, "sqrt_length"),
+        ({"turn_ratio": "arithmetic"}, "sqrt_length"),
+        ({"importance_sampling_level": "token"}, "none"),
+        ({"importance_sampling_level": "sequence"}, "none"),  # as in TRL
+        ({"loss_type": "sapo"}, "none"),  # clips no ratio
+        ({"clip_range_scaling": "none"}, "none"),
+        ({"clip_range_scaling": "length", "importance_sampling_level": "sequence"}, "length"),
     ],
 )
-def test_the_clip_range_follows_the_level(tmp_path: Path, given: dict[str, Any], expected: Any) -> None:
+def test_the_range_narrows_where_turns_share_a_ratio_unless_set(
+    tmp_path: Path, given: dict[str, Any], expected: str
+) -> None:
+    assert build(tmp_path, **given).clip_range_scaling == expected
+
+
+@pytest.mark.parametrize("given", [{}, {"epsilon": 0.1, "epsilon_high": 0.3}])
+def test_epsilon_is_trls(tmp_path: Path, given: dict[str, float]) -> None:
     config = build(tmp_path, **given)
-    assert (config.epsilon, config.epsilon_high) == expected
+    assert (config.epsilon, config.epsilon_high) == (given.get("epsilon", 0.2), given.get("epsilon_high"))
 
 
 @pytest.mark.parametrize(
@@ -82,7 +94,9 @@ def test_a_command_line_gives_dictionaries_as_json(tmp_path: Path) -> None:
     assert config.gradient_checkpointing_kwargs == {"use_reentrant": False}
 
 
-@pytest.mark.parametrize("changed", [{}, {"ctn_epsilon": 0.1}, {"loss_type": "cispo", "epsilon_high": 5.0}], ids=str)
+@pytest.mark.parametrize(
+    "changed", [{}, {"ctn_epsilon": 0.1, **PENALTY}, {"loss_type": "cispo", "epsilon_high": 5.0}], ids=str
+)
 def test_a_config_that_was_made_has_no_problem(tmp_path: Path, changed: dict[str, Any]) -> None:
     """With all that `__post_init__` has derived."""
     assert not [*build(tmp_path, **changed).problems()]
@@ -122,12 +136,12 @@ class TestGateRange:
         assert (config.ctn_epsilon, config.ctn_epsilon_high) == (None, None)
 
     def test_one_number_is_for_both_sides(self, tmp_path: Path) -> None:
-        config = build(tmp_path, ctn_epsilon=0.2)
-        assert (config.ctn_epsilon, config.ctn_epsilon_high) == (0.2, 0.2)
-        assert (config.epsilon, config.epsilon_high) == (0.05, 0.2)
+        config = build(tmp_path, ctn_epsilon=0.3, **PENALTY)
+        assert (config.ctn_epsilon, config.ctn_epsilon_high) == (0.3, 0.3)
+        assert (config.epsilon, config.epsilon_high) == (0.2, None)
 
     def test_either_side_can_be_set_alone(self, tmp_path: Path) -> None:
-        config = build(tmp_path, ctn_epsilon_high=0.3)
+        config = build(tmp_path, ctn_epsilon_high=0.3, **PENALTY)
         assert (config.ctn_epsilon, config.ctn_epsilon_high) == (None, 0.3)
 
     @pytest.mark.parametrize("value", [-0.1, float("inf"), float("nan")])
@@ -136,22 +150,18 @@ class TestGateRange:
         with pytest.raises(ValueError, match=f"`{name}` is {value}"):
             build(tmp_path, **{name: value})
 
-    @pytest.mark.parametrize("off", [{"clip_normalization": "none"}, {"ctn_gate": "none"}], ids=str)
+    @pytest.mark.parametrize("off", [{}, {**PENALTY, "ctn_gate": "none"}], ids=str)
     def test_is_refused_where_nothing_reads_it(self, tmp_path: Path, off: dict[str, str]) -> None:
         with pytest.raises(ValueError, match=r"`ctn_epsilon` is 0\.2, but nothing reads it"):
             build(tmp_path, ctn_epsilon=0.2, **off)
 
 
 class TestClipRangeScaling:
-    def test_is_off_unless_set(self, tmp_path: Path) -> None:
-        assert build(tmp_path).clip_range_scaling == "none"
-        assert build(tmp_path, clip_range_scaling="length").clip_range_scaling == "length"
-
     @pytest.mark.parametrize(
         "fields",
         [
             {"importance_sampling_level": "sequence", "loss_type": "dapo"},
-            {"importance_sampling_level": "token", "ctn_gate": "turn"},
+            {"importance_sampling_level": "token", "ctn_gate": "turn", **PENALTY},
             {"turn_ratio": "arithmetic", "importance_sampling_level": "sequence"},
         ],
         ids=str,
@@ -164,8 +174,8 @@ class TestClipRangeScaling:
         "fields",
         [
             {"importance_sampling_level": "token"},
-            {"importance_sampling_level": "token", "ctn_gate": "turn", "clip_normalization": "none"},
-            {"importance_sampling_level": "token", "ctn_gate": "turn", "ctn_coef": 0.0},
+            {"importance_sampling_level": "token", "ctn_gate": "turn"},
+            {"importance_sampling_level": "token", "ctn_gate": "turn", "ctn_coef": 0.0, **PENALTY},
             {"loss_type": "sapo"},
             {"loss_type": "cispo", "epsilon_high": 5.0},
             {"loss_type": "vespo", "importance_sampling_level": "sequence"},
@@ -179,7 +189,8 @@ class TestClipRangeScaling:
 
     @pytest.mark.parametrize("fields", [{"importance_sampling_level": "token"}, {"loss_type": "sapo"}], ids=str)
     def test_a_gate_that_counts_turns_reads_it(self, tmp_path: Path, fields: dict[str, Any]) -> None:
-        assert build(tmp_path, clip_range_scaling="length", ctn_gate="turn", **fields).clip_range_scaling == "length"
+        config = build(tmp_path, clip_range_scaling="length", ctn_gate="turn", **PENALTY, **fields)
+        assert config.clip_range_scaling == "length"
 
     def test_the_arithmetic_mean_has_a_law_of_its_own(self, tmp_path: Path) -> None:
         build(tmp_path, clip_range_scaling="sqrt_length", turn_ratio="arithmetic")
