@@ -74,7 +74,7 @@ def range_warning(args: TurnLevelConfig, tokens_outside: float) -> str:
         tokens_outside: mean share of tokens whose ratio is outside the range.
     """
     level = args.importance_sampling_level
-    narrower = {"none": "sqrt_length", "sqrt_length": "length"}.get(args.clip_range_scaling)
+    narrower = {"none": "sqrt_length", "sqrt_length": "length"}.get(args.clip_range_scaling or "none")
     if narrower is None or scaling_refusal(args, narrower):
         advice = "Lower `epsilon` and `epsilon_high`"
     else:

@@ -73,7 +73,7 @@ def penalty(batch: MicroBatch, args: TurnLevelConfig) -> tuple[Tensor, Tensor]:
         gate = clip_fraction(log_ratio, kept, low, high)
         return clip_penalty(log_ratio, kept, low, high, args.kl_estimator), gate
     if args.ctn_gate == "turn":
-        low, high, _ = scaled_to_units(ClipRange(low, high), batch.turns, "turn", args.clip_range_scaling)
+        low, high, _ = scaled_to_units(ClipRange(low, high), batch.turns, "turn", args.clip_range_scaling or "none")
         gate = turn_clip_fraction(log_ratio, batch.turns, low, high, args.turn_ratio)
     else:
         gate = log_ratio.new_ones(len(log_ratio))
