@@ -75,7 +75,8 @@ def build(folder: Path, trainer_class: Any = SOGRPOTrainer, **overrides: Any) ->
         "seed": 7,
     }
     if issubclass(trainer_class, TurnLevelTrainer):
-        fields["target_kl"] = 0.0  # or it would not collapse
+        # or it would not collapse, or otherwise than these tests know
+        fields |= {"target_kl": 0.0, "clip_range_scaling": "none", "clip_normalization": "kl_penalty"}
     search = overrides.pop("search", None)
     callbacks = overrides.pop("callbacks", [LearningRateJump()])
     folder.mkdir(exist_ok=True)

@@ -34,8 +34,12 @@ CLIP_RANGE = 0.2
 
 
 def off_policy_batch(tmp_path: Path, tokenizer: Any, **overrides: Any) -> tuple[SOPPOTrainer, dict[str, Any]]:
-    """A batch whose old log-probabilities and values lie some way off, so that both losses clip."""
-    trainer = build(tmp_path, tokenizer, **{"num_iterations": 2, **overrides})
+    """A batch whose old log-probabilities and values lie some way off, so that both losses clip.
+
+    Unless told otherwise it has SORL's penalty, and a clip range that does not depend on the length of a turn.
+    """
+    fields = {"num_iterations": 2, "clip_normalization": "kl_penalty", "clip_range_scaling": "none"}
+    trainer = build(tmp_path, tokenizer, **{**fields, **overrides})
     batch = rollout_batch(trainer)
     generator = torch.Generator().manual_seed(7)
     for key, scale in (("old_per_token_logps", 0.6), ("old_values", 0.3), ("returns", 0.5)):
