@@ -44,9 +44,8 @@ def turns_of(trained: TrainedTrajectory, values: tuple[Any, ...]) -> dict[int, l
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> list[TrainedTrajectory]:
     """Of the second and fourth step: second updates on their batches, so that ratios have moved."""
-    return dumped(
-        build(tmp_path_factory.mktemp("run"), clip_range_scaling="none", epsilon=0.02, epsilon_high=0.04, seed=3)
-    )
+    fields = {"clip_normalization": "kl_penalty", "clip_range_scaling": "none", "epsilon": 0.02, "epsilon_high": 0.04}
+    return dumped(build(tmp_path_factory.mktemp("run"), **fields, seed=3))
 
 
 def test_every_trajectory_of_a_step_is_kept_once(rows: list[TrainedTrajectory]) -> None:

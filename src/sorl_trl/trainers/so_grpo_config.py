@@ -17,9 +17,9 @@ class SOGRPOConfig(TurnLevelConfig):
     """Configuration of [`SOGRPOTrainer`]: `trl.GRPOConfig` with the turn-level switches of [`TurnLevelConfig`].
 
     The defaults are SO-GRPO's geometric turn ratios, turn-level group advantages and turn-mean objective, and two
-    additions of ours, `target_kl` and a clip range that narrows as turns grow longer; SORL's KL penalty, which was seen
-    to give in one world what it takes in another beside them, is off. `docs/paper_index.md` lists the settings of every named variant, SO-GRPO as
-    specified among them.
+    additions of ours, `target_kl` and a clip range that narrows as turns grow longer. SORL's KL penalty, which was
+    seen to give in one world what it takes in another, is off. `docs/paper_index.md` lists the settings of every named
+    variant, SO-GRPO as specified among them.
     """
 
     def problems(self) -> Iterator[Problem]:
