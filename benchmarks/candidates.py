@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer
-from sorl_trl.learning_rate import scale_learning_rate
 from sorl_trl.ops import TurnLayout, is_outside
-from sorl_trl.trainers.loss.kl_schedule import FACTOR, MIN_FACTOR, STEP, KLSchedule, _is_policy
+from sorl_trl.trainers.checks.inert import updates_per_rollout
+from sorl_trl.trainers.loss.kl_schedule import MIN_FACTOR, STEP, KLSchedule
 from sorl_trl.trainers.loss.micro_batch import MicroBatch
 from sorl_trl.trainers.loss.ratio_substitution import RatioSubstitution, Surrogate
 from sorl_trl.trainers.loss.turn_metrics import kl_of_trajectories
@@ -53,7 +53,7 @@ class CandidateTrainer(SOGRPOTrainer):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if self.args.rollout_kl:
-            updates = self.args.steps_per_generation * self.num_iterations
+            updates = int(updates_per_rollout(self.args))
             schedule = RolloutSchedule(self.args.rollout_kl, updates, self.accelerator, self._record_lr_factor)
             self.add_callback(schedule)
             self._observers.append(schedule)
@@ -106,8 +106,7 @@ class RolloutSchedule(KLSchedule):
         self._age = batch.age or 0
         super().observe(batch)
 
-    def adjust(self, kl: float) -> float:
-        before: float = getattr(self._scheduler, FACTOR)
+    def _next_factor(self, before: float, kl: float) -> float:
         factor = before
         if len(self._factors) % self._updates == 0 and self._moved:
             factor = planned_factor(self._moved, self.target_kl)
@@ -117,12 +116,8 @@ class RolloutSchedule(KLSchedule):
             factor = min(factor, before / STEP)
         if self._age and kl > 0:
             self._moved.append((statistics.fmean(self._factors[-self._age :]), kl))
-        factor = max(factor, MIN_FACTOR)
-        if factor != before:
-            scale_learning_rate(self._optimizer, self._scheduler, factor / before, _is_policy)
-            setattr(self._scheduler, FACTOR, factor)
-        self._factors.append(factor)
-        return factor
+        self._factors.append(max(factor, MIN_FACTOR))
+        return self._factors[-1]
 
 
 def planned_factor(moved: Sequence[tuple[float, float]], target: float) -> float:

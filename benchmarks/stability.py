@@ -116,7 +116,7 @@ def is_current(record: dict[str, Any]) -> bool:
     job = key(record)
     if job.regime not in REGIMES or job.method not in published_grid().methods_in(job.regime):
         return False
-    if record["settings"] != settings_of(job):
+    if "harness" not in record or record["settings"] != settings_of(job):
         return False
     regime = REGIMES[job.regime]
     judges = (regime.learning_rate,) if job.seed in JUDGING_SEEDS else ()

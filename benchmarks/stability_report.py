@@ -107,7 +107,7 @@ def difference(found: Row | None) -> str:
 
 
 def harness_marks(row: Row) -> str:
-    return "".join("¹²³"[harness - 1] for harness in row["harnesses"])
+    return "".join("¹²³⁴⁵⁶⁷⁸⁹"[harness - 1] for harness in row["harnesses"])
 
 
 def collapses(row: Row) -> str:

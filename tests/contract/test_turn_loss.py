@@ -41,7 +41,8 @@ def reference_loss(trainer: Any, batch: dict[str, Any], args: SOGRPOConfig) -> t
                 reference_kl = reference_kl + (ratio * kl if args.use_bias_correction_kl else kl)
         ratios = log_ratio[tokens].exp()
         low = 1 - (EPSILON if args.ctn_epsilon is None else args.ctn_epsilon)
-        high = 1 + (EPSILON if args.ctn_epsilon_high is None else args.ctn_epsilon_high)
+        own_high = args.ctn_epsilon if args.ctn_epsilon_high is None else args.ctn_epsilon_high
+        high = 1 + (EPSILON if own_high is None else own_high)
         outside = ((ratios < low) | (ratios > high)).double().mean().detach()
         kl = (ratios * log_ratio[tokens] - ratios + 1).mean()
         turn_ratios = torch.stack([log_ratio[span].mean().exp() for span in spans])

@@ -215,11 +215,14 @@ class TurnLevelConfig(GRPOConfig):
     def __post_init__(self) -> None:
         raise_first(self.problems())
         self._post_init_of_trl()
-        if self.clip_range_scaling is None:
-            clips_turns = self.importance_sampling_level == "turn" and self.loss_type not in LOSSES_WITHOUT_MIN
-            self.clip_range_scaling = "sqrt_length" if clips_turns else "none"
-        if self.ctn_epsilon_high is None:
-            self.ctn_epsilon_high = self.ctn_epsilon
+
+    @property
+    def range_scaling(self) -> str:
+        """`clip_range_scaling`; what it stands for where it is not set."""
+        if self.clip_range_scaling is not None:
+            return self.clip_range_scaling
+        clips_turns = self.importance_sampling_level == "turn" and self.loss_type not in LOSSES_WITHOUT_MIN
+        return "sqrt_length" if clips_turns else "none"
 
     def _post_init_of_trl(self) -> None:
         with warnings_at_the_caller():

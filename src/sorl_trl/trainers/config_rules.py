@@ -89,15 +89,15 @@ def _bias_norm_problems(config: TurnLevelConfig) -> Iterator[Problem]:
         yield Problem(
             "clip_normalization",
             f"`clip_normalization='bias_norm'` is about what PPO's min removes; `loss_type={config.loss_type!r}` "
-            "has none. Use `clip_normalization='kl_penalty'` or 'none', or another loss type.",
-            "kl_penalty",
+            "has none. Set it to 'none', or use another loss type.",
+            "none",
         )
     if _is_reentrant(config.gradient_checkpointing_kwargs):
         yield Problem(
             "gradient_checkpointing_kwargs",
             "`clip_normalization='bias_norm'` takes a gradient of its own, which reentrant gradient checkpointing "
             "cannot give. Set `gradient_checkpointing_kwargs={'use_reentrant': False}`, or "
-            "`clip_normalization='kl_penalty'`.",
+            "`clip_normalization='none'`.",
             {"use_reentrant": False},
         )
     for name, off in (("top_entropy_quantile", 1.0), ("off_policy_mask_threshold", None)):
@@ -106,7 +106,7 @@ def _bias_norm_problems(config: TurnLevelConfig) -> Iterator[Problem]:
                 name,
                 f"`{name}` is {getattr(config, name)}, which leaves tokens out of the loss that "
                 "`clip_normalization='bias_norm'` would count as clipped. "
-                f"Set `{name}={off}`, or `clip_normalization='kl_penalty'`.",
+                f"Set `{name}={off}`, or `clip_normalization='none'`.",
                 off,
             )
 

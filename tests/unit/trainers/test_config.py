@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ def build(tmp_path: Path, **overrides: Any) -> SOGRPOConfig:
 def test_defaults(tmp_path: Path) -> None:
     config = build(tmp_path)
     assert (config.importance_sampling_level, config.turn_ratio) == ("turn", "geometric")
-    assert (config.epsilon, config.epsilon_high, config.clip_range_scaling) == (0.2, None, "sqrt_length")
+    assert (config.epsilon, config.epsilon_high, config.range_scaling) == (0.2, None, "sqrt_length")
     assert (config.clip_normalization, config.ctn_coef, config.kl_estimator) == ("none", 3.0, "unbiased")
     assert (config.loss_type, config.gamma, config.turn_boundary) == ("turn", 1.0, "recorded")
     assert (config.ctn_gate, config.rollout_staleness, config.target_kl) == ("token", 0, 0.005)
@@ -39,7 +40,17 @@ def test_defaults(tmp_path: Path) -> None:
 def test_the_range_narrows_where_turns_share_a_ratio_unless_set(
     tmp_path: Path, given: dict[str, Any], expected: str
 ) -> None:
-    assert build(tmp_path, **given).clip_range_scaling == expected
+    assert build(tmp_path, **given).range_scaling == expected
+
+
+def test_what_is_not_set_follows_the_other_options_of_a_copy(tmp_path: Path) -> None:
+    """As `dataclasses.replace` makes one, which gives each field as the original has it."""
+    original = build(tmp_path, ctn_epsilon=0.3, **PENALTY)
+    others = {"generation_batch_size": None}  # TRL refuses the one that it has derived itself
+    copy = replace(original, importance_sampling_level="token", ctn_epsilon=0.1, **others)
+    assert (copy.range_scaling, copy.ctn_epsilon_high) == ("none", None)
+    assert replace(copy, importance_sampling_level="turn", **others).range_scaling == "sqrt_length"
+    assert replace(original, importance_sampling_level="sequence", **others).range_scaling == "none"
 
 
 @pytest.mark.parametrize("given", [{}, {"epsilon": 0.1, "epsilon_high": 0.3}])
@@ -135,11 +146,6 @@ class TestGateRange:
         config = build(tmp_path)
         assert (config.ctn_epsilon, config.ctn_epsilon_high) == (None, None)
 
-    def test_one_number_is_for_both_sides(self, tmp_path: Path) -> None:
-        config = build(tmp_path, ctn_epsilon=0.3, **PENALTY)
-        assert (config.ctn_epsilon, config.ctn_epsilon_high) == (0.3, 0.3)
-        assert (config.epsilon, config.epsilon_high) == (0.2, None)
-
     def test_either_side_can_be_set_alone(self, tmp_path: Path) -> None:
         config = build(tmp_path, ctn_epsilon_high=0.3, **PENALTY)
         assert (config.ctn_epsilon, config.ctn_epsilon_high) == (None, 0.3)
@@ -167,7 +173,7 @@ class TestClipRangeScaling:
         ids=str,
     )
     def test_other_settings_that_read_it(self, tmp_path: Path, fields: dict[str, Any]) -> None:
-        assert build(tmp_path, clip_range_scaling="length", **fields).clip_range_scaling == "length"
+        assert build(tmp_path, clip_range_scaling="length", **fields).range_scaling == "length"
 
     @pytest.mark.parametrize("scaling", ["sqrt_length", "length"])
     @pytest.mark.parametrize(
@@ -185,12 +191,12 @@ class TestClipRangeScaling:
     def test_is_refused_where_nothing_reads_it(self, tmp_path: Path, scaling: str, fields: dict[str, Any]) -> None:
         with pytest.raises(ValueError, match=f"`clip_range_scaling` is '{scaling}', but nothing clips"):
             build(tmp_path, clip_range_scaling=scaling, **fields)
-        assert build(tmp_path, clip_range_scaling="none", **fields).clip_range_scaling == "none"
+        assert build(tmp_path, clip_range_scaling="none", **fields).range_scaling == "none"
 
     @pytest.mark.parametrize("fields", [{"importance_sampling_level": "token"}, {"loss_type": "sapo"}], ids=str)
     def test_a_gate_that_counts_turns_reads_it(self, tmp_path: Path, fields: dict[str, Any]) -> None:
         config = build(tmp_path, clip_range_scaling="length", ctn_gate="turn", **PENALTY, **fields)
-        assert config.clip_range_scaling == "length"
+        assert config.range_scaling == "length"
 
     def test_the_arithmetic_mean_has_a_law_of_its_own(self, tmp_path: Path) -> None:
         build(tmp_path, clip_range_scaling="sqrt_length", turn_ratio="arithmetic")

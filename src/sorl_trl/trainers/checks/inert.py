@@ -30,12 +30,12 @@ def inert_settings(config: TurnLevelConfig) -> list[str]:
         return []
     penalty_counts = config.clip_normalization != "kl_penalty" or config.ctn_coef > 0
     switched_on = {
-        "importance_sampling_level": config.importance_sampling_level == "turn",
-        "clip_range_scaling": config.clip_range_scaling != "none",
-        "clip_normalization": config.clip_normalization != "none" and penalty_counts,
-        "target_kl": config.target_kl > 0,
+        f"importance_sampling_level={config.importance_sampling_level!r}": config.importance_sampling_level == "turn",
+        f"clip_range_scaling={config.range_scaling!r}": config.range_scaling != "none",
+        f"clip_normalization={config.clip_normalization!r}": config.clip_normalization != "none" and penalty_counts,
+        f"target_kl={config.target_kl!r}": config.target_kl > 0,
     }
-    return [f"{name}={getattr(config, name)!r}" for name, is_on in switched_on.items() if is_on]
+    return [setting for setting, is_on in switched_on.items() if is_on]
 
 
 def suggested_iterations(config: TurnLevelConfig) -> int:

@@ -89,6 +89,6 @@ def build_bias_normalizer(trainer: Any) -> ClippingBiasNormalizer | None:
     if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
         raise ValueError(
             "`clip_normalization='bias_norm'` rescales the gradient between backward and optimizer step, where "
-            "DeepSpeed and FSDP keep it in shards of their own. Use `clip_normalization='kl_penalty'`, or DDP."
+            "DeepSpeed and FSDP keep it in shards of their own. Set `clip_normalization='none'`, or use DDP."
         )
     return ClippingBiasNormalizer(trainer.model.parameters())
