@@ -1,7 +1,8 @@
 """The methods that the stability benchmark compares, as settings of trainers.
 
-They were fixed before the judging seeds were run. The controls were added while they ran, to explain what was seen;
-none of their settings was chosen by a judging seed. `TRIALS` ran on choosing seeds alone.
+No setting of a method was chosen by a judging seed: most were fixed before any ran, the controls were added to explain
+what was seen. Which of the methods are the defaults was decided with judging seeds in view. `TRIALS` ran on choosing
+seeds alone.
 
 Titles tell apart what SORL specifies and what is ours: "as specified" is the note's form; "geometric" is that with the
 other mean; "narrow" has a lower clip range of .05; "first defaults" a target KL too; "our defaults" have no penalty,

@@ -33,7 +33,8 @@ the first, marked ¹, and the second, ², with the same ones in every evaluation
 after each rollout. With the same ones, the error of a sampled EM (standard error about .03 on 200 questions) is common
 to all runs of the harness: it cancels between rows of one harness, and does not between rows of two.
 The columns "against …" pair by seed whatever the harness: where a row has ² and GRPO or PPO has ¹, about −.03 of the
-difference is the harness's.
+difference is the harness's. `defaults.md` (`python -m benchmarks.defaults_report`) has the differences within one
+harness, and what two harnesses differ by.
 
 **The other columns.** Clip fraction: share of tokens outside the method's own clip range (methods with different
 ranges do not compare), mean over rollouts and runs. KL to the
@@ -50,9 +51,10 @@ of comparisons.
 
 **Seeds.** Those that chose each method's learning rate, by the mean final sampled EM (of equals, the lowest), and all
 other settings: {choosing}; they enter no result. The second was asked only about learning rates within {margin:g} of
-the best on the first. Those that judged, and chose nothing: {judging}. A seed sets the
-world, the warm-started policy and the random numbers. Where a method's best learning rate is the common one, both
-tables show the same runs, marked "= common".
+the best on the first. Those that judged: {judging}. They chose no setting of any method; but which of the
+methods are our defaults today was decided with their runs in questions and in hunts with reuse in view, so that for
+this choice they are no test. A seed sets the world, the warm-started policy and the random numbers. Where a method's
+best learning rate is the common one, both tables show the same runs, marked "= common".
 """
 OVERVIEW = "Final sampled EM at the common learning rate with its interval, and how many runs collapsed."
 CHOOSING = (
