@@ -60,6 +60,8 @@ _SPECIFIED = _SYMMETRIC | _TURN | _ARITHMETIC | _PENALTY
 """SORL as specified in the note, which leaves the coefficient and the estimator open: those are ours."""
 _LENGTH, _SQRT = {"clip_range_scaling": "length"}, {"clip_range_scaling": "sqrt_length"}
 _OWN_SEQUENCE = _SYMMETRIC | _SEQUENCE | _NONE
+_BY_LENGTH = _OWN_SEQUENCE | _LENGTH | _TARGET
+_DEFAULTS = _SYMMETRIC | _TURN | _NONE | _SQRT | _TARGET
 _UNEVEN = _MIDDLE | _TURN | _NONE | _SQRT | _TARGET
 _PENALIZED = _SYMMETRIC | _TURN | _PENALTY
 _BIAS_NORM = {"clip_normalization": "bias_norm"}
@@ -117,7 +119,7 @@ _SCALED_METHODS = _methods(
         "so_grpo",
         "SO-GRPO, our defaults",
         "turn ratios; ours: range .2 / √tokens, target KL",
-        _SYMMETRIC | _TURN | _NONE | _SQRT | _TARGET,
+        _DEFAULTS,
     ),
     (
         "so_grpo_penalty",
@@ -129,7 +131,7 @@ _SCALED_METHODS = _methods(
         "gspo_length_target",
         "GSPO, range / length, target KL",
         "sequence ratios, .2 / tokens, target KL",
-        _OWN_SEQUENCE | _LENGTH | _TARGET,
+        _BY_LENGTH,
     ),
 )
 _CRITIC_METHODS = _methods(
@@ -153,7 +155,7 @@ _SCALED_CRITIC_METHODS = _methods(
         "so_ppo",
         "SO-PPO, our defaults",
         "turn ratios and advantages; ours: range .2 / √tokens, target KL",
-        _SYMMETRIC | _TURN | _NONE | _SQRT | _TARGET,
+        _DEFAULTS,
     ),
 )
 _CONTROLS = (
@@ -235,6 +237,8 @@ TRIALS = _methods(
     ("gspo_loose", "GSPO, target KL .01", ".2 both ways", _OWN_SEQUENCE | _LOOSE),
     ("gspo_length_loose", "GSPO, range / length, target KL .01", "", _OWN_SEQUENCE | _LENGTH | _LOOSE),
     ("gspo_sqrt_target", "GSPO, range / √length, target KL", "", _OWN_SEQUENCE | _SQRT | _TARGET),
+    ("turn_of_tokens", "our defaults, mean over tokens", "", _DEFAULTS | {"loss_type": "grpo"}),
+    ("gspo_of_turns", "GSPO, range / length, target KL, mean over turns", "", _BY_LENGTH | {"loss_type": "turn"}),
     ("grpo_loose", "GRPO, target KL .01", "", _SYMMETRIC | _TOKEN | _NONE | _LOOSE),
 ) | _methods(
     "candidate",
