@@ -140,12 +140,13 @@ def test_no_seed_both_chooses_and_judges() -> None:
 def test_runs_in_the_archive_are_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stability, "ARCHIVE", tmp_path / "runs.jsonl.xz")
     monkeypatch.setattr(stability, "RUNS", tmp_path / "runs")
-    done = {"regime": "reuse", "method": "grpo", "learning_rate": 3e-4, "seed": 201, "error": None}
+    done = {"regime": "reuse", "method": "grpo", "learning_rate": 3e-4, "seed": 201, "error": None, "harness": 3}
     done["settings"] = settings_of(Job("reuse", "grpo", 3e-4, 201))
     fresh, outdated, foreign = {**done, "seed": 202}, {**done, "settings": "others"}, {**done, "method": "other"}
     dropped = {**done, "learning_rate": 5e-4}
+    unmarked = {name: value for name, value in fresh.items() if name != "harness"} | {"seed": 203}
     stability.save([done])
-    for i, record in enumerate((fresh, outdated, foreign, dropped)):
+    for i, record in enumerate((fresh, outdated, foreign, dropped, unmarked)):
         (tmp_path / f"runs/{i}").mkdir(parents=True)
         (tmp_path / f"runs/{i}/record.json").write_text(json.dumps(record))
     assert stability.load() == [done, fresh]
