@@ -38,7 +38,7 @@ class CandidateConfig(SOGRPOConfig):
     closes_below: float = 0.0
     """The penalty is weighed by max(0, 1 − this / KL): it closes as the KL falls to it."""
     rollout_kl: float = 0.0
-    """The learning rate follows the mean KL of whole rollouts to this (`RolloutSchedule`), in place of `target_kl`."""
+    """The learning rate follows the mean KL of whole rollouts to this (`RolloutSchedule`); needs `target_kl=0`."""
     masks_units: bool = False
     """Units outside the clip range have no gradient, whatever the sign of their advantage."""
 
@@ -53,6 +53,8 @@ class CandidateTrainer(SOGRPOTrainer):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if self.args.rollout_kl:
+            if self.args.target_kl:
+                raise ValueError(f"`target_kl` is {self.args.target_kl}, but with `rollout_kl` only 0 is allowed.")
             updates = int(updates_per_rollout(self.args))
             schedule = RolloutSchedule(self.args.rollout_kl, updates, self.accelerator, self._record_lr_factor)
             self.add_callback(schedule)
@@ -102,6 +104,10 @@ class RolloutSchedule(KLSchedule):
         self._moved: list[tuple[float, float]] = []
         self._age = 0
 
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+        super().on_train_begin(*args, **kwargs)
+        self._factors, self._moved, self._age = [], [], 0
+
     def observe(self, batch: MicroBatch) -> None:
         self._age = batch.age or 0
         super().observe(batch)
@@ -114,7 +120,7 @@ class RolloutSchedule(KLSchedule):
             self._moved = []
         if kl > 4 * self.target_kl:
             factor = min(factor, before / STEP)
-        if self._age and kl > 0:
+        if self._age and self._factors and kl > 0:
             self._moved.append((statistics.fmean(self._factors[-self._age :]), kl))
         self._factors.append(max(factor, MIN_FACTOR))
         return self._factors[-1]

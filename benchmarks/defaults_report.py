@@ -2,10 +2,12 @@
 
     python -m benchmarks.defaults_report
 
-Runs nothing. Differences are of the final EM at each regime's common learning rate, over the judging seeds that both
-rows have with the same harness: with one harness the error of an evaluation is common to both rows, with two it is
-not. How far apart two harnesses read is seen in `harness_runs.jsonl.xz`, runs of the first harness that have since
-been made again with a later one. Writes `benchmarks/results/defaults.md`.
+Runs nothing, and reads the archives alone. Differences are of the final EM at each regime's common learning rate,
+over the judging seeds that both rows have with the same harness: with one harness the error of an evaluation is common
+to both rows, with two it is not. Reuse and stale of a seed have the same world and start from the same policy: in the
+last column each world of a seed counts once, with the mean of its differences. How far apart two harnesses read is
+seen in `harness_runs.jsonl.xz`, runs that have since been made again with a later one. Writes
+`benchmarks/results/defaults.md`.
 """
 
 from __future__ import annotations
@@ -14,11 +16,11 @@ import math
 import statistics
 import sys
 from argparse import RawDescriptionHelpFormatter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from benchmarks.guard_report import table
 from benchmarks.seed_statistics import MOST_PAIRS, sign_flip_test
-from benchmarks.stability import RESULTS, load, read_archive
+from benchmarks.stability import ARCHIVE, RESULTS, is_current, read_archive
 from benchmarks.stability_statistics import Grid, Run, published_grid, read_runs
 from sorl_trl.command_line import Parser, run_command
 
@@ -37,86 +39,96 @@ CONTRASTS = (
 )
 """One row minus the other, by name."""
 SCORES = {"sampled_em": "Sampled answers", "greedy_em": "Greedy answers"}
+CELLS = """Each cell: mean ± standard error (seeds, p of the exact two-sided sign-flip test); p is for one comparison,
+and here are many. "–": both rows have no judging run of one harness there."""
 
-By = dict[tuple[str, str, int], Run]
-"""Regime, method and seed to a judging run at the common learning rate."""
+ByCluster = dict[tuple[str, int], list[float]]
+"""World and seed to the differences between runs of it."""
 
 
-def judging_runs(runs: Iterable[Run], grid: Grid) -> By:
+def judging_runs(runs: Iterable[Run], grid: Grid) -> list[Run]:
     """Those at the common learning rate of their regime."""
-    of_interest = (run for run in runs if run.seed in grid.judging_seeds)
-    return {(*run.cell[:2], run.seed): run for run in of_interest if run.cell[2] == grid.common(run.cell[0])}
+    return [run for run in runs if run.seed in grid.judging_seeds and run.cell[2] == grid.common(run.cell[0])]
 
 
-def differences(runs: By, regime: str, contrast: tuple[str, str], score: str) -> list[float]:
-    """(seeds,) the first method's final EM minus the second's, where one harness evaluated both."""
-    method, other = contrast
-    pairs = (
-        (run, runs[regime, other, seed])
-        for (of_regime, of_method, seed), run in runs.items()
-        if (of_regime, of_method) == (regime, method) and (regime, other, seed) in runs
-    )
-    return [first.final(score) - second.final(score) for first, second in pairs if first.harness == second.harness]
-
-
-def standard_error(values: Sequence[float]) -> float:
-    """Of their mean; infinite for fewer than two."""
-    return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.inf
-
-
-def contrast_rows(runs: By, grid: Grid, score: str) -> tuple[list[str], list[list[str]]]:
-    """The header and a row per contrast that has a pair: each regime's, and that of all pairs together."""
-    found = {
-        contrast: {regime: differences(runs, regime, contrast, score) for regime in grid.regimes}
-        for contrast in CONTRASTS
-        if {*contrast} <= {*grid.methods}
+def differences(runs: Sequence[Run], contrast: tuple[str, str], regime: str, score: str) -> ByCluster:
+    """The first method's final EM minus the second's, of runs that one harness evaluated."""
+    of_method = {
+        name: {(run.harness, run.seed): run for run in runs if run.cell[:2] == (regime, name)} for name in contrast
     }
-    regimes = [regime for regime in grid.regimes if any(by_regime[regime] for by_regime in found.values())]
-    rows = []
-    for (method, other), by_regime in found.items():
-        values = [value for regime in regimes for value in by_regime[regime]]
-        if values:
-            title = f"{grid.methods[method].title} − {grid.methods[other].title}"
-            rows.append([title, *(_cell(by_regime[regime]) for regime in regimes), _cell(values)])
-    return ["", *(grid.regimes[regime].title for regime in regimes), "all pairs"], rows
+    first, second = (of_method[name] for name in contrast)
+    return {
+        (run.record["world"], run.seed): [run.final(score) - second[pair].final(score)]
+        for pair, run in first.items()
+        if pair in second
+    }
 
 
-def _cell(values: Sequence[float]) -> str:
+def merged(parts: Iterable[ByCluster]) -> ByCluster:
+    found: ByCluster = {}
+    for part in parts:
+        for cluster, values in part.items():
+            found.setdefault(cluster, []).extend(values)
+    return found
+
+
+def cell(clusters: ByCluster) -> str:
+    """Mean over clusters, its standard error, their number and p."""
+    values = [statistics.fmean(each) for each in clusters.values()]
     if not values:
         return "–"
     mean = f"{statistics.fmean(values):+.3f}"
     if len(values) == 1:
         return f"{mean} (1)"
     p = f", p {sign_flip_test(values):.2g}" if len(values) <= MOST_PAIRS else ""
-    return f"{mean} ± {standard_error(values):.3f} ({len(values)}{p})"
+    return f"{mean} ± {statistics.stdev(values) / math.sqrt(len(values)):.3f} ({len(values)}{p})"
 
 
-def harness_lines(replaced: Iterable[Run], runs: By) -> Iterator[str]:
-    """By how much the runs of a later harness end above those of the first."""
-    by_harness: dict[int, list[float]] = {}
+def contrast_rows(runs: Sequence[Run], grid: Grid, score: str) -> tuple[list[str], list[list[str]]]:
+    """The header and a row per contrast: each regime that has a pair of any, and all of them together."""
+    contrasts = [contrast for contrast in CONTRASTS if {*contrast} <= {*grid.methods}]
+    found = {(c, regime): differences(runs, c, regime, score) for c in contrasts for regime in grid.regimes}
+    regimes = [regime for regime in grid.regimes if any(found[contrast, regime] for contrast in contrasts)]
+    rows = [
+        [
+            " − ".join(grid.methods[name].title for name in contrast),
+            *(cell(found[contrast, regime]) for regime in regimes),
+            cell(merged(found[contrast, regime] for regime in regimes)),
+        ]
+        for contrast in contrasts
+    ]
+    return ["", *(grid.regimes[regime].title for regime in regimes), "all, by world and seed"], rows
+
+
+def harness_rows(replaced: Iterable[Run], runs: Iterable[Run]) -> list[list[str]]:
+    """How far above the runs of an earlier harness those end that were made again: by harnesses and world."""
+    now = {(*run.cell, run.seed): run for run in runs}
+    parts: dict[tuple[str, str], list[ByCluster]] = {}
     for old in replaced:
-        if new := runs.get((*old.cell[:2], old.seed)):
-            by_harness.setdefault(new.harness, []).append(new.final("sampled_em") - old.final("sampled_em"))
-    for harness, values in sorted(by_harness.items()):
-        yield (
-            f"- {len(values)} runs that harness 1 evaluated, made again with harness {harness}: "
-            f"{statistics.fmean(values):+.3f} ± {standard_error(values):.3f}."
-        )
+        new = now.get((*old.cell, old.seed))
+        if new and new.record["settings"] == old.record["settings"]:
+            world = old.record["world"]
+            difference = {(world, old.seed): [new.final("sampled_em") - old.final("sampled_em")]}
+            for part in (f"`{world}`", "all"):
+                parts.setdefault((f"{new.harness} − {old.harness}", part), []).append(difference)
+    return [[*part, str(len(found)), cell(merged(found))] for part, found in sorted(parts.items(), reverse=True)]
 
 
-def page(replaced: Sequence[Run], runs: By, grid: Grid) -> str:
-    lines = ["# What the defaults rest on", "", (__doc__ or "").strip(), ""]
-    lines += ["Each cell: mean ± standard error (pairs, p of the exact two-sided sign-flip test).", ""]
+def page() -> str:
+    """The text of `PAGE`, from the archives."""
+    grid = published_grid()
+    archived = read_runs([record for record in read_archive(ARCHIVE) if is_current(record)], grid)
+    runs, replaced = judging_runs(archived, grid), [*map(Run, read_archive(REPLACED))]
+    lines = ["# What the defaults rest on", "", (__doc__ or "").strip(), "", CELLS, ""]
     for score, title in SCORES.items():
         lines += [f"## {title}", "", *table(*contrast_rows(runs, grid, score))]
-    return "\n".join([*lines, "## Harnesses", "", *harness_lines(replaced, runs), ""])
+    lines += ["## Harnesses", "", "Runs made again, by world and seed:", ""]
+    return "\n".join([*lines, *table(["harnesses", "world", "runs", "sampled EM"], harness_rows(replaced, runs))])
 
 
 def main(words: Sequence[str] | None = None) -> None:
     Parser(description=__doc__, formatter_class=RawDescriptionHelpFormatter).parse_args(words)
-    grid = published_grid()
-    runs = judging_runs(read_runs(load(), grid), grid)
-    PAGE.write_text(page([*map(Run, read_archive(REPLACED))], runs, grid))
+    PAGE.write_text(page())
     print(PAGE.read_text())
 
 

@@ -7,8 +7,9 @@ Runs token ratios, which collapse there, in two regimes of 32 updates per rollou
 the judging seeds: without a guard (TRL's trainer), with one that halves the learning rate (`lower_lr`), with one that
 also goes back to the newest healthy checkpoint (`roll_back`), both with `CollapseGuard`'s own rules and settings and a
 checkpoint after every rollout; and without a guard but with a target KL. A guard may also stop: the EM of such a run
-is that of the policy that it left. Runs are kept in `runs/stability` and in
-`benchmarks/results/guard_actions.jsonl.xz`. Writes `benchmarks/results/guard_actions.md`.
+is that of the policy that it left. ¹, ² and ³ name the harness, as in `stability.md`; runs are paired by seed where
+they have the same one. They are kept in `runs/stability` and in `benchmarks/results/guard_actions.jsonl.xz`. Writes
+`benchmarks/results/guard_actions.md`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from typing import Any
 from benchmarks import stability
 from benchmarks.seed_statistics import paired
 from benchmarks.stability_grid import JUDGING_SEEDS, REGIMES
-from benchmarks.stability_run import METHODS, Job, settings_of
+from benchmarks.stability_report import harness_marks
+from benchmarks.stability_run import METHODS, Job
 from benchmarks.stability_statistics import Run, mean_final
 from sorl_trl.command_line import Parser, at_least, run_command
 
@@ -44,8 +46,8 @@ def load() -> dict[Job, dict[str, Any]]:
     """The runs that count, from all archives and `runs/stability`."""
     found = [*stability.read_archive(stability.ARCHIVE), *stability.read_all(ARCHIVE)]
     wanted = set(jobs())
-    records = {stability.key(record): record for record in found}
-    return {job: record for job, record in records.items() if job in wanted and record["settings"] == settings_of(job)}
+    of_jobs = ((stability.key(record), record) for record in found)
+    return {job: record for job, record in of_jobs if job in wanted and stability.is_made_as(record, job)}
 
 
 def format_tables(records: Mapping[Job, Mapping[str, Any]]) -> str:
@@ -59,7 +61,7 @@ def format_tables(records: Mapping[Job, Mapping[str, Any]]) -> str:
 
 
 def _table(runs: Mapping[str, Sequence[Run]]) -> Iterator[str]:
-    yield "| | final sampled EM | greedy | collapsed | stopped | more sampled EM than without a guard, 95 % |"
+    yield "| | final sampled EM | greedy | collapsed | stopped | more sampled EM than without a guard, 95 % (pairs) |"
     yield "|---|---|---|---|---|---|"
     for method, of_method in runs.items():
         if of_method:
@@ -67,14 +69,15 @@ def _table(runs: Mapping[str, Sequence[Run]]) -> Iterator[str]:
             collapsed = f"{sum(run.collapsed for run in of_method)} of {len(of_method)}"
             gain = "" if method == NOTHING else _gain(paired(of_method, runs[NOTHING]))
             stopped = sum(run.stopped_at is not None for run in of_method)
-            yield f"| {METHODS[method].title} | {sampled:.3f} | {greedy:.3f} | {collapsed} | {stopped} | {gain} |"
+            sampled_em = f"{sampled:.3f}{harness_marks({run.harness for run in of_method})}"
+            yield f"| {METHODS[method].title} | {sampled_em} | {greedy:.3f} | {collapsed} | {stopped} | {gain} |"
 
 
 def _gain(pair: Mapping[str, Any] | None) -> str:
     if pair is None or pair["interval"] is None:
         return ""
     low, high = pair["interval"]
-    return f"{pair['mean']:+.3f} [{low:+.3f}, {high:+.3f}]"
+    return f"{pair['mean']:+.3f} [{low:+.3f}, {high:+.3f}] ({len(pair['seeds'])})"
 
 
 def parse_arguments(words: Sequence[str] | None) -> Namespace:

@@ -51,9 +51,13 @@ def sign_flip_test(differences: Sequence[float]) -> float:
 
 
 def paired(runs: Sequence[Run], baseline: Sequence[Run]) -> dict[str, Any] | None:
-    """Final sampled EM minus the baseline's, over the seeds that both have; `None` if there is none."""
-    other = {run.seed: run.final("sampled_em") for run in baseline}
-    differences = {run.seed: run.final("sampled_em") - other[run.seed] for run in runs if run.seed in other}
+    """Final sampled EM minus the baseline's, over the seeds that both have in one harness; `None` if there is none.
+
+    Evaluations of two harnesses differ in what they draw, which is common to all runs of either.
+    """
+    other = {(run.harness, run.seed): run.final("sampled_em") for run in baseline}
+    of_both = [run for run in runs if (run.harness, run.seed) in other]
+    differences = {run.seed: run.final("sampled_em") - other[run.harness, run.seed] for run in of_both}
     if not differences:
         return None
     values = list(differences.values())

@@ -22,7 +22,7 @@ import os
 import sys
 import traceback
 from argparse import Namespace, RawDescriptionHelpFormatter
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from pathlib import Path
@@ -112,11 +112,16 @@ def read_archive(archive: Path) -> list[dict[str, Any]]:
         return [*map(json.loads, lines)]
 
 
+def is_made_as(record: Mapping[str, Any], job: Job) -> bool:
+    """Whether a run was made with today's settings, and says by which version of the benchmark."""
+    return "harness" in record and record["settings"] == settings_of(job)
+
+
 def is_current(record: dict[str, Any]) -> bool:
     job = key(record)
     if job.regime not in REGIMES or job.method not in published_grid().methods_in(job.regime):
         return False
-    if "harness" not in record or record["settings"] != settings_of(job):
+    if not is_made_as(record, job):
         return False
     regime = REGIMES[job.regime]
     judges = (regime.learning_rate,) if job.seed in JUDGING_SEEDS else ()

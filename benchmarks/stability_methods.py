@@ -183,11 +183,11 @@ _CONTROLS = (
         ("kl_control_strong", "turn + strong plain KL", "no gate, higher coefficient", _SO | _STRONG_KL),
         (
             "so_middle",
-            "first defaults, range / √length",
-            "first defaults, .1 and .4 / √tokens",
+            "first defaults, .1 and .4 / √length",
+            "turn ratios, penalty; ours: .1 below and .4 above, / √tokens, target KL",
             _MIDDLE | _TURN | _PENALTY | _SQRT | _TARGET,
         ),
-        ("turn_middle", "first defaults, range / √length, no penalty", ".1 and .4 / √tokens, target KL", _UNEVEN),
+        ("turn_middle", "first defaults, .1 and .4 / √length, no penalty", "the same without penalty", _UNEVEN),
         ("grpo_target", "GRPO + target KL", "GRPO and a target KL", _SYMMETRIC | _TOKEN | _NONE | _TARGET),
         tuned=False,
     )

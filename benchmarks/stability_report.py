@@ -106,8 +106,12 @@ def difference(found: Row | None) -> str:
     return "–" if found is None else f"{em(found['mean'], found['interval'], '+.3f')}, p {found['p']:.3g}"
 
 
-def harness_marks(row: Row) -> str:
-    return "".join("¹²³⁴⁵⁶⁷⁸⁹"[harness - 1] for harness in row["harnesses"])
+def harness_marks(harnesses: Iterable[int]) -> str:
+    return "".join("¹²³⁴⁵⁶⁷⁸⁹"[harness - 1] for harness in sorted(harnesses))
+
+
+def sampled_cell(row: Row) -> str:
+    return em(row["sampled_em"], row["sampled_em_interval"]) + harness_marks(row["harnesses"])
 
 
 def collapses(row: Row) -> str:
@@ -116,7 +120,7 @@ def collapses(row: Row) -> str:
 
 
 COLUMNS: dict[str, Callable[[Row], str]] = {
-    "final sampled EM": lambda row: em(row["sampled_em"], row["sampled_em_interval"]) + harness_marks(row),
+    "final sampled EM": sampled_cell,
     "final greedy EM": lambda row: f"{row['greedy_em']:.3f}",
     "best sampled EM": lambda row: f"{row['best_sampled_em']:.3f}",
     "collapses": collapses,
@@ -154,7 +158,7 @@ def overview(made: Sequence[Row], grid: Grid) -> list[str]:
     return overview_tables(
         made,
         grid,
-        lambda row: f"{em(row['sampled_em'], row['sampled_em_interval'])}{harness_marks(row)} · {collapses(row)}",
+        lambda row: f"{sampled_cell(row)} · {collapses(row)}",
         lines_of_table,
     )
 

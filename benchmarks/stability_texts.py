@@ -32,9 +32,9 @@ once, on 200 questions (standard error about .03): a run that ends near its star
 the first, marked ¹, and the second, ², with the same ones in every evaluation of every run, the third, ³, with others
 after each rollout. With the same ones, the error of a sampled EM (standard error about .03 on 200 questions) is common
 to all runs of the harness: it cancels between rows of one harness, and does not between rows of two.
-The columns "against …" pair by seed whatever the harness: where a row has ² and GRPO or PPO has ¹, about −.03 of the
-difference is the harness's. `defaults.md` (`python -m benchmarks.defaults_report`) has the differences within one
-harness, and what two harnesses differ by.
+Differences are of runs of one harness, paired by seed: "–" where a row and its baseline have none in common.
+`defaults.md` (`python -m benchmarks.defaults_report`) has those between the rows nearest to the defaults, and what two
+harnesses differ by.
 
 **The other columns.** Clip fraction: share of tokens outside the method's own clip range (methods with different
 ranges do not compare), mean over rollouts and runs. KL to the

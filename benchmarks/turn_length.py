@@ -15,9 +15,9 @@ from argparse import Namespace, RawDescriptionHelpFormatter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from benchmarks.stability import RESULTS, key, read_all, run_missing, save
+from benchmarks.stability import RESULTS, is_made_as, key, read_all, run_missing, save
 from benchmarks.stability_grid import JUDGING_SEEDS
-from benchmarks.stability_run import Job, settings_of
+from benchmarks.stability_run import Job
 from benchmarks.turn_length_grid import HOPS, LENGTH_REGIMES, SEEDS_PER_POLICY, SETTINGS, SHAPES, VERBOSITY
 from benchmarks.turn_length_report import length_rows, write_turn_length
 from sorl_trl.command_line import Parser, at_least, run_command
@@ -40,7 +40,7 @@ def jobs() -> Iterator[Job]:
 def load() -> list[dict[str, Any]]:
     """The runs of the plan that there are, in its order; those with other settings are left out."""
     found = {key(record): record for record in read_all(ARCHIVE)}
-    return [found[job] for job in jobs() if job in found and found[job]["settings"] == settings_of(job)]
+    return [found[job] for job in jobs() if job in found and is_made_as(found[job], job)]
 
 
 def parse_arguments(words: Sequence[str]) -> Namespace:

@@ -34,8 +34,8 @@ def test_the_table_has_means_collapses_stops_and_gains() -> None:
     stopped["stopped_at"] = 2
     rows = [line for line in format_tables(records).splitlines() if line.startswith("| GRPO")]
     assert rows == [
-        "| GRPO | 0.300 | 0.400 | 1 of 2 | 0 |  |",
-        "| GRPO, guard: roll_back | 0.600 | 0.700 | 0 of 2 | 1 | +0.300 [+0.200, +0.400] |",
+        "| GRPO | 0.300³ | 0.400 | 1 of 2 | 0 |  |",
+        "| GRPO, guard: roll_back | 0.600³ | 0.700 | 0 of 2 | 1 | +0.300 [+0.200, +0.400] (2) |",
     ]
 
 

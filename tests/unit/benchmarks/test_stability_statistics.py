@@ -245,6 +245,12 @@ class TestPaired:
     def test_no_baseline(self) -> None:
         assert paired(read_runs([a_record()], GRID), []) is None
 
+    def test_runs_of_two_harnesses_are_no_pair(self) -> None:
+        ours, others = records("so_grpo", (0.6, 0.5)), records("grpo", (0.5, 0.5))
+        others[1]["harness"] = 1
+        found = paired(read_runs(ours, GRID), read_runs(others, GRID))
+        assert found is not None and found["seeds"] == [11]
+
 
 def test_the_published_grid() -> None:
     grid = published_grid()

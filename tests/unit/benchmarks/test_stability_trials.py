@@ -40,8 +40,8 @@ def test_a_table_per_regime_with_rates_ascending() -> None:
     assert lines[start + 2 : start + 6] == [
         "| method | 0.0001 | 0.001 |",
         "|---|---|---|",
-        "| GRPO | 0.50 (0.60) |  |",
-        "| turn, range / length |  | 0.50 (0.60) 1 |",
+        "| GRPO | 0.50 (0.60)³ |  |",
+        "| turn, range / length |  | 0.50 (0.60)³ (one) |",
     ]
     assert f"## {REGIMES['stale'].title}" in lines
     assert f"## {REGIMES['long'].title}" not in lines
@@ -50,9 +50,9 @@ def test_a_table_per_regime_with_rates_ascending() -> None:
 @pytest.mark.parametrize(
     ("ems", "shown"),
     [
-        ([[0.4, 0.6], [0.6, 0.8], [0.5]], "0.50 (0.60) | **0.70 (0.80)** | 0.50 (0.60) 1"),
-        ([[0.4, 0.6], [0.3, 0.5], [0.9]], "**0.50 (0.60)**† | 0.40 (0.50) | 0.90 (1.00) 1"),
-        ([[0.1], [0.4], [0.5]], "0.10 (0.20) 1 x | 0.40 (0.50) 1 | **0.50 (0.60)**† 1"),
+        ([[0.4, 0.6], [0.6, 0.8], [0.5]], "0.50 (0.60)³ | **0.70 (0.80)**³ | 0.50 (0.60)³ (one)"),
+        ([[0.4, 0.6], [0.3, 0.5], [0.9]], "**0.50 (0.60)**†³ | 0.40 (0.50)³ | 0.90 (1.00)³ (one)"),
+        ([[0.1], [0.4], [0.5]], "0.10 (0.20)³ (one) x | 0.40 (0.50)³ (one) | **0.50 (0.60)**†³ (one)"),
     ],
     ids=["in the middle", "one seed does not beat two", "at the upper end"],
 )
