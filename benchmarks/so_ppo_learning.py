@@ -118,6 +118,19 @@ def logs_of(method: str, seed: int, world: Path, folder: Path) -> dict[str, list
     return {"log": train([*changed, *start], seed, world, folder / "policy"), "pretraining": pretraining}
 
 
+def settings_of(method: str) -> list[str]:
+    """What decides a run: its recipe as it is, its changes, and those of its critic's own run."""
+    recipe, *changes = CHANGES.get(method, [method])
+    path = ROOT / f"recipes/{recipe}.yaml"
+    return [path.read_text() if path.is_file() else recipe, *changes, *(PRETRAINING if method == PRETRAINED else [])]
+
+
+def is_done(method: str, seed: int) -> bool:
+    """Whether the run is there, made with today's settings."""
+    path = RUNS / f"{method}-{seed}/result.json"
+    return path.is_file() and json.loads(path.read_text()).get("settings") == settings_of(method)
+
+
 def run(method: str, seed: int) -> None:
     """Train and evaluate, and leave `result.json`."""
     import torch
@@ -134,16 +147,16 @@ def run(method: str, seed: int) -> None:
     logs = logs_of(method, seed, world, folder)
     search = BM25Index.load(quickstart.index_directory(world))
     evaluated = quickstart.evaluate_policy(policy, world, search, LIMITS)
-    result = {"method": method, "seed": seed, **quickstart.summarize(evaluated), **logs}
+    result = {"method": method, "seed": seed, "settings": settings_of(method)}
+    result |= {**quickstart.summarize(evaluated), **logs}
     folder.mkdir(exist_ok=True)
-    written = folder / "result.part"
-    written.write_text(json.dumps(result))
-    written.replace(folder / "result.json")
+    (folder / "result.part").write_text(json.dumps(result))
+    (folder / "result.part").replace(folder / "result.json")
 
 
 def run_all(methods: Iterable[str], seeds: Iterable[int], workers: int) -> None:
     """Every run that is not there yet, each in a process of one thread."""
-    jobs = [(m, s) for s in seeds for m in methods if not (RUNS / f"{m}-{s}/result.json").is_file()]
+    jobs = [(method, seed) for seed in seeds for method in methods if not is_done(method, seed)]
 
     def launch(job: tuple[str, int]) -> None:
         method, seed = job

@@ -166,5 +166,5 @@ class TestPaperIndex:
         assert isinstance(call, ast.Assign) and isinstance(call.value, ast.Call)
         given = {each.arg: ast.literal_eval(each.value) for each in call.value.keywords}
         method = {name: given[name] for name in given if name not in ("output_dir", "steps_per_generation")}
-        in_use = {**vars(defaults), "clip_range_scaling": defaults.range_scaling}
+        in_use = defaults.to_dict()
         assert {name: in_use[name] for name in method} == method

@@ -18,7 +18,7 @@ RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
 SO_GRPO = {
     "epsilon": 0.2,
     "epsilon_high": None,
-    "range_scaling": "sqrt_length",
+    "clip_range_scaling_in_use": "sqrt_length",
     "target_kl": 0.005,
     "importance_sampling_level": "turn",
     "clip_normalization": "none",
@@ -26,7 +26,7 @@ SO_GRPO = {
 }
 SPECIFIED = SO_GRPO | {
     "epsilon_high": 0.2,
-    "range_scaling": "none",
+    "clip_range_scaling_in_use": "none",
     "clip_normalization": "kl_penalty",
     "target_kl": 0.0,
     "turn_ratio": "arithmetic",
@@ -40,7 +40,7 @@ PPO = {
     "num_generations": 1,
     "epsilon": 0.2,
     "epsilon_high": None,
-    "range_scaling": "none",
+    "clip_range_scaling_in_use": "none",
 }
 BASELINE = {
     "target_kl": 0.0,
@@ -48,7 +48,7 @@ BASELINE = {
     "loss_type": "grpo",
     "epsilon": 0.2,
     "epsilon_high": None,
-    "range_scaling": "none",
+    "clip_range_scaling_in_use": "none",
 }
 VARIANTS: dict[str, dict[str, Any]] = {
     "quickstart": SO_GRPO | {"turn_ratio": "geometric"},
@@ -119,7 +119,7 @@ def test_the_sandbox_recipes_have_room_for_what_their_policy_thinks(name: str, t
 def test_a_recipe_with_what_is_ours_says_so_in_its_first_line(name: str) -> None:
     """A target KL and a clip range that narrows with the turn are no part of SORL."""
     text = (ROOT / f"recipes/{name}.yaml").read_text()
-    is_ours = VARIANTS[name]["target_kl"] > 0 or VARIANTS[name]["range_scaling"] != "none"
+    is_ours = VARIANTS[name]["target_kl"] > 0 or VARIANTS[name]["clip_range_scaling_in_use"] != "none"
     assert ("our defaults" in text.splitlines()[0]) == is_ours
 
 

@@ -40,7 +40,7 @@ def reference_loss(trainer: Any, batch: dict[str, Any]) -> Tensor:
         for unit in units_of(turn_ids, args.importance_sampling_level):
             logs, advantage = log_ratio[i, unit], batch["advantages"][i].double()
             ratio = logs.mean().exp() if args.turn_ratio == "geometric" else logs.exp().mean()
-            shrink = len(unit) ** POWER[args.range_scaling]
+            shrink = len(unit) ** POWER[args.clip_range_scaling_in_use]
             clipped = ratio.clamp(1 - EPSILON / shrink, 1 + EPSILON / shrink)
             bounded = ratio if args.delta is None else ratio.clamp(max=1 + (args.delta - 1) / shrink)
             of_unit = torch.min(bounded * advantage, clipped * advantage)

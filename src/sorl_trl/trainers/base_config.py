@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
 
 from trl import GRPOConfig
 
@@ -217,12 +217,16 @@ class TurnLevelConfig(GRPOConfig):
         self._post_init_of_trl()
 
     @property
-    def range_scaling(self) -> str:
+    def clip_range_scaling_in_use(self) -> str:
         """`clip_range_scaling`; what it stands for where it is not set."""
         if self.clip_range_scaling is not None:
             return self.clip_range_scaling
         clips_turns = self.importance_sampling_level == "turn" and self.loss_type not in LOSSES_WITHOUT_MIN
         return "sqrt_length" if clips_turns else "none"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Its fields as trackers and logs show them, with the clip range's scaling that is in use."""
+        return {**super().to_dict(), "clip_range_scaling": self.clip_range_scaling_in_use}
 
     def _post_init_of_trl(self) -> None:
         with warnings_at_the_caller():

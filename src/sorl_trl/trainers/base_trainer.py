@@ -204,7 +204,7 @@ class TurnLevelTrainer(GRPOTrainer):
     def _clip_ranges(self, turns: TurnLayout) -> ClipRanges:
         """As they are now: the trainer's attributes may be set in the middle of a run."""
         of_token = ClipRange(self.epsilon_low, self.epsilon_high, self.args.delta)
-        return clip_ranges(of_token, turns, self.args.importance_sampling_level, self.args.range_scaling)
+        return clip_ranges(of_token, turns, self.args.importance_sampling_level, self.args.clip_range_scaling_in_use)
 
     def _build_substitution(self, inputs: dict[str, Any], turns: TurnLayout, own: Surrogate) -> RatioSubstitution:
         # VESPO weighs whole sequences from token log-ratios by itself, whatever the level.

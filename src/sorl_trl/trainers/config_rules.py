@@ -74,14 +74,16 @@ def scaling_refusal(config: TurnLevelConfig, scaling: str | None) -> str | None:
 
 
 def _gate_problems(config: TurnLevelConfig) -> Iterator[Problem]:
+    if config.clip_normalization != "kl_penalty":
+        why = f"`clip_normalization` is {config.clip_normalization!r}. Set `clip_normalization='kl_penalty'`"
+    elif config.ctn_gate == "none":
+        why = "`ctn_gate` is 'none'. Set `ctn_gate` to 'token' or 'turn'"
+    else:
+        return
     for name in ("ctn_epsilon", "ctn_epsilon_high"):
-        value = getattr(config, name)
-        if value is not None and (config.clip_normalization != "kl_penalty" or config.ctn_gate == "none"):
-            yield Problem(
-                name,
-                f"`{name}` is {value}, but nothing reads it with `clip_normalization={config.clip_normalization!r}` "
-                f"and `ctn_gate={config.ctn_gate!r}`: it is the range of the penalty's gate.",
-            )
+        if (value := getattr(config, name)) is not None:
+            text = f"`{name}` is {value}, but nothing reads it: it is the range of the penalty's gate, and {why}, or "
+            yield Problem(name, f"{text}leave `{name}` unset.")
 
 
 def _bias_norm_problems(config: TurnLevelConfig) -> Iterator[Problem]:

@@ -71,3 +71,5 @@ def test_a_schedule_of_rollouts_plans_at_their_beginning_and_brakes_within() -> 
     calm = [factor(1, 1e-4), factor(2, 1e-4), factor(0, math.nan)]
     assert calm == pytest.approx([0.5, 0.5, 0.75])  # by half of itself at most
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.75)
+    schedule.on_train_begin(nothing, nothing, nothing, optimizer=optimizer, lr_scheduler=scheduler)
+    assert factor(1, 0.005) == pytest.approx(0.75)  # a run that goes on knows nothing of its last rollout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,18 @@ def test_the_run_starts_from_the_pretrained_critic(tmp_path: Path, monkeypatch: 
     assert first == PRETRAINING and policy == tmp_path / "policy"
     assert second == [*CHANGES[PRETRAINED], "--critic_model_name_or_path", str(critic)]
     assert logs_of("before", 1, tmp_path, tmp_path) == {"log": []} and len(trained) == 2
+
+
+def test_a_run_of_another_recipe_is_not_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(so_ppo_learning, "RUNS", tmp_path)
+    for method in ("so_ppo", PRETRAINED, "before"):
+        (tmp_path / f"{method}-11").mkdir()
+        result = tmp_path / f"{method}-11/result.json"
+        result.write_text(json.dumps({"settings": so_ppo_learning.settings_of(method)}))
+        assert so_ppo_learning.is_done(method, 11) and not so_ppo_learning.is_done(method, 12)
+        result.write_text(json.dumps({"settings": ["another recipe"]}))
+        assert not so_ppo_learning.is_done(method, 11)
+    assert "clip_normalization" in so_ppo_learning.settings_of("so_ppo")[0]
 
 
 def test_pretraining_counts_in_a_row_of_its_own() -> None:

@@ -19,7 +19,7 @@ def build(tmp_path: Path, **overrides: Any) -> SOGRPOConfig:
 def test_defaults(tmp_path: Path) -> None:
     config = build(tmp_path)
     assert (config.importance_sampling_level, config.turn_ratio) == ("turn", "geometric")
-    assert (config.epsilon, config.epsilon_high, config.range_scaling) == (0.2, None, "sqrt_length")
+    assert (config.epsilon, config.epsilon_high, config.clip_range_scaling_in_use) == (0.2, None, "sqrt_length")
     assert (config.clip_normalization, config.ctn_coef, config.kl_estimator) == ("none", 3.0, "unbiased")
     assert (config.loss_type, config.gamma, config.turn_boundary) == ("turn", 1.0, "recorded")
     assert (config.ctn_gate, config.rollout_staleness, config.target_kl) == ("token", 0, 0.005)
@@ -40,7 +40,9 @@ def test_defaults(tmp_path: Path) -> None:
 def test_the_range_narrows_where_turns_share_a_ratio_unless_set(
     tmp_path: Path, given: dict[str, Any], expected: str
 ) -> None:
-    assert build(tmp_path, **given).range_scaling == expected
+    config = build(tmp_path, **given)
+    assert config.clip_range_scaling_in_use == expected
+    assert config.to_dict()["clip_range_scaling"] == expected  # what trackers are told
 
 
 def test_what_is_not_set_follows_the_other_options_of_a_copy(tmp_path: Path) -> None:
@@ -48,9 +50,9 @@ def test_what_is_not_set_follows_the_other_options_of_a_copy(tmp_path: Path) -> 
     original = build(tmp_path, ctn_epsilon=0.3, **PENALTY)
     others = {"generation_batch_size": None}  # TRL refuses the one that it has derived itself
     copy = replace(original, importance_sampling_level="token", ctn_epsilon=0.1, **others)
-    assert (copy.range_scaling, copy.ctn_epsilon_high) == ("none", None)
-    assert replace(copy, importance_sampling_level="turn", **others).range_scaling == "sqrt_length"
-    assert replace(original, importance_sampling_level="sequence", **others).range_scaling == "none"
+    assert (copy.clip_range_scaling_in_use, copy.ctn_epsilon_high) == ("none", None)
+    assert replace(copy, importance_sampling_level="turn", **others).clip_range_scaling_in_use == "sqrt_length"
+    assert replace(original, importance_sampling_level="sequence", **others).clip_range_scaling_in_use == "none"
 
 
 @pytest.mark.parametrize("given", [{}, {"epsilon": 0.1, "epsilon_high": 0.3}])
@@ -156,9 +158,13 @@ class TestGateRange:
         with pytest.raises(ValueError, match=f"`{name}` is {value}"):
             build(tmp_path, **{name: value})
 
-    @pytest.mark.parametrize("off", [{}, {**PENALTY, "ctn_gate": "none"}], ids=str)
-    def test_is_refused_where_nothing_reads_it(self, tmp_path: Path, off: dict[str, str]) -> None:
-        with pytest.raises(ValueError, match=r"`ctn_epsilon` is 0\.2, but nothing reads it"):
+    @pytest.mark.parametrize(
+        ("off", "advice"),
+        [({}, "Set `clip_normalization='kl_penalty'`, or"), ({**PENALTY, "ctn_gate": "none"}, "Set `ctn_gate` to")],
+        ids=str,
+    )
+    def test_is_refused_where_nothing_reads_it(self, tmp_path: Path, off: dict[str, str], advice: str) -> None:
+        with pytest.raises(ValueError, match=rf"`ctn_epsilon` is 0\.2, but nothing reads it.*{advice}"):
             build(tmp_path, ctn_epsilon=0.2, **off)
 
 
@@ -173,7 +179,7 @@ class TestClipRangeScaling:
         ids=str,
     )
     def test_other_settings_that_read_it(self, tmp_path: Path, fields: dict[str, Any]) -> None:
-        assert build(tmp_path, clip_range_scaling="length", **fields).range_scaling == "length"
+        assert build(tmp_path, clip_range_scaling="length", **fields).clip_range_scaling_in_use == "length"
 
     @pytest.mark.parametrize("scaling", ["sqrt_length", "length"])
     @pytest.mark.parametrize(
@@ -191,12 +197,12 @@ class TestClipRangeScaling:
     def test_is_refused_where_nothing_reads_it(self, tmp_path: Path, scaling: str, fields: dict[str, Any]) -> None:
         with pytest.raises(ValueError, match=f"`clip_range_scaling` is '{scaling}', but nothing clips"):
             build(tmp_path, clip_range_scaling=scaling, **fields)
-        assert build(tmp_path, clip_range_scaling="none", **fields).range_scaling == "none"
+        assert build(tmp_path, clip_range_scaling="none", **fields).clip_range_scaling_in_use == "none"
 
     @pytest.mark.parametrize("fields", [{"importance_sampling_level": "token"}, {"loss_type": "sapo"}], ids=str)
     def test_a_gate_that_counts_turns_reads_it(self, tmp_path: Path, fields: dict[str, Any]) -> None:
         config = build(tmp_path, clip_range_scaling="length", ctn_gate="turn", **PENALTY, **fields)
-        assert config.range_scaling == "length"
+        assert config.clip_range_scaling_in_use == "length"
 
     def test_the_arithmetic_mean_has_a_law_of_its_own(self, tmp_path: Path) -> None:
         build(tmp_path, clip_range_scaling="sqrt_length", turn_ratio="arithmetic")

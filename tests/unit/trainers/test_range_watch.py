@@ -42,7 +42,7 @@ class Run:
 
     def update(self, *log_ratios: torch.Tensor, age: int | None = 1, turn_ids: Any = None, times: int = 1) -> Run:
         turns = turn_layout(torch.tensor([[0, 0, 1, 1]]) if turn_ids is None else turn_ids)
-        level, scaling = self.args.importance_sampling_level, self.args.range_scaling
+        level, scaling = self.args.importance_sampling_level, self.args.clip_range_scaling_in_use
         ranges = clip_ranges(ClipRange(0.2, 0.2), turns, level, scaling)
         for _ in range(times):
             for i, log_ratio in enumerate(log_ratios):

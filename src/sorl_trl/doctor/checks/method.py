@@ -102,7 +102,7 @@ def check_options(subject: Subject) -> Iterator[Finding]:
 def _check_range(subject: Subject, config: TurnLevelConfig) -> Iterator[Finding]:
     """Whether a fixed clip range meets ratios of units that may be long; how long they will be is not known."""
     level = config.importance_sampling_level
-    if level == "token" or config.loss_type in LOSSES_WITHOUT_MIN or config.range_scaling != "none":
+    if level == "token" or config.loss_type in LOSSES_WITHOUT_MIN or config.clip_range_scaling_in_use != "none":
         return
     limits, length = subject.arguments.rollout, subject.raw.max_completion_length
     if limits is None or length is None:  # other checks say so

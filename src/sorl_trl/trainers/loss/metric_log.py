@@ -87,7 +87,7 @@ class MetricLog:
         level, turns, clip_range = self.args.importance_sampling_level, batch.turns, batch.clip_ranges.units
         if level == "sequence":
             add_sequence_clips(sums, log_ratio, turns, clip_range)
-        if self.args.range_scaling != "none":
+        if self.args.clip_range_scaling_in_use != "none":
             add_scaled_range(sums, turns, level, batch.clip_ranges)
         if self._is_our_surrogate:
             ratio = importance_ratio(log_ratio, turns, level, self.args.turn_ratio)

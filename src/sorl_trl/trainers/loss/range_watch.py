@@ -73,8 +73,8 @@ def range_warning(args: TurnLevelConfig, tokens_outside: float) -> str:
         args: of the trainer.
         tokens_outside: mean share of tokens whose ratio is outside the range.
     """
-    level = args.importance_sampling_level
-    narrower = {"none": "sqrt_length", "sqrt_length": "length"}.get(args.range_scaling)
+    level, scaling = args.importance_sampling_level, args.clip_range_scaling_in_use
+    narrower = {"none": "sqrt_length", "sqrt_length": "length"}.get(scaling)
     if narrower is None or scaling_refusal(args, narrower):
         advice = "Lower `epsilon` and `epsilon_high`"
     else:
@@ -85,7 +85,7 @@ def range_warning(args: TurnLevelConfig, tokens_outside: float) -> str:
         f"In the last {UPDATES} updates of rollouts that had been trained on before, {tokens_outside:.1%} of the "
         f"token ratios were outside the clip range, and no {level} ratio ever was: nothing is clipped. A {level} "
         f"ratio averages over the tokens of the {level}, so that it stays near 1, where `epsilon={args.epsilon:g}`, "
-        f"`epsilon_high={high:g}` and `clip_range_scaling={args.range_scaling!r}` let it be. {advice} until "
+        f"`epsilon_high={high:g}` and `clip_range_scaling={scaling!r}` let it be. {advice} until "
         f"`{clips_of(args)}` in the log is above 0 in late updates."
     )
 

@@ -33,7 +33,7 @@ from sorl_trl.trainers.loss.micro_batch import ClipRange, MicroBatch, scaled_to_
 def has_own_surrogate(args: TurnLevelConfig) -> bool:
     """Whether `surrogate` takes the place of TRL's, which knows neither turns nor ranges that depend on a length."""
     needs_turns = args.importance_sampling_level == "turn" or args.loss_type == TURN_LOSS_TYPE
-    needs_range = args.importance_sampling_level == "sequence" and args.range_scaling != "none"
+    needs_range = args.importance_sampling_level == "sequence" and args.clip_range_scaling_in_use != "none"
     return args.loss_type not in LOSSES_WITHOUT_MIN and (needs_turns or needs_range)
 
 
@@ -74,7 +74,7 @@ def penalty(batch: MicroBatch, args: TurnLevelConfig) -> tuple[Tensor, Tensor]:
         gate = clip_fraction(log_ratio, kept, low, high)
         return clip_penalty(log_ratio, kept, low, high, args.kl_estimator), gate
     if args.ctn_gate == "turn":
-        low, high, _ = scaled_to_units(ClipRange(low, high), batch.turns, "turn", args.range_scaling)
+        low, high, _ = scaled_to_units(ClipRange(low, high), batch.turns, "turn", args.clip_range_scaling_in_use)
         gate = turn_clip_fraction(log_ratio, batch.turns, low, high, args.turn_ratio)
     else:
         gate = log_ratio.new_ones(len(log_ratio))
