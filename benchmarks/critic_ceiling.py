@@ -3,7 +3,7 @@
     python -m benchmarks.critic_ceiling
 
 At policies of the stability benchmark's gentle regime (the warm-started one, and those of an SO-GRPO and an SO-PPO
-run), on its choosing seeds:
+run with our first defaults), on its choosing seeds:
 
 - the ceiling: 1 − E[Var(R | s_k)] / Var(R), from many continuations of each of a few hundred states s_k in which a
   turn k starts. No function of the state explains more;
@@ -47,7 +47,7 @@ from sorl_trl.types import Trajectory
 ROOT = Path(__file__).parents[1]
 RUNS = ROOT / "runs/critic_ceiling"
 REGIME = "gentle"
-POLICIES = ("warm", "so_grpo", "so_ppo")
+POLICIES = ("warm", "so_grpo_first", "so_ppo_first")
 """The policy before RL, and those that a run of a method of the stability benchmark ends with."""
 STATES = 256
 """Of each turn index, each of another trajectory."""
@@ -77,8 +77,8 @@ def once(path: Path, settings: str, make: Callable[[], Any]) -> Any:
 
 
 def job_of(method: str, seed: int) -> Job:
-    """The run of a method with our first defaults, which is that of the stability benchmark."""
-    return Job(REGIME, f"{method}_first", REGIMES[REGIME].learning_rate, seed)
+    """The run of a method, which is that of the stability benchmark."""
+    return Job(REGIME, method, REGIMES[REGIME].learning_rate, seed)
 
 
 def settings_of_place(policy: str, seed: int) -> str:
@@ -90,7 +90,7 @@ def measurements(policy: str, seed: int) -> dict[str, str]:
     """What there is to measure of a policy -> the settings that it is measured with."""
     place = settings_of_place(policy, seed)
     parts = {"ceiling": repr((place, STATES, CONTINUATIONS, HELD_OUT))}
-    if policy == "so_ppo":
+    if policy == "so_ppo_first":
         parts["critic"] = repr((place, HELD_OUT))
     for size, epochs in EPOCHS.items():
         parts[f"regression-{size}"] = repr((place, size, epochs, HELD_OUT, BATCH, LEARNING_RATE))
@@ -121,7 +121,7 @@ class Place:
         self._settings = measurements(policy, seed)
         self._place = settings_of_place(policy, seed)
         self.world = prepare(SHORT, seed, RUNS)
-        self.critic = None if policy in ("warm", "so_grpo") else train(policy, seed, self.world)
+        self.critic = None if policy in ("warm", "so_grpo_first") else train(policy, seed, self.world)
         self.backbone = self.world / "policy"
         trained = self.critic or (self.backbone if policy == "warm" else train(policy, seed, self.world))
         self._frozen = FrozenPolicy(trained, self.world, SHORT)

@@ -37,7 +37,7 @@ def write_report(places: Sequence[Mapping[str, Any]]) -> None:
             "On trajectories of the frozen policy, starting from the warm-started backbone and a head of zeros, as in "
             "a run; of 2,048 held-out trajectories, after the epoch that was best for them.\n",
             *_regressions(places),
-            "\n## What the critics of SO-PPO runs reach\n",
+            "\n## What the critics of SO-PPO runs reach, with our first defaults\n",
             "At the end of a run, on 2,048 fresh trajectories of the run's own last policy.\n",
             *_reached(places),
             *missing,

@@ -2,9 +2,10 @@
 
     python -m benchmarks.critic_trials
 
-Records the trajectories of an SO-PPO run (the stability benchmark's gentle regime, its choosing seeds), then trains
-critics on them in the order in which they came, as the run does or otherwise (`VARIANTS`). Each is judged by every
-rollout before it has seen it. The policy is the run's in all of them: what is compared are critics alone.
+Records the trajectories of an SO-PPO run with our first defaults (the stability benchmark's gentle regime, its
+choosing seeds), then trains critics on them in the order in which they came, as the run does or otherwise
+(`VARIANTS`). Each is judged by every rollout before it has seen it. The policy is the run's in all of them: what is
+compared are critics alone.
 
 What is in `runs/critic_ceiling/` already is not done again; with `--report`, nothing is trained, and what there is is
 reported. Writes `benchmarks/results/critic_trials.json` and `.md`.
@@ -59,7 +60,7 @@ VARIANTS = {
 
 def record(seed: int, world: Path, path: Path) -> list[Sample]:
     """The rollouts of an SO-PPO run, in order; in `path` once it has been run with today's settings."""
-    job = job_of("so_ppo", seed)
+    job = job_of("so_ppo_first", seed)
     kept = torch.load(path) if path.is_file() else {}
     if kept.get("settings") != settings_of(job):
         trainer: Any = build_trainer(job, world, path.parent / "recorded")
@@ -82,7 +83,7 @@ def record(seed: int, world: Path, path: Path) -> list[Sample]:
 
 def settings_of_trial(name: str, seed: int) -> str:
     """All that decides what a variant explains of the run of a seed."""
-    run = settings_of(job_of("so_ppo", seed))
+    run = settings_of(job_of("so_ppo_first", seed))
     return repr((run, VARIANTS[name], PRETRAINING_EPOCHS, BATCH, LEARNING_RATE))
 
 
@@ -135,7 +136,8 @@ def write_report(seeds: Sequence[int]) -> None:
     regime, rate = REGIMES[REGIME], PPO_SETTINGS["critic_learning_rate"]
     text = (
         "# Ways to train the critic\n\n"
-        "Explained variance of the return: critics trained on the recorded rollouts of one SO-PPO run per seed "
+        "Explained variance of the return: critics trained on the recorded rollouts of one SO-PPO run (first "
+        "defaults) per seed "
         f"({', '.join(map(str, measured))}, which chose settings), each judged by every rollout before it saw it. The "
         f"run has {regime.rollouts} rollouts of {regime.trajectories} trajectories, {regime.epochs} passes over each, "
         f"and its critic a learning rate of {rate:g}. Early: rollouts 2 to 6, late: the others. Several seeds are "

@@ -111,12 +111,12 @@ class TestWhatIsKept:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(critic_ceiling, "RUNS", tmp_path)
-        for part, settings in measurements("so_ppo", 101).items():
-            once(tmp_path / f"so_ppo-101/{part}.json", settings, lambda part=part: part)
-        assert (read("so_ppo", 101)["missing"], read("so_ppo", 101)["critic"]) == ([], "critic")
-        assert read("so_ppo", 102)["missing"] == list(measurements("so_ppo", 102))
+        for part, settings in measurements("so_ppo_first", 101).items():
+            once(tmp_path / f"so_ppo_first-101/{part}.json", settings, lambda part=part: part)
+        assert (read("so_ppo_first", 101)["missing"], read("so_ppo_first", 101)["critic"]) == ([], "critic")
+        assert read("so_ppo_first", 102)["missing"] == list(measurements("so_ppo_first", 102))
         monkeypatch.setattr(critic_ceiling, "CONTINUATIONS", 8)
-        assert read("so_ppo", 101)["missing"] == ["ceiling"]
+        assert read("so_ppo_first", 101)["missing"] == ["ceiling"]
 
     def test_trials_depend_on_the_variant_and_the_run(self) -> None:
         trials = {critic_trials.settings_of_trial(name, 101) for name in critic_trials.VARIANTS}
