@@ -16,10 +16,11 @@ from sorl_trl.trainers.config_rules import group_problems
 class SOGRPOConfig(TurnLevelConfig):
     """Configuration of [`SOGRPOTrainer`]: `trl.GRPOConfig` with the turn-level switches of [`TurnLevelConfig`].
 
-    The defaults are SO-GRPO's geometric turn ratios, turn-level group advantages and turn-mean objective, and two
-    additions of ours, `target_kl` and a clip range that narrows as turns grow longer. SORL's KL penalty, which was
-    seen to give in one world what it takes in another, is off. `docs/paper_index.md` lists the settings of every named
-    variant, SO-GRPO as specified among them.
+    The defaults are turn ratios (geometric means; the note on SORL has arithmetic ones), turn-level group advantages
+    and the turn-mean objective, and two additions of ours, `target_kl` and a clip range that narrows as turns grow
+    longer. SORL's KL penalty is off: beside `target_kl` it lowered exact match by .02 in one kind of task and raised
+    it by .04 in another (docs/results.md). `docs/paper_index.md` lists the settings of every named variant, SO-GRPO as
+    specified among them.
     """
 
     def problems(self) -> Iterator[Problem]:

@@ -17,7 +17,7 @@ from sorl_trl.trainers.config_rules import LOSSES_WITHOUT_MIN, adapter_problems
 from sorl_trl.trainers.so_ppo_config import SOPPOConfig
 
 MANY_UPDATES = 16
-"""Of one rollout. Ours: 8 were seen to hold without any cure and 32 to collapse (benchmarks/results/stability.md)."""
+"""Of one rollout. Ours: 8 held at a moderate rate, 32 collapsed at a high one (benchmarks/results/stability.md)."""
 LONG_UNIT = 100
 """Tokens of a turn or a sequence over which a ratio that is their mean moves little. Ours, measured nowhere."""
 WIDE_RANGE = 0.01
@@ -65,7 +65,7 @@ def check_method(subject: Subject) -> Iterator[Finding]:
     config, line = _config(subject), subject.recipe.line
     if config.clip_normalization == "none" and not config.target_kl and updates_per_rollout(config) >= MANY_UPDATES:
         what = f"{updates_per_rollout(config):g} updates per rollout without `target_kl` and `clip_normalization`: "
-        what += "with 32 most runs collapsed (docs/stability.md)"
+        what += "with 32, GRPO and PPO collapsed at a high learning rate (docs/stability.md)"
         yield Finding("warning", what, line("target_kl", TurnLevelConfig.target_kl))
     if config.clip_normalization == "kl_penalty" and config.ctn_coef == 0:
         what = "`clip_normalization` is 'kl_penalty', but `ctn_coef`, its coefficient, is 0"

@@ -7,7 +7,7 @@ from math import ceil
 from sorl_trl.trainers.base_config import TurnLevelConfig
 
 SUGGESTED_UPDATES = 4
-"""Of one rollout, in the advice. Ours: 8 were seen to hold without any cure (benchmarks/results/stability.md)."""
+"""Of one rollout, in the advice. Ours: 8 held at a moderate learning rate (benchmarks/results/stability.md)."""
 
 
 def updates_per_rollout(config: TurnLevelConfig) -> float:

@@ -4,8 +4,8 @@
     range      ε_k = ε / |y^k|^p, with `clip_range_scaling`                         `ops.scaled_clip_range`
     surrogate  S_t = min(w_t Â_t, clip(w_t, 1 − ε_low, 1 + ε_high) Â_t)             `ops.clipped_surrogate`
     mean       J = mean_i (1/n_i) Σ_k mean_{t∈k} S_t, with `loss_type="turn"`       `ops.turn_weights`
-    penalty    P = mean_i f_i · KL_i                                                `ops.clip_penalty`
-    loss       L = −J + λ P
+    penalty    P = mean_i f_i · KL_i, with `clip_normalization="kl_penalty"`        `ops.clip_penalty`
+    loss       L = −J + λ P, by default −J
 
 TRL's own loss takes the mean, and adds the reference KL, the entropy and what else its options say; how it is given
 the surrogate is in `ratio_substitution`. SO-PPO adds the critic's value loss.
