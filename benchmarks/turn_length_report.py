@@ -13,7 +13,8 @@ import numpy as np
 
 from benchmarks.seed_statistics import paired
 from benchmarks.stability_figures import new_figure, tidy
-from benchmarks.stability_statistics import Record, Run
+from benchmarks.stability_methods import METHODS
+from benchmarks.stability_statistics import Record, Run, mean_final
 from benchmarks.turn_length_grid import SEEDS_PER_POLICY, SETTINGS
 
 if TYPE_CHECKING:
@@ -25,18 +26,22 @@ CONTRASTS = {"turn-token": "token", "turn-sequence": "sequence"}
 COLOURS = {"turn-token": "#0072B2", "turn-sequence": "#D55E00"}
 STYLES = dict(zip(SETTINGS, ("-", "--"), strict=True))
 X_AXES = {"turn_tokens": "tokens per turn", "turns": "turns per trajectory"}
-HEADER = """# Does the turn beat the token as turns grow longer?
+HEADER = """# Does the turn beat the token and the sequence as turns grow longer?
 
 Written by `python -m benchmarks.turn_length` from {runs} runs of one thread, {seconds:,.0f} CPU seconds: the same
 questions, passages and decisions, written in turns of other lengths, and questions of other numbers of hops. A
 difference is the final sampled EM with turn ratios less that with the other ratios, paired by seed, with a 95 %
 percentile bootstrap interval over seeds; p is that of the exact sign-flip test, for no more than one comparison. The
-learning rate is the same for all methods. Seeds {shared} start from the same policy each and differ in questions and
+learning rate is the same for all methods. Seeds {shared} start from one policy each and differ in questions and
 random numbers: neither interval nor p, which take seeds for independent, says how other policies would do.
 The clip range is 0.2 either way for tokens, divided by the square root of its tokens for a turn and by their number
 for a sequence, as chosen on other seeds (`stability_trials.md`: with 0.2, turns of 40 tokens collapse). Tokens and
 turns are those of the first rollout, before training has changed them (`rollout/tokens_per_turn`,
 `rollout/turns_per_trajectory`)."""
+
+
+ENDS = """Means over the seeds: sampled EM of the policy that the runs start from, final EM, and how many of them end
+below their start or below half of their best."""
 
 
 def length_rows(records: Iterable[Record], settings: dict[str, dict[str, str]]) -> list[Row]:
@@ -94,6 +99,23 @@ def table(rows: Sequence[Row]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
+def ends_table(records: Iterable[Record]) -> str:
+    """Markdown, a line per regime and method: what `ENDS` says."""
+    cells: dict[tuple[str, str], list[Run]] = {}
+    for record in records:
+        cells.setdefault((record["regime"], record["method"]), []).append(Run(record))
+    lines = [
+        "| world | method | start | sampled EM | greedy EM | collapsed |",
+        "| --- | --- | ---: | ---: | ---: | ---: |",
+    ]
+    for (regime, method), runs in cells.items():
+        start = statistics.fmean(run.start or 0.0 for run in runs)
+        ends = (f"{mean_final(runs, score):.3f}" for score in ("sampled_em", "greedy_em"))
+        collapsed = f"{sum(run.collapsed for run in runs)} of {len(runs)}"
+        lines.append(f"| {' | '.join([regime, METHODS[method].title, f'{start:.3f}', *ends, collapsed])} |")
+    return "\n".join(lines) + "\n"
+
+
 def _difference(row: Row) -> str:
     interval = "" if row["interval"] is None else " [{:+.3f}, {:+.3f}]".format(*row["interval"])
     return f"{row['difference']:+.3f}{interval}"
@@ -122,16 +144,17 @@ def write_turn_length(
     seconds = sum(record["seconds"] for record in records)
     header = HEADER.format(runs=len(records), seconds=seconds, shared=_sharing(record["seed"] for record in records))
     picture = "![Differences against tokens per turn, and against turns](turn_length.png)"
-    (folder / "turn_length.md").write_text("\n\n".join([header, picture, table(rows)]))
+    ends = ["## Where they end", ENDS, ends_table(records)]
+    (folder / "turn_length.md").write_text("\n\n".join([header, picture, table(rows), *ends]))
     draw(rows, panels, folder / "turn_length.png")
 
 
 def _sharing(seeds: Iterable[int]) -> str:
-    """The seeds of each policy: "201 and 202, 203 and 204"."""
+    """The seeds of each policy: "201 to 204, 205 to 208"."""
     groups: dict[int, list[int]] = {}
     for seed in sorted(set(seeds)):
         groups.setdefault((seed - 1) // SEEDS_PER_POLICY, []).append(seed)
-    return ", ".join(" and ".join(map(str, group)) for group in groups.values())
+    return ", ".join(f"{group[0]} to {group[-1]}" for group in groups.values())
 
 
 def draw(rows: Sequence[Row], panels: dict[str, set[str]], path: Path) -> None:
@@ -140,7 +163,6 @@ def draw(rows: Sequence[Row], panels: dict[str, set[str]], path: Path) -> None:
     axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     for axis, (key, regimes) in zip(axes, panels.items(), strict=True):
         _draw_panel(axis, key, [row for row in rows if row["regime"] in regimes and row[key] is not None])
-    axes[0].set_xscale("log")
     axes[0].set_ylabel("difference of final sampled EM", fontsize=9)
     axes[0].legend(fontsize=8, frameon=False)
     figure.suptitle("Turn ratios against token and sequence ratios: mean over seeds, 95 % intervals", fontsize=12)
@@ -151,9 +173,14 @@ def _draw_panel(axis: Axes, key: str, rows: Sequence[Row]) -> None:
     tidy(axis)
     axis.axhline(0, color="0.45", linewidth=1)
     axis.set_xlabel(X_AXES[key], fontsize=9)
-    if key == "turns" and rows:
-        turns = [row[key] for row in rows]
-        axis.set_xticks(range(math.floor(min(turns)), math.ceil(max(turns)) + 1))
+    places = [row[key] for row in rows]
+    if key == "turn_tokens":
+        axis.set_xscale("log")
+        rounded = sorted({round(place) for place in places})
+        axis.set_xticks(rounded, labels=[str(place) for place in rounded])
+        axis.set_xticks([], minor=True)
+    elif places:
+        axis.set_xticks(range(math.floor(min(places)), math.ceil(max(places)) + 1))
     lines = [(contrast, setting) for contrast in CONTRASTS for setting in STYLES]
     for place, (contrast, setting) in enumerate(lines):
         found = sorted((r for r in rows if (r["contrast"], r["setting"]) == (contrast, setting)), key=lambda r: r[key])

@@ -67,7 +67,8 @@ def test_what_is_written(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "turn_length.json").read_text()) == rows
     page = (tmp_path / "turn_length.md").read_text()
     assert "5 runs" in page
-    assert "Seeds 1 and 2 start from the same policy" in page
+    assert "Seeds 1 to 2 start from one policy" in page
+    assert "| short | GSPO | 0.300 | 0.600 | 0.700 | 0 of 1 |" in page
     assert (tmp_path / "turn_length.png").stat().st_size > 5000
 
 
@@ -80,6 +81,7 @@ def test_a_tick_for_every_number_of_turns(tmp_path: Path, monkeypatch: pytest.Mo
     rows = [row | {"turns": turns} for row in length_rows(three_ratios(), ALONE) for turns in (2.6, 5.0)]
     draw(rows, {"turn_tokens": {"short"}, "turns": {"short"}}, tmp_path / "any.png")
     assert list(figures[0].axes[1].get_xticks()) == [2, 3, 4, 5]
+    assert [label.get_text() for label in figures[0].axes[0].get_xticklabels()] == ["4", "5"]
 
 
 class TestPlan:
