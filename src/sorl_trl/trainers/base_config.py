@@ -90,7 +90,7 @@ class TurnLevelConfig(GRPOConfig):
         default="none",
         metadata={
             "help": "Clipping-triggered normalization of SORL. 'none' (default): off; beside `target_kl` the penalty "
-            "cost .02 of exact match in one kind of task and gained .04 in another (docs/results.md). 'kl_penalty': "
+            "was seen to cost exact match and to gain none (docs/results.md). 'kl_penalty': "
             "adds `ctn_coef` times the mean over trajectories of (share of tokens outside the clip range) x (KL to "
             "the old policy). 'bias_norm': divides the gradient of each optimizer step by max(1, L2 norm of the "
             "clipping bias), the gradient of the mean over trajectories of (sum of ratio x advantage over "

@@ -18,8 +18,8 @@ class SOGRPOConfig(TurnLevelConfig):
 
     The defaults are turn ratios (geometric means; the note on SORL has arithmetic ones), turn-level group advantages
     and the turn-mean objective, and two additions of ours, `target_kl` and a clip range that narrows as turns grow
-    longer. SORL's KL penalty is off: beside `target_kl` it lowered exact match by .02 in one kind of task and raised
-    it by .04 in another (docs/results.md). `docs/paper_index.md` lists the settings of every named variant, SO-GRPO as
+    longer. SORL's KL penalty is off: beside `target_kl` it was seen to cost exact match and to gain none
+    (docs/results.md). `docs/paper_index.md` lists the settings of every named variant, SO-GRPO as
     specified among them.
     """
 
