@@ -19,7 +19,7 @@ from sorl_trl import SOGRPOConfig, SOGRPOTrainer
 from sorl_trl.ops import TurnLayout, is_outside
 from sorl_trl.trainers.checks.inert import updates_per_rollout
 from sorl_trl.trainers.loss.kl_schedule import MIN_FACTOR, STEP, KLSchedule
-from sorl_trl.trainers.loss.micro_batch import MicroBatch
+from sorl_trl.trainers.loss.micro_batch import ClipRange, ClipRanges, MicroBatch, clip_ranges
 from sorl_trl.trainers.loss.ratio_substitution import RatioSubstitution, Surrogate
 from sorl_trl.trainers.loss.turn_metrics import kl_of_trajectories
 
@@ -41,6 +41,8 @@ class CandidateConfig(SOGRPOConfig):
     """The learning rate follows the mean KL of whole rollouts to this (`RolloutSchedule`); needs `target_kl=0`."""
     masks_units: bool = False
     """Units outside the clip range have no gradient, whatever the sign of their advantage."""
+    shares_range: bool = False
+    """The range of a unit's ratio is divided by the tokens of its trajectory: its turns share one range."""
 
 
 class CandidateTrainer(SOGRPOTrainer):
@@ -59,6 +61,12 @@ class CandidateTrainer(SOGRPOTrainer):
             schedule = RolloutSchedule(self.args.rollout_kl, updates, self.accelerator, self._record_lr_factor)
             self.add_callback(schedule)
             self._observers.append(schedule)
+
+    def _clip_ranges(self, turns: TurnLayout) -> ClipRanges:
+        if not self.args.shares_range:
+            return super()._clip_ranges(turns)
+        of_token = ClipRange(self.epsilon_low, self.epsilon_high, self.args.delta)
+        return clip_ranges(of_token, turns, "sequence", "length")
 
     def _with_own_terms(self, loss: Tensor, batch: MicroBatch) -> Tensor:
         if not batch.is_training:
@@ -90,8 +98,11 @@ class CandidateTrainer(SOGRPOTrainer):
             model.zero_grad(set_to_none=True)
         return loss
 
-    def _build_substitution(self, inputs: dict[str, Any], turns: TurnLayout, own: Surrogate) -> RatioSubstitution:
-        return super()._build_substitution(inputs, turns, masked(own) if self.args.masks_units else own)
+    def _build_substitution(self, *arguments: Any) -> RatioSubstitution:
+        substitution = super()._build_substitution(*arguments)
+        if self.args.masks_units and substitution.surrogate is not None:
+            substitution.surrogate = masked(substitution.surrogate)
+        return substitution
 
 
 class RolloutSchedule(KLSchedule):

@@ -31,8 +31,8 @@ from benchmarks.critic_ceiling import REGIME, RUNS, job_of, made, once
 from benchmarks.critic_learning import Learner, Variant
 from benchmarks.critic_regression import BATCH, LEARNING_RATE, explained_by, fit, new_critic
 from benchmarks.critic_sampling import FrozenPolicy, Sample, joined, sample_from, sample_of
+from benchmarks.method_settings import PPO_SETTINGS
 from benchmarks.stability_grid import CHOOSING_SEEDS, REGIMES, SHORT
-from benchmarks.stability_methods import PPO_SETTINGS
 from benchmarks.stability_run import build_trainer, prepare, settings_of
 from sorl_trl.command_line import Parser, run_command
 

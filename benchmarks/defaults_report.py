@@ -6,8 +6,8 @@ Runs nothing, and reads the archives alone. Differences are of the final EM at e
 over the judging seeds that both rows have with the same harness: with one harness the error of an evaluation is common
 to both rows, with two it is not. Reuse and stale of a seed have the same world and start from the same policy: in the
 last column each world of a seed counts once, with the mean of its differences. How far apart two harnesses read is
-seen in `harness_runs.jsonl.xz`, runs that have since been made again with a later one. Writes
-`benchmarks/results/defaults.md`.
+seen in `harness_runs.jsonl.xz`, runs that have since been made again with a later one; whoever makes runs again adds
+those that they replace. Writes `benchmarks/results/defaults.md`.
 """
 
 from __future__ import annotations
@@ -27,14 +27,18 @@ from sorl_trl.command_line import Parser, run_command
 REPLACED = RESULTS / "harness_runs.jsonl.xz"
 PAGE = RESULTS / "defaults.md"
 CONTRASTS = (
+    ("so_grpo", "so_grpo_turn"),
     ("so_grpo", "so_grpo_first"),
     ("so_grpo", "grpo_target"),
-    ("so_grpo", "gspo_length_target"),
-    ("so_grpo_penalty", "so_grpo"),
+    ("so_grpo_turn", "grpo_target"),
+    ("so_grpo_turn", "so_grpo_first"),
+    ("turn_of_tokens", "so_grpo_turn"),
+    ("so_grpo_penalty", "so_grpo_turn"),
     ("so_middle", "turn_middle"),
     ("so_middle", "so_grpo_first"),
-    ("turn_middle", "so_grpo"),
-    ("so_ppo", "so_ppo_first"),
+    ("turn_middle", "so_grpo_turn"),
+    ("so_ppo", "so_ppo_turn"),
+    ("so_ppo_turn", "so_ppo_first"),
     ("so_ppo", "ppo_target"),
 )
 """One row minus the other, by name."""

@@ -60,8 +60,9 @@ VARIANTS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "SO-GRPO, switches off": (
         SOGRPOTrainer,
         SOGRPOConfig,
-        {"loss_type": "grpo", "importance_sampling_level": "token", "clip_normalization": "none"},
+        {"loss_type": "grpo", "importance_sampling_level": "token", "target_kl": 0.0},
     ),
+    "SO-GRPO, kl_penalty": (SOGRPOTrainer, SOGRPOConfig, {"clip_normalization": "kl_penalty"}),
     "SO-GRPO, bias_norm": (SOGRPOTrainer, SOGRPOConfig, {"clip_normalization": "bias_norm"}),
 }
 

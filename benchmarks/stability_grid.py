@@ -78,9 +78,9 @@ RATES = (3e-5, 1e-4, 3e-4, 1e-3, 3e-3)
 """Two steps of three on either side of a moderate one, so that what is chosen is not at an end."""
 CORE = (
     *("grpo", "gspo", "gspo_authors", "gspo_length", "turn_geometric", "turn_sqrt", "so_grpo_specified"),
-    *("so_grpo", "so_grpo_penalty", "so_grpo_first", "so_grpo_fixed", "grpo_target", "gspo_length_target"),
-    *("so_middle", "turn_middle"),
-    *("ppo", "so_ppo_specified", "so_ppo", "so_ppo_first", "so_ppo_fixed", "ppo_target"),
+    *("so_grpo", "so_grpo_turn", "so_grpo_penalty", "so_grpo_first", "so_grpo_fixed", "grpo_target"),
+    *("so_middle", "turn_middle", "turn_of_tokens"),
+    *("ppo", "so_ppo_specified", "so_ppo", "so_ppo_first", "so_ppo_turn", "so_ppo_fixed", "ppo_target"),
 )
 """The methods of the worlds whose runs are dear."""
 

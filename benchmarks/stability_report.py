@@ -31,8 +31,8 @@ from benchmarks.stability_statistics import (
 from benchmarks.stability_texts import CHOOSING, HEADER, OVERVIEW
 
 if TYPE_CHECKING:
+    from benchmarks.method_settings import Method
     from benchmarks.stability_grid import Regime
-    from benchmarks.stability_methods import Method
 
 Row = dict[str, Any]
 

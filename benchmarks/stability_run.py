@@ -16,10 +16,10 @@ import torch
 from transformers import AutoTokenizer, GenerationConfig, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from benchmarks import stability_grid, stability_methods
+from benchmarks import stability_grid, stability_methods, trial_methods
 from benchmarks.candidates import CandidateConfig, CandidateTrainer
+from benchmarks.method_settings import GROUP, PPO_SETTINGS
 from benchmarks.stability_grid import Regime
-from benchmarks.stability_methods import GROUP, PPO_SETTINGS
 from benchmarks.stability_statistics import LAST
 from benchmarks.turn_length_grid import LENGTH_REGIMES
 from benchmarks.worlds.world import POLICY, BenchmarkWorld, Examination
@@ -31,7 +31,7 @@ from sorl_trl.trainers.loss.micro_batch import ClipRange, clip_ranges, loss_mask
 from sorl_trl.trainers.loss.turn_metrics import turn_metrics
 
 REGIMES = stability_grid.REGIMES | LENGTH_REGIMES
-METHODS = stability_methods.METHODS | stability_methods.TRIALS | stability_methods.GUARDED
+METHODS = stability_methods.METHODS | trial_methods.TRIALS | stability_methods.GUARDED
 """All that can be run, whichever report it is for."""
 HARNESS = 3
 """Of this code: runs of another one sampled other answers in their evaluations (`stability_texts.py`)."""

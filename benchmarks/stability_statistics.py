@@ -13,8 +13,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from benchmarks.method_settings import Method
     from benchmarks.stability_grid import Regime
-    from benchmarks.stability_methods import Method
 
 LAST = 5
 """Rollouts at the end whose evaluations make the final EM."""

@@ -14,9 +14,10 @@ rollout (`rollout/turns_per_trajectory`, `rollout/tokens_per_turn`).
 
 **SORL and what we add.** "As specified" is the form of the note on SORL: arithmetic turn ratios, a symmetric clip
 range, the penalty (`docs/paper_to_code.md`). "Geometric" is that with the other mean; "ST-" is turn ratios with the
-bias norm, for which there is more evidence. A lower range of .05 ("narrow"), a range that narrows as turns grow longer
-("/ √length") and a target KL are ours, no part of SORL. "First defaults" are the penalty, the first and the last of
-them; "our defaults" are turn ratios with the last two, and no penalty.
+bias norm, for which there is more evidence. A lower range of .05 ("narrow"), a range that narrows with the length of
+what it clips ("/ √length", "/ length") and a target KL are ours, no part of SORL. "First defaults" are turn ratios,
+the penalty, the first and the last of them; "turns" are turn ratios with / √length and a target KL, our second
+defaults; "our defaults" are sequence ratios, as GSPO's, with / length and a target KL.
 
 **Final EM** of a run is the mean over the evaluations after its last five rollouts, on a world that nobody trained
 on, its answers sampled or greedy. **Best sampled EM** is that of its best evaluation, a single one.

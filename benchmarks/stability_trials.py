@@ -5,8 +5,8 @@
     python -m benchmarks.stability_trials --common                          # at each regime's common rate alone
     python -m benchmarks.stability_trials --report                          # only writes the table again
 
-Methods are those of `stability_methods.py`, `TRIALS` among them, at every learning rate of their regime. Runs are kept
-as those of `benchmarks.stability` are: in `runs/stability`, and in short in
+Methods are those of `stability_methods.py` and `trial_methods.py`, at every learning rate of their regime. Runs are
+kept as those of `benchmarks.stability` are: in `runs/stability`, and in short in
 `benchmarks/results/stability_trials.jsonl.xz`. Writes `benchmarks/results/stability_trials.md`.
 """
 
@@ -23,10 +23,11 @@ from typing import Any
 
 from benchmarks import stability
 from benchmarks.stability_grid import CHOOSING_SEEDS, CORE, REGIMES
-from benchmarks.stability_methods import METHODS, TRIALS
+from benchmarks.stability_methods import METHODS
 from benchmarks.stability_report import harness_marks
 from benchmarks.stability_run import Job
 from benchmarks.stability_statistics import Run
+from benchmarks.trial_methods import TRIALS
 from sorl_trl.command_line import Parser, at_least, run_command
 
 ARCHIVE = stability.RESULTS / "stability_trials.jsonl.xz"
@@ -37,10 +38,10 @@ HEADER = """# What looked for better defaults
 
 Written by `python -m benchmarks.stability_trials`. Final sampled EM and, in brackets, greedy EM: means over the
 choosing seeds {seeds}, which enter no table of results on judging seeds. A figure from one seed alone is followed by
-"(one)", and "x" marks a cell in which a run collapsed. ¹, ² and ³ say with which harness the runs were made: the
-answers that the second one draws are unluckier for all, by about .03 ([defaults](defaults.md)), so that figures of
-the same mark compare. Where a row has several learning rates, the best is bold, of those that were tried on most
-seeds; † marks one at the end of the row's rates, so that a better one may lie beyond it.
+"(one)", and "x" marks a cell in which a run collapsed. ¹, ² and ³ say with which harness the runs were made: their
+evaluations draw other random numbers, and one may read higher than another for all methods ([defaults](defaults.md)),
+so that figures of the same mark compare. Where a row has several learning rates, the best is bold, of those that were
+tried on most seeds; † marks one at the end of the row's rates, so that a better one may lie beyond it.
 """
 
 

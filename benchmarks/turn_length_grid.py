@@ -29,9 +29,11 @@ SHAPES = (*((verbosity, HOPS) for verbosity in (4, 10, 40, 80)), *((VERBOSITY, h
 """Verbosity and hops of each world: one of the two varies, the other stays."""
 
 ALONE = "ratios alone"
+OF_TOKENS = "with a target KL, all means over tokens"
 SETTINGS = {
     ALONE: {"token": "grpo", "turn": "turn_sqrt", "sequence": "gspo_length"},
-    "with a target KL": {"token": "grpo_target", "turn": "so_grpo", "sequence": "gspo_length_target"},
+    "with a target KL": {"token": "grpo_target", "turn": "so_grpo_turn", "sequence": "so_grpo"},
+    OF_TOKENS: {"token": "grpo_target", "turn": "turn_of_tokens", "sequence": "so_grpo"},
 }
 """Setting to the method of each level, named in `stability_methods.py`. Each level has the clip range that was chosen
 for it: 0.2 for tokens, divided by the square root of the length for turns and by the length for sequences."""

@@ -24,7 +24,7 @@ Row = dict[str, Any]
 CONTRASTS = {"turn-token": "token", "turn-sequence": "sequence"}
 """Name of a contrast to the level whose final EM is taken from that of turns."""
 COLOURS = {"turn-token": "#0072B2", "turn-sequence": "#D55E00"}
-STYLES = dict(zip(SETTINGS, ("-", "--"), strict=True))
+STYLES = dict(zip(SETTINGS, ("-", "--", ":"), strict=True))
 X_AXES = {"turn_tokens": "tokens per turn", "turns": "turns per trajectory"}
 HEADER = """# Does the turn beat the token and the sequence as turns grow longer?
 

@@ -17,9 +17,11 @@ EPSILON = 0.2
 def off_policy_batch(tmp_path: Path, tokenizer: Any, **overrides: Any) -> tuple[SOGRPOTrainer, dict[str, Any]]:
     """A trainer and one batch of 8 trajectories whose old and reference log-probabilities lie some way off.
 
-    Unless told otherwise it has SORL's penalty, and a clip range that does not depend on the length of a turn.
+    Unless told otherwise it has what SORL has, with geometric means: turn ratios, a clip range that does not depend on
+    the length of a turn, the mean over turns and the penalty.
     """
     arguments = settings(tmp_path, per_device_train_batch_size=8, gradient_accumulation_steps=1)
+    arguments |= {"importance_sampling_level": "turn", "loss_type": "turn"}
     arguments |= {"clip_normalization": "kl_penalty", "clip_range_scaling": "none"}
     arguments |= {"steps_per_generation": 1, "epsilon": EPSILON, "gradient_checkpointing": False, **overrides}
     policy = saved_policy(tmp_path)

@@ -36,9 +36,11 @@ CLIP_RANGE = 0.2
 def off_policy_batch(tmp_path: Path, tokenizer: Any, **overrides: Any) -> tuple[SOPPOTrainer, dict[str, Any]]:
     """A batch whose old log-probabilities and values lie some way off, so that both losses clip.
 
-    Unless told otherwise it has SORL's penalty, and a clip range that does not depend on the length of a turn.
+    Unless told otherwise it has what SORL has, with geometric means: turn ratios, a clip range that does not depend on
+    the length of a turn, the mean over turns and the penalty.
     """
     fields = {"num_iterations": 2, "clip_normalization": "kl_penalty", "clip_range_scaling": "none"}
+    fields |= {"importance_sampling_level": "turn", "loss_type": "turn"}
     trainer = build(tmp_path, tokenizer, **{**fields, **overrides})
     batch = rollout_batch(trainer)
     generator = torch.Generator().manual_seed(7)

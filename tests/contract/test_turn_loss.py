@@ -84,6 +84,29 @@ def test_the_penalty_can_be_gated_by_turns_or_not_at_all(tmp_path: Path, tokeniz
     assert abs(ours.item() - reference_loss(trainer, batch, trainer.args).item()) > 1e-4
 
 
+@pytest.mark.parametrize("scaling", ["none", "length"])
+def test_at_the_sequence_level_each_turn_is_moved_by_its_own_advantage(
+    tmp_path: Path, tokenizer: Any, scaling: str
+) -> None:
+    """The ratio is the sequence's; as a mean of its tokens it would move all turns by their mean advantage."""
+    overrides: dict[str, Any] = {"importance_sampling_level": "sequence", "clip_range_scaling": scaling}
+    overrides |= {"loss_type": "grpo", "clip_normalization": "none"}
+    trainer, batch = off_policy_batch(tmp_path, tokenizer, num_iterations=2, **overrides)
+    mask = batch["turn_ids"] >= 0
+    batch["advantages"] = torch.where(batch["turn_ids"] % 2 == 0, 1.5, -1.0) * mask
+    ours = trainer._compute_loss(trainer.model, batch)
+    log_ratio = token_logps(trainer, batch) - batch["old_per_token_logps"]
+    total = torch.zeros((), dtype=torch.float64)
+    for row, kept, advantages in zip(log_ratio, mask, batch["advantages"], strict=True):
+        tokens, width = row[kept], EPSILON / (int(kept.sum()) if scaling == "length" else 1)
+        ratio = (tokens.mean().detach() + tokens - tokens.detach()).exp()
+        unclipped, clipped = ratio * advantages[kept], ratio.clamp(1 - width, 1 + width) * advantages[kept]
+        total = total - torch.min(unclipped, clipped).mean()
+    reference = total / len(log_ratio)
+    assert ours.item() == pytest.approx(reference.item(), abs=1e-6)
+    torch.testing.assert_close(gradient(ours, trainer), gradient(reference, trainer), rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize("log_ratio", [95.0, -95.0, math.inf])
 @pytest.mark.parametrize("level", ["token", "turn", "sequence"])
 @pytest.mark.parametrize("loss_type", ["turn", "dapo", "sapo", "luspo"])

@@ -13,10 +13,11 @@ import pytest
 from tests.effects import TRAINERS, build_trainer, effect
 
 PENALTY = {"clip_normalization": "kl_penalty"}
+TURNS = {"importance_sampling_level": "turn"}
 OF_BOTH: dict[str, tuple[Any, dict[str, Any]]] = {
-    "loss_type": ("grpo", {}),
-    "importance_sampling_level": ("sequence", {}),
-    "turn_ratio": ("arithmetic", {}),
+    "loss_type": ("turn", {}),
+    "importance_sampling_level": ("turn", {}),
+    "turn_ratio": ("arithmetic", TURNS),
     "clip_range_scaling": ("none", {}),
     "clip_normalization": ("kl_penalty", {}),
     "ctn_coef": (1.0, PENALTY),
@@ -25,8 +26,8 @@ OF_BOTH: dict[str, tuple[Any, dict[str, Any]]] = {
     "ctn_epsilon": (0.3, PENALTY),
     "ctn_epsilon_high": (0.5, {"ctn_epsilon": 0.01, **PENALTY}),
     "gamma": (0.5, {}),
-    "turn_boundary": ("tags", {"turn_boundary_tags": ["w5"]}),
-    "turn_boundary_tags": (["w5"], {"turn_boundary": "tags"}),
+    "turn_boundary": ("tags", {"turn_boundary_tags": ["w5"], **TURNS}),
+    "turn_boundary_tags": (["w5"], {"turn_boundary": "tags", **TURNS}),
 }
 """Switch -> a value, and other settings under which it counts."""
 OF_THE_CRITIC: dict[str, tuple[Any, dict[str, Any]]] = {

@@ -45,6 +45,7 @@ def turns_of(trained: TrainedTrajectory, values: tuple[Any, ...]) -> dict[int, l
 def rows(tmp_path_factory: pytest.TempPathFactory) -> list[TrainedTrajectory]:
     """Of the second and fourth step: second updates on their batches, so that ratios have moved."""
     fields = {"clip_normalization": "kl_penalty", "clip_range_scaling": "none", "epsilon": 0.02, "epsilon_high": 0.04}
+    fields |= {"importance_sampling_level": "turn", "loss_type": "turn"}
     return dumped(build(tmp_path_factory.mktemp("run"), **fields, seed=3))
 
 
@@ -92,7 +93,9 @@ def test_a_ratio_that_is_not_a_number_is_not_inside(tmp_path: Path) -> None:
     dump = build(tmp_path)._dump
     turns, ratio = turn_layout(torch.tensor([[0, 0, -1]])), torch.tensor([[math.nan, 1.0, 9.0]])
     ranges = clip_ranges(ClipRange(0.2, 0.2), turns, "turn", "none")
-    batch = MicroBatch(ratio.log(), turns, torch.ones(1, 1), ranges, {}, True, step=1, age=0, ends_step=True)
+    batch = MicroBatch(
+        ratio.log(), turns, torch.ones(1, 1), ranges, {}, True, step=1, age=0, ends_step=True, has_own_surrogate=True
+    )
     assert dump._clip_states(ratio, batch) == [["outside", "inside", "none"]]
 
 

@@ -33,6 +33,7 @@ from .importance import (
     bounded_log_ratio,
     importance_ratio,
     log_importance_ratio,
+    with_own_gradients,
 )
 from .layout import TurnLayout, turn_layout
 from .losses import aggregate_turns, clipped_surrogate, is_value_clipped, turn_weights, value_loss
@@ -98,4 +99,5 @@ __all__ = [
     "validate_turn_ids",
     "value_loss",
     "whiten",
+    "with_own_gradients",
 ]

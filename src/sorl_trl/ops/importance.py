@@ -67,6 +67,23 @@ def log_importance_ratio(
     return turn_broadcast(of_turns, turns)
 
 
+def with_own_gradients(unit_log_ratio: Tensor, log_ratio: Tensor, turn_ids: Tensor | TurnLayout) -> Tensor:
+    """Give each token's share in a unit's log-ratio the token's own gradient: sg[log w] + ℓ_t − sg[ℓ_t], (B, T).
+
+    The value stays that of the unit. With it, an advantage that differs between the tokens of a unit moves the tokens
+    that it belongs to, and not the unit as a whole by its mean.
+
+    Source: GSPO-token (arXiv 2507.18071), there of a sequence. sg stands for no gradient.
+
+    Args:
+        unit_log_ratio: (B, T), the log-ratio of the unit that each token belongs to, as of `log_importance_ratio`.
+        log_ratio: (B, T), ℓ of each token.
+        turn_ids: (B, T) int64, the turn of each model token, −1 elsewhere, where the result is 0.
+    """
+    own = log_ratio - log_ratio.detach()
+    return keep(unit_log_ratio.detach() + own, turn_layout(turn_ids).loss_mask)
+
+
 def _log_mean_exp(log_ratio: Tensor, turns: TurnLayout) -> Tensor:
     """log((1/|y^k|) Σ_{t∈k} exp ℓ_t) of each turn: (B, K), with 0 for turns a trajectory does not have."""
     log_ratio = keep(log_ratio, turns.loss_mask)

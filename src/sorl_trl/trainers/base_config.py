@@ -37,6 +37,8 @@ CLIP_NORMALIZATIONS = ("kl_penalty", "bias_norm", "none")
 TURN_BOUNDARIES = ("recorded", "tags")
 TOOL_ENGINES = ("trl", *ENGINES)
 TIME_LIMIT = Number(above=0)
+_SCALING_OF_LEVEL = {None: "length", "token": "none", "turn": "sqrt_length", "sequence": "none"}
+"""What `clip_range_scaling` stands for where it is not set, by `importance_sampling_level`."""
 
 
 @documented
@@ -44,9 +46,10 @@ TIME_LIMIT = Number(above=0)
 class TurnLevelConfig(GRPOConfig):
     """`trl.GRPOConfig` plus the switches of SORL (arXiv 2511.20718, as specified in docs/paper_to_code.md), and ours.
 
-    Ours, and no part of SORL, are `target_kl` and the clip range that narrows as turns grow longer
-    (`clip_range_scaling`). SORL as specified in the note is `turn_ratio="arithmetic", clip_normalization="kl_penalty",
-    clip_range_scaling="none", target_kl=0`.
+    The defaults are what held best in the benchmark (docs/results.md), and no part of SORL: sequence ratios, whose
+    clip range narrows as sequences grow longer (`clip_range_scaling`), and a learning rate that follows the KL
+    (`target_kl`). SORL as specified in the note is `importance_sampling_level="turn", turn_ratio="arithmetic",
+    clip_range_scaling="none", loss_type="turn", clip_normalization="kl_penalty", target_kl=0`.
 
     Every other parameter is TRL's, with TRL's meaning and default; docs/options.md has them all. With
     `importance_sampling_level="token"`, `clip_normalization="none"`, `target_kl=0` and one of TRL's loss types,
@@ -54,18 +57,21 @@ class TurnLevelConfig(GRPOConfig):
     """
 
     loss_type: Annotated[str, OneOf(LOSS_TYPES)] = field(
-        default=TURN_LOSS_TYPE,
+        default="grpo",
         metadata={
-            "help": "How per-token losses are aggregated. 'turn' (default): mean over the tokens of each turn, then "
-            "over the turns of each trajectory, then over trajectories (the SO-PPO objective). Also every loss type "
-            "of TRL, with TRL's meaning: 'grpo', 'dr_grpo', 'dapo', 'bnpo', 'cispo', 'sapo', 'luspo', 'vespo' (which "
-            "weighs whole sequences by itself, whatever `importance_sampling_level` says)."
+            "help": "How per-token losses are aggregated. 'turn': mean over the tokens of each turn, then over the "
+            "turns of each trajectory, then over trajectories (the SO-PPO objective). Also every loss type of TRL, "
+            "with TRL's meaning: 'grpo' (default), 'dr_grpo', 'dapo', 'bnpo', 'cispo', 'sapo', 'luspo', 'vespo' "
+            "(which weighs whole sequences by itself, whatever `importance_sampling_level` says)."
         },
     )
-    importance_sampling_level: Annotated[str, OneOf(IMPORTANCE_SAMPLING_LEVELS)] = field(
-        default="turn",
+    importance_sampling_level: Annotated[str | None, OneOf(IMPORTANCE_SAMPLING_LEVELS)] = field(
+        default=None,
         metadata={
-            "help": "The unit that shares one importance ratio: 'token', 'turn' (default) or 'sequence' (as in GSPO)."
+            "help": "The unit that shares one importance ratio: 'token'; 'turn', as in SORL; or 'sequence', as in "
+            "GSPO, where turns with advantages of their own keep them (GSPO-token). Unset, it is 'sequence', with a "
+            "clip range that narrows (`clip_range_scaling`), and 'token' where the loss type clips no ratio "
+            "('cispo', 'sapo', 'vespo')."
         },
     )
     turn_ratio: Annotated[str, OneOf(TURN_RATIOS)] = field(
@@ -81,9 +87,9 @@ class TurnLevelConfig(GRPOConfig):
             "help": "Ours, no part of SORL: how the clip range narrows as the turn (or the sequence, at that level) "
             "grows longer, so that `epsilon`, `epsilon_high` and the distance of `delta` from 1 are those of a single "
             "token. 'none': it does not; 'sqrt_length': divided by the square root of the unit's tokens; 'length': by "
-            "their number, for geometric means alone. Unset, it is 'sqrt_length' with "
-            "`importance_sampling_level='turn'`, unless the loss type clips no ratio ('cispo', 'sapo', 'vespo'), and "
-            "'none' at the other levels, as in TRL."
+            "their number, for geometric means alone. Unset, it is 'length' where `importance_sampling_level` is "
+            "unset too, 'sqrt_length' where that is 'turn', unless the loss type clips no ratio ('cispo', 'sapo', "
+            "'vespo'), and 'none' at the levels of TRL's, as in TRL."
         },
     )
     clip_normalization: Annotated[str, OneOf(CLIP_NORMALIZATIONS)] = field(
@@ -217,16 +223,28 @@ class TurnLevelConfig(GRPOConfig):
         self._post_init_of_trl()
 
     @property
+    def ratio_level(self) -> str:
+        """`importance_sampling_level`; what it stands for where it is not set."""
+        if self.importance_sampling_level is not None:
+            return self.importance_sampling_level
+        return "token" if self.loss_type in LOSSES_WITHOUT_MIN else "sequence"
+
+    @property
     def clip_range_scaling_in_use(self) -> str:
         """`clip_range_scaling`; what it stands for where it is not set."""
         if self.clip_range_scaling is not None:
             return self.clip_range_scaling
-        clips_turns = self.importance_sampling_level == "turn" and self.loss_type not in LOSSES_WITHOUT_MIN
-        return "sqrt_length" if clips_turns else "none"
+        if self.loss_type in LOSSES_WITHOUT_MIN:
+            return "none"
+        return _SCALING_OF_LEVEL[self.importance_sampling_level]
 
     def to_dict(self) -> dict[str, Any]:
-        """Its fields as trackers and logs show them, with the clip range's scaling that is in use."""
-        return {**super().to_dict(), "clip_range_scaling": self.clip_range_scaling_in_use}
+        """Its fields as trackers and logs show them, with the level and the scaling that are in use."""
+        in_use = {
+            "importance_sampling_level": self.ratio_level,
+            "clip_range_scaling": self.clip_range_scaling_in_use,
+        }
+        return {**super().to_dict(), **in_use}
 
     def _post_init_of_trl(self) -> None:
         with warnings_at_the_caller():

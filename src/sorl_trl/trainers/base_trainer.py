@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from functools import partial
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer
 
 from sorl_trl.caller_warnings import warnings_at_the_caller
@@ -24,10 +22,7 @@ from sorl_trl.trainers.checked_options import StartWarnings, check_arguments, wa
 from sorl_trl.trainers.checks.dataset import check_chat_template, check_column_names, check_dataset_size
 from sorl_trl.trainers.checks.training_noise import disable_noise
 from sorl_trl.trainers.checks.trl_arguments import called_as, trainer_arguments
-from sorl_trl.trainers.cycle.epoch_sampler import EpochRepeatSampler
-from sorl_trl.trainers.cycle.generation_cycle import GenerationCycle
-from sorl_trl.trainers.cycle.roll_back import roll_back
-from sorl_trl.trainers.cycle.shared_storage import check_resumable, check_storage
+from sorl_trl.trainers.cycle.trainer import CycleTrainer
 from sorl_trl.trainers.loss.bias_norm import build_bias_normalizer, clipping_bias_of
 from sorl_trl.trainers.loss.kl_schedule import KLSchedule
 from sorl_trl.trainers.loss.metric_log import MetricLog
@@ -42,14 +37,14 @@ from sorl_trl.trainers.loss.micro_batch import (
     turns_of,
 )
 from sorl_trl.trainers.loss.range_watch import RangeWatch
-from sorl_trl.trainers.loss.ratio_substitution import RatioSubstitution, Surrogate, open_clip_range
-from sorl_trl.trainers.loss.so_loss import has_own_surrogate, penalty, surrogate
+from sorl_trl.trainers.loss.ratio_substitution import RatioSubstitution, open_clip_range
+from sorl_trl.trainers.loss.so_loss import has_own_surrogate, log_ratio_of_units, penalty, surrogate
 from sorl_trl.trainers.turns.recording import RolloutRecorder, ScoredRollout
 from sorl_trl.trainers.turns.spans import check_turn_ids, checked_rollout, split_at_tags, turn_ids_of
 from sorl_trl.trainers.turns.trajectory_dump import TrajectoryDump
 
 
-class TurnLevelTrainer(GRPOTrainer):
+class TurnLevelTrainer(CycleTrainer):
     """`GRPOTrainer` with turn spans, turn-level importance ratios and clipping-triggered normalization.
 
     Subclasses decide where the advantages come from. The arguments are those of `GRPOTrainer`.
@@ -59,7 +54,6 @@ class TurnLevelTrainer(GRPOTrainer):
     args: TurnLevelConfig
     epsilon_low: float
     epsilon_high: float
-    _train_sampler: EpochRepeatSampler | None = None
 
     @called_as(GRPOTrainer.__init__)
     def __init__(self, *positional: Any, **named: Any) -> None:
@@ -72,13 +66,12 @@ class TurnLevelTrainer(GRPOTrainer):
         check_arguments(given)
         if given.get("rollout_func") is not None:
             given["rollout_func"] = checked_rollout(given["rollout_func"])
-        self._cycle = GenerationCycle(self, args.rollout_staleness)
         self._tools = HarmlessTools(self)
         self._tool_engine = ToolEngine(self)
         self._recorder = RolloutRecorder(self)
         self._substitution: RatioSubstitution | None = None
         with warnings_at_the_caller():
-            super().__init__(**given)
+            super().__init__(args.rollout_staleness, **given)
         if args.disable_dropout:
             disable_noise(self.model)
         warn_of_idle_options(args, bool(self.tools), self._is_vlm, self.rollout_func is not None)
@@ -94,14 +87,12 @@ class TurnLevelTrainer(GRPOTrainer):
         return self.config_class(f"{name.split('/')[-1]}-{type(self).__name__.removesuffix('Trainer')}")
 
     def _set_up_loss(self, args: TurnLevelConfig) -> None:
-        self._has_own_surrogate = has_own_surrogate(args)
         # What TRL's loss is told instead of our names: RatioSubstitution makes up the difference.
-        if args.importance_sampling_level == "turn":
-            self.importance_sampling_level = "token"
+        self.importance_sampling_level = "token" if args.ratio_level == "turn" else args.ratio_level
         if args.loss_type == TURN_LOSS_TYPE:
             self.loss_type = "grpo"
         self._bias_normalizer = build_bias_normalizer(self)
-        self._metric_log = MetricLog(args, self.accelerator, self._metrics, self._has_own_surrogate)
+        self._metric_log = MetricLog(args, self.accelerator, self._metrics)
         self._dump = TrajectoryDump(args, self._tokenizer)
         self.add_callback(self._dump)
         watch = RangeWatch(args, self._metric_log)
@@ -177,10 +168,9 @@ class TurnLevelTrainer(GRPOTrainer):
         advantages = inputs["advantages"]
         advantages = advantages.unsqueeze(1) if advantages.dim() == 1 else advantages
         ranges = self._clip_ranges(turns)
-        own_surrogate = partial(surrogate, turns=turns, advantages=advantages, args=self.args, clip_range=ranges.units)
-        self._substitution = substitution = self._build_substitution(inputs, turns, own_surrogate)
+        self._substitution = substitution = self._build_substitution(inputs, turns, advantages, ranges.units)
         try:
-            with open_clip_range(self) if self._has_own_surrogate else nullcontext():
+            with nullcontext() if substitution.surrogate is None else open_clip_range(self):
                 loss = super()._compute_loss(model, substitution.inputs)
         finally:
             self._substitution = None
@@ -191,6 +181,7 @@ class TurnLevelTrainer(GRPOTrainer):
             advantages=advantages,
             clip_ranges=ranges,
             inputs=inputs,
+            has_own_surrogate=substitution.surrogate is not None,
             is_training=is_training,
             step=self.state.global_step + 1,
             age=age_of(inputs, self.state.global_step) if is_training else None,
@@ -204,16 +195,20 @@ class TurnLevelTrainer(GRPOTrainer):
     def _clip_ranges(self, turns: TurnLayout) -> ClipRanges:
         """As they are now: the trainer's attributes may be set in the middle of a run."""
         of_token = ClipRange(self.epsilon_low, self.epsilon_high, self.args.delta)
-        return clip_ranges(of_token, turns, self.args.importance_sampling_level, self.args.clip_range_scaling_in_use)
+        return clip_ranges(of_token, turns, self.args.ratio_level, self.args.clip_range_scaling_in_use)
 
-    def _build_substitution(self, inputs: dict[str, Any], turns: TurnLayout, own: Surrogate) -> RatioSubstitution:
+    def _build_substitution(
+        self, inputs: dict[str, Any], turns: TurnLayout, advantages: Tensor, clip_range: ClipRange
+    ) -> RatioSubstitution:
+        known: dict[str, Any] = {"turns": turns, "advantages": advantages, "args": self.args}
+        is_own = has_own_surrogate(self.args, of_tokens=inputs["advantages"].dim() > 1)
         # VESPO weighs whole sequences from token log-ratios by itself, whatever the level.
-        substitutes = self.args.importance_sampling_level == "turn" and self.loss_type != "vespo"
+        has_turn_ratios = self.args.ratio_level == "turn" and self.loss_type != "vespo"
         return RatioSubstitution(
             inputs,
             turns,
-            turn_ratio=self.args.turn_ratio if substitutes else None,
-            surrogate=own if self._has_own_surrogate else None,
+            units=partial(log_ratio_of_units, **known) if is_own or has_turn_ratios else None,
+            surrogate=partial(surrogate, **known, clip_range=clip_range) if is_own else None,
             linear=self.loss_type in ("cispo", "vespo"),
             tracks_sampling=self.off_policy_mask_threshold is not None,
         )
@@ -245,50 +240,3 @@ class TurnLevelTrainer(GRPOTrainer):
         if self._bias_normalizer is not None and self.accelerator.sync_gradients:
             self._metrics["train"]["clipping_bias_norm"].append(self._bias_normalizer.normalize(self.accelerator))
         return loss
-
-    # ---------------------------------------------------------------------------------------------------------------
-    # The generation cycle, and checkpoints of it
-    # ---------------------------------------------------------------------------------------------------------------
-
-    def _prepare_inputs(self, generation_batch: Any) -> Any:
-        return self._cycle.prepare_inputs(generation_batch, super()._prepare_inputs)
-
-    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        check_storage(self.args)
-        check_resumable(self.args, resume_from_checkpoint)
-        return super().train(resume_from_checkpoint, *args, **kwargs)
-
-    def _get_train_sampler(self, dataset: Any = None) -> EpochRepeatSampler:
-        self._train_sampler = EpochRepeatSampler.like(super()._get_train_sampler(dataset))
-        return self._train_sampler
-
-    def _run_epoch(self, **kwargs: Any) -> Any:
-        # transformers and accelerate set the epoch of the samplers they find, which, in a resumed run of several
-        # processes, lies deeper than they look.
-        if self._train_sampler is not None:
-            self._train_sampler.set_epoch(kwargs["epoch"])
-        return super()._run_epoch(**kwargs)
-
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        if not self.args.save_only_model:
-            name = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-            self._cycle.save(Path(self._get_output_dir(trial=trial)) / name)
-        # transformers writes the trainer's state last: where that is, all of the checkpoint is.
-        super()._save_checkpoint(model, trial)
-
-    def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None) -> Any:
-        prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
-        if resume_from_checkpoint is not None:
-            self._cycle.load(Path(resume_from_checkpoint))
-        return prepared
-
-    def roll_back(self, checkpoint: str | Path) -> None:
-        """Restore what a resumed run would: policy, critic, optimizer, schedule and gradient scaler.
-
-        The step, the epoch, the order of prompts and the random numbers go on as they are, and the next step collects
-        new trajectories. Between two optimizer steps, on all ranks together.
-
-        Raises:
-            ValueError: `checkpoint` is not a whole checkpoint, or, with `save_only_model`, has no optimizer.
-        """
-        roll_back(self, self._cycle, checkpoint)

@@ -56,15 +56,15 @@ def scaling_refusal(config: TurnLevelConfig, scaling: str | None) -> str | None:
     """Why this `clip_range_scaling` would not do, as the end of a sentence; None where it does."""
     if scaling in (None, "none"):
         return None
-    clips_units = config.importance_sampling_level != "token" and config.loss_type not in LOSSES_WITHOUT_MIN
+    clips_units = config.ratio_level != "token" and config.loss_type not in LOSSES_WITHOUT_MIN
     counts_turns = config.clip_normalization == "kl_penalty" and config.ctn_gate == "turn" and config.ctn_coef > 0
     if not (clips_units or counts_turns):
         return (
             "nothing clips the ratio of a turn or a sequence with "
-            f"`importance_sampling_level={config.importance_sampling_level!r}` and `loss_type={config.loss_type!r}`, "
+            f"`importance_sampling_level={config.ratio_level!r}` and `loss_type={config.loss_type!r}`, "
             "and no `ctn_gate='turn'` counts them. Set it to 'none'."
         )
-    has_turn_ratios = counts_turns or config.importance_sampling_level == "turn"
+    has_turn_ratios = counts_turns or config.ratio_level == "turn"
     if scaling == "length" and config.turn_ratio == "arithmetic" and has_turn_ratios:
         return (
             "that is for geometric means, which are roots of the turn's joint ratio. An arithmetic mean is not, and "

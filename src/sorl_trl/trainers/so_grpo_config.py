@@ -16,11 +16,10 @@ from sorl_trl.trainers.config_rules import group_problems
 class SOGRPOConfig(TurnLevelConfig):
     """Configuration of [`SOGRPOTrainer`]: `trl.GRPOConfig` with the turn-level switches of [`TurnLevelConfig`].
 
-    The defaults are turn ratios (geometric means; the note on SORL has arithmetic ones), turn-level group advantages
-    and the turn-mean objective, and two additions of ours, `target_kl` and a clip range that narrows as turns grow
-    longer. SORL's KL penalty is off: beside `target_kl` it was seen to cost exact match and to gain none
-    (docs/results.md). `docs/paper_index.md` lists the settings of every named variant, SO-GRPO as
-    specified among them.
+    The defaults are turn-level group advantages, sequence ratios whose clip range narrows as sequences grow longer,
+    and a learning rate that follows the KL: what held best (docs/results.md). SORL's turn ratios are
+    `importance_sampling_level="turn"`; its KL penalty was seen to cost exact match beside `target_kl` and to gain
+    none. `docs/paper_index.md` lists the settings of every named variant, SO-GRPO as specified among them.
     """
 
     def problems(self) -> Iterator[Problem]:

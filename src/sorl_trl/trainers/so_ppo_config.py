@@ -22,9 +22,9 @@ CRITICS = ("adapter", "head", "model")
 class SOPPOConfig(TurnLevelConfig):
     """Configuration of [`SOPPOTrainer`]: [`TurnLevelConfig`] with advantages from a critic instead of the group.
 
-    The defaults are SO-PPO with geometric turn ratios, without its KL penalty, and with two additions of ours,
-    `target_kl` and a clip range that narrows as turns grow longer. docs/paper_index.md lists the settings of SO-PPO as
-    specified, PPO, Turn-PPO, S-PPO and ST-PPO.
+    The defaults are turn-level advantages, as in SO-PPO, sequence ratios whose clip range narrows as sequences grow
+    longer, and a learning rate that follows the KL: what held best (docs/results.md). docs/paper_index.md lists the
+    settings of SO-PPO as specified, PPO, Turn-PPO, S-PPO and ST-PPO.
     """
 
     num_generations: int | None = field(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from benchmarks.stability_grid import JUDGING_SEEDS
 from benchmarks.turn_length import PANELS, jobs
-from benchmarks.turn_length_grid import LENGTH_REGIMES, SEEDS_PER_POLICY, SETTINGS
+from benchmarks.turn_length_grid import LENGTH_REGIMES, OF_TOKENS, SEEDS_PER_POLICY, SETTINGS
 from benchmarks.turn_length_report import draw, length_rows, table, write_turn_length
 
 from tests.unit.benchmarks.runs import a_record
@@ -95,8 +95,8 @@ class TestPlan:
 
     def test_every_world_has_every_judging_seed_and_a_target_kl_where_length_varies(self) -> None:
         plan = list(jobs())
-        assert len(set(plan)) == len(plan) == (4 * 6 + 2 * 3) * len(JUDGING_SEEDS)
-        assert {job.regime for job in plan if job.method == "so_grpo"} == PANELS["turn_tokens"]
+        assert len(set(plan)) == len(plan) == (4 * 7 + 2 * 3) * len(JUDGING_SEEDS)
+        assert {job.regime for job in plan if job.method == "so_grpo_turn"} == PANELS["turn_tokens"]
 
     def test_half_of_the_plan_has_every_policy(self) -> None:
         plan = list(jobs())
@@ -110,10 +110,10 @@ class TestPlan:
         from benchmarks.stability_methods import METHODS
 
         of_level = {"importance_sampling_level", "loss_type", "clip_range_scaling"}
-        for methods in SETTINGS.values():
+        for setting, methods in SETTINGS.items():
             settings = [{"clip_normalization": "none", **METHODS[name].settings} for name in methods.values()]
             differing = {key for one in settings for key in one if len({repr(each.get(key)) for each in settings}) > 1}
-            assert differing - {"turn_ratio"} == of_level
+            assert differing - {"turn_ratio"} == of_level - ({"loss_type"} if setting == OF_TOKENS else set())
 
     def test_settings_differ_in_the_target_kl(self) -> None:
         from benchmarks.stability_methods import METHODS

@@ -44,16 +44,18 @@ class Case:
 
 LONG = {"max_turn_tokens": 200, "max_completion_length": 700}
 FIXED = {"clip_range_scaling": "none"}
+TURNS = {"importance_sampling_level": "turn"}
 
 
 @pytest.mark.parametrize(
     ("changed", "what"),
     [
         ({}, None),
-        (FIXED, "a turn may have 200 tokens, and its ratio is their mean"),
-        ({"max_completion_length": 150, **FIXED}, "a turn may have 150 tokens"),
+        (FIXED, "a sequence may have 600 tokens, and its ratio is their mean"),
+        ({**TURNS, **FIXED}, "a turn may have 200 tokens, and its ratio is their mean"),
+        ({"max_completion_length": 150, **TURNS, **FIXED}, "a turn may have 150 tokens"),
         ({"importance_sampling_level": "sequence"}, "a sequence may have 600 tokens"),
-        ({"max_turn_tokens": 99, **FIXED}, None),
+        ({"max_turn_tokens": 99, **TURNS, **FIXED}, None),
         ({"epsilon": 3e-4, "epsilon_high": 4e-4, **FIXED}, None),
         ({"epsilon": 3e-4, "epsilon_high": 0.2, **FIXED}, "`epsilon` 0.0003, `epsilon_high` 0.2"),
         ({"importance_sampling_level": "token"}, None),
@@ -68,7 +70,8 @@ def test_long_turns_want_a_range_of_their_length(tmp_path: Path, changed: dict[s
     assert len(found) == (what is not None)
     if what is not None:
         assert what in found[0].what
-        assert found[0].change.startswith("clip_range_scaling: sqrt_length")
+        scaling = "sqrt_length" if changed.get("importance_sampling_level") == "turn" else "length"
+        assert found[0].change.startswith(f"clip_range_scaling: {scaling}  ")
         assert found[0].level == "warning"
 
 

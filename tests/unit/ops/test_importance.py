@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sorl_trl.ops import bounded_log_ratio, importance_ratio, log_importance_ratio
+from sorl_trl.ops import bounded_log_ratio, importance_ratio, log_importance_ratio, with_own_gradients
 
 from . import reference
 from .batches import TURN_IDS, assert_blind_to_masked, normal, quick, turn_id_batches
@@ -105,6 +105,28 @@ def test_arithmetic_keeps_precision_near_one():
 def test_arithmetic_of_infinite_log_ratios_is_not_nan(infinity):
     log = log_importance_ratio(torch.full((1, 2), infinity), torch.zeros(1, 2).long(), "turn", "arithmetic")
     assert log.tolist() == [[infinity] * 2]
+
+
+def test_each_token_of_a_sequence_may_have_its_own_gradient():
+    """By hand: the value is the sequence's, and each turn moves by its own advantage alone."""
+    log_ratio = torch.tensor([[0.1, math.nan, 0.3, 0.5]], requires_grad=True)
+    turn_ids = torch.tensor([[0, -1, 1, -1]])
+    of_sequence = log_importance_ratio(log_ratio, turn_ids, "sequence")
+    own = with_own_gradients(of_sequence, log_ratio, turn_ids)
+    torch.testing.assert_close(own.detach(), torch.tensor([[0.2, 0.0, 0.2, 0.0]]))
+    (own.exp() * torch.tensor([[1.0, 5.0, -2.0, 7.0]])).sum().backward()
+    torch.testing.assert_close(log_ratio.grad, torch.tensor([[1.0, 0.0, -2.0, 0.0]]) * math.exp(0.2))
+
+
+@quick
+@given(turn_ids=turn_id_batches(), seed=st.integers(0, 99))
+def test_with_one_advantage_own_gradients_are_those_of_the_sequence(turn_ids, seed):
+    log_ratio = normal(turn_ids, seed).requires_grad_()
+    of_sequence = log_importance_ratio(log_ratio, turn_ids, "sequence")
+    own = with_own_gradients(of_sequence, log_ratio, turn_ids)
+    kept = turn_ids >= 0
+    shared, apart = (torch.autograd.grad(x.exp()[kept].sum(), log_ratio)[0] for x in (of_sequence, own))
+    torch.testing.assert_close(apart, shared)
 
 
 def test_every_token_of_a_turn_gets_the_gradient_of_its_turn():

@@ -18,18 +18,20 @@ def build(tmp_path: Path, **overrides: Any) -> SOGRPOConfig:
 
 def test_defaults(tmp_path: Path) -> None:
     config = build(tmp_path)
-    assert (config.importance_sampling_level, config.turn_ratio) == ("turn", "geometric")
-    assert (config.epsilon, config.epsilon_high, config.clip_range_scaling_in_use) == (0.2, None, "sqrt_length")
+    assert (config.importance_sampling_level, config.ratio_level, config.turn_ratio) == (None, "sequence", "geometric")
+    assert (config.epsilon, config.epsilon_high, config.clip_range_scaling_in_use) == (0.2, None, "length")
     assert (config.clip_normalization, config.ctn_coef, config.kl_estimator) == ("none", 3.0, "unbiased")
-    assert (config.loss_type, config.gamma, config.turn_boundary) == ("turn", 1.0, "recorded")
+    assert (config.loss_type, config.gamma, config.turn_boundary) == ("grpo", 1.0, "recorded")
     assert (config.ctn_gate, config.rollout_staleness, config.target_kl) == ("token", 0, 0.005)
 
 
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ({}, "sqrt_length"),
-        ({"turn_ratio": "arithmetic"}, "sqrt_length"),
+        ({}, "length"),
+        ({"loss_type": "turn"}, "length"),
+        ({"importance_sampling_level": "turn"}, "sqrt_length"),
+        ({"importance_sampling_level": "turn", "turn_ratio": "arithmetic"}, "sqrt_length"),
         ({"importance_sampling_level": "token"}, "none"),
         ({"importance_sampling_level": "sequence"}, "none"),  # as in TRL
         ({"loss_type": "sapo"}, "none"),  # clips no ratio
@@ -37,12 +39,24 @@ def test_defaults(tmp_path: Path) -> None:
         ({"clip_range_scaling": "length", "importance_sampling_level": "sequence"}, "length"),
     ],
 )
-def test_the_range_narrows_where_turns_share_a_ratio_unless_set(
+def test_the_range_narrows_where_our_units_share_a_ratio_unless_set(
     tmp_path: Path, given: dict[str, Any], expected: str
 ) -> None:
     config = build(tmp_path, **given)
     assert config.clip_range_scaling_in_use == expected
     assert config.to_dict()["clip_range_scaling"] == expected  # what trackers are told
+
+
+@pytest.mark.parametrize(
+    ("given", "level"),
+    [({}, "sequence"), ({"loss_type": "sapo"}, "token"), ({"importance_sampling_level": "turn"}, "turn")],
+)
+def test_the_level_is_the_sequence_where_ratios_are_clipped_unless_set(
+    tmp_path: Path, given: dict[str, Any], level: str
+) -> None:
+    config = build(tmp_path, **given)
+    assert config.ratio_level == level
+    assert config.to_dict()["importance_sampling_level"] == level
 
 
 def test_what_is_not_set_follows_the_other_options_of_a_copy(tmp_path: Path) -> None:
@@ -205,9 +219,10 @@ class TestClipRangeScaling:
         assert config.clip_range_scaling_in_use == "length"
 
     def test_the_arithmetic_mean_has_a_law_of_its_own(self, tmp_path: Path) -> None:
-        build(tmp_path, clip_range_scaling="sqrt_length", turn_ratio="arithmetic")
+        turns = {"importance_sampling_level": "turn", "turn_ratio": "arithmetic"}
+        build(tmp_path, clip_range_scaling="sqrt_length", **turns)
         with pytest.raises(ValueError, match=r"`clip_range_scaling` is 'length', but that is for geometric.*'sqrt_l"):
-            build(tmp_path, clip_range_scaling="length", turn_ratio="arithmetic")
+            build(tmp_path, clip_range_scaling="length", **turns)
 
 
 def test_a_discount_needs_sum_then_normalize(tmp_path: Path) -> None:

@@ -23,8 +23,7 @@ def test_trls_batch_defaults_are_on_policy(tmp_path: Path, config_class: type[Tu
     defaults = config(tmp_path, config_class)
     assert updates_per_rollout(defaults) == 1
     assert inert_settings(defaults) == [
-        "importance_sampling_level='turn'",
-        "clip_range_scaling='sqrt_length'",
+        "clip_range_scaling='length'",
         "target_kl=0.005",
     ]
     accumulating = config(tmp_path, config_class, gradient_accumulation_steps=4)

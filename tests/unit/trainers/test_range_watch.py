@@ -33,7 +33,7 @@ class Run:
         given = {"importance_sampling_level": "turn", "epsilon": 0.2, "loss_type": "grpo", **fields}
         self.args = SOGRPOConfig(str(tmp_path), use_cpu=True, bf16=False, **given)
         metrics: dict[str, Any] = {"train": _Lists(), "eval": _Lists()}
-        self.metric_log = MetricLog(self.args, Accelerator(cpu=True), metrics, is_our_surrogate=False)
+        self.metric_log = MetricLog(self.args, Accelerator(cpu=True), metrics)
         self.watch = RangeWatch(self.args, self.metric_log)
 
     def begin(self, *log: dict[str, float]) -> Run:
@@ -48,7 +48,16 @@ class Run:
             for i, log_ratio in enumerate(log_ratios):
                 ends = i == len(log_ratios) - 1
                 batch = MicroBatch(
-                    log_ratio, turns, torch.ones(1, 1), ranges, {}, age is not None, step=1, age=age, ends_step=ends
+                    log_ratio,
+                    turns,
+                    torch.ones(1, 1),
+                    ranges,
+                    {},
+                    age is not None,
+                    step=1,
+                    age=age,
+                    ends_step=ends,
+                    has_own_surrogate=False,
                 )
                 self.metric_log.observe(batch)
                 self.watch.observe(batch)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 
-from sorl_trl.ops import LOG_RATIO_BOUND, turn_layout
+from sorl_trl.ops import LOG_RATIO_BOUND, log_importance_ratio, turn_layout
 from sorl_trl.trainers.loss.ratio_substitution import RatioSubstitution
 
 TURN_IDS = torch.tensor([[0, 0, -1, 1]])
@@ -17,9 +18,10 @@ REF = torch.tensor([[-1.5, -2.5, -3.5, -4.5]])
 
 
 def substitute(logps: Tensor, turn_ratio: str | None, old: Tensor = OLD, linear: bool = False) -> RatioSubstitution:
-    substitution = RatioSubstitution(
-        {"old_per_token_logps": old, "ref_per_token_logps": REF}, turn_layout(TURN_IDS), turn_ratio, linear=linear
-    )
+    turns = turn_layout(TURN_IDS)
+    units = turn_ratio and partial(log_importance_ratio, turn_ids=turns, level="turn", turn_ratio=turn_ratio)
+    inputs = {"old_per_token_logps": old, "ref_per_token_logps": REF}
+    substitution = RatioSubstitution(inputs, turns, units, linear=linear)
     substitution.inputs["substituted"] = substitution(logps)
     return substitution
 

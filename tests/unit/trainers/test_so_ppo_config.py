@@ -16,10 +16,10 @@ def build(tmp_path: Path, **overrides: Any) -> SOPPOConfig:
     return SOPPOConfig(str(tmp_path), use_cpu=True, bf16=False, **overrides)
 
 
-def test_defaults_are_so_ppo(tmp_path: Path) -> None:
+def test_defaults(tmp_path: Path) -> None:
     config = build(tmp_path)
-    assert (config.importance_sampling_level, config.turn_ratio, config.loss_type) == ("turn", "geometric", "turn")
-    assert (config.clip_normalization, config.clip_range_scaling_in_use) == ("none", "sqrt_length")
+    assert (config.ratio_level, config.loss_type) == ("sequence", "grpo")
+    assert (config.clip_normalization, config.clip_range_scaling_in_use) == ("none", "length")
     assert (config.advantage_level, config.num_generations) == ("turn", 1)
     assert (config.gamma, config.gae_lambda, config.whiten_advantages) == (1.0, 1.0, True)
     assert (config.vf_coef, config.value_clip_range, config.critic_warmup_steps) == (0.5, 0.2, 0)

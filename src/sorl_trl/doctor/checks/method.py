@@ -82,7 +82,7 @@ def check_method(subject: Subject) -> Iterator[Finding]:
     yield from _check_noise(subject, config)
     yield from _check_guard(subject, config)
     yield from _check_critic(subject, config)
-    yield Finding("ok", f"{subject.raw.trainer}, {config.loss_type} loss, {config.importance_sampling_level} ratios")
+    yield Finding("ok", f"{subject.raw.trainer}, {config.loss_type} loss, {config.ratio_level} ratios")
 
 
 def check_options(subject: Subject) -> Iterator[Finding]:
@@ -101,7 +101,7 @@ def check_options(subject: Subject) -> Iterator[Finding]:
 
 def _check_range(subject: Subject, config: TurnLevelConfig) -> Iterator[Finding]:
     """Whether a fixed clip range meets ratios of units that may be long; how long they will be is not known."""
-    level = config.importance_sampling_level
+    level = config.ratio_level
     if level == "token" or config.loss_type in LOSSES_WITHOUT_MIN or config.clip_range_scaling_in_use != "none":
         return
     limits, length = subject.arguments.rollout, subject.raw.max_completion_length
@@ -117,7 +117,8 @@ def _check_range(subject: Subject, config: TurnLevelConfig) -> Iterator[Finding]
             f"a fixed clip range (`epsilon` {low:g}, `epsilon_high` {high:g}), down to never, where nothing is "
             "clipped (docs/stability.md)"
         )
-        yield Finding("warning", what, subject.recipe.line("clip_range_scaling", "sqrt_length"))
+        scaling = "sqrt_length" if level == "turn" else "length"
+        yield Finding("warning", what, subject.recipe.line("clip_range_scaling", scaling))
 
 
 def _check_noise(subject: Subject, config: TurnLevelConfig) -> Iterator[Finding]:

@@ -30,7 +30,7 @@ def inert_settings(config: TurnLevelConfig) -> list[str]:
         return []
     penalty_counts = config.clip_normalization != "kl_penalty" or config.ctn_coef > 0
     switched_on = {
-        f"importance_sampling_level={config.importance_sampling_level!r}": config.importance_sampling_level == "turn",
+        f"importance_sampling_level={config.ratio_level!r}": config.ratio_level == "turn",
         f"clip_range_scaling={config.clip_range_scaling_in_use!r}": config.clip_range_scaling_in_use != "none",
         f"clip_normalization={config.clip_normalization!r}": config.clip_normalization != "none" and penalty_counts,
         f"target_kl={config.target_kl!r}": config.target_kl > 0,

@@ -126,7 +126,7 @@ IDLE = (
     ),
     Idle(
         ("turn_ratio",),
-        lambda c: _own(c, "importance_sampling_level") in ("token", "sequence"),
+        lambda c: _own(c, "ratio_level") in ("token", "sequence"),
         "turns share no ratio unless `importance_sampling_level` is 'turn'; the metrics `turns/ratio_…` alone read it",
     ),
     Idle(("label_smoothing_factor", "label_names"), lambda c: True, "the loss has no labels"),

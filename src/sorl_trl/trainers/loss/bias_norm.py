@@ -9,9 +9,10 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from sorl_trl.ops import clipping_bias, importance_ratio, is_clipped
+from sorl_trl.ops import clipping_bias, is_clipped
 from sorl_trl.trainers.base_config import TurnLevelConfig
 from sorl_trl.trainers.loss.micro_batch import MicroBatch
+from sorl_trl.trainers.loss.so_loss import log_ratio_of_units
 
 
 class ClippingBiasNormalizer:
@@ -72,7 +73,7 @@ def clipping_bias_of(batch: MicroBatch, weights: Tensor | None, args: TurnLevelC
         args: `importance_sampling_level` and `turn_ratio` are read.
     """
     kept = batch.turns.loss_mask
-    ratio = importance_ratio(batch.log_ratio, batch.turns, args.importance_sampling_level, args.turn_ratio)
+    ratio = log_ratio_of_units(batch.log_ratio, batch.turns, batch.advantages, args).exp()
     advantages = batch.advantages if weights is None else batch.advantages * weights
     clip_range = batch.clip_ranges.units
     clipped = is_clipped(ratio.detach(), advantages, *clip_range) & kept

@@ -34,20 +34,12 @@ class MetricLog:
         args: of the trainer.
         accelerator: of the trainer.
         metrics: "train" and "eval" -> metric -> the values that were logged, where TRL keeps them.
-        is_our_surrogate: whether the surrogate is `so_loss.surrogate`, so that TRL's `clip_ratio/…` are ours to log.
     """
 
-    def __init__(
-        self,
-        args: TurnLevelConfig,
-        accelerator: Accelerator,
-        metrics: Mapping[str, Any],
-        is_our_surrogate: bool,
-    ) -> None:
+    def __init__(self, args: TurnLevelConfig, accelerator: Accelerator, metrics: Mapping[str, Any]) -> None:
         self.args = args
         self._accelerator = accelerator
         self._metrics = metrics
-        self._is_our_surrogate = is_our_surrogate
         self._terms: list[tuple[str, Tensor, Tensor | None]] = []
         self._waiting: list[tuple[int | None, MetricSums]] = []
         self.of_last_step: list[tuple[int | None, dict[str, float]]] = []
@@ -67,7 +59,7 @@ class MetricLog:
         log_ratio = batch.log_ratio.detach()
         sums = turn_metrics(log_ratio, batch.turns, batch.advantages, batch.clip_ranges, self.args.turn_ratio)
         self._add_clips(sums, log_ratio, batch)
-        if self._is_our_surrogate:
+        if batch.has_own_surrogate:  # TRL's `clip_ratio/…` are ours to log
             for name in CLIP_RATIOS:
                 self._metrics[mode][name].pop()
         for name, values, keep in self._terms:
@@ -84,12 +76,12 @@ class MetricLog:
 
     def _add_clips(self, sums: MetricSums, log_ratio: Tensor, batch: MicroBatch) -> None:
         """What is outside the range of the level's ratio, and how wide that is where it depends on the length."""
-        level, turns, clip_range = self.args.importance_sampling_level, batch.turns, batch.clip_ranges.units
+        level, turns, clip_range = self.args.ratio_level, batch.turns, batch.clip_ranges.units
         if level == "sequence":
             add_sequence_clips(sums, log_ratio, turns, clip_range)
         if self.args.clip_range_scaling_in_use != "none":
             add_scaled_range(sums, turns, level, batch.clip_ranges)
-        if self._is_our_surrogate:
+        if batch.has_own_surrogate:
             ratio = importance_ratio(log_ratio, turns, level, self.args.turn_ratio)
             add_clip_ratios(sums, ratio, turns, batch.advantages, clip_range)
 

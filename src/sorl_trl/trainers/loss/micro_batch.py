@@ -75,6 +75,8 @@ class MicroBatch:
     """How many optimizer steps were made since its trajectories were sampled; None in evaluation, and if unknown."""
     ends_step: bool
     """Whether the optimizer steps after it; always True in evaluation, where each micro-batch stands alone."""
+    has_own_surrogate: bool
+    """Whether TRL's loss was given a surrogate of ours."""
 
 
 class Observer(Protocol):

@@ -42,7 +42,7 @@ class RangeWatch(TrainerCallback):
         self._metric_log = metric_log
         self._metric = clips_of(args)
         self._tokens_outside: deque[float] = deque(maxlen=UPDATES)
-        self._is_done = args.importance_sampling_level == "token" or args.loss_type in LOSSES_WITHOUT_MIN
+        self._is_done = args.ratio_level == "token" or args.loss_type in LOSSES_WITHOUT_MIN
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """What an earlier part of the run has logged counts."""
@@ -73,7 +73,7 @@ def range_warning(args: TurnLevelConfig, tokens_outside: float) -> str:
         args: of the trainer.
         tokens_outside: mean share of tokens whose ratio is outside the range.
     """
-    level, scaling = args.importance_sampling_level, args.clip_range_scaling_in_use
+    level, scaling = args.ratio_level, args.clip_range_scaling_in_use
     narrower = {"none": "sqrt_length", "sqrt_length": "length"}.get(scaling)
     if narrower is None or scaling_refusal(args, narrower):
         advice = "Lower `epsilon` and `epsilon_high`"
@@ -92,4 +92,4 @@ def range_warning(args: TurnLevelConfig, tokens_outside: float) -> str:
 
 def clips_of(args: TurnLevelConfig) -> str:
     """The metric that says which share of the level's ratios is outside their range."""
-    return f"clip_fraction/{args.importance_sampling_level}"
+    return f"clip_fraction/{args.ratio_level}"

@@ -22,8 +22,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sorl_trl.ops import TurnLayout, bounded_log_ratio, log_importance_ratio
+from sorl_trl.ops import TurnLayout, bounded_log_ratio
 
+Units = Callable[[Tensor], Tensor]
+"""From (B, T) log-ratios of tokens to (B, T) log-ratios of the units that they belong to."""
 Surrogate = Callable[[Tensor], tuple[Tensor, Tensor]]
 """From (B, T) log-ratios of tokens to (B, T) surrogates and (B, T) the ratios that they are formed of."""
 
@@ -37,8 +39,8 @@ class RatioSubstitution:
     Args:
         inputs: the batch; `self.inputs` is the shallow copy to call TRL with, the batch itself is never written to.
         turns: the turns of its B trajectories.
-        turn_ratio: "geometric" or "arithmetic"; `None` leaves the token ratios as they are, but for the bound (TRL
-            then forms its own sequence ratio, or uses them as they stand), and records them.
+        units: from (B, T) log-ratios of tokens to those of their units; `None` leaves the token ratios as they are,
+            but for the bound (TRL then forms its own sequence ratio, or uses them as they stand), and records them.
         surrogate: what takes the place of TRL's surrogate; `None` leaves TRL's own.
         linear: TRL's loss uses the log-probabilities linearly (CISPO, VESPO) and caps its weights itself: a ratio is
             substituted in value, each token keeps its own gradient, and nothing needs a bound.
@@ -52,14 +54,14 @@ class RatioSubstitution:
         self,
         inputs: dict[str, Any],
         turns: TurnLayout,
-        turn_ratio: str | None,
+        units: Units | None,
         surrogate: Surrogate | None = None,
         linear: bool = False,
         tracks_sampling: bool = False,
     ) -> None:
         self.inputs = dict(inputs)
         self.turns = turns
-        self.turn_ratio = turn_ratio
+        self.units = units
         self.surrogate = surrogate
         self.linear = linear
         self.tracks_sampling = tracks_sampling
@@ -70,25 +72,24 @@ class RatioSubstitution:
         old = per_token_logps.detach() if old is None else old
         if self.linear:
             self.log_ratio = bounded_log_ratio(per_token_logps - old)
-            shift = self._turn_shift(per_token_logps - old).detach()
+            shift = self._unit_shift(per_token_logps - old).detach()
         else:
             per_token_logps, old = per_token_logps.clamp(min=_LOWEST_LOGP), old.clamp(min=_LOWEST_LOGP)
             log_ratio = per_token_logps - old
             self.log_ratio = bounded_log_ratio(log_ratio)
             excess = torch.where(self.log_ratio == log_ratio, 0.0, self.log_ratio - log_ratio)
-            shift = self._turn_shift(self.log_ratio) + excess
+            shift = self._unit_shift(self.log_ratio) + excess
         self._shift_anchors(old, shift)
         if self.surrogate is not None:
             of_tokens, ratio = self.surrogate(self.log_ratio)
             self.inputs["advantages"] = of_tokens / ratio
         return per_token_logps + shift
 
-    def _turn_shift(self, log_ratio: Tensor) -> Tensor:
-        """(B, T) log(turn ratio) - `log_ratio`, 0 outside the turns and where token ratios stay."""
-        if self.turn_ratio is None:
+    def _unit_shift(self, log_ratio: Tensor) -> Tensor:
+        """(B, T) log(ratio of the unit) - `log_ratio`, 0 outside the turns and where token ratios stay."""
+        if self.units is None:
             return torch.zeros_like(log_ratio)
-        turn_log_ratio = log_importance_ratio(self.log_ratio, self.turns, "turn", self.turn_ratio)
-        return torch.where(self.turns.loss_mask, turn_log_ratio - log_ratio, 0.0)
+        return torch.where(self.turns.loss_mask, self.units(self.log_ratio) - log_ratio, 0.0)
 
     def _shift_anchors(self, old: Tensor, shift: Tensor) -> None:
         """What the policy's log-probabilities are compared with besides the old ones moves along with them."""
@@ -102,10 +103,11 @@ class RatioSubstitution:
 
 @contextmanager
 def open_clip_range(trainer: Any) -> Iterator[None]:
-    """Within it, the loss of a `GRPOTrainer` clips nothing: the surrogate that it is given is clipped already."""
-    before = trainer.epsilon_low, trainer.epsilon_high, trainer.args.delta
+    """Within it, the loss of a `GRPOTrainer` clips nothing, token by token: its surrogate is clipped already."""
+    before = trainer.epsilon_low, trainer.epsilon_high, trainer.args.delta, trainer.importance_sampling_level
     trainer.epsilon_low, trainer.epsilon_high, trainer.args.delta = 1.0, math.inf, None
+    trainer.importance_sampling_level = "token"
     try:
         yield
     finally:
-        trainer.epsilon_low, trainer.epsilon_high, trainer.args.delta = before
+        trainer.epsilon_low, trainer.epsilon_high, trainer.args.delta, trainer.importance_sampling_level = before

@@ -1,6 +1,6 @@
 """The loss of SO-GRPO, which is also the policy's in SO-PPO: its equations, in their order (docs/paper_to_code.md).
 
-    ratio      w_t = exp(log-ratio of the token, its turn or the sequence)          `ops.importance_ratio`
+    ratio      w_t = exp(log-ratio of the token, its turn or the sequence)          `ops.log_importance_ratio`
     range      ε_k = ε / |y^k|^p, with `clip_range_scaling`                         `ops.scaled_clip_range`
     surrogate  S_t = min(w_t Â_t, clip(w_t, 1 − ε_low, 1 + ε_high) Â_t)             `ops.clipped_surrogate`
     mean       J = mean_i (1/n_i) Σ_k mean_{t∈k} S_t, with `loss_type="turn"`       `ops.turn_weights`
@@ -21,20 +21,43 @@ from sorl_trl.ops import (
     clip_penalty,
     clipped_surrogate,
     gated_kl,
-    importance_ratio,
+    log_importance_ratio,
     turn_clip_fraction,
     turn_weights,
+    with_own_gradients,
 )
 from sorl_trl.trainers.base_config import TURN_LOSS_TYPE, TurnLevelConfig
 from sorl_trl.trainers.config_rules import LOSSES_WITHOUT_MIN
 from sorl_trl.trainers.loss.micro_batch import ClipRange, MicroBatch, scaled_to_units
 
 
-def has_own_surrogate(args: TurnLevelConfig) -> bool:
-    """Whether `surrogate` takes the place of TRL's, which knows neither turns nor ranges that depend on a length."""
-    needs_turns = args.importance_sampling_level == "turn" or args.loss_type == TURN_LOSS_TYPE
-    needs_range = args.importance_sampling_level == "sequence" and args.clip_range_scaling_in_use != "none"
-    return args.loss_type not in LOSSES_WITHOUT_MIN and (needs_turns or needs_range)
+def has_own_surrogate(args: TurnLevelConfig, of_tokens: bool) -> bool:
+    """Whether `surrogate` takes the place of TRL's, for a batch with advantages `of_tokens` or of trajectories.
+
+    TRL's knows no turns, no range that depends on a length, and no advantages that differ within a sequence.
+    """
+    needs_turns = args.ratio_level == "turn" or args.loss_type == TURN_LOSS_TYPE
+    is_beyond_trl = args.clip_range_scaling_in_use != "none" or of_tokens
+    needs_sequences = args.ratio_level == "sequence" and is_beyond_trl
+    return args.loss_type not in LOSSES_WITHOUT_MIN and (needs_turns or needs_sequences)
+
+
+def log_ratio_of_units(log_ratio: Tensor, turns: TurnLayout, advantages: Tensor, args: TurnLevelConfig) -> Tensor:
+    """(B, T) the log-ratio of the unit that each token belongs to.
+
+    Turns of one sequence may have advantages of their own, which its ratio alone would average: then each token has
+    its own gradient (GSPO-token).
+
+    Args:
+        log_ratio: (B, T) of tokens.
+        turns: the turns of the B trajectories.
+        advantages: (B, T), or (B, 1) where all tokens of a trajectory have the same.
+        args: `importance_sampling_level` and `turn_ratio` are read.
+    """
+    of_units = log_importance_ratio(log_ratio, turns, args.ratio_level, args.turn_ratio)
+    if args.ratio_level == "sequence" and advantages.size(1) > 1:
+        return with_own_gradients(of_units, log_ratio, turns)
+    return of_units
 
 
 def surrogate(
@@ -52,7 +75,7 @@ def surrogate(
         args: `importance_sampling_level`, `turn_ratio` and `loss_type` are read.
         clip_range: of the ratio.
     """
-    ratio = importance_ratio(log_ratio, turns, args.importance_sampling_level, args.turn_ratio)
+    ratio = log_ratio_of_units(log_ratio, turns, advantages, args).exp()
     of_tokens = clipped_surrogate(ratio, advantages, *clip_range)
     return (turn_weights(turns) * of_tokens if args.loss_type == TURN_LOSS_TYPE else of_tokens), ratio
 

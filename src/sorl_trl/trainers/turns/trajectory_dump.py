@@ -84,7 +84,7 @@ class TrajectoryDump(TrainerCallback):
             self._write()
 
     def _trained(self, batch: MicroBatch) -> Iterator[TrainedTrajectory]:
-        level, inputs = self.args.importance_sampling_level, batch.inputs
+        level, inputs = self.args.ratio_level, batch.inputs
         log_ratio = batch.log_ratio.detach()
         ratio = importance_ratio(log_ratio, batch.turns, level, self.args.turn_ratio)
         columns = {
