@@ -30,6 +30,9 @@ from sorl_trl.ops import (
 from sorl_trl.rollout.options import ENGINES
 from sorl_trl.trainers.config_docs import documented
 from sorl_trl.trainers.config_rules import ALLOWED_OF_TRL, LOSSES_WITHOUT_MIN, turn_level_problems
+from sorl_trl.trainers.options.credit import CreditOptions
+from sorl_trl.trainers.options.groups import GroupOptions
+from sorl_trl.trainers.options.loss import LossOptions
 
 TURN_LOSS_TYPE = "turn"
 LOSS_TYPES = (TURN_LOSS_TYPE, "grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo")
@@ -43,7 +46,7 @@ _SCALING_OF_LEVEL = {None: "length", "token": "none", "turn": "sqrt_length", "se
 
 @documented
 @dataclass
-class TurnLevelConfig(GRPOConfig):
+class TurnLevelConfig(LossOptions, GroupOptions, CreditOptions, GRPOConfig):
     """`trl.GRPOConfig` plus the switches of SORL (arXiv 2511.20718, as specified in docs/paper_to_code.md), and ours.
 
     The defaults are what held best in the benchmark (docs/results.md), and no part of SORL: sequence ratios, whose
