@@ -31,14 +31,17 @@ from sorl_trl.trainers.loss.micro_batch import (
     ClipRanges,
     MicroBatch,
     Observer,
+    advantages_of,
     age_of,
     clip_ranges,
     loss_mask_of,
+    row_scale,
     turns_of,
 )
 from sorl_trl.trainers.loss.range_watch import RangeWatch
 from sorl_trl.trainers.loss.ratio_substitution import RatioSubstitution, open_clip_range
 from sorl_trl.trainers.loss.so_loss import has_own_surrogate, log_ratio_of_units, penalty, surrogate
+from sorl_trl.trainers.turns.dropping import counting_kept_rows
 from sorl_trl.trainers.turns.recording import RolloutRecorder, ScoredRollout
 from sorl_trl.trainers.turns.spans import check_turn_ids, checked_rollout, split_at_tags, turn_ids_of
 from sorl_trl.trainers.turns.trajectory_dump import TrajectoryDump
@@ -165,20 +168,19 @@ class TurnLevelTrainer(CycleTrainer):
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         """TRL's loss with our ratios and surrogate, and the terms that are ours: see `so_loss`."""
         turns = turns_of(inputs)
-        advantages = inputs["advantages"]
-        advantages = advantages.unsqueeze(1) if advantages.dim() == 1 else advantages
         ranges = self._clip_ranges(turns)
-        self._substitution = substitution = self._build_substitution(inputs, turns, advantages, ranges.units)
-        try:
-            with nullcontext() if substitution.surrogate is None else open_clip_range(self):
-                loss = super()._compute_loss(model, substitution.inputs)
-        finally:
-            self._substitution = None
+        with counting_kept_rows(self, inputs) as counted:
+            self._substitution = substitution = self._build_substitution(counted, turns, ranges)
+            try:
+                with nullcontext() if substitution.surrogate is None else open_clip_range(self):
+                    loss = super()._compute_loss(model, substitution.inputs)
+            finally:
+                self._substitution = None
         is_training = self.model.training
         batch = MicroBatch(
             log_ratio=substitution.log_ratio,
             turns=turns,
-            advantages=advantages,
+            advantages=advantages_of(inputs),
             clip_ranges=ranges,
             inputs=inputs,
             has_own_surrogate=substitution.surrogate is not None,
@@ -197,10 +199,8 @@ class TurnLevelTrainer(CycleTrainer):
         of_token = ClipRange(self.epsilon_low, self.epsilon_high, self.args.delta)
         return clip_ranges(of_token, turns, self.args.ratio_level, self.args.clip_range_scaling_in_use)
 
-    def _build_substitution(
-        self, inputs: dict[str, Any], turns: TurnLayout, advantages: Tensor, clip_range: ClipRange
-    ) -> RatioSubstitution:
-        known: dict[str, Any] = {"turns": turns, "advantages": advantages, "args": self.args}
+    def _build_substitution(self, inputs: dict[str, Any], turns: TurnLayout, ranges: ClipRanges) -> RatioSubstitution:
+        known: dict[str, Any] = {"turns": turns, "advantages": advantages_of(inputs), "args": self.args}
         is_own = has_own_surrogate(self.args, of_tokens=inputs["advantages"].dim() > 1)
         # VESPO weighs whole sequences from token log-ratios by itself, whatever the level.
         has_turn_ratios = self.args.ratio_level == "turn" and self.loss_type != "vespo"
@@ -208,7 +208,7 @@ class TurnLevelTrainer(CycleTrainer):
             inputs,
             turns,
             units=partial(log_ratio_of_units, **known) if is_own or has_turn_ratios else None,
-            surrogate=partial(surrogate, **known, clip_range=clip_range) if is_own else None,
+            surrogate=partial(surrogate, **known, clip_range=ranges.units) if is_own else None,
             linear=self.loss_type in ("cispo", "vespo"),
             tracks_sampling=self.off_policy_mask_threshold is not None,
         )
@@ -217,7 +217,7 @@ class TurnLevelTrainer(CycleTrainer):
         """The loss with what the method adds to TRL's, scaled for gradient accumulation as TRL's is."""
         if self.args.clip_normalization == "kl_penalty":
             of_trajectories, gate = penalty(batch, self.args)
-            mean_penalty = of_trajectories.mean()
+            mean_penalty = of_trajectories.mean() * row_scale(batch.inputs)
             self._metric_log.add_rank_mean("clip_penalty", mean_penalty)
             self._metric_log.add_rank_mean("clip_penalty_gate", gate.mean())
             return loss + self.args.ctn_coef * mean_penalty / self._micro_batches()
@@ -225,7 +225,7 @@ class TurnLevelTrainer(CycleTrainer):
             corrects = self.use_vllm and self.vllm_importance_sampling_correction  # as TRL weighs the surrogate
             weights = batch.inputs["importance_sampling_ratio"] if corrects else None
             bias, any_clipped = clipping_bias_of(batch, weights, self.args)
-            self._bias_normalizer.add(bias / self._micro_batches(), any_clipped)
+            self._bias_normalizer.add(bias * row_scale(batch.inputs) / self._micro_batches(), any_clipped)
         return loss
 
     def _record_lr_factor(self, factor: float) -> None:

@@ -123,6 +123,18 @@ def _is_reentrant(options: Any) -> bool:
     return isinstance(options, Mapping) and bool(options.get("use_reentrant"))
 
 
+def dropping_problems(config: TurnLevelConfig, option: str) -> Iterator[Problem]:
+    """What an `option` that takes trajectories out of the loss cannot do, once it is switched on."""
+    if config.loss_type == "bnpo":
+        yield Problem(
+            "loss_type",
+            f"`loss_type` is 'bnpo', but `{option}` takes trajectories out of the loss, and a micro-batch that has "
+            "lost all of its own would be a 0 in the mean over micro-batches. Use 'dapo', whose mean is over the "
+            "tokens of all of them.",
+            "dapo",
+        )
+
+
 def group_problems(config: TurnLevelConfig) -> Iterator[Problem]:
     """What SO-GRPO cannot do."""
     if config.gamma != 1.0 and config.multi_objective_aggregation != SUM_THEN_NORMALIZE:

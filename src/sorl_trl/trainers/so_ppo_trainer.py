@@ -19,7 +19,7 @@ from sorl_trl.trainers.critic.experience import Experience, token_experience, tu
 from sorl_trl.trainers.critic.health import CriticWatch, critic_metrics
 from sorl_trl.trainers.critic.model import ValueRecorder, ValuesBesideLogps
 from sorl_trl.trainers.critic.trainer import CriticTrainer
-from sorl_trl.trainers.loss.micro_batch import MicroBatch, loss_mask_of
+from sorl_trl.trainers.loss.micro_batch import MicroBatch, loss_mask_of, row_scale
 from sorl_trl.trainers.loss.turn_metrics import MetricSums
 from sorl_trl.trainers.paper import SORL_PAPER
 from sorl_trl.trainers.so_ppo_config import SOPPOConfig
@@ -110,7 +110,9 @@ class SOPPOTrainer(CriticTrainer):
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         # TRL's first pass over new trajectories is that of the policy which generated them, if it makes one.
         with self._recording_values() if self._trl_scores_old_policy() else nullcontext():
-            return super()._generate_and_score_completions(inputs)
+            output = super()._generate_and_score_completions(inputs)
+        output["value_units"] = self.accelerator.gather(self._value_units(output["turn_ids"]).sum()).sum()
+        return output
 
     def _add_advantages(self, output: dict[str, Any], rollout: ScoredRollout) -> None:
         old_logps, old_values = self._old_policy(output)
@@ -123,7 +125,6 @@ class SOPPOTrainer(CriticTrainer):
         output["advantages"] = experience.on_tokens(advantages, turn_ids)
         output["returns"] = experience.on_tokens(experience.returns, turn_ids)
         output["old_values"] = old_values
-        output["value_units"] = self.accelerator.gather(self._value_units(turn_ids).sum()).sum()
         show_advantages(self, advantages, experience.unit_turns >= 0)
 
     def _trl_scores_old_policy(self) -> bool:
@@ -258,9 +259,9 @@ class SOPPOTrainer(CriticTrainer):
         """
         if self.args.loss_type == TURN_LOSS_TYPE:
             units = torch.where(kept, batch.turns.turn_ids, -1)
-            return aggregate_turns(losses, turn_layout(units, batch.turns.num_turns))
+            return aggregate_turns(losses, turn_layout(units, batch.turns.num_turns)) * row_scale(batch.inputs)
         if self.args.loss_type in _MEAN_PER_TRAJECTORY:
-            return masked_mean(losses, kept, dim=1).mean()
+            return masked_mean(losses, kept, dim=1).mean() * row_scale(batch.inputs)
         if self.args.loss_type in _MEAN_PER_MICRO_BATCH:
             return masked_mean(losses, kept)
         micro_batches = self.args.steps_per_generation if self.model.training else 1

@@ -86,7 +86,9 @@ class Observer(Protocol):
         """Look at it; on all ranks together, so that observers may communicate when a step ends."""
 
 
-ON_HOST = ("generated_at_step", "turn_counts")
+ROW_SCALE = "row_scale"
+"""Field of a batch from which trajectories were dropped: all rows over those that still count."""
+ON_HOST = ("generated_at_step", "turn_counts", ROW_SCALE)
 """Fields of a batch that stay on the host, where reading them does not wait for the device."""
 
 
@@ -94,6 +96,17 @@ def loss_mask_of(batch: Mapping[str, Any]) -> Tensor:
     """(B, T) 1 on the tokens that TRL's loss keeps."""
     mask: Tensor = batch["completion_mask"]
     return mask * batch["tool_mask"] if "tool_mask" in batch else mask
+
+
+def advantages_of(batch: Mapping[str, Any]) -> Tensor:
+    """(B, T), or (B, 1) where all tokens of a trajectory have the same."""
+    advantages: Tensor = batch["advantages"]
+    return advantages.unsqueeze(1) if advantages.dim() == 1 else advantages
+
+
+def row_scale(batch: Mapping[str, Any]) -> float:
+    """By what a mean over the rows of a micro-batch is multiplied, so that dropped ones leave it: 1 without any."""
+    return float(batch.get(ROW_SCALE, 1.0))
 
 
 def generation_step_of(batch: Mapping[str, Any]) -> int | None:
