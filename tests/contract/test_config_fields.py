@@ -47,6 +47,7 @@ CHOICES = {
     *("loss_type", "importance_sampling_level", "turn_ratio", "clip_normalization", "kl_estimator", "ctn_gate"),
     "clip_range_scaling",
     *("turn_boundary", "advantage_level", "critic", "trainer", "collapse_guard", "protocol", "on_long_observation"),
+    *("group_baseline", "group_filter"),
     *("rollout_engine", "search_engine", "search_request", "side", "dtype"),
 }
 """Fields that are one of some names."""

@@ -31,7 +31,7 @@ OURS = (
 )
 OURS += ("guard/", "trajectories_without_turn", "critic/", "advantages/", "reward_kl", "trajectories_unscored")
 TIMEOUTS = "tools/timeout_frequency"
-OURS += ("lr_factor", TIMEOUTS)
+OURS += ("lr_factor", TIMEOUTS, "groups/", "trajectories_void")
 TRANSFORMERS_OWN = {"loss", "grad_norm", "learning_rate", "epoch", "step", "train_loss", "total_flos", "train_runtime"}
 TRANSFORMERS_OWN |= {"train_samples_per_second", "train_steps_per_second"}
 
@@ -79,6 +79,8 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
         )
     scaled = {"importance_sampling_level": "sequence", "clip_range_scaling": "length"}
     names |= logged_metrics(tmp_path_factory.mktemp("scaled"), **scaled)
+    groups = {"group_filter": "zero_variance", "group_baseline": "leave_one_out", "scale_rewards": "none"}
+    names |= logged_metrics(tmp_path_factory.mktemp("groups"), mask_void_trajectories=True, **groups)
     names |= {ALARMS, INTERVENTIONS}  # tests/integration/test_collapse_guard.py sees them logged
     names |= {TIMEOUTS}  # and tests/integration/test_late_tools.py this one
     return names | logged_metrics(tmp_path_factory.mktemp("ppo"), SOPPOTrainer, kl_in_reward=True)

@@ -80,7 +80,30 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "s_ppo": PPO | {"importance_sampling_level": "token", "clip_normalization": "bias_norm"},
     "st_ppo": PPO
     | {"importance_sampling_level": "turn", "turn_ratio": "geometric", "clip_normalization": "bias_norm"},
+    "loop": BASELINE
+    | {
+        "importance_sampling_level": "token",
+        "epsilon": 0.0909,
+        "epsilon_high": 0.1,
+        "num_generations": 6,
+        "group_baseline": "leave_one_out",
+        "scale_rewards": "none",
+    },
+    "starpo_s": PPO
+    | {
+        "importance_sampling_level": "token",
+        "clip_normalization": "none",
+        "loss_type": "dapo",
+        "epsilon_high": 0.28,
+        "num_generations": 8,
+        "group_filter": "top_k",
+        "group_filter_share": 0.25,
+        "beta": 0.0,
+    },
 }
+WITH_A_CRITIC = {name for name in VARIANTS if "ppo" in name} | {"starpo_s"}
+BATCHES = {"loop": 120}
+"""Trajectories of a batch where 128 are not whole groups."""
 SANDBOX = {name for name in VARIANTS if "qwen" not in name}
 
 
@@ -101,7 +124,7 @@ def test_recipe_parses(recipe: Path, tmp_path: Path) -> None:
     arguments = parse(recipe, tmp_path)
     config = arguments.config
     assert {name: getattr(config, name) for name in VARIANTS[recipe.stem]} == VARIANTS[recipe.stem]
-    assert arguments.trainer_class is (SOPPOTrainer if "ppo" in recipe.stem else SOGRPOTrainer)
+    assert arguments.trainer_class is (SOPPOTrainer if recipe.stem in WITH_A_CRITIC else SOGRPOTrainer)
     assert arguments.model.use_peft == ("lora" in recipe.stem)
     assert arguments.rollout.max_turn_tokens <= config.max_completion_length
     assert config.generation_batch_size % config.num_generations == 0
@@ -115,7 +138,7 @@ def test_recipe_parses(recipe: Path, tmp_path: Path) -> None:
 def test_the_sandbox_recipes_have_equal_batches(name: str, tmp_path: Path) -> None:
     config = parse(ROOT / f"recipes/{name}.yaml", tmp_path).config
     updates = config.num_iterations * config.steps_per_generation // config.gradient_accumulation_steps
-    assert (config.generation_batch_size, updates, config.max_steps) == (128, 8, 240)
+    assert (config.generation_batch_size, updates, config.max_steps) == (BATCHES.get(name, 128), 8, 240)
 
 
 @pytest.mark.parametrize("name", sorted(SANDBOX))

@@ -19,12 +19,14 @@ from sorl_trl.recipe.arguments import TaskArguments, TrainerArguments
 from sorl_trl.rollout import EngineOptions, RolloutArguments
 from sorl_trl.search.arguments import SearchArguments
 from sorl_trl.trainers.base_config import TurnLevelConfig
+from sorl_trl.trainers.options.groups import GroupOptions
 from tests.named_tests import function_of, what_it_tries
 
 OF_BOTH = "integration/test_switches.py::test_switches_of_both_trainers"
 OF_THE_CRITIC = "integration/test_switches.py::test_switches_of_the_critic"
 SAMPLING = "integration/test_evaluate.py::test_every_argument_of_sampling_counts"
 GUARD = "integration/test_collapse_guard.py::TestRollBack::"
+GROUPS = "integration/test_group_options.py::"
 SEARCH = "unit/search/test_search_arguments.py::"
 
 TESTS: dict[type, dict[str, str]] = {
@@ -51,6 +53,13 @@ TESTS: dict[type, dict[str, str]] = {
             "integration/test_tool_engine.py::test_a_rollout_opens_one_engine_which_reads_each_token_once"
         ),
         "disable_dropout": "integration/test_training_noise.py::test_dropout_that_is_wanted_is_said",
+    },
+    GroupOptions: {
+        "group_baseline": GROUPS + "TestBaseline::test_outcomes_are_compared_with_the_others_of_their_group",
+        "group_filter": GROUPS + "TestFilter::test_groups_that_agree_are_dropped",
+        "group_filter_share": GROUPS + "TestFilter::test_the_share_decides",
+        "group_filter_reward": GROUPS + "TestFilter::test_the_named_reward_decides",
+        "mask_void_trajectories": GROUPS + "TestVoid::test_void_trajectories_leave_the_loss_and_stay_in_the_baseline",
     },
     SOGRPOConfig: {},
     SOPPOConfig: {

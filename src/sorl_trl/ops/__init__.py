@@ -5,8 +5,10 @@ hold, NaN and infinity included.
 """
 
 from .advantages import (
+    GROUP_BASELINES,
     explained_variance,
     group_turn_advantages,
+    leave_one_out_advantages,
     token_gae,
     turn_gae,
     turn_returns,
@@ -26,6 +28,7 @@ from .clip_norm import (
     turn_clip_fraction,
 )
 from .clip_range import CLIP_RANGE_SCALINGS, is_outside, range_of_turns, scaled_bound, scaled_clip_range, unit_lengths
+from .groups import GROUP_FILTERS, group_spread, kept_groups
 from .importance import (
     IMPORTANCE_SAMPLING_LEVELS,
     LOG_RATIO_BOUND,
@@ -53,6 +56,8 @@ from .masking import (
 
 __all__ = [
     "CLIP_RANGE_SCALINGS",
+    "GROUP_BASELINES",
+    "GROUP_FILTERS",
     "IMPORTANCE_SAMPLING_LEVELS",
     "KL_ESTIMATORS",
     "LOG_RATIO_BOUND",
@@ -67,13 +72,16 @@ __all__ = [
     "clipping_bias",
     "explained_variance",
     "gated_kl",
+    "group_spread",
     "group_turn_advantages",
     "importance_ratio",
     "is_clipped",
     "is_outside",
     "is_value_clipped",
+    "kept_groups",
     "kl_to_old",
     "last_token_before_turn",
+    "leave_one_out_advantages",
     "log_importance_ratio",
     "masked_mean",
     "range_of_turns",

@@ -12,6 +12,7 @@ from torch import Tensor
 from ._shared import at_least_float32, keep
 from .masking import masked_mean, turn_broadcast, turn_ends
 
+GROUP_BASELINES = ("mean", "leave_one_out")
 _STD_FLOOR = 1e-4
 """What TRL's GRPO adds to the standard deviation of a group."""
 _VARIANCE_FLOOR = 1e-8
@@ -42,6 +43,23 @@ def group_turn_advantages(returns: Tensor, turn_mask: Tensor, num_generations: i
     """
     advantages = _centre_in_group(returns, turn_mask, num_generations)
     return advantages / (turn_std(returns, turn_mask, num_generations) + _STD_FLOOR) if scale else advantages
+
+
+def leave_one_out_advantages(returns: Tensor, turn_mask: Tensor, num_generations: int) -> Tensor:
+    """Compare turns with the other trajectories of their group: Â_{i,k} = R_{i,k} − R̄_{−i}, (B, K).
+
+    R̄_{−i} is the mean over the group's other trajectories of their mean over turns. Where a trajectory's turns all
+    have one return this is LOOP's advantage (arXiv 2502.01600, as read in a public implementation), G / (G − 1) times
+    what `group_turn_advantages` gives unscaled; the mean over turns is ours. A trajectory without a turn is no part of
+    any baseline and gets 0, and so does one that no other of its group can be compared with. Arguments and errors are
+    those of `group_turn_advantages`.
+    """
+    centred = _centre_in_group(returns, turn_mask, num_generations)
+    counted = turn_mask.bool().any(dim=1).view(-1, num_generations).sum(dim=1)
+    others = (counted - 1).repeat_interleave(num_generations).unsqueeze(1)
+    # R̄ − R̄_{−i} = (m_i − R̄) / (n − 1), with m_i the trajectory's own mean over turns and n the group's trajectories.
+    shift = masked_mean(centred, turn_mask, dim=1).unsqueeze(1) / others.clamp(min=1)
+    return torch.where(others > 0, keep(centred + shift, turn_mask), 0.0)
 
 
 def turn_std(returns: Tensor, turn_mask: Tensor, num_generations: int) -> Tensor:

@@ -31,6 +31,7 @@ from sorl_trl.rollout.options import ENGINES
 from sorl_trl.trainers.config_docs import documented
 from sorl_trl.trainers.config_rules import ALLOWED_OF_TRL, LOSSES_WITHOUT_MIN, turn_level_problems
 from sorl_trl.trainers.options.credit import CreditOptions
+from sorl_trl.trainers.options.group_rules import group_option_problems
 from sorl_trl.trainers.options.groups import GroupOptions
 from sorl_trl.trainers.options.loss import LossOptions
 
@@ -220,6 +221,7 @@ class TurnLevelConfig(LossOptions, GroupOptions, CreditOptions, GRPOConfig):
         """Everything that is wrong with its values as they were given, but for what TRL itself refuses."""
         yield from field_problems(self, inherited=ALLOWED_OF_TRL)
         yield from turn_level_problems(self)
+        yield from group_option_problems(self)
 
     def __post_init__(self) -> None:
         raise_first(self.problems())

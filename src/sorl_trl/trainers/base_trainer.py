@@ -43,6 +43,7 @@ from sorl_trl.trainers.loss.ratio_substitution import RatioSubstitution, open_cl
 from sorl_trl.trainers.loss.so_loss import has_own_surrogate, log_ratio_of_units, penalty, surrogate
 from sorl_trl.trainers.turns.dropping import counting_kept_rows
 from sorl_trl.trainers.turns.recording import RolloutRecorder, ScoredRollout
+from sorl_trl.trainers.turns.selection import check_selection, select
 from sorl_trl.trainers.turns.spans import check_turn_ids, checked_rollout, split_at_tags, turn_ids_of
 from sorl_trl.trainers.turns.trajectory_dump import TrajectoryDump
 
@@ -79,6 +80,7 @@ class TurnLevelTrainer(CycleTrainer):
             disable_noise(self.model)
         warn_of_idle_options(args, bool(self.tools), self._is_vlm, self.rollout_func is not None)
         self.add_callback(StartWarnings())
+        check_selection(args, self.reward_func_names, self.rollout_func is not None)
         self._set_up_loss(args)
         check_column_names(self.train_dataset, self.eval_dataset, args)
         check_dataset_size(self.train_dataset, args)
@@ -148,6 +150,7 @@ class TurnLevelTrainer(CycleTrainer):
         output["turn_ids"] = torch.where(loss_mask.bool(), turn_ids, -1)
         output["generated_at_step"] = torch.tensor(self.state.global_step)
         self._dump.prepare(output, inputs, rollout.rewards_per_func, self.reward_weights)
+        select(self, output, rollout.rewards_per_func, inputs)
         self._add_advantages(output, rollout)
         output["turn_counts"] = turn_counts(output["turn_ids"]).cpu()
         return output

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from sorl_trl.ops import (
     group_turn_advantages,
+    leave_one_out_advantages,
     turn_broadcast,
     turn_returns,
     turn_std,
@@ -60,7 +61,8 @@ class SOGRPOTrainer(TurnLevelTrainer):
 
     def _turn_advantages(self, rollout: ScoredRollout) -> Tensor | None:
         """(B, K) of the local trajectories; `None` where TRL's own outcome advantages are the same thing."""
-        wanted = torch.tensor(rollout.has_turn_rewards or self.args.gamma != 1.0, device=self.accelerator.device)
+        is_ours = self.args.gamma != 1.0 or self.args.group_baseline != "mean"
+        wanted = torch.tensor(rollout.has_turn_rewards or is_ours, device=self.accelerator.device)
         if not self.accelerator.gather(wanted).any():
             return None
         if self.multi_objective_aggregation != "sum_then_normalize":
@@ -79,7 +81,17 @@ class SOGRPOTrainer(TurnLevelTrainer):
     def _group_advantages(self, returns: Tensor, mask: Tensor) -> Tensor:
         """Group advantages over the whole batch, scaled as `scale_rewards` says."""
         num_generations = self.num_generations if self.model.training else self.num_generations_eval
+        if self.args.group_baseline == "leave_one_out":
+            self._log_alone(mask.bool().any(1), num_generations)
+            return leave_one_out_advantages(returns, mask, num_generations)
         advantages = group_turn_advantages(returns, mask, num_generations, scale=self.scale_rewards == "group")
         if self.scale_rewards == "batch":
             advantages = advantages / (turn_std(returns, mask, len(returns)) + 1e-4)
         return advantages
+
+    def _log_alone(self, counted: Tensor, num_generations: int) -> None:
+        """Log the share of the trajectories that nothing can be compared with, of those (all ranks' B,) counted."""
+        groups = counted.view(-1, num_generations).sum(1)
+        mode = "train" if self.model.training else "eval"
+        share = (groups == 1).sum() / groups.sum().clamp(min=1)
+        self._metrics[mode]["advantages/without_baseline"].append(share.item())
