@@ -80,6 +80,7 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     scaled = {"importance_sampling_level": "sequence", "clip_range_scaling": "length"}
     names |= logged_metrics(tmp_path_factory.mktemp("scaled"), **scaled)
     groups = {"group_filter": "zero_variance", "group_baseline": "leave_one_out", "scale_rewards": "none"}
+    groups |= {"group_refill": 1}
     names |= logged_metrics(tmp_path_factory.mktemp("groups"), mask_void_trajectories=True, **groups)
     names |= {ALARMS, INTERVENTIONS}  # tests/integration/test_collapse_guard.py sees them logged
     names |= {TIMEOUTS}  # and tests/integration/test_late_tools.py this one

@@ -59,6 +59,7 @@ TESTS: dict[type, dict[str, str]] = {
         "group_filter": GROUPS + "TestFilter::test_groups_that_agree_are_dropped",
         "group_filter_share": GROUPS + "TestFilter::test_the_share_decides",
         "group_filter_reward": GROUPS + "TestFilter::test_the_named_reward_decides",
+        "group_refill": "integration/test_group_refill.py::test_slots_without_a_spread_take_groups_of_other_prompts",
         "mask_void_trajectories": GROUPS + "TestVoid::test_void_trajectories_leave_the_loss_and_stay_in_the_baseline",
     },
     SOGRPOConfig: {},

@@ -43,6 +43,7 @@ from sorl_trl.trainers.loss.ratio_substitution import RatioSubstitution, open_cl
 from sorl_trl.trainers.loss.so_loss import has_own_surrogate, log_ratio_of_units, penalty, surrogate
 from sorl_trl.trainers.turns.dropping import counting_kept_rows
 from sorl_trl.trainers.turns.recording import RolloutRecorder, ScoredRollout
+from sorl_trl.trainers.turns.refill import GroupRefill, ScoredBatch, check_refill
 from sorl_trl.trainers.turns.selection import check_selection, select
 from sorl_trl.trainers.turns.spans import check_turn_ids, checked_rollout, split_at_tags, turn_ids_of
 from sorl_trl.trainers.turns.trajectory_dump import TrajectoryDump
@@ -81,6 +82,8 @@ class TurnLevelTrainer(CycleTrainer):
         warn_of_idle_options(args, bool(self.tools), self._is_vlm, self.rollout_func is not None)
         self.add_callback(StartWarnings())
         check_selection(args, self.reward_func_names, self.rollout_func is not None)
+        check_refill(args, self.train_dataset)
+        self._refill = GroupRefill(self, self._scored_with_advantages)
         self._set_up_loss(args)
         check_column_names(self.train_dataset, self.eval_dataset, args)
         check_dataset_size(self.train_dataset, args)
@@ -137,6 +140,26 @@ class TurnLevelTrainer(CycleTrainer):
         return self._tools.suffix_ids(super()._get_tool_suffix_ids, tool_messages)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        if self.args.group_refill and self.model.training:
+            batch = self._refill.fill(inputs)
+            output, inputs, rewards = batch.output, batch.examples, batch.rewards_per_func
+            select(self, output, rewards, inputs)
+        else:
+            output, rollout = self._scored(inputs)
+            rewards = rollout.rewards_per_func
+            select(self, output, rewards, inputs)
+            self._add_advantages(output, rollout)
+        self._dump.prepare(output, inputs, rewards, self.reward_weights)
+        output["turn_counts"] = turn_counts(output["turn_ids"]).cpu()
+        return output
+
+    def _scored_with_advantages(self, inputs: list[dict[str, Any]]) -> ScoredBatch:
+        output, rollout = self._scored(inputs)
+        self._add_advantages(output, rollout)
+        return ScoredBatch(output, inputs, rollout.rewards_per_func)
+
+    def _scored(self, inputs: list[dict[str, Any]]) -> tuple[dict[str, Any], ScoredRollout]:
+        """TRL's batch of a rollout, with its turns."""
         self._tools.note_prompts(inputs)
         self.rollout_examples: Any = inputs
         with self._recorder.around_rewards():
@@ -149,11 +172,7 @@ class TurnLevelTrainer(CycleTrainer):
         turn_ids[:, : generated.shape[1]] = generated  # TRL may have padded to a multiple
         output["turn_ids"] = torch.where(loss_mask.bool(), turn_ids, -1)
         output["generated_at_step"] = torch.tensor(self.state.global_step)
-        self._dump.prepare(output, inputs, rollout.rewards_per_func, self.reward_weights)
-        select(self, output, rollout.rewards_per_func, inputs)
-        self._add_advantages(output, rollout)
-        output["turn_counts"] = turn_counts(output["turn_ids"]).cpu()
-        return output
+        return output, rollout
 
     def _add_advantages(self, output: dict[str, Any], rollout: ScoredRollout) -> None:
         """Put advantages into the batch that TRL has made of a rollout, where its own are not those of the method."""

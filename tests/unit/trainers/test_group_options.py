@@ -37,6 +37,18 @@ def test_leave_one_out_is_not_scaled(tmp_path: Path, scale_rewards: Any) -> None
         (SOPPOConfig, {"group_baseline": "leave_one_out"}, "`scale_rewards`|`group_baseline` is 'leave_one_out'"),
         (SOPPOConfig, LEAVE_ONE_OUT, "`group_baseline` is 'leave_one_out', but the advantages of SO-PPO"),
         (SOPPOConfig, {"group_filter": "top_k", "num_generations": 1}, "`num_generations` is 1"),
+        (SOPPOConfig, {"group_filter": "top_k", "group_refill": 1}, "`group_refill` is 1, but a critic"),
+        (SOGRPOConfig, {"group_refill": 1}, "`group_refill` is 1, but `group_filter` is 'none'"),
+        (
+            SOGRPOConfig,
+            {"group_filter": "top_k", "group_refill": 1, "scale_rewards": "batch"},
+            "`scale_rewards` is 'batch': advantages that are scaled by a batch",
+        ),
+        (
+            SOGRPOConfig,
+            {"group_filter": "top_k", "group_refill": 1, "remove_unused_columns": True},
+            "`remove_unused_columns` is True",
+        ),
         (SOGRPOConfig, {"group_filter": "best"}, "`group_filter` is 'best'"),
         (SOGRPOConfig, {"group_filter": "top_k", "group_filter_share": 1.5}, "`group_filter_share` is 1.5"),
         (SOGRPOConfig, {"group_filter_share": 0.5}, "`group_filter_share` is 0.5, but nothing reads it"),

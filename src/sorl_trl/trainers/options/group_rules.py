@@ -19,6 +19,8 @@ def group_option_problems(config: TurnLevelConfig) -> Iterator[Problem]:
     if config.group_baseline == "leave_one_out":
         yield from _leave_one_out_problems(config)
     yield from _filter_problems(config)
+    if config.group_refill:
+        yield from _refill_problems(config)
     if config.mask_void_trajectories:
         yield from dropping_problems(config, "mask_void_trajectories")
 
@@ -31,6 +33,13 @@ def critic_group_problems(config: TurnLevelConfig) -> Iterator[Problem]:
             f"`group_baseline` is {config.group_baseline!r}, but the advantages of SO-PPO come from the critic: no "
             "baseline is taken of a group. Set it to 'mean', the default, or use SO-GRPO.",
             "mean",
+        )
+    if config.group_refill:
+        yield Problem(
+            "group_refill",
+            f"`group_refill` is {config.group_refill}, but a critic learns from groups without a spread too, and its "
+            "values are those of one pass over one batch. Set it to 0, or use SO-GRPO.",
+            0,
         )
 
 
@@ -74,4 +83,30 @@ def _filter_problems(config: TurnLevelConfig) -> Iterator[Problem]:
             f"`group_filter_share` is {config.group_filter_share}, but nothing reads it: `group_filter` is "
             f"{config.group_filter!r}. Set `group_filter` to 'top_k' or 'top_p', or leave it unset.",
             1.0,
+        )
+
+
+def _refill_problems(config: TurnLevelConfig) -> Iterator[Problem]:
+    of_option = f"`group_refill` is {config.group_refill}, but "
+    if config.group_filter == "none":
+        yield Problem(
+            "group_filter",
+            f"{of_option}`group_filter` is 'none', and what no round could fill would be trained on. Set "
+            "`group_filter='zero_variance'`.",
+            "zero_variance",
+        )
+    if config.scale_rewards == "batch" or config.multi_objective_aggregation != SUM_THEN_NORMALIZE:
+        name = "scale_rewards" if config.scale_rewards == "batch" else "multi_objective_aggregation"
+        yield Problem(
+            name,
+            f"{of_option}`{name}` is {getattr(config, name)!r}: advantages that are scaled by a batch cannot be put "
+            "together from several. Use a scaling by group, or none.",
+            "group" if name == "scale_rewards" else SUM_THEN_NORMALIZE,
+        )
+    if config.remove_unused_columns:
+        yield Problem(
+            "remove_unused_columns",
+            f"{of_option}`remove_unused_columns` is True: reward functions would see columns in one round that they "
+            "miss in the other. Set it to False, TRL's default.",
+            False,
         )

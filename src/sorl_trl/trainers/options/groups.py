@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from sorl_trl.checks import SHARE, OneOf
+from sorl_trl.checks import COUNT, SHARE, OneOf
 from sorl_trl.ops import GROUP_BASELINES, GROUP_FILTERS
 
 
@@ -41,6 +41,15 @@ class GroupOptions:
         metadata={
             "help": "Name of the reward function whose values decide `group_filter`. Default: the weighted sum of "
             "all. Where a reward is shaped, name the accuracy: what shaping alone tells apart is not worth a group."
+        },
+    )
+    group_refill: Annotated[int, COUNT] = field(
+        default=0,
+        metadata={
+            "help": "How many times, at most, groups whose rewards are all equal are asked again with other prompts "
+            "(DAPO, with a bound). Each round generates a whole batch of other prompts of `train_dataset`, whose "
+            "groups take the places of those without a spread; what is left then, `group_filter` drops. For "
+            "`SOGRPOTrainer`, in training. 0 (default): never."
         },
     )
     mask_void_trajectories: bool = field(
