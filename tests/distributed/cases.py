@@ -49,6 +49,8 @@ class Case:
     """Source of the trajectories. "fixed": given; "search": the collector with a policy that was taught `SCRIPTS`."""
     lora: bool = False
     turn_rewards: bool = False
+    agreeing: bool = False
+    """Whether the trajectories of every other prompt have equal rewards."""
     micro_batches: int = 2
     options: dict[str, Any] = field(default_factory=dict)
     """Further fields of `SOGRPOConfig`."""
@@ -83,6 +85,12 @@ def uneven_turn_reward(turn_ids: list[list[int]], completion_ids: list[list[int]
         [(sum(ids) + 2 * turn) % 5 / 5 for turn in range(max(turns) + 1)]
         for turns, ids in zip(turn_ids, completion_ids, strict=True)
     ]
+
+
+def agreeing_reward(prompts: list[str], completion_ids: list[list[int]], **_: Any) -> list[float]:
+    """Outcomes; those of a prompt with an odd number are equal."""
+    rewards = parity_reward(completion_ids)
+    return [0.5 if int(prompt.split()[0][1:]) % 2 else r for prompt, r in zip(prompts, rewards, strict=True)]
 
 
 class CountingSearch:
@@ -123,7 +131,7 @@ def build_trainer(case: Case) -> tuple[SOGRPOTrainer, RecordedRollout]:
     recorded = RecordedRollout(rollout)
     trainer = SOGRPOTrainer(
         str(folder / "policy"),
-        uneven_turn_reward if case.turn_rewards else parity_reward,
+        agreeing_reward if case.agreeing else uneven_turn_reward if case.turn_rewards else parity_reward,
         build_config(case),
         dataset,
         processing_class=AutoTokenizer.from_pretrained(folder / "policy"),

@@ -82,6 +82,17 @@ class TestFixedTrajectories:
         case = replace(fixed, lora=True, turn_rewards=True, options={"gamma": 0.9})
         assert_as_alone(case, launch(config, case))
 
+    @pytest.mark.parametrize("rounds", [0, 2])
+    def test_ranks_choose_the_same_groups(self, fixed: Case, rounds: int) -> None:
+        """The group that lies on both ranks is one of those that agree, in the first rollout."""
+        case = replace(fixed, agreeing=True, options={"group_filter": "zero_variance", "group_refill": rounds})
+        result = launch("ddp_cpu", case)
+        assert min(log.get("groups/kept", 1.0) for log in result["logs"]) < 1.0, "nothing was dropped: a weak test"
+        if rounds:
+            assert max(log.get("groups/refilled", 0.0) for log in result["logs"]) > 0.0, "nothing was refilled"
+        # A mean over the trajectories of a micro-batch that have a token: of how many, depends on the split.
+        assert_as_alone(case, result, but_for="kl_to_old")
+
     def test_bias_norm_under_ddp(self, fixed: Case) -> None:
         case = replace(fixed, turn_rewards=True, options={"clip_normalization": "bias_norm", **LARGE_REWARDS})
         result = launch("ddp_cpu", case)
