@@ -20,6 +20,7 @@ from sorl_trl.rollout import EngineOptions, RolloutArguments
 from sorl_trl.search.arguments import SearchArguments
 from sorl_trl.trainers.base_config import TurnLevelConfig
 from sorl_trl.trainers.options.groups import GroupOptions
+from sorl_trl.trainers.options.loss import LossOptions
 from tests.named_tests import function_of, what_it_tries
 
 OF_BOTH = "integration/test_switches.py::test_switches_of_both_trainers"
@@ -61,6 +62,9 @@ TESTS: dict[type, dict[str, str]] = {
         "group_filter_reward": GROUPS + "TestFilter::test_the_named_reward_decides",
         "group_refill": "integration/test_group_refill.py::test_slots_without_a_spread_take_groups_of_other_prompts",
         "mask_void_trajectories": GROUPS + "TestVoid::test_void_trajectories_leave_the_loss_and_stay_in_the_baseline",
+    },
+    LossOptions: {
+        "double_sided_clip": "integration/test_double_sided_clip.py::test_it_changes_training",
     },
     SOGRPOConfig: {},
     SOPPOConfig: {

@@ -39,7 +39,14 @@ from .importance import (
     with_own_gradients,
 )
 from .layout import TurnLayout, turn_layout
-from .losses import aggregate_turns, clipped_surrogate, is_value_clipped, turn_weights, value_loss
+from .losses import (
+    aggregate_turns,
+    clipped_surrogate,
+    double_sided_surrogate,
+    is_value_clipped,
+    turn_weights,
+    value_loss,
+)
 from .masking import (
     last_token_before_turn,
     masked_mean,
@@ -70,6 +77,7 @@ __all__ = [
     "clip_penalty",
     "clipped_surrogate",
     "clipping_bias",
+    "double_sided_surrogate",
     "explained_variance",
     "gated_kl",
     "group_spread",

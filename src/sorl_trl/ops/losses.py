@@ -31,10 +31,23 @@ def clipped_surrogate(
     """
     ratio, advantages = at_least_float32(ratio), at_least_float32(advantages)
     bounded = ratio if delta is None else ratio.clamp(max=in_precision_of(ratio, delta))
-    clipped = ratio.clamp(min=in_precision_of(ratio, 1 - epsilon_low)).clamp(
-        max=in_precision_of(ratio, 1 + epsilon_high)
-    )
-    return torch.minimum(bounded * advantages, clipped * advantages)
+    return torch.minimum(bounded * advantages, _into_range(ratio, epsilon_low, epsilon_high) * advantages)
+
+
+def double_sided_surrogate(
+    ratio: Tensor, advantages: Tensor, epsilon_low: float | Tensor, epsilon_high: float | Tensor
+) -> Tensor:
+    """Compute the surrogate of the double-sided clip, to be maximised: clip(w, 1 − ε_low, 1 + ε_high) Â.
+
+    Its gradient is that of w Â where 1 − ε_low <= w <= 1 + ε_high and 0 elsewhere, whatever the sign of Â; PPO's min
+    lets those through that pull w back into the range. Source: SAO (arXiv 2607.07508), whose gradient it has [A,
+    second-hand]. The value outside of the range is ours, and so is that a token outside of it stays in the mean, as a
+    clipped one does in PPO's.
+
+    Arguments are those of `clipped_surrogate`, less `delta`, and it is elementwise too.
+    """
+    ratio, advantages = at_least_float32(ratio), at_least_float32(advantages)
+    return _into_range(ratio, epsilon_low, epsilon_high) * advantages
 
 
 def aggregate_turns(x: Tensor, turn_ids: Tensor | TurnLayout) -> Tensor:
@@ -79,6 +92,12 @@ def is_value_clipped(values: Tensor, old_values: Tensor, returns: Tensor, clip_r
     """
     error, clipped_error = _value_errors(values, old_values, returns, clip_range)
     return clipped_error > error
+
+
+def _into_range(ratio: Tensor, epsilon_low: float | Tensor, epsilon_high: float | Tensor) -> Tensor:
+    """clip(w, 1 − ε_low, 1 + ε_high), whose gradient is 1 from bound to bound and 0 outside."""
+    low, high = in_precision_of(ratio, 1 - epsilon_low), in_precision_of(ratio, 1 + epsilon_high)
+    return ratio.clamp(min=low).clamp(max=high)
 
 
 def _value_errors(

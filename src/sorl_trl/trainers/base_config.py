@@ -34,6 +34,7 @@ from sorl_trl.trainers.options.credit import CreditOptions
 from sorl_trl.trainers.options.group_rules import group_option_problems
 from sorl_trl.trainers.options.groups import GroupOptions
 from sorl_trl.trainers.options.loss import LossOptions
+from sorl_trl.trainers.options.loss_rules import loss_problems
 
 TURN_LOSS_TYPE = "turn"
 LOSS_TYPES = (TURN_LOSS_TYPE, "grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo")
@@ -222,6 +223,7 @@ class TurnLevelConfig(LossOptions, GroupOptions, CreditOptions, GRPOConfig):
         yield from field_problems(self, inherited=ALLOWED_OF_TRL)
         yield from turn_level_problems(self)
         yield from group_option_problems(self)
+        yield from loss_problems(self)
 
     def __post_init__(self) -> None:
         raise_first(self.problems())

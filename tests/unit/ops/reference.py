@@ -74,6 +74,12 @@ def clipped_surrogate(w: float, a: float, epsilon_low: float, epsilon_high: floa
     return min((w if delta is None else min(w, delta)) * a, clipped * a)
 
 
+def double_sided_surrogate(w: float, a: float, epsilon_low: float, epsilon_high: float) -> tuple[float, float]:
+    """Its value and its derivative by w."""
+    is_inside = 1 - epsilon_low <= w <= 1 + epsilon_high
+    return min(max(w, 1 - epsilon_low), 1 + epsilon_high) * a, a if is_inside else 0.0
+
+
 def aggregate_turns(x: Tensor, turn_ids: Tensor) -> float:
     return mean(
         [mean([mean([float(x[i, t]) for t in k]) for k in ks]) for i, ks in enumerate(positions_of_turns(turn_ids))]

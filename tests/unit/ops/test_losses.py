@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from sorl_trl.ops import (
     aggregate_turns,
     clipped_surrogate,
+    double_sided_surrogate,
     importance_ratio,
     is_value_clipped,
     masked_mean,
@@ -51,6 +52,57 @@ class TestClippedSurrogate:
 
     def test_half_precision_becomes_float32(self):
         assert clipped_surrogate(torch.ones(2).half(), torch.ones(2).bfloat16(), 0.2, 0.2).dtype == torch.float32
+
+
+class TestDoubleSidedSurrogate:
+    def test_by_hand(self):
+        ratio = torch.tensor([0.5, 1.0, 1.5, 0.5, 1.0, 1.5], requires_grad=True)
+        surrogate = double_sided_surrogate(ratio, torch.tensor([2.0, 2.0, 2.0, -2.0, -2.0, -2.0]), 0.2, 0.3)
+        torch.testing.assert_close(surrogate, torch.tensor([1.6, 2.0, 2.6, -1.6, -2.0, -2.6]))
+        surrogate.sum().backward()
+        assert ratio.grad.tolist() == [0.0, 2.0, 0.0, 0.0, -2.0, 0.0]
+
+    @quick
+    @given(st.floats(0, 3), st.floats(-3, 3), st.floats(0, 0.9), st.floats(0, 1))
+    def test_value_and_gradient_equal_the_reference(self, ratio, advantage, low, high):
+        w = float64(ratio).requires_grad_()
+        surrogate = double_sided_surrogate(w, float64(advantage), low, high)
+        surrogate.backward()
+        value, slope = reference.double_sided_surrogate(ratio, advantage, low, high)
+        assert (surrogate.item(), w.grad.item()) == (pytest.approx(value), slope)
+
+    @pytest.mark.parametrize("as_tensor", [False, True])
+    def test_the_bounds_themselves_are_inside(self, as_tensor):
+        """Of a range of floats, and of one per token."""
+        low, high = (torch.full((2,), 0.5, dtype=torch.float64) if as_tensor else 0.5 for _ in range(2))
+        ratio = torch.tensor([0.5, 1.5], requires_grad=True)
+        double_sided_surrogate(ratio, torch.tensor([1.0, -1.0]), low, high).sum().backward()
+        assert ratio.grad.tolist() == [1.0, -1.0]
+
+    @quick
+    @given(st.floats(0.01, 3), st.floats(-3, 3))
+    def test_is_ppos_inside_the_range_and_where_ppos_is_clipped(self, ratio, advantage):
+        """They differ where PPO's min would pull a ratio back, and there alone."""
+        w = float64(ratio)
+        is_pulled_back = (ratio > 1.2 and advantage < 0) or (ratio < 0.8 and advantage > 0)
+        ppo = clipped_surrogate(w, float64(advantage), 0.2, 0.2)
+        if not is_pulled_back:
+            assert double_sided_surrogate(w, float64(advantage), 0.2, 0.2).item() == ppo.item()
+        else:
+            assert double_sided_surrogate(w, float64(advantage), 0.2, 0.2).item() > ppo.item()
+
+    @pytest.mark.parametrize("level", ["token", "turn", "sequence"])
+    def test_blind_to_masked(self, level):
+        advantages = normal(TURN_IDS, 1)
+
+        def loss(log_ratio):
+            ratio = importance_ratio(log_ratio, TURN_IDS, level)
+            return aggregate_turns(double_sided_surrogate(ratio, advantages, 0.2, 0.2), TURN_IDS)
+
+        assert_blind_to_masked(loss, normal(TURN_IDS, scale=0.3), TURN_IDS >= 0)
+
+    def test_half_precision_becomes_float32(self):
+        assert double_sided_surrogate(torch.ones(2).half(), torch.ones(2).bfloat16(), 0.2, 0.2).dtype == torch.float32
 
 
 class TestAggregateTurns:

@@ -72,3 +72,5 @@ def test_what_is_switched_off_is_not_missed(tmp_path: Path) -> None:
     assert inert_settings(config(tmp_path, **penalty)) == []
     bias = {**SWITCHED_OFF, "clip_normalization": "bias_norm"}
     assert inert_settings(config(tmp_path, **bias)) == ["clip_normalization='bias_norm'"]
+    double_sided = {**SWITCHED_OFF, "double_sided_clip": True}
+    assert inert_settings(config(tmp_path, **double_sided)) == ["double_sided_clip=True"]

@@ -83,7 +83,7 @@ class MetricLog:
             add_scaled_range(sums, turns, level, batch.clip_ranges)
         if batch.has_own_surrogate:
             ratio = importance_ratio(log_ratio, turns, level, self.args.turn_ratio)
-            add_clip_ratios(sums, ratio, turns, batch.advantages, clip_range)
+            add_clip_ratios(sums, ratio, turns, batch.advantages, clip_range, self.args.double_sided_clip)
 
     def _write(self, mode: str) -> None:
         ages, sums = zip(*self._waiting, strict=True)

@@ -3,6 +3,7 @@
     ratio      w_t = exp(log-ratio of the token, its turn or the sequence)          `ops.log_importance_ratio`
     range      ε_k = ε / |y^k|^p, with `clip_range_scaling`                         `ops.scaled_clip_range`
     surrogate  S_t = min(w_t Â_t, clip(w_t, 1 − ε_low, 1 + ε_high) Â_t)             `ops.clipped_surrogate`
+               clip(w_t, …) Â_t alone, with `double_sided_clip`                     `ops.double_sided_surrogate`
     mean       J = mean_i (1/n_i) Σ_k mean_{t∈k} S_t, with `loss_type="turn"`       `ops.turn_weights`
     penalty    P = mean_i f_i · KL_i, with `clip_normalization="kl_penalty"`        `ops.clip_penalty`
     loss       L = −J + λ P, by default −J
@@ -20,7 +21,10 @@ from sorl_trl.ops import (
     clip_fraction,
     clip_penalty,
     clipped_surrogate,
+    double_sided_surrogate,
     gated_kl,
+    is_clipped,
+    is_outside,
     log_importance_ratio,
     turn_clip_fraction,
     turn_weights,
@@ -34,12 +38,14 @@ from sorl_trl.trainers.loss.micro_batch import ClipRange, MicroBatch, scaled_to_
 def has_own_surrogate(args: TurnLevelConfig, of_tokens: bool) -> bool:
     """Whether `surrogate` takes the place of TRL's, for a batch with advantages `of_tokens` or of trajectories.
 
-    TRL's knows no turns, no range that depends on a length, and no advantages that differ within a sequence.
+    TRL's knows no turns, no range that depends on a length, no advantages that differ within a sequence, and no clip on
+    both sides.
     """
     needs_turns = args.ratio_level == "turn" or args.loss_type == TURN_LOSS_TYPE
     is_beyond_trl = args.clip_range_scaling_in_use != "none" or of_tokens
     needs_sequences = args.ratio_level == "sequence" and is_beyond_trl
-    return args.loss_type not in LOSSES_WITHOUT_MIN and (needs_turns or needs_sequences)
+    needs_own = needs_turns or needs_sequences or args.double_sided_clip
+    return args.loss_type not in LOSSES_WITHOUT_MIN and needs_own
 
 
 def log_ratio_of_units(log_ratio: Tensor, turns: TurnLayout, advantages: Tensor, args: TurnLevelConfig) -> Tensor:
@@ -72,12 +78,29 @@ def surrogate(
         log_ratio: (B, T) of tokens.
         turns: the turns of the B trajectories.
         advantages: (B, T) or (B, 1).
-        args: `importance_sampling_level`, `turn_ratio` and `loss_type` are read.
+        args: `importance_sampling_level`, `turn_ratio`, `double_sided_clip` and `loss_type` are read.
         clip_range: of the ratio.
     """
     ratio = log_ratio_of_units(log_ratio, turns, advantages, args).exp()
-    of_tokens = clipped_surrogate(ratio, advantages, *clip_range)
+    if args.double_sided_clip:
+        of_tokens = double_sided_surrogate(ratio, advantages, clip_range.low, clip_range.high)
+    else:
+        of_tokens = clipped_surrogate(ratio, advantages, *clip_range)
     return (turn_weights(turns) * of_tokens if args.loss_type == TURN_LOSS_TYPE else of_tokens), ratio
+
+
+def is_stopped(ratio: Tensor, advantages: Tensor, args: TurnLevelConfig, clip_range: ClipRange) -> Tensor:
+    """(B, T) bool, where clipping takes a token's gradient away; for loss types that clip.
+
+    Args:
+        ratio: (B, T), of each token's unit.
+        advantages: (B, T) or (B, 1).
+        args: `double_sided_clip` is read.
+        clip_range: of the ratio.
+    """
+    if args.double_sided_clip:
+        return is_outside(ratio, clip_range.low, clip_range.high) & (advantages != 0)
+    return is_clipped(ratio, advantages, *clip_range)
 
 
 def penalty(batch: MicroBatch, args: TurnLevelConfig) -> tuple[Tensor, Tensor]:

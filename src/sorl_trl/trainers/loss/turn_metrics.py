@@ -166,7 +166,12 @@ def add_scaled_range(sums: MetricSums, turns: TurnLayout, level: str, clip_range
 
 @torch.no_grad()
 def add_clip_ratios(
-    sums: MetricSums, ratio: Tensor, turns: TurnLayout, advantages: Tensor, clip_range: ClipRange
+    sums: MetricSums,
+    ratio: Tensor,
+    turns: TurnLayout,
+    advantages: Tensor,
+    clip_range: ClipRange,
+    double_sided: bool = False,
 ) -> None:
     """TRL's `clip_ratio/…`: the share of tokens whose ratio is out of the range where clipping stops the gradient.
 
@@ -176,10 +181,12 @@ def add_clip_ratios(
         turns: the turns of the B trajectories.
         advantages: (B, T) or (B, 1).
         clip_range: of the ratio.
+        double_sided: whether clipping stops the gradient on both sides, whatever the sign of the advantage.
     """
     ratio = ratio if clip_range.delta is None else ratio.clamp(max=clip_range.delta).to(ratio.dtype)  # as TRL
-    low = (is_outside(ratio, clip_range.low, math.inf) & (advantages < 0)).float()
-    high = (is_outside(ratio, math.inf, clip_range.high) & (advantages > 0)).float()
+    pulls_down, pulls_up = (advantages != 0,) * 2 if double_sided else (advantages < 0, advantages > 0)
+    low = (is_outside(ratio, clip_range.low, math.inf) & pulls_down).float()
+    high = (is_outside(ratio, math.inf, clip_range.high) & pulls_up).float()
     kept = turns.loss_mask
     sums.add_mean("clip_ratio/low_mean", low, kept)
     sums.add_mean("clip_ratio/high_mean", high, kept)

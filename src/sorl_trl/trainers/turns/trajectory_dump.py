@@ -15,7 +15,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from sorl_trl.ops import importance_ratio, is_clipped, is_outside
+from sorl_trl.ops import importance_ratio, is_outside
 from sorl_trl.records.trained import (
     CLIPPED,
     INSIDE,
@@ -30,6 +30,7 @@ from sorl_trl.rollout.tokens import decode, token_texts
 from sorl_trl.trainers.base_config import TurnLevelConfig
 from sorl_trl.trainers.config_rules import LOSSES_WITHOUT_MIN
 from sorl_trl.trainers.loss.micro_batch import MicroBatch, generation_step_of
+from sorl_trl.trainers.loss.so_loss import is_stopped
 from sorl_trl.types import Trajectory
 
 _ASKED = "asked"
@@ -122,7 +123,7 @@ class TrajectoryDump(TrainerCallback):
         states = torch.zeros_like(batch.turns.turn_ids)
         states[is_outside(ratio, clip_range.low, clip_range.high) | ratio.isnan()] = 1
         if self.args.loss_type not in LOSSES_WITHOUT_MIN:
-            states[is_clipped(ratio, batch.advantages, *clip_range)] = 2
+            states[is_stopped(ratio, batch.advantages, self.args, clip_range)] = 2
         states[~batch.turns.loss_mask] = 3
         names = (INSIDE, OUTSIDE, CLIPPED, UNTRAINED)
         return [[names[state] for state in row] for row in states.tolist()]

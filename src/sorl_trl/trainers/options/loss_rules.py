@@ -1,0 +1,42 @@
+"""What the options of `LossOptions` must be together, and with others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from sorl_trl.checks import Problem
+from sorl_trl.trainers.config_rules import LOSSES_WITHOUT_MIN
+
+if TYPE_CHECKING:
+    from sorl_trl.trainers.base_config import TurnLevelConfig
+
+
+def loss_problems(config: TurnLevelConfig) -> Iterator[Problem]:
+    """What these options cannot be beside the others."""
+    if config.double_sided_clip:
+        yield from _double_sided_problems(config)
+
+
+def _double_sided_problems(config: TurnLevelConfig) -> Iterator[Problem]:
+    if config.loss_type in LOSSES_WITHOUT_MIN:
+        yield Problem(
+            "double_sided_clip",
+            "`double_sided_clip` is True, but takes the place of PPO's min, and "
+            f"`loss_type={config.loss_type!r}` has none. Set it to False, or use another loss type.",
+            False,
+        )
+    if config.delta is not None:
+        yield Problem(
+            "delta",
+            f"`delta` is {config.delta}, but bounds ratios above the clip range, of which `double_sided_clip` leaves "
+            "none. Set `delta=None`, or `double_sided_clip=False`.",
+            None,
+        )
+    if config.clip_normalization == "bias_norm":
+        yield Problem(
+            "clip_normalization",
+            "`clip_normalization='bias_norm'` is about the tokens that PPO's min clips, and `double_sided_clip` "
+            "clips others. Set `clip_normalization='none'`, or `double_sided_clip=False`.",
+            "none",
+        )
