@@ -38,8 +38,8 @@ from sorl_trl.trainers.loss.micro_batch import ClipRange, MicroBatch, scaled_to_
 def has_own_surrogate(args: TurnLevelConfig, of_tokens: bool) -> bool:
     """Whether `surrogate` takes the place of TRL's, for a batch with advantages `of_tokens` or of trajectories.
 
-    TRL's knows no turns, no range that depends on a length, no advantages that differ within a sequence, and no clip on
-    both sides.
+    TRL's knows no turns, no range that depends on a length, no advantages that differ within a sequence, and no clip
+    on both sides.
     """
     needs_turns = args.ratio_level == "turn" or args.loss_type == TURN_LOSS_TYPE
     is_beyond_trl = args.clip_range_scaling_in_use != "none" or of_tokens
