@@ -84,6 +84,17 @@ def test_the_penalty_can_be_gated_by_turns_or_not_at_all(tmp_path: Path, tokeniz
     assert abs(ours.item() - reference_loss(trainer, batch, trainer.args).item()) > 1e-4
 
 
+@pytest.mark.parametrize(("loss_type", "warning"), [("luspo", "should be set to"), ("dapo", "completion length")])
+def test_trl_warns_by_the_level_in_use(
+    tmp_path: Path, tokenizer: Any, caplog: pytest.LogCaptureFixture, loss_type: str, warning: str
+) -> None:
+    """Unset, that is the sequence, which TRL recommends with 'luspo' and advises against with 'dapo'."""
+    unset = {"importance_sampling_level": None, "clip_range_scaling": None, "clip_normalization": "none"}
+    trainer, _ = off_policy_batch(tmp_path, tokenizer, loss_type=loss_type, **unset)
+    assert (warning in caplog.text) == (loss_type == "dapo")
+    assert trainer.args.importance_sampling_level is None
+
+
 @pytest.mark.parametrize("scaling", ["none", "length"])
 def test_at_the_sequence_level_each_turn_is_moved_by_its_own_advantage(
     tmp_path: Path, tokenizer: Any, scaling: str

@@ -5,7 +5,8 @@ do. docs/architecture.md lists them, and tests/contract fails when one of their 
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, ClassVar
 
@@ -75,7 +76,7 @@ class TurnLevelTrainer(CycleTrainer):
         self._tool_engine = ToolEngine(self)
         self._recorder = RolloutRecorder(self)
         self._substitution: RatioSubstitution | None = None
-        with warnings_at_the_caller():
+        with warnings_at_the_caller(), _level_said(args):
             super().__init__(args.rollout_staleness, **given)
         if args.disable_dropout:
             disable_noise(self.model)
@@ -262,3 +263,14 @@ class TurnLevelTrainer(CycleTrainer):
         if self._bias_normalizer is not None and self.accelerator.sync_gradients:
             self._metrics["train"]["clipping_bias_norm"].append(self._bias_normalizer.normalize(self.accelerator))
         return loss
+
+
+@contextmanager
+def _level_said(args: TurnLevelConfig) -> Iterator[None]:
+    """Within it, `importance_sampling_level` is what it stands for: TRL warns of loss types that do not go with it."""
+    given = args.importance_sampling_level
+    args.importance_sampling_level = args.ratio_level
+    try:
+        yield
+    finally:
+        args.importance_sampling_level = given
