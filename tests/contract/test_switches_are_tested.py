@@ -65,6 +65,7 @@ TESTS: dict[type, dict[str, str]] = {
     },
     LossOptions: {
         "double_sided_clip": "integration/test_double_sided_clip.py::test_it_changes_training",
+        "llds_coef": "integration/test_llds.py::test_it_changes_training",
     },
     SOGRPOConfig: {},
     SOPPOConfig: {

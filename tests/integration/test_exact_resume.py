@@ -23,8 +23,11 @@ STEPS = 11
 CYCLES: dict[str, dict[str, Any]] = {
     # A cycle of 4 optimizer steps, an epoch of 8.
     "reused": {"num_iterations": 2, "steps_per_generation": 2, "gradient_accumulation_steps": 1},
-    # A cycle of 2 optimizer steps, an epoch of 4.
-    "accumulated": {"num_iterations": 1, "steps_per_generation": 4, "gradient_accumulation_steps": 2},
+    # A cycle of 2 optimizer steps, an epoch of 4; LLDS counts tokens in the batch that is kept.
+    "accumulated": {
+        **{"num_iterations": 1, "steps_per_generation": 4, "gradient_accumulation_steps": 2},
+        "llds_coef": 0.2,
+    },
     # Each rollout waits for two later ones, also where it makes one update only; a cycle of 4 and of 1.
     "stale": {"num_iterations": 2, "steps_per_generation": 2, "rollout_staleness": 2},
     "stale_once": {"num_iterations": 1, "steps_per_generation": 1, "rollout_staleness": 2},

@@ -34,11 +34,14 @@ from .importance import (
     LOG_RATIO_BOUND,
     TURN_RATIOS,
     bounded_log_ratio,
+    effective_sample_size,
     importance_ratio,
     log_importance_ratio,
+    weight_sums,
     with_own_gradients,
 )
 from .layout import TurnLayout, turn_layout
+from .likelihood import good_trajectories, likelihood_falls
 from .losses import (
     aggregate_turns,
     clipped_surrogate,
@@ -78,8 +81,10 @@ __all__ = [
     "clipped_surrogate",
     "clipping_bias",
     "double_sided_surrogate",
+    "effective_sample_size",
     "explained_variance",
     "gated_kl",
+    "good_trajectories",
     "group_spread",
     "group_turn_advantages",
     "importance_ratio",
@@ -90,6 +95,7 @@ __all__ = [
     "kl_to_old",
     "last_token_before_turn",
     "leave_one_out_advantages",
+    "likelihood_falls",
     "log_importance_ratio",
     "masked_mean",
     "range_of_turns",
@@ -114,6 +120,7 @@ __all__ = [
     "unit_lengths",
     "validate_turn_ids",
     "value_loss",
+    "weight_sums",
     "whiten",
     "with_own_gradients",
 ]

@@ -26,6 +26,7 @@ from sorl_trl.trainers.checks.trl_arguments import called_as, trainer_arguments
 from sorl_trl.trainers.cycle.trainer import CycleTrainer
 from sorl_trl.trainers.loss.bias_norm import build_bias_normalizer, clipping_bias_of
 from sorl_trl.trainers.loss.kl_schedule import KLSchedule
+from sorl_trl.trainers.loss.llds import count_good_tokens, llds
 from sorl_trl.trainers.loss.metric_log import MetricLog
 from sorl_trl.trainers.loss.micro_batch import (
     ClipRange,
@@ -150,6 +151,8 @@ class TurnLevelTrainer(CycleTrainer):
             rewards = rollout.rewards_per_func
             select(self, output, rewards, inputs)
             self._add_advantages(output, rollout)
+        if self.args.llds_coef:
+            count_good_tokens(output, self.accelerator)
         self._dump.prepare(output, inputs, rewards, self.reward_weights)
         output["turn_counts"] = turn_counts(output["turn_ids"]).cpu()
         return output
@@ -238,6 +241,9 @@ class TurnLevelTrainer(CycleTrainer):
 
     def _with_own_terms(self, loss: Tensor, batch: MicroBatch) -> Tensor:
         """The loss with what the method adds to TRL's, scaled for gradient accumulation as TRL's is."""
+        if self.args.llds_coef:
+            guard = llds(batch, self._parts_of_rollout(), self._metric_log)
+            loss = loss + self.args.llds_coef * guard / self._micro_batches()
         if self.args.clip_normalization == "kl_penalty":
             of_trajectories, gate = penalty(batch, self.args)
             mean_penalty = of_trajectories.mean() * row_scale(batch.inputs)
@@ -257,6 +263,11 @@ class TurnLevelTrainer(CycleTrainer):
     def _micro_batches(self) -> float:
         """By what TRL divides the loss of a micro-batch."""
         return float(self.current_gradient_accumulation_steps) if self.model.training else 1.0
+
+    def _parts_of_rollout(self) -> int:
+        """In how many micro-batches, of all ranks, TRL splits what was generated together."""
+        of_rank = self.args.steps_per_generation if self.model.training else 1
+        return self.accelerator.num_processes * int(of_rank or 1)
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any) -> Tensor:
         loss = super().training_step(model, inputs, num_items_in_batch)

@@ -74,3 +74,5 @@ def test_what_is_switched_off_is_not_missed(tmp_path: Path) -> None:
     assert inert_settings(config(tmp_path, **bias)) == ["clip_normalization='bias_norm'"]
     double_sided = {**SWITCHED_OFF, "double_sided_clip": True}
     assert inert_settings(config(tmp_path, **double_sided)) == ["double_sided_clip=True"]
+    guard = {**SWITCHED_OFF, "llds_coef": 0.2}
+    assert inert_settings(config(tmp_path, **guard)) == ["llds_coef=0.2"]

@@ -8,7 +8,7 @@ from accelerate import Accelerator
 
 from sorl_trl.ops import turn_layout
 from sorl_trl.trainers.loss.micro_batch import ClipRange, clip_ranges
-from sorl_trl.trainers.loss.turn_metrics import turn_metrics
+from sorl_trl.trainers.loss.turn_metrics import MetricSums, reduce_all, turn_metrics
 
 TURN_IDS = torch.tensor([[0, 0, -1, 1], [0, -1, -1, -1]])
 LOG_RATIO = torch.tensor([[0.5, -0.1, float("nan"), -0.4], [0.0, 9.0, float("inf"), 0.0]])
@@ -42,3 +42,15 @@ def test_without_a_turn_there_is_nothing_to_average() -> None:
     assert metrics["turns/per_trajectory"] == 0
     for name in ("turns/length", "turns/ratio_mean", "turns/ratio_min", "turns/ratio_max", "clip_fraction/token"):
         assert math.isnan(metrics[name]), name
+
+
+def test_weights_of_all_micro_batches_make_one_sample_size() -> None:
+    """It is said with the last; a mean of two sample sizes would be another number."""
+    sums = [MetricSums(), MetricSums()]
+    for each, weights in zip(sums, ([1.0, 1.0, 5.0], [4.0, 4.0, float("nan")]), strict=True):
+        each.add_mean("mean", torch.tensor(weights), torch.tensor([1, 1, 0]))
+        each.add_weights("size", torch.tensor(weights), torch.tensor([1, 1, 0]))
+    first, last = reduce_all(sums, Accelerator(cpu=True))
+    assert (first["mean"], last["mean"]) == (1.0, 4.0)
+    assert math.isnan(first["size"])
+    assert last["size"] == pytest.approx(10**2 / (4 * (1 + 1 + 16 + 16)))

@@ -34,6 +34,7 @@ def inert_settings(config: TurnLevelConfig) -> list[str]:
         f"clip_range_scaling={config.clip_range_scaling_in_use!r}": config.clip_range_scaling_in_use != "none",
         f"clip_normalization={config.clip_normalization!r}": config.clip_normalization != "none" and penalty_counts,
         f"double_sided_clip={config.double_sided_clip!r}": config.double_sided_clip,
+        f"llds_coef={config.llds_coef!r}": config.llds_coef > 0,
         f"target_kl={config.target_kl!r}": config.target_kl > 0,
     }
     return [setting for setting, is_on in switched_on.items() if is_on]

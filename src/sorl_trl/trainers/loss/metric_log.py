@@ -58,7 +58,7 @@ class MetricLog:
         mode = "train" if batch.is_training else "eval"
         log_ratio = batch.log_ratio.detach()
         sums = turn_metrics(log_ratio, batch.turns, batch.advantages, batch.clip_ranges, self.args.turn_ratio)
-        self._add_clips(sums, log_ratio, batch)
+        self._add_ratios(sums, log_ratio, batch)
         if batch.has_own_surrogate:  # TRL's `clip_ratio/…` are ours to log
             for name in CLIP_RATIOS:
                 self._metrics[mode][name].pop()
@@ -74,15 +74,16 @@ class MetricLog:
         if batch.ends_step:
             self._write(mode)
 
-    def _add_clips(self, sums: MetricSums, log_ratio: Tensor, batch: MicroBatch) -> None:
-        """What is outside the range of the level's ratio, and how wide that is where it depends on the length."""
+    def _add_ratios(self, sums: MetricSums, log_ratio: Tensor, batch: MicroBatch) -> None:
+        """What the level's ratio weighs and clips, and how wide its range is where it depends on the length."""
         level, turns, clip_range = self.args.ratio_level, batch.turns, batch.clip_ranges.units
         if level == "sequence":
             add_sequence_clips(sums, log_ratio, turns, clip_range)
         if self.args.clip_range_scaling_in_use != "none":
             add_scaled_range(sums, turns, level, batch.clip_ranges)
+        ratio = importance_ratio(log_ratio, turns, level, self.args.turn_ratio)
+        sums.add_weights("effective_sample_size", ratio, turns.loss_mask)
         if batch.has_own_surrogate:
-            ratio = importance_ratio(log_ratio, turns, level, self.args.turn_ratio)
             add_clip_ratios(sums, ratio, turns, batch.advantages, clip_range, self.args.double_sided_clip)
 
     def _write(self, mode: str) -> None:

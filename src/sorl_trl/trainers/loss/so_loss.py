@@ -6,7 +6,8 @@
                clip(w_t, …) Â_t alone, with `double_sided_clip`                     `ops.double_sided_surrogate`
     mean       J = mean_i (1/n_i) Σ_k mean_{t∈k} S_t, with `loss_type="turn"`       `ops.turn_weights`
     penalty    P = mean_i f_i · KL_i, with `clip_normalization="kl_penalty"`        `ops.clip_penalty`
-    loss       L = −J + λ P, by default −J
+    guard      G = (1/N) Σ_i Σ_k F_{i,k}, with `llds_coef`                          `ops.likelihood_falls`
+    loss       L = −J + λ P + λ_G G, by default −J
 
 TRL's own loss takes the mean, and adds the reference KL, the entropy and what else its options say; how it is given
 the surrogate is in `ratio_substitution`. SO-PPO adds the critic's value loss.

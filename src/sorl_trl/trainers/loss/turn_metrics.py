@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sorl_trl.ops import (
     TurnLayout,
+    effective_sample_size,
     importance_ratio,
     is_outside,
     kl_to_old,
@@ -18,18 +19,20 @@ from sorl_trl.ops import (
     range_of_turns,
     turn_layout,
     turn_reduce,
+    weight_sums,
 )
 from sorl_trl.trainers.loss.micro_batch import ClipRange, ClipRanges
 
 
 class MetricSums:
-    """Means and extremes of one micro-batch, to be reduced over all ranks."""
+    """Means, extremes and weights of one micro-batch, to be reduced over all ranks."""
 
     def __init__(self) -> None:
         self._means: dict[str, tuple[Tensor, Tensor]] = {}
         self._rank_means: dict[str, Tensor] = {}
         self._maxima: dict[str, Tensor] = {}
         self._minima: dict[str, Tensor] = {}
+        self._weights: dict[str, Tensor] = {}
 
     def add_mean(self, name: str, values: Tensor, keep: Tensor) -> None:
         """The mean of `values` where `keep`; both of one shape. Ranks with more of them count more."""
@@ -48,16 +51,21 @@ class MetricSums:
         """The largest of `values` where `keep`."""
         self._maxima[name] = -_amin(torch.where(keep.bool(), -values, float("inf")))
 
+    def add_weights(self, name: str, weights: Tensor, keep: Tensor) -> None:
+        """The effective sample size of `weights` where `keep`, over the micro-batches that are reduced together."""
+        self._weights[name] = weight_sums(weights, keep).float()
+
     @property
     def names(self) -> list[str]:
         """Of its metrics, in the order in which `_reduced` has their values."""
-        return [*self._means, *self._rank_means, *self._minima, *self._maxima]
+        return [*self._means, *self._rank_means, *self._minima, *self._maxima, *self._weights]
 
     def row(self) -> Tensor:
         """(N,) all numbers that other ranks need of this one."""
         pairs = [number for pair in self._means.values() for number in pair]
         extremes = [-low for low in self._minima.values()] + list(self._maxima.values())
-        return torch.stack([*pairs, *self._rank_means.values(), *extremes])
+        weights = [number for three in self._weights.values() for number in three]
+        return torch.stack([*pairs, *self._rank_means.values(), *extremes, *weights])
 
     def reduce(self, accelerator: Accelerator) -> dict[str, float]:
         """Every metric over all ranks; NaN, which TRL leaves out of its averages, where nothing was kept anywhere."""
@@ -65,13 +73,19 @@ class MetricSums:
 
     def _reduced(self, rows: Tensor) -> Tensor:
         """(R, M, N) the rows of R ranks and M micro-batches to (M, len(names)) metrics."""
-        sizes = [2 * len(self._means), len(self._rank_means), len(self._minima) + len(self._maxima)]
-        pairs, ranks, extremes = torch.split(rows, sizes, dim=-1)
+        extreme = len(self._minima) + len(self._maxima)
+        sizes = [2 * len(self._means), len(self._rank_means), extreme, 3 * len(self._weights)]
+        pairs, ranks, extremes, weights = torch.split(rows, sizes, dim=-1)
         sums = pairs.sum(0).view(pairs.shape[1], -1, 2)
         tops = extremes.amax(0)
         tops = torch.where(tops == -float("inf"), float("nan"), tops)
         lows, highs = -tops[:, : len(self._minima)], tops[:, len(self._minima) :]
-        return torch.cat([sums[..., 0] / sums[..., 1], ranks.nanmean(0), lows, highs], dim=-1)  # 0 / 0 is NaN
+        of_step = weights.sum(dim=(0, 1)).view(-1, 3)
+        # Of all micro-batches together: said with the last, and NaN with those before it.
+        effective = torch.full_like(weights[0, :, : len(of_step)], float("nan"))
+        effective[-1] = effective_sample_size(of_step)
+        # 0 / 0 is NaN
+        return torch.cat([sums[..., 0] / sums[..., 1], ranks.nanmean(0), lows, highs, effective], dim=-1)
 
 
 def reduce_all(sums: Sequence[MetricSums], accelerator: Accelerator) -> list[dict[str, float]]:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Annotated
+
+from sorl_trl.checks import NOT_NEGATIVE
 
 
 @dataclass
@@ -16,5 +19,15 @@ class LossOptions:
             "no gradient, whatever the sign of its advantage. Off, PPO's min lets those pull that would come back "
             "into the range. For ratios of every level; not with `delta`, `clip_normalization='bias_norm'` or a loss "
             "without PPO's min."
+        },
+    )
+    llds_coef: Annotated[float, NOT_NEGATIVE] = field(
+        default=0.0,
+        metadata={
+            "help": "Coefficient of LLDS's loss (arXiv 2512.04220), which holds up the likelihood of trajectories "
+            "whose advantage, in the mean over their model tokens, is at least 0: in each of their turns that has "
+            "become less likely than under the old policy, what its tokens have lost, per token of such "
+            "trajectories. The authors report 0.2, and that 0.01 only delays a collapse. 0 (default): off. With one "
+            "update per rollout it is 0."
         },
     )

@@ -1,0 +1,35 @@
+"""Slow references for what `sorl_trl.ops` has of other methods: loops over Python numbers, sharing no code."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+from .reference import positions_of_turns
+
+
+def effective_sample_size(weights: list[float]) -> float:
+    return math.fsum(weights) ** 2 / (len(weights) * math.fsum(w * w for w in weights))
+
+
+def good_trajectories(advantages: Tensor, turn_ids: Tensor) -> list[bool]:
+    rows = [[float(advantages[i, t]) for turn in turns for t in turn]
+            for i, turns in enumerate(positions_of_turns(turn_ids))]  # fmt: skip
+    return [math.fsum(row) / max(len(row), 1) >= 0 for row in rows]
+
+
+def llds(log_ratio: Tensor, turn_ids: Tensor, good: list[bool]) -> tuple[float, dict[tuple[int, int], float]]:
+    """The loss, and its derivative by each log-ratio where that is not 0."""
+    tokens, total, slopes = 0, [], {}
+    for i, turns in enumerate(positions_of_turns(turn_ids)):
+        if not good[i]:
+            continue
+        tokens += sum(map(len, turns))
+        for turn in turns:
+            falls = {t: -float(log_ratio[i, t]) for t in turn}
+            if math.fsum(falls.values()) > 0:
+                total += [fall for fall in falls.values() if fall > 0]
+                slopes |= {(i, t): -1.0 for t, fall in falls.items() if fall > 0}
+    count = max(tokens, 1)
+    return math.fsum(total) / count, {at: slope / count for at, slope in slopes.items()}
