@@ -70,6 +70,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "grpo": BASELINE | {"importance_sampling_level": "token"},
     "gspo": BASELINE | {"importance_sampling_level": "sequence"},
     "gspo_authors": BASELINE | {"importance_sampling_level": "sequence", "epsilon": 3e-4, "epsilon_high": 4e-4},
+    "minirl": BASELINE
+    | {"importance_sampling_level": "token", "loss_type": "minirl", "epsilon_high": 0.27, "scale_rewards": "none"},
     "so_ppo": SO_PPO,
     "so_ppo_turn": SO_PPO | TURNS,
     "so_ppo_lora": SO_PPO,

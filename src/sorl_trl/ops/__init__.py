@@ -47,6 +47,7 @@ from .losses import (
     clipped_surrogate,
     double_sided_surrogate,
     is_value_clipped,
+    minirl_surrogate,
     turn_weights,
     value_loss,
 )
@@ -98,6 +99,7 @@ __all__ = [
     "likelihood_falls",
     "log_importance_ratio",
     "masked_mean",
+    "minirl_surrogate",
     "range_of_turns",
     "scaled_bound",
     "scaled_clip_range",

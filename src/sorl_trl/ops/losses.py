@@ -50,6 +50,27 @@ def double_sided_surrogate(
     return _into_range(ratio, epsilon_low, epsilon_high) * advantages
 
 
+def minirl_surrogate(log_ratio: Tensor, weights: Tensor, advantages: Tensor, stopped: Tensor, cap: float) -> Tensor:
+    """Compute MiniRL's objective of each token, to be maximised: M_t sg[min(w_t, C)] Â_t · π_θ / sg[π_θ].
+
+    Its gradient is M_t min(w_t, C) Â_t ∇log π_θ, where PPO's has w_t and no cap. Source: MiniRL (arXiv 2512.01374)
+    [P], which writes log π_θ for π_θ / sg[π_θ]: the gradient is the same, and the value is then on the scale of
+    PPO's surrogate (ours), with the sign of the advantage.
+
+    Args:
+        log_ratio: (B, T), ℓ_t = log π_θ − log π_old, of whose value nothing depends; it carries the gradient.
+        weights: (B, T), w_t = π_θ/μ with μ the policy that sampled; without gradient.
+        advantages: (B, T), or any shape that broadcasts to it.
+        stopped: (B, T) bool, where M_t is 0 (`is_clipped`, of π_θ/π_old).
+        cap: C.
+
+    Elementwise, (B, T): what it gives off the model tokens is for the aggregation to leave out.
+    """
+    log_ratio = at_least_float32(log_ratio)
+    capped = at_least_float32(weights).detach().clamp(max=cap) * at_least_float32(advantages)
+    return torch.where(stopped, 0.0, capped) * (log_ratio - log_ratio.detach()).exp()
+
+
 def aggregate_turns(x: Tensor, turn_ids: Tensor | TurnLayout) -> Tensor:
     """Average as the SO-PPO objective does, mean_i (1/n_i) Σ_k mean_{t∈k} x_t: (B, T) to ().
 

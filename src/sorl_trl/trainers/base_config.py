@@ -37,7 +37,10 @@ from sorl_trl.trainers.options.loss import LossOptions
 from sorl_trl.trainers.options.loss_rules import loss_problems
 
 TURN_LOSS_TYPE = "turn"
-LOSS_TYPES = (TURN_LOSS_TYPE, "grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo")
+MINIRL_LOSS_TYPE = "minirl"
+AGGREGATED_AS = {TURN_LOSS_TYPE: "grpo", MINIRL_LOSS_TYPE: "dr_grpo"}
+"""Our loss types -> TRL's, which is to take the mean of our surrogate."""
+LOSS_TYPES = (*AGGREGATED_AS, "grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo")
 CLIP_NORMALIZATIONS = ("kl_penalty", "bias_norm", "none")
 TURN_BOUNDARIES = ("recorded", "tags")
 TOOL_ENGINES = ("trl", *ENGINES)
@@ -67,7 +70,10 @@ class TurnLevelConfig(LossOptions, GroupOptions, CreditOptions, GRPOConfig):
             "help": "How per-token losses are aggregated. 'turn': mean over the tokens of each turn, then over the "
             "turns of each trajectory, then over trajectories (the SO-PPO objective). Also every loss type of TRL, "
             "with TRL's meaning: 'grpo' (default), 'dr_grpo', 'dapo', 'bnpo', 'cispo', 'sapo', 'luspo', 'vespo' "
-            "(which weighs whole sequences by itself, whatever `importance_sampling_level` says)."
+            "(which weighs whole sequences by itself, whatever `importance_sampling_level` says). 'minirl': MiniRL's "
+            "objective (arXiv 2512.01374), a policy gradient weighted by policy over sampling policy up to "
+            "`minirl_cap`, 0 where PPO would clip, summed over tokens as 'dr_grpo' sums them (divided by "
+            "`max_completion_length` and averaged over trajectories)."
         },
     )
     importance_sampling_level: Annotated[str | None, OneOf(IMPORTANCE_SAMPLING_LEVELS)] = field(

@@ -18,7 +18,7 @@ from sorl_trl.caller_warnings import warnings_at_the_caller
 from sorl_trl.ops import TurnLayout, turn_counts
 from sorl_trl.trainers.agents.native_tools import HarmlessTools
 from sorl_trl.trainers.agents.tool_engine import ToolEngine
-from sorl_trl.trainers.base_config import TURN_LOSS_TYPE, TurnLevelConfig
+from sorl_trl.trainers.base_config import AGGREGATED_AS, MINIRL_LOSS_TYPE, TurnLevelConfig
 from sorl_trl.trainers.checked_options import StartWarnings, check_arguments, warn_of_idle_options
 from sorl_trl.trainers.checks.dataset import check_chat_template, check_column_names, check_dataset_size
 from sorl_trl.trainers.checks.training_noise import disable_noise
@@ -40,6 +40,7 @@ from sorl_trl.trainers.loss.micro_batch import (
     row_scale,
     turns_of,
 )
+from sorl_trl.trainers.loss.mismatch import mismatch_log_ratio
 from sorl_trl.trainers.loss.range_watch import RangeWatch
 from sorl_trl.trainers.loss.ratio_substitution import RatioSubstitution, open_clip_range
 from sorl_trl.trainers.loss.so_loss import has_own_surrogate, log_ratio_of_units, penalty, surrogate
@@ -99,8 +100,7 @@ class TurnLevelTrainer(CycleTrainer):
     def _set_up_loss(self, args: TurnLevelConfig) -> None:
         # What TRL's loss is told instead of our names: RatioSubstitution makes up the difference.
         self.importance_sampling_level = "token" if args.ratio_level == "turn" else args.ratio_level
-        if args.loss_type == TURN_LOSS_TYPE:
-            self.loss_type = "grpo"
+        self.loss_type = AGGREGATED_AS.get(args.loss_type, args.loss_type)
         self._bias_normalizer = build_bias_normalizer(self)
         self._metric_log = MetricLog(args, self.accelerator, self._metrics)
         self._dump = TrajectoryDump(args, self._tokenizer)
@@ -228,13 +228,17 @@ class TurnLevelTrainer(CycleTrainer):
     def _build_substitution(self, inputs: dict[str, Any], turns: TurnLayout, ranges: ClipRanges) -> RatioSubstitution:
         known: dict[str, Any] = {"turns": turns, "advantages": advantages_of(inputs), "args": self.args}
         is_own = has_own_surrogate(self.args, of_tokens=inputs["advantages"].dim() > 1)
+        given = {**known, "clip_range": ranges.units}
+        if self.args.loss_type == MINIRL_LOSS_TYPE and self._corrects_sampling():
+            given["mismatch"] = mismatch_log_ratio(inputs).exp()
+            inputs = {**inputs, "importance_sampling_ratio": given["mismatch"].new_ones(1)}  # it is in the weights
         # VESPO weighs whole sequences from token log-ratios by itself, whatever the level.
         has_turn_ratios = self.args.ratio_level == "turn" and self.loss_type != "vespo"
         return RatioSubstitution(
             inputs,
             turns,
             units=partial(log_ratio_of_units, **known) if is_own or has_turn_ratios else None,
-            surrogate=partial(surrogate, **known, clip_range=ranges.units) if is_own else None,
+            surrogate=partial(surrogate, **given) if is_own else None,
             linear=self.loss_type in ("cispo", "vespo"),
             tracks_sampling=self.off_policy_mask_threshold is not None,
         )
@@ -242,8 +246,10 @@ class TurnLevelTrainer(CycleTrainer):
     def _with_own_terms(self, loss: Tensor, batch: MicroBatch) -> Tensor:
         """The loss with what the method adds to TRL's, scaled for gradient accumulation as TRL's is."""
         if self.args.llds_coef:
-            guard = llds(batch, self._parts_of_rollout(), self._metric_log)
-            loss = loss + self.args.llds_coef * guard / self._micro_batches()
+            parts = self.accelerator.num_processes * int(
+                self.args.steps_per_generation or 1 if batch.is_training else 1
+            )
+            loss = loss + self.args.llds_coef * llds(batch, parts, self._metric_log) / self._micro_batches()
         if self.args.clip_normalization == "kl_penalty":
             of_trajectories, gate = penalty(batch, self.args)
             mean_penalty = of_trajectories.mean() * row_scale(batch.inputs)
@@ -251,14 +257,17 @@ class TurnLevelTrainer(CycleTrainer):
             self._metric_log.add_rank_mean("clip_penalty_gate", gate.mean())
             return loss + self.args.ctn_coef * mean_penalty / self._micro_batches()
         if self._bias_normalizer is not None and batch.is_training and batch.log_ratio.requires_grad:
-            corrects = self.use_vllm and self.vllm_importance_sampling_correction  # as TRL weighs the surrogate
-            weights = batch.inputs["importance_sampling_ratio"] if corrects else None
+            weights = batch.inputs["importance_sampling_ratio"] if self._corrects_sampling() else None
             bias, any_clipped = clipping_bias_of(batch, weights, self.args)
             self._bias_normalizer.add(bias * row_scale(batch.inputs) / self._micro_batches(), any_clipped)
         return loss
 
     def _record_lr_factor(self, factor: float) -> None:
         self._metrics["train"]["lr_factor"].append(factor)
+
+    def _corrects_sampling(self) -> bool:
+        """Whether TRL weighs the surrogate by the ratio of the old policy to vLLM."""
+        return bool(self.use_vllm and self.vllm_importance_sampling_correction)
 
     def _micro_batches(self) -> float:
         """By what TRL divides the loss of a micro-batch."""

@@ -254,8 +254,8 @@ class SOPPOTrainer(CriticTrainer):
         """The mean over turns or tokens, averaged as the policy's loss is over tokens.
 
         Where TRL divides by the number of tokens of all micro-batches and ranks, so that a gradient does not depend on
-        how a batch is split (`"dapo"`, `"cispo"`, `"vespo"`), or by a constant (`"dr_grpo"`), the sum over the
-        micro-batch is divided by its share of the units of the whole rollout.
+        how a batch is split (`"dapo"`, `"cispo"`, `"vespo"`), or by a constant (`"dr_grpo"`, `"minirl"`), the sum over
+        the micro-batch is divided by its share of the units of the whole rollout.
         """
         if self.args.loss_type == TURN_LOSS_TYPE:
             units = torch.where(kept, batch.turns.turn_ids, -1)

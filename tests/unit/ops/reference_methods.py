@@ -33,3 +33,11 @@ def llds(log_ratio: Tensor, turn_ids: Tensor, good: list[bool]) -> tuple[float, 
                 slopes |= {(i, t): -1.0 for t, fall in falls.items() if fall > 0}
     count = max(tokens, 1)
     return math.fsum(total) / count, {at: slope / count for at, slope in slopes.items()}
+
+
+def minirl(ratio: float, mismatch: float, advantage: float, ranges: tuple[float, float], cap: float) -> float:
+    """The weight M · min(w, C) · Â of a token's ∇log π."""
+    low, high = ranges
+    if (advantage > 0 and ratio > 1 + high) or (advantage < 0 and ratio < 1 - low):
+        return 0.0
+    return min(ratio * mismatch, cap) * advantage

@@ -91,6 +91,16 @@ IDLE = (
         "they are for `loss_type='vespo'`",
     ),
     Idle(
+        ("minirl_cap",),
+        lambda c: c.loss_type != "minirl",
+        "it is for `loss_type='minirl'`",
+    ),
+    Idle(
+        _CORRECTION_OPTIONS,
+        lambda c: c.loss_type == "minirl",
+        "`loss_type='minirl'` weighs each token by its own ratio to vLLM, bounded by `minirl_cap`",
+    ),
+    Idle(
         ("delta",),
         lambda c: c.loss_type in ("cispo", "sapo", "vespo"),
         "it bounds the ratio of PPO's min, which `loss_type` 'cispo', 'sapo' and 'vespo' do not take",

@@ -4,6 +4,7 @@
     range      ε_k = ε / |y^k|^p, with `clip_range_scaling`                         `ops.scaled_clip_range`
     surrogate  S_t = min(w_t Â_t, clip(w_t, 1 − ε_low, 1 + ε_high) Â_t)             `ops.clipped_surrogate`
                clip(w_t, …) Â_t alone, with `double_sided_clip`                     `ops.double_sided_surrogate`
+               M_t sg[min(π_θ/μ, C)] Â_t π_θ/sg[π_θ], with `loss_type="minirl"`     `ops.minirl_surrogate`
     mean       J = mean_i (1/n_i) Σ_k mean_{t∈k} S_t, with `loss_type="turn"`       `ops.turn_weights`
     penalty    P = mean_i f_i · KL_i, with `clip_normalization="kl_penalty"`        `ops.clip_penalty`
     guard      G = (1/N) Σ_i Σ_k F_{i,k}, with `llds_coef`                          `ops.likelihood_falls`
@@ -27,11 +28,12 @@ from sorl_trl.ops import (
     is_clipped,
     is_outside,
     log_importance_ratio,
+    minirl_surrogate,
     turn_clip_fraction,
     turn_weights,
     with_own_gradients,
 )
-from sorl_trl.trainers.base_config import TURN_LOSS_TYPE, TurnLevelConfig
+from sorl_trl.trainers.base_config import AGGREGATED_AS, MINIRL_LOSS_TYPE, TURN_LOSS_TYPE, TurnLevelConfig
 from sorl_trl.trainers.config_rules import LOSSES_WITHOUT_MIN
 from sorl_trl.trainers.loss.micro_batch import ClipRange, MicroBatch, scaled_to_units
 
@@ -42,7 +44,7 @@ def has_own_surrogate(args: TurnLevelConfig, of_tokens: bool) -> bool:
     TRL's knows no turns, no range that depends on a length, no advantages that differ within a sequence, and no clip
     on both sides.
     """
-    needs_turns = args.ratio_level == "turn" or args.loss_type == TURN_LOSS_TYPE
+    needs_turns = args.ratio_level == "turn" or args.loss_type in AGGREGATED_AS
     is_beyond_trl = args.clip_range_scaling_in_use != "none" or of_tokens
     needs_sequences = args.ratio_level == "sequence" and is_beyond_trl
     needs_own = needs_turns or needs_sequences or args.double_sided_clip
@@ -68,7 +70,12 @@ def log_ratio_of_units(log_ratio: Tensor, turns: TurnLayout, advantages: Tensor,
 
 
 def surrogate(
-    log_ratio: Tensor, turns: TurnLayout, advantages: Tensor, args: TurnLevelConfig, clip_range: ClipRange
+    log_ratio: Tensor,
+    turns: TurnLayout,
+    advantages: Tensor,
+    args: TurnLevelConfig,
+    clip_range: ClipRange,
+    mismatch: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(B, T) each token's surrogate, and (B, T) the ratio that it is formed of.
 
@@ -79,11 +86,17 @@ def surrogate(
         log_ratio: (B, T) of tokens.
         turns: the turns of the B trajectories.
         advantages: (B, T) or (B, 1).
-        args: `importance_sampling_level`, `turn_ratio`, `double_sided_clip` and `loss_type` are read.
+        args: `importance_sampling_level`, `turn_ratio`, `double_sided_clip`, `loss_type` and `minirl_cap` are
+            read.
         clip_range: of the ratio.
+        mismatch: (B, T) ratios of the old policy to the one that sampled, by which `loss_type="minirl"` weighs tokens.
     """
     ratio = log_ratio_of_units(log_ratio, turns, advantages, args).exp()
-    if args.double_sided_clip:
+    if args.loss_type == MINIRL_LOSS_TYPE:
+        stopped = is_stopped(ratio, advantages, args, clip_range)
+        weights = ratio if mismatch is None else ratio * mismatch
+        of_tokens = minirl_surrogate(log_ratio, weights, advantages, stopped, args.minirl_cap)
+    elif args.double_sided_clip:
         of_tokens = double_sided_surrogate(ratio, advantages, clip_range.low, clip_range.high)
     else:
         of_tokens = clipped_surrogate(ratio, advantages, *clip_range)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from sorl_trl.checks import NOT_NEGATIVE
+from sorl_trl.checks import NOT_NEGATIVE, Number
 
 
 @dataclass
@@ -29,5 +29,12 @@ class LossOptions:
             "become less likely than under the old policy, what its tokens have lost, per token of such "
             "trajectories. The authors report 0.2, and that 0.01 only delays a collapse. 0 (default): off. With one "
             "update per rollout it is 0."
+        },
+    )
+    minirl_cap: Annotated[float, Number(above=0)] = field(
+        default=5.0,
+        metadata={
+            "help": "With `loss_type='minirl'`, the most that a token's weight may be: the ratio of policy to old "
+            "policy, times that of old policy to vLLM with `vllm_importance_sampling_correction`. 5, as in the paper."
         },
     )

@@ -16,10 +16,12 @@ def loss_problems(config: TurnLevelConfig) -> Iterator[Problem]:
     """What these options cannot be beside the others."""
     if config.double_sided_clip:
         yield from _double_sided_problems(config)
+    if config.loss_type == "minirl":
+        yield from _minirl_problems(config)
 
 
 def _double_sided_problems(config: TurnLevelConfig) -> Iterator[Problem]:
-    if config.loss_type in LOSSES_WITHOUT_MIN:
+    if config.loss_type in (*LOSSES_WITHOUT_MIN, "minirl"):
         yield Problem(
             "double_sided_clip",
             "`double_sided_clip` is True, but takes the place of PPO's min, and "
@@ -39,4 +41,19 @@ def _double_sided_problems(config: TurnLevelConfig) -> Iterator[Problem]:
             "`clip_normalization='bias_norm'` is about the tokens that PPO's min clips, and `double_sided_clip` "
             "clips others. Set `clip_normalization='none'`, or `double_sided_clip=False`.",
             "none",
+        )
+
+
+def _minirl_problems(config: TurnLevelConfig) -> Iterator[Problem]:
+    why = "`loss_type='minirl'` drops a token where PPO would clip it, and weighs the others up to `minirl_cap`"
+    if config.delta is not None:
+        yield Problem("delta", f"`delta` is {config.delta}, but {why}. Set `delta=None`.", None)
+    if config.clip_normalization == "bias_norm":
+        text = f"`clip_normalization='bias_norm'` is about what PPO's min removes, but {why}. Set it to 'none'."
+        yield Problem("clip_normalization", text, "none")
+    if config.max_completion_length is None:
+        yield Problem(
+            "max_completion_length",
+            "`max_completion_length` is None, but `loss_type='minirl'` divides the sum over tokens by it, as TRL's "
+            "'dr_grpo' does. Set it.",
         )

@@ -25,7 +25,7 @@ from sorl_trl.trainers.loss.micro_batch import ROW_SCALE, loss_mask_of, row_scal
 
 logger = get_logger(__name__)
 
-_MEANS_OVER_ROWS = ("turn", "grpo", "dr_grpo", "sapo", "luspo")
+_MEANS_OVER_ROWS = ("turn", "minirl", "grpo", "dr_grpo", "sapo", "luspo")
 """Loss types that divide by trajectories. The others divide by tokens, which `num_items_in_batch` counts."""
 
 
