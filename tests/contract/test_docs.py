@@ -31,7 +31,7 @@ OURS = (
 )
 OURS += ("guard/", "trajectories_without_turn", "critic/", "advantages/", "reward_kl", "trajectories_unscored")
 TIMEOUTS = "tools/timeout_frequency"
-OURS += ("lr_factor", TIMEOUTS, "groups/", "trajectories_void", "effective_sample_size", "llds/")
+OURS += ("lr_factor", TIMEOUTS, "groups/", "trajectories_void", "effective_sample_size", "llds/", "mismatch/")
 TRANSFORMERS_OWN = {"loss", "grad_norm", "learning_rate", "epoch", "step", "train_loss", "total_flos", "train_runtime"}
 TRANSFORMERS_OWN |= {"train_samples_per_second", "train_steps_per_second"}
 
@@ -83,6 +83,8 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     groups |= {"group_refill": 1}
     names |= logged_metrics(tmp_path_factory.mktemp("groups"), mask_void_trajectories=True, **groups)
     names |= {ALARMS, INTERVENTIONS}  # tests/integration/test_collapse_guard.py sees them logged
+    names |= {f"mismatch/{name}" for name in ("dropped_turns", "cut_weights", "vetoed_trajectories")}  # needs vLLM:
+    # tests/integration/test_engine_mismatch.py sees them logged
     names |= {TIMEOUTS}  # and tests/integration/test_late_tools.py this one
     return names | logged_metrics(tmp_path_factory.mktemp("ppo"), SOPPOTrainer, kl_in_reward=True)
 

@@ -66,6 +66,8 @@ TESTS: dict[type, dict[str, str]] = {
     LossOptions: {
         "double_sided_clip": "integration/test_double_sided_clip.py::test_it_changes_training",
         "llds_coef": "integration/test_llds.py::test_it_changes_training",
+        "vllm_importance_sampling_mode": "integration/test_engine_mismatch.py::test_it_changes_training",
+        "mismatch_veto": "integration/test_engine_mismatch.py::test_it_changes_training",
         "minirl_cap": "integration/test_minirl.py::test_it_and_minirl_cap_change_training",
     },
     SOGRPOConfig: {},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer, SOPPOConfig
+from sorl_trl.trainers.loss.llds import count_good_tokens
 from tests.effects import TRAINERS, build_trainer, effect
 from tests.losses import gradient, off_policy_batch, token_logps
 from tests.training import assert_same, settings, train
@@ -99,6 +101,25 @@ def test_gradients_do_not_depend_on_micro_batches(
     assert terms[0] > 0
     assert terms[0] == pytest.approx(terms[1], abs=1e-6)
     torch.testing.assert_close(weights[0], weights[1], rtol=0, atol=1e-6)
+
+
+def test_tokens_are_counted_over_all_ranks() -> None:
+    batch = {
+        "turn_ids": torch.tensor([[0, 0, -1], [0, 1, 1], [0, -1, -1]]),
+        "advantages": torch.tensor([1.0, -1.0, 0.0]),
+    }
+    other_rank = torch.tensor(7)
+    two_ranks: Any = SimpleNamespace(gather=lambda count: torch.stack([count, other_rank]))
+    count_good_tokens(batch, two_ranks)
+    assert batch["llds_tokens"] == 3 + 7
+
+
+def test_a_batch_of_before_it_was_switched_on_is_left_alone(tmp_path: Path, tokenizer: Any) -> None:
+    """As a resumed run may have one in its unfinished cycle."""
+    trainer, batch = off_policy_batch(tmp_path, tokenizer, **PLAIN)
+    without = trainer._compute_loss(trainer.model, aged(batch))
+    trainer.args.llds_coef = 0.7
+    assert trainer._compute_loss(trainer.model, aged(batch)).item() == without.item()
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)

@@ -64,6 +64,7 @@ from .masking import (
     turn_starts,
     validate_turn_ids,
 )
+from .mismatch import is_vetoed, turn_mismatch, within
 
 __all__ = [
     "CLIP_RANGE_SCALINGS",
@@ -92,6 +93,7 @@ __all__ = [
     "is_clipped",
     "is_outside",
     "is_value_clipped",
+    "is_vetoed",
     "kept_groups",
     "kl_to_old",
     "last_token_before_turn",
@@ -113,6 +115,7 @@ __all__ = [
     "turn_ids_from_mask",
     "turn_layout",
     "turn_mask",
+    "turn_mismatch",
     "turn_reduce",
     "turn_returns",
     "turn_rewards_to_tokens",
@@ -125,4 +128,5 @@ __all__ = [
     "weight_sums",
     "whiten",
     "with_own_gradients",
+    "within",
 ]

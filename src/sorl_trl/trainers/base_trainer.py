@@ -44,7 +44,9 @@ from sorl_trl.trainers.loss.mismatch import mismatch_log_ratio
 from sorl_trl.trainers.loss.range_watch import RangeWatch
 from sorl_trl.trainers.loss.ratio_substitution import RatioSubstitution, open_clip_range
 from sorl_trl.trainers.loss.so_loss import has_own_surrogate, log_ratio_of_units, penalty, surrogate
+from sorl_trl.trainers.options.loss import TURN_MODES
 from sorl_trl.trainers.turns.dropping import counting_kept_rows
+from sorl_trl.trainers.turns.engine_mismatch import correct_mismatch, corrects_by_turn
 from sorl_trl.trainers.turns.recording import RolloutRecorder, ScoredRollout
 from sorl_trl.trainers.turns.refill import GroupRefill, ScoredBatch, check_refill
 from sorl_trl.trainers.turns.selection import check_selection, select
@@ -100,6 +102,8 @@ class TurnLevelTrainer(CycleTrainer):
     def _set_up_loss(self, args: TurnLevelConfig) -> None:
         # What TRL's loss is told instead of our names: RatioSubstitution makes up the difference.
         self.importance_sampling_level = "token" if args.ratio_level == "turn" else args.ratio_level
+        if args.vllm_importance_sampling_mode in TURN_MODES:
+            self.vllm_importance_sampling_mode = "token_truncate"
         self.loss_type = AGGREGATED_AS.get(args.loss_type, args.loss_type)
         self._bias_normalizer = build_bias_normalizer(self)
         self._metric_log = MetricLog(args, self.accelerator, self._metrics)
@@ -151,6 +155,8 @@ class TurnLevelTrainer(CycleTrainer):
             rewards = rollout.rewards_per_func
             select(self, output, rewards, inputs)
             self._add_advantages(output, rollout)
+        if self._corrects_sampling() and (corrects_by_turn(self.args) or self.args.mismatch_veto is not None):
+            correct_mismatch(self, output)
         if self.args.llds_coef:
             count_good_tokens(output, self.accelerator)
         self._dump.prepare(output, inputs, rewards, self.reward_weights)

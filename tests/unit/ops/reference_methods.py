@@ -41,3 +41,19 @@ def minirl(ratio: float, mismatch: float, advantage: float, ranges: tuple[float,
     if (advantage > 0 and ratio > 1 + high) or (advantage < 0 and ratio < 1 - low):
         return 0.0
     return min(ratio * mismatch, cap) * advantage
+
+
+def turn_mismatch(log_ratio: Tensor, turn_ids: Tensor) -> dict[tuple[int, int], float]:
+    """Trajectory and turn -> its g."""
+    return {
+        (i, k): math.exp(math.fsum(float(log_ratio[i, t]) for t in turn) / len(turn))
+        for i, turns in enumerate(positions_of_turns(turn_ids))
+        for k, turn in enumerate(turns)
+    }
+
+
+def is_vetoed(log_ratio: Tensor, turn_ids: Tensor, least: float) -> list[bool]:
+    return [
+        any(math.exp(float(log_ratio[i, t])) < least for turn in turns for t in turn)
+        for i, turns in enumerate(positions_of_turns(turn_ids))
+    ]

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -54,3 +56,14 @@ def test_weights_of_all_micro_batches_make_one_sample_size() -> None:
     assert (first["mean"], last["mean"]) == (1.0, 4.0)
     assert math.isnan(first["size"])
     assert last["size"] == pytest.approx(10**2 / (4 * (1 + 1 + 16 + 16)))
+
+
+def test_weights_of_all_ranks_make_one_sample_size() -> None:
+    ranks = [MetricSums(), MetricSums()]
+    for each, weights in zip(ranks, (torch.tensor([1.0, 1.0]), torch.tensor([4.0, 4.0, 2.0])), strict=True):
+        each.add_mean("mean", weights, torch.ones_like(weights))
+        each.add_weights("size", weights, torch.ones_like(weights))
+    both: Any = SimpleNamespace(gather=lambda row: torch.cat([row, torch.stack([ranks[1].row()]).unsqueeze(0)]))
+    metrics = ranks[0].reduce(both)
+    assert metrics["mean"] == pytest.approx(12 / 5)
+    assert metrics["size"] == pytest.approx(12**2 / (5 * (1 + 1 + 16 + 16 + 4)))

@@ -27,7 +27,7 @@ _VLLM_OPTIONS = (
     *_SERVER_OPTIONS,
     *_ENGINE_OPTIONS,
     *_CORRECTION_OPTIONS,
-    *("vllm_mode", "vllm_structured_outputs_regex", "vllm_importance_sampling_correction"),
+    *("mismatch_veto", "vllm_mode", "vllm_structured_outputs_regex", "vllm_importance_sampling_correction"),
 )
 
 
@@ -56,7 +56,7 @@ IDLE = (
         "`vllm_server_base_url` is set",
     ),
     Idle(
-        _CORRECTION_OPTIONS,
+        (*_CORRECTION_OPTIONS, "mismatch_veto"),
         lambda c: not c.vllm_importance_sampling_correction,
         "`vllm_importance_sampling_correction` is False",
     ),

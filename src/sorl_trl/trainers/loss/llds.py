@@ -35,11 +35,12 @@ def llds(batch: MicroBatch, parts: int, metric_log: MetricLog) -> Tensor:
         metric_log: where the value and the share of turns whose gate is open are logged.
     """
     turns = batch.turns
-    has_moved = batch.is_training and batch.age != 0
+    # A batch may be of before a checkpoint, when LLDS was off.
+    has_moved = batch.is_training and batch.age != 0 and _TOKENS in batch.inputs
     log_ratio = batch.log_ratio if has_moved else torch.zeros_like(batch.log_ratio)
     good = good_trajectories(batch.advantages, turns.loss_mask)
     falls, has_fallen = likelihood_falls(log_ratio, turns, good)
-    value = falls.sum() * parts / batch.inputs[_TOKENS].clamp(min=1)
+    value = falls.sum() * parts / batch.inputs[_TOKENS].clamp(min=1) if has_moved else falls.sum()
     metric_log.add_rank_mean("llds/loss", value)
     metric_log.add_mean("llds/open_turns", has_fallen.float(), turns.turn_mask & good.unsqueeze(1))
     return value

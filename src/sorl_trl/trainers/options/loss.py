@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from sorl_trl.checks import NOT_NEGATIVE, Number
+from sorl_trl.checks import NOT_NEGATIVE, Number, OneOf
+
+TURN_MODES = ("turn_mask", "turn_truncate")
+MISMATCH_MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask", *TURN_MODES)
+BETWEEN_0_AND_1 = Number(above=0, below=1)
 
 
 @dataclass
@@ -36,5 +40,24 @@ class LossOptions:
         metadata={
             "help": "With `loss_type='minirl'`, the most that a token's weight may be: the ratio of policy to old "
             "policy, times that of old policy to vLLM with `vllm_importance_sampling_correction`. 5, as in the paper."
+        },
+    )
+    vllm_importance_sampling_mode: Annotated[str, OneOf(MISMATCH_MODES)] = field(
+        default="sequence_mask",
+        metadata={
+            "help": "How the ratio of the old policy to vLLM weighs the loss: TRL's 'token_truncate', 'token_mask', "
+            "'sequence_truncate' and 'sequence_mask' (default, TRL's: with a bound of 3 on the product over a whole "
+            "trajectory it drops long ones), and two of ours, of the geometric mean over each turn. 'turn_mask': a "
+            "turn outside of `vllm_importance_sampling_clip_min` and `vllm_importance_sampling_clip_max` leaves the "
+            "loss and what it divides by, the others weigh what their ratio is. 'turn_truncate': each turn weighs "
+            "its ratio, cut to these bounds."
+        },
+    )
+    mismatch_veto: Annotated[float | None, BETWEEN_0_AND_1] = field(
+        default=None,
+        metadata={
+            "help": "Leave out each trajectory with a token whose ratio of the old policy to vLLM is below this: out "
+            "of the loss and of what it divides by, not of its group's baseline. Public implementations have 1e-4. "
+            "None (default): none is left out."
         },
     )

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from sorl_trl.checks import Problem
-from sorl_trl.trainers.config_rules import LOSSES_WITHOUT_MIN
+from sorl_trl.trainers.config_rules import LOSSES_WITHOUT_MIN, dropping_problems
 
 if TYPE_CHECKING:
     from sorl_trl.trainers.base_config import TurnLevelConfig
@@ -18,6 +18,11 @@ def loss_problems(config: TurnLevelConfig) -> Iterator[Problem]:
         yield from _double_sided_problems(config)
     if config.loss_type == "minirl":
         yield from _minirl_problems(config)
+    if config.use_vllm and config.vllm_importance_sampling_correction:
+        if config.mismatch_veto is not None:
+            yield from dropping_problems(config, "mismatch_veto")
+        elif config.vllm_importance_sampling_mode == "turn_mask":
+            yield from dropping_problems(config, "vllm_importance_sampling_mode='turn_mask'")
 
 
 def _double_sided_problems(config: TurnLevelConfig) -> Iterator[Problem]:

@@ -1,0 +1,196 @@
+"""vLLM's correction per turn, and the veto, on a rollout whose log-probabilities are made up: no engine runs here."""
+
+from __future__ import annotations
+
+import math
+import random
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from sorl_trl import SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
+from sorl_trl.trainers.checks.options import idle_options
+from tests.losses import gradient, token_logps
+from tests.training import saved_policy, settings, train
+from tests.trajectories import FixedRollout, parity_reward, prompts
+
+UNIFORM = -math.log(32)
+"""About the log-probability of any token under the tiny policy."""
+BOUNDS = {"vllm_importance_sampling_clip_min": 0.8, "vllm_importance_sampling_clip_max": 1.25}
+MASK = {"vllm_importance_sampling_mode": "turn_mask", **BOUNDS}
+TRUNCATE = {"vllm_importance_sampling_mode": "turn_truncate", **BOUNDS}
+VETO = {"vllm_importance_sampling_mode": "token_truncate", "mismatch_veto": 0.6}
+
+
+class SampledElsewhere(FixedRollout):
+    """An engine whose log-probabilities are some way off, NaN for some tokens, and 0 where it has sampled nothing."""
+
+    def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
+        output = super().__call__(prompts, trainer)
+        rng = random.Random(f"{self.calls}-{trainer.accelerator.process_index}")
+        said = [
+            [rng.gauss(UNIFORM, 0.3) if rng.random() < 0.9 else math.nan for _ in row] for row in output["env_mask"]
+        ]
+        masks = output["env_mask"]
+        output["logprobs"] = [
+            [logp if kept else 0.0 for logp, kept in zip(*row, strict=True)] for row in zip(said, masks, strict=True)
+        ]
+        return output
+
+
+def with_engine(trainer_class: Any) -> Any:
+    class WithEngine(trainer_class):  # type: ignore[misc]
+        """Believes that vLLM generates."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.use_vllm = self.vllm_importance_sampling_correction = True
+            self.vllm_generation = SimpleNamespace(sync_weights=lambda: None)
+            self._last_loaded_step = -1
+
+    return WithEngine
+
+
+def scored(folder: Path, tokenizer: Any, **overrides: Any) -> tuple[Any, dict[str, Any]]:
+    """A trainer and its batch of 16 trajectories on policy."""
+    trainer_class = overrides.pop("trainer_class", SOGRPOTrainer)
+    arguments = settings(folder, gradient_checkpointing=False, num_iterations=2, scale_rewards="none", **overrides)
+    trainer = with_engine(trainer_class)(
+        saved_policy(folder), parity_reward, trainer_class.config_class(**arguments), prompts(),
+        processing_class=tokenizer, rollout_func=SampledElsewhere(),
+    )  # fmt: skip
+    trainer.current_gradient_accumulation_steps = 1
+    trainer.model.train()
+    return trainer, trainer._generate_and_score_completions([dict(row) for row in prompts(4) for _ in range(4)])
+
+
+def turn_ratios(batch: dict[str, Any]) -> list[list[float]]:
+    """Of each turn of each trajectory, the mean log-ratio as a ratio; a NaN counts as 0."""
+    difference = (batch["old_per_token_logps"] - batch["sampling_per_token_logps"]).nan_to_num(0.0)
+    return [
+        [float(difference[i][ids == k].double().mean().exp()) for k in range(int(ids.max()) + 1)]
+        for i, ids in enumerate(batch["turn_ids"])
+    ]
+
+
+def reference_loss(trainer: Any, plain: dict[str, Any], weights: list[list[float]]) -> Tensor:
+    """The mean over trajectories that are left, over their turns that are left; a weight of 0 is a dropped turn."""
+    logps, total, rows = token_logps(trainer, plain), torch.zeros((), dtype=torch.float64), 0
+    for i, of_turns in enumerate(weights):
+        kept = {k: weight for k, weight in enumerate(of_turns) if weight}
+        rows += bool(kept)
+        for k, weight in kept.items():
+            on = plain["turn_ids"][i] == k
+            ratio = (logps[i] - plain["old_per_token_logps"][i])[on].mean().exp()
+            total = total - weight * ratio * plain["advantages"][i].double() / len(kept)
+    return total / rows
+
+
+def assert_loss(trainer: Any, batch: dict[str, Any], expected: Tensor) -> None:
+    loss = trainer._compute_loss(trainer.model, batch)
+    assert loss.item() == pytest.approx(expected.item(), abs=1e-5)
+    torch.testing.assert_close(gradient(loss, trainer), gradient(expected, trainer), rtol=0, atol=1e-5)
+
+
+def logged(trainer: Any, name: str) -> list[float]:
+    values: list[float] = trainer._metrics["train"][name]
+    return values
+
+
+def test_turn_mask_drops_turns_out_of_the_mean(tmp_path: Path, tokenizer: Any) -> None:
+    _, plain = scored(tmp_path, tokenizer, vllm_importance_sampling_mode="token_truncate")
+    trainer, batch = scored(tmp_path, tokenizer, **MASK)
+    ratios = turn_ratios(plain)
+    weights = [[ratio if 0.8 <= ratio <= 1.25 else 0.0 for ratio in row] for row in ratios]
+    dropped = sum(not weight for row in weights for weight in row) / sum(map(len, weights))
+    assert 0 < dropped < 1
+    assert any(not any(row) for row in weights)  # a trajectory that has lost all its turns
+    assert_loss(trainer, batch, reference_loss(trainer, plain, weights))
+    tokens = sum(
+        int((plain["turn_ids"][i] == k).sum()) for i, row in enumerate(weights) for k, w in enumerate(row) if w
+    )
+    assert int(batch["num_items_in_batch"]) == tokens == int((batch["turn_ids"] >= 0).sum())
+    assert logged(trainer, "mismatch/dropped_turns") == [pytest.approx(dropped)]
+    of_kept = [weight for row in weights for weight in row if weight]
+    for name, expected in (("min", min(of_kept)), ("mean", sum(of_kept) / len(of_kept)), ("max", max(of_kept))):
+        assert logged(trainer, f"sampling/importance_sampling_ratio/{name}") == [pytest.approx(expected, rel=1e-5)]
+
+
+def test_turn_truncate_cuts_weights(tmp_path: Path, tokenizer: Any) -> None:
+    _, plain = scored(tmp_path, tokenizer, vllm_importance_sampling_mode="token_truncate")
+    trainer, batch = scored(tmp_path, tokenizer, **TRUNCATE)
+    ratios = turn_ratios(plain)
+    assert_loss(
+        trainer, batch, reference_loss(trainer, plain, [[min(max(r, 0.8), 1.25) for r in row] for row in ratios])
+    )
+    cut = [not 0.8 <= ratio <= 1.25 for row in ratios for ratio in row]
+    assert logged(trainer, "mismatch/cut_weights") == [pytest.approx(sum(cut) / len(cut))]
+    assert torch.equal(batch["turn_ids"], plain["turn_ids"])
+
+
+@pytest.mark.parametrize("mode", ["turn_truncate", "token_truncate"])
+def test_the_veto_drops_trajectories(tmp_path: Path, tokenizer: Any, mode: str) -> None:
+    _, plain = scored(tmp_path, tokenizer, vllm_importance_sampling_mode=mode)
+    trainer, batch = scored(tmp_path, tokenizer, vllm_importance_sampling_mode=mode, mismatch_veto=0.6)
+    ratios = (plain["old_per_token_logps"] - plain["sampling_per_token_logps"]).nan_to_num(0.0).exp()
+    vetoed = ((ratios < 0.6) & (plain["turn_ids"] >= 0)).any(1)
+    assert 0 < vetoed.float().mean() < 1
+    assert torch.equal((batch["turn_ids"] >= 0).any(1), ~vetoed)
+    assert logged(trainer, "mismatch/vetoed_trajectories") == [pytest.approx(vetoed.float().mean().item())]
+    assert torch.equal(batch["advantages"], plain["advantages"])  # it stays in its group's baseline
+    part = {name: value[~vetoed] if value.dim() else value for name, value in plain.items()}
+    part["num_items_in_batch"] = (part["turn_ids"] >= 0).sum()
+    ours, theirs = (trainer._compute_loss(trainer.model, each) for each in (batch, part))
+    assert ours.item() == pytest.approx(theirs.item(), abs=1e-6)
+    torch.testing.assert_close(gradient(ours, trainer), gradient(theirs, trainer), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("trainer_class", [SOGRPOTrainer, SOPPOTrainer])
+def test_it_changes_training(tmp_path: Path, tokenizer: Any, trainer_class: Any) -> None:
+    """`vllm_importance_sampling_mode` and `mismatch_veto`, in the weights after five updates."""
+    weights = []
+    for name, options in {
+        "token": {"vllm_importance_sampling_mode": "token_truncate"},
+        "mask": MASK,
+        "veto": VETO,
+    }.items():
+        arguments = settings(tmp_path / name, **options)
+        trainer = train(with_engine(trainer_class), trainer_class.config_class, tokenizer,
+                        rollout_func=SampledElsewhere(), model=saved_policy(tmp_path), **arguments)  # fmt: skip
+        weights.append(torch.cat([p.detach().flatten() for p in trainer.model.parameters()]))
+        assert weights[-1].isfinite().all()
+    assert not torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+
+
+@pytest.mark.parametrize("options", [MASK, VETO], ids=["turn_mask", "veto"])
+def test_gradients_do_not_depend_on_micro_batches(tmp_path: Path, tokenizer: Any, options: dict[str, Any]) -> None:
+    weights = []
+    for batch_size, accumulation in ((8, 1), (2, 4)):
+        arguments = settings(tmp_path, optim="sgd", learning_rate=3.0, max_steps=2, **options)
+        arguments |= {"per_device_train_batch_size": batch_size, "gradient_accumulation_steps": accumulation}
+        arguments |= {"steps_per_generation": accumulation, "max_grad_norm": 0.0, "lr_scheduler_type": "constant"}
+        rollout = SampledElsewhere()
+        trainer = train(with_engine(SOGRPOTrainer), SOGRPOConfig, tokenizer, rollout_func=rollout, **arguments)
+        weights.append(torch.cat([p.detach().flatten() for p in trainer.model.parameters()]))
+    torch.testing.assert_close(weights[0], weights[1], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("config_class", [SOGRPOConfig, SOPPOConfig])
+def test_refused_and_said(tmp_path: Path, config_class: Any) -> None:
+    plain = {"output_dir": str(tmp_path), "use_cpu": True, "bf16": False}
+    with pytest.raises(ValueError, match="`vllm_importance_sampling_mode` is 'turn', but must be one of"):
+        config_class(**plain, vllm_importance_sampling_mode="turn")
+    with pytest.raises(ValueError, match=r"`mismatch_veto` is 1\.0"):
+        config_class(**plain, mismatch_veto=1.0)
+    for option in (MASK, VETO):
+        with pytest.raises(
+            ValueError, match=r"`loss_type` is 'bnpo', but `(mismatch_veto|vllm_importance_sampling_mode)"
+        ):
+            config_class(**plain, use_vllm=True, loss_type="bnpo", **option)
+    idle = idle_options(config_class(**plain, mismatch_veto=0.1))
+    assert [problem.what for problem in idle] == ["`mismatch_veto` is 0.1, but has no effect: `use_vllm` is False."]

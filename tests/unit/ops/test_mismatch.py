@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sorl_trl.ops import is_vetoed, turn_mismatch, within
+
+from . import reference_methods as reference
+from .batches import GARBAGE, TURN_IDS, assert_blind_to_masked, normal, quick, turn_id_batches
+
+NO_TURN = [torch.full((2, 3), -1), torch.zeros(2, 0).long(), torch.zeros(0, 3).long()]
+
+
+class TestTurnMismatch:
+    def test_by_hand(self):
+        ratios = torch.tensor([[1.0, 4.0, 9.0, 2.0, 9.0], [8.0, 1.0, 1.0, 1.0, 9.0], [9.0] * 5])
+        expected = torch.tensor([[2.0, 2.0], [8.0, 1.0], [1.0, 1.0]])
+        torch.testing.assert_close(turn_mismatch(ratios.log(), TURN_IDS), expected)
+
+    @quick
+    @given(turn_id_batches(), st.integers(0, 99))
+    def test_equals_the_reference(self, turn_ids, seed):
+        log_ratio = normal(turn_ids, seed)
+        found = turn_mismatch(log_ratio, turn_ids)
+        for (i, k), expected in reference.turn_mismatch(log_ratio, turn_ids).items():
+            assert found[i, k].item() == pytest.approx(expected)
+
+    def test_a_long_turn_is_not_dropped_for_its_length(self):
+        """TRL's product over a trajectory leaves its default bound of 3 after 100 tokens of a mean of .012."""
+        log_ratio = torch.full((1, 100), 0.012)
+        assert log_ratio.sum().exp() > 3
+        assert turn_mismatch(log_ratio, torch.zeros(1, 100).long()).item() == pytest.approx(math.exp(0.012))
+
+    def test_blind_to_masked(self):
+        assert_blind_to_masked(lambda x: turn_mismatch(x, TURN_IDS), normal(TURN_IDS), TURN_IDS >= 0)
+
+    @pytest.mark.parametrize("turn_ids", NO_TURN)
+    def test_no_turn(self, turn_ids):
+        assert turn_mismatch(torch.ones(turn_ids.shape), turn_ids).numel() == 0
+
+
+class TestIsVetoed:
+    def test_by_hand(self):
+        ratios = torch.tensor([[1.0, 0.5, 0.0, 2.0, 0.0], [0.09, 9.0, 9.0, 9.0, 0.0], [0.0] * 5])
+        assert is_vetoed(ratios.log(), TURN_IDS, 0.1).tolist() == [False, True, False]
+        assert is_vetoed(ratios.log(), TURN_IDS, 0.6).tolist() == [True, True, False]
+
+    @quick
+    @given(turn_id_batches(), st.integers(0, 99), st.floats(0.05, 0.9))
+    def test_equals_the_reference(self, turn_ids, seed, least):
+        log_ratio = normal(turn_ids, seed)
+        assert is_vetoed(log_ratio, turn_ids, least).tolist() == reference.is_vetoed(log_ratio, turn_ids, least)
+
+    def test_blind_to_masked(self):
+        log_ratio = normal(TURN_IDS)
+        for garbage in GARBAGE:
+            other = torch.where(TURN_IDS >= 0, log_ratio, garbage)
+            assert torch.equal(is_vetoed(other, TURN_IDS, 0.5), is_vetoed(log_ratio, TURN_IDS, 0.5))
+
+    @pytest.mark.parametrize("turn_ids", NO_TURN)
+    def test_no_turn(self, turn_ids):
+        assert not is_vetoed(torch.full(turn_ids.shape, -9.0), turn_ids, 0.5).any()
+
+
+def test_within_by_hand():
+    ratio = torch.tensor([0.5, 1.0, 2.0, math.nan])
+    assert within(ratio, 0.5, 1.5).tolist() == [True, True, False, False]
+    assert within(ratio, None, 1.0).tolist() == [True, True, False, False]
+    assert within(ratio, 1.0, None).tolist() == [False, True, True, False]
+    assert within(ratio, None, None).tolist() == [True] * 4
