@@ -23,6 +23,8 @@ SAME_METRICS = (
     "clip_penalty",
     "turns/per_trajectory",
     "clipping_bias_norm",
+    "effective_sample_size",
+    "llds/loss",
 )
 # An adapter's steps are ten times as long (`build_config`), and its two factors multiply rounding differences.
 WEIGHT_TOLERANCE = {"full": 1e-5, "lora": 1e-4}

@@ -99,6 +99,14 @@ class TestFixedTrajectories:
         assert max(log.get("clipping_bias_norm", 0.0) for log in result["logs"]) > 1, "not normalized: a weak test"
         assert_as_alone(case, result)
 
+    def test_llds_and_the_sample_size_under_ddp(self, fixed: Case) -> None:
+        """Good trajectories are not spread evenly over the ranks."""
+        case = replace(fixed, turn_rewards=True, options={"llds_coef": 0.5, "double_sided_clip": True})
+        result = launch("ddp_cpu", case)
+        assert max(log.get("llds/loss", 0.0) for log in result["logs"]) > 1e-3, "nothing has fallen: a weak test"
+        assert min(log.get("effective_sample_size", 1.0) for log in result["logs"]) < 0.999
+        assert_as_alone(case, result)
+
     @needs_deepspeed
     def test_bias_norm_is_refused_under_zero2(self, fixed: Case) -> None:
         result = launch("zero2_cpu", replace(fixed, options={"clip_normalization": "bias_norm"}))

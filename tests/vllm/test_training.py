@@ -77,6 +77,21 @@ def test_the_difference_shows_an_engine_that_is_left_behind(tmp_path: Path, monk
     assert first < EXACT and min(later) > 0.1
 
 
+TURN_MASK = {
+    "vllm_importance_sampling_mode": "turn_mask",
+    "vllm_importance_sampling_clip_min": 0.99,
+    "vllm_importance_sampling_clip_max": 1.01,
+    "mismatch_veto": 1e-4,
+}
+
+
+def test_turns_of_an_engine_that_is_in_step_are_kept(tmp_path: Path) -> None:
+    trainer = vllm_agent(tmp_path, **TURN_MASK)
+    assert max(train(trainer)) < EXACT
+    assert logged(trainer, "mismatch/dropped_turns") == logged(trainer, "mismatch/vetoed_trajectories") == [0.0] * 4
+    assert logged(trainer, "sampling/importance_sampling_ratio/mean") == pytest.approx([1.0] * 4, abs=EXACT)
+
+
 def test_lora(tmp_path: Path, mode: dict[str, Any]) -> None:
     trainer = vllm_agent(tmp_path, peft_config=lora(), learning_rate=1e-1, **mode)
     assert max(train(trainer)) < EXACT

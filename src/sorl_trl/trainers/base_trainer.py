@@ -5,8 +5,7 @@ do. docs/architecture.md lists them, and tests/contract fails when one of their 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, ClassVar
 
@@ -19,7 +18,7 @@ from sorl_trl.ops import TurnLayout, turn_counts
 from sorl_trl.trainers.agents.native_tools import HarmlessTools
 from sorl_trl.trainers.agents.tool_engine import ToolEngine
 from sorl_trl.trainers.base_config import AGGREGATED_AS, MINIRL_LOSS_TYPE, TurnLevelConfig
-from sorl_trl.trainers.checked_options import StartWarnings, check_arguments, warn_of_idle_options
+from sorl_trl.trainers.checked_options import StartWarnings, check_arguments, level_said, warn_of_idle_options
 from sorl_trl.trainers.checks.dataset import check_chat_template, check_column_names, check_dataset_size
 from sorl_trl.trainers.checks.training_noise import disable_noise
 from sorl_trl.trainers.checks.trl_arguments import called_as, trainer_arguments
@@ -80,7 +79,7 @@ class TurnLevelTrainer(CycleTrainer):
         self._tool_engine = ToolEngine(self)
         self._recorder = RolloutRecorder(self)
         self._substitution: RatioSubstitution | None = None
-        with warnings_at_the_caller(), _level_said(args):
+        with warnings_at_the_caller(), level_said(args):
             super().__init__(args.rollout_staleness, **given)
         if args.disable_dropout:
             disable_noise(self.model)
@@ -252,10 +251,8 @@ class TurnLevelTrainer(CycleTrainer):
     def _with_own_terms(self, loss: Tensor, batch: MicroBatch) -> Tensor:
         """The loss with what the method adds to TRL's, scaled for gradient accumulation as TRL's is."""
         if self.args.llds_coef:
-            parts = self.accelerator.num_processes * int(
-                self.args.steps_per_generation or 1 if batch.is_training else 1
-            )
-            loss = loss + self.args.llds_coef * llds(batch, parts, self._metric_log) / self._micro_batches()
+            guard = llds(batch, self._parts_of_rollout(), self._metric_log)
+            loss = loss + self.args.llds_coef * guard / self._micro_batches()
         if self.args.clip_normalization == "kl_penalty":
             of_trajectories, gate = penalty(batch, self.args)
             mean_penalty = of_trajectories.mean() * row_scale(batch.inputs)
@@ -289,14 +286,3 @@ class TurnLevelTrainer(CycleTrainer):
         if self._bias_normalizer is not None and self.accelerator.sync_gradients:
             self._metrics["train"]["clipping_bias_norm"].append(self._bias_normalizer.normalize(self.accelerator))
         return loss
-
-
-@contextmanager
-def _level_said(args: TurnLevelConfig) -> Iterator[None]:
-    """Within it, `importance_sampling_level` is what it stands for: TRL warns of loss types that do not go with it."""
-    given = args.importance_sampling_level
-    args.importance_sampling_level = args.ratio_level
-    try:
-        yield
-    finally:
-        args.importance_sampling_level = given

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from accelerate.logging import get_logger
 from transformers import TrainerCallback
@@ -13,6 +14,9 @@ from sorl_trl.trainers.agents.agent_rollout import AgentRollout
 from sorl_trl.trainers.checks.inert import inert_warning
 from sorl_trl.trainers.checks.options import check_search_rollout, idle_options, tool_engine_problems
 from sorl_trl.trainers.checks.training_noise import noise_in, noise_in_arguments, noise_warning
+
+if TYPE_CHECKING:
+    from sorl_trl.trainers.base_config import TurnLevelConfig
 
 logger = get_logger(__name__)
 
@@ -51,3 +55,14 @@ class StartWarnings(TrainerCallback):
         inert = inert_warning(args)
         if inert is not None:
             logger.warning(inert)
+
+
+@contextmanager
+def level_said(args: TurnLevelConfig) -> Iterator[None]:
+    """Within it, `importance_sampling_level` is what it stands for: TRL warns of loss types that do not go with it."""
+    given = args.importance_sampling_level
+    args.importance_sampling_level = args.ratio_level
+    try:
+        yield
+    finally:
+        args.importance_sampling_level = given
