@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer
-from sorl_trl.ops import is_outside
+from sorl_trl.ops import TurnLayout, is_outside
 from sorl_trl.trainers.checks.inert import updates_per_rollout
 from sorl_trl.trainers.loss.kl_schedule import MIN_FACTOR, STEP, KLSchedule
 from sorl_trl.trainers.loss.micro_batch import ClipRange, ClipRanges, MicroBatch, clip_ranges
