@@ -41,6 +41,13 @@ def f1_reward(
     return _score_each(scoring.score_f1, trajectory, golden_answers)
 
 
+def f1_plus_reward(
+    *, trajectory: Sequence[Trajectory], golden_answers: Sequence[Sequence[str]], **_: object
+) -> list[float | None]:
+    """Give `f1_reward` less 0.1 without any search and 0.1 without an answer: F1+ of Search-R1++, as reported."""
+    return _score_each(scoring.score_f1_plus, trajectory, golden_answers)
+
+
 def choice_reward(
     *,
     trajectory: Sequence[Trajectory],
@@ -96,6 +103,7 @@ REWARDS: dict[str, RewardFunction] = {
     "exact_match": exact_match_reward,
     "sub_exact_match": sub_exact_match_reward,
     "f1": f1_reward,
+    "f1_plus": f1_plus_reward,
     "choice": choice_reward,
     "format": format_reward,
     "turn_format": turn_format_reward,

@@ -12,6 +12,8 @@ from sorl_trl.qa.answers import contains_answer, exact_match, normalize_answer, 
 from sorl_trl.qa.choices import named_letter, right_letter
 from sorl_trl.types import ActionKind, Observation, Trajectory, Turn
 
+_MISSING_ACTION = 0.1
+"""What F1+ takes off for each of the two."""
 _VERDICTS = frozenset({"yes", "no", "maybe"})
 
 
@@ -23,6 +25,18 @@ def score_exact_match(trajectory: Trajectory, golden_answers: Sequence[str]) -> 
 def score_f1(trajectory: Trajectory, golden_answers: Sequence[str]) -> float:
     """Score `token_f1` of the trajectory's answer; 0.0 without one."""
     return token_f1(trajectory.answer, golden_answers)
+
+
+def score_f1_plus(trajectory: Trajectory, golden_answers: Sequence[str]) -> float:
+    """Score F1+ = F1 − 0.1·[no search] − 0.1·[no answer], in [−0.2, 1].
+
+    The reward of Search-R1++ (arXiv 2602.19526), as reported: we know it second-hand. F1 alone gives 0 both to a wrong
+    answer and to none, so that a policy loses nothing by not answering; here a wrong answer is worth more than none.
+    A search that found nothing, or was refused, is a search; a call of another tool is none.
+    """
+    has_searched = any(turn.action.kind is ActionKind.SEARCH for turn in trajectory.turns)
+    missing = (not has_searched) + (trajectory.answer is None)
+    return score_f1(trajectory, golden_answers) - _MISSING_ACTION * missing
 
 
 def score_sub_exact_match(trajectory: Trajectory, golden_answers: Sequence[str]) -> float:
