@@ -65,6 +65,13 @@ from .masking import (
     validate_turn_ids,
 )
 from .mismatch import is_vetoed, turn_mismatch, within
+from .turn_credit import (
+    information_gains,
+    is_shared_state,
+    normalize_entries,
+    separate_turn_advantages,
+    state_advantages,
+)
 
 __all__ = [
     "CLIP_RANGE_SCALINGS",
@@ -90,8 +97,10 @@ __all__ = [
     "group_spread",
     "group_turn_advantages",
     "importance_ratio",
+    "information_gains",
     "is_clipped",
     "is_outside",
+    "is_shared_state",
     "is_value_clipped",
     "is_vetoed",
     "kept_groups",
@@ -102,10 +111,13 @@ __all__ = [
     "log_importance_ratio",
     "masked_mean",
     "minirl_surrogate",
+    "normalize_entries",
     "range_of_turns",
     "scaled_bound",
     "scaled_clip_range",
+    "separate_turn_advantages",
     "split_turns_after",
+    "state_advantages",
     "token_gae",
     "turn_broadcast",
     "turn_clip_fraction",

@@ -31,6 +31,7 @@ from sorl_trl.rollout.options import ENGINES
 from sorl_trl.trainers.config_docs import documented
 from sorl_trl.trainers.config_rules import ALLOWED_OF_TRL, LOSSES_WITHOUT_MIN, turn_level_problems
 from sorl_trl.trainers.options.credit import CreditOptions
+from sorl_trl.trainers.options.credit_rules import credit_problems
 from sorl_trl.trainers.options.group_rules import group_option_problems
 from sorl_trl.trainers.options.groups import GroupOptions
 from sorl_trl.trainers.options.loss import LossOptions
@@ -230,6 +231,7 @@ class TurnLevelConfig(LossOptions, GroupOptions, CreditOptions, GRPOConfig):
         yield from turn_level_problems(self)
         yield from group_option_problems(self)
         yield from loss_problems(self)
+        yield from credit_problems(self)
 
     def __post_init__(self) -> None:
         raise_first(self.problems())

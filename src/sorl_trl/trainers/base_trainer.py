@@ -19,7 +19,12 @@ from sorl_trl.trainers.agents.native_tools import HarmlessTools
 from sorl_trl.trainers.agents.tool_engine import ToolEngine
 from sorl_trl.trainers.base_config import AGGREGATED_AS, MINIRL_LOSS_TYPE, TurnLevelConfig
 from sorl_trl.trainers.checked_options import StartWarnings, check_arguments, level_said, warn_of_idle_options
-from sorl_trl.trainers.checks.dataset import check_chat_template, check_column_names, check_dataset_size
+from sorl_trl.trainers.checks.dataset import (
+    check_answer_column,
+    check_chat_template,
+    check_column_names,
+    check_dataset_size,
+)
 from sorl_trl.trainers.checks.training_noise import disable_noise
 from sorl_trl.trainers.checks.trl_arguments import called_as, trainer_arguments
 from sorl_trl.trainers.cycle.trainer import CycleTrainer
@@ -46,7 +51,8 @@ from sorl_trl.trainers.loss.so_loss import has_own_surrogate, log_ratio_of_units
 from sorl_trl.trainers.options.loss import TURN_MODES
 from sorl_trl.trainers.turns.dropping import counting_kept_rows
 from sorl_trl.trainers.turns.engine_mismatch import correct_mismatch, corrects_by_turn
-from sorl_trl.trainers.turns.recording import RolloutRecorder, ScoredRollout
+from sorl_trl.trainers.turns.information_gain import InformationGain
+from sorl_trl.trainers.turns.recording import Generated, RolloutRecorder, ScoredRollout
 from sorl_trl.trainers.turns.refill import GroupRefill, ScoredBatch, check_refill
 from sorl_trl.trainers.turns.selection import check_selection, select
 from sorl_trl.trainers.turns.spans import check_turn_ids, checked_rollout, split_at_tags, turn_ids_of
@@ -89,7 +95,9 @@ class TurnLevelTrainer(CycleTrainer):
         check_refill(args, self.train_dataset)
         self._refill = GroupRefill(self, self._scored_with_advantages)
         self._set_up_loss(args)
+        self._information_gain = InformationGain(self) if args.information_gain_coef else None
         check_column_names(self.train_dataset, self.eval_dataset, args)
+        check_answer_column(self.train_dataset, self.eval_dataset, args)
         check_dataset_size(self.train_dataset, args)
         if self.rollout_func is None:  # a rollout function may render messages in its own way
             check_chat_template(self.train_dataset, self.processing_class)
@@ -123,7 +131,7 @@ class TurnLevelTrainer(CycleTrainer):
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
         self._tools.clean_prompts(prompts)
         result = self._tool_engine.closing(super()._generate)(prompts)
-        _, completion_ids, env_mask, _, _, extra_fields, *_ = result
+        prompt_ids, completion_ids, env_mask, _, _, extra_fields, *_ = result
         turn_ids = turn_ids_of(completion_ids, env_mask, extra_fields.get("turn_ids"))
         check_turn_ids(turn_ids, completion_ids, env_mask)
         if self.args.turn_boundary == "tags":
@@ -131,7 +139,7 @@ class TurnLevelTrainer(CycleTrainer):
         # Reward functions see the turns they are asked to reward.
         lengths = map(len, completion_ids)
         extra_fields["turn_ids"] = [row[:length] for row, length in zip(turn_ids.tolist(), lengths, strict=True)]
-        self._recorder.generated(turn_ids)
+        self._recorder.generated(turn_ids, Generated(prompt_ids, completion_ids, extra_fields["turn_ids"]))
         return result
 
     def _generate_single_turn(self, *args: Any, **kwargs: Any) -> tuple[list[list[int]], Any]:
@@ -175,6 +183,8 @@ class TurnLevelTrainer(CycleTrainer):
             output = super()._generate_and_score_completions(inputs)
         self.rollout_examples = None  # TRL has put trajectories into them
         rollout = self._recorder.scored()
+        if self._information_gain is not None:
+            rollout = self._information_gain.added_to(rollout, inputs)
         loss_mask = loss_mask_of(output)
         turn_ids = loss_mask.new_full(loss_mask.shape, -1)
         generated = rollout.turns.turn_ids

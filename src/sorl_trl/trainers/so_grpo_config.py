@@ -9,6 +9,7 @@ from sorl_trl.checks import Problem
 from sorl_trl.trainers.base_config import TurnLevelConfig
 from sorl_trl.trainers.config_docs import documented
 from sorl_trl.trainers.config_rules import group_problems
+from sorl_trl.trainers.options.credit_rules import group_credit_problems
 
 
 @documented
@@ -25,3 +26,4 @@ class SOGRPOConfig(TurnLevelConfig):
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
         yield from group_problems(self)
+        yield from group_credit_problems(self)

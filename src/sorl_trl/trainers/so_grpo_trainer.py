@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -9,7 +10,11 @@ from torch import Tensor
 
 from sorl_trl.ops import (
     group_turn_advantages,
+    is_shared_state,
     leave_one_out_advantages,
+    masked_mean,
+    separate_turn_advantages,
+    state_advantages,
     turn_broadcast,
     turn_returns,
     turn_std,
@@ -18,6 +23,7 @@ from sorl_trl.trainers.base_trainer import TurnLevelTrainer
 from sorl_trl.trainers.paper import SORL_PAPER
 from sorl_trl.trainers.so_grpo_config import SOGRPOConfig
 from sorl_trl.trainers.turns.recording import ScoredRollout, gather_rows, show_advantages
+from sorl_trl.trainers.turns.states import state_keys
 
 
 class SOGRPOTrainer(TurnLevelTrainer):
@@ -61,7 +67,8 @@ class SOGRPOTrainer(TurnLevelTrainer):
 
     def _turn_advantages(self, rollout: ScoredRollout) -> Tensor | None:
         """(B, K) of the local trajectories; `None` where TRL's own outcome advantages are the same thing."""
-        is_ours = self.args.gamma != 1.0 or self.args.group_baseline != "mean"
+        args = self.args
+        is_ours = args.gamma != 1.0 or args.group_baseline != "mean" or args.step_advantage_coef > 0
         wanted = torch.tensor(rollout.has_turn_rewards or is_ours, device=self.accelerator.device)
         if not self.accelerator.gather(wanted).any():
             return None
@@ -71,22 +78,45 @@ class SOGRPOTrainer(TurnLevelTrainer):
                 "need 'sum_then_normalize'."
             )
         mask = (rollout.turns.turn_mask & rollout.scored[:, None]).float()
-        returns = turn_returns(rollout.turn_rewards, mask, self.args.gamma)
-        advantages = self._group_advantages(
-            gather_rows(self.accelerator, returns), gather_rows(self.accelerator, mask)
-        )
-        first = self.accelerator.process_index * len(returns)
-        return advantages[first : first + len(returns), : returns.shape[1]]
+        rows = partial(gather_rows, self.accelerator)
+        returns, kept = rows(turn_returns(rollout.turn_rewards, mask, self.args.gamma)), rows(mask)
+        if rollout.kinds is None:
+            advantages = self._group_advantages(returns, kept)
+        else:
+            kinds = [(rows(rewards), rows(has_reward)) for rewards, has_reward in rollout.kinds.pairs]
+            advantages = separate_turn_advantages(
+                kinds, kept, self._group_size, self.args.gamma, str(self.scale_rewards)
+            )
+        if self.args.step_advantage_coef > 0:
+            states = rows(state_keys(rollout.generated, rollout.turns))
+            advantages = advantages + self.args.step_advantage_coef * self._step_advantages(returns, states, kept)
+        first = self.accelerator.process_index * len(mask)
+        return advantages[first : first + len(mask), : mask.shape[1]]
+
+    @property
+    def _group_size(self) -> int:
+        return int(self.num_generations if self.model.training else self.num_generations_eval)
+
+    def _step_advantages(self, returns: Tensor, states: Tensor, mask: Tensor) -> Tensor:
+        """GiGPO's, over the whole batch, scaled as `scale_rewards` says; how many turns share a state is logged."""
+        mode = "train" if self.model.training else "eval"
+        is_shared = is_shared_state(states, mask, self._group_size)
+        self._metrics[mode]["turns/shared_state"].append(masked_mean(is_shared.float(), mask).item())
+        scale = self.scale_rewards == "group"
+        return self._over_batch(state_advantages(returns, states, mask, self._group_size, scale), returns, mask)
 
     def _group_advantages(self, returns: Tensor, mask: Tensor) -> Tensor:
         """Group advantages over the whole batch, scaled as `scale_rewards` says."""
-        num_generations = self.num_generations if self.model.training else self.num_generations_eval
         if self.args.group_baseline == "leave_one_out":
-            self._log_alone(mask.bool().any(1), num_generations)
-            return leave_one_out_advantages(returns, mask, num_generations)
-        advantages = group_turn_advantages(returns, mask, num_generations, scale=self.scale_rewards == "group")
+            self._log_alone(mask.bool().any(1), self._group_size)
+            return leave_one_out_advantages(returns, mask, self._group_size)
+        scale = self.scale_rewards == "group"
+        return self._over_batch(group_turn_advantages(returns, mask, self._group_size, scale), returns, mask)
+
+    def _over_batch(self, advantages: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
+        """The advantages, divided by the spread of the batch's returns where `scale_rewards` is "batch"."""
         if self.scale_rewards == "batch":
-            advantages = advantages / (turn_std(returns, mask, len(returns)) + 1e-4)
+            return advantages / (turn_std(returns, mask, len(returns)) + 1e-4)
         return advantages
 
     def _log_alone(self, counted: Tensor, num_generations: int) -> None:

@@ -12,6 +12,7 @@ from sorl_trl.checks import COUNT, NOT_NEGATIVE, SHARE, Number, OneOf, Problem
 from sorl_trl.trainers.base_config import TurnLevelConfig
 from sorl_trl.trainers.config_docs import documented
 from sorl_trl.trainers.config_rules import critic_problems
+from sorl_trl.trainers.options.credit_rules import critic_credit_problems
 from sorl_trl.trainers.options.group_rules import critic_group_problems
 
 ADVANTAGE_LEVELS = ("turn", "token")
@@ -118,6 +119,7 @@ class SOPPOConfig(TurnLevelConfig):
         yield from super().problems()
         yield from critic_problems(self)
         yield from critic_group_problems(self)
+        yield from critic_credit_problems(self)
 
     def __post_init__(self) -> None:
         super().__post_init__()

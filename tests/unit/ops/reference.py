@@ -133,3 +133,45 @@ def group_turn_advantages(returns: list[Row], masks: list[Row], scale: bool) -> 
         [(r - baseline) / divisor if keep else 0.0 for r, keep in zip(row, mask, strict=True)]
         for row, mask in zip(returns, masks, strict=True)
     ]
+
+
+def normalize_entries(rows: list[Row], masks: list[Row], scale: str, everywhere: list[float]) -> list[Row]:
+    """Of one group; `everywhere` has the entries of all groups."""
+
+    def spread(entries: list[float]) -> float:
+        return math.sqrt(math.fsum((x - mean(entries)) ** 2 for x in entries) / max(len(entries) - 1, 1))
+
+    entries = [x for row, mask in zip(rows, masks, strict=True) for x in kept(row, mask)]
+    divisor = {"group": spread(entries) + 1e-4, "batch": spread(everywhere) + 1e-4, "none": 1.0}[scale]
+    return [
+        [(x - mean(entries)) / divisor if keep else 0.0 for x, keep in zip(row, mask, strict=True)]
+        for row, mask in zip(rows, masks, strict=True)
+    ]
+
+
+def state_advantages(returns: list[Row], states: list[list[int]], masks: list[Row], scale: bool) -> list[Row]:
+    """Of one group."""
+    of_state: dict[int, list[float]] = {}
+    for row, keys, mask in zip(returns, states, masks, strict=True):
+        for value, key, keep in zip(row, keys, mask, strict=True):
+            if keep:
+                of_state.setdefault(key, []).append(value)
+
+    def advantage(value: float, entries: list[float]) -> float:
+        spread = math.sqrt(math.fsum((x - mean(entries)) ** 2 for x in entries) / max(len(entries) - 1, 1))
+        return (value - mean(entries)) / (spread + 1e-4 if scale else 1.0)
+
+    return [
+        [advantage(x, of_state[key]) if keep else 0.0 for x, key, keep in zip(row, keys, mask, strict=True)]
+        for row, keys, mask in zip(returns, states, masks, strict=True)
+    ]
+
+
+def information_gains(scores: Row, turns: int) -> list[float | None]:
+    """Of one trajectory, of the turns that have one."""
+    return [
+        scores[k + 1] - scores[k]
+        if k + 1 < turns and math.isfinite(scores[k]) and math.isfinite(scores[k + 1])
+        else None
+        for k in range(len(scores))
+    ]

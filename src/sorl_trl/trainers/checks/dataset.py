@@ -10,6 +10,8 @@ from trl import GRPOConfig
 from trl.data_utils import is_conversational
 
 from sorl_trl.checks import Problem, raise_first
+from sorl_trl.trainers.base_config import TurnLevelConfig
+from sorl_trl.trainers.turns.information_gain import first_answer
 from sorl_trl.trainers.turns.rewards import TURN_IDS
 
 
@@ -39,14 +41,36 @@ def check_column_names(train_dataset: Any, eval_dataset: Any, args: GRPOConfig) 
     """Reward functions are given the turns as `turn_ids`: a column of that name would be lost."""
     if args.remove_unused_columns:  # TRL leaves the column out
         return
-    several = eval_dataset if isinstance(eval_dataset, Mapping) else {None: eval_dataset}
-    evaluated = {"eval_dataset" if name is None else f"eval_dataset[{name!r}]": of for name, of in several.items()}
-    for argument, dataset in {"train_dataset": train_dataset, **evaluated}.items():
-        if isinstance(dataset, (Dataset, IterableDataset)) and TURN_IDS in next(iter(dataset), {}):
+    for argument, row in _first_rows(train_dataset, eval_dataset):
+        if TURN_IDS in row:
             raise ValueError(
                 f"`{argument}` has a column {TURN_IDS!r}, but under that name reward functions are given the turn of "
                 f"each token. Give it another name: `dataset.rename_column({TURN_IDS!r}, ...)`."
             )
+
+
+def check_answer_column(train_dataset: Any, eval_dataset: Any, args: TurnLevelConfig) -> None:
+    """Information gain scores the golden answers: without them the first rollout would fail."""
+    if args.information_gain_coef == 0:
+        return
+    column = args.information_gain_column
+    for argument, row in _first_rows(train_dataset, eval_dataset):
+        if row and column not in row:
+            raise ValueError(
+                f"`{argument}` has no column {column!r}, but `information_gain_coef` is {args.information_gain_coef}: "
+                f"it scores the golden answers there. Its columns are {sorted(row)}; name the right one as "
+                "`information_gain_column`, or set `information_gain_coef=0`."
+            )
+        first_answer(row.get(column), column)
+
+
+def _first_rows(train_dataset: Any, eval_dataset: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The name of each data set, and its first row, which is empty where there is none."""
+    several = eval_dataset if isinstance(eval_dataset, Mapping) else {None: eval_dataset}
+    evaluated = {"eval_dataset" if name is None else f"eval_dataset[{name!r}]": of for name, of in several.items()}
+    for argument, dataset in {"train_dataset": train_dataset, **evaluated}.items():
+        if isinstance(dataset, (Dataset, IterableDataset)):
+            yield argument, next(iter(dataset), {})
 
 
 def check_chat_template(dataset: Any, processing_class: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +13,17 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from sorl_trl.ops import TurnLayout, masked_mean, turn_layout
-from sorl_trl.trainers.turns.rewards import TurnRewardRecorder
+from sorl_trl.trainers.turns.rewards import RewardKinds, TurnRewardRecorder
+
+
+@dataclass(frozen=True)
+class Generated:
+    """The token ids of B trajectories of one rank, on the host."""
+
+    prompt_ids: Sequence[Sequence[int]]
+    completion_ids: Sequence[Sequence[int]]
+    turn_ids: Sequence[Sequence[int]]
+    """The turn of each token of a completion, -1 on those that are not the policy's."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +40,9 @@ class ScoredRollout:
     """(B,) bool, whether any function gave a reward."""
     has_turn_rewards: bool
     """Whether some function gave turn rewards to some trajectory of this rank."""
+    generated: Generated
+    kinds: RewardKinds | None = None
+    """Turn rewards and outcomes apart, with `turn_reward_normalization='separate'`."""
 
 
 class RolloutRecorder:
@@ -43,6 +56,7 @@ class RolloutRecorder:
         trainer: a `GRPOTrainer`.
     """
 
+    _generated: Generated
     _turns: TurnLayout
     _turn_counts: list[int]
     _rewards: TurnRewardRecorder
@@ -51,8 +65,9 @@ class RolloutRecorder:
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
 
-    def generated(self, turn_ids: Tensor) -> None:
-        """Keep the (B, T) turn ids, still on the host, of the completions that were just generated."""
+    def generated(self, turn_ids: Tensor, generated: Generated) -> None:
+        """Keep the (B, T) turn ids, still on the host, of the completions that were just generated, and these."""
+        self._generated = generated
         on_host = turn_layout(turn_ids)
         self._turn_counts = on_host.counts.tolist()
         self._turns = turn_layout(turn_ids.to(self._trainer.accelerator.device), on_host.num_turns)
@@ -95,13 +110,16 @@ class RolloutRecorder:
 
     def scored(self) -> ScoredRollout:
         """The rollout whose rewards were recorded last."""
-        rewards = self._rewards_per_func
+        rewards, weights = self._rewards_per_func, self._trainer.reward_weights
+        is_separate = self._trainer.args.turn_reward_normalization == "separate"
         return ScoredRollout(
             turns=self._turns,
             rewards_per_func=rewards,
-            turn_rewards=self._rewards.combine(rewards, self._trainer.reward_weights),
+            turn_rewards=self._rewards.combine(rewards, weights),
             scored=~rewards.isnan().all(-1),
             has_turn_rewards=self._rewards.has_turn_rewards,
+            generated=self._generated,
+            kinds=self._rewards.kinds(rewards, weights) if is_separate else None,
         )
 
 

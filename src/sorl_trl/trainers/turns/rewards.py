@@ -5,14 +5,39 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from trl.trainer.utils import is_async_callable
 
 TURN_IDS = "turn_ids"
 """What reward functions get beside TRL's arguments: of each completion, the turn of each token."""
+
+
+@dataclass(frozen=True)
+class RewardKinds:
+    """What B trajectories of at most K turns earned, turn rewards and outcomes apart."""
+
+    of_turns: Tensor
+    """(B, K) the weighted sum of the turn rewards."""
+    has_turn_reward: Tensor
+    """(B, K) bool, whether there is any."""
+    outcomes: Tensor
+    """(B, K) the weighted sum of the outcome rewards, on the last turn."""
+    has_outcome: Tensor
+    """(B, K) bool, whether there is any: at most on the last turn."""
+
+    @property
+    def pairs(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """Rewards and mask of each kind."""
+        return (self.of_turns, self.has_turn_reward), (self.outcomes, self.has_outcome)
+
+    def with_gains(self, gains: Tensor, has_gain: Tensor) -> RewardKinds:
+        """These with `gains` (B, K), 0 where `has_gain` is not set, among the turn rewards."""
+        return replace(self, of_turns=self.of_turns + gains, has_turn_reward=self.has_turn_reward | has_gain)
 
 
 class TurnRewardRecorder:
@@ -113,6 +138,25 @@ class TurnRewardRecorder:
                     combined[row][turns - 1] += weight * outcomes[row][index]
         shape = len(combined), max([0, *self._turn_counts])
         return rewards_per_func.new_tensor(combined).reshape(shape)
+
+    def kinds(self, rewards_per_func: Tensor, weights: Tensor) -> RewardKinds:
+        """The same with turn rewards and outcomes apart."""
+        per_func, weight_of = rewards_per_func.tolist(), weights.tolist()
+        shape = len(self._turn_counts), max([0, *self._turn_counts])
+        of_turns, has_turn_reward, outcomes, has_outcome = (torch.zeros(shape, dtype=torch.float64) for _ in range(4))
+        for row, turns in enumerate(self._turn_counts):
+            for index, weight in enumerate(weight_of):
+                recorded = self._recorded.get((row, index))
+                if recorded is not None:
+                    of_turns[row, :turns] += weight * torch.tensor(recorded, dtype=torch.float64)
+                    has_turn_reward[row, :turns] = 1
+                elif turns and not math.isnan(per_func[row][index]):
+                    outcomes[row, turns - 1] += weight * per_func[row][index]
+                    has_outcome[row, turns - 1] = 1
+        return RewardKinds(
+            of_turns.to(rewards_per_func), has_turn_reward.to(rewards_per_func.device).bool(),
+            outcomes.to(rewards_per_func), has_outcome.to(rewards_per_func.device).bool(),
+        )  # fmt: skip
 
 
 def _called_as_by_trl(reward_func: Callable[..., Any]) -> Callable[..., Any]:
