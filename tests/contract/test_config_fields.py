@@ -45,7 +45,7 @@ NO_RANGE = {
 }
 CHOICES = {
     *("loss_type", "importance_sampling_level", "turn_ratio", "clip_normalization", "kl_estimator", "ctn_gate"),
-    "clip_range_scaling",
+    *("clip_range_scaling", "turn_reward_normalization"),
     *("turn_boundary", "advantage_level", "critic", "trainer", "collapse_guard", "protocol", "on_long_observation"),
     *("group_baseline", "group_filter"),
     *("rollout_engine", "search_engine", "search_request", "side", "dtype"),

@@ -68,6 +68,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "so_grpo_qwen2.5_3b": SO_GRPO,
     "so_grpo_qwen2.5_7b_lora": SO_GRPO,
     "grpo": BASELINE | {"importance_sampling_level": "token"},
+    "igpo": BASELINE
+    | {"importance_sampling_level": "token", "information_gain_coef": 1.0, "turn_reward_normalization": "separate"},
+    "gigpo": BASELINE | {"importance_sampling_level": "token", "step_advantage_coef": 1.0, "gamma": 0.95},
     "reinforce": BASELINE
     | {"importance_sampling_level": "token", "loss_type": "dapo", "scale_rewards": "batch", "num_iterations": 1},
     "gspo": BASELINE | {"importance_sampling_level": "sequence"},

@@ -19,6 +19,7 @@ from sorl_trl.recipe.arguments import TaskArguments, TrainerArguments
 from sorl_trl.rollout import EngineOptions, RolloutArguments
 from sorl_trl.search.arguments import SearchArguments
 from sorl_trl.trainers.base_config import TurnLevelConfig
+from sorl_trl.trainers.options.credit import CreditOptions
 from sorl_trl.trainers.options.groups import GroupOptions
 from sorl_trl.trainers.options.loss import LossOptions
 from tests.named_tests import function_of, what_it_tries
@@ -29,6 +30,8 @@ SAMPLING = "integration/test_evaluate.py::test_every_argument_of_sampling_counts
 GUARD = "integration/test_collapse_guard.py::TestRollBack::"
 GROUPS = "integration/test_group_options.py::"
 SEARCH = "unit/search/test_search_arguments.py::"
+
+CREDIT = "integration/test_credit.py::"
 
 TESTS: dict[type, dict[str, str]] = {
     TurnLevelConfig: {
@@ -69,6 +72,13 @@ TESTS: dict[type, dict[str, str]] = {
         "vllm_importance_sampling_mode": "integration/test_engine_mismatch.py::test_it_changes_training",
         "mismatch_veto": "integration/test_engine_mismatch.py::test_it_changes_training",
         "minirl_cap": "integration/test_minirl.py::test_it_and_minirl_cap_change_training",
+    },
+    CreditOptions: {
+        "turn_reward_normalization": CREDIT + "TestSeparate::test_it_makes_a_difference",
+        "information_gain_coef": CREDIT + "TestInformationGain::test_it_is_what_each_turn_adds",
+        "information_gain_column": CREDIT + "TestInformationGain::test_its_column_is_read",
+        "information_gain_prefix": CREDIT + "TestInformationGain::test_a_prefix_of_ones_own",
+        "step_advantage_coef": CREDIT + "TestStepAdvantages::test_it_makes_a_difference",
     },
     SOGRPOConfig: {},
     SOPPOConfig: {

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from sorl_trl import SOGRPOConfig
 from sorl_trl.trainers.config_rules import COUNTS
 
 PENALTY = {"clip_normalization": "kl_penalty"}
+BY_OBJECTIVE = {"multi_objective_aggregation": "normalize_then_sum"}
 
 
 def build(tmp_path: Path, **overrides: Any) -> SOGRPOConfig:
@@ -265,3 +267,25 @@ def test_a_string_is_no_list_of_tags(tmp_path: Path, boundary: str) -> None:
     """It would be read as a list of letters."""
     with pytest.raises(ValueError, match=r"`turn_boundary_tags` is '</think>', but"):
         build(tmp_path, turn_boundary=boundary, turn_boundary_tags="</think>")
+
+
+@pytest.mark.parametrize(
+    ("given", "option", "said"),
+    [
+        ({"information_gain_column": "gold"}, "information_gain_column", "`information_gain_coef` is 0"),
+        ({"information_gain_prefix": "So: "}, "information_gain_prefix", "`information_gain_coef` is 0"),
+        ({"information_gain_coef": 1.0, "remove_unused_columns": True}, "remove_unused_columns", "'golden_answers'"),
+        ({"step_advantage_coef": 1.0, **BY_OBJECTIVE}, "multi_objective_aggregation", "'sum_then_normalize'"),
+        ({"information_gain_coef": 1.0, **BY_OBJECTIVE}, "multi_objective_aggregation", "'sum_then_normalize'"),
+        (
+            {"turn_reward_normalization": "separate", **BY_OBJECTIVE},
+            "multi_objective_aggregation",
+            "'sum_then_normalize'",
+        ),
+    ],
+)
+def test_options_of_credit_that_do_not_go_together(
+    tmp_path: Path, given: dict[str, Any], option: str, said: str
+) -> None:
+    with pytest.raises(ValueError, match=f"^`{option}` is .*{re.escape(said)}"):
+        build(tmp_path, **given)

@@ -145,3 +145,12 @@ def test_one_trajectory_is_no_rollout(tmp_path: Path) -> None:
         build(tmp_path, per_device_train_batch_size=1)
     assert build(tmp_path, per_device_train_batch_size=1, gradient_accumulation_steps=2).generation_batch_size == 2
     assert build(tmp_path, per_device_train_batch_size=1, generation_batch_size=2).steps_per_generation == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "off"),
+    [("turn_reward_normalization", "separate", "'together'"), ("step_advantage_coef", 1.0, "0.0")],
+)
+def test_what_compares_the_turns_of_a_group_is_refused(tmp_path: Path, name: str, value: Any, off: str) -> None:
+    with pytest.raises(ValueError, match=f"^`{name}` is {value!r}, .* critic. Set `{name}={off}`, or use SO-GRPO"):
+        build(tmp_path, num_generations=4, **{name: value})

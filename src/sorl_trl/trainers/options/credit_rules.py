@@ -20,7 +20,7 @@ def credit_problems(config: TurnLevelConfig) -> Iterator[Problem]:
     elif config.remove_unused_columns:
         yield Problem(
             "remove_unused_columns",
-            f"`remove_unused_columns` is set, but `information_gain_coef={config.information_gain_coef}` reads the "
+            f"`remove_unused_columns` is True, but `information_gain_coef={config.information_gain_coef}` reads the "
             f"column {config.information_gain_column!r}, which would be removed. Leave it False.",
             False,
         )
@@ -42,8 +42,8 @@ def group_credit_problems(config: TurnLevelConfig) -> Iterator[Problem]:
     if config.turn_reward_normalization == "separate" and config.group_baseline != "mean":
         yield Problem(
             "group_baseline",
-            f"`group_baseline` is {config.group_baseline!r}, but `turn_reward_normalization='separate'` normalizes each "
-            "kind of reward by its mean in the group. Set it to 'mean'.",
+            f"`group_baseline` is {config.group_baseline!r}, but `turn_reward_normalization='separate'` takes the mean of "
+            "each kind of reward in the group. Set it to 'mean'.",
             "mean",
         )
     if config.multi_objective_aggregation == SUM_THEN_NORMALIZE:
