@@ -93,6 +93,19 @@ class TestFixedTrajectories:
         # A mean over the trajectories of a micro-batch that have a token: of how many, depends on the split.
         assert_as_alone(case, result, but_for="kl_to_old")
 
+    @pytest.mark.parametrize("config", ["ddp_cpu", pytest.param("zero3_cpu", marks=needs_deepspeed)])
+    def test_credit_of_turns(self, fixed: Case, config: str) -> None:
+        """One rank has trajectories of one turn, so that it scores nothing; a group lies on both.
+
+        The prompt is as good a golden answer as any.
+        """
+        gains = {"information_gain_coef": 1.0, "information_gain_column": "prompt"}
+        credit = {**gains, "turn_reward_normalization": "separate", "step_advantage_coef": 1.0}
+        case = replace(fixed, turn_rewards=True, options={"gamma": 0.9, **credit})
+        result = launch(config, case)
+        assert any("information_gain/mean" in log and "turns/shared_state" in log for log in result["logs"])
+        assert_as_alone(case, result)
+
     def test_bias_norm_under_ddp(self, fixed: Case) -> None:
         case = replace(fixed, turn_rewards=True, options={"clip_normalization": "bias_norm", **LARGE_REWARDS})
         result = launch("ddp_cpu", case)

@@ -67,16 +67,8 @@ class SOGRPOTrainer(TurnLevelTrainer):
 
     def _turn_advantages(self, rollout: ScoredRollout) -> Tensor | None:
         """(B, K) of the local trajectories; `None` where TRL's own outcome advantages are the same thing."""
-        args = self.args
-        is_ours = args.gamma != 1.0 or args.group_baseline != "mean" or args.step_advantage_coef > 0
-        wanted = torch.tensor(rollout.has_turn_rewards or is_ours, device=self.accelerator.device)
-        if not self.accelerator.gather(wanted).any():
+        if not self._needs_turns(rollout):
             return None
-        if self.multi_objective_aggregation != "sum_then_normalize":
-            raise ValueError(
-                f"`multi_objective_aggregation` is {self.multi_objective_aggregation!r}, but turn rewards "
-                "need 'sum_then_normalize'."
-            )
         mask = (rollout.turns.turn_mask & rollout.scored[:, None]).float()
         rows = partial(gather_rows, self.accelerator)
         returns, kept = rows(turn_returns(rollout.turn_rewards, mask, self.args.gamma)), rows(mask)
@@ -84,14 +76,26 @@ class SOGRPOTrainer(TurnLevelTrainer):
             advantages = self._group_advantages(returns, kept)
         else:
             kinds = [(rows(rewards), rows(has_reward)) for rewards, has_reward in rollout.kinds.pairs]
-            advantages = separate_turn_advantages(
-                kinds, kept, self._group_size, self.args.gamma, str(self.scale_rewards)
-            )
+            gamma, scale = self.args.gamma, str(self.scale_rewards)
+            advantages = separate_turn_advantages(kinds, kept, self._group_size, gamma, scale)
         if self.args.step_advantage_coef > 0:
             states = rows(state_keys(rollout.generated, rollout.turns))
             advantages = advantages + self.args.step_advantage_coef * self._step_advantages(returns, states, kept)
         first = self.accelerator.process_index * len(mask)
         return advantages[first : first + len(mask), : mask.shape[1]]
+
+    def _needs_turns(self, rollout: ScoredRollout) -> bool:
+        """Whether turns of any rank's trajectories may have advantages of their own."""
+        args = self.args
+        is_ours = args.gamma != 1.0 or args.group_baseline != "mean" or args.step_advantage_coef > 0
+        here = rollout.has_turn_rewards or is_ours
+        anywhere = self.accelerator.gather(torch.tensor(here, device=self.accelerator.device)).any()
+        if anywhere and self.multi_objective_aggregation != "sum_then_normalize":
+            raise ValueError(
+                f"`multi_objective_aggregation` is {self.multi_objective_aggregation!r}, but turn rewards "
+                "need 'sum_then_normalize'."
+            )
+        return bool(anywhere)
 
     @property
     def _group_size(self) -> int:

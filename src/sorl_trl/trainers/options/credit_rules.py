@@ -42,8 +42,8 @@ def group_credit_problems(config: TurnLevelConfig) -> Iterator[Problem]:
     if config.turn_reward_normalization == "separate" and config.group_baseline != "mean":
         yield Problem(
             "group_baseline",
-            f"`group_baseline` is {config.group_baseline!r}, but `turn_reward_normalization='separate'` takes the mean of "
-            "each kind of reward in the group. Set it to 'mean'.",
+            f"`group_baseline` is {config.group_baseline!r}, but `turn_reward_normalization='separate'` compares each "
+            "kind of reward with its mean in the group. Set it to 'mean'.",
             "mean",
         )
     if config.multi_objective_aggregation == SUM_THEN_NORMALIZE:
