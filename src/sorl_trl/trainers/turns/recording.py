@@ -125,6 +125,8 @@ class RolloutRecorder:
 
 def gather_rows(accelerator: Accelerator, values: Tensor, padding: int = 0) -> Tensor:
     """(B, N) of every rank, one below the other, with `padding` where a rank has fewer columns."""
+    if values.dtype == torch.bool:  # accelerate would make integers of it, and only on the ranks where it pads
+        return gather_rows(accelerator, values.long(), padding).bool()
     return accelerator.gather(accelerator.pad_across_processes(values, dim=1, pad_index=padding))
 
 
