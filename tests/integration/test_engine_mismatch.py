@@ -56,8 +56,9 @@ def with_engine(trainer_class: Any) -> Any:
 
 
 def scored(folder: Path, tokenizer: Any, **overrides: Any) -> tuple[Any, dict[str, Any]]:
-    """A trainer and its batch of 16 trajectories on policy."""
+    """A trainer with turn ratios and the mean over turns, and its batch of 16 trajectories on policy."""
     trainer_class = overrides.pop("trainer_class", SOGRPOTrainer)
+    overrides = {"importance_sampling_level": "turn", "loss_type": "turn", **overrides}
     arguments = settings(folder, gradient_checkpointing=False, num_iterations=2, scale_rewards="none", **overrides)
     trainer = with_engine(trainer_class)(
         saved_policy(folder), parity_reward, trainer_class.config_class(**arguments), prompts(),
