@@ -88,11 +88,11 @@ def test_it_changes_training(tmp_path: Path, tokenizer: Any, trainer: str, level
 
 
 def test_inside_the_range_it_is_ppo(tmp_path: Path, tokenizer: Any) -> None:
+    wide = {"epsilon": 0.99, "epsilon_high": 99.0, "clip_range_scaling": "none", "importance_sampling_level": "turn"}
     runs = [
-        train(SOGRPOTrainer, SOGRPOConfig, tokenizer, **settings(tmp_path, double_sided_clip=on, epsilon=0.99,
-                                                                  epsilon_high=99.0, clip_range_scaling="none", importance_sampling_level="turn"))
+        train(SOGRPOTrainer, SOGRPOConfig, tokenizer, **settings(tmp_path, double_sided_clip=on, **wide))
         for on in (False, True)
-    ]  # fmt: skip
+    ]
     assert_same(*runs, tolerance=0)
 
 
