@@ -1,4 +1,4 @@
-"""SO-GRPO: GRPO with turn-level ratios, turn-level group advantages and clipping-triggered normalization."""
+"""SO-GRPO: GRPO with turn-level group advantages, and SORL's turn-level ratios and normalization as switches."""
 
 from __future__ import annotations
 
