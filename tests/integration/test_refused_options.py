@@ -61,6 +61,8 @@ IDLE_VALUES: dict[str, Any] = {
     "vllm_importance_sampling_mode": "token_truncate",
     "vllm_importance_sampling_clip_max": 2.0,
     "vllm_importance_sampling_clip_min": 0.5,
+    "mismatch_veto": 1e-4,
+    "minirl_cap": 3.0,
     "transformers_continuous_batching_config": {"max_memory_percent": 0.2},
     "sapo_temperature_neg": 2.0,
     "sapo_temperature_pos": 2.0,
@@ -127,6 +129,11 @@ IDLE_ELSEWHERE: list[tuple[str, dict[str, Any]]] = [
             "vllm_importance_sampling_correction": False,
             "vllm_importance_sampling_mode": "token_truncate",
         },
+    ),
+    ("mismatch_veto", {"use_vllm": True, "vllm_importance_sampling_correction": False, "mismatch_veto": 1e-4}),
+    (
+        "vllm_importance_sampling_mode",
+        {"use_vllm": True, "loss_type": "minirl", "vllm_importance_sampling_mode": "token_truncate"},
     ),
 ]
 
