@@ -74,6 +74,8 @@ class GroupRefill:
         self._trainer = trainer
         self._score = score
         self._step, self._rollouts = -1, 0
+        self.rounds = 0
+        """How often other prompts were asked for the last batch of training."""
 
     def fill(self, examples: list[dict[str, Any]]) -> ScoredBatch:
         """The batch of these B rows of the dataset, with other groups where theirs had no spread."""
@@ -90,6 +92,7 @@ class GroupRefill:
             takes = ~differs & self._differs(candidate)
             batch = self._merged(batch, candidate, takes)
             differs = differs | takes
+        self.rounds = rounds
         metrics = self._trainer._metrics["train"]
         metrics["groups/refill_rounds"].append(float(rounds))
         metrics["groups/refilled"].append((differs & ~before).float().mean().item())
