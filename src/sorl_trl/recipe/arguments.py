@@ -20,6 +20,7 @@ from sorl_trl.search.arguments import override_source
 from sorl_trl.trainers import SOGRPOTrainer, SOPPOTrainer
 from sorl_trl.trainers.base_config import TurnLevelConfig
 from sorl_trl.trainers.base_trainer import TurnLevelTrainer
+from sorl_trl.trainers.config_rules import SUM_THEN_NORMALIZE
 
 TRAINERS: dict[str, type[TurnLevelTrainer]] = {"so_grpo": SOGRPOTrainer, "so_ppo": SOPPOTrainer}
 KIND_ADVICE = "; `python -m sorl_trl.doctor --config RECIPE` names its line"
@@ -83,8 +84,8 @@ class TaskArguments(Checked):
             yield Problem("rewards", f"`rewards` is []; choose from {names}.")
 
 
-def joint_problems(task: TaskArguments, config: TurnLevelConfig) -> Iterator[Problem]:
-    """What is wrong with arguments of the task and of the trainer together."""
+def joint_problems(task: TaskArguments, config: TurnLevelConfig, search: SearchArguments) -> Iterator[Problem]:
+    """What is wrong with arguments of the task, of the trainer and of the search together."""
     budget = config.max_completion_length
     if not POSITIVE_COUNT.allows(budget):
         what = f"`max_completion_length` is {budget}, but must be at least 1: trajectories need a limit."
@@ -93,6 +94,14 @@ def joint_problems(task: TaskArguments, config: TurnLevelConfig) -> Iterator[Pro
     if config.turn_boundary == "tags" and per_turn:
         what = f"`rewards` has {per_turn[0]!r}, one float per generation: `turn_boundary='tags'` makes more turns."
         yield Problem("rewards", what)
+    if per_turn and config.multi_objective_aggregation != SUM_THEN_NORMALIZE:
+        what = f"`multi_objective_aggregation` is {config.multi_objective_aggregation!r}, but `rewards` has "
+        what += f"{per_turn[0]!r}, and turn rewards need {SUM_THEN_NORMALIZE!r}."
+        yield Problem("multi_objective_aggregation", what, SUM_THEN_NORMALIZE)
+    if search.no_search and "f1_plus" in task.rewards:
+        what = "`rewards` has 'f1_plus', which takes 0.1 off a trajectory that has not searched, but with `no_search` "
+        what += "nothing can be found: all would pay it or search in vain. Use 'f1'."
+        yield Problem("rewards", what, ["f1" if name == "f1_plus" else name for name in task.rewards])
 
 
 @dataclass
@@ -108,7 +117,7 @@ class Arguments:
     model: ModelConfig
 
     def __post_init__(self) -> None:
-        raise_first(joint_problems(self.task, self.config))
+        raise_first(joint_problems(self.task, self.config, self.search))
 
 
 def argument_groups(trainer_class: type[TurnLevelTrainer]) -> tuple[type, ...]:
