@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,40 @@ def test_turn_truncate_cuts_weights(tmp_path: Path, tokenizer: Any) -> None:
     cut = [not 0.8 <= ratio <= 1.25 for row in ratios for ratio in row]
     assert logged(trainer, "mismatch/cut_weights") == [pytest.approx(sum(cut) / len(cut))]
     assert torch.equal(batch["turn_ids"], plain["turn_ids"])
+
+
+def vespo_loss(trainer: Any, plain: dict[str, Any], weights: list[list[float]]) -> Tensor:
+    """VESPO's: each trajectory is weighed by the product of its tokens' ratios to the policy that sampled."""
+    args, logps, total, tokens = trainer.args, token_logps(trainer, plain), torch.zeros((), dtype=torch.float64), 0
+    for i, of_turns in enumerate(weights):
+        kept = sum((plain["turn_ids"][i] == k for k, weight in enumerate(of_turns) if weight), torch.tensor(False))
+        tokens += int(kept.sum())
+        moved = float((logps[i] - plain["old_per_token_logps"][i]).detach()[kept].sum()) if kept.any() else 0.0
+        lengths = [int((plain["turn_ids"][i] == k).sum()) for k in range(len(of_turns))]
+        moved += sum(n * math.log(weight) for n, weight in zip(lengths, of_turns, strict=True) if weight)
+        advantage = float(plain["advantages"][i])
+        k, rate = (
+            (args.vespo_k_pos, args.vespo_lambda_pos) if advantage >= 0 else (args.vespo_k_neg, args.vespo_lambda_neg)
+        )
+        weight = math.exp(rate + k * moved - rate * math.exp(moved))
+        total = total - weight * advantage * (logps[i][kept].sum() if kept.any() else 0.0)
+    return total / tokens
+
+
+@pytest.mark.parametrize("options", [MASK, TRUNCATE], ids=["mask", "truncate"])
+def test_vespo_weighs_trajectories_by_their_turns(tmp_path: Path, tokenizer: Any, options: dict[str, Any]) -> None:
+    vespo = {"loss_type": "vespo", "importance_sampling_level": "token"}
+    vespo |= {"per_device_train_batch_size": 16, "steps_per_generation": 1, "gradient_accumulation_steps": 1}
+    _, plain = scored(tmp_path, tokenizer, vllm_importance_sampling_mode="token_truncate", **vespo)
+    trainer, batch = scored(tmp_path, tokenizer, **options, **vespo)
+    weights = [[min(max(ratio, 0.8), 1.25) for ratio in row] for row in turn_ratios(plain)]
+    if options is MASK:
+        weights = [[ratio if 0.8 <= ratio <= 1.25 else 0.0 for ratio in row] for row in turn_ratios(plain)]
+    generator = torch.Generator().manual_seed(7)
+    noise = 0.2 * torch.randn(plain["old_per_token_logps"].shape, generator=generator)
+    for each in (plain, batch):  # the ratios to vLLM are in the batch already
+        each["old_per_token_logps"] = each["old_per_token_logps"] + noise
+    assert_loss(trainer, batch, vespo_loss(trainer, plain, weights))
 
 
 @pytest.mark.parametrize("mode", ["turn_truncate", "token_truncate"])
