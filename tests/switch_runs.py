@@ -122,8 +122,11 @@ class World:
 
     def policy(self) -> Any:
         """One that searches at times; the critic of a row may want to be loaded from where it is."""
-        is_acting = self.engine == "search"
-        policy = acting_policy(self.tokenizer) if is_acting else build_policy(vocab_size=len(self.tokenizer))
+        policy: Any = build_policy(vocab_size=len(self.tokenizer))
+        if self.engine == "search":
+            policy = acting_policy(self.tokenizer)
+            with torch.no_grad():  # about half of what it writes is a search or an answer then
+                policy.lm_head.weight[self.tokenizer.convert_tokens_to_ids(["<information>", "</information>"])] = 0.0
         policy.config._name_or_path = str(self._folder / "policy")
         if not (self._folder / "policy").exists():
             policy.save_pretrained(self._folder / "policy")
@@ -134,7 +137,7 @@ class World:
             return Dataset.from_list([{**row, "answer": "Norway"} for row in numbered_rows(PROMPTS)])
         words = DIGITS if self.engine == "search" else WORDS[4:]
         pairs = list(product(words, repeat=2))[:PROMPTS]
-        return Dataset.from_list([{"prompt": " ".join(pair), "answer": pair[0]} for pair in pairs])
+        return Dataset.from_list([{"prompt": f"{' '.join(pair)} ?", "answer": pair[0]} for pair in pairs])
 
     def build(self, row: Mapping[str, str], config: Any) -> Any:
         """The trainer of a row."""

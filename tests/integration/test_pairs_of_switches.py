@@ -42,6 +42,7 @@ def assert_runs(row: Row, world: World, folder: Path, splits: tuple[int, ...], u
     for run in runs:
         assert len(run.gradients) == updates
         assert all(gradient.isfinite().all() for gradient in run.gradients)
+        assert run.gradients[0].abs().max() > 1e-3, "nothing is left to learn from: a weak test"
         for rule, metrics in METRICS:
             assert not holds(rule, row) or run.metrics.keys() >= set(metrics), f"{metrics} are missing"
         if row["loss"] not in SPLIT_BY_TRL:
@@ -56,10 +57,14 @@ def test_a_row_runs(tmp_path: Path, worlds: dict[str, World], row: Row) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("row", ARRAY, ids=[f"{i}" for i in range(len(ARRAY))])
-@pytest.mark.parametrize("updates", [1, 3])
+@pytest.mark.parametrize("updates", [1, 2])
 def test_a_row_runs_however_it_is_split(tmp_path: Path, worlds: dict[str, World], row: Row, updates: int) -> None:
-    """With one update per rollout there are no old log-probabilities."""
-    assert_runs(row, worlds[row["engine"]], tmp_path, splits=(1, 2, 4, 8), updates=updates)
+    """With one update per rollout there are no old log-probabilities.
+
+    No more than two: the third is made at a learning rate that follows a KL which depends on the split, where
+    trajectories were dropped.
+    """
+    assert_runs(row, worlds[row["engine"]], tmp_path, splits=(1, 2, 8), updates=updates)
 
 
 def test_every_pair_is_tried_or_none_may_have_it() -> None:
