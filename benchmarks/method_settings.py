@@ -21,6 +21,12 @@ class Method:
     """Whether its own learning rate is looked for; not that of a control."""
     guard: str = ""
     """What a `CollapseGuard` does in its runs; none where it is empty."""
+    reward: str = ""
+    """Of `sorl_trl.qa.REWARDS`, in place of the world's; empty: the world's."""
+    one_update: bool = False
+    """Whether each rollout makes one update, of all its trajectories, whatever the regime says."""
+    drawn: bool = True
+    """Whether it is in the pictures of the stability report; others have pictures of their own."""
 
     @property
     def family(self) -> str:
@@ -73,5 +79,6 @@ Row = tuple[str, str, str, dict[str, Any]]
 """Name, title, description, settings."""
 
 
-def methods(trainer: str, *rows: Row, tuned: bool = True) -> dict[str, Method]:
-    return {name: Method(title, trainer, text, settings, tuned) for name, title, text, settings in rows}
+def methods(trainer: str, *rows: Row, tuned: bool = True, **more: Any) -> dict[str, Method]:
+    """The methods of some rows; `more` are fields of `Method` that all of them share."""
+    return {name: Method(title, trainer, text, settings, tuned, **more) for name, title, text, settings in rows}

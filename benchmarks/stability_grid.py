@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.other_methods import OF_QUESTIONS, OTHER_METHODS
 from benchmarks.worlds import Apprenticeship, BenchmarkWorld, HuntWorld, QuestionWorld, WorkingWorld
 from sorl_trl.sandbox import LONG_LIMITS, ExpertNoise, PolicyConfig, WarmStartConfig
 
@@ -81,6 +82,7 @@ CORE = (
     *("so_grpo", "so_grpo_turn", "so_grpo_penalty", "so_grpo_first", "so_grpo_fixed", "grpo_target"),
     *("so_middle", "turn_middle", "turn_of_tokens"),
     *("ppo", "so_ppo_specified", "so_ppo", "so_ppo_first", "so_ppo_turn", "so_ppo_fixed", "ppo_target"),
+    *(name for name in OTHER_METHODS if name not in OF_QUESTIONS),
 )
 """The methods of the worlds whose runs are dear."""
 

@@ -15,11 +15,15 @@ REGIMES = {
     "wild": SimpleNamespace(title="Wild", description="many updates", epochs=8, methods=(), world=HIGH),
 }
 METHODS = {
-    "grpo": SimpleNamespace(title="GRPO", family="grpo", description="token ratios", settings={}, tuned=True),
-    "so_grpo": SimpleNamespace(
-        title="SO-GRPO", family="grpo", description="turn ratios", settings={"ctn_coef": 3.0}, tuned=True
+    "grpo": SimpleNamespace(
+        title="GRPO", family="grpo", description="token ratios", settings={}, tuned=True, drawn=True
     ),
-    "ppo": SimpleNamespace(title="PPO", family="ppo", description="with a critic", settings={}, tuned=True),
+    "so_grpo": SimpleNamespace(
+        title="SO-GRPO", family="grpo", description="turn ratios", settings={"ctn_coef": 3.0}, tuned=True, drawn=True
+    ),
+    "ppo": SimpleNamespace(
+        title="PPO", family="ppo", description="with a critic", settings={}, tuned=True, drawn=True
+    ),
 }
 GRID = Grid(
     regimes=REGIMES,
