@@ -137,6 +137,10 @@ def test_all_problems_in_the_order_of_the_fields() -> None:
         Problem("share", "`share` is 2.0, but must be in [0, 1]."),
         Problem("kind", "`kind` is 'c', but must be one of 'a', 'b', or None."),
     ]
+    settings.kind = "None"  # as a command line has it
+    assert [*settings.problems()][
+        1
+    ].what == "`kind` is 'None', but must be one of 'a', 'b', or left out (null in YAML)."
     assert settings.problems().__next__().proposal is UNSET
 
 
