@@ -10,7 +10,7 @@ from typing import Any, get_args, get_type_hints
 import pytest
 from trl import GRPOConfig, TrlParser
 
-from sorl_trl import SOGRPOConfig, SOPPOConfig
+from sorl_trl import SeeUPOConfig, SOGRPOConfig, SOPPOConfig
 from sorl_trl.checks import Number, OneOf
 from sorl_trl.diagnostics import GuardSettings
 from sorl_trl.diagnostics.collapse_rules import Fall, Growth, Level
@@ -28,7 +28,7 @@ from sorl_trl.search.engines.encoder import DenseOptions
 from sorl_trl.trainers.config_docs import own_fields
 from sorl_trl.trainers.config_rules import ALLOWED_OF_TRL
 
-CONFIGS = (SOGRPOConfig, SOPPOConfig)
+CONFIGS = (SOGRPOConfig, SOPPOConfig, SeeUPOConfig)
 ARGUMENTS = (
     *(TrainerArguments, TaskArguments, RolloutArguments, EngineOptions, SearchArguments),
     *(EvaluationArguments, ModelArguments),
