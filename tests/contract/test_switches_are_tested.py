@@ -83,7 +83,6 @@ TESTS: dict[type, dict[str, str]] = {
     },
     SOGRPOConfig: {},
     SeeUPOConfig: {
-        "loss_type": SEEUPO + "test_the_loss_is_that_of_the_formula",
         "clip_range_scaling": SEEUPO + "TestOptions::test_it_makes_a_difference",
         "target_kl": SEEUPO + "TestOptions::test_it_makes_a_difference",
         "importance_sampling_level": "unit/trainers/test_seeupo_config.py::test_what_has_no_meaning_is_refused",

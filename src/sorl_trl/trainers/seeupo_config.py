@@ -8,7 +8,6 @@ from typing import Annotated, ClassVar
 
 from sorl_trl.checks import NOT_NEGATIVE, OneOf, Problem, raise_first
 from sorl_trl.ops import CLIP_RANGE_SCALINGS, IMPORTANCE_SAMPLING_LEVELS
-from sorl_trl.trainers.base_config import LOSS_TYPES
 from sorl_trl.trainers.config_docs import documented
 from sorl_trl.trainers.options.backward_rules import backward_problems, step_problems
 from sorl_trl.trainers.so_grpo_config import SOGRPOConfig
@@ -29,17 +28,12 @@ class SeeUPOConfig(SOGRPOConfig):
 
     keeps_old_policy: ClassVar[bool] = False
 
-    loss_type: Annotated[str, OneOf(LOSS_TYPES)] = field(
-        default="grpo",
-        metadata={
-            "help": "How per-token losses are aggregated, over the tokens of the turn that is trained: 'grpo' "
-            "(default) and 'turn' take their mean in each trajectory that has the turn, then the mean over these. All "
-            "others of `SOGRPOConfig` but 'bnpo'."
-        },
-    )
     importance_sampling_level: Annotated[str | None, OneOf(IMPORTANCE_SAMPLING_LEVELS)] = field(
         default="turn",
-        metadata={"help": "The unit that shares one importance ratio: only 'turn', as in SeeUPO."},
+        metadata={
+            "help": "The unit that shares one importance ratio: 'turn' (default), as in SeeUPO. 'token' and "
+            "'sequence' are refused."
+        },
     )
     clip_range_scaling: Annotated[str | None, OneOf(CLIP_RANGE_SCALINGS)] = field(
         default="none",
@@ -63,8 +57,8 @@ class SeeUPOConfig(SOGRPOConfig):
     )
 
     def problems(self) -> Iterator[Problem]:
-        yield from super().problems()
         yield from backward_problems(self)
+        yield from super().problems()
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sorl_trl.ops import ADVANTAGE_LIMIT, MULTIPLIER_RANGE, backward_turn_advantages, next_multiplier, turn_mask
 
 from . import reference_methods as reference
-from .batches import GARBAGE, TURN_IDS, assert_blind_to_masked, float64, normal, quick, turn_id_batches
+from .batches import GARBAGE, TURN_IDS, float64, normal, quick, turn_id_batches
 
 LOW, HIGH = MULTIPLIER_RANGE
 

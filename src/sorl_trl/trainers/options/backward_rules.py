@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from sorl_trl.checks import Problem
+from sorl_trl.checks import POSITIVE_COUNT, Problem
 from sorl_trl.trainers.config_rules import SUM_THEN_NORMALIZE, dropping_problems
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def backward_problems(config: TurnLevelConfig) -> Iterator[Problem]:
 def step_problems(config: TurnLevelConfig) -> Iterator[Problem]:
     """Whether each update has one turn, as far as the batch settings are known."""
     steps, accumulation = config.steps_per_generation, config.gradient_accumulation_steps
-    if steps is not None and steps % accumulation:
+    if POSITIVE_COUNT.allows(steps) and POSITIVE_COUNT.allows(accumulation) and steps % accumulation:
         yield Problem(
             "steps_per_generation",
             f"`steps_per_generation` is {steps}, but must be a multiple of `gradient_accumulation_steps`, which is "
