@@ -138,6 +138,6 @@ def test_the_docstring_says_what_the_fields_say(config_class: Any) -> None:
 @pytest.mark.parametrize("config_class", CONFIGS)
 def test_trls_parser_takes_it(config_class: Any, tmp_path: Any) -> None:
     """As TRL's scripts do with `GRPOConfig`."""
-    words = ["--output_dir", str(tmp_path), "--gamma", "0.5", "--turn_ratio", "arithmetic", "--ctn_gate", "turn"]
+    words = ["--output_dir", str(tmp_path), "--ctn_coef", "0.5", "--turn_ratio", "arithmetic", "--ctn_gate", "turn"]
     (config,) = TrlParser(config_class).parse_args_and_config([*words, "--use_cpu", "--bf16=false"])
-    assert (config.gamma, config.turn_ratio, config.ctn_gate) == (0.5, "arithmetic", "turn")
+    assert (config.ctn_coef, config.turn_ratio, config.ctn_gate) == (0.5, "arithmetic", "turn")

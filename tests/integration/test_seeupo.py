@@ -57,8 +57,9 @@ class Loop:
     Of the minibatches of a trainer it reads which trajectories they have, and nothing that was computed.
     """
 
-    def __init__(self, minibatches: list[dict[str, Any]]) -> None:
+    def __init__(self, minibatches: list[dict[str, Any]], loss_type: str) -> None:
         self.model = build_policy()
+        self.loss_type = loss_type
         self.minibatches = minibatches
         self.rows = [(m, i) for m, batch in enumerate(minibatches) for i in range(len(batch["completion_ids"]))]
         self.multiplier = dict.fromkeys(self.rows, 1.0)
@@ -94,11 +95,18 @@ class Loop:
             advantage = self.multiplier[row] * self._advantage(row, there)
             bounded = ratio.clamp(1 - EPSILON, 1 + EPSILON)
             self.clipped += int(bounded * advantage < ratio * advantage)
-            loss = loss - torch.minimum(ratio * advantage, bounded * advantage) * MINIBATCHES / len(there)
+            weight = MINIBATCHES * self._share(row, turn, there)
+            loss = loss - weight * torch.minimum(ratio * advantage, bounded * advantage)
         parameters = list(self.model.parameters())
         with torch.no_grad():
             for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
                 parameter -= LEARNING_RATE * gradient
+
+    def _share(self, row: tuple[int, int], turn: int, there: list[tuple[int, int]]) -> float:
+        """Of a trajectory in the loss: as large as the others', or by its tokens."""
+        if self.loss_type == "grpo":
+            return 1 / len(there)
+        return int(self.tokens(row, turn).sum()) / sum(int(self.tokens(other, turn).sum()) for other in there)
 
     def _advantage(self, row: tuple[int, int], there: list[tuple[int, int]]) -> float:
         rewards = [self.rewards[other] for other in there]
@@ -112,11 +120,11 @@ class Loop:
             self.multiplier[m, i] = min(max(self.multiplier[m, i] * min(max(ratio, 0.8), 1.2), 0.8), 1.2)
 
 
-@pytest.fixture
-def both(tmp_path: Path, tokenizer: Any) -> tuple[Any, Loop]:
+@pytest.fixture(params=["grpo", "dapo"])
+def both(tmp_path: Path, tokenizer: Any, request: pytest.FixtureRequest) -> tuple[Any, Loop]:
     """A trainer after one rollout, and the loop over the same trajectories, as TRL shuffled and split them."""
-    trainer = run(tmp_path, tokenizer, **ONE_ROLLOUT)
-    loop = Loop(trainer._buffered_inputs)
+    trainer = run(tmp_path, tokenizer, **ONE_ROLLOUT, loss_type=request.param)
+    loop = Loop(trainer._buffered_inputs, request.param)
     loop.train()
     return trainer, loop
 

@@ -45,7 +45,7 @@ def next_multiplier(multiplier: Tensor, log_ratio: Tensor, mask: Tensor) -> Tens
     """Multiply in the ratio of a turn that was just updated: (B,), without gradient.
 
     M_i ← clamp(M_i · clamp(exp(mean_{t∈k} ℓ_t), 0.8, 1.2), 0.8, 1.2). Source: SeeUPO (arXiv 2602.06554) [C]. A
-    trajectory without the turn keeps its M_i, as it is.
+    trajectory without the turn keeps its M_i: the mean over no token is 0.
 
     Args:
         multiplier: (B,) M before, 1 before the first turn that is updated.
@@ -53,5 +53,4 @@ def next_multiplier(multiplier: Tensor, log_ratio: Tensor, mask: Tensor) -> Tens
         mask: (B, T), 1 on the tokens of the turn.
     """
     ratio = masked_mean(log_ratio.detach(), mask, dim=1).exp().clamp(*MULTIPLIER_RANGE)
-    product = (at_least_float32(multiplier.detach()) * ratio).clamp(*MULTIPLIER_RANGE)
-    return torch.where(mask.bool().any(dim=1), product, at_least_float32(multiplier.detach()))
+    return (at_least_float32(multiplier.detach()) * ratio).clamp(*MULTIPLIER_RANGE)
