@@ -68,7 +68,7 @@ class SeeUPOTrainer(SOGRPOTrainer):
             raise_first(_limit_problems(given))
         super().__init__(**given)
         self._turns = BackwardTurns(self)
-        self._observers.append(self._turns)
+        self._observers.insert(0, self._turns)
 
     def _add_advantages(self, output: dict[str, Any], rollout: ScoredRollout) -> None:
         mask = rollout.turns.turn_mask & rollout.scored.unsqueeze(1)

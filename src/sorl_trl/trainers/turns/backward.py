@@ -15,7 +15,6 @@ from trl.models.utils import disable_gradient_checkpointing
 
 from sorl_trl.ops import bounded_log_ratio, next_multiplier
 from sorl_trl.trainers.loss.micro_batch import IMAGE_INPUTS, ROW_SCALE, TURN, MicroBatch
-from sorl_trl.trainers.loss.turn_metrics import MetricSums, reduce_all
 
 MULTIPLIER = "turn_multiplier"
 """Field of a batch: (B,) M of each trajectory, the product of the ratios of its turns that were updated."""
@@ -36,7 +35,6 @@ class BackwardTurns:
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
-        self._waiting: list[MetricSums] = []
 
     def begin(self, output: dict[str, Any]) -> None:
         """Put into the batch that was made of a rollout, (B, …), what goes with it from turn to turn."""
@@ -95,25 +93,17 @@ class BackwardTurns:
         return logps
 
     def observe(self, batch: MicroBatch) -> None:
-        """Log where training is, and the multipliers; on all ranks together when a step ends."""
+        """Say where training is, and what the multipliers are, before `MetricLog` observes the micro-batch."""
         if not batch.is_training:
             return
         if self.is_absent:  # TRL has logged the mean over no token, which is no entropy of 0
             self._trainer._metrics["train"]["entropy"].pop()
-        has_turn, multiplier = batch.turns.counts > 0, batch.inputs[MULTIPLIER]
+        log, has_turn, multiplier = self._trainer._metric_log, batch.turns.counts > 0, batch.inputs[MULTIPLIER]
         everywhere = torch.ones_like(has_turn)
-        sums = MetricSums()
-        sums.add_mean("seeupo/turn", torch.full_like(multiplier, int(batch.inputs[TURN])), everywhere)
-        sums.add_mean("seeupo/trajectories_with_turn", has_turn.float(), everywhere)
-        sums.add_mean("seeupo/multiplier_mean", multiplier, has_turn)
-        sums.add_min("seeupo/multiplier_min", multiplier, has_turn)
-        sums.add_max("seeupo/multiplier_max", multiplier, has_turn)
-        self._waiting.append(sums)
-        if batch.ends_step:
-            for metrics in reduce_all(self._waiting, self._trainer.accelerator):
-                for name, value in metrics.items():
-                    self._trainer._metrics["train"][name].append(value)
-            self._waiting.clear()
+        log.add_mean("seeupo/turn", torch.full_like(multiplier, int(batch.inputs[TURN])), everywhere)
+        log.add_mean("seeupo/trajectories_with_turn", has_turn.float(), everywhere)
+        log.add_mean("seeupo/multiplier_mean", multiplier, has_turn)
+        log.add_extremes("seeupo/multiplier", multiplier, has_turn)
 
 
 def turn_alone(inputs: dict[str, Any], turn: int) -> dict[str, Any]:
