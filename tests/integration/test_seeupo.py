@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from datasets import Dataset
 from torch import Tensor
 from transformers import TrainerCallback
 
@@ -17,6 +18,7 @@ from sorl_trl.trainers.turns.backward import MULTIPLIER
 from tests.agents import agent_policy, build_agent, native_agent, questions
 from tests.backward_loop import EPSILON, LEARNING_RATE, MINIBATCHES, TURNS, Loop
 from tests.policies import build_policy
+from tests.tools import QUESTION, lookup, qwen_tokenizer, scripted
 from tests.training import saved_policy, settings, train
 from tests.trajectories import FixedRollout, parity_reward, prompts
 
@@ -236,6 +238,26 @@ def test_an_agent_learns_and_evaluates(tmp_path: Path) -> None:
     evaluations = [log for log in trainer.state.log_history if "eval_loss" in log]
     assert len(evaluations) == 2 and all(math.isfinite(log["eval_loss"]) for log in evaluations)
     assert not any(name.startswith("eval_seeupo") for log in evaluations for name in log)
+
+
+def test_trls_tool_loop(tmp_path: Path) -> None:
+    """Every other trajectory calls the tool, and has a second turn."""
+    tokenizer = qwen_tokenizer()
+    arguments = {**BATCHES, "num_iterations": 2, "max_tool_calling_iterations": 1, "max_completion_length": 512}
+    trainer = SeeUPOTrainer(
+        build_policy(vocab_size=len(tokenizer)),
+        parity_reward,
+        SeeUPOConfig(**settings(tmp_path, **{**arguments, "per_device_train_batch_size": 4, "max_steps": 4})),
+        Dataset.from_list([{"prompt": QUESTION}] * 8),
+        processing_class=tokenizer,
+        tools=[lookup],
+    )
+    trainer._generate_single_turn = scripted(tokenizer)
+    trainer.train()
+    logs = updates(trainer)
+    assert [log["seeupo/turn"] for log in logs] == [1, 1, 0, 0]
+    shares = [log["seeupo/trajectories_with_turn"] for log in logs]
+    assert (sum(shares[:2]) / 2, *shares[2:]) == (0.5, 1.0, 1.0)
 
 
 def test_a_roll_back_in_the_middle_of_a_turn_goes_on_with_new_trajectories(tmp_path: Path) -> None:
