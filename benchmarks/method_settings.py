@@ -11,7 +11,7 @@ GROUP = 8
 
 @dataclass(frozen=True)
 class Method:
-    """`trainer` is "trl" (`trl.GRPOTrainer` as it is) or one of ours, as recipes name it; `settings` are of its config."""
+    """`trainer` is "trl" (`trl.GRPOTrainer`) or one of ours, as recipes name it; `settings` are of its config."""
 
     title: str
     trainer: str
