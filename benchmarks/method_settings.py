@@ -11,7 +11,7 @@ GROUP = 8
 
 @dataclass(frozen=True)
 class Method:
-    """`trainer` is "trl" (`trl.GRPOTrainer` as it is), "so_grpo" or "so_ppo"; `settings` are fields of its config."""
+    """`trainer` is "trl" (`trl.GRPOTrainer`) or one of ours, as recipes name it; `settings` are of its config."""
 
     title: str
     trainer: str
@@ -21,6 +21,13 @@ class Method:
     """Whether its own learning rate is looked for; not that of a control."""
     guard: str = ""
     """What a `CollapseGuard` does in its runs; none where it is empty."""
+    reward: str = ""
+    """Of `sorl_trl.qa.REWARDS`, in place of the world's; empty: the world's."""
+    passes: str = ""
+    """How a rollout is used, whatever the regime says: "one" update of all its trajectories, or a pass for each of the
+    "turns" that a trajectory can have; empty: as the regime says."""
+    drawn: bool = True
+    """Whether it is in the pictures of the stability report; others have pictures of their own."""
 
     @property
     def family(self) -> str:
@@ -73,5 +80,6 @@ Row = tuple[str, str, str, dict[str, Any]]
 """Name, title, description, settings."""
 
 
-def methods(trainer: str, *rows: Row, tuned: bool = True) -> dict[str, Method]:
-    return {name: Method(title, trainer, text, settings, tuned) for name, title, text, settings in rows}
+def methods(trainer: str, *rows: Row, tuned: bool = True, **more: Any) -> dict[str, Method]:
+    """The methods of some rows; `more` are fields of `Method` that all of them share."""
+    return {name: Method(title, trainer, text, settings, tuned, **more) for name, title, text, settings in rows}

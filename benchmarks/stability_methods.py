@@ -1,7 +1,8 @@
 """The methods that the stability benchmark compares, as settings of trainers.
 
 No setting of a method was chosen by a judging seed: most were fixed before any ran, the controls were added to explain
-what was seen. Which of the methods are the defaults was decided with judging seeds in view. Those of
+what was seen, and those of other sources have the settings that their sources name. Which of the methods are the
+defaults was decided with judging seeds in view. Those of
 `trial_methods.py` ran on choosing seeds alone.
 
 Titles tell apart what SORL specifies and what is ours: "as specified" is the note's form; "geometric" is that with the
@@ -43,6 +44,7 @@ from benchmarks.method_settings import (
     Method,
     methods,
 )
+from benchmarks.other_methods import OTHER_METHODS
 
 _TRL_METHODS = methods(
     "trl",
@@ -165,7 +167,15 @@ _CONTROLS = (
         tuned=False,
     )
 )
-_ALL = _TRL_METHODS | _TURN_METHODS | _SCALED_METHODS | _CRITIC_METHODS | _SCALED_CRITIC_METHODS | _CONTROLS
+_ALL = (
+    _TRL_METHODS
+    | _TURN_METHODS
+    | _SCALED_METHODS
+    | _CRITIC_METHODS
+    | _SCALED_CRITIC_METHODS
+    | _CONTROLS
+    | OTHER_METHODS
+)
 METHODS = dict(sorted(_ALL.items(), key=lambda item: item[1].family))
 
 GRPO_IN_OURS = Method("GRPO", "so_grpo", "token ratios in a trainer of ours", SYMMETRIC | TOKEN | NONE)

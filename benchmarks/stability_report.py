@@ -218,8 +218,10 @@ def sections_of(reading: str, grid: Grid) -> dict[str, str]:
 
 def settings_of(part: Regime | Method) -> str:
     """Title, description and all other fields, as an entry of a list."""
-    untold = ("title", "description", "tuned")
-    fields = {name: value for name, value in vars(part).items() if name not in untold and value != ""}
+    untold = ("title", "description", "tuned", "drawn")
+    fields = {
+        name: value for name, value in vars(part).items() if name not in untold and value is not False and value != ""
+    }
     if "world" in fields:
         fields["world"] = fields["world"].name
     if not fields.get("methods", True):
@@ -264,6 +266,11 @@ def report(runs: Sequence[Run], made: Sequence[Row], grid: Grid, reading: str) -
     return "\n\n".join(block.strip() for block in blocks if block) + "\n"
 
 
+def _drawn(table: Table, grid: Grid) -> Table:
+    """Of the methods that the pictures have."""
+    return {method: runs for method, runs in table.items() if grid.methods[method].drawn}
+
+
 def write_report(records: Iterable[Record], folder: Path, grid: Grid | None = None, reading: str = "") -> None:
     """Write `stability.json`, `stability.md`, `stability.png` and `stability_<regime>.png` into `folder`.
 
@@ -277,7 +284,7 @@ def write_report(records: Iterable[Record], folder: Path, grid: Grid | None = No
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "stability.json").write_text(json.dumps(made, indent=2, allow_nan=False) + "\n")
     (folder / "stability.md").write_text(report(runs, made, grid, reading))
-    common = {regime: table for (regime, tuned), table in tables.items() if table and not tuned}
+    common = {regime: _drawn(table, grid) for (regime, tuned), table in tables.items() if table and not tuned}
     for regime, table in common.items():
         draw_regime(table, grid, grid.regimes[regime].title, folder / f"stability_{regime}.png")
     if common:

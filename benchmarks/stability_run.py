@@ -8,7 +8,7 @@ import shutil
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,10 @@ from benchmarks.stability_grid import Regime
 from benchmarks.stability_statistics import LAST
 from benchmarks.turn_length_grid import LENGTH_REGIMES
 from benchmarks.worlds.world import POLICY, BenchmarkWorld, Examination
-from sorl_trl import SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
+from sorl_trl import SeeUPOConfig, SeeUPOTrainer, SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
 from sorl_trl.diagnostics import DEFAULT_RULES, CollapseGuard, GuardSettings
 from sorl_trl.ops import turn_ids_from_mask, turn_layout
+from sorl_trl.qa import REWARDS
 from sorl_trl.trainers.cycle.generation_cycle import GenerationCycle
 from sorl_trl.trainers.loss.micro_batch import ClipRange, clip_ranges, loss_mask_of
 from sorl_trl.trainers.loss.turn_metrics import turn_metrics
@@ -55,12 +56,21 @@ class Job:
         return f"{self.regime}-{self.method}-{self.learning_rate:g}-{self.seed}"
 
 
+def regime_of(job: Job) -> Regime:
+    """Its regime, as its method is trained in it."""
+    regime, passes = REGIMES[job.regime], METHODS[job.method].passes
+    if passes == "one":
+        return replace(regime, minibatch=regime.trajectories, epochs=1)
+    return replace(regime, epochs=regime.world.most_turns) if passes == "turns" else regime
+
+
 def settings_of(job: Job) -> str:
     """All that decides a run besides the code: a record made with other settings is of another run."""
-    regime, method = REGIMES[job.regime], METHODS[job.method]
+    regime, method = regime_of(job), METHODS[job.method]
     parts = (regime.updates, regime.trajectories, regime.minibatch, regime.rollouts, regime.staleness)
     given = (PPO_SETTINGS if method.family == "ppo" else {}) | method.settings
     described = (parts, regime.world.name, regime.world.settings, method.trainer, sorted(given.items()))
+    described += (method.reward,) if method.reward else ()
     return repr((*described, DEFAULT_RULES, GuardSettings(), method.guard) if method.guard else described)
 
 
@@ -96,6 +106,7 @@ TRAINERS: dict[str, tuple[type[GRPOTrainer], type[GRPOConfig]]] = {
     "trl": (MeasuredGRPOTrainer, GRPOConfig),
     "so_grpo": (SOGRPOTrainer, SOGRPOConfig),
     "so_ppo": (SOPPOTrainer, SOPPOConfig),
+    "seeupo": (SeeUPOTrainer, SeeUPOConfig),
     "candidate": (CandidateTrainer, CandidateConfig),
 }
 
@@ -144,7 +155,7 @@ class Examiner(TrainerCallback):
 
 
 def build_trainer(job: Job, folder: Path, output: Path) -> GRPOTrainer:
-    regime, method = REGIMES[job.regime], METHODS[job.method]
+    regime, method = regime_of(job), METHODS[job.method]
     trainer_class, config_class = TRAINERS[method.trainer]
     settings: dict[str, Any] = {
         "num_generations": GROUP,
@@ -180,7 +191,7 @@ def build_trainer(job: Job, folder: Path, output: Path) -> GRPOTrainer:
         args=config,
         processing_class=tokenizer,
         callbacks=[Examiner(regime, regime.world.examination(folder, tokenizer))],
-        **regime.world.trainer_arguments(folder),
+        **regime.world.trainer_arguments(folder) | ({"reward_funcs": REWARDS[method.reward]} if method.reward else {}),
     )
     if method.trainer == "trl":
         trainer.cycle.staleness = regime.staleness
@@ -220,7 +231,7 @@ def _rounded(value: float) -> float | None:
 def run(job: Job, folder: Path) -> dict[str, Any]:
     """Train and evaluate. A run whose weights become NaN has an `error` and counts as collapsed."""
     torch.set_num_threads(1)
-    regime = REGIMES[job.regime]
+    regime = regime_of(job)
     world = prepare(regime.world, job.seed, folder)
     target = folder / job.name
     started = time.process_time()

@@ -141,7 +141,10 @@ class Checked:
 def _problem(name: str, value: Any, allowed: Allowed, or_none: bool = False, of: str = "") -> Problem | None:
     if allowed.allows(value) or (value is None and or_none):
         return None
-    return Problem(name, f"`{name}`{of} is {value!r}, but must be {allowed}{', or None' if or_none else ''}.")
+    otherwise = ", or None" if or_none else ""
+    if or_none and value in ("None", "none", "null"):
+        otherwise = ", or left out (null in YAML)"
+    return Problem(name, f"`{name}`{of} is {value!r}, but must be {allowed}{otherwise}.")
 
 
 def _annotations(config_class: type) -> dict[str, tuple[Allowed | None, bool]]:

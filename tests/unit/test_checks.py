@@ -137,6 +137,9 @@ def test_all_problems_in_the_order_of_the_fields() -> None:
         Problem("share", "`share` is 2.0, but must be in [0, 1]."),
         Problem("kind", "`kind` is 'c', but must be one of 'a', 'b', or None."),
     ]
+    settings.kind = "None"  # as a command line has it
+    said = [problem.what for problem in settings.problems()]
+    assert said[1] == "`kind` is 'None', but must be one of 'a', 'b', or left out (null in YAML)."
     assert settings.problems().__next__().proposal is UNSET
 
 

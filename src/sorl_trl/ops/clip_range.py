@@ -15,6 +15,9 @@ from .masking import turn_broadcast, turn_reduce
 _EXPONENTS = {"none": 0.0, "sqrt_length": 0.5, "length": 1.0}
 CLIP_RANGE_SCALINGS = tuple(_EXPONENTS)
 """By which power of its tokens a unit's range is divided: 0, 1/2 or 1."""
+LONGEST = 500
+"""Tokens of a unit beyond which "length" narrows its range no further: 0.2/500 is 4e-4, what GSPO's authors clip at in
+responses of thousands of tokens. What 0.2/n does beyond 350 tokens has not been measured."""
 
 
 def unit_lengths(turn_ids: Tensor | TurnLayout, level: str) -> Tensor:
@@ -39,6 +42,8 @@ def unit_lengths(turn_ids: Tensor | TurnLayout, level: str) -> Tensor:
 def scaled_clip_range(epsilon: float | Tensor, turn_ids: Tensor | TurnLayout, level: str, scaling: str) -> Tensor:
     """Divide ε by a power of the unit's tokens, ε_k = ε / |y^k|^p: (B, T), with ε itself where `turn_ids` is −1.
 
+    With p = 1, a unit of more than `LONGEST` tokens has the range of one of `LONGEST`.
+
     Source: ours. A mean over n tokens moves by 1/n as far as one of its tokens that moves alone, and by 1/√n as far
     where all move at random; ε keeps one meaning, that of a token's ratio, at every n. docs/paper_to_code.md derives
     which p fits which ratio.
@@ -58,6 +63,8 @@ def scaled_clip_range(epsilon: float | Tensor, turn_ids: Tensor | TurnLayout, le
     """
     check_choice("scaling", scaling, CLIP_RANGE_SCALINGS)
     lengths = unit_lengths(turn_ids, level)
+    if scaling == "length":
+        lengths = lengths.clamp(max=LONGEST)
     return epsilon / lengths.to(_widest(lengths.device)) ** _EXPONENTS[scaling]
 
 

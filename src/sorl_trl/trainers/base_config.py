@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from trl import GRPOConfig
 
@@ -46,6 +46,8 @@ CLIP_NORMALIZATIONS = ("kl_penalty", "bias_norm", "none")
 TURN_BOUNDARIES = ("recorded", "tags")
 TOOL_ENGINES = ("trl", *ENGINES)
 TIME_LIMIT = Number(above=0)
+LOSSES_OF_TOKENS = (*LOSSES_WITHOUT_MIN, MINIRL_LOSS_TYPE)
+"""Loss types whose ratios are of tokens where no level is set: ranges of sequences are no part of them."""
 _SCALING_OF_LEVEL = {None: "length", "token": "none", "turn": "sqrt_length", "sequence": "none"}
 """What `clip_range_scaling` stands for where it is not set, by `importance_sampling_level`."""
 
@@ -65,6 +67,9 @@ class TurnLevelConfig(LossOptions, GroupOptions, CreditOptions, GRPOConfig):
     training is TRL's to within 1e-6; `disable_dropout` must be equal too.
     """
 
+    keeps_old_policy: ClassVar[bool] = True
+    """Whether all iterations over a rollout compare with the policy that it was made with."""
+
     loss_type: Annotated[str, OneOf(LOSS_TYPES)] = field(
         default="grpo",
         metadata={
@@ -83,7 +88,8 @@ class TurnLevelConfig(LossOptions, GroupOptions, CreditOptions, GRPOConfig):
             "help": "The unit that shares one importance ratio: 'token'; 'turn', as in SORL; or 'sequence', as in "
             "GSPO, where turns with advantages of their own keep them (GSPO-token). Unset, it is 'sequence', with a "
             "clip range that narrows (`clip_range_scaling`), and 'token' where the loss type clips no ratio "
-            "('cispo', 'sapo', 'vespo')."
+            "('cispo', 'sapo', 'vespo') or is defined by tokens ('minirl'). With 'sapo', 'sequence' is TRL's: all "
+            "turns of a trajectory are moved by the mean of their advantages."
         },
     )
     turn_ratio: Annotated[str, OneOf(TURN_RATIOS)] = field(
@@ -99,9 +105,10 @@ class TurnLevelConfig(LossOptions, GroupOptions, CreditOptions, GRPOConfig):
             "help": "Ours, no part of SORL: how the clip range narrows as the turn (or the sequence, at that level) "
             "grows longer, so that `epsilon`, `epsilon_high` and the distance of `delta` from 1 are those of a single "
             "token. 'none': it does not; 'sqrt_length': divided by the square root of the unit's tokens; 'length': by "
-            "their number, for geometric means alone. Unset, it is 'length' where `importance_sampling_level` is "
-            "unset too, 'sqrt_length' where that is 'turn', unless the loss type clips no ratio ('cispo', 'sapo', "
-            "'vespo'), and 'none' at the levels of TRL's, as in TRL."
+            "their number, up to 500, for geometric means alone. Unset, it is 'length' where "
+            "`importance_sampling_level` is unset too, 'sqrt_length' where that is 'turn', and 'none' at the levels "
+            "of TRL's, as in TRL, and where the loss type clips no ratio ('cispo', 'sapo', 'vespo') or is defined by "
+            "tokens ('minirl')."
         },
     )
     clip_normalization: Annotated[str, OneOf(CLIP_NORMALIZATIONS)] = field(
@@ -242,7 +249,7 @@ class TurnLevelConfig(LossOptions, GroupOptions, CreditOptions, GRPOConfig):
         """`importance_sampling_level`; what it stands for where it is not set."""
         if self.importance_sampling_level is not None:
             return self.importance_sampling_level
-        return "token" if self.loss_type in LOSSES_WITHOUT_MIN else "sequence"
+        return "token" if self.loss_type in LOSSES_OF_TOKENS else "sequence"
 
     @property
     def clip_range_scaling_in_use(self) -> str:
@@ -251,7 +258,8 @@ class TurnLevelConfig(LossOptions, GroupOptions, CreditOptions, GRPOConfig):
             return self.clip_range_scaling
         if self.loss_type in LOSSES_WITHOUT_MIN:
             return "none"
-        return _SCALING_OF_LEVEL[self.importance_sampling_level]
+        of_tokens = self.ratio_level == "token"
+        return _SCALING_OF_LEVEL["token" if of_tokens else self.importance_sampling_level]
 
     def to_dict(self) -> dict[str, Any]:
         """Its fields as trackers and logs show them, with the level and the scaling that are in use."""

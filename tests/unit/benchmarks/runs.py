@@ -14,12 +14,13 @@ REGIMES = {
     "calm": SimpleNamespace(title="Calm", description="few updates", epochs=2, methods=(), world=WORLD),
     "wild": SimpleNamespace(title="Wild", description="many updates", epochs=8, methods=(), world=HIGH),
 }
+_SHOWN = {"tuned": True, "drawn": True}
 METHODS = {
-    "grpo": SimpleNamespace(title="GRPO", family="grpo", description="token ratios", settings={}, tuned=True),
+    "grpo": SimpleNamespace(title="GRPO", family="grpo", description="token ratios", settings={}, **_SHOWN),
     "so_grpo": SimpleNamespace(
-        title="SO-GRPO", family="grpo", description="turn ratios", settings={"ctn_coef": 3.0}, tuned=True
+        title="SO-GRPO", family="grpo", description="turn ratios", settings={"ctn_coef": 3.0}, **_SHOWN
     ),
-    "ppo": SimpleNamespace(title="PPO", family="ppo", description="with a critic", settings={}, tuned=True),
+    "ppo": SimpleNamespace(title="PPO", family="ppo", description="with a critic", settings={}, **_SHOWN),
 }
 GRID = Grid(
     regimes=REGIMES,

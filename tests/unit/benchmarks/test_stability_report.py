@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -118,6 +119,14 @@ class TestWriteReport:
         names = {path.name for path in (tmp_path / "results").iterdir()}
         assert names == {"stability.json", "stability.md", "stability.png", "stability_calm.png"}
         assert json.loads((tmp_path / "results/stability.json").read_text()) == rows(everything(), GRID)
+
+    def test_a_method_that_is_not_drawn(self, tmp_path: Path) -> None:
+        methods = dict(GRID.methods) | {"so_grpo": SimpleNamespace(**vars(GRID.methods["so_grpo"]) | {"drawn": False})}
+        with_it, without = tmp_path / "with", tmp_path / "without"
+        write_report(everything(), with_it, GRID)
+        write_report(everything(), without, replace(GRID, methods=methods))
+        assert (with_it / "stability.md").read_text() == (without / "stability.md").read_text()
+        assert (with_it / "stability.png").read_bytes() != (without / "stability.png").read_bytes()
 
     def test_tables(self, tmp_path: Path) -> None:
         write_report(everything(), tmp_path, GRID)

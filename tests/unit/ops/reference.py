@@ -65,7 +65,8 @@ def scaled_clip_range(epsilon: float, turn_ids: Tensor, level: str, power: float
     for i, turns in enumerate(positions_of_turns(turn_ids)):
         tokens = [t for turn in turns for t in turn]
         for unit in {"turn": turns, "sequence": [tokens], "token": [[t] for t in tokens]}[level]:
-            result[i, unit] = epsilon / len(unit) ** power if unit else epsilon
+            counted = min(len(unit), 500) if power == 1 else len(unit)
+            result[i, unit] = epsilon / counted**power if unit else epsilon
     return result
 
 

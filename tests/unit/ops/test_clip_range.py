@@ -23,7 +23,7 @@ from sorl_trl.ops import (
     turn_layout,
     unit_lengths,
 )
-from sorl_trl.ops.clip_range import _widest
+from sorl_trl.ops.clip_range import LONGEST, _widest
 
 from . import reference
 from .batches import GARBAGE, TURN_IDS, float64, normal, quick, turn_id_batches
@@ -52,6 +52,10 @@ class TestUnitLengths:
             unit_lengths(LONG, "word")
 
 
+def of_one_turn(epsilon, tokens, scaling):
+    return scaled_clip_range(epsilon, torch.zeros(1, tokens, dtype=torch.int64), "turn", scaling)[0, 0].item()
+
+
 class TestScaledClipRange:
     def test_by_hand(self):
         expected = {
@@ -73,13 +77,15 @@ class TestScaledClipRange:
     @quick
     @given(first=st.integers(1, 2000), second=st.integers(1, 2000), epsilon=st.floats(1e-6, 5))
     def test_a_longer_turn_has_a_narrower_range_and_one_of_one_token_its_own(self, first, second, epsilon):
-        for scaling in ("sqrt_length", "length"):
-            of = {
-                n: scaled_clip_range(epsilon, torch.zeros(1, n, dtype=torch.int64), "turn", scaling)[0, 0].item()
-                for n in (1, first, second)
-            }
+        for scaling, longest in (("sqrt_length", 2000), ("length", LONGEST)):
+            of = {n: of_one_turn(epsilon, n, scaling) for n in (1, first, second)}
             assert of[1] == epsilon
-            assert (of[first] > of[second]) == (first < second)
+            assert (of[first] > of[second]) == (min(first, longest) < min(second, longest))
+
+    def test_beyond_some_length_it_is_the_range_of_gspos_authors(self):
+        assert of_one_turn(0.2, 499, "length") == 0.2 / 499
+        assert of_one_turn(0.2, 500, "length") == of_one_turn(0.2, 4000, "length") == pytest.approx(4e-4)
+        assert of_one_turn(0.2, 4000, "sqrt_length") == pytest.approx(0.2 / 4000**0.5)
 
     @quick
     @given(turn_ids=turn_id_batches(), level=LEVELS, scaling=SCALINGS, seed=st.integers(0, 99))
@@ -244,7 +250,7 @@ class TestWhichPowerFitsWhichRatio:
             assert together == pytest.approx(alone, abs=0.05)
             assert sum(self.outside(100, "length", turn_ratio, coherent=True)) > 0.9
 
-    @pytest.mark.parametrize("tokens", [1, 4, 100, 1000])
+    @pytest.mark.parametrize("tokens", [1, 4, 100, 500])
     @pytest.mark.parametrize(("joint", "is_out"), [(-0.23, True), (-0.19, False), (0.17, False), (0.21, True)])
     def test_length_is_the_range_of_the_joint_ratio_of_a_turn(self, tokens, joint, is_out):
         """Between (1 − ε/n)^n and (1 + ε/n)^n, which are 0.8 and 1.2 for one token, e^−0.2 and e^0.2 for many."""

@@ -37,6 +37,8 @@ def test_defaults(tmp_path: Path) -> None:
         ({"importance_sampling_level": "token"}, "none"),
         ({"importance_sampling_level": "sequence"}, "none"),  # as in TRL
         ({"loss_type": "sapo"}, "none"),  # clips no ratio
+        ({"loss_type": "minirl"}, "none"),
+        ({"loss_type": "minirl", "importance_sampling_level": "turn"}, "sqrt_length"),
         ({"clip_range_scaling": "none"}, "none"),
         ({"clip_range_scaling": "length", "importance_sampling_level": "sequence"}, "length"),
     ],
@@ -51,7 +53,12 @@ def test_the_range_narrows_where_our_units_share_a_ratio_unless_set(
 
 @pytest.mark.parametrize(
     ("given", "level"),
-    [({}, "sequence"), ({"loss_type": "sapo"}, "token"), ({"importance_sampling_level": "turn"}, "turn")],
+    [
+        ({}, "sequence"),
+        ({"loss_type": "sapo"}, "token"),
+        ({"loss_type": "minirl"}, "token"),
+        ({"importance_sampling_level": "turn"}, "turn"),
+    ],
 )
 def test_the_level_is_the_sequence_where_ratios_are_clipped_unless_set(
     tmp_path: Path, given: dict[str, Any], level: str

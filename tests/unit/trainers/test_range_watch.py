@@ -23,15 +23,18 @@ SAID = "nothing is clipped"
 WITHIN = torch.tensor([[0.405, -0.405, 0.405, -0.405]])
 OUTSIDE = torch.tensor([[0.405, 0.405, 0.405, -0.405]])
 STILL = torch.zeros(1, 4)
+# All tokens of a trajectory by 2e-3: its KL is 2e-6 nats per token, and 0.2/4000 is less than it has moved.
+ROUNDED = torch.full((1, 4), 2e-3)
 NONE_TRAINED = torch.tensor([[-1, -1, -1, -1]])
 
 
 class Run:
     """Updates that a watch sees, as many as asked, of two micro-batches each."""
 
-    def __init__(self, tmp_path: Path, **fields: Any) -> None:
-        given = {"importance_sampling_level": "turn", "epsilon": 0.2, "loss_type": "grpo", **fields}
-        self.args = SOGRPOConfig(str(tmp_path), use_cpu=True, bf16=False, **given)
+    def __init__(self, tmp_path: Path, of_token: float = 0.2, **fields: Any) -> None:
+        given = {"importance_sampling_level": "turn", "epsilon": 0.2, "loss_type": "grpo", "bf16": False, **fields}
+        self.args = SOGRPOConfig(str(tmp_path), use_cpu=True, **given)
+        self.of_token = ClipRange(of_token, of_token)
         metrics: dict[str, Any] = {"train": _Lists(), "eval": _Lists()}
         self.metric_log = MetricLog(self.args, Accelerator(cpu=True), metrics)
         self.watch = RangeWatch(self.args, self.metric_log)
@@ -43,7 +46,7 @@ class Run:
     def update(self, *log_ratios: torch.Tensor, age: int | None = 1, turn_ids: Any = None, times: int = 1) -> Run:
         turns = turn_layout(torch.tensor([[0, 0, 1, 1]]) if turn_ids is None else turn_ids)
         level, scaling = self.args.importance_sampling_level, self.args.clip_range_scaling_in_use
-        ranges = clip_ranges(ClipRange(0.2, 0.2), turns, level, scaling)
+        ranges = clip_ranges(self.of_token, turns, level, scaling)
         for _ in range(times):
             for i, log_ratio in enumerate(log_ratios):
                 ends = i == len(log_ratios) - 1
@@ -163,3 +166,43 @@ def test_a_resumed_run_knows_what_was_logged_before(
     run = Run(tmp_path).begin({"loss": 1.0}, {"clip_fraction/turn": before}, {"clip_fraction/turn": 0.0})
     run.update(WITHIN, times=UPDATES)
     assert (SAID in caplog.text) == is_said
+
+
+NARROW_SAID = "narrower than what a policy moves that hardly moves"
+NARROW = {"importance_sampling_level": "sequence", "clip_range_scaling": "none", "epsilon": 1e-3}
+
+
+@pytest.mark.parametrize(
+    ("scaling", "advice"),
+    [
+        ("length", "or set `clip_range_scaling='sqrt_length'`, until"),
+        ("sqrt_length", "or set `clip_range_scaling='none'`, until"),
+        ("none", "Raise `epsilon` and `epsilon_high`, until"),
+    ],
+)
+def test_a_range_that_a_policy_leaves_without_moving(
+    tmp_path: Path, scaling: str, advice: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = Run(tmp_path, **NARROW | {"clip_range_scaling": scaling}, of_token=1e-3).begin()
+    run.update(ROUNDED, age=0, times=2 * UPDATES).update(ROUNDED, times=UPDATES - 1)
+    assert NARROW_SAID not in caplog.text
+    run.update(ROUNDED, times=3 * UPDATES)
+    assert caplog.text.count(NARROW_SAID) == 1
+    assert "100.0% of the sequence ratios were outside the clip range" in caplog.text
+    assert "was only 2e-06 nats per token" in caplog.text
+    assert advice in caplog.text and "bf16" not in caplog.text
+
+
+def test_what_half_precision_has_to_do_with_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    Run(tmp_path, **NARROW, of_token=1e-3, bf16=True).begin().update(ROUNDED, times=UPDATES)
+    assert "With `bf16=True` two forward passes of nearly the same weights differ by rounding" in caplog.text
+
+
+def test_a_policy_that_moves_may_leave_its_range(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    Run(tmp_path, **NARROW, of_token=1e-3).begin().update(OUTSIDE, times=2 * UPDATES)
+    assert NARROW_SAID not in caplog.text
+
+
+def test_half_of_the_units_is_not_most(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    Run(tmp_path, **NARROW, of_token=1e-3).begin().update(ROUNDED, STILL, times=2 * UPDATES)
+    assert NARROW_SAID not in caplog.text
