@@ -9,7 +9,8 @@ from tests.mismatch import MASK, TRUNCATE, VETO
 
 CRITICS = ("head", "trunk", "adapter", "model")
 WITHOUT_MIN = ("cispo", "sapo", "vespo")
-WITH_MIN = ("turn", "grpo", "dr_grpo", "dapo", "bnpo", "luspo", "minirl")
+OF_SEQUENCES = ("turn", "grpo", "dr_grpo", "dapo", "bnpo", "luspo")
+"""Loss types whose ratios are of sequences where no level is set."""
 SCALED = ("sqrt_length", "length")
 NOT_OF_TURNS = ("none", "kl_by_token", "kl_everywhere", "bias_norm")
 """Normalizations whose gate, if any, counts no turns."""
@@ -85,6 +86,7 @@ REFUSED: tuple[tuple[Rule, tuple[str, ...]], ...] = (
         for name, where in (
             ("importance_sampling_level", {"level": ("token",)}),
             ("loss_type", {"loss": WITHOUT_MIN}),
+            ("loss_type", {"loss": ("minirl",), "level": ("unset",)}),
         )
     ),
     *(
@@ -94,7 +96,7 @@ REFUSED: tuple[tuple[Rule, tuple[str, ...]], ...] = (
     (
         {
             **{"scaling": ("unset",), "level": ("unset",), "turn_ratio": ("arithmetic",)},
-            **{"normalization": ("kl_by_turn",), "loss": WITH_MIN},
+            **{"normalization": ("kl_by_turn",), "loss": OF_SEQUENCES},
         },
         ("clip_range_scaling", "turn_ratio", "ctn_gate"),
     ),
