@@ -18,7 +18,6 @@ class MethodPage:
         rows: names of the benchmark's rows that it is about; one that the benchmark does not have was not measured.
         reported: what the source reports, a sentence or two.
         short: the same in a few words, for the overview.
-        cost: what a rollout of its costs besides seconds; of GRPO's updates and passes, nothing more where empty.
         recipes: of `recipes/`, by name; none for a switch.
         elsewhere: where else something of it was measured, a sentence with links from `docs/methods/`.
     """
@@ -27,13 +26,11 @@ class MethodPage:
     rows: tuple[str, ...]
     reported: str
     short: str
-    cost: str = ""
     recipes: tuple[str, ...] = ()
     elsewhere: str = ""
 
 
 _UNSAID = "The source's figures are not known to us."
-_CRITIC = "a critic: a pass of its own per rollout and per update"
 METHOD_PAGES: dict[str, MethodPage] = {
     "our_defaults": MethodPage(
         "Our defaults",
@@ -74,7 +71,6 @@ METHOD_PAGES: dict[str, MethodPage] = {
         "The paper's experiments are of control and games, not of language models. Of agents that search, the authors "
         "of SORL report collapses of token PPO, those of Search-R1++ that it is steadier than GRPO [A].",
         "collapses in search (SORL); steadier than GRPO (Search-R1++) [A]",
-        cost=_CRITIC,
         recipes=("ppo",),
         elsewhere="The critic is measured in [ppo.md](../ppo.md).",
     ),
@@ -107,7 +103,6 @@ METHOD_PAGES: dict[str, MethodPage] = {
         "REINFORCE steadier than PPO, and PPO than GRPO; exact match .403 → .442 with 7B and .289 → .331 with 3B; F1 "
         "alone collapses into not answering [A, 2nd].",
         "steadier than PPO and GRPO; EM .403 → .442 with 7B [A, 2nd]",
-        cost="one update per rollout, whatever the others make",
         recipes=("reinforce",),
     ),
     "group_filters": MethodPage(
@@ -115,7 +110,6 @@ METHOD_PAGES: dict[str, MethodPage] = {
         ("starpo_s", "top_k", "top_p", "refill", "so_top_p", "so_refill"),
         _UNSAID,
         "not known to us",
-        cost="`refill`: up to `group_refill` batches more to generate; `starpo_s`: a critic",
         recipes=("starpo_s",),
     ),
     "minirl": MethodPage(
@@ -131,7 +125,6 @@ METHOD_PAGES: dict[str, MethodPage] = {
         ("seeupo",),
         "43 to 55 % more, relatively, with Qwen3-14B, as reported [2nd].",
         "43 to 55 % more, relatively [2nd]",
-        cost="the turns are updated one after another: as many updates and about three times as many passes as turns",
         recipes=("seeupo",),
     ),
     "igpo": MethodPage(
@@ -139,7 +132,6 @@ METHOD_PAGES: dict[str, MethodPage] = {
         ("igpo", "so_igpo"),
         "An average F1 of 60.2 over GRPO's 51.9 with a 7B model [P].",
         "F1 51.9 → 60.2 over GRPO with 7B [P]",
-        cost="a pass over every state of a rollout, without a gradient",
         recipes=("igpo",),
     ),
     "gigpo": MethodPage(

@@ -100,7 +100,8 @@ def extra_cost(method: Method) -> str:
     settings = method.settings
     costs = {
         "a critic": method.family == "ppo",
-        "one update per rollout": method.one_update,
+        "one update per rollout": method.passes == "one",
+        "twice as many passes as a trajectory can have turns": method.passes == "turns",
         f"at most {settings.get('group_refill')} batches more to generate": settings.get("group_refill"),
         "a pass over every state": settings.get("information_gain_coef"),
     }
@@ -112,7 +113,7 @@ def overview_lines(name: str, page: MethodPage, measured: Measured, is_written: 
     grid, lines = measured.grid, []
     for row in [name for name in page.rows if name in grid.methods] or [""]:
         title = grid.methods[row].title if row else page.title
-        cost = extra_cost(grid.methods[row]) if row else page.cost or "–"
+        cost = extra_cost(grid.methods[row]) if row else "–"
         cells = ["not measured", cost, "–", "–", "–", "–"]
         if any(row in table for table in measured.tables.values()):
             cells = [seconds_ratio(row, measured), cost]

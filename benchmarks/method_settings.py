@@ -11,7 +11,7 @@ GROUP = 8
 
 @dataclass(frozen=True)
 class Method:
-    """`trainer` is "trl" (`trl.GRPOTrainer` as it is), "so_grpo" or "so_ppo"; `settings` are fields of its config."""
+    """`trainer` is "trl" (`trl.GRPOTrainer`) or one of ours, as recipes name it; `settings` are of its config."""
 
     title: str
     trainer: str
@@ -23,8 +23,9 @@ class Method:
     """What a `CollapseGuard` does in its runs; none where it is empty."""
     reward: str = ""
     """Of `sorl_trl.qa.REWARDS`, in place of the world's; empty: the world's."""
-    one_update: bool = False
-    """Whether each rollout makes one update, of all its trajectories, whatever the regime says."""
+    passes: str = ""
+    """How a rollout is used, whatever the regime says: "one" update of all its trajectories, or a pass for each of the
+    "turns" that a trajectory can have; empty: as the regime says."""
     drawn: bool = True
     """Whether it is in the pictures of the stability report; others have pictures of their own."""
 

@@ -59,7 +59,13 @@ _SOURCES = (
             "Search-R1++'s: one update per rollout, advantages scaled over the batch",
             _PLAIN | {"scale_rewards": "batch", "loss_type": "dapo"},
         ),
-        one_update=True,
+        passes="one",
+        drawn=False,
+    )
+    | methods(
+        "seeupo",
+        ("seeupo", "SeeUPO", "turn by turn, the last one first; turn ratios", SYMMETRIC | {"target_kl": 0.0}),
+        passes="turns",
         drawn=False,
     )
     | methods(
@@ -100,3 +106,5 @@ _ON_DEFAULTS = methods(
 OTHER_METHODS: dict[str, Method] = _SOURCES | _ON_DEFAULTS
 OF_QUESTIONS = ("igpo", "void", "so_igpo", "so_void")
 """What hunts have no use for: they have no answers and no `SearchRollout`."""
+IN_TIME = tuple(name for name, method in OTHER_METHODS.items() if method.passes == "turns")
+"""What cannot be trained on late rollouts: it takes the old log-probabilities again, turn by turn."""

@@ -177,7 +177,8 @@ def draw_summary(common: Mapping[str, Table], grid: Grid, path: Path) -> None:
     """
     plans: dict[tuple[str, ...], list[str]] = {}
     for regime in common:
-        plans.setdefault(tuple(grid.methods_in(regime)), []).append(regime)
+        drawn = tuple(name for name in grid.methods_in(regime) if grid.methods[name].drawn)
+        plans.setdefault(drawn, []).append(regime)
     shown = [[m for m in plan if any(m in common[regime] for regime in plans[plan])] for plan in plans]
     width, heights = max(map(len, plans.values())), [1 + 0.36 * len(methods) for methods in shown]
     figure = new_figure(2.6 + 2.5 * width, 0.5 + sum(heights))

@@ -5,11 +5,12 @@ Regimes and the definition of a collapse were fixed before the judging seeds wer
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.other_methods import OF_QUESTIONS, OTHER_METHODS
+from benchmarks.other_methods import IN_TIME, OF_QUESTIONS, OTHER_METHODS
+from benchmarks.stability_methods import METHODS
 from benchmarks.worlds import Apprenticeship, BenchmarkWorld, HuntWorld, QuestionWorld, WorkingWorld
 from sorl_trl.sandbox import LONG_LIMITS, ExpertNoise, PolicyConfig, WarmStartConfig
 
@@ -86,6 +87,12 @@ CORE = (
 )
 """The methods of the worlds whose runs are dear."""
 
+
+def _without_those_in_time(methods: Iterable[str]) -> tuple[str, ...]:
+    """What can be trained on late rollouts."""
+    return tuple(name for name in methods if name not in IN_TIME)
+
+
 SMALL = {"rollouts": 16}
 """Gentle with the trajectories of every regime, for worlds whose runs are dear."""
 
@@ -122,7 +129,7 @@ def _regimes_of(
             stress_rate,
             rollouts=stale,
             staleness=6,
-            **common,
+            **common | {"methods": _without_those_in_time(CORE)},
         ),
     }
     return {f"{name}-{kind}": regime for kind, regime in kinds.items()}
@@ -153,6 +160,7 @@ REGIMES = {
         learning_rates=(1e-4, 3e-4, 1e-3),
         rollouts=32,
         staleness=6,
+        methods=_without_those_in_time(METHODS),
     ),
     "hot": Regime(
         "Hot",

@@ -23,7 +23,7 @@ from benchmarks.stability_grid import Regime
 from benchmarks.stability_statistics import LAST
 from benchmarks.turn_length_grid import LENGTH_REGIMES
 from benchmarks.worlds.world import POLICY, BenchmarkWorld, Examination
-from sorl_trl import SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
+from sorl_trl import SeeUPOConfig, SeeUPOTrainer, SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
 from sorl_trl.diagnostics import DEFAULT_RULES, CollapseGuard, GuardSettings
 from sorl_trl.ops import turn_ids_from_mask, turn_layout
 from sorl_trl.qa import REWARDS
@@ -58,8 +58,10 @@ class Job:
 
 def regime_of(job: Job) -> Regime:
     """Its regime, as its method is trained in it."""
-    regime = REGIMES[job.regime]
-    return replace(regime, minibatch=regime.trajectories, epochs=1) if METHODS[job.method].one_update else regime
+    regime, passes = REGIMES[job.regime], METHODS[job.method].passes
+    if passes == "one":
+        return replace(regime, minibatch=regime.trajectories, epochs=1)
+    return replace(regime, epochs=regime.world.most_turns) if passes == "turns" else regime
 
 
 def settings_of(job: Job) -> str:
@@ -104,6 +106,7 @@ TRAINERS: dict[str, tuple[type[GRPOTrainer], type[GRPOConfig]]] = {
     "trl": (MeasuredGRPOTrainer, GRPOConfig),
     "so_grpo": (SOGRPOTrainer, SOGRPOConfig),
     "so_ppo": (SOPPOTrainer, SOPPOConfig),
+    "seeupo": (SeeUPOTrainer, SeeUPOConfig),
     "candidate": (CandidateTrainer, CandidateConfig),
 }
 

@@ -57,6 +57,10 @@ class HuntWorld(BenchmarkWorld):
         return self.rules.turns * (self.rules.max_turn_tokens + _ANSWER_TOKENS)
 
     @property
+    def most_turns(self) -> int:
+        return self.rules.turns
+
+    @property
     def name(self) -> str:
         rules, policy = self.rules, self.apprenticeship.policy
         notes = "-notes" if rules.notes else ""

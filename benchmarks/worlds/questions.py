@@ -45,6 +45,10 @@ class SearchWorld(BenchmarkWorld):
     def max_completion_length(self) -> int:  # type: ignore[override]
         return self.limits.max_trajectory_tokens
 
+    @property
+    def most_turns(self) -> int:
+        return self.limits.max_turns + 1  # and the answer, once no search is left
+
     def write(self, parts: Mapping[str, World], target: Path) -> None:
         """Write the worlds "train" and "unseen", each with its index."""
         for name, part in parts.items():

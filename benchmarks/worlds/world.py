@@ -26,6 +26,11 @@ class BenchmarkWorld(ABC):
 
     @property
     @abstractmethod
+    def most_turns(self) -> int:
+        """That a trajectory can have."""
+
+    @property
+    @abstractmethod
     def name(self) -> str:
         """Of its folder; worlds with different data or policies have different ones."""
 

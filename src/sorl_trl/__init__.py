@@ -8,6 +8,8 @@ if TYPE_CHECKING:
     from sorl_trl.trainers import (
         AgentRollout,
         SearchRollout,
+        SeeUPOConfig,
+        SeeUPOTrainer,
         SOGRPOConfig,
         SOGRPOTrainer,
         SOPPOConfig,
@@ -24,6 +26,8 @@ __all__ = [
     "SOPPOConfig",
     "SOPPOTrainer",
     "SearchRollout",
+    "SeeUPOConfig",
+    "SeeUPOTrainer",
     "answer_in_messages",
     "load_critic",
     "search_tool",

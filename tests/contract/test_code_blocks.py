@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 import yaml
 
-from sorl_trl import SOGRPOConfig, SOPPOConfig
+from sorl_trl import SeeUPOConfig, SOGRPOConfig, SOPPOConfig
 from sorl_trl.cli.main import COMMANDS as COMMANDS_OF_SORL
+from sorl_trl.recipe.arguments import TRAINERS
 from tests.documentation import PAGES, ROOT, code_blocks, page_name
 
 FOREIGN = {"pip", "curl", "vllm"}
@@ -134,7 +135,7 @@ class TestMethodPages:
 
     def test_they_have_every_variant_of_the_index(self) -> None:
         named = {recipe for recipe, _ in self.SECTIONS}
-        assert len(self.SECTIONS) == 20
+        assert len(self.SECTIONS) == 21
         assert set(re.findall(r"\| `(recipes/\w+\.yaml)` \|", self.INDEX.read_text())) == named
 
     @pytest.mark.parametrize(("recipe", "block"), SECTIONS)
@@ -150,11 +151,12 @@ class TestMethodPages:
 
         monkeypatch.setattr("sorl_trl.trainers.SOGRPOConfig", on_cpu(SOGRPOConfig))
         monkeypatch.setattr("sorl_trl.trainers.SOPPOConfig", on_cpu(SOPPOConfig))
+        monkeypatch.setattr("sorl_trl.trainers.SeeUPOConfig", on_cpu(SeeUPOConfig))
         names: dict[str, Any] = {}
         exec(block, names)
         assert {name: getattr(names["config"], name) for name in given} == given
         settings = yaml.safe_load((ROOT / recipe).read_text())
-        config_class = SOPPOConfig if settings.pop("trainer", None) == "so_ppo" else SOGRPOConfig
+        config_class = TRAINERS[settings.pop("trainer", "so_grpo")].config_class
         assert type(names["config"]) is config_class
         method = {name: given[name] for name in given if name not in ("output_dir", "steps_per_generation")}
         assert {name: settings.get(name, getattr(names["config"], name)) for name in method} == method

@@ -10,7 +10,7 @@ from typing import Any, get_args, get_type_hints
 import pytest
 from trl import GRPOConfig, TrlParser
 
-from sorl_trl import SOGRPOConfig, SOPPOConfig
+from sorl_trl import SeeUPOConfig, SOGRPOConfig, SOPPOConfig
 from sorl_trl.checks import Number, OneOf
 from sorl_trl.diagnostics import GuardSettings
 from sorl_trl.diagnostics.collapse_rules import Fall, Growth, Level
@@ -28,7 +28,7 @@ from sorl_trl.search.engines.encoder import DenseOptions
 from sorl_trl.trainers.config_docs import own_fields
 from sorl_trl.trainers.config_rules import ALLOWED_OF_TRL
 
-CONFIGS = (SOGRPOConfig, SOPPOConfig)
+CONFIGS = (SOGRPOConfig, SOPPOConfig, SeeUPOConfig)
 ARGUMENTS = (
     *(TrainerArguments, TaskArguments, RolloutArguments, EngineOptions, SearchArguments),
     *(EvaluationArguments, ModelArguments),
@@ -138,6 +138,6 @@ def test_the_docstring_says_what_the_fields_say(config_class: Any) -> None:
 @pytest.mark.parametrize("config_class", CONFIGS)
 def test_trls_parser_takes_it(config_class: Any, tmp_path: Any) -> None:
     """As TRL's scripts do with `GRPOConfig`."""
-    words = ["--output_dir", str(tmp_path), "--gamma", "0.5", "--turn_ratio", "arithmetic", "--ctn_gate", "turn"]
+    words = ["--output_dir", str(tmp_path), "--ctn_coef", "0.5", "--turn_ratio", "arithmetic", "--ctn_gate", "turn"]
     (config,) = TrlParser(config_class).parse_args_and_config([*words, "--use_cpu", "--bf16=false"])
-    assert (config.gamma, config.turn_ratio, config.ctn_gate) == (0.5, "arithmetic", "turn")
+    assert (config.ctn_coef, config.turn_ratio, config.ctn_gate) == (0.5, "arithmetic", "turn")

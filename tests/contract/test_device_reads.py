@@ -9,13 +9,16 @@ from typing import Any, ClassVar
 import pytest
 from trl import GRPOConfig, GRPOTrainer
 
-from sorl_trl import SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
+from sorl_trl import SeeUPOConfig, SeeUPOTrainer, SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
 from tests.device_reads import device_reads
 from tests.training import settings, train
 
 MICRO_BATCHES = 4
 OPTIMIZER_STEPS = 3
-OF_THE_HOST = {"micro_batch.py:generation_step_of", "micro_batch.py:most_turns"}
+OF_THE_HOST = {
+    *("micro_batch.py:generation_step_of", "micro_batch.py:most_turns", "micro_batch.py:row_scale"),
+    "backward.py:observe",
+}
 """Readers of tensors that stay on the host (`micro_batch.ON_HOST`): nothing waits for them."""
 
 
@@ -57,6 +60,7 @@ def of_device(reads: Counter[str]) -> int:
         (SOGRPOTrainer, SOGRPOConfig, {"target_kl": 0.0}),
         (SOGRPOTrainer, SOGRPOConfig, {"turn_ratio": "arithmetic", "ctn_gate": "turn"}),
         (SOPPOTrainer, SOPPOConfig, {}),
+        (SeeUPOTrainer, SeeUPOConfig, {"target_kl": 0.0}),
     ],
     ids=str,
 )
@@ -72,7 +76,8 @@ def test_a_loss_waits_no_oftener_than_trls_but_for_two_waits_per_step(
 
 
 @pytest.mark.parametrize(
-    ("trainer_class", "config_class"), [(SOGRPOTrainer, SOGRPOConfig), (SOPPOTrainer, SOPPOConfig)]
+    ("trainer_class", "config_class"),
+    [(SOGRPOTrainer, SOGRPOConfig), (SOPPOTrainer, SOPPOConfig), (SeeUPOTrainer, SeeUPOConfig)],
 )
 def test_ours_reads_as_often_for_many_rows_as_for_few(
     tokenizer: Any, tmp_path: Path, trainer_class: Any, config_class: Any

@@ -15,7 +15,7 @@ from benchmarks.method_claims import METHOD_PAGES
 from benchmarks.method_overview import Measured
 
 import sorl_trl
-from sorl_trl import SOGRPOConfig, SOPPOConfig
+from sorl_trl import SeeUPOConfig, SOGRPOConfig, SOPPOConfig
 from tests.documentation import ROOT, code_blocks, documented_metrics
 from tests.named_tests import function_of
 
@@ -27,6 +27,7 @@ SECTIONS = [
     "What was measured beside what was reported",
     "Curves",
 ]
+CONFIGS = (SOGRPOConfig, SOPPOConfig, SeeUPOConfig)
 SETTINGS = re.compile("quickstart|_lora|_qwen")
 """Recipes that are no method of their own."""
 LARGEST_PICTURE = 60 * 1024
@@ -83,7 +84,7 @@ def test_every_function_is_where_it_says(path: Path) -> None:
 
 @of_each_page
 def test_every_option_is_one(path: Path) -> None:
-    fields = {each.name for config in (SOGRPOConfig, SOPPOConfig) for each in dataclasses.fields(config)}
+    fields = {each.name for config in CONFIGS for each in dataclasses.fields(config)}
     text = path.read_text()
     listed = [name for name in named_after("Options.", text) if not name.endswith(".md")]
     assert listed
@@ -110,8 +111,8 @@ def test_each_config_can_be_made(path: Path, monkeypatch: pytest.MonkeyPatch) ->
     def on_cpu(config_class: Any) -> Any:
         return lambda **fields: config_class(use_cpu=True, bf16=False, **fields)
 
-    for name in ("SOGRPOConfig", "SOPPOConfig"):
-        monkeypatch.setattr(sorl_trl.trainers, name, on_cpu(getattr(sorl_trl, name)))
+    for config in CONFIGS:
+        monkeypatch.setattr(sorl_trl.trainers, config.__name__, on_cpu(config))
     blocks = code_blocks(path, "python")
     assert blocks
     for block in blocks:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sorl_trl import SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
+from sorl_trl import SeeUPOTrainer, SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
 from sorl_trl.recipe import Arguments, parse_arguments
 from sorl_trl.sandbox import THINKING_LIMITS
 from sorl_trl.trainers.checks.inert import inert_warning
@@ -77,6 +77,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "gspo_authors": BASELINE | {"importance_sampling_level": "sequence", "epsilon": 3e-4, "epsilon_high": 4e-4},
     "minirl": BASELINE
     | {"importance_sampling_level": "token", "loss_type": "minirl", "epsilon_high": 0.27, "scale_rewards": "none"},
+    "seeupo": BASELINE
+    | {"importance_sampling_level": "turn", "turn_ratio": "geometric", "scale_rewards": "batch", "num_iterations": 4},
     "so_ppo": SO_PPO,
     "so_ppo_turn": SO_PPO | TURNS,
     "so_ppo_lora": SO_PPO,
@@ -131,7 +133,8 @@ def test_recipe_parses(recipe: Path, tmp_path: Path) -> None:
     arguments = parse(recipe, tmp_path)
     config = arguments.config
     assert {name: getattr(config, name) for name in VARIANTS[recipe.stem]} == VARIANTS[recipe.stem]
-    assert arguments.trainer_class is (SOPPOTrainer if recipe.stem in WITH_A_CRITIC else SOGRPOTrainer)
+    others = dict.fromkeys(WITH_A_CRITIC, SOPPOTrainer) | {"seeupo": SeeUPOTrainer}
+    assert arguments.trainer_class is others.get(recipe.stem, SOGRPOTrainer)
     assert arguments.model.use_peft == ("lora" in recipe.stem)
     assert arguments.rollout.max_turn_tokens <= config.max_completion_length
     assert config.generation_batch_size % config.num_generations == 0

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from trl import GRPOConfig
 
-from sorl_trl import SOGRPOConfig, SOPPOConfig
+from sorl_trl import SeeUPOConfig, SOGRPOConfig, SOPPOConfig
 from sorl_trl.diagnostics.collapse_guard import GuardSettings
 from sorl_trl.evaluation import EvaluationArguments
 from sorl_trl.recipe.arguments import TaskArguments, TrainerArguments
@@ -31,6 +31,7 @@ GUARD = "integration/test_collapse_guard.py::TestRollBack::"
 GROUPS = "integration/test_group_options.py::"
 SEARCH = "unit/search/test_search_arguments.py::"
 
+SEEUPO = "integration/test_seeupo.py::"
 CREDIT = "integration/test_credit.py::"
 
 TESTS: dict[type, dict[str, str]] = {
@@ -81,6 +82,12 @@ TESTS: dict[type, dict[str, str]] = {
         "step_advantage_coef": CREDIT + "TestStepAdvantages::test_it_makes_a_difference",
     },
     SOGRPOConfig: {},
+    SeeUPOConfig: {
+        "clip_range_scaling": SEEUPO + "TestOptions::test_it_makes_a_difference",
+        "target_kl": SEEUPO + "TestOptions::test_it_makes_a_difference",
+        "importance_sampling_level": "unit/trainers/test_seeupo_config.py::test_what_has_no_meaning_is_refused",
+        "scale_rewards": "unit/trainers/test_seeupo_config.py::test_what_has_no_meaning_is_refused",
+    },
     SOPPOConfig: {
         "advantage_level": OF_THE_CRITIC,
         "gae_lambda": OF_THE_CRITIC,

@@ -16,8 +16,10 @@ from trl import GRPOTrainer
 from sorl_trl.trainers.base_trainer import TurnLevelTrainer
 from sorl_trl.trainers.critic.trainer import CriticTrainer
 from sorl_trl.trainers.cycle.trainer import CycleTrainer
+from sorl_trl.trainers.loss.micro_batch import IMAGE_INPUTS
+from sorl_trl.trainers.seeupo_trainer import SeeUPOTrainer
 from sorl_trl.trainers.so_grpo_trainer import SOGRPOTrainer
-from sorl_trl.trainers.so_ppo_trainer import _IMAGE_INPUTS, SOPPOTrainer
+from sorl_trl.trainers.so_ppo_trainer import SOPPOTrainer
 from tests.trl_seams import BODIES, FOLDER, OVERRIDDEN, difference, normalized
 
 
@@ -60,6 +62,7 @@ def test_overrides_are_those_listed() -> None:
         *vars(SOGRPOTrainer),
         *vars(CriticTrainer),
         *vars(SOPPOTrainer),
+        *vars(SeeUPOTrainer),
     }
     overridden = {name for name in ours if callable(getattr(GRPOTrainer, name, None)) and name != "__init__"}
     assert overridden == set(OVERRIDDEN)
@@ -68,4 +71,4 @@ def test_overrides_are_those_listed() -> None:
 def test_image_inputs_are_those_of_trls_loss() -> None:
     """Old values come from a pass of ours, which must see the images that the loss will see."""
     in_the_loss = re.findall(r"\w=inputs\.get\(\"(\w+)\"\)", inspect.getsource(GRPOTrainer._compute_loss))
-    assert set(in_the_loss) - {"importance_sampling_ratio"} == set(_IMAGE_INPUTS)  # vLLM's correction is no input
+    assert set(in_the_loss) - {"importance_sampling_ratio"} == set(IMAGE_INPUTS)  # vLLM's correction is no input

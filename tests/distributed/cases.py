@@ -12,8 +12,11 @@ import torch
 from peft import LoraConfig
 from transformers import AutoTokenizer
 
-from sorl_trl import SearchRollout, SOGRPOConfig, SOGRPOTrainer
+from sorl_trl import SearchRollout
+from sorl_trl.recipe.arguments import TRAINERS
 from sorl_trl.search import BM25Index, SearchArguments
+from sorl_trl.trainers.base_config import TurnLevelConfig
+from sorl_trl.trainers.base_trainer import TurnLevelTrainer
 from tests.agents import LIMITS, PROTOCOL, agent_policy, agent_tokenizer, questions
 from tests.trajectories import FixedRollout, parity_reward, prompts
 
@@ -51,9 +54,11 @@ class Case:
     turn_rewards: bool = False
     agreeing: bool = False
     """Whether the trajectories of every other prompt have equal rewards."""
+    trainer: str = "so_grpo"
+    """Name of the trainer, as in a recipe."""
     micro_batches: int = 2
     options: dict[str, Any] = field(default_factory=dict)
-    """Further fields of `SOGRPOConfig`."""
+    """Further fields of the trainer's config."""
     search_url: str = ""
     """Of a server that "search" asks; without one, each process opens `index/`."""
 
@@ -120,7 +125,7 @@ def taught_policy(folder: Path, scripts: Sequence[str] = SCRIPTS) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def build_trainer(case: Case) -> tuple[SOGRPOTrainer, RecordedRollout]:
+def build_trainer(case: Case) -> tuple[TurnLevelTrainer, RecordedRollout]:
     """The trainer of this process, with its rollout. Its share of the batch follows from the number of processes."""
     folder = Path(case.folder)
     if case.rollout == "fixed":
@@ -129,7 +134,7 @@ def build_trainer(case: Case) -> tuple[SOGRPOTrainer, RecordedRollout]:
         dataset, rollout = questions(2), SearchRollout(CountingSearch(open_search(case)), PROTOCOL, LIMITS)
     torch.manual_seed(0)  # of the adapter's weights
     recorded = RecordedRollout(rollout)
-    trainer = SOGRPOTrainer(
+    trainer = TRAINERS[case.trainer](
         str(folder / "policy"),
         agreeing_reward if case.agreeing else uneven_turn_reward if case.turn_rewards else parity_reward,
         build_config(case),
@@ -147,7 +152,7 @@ def open_search(case: Case) -> Any:
     return BM25Index.load(Path(case.folder) / "index")
 
 
-def build_config(case: Case) -> SOGRPOConfig:
+def build_config(case: Case) -> TurnLevelConfig:
     """Two rollouts, and two optimizer steps on each: the second one's ratios leave the clip range."""
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     fields: dict[str, Any] = {
@@ -173,7 +178,7 @@ def build_config(case: Case) -> SOGRPOConfig:
         "use_cpu": True,
         "bf16": False,
     }
-    return SOGRPOConfig(**{**fields, **case.options})
+    return TRAINERS[case.trainer].config_class(**{**fields, **case.options})
 
 
 @dataclass(frozen=True)

@@ -106,6 +106,20 @@ class TestFixedTrajectories:
         assert any("information_gain/mean" in log and "turns/shared_state" in log for log in result["logs"])
         assert_as_alone(case, result)
 
+    @pytest.mark.parametrize("config", ["ddp_cpu", pytest.param("zero3_cpu", marks=needs_deepspeed)])
+    def test_turns_one_at_a_time(self, fixed: Case, config: str) -> None:
+        """One rank has first turns alone, and goes through the passes of the other's later turns with nothing.
+
+        No trajectory has the fifth turn.
+        """
+        options = {"num_iterations": 5, "max_steps": 10}
+        result = launch(config, replace(fixed, trainer="seeupo", options=options))
+        logs = result["logs"][:-1]
+        assert [log["seeupo/turn"] for log in logs] == [4, 3, 2, 1, 0] * 2
+        assert max(log["seeupo/multiplier_max"] or 0 for log in logs) > 1.01, "no multiplier has moved: a weak test"
+        # A mean over the trajectories of a micro-batch that have the turn: of how many, depends on the split.
+        assert_as_alone(replace(fixed, trainer="seeupo", options=options), result, but_for="kl_to_old")
+
     def test_bias_norm_under_ddp(self, fixed: Case) -> None:
         case = replace(fixed, turn_rewards=True, options={"clip_normalization": "bias_norm", **LARGE_REWARDS})
         result = launch("ddp_cpu", case)

@@ -11,7 +11,7 @@ from typing import Any
 import datasets
 import pytest
 
-from sorl_trl import SOGRPOTrainer, SOPPOTrainer, qa, recipe
+from sorl_trl import SeeUPOTrainer, SOGRPOTrainer, SOPPOTrainer, qa, recipe
 from sorl_trl.diagnostics import CollapseGuard
 from sorl_trl.search import build_index
 from tests.agents import LIMITS, NAMES, agent_policy, agent_tokenizer, search_index
@@ -143,7 +143,10 @@ def test_the_guard_acts_as_it_is_told(folder: Path, collapse_guard: str) -> None
     assert actions == ([] if collapse_guard == "off" else [collapse_guard])
 
 
-@pytest.mark.parametrize(("trainer", "expected"), [("so_grpo", SOGRPOTrainer), ("so_ppo", SOPPOTrainer)])
+@pytest.mark.parametrize(
+    ("trainer", "expected"), [("so_grpo", SOGRPOTrainer), ("so_ppo", SOPPOTrainer), ("seeupo", SeeUPOTrainer)]
+)
 def test_the_trainer_is_the_one_named(folder: Path, trainer: str, expected: type) -> None:
     changed = {"config": ROOT / f"recipes/{trainer}.yaml", "per_device_train_batch_size": 8}
+    changed |= {"num_iterations": 3} if trainer == "seeupo" else {}  # one for each turn
     assert type(trainer_of(folder, trainer=trainer, **changed)) is expected

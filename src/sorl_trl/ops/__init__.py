@@ -16,6 +16,7 @@ from .advantages import (
     turn_std,
     whiten,
 )
+from .backward_turns import ADVANTAGE_LIMIT, MULTIPLIER_RANGE, backward_turn_advantages, next_multiplier
 from .clip_norm import (
     KL_ESTIMATORS,
     PENALTY_GATES,
@@ -74,16 +75,19 @@ from .turn_credit import (
 )
 
 __all__ = [
+    "ADVANTAGE_LIMIT",
     "CLIP_RANGE_SCALINGS",
     "GROUP_BASELINES",
     "GROUP_FILTERS",
     "IMPORTANCE_SAMPLING_LEVELS",
     "KL_ESTIMATORS",
     "LOG_RATIO_BOUND",
+    "MULTIPLIER_RANGE",
     "PENALTY_GATES",
     "TURN_RATIOS",
     "TurnLayout",
     "aggregate_turns",
+    "backward_turn_advantages",
     "bounded_log_ratio",
     "clip_fraction",
     "clip_penalty",
@@ -111,6 +115,7 @@ __all__ = [
     "log_importance_ratio",
     "masked_mean",
     "minirl_surrogate",
+    "next_multiplier",
     "normalize_entries",
     "range_of_turns",
     "scaled_bound",

@@ -17,11 +17,16 @@ from sorl_trl.diagnostics.collapse_guard import ACTIONS
 from sorl_trl.rollout import EngineOptions, RolloutArguments
 from sorl_trl.search import SearchArguments
 from sorl_trl.search.arguments import override_source
-from sorl_trl.trainers import SOGRPOTrainer, SOPPOTrainer
+from sorl_trl.trainers import SeeUPOConfig, SeeUPOTrainer, SOGRPOTrainer, SOPPOTrainer
 from sorl_trl.trainers.base_config import TurnLevelConfig
 from sorl_trl.trainers.base_trainer import TurnLevelTrainer
+from sorl_trl.trainers.options.backward_rules import turn_limit_problems
 
-TRAINERS: dict[str, type[TurnLevelTrainer]] = {"so_grpo": SOGRPOTrainer, "so_ppo": SOPPOTrainer}
+TRAINERS: dict[str, type[TurnLevelTrainer]] = {
+    "so_grpo": SOGRPOTrainer,
+    "so_ppo": SOPPOTrainer,
+    "seeupo": SeeUPOTrainer,
+}
 KIND_ADVICE = "; `python -m sorl_trl.doctor --config RECIPE` names its line"
 
 
@@ -31,7 +36,10 @@ class TrainerArguments(Checked):
 
     trainer: Annotated[str, OneOf(tuple(TRAINERS))] = field(
         default="so_grpo",
-        metadata={"help": "'so_grpo': advantages from the group. 'so_ppo': advantages from a critic."},
+        metadata={
+            "help": "'so_grpo': advantages from the group. 'so_ppo': advantages from a critic. 'seeupo': one turn "
+            "after the other, the last one first."
+        },
     )
 
 
@@ -83,8 +91,13 @@ class TaskArguments(Checked):
             yield Problem("rewards", f"`rewards` is []; choose from {names}.")
 
 
-def joint_problems(task: TaskArguments, config: TurnLevelConfig) -> Iterator[Problem]:
-    """What is wrong with arguments of the task and of the trainer together."""
+def joint_problems(
+    task: TaskArguments, config: TurnLevelConfig, rollout: RolloutArguments, config_class: type[TurnLevelConfig]
+) -> Iterator[Problem]:
+    """What is wrong with arguments of the task, of the trainer and of the rollout together."""
+    if issubclass(config_class, SeeUPOConfig):
+        where = f"`max_turns` {rollout.max_turns}, and a last generation"
+        yield from turn_limit_problems(config.num_iterations, rollout.max_turns + 1, where)
     budget = config.max_completion_length
     if not POSITIVE_COUNT.allows(budget):
         what = f"`max_completion_length` is {budget}, but must be at least 1: trajectories need a limit."
@@ -108,7 +121,7 @@ class Arguments:
     model: ModelConfig
 
     def __post_init__(self) -> None:
-        raise_first(joint_problems(self.task, self.config))
+        raise_first(joint_problems(self.task, self.config, self.rollout, type(self.config)))
 
 
 def argument_groups(trainer_class: type[TurnLevelTrainer]) -> tuple[type, ...]:

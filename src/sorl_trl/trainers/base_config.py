@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from trl import GRPOConfig
 
@@ -66,6 +66,9 @@ class TurnLevelConfig(LossOptions, GroupOptions, CreditOptions, GRPOConfig):
     `importance_sampling_level="token"`, `clip_normalization="none"`, `target_kl=0` and one of TRL's loss types,
     training is TRL's to within 1e-6; `disable_dropout` must be equal too.
     """
+
+    keeps_old_policy: ClassVar[bool] = True
+    """Whether all iterations over a rollout compare with the policy that it was made with."""
 
     loss_type: Annotated[str, OneOf(LOSS_TYPES)] = field(
         default="grpo",

@@ -19,7 +19,7 @@ from sorl_trl.trainers.critic.experience import Experience, token_experience, tu
 from sorl_trl.trainers.critic.health import CriticWatch, critic_metrics
 from sorl_trl.trainers.critic.model import ValueRecorder, ValuesBesideLogps
 from sorl_trl.trainers.critic.trainer import CriticTrainer
-from sorl_trl.trainers.loss.micro_batch import MicroBatch, loss_mask_of, row_scale
+from sorl_trl.trainers.loss.micro_batch import IMAGE_INPUTS, MicroBatch, loss_mask_of, row_scale
 from sorl_trl.trainers.loss.turn_metrics import MetricSums
 from sorl_trl.trainers.paper import SORL_PAPER
 from sorl_trl.trainers.so_ppo_config import SOPPOConfig
@@ -31,18 +31,6 @@ _MEAN_PER_TRAJECTORY = ("grpo", "sapo", "luspo")
 """TRL's loss types that average the tokens of each trajectory first."""
 _MEAN_PER_MICRO_BATCH = ("bnpo",)
 """TRL's loss type that pools the tokens of a micro-batch; those left pool over the whole optimizer step."""
-_IMAGE_INPUTS = (
-    "pixel_values",
-    "image_grid_thw",
-    "num_images",
-    "pixel_attention_mask",
-    "spatial_shapes",
-    "num_tiles",
-    "image_sizes",
-    "token_type_ids",
-    "mm_token_type_ids",
-    "image_position_ids",
-)
 
 
 class SOPPOTrainer(CriticTrainer):
@@ -145,7 +133,7 @@ class SOPPOTrainer(CriticTrainer):
         mask = torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1)
         is_training = self.model.training
         size = self.args.per_device_train_batch_size if is_training else self.args.per_device_eval_batch_size
-        images = {name: output[name] for name in _IMAGE_INPUTS if name in output}
+        images = {name: output[name] for name in IMAGE_INPUTS if name in output}
         length = output["completion_ids"].size(1)
         model = ValuesBesideLogps(self.model, values_only=not self.args.kl_in_reward)
         with torch.no_grad(), disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):

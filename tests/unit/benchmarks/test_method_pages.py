@@ -63,8 +63,8 @@ def test_what_was_not_measured_is_said_and_what_the_benchmark_does_not_have_is_n
     assert method_pages.measured_table(MethodPage("T", (), "", ""), measured()) == ""
     lines = overview_lines("theirs", PAGE, measured(other=(0.5,)), is_written=False)
     assert [line[:2] for line in lines] == [["theirs", "–"], ["never", "not measured"]]
-    (line,) = overview_lines("x", MethodPage("X", ("unknown",), "", "", cost="much"), measured(), is_written=True)
-    assert line == ["[X](../../docs/methods/x.md)", "not measured", "much", "–", "–", "–", "–", ""]
+    (line,) = overview_lines("x", MethodPage("X", ("unknown",), "", ""), measured(), is_written=True)
+    assert line == ["[X](../../docs/methods/x.md)", "not measured", "–", "–", "–", "–", "–", ""]
 
 
 def test_only_an_interval_that_excludes_0_over_enough_pairs_is_above_or_below() -> None:
@@ -88,7 +88,7 @@ def test_seconds_are_a_median_over_pairs() -> None:
 def test_what_a_row_costs_besides() -> None:
     costs = {name: extra_cost(method) for name, method in PLAN.methods.items()}
     assert costs == {**dict.fromkeys(costs, "–"), "ppo": "a critic", "other": "at most 2 batches more to generate"}
-    assert extra_cost(Method("", "so_ppo", "", {"information_gain_coef": 1.0}, one_update=True)) == (
+    assert extra_cost(Method("", "so_ppo", "", {"information_gain_coef": 1.0}, passes="one")) == (
         "a critic, one update per rollout, a pass over every state"
     )
 

@@ -29,7 +29,7 @@ NAMES = ("grpo", *"abcdefg", "ppo", "h")
 MANY = replace(
     GRID,
     methods={
-        name: SimpleNamespace(title=name.upper(), family="ppo" if name in ("ppo", "h") else "grpo", description="")
+        name: SimpleNamespace(title=name.upper(), family="ppo" if name in ("ppo", "h") else "grpo", drawn=True)
         for name in NAMES
     },
 )

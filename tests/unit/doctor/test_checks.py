@@ -76,6 +76,7 @@ def test_long_turns_want_a_range_of_their_length(tmp_path: Path, changed: dict[s
 
 
 PPO = {"trainer": "so_ppo", "num_generations": 1, "steps_per_generation": 1, "num_iterations": 2}
+SEEUPO = {"trainer": "seeupo", "num_iterations": 3}
 VLLM = {"use_vllm": True, "vllm_max_model_length": 64}
 CASES = {
     "unknown key": Case(
@@ -91,6 +92,25 @@ CASES = {
         {**PPO, "scale_rewards": "batch"}, "arguments", "has no effect", "scale_rewards", level="warning"
     ),
     "group of one": Case({"num_generations": 1}, "arguments", "its own baseline", "num_generations: 8"),
+    "turns of SeeUPO": Case(
+        {**SEEUPO, "num_iterations": 2}, "arguments", "`num_iterations` is 2, but must be 3", "num_iterations: 3"
+    ),
+    "tags with SeeUPO": Case(
+        {**SEEUPO, "turn_boundary": "tags"},
+        "arguments",
+        "`turn_boundary` is 'tags', but must be 'recorded'",
+        "turn_boundary: recorded",
+    ),
+    "on-policy SeeUPO": Case(
+        {**SEEUPO, "steps_per_generation": 1},
+        "method",
+        "one in each iteration",
+        "steps_per_generation: 4",
+        level="warning",
+    ),
+    "group of one, SeeUPO": Case(
+        {**SEEUPO, "num_generations": 1}, "arguments", "its own baseline", "num_generations: 8"
+    ),
     "groups": Case({"num_generations": 3}, "arguments", "rollout of 16 trajectories", "num_generations: 2"),
     "groups, processes": Case(
         {"num_generations": 16, "steps_per_generation": 1, "num_iterations": 2, "per_device_train_batch_size": 4},
@@ -335,6 +355,10 @@ def test_one_thing_is_wrong(tmp_path: Path, name: str) -> None:
 def test_the_numbers_next_to_the_limit_are_fine(tmp_path: Path) -> None:
     assert not complaints(write_recipe(tmp_path, max_completion_length=61, num_iterations=7, target_kl=0))
     assert not complaints(write_recipe(tmp_path, steps_per_generation=4))
+
+
+def test_nothing_is_wrong_with_seeupo(tmp_path: Path) -> None:
+    assert complaints(write_recipe(tmp_path, **SEEUPO)) == []
 
 
 def test_dropout_of_the_model(tmp_path: Path) -> None:

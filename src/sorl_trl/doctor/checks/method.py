@@ -10,7 +10,7 @@ from sorl_trl.doctor.findings import Finding
 from sorl_trl.doctor.subject import Subject, given
 from sorl_trl.trainers.base_config import TurnLevelConfig
 from sorl_trl.trainers.checks.dataset import dataset_size_problems
-from sorl_trl.trainers.checks.inert import inert_warning, suggested_iterations, updates_per_rollout
+from sorl_trl.trainers.checks.inert import inert_warning, suggested_setting, updates_per_rollout
 from sorl_trl.trainers.checks.options import engine_problems, idle_options, search_rollout_problems
 from sorl_trl.trainers.checks.training_noise import noise_in_arguments, noise_warning
 from sorl_trl.trainers.config_rules import LOSSES_WITHOUT_MIN, adapter_problems
@@ -77,7 +77,7 @@ def check_method(subject: Subject) -> Iterator[Finding]:
         )
     inert = inert_warning(config)
     if inert is not None:
-        yield Finding("warning", inert, line("num_iterations", suggested_iterations(config)))
+        yield Finding("warning", inert, line(*suggested_setting(config)))
     yield from _check_range(subject, config)
     yield from _check_noise(subject, config)
     yield from _check_guard(subject, config)

@@ -16,7 +16,7 @@ def mend_groups(recipe: RecipeFile, raw: Any, num_processes: int) -> Iterator[tu
     All counts are at least 1 (`COUNTS` of trainers/config_rules.py).
     """
     size, rows = raw.num_generations or 1, _rollout_rows(raw, num_processes)
-    if raw.trainer == "so_grpo" and size < 2:
+    if raw.trainer != "so_ppo" and size < 2:
         what = f"`num_generations` is {size}: a group of one is its own baseline; 'so_ppo' can do with 1"
         mended = _mended(raw, rows, 8)
         size = mended.get("num_generations", 8)

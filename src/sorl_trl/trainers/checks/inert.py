@@ -18,10 +18,12 @@ def updates_per_rollout(config: TurnLevelConfig) -> float:
 def is_on_policy(config: TurnLevelConfig) -> bool:
     """Whether every update trains on what the policy has just sampled, so that every importance ratio is 1.
 
-    It is TRL's own criterion for doing without old log-probabilities: whole rollouts end where an update does. vLLM
-    changes nothing about it: the old log-probabilities are the trainer's own.
+    It is TRL's own criterion for doing without old log-probabilities: whole rollouts end where an update does, or,
+    where each iteration compares with the policy from before it, whole iterations. vLLM changes nothing about it: the
+    old log-probabilities are the trainer's own.
     """
-    return config.rollout_staleness == 0 and int(config.gradient_accumulation_steps) % _micro_batches(config) == 0
+    compared = _micro_batches(config) if config.keeps_old_policy else int(config.steps_per_generation or 1)
+    return config.rollout_staleness == 0 and int(config.gradient_accumulation_steps) % compared == 0
 
 
 def inert_settings(config: TurnLevelConfig) -> list[str]:
@@ -45,6 +47,13 @@ def suggested_iterations(config: TurnLevelConfig) -> int:
     return ceil(SUGGESTED_UPDATES * int(config.gradient_accumulation_steps) / int(config.steps_per_generation or 1))
 
 
+def suggested_setting(config: TurnLevelConfig) -> tuple[str, int]:
+    """The option to change, and a value with which settings that are inert have an effect."""
+    if config.keeps_old_policy:
+        return "num_iterations", suggested_iterations(config)
+    return "steps_per_generation", SUGGESTED_UPDATES * int(config.gradient_accumulation_steps)
+
+
 def inert_warning(config: TurnLevelConfig) -> str | None:
     """What to tell a user whose settings have no effect, and a setting to try; None where they have one."""
     settings = inert_settings(config)
@@ -54,6 +63,13 @@ def inert_warning(config: TurnLevelConfig) -> str | None:
     factors = f"`num_iterations` {config.num_iterations} x `steps_per_generation` {config.steps_per_generation}"
     updates = f"{updates_per_rollout(config):g} ({factors} / `gradient_accumulation_steps` {accumulation})"
     shown = " and ".join(f"`{setting}`" for setting in settings)
+    if not config.keeps_old_policy:
+        return (
+            f"Updates per rollout: {updates}, one in each iteration, which compares with the policy from before it: "
+            f"every importance ratio is 1, nothing is clipped, and {shown} {'have' if len(settings) > 1 else 'has'} "
+            f"no effect. For {SUGGESTED_UPDATES} updates per iteration set "
+            f"`steps_per_generation={SUGGESTED_UPDATES * accumulation}` (of smaller batches, or larger rollouts)."
+        )
     return (
         f"Updates per rollout: {updates}. Each update trains on what the policy has just sampled: every importance "
         f"ratio is 1, nothing is clipped, and {shown} {'have' if len(settings) > 1 else 'has'} no effect. For "

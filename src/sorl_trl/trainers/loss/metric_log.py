@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from accelerate import Accelerator
@@ -40,18 +41,23 @@ class MetricLog:
         self.args = args
         self._accelerator = accelerator
         self._metrics = metrics
-        self._terms: list[tuple[str, Tensor, Tensor | None]] = []
+        self._terms: list[Callable[[MetricSums], None]] = []
         self._waiting: list[tuple[int | None, MetricSums]] = []
         self.of_last_step: list[tuple[int | None, dict[str, float]]] = []
         """What was logged last: of each micro-batch its `off_policy_age`, None where it has none, and its metrics."""
 
     def add_rank_mean(self, name: str, value: Tensor) -> None:
         """Log the mean over ranks of a scalar of the micro-batch whose loss is being formed."""
-        self._terms.append((name, value.detach(), None))
+        self._terms.append(partial(MetricSums.add_rank_mean, name=name, value=value.detach()))
 
     def add_mean(self, name: str, values: Tensor, keep: Tensor) -> None:
         """Log the mean over all ranks' `values` where `keep`: ranks with more of them count more."""
-        self._terms.append((name, values.detach(), keep))
+        self._terms.append(partial(MetricSums.add_mean, name=name, values=values.detach(), keep=keep))
+
+    def add_extremes(self, name: str, values: Tensor, keep: Tensor) -> None:
+        """Log the least and the largest of all ranks' `values` where `keep`, as `name`_min and `name`_max."""
+        for suffix, add in (("min", MetricSums.add_min), ("max", MetricSums.add_max)):
+            self._terms.append(partial(add, name=f"{name}_{suffix}", values=values.detach(), keep=keep))
 
     def observe(self, batch: MicroBatch) -> None:
         """Take note of a micro-batch; log it and those before it if the optimizer steps after it."""
@@ -62,11 +68,8 @@ class MetricLog:
         if batch.has_own_surrogate:  # TRL's `clip_ratio/…` are ours to log
             for name in CLIP_RATIOS:
                 self._metrics[mode][name].pop()
-        for name, values, keep in self._terms:
-            if keep is None:
-                sums.add_rank_mean(name, values)
-            else:
-                sums.add_mean(name, values, keep)
+        for add in self._terms:
+            add(sums)
         self._terms.clear()
         self._waiting.append((batch.age, sums))
         if batch.age is not None:

@@ -88,8 +88,24 @@ class Observer(Protocol):
 
 ROW_SCALE = "row_scale"
 """Field of a batch from which trajectories were dropped: all rows over those that still count."""
-ON_HOST = ("generated_at_step", "turn_counts", ROW_SCALE)
+TURN = "trained_turn"
+"""Field of a batch whose turns are trained one at a time: the turn that it was made ready for."""
+ON_HOST = ("generated_at_step", "turn_counts", ROW_SCALE, TURN)
 """Fields of a batch that stay on the host, where reading them does not wait for the device."""
+
+IMAGE_INPUTS = (
+    "pixel_values",
+    "image_grid_thw",
+    "num_images",
+    "pixel_attention_mask",
+    "spatial_shapes",
+    "num_tiles",
+    "image_sizes",
+    "token_type_ids",
+    "mm_token_type_ids",
+    "image_position_ids",
+)
+"""Fields of a batch that a pass of the policy reads besides ids and masks, where its prompts have images."""
 
 
 def loss_mask_of(batch: Mapping[str, Any]) -> Tensor:
