@@ -127,14 +127,16 @@ def test_a_wrong_command_is_found(line: str) -> None:
         check_command(shlex.split(line))
 
 
-class TestPaperIndex:
-    PAGE = ROOT / "docs" / "paper_index.md"
-    SECTIONS = re.findall(r"Recipe: `(recipes/\w+\.yaml)`\n\n```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+class TestMethodPages:
+    INDEX = ROOT / "docs" / "paper_index.md"
+    PAGES = sorted((ROOT / "docs" / "methods").glob("*.md"))
+    TEXT = "\n".join(path.read_text() for path in PAGES)
+    SECTIONS = re.findall(r"Recipe: `(recipes/\w+\.yaml)`\n\n```python\n(.*?)```", TEXT, re.DOTALL)
 
-    def test_it_has_every_variant(self) -> None:
+    def test_they_have_every_variant_of_the_index(self) -> None:
         named = {recipe for recipe, _ in self.SECTIONS}
         assert len(self.SECTIONS) == 21
-        assert set(re.findall(r"\| `(recipes/\w+\.yaml)` \|", self.PAGE.read_text())) == named
+        assert set(re.findall(r"\| `(recipes/\w+\.yaml)` \|", self.INDEX.read_text())) == named
 
     @pytest.mark.parametrize(("recipe", "block"), SECTIONS)
     def test_each_config_is_that_of_its_recipe(self, monkeypatch: pytest.MonkeyPatch, recipe: str, block: str) -> None:

@@ -15,7 +15,7 @@ from sorl_trl.diagnostics.collapse_guard import ALARMS, INTERVENTIONS
 from sorl_trl.diagnostics.plots import PANELS
 from sorl_trl.diagnostics.progress import SHOWN
 from tests.agents import LIMITS, PROTOCOL, agent_policy, agent_tokenizer, questions, search_index
-from tests.documentation import PAGES, ROOT, page_name
+from tests.documentation import PAGES, ROOT, documented_metrics, page_name
 from tests.training import settings
 from tests.trl_seams import OVERRIDDEN, RELIED_ON
 
@@ -39,11 +39,6 @@ TRANSFORMERS_OWN |= {"train_samples_per_second", "train_steps_per_second"}
 
 def page(name: str) -> str:
     return (ROOT / "docs" / name).read_text()
-
-
-def documented_metrics() -> set[str]:
-    """The names in the first column of the tables."""
-    return set(re.findall(r"^\| `([^`]+)` \|", page("metrics.md"), flags=re.MULTILINE))
 
 
 def is_ours(name: str) -> bool:

@@ -61,7 +61,7 @@ def command_line(folder: Path, trainer: str) -> list[str]:
 def assert_trained(folder: Path) -> dict[str, Any]:
     """It left a plain adapter, the index and all metrics; the first step's."""
     names = {path.name for path in (folder / "out").iterdir()}
-    assert {"adapter_config.json", "adapter_model.safetensors", "trainer_state.json"} <= names
+    assert {"adapter_config.json", "adapter_model.safetensors", "trainer_state.json", "settings.json"} <= names
     logs = json.loads((folder / "out/trainer_state.json").read_text())["log_history"]
     assert "rewards/search_hit_turn_reward/mean" in logs[0]
     assert any("eval_turns/per_trajectory" in log for log in logs)

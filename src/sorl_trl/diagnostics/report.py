@@ -14,9 +14,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from sorl_trl.command_line import Parser, mistakes, run_command
+from sorl_trl.diagnostics.collapse_detector import detect
 from sorl_trl.diagnostics.plots import PANELS, draw_runs
 from sorl_trl.diagnostics.report_page import Figure, Page, Row, render_page
 from sorl_trl.diagnostics.rollout_picture import draw_rollouts
+from sorl_trl.diagnostics.run_groups import differing_settings, group_runs, places
 from sorl_trl.diagnostics.runs import SMOOTHED_FROM, LogHistory, Run, Series, load_runs
 from sorl_trl.files import write_whole
 
@@ -38,6 +40,10 @@ NOTES = (
     f"{INVALID:g} invalid actions per trajectory; an explained variance of 0 or less; a search engine that was down; "
     "fewer optimizer steps than planned. These limits point at curves that are worth a look. They are no test of "
     "whether a run has collapsed.",
+    "The first alarm is that of the collapse guard's rules, as it would have come while the run trained "
+    "(docs/stability.md says how far to trust them). Settings are those in which runs differ; “–” is one that the run "
+    "left at its default. Runs that were told the same but for their seeds are one line in a band, which is the mean "
+    "of those that have come that far.",
 )
 
 ROLLOUT_NOTE = (
@@ -47,12 +53,14 @@ ROLLOUT_NOTE = (
 )
 
 
-def write_report(runs: Sequence[Run] | Mapping[str, LogHistory], folder: str | Path) -> Path:
+def write_report(runs: Sequence[Run] | Mapping[str, LogHistory], folder: str | Path, by_name: bool = False) -> Path:
     """Write `report.png` and `report.html`, and `rollouts.png` where a run has kept the times of its last rollout.
 
     Args:
         runs: What `load_runs` returns, or the name of each run and its `trainer.state.log_history`.
         folder: Where they go; made if missing.
+        by_name: As in `run_groups.group_runs`: runs whose names differ in the number at their end alone are seeds of
+            one method, and drawn as one line.
 
     Returns:
         The path of the page. It needs no other file.
@@ -65,12 +73,15 @@ def write_report(runs: Sequence[Run] | Mapping[str, LogHistory], folder: str | P
         runs = [Run(name, history) for name, history in runs.items()]
     if not runs:
         raise ValueError("`runs` is empty, but must hold at least one run.")
-    picture = draw_runs(runs)
+    groups = group_runs(runs, by_name)
+    runs = [run for group in groups for run in group.runs]
+    picture = draw_runs(runs, by_name)
     rollouts = {run.name: run.rollout for run in runs if run.rollout is not None}
     rollout_picture = draw_rollouts(rollouts) if rollouts else None
     notes = (*NOTES, ROLLOUT_NOTE) if rollouts else NOTES
     found = [findings(run) for run in runs]
-    page = render_page(Page(runs, picture, figures_table(runs), found, notes, rollout_picture))
+    rows = figures_table(runs)
+    page = render_page(Page(runs, places(groups), summary_of(runs), picture, rows, found, notes, rollout_picture))
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / "report.png", picture)
@@ -139,6 +150,26 @@ def figures_table(runs: Sequence[Run]) -> list[Row]:
         title = titles[metric.removeprefix("eval_")]
         rows.append(Row(f"{title}, evaluation" if metric.startswith("eval_") else title, metric, figures))
     return [row for row in rows if any(figure is not None for figure in row.figures)]
+
+
+def summary_of(runs: Sequence[Run]) -> list[list[str]]:
+    """A header, and a line per run: how far it got, its reward, the first alarm, and settings in which runs differ."""
+    settings = differing_settings(runs)
+    lines = [["optimizer steps", "reward at the end", "best reward", "first alarm", *settings]]
+    for place, run in enumerate(runs):
+        steps, reward = _steps(run), run.series("reward")
+        rewards = [f"{reward.smoothed().values[-1]:.3f}", _best(reward)] if reward.values else ["–", "–"]
+        alarms = detect(run.log_history)
+        first = f"{alarms[0].rule.name}, step {alarms[0].step:,}" if alarms else "none"
+        lines.append(
+            [f"{steps.value} {steps.detail}".strip(), *rewards, first, *(v[place] for v in settings.values())]
+        )
+    return lines
+
+
+def _best(series: Series) -> str:
+    step, best = _largest(series.smoothed())
+    return f"{best:.3f}, step {step:,}"
 
 
 def _steps(run: Run) -> Figure:
@@ -223,6 +254,8 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("runs", nargs="+", type=Path, metavar="run", help="its `output_dir`: holds trainer_state.json")
     where = "default: %(default)s"
     parser.add_argument("-o", "--output", type=Path, default=Path("report"), metavar="DIR", help=where)
+    seeds = "take runs whose names differ in the number at their end alone for seeds of one method, drawn as one line"
+    parser.add_argument("--seeds_by_name", action="store_true", help=seeds)
     arguments: argparse.Namespace = parser.parse_args(words)
     return arguments
 
@@ -230,7 +263,7 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
 def main(words: Sequence[str] | None = None) -> None:
     arguments = parse_arguments(words)
     with mistakes():
-        page = write_report(load_runs(arguments.runs), arguments.output)
+        page = write_report(load_runs(arguments.runs), arguments.output, arguments.seeds_by_name)
     print(f"Curves: {page.with_name('report.png')}\nPage:   {page}")
 
 

@@ -35,7 +35,9 @@ class Page:
     """What the page shows of the runs.
 
     Args:
-        runs: In the order of their colours.
+        runs: In the order of the tables.
+        places: Name of a run -> the place of its line, which is that of its colour.
+        summary: A line per run below a header, without its name.
         picture: The PNG of their curves.
         rows: The table, with a figure per run.
         findings: Per run, what stands out in it, a sentence each.
@@ -44,6 +46,8 @@ class Page:
     """
 
     runs: Sequence[Run]
+    places: Mapping[str, int]
+    summary: Sequence[Sequence[str]]
     picture: bytes
     rows: Sequence[Row]
     findings: Sequence[Sequence[str]]
@@ -51,6 +55,8 @@ class Page:
     rollouts: bytes | None = None
 
 
+STROKES = {"-": "none", "--": "8 3", ":": "3 3", "-.": "9 3 3 3"}
+"""Kind of line in the picture -> of its swatch."""
 STYLE = """
 :root { color-scheme: light dark; --ink: #1f2328; --faint: #667085; --line: #e4e7ec; --paper: #fff; --card: #f8f9fb; }
 @media (prefers-color-scheme: dark) {
@@ -68,13 +74,17 @@ small, .faint { color: var(--faint); font-size: 0.83rem; }
 .card { padding: 0.9rem 1.1rem; border: 1px solid var(--line); border-radius: 10px; background: var(--card); }
 .card p, .card ul { margin: 0.5rem 0 0; }
 .card ul { padding-left: 1.1rem; }
-.swatch { display: inline-block; width: 1.5rem; margin-right: 0.5rem; vertical-align: middle; border-top: 4px solid; }
+.swatch { width: 1.8rem; height: 8px; margin-right: 0.5rem; vertical-align: middle; }
+.quiet { margin-top: 0.8rem; }
 img { display: block; max-width: 100%; height: auto; margin: 0 auto; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { padding: 0.45rem 1.4rem 0.45rem 0; border-bottom: 1px solid var(--line); text-align: left;
   vertical-align: top; }
 th { font-weight: 600; }
+.wide th:first-child, .wide td:first-child { position: sticky; left: 0; background: var(--paper);
+  white-space: nowrap; }
+.summary td, .summary th { padding-right: 1rem; white-space: nowrap; }
 td small, th small { display: block; font-weight: 400; }
 .settings { table-layout: fixed; margin-top: 0.6rem; font-size: 0.83rem; overflow-wrap: anywhere; }
 .settings caption { padding: 0.8rem 0 0.2rem; font-weight: 600; text-align: left; }
@@ -90,11 +100,12 @@ def render_page(page: Page) -> str:
     names = escape(", ".join(run.name for run in page.runs))
     sections = [
         f"<h1>Training report</h1>\n<p class='faint'>{names}</p>",
-        f"<h2>What stands out</h2>\n<div class='cards'>\n{_cards(page)}\n</div>",
+        f"<h2>Runs</h2>\n<div class='wide'>\n{_summary(page)}\n</div>",
+        f"<h2>What stands out</h2>\n{_cards(page)}",
         _picture("Curves", page.picture, f"Curves of {names}"),
         f"<h2>Figures</h2>\n<div class='wide'>\n{_table(page)}\n</div>",
         _picture("The last rollout", page.rollouts, f"Rollouts of {names}") if page.rollouts else "",
-        _configurations(page.runs),
+        _configurations(page),
         "<h2>How to read this</h2>",
         *(f"<p class='faint'>{escape(note)}</p>" for note in page.notes),
     ]
@@ -109,21 +120,32 @@ def _picture(title: str, picture: bytes, description: str) -> str:
     return f"<h2>{title}</h2>\n<img class='drawn' alt='{description}' src='data:image/png;base64,{source}'>"
 
 
+def _summary(page: Page) -> str:
+    header, *body = page.summary
+    lines = [f"<tr>{''.join(f'<th scope=col>{escape(name)}</th>' for name in ('run', *header))}</tr>"]
+    for run, cells in zip(page.runs, body, strict=True):
+        shown = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
+        lines.append(f"<tr><th scope='row'>{_label(page, run)}</th>{shown}</tr>")
+    return "<table class='summary'>\n" + "\n".join(lines) + "\n</table>"
+
+
 def _cards(page: Page) -> str:
-    return "\n".join(
-        f"<div class='card'><h3>{_label(run, index)}</h3>{_sentences(findings)}</div>"
-        for index, (run, findings) in enumerate(zip(page.runs, page.findings, strict=True))
+    """A card for each run of which there is something to say, and a line with the others."""
+    told = [(run, findings) for run, findings in zip(page.runs, page.findings, strict=True) if findings]
+    cards = "\n".join(
+        f"<div class='card'><h3>{_label(page, run)}</h3>{_sentences(findings)}</div>" for run, findings in told
     )
+    quiet = ", ".join(run.name for run, findings in zip(page.runs, page.findings, strict=True) if not findings)
+    rest = f"<p class='faint quiet'>Nothing by the rules below: {escape(quiet)}.</p>" if quiet else ""
+    return f"<div class='cards'>\n{cards}\n</div>{rest}" if told else rest
 
 
 def _sentences(findings: Sequence[str]) -> str:
-    if not findings:
-        return "<p class='faint'>Nothing by the rules below.</p>"
     return "<ul>" + "".join(f"<li>{escape(sentence)}</li>" for sentence in findings) + "</ul>"
 
 
 def _table(page: Page) -> str:
-    header = "".join(f"<th scope='col'>{_label(run, index)}</th>" for index, run in enumerate(page.runs))
+    header = "".join(f"<th scope='col'>{_label(page, run)}</th>" for run in page.runs)
     lines = [f"<tr><td></td>{header}</tr>"]
     for row in page.rows:
         title = f"<th scope='row'>{escape(row.title)}<small><code>{escape(row.metric)}</code></small></th>"
@@ -138,19 +160,20 @@ def _cell(figure: Figure | None) -> str:
     return f"<td>{escape(figure.value)}{detail}</td>"
 
 
-def _label(run: Run, index: int) -> str:
-    border = "solid" if dashes_of(index) == "-" else "dashed"
-    swatch = f"<span class='swatch drawn' style='border-top: 4px {border} {color_of(index)}'></span>"
-    return swatch + escape(run.name)
+def _label(page: Page, run: Run) -> str:
+    place = page.places[run.name]
+    line = f"<line x1='0' x2='30' y1='4' y2='4' stroke='{color_of(place)}' stroke-width='4'"
+    line += f" stroke-dasharray='{STROKES[dashes_of(place)]}'/>"
+    return f"<svg class='swatch drawn' viewBox='0 0 30 8'>{line}</svg>{escape(run.name)}"
 
 
-def _configurations(runs: Sequence[Run]) -> str:
+def _configurations(page: Page) -> str:
     """A folded list of settings per run that has any; empty if none has."""
     folded = []
-    for index, run in enumerate(runs):
+    for run in page.runs:
         if run.configuration:
             tables = "".join(_settings(name, settings) for name, settings in run.configuration.items())
-            folded.append(f"<details><summary>{_label(run, index)}</summary>{tables}</details>")
+            folded.append(f"<details><summary>{_label(page, run)}</summary>{tables}</details>")
     return "<h2>Configuration</h2>\n" + "\n".join(folded) if folded else ""
 
 

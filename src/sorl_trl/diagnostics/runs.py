@@ -18,6 +18,8 @@ LogHistory = Sequence[Mapping[str, Any]]
 """`trainer.state.log_history`: one mapping from metric to value per log entry, each with its `step`."""
 
 STATE_FILE = "trainer_state.json"
+SETTINGS_FILE = "settings.json"
+"""What `train.py` and `sorl train` were told, in the folder of the run itself."""
 CONFIGURATION_FILES = ("config.json", "adapter_config.json", "critic/critic_config.json")
 
 SETTINGS = ("max_steps", "num_train_epochs", "train_batch_size", "logging_steps", "eval_steps", "save_steps")
@@ -125,7 +127,8 @@ def load_run(folder: str | Path, name: str) -> Run:
     """Read a run from its output folder, be it finished or under way.
 
     Of the `trainer_state.json` in the folder and those in its `checkpoint-*` it takes the one that got furthest, and
-    the configuration from JSON files beside it. Where the time of the last rollout went is in the folder itself.
+    the configuration from JSON files beside it. What training was told and where the time of the last rollout went are
+    in the folder itself.
 
     Raises:
         FileNotFoundError: There is no `trainer_state.json`.
@@ -142,7 +145,9 @@ def load_run(folder: str | Path, name: str) -> Run:
     # Where steps tie, that is the first: the folder's own, to which the end of training has added a log entry.
     path = max(paths, key=lambda path: _optimizer_steps(path, states[path]))
     state = states[path]
-    configuration = {STATE_FILE: {key: state[key] for key in SETTINGS if key in state}}
+    told = folder / SETTINGS_FILE
+    configuration = {SETTINGS_FILE: _read_object(told)} if told.is_file() else {}
+    configuration |= {STATE_FILE: {key: state[key] for key in SETTINGS if key in state}}
     beside = [file for file in CONFIGURATION_FILES if (path.parent / file).is_file()]
     configuration |= {file: _read_object(path.parent / file) for file in beside}
     rollout = load_rollout_times(folder / ROLLOUT_FILE) if (folder / ROLLOUT_FILE).is_file() else None

@@ -2,6 +2,7 @@
 
 from sorl_trl.recipe.arguments import Arguments, TaskArguments, TrainerArguments, argument_groups, parse_arguments
 from sorl_trl.recipe.build import build_rollout, build_trainer, load_prompts
+from sorl_trl.recipe.settings import write_settings
 
 __all__ = [
     "Arguments",
@@ -12,4 +13,5 @@ __all__ = [
     "build_trainer",
     "load_prompts",
     "parse_arguments",
+    "write_settings",
 ]

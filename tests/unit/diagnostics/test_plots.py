@@ -11,6 +11,8 @@ from matplotlib.figure import Figure
 
 from sorl_trl.diagnostics.plots import (
     COLORS,
+    FEW,
+    PANEL_HEIGHT,
     PANELS,
     color_of,
     columns_for,
@@ -87,6 +89,39 @@ class TestDrawRuns:
         drawn = [line.get_color() for line in axis.lines if len(line.get_xdata())]
         assert drawn == [color for color in COLORS[:3] for _ in range(2)]
 
+    def test_seeds_of_one_method_are_one_line_in_a_band(self, figures: list[Figure]) -> None:
+        told = {"settings.json": {"level": "turn"}}
+        histories = [[{"step": s, "reward": s + shift} for s in (1, 2)] for shift in (0.0, 2.0)]
+        seeds = [Run(f"turn_{place}", history, configuration=told) for place, history in enumerate(histories)]
+        draw_runs([*seeds, run("other", 2)])
+        [axis] = figures[0].axes
+        assert [text.get_text() for text in figures[0].legends[0].get_texts()] == ["turn (2 runs)", "other"]
+        lines = [line for line in axis.lines if len(line.get_xdata())]
+        assert [list(line.get_ydata()) for line in lines] == [[2.0, 3.0], [1.0, 2.0]]
+        [band] = axis.collections
+        corners = band.get_paths()[0].vertices
+        assert (corners[:, 1].min(), corners[:, 1].max()) == (1.0, 4.0)
+        assert "band: from the lowest to the highest" in figures[0].get_supxlabel()
+
+    def test_of_many_runs_averages_alone(self, figures: list[Figure]) -> None:
+        for count in (FEW, FEW + 1):
+            draw_runs([run(f"run{place}x") for place in range(count)])
+        lines = [[line for line in figure.axes[0].lines if len(line.get_xdata())] for figure in figures]
+        assert [len(each) for each in lines] == [2 * FEW, FEW + 1]
+        assert [("as logged" in figure.get_supxlabel()) for figure in figures] == [True, False]
+
+    @pytest.mark.parametrize("count", [2, 12, 20, 30])
+    def test_the_legend_covers_no_panel(self, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+        drawn: list[Figure] = []
+        save = Figure.savefig
+        monkeypatch.setattr(Figure, "savefig", lambda figure, *a, **k: (drawn.append(figure), save(figure, *a, **k)))
+        draw_runs([run(f"a_rather_long_name_of_a_run_{place}x", 3) for place in range(count)])
+        [figure] = drawn
+        bottom = figure.legends[0].get_window_extent().y0
+        assert all(axis.get_tightbbox().y1 <= bottom for axis in figure.axes)
+        heights = [axis.get_window_extent().height / figure.dpi for axis in figure.axes]
+        assert min(heights) > 0.5 * PANEL_HEIGHT
+
     def test_a_thin_line_as_logged_and_a_thick_average(self, figures: list[Figure]) -> None:
         draw_runs([run("a", steps=40)])
         logged, average = [line for line in figures[0].axes[0].lines if len(line.get_xdata())]
@@ -136,8 +171,8 @@ class TestDrawRuns:
         assert [axis.get_title(loc="left") for axis in figures[0].axes] == [p.title for p in PANELS[:count]]
 
     def test_more_runs_than_colours(self) -> None:
-        styles = {(color_of(index), dashes_of(index)) for index in range(2 * len(COLORS))}
-        assert len(styles) == 2 * len(COLORS)
+        styles = {(color_of(index), dashes_of(index)) for index in range(4 * len(COLORS))}
+        assert len(styles) == 4 * len(COLORS)
 
 
 class TestPlotTraining:

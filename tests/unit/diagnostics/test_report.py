@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from sorl_trl.command_line import UserMistake
+from sorl_trl.diagnostics.plots import COLORS
 from sorl_trl.diagnostics.report import (
     FIGURES,
     figures_table,
@@ -19,6 +20,7 @@ from sorl_trl.diagnostics.report import (
     last_and_best,
     main,
     median_and_largest,
+    summary_of,
     write_report,
 )
 from sorl_trl.diagnostics.report_page import Figure, Page, Row, render_page
@@ -69,6 +71,35 @@ class TestFigures:
     def test_every_figure_has_a_title(self) -> None:
         titles = [row.title for row in figures_table([Run("a", [{"step": 1, **dict.fromkeys(FIGURES, 1.0)}])])]
         assert len(set(titles)) == len(FIGURES) + 1
+
+
+class TestSummary:
+    def test_a_line_per_run(self) -> None:
+        collapses = [0.6] * 10 + [0.05] * 12
+        history = [{"step": step, "reward": reward} for step, reward in enumerate(collapses, 1)]
+        runs = [
+            Run("a", history, max_steps=40, configuration={"settings.json": {"beta": 0.1}}),
+            Run("b", [{"step": 3, "grad_norm": 1.0}]),
+        ]
+        header, first, second = summary_of(runs)
+        assert header == ["optimizer steps", "reward at the end", "best reward", "first alarm", "beta"]
+        assert first == ["22 of 40", "0.050", "0.600, step 5", first[3], "0.1"]
+        assert re.fullmatch(r"reward_fall, step 1\d", first[3])
+        assert second == ["3", "–", "–", "none", "–"]
+
+    @pytest.mark.parametrize("count", [1, 2, 12, 20])
+    def test_any_number_of_runs(self, count: int, tmp_path: Path) -> None:
+        """Of different lengths, some without a reward, none of some metrics: a line, a column and a name for each."""
+        runs = []
+        for place in range(count):
+            metrics: dict[str, Any] = {"entropy": 1.0} if place % 5 == 4 else {"reward": 0.1 * place, "grad_norm": 1.0}
+            runs.append(Run(f"run{place}x", [{"step": s, **metrics} for s in range(1, 3 + place % 3)]))
+        page = write_report(runs, tmp_path).read_text(encoding="utf-8")
+        rows = re.findall(r"<tr><th scope='row'><svg.*?</svg>(\w+)</th>", page)
+        assert rows == [run.name for run in runs]
+        assert page.count("<th scope='col'><svg") == count
+        swatches = re.findall(r"<th scope='col'>(<svg.*?</svg>)", page)
+        assert len(set(swatches)) == count
 
 
 class TestFindings:
@@ -165,7 +196,8 @@ class Tags(HTMLParser):
 class TestRenderPage:
     def page(self, text: str) -> str:
         runs = [Run(text, [], configuration={text: {text: text, "n": 3, "unset": None, "list": [text]}})]
-        return render_page(Page(runs, b"png", [Row(text, text, (Figure(text, text),))], [[text]], [text]))
+        rows = [Row(text, text, (Figure(text, text),))]
+        return render_page(Page(runs, {text: 0}, [[text], [text]], b"png", rows, [[text]], [text]))
 
     @pytest.mark.parametrize("text", ["<script>alert(1)</script>", "' onload='alert(1)", '"><b>', "&lt;", "</style>"])
     def test_text_stays_text(self, text: str) -> None:
@@ -183,10 +215,27 @@ class TestRenderPage:
 
     def test_a_dash_for_what_a_run_does_not_have(self) -> None:
         runs = [Run("a", []), Run("b", [])]
-        page = render_page(Page(runs, b"", [Row("Reward", "reward", (Figure("0.5"), None))], [[], []], []))
+        rows = [Row("Reward", "reward", (Figure("0.5"), None))]
+        page = render_page(Page(runs, {"a": 0, "b": 1}, [[], [], []], b"", rows, [[], []], []))
         assert "<td>0.5</td><td class='faint'>–</td>" in page
-        assert page.count("Nothing by the rules below.") == 2
+        assert "Nothing by the rules below: a, b." in page
+        assert "class='card'" not in page
         assert "Configuration" not in page
+
+    def test_a_card_only_where_there_is_something_to_say(self) -> None:
+        runs = [Run("a", []), Run("b", []), Run("c", [])]
+        places = {"a": 0, "b": 1, "c": 2}
+        page = render_page(Page(runs, places, [[], [], [], []], b"", [], [[], ["It fell."], []], []))
+        assert page.count("class='card'") == 1
+        assert "Nothing by the rules below: a, c." in page
+
+    def test_runs_of_one_line_have_its_swatch(self) -> None:
+        runs = [Run("a", []), Run("b", []), Run("c", [])]
+        page = render_page(
+            Page(runs, {"a": 0, "b": 0, "c": 8}, [["x"], ["1"], ["2"], ["3"]], b"", [], [[], [], []], [])
+        )
+        drawn = re.findall(r"stroke='(#\w+)' stroke-width='4' stroke-dasharray='([^']+)'/></svg>(\w)</th><td>", page)
+        assert drawn == [(COLORS[0], "none", "a"), (COLORS[0], "none", "b"), (COLORS[0], "8 3", "c")]
 
     def test_settings_that_are_not_set_are_left_out(self) -> None:
         text = Tags(self.page("plain")).text
@@ -238,6 +287,18 @@ class TestCommandLine:
         main([str(tmp_path / "so_grpo"), str(tmp_path / "grpo"), "--output", str(output)])
         assert str(output / "report.html") in capsys.readouterr().out
         assert "so_grpo, grpo" in (output / "report.html").read_text(encoding="utf-8")
+
+    def test_seeds_by_name(self, tmp_path: Path) -> None:
+        for name in ("gspo_1", "gspo_2"):
+            (tmp_path / name).mkdir()
+            state = {"global_step": 1, "log_history": [{"step": 1, "reward": 0.5}]}
+            (tmp_path / name / "trainer_state.json").write_text(json.dumps(state))
+        swatches = []
+        for option in ([], ["--seeds_by_name"]):
+            main([str(tmp_path / "gspo_1"), str(tmp_path / "gspo_2"), "--output", str(tmp_path / "out"), *option])
+            page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+            swatches.append(len(set(re.findall(r"<th scope='row'>(<svg.*?</svg>)", page))))
+        assert swatches == [2, 1]
 
     def test_an_error_is_a_sentence(self, tmp_path: Path) -> None:
         with pytest.raises(UserMistake, match=rf"^{tmp_path} holds no trainer_state\.json"):

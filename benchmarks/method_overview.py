@@ -1,0 +1,130 @@
+"""One table of all methods to choose from: what each costs, where it helps and hurts, and what its source reports."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.method_claims import METHOD_PAGES, MethodPage
+from benchmarks.method_settings import Method
+from benchmarks.seed_statistics import paired
+from benchmarks.stability_statistics import Grid, Run
+
+Tables = Mapping[str, Mapping[str, Sequence[Run]]]
+"""Regime to method to its judging runs at the common learning rate."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the pages are made of.
+
+    Args:
+        grid: the plan.
+        tables: the runs that count.
+        replaced: runs of earlier harnesses that have been made again, for rows that were not: a difference is within
+            one harness.
+    """
+
+    grid: Grid
+    tables: Tables
+    replaced: Tables
+
+    def difference(self, name: str, baseline: str, regime: str) -> dict[str, Any] | None:
+        """`paired` of a row and another in a regime; `None` without a pair, and of a row with itself."""
+        if name == baseline:
+            return None
+        return paired(self.tables[regime].get(name, []), self.all_of(baseline, regime))
+
+    def all_of(self, name: str, regime: str) -> list[Run]:
+        """A row's runs of every harness."""
+        return [*self.tables[regime].get(name, []), *self.replaced.get(regime, {}).get(name, [])]
+
+
+FEWEST = 5
+"""Pairs from which a regime is said to be helped or hurt: of fewer, an interval says too little."""
+BASELINE, OURS = "grpo", "so_grpo"
+COLUMNS = (
+    *("method", "seconds, of GRPO's", "costs besides", "above GRPO in", "below GRPO in"),
+    *("above our defaults in", "below our defaults in", "as reported"),
+)
+HEAD = """# Methods, to choose from
+
+A line per row of the [stability benchmark](stability.md), grouped by the pages of
+[docs/paper_index.md](../../docs/paper_index.md). Made from its archive by `python -m benchmarks.method_pages`.
+
+- **Seconds, of GRPO's**: wall time of a whole run over GRPO's of the same seed, regime and harness; the median over
+  pairs, and how many there are. Runs shared their machine with others, and the time of a run depends on what its
+  policy writes: a ratio of 0.8 to 1.2 says nothing. "–": no such pair.
+- **Above** and **below**: regimes in which the final sampled EM differs, paired by seed within one harness, with an
+  interval that excludes 0, from {fewest} pairs on; in brackets the mean difference. "none": compared, and no interval
+  excludes 0. "–": not compared.
+- **As reported**: the source's claim, for other models and tasks. [P] read in the paper, [C] in a public
+  implementation, [A] in the abstract alone, [2nd] second-hand. None is reproduced here.
+
+**How not to read it.** Policies of about 140,000 parameters, in worlds of ours. Learning rates are common to all rows
+of a regime and were not searched for each; where they are, GRPO does not collapse either ([stability](stability.md)).
+With this many comparisons, one in twenty excludes 0 by chance, and bootstrap intervals over five seeds are too narrow.
+Our defaults were settled with these seeds in view: that others end below them is no test of ours.
+"""
+
+
+def seconds_ratio(name: str, measured: Measured) -> str:
+    """The median over GRPO's pairs, and their number."""
+    ratios = []
+    for regime, table in measured.tables.items():
+        base = {(run.harness, run.seed): run.record["seconds"] for run in measured.all_of(BASELINE, regime)}
+        runs = [run for run in table.get(name, []) if (run.harness, run.seed) in base and not run.error]
+        ratios += [run.record["seconds"] / base[run.harness, run.seed] for run in runs]
+    return f"{statistics.median(ratios):.1f} ({len(ratios)})" if ratios and name != BASELINE else "–"
+
+
+def contrasts(name: str, baseline: str, measured: Measured) -> list[str]:
+    """In which regimes a row is above and in which below another: their titles and mean differences."""
+    compared = False
+    found: dict[int, list[str]] = {1: [], -1: []}
+    for regime in measured.tables:
+        pair = measured.difference(name, baseline, regime)
+        if pair is None or len(pair["seeds"]) < FEWEST:
+            continue
+        compared = True
+        low, high = pair["interval"]
+        if low > 0 or high < 0:
+            found[1 if low > 0 else -1].append(f"{measured.grid.regimes[regime].title} ({pair['mean']:+.2f})")
+    return [", ".join(found[sign]) or ("none" if compared else "–") for sign in (1, -1)]
+
+
+def extra_cost(method: Method) -> str:
+    """What its rollouts cost that GRPO's do not, as its settings say."""
+    settings = method.settings
+    costs = {
+        "a critic": method.family == "ppo",
+        "one update per rollout": method.passes == "one",
+        "twice as many passes as a trajectory can have turns": method.passes == "turns",
+        f"at most {settings.get('group_refill')} batches more to generate": settings.get("group_refill"),
+        "a pass over every state": settings.get("information_gain_coef"),
+    }
+    return ", ".join(text for text, is_so in costs.items() if is_so) or "–"
+
+
+def overview_lines(name: str, page: MethodPage, measured: Measured, is_written: bool) -> list[list[str]]:
+    """A page's lines: one per row, and one for a page without any."""
+    grid, lines = measured.grid, []
+    for row in [name for name in page.rows if name in grid.methods] or [""]:
+        title = grid.methods[row].title if row else page.title
+        cost = extra_cost(grid.methods[row]) if row else "–"
+        cells = ["not measured", cost, "–", "–", "–", "–"]
+        if any(row in table for table in measured.tables.values()):
+            cells = [seconds_ratio(row, measured), cost]
+            cells += [*contrasts(row, BASELINE, measured), *contrasts(row, OURS, measured)]
+        lines.append([f"[{title}](../../docs/methods/{name}.md)" if is_written else title, *cells, page.short])
+    return lines
+
+
+def overview_page(measured: Measured, written: Collection[str]) -> str:
+    """`methods.md`; `written` are the names of the pages that exist."""
+    lines = [list(COLUMNS), ["---"] * len(COLUMNS)]
+    for name, page in METHOD_PAGES.items():
+        lines += overview_lines(name, page, measured, name in written)
+    return HEAD.format(fewest=FEWEST) + "\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines)

@@ -1,0 +1,40 @@
+"""What training was told, kept beside what it makes: reports read it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from sorl_trl.diagnostics.runs import SETTINGS_FILE
+from sorl_trl.files import write_whole
+from sorl_trl.recipe.arguments import TRAINERS, Arguments
+
+SECRET = "_token"
+"""Names that end so are those of secrets, as in transformers."""
+
+
+def set_fields(arguments: Any) -> dict[str, Any]:
+    """The fields of a dataclass that are not at their default, without secrets."""
+    found = {}
+    for field in dataclasses.fields(arguments):
+        value = getattr(arguments, field.name)
+        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        if field.init and value != default and not field.name.endswith(SECRET):
+            found[field.name] = value
+    return found
+
+
+def settings_of(arguments: Arguments) -> dict[str, Any]:
+    """The trainer's name, and each argument that is not at its default."""
+    name = next(name for name, trainer in TRAINERS.items() if trainer is arguments.trainer_class)
+    parts = (arguments.task, arguments.rollout, arguments.engine, arguments.search, arguments.config, arguments.model)
+    return {"trainer": name} | {key: value for part in parts for key, value in set_fields(part).items()}
+
+
+def write_settings(arguments: Arguments, folder: Path) -> None:
+    """Write `settings.json` into the output folder of a run; made if missing."""
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(settings_of(arguments), indent=2, ensure_ascii=False, default=str)
+    write_whole(folder / SETTINGS_FILE, (text + "\n").encode("utf-8"))

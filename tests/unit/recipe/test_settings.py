@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sorl_trl.diagnostics.run_groups import differing_settings, group_runs
+from sorl_trl.diagnostics.runs import Run
+from sorl_trl.recipe import parse_arguments, write_settings
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Any:
+    """Writes the settings of a recipe with some words more, and reads them."""
+    (tmp_path / "data.jsonl").touch()
+
+    def write(recipe: str, *words: str) -> dict[str, Any]:
+        here = ["--train_questions", str(tmp_path / "data.jsonl"), "--corpus", str(tmp_path / "data.jsonl")]
+        config = ["--config", str(ROOT / f"recipes/{recipe}.yaml"), "--output_dir", str(tmp_path / "new" / "out")]
+        write_settings(parse_arguments([*config, *here, *words]), tmp_path / "new" / "out")
+        read: dict[str, Any] = json.loads((tmp_path / "new" / "out" / "settings.json").read_text())
+        return read
+
+    return write
+
+
+def test_what_is_not_at_its_default(written: Any) -> None:
+    found = written("starpo_s", "--kl_in_reward", "true", "--beta", "0.1")
+    expected = {"trainer": "so_ppo", "group_filter": "top_k", "group_filter_share": 0.25, "kl_in_reward": True}
+    expected |= {"learning_rate": 3e-4, "max_turns": 3, "protocol": "terse", "value_clip_range": None, "beta": 0.1}
+    assert {name: found[name] for name in expected} == expected
+    assert not {"ctn_coef", "llds_coef", "lora_r", "rejoin_after"} & found.keys()
+
+
+def test_no_secret_is_written(written: Any) -> None:
+    assert "hub_token" not in written("grpo", "--hub_token", "s3cret")
+
+
+def test_a_report_reads_them(written: Any) -> None:
+    """Two seeds of one method are one line, another method is another, and the difference is named."""
+    runs = [
+        Run(name, [], configuration={"settings.json": written(*words)})
+        for name, words in {
+            "grpo_1": ("grpo", "--seed", "1"),
+            "grpo_2": ("grpo", "--seed", "2"),
+            "llds_1": ("grpo", "--seed", "1", "--llds_coef", "0.2"),
+        }.items()
+    ]
+    assert [group.name for group in group_runs(runs)] == ["grpo (2 runs)", "llds_1"]
+    assert differing_settings(runs) == {"llds_coef": ["–", "–", "0.2"], "seed": ["1", "2", "1"]}
