@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from accelerate import Accelerator
-from benchmarks.candidates import COEF_RANGE, RolloutSchedule, following, masked, planned_factor
-from torch import Tensor, nn
+from benchmarks.candidates import COEF_RANGE, RolloutSchedule, following, planned_factor
+from torch import nn
 from torch.optim import SGD, lr_scheduler
-
-from sorl_trl.trainers.loss.micro_batch import ClipRange
 
 
 @pytest.mark.parametrize(
@@ -31,22 +28,6 @@ from sorl_trl.trainers.loss.micro_batch import ClipRange
 )
 def test_the_coefficient_follows_the_kl(coef: float, kl: float, expected: float) -> None:
     assert following(coef, kl, target=0.01) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("low", [0.2, torch.tensor([[0.2, 0.2, 0.2, 0.05]])])
-def test_units_outside_keep_their_value_and_have_no_gradient(low: float | Tensor) -> None:
-    def own(log_ratio: Tensor, clip_range: ClipRange) -> tuple[Tensor, Tensor]:
-        ratio = log_ratio.exp()
-        return 3 * ratio, ratio
-
-    log_ratio = torch.tensor([[0.7, 1.0, 1.3, 0.9]]).log().requires_grad_()
-    of_tokens, ratio = masked(partial(own, clip_range=ClipRange(low, 0.2)))(log_ratio)
-    of_tokens.sum().backward()
-    torch.testing.assert_close(of_tokens, 3 * ratio)
-    torch.testing.assert_close(ratio, torch.tensor([[0.7, 1.0, 1.3, 0.9]]))
-    last = 2.7 if isinstance(low, float) else 0.0
-    assert log_ratio.grad is not None
-    torch.testing.assert_close(log_ratio.grad, torch.tensor([[0.0, 3.0, 0.0, last]]))
 
 
 def test_the_planned_factor_is_of_a_kl_that_grows_with_its_square() -> None:
