@@ -12,15 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer
-from sorl_trl.ops import TurnLayout, is_outside
+from sorl_trl.ops import TurnLayout
 from sorl_trl.trainers.checks.inert import updates_per_rollout
 from sorl_trl.trainers.loss.kl_schedule import MIN_FACTOR, STEP, KLSchedule
 from sorl_trl.trainers.loss.micro_batch import ClipRange, ClipRanges, MicroBatch, clip_ranges
-from sorl_trl.trainers.loss.ratio_substitution import RatioSubstitution, Surrogate
 from sorl_trl.trainers.loss.turn_metrics import kl_of_trajectories
 
 COEF_RANGE = (0.03, 300.0)
@@ -40,9 +38,13 @@ class CandidateConfig(SOGRPOConfig):
     rollout_kl: float = 0.0
     """The learning rate follows the mean KL of whole rollouts to this (`RolloutSchedule`); needs `target_kl=0`."""
     masks_units: bool = False
-    """Units outside the clip range have no gradient, whatever the sign of their advantage."""
+    """`double_sided_clip`, which it has become, under the name that its archived runs have."""
     shares_range: bool = False
     """The range of a unit's ratio is divided by the tokens of its trajectory: its turns share one range."""
+
+    def __post_init__(self) -> None:
+        self.double_sided_clip |= self.masks_units
+        super().__post_init__()
 
 
 class CandidateTrainer(SOGRPOTrainer):
@@ -98,12 +100,6 @@ class CandidateTrainer(SOGRPOTrainer):
             model.zero_grad(set_to_none=True)
         return loss
 
-    def _build_substitution(self, *arguments: Any) -> RatioSubstitution:
-        substitution = super()._build_substitution(*arguments)
-        if self.args.masks_units and substitution.surrogate is not None:
-            substitution.surrogate = masked(substitution.surrogate)
-        return substitution
-
 
 class RolloutSchedule(KLSchedule):
     """Sets the factor once per rollout, as if the KL grew with the square of the learning rate, and brakes between."""
@@ -140,17 +136,6 @@ class RolloutSchedule(KLSchedule):
 def planned_factor(moved: Sequence[tuple[float, float]], target: float) -> float:
     """Of the factors with which updates were reached and the KLs that they found: what would have found `target`."""
     return math.sqrt(target * sum(factor**2 for factor, _ in moved) / sum(kl for _, kl in moved))
-
-
-def masked(own: Any) -> Surrogate:
-    """`own`, a partial of `so_loss.surrogate`, without a gradient where the unit is outside of its clip range."""
-    low, high, _ = own.keywords["clip_range"]
-
-    def surrogate(log_ratio: Tensor) -> tuple[Tensor, Tensor]:
-        of_tokens, ratio = own(log_ratio)
-        return torch.where(is_outside(ratio, low, high), of_tokens.detach(), of_tokens), ratio
-
-    return surrogate
 
 
 def following(coef: float, kl: float, target: float) -> float:

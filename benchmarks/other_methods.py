@@ -29,6 +29,7 @@ _MINIRL: dict[str, Any] = {"epsilon": 0.2, "epsilon_high": 0.27, "loss_type": "m
 _SOURCES = (
     methods(
         "so_grpo",
+        ("plain", "GRPO, in our trainer", "what the others here add to; their control", _PLAIN),
         ("loop", "LOOP", "leave-one-out baseline, range .0909 and .1", _PLAIN | _LEAVE_ONE_OUT | _LOOP_RANGE),
         ("minirl", "MiniRL", "weighted policy gradient without a length in its mean", TOKEN | NONE | _MINIRL),
         ("top_k", "GRPO, top 25 % of groups", "StarPO-S's filter without its critic", _PLAIN | _TOP_K),

@@ -32,7 +32,7 @@ OURS = (
 OURS += ("guard/", "trajectories_without_turn", "critic/", "advantages/", "reward_kl", "trajectories_unscored")
 TIMEOUTS = "tools/timeout_frequency"
 OURS += ("lr_factor", TIMEOUTS, "groups/", "trajectories_void", "effective_sample_size", "llds/", "mismatch/")
-OURS += ("information_gain/", "seeupo/")
+OURS += ("information_gain/", "minirl/", "seeupo/")
 TRANSFORMERS_OWN = {"loss", "grad_norm", "learning_rate", "epoch", "step", "train_loss", "total_flos", "train_runtime"}
 TRANSFORMERS_OWN |= {"train_samples_per_second", "train_steps_per_second"}
 
@@ -74,10 +74,10 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
             tmp_path_factory.mktemp(normalization), clip_normalization=normalization, target_kl=0.1
         )
     scaled = {"importance_sampling_level": "sequence", "clip_range_scaling": "length", "llds_coef": 0.2}
-    scaled |= {"information_gain_coef": 1.0, "step_advantage_coef": 1.0}
+    scaled |= {"information_gain_coef": 1.0, "step_advantage_coef": 1.0, "turn_reward_normalization": "separate"}
     names |= logged_metrics(tmp_path_factory.mktemp("scaled"), **scaled)
     groups = {"group_filter": "zero_variance", "group_baseline": "leave_one_out", "scale_rewards": "none"}
-    groups |= {"group_refill": 1}
+    groups |= {"group_refill": 1, "loss_type": "minirl"}
     names |= logged_metrics(tmp_path_factory.mktemp("groups"), mask_void_trajectories=True, **groups)
     names |= {ALARMS, INTERVENTIONS}  # tests/integration/test_collapse_guard.py sees them logged
     names |= {f"mismatch/{name}" for name in ("dropped_turns", "cut_weights", "vetoed_trajectories")}  # needs vLLM:

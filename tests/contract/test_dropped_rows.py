@@ -20,7 +20,7 @@ from tests.training import settings, train
 pytestmark = pytest.mark.trains
 
 KEPT = torch.tensor([True, False, True, True, False, False, True, True])
-LOSS_TYPES = ("turn", "grpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo")
+LOSS_TYPES = ("turn", "grpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo", "minirl")
 
 
 def without(batch: dict[str, Any], rows: Tensor) -> dict[str, Any]:

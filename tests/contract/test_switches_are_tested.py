@@ -33,6 +33,7 @@ SEARCH = "unit/search/test_search_arguments.py::"
 
 SEEUPO = "integration/test_seeupo.py::"
 CREDIT = "integration/test_credit.py::"
+GAIN = "integration/test_information_gain.py::"
 
 TESTS: dict[type, dict[str, str]] = {
     TurnLevelConfig: {
@@ -76,9 +77,9 @@ TESTS: dict[type, dict[str, str]] = {
     },
     CreditOptions: {
         "turn_reward_normalization": CREDIT + "TestSeparate::test_it_makes_a_difference",
-        "information_gain_coef": CREDIT + "TestInformationGain::test_it_is_what_each_turn_adds",
-        "information_gain_column": CREDIT + "TestInformationGain::test_its_column_is_read",
-        "information_gain_prefix": CREDIT + "TestInformationGain::test_a_prefix_of_ones_own",
+        "information_gain_coef": GAIN + "TestInformationGain::test_it_is_what_each_turn_adds",
+        "information_gain_column": GAIN + "TestInformationGain::test_its_column_is_read",
+        "information_gain_prefix": GAIN + "TestInformationGain::test_a_prefix_of_ones_own",
         "step_advantage_coef": CREDIT + "TestStepAdvantages::test_it_makes_a_difference",
     },
     SOGRPOConfig: {},

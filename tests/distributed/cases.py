@@ -17,6 +17,7 @@ from sorl_trl.recipe.arguments import TRAINERS
 from sorl_trl.search import BM25Index, SearchArguments
 from sorl_trl.trainers.base_config import TurnLevelConfig
 from sorl_trl.trainers.base_trainer import TurnLevelTrainer
+from sorl_trl.types import Action, ActionKind, StopReason, Trajectory, Turn
 from tests.agents import LIMITS, PROTOCOL, agent_policy, agent_tokenizer, questions
 from tests.trajectories import FixedRollout, parity_reward, prompts
 
@@ -64,7 +65,18 @@ class Case:
 
 
 class UnevenRollout(FixedRollout):
-    """The first half of a batch takes one turn, the second half up to four: of two ranks, each has a half."""
+    """The first half of a batch takes one turn, the second half up to four: of two ranks, each has a half.
+
+    Of every fifth trajectory a turn is void.
+    """
+
+    def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
+        output = super().__call__(prompts, trainer)
+        first = trainer.accelerator.process_index * len(prompts)
+        kinds = [ActionKind.SEARCH if (first + i) % 5 else ActionKind.INVALID for i in range(len(prompts))]
+        turns = [(Turn((5,), "w1", Action(kind)),) for kind in kinds]
+        output["trajectory"] = [Trajectory((4,), each, StopReason.MAX_TURNS) for each in turns]
+        return output
 
     def _trajectory(self, index: int) -> tuple[list[int], list[int]]:
         self.max_turns = 1 if index % 10_000 < BATCH_SIZE["fixed"] // 2 else 4

@@ -24,6 +24,18 @@ every_engine = pytest.mark.parametrize(
 # Some clipping, and a bias of more than 1: below, "bias_norm" leaves the gradient alone.
 LARGE_REWARDS = {"scale_rewards": "none", "reward_weights": [20.0]}
 
+LOSS: dict[str, Any] = {"loss_type": "minirl", "importance_sampling_level": "turn", "llds_coef": 0.5}
+LOSS |= {"clip_normalization": "kl_penalty", "ctn_gate": "turn", "epsilon": 0.02, "learning_rate": 4.0}
+GROUPS: dict[str, Any] = {"group_filter": "zero_variance", "group_refill": 1, "mask_void_trajectories": True}
+GROUPS |= {"group_baseline": "leave_one_out", "scale_rewards": "none"}
+CREDIT: dict[str, Any] = {"information_gain_coef": 1.0, "information_gain_column": "prompt"}
+CREDIT |= {"turn_reward_normalization": "separate", "step_advantage_coef": 1.0, "gamma": 0.9}
+SHARE = {"group_filter": "top_p", "group_filter_share": 0.5, "group_filter_reward": "agreeing_reward"}
+TOGETHER: dict[str, dict[str, Any]] = {
+    "groups": {**LOSS, **GROUPS},
+    "credit": {**CREDIT, **SHARE, "double_sided_clip": True, "loss_type": "turn"},
+}
+
 
 @pytest.fixture
 def fixed(tmp_path: Path, tokenizer: Any) -> Case:
@@ -99,12 +111,20 @@ class TestFixedTrajectories:
 
         The prompt is as good a golden answer as any.
         """
-        gains = {"information_gain_coef": 1.0, "information_gain_column": "prompt"}
-        credit = {**gains, "turn_reward_normalization": "separate", "step_advantage_coef": 1.0}
-        case = replace(fixed, turn_rewards=True, options={"gamma": 0.9, **credit})
+        case = replace(fixed, turn_rewards=True, options=CREDIT)
         result = launch(config, case)
         assert any("information_gain/mean" in log and "turns/shared_state" in log for log in result["logs"])
         assert_as_alone(case, result)
+
+    @pytest.mark.parametrize("name", TOGETHER)
+    def test_switches_together(self, fixed: Case, name: str) -> None:
+        """Groups, void trajectories, credit and terms of the loss, in few choices of `tests/switches.py`'s."""
+        case = replace(fixed, agreeing=True, options=TOGETHER[name])
+        result = launch("ddp_cpu", case)
+        assert min(log.get("groups/kept", 1.0) for log in result["logs"]) < 1.0, "no group was dropped: a weak test"
+        assert max(log.get("clip_fraction/turn", 0.0) for log in result["logs"]) > 0.1, "nothing was clipped"
+        # A mean over the trajectories of a micro-batch that have a token: of how many, depends on the split.
+        assert_as_alone(case, result, but_for="kl_to_old")
 
     @pytest.mark.parametrize("config", ["ddp_cpu", pytest.param("zero3_cpu", marks=needs_deepspeed)])
     def test_turns_one_at_a_time(self, fixed: Case, config: str) -> None:

@@ -93,3 +93,8 @@ def test_the_coefficient_follows_the_kl_but_for_first_updates(tmp_path: Path, co
         expected = following(expected, kl, LIMIT) if place % UPDATES else expected
         assert coefficients[place] == pytest.approx(expected)
     assert expected != 3.0
+
+
+def test_a_candidate_that_has_become_an_option_is_that_option(tmp_path: Path) -> None:
+    masking, plain = (train(tmp_path / str(name), masks_units=name, max_steps=1) for name in (True, False))
+    assert (masking.args.double_sided_clip, plain.args.double_sided_clip) == (True, False)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer
 from sorl_trl.ops import importance_ratio, is_clipped, is_outside, turn_layout
+from sorl_trl.trainers.checks.options import idle_options
 from sorl_trl.trainers.loss.micro_batch import ClipRange, ClipRanges, MicroBatch, clip_ranges
 from tests.losses import EPSILON, gradient, off_policy_batch, token_logps
 from tests.training import settings, train
@@ -176,6 +177,16 @@ class TestPenalty:
         logged = trainer._metrics["train"]
         assert 0 < logged["clip_range/low"][-1] < EPSILON
         assert logged["clip_fraction/turn"][-1] > logged["clip_fraction/token"][-1]
+
+    def test_it_reads_the_kind_of_mean_at_every_level(self, tmp_path: Path) -> None:
+        """`turn_ratio` has an effect there, so that nothing says it has none, and no law of another mean is taken."""
+        plain = {"output_dir": str(tmp_path), "use_cpu": True, "bf16": False, "turn_ratio": "arithmetic"}
+        gate = {"clip_normalization": "kl_penalty", "ctn_gate": "turn"}
+        assert [each.option for each in idle_options(SOGRPOConfig(**plain))] == ["turn_ratio"]
+        assert not [*idle_options(SOGRPOConfig(**plain, **gate, importance_sampling_level="token"))]
+        with pytest.raises(ValueError, match="`clip_range_scaling` is not set and stands for 'length', which"):
+            SOGRPOConfig(**plain, **gate)
+        SOGRPOConfig(**plain, **gate, clip_range_scaling="sqrt_length")
 
 
 class TestMetrics:

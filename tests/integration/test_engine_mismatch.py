@@ -1,11 +1,9 @@
-"""vLLM's correction per turn, and the veto, on a rollout whose log-probabilities are made up: no engine runs here."""
+"""vLLM's correction per turn, and the veto, on a rollout whose log-probabilities are made up."""
 
 from __future__ import annotations
 
 import math
-import random
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,53 +13,19 @@ from torch import Tensor
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
 from sorl_trl.trainers.checks.options import idle_options
 from tests.losses import gradient, token_logps
+from tests.mismatch import MASK, TRUNCATE, VETO, SampledElsewhere, with_engine
 from tests.training import saved_policy, settings, train
-from tests.trajectories import FixedRollout, parity_reward, prompts
-
-UNIFORM = -math.log(32)
-"""About the log-probability of any token under the tiny policy."""
-BOUNDS = {"vllm_importance_sampling_clip_min": 0.8, "vllm_importance_sampling_clip_max": 1.25}
-MASK = {"vllm_importance_sampling_mode": "turn_mask", **BOUNDS}
-TRUNCATE = {"vllm_importance_sampling_mode": "turn_truncate", **BOUNDS}
-VETO = {"vllm_importance_sampling_mode": "token_truncate", "mismatch_veto": 0.6}
-
-
-class SampledElsewhere(FixedRollout):
-    """An engine whose log-probabilities are some way off, NaN for some tokens, and 0 where it has sampled nothing."""
-
-    def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
-        output = super().__call__(prompts, trainer)
-        rng = random.Random(f"{self.calls}-{trainer.accelerator.process_index}")
-        said = [
-            [rng.gauss(UNIFORM, 0.3) if rng.random() < 0.9 else math.nan for _ in row] for row in output["env_mask"]
-        ]
-        masks = output["env_mask"]
-        output["logprobs"] = [
-            [logp if kept else 0.0 for logp, kept in zip(*row, strict=True)] for row in zip(said, masks, strict=True)
-        ]
-        return output
-
-
-def with_engine(trainer_class: Any) -> Any:
-    class WithEngine(trainer_class):  # type: ignore[misc]
-        """Believes that vLLM generates."""
-
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            self.use_vllm = self.vllm_importance_sampling_correction = True
-            self.vllm_generation = SimpleNamespace(sync_weights=lambda: None)
-            self._last_loaded_step = -1
-
-    return WithEngine
+from tests.trajectories import parity_reward, prompts
 
 
 def scored(folder: Path, tokenizer: Any, **overrides: Any) -> tuple[Any, dict[str, Any]]:
     """A trainer with turn ratios and the mean over turns, and its batch of 16 trajectories on policy."""
     trainer_class = overrides.pop("trainer_class", SOGRPOTrainer)
+    reward = overrides.pop("reward", parity_reward)
     overrides = {"importance_sampling_level": "turn", "loss_type": "turn", **overrides}
     arguments = settings(folder, gradient_checkpointing=False, num_iterations=2, scale_rewards="none", **overrides)
     trainer = with_engine(trainer_class)(
-        saved_policy(folder), parity_reward, trainer_class.config_class(**arguments), prompts(),
+        saved_policy(folder), reward, trainer_class.config_class(**arguments), prompts(),
         processing_class=tokenizer, rollout_func=SampledElsewhere(),
     )  # fmt: skip
     trainer.current_gradient_accumulation_steps = 1
@@ -133,6 +97,40 @@ def test_turn_truncate_cuts_weights(tmp_path: Path, tokenizer: Any) -> None:
     assert torch.equal(batch["turn_ids"], plain["turn_ids"])
 
 
+def vespo_loss(trainer: Any, plain: dict[str, Any], weights: list[list[float]]) -> Tensor:
+    """VESPO's: each trajectory is weighed by the product of its tokens' ratios to the policy that sampled."""
+    args, logps, total, tokens = trainer.args, token_logps(trainer, plain), torch.zeros((), dtype=torch.float64), 0
+    for i, of_turns in enumerate(weights):
+        kept = sum((plain["turn_ids"][i] == k for k, weight in enumerate(of_turns) if weight), torch.tensor(False))
+        tokens += int(kept.sum())
+        moved = float((logps[i] - plain["old_per_token_logps"][i]).detach()[kept].sum()) if kept.any() else 0.0
+        lengths = [int((plain["turn_ids"][i] == k).sum()) for k in range(len(of_turns))]
+        moved += sum(n * math.log(weight) for n, weight in zip(lengths, of_turns, strict=True) if weight)
+        advantage = float(plain["advantages"][i])
+        k, rate = (
+            (args.vespo_k_pos, args.vespo_lambda_pos) if advantage >= 0 else (args.vespo_k_neg, args.vespo_lambda_neg)
+        )
+        weight = math.exp(rate + k * moved - rate * math.exp(moved))
+        total = total - weight * advantage * (logps[i][kept].sum() if kept.any() else 0.0)
+    return total / tokens
+
+
+@pytest.mark.parametrize("options", [MASK, TRUNCATE], ids=["mask", "truncate"])
+def test_vespo_weighs_trajectories_by_their_turns(tmp_path: Path, tokenizer: Any, options: dict[str, Any]) -> None:
+    vespo = {"loss_type": "vespo", "importance_sampling_level": "token"}
+    vespo |= {"per_device_train_batch_size": 16, "steps_per_generation": 1, "gradient_accumulation_steps": 1}
+    _, plain = scored(tmp_path, tokenizer, vllm_importance_sampling_mode="token_truncate", **vespo)
+    trainer, batch = scored(tmp_path, tokenizer, **options, **vespo)
+    weights = [[min(max(ratio, 0.8), 1.25) for ratio in row] for row in turn_ratios(plain)]
+    if options is MASK:
+        weights = [[ratio if 0.8 <= ratio <= 1.25 else 0.0 for ratio in row] for row in turn_ratios(plain)]
+    generator = torch.Generator().manual_seed(7)
+    noise = 0.2 * torch.randn(plain["old_per_token_logps"].shape, generator=generator)
+    for each in (plain, batch):  # the ratios to vLLM are in the batch already
+        each["old_per_token_logps"] = each["old_per_token_logps"] + noise
+    assert_loss(trainer, batch, vespo_loss(trainer, plain, weights))
+
+
 @pytest.mark.parametrize("mode", ["turn_truncate", "token_truncate"])
 def test_the_veto_drops_trajectories(tmp_path: Path, tokenizer: Any, mode: str) -> None:
     _, plain = scored(tmp_path, tokenizer, vllm_importance_sampling_mode=mode)
@@ -148,6 +146,22 @@ def test_the_veto_drops_trajectories(tmp_path: Path, tokenizer: Any, mode: str) 
     ours, theirs = (trainer._compute_loss(trainer.model, each) for each in (batch, part))
     assert ours.item() == pytest.approx(theirs.item(), abs=1e-6)
     torch.testing.assert_close(gradient(ours, trainer), gradient(theirs, trainer), rtol=0, atol=1e-6)
+
+
+def first_group_differs(completion_ids: list[list[int]], **_: Any) -> list[float]:
+    return [reward if i < 4 else 1.0 for i, reward in enumerate(parity_reward(completion_ids))]
+
+
+def test_weights_are_logged_once_for_all_rounds_of_a_refill(tmp_path: Path, tokenizer: Any) -> None:
+    """TRL logs its own ratios in each round; the one per turn takes the place of all of them."""
+    refill = {"group_refill": 1, "group_filter": "zero_variance", "reward": first_group_differs}
+    trainer, batch = scored(tmp_path, tokenizer, **TRUNCATE, **refill)
+    assert logged(trainer, "groups/refill_rounds") == [1.0]
+    weights = []
+    for ratios, turn_ids in zip(batch["importance_sampling_ratio"], batch["turn_ids"], strict=True):
+        weights += [ratios[turn_ids == k][0].item() for k in range(int(turn_ids.max()) + 1)]
+    for name, expected in (("min", min(weights)), ("mean", sum(weights) / len(weights)), ("max", max(weights))):
+        assert logged(trainer, f"sampling/importance_sampling_ratio/{name}") == [pytest.approx(expected, rel=1e-5)]
 
 
 @pytest.mark.parametrize("trainer_class", [SOGRPOTrainer, SOPPOTrainer])

@@ -38,6 +38,19 @@ def reference_loss(trainer: Any, batch: dict[str, Any], mismatch: Tensor) -> Ten
     return total / (len(logps) * trainer.args.max_completion_length)
 
 
+def weights_of(trainer: Any, batch: dict[str, Any], mismatch: Tensor) -> list[float]:
+    """Of each model token, before the cap."""
+    logps, level = token_logps(trainer, batch).detach(), trainer.args.importance_sampling_level
+    log_ratio, found = logps - batch["old_per_token_logps"], []
+    for i, turn_ids in enumerate(batch["turn_ids"]):
+        for t in torch.nonzero(turn_ids >= 0).flatten().tolist():
+            unit = {"token": torch.arange(len(turn_ids)) == t, "turn": turn_ids == turn_ids[t]}.get(
+                level, turn_ids >= 0
+            )
+            found.append(float(log_ratio[i][unit].mean().exp() * mismatch[i, t]))
+    return found
+
+
 @pytest.mark.parametrize("engine", [False, True], ids=["", "vllm"])
 @pytest.mark.parametrize("level", LEVELS)
 def test_the_gradient_is_that_of_the_formula(tmp_path: Path, tokenizer: Any, level: str, engine: bool) -> None:
@@ -55,8 +68,13 @@ def test_the_gradient_is_that_of_the_formula(tmp_path: Path, tokenizer: Any, lev
     expected = gradient(reference_loss(trainer, batch, mismatch), trainer)
     assert expected.abs().max() > 1e-4
     torch.testing.assert_close(gradient(ours, trainer), expected, rtol=0, atol=1e-6)
-    dropped = trainer._metrics["train"]["clip_ratio/region_mean"][-1]
+    logged = trainer._metrics["train"]
+    dropped = logged["clip_ratio/region_mean"][-1]
     assert 0 < dropped < 1
+    weights = weights_of(trainer, batch, mismatch)
+    capped = sum(weight > 1.1 for weight in weights) / len(weights)
+    assert 0 < capped < 1
+    assert logged["minirl/capped_weights"][-1] == pytest.approx(capped)
 
 
 @pytest.mark.parametrize("split", [(4, 2), (2, 4)])

@@ -11,6 +11,7 @@ from sorl_trl.doctor.checks.model import check_chat, check_model, check_tags
 from sorl_trl.doctor.checks.questions import check_questions, check_tokens
 from sorl_trl.doctor.checks.rehearsal import check_rehearsal
 from sorl_trl.doctor.checks.search import check_search
+from sorl_trl.doctor.checks.switches import check_switches
 from sorl_trl.doctor.findings import Finding, Unavailable
 from sorl_trl.doctor.reading.arguments import read_arguments
 from sorl_trl.doctor.reading.recipe_file import read_recipe
@@ -38,6 +39,7 @@ CHECKS: dict[str, Callable[[Subject], Iterable[Finding]]] = {
     "rehearsal": check_rehearsal,
     "vllm": check_vllm,
     "options": check_options,
+    "switches": check_switches,
     "method": check_method,
 }
 """In an order in which each finds what it needs of the others."""

@@ -20,6 +20,7 @@ from sorl_trl.search.arguments import override_source
 from sorl_trl.trainers import SeeUPOConfig, SeeUPOTrainer, SOGRPOTrainer, SOPPOTrainer
 from sorl_trl.trainers.base_config import TurnLevelConfig
 from sorl_trl.trainers.base_trainer import TurnLevelTrainer
+from sorl_trl.trainers.config_rules import SUM_THEN_NORMALIZE
 from sorl_trl.trainers.options.backward_rules import turn_limit_problems
 
 TRAINERS: dict[str, type[TurnLevelTrainer]] = {
@@ -92,9 +93,13 @@ class TaskArguments(Checked):
 
 
 def joint_problems(
-    task: TaskArguments, config: TurnLevelConfig, rollout: RolloutArguments, config_class: type[TurnLevelConfig]
+    task: TaskArguments,
+    config: TurnLevelConfig,
+    rollout: RolloutArguments,
+    search: SearchArguments,
+    config_class: type[TurnLevelConfig],
 ) -> Iterator[Problem]:
-    """What is wrong with arguments of the task, of the trainer and of the rollout together."""
+    """What is wrong with arguments of the task, the trainer, the rollout and the search together."""
     if issubclass(config_class, SeeUPOConfig):
         where = f"`max_turns` {rollout.max_turns}, and a last generation"
         yield from turn_limit_problems(config.num_iterations, rollout.max_turns + 1, where)
@@ -106,6 +111,14 @@ def joint_problems(
     if config.turn_boundary == "tags" and per_turn:
         what = f"`rewards` has {per_turn[0]!r}, one float per generation: `turn_boundary='tags'` makes more turns."
         yield Problem("rewards", what)
+    if per_turn and config.multi_objective_aggregation != SUM_THEN_NORMALIZE:
+        what = f"`multi_objective_aggregation` is {config.multi_objective_aggregation!r}, but `rewards` has "
+        what += f"{per_turn[0]!r}, and turn rewards need {SUM_THEN_NORMALIZE!r}."
+        yield Problem("multi_objective_aggregation", what, SUM_THEN_NORMALIZE)
+    if search.no_search and "f1_plus" in task.rewards:
+        what = "`rewards` has 'f1_plus', which takes 0.1 off a trajectory that has not searched, but with `no_search` "
+        what += "nothing can be found: all would pay it or search in vain. Use 'f1'."
+        yield Problem("rewards", what, ["f1" if name == "f1_plus" else name for name in task.rewards])
 
 
 @dataclass
@@ -121,7 +134,7 @@ class Arguments:
     model: ModelConfig
 
     def __post_init__(self) -> None:
-        raise_first(joint_problems(self.task, self.config, self.rollout, type(self.config)))
+        raise_first(joint_problems(self.task, self.config, self.rollout, self.search, type(self.config)))
 
 
 def argument_groups(trainer_class: type[TurnLevelTrainer]) -> tuple[type, ...]:

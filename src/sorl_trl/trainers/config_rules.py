@@ -42,6 +42,13 @@ def turn_level_problems(config: TurnLevelConfig) -> Iterator[Problem]:
         yield Problem(
             "clip_range_scaling", f"`clip_range_scaling` is {config.clip_range_scaling!r}, but {why}", "none"
         )
+    elif config.clip_range_scaling is None and (why := scaling_refusal(config, config.clip_range_scaling_in_use)):
+        in_use = config.clip_range_scaling_in_use
+        yield Problem(
+            "clip_range_scaling",
+            f"`clip_range_scaling` is not set and stands for {in_use!r}, which `ctn_gate='turn'` reads too, but {why}",
+            "sqrt_length",
+        )
     tags = config.turn_boundary_tags
     if isinstance(tags, str) or (config.turn_boundary == "tags" and not (tags and all(tags))):
         yield Problem(

@@ -20,6 +20,7 @@ from sorl_trl.ops import (
     turn_std,
 )
 from sorl_trl.trainers.base_trainer import TurnLevelTrainer
+from sorl_trl.trainers.loss.turn_metrics import MetricSums
 from sorl_trl.trainers.paper import SORL_PAPER
 from sorl_trl.trainers.so_grpo_config import SOGRPOConfig
 from sorl_trl.trainers.turns.recording import ScoredRollout, gather_rows, show_advantages
@@ -61,6 +62,8 @@ class SOGRPOTrainer(TurnLevelTrainer):
 
     def _add_advantages(self, output: dict[str, Any], rollout: ScoredRollout) -> None:
         advantages = self._turn_advantages(rollout)
+        if rollout.kinds is not None:
+            self._log_rewarded(rollout.kinds.has_turn_reward, self._scored_turns(rollout))
         if advantages is not None:
             output["advantages"] = turn_broadcast(advantages, output["turn_ids"])
             show_advantages(self, advantages, rollout.turns.turn_mask)
@@ -69,7 +72,7 @@ class SOGRPOTrainer(TurnLevelTrainer):
         """(B, K) of the local trajectories; `None` where TRL's own outcome advantages are the same thing."""
         if not self._needs_turns(rollout):
             return None
-        mask = (rollout.turns.turn_mask & rollout.scored[:, None]).float()
+        mask = self._scored_turns(rollout).float()
         rows = partial(gather_rows, self.accelerator)
         returns, kept = rows(turn_returns(rollout.turn_rewards, mask, self.args.gamma)), rows(mask)
         if rollout.kinds is None:
@@ -83,6 +86,11 @@ class SOGRPOTrainer(TurnLevelTrainer):
             advantages = advantages + self.args.step_advantage_coef * self._step_advantages(returns, states, kept)
         first = self.accelerator.process_index * len(mask)
         return advantages[first : first + len(mask), : mask.shape[1]]
+
+    @staticmethod
+    def _scored_turns(rollout: ScoredRollout) -> Tensor:
+        """(B, K) bool, the turns of trajectories with a reward."""
+        return rollout.turns.turn_mask & rollout.scored[:, None]
 
     def _needs_turns(self, rollout: ScoredRollout) -> bool:
         """Whether turns of any rank's trajectories may have advantages of their own."""
@@ -129,3 +137,11 @@ class SOGRPOTrainer(TurnLevelTrainer):
         mode = "train" if self.model.training else "eval"
         share = (groups == 1).sum() / groups.sum().clamp(min=1)
         self._metrics[mode]["advantages/without_baseline"].append(share.item())
+
+    def _log_rewarded(self, has_reward: Tensor, turns: Tensor) -> None:
+        """Log the share of all ranks' `turns` with a turn reward, both (B, K): without any there is one kind alone."""
+        sums = MetricSums()
+        sums.add_mean("turns/rewarded", has_reward.float(), turns)
+        mode = "train" if self.model.training else "eval"
+        for name, value in sums.reduce(self.accelerator).items():
+            self._metrics[mode][name].append(value)

@@ -55,7 +55,7 @@ def check_groups(
     read.rollout = _checked(RolloutArguments, recipe, read)
     read.engine = _checked(EngineOptions, recipe, read)
     read.search = _checked(SearchArguments, recipe, read)
-    joint = [*joint_problems(read.raw, read.raw, read.raw, config_class)]
+    joint = [*joint_problems(read.raw, read.raw, read.raw, read.raw, config_class)]
     _check_config(recipe, read, config_class, num_processes, joint)
     read.model = _constructed(ModelConfig, recipe, read, _values(ModelConfig, read.raw))
     read.findings += map(recipe.finding, joint)

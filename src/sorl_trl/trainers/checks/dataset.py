@@ -51,17 +51,27 @@ def check_column_names(train_dataset: Any, eval_dataset: Any, args: GRPOConfig) 
 
 def check_answer_column(train_dataset: Any, eval_dataset: Any, args: TurnLevelConfig) -> None:
     """Information gain scores the golden answers: without them the first rollout would fail."""
-    if args.information_gain_coef == 0:
-        return
+    if args.information_gain_coef:
+        for argument, row in _first_rows(train_dataset, eval_dataset):
+            raise_first(answer_column_problems(argument, row, args))
+
+
+def answer_column_problems(argument: str, row: Mapping[str, Any], args: TurnLevelConfig) -> Iterator[Problem]:
+    """Whether a row, the first that `argument` gives, has the answer that information gain scores."""
     column = args.information_gain_column
-    for argument, row in _first_rows(train_dataset, eval_dataset):
-        if row and column not in row:
-            raise ValueError(
-                f"`{argument}` has no column {column!r}, but `information_gain_coef` is {args.information_gain_coef}: "
-                f"it scores the golden answers there. Its columns are {sorted(row)}; name the right one as "
-                "`information_gain_column`, or set `information_gain_coef=0`."
-            )
+    if row and column not in row:
+        yield Problem(
+            "information_gain_column",
+            f"`{argument}` has no column {column!r}, but `information_gain_coef` is {args.information_gain_coef}: "
+            f"it scores the golden answers there. Its columns are {sorted(row)}; name the right one as "
+            "`information_gain_column`, or set `information_gain_coef=0`.",
+            "golden_answers",
+        )
+        return
+    try:
         first_answer(row.get(column), column)
+    except ValueError as error:
+        yield Problem("information_gain_column", str(error), "golden_answers")
 
 
 def _first_rows(train_dataset: Any, eval_dataset: Any) -> Iterator[tuple[str, dict[str, Any]]]:

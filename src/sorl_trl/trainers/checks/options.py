@@ -46,6 +46,11 @@ def _own(config: Any, name: str) -> Any:
     return getattr(config, name, None)
 
 
+def _counts_turns(config: Any) -> bool:
+    """Whether the penalty is weighed by turns whose ratio is outside the range."""
+    return _own(config, "clip_normalization") == "kl_penalty" and _own(config, "ctn_gate") == "turn"
+
+
 IDLE = (
     Idle(_VLLM_OPTIONS, lambda c: not c.use_vllm, "`use_vllm` is False"),
     Idle(_SERVER_OPTIONS, lambda c: c.vllm_mode == "colocate", "`vllm_mode` is 'colocate'"),
@@ -136,7 +141,7 @@ IDLE = (
     ),
     Idle(
         ("turn_ratio",),
-        lambda c: _own(c, "ratio_level") in ("token", "sequence"),
+        lambda c: _own(c, "ratio_level") in ("token", "sequence") and not _counts_turns(c),
         "turns share no ratio unless `importance_sampling_level` is 'turn'; the metrics `turns/ratio_…` alone read it",
     ),
     Idle(("label_smoothing_factor", "label_names"), lambda c: True, "the loss has no labels"),

@@ -10,8 +10,9 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from sorl_trl.ops import importance_ratio
-from sorl_trl.trainers.base_config import TurnLevelConfig
+from sorl_trl.trainers.base_config import MINIRL_LOSS_TYPE, TurnLevelConfig
 from sorl_trl.trainers.loss.micro_batch import MicroBatch
+from sorl_trl.trainers.loss.mismatch import minirl_weights
 from sorl_trl.trainers.loss.turn_metrics import (
     MetricSums,
     add_clip_ratios,
@@ -86,6 +87,9 @@ class MetricLog:
             add_scaled_range(sums, turns, level, batch.clip_ranges)
         ratio = importance_ratio(log_ratio, turns, level, self.args.turn_ratio)
         sums.add_weights("effective_sample_size", ratio, turns.loss_mask)
+        if self.args.loss_type == MINIRL_LOSS_TYPE:
+            is_capped = minirl_weights(ratio, batch.inputs) > self.args.minirl_cap
+            sums.add_mean("minirl/capped_weights", is_capped.float(), turns.loss_mask)
         if batch.has_own_surrogate:
             add_clip_ratios(sums, ratio, turns, batch.advantages, clip_range, self.args.double_sided_clip)
 

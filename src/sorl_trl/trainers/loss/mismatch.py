@@ -22,3 +22,13 @@ def mismatch_log_ratio(batch: Mapping[str, Any]) -> Tensor:
     difference = batch["old_per_token_logps"] - batch["sampling_per_token_logps"]
     known = (batch["turn_ids"] >= 0) & ~difference.isnan()
     return bounded_log_ratio(torch.where(known, difference, 0.0))
+
+
+def minirl_weights(ratio: Tensor, batch: Mapping[str, Any]) -> Tensor:
+    """(B, T) by what MiniRL weighs each token, before the cap: `ratio` (B, T), times that to vLLM where it corrects.
+
+    Args:
+        ratio: of the policy to the old policy.
+        batch: as TRL makes it, with an `importance_sampling_ratio` where vLLM's log-probabilities are corrected.
+    """
+    return ratio * mismatch_log_ratio(batch).exp() if "importance_sampling_ratio" in batch else ratio

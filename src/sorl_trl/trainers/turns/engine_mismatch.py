@@ -67,9 +67,11 @@ def _by_turn(
 
 
 def _log(trainer: Any, sums: MetricSums) -> None:
-    """Log what was done, in the place of what TRL has logged under the same name."""
-    logged = trainer._metrics["train" if trainer.model.training else "eval"]
+    """Log what was done, in the place of what TRL has logged under the same name, once for each rollout it scored."""
+    is_training = trainer.model.training
+    logged = trainer._metrics["train" if is_training else "eval"]
+    rollouts = 1 + trainer._refill.rounds if is_training else 1
     for name, value in sums.reduce(trainer.accelerator).items():
         if name.startswith(_RATIO):
-            logged[name].pop()
+            del logged[name][-rollouts:]
         logged[name].append(value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -167,7 +167,8 @@ def _cells(asked: Sequence[_Scored]) -> list[tuple[int, int]]:
 
 def first_answer(golden: Any, column: str) -> str:
     """The answer of a row, empty where it has none."""
-    first = golden if isinstance(golden, str) or golden is None else next(iter(golden), None)
+    is_list = isinstance(golden, Iterable) and not isinstance(golden, str)
+    first = next(iter(golden), None) if is_list else golden
     if first is not None and not isinstance(first, str):
         raise ValueError(
             f"The column {column!r} holds {golden!r}, but `information_gain_column` must hold a string or a list of "

@@ -13,6 +13,7 @@ from accelerate.utils import gather_object
 from datasets import Dataset
 from torch import Tensor
 
+from sorl_trl.checks import Problem, raise_first
 from sorl_trl.ops import group_spread, kept_groups
 from sorl_trl.trainers.loss.micro_batch import loss_mask_of
 from sorl_trl.trainers.turns.merging import merge
@@ -40,21 +41,34 @@ def check_refill(args: Any, dataset: Any) -> None:
     """
     if not args.group_refill:
         return
-    groups = args.generation_batch_size // args.num_generations
     if not isinstance(dataset, Dataset):
         raise ValueError(
             f"`group_refill` is {args.group_refill}, but `train_dataset` is of type {type(dataset).__name__}, which "
             "gives no prompts out of turn: it must be a `datasets.Dataset`. Set `group_refill=0`, or use one."
         )
-    if len(dataset) < 2 * groups:
-        raise ValueError(
-            f"`group_refill` is {args.group_refill}, but `train_dataset` has {len(dataset)} prompts and a rollout "
-            f"takes {groups}: there must be as many others, {2 * groups} in all. Give more, or set `group_refill=0`."
-        )
+    raise_first(refill_size_problems("train_dataset", len(dataset), args))
     if images := {"image", "images"} & set(dataset.column_names):
         raise ValueError(
             f"`group_refill` is {args.group_refill}, but `train_dataset` has {images.pop()!r}: batches of images "
             "cannot be put together. Set `group_refill=0`."
+        )
+
+
+def refill_size_problems(argument: str, prompts: int, args: Any) -> Iterator[Problem]:
+    """Whether a rollout leaves as many other prompts as it takes, of those that `argument` gives.
+
+    Args:
+        argument: by what the prompts are given.
+        prompts: how many these are.
+        args: of the trainer.
+    """
+    groups = int(args.generation_batch_size or 0) // int(args.num_generations or 1)
+    if args.group_refill and prompts < 2 * groups:
+        yield Problem(
+            "group_refill",
+            f"`group_refill` is {args.group_refill}, but `{argument}` has {prompts} prompts and a rollout takes "
+            f"{groups}: there must be as many others, {2 * groups} in all. Give more, or set `group_refill=0`.",
+            0,
         )
 
 
@@ -74,6 +88,8 @@ class GroupRefill:
         self._trainer = trainer
         self._score = score
         self._step, self._rollouts = -1, 0
+        self.rounds = 0
+        """How often other prompts were asked for the last batch of training."""
 
     def fill(self, examples: list[dict[str, Any]]) -> ScoredBatch:
         """The batch of these B rows of the dataset, with other groups where theirs had no spread."""
@@ -90,6 +106,7 @@ class GroupRefill:
             takes = ~differs & self._differs(candidate)
             batch = self._merged(batch, candidate, takes)
             differs = differs | takes
+        self.rounds = rounds
         metrics = self._trainer._metrics["train"]
         metrics["groups/refill_rounds"].append(float(rounds))
         metrics["groups/refilled"].append((differs & ~before).float().mean().item())

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from sorl_trl.checks import Problem, raise_first
 from sorl_trl.ops import group_spread, kept_groups
 from sorl_trl.trainers.turns.dropping import drop
 from sorl_trl.types import ActionKind, Trajectory
@@ -22,15 +23,23 @@ def check_selection(args: Any, reward_names: Sequence[str], has_rollout: bool) -
         reward_names: of its reward functions.
         has_rollout: whether it has a `rollout_func`.
     """
-    if args.group_filter_reward is not None and args.group_filter_reward not in reward_names:
-        raise ValueError(
-            f"`group_filter_reward` is {args.group_filter_reward!r}, but must be the name of a reward function: one "
-            f"of {', '.join(map(repr, reward_names))}."
-        )
+    raise_first(reward_name_problems(args, reward_names))
     if args.mask_void_trajectories and not has_rollout:
         raise ValueError(
             "`mask_void_trajectories` is True, but has no effect without a `rollout_func`: in TRL's tool loop a turn "
             "that calls no tool is the last, so that no turn is void. Set it to False."
+        )
+
+
+def reward_name_problems(args: Any, reward_names: Sequence[str]) -> Iterator[Problem]:
+    """Whether there is a reward function, by these names, for `group_filter_reward` of the trainer's `args`."""
+    name = args.group_filter_reward
+    if name is not None and name not in reward_names:
+        yield Problem(
+            "group_filter_reward",
+            f"`group_filter_reward` is {name!r}, but must be the name of a reward function: one of "
+            f"{', '.join(map(repr, reward_names))}.",
+            reward_names[0],
         )
 
 

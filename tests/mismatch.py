@@ -1,0 +1,46 @@
+"""Trainers that believe in vLLM, and a rollout whose log-probabilities are made up: no engine runs here."""
+
+from __future__ import annotations
+
+import math
+import random
+from types import SimpleNamespace
+from typing import Any
+
+from tests.trajectories import FixedRollout
+
+UNIFORM = -math.log(32)
+"""About the log-probability of any token under the tiny policy."""
+BOUNDS = {"vllm_importance_sampling_clip_min": 0.8, "vllm_importance_sampling_clip_max": 1.25}
+MASK = {"vllm_importance_sampling_mode": "turn_mask", **BOUNDS}
+TRUNCATE = {"vllm_importance_sampling_mode": "turn_truncate", **BOUNDS}
+VETO = {"vllm_importance_sampling_mode": "token_truncate", "mismatch_veto": 0.6}
+
+
+class SampledElsewhere(FixedRollout):
+    """An engine whose log-probabilities are some way off, NaN for some tokens, and 0 where it has sampled nothing."""
+
+    def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
+        output = super().__call__(prompts, trainer)
+        rng = random.Random(f"{self.calls}-{trainer.accelerator.process_index}")
+        said = [
+            [rng.gauss(UNIFORM, 0.3) if rng.random() < 0.9 else math.nan for _ in row] for row in output["env_mask"]
+        ]
+        masks = output["env_mask"]
+        output["logprobs"] = [
+            [logp if kept else 0.0 for logp, kept in zip(*row, strict=True)] for row in zip(said, masks, strict=True)
+        ]
+        return output
+
+
+def with_engine(trainer_class: Any) -> Any:
+    class WithEngine(trainer_class):  # type: ignore[misc]
+        """Believes that vLLM generates."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.use_vllm = self.vllm_importance_sampling_correction = True
+            self.vllm_generation = SimpleNamespace(sync_weights=lambda: None)
+            self._last_loaded_step = -1
+
+    return WithEngine
