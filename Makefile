@@ -94,6 +94,7 @@ bench-search: $(VENV)/.installed
 # Hours; goes on where it was interrupted.
 bench-stability: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.stability
+	$(BIN)/python -m benchmarks.method_pages
 	$(BIN)/python -m benchmarks.guard_actions
 	$(BIN)/python -m benchmarks.guard_rules
 
