@@ -70,9 +70,9 @@ A line per row of the [stability benchmark](stability.md), grouped by the pages 
   seed, regime and harness; the median over pairs, and how many. Those runs shared their machine with others, and
   took what their policies wrote: 0.8 to 1.2 says nothing. "–": no such pair.
 - **Above** and **below**: regimes in which the final sampled EM differs, paired by seed within one harness, with an
-  interval that excludes 0, from {fewest} pairs on; in brackets the mean difference. "none": compared, and no
-  interval excludes 0. "–": not compared. Where TRL's GRPO has no run of a harness, GRPO in our trainer, which
-  computes the same, stands in for it.
+  interval that excludes 0, from {fewest} pairs on, with the mean difference. "none": compared, and no interval
+  excludes 0. "–": not compared. Where TRL's GRPO has no run of a harness, GRPO in our trainer, which computes the
+  same, stands in for it.
 - **As reported**: the source's claim, for other models and tasks. [P] read in the paper, [C] in a public
   implementation, [A] in the abstract alone, [2nd] second-hand. None is reproduced here.
 
@@ -110,8 +110,8 @@ def contrasts(name: str, baseline: str, measured: Measured) -> list[str]:
         compared = True
         low, high = pair["interval"]
         if low > 0 or high < 0:
-            found[1 if low > 0 else -1].append(f"{measured.grid.regimes[regime].title} ({pair['mean']:+.2f})")
-    return [", ".join(found[sign]) or ("none" if compared else "–") for sign in (1, -1)]
+            found[1 if low > 0 else -1].append(f"{measured.grid.regimes[regime].title} {pair['mean']:+.2f}")
+    return ["; ".join(found[sign]) or ("none" if compared else "–") for sign in (1, -1)]
 
 
 def extra_cost(method: Method) -> str:

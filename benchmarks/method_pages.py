@@ -97,9 +97,10 @@ def measured_part(name: str, page: MethodPage, measured: Measured) -> str:
 
 def curves(name: str, page: MethodPage, measured: Measured) -> str:
     """The picture and what it shows, or that there is none."""
-    if not any(row in measured.tables.get(regime, {}) for regime in SHOWN for row in page.rows):
+    shown = [regime for regime in SHOWN if any(row in measured.tables.get(regime, {}) for row in page.rows)]
+    if not shown:
         return "None: nothing of it was measured in the regimes that pages draw."
-    regimes = " and ".join(f"*{measured.grid.regimes[regime].title}*" for regime in SHOWN)
+    regimes = " and ".join(f"*{measured.grid.regimes[regime].title}*" for regime in shown)
     text = f"Sampled EM after each rollout in {regimes}: thick the mean over the judging seeds, thin each seed."
     return f"![{page.title}: sampled EM over rollouts](../../benchmarks/results/methods/{name}.png)\n\n{text}"
 

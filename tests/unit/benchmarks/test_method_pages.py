@@ -78,8 +78,8 @@ def test_what_was_not_measured_is_said_and_what_the_benchmark_does_not_have_is_n
 def test_only_an_interval_that_excludes_0_over_enough_pairs_is_above_or_below() -> None:
     better, worse, mixed = (0.6, 0.7, 0.6, 0.7, 0.6), (0.4, 0.3, 0.4, 0.3, 0.4), (0.6, 0.4, 0.7, 0.3, 0.5)
     base = (0.5,) * 5
-    assert contrasts("other", "grpo", measured(other=better, grpo=base)) == ["Calm (+0.14)", "none"]
-    assert contrasts("other", "grpo", measured(other=worse, grpo=base)) == ["none", "Calm (-0.14)"]
+    assert contrasts("other", "grpo", measured(other=better, grpo=base)) == ["Calm +0.14", "none"]
+    assert contrasts("other", "grpo", measured(other=worse, grpo=base)) == ["none", "Calm -0.14"]
     assert contrasts("other", "grpo", measured(other=mixed, grpo=base)) == ["none", "none"]
     assert contrasts("other", "grpo", measured(other=better[:4], grpo=base)) == ["–", "–"]
 
