@@ -76,7 +76,7 @@ METHOD_PAGES: dict[str, MethodPage] = {
     ),
     "grpo": MethodPage(
         "GRPO",
-        ("grpo", "grpo_target", "dual_clip"),
+        ("grpo", "plain", "grpo_target", "dual_clip"),
         "Mathematics in one turn, in the paper. Of agents that search, the authors of LLDS report that plain GRPO "
         "collapses within 300 steps [P].",
         "collapses in search within 300 steps (LLDS) [P]",

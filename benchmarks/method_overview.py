@@ -25,17 +25,26 @@ class Measured:
         tables: the runs that count.
         replaced: runs of earlier harnesses that have been made again, for rows that were not: a difference is within
             one harness.
+        costs: regime to method to the CPU time of a rollout over that of GRPO's (`method_cost.py`), where measured.
     """
 
     grid: Grid
     tables: Tables
     replaced: Tables
+    costs: Mapping[str, Mapping[str, float]]
 
     def difference(self, name: str, baseline: str, regime: str) -> dict[str, Any] | None:
-        """`paired` of a row and another in a regime; `None` without a pair, and of a row with itself."""
-        if name == baseline:
-            return None
-        return paired(self.tables[regime].get(name, []), self.all_of(baseline, regime))
+        """`paired` of a row and another in a regime, or the other's stand-in, which `by` names.
+
+        `None` without a pair, and of a row with itself.
+        """
+        for other in filter(None, (baseline, STAND_INS.get(baseline))):
+            pair = paired(self.tables[regime].get(name, []), self.all_of(other, regime))
+            if name in (baseline, other):
+                return None
+            if pair is not None:
+                return {**pair, "by": other}
+        return None
 
     def all_of(self, name: str, regime: str) -> list[Run]:
         """A row's runs of every harness."""
@@ -45,8 +54,10 @@ class Measured:
 FEWEST = 5
 """Pairs from which a regime is said to be helped or hurt: of fewer, an interval says too little."""
 BASELINE, OURS = "grpo", "so_grpo"
+STAND_INS = {BASELINE: "plain"}
+"""A row to the one that is compared with where the first has no run of a harness: GRPO in our trainer for TRL's."""
 COLUMNS = (
-    *("method", "seconds, of GRPO's", "costs besides", "above GRPO in", "below GRPO in"),
+    *("method", "time, of GRPO's", "costs besides", "above GRPO in", "below GRPO in"),
     *("above our defaults in", "below our defaults in", "as reported"),
 )
 HEAD = """# Methods, to choose from
@@ -54,12 +65,14 @@ HEAD = """# Methods, to choose from
 A line per row of the [stability benchmark](stability.md), grouped by the pages of
 [docs/paper_index.md](../../docs/paper_index.md). Made from its archive by `python -m benchmarks.method_pages`.
 
-- **Seconds, of GRPO's**: wall time of a whole run over GRPO's of the same seed, regime and harness; the median over
-  pairs, and how many there are. Runs shared their machine with others, and the time of a run depends on what its
-  policy writes: a ratio of 0.8 to 1.2 says nothing. "–": no such pair.
+- **Time, of GRPO's**: CPU time of a rollout and its updates, in reuse · in hunts (`python -m
+  benchmarks.method_cost`). Where that was not measured, "≈" is the wall time of a whole run over GRPO's of the same
+  seed, regime and harness; the median over pairs, and how many. Those runs shared their machine with others, and
+  took what their policies wrote: 0.8 to 1.2 says nothing. "–": no such pair.
 - **Above** and **below**: regimes in which the final sampled EM differs, paired by seed within one harness, with an
-  interval that excludes 0, from {fewest} pairs on; in brackets the mean difference. "none": compared, and no interval
-  excludes 0. "–": not compared.
+  interval that excludes 0, from {fewest} pairs on, with the mean difference. "none": compared, and no interval
+  excludes 0. "–": not compared. Where TRL's GRPO has no run of a harness, GRPO in our trainer, which computes the
+  same, stands in for it.
 - **As reported**: the source's claim, for other models and tasks. [P] read in the paper, [C] in a public
   implementation, [A] in the abstract alone, [2nd] second-hand. None is reproduced here.
 
@@ -70,6 +83,12 @@ Our defaults were settled with these seeds in view: that others end below them i
 """
 
 
+def time_ratio(name: str, measured: Measured) -> str:
+    """What was measured for that, or the median over GRPO's pairs of runs, and their number."""
+    found = [costs[name] for costs in measured.costs.values() if name in costs]
+    return " · ".join(f"{cost:.2f}" for cost in found) if found else seconds_ratio(name, measured)
+
+
 def seconds_ratio(name: str, measured: Measured) -> str:
     """The median over GRPO's pairs, and their number."""
     ratios = []
@@ -77,7 +96,7 @@ def seconds_ratio(name: str, measured: Measured) -> str:
         base = {(run.harness, run.seed): run.record["seconds"] for run in measured.all_of(BASELINE, regime)}
         runs = [run for run in table.get(name, []) if (run.harness, run.seed) in base and not run.error]
         ratios += [run.record["seconds"] / base[run.harness, run.seed] for run in runs]
-    return f"{statistics.median(ratios):.1f} ({len(ratios)})" if ratios and name != BASELINE else "–"
+    return f"≈ {statistics.median(ratios):.1f} ({len(ratios)})" if ratios and name != BASELINE else "–"
 
 
 def contrasts(name: str, baseline: str, measured: Measured) -> list[str]:
@@ -91,8 +110,8 @@ def contrasts(name: str, baseline: str, measured: Measured) -> list[str]:
         compared = True
         low, high = pair["interval"]
         if low > 0 or high < 0:
-            found[1 if low > 0 else -1].append(f"{measured.grid.regimes[regime].title} ({pair['mean']:+.2f})")
-    return [", ".join(found[sign]) or ("none" if compared else "–") for sign in (1, -1)]
+            found[1 if low > 0 else -1].append(f"{measured.grid.regimes[regime].title} {pair['mean']:+.2f}")
+    return ["; ".join(found[sign]) or ("none" if compared else "–") for sign in (1, -1)]
 
 
 def extra_cost(method: Method) -> str:
@@ -116,7 +135,7 @@ def overview_lines(name: str, page: MethodPage, measured: Measured, is_written: 
         cost = extra_cost(grid.methods[row]) if row else "–"
         cells = ["not measured", cost, "–", "–", "–", "–"]
         if any(row in table for table in measured.tables.values()):
-            cells = [seconds_ratio(row, measured), cost]
+            cells = [time_ratio(row, measured), cost]
             cells += [*contrasts(row, BASELINE, measured), *contrasts(row, OURS, measured)]
         lines.append([f"[{title}](../../docs/methods/{name}.md)" if is_written else title, *cells, page.short])
     return lines

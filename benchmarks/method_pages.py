@@ -9,6 +9,7 @@ Writes the two last sections of each page of `docs/methods`, a picture per page 
 
 from __future__ import annotations
 
+import json
 import statistics
 import sys
 from argparse import RawDescriptionHelpFormatter
@@ -18,8 +19,9 @@ from typing import Any
 
 from benchmarks.defaults_report import REPLACED
 from benchmarks.method_claims import METHOD_PAGES, MethodPage
+from benchmarks.method_cost import COSTS
 from benchmarks.method_figures import SHOWN, baselines_of, draw_page
-from benchmarks.method_overview import Measured, Tables, overview_page
+from benchmarks.method_overview import STAND_INS, Measured, Tables, overview_page
 from benchmarks.stability import ARCHIVE, RESULTS, ROOT, is_current, read_archive
 from benchmarks.stability_report import collapses, em, harness_marks, lines_of_table
 from benchmarks.stability_statistics import Grid, Run, judged, published_grid, read_runs
@@ -33,8 +35,9 @@ NOT_MEASURED = "Not measured: the archive of the stability benchmark has no judg
 READING = """Final exact match (EM) on an unseen world at each regime's common learning rate, mean over the judging
 seeds; ¹, ² and ³ are the harnesses. A run has collapsed if it ends below its start or below half of its best.
 Differences are of sampled EM, paired by seed within one harness: mean, 95 % bootstrap interval, p of the exact
-sign-flip test, pairs. "–": there is no such pair. Here are many comparisons, of small policies, at learning rates
-that were not searched for each method ([stability](../../benchmarks/results/stability.md))."""
+sign-flip test, pairs. "–": there is no such pair; °: of GRPO in our trainer, which computes the same, where TRL's
+has no run of that harness. Here are many comparisons, of small policies, at learning rates that were not searched
+for each method ([stability](../../benchmarks/results/stability.md))."""
 
 
 def by_regime(runs: Iterable[Run], grid: Grid) -> Tables:
@@ -46,7 +49,8 @@ def difference_cell(found: Mapping[str, Any] | None) -> str:
     """Mean difference, interval, p and pairs."""
     if found is None:
         return "–"
-    return f"{em(found['mean'], found['interval'], '+.3f')}, p {found['p']:.2g} ({len(found['seeds'])})"
+    mark = "°" if found["by"] in STAND_INS.values() else ""
+    return f"{em(found['mean'], found['interval'], '+.3f')}, p {found['p']:.2g} ({len(found['seeds'])}){mark}"
 
 
 def measured_row(name: str, regime: str, measured: Measured, baselines: Sequence[str]) -> list[str]:
@@ -93,9 +97,10 @@ def measured_part(name: str, page: MethodPage, measured: Measured) -> str:
 
 def curves(name: str, page: MethodPage, measured: Measured) -> str:
     """The picture and what it shows, or that there is none."""
-    if not any(row in measured.tables.get(regime, {}) for regime in SHOWN for row in page.rows):
+    shown = [regime for regime in SHOWN if any(row in measured.tables.get(regime, {}) for row in page.rows)]
+    if not shown:
         return "None: nothing of it was measured in the regimes that pages draw."
-    regimes = " and ".join(f"*{measured.grid.regimes[regime].title}*" for regime in SHOWN)
+    regimes = " and ".join(f"*{measured.grid.regimes[regime].title}*" for regime in shown)
     text = f"Sampled EM after each rollout in {regimes}: thick the mean over the judging seeds, thin each seed."
     return f"![{page.title}: sampled EM over rollouts](../../benchmarks/results/methods/{name}.png)\n\n{text}"
 
@@ -126,7 +131,8 @@ def read_all() -> Measured:
     replaced = [
         run for run in map(Run, read_archive(REPLACED)) if settings.get((run.cell, run.seed)) == run.record["settings"]
     ]
-    return Measured(grid, by_regime(runs, grid), by_regime(replaced, grid))
+    costs = json.loads(COSTS.read_text()) if COSTS.is_file() else {}
+    return Measured(grid, by_regime(runs, grid), by_regime(replaced, grid), costs)
 
 
 def main(words: Sequence[str] | None = None) -> None:

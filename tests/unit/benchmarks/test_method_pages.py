@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 from benchmarks import method_figures, method_pages
 from benchmarks.method_claims import MethodPage
-from benchmarks.method_overview import Measured, contrasts, extra_cost, overview_lines, overview_page, seconds_ratio
+from benchmarks.method_overview import (
+    Measured,
+    contrasts,
+    extra_cost,
+    overview_lines,
+    overview_page,
+    seconds_ratio,
+    time_ratio,
+)
 from benchmarks.method_settings import Method
 from benchmarks.stability_statistics import Run
 
@@ -32,7 +40,7 @@ def measured(replaced: Any = (), **ems: Any) -> Measured:
     """The final EM of each method's seeds, in the calm regime."""
     runs = [Run(a_record(name, seed, em)) for name, of in ems.items() for seed, em in zip(SEEDS, of, strict=False)]
     tables = [method_pages.by_regime(some, PLAN) for some in (runs, replaced)]
-    return Measured(PLAN, *tables)
+    return Measured(PLAN, *tables, costs={})
 
 
 def test_a_line_by_hand() -> None:
@@ -49,9 +57,9 @@ def test_a_run_that_was_made_again_pairs_with_rows_of_its_harness_and_counts_now
     found = measured([old], grpo=(0.5,))
     assert found.difference("grpo", "grpo", "calm") is None
     tables = {"calm": {**found.tables["calm"], "other": [theirs]}}
-    paired = Measured(PLAN, tables, found.replaced).difference("other", "grpo", "calm")
+    paired = Measured(PLAN, tables, found.replaced, {}).difference("other", "grpo", "calm")
     assert paired is not None and paired["mean"] == pytest.approx(0.4)
-    assert Measured(PLAN, tables, {}).difference("other", "grpo", "calm") is None
+    assert Measured(PLAN, tables, {}, {}).difference("other", "grpo", "calm") is None
     (line,) = overview_lines("grpo", MethodPage("GRPO", ("grpo",), "", ""), found, True)
     assert line[1] == "–" and line[3:5] == ["–", "–"]
 
@@ -70,8 +78,8 @@ def test_what_was_not_measured_is_said_and_what_the_benchmark_does_not_have_is_n
 def test_only_an_interval_that_excludes_0_over_enough_pairs_is_above_or_below() -> None:
     better, worse, mixed = (0.6, 0.7, 0.6, 0.7, 0.6), (0.4, 0.3, 0.4, 0.3, 0.4), (0.6, 0.4, 0.7, 0.3, 0.5)
     base = (0.5,) * 5
-    assert contrasts("other", "grpo", measured(other=better, grpo=base)) == ["Calm (+0.14)", "none"]
-    assert contrasts("other", "grpo", measured(other=worse, grpo=base)) == ["none", "Calm (-0.14)"]
+    assert contrasts("other", "grpo", measured(other=better, grpo=base)) == ["Calm +0.14", "none"]
+    assert contrasts("other", "grpo", measured(other=worse, grpo=base)) == ["none", "Calm -0.14"]
     assert contrasts("other", "grpo", measured(other=mixed, grpo=base)) == ["none", "none"]
     assert contrasts("other", "grpo", measured(other=better[:4], grpo=base)) == ["–", "–"]
 
@@ -80,8 +88,28 @@ def test_seconds_are_a_median_over_pairs() -> None:
     found = measured(other=(0.5,) * 4, grpo=(0.5,) * 3)
     for run, seconds in zip(found.tables["calm"]["other"], (20.0, 30.0, 900.0, 7.0), strict=True):
         run.record["seconds"] = seconds  # type: ignore[index]
-    assert seconds_ratio("other", found) == "3.0 (3)"  # GRPO's runs take 10 seconds, and the fourth seed has none
+    assert seconds_ratio("other", found) == "≈ 3.0 (3)"  # GRPO's runs take 10 seconds, and the fourth seed has none
     assert seconds_ratio("grpo", found) == "–"
+
+
+def test_what_was_measured_for_it_comes_before_seconds_of_runs() -> None:
+    found = replace(measured(other=(0.5,), grpo=(0.5,)), costs={"calm": {"other": 1.5}, "wild": {"other": 2.0}})
+    assert time_ratio("other", found) == "1.50 · 2.00"
+    assert time_ratio("so_grpo", found) == "–"
+    assert time_ratio("other", replace(found, costs={})) == "≈ 1.0 (1)"
+
+
+def test_our_grpo_stands_in_where_trls_has_no_run_and_the_cell_says_so() -> None:
+    plan = replace(PLAN, methods={**PLAN.methods, "plain": Method("control", "so_grpo", "", {})})
+    runs = [Run(a_record(name, 11, em)) for name, em in (("other", 0.6), ("plain", 0.5))]
+    found = Measured(plan, method_pages.by_regime(runs, plan), {}, {})
+    assert method_pages.difference_cell(found.difference("other", "grpo", "calm")) == "+0.100, p 1 (1)°"
+    assert found.difference("plain", "grpo", "calm") is None
+    assert found.difference("other", "so_grpo", "calm") is None
+    with_trls = [*runs, Run(a_record("grpo", 11, 0.2))]
+    found = Measured(plan, method_pages.by_regime(with_trls, plan), {}, {})
+    assert method_pages.difference_cell(found.difference("other", "grpo", "calm")) == "+0.400, p 1 (1)"
+    assert method_pages.difference_cell(found.difference("plain", "grpo", "calm")) == "+0.300, p 1 (1)"
 
 
 def test_what_a_row_costs_besides() -> None:
