@@ -89,7 +89,7 @@ TRAIN += ["--output_dir", "out", "--use_cpu", "--bf16=false", "--max_steps=1"]
         ([*TRAIN, "stray"], "'stray' belongs to no argument of train.py"),
         ([*TRAIN, "--learning_rate", "fast"], "invalid float value: 'fast'"),
         ([*TRAIN, "--trainer"], "argument --trainer: expected one argument"),
-        ([*TRAIN, "--trainer", "ppo"], "`trainer` is 'ppo', but must be one of 'so_grpo', 'so_ppo'."),
+        ([*TRAIN, "--trainer", "ppo"], "`trainer` is 'ppo', but must be one of 'so_grpo', 'so_ppo', 'seeupo'."),
         ([*TRAIN, "--num_generations", "7"], "must be divisible by num_generations (7)"),
         (
             [*TRAIN, "--model_name_or_path", "/no/such"],
