@@ -136,7 +136,7 @@ METHOD_PAGES: dict[str, MethodPage] = {
     ),
     "gigpo": MethodPage(
         "GiGPO",
-        ("gigpo", "so_gigpo", "so_gamma"),
+        ("gigpo", "so_gigpo", "so_steps", "so_gamma"),
         _UNSAID + " The formula was read in its public code.",
         "not known to us",
         recipes=("gigpo",),
