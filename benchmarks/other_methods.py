@@ -89,6 +89,12 @@ _ON_DEFAULTS = methods(
     ("so_refill", "defaults, bounded refill", "groups that agree asked again at most twice", DEFAULTS | _REFILL),
     ("so_gigpo", "defaults, GiGPO's turns", "turns of one state compared too", DEFAULTS | _STEPS),
     (
+        "so_steps",
+        "defaults, GiGPO's turns, γ = 1",
+        "the same without a discount, added once that was seen to cost",
+        DEFAULTS | {"step_advantage_coef": 1.0},
+    ),
+    (
         "so_gamma",
         "defaults, γ = .95",
         "the control of GiGPO's turns, which are discounted",
