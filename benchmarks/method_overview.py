@@ -3,62 +3,18 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Collection
 
 from benchmarks.method_claims import METHOD_PAGES, MethodPage
+from benchmarks.method_measured import BASELINE, OURS, Measured
+from benchmarks.method_rates import own_cell
 from benchmarks.method_settings import Method
-from benchmarks.seed_statistics import paired
-from benchmarks.stability_statistics import Grid, Run
-
-Tables = Mapping[str, Mapping[str, Sequence[Run]]]
-"""Regime to method to its judging runs at the common learning rate."""
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What the pages are made of.
-
-    Args:
-        grid: the plan.
-        tables: the runs that count.
-        replaced: runs of earlier harnesses that have been made again, for rows that were not: a difference is within
-            one harness.
-        costs: regime to method to the CPU time of a rollout over that of GRPO's (`method_cost.py`), where measured.
-    """
-
-    grid: Grid
-    tables: Tables
-    replaced: Tables
-    costs: Mapping[str, Mapping[str, float]]
-
-    def difference(self, name: str, baseline: str, regime: str) -> dict[str, Any] | None:
-        """`paired` of a row and another in a regime, or the other's stand-in, which `by` names.
-
-        `None` without a pair, and of a row with itself.
-        """
-        for other in filter(None, (baseline, STAND_INS.get(baseline))):
-            pair = paired(self.tables[regime].get(name, []), self.all_of(other, regime))
-            if name in (baseline, other):
-                return None
-            if pair is not None:
-                return {**pair, "by": other}
-        return None
-
-    def all_of(self, name: str, regime: str) -> list[Run]:
-        """A row's runs of every harness."""
-        return [*self.tables[regime].get(name, []), *self.replaced.get(regime, {}).get(name, [])]
-
 
 FEWEST = 5
 """Pairs from which a regime is said to be helped or hurt: of fewer, an interval says too little."""
-BASELINE, OURS = "grpo", "so_grpo"
-STAND_INS = {BASELINE: "plain"}
-"""A row to the one that is compared with where the first has no run of a harness: GRPO in our trainer for TRL's."""
 COLUMNS = (
     *("method", "time, of GRPO's", "costs besides", "above GRPO in", "below GRPO in"),
-    *("above our defaults in", "below our defaults in", "as reported"),
+    *("above our defaults in", "below our defaults in", "at its own learning rate, less our defaults", "as reported"),
 )
 HEAD = """# Methods, to choose from
 
@@ -73,6 +29,8 @@ A line per row of the [stability benchmark](stability.md), grouped by the pages 
   interval that excludes 0, from {fewest} pairs on, with the mean difference. "none": compared, and no interval
   excludes 0. "–": not compared. Where TRL's GRPO has no run of a harness, GRPO in our trainer, which computes the
   same, stands in for it.
+- **At its own learning rate, less our defaults**: the mean difference between the row at a learning rate that was
+  chosen for it and our defaults at the common one, in the regimes where that was run.
 - **As reported**: the source's claim, for other models and tasks. [P] read in the paper, [C] in a public
   implementation, [A] in the abstract alone, [2nd] second-hand. None is reproduced here.
 
@@ -133,10 +91,10 @@ def overview_lines(name: str, page: MethodPage, measured: Measured, is_written: 
     for row in [name for name in page.rows if name in grid.methods] or [""]:
         title = grid.methods[row].title if row else page.title
         cost = extra_cost(grid.methods[row]) if row else "–"
-        cells = ["not measured", cost, "–", "–", "–", "–"]
+        cells = ["not measured", cost, *["–"] * 5]
         if any(row in table for table in measured.tables.values()):
             cells = [time_ratio(row, measured), cost]
-            cells += [*contrasts(row, BASELINE, measured), *contrasts(row, OURS, measured)]
+            cells += [*contrasts(row, BASELINE, measured), *contrasts(row, OURS, measured), own_cell(row, measured)]
         lines.append([f"[{title}](../../docs/methods/{name}.md)" if is_written else title, *cells, page.short])
     return lines
 

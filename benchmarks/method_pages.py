@@ -13,17 +13,18 @@ import json
 import statistics
 import sys
 from argparse import RawDescriptionHelpFormatter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from benchmarks.defaults_report import REPLACED
 from benchmarks.method_claims import METHOD_PAGES, MethodPage
 from benchmarks.method_cost import COSTS
 from benchmarks.method_figures import SHOWN, baselines_of, draw_page
-from benchmarks.method_overview import STAND_INS, Measured, Tables, overview_page
+from benchmarks.method_measured import Measured, Tables, difference_cell
+from benchmarks.method_overview import overview_page
+from benchmarks.method_rates import own_table
 from benchmarks.stability import ARCHIVE, RESULTS, ROOT, is_current, read_archive
-from benchmarks.stability_report import collapses, em, harness_marks, lines_of_table
+from benchmarks.stability_report import collapses, harness_marks, lines_of_table
 from benchmarks.stability_statistics import Grid, Run, judged, published_grid, read_runs
 from sorl_trl.command_line import Parser, run_command
 
@@ -40,17 +41,9 @@ has no run of that harness. Here are many comparisons, of small policies, at lea
 for each method ([stability](../../benchmarks/results/stability.md))."""
 
 
-def by_regime(runs: Iterable[Run], grid: Grid) -> Tables:
-    """The judging runs at the common learning rate."""
-    return {regime: table for (regime, tuned), table in judged([*runs], grid).items() if table and not tuned}
-
-
-def difference_cell(found: Mapping[str, Any] | None) -> str:
-    """Mean difference, interval, p and pairs."""
-    if found is None:
-        return "–"
-    mark = "°" if found["by"] in STAND_INS.values() else ""
-    return f"{em(found['mean'], found['interval'], '+.3f')}, p {found['p']:.2g} ({len(found['seeds'])}){mark}"
+def by_regime(runs: Iterable[Run], grid: Grid, own: bool = False) -> Tables:
+    """The judging runs at the common learning rate, or at each row's own."""
+    return {regime: table for (regime, tuned), table in judged([*runs], grid).items() if table and tuned is own}
 
 
 def measured_row(name: str, regime: str, measured: Measured, baselines: Sequence[str]) -> list[str]:
@@ -91,6 +84,8 @@ def measured_part(name: str, page: MethodPage, measured: Measured) -> str:
     blocks = ["## What was measured beside what was reported", f"**As reported.** {page.reported}"]
     blocks += ["**Measured here.**" + (f" {page.elsewhere}" if page.elsewhere else ""), table.strip()]
     blocks += [READING] if table.startswith("|") else []
+    if at_own := own_table(page, measured):
+        blocks += ["**At its own learning rate.**", at_own.strip()]
     blocks += ["## Curves", curves(name, page, measured)]
     return "\n\n".join(block for block in blocks if block)
 
@@ -132,7 +127,7 @@ def read_all() -> Measured:
         run for run in map(Run, read_archive(REPLACED)) if settings.get((run.cell, run.seed)) == run.record["settings"]
     ]
     costs = json.loads(COSTS.read_text()) if COSTS.is_file() else {}
-    return Measured(grid, by_regime(runs, grid), by_regime(replaced, grid), costs)
+    return Measured(grid, by_regime(runs, grid), by_regime(replaced, grid), costs, by_regime(runs, grid, own=True))
 
 
 def main(words: Sequence[str] | None = None) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from benchmarks import method_figures, method_pages
 from benchmarks.method_claims import MethodPage
+from benchmarks.method_measured import Measured, difference_cell
 from benchmarks.method_overview import (
-    Measured,
     contrasts,
     extra_cost,
     overview_lines,
@@ -16,6 +16,7 @@ from benchmarks.method_overview import (
     seconds_ratio,
     time_ratio,
 )
+from benchmarks.method_rates import own_cell, own_table
 from benchmarks.method_settings import Method
 from benchmarks.stability_statistics import Run
 
@@ -72,7 +73,7 @@ def test_what_was_not_measured_is_said_and_what_the_benchmark_does_not_have_is_n
     lines = overview_lines("theirs", PAGE, measured(other=(0.5,)), is_written=False)
     assert [line[:2] for line in lines] == [["theirs", "–"], ["never", "not measured"]]
     (line,) = overview_lines("x", MethodPage("X", ("unknown",), "", ""), measured(), is_written=True)
-    assert line == ["[X](../../docs/methods/x.md)", "not measured", "–", "–", "–", "–", "–", ""]
+    assert line == ["[X](../../docs/methods/x.md)", "not measured", *["–"] * 6, ""]
 
 
 def test_only_an_interval_that_excludes_0_over_enough_pairs_is_above_or_below() -> None:
@@ -103,13 +104,13 @@ def test_our_grpo_stands_in_where_trls_has_no_run_and_the_cell_says_so() -> None
     plan = replace(PLAN, methods={**PLAN.methods, "plain": Method("control", "so_grpo", "", {})})
     runs = [Run(a_record(name, 11, em)) for name, em in (("other", 0.6), ("plain", 0.5))]
     found = Measured(plan, method_pages.by_regime(runs, plan), {}, {})
-    assert method_pages.difference_cell(found.difference("other", "grpo", "calm")) == "+0.100, p 1 (1)°"
+    assert difference_cell(found.difference("other", "grpo", "calm")) == "+0.100, p 1 (1)°"
     assert found.difference("plain", "grpo", "calm") is None
     assert found.difference("other", "so_grpo", "calm") is None
     with_trls = [*runs, Run(a_record("grpo", 11, 0.2))]
     found = Measured(plan, method_pages.by_regime(with_trls, plan), {}, {})
-    assert method_pages.difference_cell(found.difference("other", "grpo", "calm")) == "+0.400, p 1 (1)"
-    assert method_pages.difference_cell(found.difference("plain", "grpo", "calm")) == "+0.300, p 1 (1)"
+    assert difference_cell(found.difference("other", "grpo", "calm")) == "+0.400, p 1 (1)"
+    assert difference_cell(found.difference("plain", "grpo", "calm")) == "+0.300, p 1 (1)"
 
 
 def test_what_a_row_costs_besides() -> None:
@@ -163,3 +164,20 @@ class TestPicture:
 def test_a_page_that_is_not_written_has_no_link() -> None:
     text = overview_page(measured(), ["loop"])
     assert "docs/methods/loop.md" in text and "docs/methods/gspo.md" not in text
+
+
+def test_a_row_at_its_own_rate_beside_ours_at_the_common_one_and_the_control_at_its_own() -> None:
+    plan = replace(PLAN, methods={**PLAN.methods, "plain": Method("control", "so_grpo", "", {})})
+    own = [
+        Run({**a_record(name, 11, em), "learning_rate": rate})
+        for name, em, rate in (("other", 0.6, 3e-4), ("plain", 0.5, 1e-3))
+    ]
+    tables = {"calm": {"so_grpo": [Run(a_record("so_grpo", 11, 0.8))]}}
+    found = Measured(plan, tables, {}, {}, own={"calm": {run.cell[1]: [run] for run in own}})
+    *_, line = own_table(PAGE, found).split("\n\n")[0].splitlines()
+    cells = [cell.strip() for cell in line.strip("|").split("|")]
+    assert cells[:4] == ["Calm", "theirs", "0.0003 (at the end)", "0.600³"]
+    assert cells[-2:] == ["-0.200, p 1 (1)", "+0.100, p 1 (1)"]
+    assert own_cell("other", found) == "Calm (-0.20)"
+    assert own_cell("so_grpo", found) == "–"
+    assert own_table(PAGE, replace(found, own={})) == ""
