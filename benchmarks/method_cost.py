@@ -1,6 +1,6 @@
 """What a rollout and its updates cost with each method, in CPU time and beside GRPO's: ratios on one machine.
 
-    python -m benchmarks.method_cost     # ten minutes of one core that has nothing else to do
+    python -m benchmarks.method_cost     # five minutes of one core that has nothing else to do
 
 Each method trains a few rollouts of the stability benchmark's *reuse* and *hunts, reuse*, from the same policy,
 without examinations. GRPO runs before every few methods, and each is compared with the GRPO run before it. A policy
@@ -36,7 +36,7 @@ COMPARED = ("reuse", "hunt-reuse")
 BASELINE = "grpo"
 BESIDES = ("so_grpo", "so_grpo_turn", "so_grpo_specified", "st_grpo", "gspo", "ppo", "so_ppo", "st_ppo")
 LEARNING_RATE = 1e-5
-ROLLOUTS = 4
+ROLLOUTS = 3
 """Of which the first is not counted."""
 EVERY = 4
 """Methods between two runs of the baseline."""
