@@ -30,8 +30,7 @@ A line per row of the [stability benchmark](stability.md), grouped by the pages 
   excludes 0. "–": not compared. Where TRL's GRPO has no run of a harness, GRPO in our trainer, which computes the
   same, stands in for it.
 - **At its own learning rate, less our defaults**: the mean difference between the row at a learning rate that was
-  chosen for it and our defaults at the common one, in the regimes where that was run; in hunts on two or three seeds
-  (five of REINFORCE).
+  chosen for it and our defaults at the common one, in the regimes where that was run.
 - **As reported**: the source's claim, for other models and tasks. [P] read in the paper, [C] in a public
   implementation, [A] in the abstract alone, [2nd] second-hand. None is reproduced here.
 
