@@ -142,7 +142,7 @@ def _problem(name: str, value: Any, allowed: Allowed, or_none: bool = False, of:
     if allowed.allows(value) or (value is None and or_none):
         return None
     otherwise = ", or None" if or_none else ""
-    if or_none and value in ("None", "none", "null"):
+    if or_none and isinstance(value, str) and value in ("None", "none", "null"):
         otherwise = ", or left out (null in YAML)"
     return Problem(name, f"`{name}`{of} is {value!r}, but must be {allowed}{otherwise}.")
 

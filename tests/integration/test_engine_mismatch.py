@@ -131,6 +131,18 @@ def test_vespo_weighs_trajectories_by_their_turns(tmp_path: Path, tokenizer: Any
     assert_loss(trainer, batch, vespo_loss(trainer, plain, weights))
 
 
+@pytest.mark.parametrize("config_class", [SOGRPOConfig, SOPPOConfig])
+@pytest.mark.parametrize("mode", ["turn_mask", "turn_truncate"])
+def test_a_mode_of_turns_needs_a_bound(tmp_path: Path, mode: str, config_class: Any) -> None:
+    """TRL's part of the correction would fail in the first rollout."""
+    given = {"use_cpu": True, "bf16": False, "vllm_importance_sampling_mode": mode}
+    without = {"vllm_importance_sampling_clip_min": None, "vllm_importance_sampling_clip_max": None}
+    with pytest.raises(ValueError, match=f"clip_max` are None, but `vllm_importance_sampling_mode='{mode}'` needs"):
+        config_class(str(tmp_path), use_vllm=True, **given, **without)
+    config_class(str(tmp_path), use_vllm=True, **given, **without | {"vllm_importance_sampling_clip_min": 0.5})
+    config_class(str(tmp_path), **given, **without)  # idle without vLLM, which is said elsewhere
+
+
 @pytest.mark.parametrize("mode", ["turn_truncate", "token_truncate"])
 def test_the_veto_drops_trajectories(tmp_path: Path, tokenizer: Any, mode: str) -> None:
     _, plain = scored(tmp_path, tokenizer, vllm_importance_sampling_mode=mode)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._shared import at_least_float32, keep
+from ._shared import at_least_float32, check_groups, keep
 from .masking import masked_mean, turn_broadcast, turn_ends
 
 GROUP_BASELINES = ("mean", "leave_one_out")
@@ -174,11 +174,7 @@ def _masked_variance(x: Tensor, mask: Tensor) -> Tensor:
 
 def _centre_in_group(returns: Tensor, turn_mask: Tensor, num_generations: int) -> Tensor:
     """`returns` (B, K) less the baseline R̄ of their group, 0 where a trajectory has no such turn."""
-    if num_generations < 1 or len(returns) % num_generations:
-        raise ValueError(
-            f"num_generations is {num_generations}, but must be positive and divide the number of rows of returns, "
-            f"which is {len(returns)}."
-        )
+    check_groups(num_generations, len(returns), "rows of returns")
     centred = at_least_float32(returns)
     # The second pass removes what rounding left of the mean of equal returns, which 1 / (σ + 1e-4) would blow up.
     for _ in range(2):

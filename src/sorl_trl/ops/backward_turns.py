@@ -9,9 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._shared import at_least_float32
+from ._shared import at_least_float32, centred_within, spread_within
 from .masking import masked_mean
-from .turn_credit import _centre, _spread
 
 ADVANTAGE_LIMIT = 3.0
 """How far from 0 SeeUPO lets an advantage be, before it is multiplied."""
@@ -36,8 +35,8 @@ def backward_turn_advantages(rewards: Tensor, turn_mask: Tensor) -> Tensor:
         turn_mask: (B, K), 0 as well for trajectories without a reward.
     """
     columns = torch.arange(turn_mask.size(1), device=turn_mask.device).expand(turn_mask.shape)
-    centred = _centre(rewards.unsqueeze(1).expand(turn_mask.shape), turn_mask, columns)
-    standardised = centred / (_spread(centred, turn_mask, columns) + _STD_FLOOR)
+    centred = centred_within(rewards.unsqueeze(1).expand(turn_mask.shape), turn_mask, columns)
+    standardised = centred / (spread_within(centred, turn_mask, columns) + _STD_FLOOR)
     return standardised.clamp(-ADVANTAGE_LIMIT, ADVANTAGE_LIMIT)
 
 

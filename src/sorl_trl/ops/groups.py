@@ -13,6 +13,8 @@ from torch import Tensor
 
 from sorl_trl.checks import SHARE, check_choice, check_number
 
+from ._shared import check_groups
+
 GROUP_FILTERS = ("none", "zero_variance", "top_k", "top_p")
 _NO_SPREAD = 1e-6
 """A standard deviation up to this is rounding: the rewards of the group are equal."""
@@ -30,11 +32,7 @@ def group_spread(rewards: Tensor, num_generations: int) -> Tensor:
     Raises:
         ValueError: `num_generations` does not divide B.
     """
-    if num_generations < 1 or len(rewards) % num_generations:
-        raise ValueError(
-            f"num_generations is {num_generations}, but must be positive and divide the number of rewards, "
-            f"which is {len(rewards)}."
-        )
+    check_groups(num_generations, len(rewards), "rewards")
     groups = rewards.double().view(-1, num_generations)
     scored = ~groups.isnan()
     count = scored.sum(1, keepdim=True)

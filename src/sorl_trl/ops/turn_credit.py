@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ._shared import at_least_float32, keep
+from ._shared import at_least_float32, centred_within, check_groups, count_within, keep, spread_within
 from .advantages import _STD_FLOOR, turn_returns
 
 
@@ -79,20 +79,16 @@ def normalize_entries(x: Tensor, mask: Tensor, num_generations: int, scale: str)
     Raises:
         ValueError: `num_generations` does not divide B.
     """
-    if num_generations < 1 or len(x) % num_generations:
-        raise ValueError(
-            f"num_generations is {num_generations}, but must be positive and divide the number of rows of x, which is "
-            f"{len(x)}."
-        )
+    check_groups(num_generations, len(x), "rows of x")
     groups = torch.arange(len(x), device=x.device) // num_generations
     groups = groups.unsqueeze(1).expand(x.shape)
-    centred = _centre(x, mask, groups)
+    centred = centred_within(x, mask, groups)
     if scale == "none":
         return centred
     if scale == "batch":
         everywhere = torch.zeros_like(groups)
-        return centred / (_spread(_centre(x, mask, everywhere), mask, everywhere) + _STD_FLOOR)
-    return centred / (_spread(centred, mask, groups) + _STD_FLOOR)
+        return centred / (spread_within(centred_within(x, mask, everywhere), mask, everywhere) + _STD_FLOOR)
+    return centred / (spread_within(centred, mask, groups) + _STD_FLOOR)
 
 
 def state_advantages(
@@ -112,8 +108,8 @@ def state_advantages(
         scale: whether to divide by σ + 1e-4.
     """
     index = _state_index(states, turn_mask, num_generations)
-    centred = _centre(returns, turn_mask, index)
-    return centred / (_spread(centred, turn_mask, index) + _STD_FLOOR) if scale else centred
+    centred = centred_within(returns, turn_mask, index)
+    return centred / (spread_within(centred, turn_mask, index) + _STD_FLOOR) if scale else centred
 
 
 def is_shared_state(states: Tensor, turn_mask: Tensor, num_generations: int) -> Tensor:
@@ -121,7 +117,7 @@ def is_shared_state(states: Tensor, turn_mask: Tensor, num_generations: int) -> 
 
     Arguments are those of `state_advantages`.
     """
-    return turn_mask.bool() & (_count(turn_mask, _state_index(states, turn_mask, num_generations)) > 1)
+    return turn_mask.bool() & (count_within(turn_mask, _state_index(states, turn_mask, num_generations)) > 1)
 
 
 def _state_index(states: Tensor, turn_mask: Tensor, num_generations: int) -> Tensor:
@@ -132,31 +128,3 @@ def _state_index(states: Tensor, turn_mask: Tensor, num_generations: int) -> Ten
     pairs = torch.stack([groups[kept], states[kept]], dim=1)
     index[kept] = torch.unique(pairs, dim=0, return_inverse=True)[1]
     return index
-
-
-def _centre(x: Tensor, mask: Tensor, index: Tensor) -> Tensor:
-    """`x` less the mean of the kept entries that have the same `index`, 0 where `mask` is 0."""
-    count = _count(mask, index)
-    centred = keep(x, mask)
-    # The second pass removes what rounding left of the mean of equal entries, which 1 / (σ + 1e-4) would blow up.
-    for _ in range(2):
-        centred = keep(centred - _sums(centred, index) / count.clamp(min=1), mask)
-    return centred
-
-
-def _spread(centred: Tensor, mask: Tensor, index: Tensor) -> Tensor:
-    """The unbiased standard deviation of the entries that have the same `index`, for each entry."""
-    variance = _sums(centred.square(), index) / (_count(mask, index) - 1).clamp(min=1)
-    is_positive = variance > 0  # the square root of 0 has no gradient
-    return torch.where(is_positive, torch.where(is_positive, variance, 1.0).sqrt(), 0.0)
-
-
-def _count(mask: Tensor, index: Tensor) -> Tensor:
-    """How many kept entries have the same `index`, for each entry."""
-    return _sums(mask.bool().long(), index)
-
-
-def _sums(x: Tensor, index: Tensor) -> Tensor:
-    """The sum of `x` over all entries that have the same `index`, for each entry: the shape of `x`."""
-    flat, index_flat = x.reshape(-1), index.reshape(-1)
-    return torch.zeros_like(flat).scatter_add(0, index_flat, flat).gather(0, index_flat).view(x.shape)

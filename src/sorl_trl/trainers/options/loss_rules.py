@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from sorl_trl.checks import Problem
 from sorl_trl.trainers.config_rules import LOSSES_WITHOUT_MIN, dropping_problems
+from sorl_trl.trainers.options.loss import TURN_MODES
 
 if TYPE_CHECKING:
     from sorl_trl.trainers.base_config import TurnLevelConfig
@@ -23,6 +24,20 @@ def loss_problems(config: TurnLevelConfig) -> Iterator[Problem]:
             yield from dropping_problems(config, "mismatch_veto")
         elif config.vllm_importance_sampling_mode == "turn_mask":
             yield from dropping_problems(config, "vllm_importance_sampling_mode='turn_mask'")
+        yield from _bound_problems(config)
+
+
+def _bound_problems(config: TurnLevelConfig) -> Iterator[Problem]:
+    """As TRL asks it of its modes that truncate; without a bound, a mode of turns would neither mask nor truncate."""
+    mode = config.vllm_importance_sampling_mode
+    bounds = config.vllm_importance_sampling_clip_min, config.vllm_importance_sampling_clip_max
+    if mode in TURN_MODES and bounds == (None, None):
+        yield Problem(
+            "vllm_importance_sampling_clip_max",
+            "`vllm_importance_sampling_clip_min` and `vllm_importance_sampling_clip_max` are None, but "
+            f"`vllm_importance_sampling_mode={mode!r}` needs at least one of them.",
+            2.0,
+        )
 
 
 def _double_sided_problems(config: TurnLevelConfig) -> Iterator[Problem]:

@@ -58,7 +58,7 @@ def _by_turn(
         sums.add_mean("mismatch/dropped_turns", (~inside).float(), present)
     else:
         kept = torch.ones_like(inside)
-        weights = ratio if bounds == (None, None) else ratio.clamp(*bounds)
+        weights = ratio.clamp(*bounds)
         sums.add_mean("mismatch/cut_weights", (~inside).float(), present)
     sums.add_min(f"{_RATIO}min", weights, kept & present)
     sums.add_mean(f"{_RATIO}mean", weights, kept & present)
