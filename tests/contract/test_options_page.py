@@ -17,6 +17,7 @@ from sorl_trl.trainers.checks.options import IDLE, SET_BY_ROLLOUT
 from tests.integration import (
     test_batch_options,
     test_generation_options,
+    test_idle_options,
     test_options,
     test_refused_options,
     test_training_noise,
@@ -31,6 +32,7 @@ TESTS = (
     test_vllm_options,
     test_batch_options,
     test_refused_options,
+    test_idle_options,
     test_training_noise,
 )
 

@@ -119,10 +119,10 @@ TESTS: dict[type, dict[str, str]] = {
         "chat": "integration/test_evaluate.py::test_a_chat_model_is_asked_through_its_template",
     },
     EngineOptions: {
-        "rollout_engine": "integration/test_refused_options.py::test_the_engine_is_the_one_named",
-        "rejoin_after": "integration/test_refused_options.py::test_options_of_the_engine_reach_the_rollout",
-        "search_concurrency": "integration/test_refused_options.py::test_options_of_the_engine_reach_the_rollout",
-        "kv_cache_gib": "integration/test_refused_options.py::test_options_of_the_engine_reach_the_rollout",
+        "rollout_engine": "integration/test_engine_options.py::test_the_engine_is_the_one_named",
+        "rejoin_after": "integration/test_engine_options.py::test_options_of_the_engine_reach_the_rollout",
+        "search_concurrency": "integration/test_engine_options.py::test_options_of_the_engine_reach_the_rollout",
+        "kv_cache_gib": "integration/test_engine_options.py::test_options_of_the_engine_reach_the_rollout",
     },
     SearchArguments: {
         "index": SEARCH + "test_a_corpus_is_indexed_beside_it_and_the_index_can_be_named_then",
