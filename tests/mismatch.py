@@ -22,15 +22,14 @@ class SampledElsewhere(FixedRollout):
 
     def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
         output = super().__call__(prompts, trainer)
-        rng = random.Random(f"{self.calls}-{trainer.accelerator.process_index}")
-        said = [
-            [rng.gauss(UNIFORM, 0.3) if rng.random() < 0.9 else math.nan for _ in row] for row in output["env_mask"]
-        ]
-        masks = output["env_mask"]
-        output["logprobs"] = [
-            [logp if kept else 0.0 for logp, kept in zip(*row, strict=True)] for row in zip(said, masks, strict=True)
-        ]
+        first = trainer.accelerator.process_index * len(prompts)
+        output["logprobs"] = [self._said(first + i, mask) for i, mask in enumerate(output["env_mask"])]
         return output
+
+    def _said(self, index: int, mask: list[int]) -> list[float]:
+        rng = random.Random(f"{self.calls}-{index}")
+        said = [rng.gauss(UNIFORM, 0.3) if rng.random() < 0.9 else math.nan for _ in mask]
+        return [logp if kept else 0.0 for logp, kept in zip(said, mask, strict=True)]
 
 
 def with_engine(trainer_class: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -31,11 +32,20 @@ PROMPTS = 8
 
 
 class Acting(SampledElsewhere):
-    """Says of each trajectory what its turns did, in one of three nothing; log-probabilities where they are read."""
+    """Says of each trajectory what its turns did, in one of three nothing; log-probabilities where they are read.
+
+    What it returns follows from the optimizer step, so that a run that is resumed gets what it would have got.
+    """
+
+    _step = 0
 
     def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
+        if self._step != trainer.state.global_step:
+            self._step = trainer.state.global_step
+            self.calls = 100 * self._step
         output = super().__call__(prompts, trainer)
-        kinds = [ActionKind.SEARCH if i % 3 else ActionKind.INVALID for i in range(len(prompts))]
+        first = trainer.accelerator.process_index * len(prompts)
+        kinds = [ActionKind.SEARCH if (first + i) % 3 else ActionKind.INVALID for i in range(len(prompts))]
         output["trajectory"] = [
             Trajectory((4,), (Turn((5,), "w1", Action(kind)),), StopReason.MAX_TURNS) for kind in kinds
         ]
@@ -114,22 +124,21 @@ class World:
     def __init__(self, folder: Path, engine: str) -> None:
         self.engine = engine
         self._folder = folder / engine
-        self._folder.mkdir()
+        self._folder.mkdir(parents=True)
         tokenizers = {"rollout_func": partial(word_tokenizer, WORDS), "tools": qwen_tokenizer}
         tokenizers["search"] = partial(acting_tokenizer, ["search", "information"])
         self.tokenizer = tokenizers[engine]()
         self.index = search_index(self._folder) if engine == "search" else None
+        self.policy().save_pretrained(self._folder / "policy")
 
     def policy(self) -> Any:
-        """One that searches at times; the critic of a row may want to be loaded from where it is."""
+        """One that searches at times; the critic of a row may be loaded from where it says it is."""
         policy: Any = build_policy(vocab_size=len(self.tokenizer))
         if self.engine == "search":
             policy = acting_policy(self.tokenizer)
             with torch.no_grad():  # about half of what it writes is a search or an answer then
                 policy.lm_head.weight[self.tokenizer.convert_tokens_to_ids(["<information>", "</information>"])] = 0.0
         policy.config._name_or_path = str(self._folder / "policy")
-        if not (self._folder / "policy").exists():
-            policy.save_pretrained(self._folder / "policy")
         return policy
 
     def examples(self) -> Dataset:
@@ -159,9 +168,10 @@ class World:
         return trainer
 
     def train(self, row: Mapping[str, str], folder: Path, micro_batches: int = 1, updates: int = 2) -> Run:
-        """One rollout, and some optimizer steps on it, each of all its micro-batches."""
+        """One rollout, and some optimizer steps on it, each of all its micro-batches. Processes share them."""
+        processes = int(os.environ.get("WORLD_SIZE", "1"))
         sizes = {
-            "per_device_train_batch_size": ROWS // micro_batches,
+            "per_device_train_batch_size": ROWS // micro_batches // processes,
             "gradient_accumulation_steps": micro_batches,
             "steps_per_generation": micro_batches,
             "num_iterations": updates,

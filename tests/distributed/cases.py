@@ -202,3 +202,12 @@ class ResumeCase:
     steps: list[int]
     """Steps whose checkpoints are resumed."""
     target_kl: float
+
+
+@dataclass(frozen=True)
+class ArrayCase:
+    """It travels to the worker as JSON."""
+
+    folder: str
+    engine: str
+    """Of the rows of `tests/switch_pairs.py` that are trained."""

@@ -15,20 +15,10 @@ import pytest
 import torch
 
 from sorl_trl.doctor.reading.checked_groups import unchecked
-from tests.covering import Row, Rule, covering_array, pairs_of
+from tests.covering import Row, Rule, pairs_of
+from tests.switch_pairs import ARRAY, IMPOSSIBLE, SPLIT_BY_TRL, VALUES, holds
 from tests.switch_runs import World, config_of, options_of, trainer_class_of
-from tests.switches import BY_THE_TRAINER, FACTORS, METRICS, NEEDS_VLLM, REFUSED, SAID
-
-VALUES = {factor: tuple(values) for factor, values in FACTORS.items()}
-REFUSALS = (*REFUSED, *BY_THE_TRAINER)
-RULES: tuple[Rule, ...] = (*(rule for rule, _ in REFUSALS), *(rule for rule, _ in SAID), NEEDS_VLLM)
-ARRAY, IMPOSSIBLE = covering_array(VALUES, RULES, seed=134)  # of many seeds, one with few rows
-SPLIT_BY_TRL = ("bnpo",)
-"""Loss types whose mean over the tokens of a micro-batch depends on how a rollout is split: TRL's own."""
-
-
-def holds(rule: Rule, row: Mapping[str, str]) -> bool:
-    return all(row.get(factor) in values for factor, values in rule.items())
+from tests.switches import BY_THE_TRAINER, FACTORS, METRICS, REFUSED, SAID
 
 
 @pytest.fixture(scope="module")
