@@ -86,7 +86,18 @@ class OneOf:
         return f"one of {', '.join(map(repr, self.choices))}"
 
 
-Allowed: TypeAlias = Number | OneOf
+@dataclass(frozen=True)
+class Switch:
+    """True or False, and nothing that merely counts as one: the text 'false' is true."""
+
+    def allows(self, value: Any) -> bool:
+        return isinstance(value, bool)
+
+    def __str__(self) -> str:
+        return "True or False"
+
+
+Allowed: TypeAlias = Number | OneOf | Switch
 """What an argument may be; `str()` says it in words that go on after "but must be"."""
 
 COUNT = Number(least=0, whole=True)
@@ -95,6 +106,7 @@ NOT_NEGATIVE = Number(least=0)
 SHARE = Number(least=0, most=1)
 SECONDS = Number(least=0, finite=False)
 """Infinity is for ever."""
+SWITCH = Switch()
 
 
 def field_problems(config: Any, of: str = "", inherited: Mapping[str, Allowed] | None = None) -> Iterator[Problem]:
@@ -156,7 +168,7 @@ def _annotations(config_class: type) -> dict[str, tuple[Allowed | None, bool]]:
 def _read(hint: Any) -> tuple[Allowed | None, bool]:
     said = None
     if get_origin(hint) is Annotated:
-        said = next((each for each in hint.__metadata__ if isinstance(each, Number | OneOf)), None)
+        said = next((each for each in hint.__metadata__ if isinstance(each, Allowed)), None)
         hint = hint.__origin__
     is_union = get_origin(hint) in (Union, types.UnionType)
     return said, is_union and type(None) in get_args(hint)

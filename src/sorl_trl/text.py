@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+_USER_OF_URL = re.compile(r"(?<=://)[^/?#\s]*@")
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 _OTHER_BRACKETS = str.maketrans("<>[]", "[]()")
 _ROUND_BRACKETS = str.maketrans("<>[]", "()()")
@@ -22,6 +23,14 @@ def encodable(text: str, half: str = "\N{REPLACEMENT CHARACTER}") -> str:
 def one_line(text: object) -> str:
     """Put what an object says, such as an error, into one line; its kind if it says nothing."""
     return " ".join(str(text).split()) or type(text).__name__
+
+
+def without_user(text: str) -> str:
+    """Leave out of each URL who asks, and with which password: `http://me:secret@host/path` becomes `http://host/path`.
+
+    For whatever is shown or kept: messages, settings, the name of an index.
+    """
+    return _USER_OF_URL.sub("", text)
 
 
 def other_brackets(text: str) -> str:

@@ -11,7 +11,7 @@ import pytest
 from trl import GRPOConfig, TrlParser
 
 from sorl_trl import SeeUPOConfig, SOGRPOConfig, SOPPOConfig
-from sorl_trl.checks import Number, OneOf
+from sorl_trl.checks import Number, OneOf, Switch
 from sorl_trl.diagnostics import GuardSettings
 from sorl_trl.diagnostics.collapse_rules import Fall, Growth, Level
 from sorl_trl.evaluation import EvaluationArguments
@@ -79,6 +79,22 @@ def test_every_number_has_a_range_or_a_reason(config_class: Any) -> None:
 def test_every_choice_names_its_names(config_class: Any) -> None:
     closed = {each.name for each in own(config_class)} & CHOICES
     assert {name for name in closed if any(isinstance(said, OneOf) for said in said_of(config_class, name))} == closed
+
+
+@pytest.mark.parametrize("config_class", [*CONFIGS, *ARGUMENTS, *SETTINGS])
+def test_every_switch_says_so(config_class: Any) -> None:
+    """Else the text 'false', which is true, would switch it on."""
+    hints = get_type_hints(config_class)
+    switches = {each.name for each in own(config_class) if hints[each.name] is bool}
+    said = {name for name in switches if any(isinstance(said, Switch) for said in said_of(config_class, name))}
+    assert said == switches
+
+
+@pytest.mark.parametrize("config_class", CONFIGS)
+def test_a_text_is_no_switch(config_class: Any, tmp_path: Any) -> None:
+    with pytest.raises(ValueError) as error:
+        config_class(output_dir=str(tmp_path), use_cpu=True, bf16=False, disable_dropout="false")
+    assert str(error.value) == "`disable_dropout` is 'false', but must be True or False."
 
 
 @pytest.mark.parametrize("config_class", [*CONFIGS, *ARGUMENTS])

@@ -19,6 +19,7 @@ from sorl_trl.checks import (
     POSITIVE_COUNT,
     SECONDS,
     SHARE,
+    SWITCH,
     UNSET,
     Checked,
     Number,
@@ -110,6 +111,16 @@ def test_no_choice(value: object) -> None:
     with pytest.raises(ValueError) as error:
         check_choice("name", value, ("a", "b"))
     assert str(error.value) == f"`name` is {value!r}, but must be one of 'a', 'b'."
+
+
+@pytest.mark.parametrize("value", ["false", "", "True", 0, 1, None, np.False_])
+def test_what_is_no_switch(value: object) -> None:
+    """All of them count as true or false in Python, 'false' as true."""
+    assert not SWITCH.allows(value)
+
+
+def test_a_switch() -> None:
+    assert SWITCH.allows(True) and SWITCH.allows(False) and str(SWITCH) == "True or False"
 
 
 @dataclass

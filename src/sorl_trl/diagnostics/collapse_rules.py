@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Annotated, Any, NamedTuple
 
-from sorl_trl.checks import POSITIVE_COUNT, Checked, Number, OneOf, Problem, field_problems
+from sorl_trl.checks import POSITIVE_COUNT, SWITCH, Checked, Number, OneOf, Problem, field_problems
 
 MASKED_METRIC = "trajectories_without_turn"
 """Where it is 1, the other metrics are means over nothing: 0 or absent."""
@@ -35,7 +35,7 @@ class Rule(Checked, ABC):
     metric: str
     hint: str
     """What to do about it: the end of the alarm's message."""
-    from_outside: bool = field(default=False, kw_only=True)
+    from_outside: Annotated[bool, SWITCH] = field(default=False, kw_only=True)
     """Whether the cause lies outside of the policy, so that neither going back nor going slower helps."""
 
     def problems(self) -> Iterator[Problem]:

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from transformers.utils.hub import has_file
 from transformers.utils.peft_utils import find_adapter_config_file
 
-from sorl_trl.checks import Checked, OneOf
+from sorl_trl.checks import SWITCH, Checked, OneOf
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 
@@ -29,7 +29,9 @@ class ModelArguments(Checked):
         metadata={"help": f"Of the weights: {', '.join(DTYPES)}. 'auto' is what they were saved in."},
     )
     attn_implementation: str | None = field(default=None, metadata={"help": "Attention implementation to use."})
-    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that the checkpoint brings along."})
+    trust_remote_code: Annotated[bool, SWITCH] = field(
+        default=False, metadata={"help": "Run code that the checkpoint brings along."}
+    )
 
 
 def load_tokenizer(model: ModelArguments) -> PreTrainedTokenizerBase:

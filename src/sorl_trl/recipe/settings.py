@@ -10,19 +10,20 @@ from typing import Any
 from sorl_trl.diagnostics.runs import SETTINGS_FILE
 from sorl_trl.files import write_whole
 from sorl_trl.recipe.arguments import TRAINERS, Arguments
+from sorl_trl.text import without_user
 
 SECRET = "_token"
 """Names that end so are those of secrets, as in transformers."""
 
 
 def set_fields(arguments: Any) -> dict[str, Any]:
-    """The fields of a dataclass that are not at their default, without secrets."""
+    """The fields of a dataclass that are not at their default, without secrets: tokens, and the users of URLs."""
     found = {}
     for field in dataclasses.fields(arguments):
         value = getattr(arguments, field.name)
         default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
         if field.init and value != default and not field.name.endswith(SECRET):
-            found[field.name] = value
+            found[field.name] = without_user(value) if isinstance(value, str) else value
     return found
 
 

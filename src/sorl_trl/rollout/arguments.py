@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from transformers import PreTrainedTokenizerBase
 
-from sorl_trl.checks import COUNT, POSITIVE_COUNT, Checked, OneOf, Problem
+from sorl_trl.checks import COUNT, POSITIVE_COUNT, SWITCH, Checked, OneOf, Problem
 from sorl_trl.qa import SEARCH_R1_TEMPLATE
 from sorl_trl.rollout.limits import LONG_OBSERVATION, RolloutLimits
 from sorl_trl.rollout.protocol import Frame, TagProtocol, chat_message_frame
@@ -38,7 +38,7 @@ class RolloutArguments(Checked):
     prompt_template: str = field(
         default=SEARCH_R1_TEMPLATE, metadata={"help": "The prompt, with `{question}` where the question goes."}
     )
-    chat: bool = field(
+    chat: Annotated[bool, SWITCH] = field(
         default=False, metadata={"help": "Ask through the tokenizer's chat template; plain text by default."}
     )
     protocol: Annotated[str, OneOf(tuple(PROTOCOLS))] = field(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-from sorl_trl.checks import Checked, OneOf, Problem
+from sorl_trl.checks import SWITCH, Checked, OneOf, Problem
 from sorl_trl.search.around.breaker import CircuitBreaker
 from sorl_trl.search.around.cache import CachedSearch, SQLiteStore
 from sorl_trl.search.around.replay import RecordingSearch, ReplayedSearch
@@ -20,6 +20,7 @@ from sorl_trl.search.engines.tantivy import TantivyIndex
 from sorl_trl.search.no_search import NoSearch
 from sorl_trl.search.server.client import HTTPSearch, server_identity, url_refusal
 from sorl_trl.search.server.wire import REQUEST_FORMATS
+from sorl_trl.text import without_user
 
 SOURCES = ("index", "corpus", "search_url", "no_search", "replay")
 """Arguments that say what answers the searches: exactly one of them is given."""
@@ -90,7 +91,9 @@ class SearchArguments(Checked):
         default="search_r1",
         metadata={"help": f"How the server at `search_url` wants to be asked: {', '.join(REQUEST_FORMATS)}."},
     )
-    no_search: bool = field(default=False, metadata={"help": "No search finds anything: what the policy just knows."})
+    no_search: Annotated[bool, SWITCH] = field(
+        default=False, metadata={"help": "No search finds anything: what the policy just knows."}
+    )
     replay: str | None = field(
         default=None, metadata={"help": "File of recorded searches, which answers instead of an engine."}
     )
@@ -160,7 +163,7 @@ class SearchArguments(Checked):
         if self.search_url:
             client = HTTPSearch(self.search_url, self.search_request)
             backend = CircuitBreaker(RetryingSearch(client), failures=1)
-            identity = server_identity(self.search_url) or f"{self.search_request} {self.search_url}"
+            identity = server_identity(self.search_url) or f"{self.search_request} {without_user(self.search_url)}"
             return BuiltSearch(backend, identity)
         if self.replay:
             return BuiltSearch(ReplayedSearch(self.replay), f"replay-{fingerprint(Path(self.replay))['sha256']}")

@@ -14,6 +14,7 @@ from sorl_trl.checks import (
     NOT_NEGATIVE,
     POSITIVE_COUNT,
     SHARE,
+    SWITCH,
     Number,
     OneOf,
     Problem,
@@ -183,7 +184,7 @@ class TurnLevelConfig(LossOptions, GroupOptions, CreditOptions, GRPOConfig):
             "sorl_trl.evaluation.view <output_dir> -o page.html` shows them. 0 (default): never."
         },
     )
-    disable_dropout: bool = field(
+    disable_dropout: Annotated[bool, SWITCH] = field(
         default=True,
         metadata={
             "help": "Set every dropout probability of the model, of its adapters and of the critic to 0 (TRL's "

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from sorl_trl.checks import COUNT, NOT_NEGATIVE, SHARE, Number, OneOf, Problem
+from sorl_trl.checks import COUNT, NOT_NEGATIVE, SHARE, SWITCH, Number, OneOf, Problem
 from sorl_trl.trainers.base_config import TurnLevelConfig
 from sorl_trl.trainers.config_docs import documented
 from sorl_trl.trainers.config_rules import critic_problems
@@ -51,11 +51,11 @@ class SOPPOConfig(TurnLevelConfig):
             "less trusts the critic more."
         },
     )
-    whiten_advantages: bool = field(
+    whiten_advantages: Annotated[bool, SWITCH] = field(
         default=True,
         metadata={"help": "Scale the advantages of each rollout, over all ranks, to mean 0 and variance 1."},
     )
-    kl_in_reward: bool = field(
+    kl_in_reward: Annotated[bool, SWITCH] = field(
         default=False,
         metadata={
             "help": "Take `beta` x (log-probability - reference log-probability) off each token's reward, instead "
@@ -77,7 +77,7 @@ class SOPPOConfig(TurnLevelConfig):
             "also any model id or path, whose backbone it takes (default: the policy's own)."
         },
     )
-    critic_trunk_gradient: bool = field(
+    critic_trunk_gradient: Annotated[bool, SWITCH] = field(
         default=False,
         metadata={"help": "Let the value loss of `critic='head'` train the policy's weights too."},
     )

@@ -9,6 +9,8 @@ import pytest
 from sorl_trl.diagnostics.run_groups import differing_settings, group_runs
 from sorl_trl.diagnostics.runs import Run
 from sorl_trl.recipe import parse_arguments, write_settings
+from sorl_trl.recipe.settings import set_fields
+from sorl_trl.search import SearchArguments
 
 ROOT = Path(__file__).parents[3]
 
@@ -38,6 +40,13 @@ def test_what_is_not_at_its_default(written: Any) -> None:
 
 def test_no_secret_is_written(written: Any) -> None:
     assert "hub_token" not in written("grpo", "--hub_token", "s3cret")
+
+
+def test_no_user_of_a_url_is_written(written: Any) -> None:
+    url = "http://me:s3cret@127.0.0.1:8000/retrieve"
+    assert set_fields(SearchArguments(search_url=url)) == {"search_url": "http://127.0.0.1:8000/retrieve"}
+    found = written("grpo", "--vllm_server_base_url", url)
+    assert found["vllm_server_base_url"] == "http://127.0.0.1:8000/retrieve"
 
 
 def test_a_report_reads_them(written: Any) -> None:

@@ -34,12 +34,13 @@ def echo(request: dict[str, Any]) -> Reply:
 
 
 class Server:
-    """Answers with `reply(request)`, and keeps the requests and the ports that they came from. `pages` are for GET."""
+    """Answers with `reply(request)`, and keeps the requests, who asked, and from which ports. `pages` are for GET."""
 
     def __init__(self) -> None:
         self.reply: Callable[[dict[str, Any]], Reply] = echo
         self.pages: dict[str, Reply] = {}
         self.requests: list[dict[str, Any]] = []
+        self.credentials: list[str | None] = []
         self.connections: set[int] = set()
         server = self
 
@@ -49,6 +50,7 @@ class Server:
             def do_POST(self) -> None:
                 request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 server.requests.append(request)
+                server.credentials.append(self.headers["Authorization"])
                 server.connections.add(self.client_address[1])
                 self._send(server.reply(request))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
 import json
 import pickle
@@ -58,6 +59,19 @@ def test_a_server_of_single_queries_gets_one_request_each(server: Server) -> Non
     assert found == [[Passage(query, "T", "t")] for query in queries]
     assert sorted(request["query"] for request in server.requests) == queries
     assert {request["k"] for request in server.requests} == {2}
+
+
+def test_a_password_is_sent_and_never_shown(server: Server) -> None:
+    private = server.url.replace("://", "://me:s3cret@")
+    assert HTTPSearch(private).search_batch(["a"], 3) == [hit("a")]
+    assert server.credentials == ["Basic " + base64.b64encode(b"me:s3cret").decode()]
+    server.reply = lambda request: Reply(b"no", status=401)
+    with pytest.raises(MalformedResponse) as refused:
+        HTTPSearch(private).search_batch(["a"], 3)
+    assert str(refused.value).startswith(f"{server.url}: HTTP 401")
+    with pytest.raises(ValueError) as error:
+        HTTPSearch("http://me:s3cret@127.0.0.1")
+    assert "http://127.0.0.1/retrieve" in str(error.value) and "s3cret" not in str(error.value)
 
 
 def test_connections_are_reused(server: Server) -> None:

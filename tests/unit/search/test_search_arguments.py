@@ -83,6 +83,8 @@ def test_a_server_is_named_by_its_index_or_else_by_its_url_and_format() -> None:
     with closing(Server()) as server:
         arguments = SearchArguments(search_url=server.url, search_request="rllm")
         assert arguments.build_search().identity == f"rllm {server.url}"
+        private = SearchArguments(search_url=server.url.replace("://", "://me:s3cret@"), search_request="rllm")
+        assert private.build_search().identity == f"rllm {server.url}"
         server.pages["/health"] = Reply(b'{"status": "ok", "identity": "bm25-0123"}')
         assert arguments.build_search().identity == "bm25-0123"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from sorl_trl.checks import POSITIVE_COUNT, Checked
+from sorl_trl.checks import POSITIVE_COUNT, SWITCH, Checked
 from sorl_trl.rollout.options import EngineOptions
 
 
@@ -17,7 +17,7 @@ class SlotOptions(Checked):
     """The most that keys and values may take. By default a part of the memory that is free when a rollout begins."""
     prefill_tokens: Annotated[int, POSITIVE_COUNT] = 2048
     """Tokens of contexts, padding included, that go through the model at once. Ours: bounds what attention takes."""
-    logprobs: bool = False
+    logprobs: Annotated[bool, SWITCH] = False
     """Report log-probabilities of the distribution that sampled. Off, for a trainer recomputes those that it needs."""
 
     @classmethod

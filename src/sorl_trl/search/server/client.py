@@ -14,7 +14,7 @@ from sorl_trl.checks import POSITIVE_COUNT, Number, check_choice, check_number
 from sorl_trl.search.backend import SearchError, SearchUnavailable
 from sorl_trl.search.checks import check_request
 from sorl_trl.search.server.wire import EXCERPT_LENGTH, REQUEST_FORMATS, MalformedResponse, parse_response
-from sorl_trl.text import encodable
+from sorl_trl.text import encodable, without_user
 from sorl_trl.types import Passage
 
 WORTH_RETRYING = (408, 429)
@@ -30,7 +30,8 @@ class HTTPSearch:
     with U+FFFD in its place. Threads may share it; a copy, by fork or by pickle, opens connections of its own.
 
     Args:
-        url: Where to POST, with its path: `http://127.0.0.1:8000/retrieve`.
+        url: Where to POST, with its path: `http://127.0.0.1:8000/retrieve`. A server that asks for a user and a
+            password has them from `http://user:password@…`; no message shows them.
         request: How the server wants to be asked: a name in `REQUEST_FORMATS`.
         timeout_s: For connecting, for each wait for bytes, and for the whole of one response.
         batch_size: The most queries per request. Formats that hold one query send one, whatever this says.
@@ -60,7 +61,7 @@ class HTTPSearch:
         for name, value in limits.items():
             check_number(name, value, POSITIVE_COUNT)
         self._arguments = (url, request, timeout_s, batch_size, concurrency, max_response_bytes)
-        self._url = url
+        self._url, self._shown_url = url, without_user(url)
         self._format = REQUEST_FORMATS[request]
         self._timeout_s = timeout_s
         self._batch_size = 1 if self._format.single else batch_size
@@ -86,17 +87,19 @@ class HTTPSearch:
         try:
             response, body = self._post(request)
         except (httpx2.TransportError, httpx2.DecodingError) as error:
-            raise SearchUnavailable(f"{self._url}: {error!r}") from error
+            raise SearchUnavailable(f"{self._shown_url}: {error!r}") from error
         self._check_status(response, body)
         if len(body) > self._max_response_bytes:
             raise MalformedResponse(
-                f"{self._url}: the response is longer than max_response_bytes={self._max_response_bytes}",
+                f"{self._shown_url}: the response is longer than max_response_bytes={self._max_response_bytes}",
                 _text(body),
             )
         try:
             answer = json.loads(body)
         except (ValueError, RecursionError) as error:
-            raise SearchUnavailable(f"{self._url}: the response is not JSON ({error}): {_text(body)!r}") from error
+            raise SearchUnavailable(
+                f"{self._shown_url}: the response is not JSON ({error}): {_text(body)!r}"
+            ) from error
         return parse_response(answer, len(queries), k, self._format.single)
 
     def _post(self, request: bytes) -> tuple[httpx2.Response, bytes]:
@@ -122,7 +125,7 @@ class HTTPSearch:
         return self._clients[process]
 
     def _check_status(self, response: httpx2.Response, body: bytes) -> None:
-        status = f"{self._url}: HTTP {response.status_code}"
+        status = f"{self._shown_url}: HTTP {response.status_code}"
         if response.is_server_error or response.status_code in WORTH_RETRYING:
             raise SearchUnavailable(f"{status}: {_text(body)!r}")
         if response.status_code in REFUSED:
@@ -149,15 +152,16 @@ def server_identity(url: str, timeout_s: float = 5.0) -> str | None:
 
 def url_refusal(url: str) -> str | None:
     """Why it is no URL of something on a server, None if it is one: without a path it answers no search."""
+    shown = without_user(url)
     try:
         parsed = httpx2.URL(url)
     except httpx2.InvalidURL as error:
-        return f"url must be an http or https URL, got {url!r} ({error})"
+        return f"url must be an http or https URL, got {shown!r} ({error})"
     if parsed.scheme not in ("http", "https") or not parsed.host:
-        return f"url must be an http or https URL, got {url!r}"
+        return f"url must be an http or https URL, got {shown!r}"
     if parsed.path == "/":
-        hint = str(parsed.join("/retrieve"))
-        return f"url must have the path of the search, such as {hint}, got {url!r}"
+        hint = without_user(str(parsed.join("/retrieve")))
+        return f"url must have the path of the search, such as {hint}, got {shown!r}"
     return None
 
 

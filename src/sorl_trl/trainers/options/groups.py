@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from sorl_trl.checks import COUNT, SHARE, OneOf
+from sorl_trl.checks import COUNT, SHARE, SWITCH, OneOf
 from sorl_trl.ops import GROUP_BASELINES, GROUP_FILTERS
 
 
@@ -52,7 +52,7 @@ class GroupOptions:
             "`SOGRPOTrainer`, in training. 0 (default): never."
         },
     )
-    mask_void_trajectories: bool = field(
+    mask_void_trajectories: Annotated[bool, SWITCH] = field(
         default=False,
         metadata={
             "help": "Leave a trajectory with a void turn, one that neither acts nor answers, out of the loss and of "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from sorl_trl.checks import NOT_NEGATIVE, Number, OneOf
+from sorl_trl.checks import NOT_NEGATIVE, SWITCH, Number, OneOf
 
 TURN_MODES = ("turn_mask", "turn_truncate")
 MISMATCH_MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask", *TURN_MODES)
@@ -16,7 +16,7 @@ BETWEEN_0_AND_1 = Number(above=0, below=1)
 class LossOptions:
     """Terms and forms of the loss that other methods have."""
 
-    double_sided_clip: bool = field(
+    double_sided_clip: Annotated[bool, SWITCH] = field(
         default=False,
         metadata={
             "help": "Clip as SAO does (arXiv 2607.07508, as its abstract says): a token outside the clip range gives "
