@@ -2,7 +2,8 @@
 
     python -m benchmarks.method_pages
 
-Runs nothing, and reads the stability benchmark's archive alone: judging seeds, at each regime's common learning rate.
+Runs nothing, and reads the archives of the stability benchmark and of `benchmarks.turn_length`: judging seeds, at each
+regime's common learning rate.
 Writes the two last sections of each page of `docs/methods`, a picture per page in `benchmarks/results/methods/`, and
 `benchmarks/results/methods.md`, a table to choose from. Run it again whenever the archive has changed.
 """
@@ -14,8 +15,11 @@ import statistics
 import sys
 from argparse import RawDescriptionHelpFormatter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from benchmarks import turn_length
 from benchmarks.defaults_report import REPLACED
 from benchmarks.method_claims import METHOD_PAGES, MethodPage
 from benchmarks.method_cost import COSTS
@@ -23,9 +27,10 @@ from benchmarks.method_figures import SHOWN, baselines_of, draw_page
 from benchmarks.method_measured import Measured, Tables, difference_cell
 from benchmarks.method_overview import overview_page
 from benchmarks.method_rates import own_table
-from benchmarks.stability import ARCHIVE, RESULTS, ROOT, is_current, read_archive
+from benchmarks.stability import ARCHIVE, RESULTS, ROOT, is_current, is_made_as, key, read_archive
 from benchmarks.stability_report import collapses, harness_marks, lines_of_table
 from benchmarks.stability_statistics import Grid, Run, judged, published_grid, read_runs
+from benchmarks.turn_length_grid import WITH_OTHERS
 from sorl_trl.command_line import Parser, run_command
 
 PAGES = ROOT / "docs" / "methods"
@@ -118,10 +123,32 @@ def existing_pages() -> dict[str, tuple[Path, MethodPage]]:
     return {name: (path, METHOD_PAGES[name]) for name, path in paths.items() if path.is_file()}
 
 
-def read_all() -> Measured:
-    """The judging runs of the archive, and those of earlier harnesses that were made again with the same settings."""
+def grid_of_pages() -> Grid:
+    """The stability benchmark's, and the long turns of `turn_length_grid.py`."""
     grid = published_grid()
-    runs = read_runs([record for record in read_archive(ARCHIVE) if is_current(record)], grid)
+    rates = {name: regime.learning_rate for name, regime in WITH_OTHERS.items()}
+    return replace(
+        grid,
+        regimes={**grid.regimes, **WITH_OTHERS},
+        common_learning_rate={**grid.common_learning_rate, **rates},
+        choices={**grid.choices, **dict.fromkeys(WITH_OTHERS, ())},
+    )
+
+
+def of_long_turns() -> list[dict[str, Any]]:
+    """The archived runs with long turns."""
+    return [
+        record
+        for record in read_archive(turn_length.ARCHIVE)
+        if record["regime"] in WITH_OTHERS and is_made_as(record, key(record))
+    ]
+
+
+def read_all() -> Measured:
+    """The judging runs of the archives, and those of earlier harnesses that were made again with the same settings."""
+    grid = grid_of_pages()
+    records = [*filter(is_current, read_archive(ARCHIVE)), *of_long_turns()]
+    runs = read_runs(records, grid)
     settings = {(run.cell, run.seed): run.record["settings"] for run in runs}
     replaced = [
         run for run in map(Run, read_archive(REPLACED)) if settings.get((run.cell, run.seed)) == run.record["settings"]

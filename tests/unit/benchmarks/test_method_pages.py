@@ -18,7 +18,10 @@ from benchmarks.method_overview import (
 )
 from benchmarks.method_rates import own_cell, own_table
 from benchmarks.method_settings import Method
+from benchmarks.stability import save
+from benchmarks.stability_run import Job, settings_of
 from benchmarks.stability_statistics import Run
+from benchmarks.turn_length_grid import LENGTH_REGIMES
 
 from tests.unit.benchmarks.runs import GRID, a_record
 
@@ -181,3 +184,21 @@ def test_a_row_at_its_own_rate_beside_ours_at_the_common_one_and_the_control_at_
     assert own_cell("other", found) == "Calm (-0.20)"
     assert own_cell("so_grpo", found) == "–"
     assert own_table(PAGE, replace(found, own={})) == ""
+
+
+def test_long_turns_are_among_the_regimes_and_nobody_chooses_a_rate_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    regime, seed = "turns-of-40-in-3-hops", 201
+    job = Job(regime, "so_grpo", LENGTH_REGIMES[regime].learning_rate, seed)
+    fields = {"learning_rate": job.learning_rate, "settings": settings_of(job)}
+    record = {**a_record("so_grpo", seed, 0.4, regime), **fields}
+    foreign = [{**record, "seed": 202, "settings": "others"}, {**record, "regime": "turns-of-4-in-3-hops"}]
+    save([record, *foreign], tmp_path / "runs.xz")
+    monkeypatch.setattr(method_pages.turn_length, "ARCHIVE", tmp_path / "runs.xz")
+    monkeypatch.setattr(method_pages, "ARCHIVE", tmp_path / "none.xz")
+    monkeypatch.setattr(method_pages, "REPLACED", tmp_path / "none.xz")
+    found = method_pages.read_all()
+    assert [run.final("sampled_em") for run in found.tables[regime]["so_grpo"]] == [0.4]
+    assert found.tables.keys() == {regime}
+    assert found.grid.learning_rates(regime) == []

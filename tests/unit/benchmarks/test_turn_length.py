@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.other_methods import OTHER_METHODS
 from benchmarks.stability_grid import JUDGING_SEEDS
 from benchmarks.turn_length import PANELS, jobs
 from benchmarks.turn_length_grid import LENGTH_REGIMES, OF_TOKENS, SEEDS_PER_POLICY, SETTINGS
@@ -95,7 +96,8 @@ class TestPlan:
 
     def test_every_world_has_every_judging_seed_and_a_target_kl_where_length_varies(self) -> None:
         plan = list(jobs())
-        assert len(set(plan)) == len(plan) == (4 * 7 + 2 * 3) * len(JUDGING_SEEDS)
+        others = 2 * len(OTHER_METHODS)  # in the longest turns
+        assert len(set(plan)) == len(plan) == (4 * 7 + 2 * 3 + others) * len(JUDGING_SEEDS)
         assert {job.regime for job in plan if job.method == "so_grpo_turn"} == PANELS["turn_tokens"]
 
     def test_half_of_the_plan_has_every_policy(self) -> None:
