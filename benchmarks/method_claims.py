@@ -110,7 +110,7 @@ METHOD_PAGES: dict[str, MethodPage] = {
         ("starpo_s", "top_k", "top_p", "refill", "so_top_p", "so_refill"),
         _UNSAID,
         "not known to us",
-        recipes=("starpo_s",),
+        recipes=("starpo_s", "dapo", "ragen2"),
     ),
     "minirl": MethodPage(
         "MiniRL",
@@ -147,6 +147,7 @@ METHOD_PAGES: dict[str, MethodPage] = {
         "On Search-R1's setting, exact match over seven sets: GRPO .312 → .360 with a 3B base model and .350 → .480 "
         "with 7B; plain GRPO collapses within 300 steps; a coefficient of 0.01 only delays that [P].",
         "EM .312 → .360 with 3B, .350 → .480 with 7B over GRPO [P]",
+        recipes=("llds",),
     ),
     "engine_mismatch": MethodPage(
         "Engine mismatch per turn",
@@ -163,12 +164,14 @@ METHOD_PAGES: dict[str, MethodPage] = {
         ("void", "so_void"),
         _UNSAID + " The mask was read in a public implementation.",
         "not known to us",
+        recipes=("void_trajectories",),
     ),
     "double_sided_clip": MethodPage(
         "Double-sided clip",
         ("double_sided", "so_double"),
         _UNSAID,
         "not known to us",
+        recipes=("double_sided_clip",),
     ),
 }
 """File name in `docs/methods`, without its ending, to the page; in the order of the overview."""

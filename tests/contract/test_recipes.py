@@ -71,6 +71,19 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "igpo": BASELINE
     | {"importance_sampling_level": "token", "information_gain_coef": 1.0, "turn_reward_normalization": "separate"},
     "gigpo": BASELINE | {"importance_sampling_level": "token", "step_advantage_coef": 1.0, "gamma": 0.95},
+    "llds": BASELINE | {"importance_sampling_level": "token", "llds_coef": 0.2},
+    "double_sided_clip": BASELINE | {"importance_sampling_level": "token", "double_sided_clip": True},
+    "void_trajectories": BASELINE | {"importance_sampling_level": "token", "mask_void_trajectories": True},
+    "ragen2": BASELINE
+    | {"importance_sampling_level": "token", "group_filter": "top_p", "group_filter_share": 0.9, "group_refill": 0},
+    "dapo": BASELINE
+    | {
+        "importance_sampling_level": "token",
+        "epsilon_high": 0.28,
+        "group_filter": "zero_variance",
+        "group_refill": 2,
+        "loss_type": "dapo",
+    },
     "reinforce": BASELINE
     | {"importance_sampling_level": "token", "loss_type": "dapo", "scale_rewards": "batch", "num_iterations": 1},
     "gspo": BASELINE | {"importance_sampling_level": "sequence"},
