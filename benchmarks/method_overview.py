@@ -9,6 +9,7 @@ from benchmarks.method_claims import METHOD_PAGES, MethodPage
 from benchmarks.method_measured import BASELINE, OURS, Measured
 from benchmarks.method_rates import own_cell
 from benchmarks.method_settings import Method
+from benchmarks.method_switches import switches_section
 
 FEWEST = 5
 """Pairs from which a regime is said to be helped or hurt: of fewer, an interval says too little."""
@@ -104,4 +105,5 @@ def overview_page(measured: Measured, written: Collection[str]) -> str:
     lines = [list(COLUMNS), ["---"] * len(COLUMNS)]
     for name, page in METHOD_PAGES.items():
         lines += overview_lines(name, page, measured, name in written)
-    return HEAD.format(fewest=FEWEST) + "\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    return "\n".join(filter(None, [HEAD.format(fewest=FEWEST), table, switches_section(measured)]))
