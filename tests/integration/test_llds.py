@@ -15,6 +15,7 @@ from sorl_trl.trainers.loss.llds import count_good_tokens
 from tests.effects import TRAINERS, build_trainer, effect
 from tests.losses import gradient, off_policy_batch, token_logps
 from tests.training import assert_same, settings, train
+from tests.trajectories import prompts
 
 PLAIN = {"clip_normalization": "none", "num_iterations": 2}
 
@@ -112,6 +113,28 @@ def test_tokens_are_counted_over_all_ranks() -> None:
     two_ranks: Any = SimpleNamespace(gather=lambda count: torch.stack([count, other_rank]))
     count_good_tokens(batch, two_ranks)
     assert batch["llds_tokens"] == 3 + 7
+
+
+@pytest.mark.parametrize("reward", [0.1, 0.8])
+def test_equal_rewards_are_good_whatever_rounding_says(tmp_path: Path, tokenizer: Any, reward: float) -> None:
+    """The mean of eight rewards of 0.1 is above 0.1 in float32, so that TRL's advantages are below 0."""
+
+    def equal_reward(completion_ids: list[list[int]], **_: Any) -> list[float]:
+        return [reward] * len(completion_ids)
+
+    given = {"reward_funcs": equal_reward, "num_generations": 8}
+    of_trl = batch_of(build_trainer(tmp_path / "without", tokenizer, "SO-GRPO", **given))
+    assert of_trl["advantages"].max() < 0, "nothing is rounded: a weak test"
+    batch = batch_of(build_trainer(tmp_path / "with", tokenizer, "SO-GRPO", llds_coef=0.2, **given))
+    assert (batch["advantages"] == 0).all()
+    assert batch["llds_tokens"] == (batch["turn_ids"] >= 0).sum()
+
+
+def batch_of(trainer: Any) -> dict[str, Any]:
+    trainer.model.train()
+    rows = [dict(row) for row in prompts(2) for _ in range(8)]
+    batch: dict[str, Any] = trainer._generate_and_score_completions(rows)
+    return batch
 
 
 def test_a_batch_of_before_it_was_switched_on_is_left_alone(tmp_path: Path, tokenizer: Any) -> None:

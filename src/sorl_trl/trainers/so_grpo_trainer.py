@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from sorl_trl.ops import (
+    group_spread,
     group_turn_advantages,
     is_shared_state,
+    kept_groups,
     leave_one_out_advantages,
     masked_mean,
     separate_turn_advantages,
@@ -67,6 +69,21 @@ class SOGRPOTrainer(TurnLevelTrainer):
         if advantages is not None:
             output["advantages"] = turn_broadcast(advantages, output["turn_ids"])
             show_advantages(self, advantages, rollout.turns.turn_mask)
+        elif self.args.llds_coef > 0:
+            output["advantages"] = self._without_rounding(output["advantages"], rollout)
+
+    def _without_rounding(self, advantages: Tensor, rollout: ScoredRollout) -> Tensor:
+        """(B,) TRL's advantages, exactly 0 in groups whose rewards are equal: LLDS asks for their sign.
+
+        In float32 the mean of eight rewards of 0.1 is not 0.1, and 1 / (σ + 1e-4) makes the difference 1e-4 and more.
+        """
+        if self.multi_objective_aggregation != "sum_then_normalize":  # equal rewards may have other advantages than 0
+            return advantages
+        rewards = torch.where(rollout.scored, rollout.turn_rewards.sum(1), torch.nan)
+        spread = group_spread(self.accelerator.gather(rewards), self._group_size)
+        differs = kept_groups(spread, "zero_variance").repeat_interleave(self._group_size)
+        first = self.accelerator.process_index * len(rewards)
+        return torch.where(differs[first : first + len(rewards)], advantages, 0.0)
 
     def _turn_advantages(self, rollout: ScoredRollout) -> Tensor | None:
         """(B, K) of the local trajectories; `None` where TRL's own outcome advantages are the same thing."""
