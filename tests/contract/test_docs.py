@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import inspect
 import re
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 from trl import GRPOTrainer
 
-from sorl_trl import SearchRollout, SeeUPOTrainer, SOGRPOTrainer, SOPPOTrainer, ops
+from sorl_trl import SearchRollout, SeeUPOTrainer, SOGRPOConfig, SOGRPOTrainer, SOPPOTrainer, ops
 from sorl_trl.diagnostics.collapse_guard import ALARMS, INTERVENTIONS
 from sorl_trl.diagnostics.plots import PANELS
 from sorl_trl.diagnostics.progress import SHOWN
+from sorl_trl.qa.rewards import REWARDS
 from tests.agents import LIMITS, PROTOCOL, agent_policy, agent_tokenizer, questions, search_index
 from tests.documentation import PAGES, ROOT, documented_metrics, page_name
 from tests.training import settings
@@ -138,6 +140,30 @@ def exists(path: str, page_folder: Path) -> bool:
 def test_every_path_exists(path: Path) -> None:
     paths = named_paths(path.read_text())
     assert {name for name in paths if not exists(name, path.parent)} == set()
+
+
+def headless_tables(text: str) -> list[str]:
+    """The first rows of tables that no line of dashes follows: a reader sees them as text with bars."""
+    lines = text.splitlines()
+    tops = [i for i, line in enumerate(lines) if line.startswith("|") and not (i and lines[i - 1].startswith("|"))]
+    return [lines[i] for i in tops if not re.fullmatch(r"\|(?: *:?-+:? *\|)+", "".join(lines[i + 1 : i + 2]))]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=page_name)
+def test_every_table_has_a_head(path: Path) -> None:
+    assert headless_tables(path.read_text()) == []
+
+
+def test_tables_without_a_head_are_found() -> None:
+    assert headless_tables("| a | b |\n|---|---:|\n| 1 | 2 |\n\n| 3 | 4 |\n\ntext\n| 5 |") == ["| 3 | 4 |", "| 5 |"]
+
+
+def test_rewards_that_penalize_invalid_actions_are_rewards() -> None:
+    """Beside which `mask_void_trajectories` wins."""
+    (about,) = [each for each in fields(SOGRPOConfig) if each.name == "mask_void_trajectories"]
+    for text in (about.metadata["help"], page("methods/void_trajectories.md")):
+        (names,) = re.findall(r"invalid\s+actions\s+\(([^)]*)\)", text)
+        assert {*re.findall(r"`(\w+)`", names)} == {"format", "turn_format"} <= {*REWARDS}
 
 
 def test_paths_are_found_in_text() -> None:

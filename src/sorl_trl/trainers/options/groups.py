@@ -57,7 +57,7 @@ class GroupOptions:
         metadata={
             "help": "Leave a trajectory with a void turn, one that neither acts nor answers, out of the loss and of "
             "what it divides by (SimpleTIR). Its reward stays in its group's baseline. It wins over a penalty for "
-            "invalid actions (`valid_format`, `turn_format`): the trajectory that is penalized is not trained on. For "
+            "invalid actions (`format`, `turn_format`): the trajectory that is penalized is not trained on. For "
             "a `rollout_func` that gives trajectories, such as `SearchRollout`."
         },
     )
