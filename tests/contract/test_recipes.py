@@ -179,6 +179,15 @@ def test_a_recipe_with_what_is_ours_says_so_in_its_first_line(name: str) -> None
     assert bool(re.search(r"our defaults|are ours", text.splitlines()[0])) == is_ours
 
 
+def test_the_readme_names_the_recipes_with_a_clip_range_of_their_own() -> None:
+    """All others of the sandbox clip at 0.2, as it says."""
+    (named,) = re.findall(
+        r"`gspo_authors` clips at.*?All other recipes", (ROOT / "recipes/README.md").read_text(), re.S
+    )
+    ranges = {name: {VARIANTS[name]["epsilon"], VARIANTS[name]["epsilon_high"]} - {None} for name in SANDBOX}
+    assert {*re.findall(r"`(\w+)`", named)} == {name for name, sides in ranges.items() if sides != {0.2}}
+
+
 def test_every_field_can_be_overridden(tmp_path: Path) -> None:
     overrides = ["--learning_rate", "1e-5", "--search_top_k", "7", "--turn_ratio", "arithmetic", "--lora_r", "3"]
     arguments = parse(ROOT / "recipes/so_grpo.yaml", tmp_path, *overrides)
