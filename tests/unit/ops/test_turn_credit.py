@@ -131,6 +131,17 @@ class TestSeparateTurnAdvantages:
         advantages = separate_turn_advantages([(x, masks[0]), (y, masks[1])], turns, 3, gamma, scale)
         torch.testing.assert_close(advantages, float64(expected), rtol=1e-9, atol=1e-12)
 
+    @pytest.mark.parametrize(("scale", "same"), [("group", True), ("batch", True), ("none", False)])
+    def test_the_weight_of_a_kind_is_divided_out(self, scale, same):
+        """As `information_gain_coef` is, where gains are the only turn rewards."""
+        mask = torch.ones(4, 3)
+        gains, outcomes = normal(mask, 1), normal(mask, 2)
+        found = [
+            separate_turn_advantages([(weight * gains, mask), (outcomes, mask)], mask, 2, 1.0, scale)
+            for weight in (1.0, 0.1)
+        ]
+        assert torch.allclose(*found, rtol=0, atol=1e-2) == same
+
     def test_outcomes_alone_give_the_advantage_of_grpo(self):
         outcomes, counts = normal(torch.zeros(8)), torch.tensor([1, 2, 3, 1, 4, 2, 2, 3])
         turns = torch.arange(4) < counts.unsqueeze(1)

@@ -28,7 +28,9 @@ class CreditOptions:
         metadata={
             "help": "Weight of a turn's information gain, a turn reward beside those of the reward functions: by how "
             "much the turn and the observation after it raise the policy's mean log-probability of the golden "
-            "answer's tokens. The last turn has none. 1 in IGPO (arXiv 2510.14967); 0 (default): off."
+            "answer's tokens. The last turn has none. `turn_reward_normalization='separate'` divides the weight out "
+            "again, unless a reward function gives turn rewards too, or `scale_rewards` is 'none'. 1 in IGPO (arXiv "
+            "2510.14967); 0 (default): off."
         },
     )
     information_gain_column: str = field(
