@@ -23,7 +23,7 @@ _NO_SPREAD = 1e-6
 def group_spread(rewards: Tensor, num_generations: int) -> Tensor:
     """Compute the standard deviation of each group's rewards: (B,) to (N,) float64.
 
-    It divides by the rewards less one, as TRL's does; with fewer than two rewards it is 0.
+    It divides by the rewards less one, as TRL's does; with fewer than two rewards it is 0, with an infinite one NaN.
 
     Args:
         rewards: (B,), NaN where a trajectory has none.
@@ -48,7 +48,7 @@ def kept_groups(spread: Tensor, group_filter: str, share: float = 1.0) -> Tensor
     second-hand); "top_k" of these the ⌈share · N⌉ that differ most (StarPO-S, arXiv 2504.20073, as read in a public
     implementation, where ⌊share · N⌋ may be 0); "top_p" the fewest that hold `share` of the sum of all variances
     (RAGEN-2, arXiv 2604.06268, as read there), and at least one. Of equal spreads the first comes first. A group whose
-    rewards are equal is kept by "none" alone (ours, of "top_k" and "top_p").
+    rewards are equal, or whose spread is NaN, is kept by "none" alone (ours, of "top_k" and "top_p").
 
     Args:
         spread: from `group_spread`.
@@ -65,7 +65,7 @@ def kept_groups(spread: Tensor, group_filter: str, share: float = 1.0) -> Tensor
     differs = spread > _NO_SPREAD
     if group_filter == "zero_variance" or not len(spread):
         return differs
-    order = spread.argsort(descending=True, stable=True)
+    order = torch.where(differs, spread, 0.0).argsort(descending=True, stable=True)  # NaN would come first
     if group_filter == "top_k":
         # Rounding must not make 8 of 7 · 100 %.
         first = torch.arange(len(order), device=spread.device) < max(math.ceil(share * len(order) - 1e-9), 1)

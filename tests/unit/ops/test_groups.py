@@ -134,6 +134,12 @@ class TestFilter:
         assert not kept_groups(torch.zeros(3), name, 0.5).any()
         assert kept_groups(torch.zeros(0), name, 0.5).shape == (0,)
 
+    @pytest.mark.parametrize("name", ["zero_variance", "top_k", "top_p"])
+    def test_a_group_with_an_infinite_reward_takes_no_place(self, name):
+        spread = group_spread(torch.tensor([0.0, math.inf, 0.0, 1.0]), 2)
+        assert spread.isnan().tolist() == [True, False]
+        assert kept_groups(spread, name, 0.5).tolist() == [False, True]
+
     def test_what_is_refused(self):
         with pytest.raises(ValueError, match="`group_filter` is 'best'"):
             kept_groups(torch.ones(2), "best")
