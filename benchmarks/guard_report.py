@@ -10,12 +10,15 @@ import numpy as np
 from benchmarks.guard_curve import LEAD, WHOLE
 from benchmarks.guard_fit import Outcomes, Steps, count
 from benchmarks.guard_templates import FITTED
+from benchmarks.other_methods import OTHER_METHODS
 
 if TYPE_CHECKING:
     from benchmarks.guard_runs import Part
 
 FATES = ("collapsed", "damaged", "healthy")
 ALARMS = ("collapses caught", "before they begin", "damaged runs", "healthy runs", "precision", "median lead")
+OTHERS = "methods of other sources, and on our defaults"
+"""What came after the fit."""
 Cells = Sequence[object]
 THRESHOLDS_NOTE = """`CollapseGuard` has the thresholds in use; "fitted" is what the procedure finds in the runs that
 there are now. Those by hand were chosen with all figures in view, judging seeds included, which flatters them; so the
@@ -100,14 +103,17 @@ def threshold_rows(found: Mapping[str, Any]) -> Iterator[Cells]:
 
 
 def by_part(judging: Part, titles: Mapping[str, tuple[str, str]]) -> Iterator[Cells]:
-    """The rules in use, in each world and in each regime."""
+    """The rules in use, in each world, in each regime, and with the methods that no fit has seen."""
     outcomes, alarms = judging.outcomes, judging.sets["in use"]
-    for place, word in enumerate(("world", "regime")):
-        of_run = np.array([titles[run.record["regime"]][place] for run in outcomes.runs])
-        for title in dict.fromkeys(title[place] for title in titles.values()):
-            chosen = of_run == title
-            if chosen.any():
-                yield [f"{word}: {title}", *alarm_cells(alarms[chosen], outcomes.where(chosen))]
+    parts = {
+        f"{word}: {title}": np.array([titles[run.record["regime"]][place] == title for run in outcomes.runs])
+        for place, word in enumerate(("world", "regime"))
+        for title in dict.fromkeys(title[place] for title in titles.values())
+    }
+    parts[OTHERS] = np.array([run.record["method"] in OTHER_METHODS for run in outcomes.runs])
+    for name, chosen in parts.items():
+        if chosen.any():
+            yield [name, *alarm_cells(alarms[chosen], outcomes.where(chosen))]
 
 
 def _share(estimate: Mapping[str, Any] | None) -> str:

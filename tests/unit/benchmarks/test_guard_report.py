@@ -26,7 +26,9 @@ def a_part(seed: int) -> Part:
     """Two runs that collapse, one with a KL that says so before, and two that hold, one with a high KL."""
     calm, early, high = [0.0] * 10, [0.0] + [0.5] * 9, [0.0] * 5 + [0.5] * 5
     made = [("wild", LOST, early), ("calm", LOST, calm), ("wild", HELD, high), ("calm", HELD, calm)]
-    part = Part.of([a_run(seed, *each) for each in made])
+    runs = [a_run(seed, *each) for each in made]
+    runs[0].record["method"] = "llds"
+    part = Part.of(runs)
     part.sets["fitted"] = part.tables.alarms({"high_kl": None})
     return part
 
@@ -57,6 +59,7 @@ def test_the_page() -> None:
     assert f"| `high_kl` | threshold | 0.2 | – | {in_use()['high_kl']:g} |" in lines
     assert "| judging seeds: thresholds in use | 2 of 2 | 1 of 2 | 0 of 0 | 1 of 2 | 0.67 | 0 |" in lines
     assert "| regime: Wild | 1 of 1 | 1 of 1 | 0 of 0 | 1 of 1 | 0.50 | 2 |" in lines
+    assert "| methods of other sources, and on our defaults | 1 of 1 | 1 of 1 | 0 of 0 | 0 of 0 | 1.00 | 2 |" in lines
     assert not any("Never run" in line for line in lines)
     (curve,) = (line for line in lines if line.startswith("| `high_kl` | 5.0% |"))
     assert "| 50.0% [0.0%, 100.0%] | 50.0% [0.0%, 100.0%] | 50.0% [0.0%, 100.0%] | 2 |" in curve
