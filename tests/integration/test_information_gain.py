@@ -59,6 +59,7 @@ class TestInformationGain:
             expected[row, turns_of(rollout)[row] - 1] += outcome
         assert gains.abs().max() > 1e-3, "nothing is gained: a weak test"
         torch.testing.assert_close(rollout.turn_rewards, expected, rtol=0, atol=1e-5)
+        assert not rollout.turn_rewards.requires_grad, "a reward is no part of the loss's graph"
         count = sum(turns - 1 for turns in turns_of(rollout))
         metrics = trainer._metrics["train"]
         assert metrics["information_gain/mean"] == [pytest.approx(gains.sum().item() / count, abs=1e-5)]
