@@ -82,8 +82,12 @@ class SOGRPOTrainer(TurnLevelTrainer):
         rewards = torch.where(rollout.scored, rollout.turn_rewards.sum(1), torch.nan)
         spread = group_spread(self.accelerator.gather(rewards), self._group_size)
         differs = kept_groups(spread, "zero_variance").repeat_interleave(self._group_size)
-        first = self.accelerator.process_index * len(rewards)
-        return torch.where(differs[first : first + len(rewards)], advantages, 0.0)
+        return torch.where(self._own_rows(differs, len(rewards)), advantages, 0.0)
+
+    def _own_rows(self, of_all: Tensor, count: int) -> Tensor:
+        """This process's `count` rows of what was gathered."""
+        first = self.accelerator.process_index * count
+        return of_all[first : first + count]
 
     def _turn_advantages(self, rollout: ScoredRollout) -> Tensor | None:
         """(B, K) of the local trajectories; `None` where TRL's own outcome advantages are the same thing."""
@@ -101,8 +105,7 @@ class SOGRPOTrainer(TurnLevelTrainer):
         if self.args.step_advantage_coef > 0:
             states = rows(state_keys(rollout.generated, rollout.turns))
             advantages = advantages + self.args.step_advantage_coef * self._step_advantages(returns, states, kept)
-        first = self.accelerator.process_index * len(mask)
-        return advantages[first : first + len(mask), : mask.shape[1]]
+        return self._own_rows(advantages, len(mask))[:, : mask.shape[1]]
 
     @staticmethod
     def _scored_turns(rollout: ScoredRollout) -> Tensor:
