@@ -9,7 +9,8 @@ from torch import Tensor
 from trl import GRPOTrainer
 
 from sorl_trl.checks import Problem, raise_first
-from sorl_trl.ops import backward_turn_advantages, turn_broadcast
+from sorl_trl.experimental.seeupo_ops import backward_turn_advantages
+from sorl_trl.ops import turn_broadcast
 from sorl_trl.rollout import RolloutLimits
 from sorl_trl.trainers.agents.agent_rollout import AgentRollout
 from sorl_trl.trainers.checks.trl_arguments import called_as, trainer_arguments
@@ -27,8 +28,8 @@ class SeeUPOTrainer(SOGRPOTrainer):
     For the last turn that a trajectory can have, then the one before it, down to the first: the log-probabilities of
     the turn are taken again under the policy as it is, and one pass over the rollout's minibatches trains the turn's
     tokens alone, with PPO's clip on the turn's geometric ratio. The advantage is what the trajectory earned, compared
-    with all trajectories that have this turn (`sorl_trl.ops.backward_turn_advantages`, which says how that is biased),
-    times the product M of the ratios of the turns that were updated before.
+    with all trajectories that have this turn (`backward_turn_advantages` says how that is biased), times the product M
+    of the ratios of the turns that were updated before.
 
     Nothing is trained by a step on a turn that no trajectory has: its gradient is dropped, so that the optimizer does
     not move on by momentum. DeepSpeed and fp16's gradient scaler step all the same, with a gradient of 0.

@@ -76,8 +76,8 @@ def clipping_bias_of(batch: MicroBatch, weights: Tensor | None, args: TurnLevelC
     ratio = log_ratio_of_units(batch.log_ratio, batch.turns, batch.advantages, args).exp()
     advantages = batch.advantages if weights is None else batch.advantages * weights
     clip_range = batch.clip_ranges.units
-    clipped = is_clipped(ratio.detach(), advantages, *clip_range) & kept
-    return clipping_bias(ratio, advantages, kept, *clip_range), bool(clipped.any())
+    stopped = is_clipped(ratio.detach(), advantages, *clip_range)
+    return clipping_bias(ratio, advantages, stopped, kept), bool((stopped & kept).any())
 
 
 def build_bias_normalizer(trainer: Any) -> ClippingBiasNormalizer | None:

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from trl.models.utils import disable_gradient_checkpointing
 
-from sorl_trl.ops import bounded_log_ratio, next_multiplier
+from sorl_trl.experimental.seeupo_ops import next_multiplier
+from sorl_trl.ops import bounded_log_ratio
 from sorl_trl.trainers.loss.micro_batch import IMAGE_INPUTS, ROW_SCALE, TURN, MicroBatch
 
 MULTIPLIER = "turn_multiplier"
