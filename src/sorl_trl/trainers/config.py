@@ -55,6 +55,7 @@ class TurnLevelConfig(GRPOConfig):
             "sequence" (GSPO).
         loss_type: How the losses of tokens are averaged: "turn" over the tokens of each turn, the turns of each
             trajectory, then trajectories (the SO-PPO objective), or any loss type of TRL's.
+        epsilon: How far a ratio may fall below 1 before it is clipped (TRL's default is 0.2).
         turn_ratio: How the token ratios of a turn become one, "geometric" or "arithmetic".
         clip_range_scaling: Ours: by what the clip range is divided as a unit grows longer.
         bias_norm: Clipping-triggered normalization as ST-PPO has it.
@@ -80,6 +81,13 @@ class TurnLevelConfig(GRPOConfig):
             "the turns of each trajectory, then over trajectories (the SO-PPO objective). 'grpo', 'dr_grpo', 'dapo', "
             "'bnpo', 'cispo', 'sapo', 'luspo' and 'vespo' are TRL's; the last four know no turns: set "
             "`importance_sampling_level` to 'token' or 'sequence'."
+        },
+    )
+    epsilon: float = field(
+        default=0.1,
+        metadata={
+            "help": "How far a ratio may fall below 1, and rise above it unless `epsilon_high` is set, before it is "
+            "clipped. Ours: 0.1, chosen for the ratios of turns (docs/results.md); TRL's default is 0.2."
         },
     )
     turn_ratio: Annotated[str, OneOf(TURN_RATIOS)] = field(
