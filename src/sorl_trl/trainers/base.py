@@ -18,7 +18,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer
 from trl.trainer.utils import disable_dropout_in_model
 
-from sorl_trl.methods import Method, MicroBatch, Objective, ScoredRollout, method_from
+from sorl_trl.methods import Method, MicroBatch, ScoredRollout, method_from
 from sorl_trl.ops import good_trajectories, turn_broadcast, turn_counts
 from sorl_trl.trainers.agents.native_tools import HarmlessTools
 from sorl_trl.trainers.config import TRLS_LOSS_TYPES, TurnLevelConfig

@@ -165,7 +165,9 @@ class TurnLevelConfig(GRPOConfig):
                 "'sqrt_length'."
             )
         if isinstance(self.turn_boundary_tags, str) or (self.turn_boundary_tags and not all(self.turn_boundary_tags)):
-            raise ValueError(f"`turn_boundary_tags` is {self.turn_boundary_tags!r}, but must be a list of tags or None.")
+            raise ValueError(
+                f"`turn_boundary_tags` is {self.turn_boundary_tags!r}, but must be a list of tags or None."
+            )
         super().__post_init__()
 
     def _check_trls_loss(self) -> None:
