@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from sorl_trl.trainers.critic.health import CriticWatch, critic_metrics
+from sorl_trl.trainers.critic.health import critic_metrics
 from tests.unit.ops.batches import GARBAGE
 
 NAN = float("nan")
@@ -41,12 +41,6 @@ class TestCriticMetrics:
         last = [metrics[f"critic/turn_3/{name}"] for name in STATISTICS]
         assert last == pytest.approx([NAN, 1.0, 5.0, 0.0, NAN], nan_ok=True)  # one unit
 
-    def test_names_are_those_of_the_turns_present(self) -> None:
-        overall = {"critic/explained_variance", "critic/value_mean", "critic/return_mean"}
-        overall |= {"advantages/mean", "advantages/std"}
-        by_turn = {f"critic/turn_{turn}/{name}" for turn in (0, 1, 3) for name in STATISTICS}
-        assert set(describe()) == overall | by_turn
-
     @pytest.mark.parametrize("shape", [(3, 4), (3, 0), (0, 4)])
     def test_no_unit(self, shape: tuple[int, int]) -> None:
         metrics = critic_metrics(*(torch.full(shape, NAN),) * 3, torch.full(shape, -1))
@@ -74,50 +68,3 @@ class TestCriticMetrics:
         assert metrics["critic/value_mean"] == pytest.approx(mean / 2)
         assert metrics["critic/return_mean"] == metrics["advantages/mean"] == pytest.approx(mean)
         assert metrics["advantages/std"] == pytest.approx(math.sqrt((750 * 14 - 3001 * mean**2) / 3000))
-
-
-class TestCriticWatch:
-    @staticmethod
-    def warnings(watch: CriticWatch, *observations: float, step: int = 0) -> list[bool]:
-        return [watch.observe(x, step) is not None for x in observations]
-
-    def test_warns_once_the_mean_of_a_full_window_is_not_positive(self) -> None:
-        assert self.warnings(CriticWatch(0, window=3), -1.0, -1.0, 2.0) == [False, False, True]
-        assert self.warnings(CriticWatch(0, window=3), -1.0, -1.0, 2.5) == [False, False, False]
-
-    def test_only_the_window_counts(self) -> None:
-        assert self.warnings(CriticWatch(0, window=2), -9.0, 10.0, 1.0, -0.5, 0.0) == [False] * 4 + [True]
-
-    def test_again_only_after_a_positive_mean(self) -> None:
-        observations = (0.0, -1.0, -2.0, 3.0, -3.5, -1.0)
-        assert self.warnings(CriticWatch(0, window=2), *observations) == [False, True, False, False, True, False]
-
-    def test_warm_up_does_not_count(self) -> None:
-        watch = CriticWatch(warmup_steps=5, window=2)
-        assert self.warnings(watch, -1.0, -1.0, -1.0, step=4) == [False] * 3
-        assert self.warnings(watch, -1.0, -1.0, step=5) == [False, True]
-
-    def test_undefined_is_skipped(self) -> None:
-        assert self.warnings(CriticWatch(0, window=2), -1.0, NAN, NAN, -1.0, NAN) == [False] * 3 + [True, False]
-
-    def test_recovers_from_an_infinite_observation(self) -> None:
-        watch = CriticWatch(0, window=2)
-        assert self.warnings(watch, -math.inf, 1.0, 1.0, -2.0) == [False, True, False, True]
-
-    def test_ten_observations_unless_told_otherwise(self) -> None:
-        """A critic that is 0 everywhere, as a new one is, explains nothing: exactly 0."""
-        assert self.warnings(CriticWatch(0), *[0.0] * 12) == [False] * 9 + [True, False, False]
-
-    def test_the_text_says_what_was_measured_and_what_to_change(self) -> None:
-        watch = CriticWatch(0, window=2)
-        watch.observe(-0.25, 0)
-        text = watch.observe(-0.5, 1)
-        assert text is not None
-        assert "-0.375" in text
-        assert "last 2 rollouts" in text
-        names = ("critic_warmup_steps", "critic_learning_rate", "gae_lambda", "generation_batch_size", "critic")
-        assert all(f"`{name}`" in text for name in names)
-
-    def test_refuses_an_empty_window(self) -> None:
-        with pytest.raises(ValueError, match=r"`window` is 0, but must be a whole number, at least 1"):
-            CriticWatch(0, window=0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 from peft import LoraConfig, PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
@@ -48,24 +48,22 @@ class AdapterCritic(Critic):
     Args:
         head: the value head.
         model: the PEFT model to which `add_critic_adapter` has been applied.
+        config: what that gave.
     """
 
     kind = "adapter"
 
-    def __init__(self, head: ValueHead, model: PeftModel) -> None:
+    def __init__(self, head: ValueHead, model: PeftModel, config: LoraConfig) -> None:
         super().__init__(head)
-        self.config = cast(LoraConfig, model.peft_config[CRITIC_ADAPTER])
+        self.config = config
         self._switch = AdapterSwitch(model)
         self._adapter = [p for name, p in model.named_parameters() if is_critic_name(name)]
-
-    def own_parameters(self) -> list[nn.Parameter]:
-        return [*self._adapter, *self.head.parameters()]
 
     def unfreeze(self) -> None:
         for parameter in self._adapter:
             parameter.requires_grad_(True)
 
-    def values(self, call: BackboneCall) -> Tensor:
+    def forward(self, call: BackboneCall) -> Tensor:
         with self._switch.active(CRITIC_ADAPTER), self._checkpoints_bound(call.backbone):
             hidden_states = call.backbone(*call.args, **call.kwargs).last_hidden_state
         return self.head(hidden_states)
@@ -100,9 +98,11 @@ class AdapterCritic(Critic):
 def add_critic_adapter(model: PeftModel) -> LoraConfig:
     """Add an untrained LoRA adapter "critic" of the policy adapter's shape, without changing what is trained.
 
+    PEFT forgets about it at once, so that whoever saves, loads or lists the model's adapters finds the policy's alone;
+    its layers have it.
+
     Raises:
-        ValueError: the policy's adapter is no LoRA, trains biases or changes the base model's weights, or there is an
-            adapter "critic" already.
+        ValueError: the policy's adapter is no LoRA, trains biases or changes the base model's weights.
     """
     policy_config = model.peft_config[model.active_adapter]
     if not isinstance(policy_config, LoraConfig):
@@ -110,20 +110,10 @@ def add_critic_adapter(model: PeftModel) -> LoraConfig:
             f"`critic='adapter'` copies the policy's LoRA configuration, but its adapter is a "
             f"{type(policy_config).__name__}. Use `critic='head'` or `critic='model'`."
         )
-    if policy_config.bias != "none":
-        raise ValueError(
-            f"`bias` of the policy's LoRA configuration is {policy_config.bias!r}, but `critic='adapter'` needs it to "
-            "be 'none': one adapter of a model can train biases. Set it, or use `critic='head'` or `critic='model'`."
-        )
     if str(policy_config.init_lora_weights).startswith(_CHANGE_THE_BASE):
         raise ValueError(
             f"`init_lora_weights={policy_config.init_lora_weights!r}` takes the policy's first adapter off the base "
             "model, which `critic='adapter'` would share. Use `critic='head'` or `critic='model'`, or plain LoRA."
-        )
-    if CRITIC_ADAPTER in model.peft_config:
-        raise ValueError(
-            f"The policy has an adapter named {CRITIC_ADAPTER!r} already. If it is the critic of an earlier trainer, "
-            "call that trainer's `detach_critic()` first; else rename it."
         )
     config = copy.deepcopy(policy_config)
     config.inference_mode = False
@@ -132,17 +122,23 @@ def add_critic_adapter(model: PeftModel) -> LoraConfig:
         config.init_lora_weights = True
     trained = {name: p.requires_grad for name, p in model.named_parameters()}
     model.add_adapter(CRITIC_ADAPTER, config)
+    del model.peft_config[CRITIC_ADAPTER]
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(trained.get(name, True))
     return config
 
 
 @contextmanager
-def without_adapter(model: Any) -> Iterator[None]:
-    """Within it, PEFT does not know of the critic's adapter, and neither saves nor loads it."""
-    config = model.peft_config.pop(CRITIC_ADAPTER, None) if isinstance(model, PeftModel) else None
+def known_adapter(model: PeftModel, config: LoraConfig) -> Iterator[None]:
+    """Within it, PEFT knows of the critic's adapter, whose weights it can then collect and set."""
+    model.peft_config[CRITIC_ADAPTER] = config
     try:
         yield
     finally:
-        if config is not None:
-            model.peft_config[CRITIC_ADAPTER] = config
+        model.peft_config.pop(CRITIC_ADAPTER, None)
+
+
+def remove_critic_adapter(model: PeftModel, config: LoraConfig) -> None:
+    """Take what `add_critic_adapter` has added out of the model."""
+    with known_adapter(model, config):
+        model.delete_adapter(CRITIC_ADAPTER)
