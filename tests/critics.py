@@ -101,7 +101,7 @@ def policy_with(kind: str, lora: bool = False, **adapter: Any) -> tuple[Any, Cri
 
 def build_ppo(folder: Path, tokenizer: Any, *, lora: bool = False, **overrides: Any) -> SOPPOTrainer:
     """A trainer with 16 trajectories to a rollout; what is no field of the config goes to the trainer."""
-    names = ("peft_config", "eval_dataset", "optimizers", "callbacks")
+    names = ("method", "peft_config", "eval_dataset", "optimizers", "callbacks")
     to_trainer = {name: overrides.pop(name) for name in names if name in overrides}
     if lora:
         to_trainer.setdefault("peft_config", lora_config())

@@ -7,26 +7,21 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from trl import GRPOTrainer
-from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.callbacks import SyncRefModelCallback
 
+from sorl_trl.methods import Method, MicroBatch, ScoredRollout
 from sorl_trl.ops import aggregate_turns, is_value_clipped, masked_mean, turn_layout, turn_starts, value_loss, whiten
-from sorl_trl.trainers.base_config import TURN_LOSS_TYPE
-from sorl_trl.trainers.base_trainer import TurnLevelTrainer
-from sorl_trl.trainers.checks.trl_arguments import called_as
+from sorl_trl.trainers.base import TurnLevelTrainer, disable_dropout
+from sorl_trl.trainers.config import SOPPOConfig
 from sorl_trl.trainers.critic.build import setup_critic
 from sorl_trl.trainers.critic.checkpoint import CRITIC_FOLDER, check_critic_folder, restore_critic, save_critic
-from sorl_trl.trainers.critic.experience import Experience, token_experience, turn_experience
-from sorl_trl.trainers.critic.health import critic_metrics
+from sorl_trl.trainers.critic.experience import critic_metrics, token_experience, turn_experience
 from sorl_trl.trainers.critic.model import Critic, ValuesBesideLogps, is_critic_name
 from sorl_trl.trainers.critic.optimizer import add_critic_groups, check_deepspeed, hold_policy_back
 from sorl_trl.trainers.critic.policy_alone import FollowPolicy, detach_for_good, detached_critic, send_policy_alone
-from sorl_trl.trainers.loss.micro_batch import IMAGE_INPUTS, MicroBatch, loss_mask_of, row_scale
-from sorl_trl.trainers.loss.turn_metrics import MetricSums
 from sorl_trl.trainers.paper import SORL_PAPER
-from sorl_trl.trainers.so_ppo_config import SOPPOConfig
-from sorl_trl.trainers.turns.recording import ScoredRollout, gather_rows, show_advantages
+from sorl_trl.trainers.turns.batch import drop, policy_pass
+from sorl_trl.trainers.turns.recording import corrects_sampling, gather_rows, own_rows, show_advantages
 
 _PASS = "policy_pass"
 """Field of a micro-batch within its loss: the policy, once it was asked for log-probabilities and values."""
@@ -60,13 +55,13 @@ class SOPPOTrainer(TurnLevelTrainer):
     """
 
     config_class: ClassVar[type[SOPPOConfig]] = SOPPOConfig
+    default_method: ClassVar[str] = "so_ppo"
     _tag_names: ClassVar[list[str]] = ["trl", "grpo", "so-ppo"]
     _name = "SO-PPO"
     _paper: ClassVar[dict[str, str]] = SORL_PAPER
     args: SOPPOConfig
     critic: Critic
 
-    @called_as(GRPOTrainer.__init__)
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._old_policy: ValuesBesideLogps | None = None
         super().__init__(*args, **kwargs)
@@ -78,11 +73,18 @@ class SOPPOTrainer(TurnLevelTrainer):
                 "and choose a schedule by `lr_scheduler_type`."
             )
         self.critic = setup_critic(self.model, self.args, len(self._tokenizer))
+        if self.args.disable_dropout:
+            disable_dropout(self.model)
         if self.use_vllm:
             send_policy_alone(self.vllm_generation)
         if self.args.sync_ref_model:
             self.remove_callback(SyncRefModelCallback)
             self.add_callback(FollowPolicy(self.ref_model, self.accelerator))
+
+    def _check_method(self, args: Any) -> None:
+        super()._check_method(args)
+        if self.method.credit != Method().credit:
+            raise ValueError(f"`credit` of the method is {self.method.credit!r}, but advantages come from the critic.")
 
     # ---------------------------------------------------------------------------------------------------------------
     # Values: from the policy's own forward passes
@@ -105,7 +107,7 @@ class SOPPOTrainer(TurnLevelTrainer):
         """Whether TRL passes over new trajectories first of all with the policy that generated them."""
         micro_batches = self.args.steps_per_generation * self.num_iterations
         is_reused = self.args.gradient_accumulation_steps % micro_batches != 0
-        return is_reused or (self.use_vllm and self.vllm_importance_sampling_correction)
+        return is_reused or corrects_sampling(self)
 
     def _of_old_policy(self, output: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """(B, T) log-probabilities and values of the policy that generated `output`.
@@ -116,50 +118,41 @@ class SOPPOTrainer(TurnLevelTrainer):
         length = output["completion_ids"].size(1)
         if self._old_policy.was_called:
             return output["old_per_token_logps"], self._old_policy.values(length)
-        ids = torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1)
-        mask = torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1)
-        is_training = self.model.training
-        size = self.args.per_device_train_batch_size if is_training else self.args.per_device_eval_batch_size
-        images = {name: output[name] for name in IMAGE_INPUTS if name in output}
-        with torch.no_grad(), disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
-            logps, _, _ = self._get_per_token_logps_and_entropies(
-                self._old_policy, ids, mask, length, batch_size=size, **images
-            )
+        logps = policy_pass(self, output, self._old_policy)
         return logps, self._old_policy.values(length)
 
     # ---------------------------------------------------------------------------------------------------------------
     # Advantages
     # ---------------------------------------------------------------------------------------------------------------
 
-    def _set_advantages(self, output: dict[str, Any], rollout: Any, own: slice) -> None:
+    def _set_advantages(self, output: dict[str, Any], rollout: ScoredRollout) -> None:
         old_logps, old_values = self._of_old_policy(output)
         self.critic.unfreeze()  # the reference pass of a PEFT model has frozen it
-        self._leave_out(output, ~(rollout.scored & rollout.rewards.isfinite().all(-1))[own])
-        token_rewards = self._token_rewards(output, old_logps)
-        turn_ids, values, token_rewards = (
-            gather_rows(self.accelerator, rows, padding)
-            for rows, padding in ((output["turn_ids"], -1), (old_values, 0), (token_rewards, 0))
-        )
-        # A trajectory that is left out may have been the one with the most turns.
+        self._drop_unscored(output, rollout.scored & rollout.rewards.isfinite().all(1))
+        token_rewards = gather_rows(self.accelerator, self._token_rewards(output, old_logps))
+        turn_ids = gather_rows(self.accelerator, output["turn_ids"], padding=-1)
+        values = gather_rows(self.accelerator, old_values)
+        # A trajectory that was dropped may have been the one with the most turns.
         rewards = rollout.rewards.nan_to_num()[:, : int(turn_ids.max()) + 1]
         build = turn_experience if self.args.advantage_level == "turn" else token_experience
         experience = build(rewards, token_rewards, values, turn_ids, self.args.gamma, self.args.gae_lambda)
-        advantages = self._weighed(experience)
-        columns = slice(old_values.size(1))  # other ranks may have longer trajectories
-        output["advantages"] = experience.on_tokens(advantages, turn_ids)[own, columns]
-        output["returns"] = experience.on_tokens(experience.returns, turn_ids)[own, columns]
+        for name, value in critic_metrics(experience).items():
+            self._metrics["train" if self.model.training else "eval"][name].append(value)
+        advantages, kept = experience.advantages, experience.unit_turns >= 0
+        if self.args.whiten_advantages:
+            advantages = whiten(advantages, kept)
+        show_advantages(self, advantages, kept)
+        for name, units in (("advantages", advantages), ("returns", experience.returns)):
+            own = own_rows(experience.on_tokens(units, turn_ids), len(old_values), self.accelerator)
+            output[name] = own[:, : old_values.size(1)]  # other processes may have longer trajectories
         output["old_values"] = old_values
-        show_advantages(self, advantages[own], experience.unit_turns[own] >= 0)
 
-    def _leave_out(self, output: dict[str, Any], unscored: Tensor) -> None:
+    def _drop_unscored(self, output: dict[str, Any], scored: Tensor) -> None:
         """Take trajectories without a finite reward out of every loss, the critic's too, and count them."""
-        loss_mask = loss_mask_of(output)
-        left_out = unscored & loss_mask.bool().any(-1)
-        keep = ~left_out.unsqueeze(1)
-        output["tool_mask"] = output.get("tool_mask", torch.ones_like(loss_mask)) * keep
-        output["turn_ids"] = torch.where(keep, output["turn_ids"], -1)
-        output["num_items_in_batch"] = self.accelerator.gather(loss_mask_of(output).sum()).sum()
-        self._log("trajectories_unscored", left_out.float(), torch.ones_like(left_out))
+        keep = own_rows(scored, len(output["turn_ids"]), self.accelerator)
+        dropped = ~keep & (output["turn_ids"] >= 0).any(1)
+        drop(output, keep, self.accelerator)
+        self._log("trajectories_unscored", dropped.float(), torch.ones_like(dropped))
 
     def _token_rewards(self, output: dict[str, Any], old_logps: Tensor) -> Tensor:
         """(B, T) what the KL to the reference takes off each token's reward, with `kl_in_reward`."""
@@ -170,29 +163,20 @@ class SOPPOTrainer(TurnLevelTrainer):
         self._log("reward_kl", kl, kept)
         return -self.beta * kl
 
-    def _weighed(self, experience: Experience) -> Tensor:
-        """(N, U) the advantages of all ranks, whitened; what they and the values were before is logged."""
-        units, values = experience.unit_turns, experience.values
-        metrics = critic_metrics(values, experience.rewards_to_go, experience.advantages, units)
-        for name, value in metrics.items():
-            self._metrics["train" if self.model.training else "eval"][name].append(value)
-        return whiten(experience.advantages, units >= 0) if self.args.whiten_advantages else experience.advantages
-
     # ---------------------------------------------------------------------------------------------------------------
     # The value loss
     # ---------------------------------------------------------------------------------------------------------------
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         policy = ValuesBesideLogps(model)
-        beta = self.beta
-        try:
-            self.beta = 0.0 if self.args.kl_in_reward else beta
-            return super()._compute_loss(policy, {**inputs, _PASS: policy})
-        finally:
-            self.beta = beta
+        return super()._compute_loss(policy, {**inputs, _PASS: policy})
 
-    def _own_terms(self, batch: MicroBatch) -> tuple[Tensor, dict[str, Any]]:
-        """This micro-batch's share of the clipped value loss of the optimizer step."""
+    @property
+    def _reference_beta(self) -> float:
+        return 0.0 if self.args.kl_in_reward else super()._reference_beta
+
+    def _own_term(self, batch: MicroBatch) -> tuple[Tensor, dict[str, Any]]:
+        """The clipped value loss of the micro-batch."""
         inputs, clip_range = batch.inputs, self.args.value_clip_range
         kept = self._value_units(batch.turns.turn_ids)
         given = inputs[_PASS].values(kept.size(1)), inputs["old_values"], inputs["returns"]
@@ -201,7 +185,7 @@ class SOPPOTrainer(TurnLevelTrainer):
         loss = self._mean_over_units(value_loss(values, old_values, returns, clip_range), kept, batch)
         is_clipped = is_value_clipped(values.detach(), old_values, returns, clip_range)
         metrics = {"critic/value_loss": loss, "critic/value_clip_fraction": (is_clipped.float(), kept)}
-        return self.args.vf_coef * loss / self._micro_batches(), metrics
+        return self.args.vf_coef * loss, metrics
 
     def _value_units(self, turn_ids: Tensor) -> Tensor:
         """(B, T) bool: where the critic's value is trained, at the start of each turn or at each of its tokens."""
@@ -214,16 +198,14 @@ class SOPPOTrainer(TurnLevelTrainer):
         how a batch is split (`"dapo"`, `"cispo"`, `"vespo"`), or by a constant (`"dr_grpo"`), the sum over the
         micro-batch is divided by its share of the units of the whole rollout.
         """
-        if self.args.loss_type == TURN_LOSS_TYPE:
+        if self.args.loss_type == "turn":
             units = torch.where(kept, batch.turns.turn_ids, -1)
-            return aggregate_turns(losses, turn_layout(units, batch.turns.num_turns)) * row_scale(batch.inputs)
+            return aggregate_turns(losses, turn_layout(units, batch.turns.num_turns)) * batch.row_scale
         if self.args.loss_type in _MEAN_PER_TRAJECTORY:
-            return masked_mean(losses, kept, dim=1).mean() * row_scale(batch.inputs)
+            return masked_mean(losses, kept, dim=1).mean() * batch.row_scale
         if self.args.loss_type == "bnpo":
             return masked_mean(losses, kept)
-        micro_batches = self.args.steps_per_generation if self.model.training else 1
-        units = batch.inputs["value_units"].clamp(min=1) / (self.accelerator.num_processes * micro_batches)
-        return torch.where(kept, losses, 0.0).sum() / units
+        return torch.where(kept, losses, 0.0).sum() / (batch.inputs["value_units"].clamp(min=1) * batch.share)
 
     # ---------------------------------------------------------------------------------------------------------------
     # Optimizer
@@ -287,32 +269,3 @@ class SOPPOTrainer(TurnLevelTrainer):
         model = self.accelerator.unwrap_model(self.model)
         detach_for_good(model, self.critic)
         return model
-
-    # OLD BASE SHIM
-    def _add_advantages(self, output, rollout):
-        from types import SimpleNamespace
-
-        g = SimpleNamespace(
-            rewards=gather_rows(self.accelerator, rollout.turn_rewards),
-            scored=self.accelerator.gather(rollout.scored.long()).bool(),
-        )
-        rows = len(output["turn_ids"])
-        first = self.accelerator.process_index * rows
-        self._set_advantages(output, g, slice(first, first + rows))
-
-    def _log(self, name, values, keep):
-        sums = MetricSums()
-        sums.add_mean(name, values, keep)
-        mode = "train" if self.model.training else "eval"
-        for key, value in sums.reduce(self.accelerator).items():
-            self._metrics[mode][key].append(value)
-
-    def _with_own_terms(self, loss, batch):
-        loss = super()._with_own_terms(loss, batch)
-        own, metrics = self._own_terms(batch)
-        for name, value in metrics.items():
-            if isinstance(value, tuple):
-                self._metric_log.add_mean(name, *value)
-            else:
-                self._metric_log.add_rank_mean(name, value)
-        return loss + own

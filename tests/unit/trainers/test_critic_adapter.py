@@ -9,7 +9,7 @@ import torch
 from peft import IA3Config, PeftModel, get_peft_model
 from torch import Tensor
 
-from sorl_trl.trainers.critic.adapter import AdapterCritic, AdapterSwitch, add_critic_adapter, known_adapter
+from sorl_trl.trainers.critic.adapter import AdapterCritic, add_critic_adapter, known_adapter
 from sorl_trl.trainers.critic.model import BackboneCall, ValueHead, is_critic_name
 from tests.critics import ADAPTERS, lora_config
 from tests.policies import build_policy
@@ -92,13 +92,13 @@ class TestAddCriticAdapter:
             add_critic_adapter(model)
 
 
-class TestAdapterSwitch:
+class TestActive:
     @pytest.mark.parametrize("config", ADAPTERS)
     def test_it_does_what_set_adapter_does(self, config: str) -> None:
         model, critic = adapter_critic(**ADAPTERS[config])
         before = trained_names(model)
         policy = hidden_states(model)
-        with AdapterSwitch(model).active("critic"):
+        with critic.active():
             ours = hidden_states(model)
         assert trained_names(model) == before
         assert torch.equal(hidden_states(model), policy)
@@ -108,21 +108,21 @@ class TestAdapterSwitch:
         assert not torch.equal(ours, policy)
 
     def test_it_goes_back_after_an_error(self) -> None:
-        model, _ = adapter_critic()
+        model, critic = adapter_critic()
         policy = hidden_states(model)
-        with pytest.raises(KeyError), AdapterSwitch(model).active("critic"):
+        with pytest.raises(KeyError), critic.active():
             raise KeyError
         assert torch.equal(hidden_states(model), policy)
 
     def test_within_a_disabled_adapter(self) -> None:
         """Where the reference is scored, PEFT has switched all adapters off, and they must be off again after."""
-        model, _ = adapter_critic()
-        with AdapterSwitch(model).active("critic"):
-            critic = hidden_states(model)
+        model, critic = adapter_critic()
+        with critic.active():
+            ours = hidden_states(model)
         with model.disable_adapter():
             base = hidden_states(model)
-            with AdapterSwitch(model).active("critic"):
-                assert torch.equal(hidden_states(model), critic)
+            with critic.active():
+                assert torch.equal(hidden_states(model), ours)
             assert torch.equal(hidden_states(model), base)
 
 
@@ -158,8 +158,6 @@ class TestAdapterCritic:
     def _gradients(model: PeftModel, critic: AdapterCritic) -> dict[str, Tensor]:
         """Of a loss of both, as one backward pass gives them."""
         policy = hidden_states(model, use_cache=False)
-        call = BackboneCall(
-            model.get_base_model().base_model, (), {"input_ids": IDS, "use_cache": False}, policy.detach()
-        )
+        call = BackboneCall(model.get_base_model().base_model, (), {"input_ids": IDS, "use_cache": False}, None)
         (policy.square().sum() + critic(call).square().sum()).backward()
         return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}

@@ -19,29 +19,6 @@ _CHANGE_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Initializations of LoRA after which the base model is another one."""
 
 
-class AdapterSwitch:
-    """Chooses the adapter of a model's layers as PEFT's `set_adapter` does, but leaves `requires_grad` alone.
-
-    PEFT freezes every adapter but the active one. Two adapters that train in one forward pass need both.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        # In a list of its own: as a submodule of the critic, the policy would be its own descendant.
-        self._layers = [m for m in model.modules() if isinstance(m, (BaseTunerLayer, AuxiliaryTrainingWrapper))]
-
-    @contextmanager
-    def active(self, name: str) -> Iterator[None]:
-        """Within it, forward passes use adapter `name` alone; modules that it does not have are the base model's."""
-        before = [(layer._active_adapter, layer._disable_adapters) for layer in self._layers]
-        for layer in self._layers:
-            layer._active_adapter, layer._disable_adapters = [name], False
-        try:
-            yield
-        finally:
-            for layer, (active, disabled) in zip(self._layers, before, strict=True):
-                layer._active_adapter, layer._disable_adapters = active, disabled
-
-
 class AdapterCritic(Critic):
     """A LoRA adapter "critic" and a scalar head: one base model serves policy, reference and critic.
 
@@ -56,7 +33,8 @@ class AdapterCritic(Critic):
     def __init__(self, head: ValueHead, model: PeftModel, config: LoraConfig) -> None:
         super().__init__(head)
         self.config = config
-        self._switch = AdapterSwitch(model)
+        # In a list of its own: as a submodule of the critic, the policy would be its own descendant.
+        self._layers = [m for m in model.modules() if isinstance(m, (BaseTunerLayer, AuxiliaryTrainingWrapper))]
         self._adapter = [p for name, p in model.named_parameters() if is_critic_name(name)]
 
     def unfreeze(self) -> None:
@@ -64,9 +42,25 @@ class AdapterCritic(Critic):
             parameter.requires_grad_(True)
 
     def forward(self, call: BackboneCall) -> Tensor:
-        with self._switch.active(CRITIC_ADAPTER), self._checkpoints_bound(call.backbone):
+        with self.active(), self._checkpoints_bound(call.backbone):
             hidden_states = call.backbone(*call.args, **call.kwargs).last_hidden_state
         return self.head(hidden_states)
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Within it, forward passes use the critic's adapter alone; modules that it lacks are the base model's.
+
+        It does what PEFT's `set_adapter` does, but leaves `requires_grad` alone: PEFT freezes every adapter but the
+        active one, and two that train in one forward pass need both.
+        """
+        before = [(layer._active_adapter, layer._disable_adapters) for layer in self._layers]
+        for layer in self._layers:
+            layer._active_adapter, layer._disable_adapters = [CRITIC_ADAPTER], False
+        try:
+            yield
+        finally:
+            for layer, (active, disabled) in zip(self._layers, before, strict=True):
+                layer._active_adapter, layer._disable_adapters = active, disabled
 
     @contextmanager
     def _checkpoints_bound(self, backbone: nn.Module) -> Iterator[None]:
@@ -87,7 +81,7 @@ class AdapterCritic(Critic):
     def _bound(self, checkpoint: Callable[..., Any]) -> Callable[..., Any]:
         def bound_checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             def with_critic_adapter(*inputs: Any, **options: Any) -> Any:
-                with self._switch.active(CRITIC_ADAPTER):
+                with self.active():
                     return function(*inputs, **options)
 
             return checkpoint(with_critic_adapter, *args, **kwargs)
@@ -136,9 +130,3 @@ def known_adapter(model: PeftModel, config: LoraConfig) -> Iterator[None]:
         yield
     finally:
         model.peft_config.pop(CRITIC_ADAPTER, None)
-
-
-def remove_critic_adapter(model: PeftModel, config: LoraConfig) -> None:
-    """Take what `add_critic_adapter` has added out of the model."""
-    with known_adapter(model, config):
-        model.delete_adapter(CRITIC_ADAPTER)

@@ -57,16 +57,11 @@ def save_critic(critic: Critic, model: nn.Module, folder: Path, state_dict: Mapp
         backbone = {name.removeprefix("backbone."): t for name, t in own.items() if name.startswith("backbone.")}
         critic.backbone.save_pretrained(folder / BACKBONE_FOLDER, state_dict=backbone)
     elif isinstance(critic, AdapterCritic):
-        _save_adapter(model, critic.config, folder / ADAPTER_FOLDER, dict(state))
-
-
-def _save_adapter(model: Any, config: LoraConfig, folder: Path, state_dict: dict[str, Tensor]) -> None:
-    """What `PeftModel.save_pretrained` writes, for this adapter alone and not in a folder named after it."""
-    with known_adapter(model, config):
-        adapter = get_peft_model_state_dict(
-            model, state_dict=state_dict, adapter_name=CRITIC_ADAPTER, save_embedding_layers=False
-        )
-    save_file({name: t.contiguous() for name, t in adapter.items()}, folder / ADAPTER_FILE)
+        with known_adapter(cast(PeftModel, model), critic.config):
+            adapter = get_peft_model_state_dict(
+                model, state_dict=dict(state), adapter_name=CRITIC_ADAPTER, save_embedding_layers=False
+            )
+        save_file({name: t.contiguous() for name, t in adapter.items()}, folder / ADAPTER_FOLDER / ADAPTER_FILE)
 
 
 def critic_folder(path: str | Path) -> Path:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -31,7 +30,6 @@ class ValueHead(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(1, hidden_size, dtype=dtype))
         self.bias = nn.Parameter(torch.zeros(1, dtype=dtype))
-        self.hidden_size = hidden_size
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """(B, L, H) to (B, L)."""
@@ -48,8 +46,7 @@ class BackboneCall:
     backbone: nn.Module
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    hidden_states: Tensor
-    """(B, L, H), the last ones."""
+    output: Any
 
 
 class Critic(nn.Module):
@@ -84,7 +81,8 @@ class HeadCritic(Critic):
         self.trunk_gradient = trunk_gradient
 
     def forward(self, call: BackboneCall) -> Tensor:
-        return self.head(call.hidden_states if self.trunk_gradient else call.hidden_states.detach())
+        hidden_states = call.output.last_hidden_state
+        return self.head(hidden_states if self.trunk_gradient else hidden_states.detach())
 
 
 class ModelCritic(Critic):
@@ -130,28 +128,15 @@ def attach_critic(causal_lm: PreTrainedModel, critic: Critic) -> None:
             return policy_forward(self, *args, **kwargs)
         critic: Critic = getattr(self, CRITIC_ATTRIBUTE)
         critic.unfreeze()
-        # Looked up on each call, since FSDP and PEFT replace it after attaching.
-        with _recorded_call(self.base_model) as calls:
+        calls: list[BackboneCall] = []
+        # The backbone is looked up on each call, since FSDP and PEFT replace it after attaching.
+        with self.base_model.register_forward_hook(lambda *call: calls.append(BackboneCall(*call)), with_kwargs=True):
             output = policy_forward(self, *args, **kwargs)
         values = critic(calls[-1])
         return CausalLMOutputWithCritic(**output, critic_values=values[:, :-1])
 
     causal_lm.add_module(CRITIC_ATTRIBUTE, critic)
     causal_lm.forward = types.MethodType(forward, causal_lm)
-
-
-@contextmanager
-def _recorded_call(backbone: nn.Module) -> Iterator[list[BackboneCall]]:
-    calls: list[BackboneCall] = []
-
-    def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        calls.append(BackboneCall(module, args, kwargs, output.last_hidden_state))
-
-    handle = backbone.register_forward_hook(record, with_kwargs=True)
-    try:
-        yield calls
-    finally:
-        handle.remove()
 
 
 def causal_lm_of(model: nn.Module) -> PreTrainedModel:

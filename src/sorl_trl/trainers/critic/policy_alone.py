@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
 from trl.trainer.callbacks import SyncRefModelCallback
 
-from sorl_trl.trainers.critic.adapter import AdapterCritic, remove_critic_adapter
+from sorl_trl.trainers.critic.adapter import CRITIC_ADAPTER, AdapterCritic, known_adapter
 from sorl_trl.trainers.critic.model import CRITIC_ATTRIBUTE, Critic, causal_lm_of, is_critic_name
 
 
@@ -29,23 +29,18 @@ def detach_for_good(model: Any, critic: Critic) -> None:
     """Take `critic` out of `model`, its adapter too."""
     del causal_lm_of(model)._modules[CRITIC_ATTRIBUTE]
     if isinstance(critic, AdapterCritic):
-        remove_critic_adapter(model, critic.config)
+        with known_adapter(model, critic.config):
+            model.delete_adapter(CRITIC_ADAPTER)
 
 
 def send_policy_alone(engine: Any) -> None:
     """Keep the critic from TRL's wrapper of vLLM, whose model does not have its parameters.
 
-    The wrapper reads the parameters off the model by itself, within its own synchronization, and is built by TRL: the
-    method that iterates over them is the only place to leave some out.
+    TRL builds the wrapper, which reads the parameters off the model within its own synchronization: the method that
+    iterates over them is the only place to leave some out.
     """
-    engine._iter_named_params = _without_critic(engine._iter_named_params)
-
-
-def _without_critic(iterate: Callable[[], Iterator[tuple[str, Any]]]) -> Callable[[], Iterator[tuple[str, Any]]]:
-    def policy_params() -> Iterator[tuple[str, Any]]:
-        return ((name, parameter) for name, parameter in iterate() if not is_critic_name(name))
-
-    return policy_params
+    iterate = engine._iter_named_params
+    engine._iter_named_params = lambda: ((name, p) for name, p in iterate() if not is_critic_name(name))
 
 
 class FollowPolicy(SyncRefModelCallback):

@@ -76,17 +76,12 @@ def load_critic(path: str | Path, base_model: str | None = None, **kwargs: Any) 
         kwargs: for `from_pretrained` of the backbone, such as `dtype` or `device_map`.
 
     Raises:
-        ValueError: there is no critic at `path`, or it has no weights.
+        ValueError: there is no critic at `path`.
+        FileNotFoundError: it has no weights, because DeepSpeed kept them in shards of its own.
         RuntimeError: its backbone has another hidden size.
     """
     folder = critic_folder(path)
-    kind = kind_of(folder)
-    if not (folder / HEAD_FILE).is_file():
-        raise ValueError(
-            f"{folder} has no {HEAD_FILE}: DeepSpeed kept the weights in shards of its own. Save with "
-            "`stage3_gather_16bit_weights_on_model_save`."
-        )
-    backbone = _load_backbone(kind, folder, base_model, kwargs)
+    backbone = _load_backbone(kind_of(folder), folder, base_model, kwargs)
     head = ValueHead(backbone.config.get_text_config().hidden_size)
     head.load_state_dict(load_file(folder / HEAD_FILE))
     return ValueModel(backbone, head.to(backbone.device)).eval()

@@ -4,8 +4,9 @@ import math
 
 import pytest
 import torch
+from torch import Tensor
 
-from sorl_trl.trainers.critic.health import critic_metrics
+from sorl_trl.trainers.critic.experience import Experience, critic_metrics
 from tests.unit.ops.batches import GARBAGE
 
 NAN = float("nan")
@@ -16,8 +17,12 @@ ADVANTAGES = torch.tensor([[1.0, 2.0, -1.0, NAN], [3.0, NAN, 1.0, 0.0], [NAN] * 
 STATISTICS = ("explained_variance", "value_mean", "return_mean", "advantage_mean", "advantage_std")
 
 
-def describe(unit_turns: torch.Tensor = UNIT_TURNS) -> dict[str, float]:
-    return critic_metrics(VALUES, RETURNS, ADVANTAGES, unit_turns)
+def describe(
+    values: Tensor = VALUES, returns: Tensor = RETURNS, advantages: Tensor = ADVANTAGES, units: Tensor = UNIT_TURNS
+) -> dict[str, float]:
+    """With targets that nothing may read."""
+    targets = torch.full_like(returns, NAN)
+    return critic_metrics(Experience(values, advantages, targets, returns, units, per_turn=False))
 
 
 @pytest.mark.filterwarnings("error")
@@ -43,26 +48,26 @@ class TestCriticMetrics:
 
     @pytest.mark.parametrize("shape", [(3, 4), (3, 0), (0, 4)])
     def test_no_unit(self, shape: tuple[int, int]) -> None:
-        metrics = critic_metrics(*(torch.full(shape, NAN),) * 3, torch.full(shape, -1))
+        metrics = describe(*(torch.full(shape, NAN),) * 3, torch.full(shape, -1))
         assert len(metrics) == 5
         assert all(math.isnan(value) for value in metrics.values())
 
     @pytest.mark.parametrize("garbage", GARBAGE)
     def test_blind_to_what_is_no_unit(self, garbage: float) -> None:
         arrays = [torch.where(UNIT_TURNS >= 0, x, garbage) for x in (VALUES, RETURNS, ADVANTAGES)]
-        assert critic_metrics(*arrays, UNIT_TURNS) == pytest.approx(describe(), rel=0, abs=0, nan_ok=True)
+        assert describe(*arrays, UNIT_TURNS) == pytest.approx(describe(), rel=0, abs=0, nan_ok=True)
 
     def test_neither_the_order_of_trajectories_nor_padding_matters(self) -> None:
         """Ranks gather rows in their own order, padded to the widest."""
         rows = [2, 1, 0]
         arrays = [torch.nn.functional.pad(x[rows], (0, 3)) for x in (VALUES, RETURNS, ADVANTAGES)]
-        metrics = critic_metrics(*arrays, torch.nn.functional.pad(UNIT_TURNS[rows], (0, 3), value=-1))
+        metrics = describe(*arrays, torch.nn.functional.pad(UNIT_TURNS[rows], (0, 3), value=-1))
         assert metrics == pytest.approx(describe(), rel=1e-6, nan_ok=True)
 
     def test_half_precision_is_reduced_in_float32(self) -> None:
         """No mean of these 3001 numbers, and not their spread, is a number of bfloat16."""
         rising = torch.arange(3001).view(1, -1).remainder(4).bfloat16()
-        metrics = critic_metrics(rising / 2, rising, rising, torch.zeros(1, 3001, dtype=torch.int64))
+        metrics = describe(rising / 2, rising, rising, torch.zeros(1, 3001, dtype=torch.int64))
         mean = 4500 / 3001
         assert metrics["critic/explained_variance"] == pytest.approx(0.75)
         assert metrics["critic/value_mean"] == pytest.approx(mean / 2)
