@@ -80,12 +80,12 @@ class TurnLevelTrainer(GRPOTrainer):
             raise TypeError(f"`args` is a {type(args).__name__}, but must be a {self.config_class.__name__}.")
         self.method = method_from(self.default_method if method is None else method)
         check_method(self.method, args)
-        if named.get("rollout_func") is not None:
-            named["rollout_func"] = checked_rollout(named["rollout_func"])
         self._tools = HarmlessTools(self)
         self._recorder = RolloutRecorder(self)
         self._cycle = GenerationCycle(self, args.rollout_staleness)
         super().__init__(model, reward_funcs, args, *positional, **named)
+        if self.rollout_func is not None:
+            self.rollout_func = checked_rollout(self.rollout_func)
         if args.disable_dropout:
             disable_dropout(self.model)
         check_dataset(self)
