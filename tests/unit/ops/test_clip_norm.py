@@ -140,8 +140,8 @@ class TestGatedKl:
         assert log_ratio.grad.isfinite().all()
         assert log_ratio.grad[0, 0] != 0
 
-    def test_a_closed_gate_stops_value_and_gradient_even_of_infinity(self):
-        log_ratio = torch.tensor([[500.0, 1.0], [0.5, 0.5]], requires_grad=True)
+    def test_a_closed_gate_stops_value_and_gradient_even_of_nan(self):
+        log_ratio = torch.tensor([[500.0, math.nan], [0.5, 0.5]], requires_grad=True)
         gated = gated_kl(torch.tensor([0.0, 1.0]), log_ratio, torch.ones(2, 2), "unbiased")
         gated.sum().backward()
         assert gated[0] == 0

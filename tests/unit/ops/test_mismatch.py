@@ -57,7 +57,7 @@ class TestIsVetoed:
 
     @pytest.mark.parametrize("turn_ids", NO_TURN)
     def test_no_turn(self, turn_ids):
-        assert not is_vetoed(torch.full(turn_ids.shape, -9.0), turn_ids, 0.5).any()
+        assert not is_vetoed(torch.full(turn_ids.shape, -9.0), turn_ids, 1.5).any()
 
 
 def test_within_by_hand():
