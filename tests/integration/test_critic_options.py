@@ -1,4 +1,4 @@
-"""Learning rates, optimizers and models with a critic, and combinations that are refused."""
+"""Learning rates, optimizers and models with a critic, what is refused, and a critic that is taken out again."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from peft import IA3Config, get_peft_model
+from peft import IA3Config, PeftModel, get_peft_model
 from transformers import LlamaConfig, LlamaModel, TrainerCallback
 from transformers.trainer_pt_utils import get_parameter_names
 
@@ -157,6 +157,13 @@ class TestRefused:
             build_ppo(tmp_path, tokenizer, **CASES[case], critic_model_name_or_path=saved_policy(tmp_path))
 
 
+def test_a_frozen_policy_is_refused(tmp_path: Path, tokenizer: Any) -> None:
+    get_peft_model(build_policy(), lora_config()).save_pretrained(tmp_path / "adapter")
+    frozen = PeftModel.from_pretrained(build_policy(), tmp_path / "adapter")
+    with pytest.raises(ValueError, match="Load a PEFT model with `is_trainable=True`"):
+        build_ppo(tmp_path, tokenizer, model=frozen)
+
+
 def test_a_larger_model_as_the_critic(tmp_path: Path, tokenizer: Any) -> None:
     """Of another width and more words."""
     config = LlamaConfig(
@@ -169,3 +176,49 @@ def test_a_larger_model_as_the_critic(tmp_path: Path, tokenizer: Any) -> None:
     assert trainer.critic.head.weight.shape == (1, 24)
     own = critic_parameters(trainer.model)
     assert moved(before, own) == own.keys()
+
+
+def test_dropout_is_disabled_in_the_critic_too(tmp_path: Path, tokenizer: Any) -> None:
+    trainer = build_ppo(tmp_path, tokenizer, peft_config=lora_config(lora_dropout=0.5), disable_dropout=True)
+    rates = {name: m.p for name, m in trainer.model.named_modules() if isinstance(m, torch.nn.Dropout)}
+    assert any("critic" in name for name in rates)
+    assert set(rates.values()) == {0}
+
+
+def test_the_model_critic_is_loaded_as_the_policy_was(tmp_path: Path, tokenizer: Any) -> None:
+    policy = build_policy()
+    policy.save_pretrained(tmp_path / "policy")
+    options = {"attn_implementation": "eager", "revision": "v1"}
+    trainer = build_ppo(tmp_path, tokenizer, critic="model", model=str(tmp_path / "policy"), model_init_kwargs=options)
+    assert trainer.critic.backbone.config._attn_implementation == "eager"
+
+
+@pytest.mark.parametrize("case", ["head", "adapter"])
+def test_a_detached_critic_leaves_the_policy_alone(tmp_path: Path, tokenizer: Any, case: str) -> None:
+    """To be saved by itself, or to be trained by another trainer."""
+    first = build_ppo(tmp_path, tokenizer, **CASES[case])
+    first.train()
+    again = {"model": first.model, "critic": case}
+    with pytest.raises(ValueError, match=r"call its `detach_critic\(\)` first"):
+        build_ppo(tmp_path, tokenizer, **again)
+    model = first.detach_critic()
+    assert not critic_parameters(model)
+    model.save_pretrained(tmp_path / "by-hand")
+    assert not list((tmp_path / "by-hand").rglob("*critic*"))
+    second = build_ppo(tmp_path, tokenizer, **again)
+    before = weights(critic_parameters(second.model))
+    second.train()
+    assert moved(before, critic_parameters(second.model))
+
+
+@pytest.mark.parametrize("case", ["head", "adapter", "model"])
+def test_a_critic_is_named_by_its_folder_or_by_its_checkpoint(tmp_path: Path, tokenizer: Any, case: str) -> None:
+    first = build_ppo(tmp_path, tokenizer, **CASES[case])
+    with torch.no_grad():
+        for parameter in critic_parameters(first.model).values():
+            parameter.add_(0.1)
+    first.save_model(str(tmp_path / "checkpoint"))
+    saved = weights(critic_parameters(first.model))
+    for path in (tmp_path / "checkpoint", tmp_path / "checkpoint" / "critic"):
+        second = build_ppo(tmp_path, tokenizer, **{**CASES[case], "critic_model_name_or_path": str(path)})
+        assert not moved(saved, critic_parameters(second.model)), path

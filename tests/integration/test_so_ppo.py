@@ -31,7 +31,7 @@ from tests.critics import (
     weights,
 )
 from tests.policies import build_policy
-from tests.trajectories import Counting, FixedRollout, prompts
+from tests.trajectories import Counting, FixedRollout
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Learning
@@ -150,19 +150,6 @@ def test_a_group_of_trajectories_per_prompt(tmp_path: Path, tokenizer: Any, num_
     assert math.isfinite(trainer.state.log_history[0]["loss"])
     for asked in rollout.asked:
         assert set(Counter(asked).values()) == {num_generations}
-
-
-@pytest.mark.parametrize("num_generations_eval", [None, 2])
-def test_a_group_of_its_own_in_evaluation(tmp_path: Path, tokenizer: Any, num_generations_eval: int | None) -> None:
-    """By default as many as in training: one."""
-    rollout = Counting()
-    trainer = build_ppo(
-        tmp_path, tokenizer, num_generations_eval=num_generations_eval, rollout_func=rollout, eval_dataset=prompts(4)
-    )
-    trainer.evaluate()
-    asked = [prompt for batch in rollout.asked for prompt in batch]
-    assert len(asked) == 4 * (num_generations_eval or 1)
-    assert len(set(asked)) == 4
 
 
 @pytest.mark.parametrize("case", ["head", "model"])
