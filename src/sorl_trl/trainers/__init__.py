@@ -2,9 +2,10 @@
 
 from sorl_trl.trainers.agents.agent_rollout import AgentRollout, SearchRollout
 from sorl_trl.trainers.agents.native_tools import answer_in_messages, search_tool
-from sorl_trl.trainers.config import SOGRPOConfig, SOPPOConfig
+from sorl_trl.trainers.config import SOGRPOConfig
 from sorl_trl.trainers.critic.value_model import ValueModel, load_critic
 from sorl_trl.trainers.so_grpo_trainer import SOGRPOTrainer
+from sorl_trl.trainers.so_ppo_config import SOPPOConfig
 from sorl_trl.trainers.so_ppo_trainer import SOPPOTrainer
 from sorl_trl.trainers.turns.information_gain import InformationGain
 

@@ -10,7 +10,6 @@ from peft import PeftModel
 from torch import nn
 from transformers import AutoModel
 
-from sorl_trl.trainers.config import SOPPOConfig
 from sorl_trl.trainers.critic.adapter import AdapterCritic, add_critic_adapter
 from sorl_trl.trainers.critic.checkpoint import BACKBONE_FOLDER, CONFIG_FILE, critic_folder, restore_critic
 from sorl_trl.trainers.critic.model import (
@@ -23,6 +22,7 @@ from sorl_trl.trainers.critic.model import (
     causal_lm_of,
     is_critic_name,
 )
+from sorl_trl.trainers.so_ppo_config import SOPPOConfig
 
 
 def setup_critic(model: Any, config: SOPPOConfig, vocabulary: int) -> Critic:
