@@ -23,8 +23,7 @@ from sorl_trl.sandbox.expert import ExpertNoise
 from sorl_trl.sandbox.invented import Population
 from sorl_trl.sandbox.policy import PolicyConfig
 from sorl_trl.sandbox.world import WorldSize
-from sorl_trl.search import SearchArguments
-from sorl_trl.search.engines.encoder import DenseOptions
+from sorl_trl.search import DenseOptions, SearchArguments
 from sorl_trl.trainers.config_docs import own_fields
 from sorl_trl.trainers.config_rules import ALLOWED_OF_TRL
 

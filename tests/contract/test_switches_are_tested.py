@@ -131,9 +131,7 @@ TESTS: dict[type, dict[str, str]] = {
         "search_url": SEARCH + "test_a_server_is_asked_in_the_format_that_is_named",
         "search_request": SEARCH + "test_a_server_is_asked_in_the_format_that_is_named",
         "no_search": SEARCH + "test_no_search_finds_nothing",
-        "replay": SEARCH + "test_what_was_recorded_is_replayed",
-        "record": SEARCH + "test_what_was_recorded_is_replayed",
-        "search_cache": SEARCH + "test_a_cache_goes_inside_of_the_recording",
+        "search_cache": SEARCH + "test_a_cache_file_keeps_answers_for_the_next_run",
     },
     EvaluationArguments: {
         "temperature": SAMPLING,
