@@ -5,16 +5,15 @@ from __future__ import annotations
 import base64
 import gzip
 import json
-import socket
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from sorl_trl.search import client as client_module
 from tests.unit.search.servers import Reply, Server, echo, result
 
 from sorl_trl.search import SearchError, SearchUnavailable
+from sorl_trl.search import client as client_module
 from sorl_trl.search.client import BATCH_SIZE, HTTPSearch, server_identity
 from sorl_trl.search.wire import MalformedResponse
 from sorl_trl.types import Passage
@@ -80,23 +79,6 @@ def test_connections_are_reused(server: Server) -> None:
     assert len(server.connections) == 1
 
 
-def test_threads_share_a_client(server: Server) -> None:
-    search = HTTPSearch(server.url)
-    wrong: list[str] = []
-
-    def ask(name: str) -> None:
-        if search.search_batch([name], 3) != [hit(name)]:
-            wrong.append(name)
-
-    threads = [threading.Thread(target=ask, args=(f"t{i}",)) for i in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
-    assert len(server.requests) == 16
-
-
 def test_half_a_surrogate_pair_is_sent_as_a_replacement(server: Server) -> None:
     assert HTTPSearch(server.url).search_batch(["a\ud800b"], 3) == [hit("a\ufffdb")]
     assert server.requests[0]["queries"] == ["a\ufffdb"]
@@ -131,28 +113,6 @@ def test_what_is_not_json_is_unavailable(server: Server, body: bytes) -> None:
         HTTPSearch(server.url).search_batch(["a"], 3)
 
 
-def test_nobody_listens() -> None:
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{unused.getsockname()[1]}/retrieve"
-        with pytest.raises(SearchUnavailable, match=f"{url}: ConnectError"):
-            HTTPSearch(url).search_batch(["a"], 3)
-
-
-def test_a_connection_that_breaks_off_is_unavailable(server: Server) -> None:
-    server.reply = lambda _: Reply(b"{", headers={"Content-Length": "1000", "Connection": "close"})
-    with pytest.raises(SearchUnavailable, match="RemoteProtocolError"):
-        HTTPSearch(server.url).search_batch(["a"], 3)
-
-
-def test_a_silent_server_is_unavailable(server: Server) -> None:
-    released = threading.Event()
-    server.reply = lambda _: Reply(b"{}", pause=released.wait)
-    with pytest.raises(SearchUnavailable, match="ReadTimeout"):
-        HTTPSearch(server.url, timeout_s=0.05).search_batch(["a"], 3)
-    released.set()
-
-
 def test_a_server_that_drips_is_unavailable(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each byte comes in time, but never the last one."""
     now = [0.0]
@@ -163,12 +123,6 @@ def test_a_server_that_drips_is_unavailable(server: Server, monkeypatch: pytest.
 
     server.reply = lambda _: Reply([b" "] * 50, pause=pause)
     with pytest.raises(SearchUnavailable, match=r"took longer than timeout_s=30"):
-        HTTPSearch(server.url).search_batch(["a"], 3)
-
-
-def test_a_broken_encoding_is_unavailable(server: Server) -> None:
-    server.reply = lambda _: Reply(b"not gzip", headers={"Content-Encoding": "gzip"})
-    with pytest.raises(SearchUnavailable, match="DecodingError"):
         HTTPSearch(server.url).search_batch(["a"], 3)
 
 
@@ -188,12 +142,6 @@ def test_a_redirect_is_not_followed(server: Server) -> None:
     server.reply = lambda _: Reply(status=307, headers={"Location": "/elsewhere"})
     with pytest.raises(MalformedResponse, match="HTTP 307 to '/elsewhere': give that URL"):
         HTTPSearch(server.url).search_batch(["a"], 3)
-
-
-def test_lost_results_are_counted(server: Server) -> None:
-    server.reply = lambda _: result([["a"]])
-    with pytest.raises(MalformedResponse, match="1 results for 2 queries"):
-        HTTPSearch(server.url).search_batch(["a", "b"], 3)
 
 
 def test_one_failed_request_fails_the_batch(server: Server) -> None:
