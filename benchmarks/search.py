@@ -7,8 +7,8 @@ Over 100,000 invented passages (`benchmarks.search_world` says how they are made
 - the embedded engine and tantivy, as `search_batch` gives passages, against two that give only numbers of passages:
   `bm25s.retrieve` as it comes, over the very same index, and SQLite's FTS5. All get the query as text and cut it into
   the same tokens. Dense search is left out: what it costs is its embedding model;
-- the server of this package, asked by 32 threads at once for one query each, with and without `CoalescingSearch`. The
-  processor time is that of client and server together.
+- the server of this package, asked by 32 threads at once for one query each. The processor time is that of client and
+  server together.
 
 The engines are asked in turn, in rounds, each round with queries of its own, so that the machine's moods meet all of
 them. Processor time counts all threads. Writes `benchmarks/results/search.json` and `search.md`.
@@ -34,7 +34,7 @@ from benchmarks.search_engines import EMBEDDED, STOCK, Engine, K, build_engines
 from benchmarks.search_server import THREADS, ask_at_once, cpu_seconds, served
 from benchmarks.search_world import KINDS, World
 from sorl_trl.command_line import Parser, at_least, run_command
-from sorl_trl.search import CoalescingSearch, HTTPSearch, SearchBackend, write_corpus
+from sorl_trl.search import HTTPSearch, write_corpus
 
 RESULTS = Path(__file__).parent / "results"
 PER_ROUND = 255
@@ -87,19 +87,17 @@ def _seconds(engine: Engine, query: str) -> float:
 
 
 def compare_clients(index_dir: Path, queries: Sequence[str]) -> tuple[Rounds, Rounds]:
-    """The same of a server, with and without coalescing."""
+    """The same of a server."""
     rates: Rounds = defaultdict(list)
     medians: Rounds = defaultdict(list)
     with served(index_dir) as server:
         client = HTTPSearch(server.url)
-        clients: dict[str, SearchBackend] = {"server": client, "server, coalescing": CoalescingSearch(client)}
         for start in range(0, len(queries), SERVED_PER_ROUND):
             block = queries[start : start + SERVED_PER_ROUND]
-            for name, backend in clients.items():
-                before = cpu_seconds(server.process)
-                seconds = ask_at_once(backend, block, K)
-                rates[name].append(len(block) / (cpu_seconds(server.process) - before))
-                medians[name].append(1000 * statistics.median(seconds))
+            before = cpu_seconds(server.process)
+            seconds = ask_at_once(client, block, K)
+            rates["server"].append(len(block) / (cpu_seconds(server.process) - before))
+            medians["server"].append(1000 * statistics.median(seconds))
     return rates, medians
 
 

@@ -21,7 +21,7 @@ def test_a_small_run_writes_both_files(
     search.main(["--passages", "300", "--rounds", "2", "--output", str(tmp_path / "results")])
     result = json.loads((tmp_path / "results" / "search.json").read_text())
     assert (result["passages"], result["k"], result["rounds"]) == (300, 3, 2)
-    names = ["bm25", "tantivy", "bm25s.retrieve", "SQLite FTS5", "server", "server, coalescing"]
+    names = ["bm25", "tantivy", "bm25s.retrieve", "SQLite FTS5", "server"]
     assert list(result["backends"]) == names
     for row in result["backends"].values():
         for figure in ("queries_per_cpu_second", "p50_ms"):

@@ -13,7 +13,7 @@ import pytest
 
 from sorl_trl import SeeUPOTrainer, SOGRPOTrainer, SOPPOTrainer, qa, recipe
 from sorl_trl.diagnostics import CollapseGuard
-from sorl_trl.search import build_index
+from sorl_trl.search import TantivyIndex
 from tests.agents import LIMITS, NAMES, agent_policy, agent_tokenizer, search_index
 from tests.unit.search.servers import Server
 
@@ -85,7 +85,7 @@ def test_passages_from_a_server(folder: Path, server: Server) -> None:
 def test_passages_from_the_index_of_another_engine(folder: Path) -> None:
     pytest.importorskip("tantivy")
     search_index(folder)  # writes the corpus
-    build_index("tantivy", folder / "corpus.jsonl", folder / "tantivy", show_progress=False)
+    TantivyIndex.build(folder / "corpus.jsonl", folder / "tantivy", show_progress=False)
     found = arguments(folder, index=folder / "tantivy")
     assert found.search.build_search().identity.startswith("tantivy-")
     assert sum(searches(found)) > 0
