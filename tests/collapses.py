@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from transformers import TrainerCallback
 
 from sorl_trl import SOGRPOTrainer, SOPPOTrainer
-from sorl_trl.diagnostics.collapse_detector import Level
-from sorl_trl.diagnostics.collapse_guard import CollapseGuard, GuardSettings, scale_learning_rate
+from sorl_trl.diagnostics import CollapseGuard, GuardSettings, Level
+from sorl_trl.learning_rate import scale_learning_rate
 from sorl_trl.search import BM25Index
 from sorl_trl.trainers.base_trainer import TurnLevelTrainer
 from tests.agents import build_agent

@@ -18,7 +18,7 @@ from sorl_trl.evaluation import EvaluationArguments
 from sorl_trl.evaluation.checkpoint import ModelArguments
 from sorl_trl.recipe import TaskArguments, TrainerArguments
 from sorl_trl.rollout import EngineOptions, RetryPolicy, RolloutArguments, RolloutLimits
-from sorl_trl.sandbox import ThinkingNoise, ThinkingWarmStart, WarmStartConfig
+from sorl_trl.sandbox import ThinkingWarmStart, WarmStartConfig
 from sorl_trl.sandbox.expert import ExpertNoise
 from sorl_trl.sandbox.invented import Population
 from sorl_trl.sandbox.policy import PolicyConfig
@@ -35,7 +35,7 @@ ARGUMENTS = (
 )
 SETTINGS = (
     *(RolloutLimits, RetryPolicy, GuardSettings, DenseOptions, Level, Fall, Growth),
-    *(WarmStartConfig, ExpertNoise, ThinkingWarmStart, ThinkingNoise, Population, PolicyConfig, WorldSize),
+    *(WarmStartConfig, ExpertNoise, ThinkingWarmStart, Population, PolicyConfig, WorldSize),
 )
 NO_RANGE = {
     "seed": "any whole number makes a generator",

@@ -16,7 +16,7 @@ from transformers import TrainerCallback
 from trl import GRPOTrainer
 
 from sorl_trl import SOPPOTrainer
-from sorl_trl.diagnostics.collapse_detector import DEFAULT_RULES, Level
+from sorl_trl.diagnostics import DEFAULT_RULES, Level
 from sorl_trl.diagnostics.collapse_guard import GuardSettings
 from tests.agents import NAMES, DownAfter, agent_policy, agent_tokenizer, search_index, steps_after
 from tests.collapses import (

@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from sorl_trl.evaluation import Agent, RunFolder, complete, plan_batches, run_batches
 from sorl_trl.qa import Question
+from sorl_trl.records.evaluated import read_evaluated
 from sorl_trl.rollout import Collector, Frame, Generation, RetryPolicy, TagProtocol
 from sorl_trl.search import NoSearch, SearchUnavailable
 from sorl_trl.types import Passage
@@ -52,7 +53,7 @@ def agent(tokenizer: PreTrainedTokenizerFast, guesser: Guesser) -> Agent:
 
 
 def answers(run: RunFolder) -> list[tuple[str, int, str | None]]:
-    return [(row.question.id, row.sample, row.trajectory.answer) for row in run.trajectories("own")]
+    return [(row.question.id, row.sample, row.trajectory.answer) for row in read_evaluated(run.path, "own")]
 
 
 def test_each_sample_is_asked_and_measured(tokenizer) -> None:
