@@ -57,7 +57,7 @@ class TrainedTrajectory:
     """INSIDE, OUTSIDE, CLIPPED or UNTRAINED."""
     actions: tuple[str, ...] = ()
     """What each turn of the rollout did: the tool that it called, or "search", "answer", "invalid". Empty where no
-    `SearchRollout` or other `AgentRollout` collected the trajectory, and in files of an earlier version."""
+    `SearchRollout` or other `AgentRollout` collected the trajectory."""
     turn_rewards: tuple[float | None, ...] = ()
     """Likewise: what the environment gave for each turn."""
 

@@ -11,7 +11,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import PreTrainedTokenizerFast
 
-from sorl_trl.evaluation import Agent, RunFolder, complete, plan_batches, run_batches
+from sorl_trl.evaluation import Agent, RunFolder, complete, encode_prompts, plan_batches, run_batches
 from sorl_trl.qa import Question
 from sorl_trl.records.evaluated import read_evaluated
 from sorl_trl.rollout import Collector, Frame, Generation, RetryPolicy, TagProtocol
@@ -165,3 +165,10 @@ def test_a_run_whose_engine_is_down_stops(tokenizer, tmp_path: Path) -> None:
     with pytest.raises(SearchUnavailable, match="down in 3 batches in a row"):
         complete(run, batches, lambda: searcher, seed=0, show_progress=False)
     assert len(run.outcomes("own")) == 3
+
+
+def test_prompts_are_encoded_as_text_or_by_the_chat_template(tokenizer) -> None:
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }} nothing{% endfor %}"
+    rows = [{"prompt": "who ann"}, {"prompt": [{"role": "user", "content": "who"}]}]
+    who, ann, nothing = map(WORDS.index, ("who", "ann", "nothing"))
+    assert encode_prompts(tokenizer, rows) == [[who, ann], [who, nothing]]

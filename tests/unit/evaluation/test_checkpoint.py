@@ -73,9 +73,3 @@ def test_an_adapter_of_the_hub_may_have_no_tokenizer_either(
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text("0123")
     assert load_tokenizer(ModelArguments("someone/adapter")).get_vocab() == tokenizer.get_vocab()
-
-
-def test_an_adapter_that_names_no_base_model_is_an_error(tmp_path: Path) -> None:
-    write_adapter(tmp_path / "adapter", None)
-    with pytest.raises(ValueError, match=r"`model_name_or_path` is '.*adapter', an adapter .* names no `base_model"):
-        load_tokenizer(ModelArguments(str(tmp_path / "adapter")))

@@ -113,19 +113,6 @@ def test_the_result_of_another_process_is_taken_over(invented: World, tmp_path: 
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"steps": 0}, "`steps` is 0"),
-        ({"batch_size": 0}, "`batch_size` is 0"),
-        ({"learning_rate": 0.0}, "learning_rate"),
-    ],
-)
-def test_an_impossible_configuration_is_refused(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        WarmStartConfig(**arguments)
-
-
 def test_no_practice_is_refused(invented: World, tmp_path: Path):
     with pytest.raises(ValueError, match="practice is empty"):
         warm_start(invented, [], tmp_path, TINY)

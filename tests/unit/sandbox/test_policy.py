@@ -36,11 +36,6 @@ def test_decoded_turns_parse(tokenizer):
     assert PROTOCOL.parse(tokenizer.decode(ids, skip_special_tokens=True)).kind is ActionKind.SEARCH
 
 
-def test_the_protocol_s_own_messages_are_in_the_vocabulary(tokenizer):
-    for message in (PROTOCOL.no_results, PROTOCOL.search_failed, PROTOCOL.invalid_feedback):
-        assert tokenizer.unk_token_id not in tokenizer.encode(message)
-
-
 def test_the_tokenizer_is_saved_and_loaded_as_any_other(tokenizer, tmp_path: Path):
     tokenizer.save_pretrained(tmp_path)
     loaded = AutoTokenizer.from_pretrained(tmp_path)

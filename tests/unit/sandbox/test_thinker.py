@@ -64,11 +64,6 @@ def test_each_mistake_is_in_the_thought_or_follows_it(
     assert turn(tokenizer, context, noise) == expected
 
 
-def test_half_a_name_may_be_searched(tokenizer) -> None:
-    halves = {NEED.replace("ann lee", half) for half in ("ann", "lee")}
-    assert turn(tokenizer, PROMPT, ExpertNoise(0, 0, 1, 0)) in halves
-
-
 @pytest.fixture(scope="module")
 def practised(invented: World, tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[EvaluatedTrajectory]]:
     """By hops, as the quickstart's policy saw it done."""

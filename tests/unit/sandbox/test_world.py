@@ -65,17 +65,6 @@ def test_questions_of_three_hops_go_through_two_middles():
     assert {tuple(question.metadata["relations"]) for question in world.train} == {("home", "river", "spring")}
 
 
-def test_metadata_says_how_many_hops_and_along_what():
-    world = build_world("toy", [HOME, RIVER], FACTS, 0, ALL)
-    found = {question.question: question.metadata for question in (*world.train, *world.evaluation)}
-    assert found["what is the water of the hometown of Ann ?"] == {
-        "hops": 2,
-        "relations": ["home", "river"],
-        "subject": "Ann",
-    }
-    assert found["what is the water of Bonn ?"] == {"hops": 1, "relations": ["river"], "subject": "Bonn"}
-
-
 def test_a_relation_that_is_not_asked_is_stated_only():
     world = build_world("toy", [HOME, replace(RIVER, asked=False)], FACTS, 0, WorldSize(2, 1, hop_shares=(1.0,)))
     assert len(world.passages) == 7
