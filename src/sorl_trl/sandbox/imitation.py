@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import random
-import shutil
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -186,14 +185,13 @@ def _cache_key(world: World, practice: Sequence[World], config: WarmStartConfig)
 def store_policy(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, target: Path) -> Path:
     """Write both into the folder `target`, at once, and return it; where another process was faster, leave its."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    try:
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as folder:
+        staging = Path(folder) / target.name
         model.save_pretrained(staging)
         tokenizer.save_pretrained(staging)
-        staging.rename(target)
-    except BaseException as error:
-        shutil.rmtree(staging, ignore_errors=True)
-        # Another process may have finished the same policy meanwhile: its result is ours.
-        if not (isinstance(error, OSError) and target.is_dir()):
-            raise
+        try:
+            staging.rename(target)
+        except OSError:
+            if not target.is_dir():
+                raise
     return target

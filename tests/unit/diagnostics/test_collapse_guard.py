@@ -118,12 +118,6 @@ class TestNotFinite:
         assert run.control.should_training_stop
         assert "nor one with finite weights" in caplog.text
 
-    def test_weights_that_cannot_be_read_need_the_margin(self, tmp_path: Path) -> None:
-        run = FakeRun(tmp_path)
-        guard = CollapseGuard("roll_back", run, (*RULES, *BROKEN), GuardSettings(cooldown=0, margin=1))
-        run.train(guard, 0.0, 0.0, 0.0, 0.0, math.inf)
-        assert run.visited == ["checkpoint-2"]
-
     def test_finite_weights_do_not_outweigh_another_alarm(self, tmp_path: Path) -> None:
         run = FakeRun(tmp_path)
         guard = CollapseGuard("roll_back", run, (*RULES, *BROKEN), GuardSettings(cooldown=0, margin=1))
@@ -195,15 +189,6 @@ class TestRefuses:
         run.args.logging_strategy = "no"
         with pytest.raises(ValueError, match="`logging_strategy` is 'no'"):
             run.train(CollapseGuard())
-
-    @pytest.mark.parametrize("steps", [1, 10])
-    def test_log_entries_of_several_steps_are_said(
-        self, tmp_path: Path, steps: int, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        run = FakeRun(tmp_path)
-        run.state.logging_steps = steps
-        run.train(CollapseGuard(), 0.001)
-        assert ("`logging_steps` is 10" in caplog.text) == (steps == 10)
 
     @pytest.mark.parametrize("action", ["lower_lr", "roll_back"])
     def test_a_schedule_that_goes_its_own_way(self, tmp_path: Path, action: str) -> None:

@@ -12,7 +12,6 @@ from matplotlib.figure import Figure
 from sorl_trl.diagnostics.plots import (
     COLORS,
     PANEL_HEIGHT,
-    PANELS,
     draw_runs,
     plot_training,
     visible_panels,
@@ -84,11 +83,6 @@ class TestDrawRuns:
         assert (average.get_xdata()[0], average.get_ydata()[0]) == (5, 3.0)
         assert average.get_linewidth() > logged.get_linewidth()
 
-    def test_few_points_are_drawn_as_points(self, figures: list[Figure]) -> None:
-        draw_runs([run("a", steps=1)])
-        [line] = [line for line in figures[0].axes[0].lines if len(line.get_xdata())]
-        assert line.get_marker() == "."
-
     def test_evaluations_are_dots(self, figures: list[Figure]) -> None:
         history = [{"step": 1, "reward": 0.5, "kl_to_old": 0.1}, {"step": 1, "eval_reward": 0.7, "eval_kl_to_old": 0}]
         draw_runs([Run("a", history)])
@@ -116,11 +110,6 @@ class TestDrawRuns:
         monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
         with pytest.raises(ImportError, match=r"pip install 'sorl-trl\[plot\]'"):
             draw_runs([run("a")])
-
-    @pytest.mark.parametrize("count", [1, 5, len(PANELS)])
-    def test_any_number_of_panels(self, figures: list[Figure], count: int) -> None:
-        draw_runs([Run("a", [{"step": s, **{p.metric: s for p in PANELS[:count]}} for s in (0, 1)])])
-        assert [axis.get_title(loc="left") for axis in figures[0].axes] == [p.title for p in PANELS[:count]]
 
 
 class TestPlotTraining:

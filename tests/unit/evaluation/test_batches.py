@@ -66,17 +66,6 @@ def test_each_sample_is_asked_and_measured(tokenizer) -> None:
     assert len({row.trajectory.answer for row in rows}) > 1
 
 
-def test_with_search_switched_off_every_search_finds_nothing(tokenizer) -> None:
-    class Searcher(Guesser):
-        def generate(self, contexts: Sequence[Sequence[int]], max_new_tokens: Sequence[int]) -> list[Generation]:
-            ids = tokenizer.encode("<search> ann </search>")
-            return [Generation(tuple(ids), None, stopped=True) for _ in contexts]
-
-    batches = plan_batches({"own": QUESTIONS[:1]}, num_samples=1, batch_size=1)
-    ((_, (row,)),) = run_batches(batches, agent(tokenizer, Searcher()), seed=0)
-    assert [seen.text for seen in row.trajectory.observations] == ["<information> nothing </information>"] * 2
-
-
 def test_a_batch_samples_the_same_whatever_came_before_it(tokenizer) -> None:
     batches = plan_batches({"own": QUESTIONS}, num_samples=8, batch_size=8)
     everything = [rows for _, rows in run_batches(batches, agent(tokenizer, Guesser()), seed=0)]
@@ -121,15 +110,6 @@ def test_batches_in_which_the_engine_failed_are_made_anew(tokenizer, tmp_path: P
     complete(run, batches, lambda: agent(tokenizer, working), 0, show_progress=False)
     assert working.calls == 1
     assert not any(outcome.is_masked for outcome in run.outcomes("own"))
-
-
-def test_shares_of_several_processes_make_the_whole(tokenizer, tmp_path: Path) -> None:
-    batches = plan_batches({"own": QUESTIONS}, num_samples=3, batch_size=2)
-    alone, shared = RunFolder(tmp_path / "alone"), RunFolder(tmp_path / "shared")
-    complete(alone, batches, lambda: agent(tokenizer, Guesser()), seed=0, show_progress=False)
-    for rank in (1, 0):
-        complete(shared, batches[rank::2], lambda: agent(tokenizer, Guesser()), seed=0, show_progress=False)
-    assert answers(shared) == answers(alone)
 
 
 def test_nothing_is_loaded_when_nothing_is_left(tokenizer, tmp_path: Path, capsys) -> None:

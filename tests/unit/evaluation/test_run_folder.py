@@ -77,19 +77,9 @@ def test_a_start_that_made_nothing_binds_nobody(run: RunFolder) -> None:
     assert run.settings == {"model": "right at last"}
 
 
-def test_settings_that_json_writes_otherwise_are_still_the_same(tmp_path: Path) -> None:
-    for _ in range(2):
-        RunFolder(tmp_path).claim({"ids": (1, 2)})
-
-
 def test_results_are_written_last(run: RunFolder) -> None:
     assert not run.is_finished
     run.finish({"datasets": {"nq": 0.5}}, "| table |\n")
     assert run.is_finished
     assert json.loads((run.path / "results.json").read_text()) == {"datasets": {"nq": 0.5}}
     assert (run.path / "results.md").read_text() == "| table |\n"
-
-
-def test_what_is_no_run_has_no_trajectories(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"settings.json"):
-        list(read_trajectories(tmp_path))

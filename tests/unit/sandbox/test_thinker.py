@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from pathlib import Path
 
 import pytest
@@ -73,11 +72,6 @@ def practised(invented: World, tmp_path_factory: pytest.TempPathFactory) -> dict
 def test_without_mistakes_it_answers_with_the_real_search_engine(invented: World, tmp_path: Path) -> None:
     rows = run_expert(invented, ThinkingWarmStart(noise=NO_NOISE), tmp_path)
     assert mean_measure(rows, "exact_match") >= 0.95
-
-
-def test_its_turns_have_ten_tokens_or_more(practised: dict[int, list[EvaluatedTrajectory]]) -> None:
-    turns = [turn for rows in practised.values() for row in rows for turn in row.trajectory.turns]
-    assert statistics.fmean(len(turn.token_ids) for turn in turns) >= 10
 
 
 def test_by_default_it_mostly_searches_once(practised: dict[int, list[EvaluatedTrajectory]]) -> None:

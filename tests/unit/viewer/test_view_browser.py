@@ -116,10 +116,6 @@ class TestTrajectory:
         assert text(tab, ".given li") == ["Ada", "A. Bob", "B. Ada ✓"]
         assert text(tab, ".given li.right") == ["B. Ada ✓"]
 
-    def test_half_a_character(self, tab: Browser, show: Any) -> None:
-        show(replace(evaluation_entry(FULL), question="a \ud83d b 🎉"))
-        assert text(tab, "h2.question") == ["a U+D83D b 🎉"]
-
 
 class TestList:
     def test_filters_with_counts(self, tab: Browser, show: Any) -> None:
@@ -173,15 +169,6 @@ class TestKeys:
         assert tab.run("document.activeElement.getAttribute('href')") == "#nq/1"
         tab.press("j")
         assert tab.run("document.activeElement.getAttribute('href')") == "#nq/2"
-
-    def test_help_and_folds(self, tab: Browser, show: Any) -> None:
-        show(evaluation_entry(FULL))
-        tab.press("?")
-        assert tab.run("byId('keys').open")
-        assert "[" not in text(tab, "#keys kbd"), "an evaluation has no colours"
-        tab.press("Escape", "o")
-        assert not tab.run("byId('keys').open")
-        assert tab.run("Array.from(document.querySelectorAll('main details'), (each) => each.open)") == [True] * 4
 
     def test_the_address_names_the_trajectory(self, tab: Browser, show: Any) -> None:
         odd = replace(run_of_five()[0], key="nq/50 % #1/0")
@@ -262,10 +249,3 @@ class TestTraining:
         show(*far, kind=TRAINING)
         choose(tab, "order", "extreme")
         assert keys_listed(tab) == ["1.0", "1.5", "0.5", "inf"]
-
-    def test_what_is_not_a_number_is_seen(self, tab: Browser, show: Any) -> None:
-        odd = replace(TRAINED, ratios=(float("nan"),) * 7, tokens=("", "\n", *TRAINED.tokens[2:]))
-        show(training_entry(odd, "k"), kind=TRAINING)
-        names = tab.run("Array.from(document.querySelectorAll('.token'), (each) => each.className)")
-        assert names[:3] == ["token blank not-a-number", "token break not-a-number", "token not-a-number"]
-        assert text(tab, ".turn .figure")[0] == "ratio not a number"

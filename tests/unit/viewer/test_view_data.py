@@ -76,12 +76,6 @@ class TestEvaluationEntry:
         assert (entry.verdict, entry.score, entry.searches) == ("unscored", None, None)
         assert entry.stop_reason == "search_unavailable"
 
-    def test_a_fact_is_a_text_whatever_it_was(self) -> None:
-        metadata = {"is_yes": True, "year": 1999, "share": 0.5, "hops": 0, "of": {"é": None}, "left": None, "out": ""}
-        about = evaluation_entry(evaluated(Question("q", "who ?", ("Ada",), metadata), answered("Ada"))).facts
-        expected = {"is_yes": "true", "year": "1999", "share": "0.5", "hops": "0", "of": '{"é": null}'}
-        assert about == {"id": "q", "sample": "0", **expected}
-
     @settings(max_examples=40, deadline=None)
     @given(EVALUATED)
     def test_every_text_survives_json(self, row: EvaluatedTrajectory) -> None:
@@ -129,13 +123,6 @@ class TestTrainingEntry:
         far = replace(TRAINED, ratios=(0.8, 0.8, 0.0, 1.0, 1.2, 1.2, 1.2))
         assert training_entry(far, "k").extreme_ratio == 0.0
 
-    def test_adjacent_turns_stay_apart(self) -> None:
-        entry = training_entry(replace(TRAINED, turn_ids=(0, 0, 0, 1, 1, 1, 1)), "k")
-        assert [segment["token_count"] for segment in entry.segments] == [3, 4]
-
-    def test_a_search_that_was_not_answered_does_not_count(self) -> None:
-        assert training_entry(replace(TRAINED, turn_ids=(0, 0, 0, 1, 1, 1, 1)), "k").searches == 0
-
     def test_of_rollouts_that_tell_nothing_nobody_knows_the_actions(self) -> None:
         entry = training_entry(replace(TRAINED, actions=(), turn_rewards=()), "k")
         assert entry.searches is None
@@ -152,10 +139,6 @@ class TestTrainingEntry:
         entry = training_entry(replace(TRAINED, turn_ids=(-1,) * 7), "k")
         assert [segment["text"] for segment in entry.segments] == ["".join(TRAINED.tokens)]
         assert (entry.token_count, entry.searches, entry.extreme_ratio) == (0, None, None)
-
-    def test_an_empty_completion(self) -> None:
-        names = ("tokens", "turn_ids", "token_ratios", "ratios", "advantages", "clipped")
-        assert training_entry(replace(TRAINED, **dict.fromkeys(names, ())), "k").segments == ()
 
     def test_what_is_not_finite_is_a_word_that_javascript_reads(self) -> None:
         odd = replace(TRAINED, advantages=(math.nan, math.inf, -math.inf, 0.0, 1 / 3, 1.0, 1.0))
@@ -187,12 +170,6 @@ class TestOpenRun:
         assert source.kind == TRAINING
         assert sizes(source) == {"step 10": 4, "step 20": 2}
         assert keys(source) == [*(f"step-10/{n}" for n in (1, 2, 3, 4)), "step-20/1", "step-20/2"]
-
-    def test_a_dump_of_more_rows_than_are_read_at_once(self, tmp_path: Path) -> None:
-        write_trained(tmp_path, Shard(10, 0, 2), [replace(TRAINED, prompt=str(i)) for i in range(100)])
-        source = open_run(tmp_path)
-        assert sizes(source) == {"step 10": 100}
-        assert [entry.prompt for entry in source.groups[0].read()] == [str(i) for i in range(100)]
 
     def test_no_trajectory_is_read_before_it_is_asked_for(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
