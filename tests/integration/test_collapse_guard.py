@@ -24,6 +24,7 @@ from tests.collapses import (
     JUMP,
     RATE,
     STEPS,
+    UPDATES,
     GRPOThatRemembers,
     PPOThatRemembers,
     assert_same_as_saved,
@@ -103,6 +104,16 @@ class TestLowerLearningRate:
         resumed.train(resume_from_checkpoint=str(checkpoint(trainer, 6)))
         assert steps_after(6, resumed.state.log_history) == steps_after(6, trainer.state.log_history)
         assert guard.alarms == trainer.callback_handler.callbacks[-1].alarms
+
+    def test_interventions_are_counted_when_resumed(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        settings = GuardSettings(max_interventions=1, cooldown=0)
+        fields = {"rules": ALWAYS, "callbacks": [], "settings": settings, "save_steps": 6}
+        first, _ = guarded(tmp_path, "lower_lr", max_steps=6, **fields)
+        first.train()
+        resumed, _ = guarded(tmp_path, "lower_lr", **fields)
+        resumed.train(resume_from_checkpoint=str(checkpoint(first, 6)))
+        assert resumed.state.global_step == 3 * UPDATES + 1
+        assert "stops training: `max_interventions=1` have been made" in caplog.text
 
 
 class TestRollBack:

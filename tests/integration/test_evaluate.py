@@ -217,6 +217,18 @@ def test_a_checkpoints_own_way_of_sampling_is_not_taken(world: Path, tmp_path: P
     assert trajectories(tmp_path / "chatty") == trajectories(tmp_path / "plain")
 
 
+def test_a_chat_model_is_asked_through_its_template(world: Path, tmp_path: Path) -> None:
+    shutil.copytree(world / "policy", tmp_path / "policy")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "policy")
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }} [EOS] {% endfor %}question :"
+    tokenizer.save_pretrained(tmp_path / "policy")
+    changed = {"model_name_or_path": tmp_path / "policy", "protocol": "search_r1", "prompt_template": "{question}"}
+    sizes = {"max_observation_tokens": 40, "max_completion_length": 160}
+    evaluate.main([*command_line(world, tmp_path / "run", **changed, **sizes), "--chat"])
+    for row in trajectories(tmp_path / "run"):
+        assert row.prompt == f"{row.question.question} [EOS] question :"
+
+
 def test_two_runs_are_compared(world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = [str(tmp_path / name) for name in ("with", "without")]
     evaluate.main(command_line(world, Path(runs[0]), **SAMPLED))
@@ -275,3 +287,9 @@ def test_every_argument_of_sampling_counts(
         collected[str(others)] = trajectories(tmp_path / "without")
     evaluate.main(command_line(world, tmp_path / "with", **{**others, argument: value}))
     assert trajectories(tmp_path / "with") != collected[str(others)]
+
+
+def test_output_has_a_file_for_each_batch(world: Path, tmp_path: Path) -> None:
+    for batch_size, files in ((5, 3), (QUESTIONS, 1)):
+        evaluate.main(command_line(world, output=tmp_path / str(files), batch_size=batch_size))
+        assert len([*(tmp_path / str(files) / "trajectories/own").glob("*.parquet")]) == files
