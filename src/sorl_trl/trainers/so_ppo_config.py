@@ -3,35 +3,42 @@
 from __future__ import annotations
 
 import os
-import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from sorl_trl.checks import COUNT, NOT_NEGATIVE, SHARE, SWITCH, Number, OneOf, Problem
-from sorl_trl.trainers.base_config import TurnLevelConfig
-from sorl_trl.trainers.config_docs import documented
-from sorl_trl.trainers.config_rules import critic_problems
-from sorl_trl.trainers.options.credit_rules import critic_credit_problems
-from sorl_trl.trainers.options.group_rules import critic_group_problems
+from sorl_trl.checks import COUNT, NOT_NEGATIVE, SHARE, SWITCH, Number, OneOf, check_fields
+from sorl_trl.trainers.config import OF_TRL, TRLS_LOSS_TYPES, TurnLevelConfig
 
 ADVANTAGE_LEVELS = ("turn", "token")
 CRITICS = ("adapter", "head", "model")
 
 
-@documented
 @dataclass
 class SOPPOConfig(TurnLevelConfig):
     """Configuration of [`SOPPOTrainer`]: [`TurnLevelConfig`] with advantages from a critic instead of the group.
 
-    The defaults are turn-level advantages, as in SO-PPO, sequence ratios whose clip range narrows as sequences grow
-    longer, and a learning rate that follows the KL: what held best (docs/results.md). docs/paper_index.md lists the
-    settings of SO-PPO as specified, PPO, Turn-PPO, S-PPO and ST-PPO.
+    Parameters:
+        advantage_level: The time step of the critic and of GAE, "turn" or "token".
+        gae_lambda: Lambda of generalized advantage estimation.
+        whiten_advantages: Scale the advantages of each rollout to mean 0 and variance 1.
+        kl_in_reward: Take the reference KL off the rewards instead of adding it to the loss.
+        critic: "adapter", "head" or "model"; None chooses.
+        critic_model_name_or_path: What the critic starts from.
+        critic_trunk_gradient: Let the value loss of `critic="head"` train the policy's weights.
+        critic_learning_rate: None is ten times `learning_rate`.
+        critic_warmup_steps: Steps at the start in which only the critic learns.
+        vf_coef: Coefficient of the value loss.
+        value_clip_range: How far a value may move from the rollout's before its loss stops pulling.
+        num_generations: Trajectories per prompt; the critic is the baseline, so that one is enough.
     """
 
     num_generations: int | None = field(
         default=1,
         metadata={"help": "Trajectories per prompt. The critic is the baseline, so one (the default) is enough."},
+    )
+    num_generations_eval: int | None = field(
+        default=None,
+        metadata={"help": "Trajectories per prompt in evaluation. Default: `num_generations`."},
     )
     advantage_level: Annotated[str, OneOf(ADVANTAGE_LEVELS)] = field(
         default="turn",
@@ -39,10 +46,6 @@ class SOPPOConfig(TurnLevelConfig):
             "help": "The time step of the critic and of GAE. 'turn' (default): V is read where a turn starts, all "
             "tokens of a turn share its advantage. 'token': GAE over the policy's tokens, observations skipped."
         },
-    )
-    gamma: Annotated[float, SHARE] = field(
-        default=1.0,
-        metadata={"help": "Discount per time step (turn or token, as `advantage_level` says), in [0, 1]."},
     )
     gae_lambda: Annotated[float, SHARE] = field(
         default=1.0,
@@ -99,9 +102,9 @@ class SOPPOConfig(TurnLevelConfig):
             "before its loss stops pulling. None: no clipping."
         },
     )
-    num_generations_eval: int | None = field(
-        default=None,
-        metadata={"help": "Trajectories per prompt in evaluation. Default: `num_generations`."},
+    scale_rewards: str = field(
+        default="none",
+        metadata={"help": "Scaling by the group's spread, which a critic replaces: only 'none'."},
     )
     ddp_find_unused_parameters: bool | None = field(
         default=False,
@@ -110,47 +113,52 @@ class SOPPOConfig(TurnLevelConfig):
             "False (the default) is right but for mixtures of experts and images that only some prompts have."
         },
     )
-    scale_rewards: str = field(
-        default="none",
-        metadata={"help": "Scaling by the group's spread, which a critic replaces: only 'none'."},
-    )
-
-    def problems(self) -> Iterator[Problem]:
-        yield from super().problems()
-        yield from critic_problems(self)
-        yield from critic_group_problems(self)
-        yield from critic_credit_problems(self)
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        if self.num_generations == 1:
+            self._post_init_of_one_generation()
+        else:
+            super().__post_init__()
         if self.critic_learning_rate is None:
             self.critic_learning_rate = 10 * self.learning_rate
+        self._check_critic()
+
+    def _check_critic(self) -> None:
         if self.scale_rewards != "none":
-            warnings.warn(
-                f"`scale_rewards={self.scale_rewards!r}` has no effect: advantages come from the critic. "
-                "`whiten_advantages` scales them.",
-                stacklevel=3,
+            raise ValueError(
+                f"`scale_rewards` is {self.scale_rewards!r}, but must be 'none': advantages come from the critic, and "
+                "`whiten_advantages` scales them."
+            )
+        if self.kl_in_reward and self.beta == 0.0:
+            raise ValueError("`kl_in_reward` is set, but `beta`, the coefficient of that KL, is 0.0: set `beta`.")
+        if self.kl_in_reward and self.loss_type in TRLS_LOSS_TYPES:
+            raise ValueError(f"`kl_in_reward` is set, but `loss_type={self.loss_type!r}` takes the KL in the loss.")
+        if self.critic_trunk_gradient and (self.critic in ("adapter", "model") or self.bias_norm):
+            raise ValueError(
+                "`critic_trunk_gradient` is set, but is for `critic='head'` without `bias_norm`, where the value loss "
+                "reaches the policy's weights."
+            )
+        if self.multi_objective_aggregation != "sum_then_normalize":
+            raise ValueError(
+                f"`multi_objective_aggregation` is {self.multi_objective_aggregation!r}, but the critic learns the "
+                "weighted sum of the rewards: use 'sum_then_normalize'."
             )
 
-    def _post_init_of_trl(self) -> None:
+    def _post_init_of_one_generation(self) -> None:
         """TRL refuses `num_generations=1`, which a group baseline cannot do with and a critic can.
 
         It gets to see another divisor of the batch, for its other checks and derived fields.
         """
-        if self.num_generations != 1:
-            super()._post_init_of_trl()
-            return
+        check_fields(self, inherited=OF_TRL)
         steps = self.steps_per_generation or self.gradient_accumulation_steps
         processes = int(os.environ.get("WORLD_SIZE", 1))  # transformers knows it only after `__post_init__`
-        self.num_generations = self.generation_batch_size or self.per_device_train_batch_size * steps * processes
-        if self.num_generations < 2:
+        divisor = self.generation_batch_size or self.per_device_train_batch_size * steps * processes
+        if divisor < 2:
             raise ValueError(
                 "`per_device_train_batch_size` is 1, and so are the micro-batches per rollout and the processes. Set "
                 "one of them, or `generation_batch_size`, to at least 2: one trajectory has no spread to learn from."
             )
-        if self.num_generations_eval is None:
-            self.num_generations_eval = 1
-        try:
-            super()._post_init_of_trl()
-        finally:
-            self.num_generations = 1
+        self.num_generations = divisor
+        self.num_generations_eval = self.num_generations_eval or 1
+        super().__post_init__()
+        self.num_generations = 1

@@ -1,0 +1,171 @@
+"""What the pieces of a method are given: a scored rollout, and a micro-batch whose loss is being formed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sorl_trl.ops import TurnLayout, importance_ratio, log_importance_ratio, turn_returns, with_own_gradients
+
+
+@dataclass(frozen=True)
+class ScoredRollout:
+    """N trajectories of all processes, group after group, with at most K turns and T completion tokens each."""
+
+    turns: TurnLayout
+    """Where the turns lie, as they were generated."""
+    rewards_per_func: Tensor
+    """(N, F) one reward per trajectory and reward function, NaN where it gave none."""
+    reward_names: Sequence[str]
+    """The names of the F reward functions."""
+    reward_weights: Tensor
+    """(F,) the weight of each."""
+    turn_rewards: Tensor
+    """(N, K) the weighted sum of the turn rewards, 0 where there is none."""
+    has_turn_reward: Tensor
+    """(N, K) bool, whether there is any."""
+    outcomes: Tensor
+    """(N,) the weighted sum of the outcome rewards, 0 where there is none."""
+    has_outcome: Tensor
+    """(N,) bool, whether there is any."""
+    states: Tensor
+    """(N, K) int64, a number for the state in which each turn starts: the last observation, or the prompt."""
+    num_generations: int
+    """G, the trajectories of a group."""
+    gamma: float
+    """The discount per turn."""
+    scale: str
+    """TRL's `scale_rewards`: "group", "batch" or "none"."""
+    void: Tensor | None = None
+    """(N,) bool, whether some turn neither acts nor answers; None where the rollout does not say."""
+    mismatch: Tensor | None = None
+    """(N, T) log π_old − log μ with μ the engine that sampled, 0 off the model tokens; None without such an engine."""
+
+    @property
+    def scored(self) -> Tensor:
+        """(N,) bool, whether any function gave a reward."""
+        return ~self.rewards_per_func.isnan().all(1)
+
+    @property
+    def turn_mask(self) -> Tensor:
+        """(N, K) bool, the turns of the trajectories that have a reward."""
+        return self.turns.turn_mask & self.scored.unsqueeze(1)
+
+    @property
+    def outcome_on_last_turn(self) -> Tensor:
+        """(N, K) the outcome on the last turn of each trajectory, 0 on the others."""
+        return torch.where(self.is_last_turn, self.outcomes.unsqueeze(1), 0.0)
+
+    @property
+    def is_last_turn(self) -> Tensor:
+        """(N, K) bool."""
+        columns = torch.arange(self.turns.num_turns, device=self.turns.counts.device)
+        return columns == self.turns.counts.unsqueeze(1) - 1
+
+    @property
+    def rewards(self) -> Tensor:
+        """(N, K) what each turn earned; the outcome stands on the last one."""
+        return self.turn_rewards + self.outcome_on_last_turn
+
+    @property
+    def returns(self) -> Tensor:
+        """(N, K) R_k = Σ_{j≥k} γ^{j−k} r_j."""
+        return turn_returns(self.rewards, self.turn_mask, self.gamma)
+
+    def totals(self, name: str | None = None) -> Tensor:
+        """(N,) what the reward function `name` gave, or the weighted sum of all; NaN where there is nothing.
+
+        Raises:
+            ValueError: no reward function has that name.
+        """
+        if name is None:
+            total = (self.rewards_per_func * self.reward_weights).nansum(1)
+            return torch.where(self.scored, total, torch.nan)
+        if name not in self.reward_names:
+            raise ValueError(f"`reward` is {name!r}, but must be a reward function: one of {list(self.reward_names)}.")
+        return self.rewards_per_func[:, list(self.reward_names).index(name)]
+
+
+class ClipRange(NamedTuple):
+    """How far a ratio may fall below and rise above 1 before it is clipped, and what bounds it where it is not.
+
+    Floats, or (B, T) tensors with what holds for the unit of each token.
+    """
+
+    low: float | Tensor
+    high: float | Tensor
+    delta: float | Tensor | None = None
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """B trajectories of at most T completion tokens, once the policy has been asked for its log-probabilities."""
+
+    logps: Tensor
+    """(B, T) log π_θ of each token, with gradient."""
+    old_logps: Tensor
+    """(B, T) log π_old."""
+    sampling_logps: Tensor
+    """(B, T) log μ of the engine that sampled; log π_old where the trainer does not know it."""
+    log_ratio: Tensor
+    """(B, T) ℓ = log π_θ − log π_old of each token, in nats, bounded, with gradient."""
+    turns: TurnLayout
+    """Where the turns lie."""
+    advantages: Tensor
+    """(B, T), or (B, 1) where all tokens of a trajectory have the same; not weighted by anything."""
+    level: str
+    """`importance_sampling_level`: the unit that shares one ratio."""
+    turn_ratio: str
+    """How the token ratios of a turn become one."""
+    token_range: ClipRange
+    """The clip range of token ratios, floats."""
+    turn_range: ClipRange
+    """The clip range of turn ratios."""
+    clip_range: ClipRange
+    """The clip range of the ratios of `level`, which the surrogate clips."""
+    row_scale: float = 1.0
+    """By what a mean over trajectories is multiplied, so that those which were dropped leave it."""
+    share: float = 1.0
+    """The part of the generation batch that this is: one over its micro-batches on all processes."""
+    good_tokens: Tensor | None = None
+    """() the model tokens of trajectories with an advantage of at least 0 in the whole generation batch."""
+    is_training: bool = True
+    """Whether the policy is trained on it, rather than evaluated."""
+    step: int = 1
+    """The optimizer step that it is part of, from 1."""
+    age: int | None = 0
+    """How many optimizer steps were made since its trajectories were sampled; None in evaluation."""
+    ends_step: bool = True
+    """Whether the optimizer steps after it."""
+    inputs: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """The batch as TRL has it."""
+
+    @property
+    def loss_mask(self) -> Tensor:
+        """(B, T) bool, the tokens that are trained on."""
+        return self.turns.loss_mask
+
+    @property
+    def ratio(self) -> Tensor:
+        """(B, T) the importance ratio of the unit that each token belongs to, with gradient (method.md, section 1).
+
+        The turns of one sequence may have advantages of their own, which its ratio alone would average: then each
+        token keeps its own gradient (GSPO-token, arXiv 2507.18071).
+        """
+        if self.level == "sequence" and self.advantages.size(1) > 1:
+            of_units = log_importance_ratio(self.log_ratio, self.turns, "sequence")
+            return with_own_gradients(of_units, self.log_ratio, self.turns).exp()
+        return importance_ratio(self.log_ratio, self.turns, self.level, self.turn_ratio)
+
+
+class Objective(NamedTuple):
+    """What a surrogate gives."""
+
+    value: Tensor
+    """(B, T) the objective of each token, to be maximised."""
+    stopped: Tensor
+    """(B, T) bool, where clipping or masking takes the token's gradient away."""

@@ -1,0 +1,66 @@
+"""Surrogate: what is maximised for each token, and where its gradient is stopped."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+
+from sorl_trl.checks import Number, check_fields
+from sorl_trl.methods.data import MicroBatch, Objective
+from sorl_trl.ops import (
+    bounded_log_ratio,
+    clipped_surrogate,
+    double_sided_surrogate,
+    is_clipped,
+    is_outside,
+    minirl_surrogate,
+)
+
+POSITIVE = Number(above=0)
+
+
+@dataclass(frozen=True)
+class PPOMin:
+    """PPO's min(w Â, clip(w, 1 − ε_low, 1 + ε_high) Â), with TRL's `delta` where it is set (method.md, section 2)."""
+
+    def __call__(self, batch: MicroBatch) -> Objective:
+        """The objective of each token with the ratio of its unit."""
+        ratio = batch.ratio
+        value = clipped_surrogate(ratio, batch.advantages, *batch.clip_range)
+        return Objective(value, is_clipped(ratio.detach(), batch.advantages, *batch.clip_range))
+
+
+@dataclass(frozen=True)
+class DoubleSided:
+    """SAO's clip (arXiv 2607.07508, as its abstract says): no gradient outside of the range, whatever sign Â has."""
+
+    def __call__(self, batch: MicroBatch) -> Objective:
+        """The objective of each token with the ratio of its unit."""
+        low, high, _ = batch.clip_range
+        ratio = batch.ratio
+        stopped = is_outside(ratio.detach(), low, high) & (batch.advantages != 0)
+        return Objective(double_sided_surrogate(ratio, batch.advantages, low, high), stopped)
+
+
+@dataclass(frozen=True)
+class MiniRL:
+    """MiniRL's policy gradient (arXiv 2512.01374), weighted by π_θ/μ up to `cap` and 0 where PPO would clip.
+
+    The weight is a token's ratio to the policy that sampled: `Unweighted` belongs to it, so that the engine is not
+    corrected for a second time.
+    """
+
+    cap: Annotated[float, POSITIVE] = 5.0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    def __call__(self, batch: MicroBatch) -> Objective:
+        """The objective of each token."""
+        ratio, advantages = batch.ratio.detach(), batch.advantages
+        stopped = is_clipped(ratio, advantages, batch.clip_range.low, batch.clip_range.high)
+        mismatch = torch.where(batch.loss_mask, batch.old_logps - batch.sampling_logps, 0.0).nan_to_num()
+        weights = ratio * bounded_log_ratio(mismatch).exp()
+        return Objective(minirl_surrogate(batch.log_ratio, weights, advantages, stopped, self.cap), stopped)

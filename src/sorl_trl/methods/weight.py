@@ -1,0 +1,37 @@
+"""Weight: how the loss corrects for an engine whose log-probabilities differ from the trainer's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sorl_trl.ops import TurnLayout, turn_broadcast, turn_mismatch
+
+
+@dataclass(frozen=True)
+class TurnRatio:
+    """Weigh each turn by g_k = exp(mean_{t∈k} d_t), cut to [`low`, `high`] where these are given.
+
+    d_t = log π_old − log μ with μ the engine. With `high=2` it is slime's truncation, taken per turn; without bounds
+    it goes with `EngineTurnMask`.
+    """
+
+    low: float | None = None
+    high: float | None = None
+
+    def __call__(self, mismatch: Tensor, turns: TurnLayout) -> Tensor:
+        """(B, T) weights, 1 off the model tokens."""
+        ratio = turn_mismatch(mismatch, turns)
+        ratio = ratio if self.low is None and self.high is None else ratio.clamp(self.low, self.high)
+        return torch.where(turns.loss_mask, turn_broadcast(ratio, turns), 1.0)
+
+
+@dataclass(frozen=True)
+class Unweighted:
+    """Weigh nothing: for surrogates whose ratio is already to the policy that sampled."""
+
+    def __call__(self, mismatch: Tensor, turns: TurnLayout) -> Tensor:
+        """(B, T) ones."""
+        return torch.ones_like(mismatch)

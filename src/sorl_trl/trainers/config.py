@@ -1,0 +1,199 @@
+"""What the trainers of this package add to TRL's `GRPOConfig`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from trl import GRPOConfig
+
+from sorl_trl.checks import (
+    COUNT,
+    NOT_NEGATIVE,
+    POSITIVE_COUNT,
+    SHARE,
+    SWITCH,
+    Allowed,
+    OneOf,
+    check_fields,
+)
+from sorl_trl.ops import CLIP_RANGE_SCALINGS, IMPORTANCE_SAMPLING_LEVELS, TURN_RATIOS
+
+OUR_LOSS_TYPES = ("turn", "grpo", "dr_grpo", "dapo", "bnpo")
+"""The loss types that the loss of this package computes, with every level and every surrogate."""
+TRLS_LOSS_TYPES = ("cispo", "sapo", "luspo", "vespo")
+"""The loss types that TRL alone computes."""
+OF_TRL: Mapping[str, Allowed] = {
+    "epsilon": NOT_NEGATIVE,
+    "epsilon_high": NOT_NEGATIVE,
+    "num_generations": POSITIVE_COUNT,
+    "num_generations_eval": POSITIVE_COUNT,
+    "per_device_train_batch_size": POSITIVE_COUNT,
+    "per_device_eval_batch_size": POSITIVE_COUNT,
+    "steps_per_generation": POSITIVE_COUNT,
+    "generation_batch_size": POSITIVE_COUNT,
+    "gradient_accumulation_steps": POSITIVE_COUNT,
+    "num_iterations": POSITIVE_COUNT,
+}
+"""Fields of TRL's, which divides by them or compares with them without a look, and what they allow."""
+
+
+@dataclass
+class TurnLevelConfig(GRPOConfig):
+    """`trl.GRPOConfig` with what turn-level training needs beside it.
+
+    Every parameter that is not listed here is TRL's, with TRL's meaning and default. Every default is a plain value:
+    writing it down changes nothing.
+
+    Parameters:
+        importance_sampling_level: The unit that shares one importance ratio: "turn" (SORL), "token" (PPO, GRPO) or
+            "sequence" (GSPO).
+        loss_type: How the losses of tokens are averaged: "turn" over the tokens of each turn, the turns of each
+            trajectory, then trajectories (the SO-PPO objective), or any loss type of TRL's.
+        epsilon: How far a ratio may fall below 1 before it is clipped (TRL's default is 0.2).
+        turn_ratio: How the token ratios of a turn become one, "geometric" or "arithmetic".
+        clip_range_scaling: Ours: by what the clip range is divided as a unit grows longer.
+        bias_norm: Clipping-triggered normalization as ST-PPO has it.
+        target_kl: Ours: the KL to the old policy near which the learning rate holds the policy.
+        gamma: Discount per turn.
+        rollout_staleness: How many rollouts late each rollout is trained on.
+        save_trajectories_steps: Every how many steps to write the trajectories that are trained on.
+        turn_boundary_tags: Closing tags after which a new turn starts.
+        disable_dropout: Set every dropout probability to 0 (TRL's default is False).
+    """
+
+    importance_sampling_level: Annotated[str, OneOf(IMPORTANCE_SAMPLING_LEVELS)] = field(
+        default="turn",
+        metadata={
+            "help": "The unit that shares one importance ratio: 'turn' (default), as in SORL; 'token', as in PPO and "
+            "GRPO; or 'sequence', as in GSPO, where turns with advantages of their own keep them (GSPO-token)."
+        },
+    )
+    loss_type: Annotated[str, OneOf((*OUR_LOSS_TYPES, *TRLS_LOSS_TYPES))] = field(
+        default="turn",
+        metadata={
+            "help": "How the losses of tokens are averaged. 'turn' (default): over the tokens of each turn, then over "
+            "the turns of each trajectory, then over trajectories (the SO-PPO objective). 'grpo', 'dr_grpo', 'dapo', "
+            "'bnpo', 'cispo', 'sapo', 'luspo' and 'vespo' are TRL's; the last four know no turns: set "
+            "`importance_sampling_level` to 'token' or 'sequence'."
+        },
+    )
+    epsilon: float = field(
+        default=0.1,
+        metadata={
+            "help": "How far a ratio may fall below 1, and rise above it unless `epsilon_high` is set, before it is "
+            "clipped. Ours: 0.1, chosen for the ratios of turns (docs/results.md); TRL's default is 0.2."
+        },
+    )
+    turn_ratio: Annotated[str, OneOf(TURN_RATIOS)] = field(
+        default="geometric",
+        metadata={
+            "help": "How the token ratios of a turn become one. 'geometric' (default): exp of their mean logarithm, "
+            "GSPO's length normalization applied per turn. 'arithmetic': their mean, as in the note on SORL."
+        },
+    )
+    clip_range_scaling: Annotated[str, OneOf(CLIP_RANGE_SCALINGS)] = field(
+        default="none",
+        metadata={
+            "help": "Ours, no part of SORL: by what the clip range (`epsilon`, `epsilon_high` and the distance of "
+            "`delta` from 1) is divided as the turn or sequence grows longer. 'none' (default): by 1; 'sqrt_length': "
+            "by the square root of its tokens; 'length': by their number, up to 500."
+        },
+    )
+    bias_norm: Annotated[bool, SWITCH] = field(
+        default=False,
+        metadata={
+            "help": "Clipping-triggered normalization as ST-PPO has it, second-hand: divide the gradient of each "
+            "optimizer step by max(1, L2 norm of the clipping bias). Not with DeepSpeed or FSDP."
+        },
+    )
+    target_kl: Annotated[float, NOT_NEGATIVE] = field(
+        default=0.005,
+        metadata={
+            "help": "Ours, no part of SORL: KL to the old policy, in nats per token, near which the policy's learning "
+            "rate is to hold it. An update that finds more than twice as much divides the learning rate by 1.5, one "
+            "that finds less than half as much multiplies it by 1.5; it stays between 1/100 of the scheduled one and "
+            "the scheduled one. 0: as scheduled."
+        },
+    )
+    gamma: Annotated[float, SHARE] = field(
+        default=1.0,
+        metadata={"help": "Discount per turn, in [0, 1]: a reward k turns later counts gamma**k."},
+    )
+    rollout_staleness: Annotated[int, COUNT] = field(
+        default=0,
+        metadata={
+            "help": "How many rollouts late each rollout is trained on (0: at once), with the old log-probabilities "
+            "of the policy that sampled it: what an asynchronous trainer does, at a fixed lag."
+        },
+    )
+    save_trajectories_steps: Annotated[int, COUNT] = field(
+        default=0,
+        metadata={
+            "help": "Every how many optimizer steps to write the trajectories that the step trains on, with ratio, "
+            "advantage and clip state of every token, to `<output_dir>/trajectories`: `sorl view <output_dir>` shows "
+            "them. 0 (default): never."
+        },
+    )
+    turn_boundary_tags: list[str] | None = field(
+        default=None,
+        metadata={
+            "help": "Closing tags, such as `</think>`, after each of which a new turn starts. None (default): turns "
+            "are those that the rollout recorded, else the runs of model tokens between observations."
+        },
+    )
+    disable_dropout: Annotated[bool, SWITCH] = field(
+        default=True,
+        metadata={
+            "help": "Set every dropout probability of the model, of its adapters and of the critic to 0 (TRL's "
+            "default is False). With dropout, policy and old policy differ by its noise before any update."
+        },
+    )
+
+    def __post_init__(self) -> None:
+        check_fields(self, inherited=OF_TRL)
+        if self.loss_type in TRLS_LOSS_TYPES:
+            self._check_trls_loss()
+        if self.clip_range_scaling == "length" and self.turn_ratio == "arithmetic":
+            raise ValueError(
+                "`clip_range_scaling` is 'length', but that is for geometric means: with `turn_ratio='arithmetic'` "
+                "set 'sqrt_length'."
+            )
+        if isinstance(self.turn_boundary_tags, str) or (self.turn_boundary_tags and not all(self.turn_boundary_tags)):
+            raise ValueError(
+                f"`turn_boundary_tags` is {self.turn_boundary_tags!r}, but must be a list of tags or None."
+            )
+        super().__post_init__()
+
+    def _check_trls_loss(self) -> None:
+        of_type = f"`loss_type` is {self.loss_type!r}, which TRL computes"
+        if self.importance_sampling_level == "turn":
+            raise ValueError(f"{of_type}: set `importance_sampling_level` to 'token' or 'sequence'.")
+        if self.clip_range_scaling != "none":
+            raise ValueError(f"{of_type} with its own range: set `clip_range_scaling='none'`.")
+        if self.bias_norm:
+            raise ValueError(f"{of_type}, and `bias_norm` needs a loss of this package: set it to False.")
+
+    @property
+    def updates_per_rollout(self) -> float:
+        """Optimizer steps on one rollout."""
+        return int(self.num_iterations) * int(self.steps_per_generation or 1) / int(self.gradient_accumulation_steps)
+
+    @property
+    def is_on_policy(self) -> bool:
+        """Whether every update trains on what the policy has just sampled, so that every ratio is 1.
+
+        It is TRL's criterion for doing without old log-probabilities.
+        """
+        micro_batches = int(self.num_iterations) * int(self.steps_per_generation or 1)
+        return self.rollout_staleness == 0 and int(self.gradient_accumulation_steps) % micro_batches == 0
+
+
+@dataclass
+class SOGRPOConfig(TurnLevelConfig):
+    """Configuration of [`SOGRPOTrainer`]: [`TurnLevelConfig`], whose defaults train SO-GRPO.
+
+    Turn-level importance ratios (geometric mean) and, by the trainer's default method, the clipping-triggered penalty
+    are SORL's; `target_kl` stands beside them as our safeguard.
+    """
