@@ -58,7 +58,7 @@ class TestWarn:
         trainer, guard = guarded(tmp_path, "warn", save_strategy="no")
         with caplog.at_level(logging.WARNING, logger="sorl_trl.diagnostics"):
             trainer.train()
-        assert re.search(rf"high_kl: `kl_to_old` is \d\.\d+ in iteration 4 \(before step {ALARM}\)", caplog.text)
+        assert re.search(rf"high_kl: .* iteration 4 \(before step {ALARM}\) `kl_to_old` is \d\.\d+", caplog.text)
         assert [alarm.step for alarm in guard.alarms] == list(logged(trainer, "guard/alarms"))
         assert guard.alarms[0].step == ALARM
         ours = [{name: log[name] for name in log if name != "guard/alarms"} for log in trainer.state.log_history]
