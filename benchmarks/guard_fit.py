@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.stability_statistics import Run, number
-from sorl_trl.diagnostics.collapse_detector import Rule, detect
+from sorl_trl.diagnostics import Rule, detect
 from sorl_trl.diagnostics.collapse_rules import MASKED_METRIC
 
 KEPT = 0.8

@@ -11,7 +11,7 @@ from benchmarks.guard_fit import Outcomes, Steps, any_of, first_alarms, watch
 from benchmarks.guard_templates import BY_HAND, FITTED, own_shape, template, with_thresholds
 from benchmarks.stability_grid import JUDGING_SEEDS
 from benchmarks.stability_statistics import Run
-from sorl_trl.diagnostics.collapse_detector import DEFAULT_RULES, Rule
+from sorl_trl.diagnostics import DEFAULT_RULES, Rule
 
 
 @dataclass(frozen=True)

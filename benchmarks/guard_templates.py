@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.guard_fit import Template
-from sorl_trl.diagnostics.collapse_detector import DEFAULT_RULES, Level, Rule
+from sorl_trl.diagnostics import DEFAULT_RULES, Level, Rule
 
 RULES = {rule.name: rule for rule in DEFAULT_RULES}
 FITTED = {

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sorl_trl import SOGRPOTrainer, SOPPOTrainer
-from sorl_trl.diagnostics.collapse_detector import Level
+from sorl_trl.diagnostics import Level
 from sorl_trl.methods import SETTINGS, MicroBatch
 from tests.agents import questions, steps_after
 from tests.collapses import ALWAYS, GRPOThatRemembers, build, checkpoint, guarded, logged

@@ -24,7 +24,7 @@ from benchmarks.guard_fit import (
 from benchmarks.guard_templates import BY_HAND, FITTED, SHAPES, THRESHOLDS, own_shape, template, with_thresholds
 from benchmarks.stability_statistics import Run
 
-from sorl_trl.diagnostics.collapse_detector import DEFAULT_RULES, Level, detect
+from sorl_trl.diagnostics import DEFAULT_RULES, Level, detect
 from tests.unit.benchmarks.runs import a_record, evaluations
 
 NEVER = math.inf

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from sorl_trl.diagnostics.run_groups import differing_settings, group_runs
-from sorl_trl.diagnostics.runs import Run
+from sorl_trl.diagnostics.runs import Run, differing_settings
 from sorl_trl.recipe import parse_arguments, write_settings
 from sorl_trl.recipe.settings import set_fields
 from sorl_trl.search import SearchArguments
@@ -52,12 +51,11 @@ def test_no_user_of_a_url_is_written(written: Any) -> None:
 def test_a_report_reads_them(written: Any) -> None:
     """Two seeds of one method are one line, another method is another, and the difference is named."""
     runs = [
-        Run(name, [], configuration={"settings.json": written(*words)})
+        Run(name, [], settings=written(*words))
         for name, words in {
             "grpo_1": ("grpo", "--seed", "1"),
             "grpo_2": ("grpo", "--seed", "2"),
             "llds_1": ("grpo", "--seed", "1", "--llds_coef", "0.2"),
         }.items()
     ]
-    assert [group.name for group in group_runs(runs)] == ["grpo (2 runs)", "llds_1"]
     assert differing_settings(runs) == {"llds_coef": ["–", "–", "0.2"], "seed": ["1", "2", "1"]}

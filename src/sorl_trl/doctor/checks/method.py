@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import log
 
-from sorl_trl.diagnostics.guard_problems import late_log_problems, log_problems, roll_back_problems
 from sorl_trl.doctor.findings import Finding
 from sorl_trl.doctor.subject import Subject, given
 from sorl_trl.trainers.base_config import TurnLevelConfig
@@ -80,7 +79,6 @@ def check_method(subject: Subject) -> Iterator[Finding]:
         yield Finding("warning", inert, line(*suggested_setting(config)))
     yield from _check_range(subject, config)
     yield from _check_noise(subject, config)
-    yield from _check_guard(subject, config)
     yield from _check_critic(subject, config)
     yield Finding("ok", f"{subject.raw.trainer}, {config.loss_type} loss, {config.ratio_level} ratios")
 
@@ -132,18 +130,6 @@ def _check_noise(subject: Subject, config: TurnLevelConfig) -> Iterator[Finding]
         noise.append(f"lora_dropout={subject.raw.lora_dropout:g}")
     if noise:
         yield Finding("warning", noise_warning(noise, False), subject.recipe.line("disable_dropout", True))
-
-
-def _check_guard(subject: Subject, config: TurnLevelConfig) -> Iterator[Finding]:
-    """What `CollapseGuard` refuses once the model is loaded."""
-    action, finding = subject.raw.collapse_guard, subject.recipe.finding
-    if action == "off":
-        return
-    yield from map(finding, log_problems(config))
-    for problem in late_log_problems(config.logging_strategy, config.logging_steps):
-        yield finding(problem, "warning")
-    if action == "roll_back":
-        yield from map(finding, roll_back_problems(config))
 
 
 def _check_critic(subject: Subject, config: TurnLevelConfig) -> Iterator[Finding]:
