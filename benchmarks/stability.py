@@ -10,8 +10,8 @@ processes of one thread. Runs are kept in `runs/stability/`, each with its metri
 those that are there are not repeated.
 
 Order: the judging seeds at the common learning rate, the choosing seeds on the grid of learning rates, then the
-judging seeds at each method's own best. Writes `benchmarks/results/stability.json`, `.md` and `.png`, in which the rows
-of new runs replace those of earlier ones.
+judging seeds at each method's own best. Writes `benchmarks/results/stability.json`, `.md` and `.png`, in which the
+rows of new runs replace those of earlier ones.
 """
 
 from __future__ import annotations

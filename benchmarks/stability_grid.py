@@ -124,8 +124,8 @@ COMPARED = {
         "sequence": "sequence",
     },
 }
-"""Setting to the method of each level. Each level has the clip range that was chosen for it: 0.2 for tokens, divided by
-the square root of the length for turns and by the length for sequences."""
+"""Setting to the method of each level. Each level has the clip range that was chosen for it: 0.2 for tokens, divided
+by the square root of the length for turns and by the length for sequences."""
 LONG_TURNS = (40, 80)
 """Verbosities at which the methods of other sources are run too: sequences are weakest there."""
 

@@ -42,7 +42,7 @@ class BenchmarkMethod:
     trainer: str
     description: str
     settings: dict[str, Any]
-    method: Method = Method()
+    method: Method
     tuned: bool = True
     reward: str = ""
     gain: bool = False
@@ -65,6 +65,8 @@ PPO_SETTINGS = {
 }
 """Of all methods with a critic; docs/ppo.md says why. The critic keeps its learning rate whatever the policy's is."""
 
+UNSET = {"target_kl": 0.0, "clip_range_scaling": "none"}
+"""What trainers of ours do unless told otherwise is told otherwise."""
 SYMMETRIC = {"epsilon": 0.2, "epsilon_high": 0.2}
 NARROW = {"epsilon": 0.05, "epsilon_high": 0.2}
 MIDDLE = {"epsilon": 0.1, "epsilon_high": 0.4}
@@ -91,120 +93,92 @@ ST = SYMMETRIC | TURN | BIAS_NORM | {"loss_type": "grpo"}
 BY_TURN = SYMMETRIC | TURN | SQRT | TARGET
 BY_SEQUENCE = SYMMETRIC | SEQUENCE | LENGTH | TARGET
 
-PENALTY = Method(terms=(ClipPenalty(coef=3.0),))
+NO_PIECES = Method()
+PENALTY = Method(terms=(ClipPenalty(coef=3.0, epsilon=None),))
+"""As the note has it: gated by what the config's range clips."""
 PLAIN_KL = Method(terms=(ClipPenalty(coef=0.25, gate="none"),))
 """The coefficient is the penalty's times the mean gate in SO-GRPO's choosing runs."""
 STRONG_KL = Method(terms=(ClipPenalty(coef=0.7, gate="none"),))
-"""The coefficient is what the penalty puts on the KL in those runs, about three times the above: the gate is open where
-the KL is high."""
+"""The coefficient is what the penalty puts on the KL in those runs, about three times the above: the gate is open
+where the KL is high."""
+TURN_GATE = Method(terms=(ClipPenalty(coef=3.0, gate="turn", epsilon=None),))
 
 Row = tuple[str, str, str, dict[str, Any]]
 """Name, title, description, settings."""
 
 
-def methods(trainer: str, rows: Iterable[Row], method: Method = Method(), **more: Any) -> dict[str, BenchmarkMethod]:
-    """The methods of some rows; `more` are fields that all of them share."""
+def methods(trainer: str, rows: Iterable[Row], method: Method = NO_PIECES) -> dict[str, BenchmarkMethod]:
+    fixed = {} if trainer == "trl" else UNSET
     return {
-        name: BenchmarkMethod(title, trainer, text, settings, method, **more) for name, title, text, settings in rows
+        name: BenchmarkMethod(title, trainer, text, fixed | settings, method, tuned=name not in CONTROLS)
+        for name, title, text, settings in rows
     }
 
 
-_TRL = (
+CONTROLS = (
+    *("grpo_narrow", "gspo_narrow", "turn_narrow", "turn_middle", "turn_of_tokens", "grpo_target", "so_middle"),
+    *("so_grpo_symmetric", "so_grpo_turn_gate", "kl_control_strong", "ppo_narrow", "ppo_target", "so_ppo_symmetric"),
+    "so_ppo_token",
+)
+"""Whose own learning rate is not looked for."""
+_TRL: tuple[Row, ...] = (
     ("grpo", "GRPO", "token ratios", SYMMETRIC | {"loss_type": "grpo"}),
     ("dual_clip", "dual clip", "GRPO with delta = 4", SYMMETRIC | {"loss_type": "grpo", "delta": 4.0}),
     ("gspo", "GSPO", "sequence ratios", SYMMETRIC | SEQUENCE),
     ("gspo_authors", "GSPO, its authors' range", "sequence ratios, clipped at 3e-4 and 4e-4", AUTHORS | SEQUENCE),
+    ("grpo_narrow", "GRPO, narrow", "lower range .05", NARROW | {"loss_type": "grpo"}),
+    ("gspo_narrow", "GSPO, narrow", "lower range .05", NARROW | SEQUENCE),
 )
 _PENALIZED: tuple[Row, ...] = (
-    ("so_grpo", "SO-GRPO", "the defaults: turn ratios, penalty, target KL", SYMMETRIC | TURN | TARGET),
     ("so_grpo_specified", "SO-GRPO as specified", "the note's form, without our additions", SPECIFIED),
+    ("so_grpo_symmetric", "SO-GRPO, geometric", "as specified, but geometric ratios", SYMMETRIC | TURN),
     ("s_grpo", "S-GRPO", "token ratios and the penalty", PLAIN),
     ("so_grpo_first", "SO-GRPO, first defaults", "turn ratios, penalty; lower range .05, target KL", SO | TARGET),
     ("so_grpo_fixed", "SO-GRPO, narrow", "the first defaults without a target KL", SO),
     ("so_grpo_arithmetic", "SO-GRPO, narrow, arithmetic", "the note's ratios, lower range .05", SO | ARITHMETIC),
     ("sequence_penalty", "GSPO + penalty", "SO-GRPO, narrow, with sequence ratios", NARROW | SEQUENCE),
     ("so_grpo_penalty", "SO-GRPO, turns + penalty", "the second defaults, and SORL's penalty", BY_TURN),
+    ("so_middle", "first defaults, .1 and .4 / √length", "penalty, target KL, that range", BY_TURN | MIDDLE),
 )
 _RATIOS: tuple[Row, ...] = (
+    ("grpo_target", "GRPO + target KL", "GRPO and a target KL", PLAIN | TARGET),
     ("st_grpo", "ST-GRPO", "turn ratios, bias norm: ST-PPO without a critic", ST),
     ("turn_geometric", "turn, geometric", "turn ratios alone", SYMMETRIC | TURN),
     ("turn_arithmetic", "turn, arithmetic", "the note's ratios alone", SPECIFIED),
+    ("turn_narrow", "turn, narrow", "geometric turn ratios alone, lower range .05", SO),
     ("turn_sqrt", "turn, range / √length", "turn ratios alone, .2 / √tokens", SYMMETRIC | TURN | SQRT),
     ("gspo_length", "GSPO, range / length", "sequence ratios, .2 / tokens", SYMMETRIC | SEQUENCE | LENGTH),
     ("sequence", "sequence", "sequence ratios, range .2 / tokens, target KL", BY_SEQUENCE),
     ("so_grpo_turn", "SO-GRPO, turns", "the second defaults: turn ratios, range .2 / √tokens, target KL", BY_TURN),
+    ("turn_middle", "turns, .1 and .4 / √length", "turn ratios, target KL, that range", BY_TURN | MIDDLE),
+    ("turn_of_tokens", "SO-GRPO, turns, mean over tokens", "loss_type grpo", BY_TURN | {"loss_type": "grpo"}),
 )
 _CRITIC: tuple[Row, ...] = (
     ("ppo", "PPO", "token ratios, token GAE", SYMMETRIC | PPO),
+    ("ppo_narrow", "PPO, narrow", "lower range .05", NARROW | PPO),
+    ("ppo_target", "PPO + target KL", "PPO and a target KL", SYMMETRIC | PPO | TARGET),
     ("turn_ppo", "Turn-PPO", "turn ratios, token GAE", SYMMETRIC | TURN | TOKEN_PPO),
     ("s_ppo", "S-PPO", "token ratios, token GAE, bias norm", SYMMETRIC | TOKEN | TOKEN_PPO | BIAS_NORM),
     ("st_ppo", "ST-PPO", "turn ratios, token GAE, bias norm", ST | TOKEN_PPO),
-    ("sequence_ppo", "SO-PPO, sequence", "turn advantages, sequence ratios, range .2 / tokens, target KL", BY_SEQUENCE),
+    (
+        "sequence_ppo",
+        "SO-PPO, sequence",
+        "turn advantages, sequence ratios, range .2 / tokens, target KL",
+        BY_SEQUENCE,
+    ),
     ("so_ppo_turn", "SO-PPO, turns", "the second defaults: turn advantages and ratios, range .2 / √tokens", BY_TURN),
 )
 _PENALIZED_CRITIC: tuple[Row, ...] = (
-    ("so_ppo", "SO-PPO", "the defaults: turn advantages and ratios, penalty, target KL", SYMMETRIC | TURN | TARGET),
     ("so_ppo_specified", "SO-PPO as specified", "the note's form, without our additions", SPECIFIED),
+    ("so_ppo_symmetric", "SO-PPO, geometric", "as specified, but geometric ratios", SYMMETRIC | TURN),
     ("so_ppo_first", "SO-PPO, first defaults", "turn ratios, penalty; lower range .05, target KL", SO | TARGET),
     ("so_ppo_fixed", "SO-PPO, narrow", "the first defaults without a target KL", SO),
+    ("so_ppo_token", "SO-PPO, narrow, token GAE", "GAE over tokens", SO | {"advantage_level": "token"}),
 )
-_CONTROLS = (
-    methods(
-        "trl",
-        (
-            ("grpo_narrow", "GRPO, narrow", "lower range .05", NARROW | {"loss_type": "grpo"}),
-            ("gspo_narrow", "GSPO, narrow", "lower range .05", NARROW | SEQUENCE),
-        ),
-        tuned=False,
-    )
-    | methods(
-        "so_grpo",
-        (
-            ("turn_narrow", "turn, narrow", "geometric turn ratios alone, lower range .05", SO),
-            ("turn_middle", "turns, .1 and .4 / √length", "range .1 and .4 / √tokens, target KL", BY_TURN | MIDDLE),
-            ("turn_of_tokens", "SO-GRPO, turns, mean over tokens", "loss_type grpo", BY_TURN | {"loss_type": "grpo"}),
-            ("grpo_target", "GRPO + target KL", "GRPO and a target KL", PLAIN | TARGET),
-        ),
-        tuned=False,
-    )
-    | methods(
-        "so_grpo",
-        (
-            ("so_grpo_symmetric", "SO-GRPO, geometric", "as specified, but geometric ratios", SYMMETRIC | TURN),
-            ("so_middle", "first defaults, .1 and .4 / √length", "the same with the penalty", BY_TURN | MIDDLE),
-        ),
-        PENALTY,
-        tuned=False,
-    )
-    | methods(
-        "so_grpo",
-        (("so_grpo_turn_gate", "SO-GRPO, narrow, turn gate", "gated by clipped turns", SO),),
-        Method(terms=(ClipPenalty(coef=3.0, gate="turn"),)),
-        tuned=False,
-    )
-    | methods(
-        "so_grpo",
-        (("kl_control_strong", "turn + strong plain KL", "no gate, higher coefficient", SO),),
-        STRONG_KL,
-        tuned=False,
-    )
-    | methods(
-        "so_ppo",
-        (
-            ("ppo_narrow", "PPO, narrow", "lower range .05", NARROW | PPO),
-            ("ppo_target", "PPO + target KL", "PPO and a target KL", SYMMETRIC | PPO | TARGET),
-        ),
-        tuned=False,
-    )
-    | methods(
-        "so_ppo",
-        (
-            ("so_ppo_symmetric", "SO-PPO, geometric", "as specified, but geometric ratios", SYMMETRIC | TURN),
-            ("so_ppo_token", "SO-PPO, narrow, token GAE", "GAE over tokens", SO | {"advantage_level": "token"}),
-        ),
-        PENALTY,
-        tuned=False,
-    )
+_GATES = (
+    (("kl_control", "turn + plain KL", "SO-GRPO, narrow, without a gate", SO), PLAIN_KL),
+    (("kl_control_strong", "turn + strong plain KL", "no gate, higher coefficient", SO), STRONG_KL),
+    (("so_grpo_turn_gate", "SO-GRPO, narrow, turn gate", "gated by clipped turns", SO), TURN_GATE),
 )
 
 _UNSCALED = {"scale_rewards": "none"}
@@ -257,7 +231,7 @@ _SOURCES: tuple[_Source, ...] = (
         "SeeUPO",
         "turn by turn, the last one first; turn ratios",
         "",
-        SYMMETRIC | {"target_kl": 0.0},
+        SYMMETRIC,
         {"trainer": "seeupo", "passes": "turns"},
     ),
     (
@@ -294,26 +268,23 @@ def _of_sources(sources: Iterable[_Source], **more: Any) -> dict[str, BenchmarkM
     """Methods whose pieces are those of `sorl_trl.methods.METHODS`, which the picture leaves out."""
     found = {}
     for name, title, text, published, settings, fields in sources:
-        method = PUBLISHED[published] if published else Method()
+        method = PUBLISHED[published] if published else NO_PIECES
         given = {"trainer": "so_grpo", "drawn": False, **more, **fields}
-        found[name] = BenchmarkMethod(title, description=text, settings=settings, method=method, **given)
+        found[name] = BenchmarkMethod(title, description=text, settings=UNSET | settings, method=method, **given)
     return found
 
 
 OTHERS = _of_sources(_SOURCES) | _of_sources(_ON_SEQUENCE, tuned=False)
 """Of other sources than SORL: each as its source has it, and as `so_…` on top of `sequence`."""
-_ALL = (
-    methods("trl", _TRL)
-    | methods("so_grpo", _PENALIZED, PENALTY)
-    | methods("so_grpo", _RATIOS)
-    | methods("so_grpo", [("kl_control", "turn + plain KL", "SO-GRPO, narrow, without a gate", SO)], PLAIN_KL)
-    | methods("so_ppo", _CRITIC)
-    | methods("so_ppo", _PENALIZED_CRITIC, PENALTY)
-    | _CONTROLS
-    | OTHERS
-)
-METHODS = dict(sorted(_ALL.items(), key=lambda item: item[1].family))
-"""Name to method, those without a critic first."""
+_DEFAULTS = {
+    "so_grpo": BenchmarkMethod("SO-GRPO", "so_grpo", "what `SOGRPOConfig()` trains", {}, PUBLISHED["so_grpo"]),
+    "so_ppo": BenchmarkMethod("SO-PPO", "so_ppo", "what `SOPPOConfig()` trains", {}, PUBLISHED["so_ppo"]),
+}
+_ALL = _DEFAULTS | methods("trl", _TRL) | methods("so_grpo", _PENALIZED, PENALTY) | methods("so_grpo", _RATIOS)
+_ALL |= {name: method for row, pieces in _GATES for name, method in methods("so_grpo", [row], pieces).items()}
+_ALL |= methods("so_ppo", _CRITIC) | methods("so_ppo", _PENALIZED_CRITIC, PENALTY) | OTHERS
+METHODS = dict(sorted(_ALL.items(), key=lambda item: (item[1].family, item[0] != item[1].family)))
+"""Name to method, those without a critic first, and each family's baseline before the others."""
 OF_QUESTIONS = ("igpo", "void", "so_igpo", "so_void")
 """What hunts have no use for: they have no answers and no `SearchRollout`."""
 IN_TIME = tuple(name for name, method in METHODS.items() if method.passes == "turns")

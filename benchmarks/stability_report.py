@@ -39,17 +39,17 @@ HEADER = """# Does it hold? Many short runs under stress
 Written by `python -m benchmarks.stability`. Rows whose runs are not in `runs/stability/` are those of earlier runs.
 `stability.json` has every row with its seeds, intervals, KL, gradient norms, ratios and differences to GRPO or PPO.
 
-**Final EM** of a run is the mean sampled exact match over the evaluations after its last five rollouts, on a world that
-nobody trained on. Cells are means over seeds with 95 % percentile bootstrap intervals ({resamples:,} resamples; over so
-few seeds too narrow rather than too wide), and how many runs collapsed.
+**Final EM** of a run is the mean sampled exact match over the evaluations after its last five rollouts, on a world
+that nobody trained on. Cells are means over seeds with 95 % percentile bootstrap intervals ({resamples:,} resamples;
+over so few seeds too narrow rather than too wide), and how many runs collapsed.
 
 **A run has collapsed** if its final EM is below that of the policy it started from, or below half of its own best
 evaluation. A run that died, of weights that are not numbers, has collapsed with an EM of 0. This was fixed before any
 run. The start was evaluated once, on 200 questions (standard error about .03).
 
 **¹ and ²** mark rows of the first two versions of this benchmark, whose evaluations draw other random numbers: they
-compare with each other, not with rows of the third. {methods} methods and as many chances: one comparison in twenty has
-a p below .05 by chance.
+compare with each other, not with rows of the third. With {methods} methods, one comparison in twenty has an interval
+without 0 by chance.
 
 **Seeds** {choosing} chose all settings and learning rates, and enter no result. Seeds {judging} chose no setting of a
 method; but that `sequence` is what held best was seen with their runs in view, so that for this they are no test."""
@@ -71,9 +71,7 @@ def choose(runs: Sequence[Run], rows: Iterable[Row]) -> dict[tuple[str, str], fl
 
 
 def make_rows(records: Iterable[Record], earlier: Sequence[Row]) -> list[Row]:
-    """The rows of `records`, each with its differences, and those `earlier` ones that had other seeds or that no record
-    is of.
-    """
+    """The rows of `records` and, where they do not have all its seeds, the `earlier` one; each with its differences."""
     runs = sorted(map(Run, records), key=lambda run: run.seed)
     judging: dict[tuple[str, str, float], list[Run]] = {}
     for run in runs:
@@ -139,7 +137,10 @@ def table(rows: Sequence[Row], as_text: Callable[[Row], str]) -> str:
 
 def report(rows: Sequence[Row]) -> str:
     """`stability.md`."""
-    seeds = {"choosing": " and ".join(map(str, CHOOSING_SEEDS)), "judging": f"{JUDGING_SEEDS[0]} to {JUDGING_SEEDS[-1]}"}
+    seeds = {
+        "choosing": " and ".join(map(str, CHOOSING_SEEDS)),
+        "judging": f"{JUDGING_SEEDS[0]} to {JUDGING_SEEDS[-1]}",
+    }
     blocks = [HEADER.format(resamples=RESAMPLES, methods=len({row["method"] for row in rows}), **seeds)]
     blocks += ["## At the common learning rate", "![Where every run ended](stability.png)"]
     common, own = ([row for row in rows if row["tuned"] == tuned] for tuned in (False, True))

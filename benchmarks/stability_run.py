@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from sorl_trl.experimental import GroupRefillConfig, GroupRefillTrainer, SeeUPOConfig, SeeUPOTrainer
 from transformers import AutoTokenizer, GenerationConfig, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
@@ -21,7 +22,6 @@ from benchmarks.stability_methods import GROUP, METHODS, PPO_SETTINGS, Benchmark
 from benchmarks.stability_statistics import LAST
 from benchmarks.worlds.world import POLICY, BenchmarkWorld, Examination
 from sorl_trl import InformationGain, SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
-from sorl_trl.experimental import GroupRefillConfig, GroupRefillTrainer, SeeUPOConfig, SeeUPOTrainer
 from sorl_trl.ops import importance_ratio, is_outside, kl_to_old, turn_ids_from_mask
 from sorl_trl.qa import REWARDS
 from sorl_trl.trainers.cycle.generation_cycle import GenerationCycle
@@ -70,10 +70,7 @@ def settings_of(job: Job) -> str:
 
 def own_settings(method: BenchmarkMethod) -> dict[str, Any]:
     """The fields of its trainer's config that are not the regime's."""
-    shared = PPO_SETTINGS if method.family == "ppo" else {"num_generations": GROUP}
-    # What a trainer of ours does unless told otherwise is told otherwise.
-    plain = {} if method.trainer == "trl" else {"target_kl": 0.0, "clip_range_scaling": "none"}
-    return shared | plain | method.settings
+    return (PPO_SETTINGS if method.family == "ppo" else {"num_generations": GROUP}) | method.settings
 
 
 class MeasuredGRPOTrainer(GRPOTrainer):

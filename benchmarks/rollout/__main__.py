@@ -1,8 +1,7 @@
 """What a rollout costs: TRL's loop over tools, lock-step, and engines that keep what they have read, on one workload.
 
     python -m benchmarks.rollout                                  # the grid: hours on two cores
-    python -m benchmarks.rollout --quickstart runs/quickstart     # and the rollout of a quickstart that has run
-    .venv-vllm/bin/python -m benchmarks.rollout --go-on --engines vllm_colocate      # with what `make test-vllm` made
+    python -m benchmarks.rollout --go-on                          # what is not in the files yet
 
 - `trl_loop`: `trl.GRPOTrainer` with a tool. All rows generate with `model.generate` from their whole context, in every
   turn, and when all have ended their turn, they search one after the other.
@@ -11,10 +10,9 @@
   take part in no step.
 - `slots_event`: the same engine as it is meant to be used. No row waits for another: each searches when it has ended
   its turn, and what is found rejoins after `rejoin_after` polls.
-- `vllm_colocate`: vLLM in this process, likewise.
 
-`benchmarks.rollout_world` says how the turns, observations and searches are drawn, which are the same for all engines.
-Each cell runs in a process of its own on one thread. Of the rollout alone it measures
+`benchmarks.rollout.script` says how turns, observations and searches are drawn, which are the same for all engines. Each
+cell runs in a process of its own on one thread. Of the rollout alone it measures
 
 - `cpu_seconds` and `wall_seconds`;
 - `prefilled_over_needed`: tokens of contexts that went through the model, over those that must if each token of a
@@ -23,8 +21,8 @@ Each cell runs in a process of its own on one thread. Of the rollout alone it me
 - `waiting_seconds`: in which something was being searched for and nothing generated;
 - `peak_memory_mb`: by how much the process grew at its peak.
 
-Writes `benchmarks/results/rollout.json` and `rollout.md`, after each cell anew. An engine that cannot run here is left
-out, and the table says why.
+Writes `benchmarks/results/rollout.json` and `rollout.md`, after each cell anew. Rows of `vllm_colocate`, vLLM in the
+same process, are of an earlier version.
 """
 
 from __future__ import annotations
@@ -38,19 +36,17 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
-from importlib.util import find_spec
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from benchmarks.rollout_engines import ENGINES, measure
-from benchmarks.rollout_quickstart import measure_quickstart
-from benchmarks.rollout_table import format_result
-from benchmarks.rollout_world import Cell
+from benchmarks.rollout.engines import ENGINES, measure
+from benchmarks.rollout.script import Cell
+from benchmarks.rollout.table import format_result
 from sorl_trl.command_line import Parser, UserMistake, at_least, run_command
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(__file__).parents[1] / "results"
 ROWS = (16, 64, 128)
 TURN_TOKENS = ("10-150", "100-500")
 SEARCH_MS = (0.0, 50.0, 500.0)
@@ -90,7 +86,7 @@ def span(text: str) -> tuple[int, int]:
 def run(plan: Plan, result: dict[str, Any]) -> None:
     """Measure what `result` has not got, and write it after each cell."""
     for cell, engine in product(plan.cells, plan.engines):
-        if engine in result["left_out"] or is_measured(result["rows"], engine, cell):
+        if is_measured(result["rows"], engine, cell):
             continue
         print(f"{engine:>15} {asdict(cell)}", flush=True)
         result["rows"].append(in_a_process(engine, cell))
@@ -126,8 +122,6 @@ def empty_result() -> dict[str, Any]:
     return {
         "rows": [],
         "rejoin_after": [],
-        "left_out": left_out(),
-        "quickstart": None,
         "environment": {
             "python": platform.python_version(),
             "machine": platform.machine(),
@@ -135,11 +129,6 @@ def empty_result() -> dict[str, Any]:
             **{name: version(name) for name in ("torch", "transformers", "trl")},
         },
     }
-
-
-def left_out() -> dict[str, str]:
-    """The engines that cannot run here, and why."""
-    return {} if find_spec("vllm") else {"vllm_colocate": "vLLM is not installed"}
 
 
 def parse_arguments(words: Sequence[str] | None) -> Any:
@@ -151,8 +140,6 @@ def parse_arguments(words: Sequence[str] | None) -> Any:
     parser.add_argument("--rejoin-after", type=at_least(0), nargs="*", default=REJOIN, help="default: %(default)s")
     parser.add_argument("--grid-alone", action="store_true", help="leave out the cells with larger models")
     parser.add_argument("--go-on", action="store_true", help="keep what the files of an earlier run hold")
-    parser.add_argument("--quickstart", type=Path, help="folder of a quickstart: measure the rollout of its policy")
-    parser.add_argument("--rounds", type=at_least(1), default=5, help="of that rollout (default: %(default)s)")
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the two files (default: %(default)s)")
     return parser.parse_args(words)
 
@@ -161,11 +148,9 @@ def main(words: Sequence[str] | None = None) -> None:
     arguments = parse_arguments(words)
     result = empty_result()
     if arguments.go_on and (earlier := arguments.output / "rollout.json").is_file():
-        result |= {key: json.loads(earlier.read_text())[key] for key in ("rows", "rejoin_after", "quickstart")}
+        result |= {key: json.loads(earlier.read_text())[key] for key in ("rows", "rejoin_after")}
     cells = tuple(grid(arguments.rows, arguments.turn_tokens, arguments.search_ms))
     cells += () if arguments.grid_alone else LARGER
-    if arguments.quickstart:
-        result["quickstart"] = measure_quickstart(arguments.quickstart, arguments.rounds)
     run(Plan(cells, tuple(arguments.engines), tuple(arguments.rejoin_after), arguments.output), result)
     write(result, arguments.output)
     print(format_result(result))

@@ -1,8 +1,8 @@
 """A picture of one scripted rollout, in lock-step and event-driven: what search latency costs.
 
-    python -m benchmarks.rollout_picture
+    python -m benchmarks.rollout.picture
 
-64 rows with turns of 10 to 150 tokens, and searches of half a second on average, as `benchmarks.rollout_world` says;
+64 rows with turns of 10 to 150 tokens, and searches of half a second on average, as `benchmarks.rollout.script` says;
 event-driven with a small and with a large `rejoin_after`.
 Writes `benchmarks/results/rollout.png`.
 """
@@ -15,14 +15,14 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.rollout_engines import COLLECTED, Collected, Setting
-from benchmarks.rollout_world import Cell, Script, ScriptedSearch
+from benchmarks.rollout.engines import COLLECTED, Collected, Setting
+from benchmarks.rollout.script import Cell, Script, ScriptedSearch
 from sorl_trl.command_line import Parser, at_least, run_command
 from sorl_trl.diagnostics.rollout_picture import draw_rollouts
 from sorl_trl.diagnostics.rollout_times import RolloutTimes
 from sorl_trl.records.rollout_times import rollout_times
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(__file__).parents[1] / "results"
 
 
 def times_of(engine: str, cell: Cell, rejoin_after: int) -> RolloutTimes:

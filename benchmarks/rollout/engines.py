@@ -17,8 +17,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 from transformers import GenerationConfig
 
-from benchmarks.rollout_trl import trl_loop
-from benchmarks.rollout_world import PROTOCOL, Cell, Interval, Script, ScriptedSearch, build_model
+from benchmarks.rollout.script import PROTOCOL, Cell, Interval, Script, ScriptedSearch, build_model
+from benchmarks.rollout.trl_loop import trl_loop
 from sorl_trl.rollout import (
     Collector,
     Engine,
@@ -164,14 +164,7 @@ def slots_event(model: Any, script: Script, config: GenerationConfig) -> Engine:
     return SlotEngine(model, TurnEnd(script.tokenizer, (), [script.tokenizer.eos_token_id]), config)
 
 
-def vllm_colocate(model: Any, script: Script, config: GenerationConfig) -> Engine:
-    """Likewise."""
-    from benchmarks.rollout_vllm import build_engine
-
-    return build_engine(model, script)
-
-
-COLLECTED = {engine.__name__: engine for engine in (lockstep, slots_lockstep, slots_event, vllm_colocate)}
+COLLECTED = {engine.__name__: engine for engine in (lockstep, slots_lockstep, slots_event)}
 ENGINES: dict[str, Callable[[Setting], Rollout]] = {
     "trl_loop": trl_loop,
     **{name: partial(Collected, build=build) for name, build in COLLECTED.items()},

@@ -1,4 +1,4 @@
-"""TRL's own loop over tools, on the script of `benchmarks.rollout_world`.
+"""TRL's own loop over tools, on the script of `benchmarks.rollout.script`.
 
 What runs is `trl.GRPOTrainer`: its loop, its `model.generate`, its parsing of calls, its tools one after the other.
 Scripted are what comes in (prompts and observations are token ids already) and where turns end.
@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import LlamaForCausalLM, StoppingCriteria, StoppingCriteriaList
 
-from benchmarks.rollout_world import Interval, Script, build_model, query, row_and_turn, tool_call
+from benchmarks.rollout.script import Interval, Script, build_model, query, row_and_turn, tool_call
 
 if TYPE_CHECKING:
-    from benchmarks.rollout_engines import Setting, Work
+    from benchmarks.rollout.engines import Setting, Work
 
 
 class ScriptedLlama(LlamaForCausalLM):
@@ -70,7 +70,7 @@ class _Limits(StoppingCriteria):
 
 def trl_loop(setting: Setting) -> Callable[[], Work]:
     """TRL's way: all rows generate from their whole context, then their tools are called one after the other."""
-    from benchmarks.rollout_engines import Work
+    from benchmarks.rollout.engines import Work
 
     script = setting.script
     model = build_model(setting.cell, script.tokenizer, ScriptedLlama)

@@ -2,7 +2,7 @@
 
     python -m benchmarks.search
 
-Over 100,000 invented passages (`benchmarks.search_world` says how they are made), the best 3 per query:
+Over 100,000 invented passages (`benchmarks.search.world` says how they are made), the best 3 per query:
 
 - the embedded engine and tantivy, as `search_batch` gives passages, against two that give only numbers of passages:
   `bm25s.retrieve` as it comes, over the very same index, and SQLite's FTS5. All get the query as text and cut it into
@@ -30,13 +30,13 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.search_engines import EMBEDDED, STOCK, Engine, K, build_engines
-from benchmarks.search_server import THREADS, ask_at_once, cpu_seconds, served
-from benchmarks.search_world import KINDS, World
+from benchmarks.search.engines import EMBEDDED, STOCK, Engine, K, build_engines
+from benchmarks.search.server import THREADS, ask_at_once, cpu_seconds, served
+from benchmarks.search.world import KINDS, World
 from sorl_trl.command_line import Parser, at_least, run_command
 from sorl_trl.search import CoalescingSearch, HTTPSearch, SearchBackend, write_corpus
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(__file__).parents[1] / "results"
 PER_ROUND = 255
 """Queries in a batch, and asked one by one, of each round: their postings are more than the nearer caches hold."""
 LEAST_CPU_S = 0.2
