@@ -71,7 +71,7 @@ def choose(runs: Sequence[Run], rows: Iterable[Row]) -> dict[tuple[str, str], fl
 
 
 def make_rows(records: Iterable[Record], earlier: Sequence[Row]) -> list[Row]:
-    """The rows of `records` and, where they do not have all its seeds, the `earlier` one; each with its differences."""
+    """The rows of `records` and, where they lack one of its seeds, the `earlier` one; each with its differences."""
     runs = sorted(map(Run, records), key=lambda run: run.seed)
     judging: dict[tuple[str, str, float], list[Run]] = {}
     for run in runs:
