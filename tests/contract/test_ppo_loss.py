@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from sorl_trl import SOPPOTrainer
+from sorl_trl.methods import Method
 from sorl_trl.trainers.critic.model import ValuesBesideLogps
 from tests.critics import BATCH_SIZE, rollout_batch
 from tests.losses import gradient
@@ -22,10 +23,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "PPO": {
         "importance_sampling_level": "token",
         "advantage_level": "token",
-        "clip_normalization": "none",
+        "method": Method(),
         "loss_type": "bnpo",
     },
-    "Turn-PPO": {"advantage_level": "token", "clip_normalization": "none", "loss_type": "grpo"},
+    "Turn-PPO": {"advantage_level": "token", "method": Method(), "loss_type": "grpo"},
     "SO-PPO": {},
     "SO-PPO arithmetic": {"turn_ratio": "arithmetic"},
     "SO-PPO at token level": {"advantage_level": "token"},

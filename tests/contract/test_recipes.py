@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from sorl_trl import SeeUPOTrainer, SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
+from sorl_trl.methods import Method
 from sorl_trl.recipe import Arguments, parse_arguments
 from sorl_trl.sandbox import THINKING_LIMITS
 from sorl_trl.trainers.checks.inert import inert_warning
@@ -22,7 +23,7 @@ SO_GRPO = {
     "clip_range_scaling_in_use": "length",
     "target_kl": 0.005,
     "importance_sampling_level": "sequence",
-    "clip_normalization": "none",
+    "method": Method(),
     "loss_type": "grpo",
 }
 TURNS = SO_GRPO | {
@@ -51,7 +52,7 @@ PPO = {
 }
 BASELINE = {
     "target_kl": 0.0,
-    "clip_normalization": "none",
+    "method": Method(),
     "loss_type": "grpo",
     "epsilon": 0.2,
     "epsilon_high": None,
@@ -97,8 +98,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "so_ppo_lora": SO_PPO,
     "so_ppo_specified": SO_PPO | SPECIFIED,
     "so_ppo_qwen2.5_7b_lora": SO_PPO,
-    "ppo": PPO | {"importance_sampling_level": "token", "clip_normalization": "none", "loss_type": "bnpo"},
-    "turn_ppo": PPO | {"importance_sampling_level": "turn", "turn_ratio": "geometric", "clip_normalization": "none"},
+    "ppo": PPO | {"importance_sampling_level": "token", "method": Method(), "loss_type": "bnpo"},
+    "turn_ppo": PPO | {"importance_sampling_level": "turn", "turn_ratio": "geometric", "method": Method()},
     "s_ppo": PPO | {"importance_sampling_level": "token", "clip_normalization": "bias_norm"},
     "st_ppo": PPO
     | {"importance_sampling_level": "turn", "turn_ratio": "geometric", "clip_normalization": "bias_norm"},
@@ -114,7 +115,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "starpo_s": PPO
     | {
         "importance_sampling_level": "token",
-        "clip_normalization": "none",
+        "method": Method(),
         "loss_type": "dapo",
         "epsilon_high": 0.28,
         "num_generations": 8,

@@ -44,7 +44,7 @@ def test_two_problems_of_one_config_with_their_lines(tmp_path: Path) -> None:
     [
         # A field, a rule over several fields, and TRL's own.
         (
-            {"ctn_coef": -1.0, "turn_boundary": "tags", "turn_boundary_tags": [""], "auto_find_batch_size": True},
+            {"ctn_coef": -1.0, "turn_boundary_tags": ["</think>"], "turn_boundary_tags": [""], "auto_find_batch_size": True},
             ["ctn_coef", "turn_boundary_tags", "auto_find_batch_size"],
         ),
         # Two of TRL's, which its constructor raises one at a time, and one of transformers'.
@@ -75,7 +75,7 @@ def test_two_problems_of_one_config_with_their_lines(tmp_path: Path) -> None:
                 "max_turns": -1,
                 "search_engine": "faiss",
                 "rewards": ["turn_format", "tests"],
-                "turn_boundary": "tags",
+                "turn_boundary_tags": ["</think>"],
                 "max_completion_length": 0,
             },
             ["rewards", "max_turns", "protocol", "search_engine", "max_completion_length", "rewards"],
@@ -123,7 +123,7 @@ def test_what_is_refused_is_mended_for_the_other_checks(tmp_path: Path) -> None:
         {"log_completions_hub_repo": "me/it", "auto_find_batch_size": True},
         {**PPO, "critic": "model", "critic_trunk_gradient": True, "kl_in_reward": True},
         {"max_completion_length": 0},
-        {"turn_boundary": "tags", "rewards": ["turn_format"]},
+        {"turn_boundary_tags": ["</think>"], "rewards": ["turn_format"]},
     ],
     ids=str,
 )

@@ -16,7 +16,7 @@ CASES = {
     "value": Case({"target_kl": -1.0}, "arguments", "`target_kl` is -1.0", "target_kl"),
     "two groups": Case({"search_top_k": 0}, "arguments", "`search_top_k` is 0", "search_top_k"),
     "reward per turn": Case(
-        {"turn_boundary": "tags", "rewards": ["turn_format"]}, "arguments", "`rewards` has 'turn_format'", "rewards"
+        {"turn_boundary_tags": ["</think>"], "rewards": ["turn_format"]}, "arguments", "`rewards` has 'turn_format'", "rewards"
     ),
     "no effect": Case(
         {**PPO, "scale_rewards": "batch"}, "arguments", "has no effect", "scale_rewards", level="warning"
@@ -26,7 +26,7 @@ CASES = {
         {**SEEUPO, "num_iterations": 2}, "arguments", "`num_iterations` is 2, but must be 3", "num_iterations: 3"
     ),
     "tags with SeeUPO": Case(
-        {**SEEUPO, "turn_boundary": "tags"},
+        {**SEEUPO, "turn_boundary_tags": ["</think>"]},
         "arguments",
         "`turn_boundary` is 'tags', but must be 'recorded'",
         "turn_boundary: recorded",

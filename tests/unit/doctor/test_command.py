@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from sorl_trl.command_line import run_command
+from sorl_trl.methods import Method
 from sorl_trl.doctor import Finding, format_findings
 from sorl_trl.doctor.__main__ import main
 from tests.unit.doctor.recipes import write_recipe
@@ -30,7 +31,7 @@ def test_a_process_of_its_own(tmp_path: Path) -> None:
 
 
 def test_a_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    recipe = write_recipe(tmp_path, num_iterations=8, clip_normalization="none", target_kl=0)
+    recipe = write_recipe(tmp_path, num_iterations=8, method=Method(), target_kl=0)
     assert main(["--config", str(recipe)]) == 0
     shown = capsys.readouterr().out.splitlines()
     assert shown[0].startswith("warning  method     16 updates per rollout")

@@ -19,7 +19,7 @@ CASES = {
         level="warning",
     ),
     "many updates": Case(
-        {"clip_normalization": "none", "target_kl": 0, "num_iterations": 8},
+        {"method": Method(), "target_kl": 0, "num_iterations": 8},
         "method",
         "16 updates per rollout without",
         "target_kl: 0.005",
