@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from sorl_trl.experimental import GroupRefillConfig, GroupRefillTrainer, SeeUPOConfig, SeeUPOTrainer
 from transformers import AutoTokenizer, GenerationConfig, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
@@ -117,9 +116,18 @@ TRAINERS: dict[str, tuple[Any, Any]] = {
     "trl": (MeasuredGRPOTrainer, GRPOConfig),
     "so_grpo": (SOGRPOTrainer, SOGRPOConfig),
     "so_ppo": (SOPPOTrainer, SOPPOConfig),
-    "seeupo": (SeeUPOTrainer, SeeUPOConfig),
-    "group_refill": (GroupRefillTrainer, GroupRefillConfig),
 }
+
+
+def classes_of(trainer: str) -> tuple[Any, Any]:
+    """A trainer and its config; the experimental ones are loaded where they are used."""
+    if trainer in TRAINERS:
+        return TRAINERS[trainer]
+    from sorl_trl import experimental
+
+    if trainer == "seeupo":
+        return experimental.SeeUPOTrainer, experimental.SeeUPOConfig
+    return experimental.GroupRefillTrainer, experimental.GroupRefillConfig
 
 
 def prepare(world: BenchmarkWorld, seed: int, folder: Path) -> Path:
@@ -161,7 +169,7 @@ class Examiner(TrainerCallback):
 def build_trainer(job: Job, folder: Path, output: Path) -> Any:
     """The trainer of a job, ready to train in the world that `prepare` made in `folder`."""
     regime, method = regime_of(job), METHODS[job.method]
-    trainer_class, config_class = TRAINERS[method.trainer]
+    trainer_class, config_class = classes_of(method.trainer)
     is_trl = method.trainer == "trl"
     config = config_class(
         output_dir=str(output),

@@ -11,8 +11,8 @@
 - `slots_event`: the same engine as it is meant to be used. No row waits for another: each searches when it has ended
   its turn, and what is found rejoins after `rejoin_after` polls.
 
-`benchmarks.rollout.script` says how turns, observations and searches are drawn: the same ones for all engines. Each cell
-runs in a process of its own on one thread. Of the rollout alone it measures
+`benchmarks.rollout.script` says how turns, observations and searches are drawn: the same ones for all engines. Each
+cell runs in a process of its own on one thread. Of the rollout alone it measures
 
 - `cpu_seconds` and `wall_seconds`;
 - `prefilled_over_needed`: tokens of contexts that went through the model, over those that must if each token of a
