@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,7 @@ COMPOSED: dict[str, tuple[Method, dict[str, Any]]] = {
 def test_gradients_do_not_depend_on_micro_batches(
     tmp_path: Path, tokenizer: Any, name: str, split: tuple[int, int]
 ) -> None:
-    """Two SGD steps in float64 over the same eight trajectories: as one micro-batch, or as several accumulated ones."""
+    """Two SGD steps in float64 over the same eight trajectories: as one micro-batch, or as several."""
     method, fields = COMPOSED[name]
     weights = []
     for batch_size, accumulation in ((8, 1), split):
@@ -166,7 +167,7 @@ class TestInformationGain:
             starts = [turn_ids.index(turn) for turn in range(max(turn_ids) + 1)]
             scores = [self.score(trainer, [*prompt, *completion[:start], *answer]) for start in starts]
             found = seen[0].turn_rewards[row, : len(starts) - 1].tolist()
-            expected = [2.0 * (after - before) for before, after in zip(scores, scores[1:], strict=False)]
+            expected = [2.0 * (after - before) for before, after in pairwise(scores)]
             assert found == pytest.approx(expected, abs=1e-5)
             assert seen[0].has_turn_reward[row].tolist()[: len(starts)] == [True] * (len(starts) - 1) + [False]
         assert trainer._metrics["train"]["information_gain/missing"] == [0.0]
@@ -207,7 +208,7 @@ def test_recorded_turns_and_runs_of_the_mask_agree(tmp_path: Path, tokenizer: An
             if self.record:
                 turns, runs = [], [[0, *row] for row in output["env_mask"]]
                 for row in runs:
-                    starts = [int(now and not before) for before, now in zip(row, row[1:], strict=False)]
+                    starts = [int(now and not before) for before, now in pairwise(row)]
                     count = [sum(starts[: i + 1]) - 1 for i in range(len(starts))]
                     turns.append([k if kept else -1 for k, kept in zip(count, row[1:], strict=True)])
                 output["turn_ids"] = turns

@@ -44,7 +44,12 @@ def test_two_problems_of_one_config_with_their_lines(tmp_path: Path) -> None:
     [
         # A field, a rule over several fields, and TRL's own.
         (
-            {"ctn_coef": -1.0, "turn_boundary_tags": ["</think>"], "turn_boundary_tags": [""], "auto_find_batch_size": True},
+            {
+                "ctn_coef": -1.0,
+                "turn_boundary_tags": ["</think>"],
+                "turn_boundary_tags": [""],
+                "auto_find_batch_size": True,
+            },
             ["ctn_coef", "turn_boundary_tags", "auto_find_batch_size"],
         ),
         # Two of TRL's, which its constructor raises one at a time, and one of transformers'.

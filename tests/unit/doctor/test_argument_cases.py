@@ -16,7 +16,10 @@ CASES = {
     "value": Case({"target_kl": -1.0}, "arguments", "`target_kl` is -1.0", "target_kl"),
     "two groups": Case({"search_top_k": 0}, "arguments", "`search_top_k` is 0", "search_top_k"),
     "reward per turn": Case(
-        {"turn_boundary_tags": ["</think>"], "rewards": ["turn_format"]}, "arguments", "`rewards` has 'turn_format'", "rewards"
+        {"turn_boundary_tags": ["</think>"], "rewards": ["turn_format"]},
+        "arguments",
+        "`rewards` has 'turn_format'",
+        "rewards",
     ),
     "no effect": Case(
         {**PPO, "scale_rewards": "batch"}, "arguments", "has no effect", "scale_rewards", level="warning"

@@ -165,7 +165,7 @@ class TestParsing:
             method_from(value)
 
     def test_a_piece_must_be_a_function(self) -> None:
-        with pytest.raises(ValueError, match="`keep` is .*, but must be a tuple"):
+        with pytest.raises(ValueError, match=r"`keep` is .*, but must be a tuple"):
             Method(keep=TopK())  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="`surrogate` has 3, but must be a function"):
             Method(surrogate=3)  # type: ignore[arg-type]
