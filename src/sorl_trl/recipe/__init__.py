@@ -1,4 +1,4 @@
-"""A recipe: its arguments, and the trainer that is built of them. `train.py` and the doctor read recipes with it."""
+"""A recipe: its arguments, and the trainer that is built of them. `train.py` reads recipes with it."""
 
 from sorl_trl.recipe.arguments import Arguments, TaskArguments, TrainerArguments, argument_groups, parse_arguments
 from sorl_trl.recipe.build import build_rollout, build_trainer, load_prompts
