@@ -10,7 +10,7 @@ from itertools import islice
 from signal import Signals
 
 from sorl_trl.command_line import UserMistake, mistakes, read_config, refuse
-from sorl_trl.recipe.shipped import CONFIGS
+from sorl_trl.shipped import CONFIGS
 
 MODULE = "sorl_trl.cli.train"
 SHARED = frozenset({"-h", "--help", "--gradient_accumulation_steps", "--gradient-accumulation-steps"})

@@ -10,7 +10,7 @@ from importlib import import_module
 from importlib.metadata import version
 
 from sorl_trl.command_line import Parser, UserMistake, run_command
-from sorl_trl.recipe.shipped import CONFIGS, RECIPES, Shipped
+from sorl_trl.shipped import CONFIGS, RECIPES, Shipped
 
 COMMANDS = {
     "quickstart": ("sorl_trl.cli.quickstart:main", "train a tiny agent, offline, in minutes"),

@@ -247,7 +247,7 @@ CHECKS = (_unfinished, _not_finite, _fallen, _risen, _no_gradient, _entropy, _in
 
 def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = Parser(
-        prog="python -m sorl_trl.diagnostics.report",
+        prog="sorl report",
         description="Curves and figures of training runs, side by side, as a PNG and as one HTML page.",
         epilog="A run that is still training can be read once it has saved a checkpoint.",
     )

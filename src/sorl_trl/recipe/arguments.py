@@ -17,10 +17,10 @@ from sorl_trl.command_line import mistakes, parse_dataclasses, read_config, take
 from sorl_trl.diagnostics.collapse_guard import ACTIONS
 from sorl_trl.experimental import GroupRefillTrainer, SeeUPOTrainer
 from sorl_trl.methods import METHODS, SETTINGS, method_from
-from sorl_trl.recipe.shipped import RECIPES
 from sorl_trl.rollout import EngineOptions, RolloutArguments
 from sorl_trl.search import SearchArguments
 from sorl_trl.search.arguments import SOURCES
+from sorl_trl.shipped import RECIPES
 from sorl_trl.trainers import SOGRPOTrainer, SOPPOTrainer
 from sorl_trl.trainers.base import TurnLevelTrainer
 from sorl_trl.trainers.config import TurnLevelConfig

@@ -13,11 +13,11 @@ from sorl_trl import qa
 from sorl_trl.command_line import check_checkpoint, mistakes
 from sorl_trl.diagnostics import CollapseGuard, TurnProgressCallback
 from sorl_trl.recipe.arguments import INFORMATION_GAIN, Arguments
-from sorl_trl.trainers.turns.information_gain import InformationGain
 from sorl_trl.rollout import Collector, RolloutArguments
 from sorl_trl.search import NoSearch
 from sorl_trl.trainers import SearchRollout
 from sorl_trl.trainers.base import TurnLevelTrainer
+from sorl_trl.trainers.turns.information_gain import InformationGain
 
 
 def load_prompts(arguments: Arguments) -> tuple[Dataset, Dataset | None]:

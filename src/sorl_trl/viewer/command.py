@@ -106,7 +106,7 @@ def _check(output: Path, limit: int, megabytes: int) -> None:
 
 def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = Parser(
-        prog="python -m sorl_trl.viewer",
+        prog="sorl view",
         description="The trajectories of an evaluation or of a training run as one HTML page, to filter and to read.",
     )
     parser.add_argument("run", type=Path, help="`--output` of evaluate.py, or `output_dir` of training with dumps")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sorl_trl.command_line import UserMistake
 
-PACKAGE = Path(__file__).parents[1]
+PACKAGE = Path(__file__).parent
 
 
 @dataclass(frozen=True)
