@@ -25,7 +25,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from benchmarks.stability_report import lines_of_table
 from sorl_trl.command_line import Parser, run_command
 from sorl_trl.ops import is_outside, scaled_clip_range
-from sorl_trl.ops.clip_range import LONGEST
+from sorl_trl.ops.importance import LONGEST
 
 TABLE = Path(__file__).parent / "results/ratio_rounding.md"
 LENGTHS = (16, 64, 256, 1024)

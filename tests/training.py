@@ -42,7 +42,7 @@ def settings(output_dir: Path, **overrides: Any) -> dict[str, Any]:
 
 def train(trainer_class: Any, config_class: Any, tokenizer: Any, **arguments: Any) -> Any:
     """Train on fixed trajectories; what is not a field of the config goes to the trainer."""
-    to_trainer = {name: arguments.pop(name) for name in ("peft_config",) if name in arguments}
+    to_trainer = {name: arguments.pop(name) for name in ("peft_config", "method") if name in arguments}
     rollout = arguments.pop("rollout_func", None) or FixedRollout()
     model = arguments.pop("model", None) or saved_policy(Path(arguments["output_dir"]))
     trainer = trainer_class(

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sorl_trl.methods import Method
     from sorl_trl.trainers import (
         AgentRollout,
+        InformationGain,
         SearchRollout,
-        SeeUPOConfig,
-        SeeUPOTrainer,
         SOGRPOConfig,
         SOGRPOTrainer,
         SOPPOConfig,
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AgentRollout",
+    "InformationGain",
+    "Method",
     "SOGRPOConfig",
     "SOGRPOTrainer",
     "SOPPOConfig",
     "SOPPOTrainer",
     "SearchRollout",
-    "SeeUPOConfig",
-    "SeeUPOTrainer",
     "answer_in_messages",
     "load_critic",
     "search_tool",
@@ -36,6 +36,10 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     # TRL takes seconds to import; `sorl_trl.ops` or `sorl_trl.search` alone must not pay for it.
+    if name == "Method":
+        from sorl_trl.methods import Method
+
+        return Method
     if name in __all__:
         from sorl_trl import trainers
 

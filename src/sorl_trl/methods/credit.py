@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from torch import Tensor
 
-from sorl_trl.checks import NOT_NEGATIVE, check_number
+from sorl_trl.checks import NOT_NEGATIVE, check_fields
 from sorl_trl.methods.data import ScoredRollout
 from sorl_trl.ops import (
     group_turn_advantages,
@@ -58,10 +59,10 @@ class GiGPO:
     A step is compared with the steps of its group that start in the same state.
     """
 
-    coef: float = 1.0
+    coef: Annotated[float, NOT_NEGATIVE] = 1.0
 
     def __post_init__(self) -> None:
-        check_number("coef", self.coef, NOT_NEGATIVE)
+        check_fields(self)
 
     def __call__(self, rollout: ScoredRollout) -> Tensor:
         """(N, K) advantages."""

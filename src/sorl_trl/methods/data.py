@@ -123,6 +123,8 @@ class MicroBatch:
     """How the token ratios of a turn become one."""
     token_range: ClipRange
     """The clip range of token ratios, floats."""
+    turn_range: ClipRange
+    """The clip range of turn ratios."""
     clip_range: ClipRange
     """The clip range of the ratios of `level`, which the surrogate clips."""
     row_scale: float = 1.0

@@ -7,11 +7,12 @@ metrics of rewards and in evaluations.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from sorl_trl.checks import SHARE, Number, check_number
+from sorl_trl.checks import SHARE, Number, check_fields
 from sorl_trl.methods.data import ScoredRollout
 from sorl_trl.ops import group_spread, is_vetoed, kept_groups, turn_broadcast, turn_mismatch, within
 
@@ -36,11 +37,11 @@ class ZeroVariance:
 class TopK:
     """Keep the `share` of the groups, rounded up, whose rewards differ most (StarPO-S, arXiv 2504.20073)."""
 
-    share: float = 0.25
+    share: Annotated[float, SHARE] = 0.25
     reward: str | None = None
 
     def __post_init__(self) -> None:
-        check_number("share", self.share, SHARE)
+        check_fields(self)
 
     def __call__(self, rollout: ScoredRollout) -> Tensor:
         """(N,) bool."""
@@ -51,11 +52,11 @@ class TopK:
 class TopP:
     """Keep the fewest groups that hold `share` of the sum of all variances (RAGEN-2, arXiv 2604.06268)."""
 
-    share: float = 0.9
+    share: Annotated[float, SHARE] = 0.9
     reward: str | None = None
 
     def __post_init__(self) -> None:
-        check_number("share", self.share, SHARE)
+        check_fields(self)
 
     def __call__(self, rollout: ScoredRollout) -> Tensor:
         """(N,) bool."""
@@ -87,10 +88,10 @@ class NotVoid:
 class EngineVeto:
     """Leave out a trajectory with a token whose ratio π_old/μ to the engine is below `least` (public code: 1e-4)."""
 
-    least: float = 1e-4
+    least: Annotated[float, BETWEEN_0_AND_1] = 1e-4
 
     def __post_init__(self) -> None:
-        check_number("least", self.least, BETWEEN_0_AND_1)
+        check_fields(self)
 
     def __call__(self, rollout: ScoredRollout) -> Tensor:
         """(N,) bool."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 
-from sorl_trl.checks import Number, check_number
+from sorl_trl.checks import Number, check_fields
 from sorl_trl.methods.data import MicroBatch, Objective
 from sorl_trl.ops import (
     bounded_log_ratio,
@@ -51,10 +52,10 @@ class MiniRL:
     corrected for a second time.
     """
 
-    cap: float = 5.0
+    cap: Annotated[float, POSITIVE] = 5.0
 
     def __post_init__(self) -> None:
-        check_number("cap", self.cap, POSITIVE)
+        check_fields(self)
 
     def __call__(self, batch: MicroBatch) -> Objective:
         """The objective of each token."""

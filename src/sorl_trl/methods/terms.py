@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from sorl_trl.checks import NOT_NEGATIVE, check_choice, check_number
+from sorl_trl.checks import NOT_NEGATIVE, OneOf, check_fields
 from sorl_trl.methods.data import MicroBatch
 from sorl_trl.ops import (
     KL_ESTIMATORS,
@@ -36,19 +37,14 @@ class ClipPenalty:
         kl_estimator: "unbiased", "k1", "k2" or "k3" (`ops.kl_to_old`).
     """
 
-    coef: float = 3.0
-    gate: str = "token"
-    epsilon: float | None = None
-    epsilon_high: float | None = None
-    kl_estimator: str = "unbiased"
+    coef: Annotated[float, NOT_NEGATIVE] = 3.0
+    gate: Annotated[str, OneOf(PENALTY_GATES)] = "token"
+    epsilon: Annotated[float | None, NOT_NEGATIVE] = None
+    epsilon_high: Annotated[float | None, NOT_NEGATIVE] = None
+    kl_estimator: Annotated[str, OneOf(KL_ESTIMATORS)] = "unbiased"
 
     def __post_init__(self) -> None:
-        check_number("coef", self.coef, NOT_NEGATIVE)
-        check_choice("gate", self.gate, PENALTY_GATES)
-        check_choice("kl_estimator", self.kl_estimator, KL_ESTIMATORS)
-        for name in ("epsilon", "epsilon_high"):
-            if getattr(self, name) is not None:
-                check_number(name, getattr(self, name), NOT_NEGATIVE)
+        check_fields(self)
 
     def __call__(self, batch: MicroBatch) -> tuple[Tensor, Metrics]:
         """λ times the mean penalty, and the metrics `clip_penalty` and `clip_penalty_gate`."""
@@ -67,6 +63,8 @@ class ClipPenalty:
         high = high if own_high is None else own_high
         if self.gate == "token":
             return clip_fraction(batch.log_ratio, batch.loss_mask, low, high)
+        if self.epsilon is None and self.epsilon_high is None:
+            low, high, _ = batch.turn_range
         return turn_clip_fraction(batch.log_ratio, batch.turns, low, high, batch.turn_ratio)
 
 
@@ -78,10 +76,10 @@ class LLDS:
     what two forward passes differ by there is rounding.
     """
 
-    coef: float = 0.2
+    coef: Annotated[float, NOT_NEGATIVE] = 0.2
 
     def __post_init__(self) -> None:
-        check_number("coef", self.coef, NOT_NEGATIVE)
+        check_fields(self)
 
     def __call__(self, batch: MicroBatch) -> tuple[Tensor, Metrics]:
         """The term, and the metrics `llds/loss` and `llds/open_turns`."""

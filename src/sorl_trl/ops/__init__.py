@@ -16,7 +16,6 @@ from .advantages import (
     turn_std,
     whiten,
 )
-from .backward_turns import ADVANTAGE_LIMIT, MULTIPLIER_RANGE, backward_turn_advantages, next_multiplier
 from .clip_norm import (
     KL_ESTIMATORS,
     PENALTY_GATES,
@@ -24,70 +23,77 @@ from .clip_norm import (
     clip_penalty,
     clipping_bias,
     gated_kl,
-    is_clipped,
     kl_to_old,
     turn_clip_fraction,
 )
-from .clip_range import CLIP_RANGE_SCALINGS, is_outside, range_of_turns, scaled_bound, scaled_clip_range, unit_lengths
-from .groups import GROUP_FILTERS, group_spread, kept_groups
+from .credit import (
+    GROUP_FILTERS,
+    group_spread,
+    information_gains,
+    is_shared_state,
+    kept_groups,
+    separate_turn_advantages,
+    state_advantages,
+)
 from .importance import (
+    CLIP_RANGE_SCALINGS,
     IMPORTANCE_SAMPLING_LEVELS,
     LOG_RATIO_BOUND,
     TURN_RATIOS,
     bounded_log_ratio,
     effective_sample_size,
     importance_ratio,
+    is_outside,
     log_importance_ratio,
+    range_of_turns,
+    scaled_bound,
+    scaled_clip_range,
     weight_sums,
     with_own_gradients,
 )
-from .layout import TurnLayout, turn_layout
-from .likelihood import good_trajectories, likelihood_falls
 from .losses import (
     aggregate_turns,
     clipped_surrogate,
     double_sided_surrogate,
+    good_trajectories,
+    is_clipped,
     is_value_clipped,
+    likelihood_falls,
     minirl_surrogate,
     turn_weights,
     value_loss,
 )
 from .masking import (
+    TurnLayout,
     last_token_before_turn,
     masked_mean,
     split_turns_after,
     turn_broadcast,
     turn_counts,
-    turn_ends,
     turn_ids_from_mask,
+    turn_layout,
     turn_mask,
     turn_reduce,
     turn_starts,
     validate_turn_ids,
 )
-from .mismatch import is_vetoed, turn_mismatch, within
-from .turn_credit import (
-    information_gains,
-    is_shared_state,
-    normalize_entries,
-    separate_turn_advantages,
-    state_advantages,
+from .mismatch import (
+    is_vetoed,
+    turn_mismatch,
+    within,
 )
 
 __all__ = [
-    "ADVANTAGE_LIMIT",
     "CLIP_RANGE_SCALINGS",
     "GROUP_BASELINES",
     "GROUP_FILTERS",
     "IMPORTANCE_SAMPLING_LEVELS",
     "KL_ESTIMATORS",
     "LOG_RATIO_BOUND",
-    "MULTIPLIER_RANGE",
     "PENALTY_GATES",
     "TURN_RATIOS",
     "TurnLayout",
     "aggregate_turns",
-    "backward_turn_advantages",
     "bounded_log_ratio",
     "clip_fraction",
     "clip_penalty",
@@ -115,8 +121,6 @@ __all__ = [
     "log_importance_ratio",
     "masked_mean",
     "minirl_surrogate",
-    "next_multiplier",
-    "normalize_entries",
     "range_of_turns",
     "scaled_bound",
     "scaled_clip_range",
@@ -127,7 +131,6 @@ __all__ = [
     "turn_broadcast",
     "turn_clip_fraction",
     "turn_counts",
-    "turn_ends",
     "turn_gae",
     "turn_ids_from_mask",
     "turn_layout",
@@ -139,7 +142,6 @@ __all__ = [
     "turn_starts",
     "turn_std",
     "turn_weights",
-    "unit_lengths",
     "validate_turn_ids",
     "value_loss",
     "weight_sums",

@@ -9,11 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._shared import at_least_float32, check_groups, keep
-from .masking import masked_mean, turn_broadcast, turn_ends
+from .masking import at_least_float32, check_groups, keep, masked_mean, turn_broadcast, turn_ends
 
 GROUP_BASELINES = ("mean", "leave_one_out")
-_STD_FLOOR = 1e-4
+STD_FLOOR = 1e-4
 """What TRL's GRPO adds to the standard deviation of a group."""
 _VARIANCE_FLOOR = 1e-8
 """What TRL's PPO adds to the variance when it whitens."""
@@ -42,7 +41,7 @@ def group_turn_advantages(returns: Tensor, turn_mask: Tensor, num_generations: i
         ValueError: `num_generations` does not divide B.
     """
     advantages = _centre_in_group(returns, turn_mask, num_generations)
-    return advantages / (turn_std(returns, turn_mask, num_generations) + _STD_FLOOR) if scale else advantages
+    return advantages / (turn_std(returns, turn_mask, num_generations) + STD_FLOOR) if scale else advantages
 
 
 def leave_one_out_advantages(returns: Tensor, turn_mask: Tensor, num_generations: int) -> Tensor:

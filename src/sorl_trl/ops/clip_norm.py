@@ -6,13 +6,8 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from sorl_trl.checks import check_choice
-
-from ._shared import at_least_float32, in_precision_of, keep
-from .clip_range import is_outside, range_of_turns
-from .importance import bounded_log_ratio, log_importance_ratio
-from .layout import TurnLayout, turn_layout
-from .masking import masked_mean, turn_reduce
+from .importance import bounded_log_ratio, importance_ratio, is_outside
+from .masking import TurnLayout, check_choice, keep, masked_mean, turn_layout, turn_reduce
 
 # Each maps ℓ = log π_θ − log π_old of samples of π_old to an estimate of KL(π_θ ‖ π_old). The unbiased one is
 # w ln w − w + 1, arranged so that it keeps its precision near ℓ = 0.
@@ -74,10 +69,9 @@ def turn_clip_fraction(
     No gradient; 0 without a turn.
     """
     turns = turn_layout(turn_ids)
-    turn_log_ratio = log_importance_ratio(log_ratio.detach(), turns, "turn", turn_ratio)
-    ratio = turn_reduce(turn_log_ratio, turns).exp()
-    outside = is_outside(ratio, range_of_turns(epsilon_low, turns), range_of_turns(epsilon_high, turns))
-    return masked_mean(outside.to(ratio.dtype), turns.turn_mask, dim=1)
+    ratio = importance_ratio(log_ratio.detach(), turns, "turn", turn_ratio)
+    outside = is_outside(ratio, epsilon_low, epsilon_high)
+    return masked_mean(turn_reduce(outside.to(ratio.dtype), turns), turns.turn_mask, dim=1)
 
 
 def gated_kl(gate: Tensor, log_ratio: Tensor, loss_mask: Tensor, estimator: str) -> Tensor:
@@ -104,47 +98,18 @@ def clip_penalty(
     return gated_kl(fraction, log_ratio, loss_mask, estimator)
 
 
-def is_clipped(
-    ratio: Tensor,
-    advantages: Tensor,
-    epsilon_low: float | Tensor,
-    epsilon_high: float | Tensor,
-    delta: float | Tensor | None = None,
-) -> Tensor:
-    """Find where `clipped_surrogate` stops the gradient: (Â > 0 and w > 1 + ε_high) or (Â < 0 and w < 1 − ε_low).
-
-    With δ also where Â < 0 and w > max(δ, 1 + ε_high), and where Â > 0 and w > δ. Elementwise, (B, T): `ratio` is
-    (B, T), and all else broadcasts to it.
-    """
-    ratio = at_least_float32(ratio)
-    too_low = ratio < in_precision_of(ratio, 1 - epsilon_low)
-    too_high = ratio > in_precision_of(ratio, 1 + epsilon_high)
-    if delta is None:
-        return ((advantages < 0) & too_low) | ((advantages > 0) & too_high)
-    unbounded = ratio > in_precision_of(ratio, delta)
-    negative = too_low | (too_high & unbounded)
-    return ((advantages < 0) & negative) | ((advantages > 0) & (too_high | unbounded))
-
-
-def clipping_bias(
-    ratio: Tensor,
-    advantages: Tensor,
-    loss_mask: Tensor,
-    epsilon_low: float | Tensor,
-    epsilon_high: float | Tensor,
-    delta: float | Tensor | None = None,
-) -> Tensor:
-    """Compute the scalar whose gradient is the clipping bias C(θ) of ST-PPO: mean_i (1/|y_i|) Σ_{t clipped} w_t Â_t.
+def clipping_bias(ratio: Tensor, advantages: Tensor, stopped: Tensor, loss_mask: Tensor) -> Tensor:
+    """Compute the scalar whose gradient is the clipping bias C(θ) of ST-PPO: mean_i (1/|y_i|) Σ_{t stopped} w_t Â_t.
 
     Args:
         ratio: (B, T), the importance ratio of each token's unit, with its gradient: ∇w = w ∇log π.
         advantages: (B, T), or any shape that broadcasts to it.
+        stopped: (B, T) bool, where clipping takes a token's gradient away: `is_clipped` for `clipped_surrogate`. What
+            it says off the model tokens does not count.
         loss_mask: (B, T), 1 on model tokens.
-        epsilon_low, epsilon_high, delta: the clip range; `is_clipped` gives the clipped set, which has no gradient.
 
-    A trajectory without a model token counts as 0, as in the loss. Exactly 0 where nothing is clipped.
+    A trajectory without a model token counts as 0, as in the loss. Exactly 0 where nothing is stopped.
     """
-    clipped = loss_mask.bool() & is_clipped(ratio, advantages, epsilon_low, epsilon_high, delta)
-    lost = keep(ratio, clipped) * keep(advantages, clipped)
-    per_trajectory = masked_mean(lost, loss_mask, dim=1)
+    lost = loss_mask.bool() & stopped
+    per_trajectory = masked_mean(keep(ratio, lost) * keep(advantages, lost), loss_mask, dim=1)
     return per_trajectory.sum() / max(len(per_trajectory), 1)

@@ -1,13 +1,23 @@
-"""The clipped surrogate, the critic's loss, and the mean over turns and trajectories."""
+"""The surrogates, the mean over turns and trajectories, the critic's loss, and LLDS's falls of the likelihood."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from ._shared import at_least_float32, in_precision_of
-from .layout import TurnLayout, turn_layout
-from .masking import masked_mean, turn_broadcast, turn_reduce
+from .masking import (
+    TurnLayout,
+    at_least_float32,
+    in_precision_of,
+    keep,
+    masked_mean,
+    turn_broadcast,
+    turn_layout,
+    turn_reduce,
+)
+
+_ROUNDING = 1e-3
+"""How far below 0 the advantage of a trajectory that is as good as its group may be."""
 
 
 def clipped_surrogate(
@@ -32,6 +42,28 @@ def clipped_surrogate(
     ratio, advantages = at_least_float32(ratio), at_least_float32(advantages)
     bounded = ratio if delta is None else ratio.clamp(max=in_precision_of(ratio, delta))
     return torch.minimum(bounded * advantages, _into_range(ratio, epsilon_low, epsilon_high) * advantages)
+
+
+def is_clipped(
+    ratio: Tensor,
+    advantages: Tensor,
+    epsilon_low: float | Tensor,
+    epsilon_high: float | Tensor,
+    delta: float | Tensor | None = None,
+) -> Tensor:
+    """Find where `clipped_surrogate` stops the gradient: (Â > 0 and w > 1 + ε_high) or (Â < 0 and w < 1 − ε_low).
+
+    With δ also where Â < 0 and w > max(δ, 1 + ε_high), and where Â > 0 and w > δ. Elementwise, (B, T): `ratio` is
+    (B, T), and all else broadcasts to it.
+    """
+    ratio = at_least_float32(ratio)
+    too_low = ratio < in_precision_of(ratio, 1 - epsilon_low)
+    too_high = ratio > in_precision_of(ratio, 1 + epsilon_high)
+    if delta is None:
+        return ((advantages < 0) & too_low) | ((advantages > 0) & too_high)
+    unbounded = ratio > in_precision_of(ratio, delta)
+    negative = too_low | (too_high & unbounded)
+    return ((advantages < 0) & negative) | ((advantages > 0) & (too_high | unbounded))
 
 
 def double_sided_surrogate(
@@ -113,6 +145,40 @@ def is_value_clipped(values: Tensor, old_values: Tensor, returns: Tensor, clip_r
     """
     error, clipped_error = _value_errors(values, old_values, returns, clip_range)
     return clipped_error > error
+
+
+def good_trajectories(advantages: Tensor, mask: Tensor) -> Tensor:
+    """Find the trajectories whose advantage, in the mean over their model tokens, is at least −1e-3: (B,) bool.
+
+    LLDS has one advantage per trajectory, and 0 is good; the mean, where turns or tokens have their own, is ours. So
+    is the margin: the mean of equal rewards of about 1 differs from them by rounding, which the division by σ + 1e-4
+    makes up to about 1e-4, and a group of equal rewards has no bad trajectory.
+
+    Args:
+        advantages: (B, T), or (B, 1) where all tokens of a trajectory have the same.
+        mask: (B, T), 1 on model tokens. A trajectory without one is good, and has nothing to guard.
+    """
+    return masked_mean(advantages, mask, dim=1) >= -_ROUNDING
+
+
+def likelihood_falls(log_ratio: Tensor, turn_ids: Tensor | TurnLayout, good: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute how far the likelihood of each good turn has fallen token by token, where that of the turn has fallen.
+
+    F_{i,k} = 1[Σ_{t∈k} Δ_t > 0] Σ_{t∈k} max(0, Δ_t), with Δ_t = log π_old − log π_θ = −ℓ_t: (B, K), in nats, and the
+    gate, (B, K) bool. LLDS's loss is Σ_i Σ_k F_{i,k} / N, with N the tokens of all good trajectories.
+
+    Source: LLDS (arXiv 2512.04220) [P, C]. The public code divides by the tokens of all responses instead of N.
+    Trajectories whose advantage is 0 are good there and here.
+
+    Args:
+        log_ratio: (B, T), ℓ_t = log π_θ − log π_old of each token, with gradient. A token at exactly 0 has none.
+        turn_ids: (B, T) int64, the turn of each model token, −1 elsewhere.
+        good: (B,) bool; the other trajectories give 0, and their gate is closed.
+    """
+    turns = turn_layout(turn_ids)
+    fall = -keep(log_ratio, turns.loss_mask & good.unsqueeze(1))
+    has_fallen = turn_reduce(fall.detach(), turns, "sum") > 0
+    return torch.where(has_fallen, turn_reduce(fall.relu(), turns, "sum"), 0.0), has_fallen
 
 
 def _into_range(ratio: Tensor, epsilon_low: float | Tensor, epsilon_high: float | Tensor) -> Tensor:

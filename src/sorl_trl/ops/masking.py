@@ -7,16 +7,56 @@ operation that also takes a `TurnLayout` is given what `turn_layout` made of the
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from sorl_trl.checks import check_choice
 
-from ._shared import keep
-from .layout import TurnLayout, turn_layout
+@dataclass(frozen=True)
+class TurnLayout:
+    """Where the turns of B trajectories lie. Every operation that takes `turn_ids` takes it instead.
 
-TURN_REDUCTIONS = ("mean", "sum")
+    Made by `turn_layout`. How many turns there are at most, K, is a number of Python's: on a GPU, asking a tensor for
+    it waits for the device, which an operation that is given a layout need not do.
+    """
+
+    turn_ids: Tensor
+    """(B, T) int64, the turn of each model token, -1 elsewhere."""
+    num_turns: int
+    """K, the turns of the trajectory that has most; 0 where there is no turn."""
+    loss_mask: Tensor
+    """(B, T) bool, True on model tokens."""
+    slots: Tensor
+    """(B, T) int64, the column of each token in a (B, K + 1) table of turns: those of no turn go to the last one."""
+    turn_mask: Tensor
+    """(B, K) bool, True for the turns that a trajectory has."""
+    lengths: Tensor
+    """(B, K) int64, the tokens of each turn; 0 where it is absent."""
+    counts: Tensor
+    """(B,) int64, the turns of each trajectory."""
+
+
+def turn_layout(turn_ids: Tensor | TurnLayout, num_turns: int | None = None) -> TurnLayout:
+    """Lay out the turns of `turn_ids` (B, T); a layout is returned as it is.
+
+    Args:
+        turn_ids: (B, T) int64, or a layout.
+        num_turns: K, where it is known; else the device is asked for it.
+    """
+    if isinstance(turn_ids, TurnLayout):
+        return turn_ids
+    if num_turns is None:
+        num_turns = int(turn_ids.max()) + 1 if turn_ids.numel() else 0
+    loss_mask = turn_ids >= 0
+    slots = torch.where(loss_mask, turn_ids, num_turns)
+    counts = pad(turn_ids, (1, 0), value=-1).amax(dim=1) + 1
+    present = torch.arange(num_turns, device=turn_ids.device) < counts.unsqueeze(1)
+    table = turn_ids.new_zeros(len(turn_ids), num_turns + 1)
+    lengths = table.scatter_add(1, slots, torch.ones_like(turn_ids))[:, :num_turns]
+    return TurnLayout(turn_ids, num_turns, loss_mask, slots, present, lengths, counts)
 
 
 def turn_ids_from_mask(loss_mask: Tensor) -> Tensor:
@@ -118,7 +158,7 @@ def turn_reduce(x: Tensor, turn_ids: Tensor | TurnLayout, reduction: str = "mean
     Raises:
         ValueError: `reduction` is neither "mean" nor "sum", or the shapes differ.
     """
-    check_choice("reduction", reduction, TURN_REDUCTIONS)
+    check_choice("reduction", reduction, ("mean", "sum"))
     turns = turn_layout(turn_ids)
     if x.shape != turns.turn_ids.shape:
         raise ValueError(f"x has shape {tuple(x.shape)}, but turn_ids has {tuple(turns.turn_ids.shape)}.")
@@ -164,3 +204,38 @@ def _highest_before(ids: Tensor) -> Tensor:
 def _count_starts(starts: Tensor, kept: Tensor) -> Tensor:
     """Turn ids (B, T) on the `kept` tokens, of turns that begin where `starts` is True."""
     return torch.where(kept, starts.long().cumsum(dim=1) - 1, -1)
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """`x` in float32 where it is narrower or not floating point, and as it is where it is float32 or float64."""
+    return x if x.dtype in (torch.float32, torch.float64) else x.float()
+
+
+def in_precision_of(x: Tensor, bound: float | Tensor) -> float | Tensor:
+    """`bound` as it is compared with `x`: a tensor rounded to the precision of `x`, as torch rounds a float."""
+    return bound.to(x.dtype) if isinstance(bound, Tensor) else bound
+
+
+def keep(x: Tensor, mask: Tensor) -> Tensor:
+    """`x`, in float32 or better, where `mask` is not 0, and 0 elsewhere.
+
+    A product with the mask would let NaN and inf through (0 · inf = NaN), in the value or in the gradient. This does
+    not, as long as it comes before any other arithmetic.
+    """
+    return torch.where(mask.bool(), at_least_float32(x), 0.0)
+
+
+def check_choice(name: str, value: str, choices: Iterable[str]) -> None:
+    """Raise ValueError unless `value` is one of the names."""
+    allowed = tuple(choices)
+    if value not in allowed:
+        raise ValueError(f"`{name}` is {value!r}, but must be one of {', '.join(map(repr, allowed))}.")
+
+
+def check_groups(num_generations: int, rows: int, what: str) -> None:
+    """Raise ValueError unless `num_generations` divides the number of `rows`; `what` they are."""
+    if num_generations < 1 or rows % num_generations:
+        raise ValueError(
+            f"num_generations is {num_generations}, but must be positive and divide the number of {what}, which is "
+            f"{rows}."
+        )

@@ -5,9 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._shared import keep
-from .layout import TurnLayout, turn_layout
-from .masking import turn_reduce
+from .masking import TurnLayout, keep, turn_layout, turn_reduce
 
 
 def turn_mismatch(log_ratio: Tensor, turn_ids: Tensor | TurnLayout) -> Tensor:

@@ -57,28 +57,3 @@ def is_vetoed(log_ratio: Tensor, turn_ids: Tensor, least: float) -> list[bool]:
         any(math.exp(float(log_ratio[i, t])) < least for turn in turns for t in turn)
         for i, turns in enumerate(positions_of_turns(turn_ids))
     ]
-
-
-def backward_turn_advantages(rewards: list[float], has_turn: list[list[bool]]) -> dict[tuple[int, int], float]:
-    """Trajectory and turn -> its advantage."""
-    found = {}
-    for k in range(len(has_turn[0]) if has_turn else 0):
-        rows = [i for i, row in enumerate(has_turn) if row[k]]
-        there = [rewards[i] for i in rows]
-        if not there:
-            continue
-        mean = math.fsum(there) / len(there)
-        std = math.sqrt(math.fsum((r - mean) ** 2 for r in there) / max(len(there) - 1, 1))
-        found |= {(i, k): min(max((rewards[i] - mean) / (std + 1e-6), -3.0), 3.0) for i in rows}
-    return found
-
-
-def next_multiplier(multiplier: list[float], log_ratio: Tensor, mask: Tensor) -> list[float]:
-    following = []
-    for i, before in enumerate(multiplier):
-        tokens = [float(log_ratio[i, t]) for t in range(mask.shape[1]) if mask[i, t]]
-        if tokens:
-            ratio = math.exp(math.fsum(tokens) / len(tokens))
-            before = min(max(before * min(max(ratio, 0.8), 1.2), 0.8), 1.2)
-        following.append(before)
-    return following

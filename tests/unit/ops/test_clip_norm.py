@@ -255,11 +255,13 @@ class TestIsClipped:
 
 
 class TestClippingBias:
+    STOPPED = torch.tensor([[1, 0, 1, 0, 0], [1, 0, 0, 0, 1], [1] * 5]).bool()
+
     def test_by_hand(self):
         ratio = torch.tensor([[1.5, 1.0, 9.0, 0.5, 9.0], [0.5, 1.5, 1.0, 1.0, 9.0], [9.0] * 5], requires_grad=True)
         advantages = torch.tensor([[2.0], [-3.0], [1.0]])
-        # Clipped: 1.5 · 2 of three tokens, 0.5 · −3 of four, nothing of none.
-        bias = clipping_bias(ratio, advantages, MASK, 0.2, 0.2)
+        # Stopped: 1.5 · 2 of three tokens, 0.5 · −3 of four, nothing of none.
+        bias = clipping_bias(ratio, advantages, self.STOPPED, MASK)
         torch.testing.assert_close(bias, torch.tensor((1.0 - 0.375) / 3))
         bias.backward()
         expected = torch.tensor([[2 / 9, 0, 0, 0, 0], [-3 / 12, 0, 0, 0, 0], [0] * 5])
@@ -273,29 +275,29 @@ class TestClippingBias:
         ratio = log_ratio.exp()
         losses = [ratio * advantages, clipped_surrogate(ratio, advantages, 0.2, 0.28)]
         full, clipped = (masked_mean(x, mask, dim=1).mean() for x in losses)
-        bias = clipping_bias(ratio, advantages, mask, 0.2, 0.28)
+        bias = clipping_bias(ratio, advantages, is_clipped(ratio, advantages, 0.2, 0.28), mask)
         (gradient,) = torch.autograd.grad(full - clipped, log_ratio, retain_graph=True)
         torch.testing.assert_close(torch.autograd.grad(bias, log_ratio)[0], gradient, rtol=1e-10, atol=1e-12)
 
-    def test_exactly_zero_where_nothing_is_clipped(self):
+    def test_exactly_zero_where_nothing_is_stopped(self):
         ratio = torch.full((3, 5), 1.1, requires_grad=True)
-        bias = clipping_bias(ratio, torch.ones(3, 5), MASK, 0.2, 0.2)
+        bias = clipping_bias(ratio, torch.ones(3, 5), torch.zeros(3, 5).bool(), MASK)
         bias.backward()
         assert bias == 0
         assert torch.equal(ratio.grad, torch.zeros(3, 5))
 
     def test_blind_to_masked(self):
-        ratio, advantages = normal(MASK).exp(), normal(MASK, 1)
-        assert_blind_to_masked(lambda x: clipping_bias(x, advantages, MASK, 0.2, 0.2), ratio, MASK)
-        assert_blind_to_masked(lambda x: clipping_bias(ratio, x, MASK, 0.2, 0.2), advantages, MASK)
+        ratio, clean = normal(MASK).exp(), normal(MASK, 1)
+        assert_blind_to_masked(lambda x: clipping_bias(ratio, x, self.STOPPED, MASK), clean, MASK & self.STOPPED)
         for garbage in GARBAGE:
-            dirty = torch.where(MASK, advantages, garbage)
-            assert_blind_to_masked(lambda x, dirty=dirty: clipping_bias(x, dirty, MASK, 0.2, 0.2), ratio, MASK)
+            dirty = torch.where(MASK, clean, garbage)
+            op = lambda x, dirty=dirty: clipping_bias(x, dirty, self.STOPPED, MASK)  # noqa: E731
+            assert_blind_to_masked(op, ratio, MASK & self.STOPPED)
 
     def test_gradcheck(self):
-        ratio = normal(MASK, scale=0.4).exp().requires_grad_()
-        assert torch.autograd.gradcheck(lambda x: clipping_bias(x, normal(MASK, 1), MASK, 0.2, 0.2), ratio)
+        inputs = normal(MASK, scale=0.4).exp().requires_grad_(), normal(MASK, 1).requires_grad_()
+        assert torch.autograd.gradcheck(lambda w, a: clipping_bias(w, a, self.STOPPED, MASK), inputs)
 
     @pytest.mark.parametrize("shape", EMPTY)
     def test_empty(self, shape):
-        assert clipping_bias(torch.ones(shape), torch.ones(shape), torch.ones(shape), 0.2, 0.2).item() == 0.0
+        assert clipping_bias(*(torch.ones(shape) for _ in range(2)), torch.ones(shape).bool(), torch.ones(shape)) == 0

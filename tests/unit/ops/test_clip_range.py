@@ -13,7 +13,6 @@ from sorl_trl.ops import (
     clip_fraction,
     clip_penalty,
     clipped_surrogate,
-    clipping_bias,
     importance_ratio,
     is_clipped,
     is_outside,
@@ -21,9 +20,8 @@ from sorl_trl.ops import (
     scaled_clip_range,
     turn_clip_fraction,
     turn_layout,
-    unit_lengths,
 )
-from sorl_trl.ops.clip_range import LONGEST, _widest
+from sorl_trl.ops.importance import LONGEST, _widest, unit_lengths
 
 from . import reference
 from .batches import GARBAGE, TURN_IDS, float64, normal, quick, turn_id_batches
@@ -139,8 +137,6 @@ class TestInThePlaceOfFloats:
             assert torch.equal(*gradients)
             clips = [is_clipped(ratio, advantages, *each) for each in (scaled, (low, high, delta))]
             assert torch.equal(*clips)
-            biases = [clipping_bias(ratio, advantages, kept, *each) for each in (scaled, (low, high, delta))]
-            assert torch.equal(*biases)
             shares = [
                 turn_clip_fraction(log_ratio, one_each, *each, "geometric") for each in (scaled[:2], (low, high))
             ]
@@ -182,7 +178,6 @@ class TestInThePlaceOfFloats:
                 lambda x: clip_fraction(x, kept, low, high),
                 lambda x: clip_penalty(x, kept, low, high, "unbiased"),
                 lambda x: turn_clip_fraction(x, TURN_IDS, low, high, "geometric"),
-                lambda x: clipping_bias(importance_ratio(x, TURN_IDS, "turn"), advantages, kept, low, high),
                 lambda x: clipped_surrogate(x.exp(), advantages, low, high)[kept],
                 lambda x: is_clipped(x.exp(), advantages, low, high)[kept],
             ):

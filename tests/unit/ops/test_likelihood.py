@@ -84,6 +84,13 @@ class TestGoodTrajectories:
         assert good_trajectories(advantages, TURN_IDS >= 0).tolist() == [True, False, True]
         assert good_trajectories(torch.tensor([[-1.0], [0.0], [2.0]]), TURN_IDS >= 0).tolist() == [False, True, True]
 
+    def test_the_rounding_of_equal_rewards_is_not_bad(self):
+        """Eight float32 rewards of 0.1 have a mean that is not 0.1, and 1 / (σ + 1e-4) blows up what is left."""
+        rewards = torch.full((8, 1), 0.1)
+        advantages = (rewards - rewards.mean()) / (rewards.std() + 1e-4)
+        off_by_rounding = torch.cat([advantages, torch.tensor([[-9e-4], [-1.1e-3]])])
+        assert good_trajectories(off_by_rounding, torch.ones(10, 3)).tolist() == [True] * 9 + [False]
+
     @quick
     @given(turn_id_batches(), st.integers(0, 99))
     def test_equals_the_reference(self, turn_ids, seed):

@@ -11,13 +11,13 @@ from sorl_trl.ops import (
     split_turns_after,
     turn_broadcast,
     turn_counts,
-    turn_ends,
     turn_ids_from_mask,
     turn_mask,
     turn_reduce,
     turn_starts,
     validate_turn_ids,
 )
+from sorl_trl.ops.masking import turn_ends
 
 from . import reference
 from .batches import TURN_IDS, assert_blind_to_masked, float64, normal, quick, turn_id_batches

@@ -11,11 +11,11 @@ from sorl_trl.ops import (
     group_turn_advantages,
     information_gains,
     is_shared_state,
-    normalize_entries,
     separate_turn_advantages,
     state_advantages,
     turn_returns,
 )
+from sorl_trl.ops.credit import normalize_entries
 
 from . import reference
 from .batches import assert_blind_to_masked, float64, normal, quick

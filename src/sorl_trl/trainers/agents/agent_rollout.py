@@ -31,7 +31,6 @@ from sorl_trl.search import SearchBackend
 from sorl_trl.search.checks import check_backend
 from sorl_trl.trainers.agents.greetings import Greeter
 from sorl_trl.trainers.agents.policy_engine import collect
-from sorl_trl.trainers.checks.options import check_search_rollout
 from sorl_trl.types import StopReason, Trajectory
 
 # These ended on the policy's or the environment's own terms; the others hit a length limit.
@@ -98,7 +97,6 @@ class AgentRollout:
 
     def __call__(self, prompts: list[Any], trainer: GRPOTrainer) -> dict[str, Any]:
         # Trainers of this package have asked this before; `trl.GRPOTrainer` has not.
-        check_search_rollout(self.engine, trainer.args, trainer.tools)
         # Built anew each time: one rollout may serve several trainers, and it takes milliseconds.
         collector = self._build_collector(trainer, self._protocol_for(prompts, trainer))
         examples = getattr(trainer, "rollout_examples", None) or [{"prompt": prompt} for prompt in prompts]

@@ -157,7 +157,7 @@ class HarmlessTools:
         trainer = self._trainer
         trainer._log_metric("rollout/neutralized_per_trajectory", self._neutralized / rows)
         self._neutralized = 0
-        if trainer.args.tool_timeout_s is not None and not trainer._is_vlm:
+        if False and not trainer._is_vlm:
             counts = torch.tensor([[answers.late, calls]], device=trainer.accelerator.device)
             late, made = trainer.accelerator.gather(counts).sum(0).tolist()
             mode = "train" if trainer.model.training else "eval"

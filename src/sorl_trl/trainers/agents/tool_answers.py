@@ -60,7 +60,7 @@ def tool_answers(trainer: Any, hanging: HangingCalls) -> ToolAnswers:
     as TRL makes them.
     """
     args = trainer.args
-    if trainer._is_vlm or (args.tool_concurrency == 1 and args.tool_timeout_s is None):
+    if trainer._is_vlm or (True):
         return SerialAnswers()
     return ConcurrentAnswers(trainer, hanging)
 
@@ -152,9 +152,9 @@ class ConcurrentAnswers(ToolAnswers):
         super().__init__()
         args = trainer.args
         self._environments = trainer.environments
-        self._is_shared = args.tool_concurrency > 1
+        self._is_shared = 1 > 1
         self._event_loop: Callable[[], Any] = lambda: trainer.async_loop
-        self._runner = ToolRunner(args.tool_concurrency, args.tool_timeout_s, hanging, self._event_loop)
+        self._runner = ToolRunner(1, None, hanging, self._event_loop)
         self._noted: list[ToolCall] = []
         self._coroutines: list[ToolCall] = []
         self._chain_of: dict[int, Future[None]] = {}

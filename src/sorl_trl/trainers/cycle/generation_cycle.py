@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from torch import Tensor
 from sorl_trl.command_line import UserMistake
 from sorl_trl.files import write_whole
 from sorl_trl.trainers.cycle.shared_storage import ranks_where
-from sorl_trl.trainers.loss.micro_batch import ON_HOST
+from sorl_trl.trainers.turns.batch import ON_HOST, policy_pass
 
 logger = get_logger(__name__)
 
@@ -57,11 +56,14 @@ class GenerationCycle:
         trainer = self._trainer
         if not (self.staleness and trainer.model.training and self._needs_rollout()):
             return prepare(generation_batch)
-        with self._old_policy_scored():
-            for _ in range(1 if len(self.waiting) == self.staleness else 2):
-                trainer._buffered_inputs = None
-                prepare(generation_batch)
-                self.waiting.append(trainer._buffered_inputs)
+        for _ in range(1 if len(self.waiting) == self.staleness else 2):
+            trainer._buffered_inputs = None
+            prepare(generation_batch)
+            for batch in trainer._buffered_inputs:
+                # Without staleness TRL needs none where a rollout makes one update only.
+                if "old_per_token_logps" not in batch:
+                    batch["old_per_token_logps"] = policy_pass(trainer, batch)
+            self.waiting.append(trainer._buffered_inputs)
         trainer._buffered_inputs = self.waiting.popleft()
         return trainer._buffered_inputs[trainer._step % trainer.args.steps_per_generation]
 
@@ -70,17 +72,6 @@ class GenerationCycle:
         trainer = self._trainer
         steps = trainer.args.steps_per_generation * trainer.num_iterations
         return trainer._step % steps == 0 or not trainer._buffered_inputs
-
-    @contextmanager
-    def _old_policy_scored(self) -> Iterator[None]:
-        """Have TRL take the old log-probabilities even where, without staleness, a rollout makes one update only."""
-        trainer = self._trainer
-        num_iterations = trainer.num_iterations
-        trainer.num_iterations = num_iterations * (1 + trainer.args.gradient_accumulation_steps)
-        try:
-            yield
-        finally:
-            trainer.num_iterations = num_iterations
 
     def discard(self) -> None:
         """Forget all trajectories that are still to be trained on: the next step collects new ones."""

@@ -9,36 +9,38 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from sorl_trl.ops import clipping_bias, is_clipped
-from sorl_trl.trainers.base_config import TurnLevelConfig
-from sorl_trl.trainers.loss.micro_batch import MicroBatch
-from sorl_trl.trainers.loss.so_loss import log_ratio_of_units
+from sorl_trl.methods import MicroBatch, Objective
+from sorl_trl.ops import clipping_bias
+from sorl_trl.trainers.turns.recording import corrects_sampling
 
 
 class ClippingBiasNormalizer:
     """Accumulates C(θ), the gradient that clipping removed, and divides the step's gradient by max(1, ‖C(θ)‖₂).
 
-    C(θ) averages the tokens of each trajectory, as `loss_type="grpo"` does, whatever the loss type (`clipping_bias`).
-
-    C(θ) is taken over the whole optimizer step: the mean over its micro-batches and over all ranks. The floor of 1
-    is ours: with nothing clipped C is 0 and the division is off.
+    C(θ) averages the tokens of each trajectory, as `loss_type="grpo"` does, whatever the loss type. It is taken over
+    the whole optimizer step: the mean over its micro-batches and over all processes. The floor of 1 is ours: with
+    nothing clipped C is 0 and the division is off.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         self._parameters = [p for p in parameters if p.requires_grad]
         self._gradients: list[Tensor] | None = None
 
-    def add(self, clipping_bias: Tensor, any_clipped: bool) -> None:
-        """Add the gradient of one micro-batch's share of the clipping bias: a second backward, only when needed.
+    def observe(self, trainer: Any, batch: MicroBatch, objective: Objective) -> None:
+        """Add one micro-batch's share of C(θ): a second backward, only where something is clipped."""
+        if not (batch.is_training and batch.log_ratio.requires_grad):
+            return
+        weights = batch.inputs["importance_sampling_ratio"] if corrects_sampling(trainer) else 1.0
+        stopped = objective.stopped & batch.loss_mask
+        bias = clipping_bias(batch.ratio, batch.advantages * weights, stopped, batch.loss_mask)
+        self.add(bias * batch.row_scale / trainer._micro_batches(), bool(stopped.any()))
 
-        Args:
-            clipping_bias: scalar with gradient, already divided by the number of micro-batches in the step.
-            any_clipped: whether anything was clipped in this micro-batch (its gradient is 0 otherwise).
-        """
+    def add(self, bias: Tensor, any_clipped: bool) -> None:
+        """Add the gradient of a scalar, already divided by the number of micro-batches in the step."""
         if not any_clipped:
             return
         # autograd.grad, unlike backward, neither touches .grad nor fires DDP's reduction hooks.
-        bias_gradients = torch.autograd.grad(clipping_bias, self._parameters, retain_graph=True, allow_unused=True)
+        bias_gradients = torch.autograd.grad(bias, self._parameters, retain_graph=True, allow_unused=True)
         gradients = [
             torch.zeros_like(p, dtype=torch.float32) if g is None else g.float()
             for p, g in zip(self._parameters, bias_gradients, strict=True)
@@ -49,7 +51,7 @@ class ClippingBiasNormalizer:
             torch._foreach_add_(self._gradients, gradients)
 
     def normalize(self, accelerator: Accelerator) -> float:
-        """Divide every `.grad` by max(1, ‖C(θ)‖₂), forget C(θ), and return the norm. All ranks call it together."""
+        """Divide every `.grad` by max(1, ‖C(θ)‖₂), forget C(θ), and return the norm. All processes call it together."""
         clipped_anywhere = accelerator.reduce(
             torch.tensor(float(self._gradients is not None), device=accelerator.device), reduction="sum"
         )
@@ -64,32 +66,29 @@ class ClippingBiasNormalizer:
         return norm
 
 
-def clipping_bias_of(batch: MicroBatch, weights: Tensor | None, args: TurnLevelConfig) -> tuple[Tensor, bool]:
-    """The clipping bias of a micro-batch, with gradient, and whether anything is clipped in it.
+def bias_normalizer(trainer: Any) -> ClippingBiasNormalizer | None:
+    """The normalizer of a trainer with `bias_norm`, or None.
 
-    Args:
-        batch: whose log-ratio has a gradient.
-        weights: (B, T) or (B, 1) by which the surrogate of each token is multiplied, if by anything.
-        args: `importance_sampling_level` and `turn_ratio` are read.
+    Raises:
+        ValueError: under DeepSpeed and FSDP, with reentrant gradient checkpointing, or with masks of TRL's that leave
+            tokens out of the loss.
     """
-    kept = batch.turns.loss_mask
-    ratio = log_ratio_of_units(batch.log_ratio, batch.turns, batch.advantages, args).exp()
-    advantages = batch.advantages if weights is None else batch.advantages * weights
-    clip_range = batch.clip_ranges.units
-    clipped = is_clipped(ratio.detach(), advantages, *clip_range) & kept
-    return clipping_bias(ratio, advantages, kept, *clip_range), bool(clipped.any())
-
-
-def build_bias_normalizer(trainer: Any) -> ClippingBiasNormalizer | None:
-    """The normalizer that the configuration of a `GRPOTrainer` asks for, or None.
-
-    Raises ValueError under DeepSpeed and FSDP.
-    """
-    if trainer.args.clip_normalization != "bias_norm":
+    args = trainer.args
+    if not args.bias_norm:
         return None
     if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
         raise ValueError(
-            "`clip_normalization='bias_norm'` rescales the gradient between backward and optimizer step, where "
-            "DeepSpeed and FSDP keep it in shards of their own. Set `clip_normalization='none'`, or use DDP."
+            "`bias_norm` is True, but it rescales the gradient between backward and optimizer step, where DeepSpeed "
+            "and FSDP keep it in shards of their own: set it to False, or use DDP."
+        )
+    if (args.gradient_checkpointing_kwargs or {}).get("use_reentrant"):
+        raise ValueError(
+            "`bias_norm` is True, but takes a gradient of its own, which reentrant gradient checkpointing cannot give: "
+            "set `gradient_checkpointing_kwargs={'use_reentrant': False}`."
+        )
+    if args.top_entropy_quantile != 1.0 or args.off_policy_mask_threshold is not None:
+        raise ValueError(
+            "`bias_norm` is True, but `top_entropy_quantile` or `off_policy_mask_threshold` leaves tokens out of the "
+            "loss that it would count as clipped: use one or the other."
         )
     return ClippingBiasNormalizer(trainer.model.parameters())

@@ -10,8 +10,8 @@ from accelerate import Accelerator
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from sorl_trl.learning_rate import check_scheduler, scale_learning_rate
-from sorl_trl.trainers.loss.micro_batch import MicroBatch
-from sorl_trl.trainers.loss.turn_metrics import MetricSums, kl_of_trajectories, mean_of_numbers, reduce_all
+from sorl_trl.methods import MicroBatch
+from sorl_trl.trainers.loss.metrics import MetricSums, kl_of_trajectories, mean_of_numbers, reduce_all
 
 STEP = 1.5
 MIN_FACTOR = 0.01

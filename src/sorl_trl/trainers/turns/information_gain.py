@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from trl.models.utils import disable_gradient_checkpointing
 
-from sorl_trl.ops import information_gains, masked_mean
+from sorl_trl.checks import NOT_NEGATIVE
+from sorl_trl.ops import TurnLayout, information_gains, masked_mean
 from sorl_trl.rollout import TagProtocol
 from sorl_trl.rollout.generation import positions_of
-from sorl_trl.trainers.turns.recording import Generated, ScoredRollout
-from sorl_trl.trainers.turns.states import turn_spans
-
-if TYPE_CHECKING:
-    from sorl_trl.trainers.base_config import TurnLevelConfig
+from sorl_trl.trainers.turns.states import Generated, turn_spans
 
 TAG_PREFIX = "<answer> "
 """What a policy that speaks the tag protocol writes before its answer."""
@@ -38,65 +35,64 @@ class _Scored:
 
 
 class InformationGain:
-    """Scores the golden answer in the state where each turn starts, and adds each turn's gain to its rewards.
+    """IGPO's turn reward (arXiv 2510.14967): how much likelier each turn makes the golden answer to the policy itself.
 
-    s_k is the mean log-probability of the answer's tokens, at the sampling temperature as all log-probabilities of
-    TRL's trainer are, after the prompt, the completion up to turn k and the prefix of an answer. No gradient flows.
+    Give it among the `reward_funcs` of a trainer of this package, beside a reward for the outcome; IGPO's credit is
+    `method="igpo"`. The reward of a turn is r_k = s_{k+1} − s_k, times `coef`, where s_k is the mean log-probability
+    of the answer's tokens after the prompt, the completion up to turn k and the prefix of an answer, at the sampling
+    temperature. No gradient flows. A trajectory of one turn has none, and no more has its last turn.
 
     Args:
-        trainer: a turn-level trainer, built but for its data.
+        column: of the data set, with the answer: a string, or a list of strings, of which the first is taken.
+        prefix: what the policy would write right before an answer. None: the `<answer>` tag where the rollout has a
+            tag protocol (`SearchRollout`), else nothing.
+        coef: weight of the gain. `method="igpo"` divides it out again, unless another function gives turn rewards too.
 
     Raises:
-        ValueError: the policy reads images, which these contexts have not.
+        ValueError: the policy reads images, which these contexts have not, or a row has no such column.
     """
 
-    def __init__(self, trainer: Any) -> None:
-        self._trainer = trainer
-        self._args: TurnLevelConfig = trainer.args
+    __name__ = "information_gain"
+
+    def __init__(self, column: str = "golden_answers", prefix: str | None = None, coef: float = 1.0) -> None:
+        NOT_NEGATIVE.check("coef", coef)
+        self.column, self.prefix, self.coef = column, prefix, coef
+        self._trainer: Any = None
+
+    def attach(self, trainer: Any) -> None:
+        """Called by the trainer whose policy is asked."""
         if trainer._is_vlm:
+            raise ValueError("InformationGain scores the golden answer after text alone, but the policy reads images.")
+        self._trainer = trainer
+        protocol = getattr(inspect.unwrap(trainer.rollout_func), "protocol", None) if trainer.rollout_func else None
+        tag = TAG_PREFIX if isinstance(protocol, TagProtocol) else ""
+        self._prefix = tag if self.prefix is None else self.prefix
+
+    def __call__(self, **columns: Any) -> list[list[float] | None]:
+        """One gain per turn for each of B trajectories, None for those without any. All processes call it together."""
+        if self.column not in columns:
             raise ValueError(
-                f"`information_gain_coef` is {self._args.information_gain_coef}, but the policy may read images, and "
-                "the golden answer is scored after text alone. Set `information_gain_coef=0`."
+                f"`column` is {self.column!r}, but the data set has no such column: it has {sorted(columns)}. Leave "
+                "`remove_unused_columns` False."
             )
-        self._prefix = self._args.information_gain_prefix
-        if self._prefix is None:
-            protocol = (
-                getattr(inspect.unwrap(trainer.rollout_func), "protocol", None) if trainer.rollout_func else None
-            )
-            self._prefix = TAG_PREFIX if isinstance(protocol, TagProtocol) else ""
+        recorder = self._trainer._recorder
+        gains, has_gain = self._gains(recorder.generated, recorder.turns, columns[self.column])
+        self._log(gains, has_gain, recorder.turns.counts)
+        rows = zip(gains.tolist(), has_gain.any(1).tolist(), recorder.turns.counts.tolist(), strict=True)
+        return [[self.coef * gain for gain in row[:turns]] if has_any else None for row, has_any, turns in rows]
 
-    def added_to(self, rollout: ScoredRollout, inputs: Sequence[Mapping[str, Any]]) -> ScoredRollout:
-        """The rollout with `information_gain_coef` times the gains among its turn rewards.
-
-        Every rank must call it for the same rollout, and each makes equally many passes of the policy.
-
-        Args:
-            rollout: B trajectories of this rank.
-            inputs: their B rows of the data set.
-        """
-        gains, has_gain = self._gains(rollout, inputs)
-        self._log(gains, has_gain, rollout.turns.counts)
-        gains = self._args.information_gain_coef * gains
-        return replace(
-            rollout,
-            turn_rewards=rollout.turn_rewards + gains,
-            has_turn_rewards=True,
-            kinds=rollout.kinds and rollout.kinds.with_gains(gains, has_gain),
-        )
-
-    def _gains(self, rollout: ScoredRollout, inputs: Sequence[Mapping[str, Any]]) -> tuple[Tensor, Tensor]:
-        answers = [self._answer(row[self._args.information_gain_column]) for row in inputs]
-        asked = self._asked(rollout.generated, answers)
-        scores = rollout.turn_rewards.new_full(rollout.turns.turn_mask.shape, torch.nan)
+    def _gains(self, generated: Generated, turns: TurnLayout, golden: Sequence[Any]) -> tuple[Tensor, Tensor]:
+        asked = self._asked(generated, [self._answer(each) for each in golden])
+        scores = torch.full(turns.turn_mask.shape, torch.nan, device=turns.turn_mask.device)
         values = self._scores(asked)
         if asked:
-            rows, turns = (torch.tensor(index, device=scores.device) for index in zip(*_cells(asked), strict=True))
-            scores[rows, turns] = values.to(scores)
-        return information_gains(scores, rollout.turns.turn_mask)
+            rows, columns = (torch.tensor(index, device=scores.device) for index in zip(*_cells(asked), strict=True))
+            scores[rows, columns] = values.to(scores)
+        return information_gains(scores, turns.turn_mask)
 
     def _answer(self, golden: Any) -> tuple[list[int], list[int]]:
         """The prefix's tokens and the answer's, as they are written one after the other."""
-        text = first_answer(golden, self._args.information_gain_column).strip()
+        text = first_answer(golden, self.column).strip()
         prefix, whole = (self._encode(each) for each in (self._prefix, f"{self._prefix}{text}" if text else ""))
         shared = next((i for i, pair in enumerate(zip(prefix, whole, strict=False)) if pair[0] != pair[1]), None)
         split = min(len(prefix), len(whole)) if shared is None else shared
@@ -122,7 +118,7 @@ class InformationGain:
 
     def _scores(self, asked: Sequence[_Scored]) -> Tensor:
         """(N,) mean log-probability of each answer. All ranks make as many passes as the one with most."""
-        trainer, args = self._trainer, self._args
+        trainer, args = self._trainer, self._trainer.args
         is_training = trainer.model.training
         size = args.per_device_train_batch_size if is_training else args.per_device_eval_batch_size
         count = torch.tensor(len(asked), device=trainer.accelerator.device)
@@ -171,7 +167,7 @@ def first_answer(golden: Any, column: str) -> str:
     first = next(iter(golden), None) if is_list else golden
     if first is not None and not isinstance(first, str):
         raise ValueError(
-            f"The column {column!r} holds {golden!r}, but `information_gain_column` must hold a string or a list of "
+            f"The column {column!r} holds {golden!r}, but must hold a string or a list of "
             "strings: the golden answer."
         )
     return first or ""

@@ -2,138 +2,142 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from sorl_trl.ops import TurnLayout, masked_mean, turn_layout
-from sorl_trl.trainers.turns.rewards import RewardKinds, TurnRewardRecorder
-
-
-@dataclass(frozen=True)
-class Generated:
-    """The token ids of B trajectories of one rank, on the host."""
-
-    prompt_ids: Sequence[Sequence[int]]
-    completion_ids: Sequence[Sequence[int]]
-    turn_ids: Sequence[Sequence[int]]
-    """The turn of each token of a completion, -1 on those that are not the policy's."""
-
-
-@dataclass(frozen=True)
-class ScoredRollout:
-    """B trajectories of one rank with at most K turns each, and what F reward functions say of them."""
-
-    turns: TurnLayout
-    """As they were generated, before any trajectory is masked as truncated."""
-    rewards_per_func: Tensor
-    """(B, F) one reward per trajectory and function, NaN where it gave none."""
-    turn_rewards: Tensor
-    """(B, K) the weighted sum of all functions per turn; an outcome reward stands on the last turn."""
-    scored: Tensor
-    """(B,) bool, whether any function gave a reward."""
-    has_turn_rewards: bool
-    """Whether some function gave turn rewards to some trajectory of this rank."""
-    generated: Generated
-    kinds: RewardKinds | None = None
-    """Turn rewards and outcomes apart, with `turn_reward_normalization='separate'`."""
+from sorl_trl.methods import ScoredRollout
+from sorl_trl.ops import TurnLayout, bounded_log_ratio, masked_mean, turn_layout
+from sorl_trl.trainers.turns.rewards import TurnRewards
+from sorl_trl.trainers.turns.states import Generated, state_keys
+from sorl_trl.types import ActionKind, Trajectory
 
 
 class RolloutRecorder:
-    """Stands around TRL's scoring of a rollout, whose reward functions may then return turn rewards.
-
-    It stands around `_calculate_rewards` rather than overriding it, so that a subclass may replace that method as it
-    may replace TRL's: its functions are recorded if it calls those of `reward_funcs`, and its rewards are outcomes if
-    it does not.
+    """Notes what TRL's output does not hold: turns as they were generated, and the rewards of turns and functions.
 
     Args:
         trainer: a `GRPOTrainer`.
     """
 
-    _generated: Generated
-    _turns: TurnLayout
-    _turn_counts: list[int]
-    _rewards: TurnRewardRecorder
-    _rewards_per_func: Tensor
+    generated: Generated
+    turns: TurnLayout
+    """Of this process's rows."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
+        self._rewards_per_func: Tensor | None = None
+        self.rewards = TurnRewards()
 
-    def generated(self, turn_ids: Tensor, generated: Generated) -> None:
-        """Keep the (B, T) turn ids, still on the host, of the completions that were just generated, and these."""
-        self._generated = generated
+    def note_turns(self, turn_ids: Tensor, prompt_ids: Any, completion_ids: Any) -> None:
+        """Keep the (B, T) turn ids, still on the host, of the completions that were just generated."""
+        lengths = map(len, completion_ids)
+        rows = [row[:length] for row, length in zip(turn_ids.tolist(), lengths, strict=True)]
+        self.generated = Generated(prompt_ids, completion_ids, rows)
         on_host = turn_layout(turn_ids)
-        self._turn_counts = on_host.counts.tolist()
-        self._turns = turn_layout(turn_ids.to(self._trainer.accelerator.device), on_host.num_turns)
+        self.turns = turn_layout(turn_ids.to(self._trainer.accelerator.device), on_host.num_turns)
+        self.rewards.begin(rows, on_host.counts.tolist())
+        self._rewards_per_func = None
 
-    @contextmanager
-    def around_rewards(self) -> Iterator[None]:
-        """Within it, TRL's call of `_calculate_rewards` is recorded."""
-        attributes = vars(self._trainer)
-        before = {name: attributes[name] for name in ("_calculate_rewards",) if name in attributes}
-        attributes["_calculate_rewards"] = partial(self._record, self._trainer._calculate_rewards)
-        try:
-            yield
-        finally:
-            del attributes["_calculate_rewards"]
-            attributes.update(before)
+    def note_rewards(self, rewards_per_func: Tensor) -> Tensor:
+        """Keep all processes' (N, F) rewards, and return them with NaN for trajectories without a turn.
 
-    def _record(self, calculate: Callable[..., Tensor], *args: Any) -> Tensor:
-        """(all ranks' B, F) what `calculate` gives, with NaN for trajectories without a turn."""
-        trainer = self._trainer
-        self._rewards = recorder = TurnRewardRecorder(self._turn_counts)
-        reward_funcs = trainer.reward_funcs
-        trainer.reward_funcs = [
-            recorder.wrap(func, index, name)
-            for index, (func, name) in enumerate(zip(reward_funcs, trainer.reward_func_names, strict=True))
-        ]
-        try:
-            rewards_per_func = calculate(*args)
-        finally:
-            trainer.reward_funcs = reward_funcs
-        # A trajectory without a token of the policy (its search was down) says nothing about the policy: TRL leaves
-        # rows of NaN out of the baseline and gives them no advantage.
-        without_turn = trainer.accelerator.gather(self._turns.counts == 0)
-        rewards_per_func = torch.where(without_turn.unsqueeze(1), torch.nan, rewards_per_func)
-        mode = "train" if trainer.model.training else "eval"
-        trainer._metrics[mode]["trajectories_without_turn"].append(without_turn.float().mean().item())
-        count = len(self._turn_counts)
-        first = trainer.accelerator.process_index * count
-        self._rewards_per_func = rewards_per_func[first : first + count]
-        return rewards_per_func
+        A trajectory without a token of the policy (its search was down) says nothing about the policy: TRL leaves rows
+        of NaN out of the baseline and gives them no advantage.
+        """
+        without_turn = self._trainer.accelerator.gather(self.turns.counts == 0)
+        self._rewards_per_func = torch.where(without_turn.unsqueeze(1), torch.nan, rewards_per_func)
+        mode = "train" if self._trainer.model.training else "eval"
+        self._trainer._metrics[mode]["trajectories_without_turn"].append(without_turn.float().mean().item())
+        return self._rewards_per_func
 
-    def scored(self) -> ScoredRollout:
-        """The rollout whose rewards were recorded last."""
-        rewards, weights = self._rewards_per_func, self._trainer.reward_weights
-        is_separate = self._trainer.args.turn_reward_normalization == "separate"
+    def scored(self, batch: Mapping[str, Any], examples: Sequence[Mapping[str, Any]]) -> ScoredRollout:
+        """The rollout of all processes, whose rewards were noted last.
+
+        Args:
+            batch: what TRL made of this process's B trajectories.
+            examples: their rows of the data set, with what the rollout has added.
+
+        Raises:
+            ValueError: a subclass replaces `_calculate_rewards` without calling it.
+        """
+        trainer, accelerator = self._trainer, self._trainer.accelerator
+        if self._rewards_per_func is None:
+            raise ValueError(
+                f"`{type(trainer).__name__}._calculate_rewards` does not call `super()._calculate_rewards`, which "
+                "keeps the rewards of turns: call it, or give your rewards as `reward_funcs`."
+            )
+        per_func = self._rewards_per_func
+        weights = trainer.reward_weights.to(per_func.device)
+        split = self.rewards.split(own_rows(per_func, len(self.turns.counts), accelerator), weights)
+        turn_ids = gather_rows(accelerator, self.turns.turn_ids, padding=-1)
+        is_training = trainer.model.training
         return ScoredRollout(
-            turns=self._turns,
-            rewards_per_func=rewards,
-            turn_rewards=self._rewards.combine(rewards, weights),
-            scored=~rewards.isnan().all(-1),
-            has_turn_rewards=self._rewards.has_turn_rewards,
-            generated=self._generated,
-            kinds=self._rewards.kinds(rewards, weights) if is_separate else None,
+            turns=turn_layout(turn_ids),
+            rewards_per_func=per_func,
+            reward_names=trainer.reward_func_names,
+            reward_weights=weights,
+            turn_rewards=gather_rows(accelerator, split.turn_rewards),
+            has_turn_reward=gather_rows(accelerator, split.has_turn_reward),
+            outcomes=accelerator.gather(split.outcomes),
+            has_outcome=accelerator.gather(split.has_outcome),
+            states=gather_rows(accelerator, state_keys(self.generated, self.turns)),
+            num_generations=int(trainer.num_generations if is_training else trainer.num_generations_eval),
+            gamma=trainer.args.gamma,
+            scale=str(trainer.scale_rewards),
+            void=self._void(examples),
+            mismatch=self._mismatch(batch),
         )
+
+    def _void(self, examples: Sequence[Mapping[str, Any]]) -> Tensor | None:
+        """(N,) bool, where every process knows what its turns did."""
+        said = [row.get("trajectory") for row in examples]
+        known = all(isinstance(each, Trajectory) for each in said)
+        accelerator = self._trainer.accelerator
+        void = [known and any(turn.action.kind is ActionKind.INVALID for turn in each.turns) for each in said]
+        both = torch.tensor([[known, each] for each in void], device=accelerator.device)
+        gathered = accelerator.gather(both)
+        return gathered[:, 1] if bool(gathered[:, 0].all()) else None
+
+    def _mismatch(self, batch: Mapping[str, Any]) -> Tensor | None:
+        if not corrects_sampling(self._trainer):
+            return None
+        width = self.turns.turn_ids.size(1)
+        return gather_rows(self._trainer.accelerator, mismatch_of(batch, self.turns.turn_ids)[:, :width])
+
+
+def corrects_sampling(trainer: Any) -> bool:
+    """Whether the loss is weighted by the ratio of the old policy to vLLM."""
+    return bool(trainer.use_vllm and trainer.vllm_importance_sampling_correction)
+
+
+def mismatch_of(batch: Mapping[str, Any], turn_ids: Tensor) -> Tensor:
+    """(B, T) d_t = log π_old − log μ of each model token, bounded; 0 where it is NaN, and off the model tokens.
+
+    An end of sequence that was appended is no model token: the engine has not sampled it.
+    """
+    width = turn_ids.size(1)
+    difference = (batch["old_per_token_logps"] - batch["sampling_per_token_logps"])[:, :width]
+    known = (turn_ids >= 0) & ~difference.isnan()
+    return bounded_log_ratio(torch.where(known, difference, 0.0))
+
+
+def own_rows(gathered: Tensor, count: int, accelerator: Accelerator) -> Tensor:
+    """This process's `count` rows of what was gathered from all."""
+    first = accelerator.process_index * count
+    return gathered[first : first + count]
 
 
 def gather_rows(accelerator: Accelerator, values: Tensor, padding: int = 0) -> Tensor:
-    """(B, N) of every rank, one below the other, with `padding` where a rank has fewer columns."""
+    """(B, N) of every process, one below the other, with `padding` where a process has fewer columns."""
     if values.dtype == torch.bool:  # accelerate would make integers of it, and only on the ranks where it pads
         return gather_rows(accelerator, values.long(), padding).bool()
     return accelerator.gather(accelerator.pad_across_processes(values, dim=1, pad_index=padding))
 
 
 def show_advantages(trainer: Any, advantages: Tensor, mask: Tensor) -> None:
-    """Replace the advantages in TRL's completions table by the mean of each trajectory's, both (B, N)."""
-    shown = trainer.accelerator.gather(masked_mean(advantages, mask, dim=1)).tolist()
-    table = trainer._logs["advantages"]
-    for _ in range(min(len(shown), len(table))):
-        table.pop()
-    table.extend(shown)
+    """Add the mean advantage of each trajectory to TRL's table of completions, from all processes' (N, U)."""
+    trainer._logs["extra"]["turn_advantage"].extend(masked_mean(advantages, mask, dim=1).tolist())

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 
 import torch
 from torch import Tensor
 
 from sorl_trl.ops import TurnLayout
-from sorl_trl.trainers.turns.recording import Generated
 from sorl_trl.trainers.turns.spans import padded
+
+
+@dataclass(frozen=True)
+class Generated:
+    """The token ids of B trajectories of one process, on the host."""
+
+    prompt_ids: Sequence[Sequence[int]]
+    completion_ids: Sequence[Sequence[int]]
+    turn_ids: Sequence[Sequence[int]]
+    """The turn of each token of a completion, -1 on those that are not the policy's."""
 
 
 def turn_spans(turn_ids: Sequence[int]) -> list[tuple[int, int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +16,8 @@ from transformers import (
     TrainingArguments,
 )
 
-from sorl_trl.ops import importance_ratio, is_outside
+from sorl_trl.methods import MicroBatch, Objective
+from sorl_trl.ops import is_outside
 from sorl_trl.records.trained import (
     CLIPPED,
     INSIDE,
@@ -27,10 +29,8 @@ from sorl_trl.records.trained import (
     write_trained,
 )
 from sorl_trl.rollout.tokens import decode, token_texts
-from sorl_trl.trainers.base_config import TurnLevelConfig
-from sorl_trl.trainers.config_rules import LOSSES_WITHOUT_MIN
-from sorl_trl.trainers.loss.micro_batch import MicroBatch, generation_step_of
-from sorl_trl.trainers.loss.so_loss import is_stopped
+from sorl_trl.trainers.config import TurnLevelConfig
+from sorl_trl.trainers.turns.batch import GENERATED_AT
 from sorl_trl.types import Trajectory
 
 _ASKED = "asked"
@@ -58,42 +58,47 @@ class TrajectoryDump(TrainerCallback):
             discard_later(self.args.output_dir, self._shard(state.global_step))
 
     def prepare(
-        self, batch: dict[str, Any], examples: Sequence[Mapping[str, Any]], rewards: Tensor, weights: Tensor
+        self,
+        batch: dict[str, Any],
+        examples: Sequence[Mapping[str, Any]],
+        lengths: Sequence[int],
+        totals: Tensor,
     ) -> None:
         """Add to a new batch what it does not say about its B trajectories.
 
         Args:
             batch: as TRL makes it of a rollout.
             examples: their rows of the training set, with what the rollout has added.
-            rewards: (B, F) of each reward function, NaN where it gave none.
-            weights: (F,).
+            lengths: the completion tokens of each.
+            totals: (B,) the reward of each, NaN where it has none.
         """
         if self.args.save_trajectories_steps:
-            no_reward = rewards.isnan().all(-1).tolist()
-            totals = (rewards * weights.to(rewards.device)).nansum(-1).tolist()
-            given = [None if nothing else total for nothing, total in zip(no_reward, totals, strict=True)]
-            batch[_ASKED] = [_asked(example, reward) for example, reward in zip(examples, given, strict=True)]
+            columns = zip(examples, lengths, totals.tolist(), strict=True)
+            batch[_ASKED] = [_asked(example, length, reward) for example, length, reward in columns]
 
     @torch.no_grad()
-    def observe(self, batch: MicroBatch) -> None:
-        """Keep a micro-batch of a step that is asked for, and write the step when it ends."""
+    def observe(self, batch: MicroBatch, objective: Objective | None) -> None:
+        """Keep a micro-batch of a step that is asked for, and write the step when it ends.
+
+        Args:
+            batch: the micro-batch.
+            objective: what the surrogate said; None where it is one of TRL's own that stops no gradient.
+        """
         every = self.args.save_trajectories_steps
         # A batch may be of before a checkpoint, when nothing was kept of it.
         if every and batch.step % every == 0 and batch.age is not None and _ASKED in batch.inputs:
-            self._rows.extend(self._trained(batch))
+            self._rows.extend(self._trained(batch, objective))
         if batch.is_training and batch.ends_step:
             self._write()
 
-    def _trained(self, batch: MicroBatch) -> Iterator[TrainedTrajectory]:
-        level, inputs = self.args.ratio_level, batch.inputs
-        log_ratio = batch.log_ratio.detach()
-        ratio = importance_ratio(log_ratio, batch.turns, level, self.args.turn_ratio)
+    def _trained(self, batch: MicroBatch, objective: Objective | None) -> Iterator[TrainedTrajectory]:
+        inputs, ratio, log_ratio = batch.inputs, batch.ratio, batch.log_ratio
         columns = {
             "turn_ids": batch.turns.turn_ids.tolist(),
             "token_ratios": log_ratio.float().exp().tolist(),
             "ratios": ratio.float().tolist(),
             "advantages": batch.advantages.expand_as(log_ratio).float().tolist(),
-            "clipped": self._clip_states(ratio, batch),
+            "clipped": _clip_states(ratio, batch, objective),
         }
         prompts, prompt_masks = inputs["prompt_ids"].tolist(), inputs["prompt_mask"].tolist()
         completions = inputs["completion_ids"].tolist()
@@ -103,7 +108,7 @@ class TrajectoryDump(TrainerCallback):
             per_token: dict[str, Any] = {name: tuple(rows[i][:length]) for name, rows in columns.items()}
             yield TrainedTrajectory(
                 step=batch.step,
-                generated_at_step=generation_step_of(inputs) or 0,
+                generated_at_step=int(inputs.get(GENERATED_AT, 0)),
                 prompt=decode(self.tokenizer, prompt),
                 tokens=tuple(token_texts(self.tokenizer, completions[i][:length])),
                 **per_token,
@@ -118,18 +123,19 @@ class TrajectoryDump(TrainerCallback):
     def _shard(self, step: int) -> Shard:
         return Shard(step, self.args.process_index, self.args.world_size)
 
-    def _clip_states(self, ratio: Tensor, batch: MicroBatch) -> list[list[str]]:
-        clip_range = batch.clip_ranges.units
-        states = torch.zeros_like(batch.turns.turn_ids)
-        states[is_outside(ratio, clip_range.low, clip_range.high) | ratio.isnan()] = 1
-        if self.args.loss_type not in LOSSES_WITHOUT_MIN:
-            states[is_stopped(ratio, batch.advantages, self.args, clip_range)] = 2
-        states[~batch.turns.loss_mask] = 3
-        names = (INSIDE, OUTSIDE, CLIPPED, UNTRAINED)
-        return [[names[state] for state in row] for row in states.tolist()]
+
+def _clip_states(ratio: Tensor, batch: MicroBatch, objective: Objective | None) -> list[list[str]]:
+    """Of each token whether its ratio is inside of the range, outside, or outside and without a gradient."""
+    states = torch.zeros_like(batch.turns.turn_ids)
+    states[is_outside(ratio, *batch.clip_range[:2]) | ratio.isnan()] = 1
+    if objective is not None:
+        states[objective.stopped] = 2
+    states[~batch.loss_mask] = 3
+    names = (INSIDE, OUTSIDE, CLIPPED, UNTRAINED)
+    return [[names[state] for state in row] for row in states.tolist()]
 
 
-def _asked(example: Mapping[str, Any], reward: float | None) -> dict[str, Any]:
+def _asked(example: Mapping[str, Any], length: int, reward: float) -> dict[str, Any]:
     """What the tensors of a batch do not say about a trajectory, in types that a checkpoint takes.
 
     The columns of a training set may be of any type, and their names mean something else there.
@@ -138,10 +144,10 @@ def _asked(example: Mapping[str, Any], reward: float | None) -> dict[str, Any]:
     found = example.get("trajectory")
     trajectory = found if isinstance(found, Trajectory) else None
     return {
-        "tokens": len(example["turn_ids"]),
+        "tokens": length,
         "question": question if isinstance(question, str) else None,
         "golden_answers": [golden] if isinstance(golden, str) else [str(answer) for answer in golden],
-        "reward": reward,
+        "reward": None if math.isnan(reward) else reward,
         "answer": trajectory and trajectory.answer,
         "stop_reason": trajectory and trajectory.stop_reason.value,
         "actions": [turn.action.tool or turn.action.kind.value for turn in trajectory.turns] if trajectory else [],

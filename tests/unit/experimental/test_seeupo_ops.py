@@ -6,13 +6,43 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
-from sorl_trl.ops import ADVANTAGE_LIMIT, MULTIPLIER_RANGE, backward_turn_advantages, next_multiplier, turn_mask
-
-from . import reference_methods as reference
-from .batches import GARBAGE, TURN_IDS, float64, normal, quick, turn_id_batches
+from sorl_trl.experimental.seeupo_ops import (
+    ADVANTAGE_LIMIT,
+    MULTIPLIER_RANGE,
+    backward_turn_advantages,
+    next_multiplier,
+)
+from sorl_trl.ops import turn_mask
+from tests.unit.ops.batches import GARBAGE, TURN_IDS, float64, normal, quick, turn_id_batches
 
 LOW, HIGH = MULTIPLIER_RANGE
+
+
+def reference_advantages(rewards: list[float], has_turn: list[list[bool]]) -> dict[tuple[int, int], float]:
+    """Trajectory and turn -> its advantage."""
+    found = {}
+    for k in range(len(has_turn[0]) if has_turn else 0):
+        rows = [i for i, row in enumerate(has_turn) if row[k]]
+        there = [rewards[i] for i in rows]
+        if not there:
+            continue
+        mean = math.fsum(there) / len(there)
+        std = math.sqrt(math.fsum((r - mean) ** 2 for r in there) / max(len(there) - 1, 1))
+        found |= {(i, k): min(max((rewards[i] - mean) / (std + 1e-6), -3.0), 3.0) for i in rows}
+    return found
+
+
+def reference_multiplier(multiplier: list[float], log_ratio: Tensor, mask: Tensor) -> list[float]:
+    following = []
+    for i, before in enumerate(multiplier):
+        tokens = [float(log_ratio[i, t]) for t in range(mask.shape[1]) if mask[i, t]]
+        if tokens:
+            ratio = math.exp(math.fsum(tokens) / len(tokens))
+            before = min(max(before * min(max(ratio, 0.8), 1.2), 0.8), 1.2)
+        following.append(before)
+    return following
 
 
 class TestAdvantages:
@@ -34,7 +64,7 @@ class TestAdvantages:
     @given(turn_id_batches(), st.integers(0, 99))
     def test_equals_the_reference(self, turn_ids, seed):
         rewards, mask = normal(turn_ids, seed, columns=1).squeeze(1), turn_mask(turn_ids)
-        expected = reference.backward_turn_advantages(rewards.tolist(), mask.tolist())
+        expected = reference_advantages(rewards.tolist(), mask.tolist())
         found = backward_turn_advantages(rewards, mask)
         for (i, k), advantage in expected.items():
             assert found[i, k].item() == pytest.approx(advantage, abs=1e-9)
@@ -93,7 +123,7 @@ class TestMultiplier:
         log_ratio, mask = normal(turn_ids, seed, scale=0.3), turn_ids == turn
         multiplier = normal(turn_ids, seed + 1, columns=1).squeeze(1).abs().clamp(LOW, HIGH)
         found = next_multiplier(multiplier, log_ratio, mask)
-        expected = float64(reference.next_multiplier(multiplier.tolist(), log_ratio, mask))
+        expected = float64(reference_multiplier(multiplier.tolist(), log_ratio, mask))
         torch.testing.assert_close(found, expected)
         assert ((found >= LOW) & (found <= HIGH)).all()
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._shared import at_least_float32, centred_within, spread_within
-from .masking import masked_mean
+from sorl_trl.ops import masked_mean
+from sorl_trl.ops.credit import centred_within, spread_within
+from sorl_trl.ops.masking import at_least_float32
 
 ADVANTAGE_LIMIT = 3.0
 """How far from 0 SeeUPO lets an advantage be, before it is multiplied."""

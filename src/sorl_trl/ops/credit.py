@@ -1,0 +1,224 @@
+"""Other ways for turns to share in what was earned, and which groups are worth training on.
+
+Turns are credited by the information they gained, normalized apart from outcomes, or compared in one state.
+
+Shapes: B trajectories, K turns in the longest one; `turn_mask` (B, K) is 1 where a trajectory has a turn. A group is
+the G trajectories of one prompt, in G rows that follow each other; N groups make B = N · G rows. What is outside of a
+mask never enters, NaN included, and results there are 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .advantages import STD_FLOOR, turn_returns
+from .masking import at_least_float32, check_choice, check_groups, keep
+
+GROUP_FILTERS = ("none", "zero_variance", "top_k", "top_p")
+_NO_SPREAD = 1e-6
+"""A standard deviation up to this is rounding: the rewards of the group are equal."""
+
+
+def information_gains(scores: Tensor, turn_mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Find by how much each turn raises the score of the state: r_k = s_{k+1} − s_k, and where there is one.
+
+    s_k is what the state in which turn k starts is worth; in IGPO (arXiv 2510.14967, as in the paper) the mean
+    log-probability of the golden answer's tokens after it. Turn k and its observation lead to the next. The last turn
+    of a trajectory has no gain, for it is worth its outcome, and no more has a turn one of whose two scores is not
+    finite.
+
+    Args:
+        scores: (B, K), NaN where a state has none.
+        turn_mask: (B, K), 1 where a trajectory has a turn.
+
+    Returns:
+        The gains (B, K), 0 where there is none, and a mask (B, K) bool that is True where there is one.
+    """
+    scores = at_least_float32(scores)
+    following = torch.cat([scores[:, 1:], torch.full_like(scores[:, :1], torch.nan)], dim=1)
+    has_next = torch.cat([turn_mask[:, 1:], torch.zeros_like(turn_mask[:, :1])], dim=1).bool()
+    has_gain = has_next & turn_mask.bool() & scores.isfinite() & following.isfinite()
+    return keep(following, has_gain) - keep(scores, has_gain), has_gain
+
+
+def separate_turn_advantages(
+    kinds: Sequence[tuple[Tensor, Tensor]], turn_mask: Tensor, num_generations: int, gamma: float, scale: str
+) -> Tensor:
+    """Normalize each kind of reward in its group first, then discount: Â_{i,k} = Σ_{j≥k} γ^{j−k} r̃_{i,j}, (B, K).
+
+    r̃ is the sum of `normalize_entries` of each kind. With turn rewards and outcomes as the kinds it is IGPO's
+    advantage (arXiv 2510.14967, as in the paper and as read in its public code). A reward that is missing is no 0: it
+    enters neither mean nor spread, and adds nothing to a sum.
+
+    Args:
+        kinds: of each kind of reward the rewards (B, K) and a mask (B, K), 1 where there is one.
+        turn_mask: (B, K), 1 where a trajectory has a turn.
+        num_generations: G, the trajectories of a group; it must divide B.
+        gamma: discount per turn.
+        scale: as in `normalize_entries`.
+
+    Raises:
+        ValueError: as `normalize_entries`.
+    """
+    normalized = at_least_float32(torch.zeros_like(turn_mask))
+    for rewards, mask in kinds:
+        kept = mask.bool() & turn_mask.bool()
+        normalized = normalized + normalize_entries(rewards, kept, num_generations, scale)
+    return turn_returns(normalized, turn_mask, gamma)
+
+
+def normalize_entries(x: Tensor, mask: Tensor, num_generations: int, scale: str) -> Tensor:
+    """Compare every entry of `x` with all of its group's: (x − x̄) / (σ + 1e-4) where `mask` is 1, (B, K).
+
+    x̄ is the mean over the entries that a group has, each with the same weight, and σ their unbiased standard
+    deviation (IGPO, arXiv 2510.14967; 1e-4 is TRL's). A single entry gives 0.
+
+    Args:
+        x: (B, K).
+        mask: (B, K), 1 where there is an entry.
+        num_generations: G, the rows of a group; it must divide B.
+        scale: "group" divides by σ of the group, "batch" by σ of all entries, as TRL's `scale_rewards` does of
+            outcomes, "none" by nothing.
+
+    Raises:
+        ValueError: `num_generations` does not divide B.
+    """
+    check_groups(num_generations, len(x), "rows of x")
+    groups = torch.arange(len(x), device=x.device) // num_generations
+    groups = groups.unsqueeze(1).expand(x.shape)
+    centred = centred_within(x, mask, groups)
+    if scale == "none":
+        return centred
+    if scale == "batch":
+        everywhere = torch.zeros_like(groups)
+        return centred / (spread_within(centred_within(x, mask, everywhere), mask, everywhere) + STD_FLOOR)
+    return centred / (spread_within(centred, mask, groups) + STD_FLOOR)
+
+
+def state_advantages(
+    returns: Tensor, states: Tensor, turn_mask: Tensor, num_generations: int, scale: bool = True
+) -> Tensor:
+    """Compare turns of one group that start in one state: A^S_{i,k} = (R_{i,k} − R̄) / (σ + 1e-4), (B, K).
+
+    R̄ and σ (unbiased) are those of the returns of all the group's turns in that state, several of one trajectory
+    among them: the step-level advantage of GiGPO (arXiv 2505.10978, as in its public code; 1e-4 is TRL's, 1e-6
+    theirs). A state that occurs once gives 0.
+
+    Args:
+        returns: (B, K), from `turn_returns`.
+        states: (B, K) int64; within a group, equal numbers are one state. Any numbers, 0 included.
+        turn_mask: (B, K), 1 where a trajectory has a turn.
+        num_generations: G, the trajectories of a group.
+        scale: whether to divide by σ + 1e-4.
+    """
+    index = _state_index(states, turn_mask, num_generations)
+    centred = centred_within(returns, turn_mask, index)
+    return centred / (spread_within(centred, turn_mask, index) + STD_FLOOR) if scale else centred
+
+
+def is_shared_state(states: Tensor, turn_mask: Tensor, num_generations: int) -> Tensor:
+    """Mark the turns that start in a state in which another turn of their group starts too: (B, K) bool.
+
+    Arguments are those of `state_advantages`.
+    """
+    return turn_mask.bool() & (_count_within(turn_mask, _state_index(states, turn_mask, num_generations)) > 1)
+
+
+def group_spread(rewards: Tensor, num_generations: int) -> Tensor:
+    """Compute the standard deviation of each group's rewards: (B,) to (N,) float64.
+
+    It divides by the rewards less one, as TRL's does; with fewer than two rewards it is 0, with an infinite one NaN.
+
+    Args:
+        rewards: (B,), NaN where a trajectory has none.
+        num_generations: G, which must divide B.
+
+    Raises:
+        ValueError: `num_generations` does not divide B.
+    """
+    check_groups(num_generations, len(rewards), "rewards")
+    groups = rewards.double().view(-1, num_generations)
+    scored = ~groups.isnan()
+    count = scored.sum(1, keepdim=True)
+    groups = torch.where(scored, groups, 0.0)
+    deviations = torch.where(scored, groups - groups.sum(1, keepdim=True) / count.clamp(min=1), 0.0)
+    return (deviations.square().sum(1) / (count.squeeze(1) - 1).clamp(min=1)).sqrt()
+
+
+def kept_groups(spread: Tensor, group_filter: str, share: float = 1.0) -> Tensor:
+    """Choose the groups to train on: (N,) standard deviations to (N,) bool.
+
+    "none" keeps all; "zero_variance" those whose rewards differ, that is by more than 1e-6 (DAPO, arXiv 2503.14476,
+    second-hand); "top_k" of these the ⌈share · N⌉ that differ most (StarPO-S, arXiv 2504.20073, as read in a public
+    implementation, where ⌊share · N⌋ may be 0); "top_p" the fewest that hold `share` of the sum of all variances
+    (RAGEN-2, arXiv 2604.06268, as read there), and at least one. Of equal spreads the first comes first. A group whose
+    rewards are equal, or whose spread is NaN, is kept by "none" alone (ours, of "top_k" and "top_p").
+
+    Args:
+        spread: from `group_spread`.
+        group_filter: one of `GROUP_FILTERS`.
+        share: of the groups, or of the variance, in [0, 1].
+
+    Raises:
+        ValueError: another `group_filter`, or `share` is outside [0, 1].
+    """
+    check_choice("group_filter", group_filter, GROUP_FILTERS)
+    if not 0 <= share <= 1:
+        raise ValueError(f"`share` is {share!r}, but must be in [0, 1].")
+    if group_filter == "none":
+        return torch.ones_like(spread, dtype=torch.bool)
+    differs = spread > _NO_SPREAD
+    if group_filter == "zero_variance" or not len(spread):
+        return differs
+    order = torch.where(differs, spread, 0.0).argsort(descending=True, stable=True)  # NaN would come first
+    if group_filter == "top_k":
+        # Rounding must not make 8 of 7 · 100 %.
+        first = torch.arange(len(order), device=spread.device) < max(math.ceil(share * len(order) - 1e-9), 1)
+    else:
+        variances = torch.where(differs, spread.square(), 0.0)[order]
+        before = variances.cumsum(0) - variances
+        first = before < share * variances.sum() * (1 - 1e-9) if share < 1 else torch.ones_like(differs)
+        first[0] = True
+    return torch.zeros_like(differs).scatter(0, order, first) & differs
+
+
+def centred_within(x: Tensor, mask: Tensor, index: Tensor) -> Tensor:
+    """`x` less the mean of the kept entries that have the same `index`, 0 where `mask` is 0."""
+    count = _count_within(mask, index)
+    centred = keep(x, mask)
+    # The second pass removes what rounding left of the mean of equal entries, which 1 / (σ + 1e-4) would blow up.
+    for _ in range(2):
+        centred = keep(centred - _sums_within(centred, index) / count.clamp(min=1), mask)
+    return centred
+
+
+def spread_within(centred: Tensor, mask: Tensor, index: Tensor) -> Tensor:
+    """The unbiased standard deviation of the entries that have the same `index`, for each entry."""
+    variance = _sums_within(centred.square(), index) / (_count_within(mask, index) - 1).clamp(min=1)
+    is_positive = variance > 0  # the square root of 0 has no gradient
+    return torch.where(is_positive, torch.where(is_positive, variance, 1.0).sqrt(), 0.0)
+
+
+def _state_index(states: Tensor, turn_mask: Tensor, num_generations: int) -> Tensor:
+    """(B, K) int64: a number for each pair of group and state, from 0; that of a turn that is not there is 0 too."""
+    index = torch.zeros_like(states)
+    kept = turn_mask.bool()
+    groups = (torch.arange(len(states), device=states.device) // num_generations).unsqueeze(1).expand(states.shape)
+    pairs = torch.stack([groups[kept], states[kept]], dim=1)
+    index[kept] = torch.unique(pairs, dim=0, return_inverse=True)[1]
+    return index
+
+
+def _count_within(mask: Tensor, index: Tensor) -> Tensor:
+    """How many kept entries have the same `index`, for each entry."""
+    return _sums_within(mask.bool().long(), index)
+
+
+def _sums_within(x: Tensor, index: Tensor) -> Tensor:
+    """The sum of `x` over all entries that have the same `index`, for each entry: the shape of `x`."""
+    flat, index_flat = x.reshape(-1), index.reshape(-1)
+    return torch.zeros_like(flat).scatter_add(0, index_flat, flat).gather(0, index_flat).view(x.shape)

@@ -1,0 +1,351 @@
+"""`trl.GRPOTrainer` with turns, a method of five pieces, and runs that resume exactly.
+
+TRL 1.16's private methods are overridden narrowly: `super()` plus what differs. docs/architecture.md lists them, and
+tests/contract/test_trl_seams.py fails when one of their bodies changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from accelerate.logging import get_logger
+from datasets import Dataset
+from torch import Tensor, nn
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from trl import GRPOTrainer
+from trl.trainer.utils import disable_dropout_in_model
+
+from sorl_trl.methods import Method, MicroBatch, Objective, ScoredRollout, method_from
+from sorl_trl.ops import good_trajectories, turn_broadcast, turn_counts
+from sorl_trl.trainers.agents.native_tools import HarmlessTools
+from sorl_trl.trainers.config import TRLS_LOSS_TYPES, TurnLevelConfig
+from sorl_trl.trainers.cycle.epoch_sampler import EpochRepeatSampler
+from sorl_trl.trainers.cycle.generation_cycle import GenerationCycle
+from sorl_trl.trainers.cycle.roll_back import roll_back
+from sorl_trl.trainers.cycle.shared_storage import check_resumable, check_storage
+from sorl_trl.trainers.loss.bias_norm import bias_normalizer
+from sorl_trl.trainers.loss.kl_schedule import KLSchedule
+from sorl_trl.trainers.loss.metrics import MetricLog, MetricSums
+from sorl_trl.trainers.loss.policy_loss import is_trls, micro_batch, policy_loss
+from sorl_trl.trainers.turns.batch import (
+    GENERATED_AT,
+    GOOD_TOKENS,
+    advantages_of,
+    drop,
+    loss_mask_of,
+)
+from sorl_trl.trainers.turns.information_gain import InformationGain
+from sorl_trl.trainers.turns.recording import (
+    RolloutRecorder,
+    corrects_sampling,
+    mismatch_of,
+    own_rows,
+    show_advantages,
+)
+from sorl_trl.trainers.turns.spans import check_turn_ids, checked_rollout, split_at_tags, turn_ids_of
+from sorl_trl.trainers.turns.trajectory_dump import TrajectoryDump
+
+logger = get_logger(__name__)
+
+
+class TurnLevelTrainer(GRPOTrainer):
+    """`GRPOTrainer` that records turns, and whose advantages and loss are those of a `Method`."""
+
+    config_class: ClassVar[type[TurnLevelConfig]] = TurnLevelConfig
+    default_method: ClassVar[str] = "so_grpo"
+    args: TurnLevelConfig
+    method: Method
+    rollout_examples: list[dict[str, Any]] | None = None
+    """The rows of the data set of the rollout that is being made, for a `rollout_func` that wants more than prompts."""
+    _train_sampler: EpochRepeatSampler | None = None
+    _policy_logps: Tensor
+
+    def __init__(
+        self,
+        model: Any,
+        reward_funcs: Any = None,
+        args: TurnLevelConfig | None = None,
+        *positional: Any,
+        method: Method | str | Mapping[str, Any] | None = None,
+        **named: Any,
+    ) -> None:
+        if args is None:
+            name = model if isinstance(model, str) else model.config._name_or_path
+            args = self.config_class(f"{name.split('/')[-1]}-{type(self).__name__.removesuffix('Trainer')}")
+        if not isinstance(args, self.config_class):
+            raise TypeError(f"`args` is a {type(args).__name__}, but must be a {self.config_class.__name__}.")
+        self.method = method_from(self.default_method if method is None else method)
+        self._check_method(args)
+        if named.get("rollout_func") is not None:
+            named["rollout_func"] = checked_rollout(named["rollout_func"])
+        self._tools = HarmlessTools(self)
+        self._recorder = RolloutRecorder(self)
+        self._cycle = GenerationCycle(self, args.rollout_staleness)
+        super().__init__(model, reward_funcs, args, *positional, **named)
+        if args.disable_dropout:
+            disable_dropout(self.model)
+        self._check_dataset()
+        self._set_up_rewards()
+        self._bias_normalizer = bias_normalizer(self)
+        self._metric_log = MetricLog(self)
+        self._dump = TrajectoryDump(args, self._tokenizer)
+        self.add_callback(self._dump)
+        self._kl_schedule: KLSchedule | None = None
+        if args.target_kl:
+            self._kl_schedule = KLSchedule(args.target_kl, self.accelerator, self._record_lr_factor)
+            self.add_callback(self._kl_schedule)
+
+    def _check_method(self, args: TurnLevelConfig) -> None:
+        """Raise ValueError where a piece of the method does not go with the loss type."""
+        if self.method.keep and args.loss_type in ("bnpo", "sapo", "luspo"):
+            raise ValueError(
+                f"`loss_type` is {args.loss_type!r}, whose mean over a micro-batch cannot leave out what `keep` drops: "
+                "use 'turn', 'grpo', 'dr_grpo' or 'dapo'."
+            )
+        if args.loss_type in TRLS_LOSS_TYPES and self.method.surrogate != Method().surrogate:
+            raise ValueError(
+                f"`loss_type` is {args.loss_type!r}, which has a surrogate of its own beside the method's: use "
+                "'turn', 'grpo', 'dr_grpo', 'dapo' or 'bnpo'."
+            )
+
+    def _check_dataset(self) -> None:
+        """Raise ValueError where TRL, which leaves out what does not fill a rollout, would stop before the first step."""
+        prompts = int(self.args.generation_batch_size) // int(self.num_generations)
+        if isinstance(self.train_dataset, Dataset) and len(self.train_dataset) < prompts:
+            raise ValueError(
+                f"`train_dataset` has {len(self.train_dataset)} prompts, but a rollout takes {prompts}: "
+                f"`generation_batch_size` {self.args.generation_batch_size} / `num_generations` {self.num_generations}."
+            )
+
+    def _set_up_rewards(self) -> None:
+        for function in self.reward_funcs:
+            if isinstance(function, InformationGain):
+                function.attach(self)
+        named = enumerate(zip(self.reward_funcs, self.reward_func_names, strict=True))
+        self.reward_funcs = [self._recorder.rewards.recording(func, index, name) for index, (func, name) in named]
+
+    # ---------------------------------------------------------------------------------------------------------------
+    # The rollout: turns, rewards, advantages
+    # ---------------------------------------------------------------------------------------------------------------
+
+    def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
+        self._tools.clean_prompts(prompts)
+        result = super()._generate(prompts)
+        prompt_ids, completion_ids, env_mask, _, _, extra_fields, *_ = result
+        turn_ids = turn_ids_of(completion_ids, env_mask, extra_fields.pop("turn_ids", None))
+        check_turn_ids(turn_ids, completion_ids, env_mask)
+        if self.args.turn_boundary_tags:
+            turn_ids = split_at_tags(turn_ids, completion_ids, self._tokenizer, self.args.turn_boundary_tags)
+        self._recorder.note_turns(turn_ids, prompt_ids, completion_ids)
+        return result
+
+    def _tool_call_loop(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        return self._tools.run_loop(super()._tool_call_loop, *args, **kwargs)
+
+    def _get_tool_suffix_ids(self, tool_messages: list[dict[str, Any]]) -> list[int]:
+        return self._tools.suffix_ids(super()._get_tool_suffix_ids, tool_messages)
+
+    def _calculate_rewards(self, *args: Any) -> Tensor:
+        return self._recorder.note_rewards(super()._calculate_rewards(*args))
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        self._tools.note_prompts(inputs)
+        self.rollout_examples = [dict(row) for row in inputs]
+        output = super()._generate_and_score_completions(inputs)
+        output["turn_ids"] = self._turn_ids(output)
+        output[GENERATED_AT] = torch.tensor(self.state.global_step)
+        rollout = self._recorder.scored(output, inputs)
+        self._apply_method(output, rollout)
+        totals = own_rows(rollout.totals(), len(inputs), self.accelerator)
+        lengths = [len(row) for row in self._recorder.generated.turn_ids]
+        self._dump.prepare(output, inputs, lengths, totals)
+        output["turn_counts"] = turn_counts(output["turn_ids"]).cpu()
+        return output
+
+    def _turn_ids(self, output: dict[str, Any]) -> Tensor:
+        """(B, T) the turn of each token that the loss keeps, in the width that TRL padded to."""
+        loss_mask = loss_mask_of(output)
+        turn_ids = loss_mask.new_full(loss_mask.shape, -1)
+        generated = self._recorder.turns.turn_ids
+        turn_ids[:, : generated.shape[1]] = generated
+        return torch.where(loss_mask.bool(), turn_ids, -1)
+
+    def _apply_method(self, output: dict[str, Any], rollout: ScoredRollout) -> None:
+        """Put advantages and weights into TRL's batch of this process's rows, and drop what is not kept."""
+        kept = self._kept(rollout, output) if self.model.training else []
+        for mask in (each for each in kept if each.dim() == 1):
+            drop(output, mask, self.accelerator)
+        self._set_advantages(output, rollout)
+        for mask in (each for each in kept if each.dim() == 2):
+            drop(output, mask, self.accelerator)
+        if self.method.weight is not None and corrects_sampling(self):
+            turns = self._recorder.turns
+            mismatch = mismatch_of(output, turns.turn_ids)
+            weights = torch.ones_like(output["old_per_token_logps"])
+            weights[:, : turns.turn_ids.size(1)] = self.method.weight(mismatch, turns).to(weights.dtype)
+            output["importance_sampling_ratio"] = weights
+        good = good_trajectories(advantages_of(output), output["turn_ids"] >= 0)
+        tokens = ((output["turn_ids"] >= 0) & good.unsqueeze(1)).sum()
+        output[GOOD_TOKENS] = self.accelerator.gather(tokens).sum()
+
+    def _kept(self, rollout: ScoredRollout, output: dict[str, Any]) -> list[Tensor]:
+        """What each piece of `keep` keeps of this process's rows: (B,) or (B, T) bool. Its share is logged."""
+        masks = []
+        rows, width = output["completion_ids"].shape
+        for piece in self.method.keep:
+            keep = piece(rollout).bool()
+            name = getattr(piece, "__name__", type(piece).__name__)
+            share = keep if keep.dim() == 1 else keep[rollout.turns.loss_mask]
+            self._metrics["train"][f"keep/{name}"].append(share.float().mean().item())
+            own = own_rows(keep, rows, self.accelerator)
+            if own.dim() == 2:  # all processes' rows may be wider, and TRL's batch too
+                whole = torch.ones((rows, width), dtype=torch.bool, device=own.device)
+                columns = min(width, own.size(1))
+                whole[:, :columns] = own[:, :columns]
+                own = whole
+            masks.append(own)
+        return masks
+
+    def _set_advantages(self, output: dict[str, Any], rollout: ScoredRollout) -> None:
+        """Put the method's advantages into the batch, where they are not TRL's own."""
+        advantages = self.method.credit(rollout)
+        if advantages is None:
+            return
+        if self.multi_objective_aggregation != "sum_then_normalize":
+            raise ValueError(
+                f"`multi_objective_aggregation` is {self.multi_objective_aggregation!r}, but credit per turn needs "
+                "'sum_then_normalize'."
+            )
+        show_advantages(self, advantages, rollout.turn_mask)
+        own = own_rows(advantages, len(output["turn_ids"]), self.accelerator)
+        output["advantages"] = turn_broadcast(own, output["turn_ids"])
+
+    # ---------------------------------------------------------------------------------------------------------------
+    # The loss
+    # ---------------------------------------------------------------------------------------------------------------
+
+    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Any, Any]:
+        result = super()._get_per_token_logps_and_entropies(*args, **kwargs)
+        self._policy_logps = result[0]
+        return result
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        """The loss of `policy_loss`, or TRL's own where that is asked for; then terms, metrics and observers."""
+        if is_trls(self, inputs):
+            loss, objective = super()._compute_loss(model, inputs), None
+            batch = micro_batch(self, self._policy_logps, inputs)
+        else:
+            loss, batch, objective = policy_loss(self, model, inputs)
+        metrics: dict[str, Any] = {}
+        for term in (*self.method.terms, self._own_term):
+            value, of_term = term(batch)
+            loss = loss + value / self._micro_batches()
+            metrics |= of_term
+        self._metric_log.observe(batch, objective, metrics)
+        if objective is None and self.args.loss_type not in TRLS_LOSS_TYPES:
+            objective = self.method.surrogate(batch)
+        self._dump.observe(batch, objective)
+        if self._bias_normalizer is not None and objective is not None:
+            self._bias_normalizer.observe(self, batch, objective)
+        if self._kl_schedule is not None:
+            self._kl_schedule.observe(batch)
+        return loss
+
+    def _own_term(self, batch: MicroBatch) -> tuple[Tensor | float, dict[str, Any]]:
+        """What a subclass adds to the loss: a mean over the trajectories of the micro-batch, and metrics."""
+        return 0.0, {}
+
+    @property
+    def _reference_beta(self) -> float:
+        """The coefficient of the reference KL in the loss."""
+        return float(self.beta)
+
+    def _micro_batches(self) -> float:
+        """By what the loss of a micro-batch is divided."""
+        return float(self.current_gradient_accumulation_steps) if self.model.training else 1.0
+
+    def _share_of_rollout(self) -> float:
+        """Which part of what was generated together a micro-batch is, over all processes."""
+        of_process = int(self.args.steps_per_generation or 1) if self.model.training else 1
+        return 1.0 / (self.accelerator.num_processes * of_process)
+
+    def _record_lr_factor(self, factor: float) -> None:
+        self._metrics["train"]["lr_factor"].append(factor)
+
+    def _log(self, name: str, values: Tensor, keep: Tensor) -> None:
+        """Log the mean over all processes' `values` where `keep`: those with more of them count more."""
+        sums = MetricSums()
+        sums.add_mean(name, values, keep)
+        logged = self._metrics["train" if self.model.training else "eval"]
+        for key, value in sums.reduce(self.accelerator).items():
+            logged[key].append(value)
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any) -> Tensor:
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        if self._bias_normalizer is not None and self.accelerator.sync_gradients:
+            self._metrics["train"]["clipping_bias_norm"].append(self._bias_normalizer.normalize(self.accelerator))
+        return loss
+
+    # ---------------------------------------------------------------------------------------------------------------
+    # The generation cycle, and checkpoints that keep it
+    # ---------------------------------------------------------------------------------------------------------------
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        check_storage(self.args)
+        check_resumable(self.args, resume_from_checkpoint)
+        if self.args.is_on_policy:
+            logger.warning(
+                f"Updates per rollout: {self.args.updates_per_rollout:g}, so that every importance ratio is 1 and "
+                "nothing is clipped. Set `steps_per_generation` or `num_iterations` for several."
+            )
+        return super().train(resume_from_checkpoint, *args, **kwargs)
+
+    def _prepare_inputs(self, generation_batch: Any) -> Any:
+        return self._cycle.prepare_inputs(generation_batch, super()._prepare_inputs)
+
+    def _get_train_sampler(self, dataset: Any = None) -> EpochRepeatSampler:
+        self._train_sampler = EpochRepeatSampler.like(super()._get_train_sampler(dataset))
+        return self._train_sampler
+
+    def _run_epoch(self, **kwargs: Any) -> Any:
+        # transformers and accelerate set the epoch of the samplers they find, which, in a resumed run of several
+        # processes, lies deeper than they look.
+        if self._train_sampler is not None:
+            self._train_sampler.set_epoch(kwargs["epoch"])
+        return super()._run_epoch(**kwargs)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        if not self.args.save_only_model:
+            name = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+            self._cycle.save(Path(self._get_output_dir(trial=trial)) / name)
+        # transformers writes the trainer's state last: where that is, all of the checkpoint is.
+        super()._save_checkpoint(model, trial)
+
+    def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None) -> Any:
+        prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
+        if resume_from_checkpoint is not None:
+            self._cycle.load(Path(resume_from_checkpoint))
+        return prepared
+
+    def roll_back(self, checkpoint: str | Path) -> None:
+        """Restore what a resumed run would: policy, critic, optimizer, schedule and gradient scaler.
+
+        The step, the epoch, the order of prompts and the random numbers go on as they are, and the next step collects
+        new trajectories. Between two optimizer steps, on all processes together.
+
+        Raises:
+            ValueError: `checkpoint` is not a whole checkpoint, or, with `save_only_model`, has no optimizer.
+        """
+        roll_back(self, self._cycle, checkpoint)
+
+
+def disable_dropout(model: nn.Module) -> None:
+    """Set every dropout probability of a model to 0: of `nn.Dropout`, and what attention layers hold as a number."""
+    disable_dropout_in_model(model)
+    for module in model.modules():
+        for name, value in vars(module).items():
+            if "drop" in name and isinstance(value, float):
+                setattr(module, name, 0.0)

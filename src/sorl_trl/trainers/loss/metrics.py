@@ -1,0 +1,236 @@
+"""What a turn-level loss logs about itself, once per optimizer step; docs/metrics.md explains every name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+
+from sorl_trl.methods import MicroBatch, Objective
+from sorl_trl.ops import (
+    TurnLayout,
+    effective_sample_size,
+    importance_ratio,
+    is_outside,
+    kl_to_old,
+    masked_mean,
+    range_of_turns,
+    turn_layout,
+    turn_reduce,
+    weight_sums,
+)
+
+
+class MetricSums:
+    """Means, extremes and weights of one micro-batch, to be reduced over all processes."""
+
+    def __init__(self) -> None:
+        self._means: dict[str, tuple[Tensor, Tensor]] = {}
+        self._rank_means: dict[str, Tensor] = {}
+        self._maxima: dict[str, Tensor] = {}
+        self._minima: dict[str, Tensor] = {}
+        self._weights: dict[str, Tensor] = {}
+
+    def add_mean(self, name: str, values: Tensor, keep: Tensor) -> None:
+        """The mean of `values` where `keep`; both of one shape. Processes with more of them count more."""
+        keep = keep.bool()
+        self._means[name] = (torch.where(keep, values.detach(), 0.0).sum().float(), keep.sum().float())
+
+    def add_rank_mean(self, name: str, value: Tensor) -> None:
+        """The mean over processes of a scalar, those where it is NaN aside."""
+        self._rank_means[name] = value.detach().float()
+
+    def add(self, metrics: Mapping[str, Tensor | tuple[Tensor, Tensor]]) -> None:
+        """Metrics of a term: scalars, or values and where to keep them."""
+        for name, value in metrics.items():
+            if isinstance(value, tuple):
+                self.add_mean(name, *value)
+            else:
+                self.add_rank_mean(name, value)
+
+    def add_min(self, name: str, values: Tensor, keep: Tensor) -> None:
+        """The least of `values` where `keep`."""
+        self._minima[name] = _amin(torch.where(keep.bool(), values.detach(), float("inf")))
+
+    def add_max(self, name: str, values: Tensor, keep: Tensor) -> None:
+        """The largest of `values` where `keep`."""
+        self._maxima[name] = -_amin(torch.where(keep.bool(), -values.detach(), float("inf")))
+
+    def add_weights(self, name: str, weights: Tensor, keep: Tensor) -> None:
+        """The effective sample size of `weights` where `keep`, over the micro-batches that are reduced together."""
+        self._weights[name] = weight_sums(weights, keep).float()
+
+    @property
+    def names(self) -> list[str]:
+        """Of its metrics, in the order in which `_reduced` has their values."""
+        return [*self._means, *self._rank_means, *self._minima, *self._maxima, *self._weights]
+
+    def row(self) -> Tensor:
+        """(N,) all numbers that other processes need of this one."""
+        pairs = [number for pair in self._means.values() for number in pair]
+        extremes = [-low for low in self._minima.values()] + list(self._maxima.values())
+        weights = [number for three in self._weights.values() for number in three]
+        return torch.stack([*pairs, *self._rank_means.values(), *extremes, *weights])
+
+    def reduce(self, accelerator: Accelerator) -> dict[str, float]:
+        """Every metric over all processes; NaN, which TRL leaves out of its averages, where nothing was kept."""
+        return reduce_all([self], accelerator)[0]
+
+    def _reduced(self, rows: Tensor) -> Tensor:
+        """(R, M, N) the rows of R processes and M micro-batches to (M, len(names)) metrics."""
+        extreme = len(self._minima) + len(self._maxima)
+        sizes = [2 * len(self._means), len(self._rank_means), extreme, 3 * len(self._weights)]
+        pairs, ranks, extremes, weights = torch.split(rows, sizes, dim=-1)
+        sums = pairs.sum(0).view(pairs.shape[1], -1, 2)
+        tops = extremes.amax(0)
+        tops = torch.where(tops == -float("inf"), float("nan"), tops)
+        lows, highs = -tops[:, : len(self._minima)], tops[:, len(self._minima) :]
+        of_step = weights.sum(dim=(0, 1)).view(-1, 3)
+        # Of all micro-batches together: said with the last, and NaN with those before it.
+        effective = torch.full_like(weights[0, :, : len(of_step)], float("nan"))
+        effective[-1] = effective_sample_size(of_step)
+        # 0 / 0 is NaN
+        return torch.cat([sums[..., 0] / sums[..., 1], ranks.nanmean(0), lows, highs, effective], dim=-1)
+
+
+def reduce_all(sums: Sequence[MetricSums], accelerator: Accelerator) -> list[dict[str, float]]:
+    """The metrics of each micro-batch over all processes: one collective for all, and one wait for the device.
+
+    The micro-batches must have the same metrics, and the processes as many micro-batches.
+    """
+    rows = accelerator.gather(torch.stack([each.row() for each in sums]).unsqueeze(0))
+    return [dict(zip(sums[0].names, values, strict=True)) for values in sums[0]._reduced(rows).tolist()]
+
+
+def mean_of_numbers(values: Sequence[float]) -> float:
+    """The mean of those that are no NaN; NaN if none is left."""
+    numbers = [value for value in values if not math.isnan(value)]
+    return sum(numbers) / len(numbers) if numbers else math.nan
+
+
+class MetricLog:
+    """Adds a value per metric and micro-batch to TRL's lists, as TRL does.
+
+    On the device they are kept until the optimizer steps: then all processes exchange them, and each waits for its
+    device once, however many micro-batches there were.
+
+    Args:
+        trainer: a `TurnLevelTrainer`, in whose `_metrics` they are put.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self._waiting: list[MetricSums] = []
+
+    def observe(self, batch: MicroBatch, objective: Objective | None, terms: Mapping[str, Any]) -> None:
+        """Take note of a micro-batch; log it and those before it if the optimizer steps after it.
+
+        Args:
+            batch: the micro-batch.
+            objective: what our surrogate said; None where TRL computed the loss and logged its own clip ratios.
+            terms: the metrics of the terms.
+        """
+        sums = batch_metrics(batch)
+        if objective is not None:
+            add_clip_ratios(sums, batch, objective.stopped)
+        sums.add(terms)
+        self._waiting.append(sums)
+        logged = self._trainer._metrics["train" if batch.is_training else "eval"]
+        if batch.age is not None:
+            logged["off_policy_age"].append(batch.age)
+        if batch.ends_step:
+            for metrics in reduce_all(self._waiting, self._trainer.accelerator):
+                for name, value in metrics.items():
+                    logged[name].append(value)
+            self._waiting.clear()
+
+
+@torch.no_grad()
+def batch_metrics(batch: MicroBatch) -> MetricSums:
+    """The turn, ratio, clip and KL metrics of one micro-batch."""
+    turns, log_ratio = batch.turns, batch.log_ratio.detach()
+    low, high = (range_of_turns(side, turns) for side in batch.turn_range[:2])
+    present = turns.turn_mask
+    ratio = turn_reduce(importance_ratio(log_ratio, turns, "turn", batch.turn_ratio), turns)
+    turn_advantages = turn_reduce(batch.advantages.expand_as(log_ratio), turns)
+    outside_tokens = is_outside(log_ratio.float().exp(), *batch.token_range[:2])
+    sums = MetricSums()
+    sums.add_mean("turns/per_trajectory", present.float().sum(-1), torch.ones_like(turns.counts))
+    sums.add_mean("turns/length", turns.lengths.float(), present)
+    sums.add_mean("turns/ratio_mean", ratio, present)
+    sums.add_min("turns/ratio_min", ratio, present)
+    sums.add_max("turns/ratio_max", ratio, present)
+    sums.add_mean("clip_fraction/token", outside_tokens.float(), turns.loss_mask)
+    sums.add_mean("clip_fraction/turn", is_outside(ratio, low, high).float(), present)
+    below = is_outside(ratio, low, math.inf).float()
+    sums.add_mean("clip_fraction/negative_turn", below, present & (turn_advantages < 0))
+    sums.add_mean("kl_to_old", *kl_of_trajectories(log_ratio, turns))
+    of_units = importance_ratio(log_ratio, turns, batch.level, batch.turn_ratio)
+    if batch.level == "sequence":
+        outside = masked_mean(is_outside(of_units, *batch.clip_range[:2]).float(), turns.loss_mask, dim=1)
+        sums.add_mean("clip_fraction/sequence", outside, turns.counts > 0)
+    _add_scaled_range(sums, batch)
+    sums.add_weights("effective_sample_size", of_units, turns.loss_mask)
+    return sums
+
+
+def kl_of_trajectories(log_ratio: Tensor, turns: TurnLayout) -> tuple[Tensor, Tensor]:
+    """(B,) KL to the old policy of each trajectory, nats per token, and (B,) whether it has a token."""
+    return kl_to_old(log_ratio, turns.loss_mask, "unbiased"), turns.counts > 0
+
+
+def _add_scaled_range(sums: MetricSums, batch: MicroBatch) -> None:
+    """How far a ratio may go where the range depends on the length, in the mean over turns or sequences."""
+    if not isinstance(batch.turn_range.low, Tensor):
+        return
+    units, clip_range = batch.turns, batch.turn_range
+    if batch.level == "sequence":  # each trajectory is one turn
+        units, clip_range = turn_layout(torch.where(units.loss_mask, 0, -1), 1), batch.clip_range
+    for name, side in (("clip_range/low", clip_range.low), ("clip_range/high", clip_range.high)):
+        sums.add_mean(name, torch.as_tensor(range_of_turns(side, units)), units.turn_mask)
+
+
+@torch.no_grad()
+def add_clip_ratios(sums: MetricSums, batch: MicroBatch, stopped: Tensor) -> None:
+    """TRL's `clip_ratio/…`: the share of tokens whose gradient is stopped, (B, T) bool, on either side of 1."""
+    kept, above = batch.loss_mask, batch.ratio.detach() > 1
+    low, high = (stopped & ~above).float(), (stopped & above).float()
+    sums.add_mean("clip_ratio/low_mean", low, kept)
+    sums.add_mean("clip_ratio/high_mean", high, kept)
+    sums.add_mean("clip_ratio/region_mean", low + high, kept)
+    sums.add_min("clip_ratio/low_min", masked_mean(low, kept, dim=1), batch.turns.counts > 0)
+    sums.add_max("clip_ratio/high_max", masked_mean(high, kept, dim=1), batch.turns.counts > 0)
+
+
+def log_trls_metrics(
+    trainer: Any, mask: Tensor, mean: Tensor, entropies: Tensor, kl: Tensor | None, aux_loss: Tensor | None
+) -> None:
+    """What TRL logs of its own loss, and ours takes over: `kl`, `entropy`, `policy_loss`, `aux_loss`.
+
+    Args:
+        trainer: a `GRPOTrainer`.
+        mask: (B, T), 1 on the tokens of the loss.
+        mean: () the loss before the entropy bonus.
+        entropies: (B, T), in nats.
+        kl: (B, T) to the reference, where there is one.
+        aux_loss: () of the router, where there is one.
+    """
+    accelerator = trainer.accelerator
+    metrics = trainer._metrics["train" if trainer.model.training else "eval"]
+    named = {"entropy": entropies} if kl is None else {"kl": kl, "entropy": entropies}
+    sums = [torch.where(mask.bool(), x, 0.0).sum().detach() for x in named.values()]
+    *totals, count = accelerator.reduce(torch.stack([*sums, mask.sum().to(sums[0])]), reduction="sum").tolist()
+    for name, total in zip(named, totals, strict=True):
+        metrics[name].append(total / max(count, 1.0))
+    if trainer._entropy_bonus_enabled:
+        metrics["policy_loss"].append(accelerator.gather(mean.detach()).nanmean().item())
+    if trainer.aux_loss_enabled and aux_loss is not None:
+        metrics["aux_loss"].append(accelerator.gather_for_metrics(aux_loss).mean().item())
+
+
+def _amin(values: Tensor) -> Tensor:
+    return values.min().float() if values.numel() else torch.tensor(float("inf"), device=values.device)

@@ -1,0 +1,129 @@
+"""The batch that TRL makes of a rollout: what is read of it, and how trajectories leave it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.logging import get_logger
+from torch import Tensor
+from trl.models.utils import disable_gradient_checkpointing
+
+from sorl_trl.ops import TurnLayout, turn_ids_from_mask, turn_layout, turn_starts
+
+logger = get_logger(__name__)
+
+ROW_SCALE = "row_scale"
+"""Field of a batch from which trajectories were dropped: all rows over those that still count."""
+GENERATED_AT = "generated_at_step"
+"""Field of a batch: how many optimizer steps had been made when its trajectories were sampled."""
+GOOD_TOKENS = "good_tokens"
+"""Field of a batch: the model tokens of all trajectories with an advantage of at least 0, over all processes."""
+ON_HOST = (GENERATED_AT, "turn_counts", ROW_SCALE, "trained_turn")
+"""Fields of a batch that stay on the host, where reading them does not wait for the device."""
+IMAGE_INPUTS = (
+    "pixel_values",
+    "image_grid_thw",
+    "num_images",
+    "pixel_attention_mask",
+    "spatial_shapes",
+    "num_tiles",
+    "image_sizes",
+    "token_type_ids",
+    "mm_token_type_ids",
+    "image_position_ids",
+)
+"""Fields of a batch that a pass of the policy reads besides ids and masks, where its prompts have images."""
+
+
+def loss_mask_of(batch: Mapping[str, Any]) -> Tensor:
+    """(B, T) 1 on the tokens that the loss keeps."""
+    mask: Tensor = batch["completion_mask"]
+    return mask * batch["tool_mask"] if "tool_mask" in batch else mask
+
+
+def advantages_of(batch: Mapping[str, Any]) -> Tensor:
+    """(B, T), or (B, 1) where all tokens of a trajectory have the same."""
+    advantages: Tensor = batch["advantages"]
+    return advantages.unsqueeze(1) if advantages.dim() == 1 else advantages
+
+
+def row_scale(batch: Mapping[str, Any]) -> float:
+    """By what a mean over the rows of a micro-batch is multiplied, so that dropped ones leave it: 1 without any."""
+    return float(batch.get(ROW_SCALE, 1.0))
+
+
+def turns_of(batch: Mapping[str, Any]) -> TurnLayout:
+    """Its turns: those that it says, else the runs of its model tokens."""
+    turn_ids, counts = batch.get("turn_ids"), batch.get("turn_counts")
+    most = None if counts is None or not counts.numel() else int(counts.max())
+    return turn_layout(turn_ids_from_mask(loss_mask_of(batch)) if turn_ids is None else turn_ids, most)
+
+
+def token_count(batch: Mapping[str, Any], accelerator: Accelerator) -> Tensor:
+    """() the tokens that the loss keeps on all processes: TRL's `num_items_in_batch`."""
+    count: Tensor = accelerator.gather(loss_mask_of(batch).sum()).sum()
+    return count
+
+
+def drop(batch: dict[str, Any], keep: Tensor, accelerator: Accelerator) -> None:
+    """Take what is not in `keep` out of masks, turns and denominators. All processes call it together.
+
+    TRL's loss forgets a token that a mask rejects, but not its row: where it averages over trajectories, a row without
+    a token is a row of 0. A row that is dropped here leaves that mean too (`ROW_SCALE`), over all processes and the
+    whole generation batch, so that the result is the same however the batch is split. A row that had no token before
+    goes on counting as 0, as in TRL.
+
+    Args:
+        batch: what `_generate_and_score_completions` makes of B trajectories, with `turn_ids`.
+        keep: (B,) or (B, T) bool, False for what is to be dropped.
+        accelerator: of the trainer.
+    """
+    keep = keep.unsqueeze(1) if keep.dim() == 1 else keep
+    before = loss_mask_of(batch).bool()
+    kept = before & keep
+    emptied = before.any(1) & ~kept.any(1)
+    local = torch.stack([emptied.new_tensor(len(emptied), dtype=torch.long), emptied.sum(), before.sum(), kept.sum()])
+    counts = accelerator.gather(local.unsqueeze(0)).sum(0)
+    rows, emptied_rows, tokens_before, tokens = counts.tolist()
+    if tokens == tokens_before:
+        return
+    if tokens == 0:
+        logger.warning("Every trajectory of this generation batch is dropped: the policy learns nothing from it.")
+    batch["tool_mask"] = batch.get("tool_mask", torch.ones_like(batch["completion_mask"])) * keep
+    batch["turn_ids"] = _renumbered(torch.where(kept, batch["turn_ids"], -1))
+    batch["num_items_in_batch"] = counts[-1]
+    rows_before = round(rows / row_scale(batch))
+    batch[ROW_SCALE] = torch.tensor(rows / max(rows_before - emptied_rows, 1), dtype=torch.float64)
+
+
+def policy_pass(trainer: Any, batch: Mapping[str, Any], model: Any = None) -> Tensor:
+    """(B, T) log-probabilities of a batch's completions under the policy as it is, without gradient.
+
+    Args:
+        trainer: a `GRPOTrainer`; all processes call it together.
+        batch: as TRL makes it of a rollout, or a micro-batch of it.
+        model: asked in place of the trainer's.
+    """
+    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
+    mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
+    images = {name: batch[name] for name in IMAGE_INPUTS if name in batch}
+    args, is_training = trainer.args, trainer.model.training
+    size = args.per_device_train_batch_size if is_training else args.per_device_eval_batch_size
+    with torch.no_grad(), disable_gradient_checkpointing(trainer.model, args.gradient_checkpointing_kwargs):
+        logps, _, _ = trainer._get_per_token_logps_and_entropies(
+            trainer.model if model is None else model,
+            ids,
+            mask,
+            batch["completion_ids"].size(1),
+            batch_size=size,
+            **images,
+        )
+    return logps
+
+
+def _renumbered(turn_ids: Tensor) -> Tensor:
+    """(B, T) turn ids that skip no index, of turns in the same order."""
+    return torch.where(turn_ids >= 0, turn_starts(turn_ids).long().cumsum(1) - 1, -1)
