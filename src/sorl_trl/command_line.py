@@ -125,15 +125,19 @@ def parse_dataclasses(
 
     parser = TrlParser(classes, prog=command, allow_abbrev=False, add_help=not first_look)
     parser.error = refuse
-    unknown = parser.set_defaults_with_config(**defaults)
+    known = {*parser._option_string_actions}
+    options = [word.partition("=")[0] for word in words if word.startswith("--")]
+    unknown = [*parser.set_defaults_with_config(**defaults), *(option for option in options if option not in known)]
+    if unknown and not first_look:  # which may be why another is missing
+        close = get_close_matches(unknown[0], known, n=1, cutoff=0.7)
+        refuse(f"`{unknown[0]}` is no argument of {command}" + (f"; is it `{close[0]}`?" if close else ""))
     try:
         with mistakes():
             *groups, strays = parser.parse_args_into_dataclasses([*words], return_remaining_strings=True)
     except (TypeError, AttributeError) as error:  # dataclasses compare what a YAML file gave them
         raise UserMistake(f"a value is of the wrong kind: {one_line(error)}") from error
-    if not first_look and (unknown := [*unknown, *strays]):
-        close = get_close_matches(unknown[0].partition("=")[0], parser._option_string_actions, n=1, cutoff=0.7)
-        refuse(f"`{unknown[0]}` is no argument of {command}" + (f"; is it `{close[0]}`?" if close else ""))
+    if strays and not first_look:
+        refuse(f"{strays[0]!r} belongs to no argument of {command}")
     return tuple(groups)
 
 

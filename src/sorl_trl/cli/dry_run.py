@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from accelerate import PartialState
+from transformers import PreTrainedTokenizerBase
 
 from sorl_trl.command_line import say_error
 from sorl_trl.recipe import Arguments, build_trainer, parse_arguments
+from sorl_trl.rollout import PROTOCOLS
 from sorl_trl.search import SearchArguments
 from sorl_trl.text import one_line
 from sorl_trl.trainers.base import TurnLevelTrainer
@@ -35,7 +38,7 @@ def try_out(words: Sequence[str]) -> int:
             arguments = parse_arguments(words)
             output_dir, arguments.config.output_dir = arguments.config.output_dir, folder
             trainer = build_trainer(arguments)
-            for name, text in (*plan(arguments, trainer), *rehearse(trainer)):
+            for name, text in chain(plan(arguments, trainer), rehearse(trainer)):
                 trainer.accelerator.print(f"{name:10} {text}")
     except Exception as error:  # whatever TRL, transformers, an engine or a search server raises
         if os.environ.get("LOCAL_RANK", "0") == "0":
@@ -61,7 +64,7 @@ def plan(arguments: Arguments, trainer: TurnLevelTrainer) -> Iterator[tuple[str,
     yield "engine", _engine(arguments)
     longest = longest_prompt(trainer)
     yield "lengths", _lengths(arguments, trainer, longest)
-    yield "tags", _tags(trainer)
+    yield "tags", _tags(arguments, trainer._tokenizer)
     yield "memory", _memory(arguments, trainer, longest + int(config.max_completion_length))
 
 
@@ -70,8 +73,8 @@ def _batches(trainer: TurnLevelTrainer) -> str:
     size = config.generation_batch_size
     updates = config.steps_per_generation * config.num_iterations / config.gradient_accumulation_steps
     return (
-        f"{size} trajectories = {size // config.num_generations} questions x {config.num_generations}, on {processes} "
-        f"processes, for {updates:g} updates"
+        f"{size} trajectories = {size // config.num_generations} questions x {config.num_generations}, for "
+        f"{updates:g} updates, on {processes} process{'es' * (processes > 1)}"
     )
 
 
@@ -103,19 +106,18 @@ def _lengths(arguments: Arguments, trainer: TurnLevelTrainer, longest: int) -> s
     return said + ". Longer than max_completion_length: such trajectories are cut" * (needed > budget)
 
 
-def _tags(trainer: TurnLevelTrainer) -> str:
+def _tags(arguments: Arguments, tokenizer: PreTrainedTokenizerBase) -> str:
     """How many tokens the policy needs for the tags; the rollout has refused a tokenizer that cannot write them."""
-    closing = trainer.rollout_func.protocol.stop_strings
+    closing = PROTOCOLS[arguments.rollout.protocol].stop_strings
     tags = [tag for end in closing for tag in (end.replace("/", ""), end)]
-    encode = trainer._tokenizer.encode
-    return ", ".join(f"{tag} {len(encode(tag, add_special_tokens=False))}" for tag in tags) + " tokens"
+    return ", ".join(f"{tag} {len(tokenizer.encode(tag, add_special_tokens=False))}" for tag in tags) + " tokens"
 
 
 def _memory(arguments: Arguments, trainer: TurnLevelTrainer, length: int) -> str:
     """The caches of a rollout on one process, in plain arithmetic."""
     config = trainer.args
     index = index_bytes(arguments.search)
-    on_disk = f"; the index has {index / GIB:.2f} GiB on disk" if index else ""
+    on_disk = f"; the index has {index / GIB:.3g} GiB on disk" if index else ""
     if config.use_vllm:
         return f"vLLM takes {config.vllm_gpu_memory_utilization:g} of each of its GPUs{on_disk}"
     rows = config.generation_batch_size // trainer.accelerator.num_processes
@@ -125,7 +127,7 @@ def _memory(arguments: Arguments, trainer: TurnLevelTrainer, length: int) -> str
     limit = arguments.engine.kv_cache_gib
     at_most = f", of which {limit:g} GiB at a time (kv_cache_gib)" if limit else ""
     return (
-        f"keys and values {rows} trajectories x {length} tokens x {each:,} bytes = {rows * length * each / GIB:.2f} "
+        f"keys and values {rows} trajectories x {length} tokens x {each:,} bytes = {rows * length * each / GIB:.3g} "
         f"GiB{at_most}{on_disk}"
     )
 
@@ -152,6 +154,9 @@ def _text_config(trainer: TurnLevelTrainer) -> Any:
 
 def rehearse(trainer: TurnLevelTrainer) -> Iterator[tuple[str, str]]:
     """A group of trajectories for each of two questions, collected and scored as in a step; what came of them."""
+    if trainer._dist.is_zero3 or trainer._dist.is_fsdp:
+        yield "rehearsal", "none: ZeRO-3 and FSDP put the weights together in training alone. Try it on one process"
+        return
     trainer.model.eval()
     rows = [trainer.train_dataset[i % len(trainer.train_dataset)] for i in range(REHEARSED)]
     with torch.no_grad():

@@ -13,7 +13,7 @@ from sorl_trl.command_line import UserMistake, mistakes, read_config, refuse
 from sorl_trl.shipped import CONFIGS
 
 MODULE = "sorl_trl.cli.train"
-SHARED = frozenset({"-h", "--help", "--gradient_accumulation_steps", "--gradient-accumulation-steps"})
+SHARED = frozenset({"-h", "--help", "--debug", "--gradient_accumulation_steps", "--gradient-accumulation-steps"})
 """Options that both know: they are training's. A test holds this against the two parsers."""
 HELP = """\
 `sorl train` starts training through `accelerate launch`, on as many processes and machines as its config says.

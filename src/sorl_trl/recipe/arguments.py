@@ -15,7 +15,6 @@ from sorl_trl import qa
 from sorl_trl.checks import POSITIVE_COUNT, SWITCH, OneOf, check_fields
 from sorl_trl.command_line import mistakes, parse_dataclasses, read_config, take_config
 from sorl_trl.diagnostics.collapse_guard import ACTIONS
-from sorl_trl.experimental import GroupRefillTrainer, SeeUPOTrainer
 from sorl_trl.methods import METHODS, SETTINGS, method_from
 from sorl_trl.rollout import EngineOptions, RolloutArguments
 from sorl_trl.search import SearchArguments
@@ -29,8 +28,6 @@ COMMAND = "sorl train"
 TRAINERS: dict[str, type[TurnLevelTrainer]] = {
     "so_grpo": SOGRPOTrainer,
     "so_ppo": SOPPOTrainer,
-    "seeupo": SeeUPOTrainer,
-    "group_refill": GroupRefillTrainer,
 }
 INFORMATION_GAIN = "information_gain"
 REWARDS = (*qa.REWARDS, INFORMATION_GAIN)
@@ -138,8 +135,8 @@ class Arguments:
         POSITIVE_COUNT.check("max_completion_length", self.config.max_completion_length)
         if self.search.no_search and "f1_plus" in self.task.rewards:
             raise ValueError(
-                "`rewards` has 'f1_plus', which takes 0.1 off a trajectory that has not searched, but with `no_search` "
-                "nothing can be found: all would pay it or search in vain. Use 'f1'."
+                "`rewards` has 'f1_plus', which takes 0.1 off a trajectory that has not searched, but with "
+                "`no_search` nothing can be found: all would pay it or search in vain. Use 'f1'."
             )
         per_turn = [name for name in self.task.rewards if name in TURN_REWARDS]
         if self.config.turn_boundary_tags and per_turn:
@@ -174,4 +171,5 @@ def parse_arguments(words: Sequence[str] | None = None) -> Arguments:
     (choice,) = parse_dataclasses((TrainerArguments,), words, first, COMMAND, first_look=True)
     with mistakes():
         groups = argument_groups(TRAINERS[choice.trainer])
-        return Arguments(*parse_dataclasses(groups, words, {**choice.settings, **recipe}, COMMAND))
+        command = f"{COMMAND} --trainer {choice.trainer}"
+        return Arguments(*parse_dataclasses(groups, words, {**choice.settings, **recipe}, command))
