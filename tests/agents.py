@@ -10,11 +10,11 @@ from datasets import Dataset
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from trl import GRPOConfig
 
-from sorl_trl import SearchRollout, SOGRPOTrainer, SOPPOTrainer
+from sorl_trl import SearchRollout, SOGRPOTrainer
 from sorl_trl.rollout import RetryPolicy, RolloutLimits
 from sorl_trl.sandbox import PROTOCOL
 from sorl_trl.search import BM25Index, SearchUnavailable
-from sorl_trl.trainers.base_trainer import TurnLevelTrainer
+from sorl_trl.trainers.base import TurnLevelTrainer
 from tests.policies import build_policy, word_tokenizer
 from tests.training import settings
 
@@ -71,7 +71,7 @@ def turns_reward(trajectory: Any, **_: Any) -> list[float]:
 
 def build_agent(tmp_path: Path, search: Any = None, trainer_class: Any = SOGRPOTrainer, **overrides: Any) -> Any:
     """A trainer whose random policy searches a corpus of four passages."""
-    to_trainer = {name: overrides.pop(name) for name in ("peft_config", "eval_dataset") if name in overrides}
+    to_trainer = {name: overrides.pop(name) for name in ("peft_config", "eval_dataset", "method") if name in overrides}
     reward_funcs = overrides.pop("reward_funcs", [turns_reward])
     limits = overrides.pop("limits", LIMITS)
     model = overrides.pop("model", None) or agent_policy()

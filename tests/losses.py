@@ -1,4 +1,7 @@
-"""A batch some way off the policy, and what any loss is compared by: log-probabilities and gradients."""
+"""A batch some way off the policy, in float64, and what any loss is compared by: log-probabilities and gradients.
+
+In float64 no comparison of a ratio with the edge of a clip range hangs on rounding.
+"""
 
 from __future__ import annotations
 
@@ -7,39 +10,52 @@ from typing import Any
 
 import torch
 
-from sorl_trl import SOGRPOConfig, SOGRPOTrainer
-from tests.training import saved_policy, settings
+from sorl_trl import SOGRPOTrainer
+from sorl_trl.methods import Method
+from tests.policies import build_policy
+from tests.training import settings
 from tests.trajectories import FixedRollout, parity_reward, prompts
 
 EPSILON = 0.2
 
 
-def off_policy_batch(tmp_path: Path, tokenizer: Any, **overrides: Any) -> tuple[SOGRPOTrainer, dict[str, Any]]:
-    """A trainer and one batch of 8 trajectories whose old and reference log-probabilities lie some way off.
-
-    Unless told otherwise it has what SORL has, with geometric means: turn ratios, a clip range that does not depend on
-    the length of a turn, the mean over turns and the penalty.
-    """
-    arguments = settings(tmp_path, per_device_train_batch_size=8, gradient_accumulation_steps=1)
-    arguments |= {"importance_sampling_level": "turn", "loss_type": "turn"}
-    arguments |= {"clip_normalization": "kl_penalty", "clip_range_scaling": "none"}
-    arguments |= {"steps_per_generation": 1, "epsilon": EPSILON, "gradient_checkpointing": False, **overrides}
-    policy = saved_policy(tmp_path)
-    trainer = SOGRPOTrainer(
-        policy, parity_reward, SOGRPOConfig(**arguments), prompts(), processing_class=tokenizer,
-        rollout_func=FixedRollout(),
-    )  # fmt: skip
+def build(folder: Path, tokenizer: Any, method: Any = None, trainer_class: Any = SOGRPOTrainer, **fields: Any) -> Any:
+    """A trainer of a policy in float64 whose generation batch of 8 trajectories is one micro-batch."""
+    arguments = settings(folder, per_device_train_batch_size=8, gradient_accumulation_steps=1)
+    arguments |= {"steps_per_generation": 1, "epsilon": EPSILON, "gradient_checkpointing": False, **fields}
+    rollout = arguments.pop("rollout_func", None) or FixedRollout()
+    build_policy().double().save_pretrained(folder / "policy")  # TRL loads the reference from a path
+    arguments["model_init_kwargs"] = {"dtype": "auto"}
+    trainer = trainer_class(
+        str(folder / "policy"),
+        arguments.pop("reward_funcs", parity_reward),
+        trainer_class.config_class(**arguments),
+        prompts(),
+        processing_class=tokenizer,
+        rollout_func=rollout,
+        method=Method() if method is None else method,
+    )
     trainer.current_gradient_accumulation_steps = 1
     trainer.model.train()
+    return trainer
+
+
+def off_policy_batch(folder: Path, tokenizer: Any, method: Any = None, **fields: Any) -> tuple[Any, dict[str, Any]]:
+    """A trainer, and a batch of 8 trajectories whose old and reference log-probabilities lie some way off."""
+    trainer = build(folder, tokenizer, method, **{"num_iterations": 2, **fields})
     batch = trainer._generate_and_score_completions([dict(row) for row in prompts(2) for _ in range(4)])
+    batch["generated_at_step"] = torch.tensor(-1)  # as if an update had been made since
+    batch["advantages"] = batch["advantages"].double()
     generator = torch.Generator().manual_seed(7)
     for key in ("old_per_token_logps", "ref_per_token_logps"):
         if key in batch:
-            batch[key] = batch[key] + 0.6 * torch.randn(batch[key].shape, generator=generator)
+            noise = torch.randn(batch[key].shape, generator=generator, dtype=torch.float64)
+            batch[key] = batch[key] + 0.6 * noise
     return trainer, batch
 
 
 def token_logps(trainer: Any, batch: dict[str, Any]) -> torch.Tensor:
+    """(B, T) log-probabilities of the policy, by a pass of the test's own."""
     ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
     mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
     width = batch["completion_ids"].shape[1]
@@ -48,4 +64,16 @@ def token_logps(trainer: Any, batch: dict[str, Any]) -> torch.Tensor:
 
 
 def gradient(loss: torch.Tensor, trainer: Any) -> torch.Tensor:
-    return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(trainer.model.parameters()))]).double()
+    """Of all parameters, in one row."""
+    parameters = list(trainer.model.parameters())
+    found = torch.autograd.grad(loss, parameters, allow_unused=True, retain_graph=True)
+    parts = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
+    return torch.cat([part.flatten() for part in parts]).double()
+
+
+def assert_same_loss(trainer: Any, ours: torch.Tensor, expected: torch.Tensor) -> None:
+    """Equal in value and gradient, and the gradient is there."""
+    assert abs(ours.item() - expected.item()) < 1e-6
+    of_expected = gradient(expected, trainer)
+    assert of_expected.abs().max() > 1e-4, "nothing is learnt: a weak test"
+    torch.testing.assert_close(gradient(ours, trainer), of_expected, rtol=0, atol=1e-6)

@@ -30,6 +30,7 @@ def settings(output_dir: Path, **overrides: Any) -> dict[str, Any]:
         "max_completion_length": 24,
         "max_steps": 5,
         "learning_rate": 2e-2,
+        "epsilon": 0.2,
         "logging_steps": 1,
         "report_to": "none",
         "use_cpu": True,

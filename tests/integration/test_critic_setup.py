@@ -118,7 +118,7 @@ class TestStart:
     def test_both_are_the_same(self, tmp_path: Path, tokenizer: Any, case: str) -> None:
         first = build_ppo(tmp_path, tokenizer, **CASES[case])
         with torch.no_grad():
-            for parameter in first.critic.own_parameters():
+            for parameter in critic_parameters(first.model).values():
                 parameter.add_(0.1)
         first.save_model(str(tmp_path / "checkpoint"))
         saved = weights(critic_parameters(first.model))

@@ -257,7 +257,11 @@ def test_turns_split_at_tags(tmp_path: Path, tokenizer: Any) -> None:
             return [5, 6, 3, 7, 8, 1], [0] * 6  # w1 w2 </think> w3 w4 <eos>
 
     trainer = train(
-        SOGRPOTrainer, SOGRPOConfig, tokenizer, **settings(tmp_path, turn_boundary="tags"), rollout_func=Thinking()
+        SOGRPOTrainer,
+        SOGRPOConfig,
+        tokenizer,
+        **settings(tmp_path, turn_boundary_tags=["</think>"]),
+        rollout_func=Thinking(),
     )
     assert trainer.state.log_history[0]["turns/per_trajectory"] == 2
     assert trainer.state.log_history[0]["turns/length"] == 3

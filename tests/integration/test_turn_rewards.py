@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer
+from sorl_trl.methods import Method
 from sorl_trl.qa import exact_match_reward, search_hit_turn_reward
 from sorl_trl.trainers.turns.rewards import TurnRewardRecorder
 from tests.agents import build_agent
@@ -130,7 +131,7 @@ class TestAdvantages:
             outcomes = parity_reward(**kwargs)
             return [[0.0] * max(row) + [reward] for row, reward in zip(turn_ids, outcomes, strict=True)]
 
-        arguments = settings(tmp_path, loss_type="grpo", importance_sampling_level="token", clip_normalization="none")
+        arguments = settings(tmp_path, loss_type="grpo", importance_sampling_level="token", method=Method())
         by_turns = train(SOGRPOTrainer, SOGRPOConfig, tokenizer, **arguments, reward_funcs=as_turns)
         by_outcome = train(SOGRPOTrainer, SOGRPOConfig, tokenizer, **arguments)
         for a, b in zip(by_turns.model.parameters(), by_outcome.model.parameters(), strict=True):

@@ -13,7 +13,6 @@ from pathlib import Path
 from sorl_trl.cli.dry_run import try_out
 from sorl_trl.command_line import mistakes, run_command
 from sorl_trl.recipe import build_trainer, parse_arguments, write_settings
-
 from sorl_trl.trainers import SOPPOTrainer
 
 DRY_RUN = frozenset({"--dry_run", "--dry-run", "--dry_run=true", "--dry-run=true"})

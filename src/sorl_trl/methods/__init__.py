@@ -16,8 +16,8 @@ from sorl_trl.methods.weight import TurnRatio, Unweighted
 METHODS: dict[str, Method] = {
     "so_grpo": Method(terms=(ClipPenalty(),)),
     "so_ppo": Method(terms=(ClipPenalty(),)),
-    "so_grpo_note": Method(terms=(ClipPenalty(),)),
-    "so_ppo_note": Method(terms=(ClipPenalty(),)),
+    "so_grpo_note": Method(terms=(ClipPenalty(coef=3.0, epsilon=None),)),
+    "so_ppo_note": Method(terms=(ClipPenalty(coef=3.0, epsilon=None),)),
     "sequence": Method(),
     "sequence_ppo": Method(),
     "grpo": Method(),

@@ -25,7 +25,9 @@ Metrics = dict[str, Tensor | tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class ClipPenalty:
-    """Clipping-triggered normalization as the note has it: λ mean_i f_i KL_i (method.md, section 3).
+    """SORL's clipping-triggered normalization as the note has it: λ mean_i f_i KL_i.
+
+    The note leaves λ open and lets the gate read the clip range; the defaults are ours (docs/results.md).
 
     Args:
         coef: λ, at least 0.
@@ -37,9 +39,9 @@ class ClipPenalty:
         kl_estimator: "unbiased", "k1", "k2" or "k3" (`ops.kl_to_old`).
     """
 
-    coef: Annotated[float, NOT_NEGATIVE] = 3.0
+    coef: Annotated[float, NOT_NEGATIVE] = 1.0
     gate: Annotated[str, OneOf(PENALTY_GATES)] = "token"
-    epsilon: Annotated[float | None, NOT_NEGATIVE] = None
+    epsilon: Annotated[float | None, NOT_NEGATIVE] = 0.2
     epsilon_high: Annotated[float | None, NOT_NEGATIVE] = None
     kl_estimator: Annotated[str, OneOf(KL_ESTIMATORS)] = "unbiased"
 

@@ -113,7 +113,7 @@ class TestPlan:
 
         of_level = {"importance_sampling_level", "loss_type", "clip_range_scaling"}
         for setting, methods in SETTINGS.items():
-            settings = [{"clip_normalization": "none", **METHODS[name].settings} for name in methods.values()]
+            settings = [{"method": Method(), **METHODS[name].settings} for name in methods.values()]
             differing = {key for one in settings for key in one if len({repr(each.get(key)) for each in settings}) > 1}
             assert differing - {"turn_ratio"} == of_level - ({"loss_type"} if setting == OF_TOKENS else set())
 
@@ -122,5 +122,5 @@ class TestPlan:
 
         for level, name in SETTINGS["ratios alone"].items():
             added = METHODS[SETTINGS["with a target KL"][level]].settings.items() - METHODS[name].settings.items()
-            said = {"importance_sampling_level": level, "clip_normalization": "none"}.items()
+            said = {"importance_sampling_level": level, "method": Method()}.items()
             assert dict(added - said) == {"target_kl": 0.005}

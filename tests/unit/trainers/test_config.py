@@ -115,7 +115,7 @@ def test_bad_values_are_named(tmp_path: Path, name: str, value: Any, allowed: st
 @pytest.mark.parametrize("tags", [[], [""]])
 def test_splitting_at_tags_needs_tags(tmp_path: Path, tags: list[str]) -> None:
     with pytest.raises(ValueError, match="turn_boundary_tags"):
-        build(tmp_path, turn_boundary="tags", turn_boundary_tags=tags)
+        build(tmp_path, turn_boundary_tags=["</think>"], turn_boundary_tags=tags)
 
 
 def test_bias_norm_refuses_reentrant_checkpointing(tmp_path: Path) -> None:

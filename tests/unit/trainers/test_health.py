@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from sorl_trl.trainers.critic.experience import Experience, critic_metrics
+from tests.unit.ops.batches import GARBAGE
+
+NAN = float("nan")
+UNIT_TURNS = torch.tensor([[0, 0, 1, -1], [0, -1, 1, 3], [-1, -1, -1, -1]])
+VALUES = torch.tensor([[0.0, 2.0, 5.0, NAN], [2.0, NAN, 5.0, 1.0], [NAN] * 4])
+RETURNS = torch.tensor([[0.0, 3.0, 1.0, NAN], [3.0, NAN, 1.0, 5.0], [NAN] * 4])
+ADVANTAGES = torch.tensor([[1.0, 2.0, -1.0, NAN], [3.0, NAN, 1.0, 0.0], [NAN] * 4])
+STATISTICS = ("explained_variance", "value_mean", "return_mean", "advantage_mean", "advantage_std")
+
+
+def describe(
+    values: Tensor = VALUES, returns: Tensor = RETURNS, advantages: Tensor = ADVANTAGES, units: Tensor = UNIT_TURNS
+) -> dict[str, float]:
+    """With targets that nothing may read."""
+    targets = torch.full_like(returns, NAN)
+    return critic_metrics(Experience(values, advantages, targets, returns, units, per_turn=False))
+
+
+@pytest.mark.filterwarnings("error")
+class TestCriticMetrics:
+    def test_overall_by_hand(self) -> None:
+        metrics = describe()
+        # Returns 0, 3, 1, 3, 1, 5; residuals 0, 1, -4, 1, -4, 4: mean squares less squared means.
+        spread, error = 45 / 6 - (13 / 6) ** 2, 50 / 6 - (2 / 6) ** 2
+        assert metrics["critic/explained_variance"] == pytest.approx(1 - error / spread)
+        assert metrics["critic/value_mean"] == pytest.approx(15 / 6)
+        assert metrics["critic/return_mean"] == pytest.approx(13 / 6)
+        assert metrics["advantages/mean"] == 1.0
+        assert metrics["advantages/std"] == pytest.approx(math.sqrt(10 / 5))
+
+    def test_by_turn_by_hand(self) -> None:
+        metrics = describe()
+        first = [metrics[f"critic/turn_0/{name}"] for name in STATISTICS]
+        assert first == pytest.approx([8 / 9, 4 / 3, 2.0, 2.0, 1.0])  # variances: residuals 2/9, returns 2
+        second = [metrics[f"critic/turn_1/{name}"] for name in STATISTICS]
+        assert second == pytest.approx([NAN, 5.0, 1.0, 0.0, math.sqrt(2)], nan_ok=True)  # equal returns
+        last = [metrics[f"critic/turn_3/{name}"] for name in STATISTICS]
+        assert last == pytest.approx([NAN, 1.0, 5.0, 0.0, NAN], nan_ok=True)  # one unit
+
+    @pytest.mark.parametrize("shape", [(3, 4), (3, 0), (0, 4)])
+    def test_no_unit(self, shape: tuple[int, int]) -> None:
+        metrics = describe(*(torch.full(shape, NAN),) * 3, torch.full(shape, -1))
+        assert len(metrics) == 5
+        assert all(math.isnan(value) for value in metrics.values())
+
+    @pytest.mark.parametrize("garbage", GARBAGE)
+    def test_blind_to_what_is_no_unit(self, garbage: float) -> None:
+        arrays = [torch.where(UNIT_TURNS >= 0, x, garbage) for x in (VALUES, RETURNS, ADVANTAGES)]
+        assert describe(*arrays, UNIT_TURNS) == pytest.approx(describe(), rel=0, abs=0, nan_ok=True)
+
+    def test_neither_the_order_of_trajectories_nor_padding_matters(self) -> None:
+        """Ranks gather rows in their own order, padded to the widest."""
+        rows = [2, 1, 0]
+        arrays = [torch.nn.functional.pad(x[rows], (0, 3)) for x in (VALUES, RETURNS, ADVANTAGES)]
+        metrics = describe(*arrays, torch.nn.functional.pad(UNIT_TURNS[rows], (0, 3), value=-1))
+        assert metrics == pytest.approx(describe(), rel=1e-6, nan_ok=True)
+
+    def test_half_precision_is_reduced_in_float32(self) -> None:
+        """No mean of these 3001 numbers, and not their spread, is a number of bfloat16."""
+        rising = torch.arange(3001).view(1, -1).remainder(4).bfloat16()
+        metrics = describe(rising / 2, rising, rising, torch.zeros(1, 3001, dtype=torch.int64))
+        mean = 4500 / 3001
+        assert metrics["critic/explained_variance"] == pytest.approx(0.75)
+        assert metrics["critic/value_mean"] == pytest.approx(mean / 2)
+        assert metrics["critic/return_mean"] == metrics["advantages/mean"] == pytest.approx(mean)
+        assert metrics["advantages/std"] == pytest.approx(math.sqrt((750 * 14 - 3001 * mean**2) / 3000))
