@@ -13,8 +13,7 @@ from transformers import AutoConfig
 from sorl_trl.cli.dry_run import bytes_per_token
 from sorl_trl.command_line import run_command
 from tests.agents import LIMITS, NAMES, agent_policy, agent_tokenizer, search_index
-
-POSITIONS = 200
+from tests.unit.search.servers import Reply, Server
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +33,7 @@ def words(folder: Path, *more: str, **changed: Any) -> list[str]:
         "config": "so_grpo",
         "model_name_or_path": folder / "policy",
         "train_questions": folder / "train.jsonl",
-        "corpus": folder / "corpus.jsonl",
+        "index": folder / "index",
         "output_dir": folder / "out",
         "prompt_template": "where {question}",
         "max_turns": LIMITS.max_turns,
@@ -99,7 +98,10 @@ def test_the_memory_of_the_caches(folder: Path, capsys: pytest.CaptureFixture[st
         ({"max_observation_tokens": 1}, "max_observation_tokens=1 must be at least 2"),
         ({"learning_rat": 1}, "`--learning_rat` is no argument of sorl train --trainer so_grpo"),
         ({"rewards": "choice"}, "`rewards` has 'choice', but 8 of 8 questions have no options"),
-        ({"prompt_template": "where {question} " + "rome " * 2000}, "the longest prompt has 200"),
+        (
+            {"prompt_template": "where {question} " + "rome " * 2100},
+            "the longest prompt has 2102 tokens, but the model has 2048",
+        ),
         ({"chat": "true"}, "chat template"),
     ],
 )
@@ -111,13 +113,17 @@ def test_why_it_cannot_train(
     assert said in line
 
 
-def test_a_search_server_that_is_down(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The rehearsal is what finds it."""
-    passages = folder / "corpus.jsonl"
+def test_a_search_server_that_refuses(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is asked, whether the policy happens to search or not."""
+    server = Server()
+    server.reply = lambda request: Reply(b"no", status=400)
     given = words(folder)
-    place = given.index(str(passages))
-    given[place - 1 : place + 1] = ["--replay", str(passages)]
-    assert "corpus.jsonl" in dry_run(capsys, given, code=1)
+    place = given.index("--index")
+    given[place : place + 2] = ["--search_url", server.url]
+    try:
+        assert server.url in dry_run(capsys, given, code=1)
+    finally:
+        server.close()
 
 
 def test_a_recipe_may_ask_for_it(

@@ -7,6 +7,7 @@ nothing is written into `output_dir`; an index that is missing is built, as trai
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
@@ -18,10 +19,10 @@ from accelerate import PartialState
 from transformers import PreTrainedTokenizerBase
 
 from sorl_trl.command_line import say_error
-from sorl_trl.recipe import Arguments, build_trainer, parse_arguments
-from sorl_trl.rollout import PROTOCOLS
+from sorl_trl.recipe import Arguments, build_rollout, build_trainer, load_tokenizer, parse_arguments
 from sorl_trl.search import SearchArguments
 from sorl_trl.text import one_line
+from sorl_trl.trainers import SearchRollout
 from sorl_trl.trainers.base import TurnLevelTrainer
 
 REHEARSED = 2
@@ -37,8 +38,9 @@ def try_out(words: Sequence[str]) -> int:
         with TemporaryDirectory() as folder:
             arguments = parse_arguments(words)
             output_dir, arguments.config.output_dir = arguments.config.output_dir, folder
-            trainer = build_trainer(arguments)
-            for name, text in chain(plan(arguments, trainer), rehearse(trainer)):
+            rollout = build_rollout(arguments, load_tokenizer(arguments))
+            trainer = build_trainer(arguments, rollout)
+            for name, text in chain(plan(arguments, trainer, rollout), rehearse(trainer)):
                 trainer.accelerator.print(f"{name:10} {text}")
     except Exception as error:  # whatever TRL, transformers, an engine or a search server raises
         if os.environ.get("LOCAL_RANK", "0") == "0":
@@ -49,7 +51,7 @@ def try_out(words: Sequence[str]) -> int:
     return 0
 
 
-def plan(arguments: Arguments, trainer: TurnLevelTrainer) -> Iterator[tuple[str, str]]:
+def plan(arguments: Arguments, trainer: TurnLevelTrainer, rollout: SearchRollout) -> Iterator[tuple[str, str]]:
     """What one step will do, and with what."""
     config = arguments.config
     yield "trainer", f"{arguments.trainer.trainer}, {trainer.method.describe()}"
@@ -64,7 +66,8 @@ def plan(arguments: Arguments, trainer: TurnLevelTrainer) -> Iterator[tuple[str,
     yield "engine", _engine(arguments)
     longest = longest_prompt(trainer)
     yield "lengths", _lengths(arguments, trainer, longest)
-    yield "tags", _tags(arguments, trainer._tokenizer)
+    yield "tags", _tags(rollout.protocol.stop_strings, trainer._tokenizer)
+    yield "search", _search(rollout, str(trainer.train_dataset[0]["question"]), arguments.rollout.search_top_k)
     yield "memory", _memory(arguments, trainer, longest + int(config.max_completion_length))
 
 
@@ -106,11 +109,17 @@ def _lengths(arguments: Arguments, trainer: TurnLevelTrainer, longest: int) -> s
     return said + ". Longer than max_completion_length: such trajectories are cut" * (needed > budget)
 
 
-def _tags(arguments: Arguments, tokenizer: PreTrainedTokenizerBase) -> str:
+def _tags(closing: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> str:
     """How many tokens the policy needs for the tags; the rollout has refused a tokenizer that cannot write them."""
-    closing = PROTOCOLS[arguments.rollout.protocol].stop_strings
     tags = [tag for end in closing for tag in (end.replace("/", ""), end)]
     return ", ".join(f"{tag} {len(tokenizer.encode(tag, add_special_tokens=False))}" for tag in tags) + " tokens"
+
+
+def _search(rollout: SearchRollout, question: str, top_k: int) -> str:
+    """One query, which the policy might not make in the rehearsal."""
+    started = time.monotonic()
+    (found,) = rollout.search.search_batch([question], top_k)
+    return f"{len(found)} passages for a question in {1000 * (time.monotonic() - started):.3g} ms"
 
 
 def _memory(arguments: Arguments, trainer: TurnLevelTrainer, length: int) -> str:
@@ -143,7 +152,7 @@ def bytes_per_token(config: Any, element: int) -> int | None:
 
 def index_bytes(search: SearchArguments) -> int:
     """What the index takes on disk; 0 without one."""
-    folders = [search.index, *(f"{search.corpus}.{ending}" for ending in ("index", "tantivy") if search.corpus)]
+    folders = [search.index, *(f"{search.corpus}.{ending}" for ending in ("index", "tantivy", "dense") if search.corpus)]
     found = (path for folder in folders if folder for path in Path(folder).rglob("*"))
     return sum(path.stat().st_size for path in found if path.is_file())
 

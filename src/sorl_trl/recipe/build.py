@@ -65,18 +65,29 @@ def reward_functions(names: Sequence[str]) -> list[Any]:
     return [InformationGain() if name == INFORMATION_GAIN else qa.REWARDS[name] for name in names]
 
 
-def build_trainer(arguments: Arguments) -> TurnLevelTrainer:
+def load_tokenizer(arguments: Arguments) -> PreTrainedTokenizerBase:
+    """The policy's tokenizer. Raises UserMistake where there is none."""
+    model, config = arguments.model, arguments.config
+    check_checkpoint(str(model.model_name_or_path))
+    with mistakes(f"`model_name_or_path` is {model.model_name_or_path!r}, which cannot be loaded"):
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            model.model_name_or_path, revision=model.model_revision, trust_remote_code=config.trust_remote_code
+        )
+    return tokenizer
+
+
+def build_trainer(arguments: Arguments, rollout: SearchRollout | None = None) -> TurnLevelTrainer:
     """Build the trainer that a recipe and a command line describe, with its model, data, rollout and callbacks.
+
+    Args:
+        arguments: What they say.
+        rollout: What `build_rollout` has made of them, if it has.
 
     Raises:
         UserMistake: something that the arguments name is missing or cannot be loaded.
     """
     task, config, model = arguments.task, arguments.config, arguments.model
-    check_checkpoint(str(model.model_name_or_path))
-    with mistakes(f"`model_name_or_path` is {model.model_name_or_path!r}, which cannot be loaded"):
-        tokenizer = AutoTokenizer.from_pretrained(
-            model.model_name_or_path, revision=model.model_revision, trust_remote_code=config.trust_remote_code
-        )
+    tokenizer = load_tokenizer(arguments)
     config.model_init_kwargs = {
         "revision": model.model_revision,
         "attn_implementation": model.attn_implementation,
@@ -94,7 +105,7 @@ def build_trainer(arguments: Arguments) -> TurnLevelTrainer:
         processing_class=tokenizer,
         quantization_config=get_quantization_config(model),
         peft_config=get_peft_config(model),
-        rollout_func=build_rollout(arguments, tokenizer),
+        rollout_func=rollout or build_rollout(arguments, tokenizer),
         **({} if method is None else {"method": method}),
     )
     if task.collapse_guard != "off":
