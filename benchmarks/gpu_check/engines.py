@@ -35,7 +35,8 @@ def under(engine: str) -> Check:
             raise Skipped("DeepSpeed is not installed")
         if engine == "fsdp2" and on_cpu:
             raise Skipped("without a GPU accelerate turns FSDP into DDP")
-        config = ROOT / "accelerate_configs" / f"{engine}{'_cpu' if on_cpu else ''}.yaml"
+        folder = ROOT / ("tests/distributed/configs" if on_cpu else "accelerate_configs")
+        config = folder / f"{engine}{'_cpu' if on_cpu else ''}.yaml"
         launcher = ["accelerate.commands.launch", "--config_file", str(config), "--num_processes", "1"]
         return in_a_process(context, engine, [*launcher, "--main_process_port", "0", "-m"])
 

@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _parser() -> Parser:
-    parser = Parser(prog="python -m sorl_trl.search.index", description="Build a search index of a corpus.")
+    parser = Parser(prog="sorl index", description="Build a search index of a corpus.")
     parser.add_argument(
         "--corpus",
         nargs="+",

@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _parser() -> Parser:
-    parser = Parser(prog="python -m sorl_trl.search.serve", description="Serve a search index over HTTP.")
+    parser = Parser(prog="sorl serve", description="Serve a search index over HTTP.")
     parser.add_argument("--index", required=True, metavar="DIR", help="as sorl_trl.search.index made it")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=int, default=8000, help="0 chooses a free one (default: %(default)s)")
