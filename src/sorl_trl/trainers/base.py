@@ -60,6 +60,7 @@ class TurnLevelTrainer(GRPOTrainer):
     args: TurnLevelConfig
     method: Method
     reward_funcs: list[Any]
+    rollout_func: Any
     rollout_examples: list[dict[str, Any]] | None = None
     """The rows of the data set of the last rollout, for a `rollout_func` that wants more than prompts."""
     _train_sampler: EpochRepeatSampler | None = None
