@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks import rollout, rollout_picture
+from benchmarks import rollout
 from benchmarks.rollout_engines import ENGINES, measure
 
 from sorl_trl.command_line import UserMistake
@@ -65,12 +65,6 @@ def test_it_goes_on_where_it_ended(result: dict[str, Any], tmp_path: Path, monke
 def test_a_folder_without_a_quickstart_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserMistake, match="holds no quickstart"):
         rollout.main([*SMALL, "--quickstart", str(tmp_path), "--output", str(tmp_path)])
-
-
-def test_the_picture(tmp_path: Path) -> None:
-    words = ["--rows", "4", "--turn-tokens", "2", "6", "--search-ms", "1", "--output", str(tmp_path / "rollout.png")]
-    rollout_picture.main(words)
-    assert (tmp_path / "rollout.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.slow

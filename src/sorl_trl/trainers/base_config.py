@@ -12,10 +12,8 @@ from sorl_trl.caller_warnings import warnings_at_the_caller
 from sorl_trl.checks import (
     COUNT,
     NOT_NEGATIVE,
-    POSITIVE_COUNT,
     SHARE,
     SWITCH,
-    Number,
     OneOf,
     Problem,
     field_problems,
@@ -28,7 +26,6 @@ from sorl_trl.ops import (
     PENALTY_GATES,
     TURN_RATIOS,
 )
-from sorl_trl.rollout.options import ENGINES
 from sorl_trl.trainers.config_docs import documented
 from sorl_trl.trainers.config_rules import ALLOWED_OF_TRL, LOSSES_WITHOUT_MIN, turn_level_problems
 from sorl_trl.trainers.options.credit import CreditOptions
@@ -45,8 +42,6 @@ AGGREGATED_AS = {TURN_LOSS_TYPE: "grpo", MINIRL_LOSS_TYPE: "dr_grpo"}
 LOSS_TYPES = (*AGGREGATED_AS, "grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo")
 CLIP_NORMALIZATIONS = ("kl_penalty", "bias_norm", "none")
 TURN_BOUNDARIES = ("recorded", "tags")
-TOOL_ENGINES = ("trl", *ENGINES)
-TIME_LIMIT = Number(above=0)
 LOSSES_OF_TOKENS = (*LOSSES_WITHOUT_MIN, MINIRL_LOSS_TYPE)
 """Loss types whose ratios are of tokens where no level is set: ranges of sequences are no part of them."""
 _SCALING_OF_LEVEL = {None: "length", "token": "none", "turn": "sqrt_length", "sequence": "none"}
@@ -203,34 +198,6 @@ class TurnLevelConfig(LossOptions, GroupOptions, CreditOptions, GRPOConfig):
     turn_boundary_tags: list[str] = field(
         default_factory=lambda: ["</think>"],
         metadata={"help": "The closing tags after which `turn_boundary='tags'` starts a new turn."},
-    )
-
-    tool_concurrency: Annotated[int, POSITIVE_COUNT] = field(
-        default=1,
-        metadata={
-            "help": "Tools of how many trajectories run at the same time in TRL's tool loop (`tools`, "
-            "`environment_factory`). 1 (default): one call after another, in the trainer's own thread, as TRL does. "
-            "Above 1: in as many threads, coroutines in TRL's event loop, the calls of a trajectory one after the "
-            "other; what trajectories share must be safe to use from several threads. Ours: 1, because tools were "
-            "written for it, and what fails in a thread would be a message to the policy and nothing else."
-        },
-    )
-    tool_timeout_s: Annotated[float | None, TIME_LIMIT] = field(
-        default=None,
-        metadata={
-            "help": "Seconds that a call of a tool may take in TRL's tool loop. Then it is given up, and the policy "
-            "reads that it timed out; each call is made in a thread. None (default): as long as it takes. Ours: None, "
-            "because no number suits a calculator and a compiler alike."
-        },
-    )
-    tool_engine: Annotated[str, OneOf(TOOL_ENGINES)] = field(
-        default="trl",
-        metadata={
-            "help": "What generates in TRL's tool loop without vLLM. 'trl' (default): `model.generate`, which reads "
-            "every context again from its first token. 'slots': an engine that keeps what a trajectory has read while "
-            "its tools run. 'lockstep': `model.generate` over that engine's interface. 'auto': slots where they serve "
-            "the model exactly, else lockstep. The same tokens where decoding is greedy; other samples elsewhere."
-        },
     )
 
     def problems(self) -> Iterator[Problem]:

@@ -16,7 +16,6 @@ from trl import GRPOTrainer
 from sorl_trl.caller_warnings import warnings_at_the_caller
 from sorl_trl.ops import TurnLayout, turn_counts
 from sorl_trl.trainers.agents.native_tools import HarmlessTools
-from sorl_trl.trainers.agents.tool_engine import ToolEngine
 from sorl_trl.trainers.base_config import AGGREGATED_AS, MINIRL_LOSS_TYPE, TurnLevelConfig
 from sorl_trl.trainers.checked_options import StartWarnings, check_arguments, level_said, warn_of_idle_options
 from sorl_trl.trainers.checks.dataset import (
@@ -82,14 +81,13 @@ class TurnLevelTrainer(CycleTrainer):
         if given.get("rollout_func") is not None:
             given["rollout_func"] = checked_rollout(given["rollout_func"])
         self._tools = HarmlessTools(self)
-        self._tool_engine = ToolEngine(self)
         self._recorder = RolloutRecorder(self)
         self._substitution: RatioSubstitution | None = None
         with warnings_at_the_caller(), level_said(args):
             super().__init__(args.rollout_staleness, **given)
         if args.disable_dropout:
             disable_noise(self.model)
-        warn_of_idle_options(args, bool(self.tools), self._is_vlm, self.rollout_func is not None)
+        warn_of_idle_options(args, bool(self.tools))
         self.add_callback(StartWarnings())
         check_selection(args, self.reward_func_names, self.rollout_func is not None)
         check_refill(args, self.train_dataset)
@@ -130,7 +128,7 @@ class TurnLevelTrainer(CycleTrainer):
 
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
         self._tools.clean_prompts(prompts)
-        result = self._tool_engine.closing(super()._generate)(prompts)
+        result = super()._generate(prompts)
         prompt_ids, completion_ids, env_mask, _, _, extra_fields, *_ = result
         turn_ids = turn_ids_of(completion_ids, env_mask, extra_fields.get("turn_ids"))
         check_turn_ids(turn_ids, completion_ids, env_mask)
@@ -142,12 +140,8 @@ class TurnLevelTrainer(CycleTrainer):
         self._recorder.generated(turn_ids, Generated(prompt_ids, completion_ids, extra_fields["turn_ids"]))
         return result
 
-    def _generate_single_turn(self, *args: Any, **kwargs: Any) -> tuple[list[list[int]], Any]:
-        return self._tool_engine.generate(super()._generate_single_turn, *args, **kwargs)
-
     def _tool_call_loop(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        loop = self._tool_engine.closing(super()._tool_call_loop, together=True)
-        return self._tools.run_loop(loop, *args, **kwargs)
+        return self._tools.masked(super()._tool_call_loop(*args, **kwargs))
 
     def _get_tool_suffix_ids(self, tool_messages: list[dict[str, Any]]) -> list[int]:
         return self._tools.suffix_ids(super()._get_tool_suffix_ids, tool_messages)

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 from accelerate.logging import get_logger
 from transformers import TrainerCallback
 
-from sorl_trl.checks import raise_first
 from sorl_trl.trainers.agents.agent_rollout import AgentRollout
 from sorl_trl.trainers.checks.inert import inert_warning
-from sorl_trl.trainers.checks.options import check_search_rollout, idle_options, tool_engine_problems
+from sorl_trl.trainers.checks.options import idle_options
 from sorl_trl.trainers.checks.training_noise import noise_in, noise_in_arguments, noise_warning
 
 if TYPE_CHECKING:
@@ -22,21 +21,19 @@ logger = get_logger(__name__)
 
 
 def check_arguments(given: Mapping[str, Any]) -> None:
-    """Raise ValueError for options that an `AgentRollout`, or `tool_engine`, cannot honour, before a model is loaded.
+    """Raise ValueError for options that an `AgentRollout` cannot honour, before a model is loaded.
 
     Args:
         given: the arguments of the trainer, by name.
     """
     rollout = given.get("rollout_func")
     if isinstance(rollout, AgentRollout):
-        check_search_rollout(rollout.engine, given["args"], given.get("tools"), given.get("environment_factory"))
-    elif given.get("tools") or given.get("environment_factory"):
-        raise_first(tool_engine_problems(given["args"]))
+        rollout.check(given["args"], given.get("tools"), given.get("environment_factory"))
 
 
-def warn_of_idle_options(args: Any, has_tools: bool, is_vlm: bool, has_rollout: bool) -> None:
+def warn_of_idle_options(args: Any, has_tools: bool) -> None:
     """Log a warning for each option that does nothing in this setting."""
-    for problem in idle_options(args, has_tools, is_vlm, has_rollout):
+    for problem in idle_options(args, has_tools):
         logger.warning(problem.what)
 
 

@@ -11,7 +11,7 @@ from .fakes import bpe_tokenizer
 
 
 def test_the_defaults_are_those_of_the_limits() -> None:
-    assert RolloutArguments().limits(2500) == RolloutLimits()
+    assert RolloutArguments().limits(2500) == RolloutLimits(max_trajectory_tokens=2500)
 
 
 def test_every_argument_reaches_the_limits() -> None:

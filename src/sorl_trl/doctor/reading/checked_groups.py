@@ -52,8 +52,8 @@ def check_groups(
 ) -> None:
     """Fill in the groups of `read`, and its findings, in the order in which `train.py` checks them."""
     read.task = _checked(TaskArguments, recipe, read)
-    read.rollout = _checked(RolloutArguments, recipe, read)
-    read.engine = _checked(EngineOptions, recipe, read)
+    read.rollout = _constructed(RolloutArguments, recipe, read, _values(RolloutArguments, read.raw))
+    read.engine = _constructed(EngineOptions, recipe, read, _values(EngineOptions, read.raw))
     read.search = _checked(SearchArguments, recipe, read)
     joint = [*joint_problems(read.raw, read.raw, read.raw, read.raw, config_class)]
     _check_config(recipe, read, config_class, num_processes, joint)

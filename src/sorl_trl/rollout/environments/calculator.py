@@ -21,10 +21,15 @@ class _Refused(Exception):
 
 
 def calculate(expression: str) -> str:
-    """The value of an arithmetic expression, or a text that says why it has none; raises nothing, whatever it reads.
+    """
+    Compute the value of an arithmetic expression.
 
-    Numbers, `+ - * / // % **`, parentheses, `pi`, `e`, and the functions of `FUNCTIONS`. Whole numbers are exact, up
-    to `MAX_BITS` bits; others have 12 digits.
+    Args:
+        expression: Numbers, + - * / // % **, parentheses, pi, e, and functions such as sqrt, round and max.
+
+    Returns:
+        Whole numbers exactly, up to `MAX_BITS` bits, others with 12 digits; or what is wrong with the expression. It
+        raises nothing, whatever it reads.
     """
     try:
         if len(expression) > MAX_CHARACTERS:

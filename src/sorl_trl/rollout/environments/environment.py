@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Any, Protocol
 
-from sorl_trl.checks import POSITIVE_COUNT, check_number
-from sorl_trl.types import Passage, StopReason, Turn
+from sorl_trl.checks import POSITIVE_COUNT
+from sorl_trl.rollout.protocol import TagProtocol
+from sorl_trl.types import Action, ActionKind, Passage, StopReason, Turn
 
 _STOPS = (StopReason.ENVIRONMENT_DONE, StopReason.ENVIRONMENT_UNAVAILABLE, StopReason.SEARCH_UNAVAILABLE)
 
@@ -62,6 +63,11 @@ class Environment(Protocol):
         ...
 
 
+def tool_of(action: Action) -> str:
+    """The tag by which an action calls a tool: that of a search is "search". Empty for what is no call."""
+    return ActionKind.SEARCH.value if action.kind is ActionKind.SEARCH else action.tool
+
+
 @dataclass(frozen=True)
 class RowTurn:
     """A turn, and the row of the rollout that took it."""
@@ -75,9 +81,11 @@ class Responder(ABC):
 
     Attributes:
         environments: An object per row of the last rollout, for reward functions; empty where there are none.
+        protocol: How a policy calls it, where it says so itself.
     """
 
     environments: Sequence[Any] = ()
+    protocol: TagProtocol | None = None
 
     def greet(self, examples: Sequence[Mapping[str, Any]]) -> Sequence[str | None]:
         """Say what is added to each row's prompt, before prompts are encoded; `open` follows with the same examples.
@@ -104,7 +112,7 @@ class BatchResponder(Responder):
     """
 
     def __init__(self, concurrency: int) -> None:
-        check_number("concurrency", concurrency, POSITIVE_COUNT)
+        POSITIVE_COUNT.check("concurrency", concurrency)
         self._concurrency = concurrency
         self._crew: _Crew | None = None
 

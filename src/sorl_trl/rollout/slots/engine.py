@@ -12,14 +12,12 @@ from transformers import GenerationConfig
 
 from sorl_trl.rollout.engine import Engine, check_submission
 from sorl_trl.rollout.generation import Generation, TurnEnd, positions_of
+from sorl_trl.rollout.options import SlotOptions
 from sorl_trl.rollout.slots.forward import Forward
 from sorl_trl.rollout.slots.memory import free_bytes
-from sorl_trl.rollout.slots.options import SlotOptions
-from sorl_trl.rollout.slots.prefill import plan
-from sorl_trl.rollout.slots.probe import bytes_per_token
-from sorl_trl.rollout.slots.rows import Row, SlotTable
+from sorl_trl.rollout.slots.rows import Row, SlotTable, plan
 from sorl_trl.rollout.slots.sampling import Sampler, draws
-from sorl_trl.rollout.slots.support import base_model, check_generation_config, check_model
+from sorl_trl.rollout.slots.support import base_model, bytes_per_token, check_generation_config, check_model
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +75,6 @@ class SlotEngine(Engine):
         if self._positions is None or room < self._positions:
             self.window = room
             self.window_ends = f"{self._budget} bytes hold keys and values of {room - 1} tokens (`kv_cache_gib`)"
-        self.prefilled = ()
 
     def close(self) -> None:
         self._rows, self._waiting = [], []
@@ -110,7 +107,6 @@ class SlotEngine(Engine):
         ended: list[tuple[int, Generation]] = []
         with torch.no_grad():
             started = self._admit()
-            self.prefilled = sorted(row.index for row in started)
             if started:
                 ended += self._prefill(started)
             if self._table.decoding:

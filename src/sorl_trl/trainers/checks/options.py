@@ -66,7 +66,7 @@ IDLE = (
         "`vllm_importance_sampling_correction` is False",
     ),
     Idle(
-        ("cache_implementation", "use_transformers_continuous_batching", "tool_engine"),
+        ("cache_implementation", "use_transformers_continuous_batching"),
         lambda c: c.use_vllm,
         "with `use_vllm`, vLLM generates",
     ),
@@ -74,11 +74,6 @@ IDLE = (
         ("cache_implementation",),
         lambda c: c.use_transformers_continuous_batching,
         "`use_transformers_continuous_batching` has a cache of its own",
-    ),
-    Idle(
-        ("tool_engine",),
-        lambda c: c.use_transformers_continuous_batching,
-        "with `use_transformers_continuous_batching`, that generates",
     ),
     Idle(
         ("transformers_continuous_batching_config",),
@@ -159,9 +154,8 @@ IDLE = (
 )
 """An option may stand in several rows; the first that holds is named."""
 
-_OF_TEXT = ("tool_concurrency", "tool_timeout_s", "tool_engine")
-OF_TOOLS = ("max_tool_calling_iterations", *_OF_TEXT)
-"""Options of TRL's tool loop; all but the first are for policies that read text alone."""
+OF_TOOLS = ("max_tool_calling_iterations",)
+"""Options of TRL's tool loop."""
 
 _OUTPUTS = ("return_dict_in_generate", "output_scores", "output_logits", "output_attentions", "output_hidden_states")
 SET_BY_ROLLOUT: Mapping[str, tuple[str, ...]] = {
@@ -179,25 +173,17 @@ SET_BY_ROLLOUT: Mapping[str, tuple[str, ...]] = {
 """Engine -> keys of `generation_kwargs` that `SearchRollout` sets itself: where a turn ends, what comes back, seed."""
 
 
-def idle_options(
-    config: Any, has_tools: bool = True, is_vlm: bool = False, has_rollout: bool = False
-) -> Iterator[Problem]:
+def idle_options(config: Any, has_tools: bool = True) -> Iterator[Problem]:
     """Options that differ from their default and are read nowhere, each once.
 
     Args:
         config: the trainer's, after `__post_init__`.
         has_tools: whether TRL's tool loop runs, that is whether the trainer has `tools` or an `environment_factory`.
-        is_vlm: whether the policy reads images.
-        has_rollout: whether the trainer has a `rollout_func`.
     """
     changed = _changed(config)
     rows = [(row.options, row.why) for row in IDLE if row.is_idle(config)]
     if not has_tools:
         rows.append((OF_TOOLS, "the trainer has no `tools` and no `environment_factory`"))
-    if has_rollout:
-        rows.append((("tool_engine",), "the `rollout_func` generates"))
-    if is_vlm:
-        rows.append((_OF_TEXT, "the policy reads images, which TRL looks for in each tool's answer as it calls it"))
     for options, why in rows:
         for name in options:
             if name in changed:
@@ -259,16 +245,6 @@ def search_rollout_problems(config: Any, tools: Any = None, environment_factory:
         "and tokenizer, `RolloutLimits`), what comes back, and with which seed each turn is sampled (`seed` of the "
         "trainer). Remove it.",
     )
-
-
-def tool_engine_problems(config: Any) -> Iterator[Problem]:
-    """What the engine of `tool_engine` cannot honour in TRL's tool loop."""
-    if config.tool_engine != "trl" and not (config.use_vllm or config.use_transformers_continuous_batching):
-        yield from _generation_problems(
-            config,
-            f"`tool_engine={config.tool_engine!r}` says itself where a turn ends (end-of-sequence tokens, "
-            "`max_completion_length`) and what comes back. Remove it, or set `tool_engine='trl'`.",
-        )
 
 
 def _generation_problems(config: Any, why: str) -> Iterator[Problem]:

@@ -204,7 +204,7 @@ def test_threads_end_with_the_rollout(opened: Any) -> None:
     responder = opened(SlowlyCounting, *[{}] * 3)
     ask(responder, *"abc")
     during = of_environments() - before
-    assert len(during) == 5, "one per row, one that watches, one for coroutines"
+    assert len(during) == 5, "one per row, one that counts the time, one for coroutines"
     responder.close()
     for thread in during:
         thread.join(LONG)

@@ -12,8 +12,8 @@ import pytest
 import torch
 from transformers import GenerationConfig, LlamaForCausalLM
 
-from sorl_trl.rollout import TurnEnd, generate_turns
-from sorl_trl.rollout.slots import SlotEngine, SlotOptions
+from sorl_trl.rollout import SlotOptions, TurnEnd, generate_turns
+from sorl_trl.rollout.slots import SlotEngine
 from sorl_trl.rollout.slots import engine as engine_module
 from tests import model_families as families
 
@@ -122,13 +122,13 @@ def test_a_prefill_is_done_in_parts(llama: Any) -> None:
 
 def test_a_poll_is_one_prefill_and_one_step(llama: Any) -> None:
     engine = opened(llama, 3)
-    assert engine.idle and engine.poll() == [] and engine.prefilled == []
+    assert engine.idle and engine.poll() == []
     engine.submit(1, PROMPT, 9)
     assert not engine.idle
-    assert engine.poll() == [] and engine.prefilled == [1]
+    assert engine.poll() == []
     engine.submit(0, PROMPT[1:], 1)
     ((row, turn),) = engine.poll()
-    assert (row, len(turn.token_ids), engine.prefilled) == (0, 1, [0])
+    assert (row, len(turn.token_ids)) == (0, 1)
     assert (engine.work.steps, engine.work.row_steps) == (2, 2)
     engine.release(1)
     assert engine.idle and engine.poll() == [] and engine.work.steps == 2
