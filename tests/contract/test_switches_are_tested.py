@@ -53,11 +53,6 @@ TESTS: dict[type, dict[str, str]] = {
         "target_kl": "integration/test_target_kl.py::test_the_factor_falls_and_holds_the_kl",
         "rollout_staleness": "integration/test_stale_rollouts.py::test_trajectories_are_as_old_as_asked",
         "save_trajectories_steps": "integration/test_trajectory_dump.py::test_every_so_many_steps",
-        "tool_concurrency": ("integration/test_concurrent_tools.py::test_no_more_at_the_same_time_than_allowed"),
-        "tool_timeout_s": "integration/test_late_tools.py::test_a_tool_that_hangs_is_a_message",
-        "tool_engine": (
-            "integration/test_tool_engine.py::test_a_rollout_opens_one_engine_which_reads_each_token_once"
-        ),
         "disable_dropout": "integration/test_training_noise.py::test_dropout_that_is_wanted_is_said",
     },
     GroupOptions: {

@@ -115,15 +115,14 @@ def test_a_stateful_environment_is_trained_in(tmp_path: Path, environment: Any) 
     assert "rewards/environment_reward/mean" in first
 
 
-def add(a: int, b: int = 0) -> str:
+def follow(a: int) -> str:
     """
-    Add.
+    The next number.
 
     Args:
         a: A number.
-        b: Another.
     """
-    return str(a + b)
+    return str(a + 1)
 
 
 async def double(a: int) -> str:
@@ -138,19 +137,19 @@ async def double(a: int) -> str:
 
 @pytest.mark.parametrize("trainer_class", [SOGRPOTrainer, GRPOTrainer])
 def test_trls_tools_and_a_search_engine_are_trained_with(tmp_path: Path, trainer_class: Any) -> None:
-    box = ToolBox([add, double], search=search_index(tmp_path), protocol=protocol("search"), concurrency=4)
+    box = ToolBox([follow, double], search=search_index(tmp_path), protocol=protocol("search"), concurrency=4)
     seen: list[Trajectory] = []
 
     def reward(trajectory: Any, **_: Any) -> list[float]:
         seen.extend(trajectory)
-        return [float(len(each.turns)) for each in trajectory]
+        return [float(sum(turn.text.count("1") for turn in each.turns)) for each in trajectory]
 
     rollout = AgentRollout(box, limits=replace(LIMITS, max_trajectory_tokens=None))
     assert rollout.protocol is box.protocol
     trainer = build(tmp_path, rollout, reward, trainer_class)
     before = {name: parameter.clone() for name, parameter in trainer.model.named_parameters()}
     trainer.train()
-    assert {turn.action.tool for each in seen for turn in each.turns} == {"", "add", "double"}
+    assert {turn.action.tool for each in seen for turn in each.turns} == {"", "follow", "double"}
     calls = [
         (before.action.tool, before.action.content, after.text.split()[1:-1])
         for each in seen
@@ -158,9 +157,9 @@ def test_trls_tools_and_a_search_engine_are_trained_with(tmp_path: Path, trainer
         if isinstance(before, Turn) and isinstance(after, Observation) and before.action.content in DIGITS
     ]
     for tool, content, said in calls:
-        value = {"add": content, "double": str(2 * int(content))}.get(tool, said[0])
+        value = {"follow": str(int(content) + 1), "double": str(2 * int(content))}.get(tool, said[0])
         assert said == [value if value in DIGITS else "<unk>"], "what the tool has said"
-    assert {tool for tool, *_ in calls} >= {"add", "double"}
+    assert {tool for tool, *_ in calls} >= {"follow", "double"}
     assert all(sum(len(s.token_ids) for s in each.segments) <= 90 for each in seen), "`max_completion_length`"
     assert logs(trainer)[0]["rollout/tool_calls_per_trajectory"] > 0
     assert any(not torch.equal(before[name], now) for name, now in trainer.model.named_parameters())

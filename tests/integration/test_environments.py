@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-import pickle
 from pathlib import Path
 from typing import Any
 
 import pytest
 from datasets import Dataset
-from pydantic import ConfigDict
-from pydantic.dataclasses import dataclass as pydantic_dataclass
 from trl import GRPOConfig, GRPOTrainer
 
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer
@@ -29,21 +25,6 @@ class StartsAnew:
 
     def lookup(self, city: str) -> str:
         return self.reset(1) + lookup(city)
-
-
-class TriesOnACopy:
-    """Its own tool looks ahead on a copy."""
-
-    def reset(self, **row: Any) -> None:
-        self.calls = 0
-
-    def lookup(self, city: str) -> str:
-        self.calls += 1
-        for ahead in (copy.copy(self), copy.deepcopy(self)):
-            ahead.reset()
-            assert ahead.calls == 0
-        assert self.calls == 1, "the copy's reset has reset the original"
-        return lookup(city)
 
 
 class Slots:
@@ -68,30 +49,6 @@ class Frozen:
         return lookup(city)
 
 
-@pydantic_dataclass(config=ConfigDict(validate_assignment=True, extra="forbid"))
-class Validated:
-    """A `BaseModel` is none for TRL either: its own methods are no tools."""
-
-    calls: int = 0
-
-    def reset(self, **row: Any) -> str:
-        self.calls = 0
-        return "\nGo."
-
-    def lookup(self, city: str) -> str:
-        return lookup(city)
-
-
-class Pickled:
-    def reset(self, **row: Any) -> str:
-        self.calls = 0
-        return "\nGo."
-
-    def lookup(self, city: str) -> str:
-        assert type(pickle.loads(pickle.dumps(self))) is Pickled
-        return lookup(city)
-
-
 class Silent:
     def reset(self, **row: Any) -> None:
         return None
@@ -100,7 +57,7 @@ class Silent:
         return lookup(city)
 
 
-ENVIRONMENTS = [StartsAnew, TriesOnACopy, Slots, Frozen, Validated, Pickled, Silent]
+ENVIRONMENTS = [StartsAnew, Slots, Frozen, Silent]
 for environment in ENVIRONMENTS:
     environment.lookup.__doc__ = lookup.__doc__  # type: ignore[attr-defined]
 

@@ -10,23 +10,18 @@ from typing import Any
 import pytest
 from trl import GRPOConfig
 
-from sorl_trl import SOGRPOConfig, SOGRPOTrainer, SOPPOConfig
+from sorl_trl import SOGRPOConfig, SOPPOConfig
 from sorl_trl.search import NoSearch
-from sorl_trl.trainers.checked_options import warn_of_idle_options
 from sorl_trl.trainers.checks.options import (
     IDLE,
     OF_TOOLS,
     idle_options,
-    tool_engine_problems,
 )
 from tests.agents import (
     agent_policy,
     build_agent,
-    questions,
-    turns_reward,
 )
-from tests.training import cpu_config, settings
-from tests.trajectories import parity_reward
+from tests.training import cpu_config
 
 IDLE_VALUES: dict[str, Any] = {
     "vllm_mode": "server",
@@ -73,17 +68,12 @@ IDLE_VALUES: dict[str, Any] = {
     "train_sampling_strategy": "sequential",
     "length_column_name": "size",
     "max_tool_calling_iterations": 3,
-    "tool_concurrency": 4,
-    "tool_timeout_s": 5.0,
-    "tool_engine": "auto",
 }
 """Option -> a value; under the settings of the tests it is read nowhere."""
 IDLE_ELSEWHERE: list[tuple[str, dict[str, Any]]] = [
     ("cache_implementation", {"use_vllm": True, "cache_implementation": "static"}),
     ("cache_implementation", {"use_transformers_continuous_batching": True, "cache_implementation": "static"}),
     ("use_transformers_continuous_batching", {"use_vllm": True, "use_transformers_continuous_batching": True}),
-    ("tool_engine", {"use_vllm": True, "tool_engine": "auto"}),
-    ("tool_engine", {"use_transformers_continuous_batching": True, "tool_engine": "auto"}),
     ("delta", {"delta": 2.0, "loss_type": "sapo"}),
     ("turn_boundary_tags", {"turn_boundary_tags": ["</tool_call>"]}),
     ("ctn_coef", {"ctn_coef": 9.0, "clip_normalization": "none"}),
@@ -138,27 +128,6 @@ def test_what_is_read_nowhere(tmp_path: Path, option: str) -> None:
 @pytest.mark.parametrize(("option", "overrides"), IDLE_ELSEWHERE)
 def test_what_is_read_nowhere_beside_others(tmp_path: Path, option: str, overrides: dict[str, Any]) -> None:
     assert option in [problem.option for problem in idle_options(cpu_config(tmp_path, **overrides))]
-
-
-def test_a_policy_that_reads_images_is_called_tools_as_trl_calls_them(tmp_path: Path, caplog: Any) -> None:
-    chosen = cpu_config(tmp_path, tool_concurrency=2, tool_timeout_s=1.0, tool_engine="slots")
-    assert not [*idle_options(chosen)]
-    with caplog.at_level(logging.WARNING):
-        warn_of_idle_options(chosen, has_tools=True, is_vlm=True, has_rollout=False)
-    said = [record.message for record in caplog.records]
-    for name, text in zip(["tool_concurrency", "tool_timeout_s", "tool_engine"], said, strict=True):
-        assert f"`{name}`" in text and "has no effect: the policy reads images" in text
-
-
-def test_the_engine_of_tools_says_itself_where_a_turn_ends(tmp_path: Path) -> None:
-    ends = {"generation_kwargs": {"max_new_tokens": 5, "top_k": 3}}
-    chosen = SOGRPOConfig(**settings(tmp_path, tool_engine="auto", **ends))
-    with pytest.raises(ValueError, match="has 'max_new_tokens': 5, but `tool_engine='auto'` says itself"):
-        SOGRPOTrainer("/no/model", parity_reward, chosen, questions(), tools=[turns_reward])
-    (idle,) = idle_options(cpu_config(tmp_path, tool_engine="auto"), has_rollout=True)
-    assert idle.what == "`tool_engine` is 'auto', but has no effect: the `rollout_func` generates."
-    for other in ({"tool_engine": "trl"}, {"tool_engine": "auto", "use_vllm": True}):
-        assert not [*tool_engine_problems(cpu_config(tmp_path, **ends, **other))]
 
 
 def test_every_rule_is_tried() -> None:

@@ -2,7 +2,6 @@
 
 from sorl_trl.rollout.collector import Collector
 from sorl_trl.rollout.engine import Engine, EngineWork, LockStepEngine, generate_turns
-from sorl_trl.rollout.environments.calculator import calculate
 from sorl_trl.rollout.environments.environment import BatchResponder, Environment, Reply, Responder, RowTurn
 from sorl_trl.rollout.environments.responder import EnvironmentResponder
 from sorl_trl.rollout.environments.search import Retriever, SearchFailure, SearchResponder
@@ -58,7 +57,6 @@ __all__ = [
     "TurnEnd",
     "Unavailable",
     "assemble",
-    "calculate",
     "chat_message_frame",
     "generate_turns",
     "model_engine",

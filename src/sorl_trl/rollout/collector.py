@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, FIRST_EXCEPTION, Future, wait
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -140,8 +139,6 @@ class Collector:
             self.time.seconds = time.perf_counter() - began
             with closing(engine):  # whatever the environment's own end may raise
                 self.responder.close()
-        if engine.window_ends != Engine.window_ends and any(row.is_cut_by_window for row in rows):
-            _say_cut(engine.window_ends)
         return [row.finished() for row in rows]
 
 
@@ -290,9 +287,3 @@ def _end_overlong(rows: Sequence[Row], engine: Engine) -> None:
             "Their trajectories have no turn.",
             *(len(overlong), len(rows), longest, overlong[0].window, engine.window_ends),
         )
-
-
-@cache
-def _say_cut(why: str) -> None:
-    """Say it once in a process for each reason; `rollout/stop_reason/context_limit` counts the trajectories."""
-    logger.warning("Trajectories end as `context_limit` before the model's positions do: %s.", why)

@@ -68,11 +68,6 @@ class Row:
             self.stop_reason = StopReason.CONTEXT_LIMIT
         return self.stop_reason is not None
 
-    @property
-    def is_cut_by_window(self) -> bool:
-        """Whether the window ended it after a turn."""
-        return self.stop_reason is StopReason.CONTEXT_LIMIT and bool(self.segments)
-
     def finished(self) -> Trajectory:
         assert self.stop_reason is not None
         return Trajectory(self.prompt_ids, tuple(self.segments), self.stop_reason)

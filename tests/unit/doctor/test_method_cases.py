@@ -84,13 +84,6 @@ CASES = {
     "a tool loop's limit": Case(
         {"max_tool_calling_iterations": 3}, "options", "is for TRL's tool loop", "max_tool_calling_iterations"
     ),
-    "an option of a tool loop": Case(
-        {"tool_concurrency": 4},
-        "options",
-        "has no effect: the trainer has no `tools`",
-        "tool_concurrency",
-        level="warning",
-    ),
     "an end of its own": Case(
         {"generation_kwargs": {"max_new_tokens": 4}}, "options", "has 'max_new_tokens': 4", "generation_kwargs"
     ),

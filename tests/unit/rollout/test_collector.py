@@ -309,7 +309,6 @@ def test_memory_ends_trajectories_as_positions_do(caplog: pytest.LogCaptureFixtu
     assert trajectories[1].segments == ()
     memory = "3840 bytes hold keys and values of 30 tokens (`kv_cache_gib`)"
     assert f"31 are read with what follows ({memory})" in caplog.text
-    assert f"end as `context_limit` before the model's positions do: {memory}." in caplog.text
     check_rows(trajectories)
 
 

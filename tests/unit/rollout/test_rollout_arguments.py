@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -35,6 +36,7 @@ def test_a_chat_model_gets_the_messages_of_its_template() -> None:
     protocol = RolloutArguments(chat=True).tag_protocol(tokenizer)
     assert protocol.message_frame == Frame(" [user] ", " ")
     assert RolloutArguments(chat=True, protocol="terse").tag_protocol(tokenizer) == PROTOCOLS["terse"]
+    tokenizer = copy.deepcopy(tokenizer)
     tokenizer.chat_template = "hello"
     with pytest.raises(ValueError, match="the chat template renders 'hello'"):
         RolloutArguments(chat=True).tag_protocol(tokenizer)

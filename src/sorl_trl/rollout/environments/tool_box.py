@@ -85,7 +85,7 @@ class ToolBox(ByTool):
     """The tools that a TRL trainer takes, for a rollout of this package; and a search engine, if there is one.
 
     ```python
-    tools = ToolBox([calculate], environment_factory=GuessingGame, timeout_s=30.0)
+    tools = ToolBox([convert], environment_factory=GuessingGame, timeout_s=30.0)
     trainer = SOGRPOTrainer(..., reward_funcs=tools.reward, rollout_func=AgentRollout(tools))
     ```
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import inspect
 import json
 import logging
-import types
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, TypeAlias, Union, get_args, get_origin, get_type_hints
+from contextlib import suppress
+from typing import Any, TypeAlias, get_type_hints
 
 from transformers.utils.chat_template_utils import get_json_schema
 
@@ -19,8 +19,7 @@ logger = logging.getLogger(__name__)
 
 Tool: TypeAlias = "Callable[..., Any]"
 _NO_TOOLS = ("reset", "get_reward")
-_SIMPLE = (str, int, float, bool)
-_TRUTHS = {"true": True, "false": False}
+_READ = (int, float, bool)
 
 
 class Unavailable(str):
@@ -166,32 +165,16 @@ def _expected(parameters: Mapping[str, inspect.Parameter]) -> str:
     return ", ".join(f'"{name}"' for name in parameters) or "no arguments: {}"
 
 
-def _converted(method: Callable[..., Any], name: str, value: Any, hint: Any) -> Any:
-    kinds = [hint] if hint in _SIMPLE else _kinds(hint)
-    if not kinds or type(value) in kinds or (value is None and type(None) in kinds):
+def _converted(tool: Tool, name: str, value: Any, hint: Any) -> Any:
+    """A value as the type that the annotation asks for, if that is a number or a truth value."""
+    if hint not in _READ:
         return value
-    for kind in kinds:
-        converted = _as(kind, value)
-        if converted is not None:
-            return converted
-    names = " or ".join(kind.__name__ for kind in kinds)
-    raise WrongArguments(f"{method.__name__}: {name} must be {names}, not {json.dumps(value)[:80]}")
-
-
-def _kinds(hint: Any) -> list[Any]:
-    """The simple types of a union, with None; empty where there is another type among them."""
-    kinds = list(get_args(hint)) if get_origin(hint) in (Union, types.UnionType) else []
-    return kinds if all(kind in (*_SIMPLE, type(None)) for kind in kinds) else []
-
-
-def _as(kind: Any, value: Any) -> Any:
-    """`value` as that type, where it is one or spells one; else None."""
-    if kind is bool:
-        return _TRUTHS.get(value.strip().lower()) if isinstance(value, str) else None
-    if kind not in (int, float) or isinstance(value, bool) or not isinstance(value, str | int | float):
-        return None
-    try:
-        number = float(value) if kind is float else int(value)
-    except (ValueError, OverflowError):
-        return None
-    return number if kind is float or not isinstance(value, float) or number == value else None
+    said = value
+    if isinstance(value, str):
+        with suppress(ValueError):
+            said = json.loads(value.strip().lower())
+    if hint is float and type(said) is int:
+        return float(said)
+    if type(said) is hint:
+        return said
+    raise WrongArguments(f"{tool.__name__}: {name} must be {hint.__name__}, not {json.dumps(value)[:80]}")

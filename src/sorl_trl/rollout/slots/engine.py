@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import torch
@@ -213,21 +212,19 @@ class SlotEngine(Engine):
         return ended
 
     def _say_held_back(self, at_once: int) -> None:
-        _say_once(
+        """Once in the life of the engine's model: what is free differs from rollout to rollout."""
+        _warn_once(
+            self._bytes_per_token,
             f"Rows wait for memory: {at_once} of {len(self._rows)} generate now. A token takes "
             f"{self._bytes_per_token:,} bytes, and {self._budget / 2**20:,.1f} MiB are for keys and values: they hold "
             f"{self._table.most_tokens:,} tokens, those that rows may yet generate included.",
-            self._bytes_per_token,
         )
 
 
-@cache
-def _spoken(subject: int) -> list[str]:
-    return []
+_SAID: set[int] = set()
 
 
-def _say_once(message: str, subject: int) -> None:
-    """Once in a process for models of one size: what is free differs from rollout to rollout."""
-    if not _spoken(subject):
-        _spoken(subject).append(message)
+def _warn_once(subject: int, message: str) -> None:
+    if subject not in _SAID:
+        _SAID.add(subject)
         logger.warning(message)

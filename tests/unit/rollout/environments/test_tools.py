@@ -133,7 +133,7 @@ def no_arguments() -> None: ...
     [
         (typed, '{"number": 1}', {"number": 1}),
         (typed, '{"number": "1", "share": 1, "is_it": "True"}', {"number": 1, "share": 1.0, "is_it": True}),
-        (typed, '{"number": 2.0, "name": null, "of": [1]}', {"number": 2, "name": None, "of": [1]}),
+        (typed, '{"number": 2, "name": null, "of": [1]}', {"number": 2, "name": None, "of": [1]}),
         (taking(int), " 7 ", {"value": 7}),
         (taking(float), "1e3", {"value": 1000.0}),
         (taking(bool), "false", {"value": False}),
@@ -166,7 +166,6 @@ def test_arguments_that_fit(method: Any, content: str, arguments: dict[str, Any]
         (typed, '{"number": Infinity}', "typed: number must be int, not Infinity"),
         (typed, '{"number": [1]}', "typed: number must be int, not "),
         (typed, '{"number": 1, "is_it": 1}', "typed: is_it must be bool, not 1"),
-        (typed, '{"number": 1, "name": 1}', "typed: name must be str or NoneType, not 1"),
         (taking(int), "9" * 5000, "method: value must be int, not "),
         (taking(int), "", "method: value must be int, not "),
         (no_arguments, "x", "no_arguments takes a JSON object with no arguments: {}"),

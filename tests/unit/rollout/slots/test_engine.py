@@ -135,7 +135,7 @@ def test_a_poll_is_one_prefill_and_one_step(llama: Any) -> None:
 
 
 def test_rows_wait_for_memory_and_this_is_said_once(llama: Any, caplog: pytest.LogCaptureFixture) -> None:
-    engine_module._spoken.cache_clear()
+    engine_module._SAID.clear()
     plan = families.random_plan(rows=8)
     expected = families.play(slots(llama), plan)
     room = max(len(context) + 12 for row in expected for context, _ in row)
