@@ -32,8 +32,7 @@ OURS = (
     "rollout/",
 )
 OURS += ("guard/", "trajectories_without_turn", "critic/", "advantages/", "reward_kl", "trajectories_unscored")
-TIMEOUTS = "tools/timeout_frequency"
-OURS += ("lr_factor", TIMEOUTS, "groups/", "trajectories_void", "effective_sample_size", "llds/", "mismatch/")
+OURS += ("lr_factor", "groups/", "trajectories_void", "effective_sample_size", "llds/", "mismatch/")
 OURS += ("information_gain/", "minirl/", "seeupo/")
 TRANSFORMERS_OWN = {"loss", "grad_norm", "learning_rate", "epoch", "step", "train_loss", "total_flos", "train_runtime"}
 TRANSFORMERS_OWN |= {"train_samples_per_second", "train_steps_per_second"}
@@ -84,7 +83,6 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     names |= {ALARMS, INTERVENTIONS}  # tests/integration/test_collapse_guard.py sees them logged
     names |= {f"mismatch/{name}" for name in ("dropped_turns", "cut_weights", "vetoed_trajectories")}  # needs vLLM:
     # tests/integration/test_engine_mismatch.py sees them logged
-    names |= {TIMEOUTS}  # and tests/integration/test_late_tools.py this one
     turns = {"num_iterations": 3, "steps_per_generation": 2, "gradient_accumulation_steps": 1}
     names |= logged_metrics(tmp_path_factory.mktemp("seeupo"), SeeUPOTrainer, **turns)
     return names | logged_metrics(tmp_path_factory.mktemp("ppo"), SOPPOTrainer, kl_in_reward=True)

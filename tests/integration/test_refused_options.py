@@ -10,10 +10,7 @@ from trl import GRPOTrainer
 
 from sorl_trl import SearchRollout, SOGRPOConfig, SOGRPOTrainer, SOPPOTrainer
 from sorl_trl.search import NoSearch
-from sorl_trl.trainers.checks.options import (
-    SET_BY_ROLLOUT,
-    search_rollout_problems,
-)
+from sorl_trl.trainers.agents.agent_rollout import SET_BY_ROLLOUT
 from tests.agents import (
     build_agent,
     native_agent,
@@ -25,10 +22,13 @@ from tests.training import cpu_config, settings
 from tests.trajectories import FixedRollout, parity_reward, prompts
 
 REFUSED: dict[str, tuple[Any, str]] = {
-    "use_transformers_continuous_batching": (True, "ignores: a turn would not end where it searches or answers"),
+    "use_transformers_continuous_batching": (
+        True,
+        "`use_transformers_continuous_batching` is True, but it ignores stop strings",
+    ),
     "max_tool_calling_iterations": (3, "`max_tool_calling_iterations` is 3, but is for TRL's tool loop"),
-    "max_completion_length": (None, "`max_completion_length` is None, but `SearchRollout` needs it"),
-    "generation_kwargs": ({"max_new_tokens": 5}, "`generation_kwargs` has 'max_new_tokens': 5, but `SearchRollout`"),
+    "max_completion_length": (None, "`max_completion_length` is None"),
+    "generation_kwargs": ({"max_new_tokens": 5}, "`generation_kwargs` has 'max_new_tokens': 5, but the rollout"),
 }
 """Option -> a value that `SearchRollout` cannot honour, and what is said."""
 
@@ -46,7 +46,7 @@ def test_refused_before_a_model_is_loaded(tmp_path: Path, option: str, trainer_c
 def test_the_deprecated_names(tmp_path: Path) -> None:
     with pytest.warns(FutureWarning, match="`use_transformers_paged` is deprecated"):
         chosen = cpu_config(tmp_path, use_transformers_paged=True)
-    with pytest.raises(ValueError, match="`use_transformers_continuous_batching` is True, but `SearchRollout`"):
+    with pytest.raises(ValueError, match="`use_transformers_continuous_batching` is True, but"):
         SOGRPOTrainer("no/such-model", turns_reward, chosen, questions(), rollout_func=SearchRollout(NoSearch()))
 
 
@@ -63,7 +63,7 @@ def test_refused_by_trl(tmp_path: Path, option: dict[str, Any]) -> None:
 @pytest.mark.parametrize("argument", ["tools", "environment_factory"])
 def test_tools_beside_a_search_rollout(tmp_path: Path, argument: str) -> None:
     rollout, given = SearchRollout(NoSearch()), {"tools": [len], "environment_factory": dict}[argument]
-    with pytest.raises(ValueError, match=f"`{argument}` is given together with `SearchRollout`"):
+    with pytest.raises(ValueError, match="`tools` or `environment_factory` is given together with a rollout"):
         SOGRPOTrainer(
             "no/such-model",
             turns_reward,
@@ -86,9 +86,10 @@ def test_trls_own_trainer_is_told_in_its_first_rollout(tmp_path: Path, option: s
 def test_ends_and_outputs_are_the_rollouts(tmp_path: Path, engine: str) -> None:
     for key in SET_BY_ROLLOUT[engine]:
         chosen = cpu_config(tmp_path, use_vllm=engine == "vllm", generation_kwargs={key: 2})
-        assert [problem.option for problem in search_rollout_problems(chosen)] == ["generation_kwargs"]
+        with pytest.raises(ValueError, match=f"`generation_kwargs` has '{key}': 2"):
+            SearchRollout(NoSearch()).check(chosen)
     free = {"top_k": 3, "num_beams": 1, "max_length": None}
-    assert not [*search_rollout_problems(cpu_config(tmp_path, generation_kwargs=free))]
+    SearchRollout(NoSearch()).check(cpu_config(tmp_path, generation_kwargs=free))
 
 
 def test_other_rollouts_are_not_asked(tmp_path: Path, tokenizer: Any, policy: Any) -> None:

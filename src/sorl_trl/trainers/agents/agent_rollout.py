@@ -37,7 +37,7 @@ _COMPLETE = {
     StopReason.ENVIRONMENT_UNAVAILABLE,
 }
 
-_SET_HERE: Mapping[str, tuple[str, ...]] = {
+SET_BY_ROLLOUT: Mapping[str, tuple[str, ...]] = {
     "transformers": (
         *("max_new_tokens", "max_length", "max_time", "stop_strings", "eos_token_id", "forced_eos_token_id"),
         *("pad_token_id", "token_healing", "num_beams", "num_return_sequences", "prompt_lookup_num_tokens"),
@@ -150,7 +150,7 @@ class AgentRollout:
             raise ValueError("`max_completion_length` is None, but limits a trajectory: set it.")
         for key, value in (config.generation_kwargs or {}).items():
             is_default = value is None or (key in ("num_beams", "num_return_sequences", "n") and value == 1)
-            if key in _SET_HERE["vllm" if config.use_vllm else "transformers"] and not is_default:
+            if key in SET_BY_ROLLOUT["vllm" if config.use_vllm else "transformers"] and not is_default:
                 raise ValueError(
                     f"`generation_kwargs` has {key!r}: {value!r}, but the rollout says itself where a turn ends, what "
                     "comes back, and with which seed each turn is sampled (`seed` of the trainer). Remove it."
