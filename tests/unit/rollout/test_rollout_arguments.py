@@ -55,3 +55,10 @@ def test_a_chat_model_gets_the_messages_of_its_template() -> None:
 def test_bad_values_are_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         RolloutArguments(**values)
+
+
+def test_a_trajectory_may_be_as_long_as_the_trainers_completions() -> None:
+    assert RolloutLimits().within(7) == RolloutLimits(max_trajectory_tokens=7)
+    assert RolloutLimits(max_trajectory_tokens=5).within(7).max_trajectory_tokens == 5
+    with pytest.raises(ValueError, match=r"`limits.max_trajectory_tokens` is 8, more than .* of 7"):
+        RolloutLimits(max_trajectory_tokens=8).within(7)
