@@ -29,7 +29,6 @@ from sorl_trl.rollout import (
     SlotEngine,
     TurnEnd,
 )
-from sorl_trl.rollout.timeline import covered
 from sorl_trl.types import Trajectory
 
 REJOIN_AFTER = EngineOptions().rejoin_after
@@ -52,9 +51,7 @@ class Around(Engine):
         self.inner.submit(row, context_ids, limit)
 
     def poll(self) -> list[tuple[int, Generation]]:
-        ended = self.inner.poll()
-        self.prefilled = self.inner.prefilled
-        return ended
+        return self.inner.poll()
 
     def release(self, row: int) -> None:
         self.inner.release(row)
@@ -210,6 +207,15 @@ def measure(engine: str, cell: Cell, rejoin_after: int = REJOIN_AFTER) -> dict[s
 def outside(intervals: Sequence[Interval], others: Sequence[Interval]) -> float:
     """Seconds that lie in at least one of `intervals` and in none of `others`."""
     return covered([*intervals, *others]) - covered(others)
+
+
+def covered(spans: Sequence[Interval]) -> float:
+    """Seconds that lie in at least one span."""
+    total, reached = 0.0, float("-inf")
+    for start, end in sorted(spans):
+        total += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return total
 
 
 def forget_peak() -> float:

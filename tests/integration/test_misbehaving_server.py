@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sorl_trl.rollout import Collector, RetryPolicy, TagProtocol, assemble
-from sorl_trl.rollout.statistics import rollout_statistics
+from sorl_trl.rollout.trajectories import rollout_statistics
 from sorl_trl.search.client import HTTPSearch
 from sorl_trl.search.wire import MalformedResponse
 from sorl_trl.types import Trajectory

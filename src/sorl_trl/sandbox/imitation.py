@@ -108,7 +108,7 @@ def warm_start(
     tokenizer = train_tokenizer([world, *practice], config.texts())
     share = -(-config.trajectories // len(practice))
     examples = [example for part in practice for example in expert_examples(part, tokenizer, share, config)]
-    model = make_policy(tokenizer, config.policy, config.seed, 2 * config.limits.max_trajectory_tokens)
+    model = make_policy(tokenizer, config.policy, config.seed, 2 * (config.limits.max_trajectory_tokens or 0))
     imitate(model, examples, config)
     return store_policy(model, tokenizer, target)
 

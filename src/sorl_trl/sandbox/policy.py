@@ -69,7 +69,7 @@ def make_policy(
     tokenizer: PreTrainedTokenizerFast,
     config: PolicyConfig,
     seed: int,
-    positions: int = 2 * LIMITS.max_trajectory_tokens,
+    positions: int = 2 * (LIMITS.max_trajectory_tokens or 0),
 ) -> LlamaForCausalLM:
     """Make a randomly initialised Llama in evaluation mode; the global random state is left as it was.
 

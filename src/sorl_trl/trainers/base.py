@@ -124,7 +124,7 @@ class TurnLevelTrainer(GRPOTrainer):
         return result
 
     def _tool_call_loop(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        return self._tools.run_loop(super()._tool_call_loop, *args, **kwargs)
+        return self._tools.masked(super()._tool_call_loop(*args, **kwargs))
 
     def _get_tool_suffix_ids(self, tool_messages: list[dict[str, Any]]) -> list[int]:
         return self._tools.suffix_ids(super()._get_tool_suffix_ids, tool_messages)

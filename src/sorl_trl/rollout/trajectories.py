@@ -1,13 +1,75 @@
-"""What a batch of trajectories looks like, in numbers to log under `rollout/`."""
+"""Trajectories as the lists that training reads, and as the numbers that are logged under `rollout/`."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
-from sorl_trl.rollout.timeline import Timeline
 from sorl_trl.types import ActionKind, Observation, StopReason, Trajectory, Turn
+
+
+@dataclass(frozen=True)
+class AssembledTrajectory:
+    """A completion, token by token; all lists have its length."""
+
+    completion_ids: list[int]
+    """Turns and observations in order; empty for a trajectory without a turn, and never else."""
+    env_mask: list[int]
+    """1 on what the policy sampled and is trained on."""
+    turn_ids: list[int]
+    """The turn's index, counted from 0, where `env_mask` is 1; −1 elsewhere."""
+    logprobs: list[float] | None
+    """The sampling engine's log-probabilities, 0.0 on observations; None where a turn has none."""
+
+
+def assemble(trajectories: Sequence[Trajectory]) -> list[AssembledTrajectory]:
+    """Lay out each trajectory token by token.
+
+    One that an infrastructure failure ended keeps its tokens, with `env_mask` 0 and `turn_ids` −1 on all of them.
+    """
+    return [_assemble_one(trajectory) for trajectory in trajectories]
+
+
+def _assemble_one(trajectory: Trajectory) -> AssembledTrajectory:
+    trained = not trajectory.stop_reason.is_infrastructure_failure
+    completion_ids: list[int] = []
+    turn_ids: list[int] = []
+    logprobs: list[float] = []
+    turn = 0
+    for segment in trajectory.segments:
+        size = len(segment.token_ids)
+        is_turn = isinstance(segment, Turn)
+        completion_ids += segment.token_ids
+        turn_ids += [turn if is_turn and trained else -1] * size
+        logprobs += (segment.logprobs or ()) if isinstance(segment, Turn) else [0.0] * size
+        turn += is_turn
+    has_logprobs = all(turn.logprobs is not None for turn in trajectory.turns)
+    env_mask = [int(turn_id >= 0) for turn_id in turn_ids]
+    return AssembledTrajectory(completion_ids, env_mask, turn_ids, logprobs if has_logprobs else None)
+
+
+@dataclass
+class RolloutTime:
+    """Where the time of one rollout went."""
+
+    seconds: float = 0.0
+    """Of the whole rollout."""
+    seconds_generating: float = 0.0
+    """In which the engine was being polled."""
+    seconds_waiting: float = 0.0
+    """In which the rollout stood still for a reply: no row was generating."""
+    sampled_tokens: int = 0
+
+
+def time_statistics(time: RolloutTime) -> dict[str, float]:
+    """Say where the time of a rollout went, and how many tokens were sampled in a second of it."""
+    return {
+        "seconds_generating": time.seconds_generating,
+        "seconds_waiting": time.seconds_waiting,
+        "tokens_per_second": _ratio(time.sampled_tokens, time.seconds),
+    }
 
 
 def rollout_statistics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
@@ -39,16 +101,6 @@ def rollout_statistics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     }
     reasons = Counter(trajectory.stop_reason for trajectory in trajectories)
     return statistics | {f"stop_reason/{r.value}": _ratio(reasons[r], per_trajectory) for r in StopReason}
-
-
-def time_statistics(timeline: Timeline) -> dict[str, float]:
-    """Say where the time of a rollout went: seconds that overlap, and how many tokens were sampled in one of them."""
-    return {
-        "seconds_generating": timeline.seconds_generating,
-        "seconds_searching": timeline.seconds_searching,
-        "seconds_waiting": timeline.seconds_waiting,
-        "tokens_per_second": _ratio(timeline.sampled_tokens, timeline.seconds),
-    }
 
 
 def _answered_searches(trajectory: Trajectory) -> list[tuple[Turn, Observation]]:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from sorl_trl.rollout import Reply, RowTurn, TRLEnvironments
-from sorl_trl.rollout.environments.arguments import WrongArguments, read_arguments
+from sorl_trl.rollout import Reply, RowTurn, ToolBox
+from sorl_trl.rollout.environments.tools import WrongArguments, read_arguments
 from sorl_trl.search import SearchUnavailable
 from sorl_trl.types import Action, ActionKind, StopReason, Trajectory, Turn
 
@@ -60,7 +60,7 @@ class Game:
         return "hidden"
 
 
-def call(games: TRLEnvironments, *calls: tuple[str, str]) -> list[Reply]:
+def call(games: ToolBox, *calls: tuple[str, str]) -> list[Reply]:
     """What the first row's game says to one call after the other."""
     kinds = {"search": ActionKind.SEARCH}
     actions = [
@@ -70,7 +70,7 @@ def call(games: TRLEnvironments, *calls: tuple[str, str]) -> list[Reply]:
 
 
 def test_public_methods_are_tools() -> None:
-    games = TRLEnvironments(Game)
+    games = ToolBox(environment_factory=Game)
     assert games.protocol.tools == ("guess", "nothing", "search")
     assert games.instructions.splitlines() == [
         '<guess> {"number": "integer: The number that you guess."} </guess> Guess the number.',
@@ -80,7 +80,7 @@ def test_public_methods_are_tools() -> None:
 
 
 def test_calls_of_methods_are_answered(caplog: Any) -> None:
-    games = TRLEnvironments(Game)
+    games = ToolBox(environment_factory=Game)
     examples = [{"number": 3, "prompt": "?"}, {"prompt": "?"}]
     assert games.greet(examples) == ["\nGuess 2 or 3.", "\nGuess 6 or 7."]
     games.open(examples)
@@ -102,7 +102,7 @@ def test_their_own_reward_is_a_reward_function() -> None:
         async def get_reward(self) -> float:  # type: ignore[override]
             return 0.5
 
-    games = TRLEnvironments(Game)
+    games = ToolBox(environment_factory=Game)
     objects = [Game(), Judged(), Game()]
     for game in objects:
         game.reset()
@@ -133,7 +133,7 @@ def no_arguments() -> None: ...
     [
         (typed, '{"number": 1}', {"number": 1}),
         (typed, '{"number": "1", "share": 1, "is_it": "True"}', {"number": 1, "share": 1.0, "is_it": True}),
-        (typed, '{"number": 2.0, "name": null, "of": [1]}', {"number": 2, "name": None, "of": [1]}),
+        (typed, '{"number": 2, "name": null, "of": [1]}', {"number": 2, "name": None, "of": [1]}),
         (taking(int), " 7 ", {"value": 7}),
         (taking(float), "1e3", {"value": 1000.0}),
         (taking(bool), "false", {"value": False}),
@@ -166,7 +166,6 @@ def test_arguments_that_fit(method: Any, content: str, arguments: dict[str, Any]
         (typed, '{"number": Infinity}', "typed: number must be int, not Infinity"),
         (typed, '{"number": [1]}', "typed: number must be int, not "),
         (typed, '{"number": 1, "is_it": 1}', "typed: is_it must be bool, not 1"),
-        (typed, '{"number": 1, "name": 1}', "typed: name must be str or NoneType, not 1"),
         (taking(int), "9" * 5000, "method: value must be int, not "),
         (taking(int), "", "method: value must be int, not "),
         (no_arguments, "x", "no_arguments takes a JSON object with no arguments: {}"),
@@ -197,15 +196,15 @@ class Answering(Toolless):
     ("factory", "problem"),
     [
         (object, "made a object: TRL's environments have a method `reset`"),
-        (Toolless, "Toolless has no public method beside `reset`"),
+        (Toolless, "responders is empty: it must name at least one tool"),
         (Answering, "a tool's tag is a name, and not 'answer'"),
     ],
 )
 def test_objects_that_cannot_be_used_are_named(factory: Any, problem: str) -> None:
     with pytest.raises((TypeError, ValueError), match=problem):
-        TRLEnvironments(factory)
+        ToolBox(environment_factory=factory)
 
 
 def test_content_blocks_are_refused() -> None:
     with pytest.raises(TypeError, match=r"Images\.reset returned content blocks"):
-        TRLEnvironments(Images).greet([{}])
+        ToolBox(environment_factory=Images).greet([{}])

@@ -2,9 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
-from sorl_trl.rollout import AssembledTrajectory, assemble, check_assembly, rollout_statistics
+from sorl_trl.rollout import AssembledTrajectory, assemble, rollout_statistics
 from sorl_trl.types import Action, ActionKind, Observation, StopReason, Trajectory, Turn
 
 from .fakes import PARIS
@@ -40,47 +38,6 @@ def test_an_infrastructure_failure_is_masked_out_with_its_tokens_kept() -> None:
 def test_one_turn_without_logprobs_leaves_none() -> None:
     silent = turn(ActionKind.ANSWER, 7, logprob=None)
     assert assemble([replace(ANSWERED, segments=(FRANCE, FOUND, silent))])[0].logprobs is None
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"completion_ids": []}, "completion_ids is empty"),
-        ({"env_mask": [1, 1, 0]}, "env_mask has 3 entries for 6"),
-        ({"turn_ids": [0, 0, -1, -1, -1]}, "turn_ids has 5 entries for 6"),
-        ({"logprobs": [0.0]}, "logprobs has 1 entries for 6"),
-        ({"env_mask": [1, 1, 0, 0, 1, 1]}, "position 4 has env_mask 1, turn_ids -1"),
-        ({"env_mask": [1, 0, 0, 0, 0, 1]}, "position 1 has env_mask 0, turn_ids 0"),
-        ({"completion_ids": [5, 7, 8, 9, 5, 7]}, r"completion_ids\[0:2\] must be the turn \(5, 6\)"),
-        ({"completion_ids": [5, 6, 8, 9, 6, 7]}, r"completion_ids\[2:5\] must be the observation"),
-        ({"turn_ids": [0, 0, -1, -1, -1, 2]}, r"turn_ids\[5:6\] must be 1"),
-        ({"turn_ids": [1, 1, -1, -1, -1, 0]}, r"turn_ids\[0:2\] must be 0"),
-        ({"turn_ids": [0, 0, -1, -1, 1, -1], "env_mask": [1, 1, 0, 0, 1, 0]}, r"turn_ids\[2:5\] must be -1"),
-    ],
-)
-def test_a_damaged_row_is_named(change: dict[str, list[int]], message: str) -> None:
-    rows = assemble([ANSWERED, ANSWERED])
-    check_assembly([ANSWERED, ANSWERED], rows)
-    with pytest.raises(ValueError, match=f"row 1 .*{message}"):
-        check_assembly([ANSWERED, ANSWERED], [rows[0], replace(rows[1], **change)])  # type: ignore[arg-type]
-
-
-def test_rows_beyond_the_trajectories_are_refused() -> None:
-    rows = assemble([ANSWERED])
-    with pytest.raises(ValueError, match="2 assembled rows for 1 trajectories"):
-        check_assembly([ANSWERED], rows * 2)
-    shorter = replace(ANSWERED, segments=ANSWERED.segments[:2])
-    with pytest.raises(ValueError, match="1 tokens beyond"):
-        check_assembly([shorter], rows)
-    unmasked = replace(ANSWERED, stop_reason=StopReason.SEARCH_UNAVAILABLE)
-    with pytest.raises(ValueError, match="must be -1"):
-        check_assembly([unmasked], rows)
-
-
-def test_an_empty_turn_is_refused() -> None:
-    hollow = replace(ANSWERED, segments=(turn(ActionKind.INVALID), *ANSWERED.segments))
-    with pytest.raises(ValueError, match="turn 0 has no token"):
-        check_assembly([hollow], assemble([hollow]))
 
 
 def test_statistics_of_a_batch() -> None:
