@@ -74,7 +74,7 @@ TRAIN += ["--output_dir", "out", "--use_cpu", "--bf16=false", "--max_steps=1"]
         (["--config=nowhere.yaml"], "--config: 'nowhere.yaml' is neither a file nor the name of one of"),
         (["--config", "empty"], "--config: 'empty' is neither a file nor the name of one of our recipes"),
         (["--config", "list.yaml"], "list.yaml must contain a YAML mapping"),
-        (["--config", "broken.yaml"], "expected ',' or ']', but got ':' in \"broken.yaml\", line 2, column 2"),
+        (["--config", "broken.yaml"], "expected ',' or ']', but got ':'"),
         (["--config", "odd_key.yaml"], "odd_key.yaml must contain a YAML mapping of arguments"),
         (
             ["--config", "misspelt.yaml", *TRAIN],
@@ -88,7 +88,7 @@ TRAIN += ["--output_dir", "out", "--use_cpu", "--bf16=false", "--max_steps=1"]
         ([*TRAIN, "stray"], "'stray' belongs to no argument of sorl train"),
         ([*TRAIN, "--learning_rate", "fast"], "invalid float value: 'fast'"),
         ([*TRAIN, "--trainer"], "argument --trainer: expected one argument"),
-        ([*TRAIN, "--trainer", "ppo"], "`trainer` is 'ppo', but must be one of 'so_grpo', 'so_ppo', 'seeupo', "),
+        ([*TRAIN, "--trainer", "ppo"], "`trainer` is 'ppo', but must be one of 'so_grpo', 'so_ppo'"),
         ([*TRAIN, "--num_generations", "7"], "must be divisible by num_generations (7)"),
         (
             [*TRAIN, "--model_name_or_path", "/no/such"],
