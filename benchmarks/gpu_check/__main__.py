@@ -10,7 +10,6 @@ import sys
 import tempfile
 import time
 import traceback
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -88,8 +87,7 @@ def write(records: Sequence[dict[str, Any]], device: str | None, path: Path) -> 
 def run_all(names: Iterable[str], device: str, output: Path, budget_s: float) -> list[dict[str, Any]]:
     """Every check, the file written anew after each: what was found survives whatever comes."""
     named = str(torch.cuda.get_device_name(0)) if device == "cuda" else device
-    started = time.monotonic()
-    records: list[dict[str, Any]] = []
+    started, records = time.monotonic(), []
     with tempfile.TemporaryDirectory() as folder:
         for name in names:
             if time.monotonic() - started > budget_s:
@@ -129,9 +127,7 @@ def main(words: Sequence[str] | None = None) -> int:
         print(f"gpu_check skipped: {NO_GPU}. {arguments.output} says so.")
         return 0
     records = run_all(names, arguments.device, arguments.output, arguments.budget_s)
-    counts = Counter(record["status"] for record in records)
-    summary = ", ".join(f"{counts[status]} {status}" for status in ("ok", "failed", "skipped"))
-    print(f"gpu_check: {summary}. {arguments.output} has the figures.")
+    print(f"gpu_check: {status_of(records)}. {arguments.output} has the figures.")
     return int(status_of(records) == "failed")
 
 

@@ -14,11 +14,11 @@ from benchmarks.critic_cycles import (
     FixedRollout,
     Sizes,
     Variant,
-    build_tokenizer,
     build_trainer,
     save_policy,
 )
 from benchmarks.gpu_check.records import Check, Context
+from benchmarks.small_model import build_tokenizer
 
 STEPS = 4
 """Optimizer steps, two on each rollout."""
