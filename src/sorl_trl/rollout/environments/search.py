@@ -12,8 +12,7 @@ from sorl_trl.checks import POSITIVE_COUNT, check_number
 from sorl_trl.rollout.environments.environment import BatchResponder, Reply, RowTurn
 from sorl_trl.rollout.protocol import TagProtocol
 from sorl_trl.search import RetryingSearch, RetryPolicy, SearchBackend, SearchError, SearchUnavailable
-from sorl_trl.search.backend import is_thread_safe
-from sorl_trl.search.checks import check_backend, check_results
+from sorl_trl.search.backend import check_backend, check_results, is_thread_safe
 from sorl_trl.types import ActionKind, Passage, StopReason
 
 logger = logging.getLogger(__name__)

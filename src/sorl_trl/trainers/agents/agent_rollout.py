@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from trl import GRPOTrainer
 from trl.data_utils import is_conversational
 
-from sorl_trl.diagnostics.rollout_times import ROLLOUT_FILE
-from sorl_trl.records.rollout_times import rollout_times
 from sorl_trl.rollout import (
     Collector,
     EngineOptions,
@@ -20,7 +17,6 @@ from sorl_trl.rollout import (
     RolloutLimits,
     SearchResponder,
     TagProtocol,
-    Timeline,
     assemble,
     chat_message_frame,
     check_assembly,
@@ -28,7 +24,7 @@ from sorl_trl.rollout import (
     time_statistics,
 )
 from sorl_trl.search import SearchBackend
-from sorl_trl.search.checks import check_backend
+from sorl_trl.search.backend import check_backend
 from sorl_trl.trainers.agents.greetings import Greeter
 from sorl_trl.trainers.agents.policy_engine import collect
 from sorl_trl.types import StopReason, Trajectory
@@ -110,8 +106,6 @@ class AgentRollout:
         statistics["neutralized_per_trajectory"] += greeter.neutralized / max(len(trajectories), 1)
         for name, value in statistics.items():
             trainer._log_metric(f"rollout/{name}", value)
-        if trainer.model.training and trainer.accelerator.is_main_process:
-            write_times(collector.timeline, Path(trainer.args.output_dir))
         output = rollout_output(trajectories, trainer._tokenizer.eos_token_id)
         environments = collector.responder.environments
         return {**output, "environments": [*environments]} if environments else output
@@ -179,12 +173,6 @@ class SearchRollout(AgentRollout):
             responder = SearchResponder(self.search, protocol, limits.top_k, self.retry, concurrency)
             self._responders = {(protocol, limits): responder}
         return self._responders[protocol, limits]
-
-
-def write_times(timeline: Timeline, output_dir: Path) -> None:
-    """Keep where the time of this rollout went, for reports: it takes the place of the one before."""
-    output_dir.mkdir(parents=True, exist_ok=True)
-    rollout_times(timeline).write(output_dir / ROLLOUT_FILE)
 
 
 def rollout_output(trajectories: Sequence[Trajectory], eos_token_id: int) -> dict[str, Any]:
