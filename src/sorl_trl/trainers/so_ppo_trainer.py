@@ -212,6 +212,7 @@ class SOPPOTrainer(TurnLevelTrainer):
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         """TRL's optimizer, with the critic's parameters in groups of their own learning rate."""
         optimizer: torch.optim.Optimizer = super().create_optimizer(model)
+        assert self.args.critic_learning_rate is not None  # the configuration has set it
         add_critic_groups(optimizer, self.model, self.args.critic_learning_rate)
         return optimizer
 
