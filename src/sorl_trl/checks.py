@@ -45,6 +45,7 @@ class Number(Allowed):
     def allows(self, value: Any) -> bool:
         if not isinstance(value, Real) or isinstance(value, bool) or value != value:
             return False
+        value = float(value)
         if abs(value) == inf and (self.finite or self.whole):
             return False
         inside = self.above < value or self.above == -inf, value < self.below or self.below == inf
