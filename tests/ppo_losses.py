@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from sorl_trl import SOPPOTrainer
-from sorl_trl.methods import ClipPenalty
 from tests.critics import BATCH_SIZE, build_ppo, set_head
 from tests.losses import EPSILON, gradient, token_logps
 from tests.trajectories import parity_reward
@@ -89,10 +88,10 @@ def policy_reference(trainer: SOPPOTrainer, batch: dict[str, Any]) -> Tensor:
         if spans and trainer.method.terms:
             tokens = [t for span in spans for t in span]
             w = log_ratio[tokens].exp()
-            outside = ((w < 1 - EPSILON) | (w > 1 + EPSILON)).double().mean().detach()
-            penalty = penalty + outside * (w * w.log() - w + 1).mean()
-    coef = ClipPenalty().coef
-    return aggregate(losses, args.loss_type) + coef * penalty / len(logps)
+            (term,) = trainer.method.terms
+            outside = ((w < 1 - term.epsilon) | (w > 1 + term.epsilon)).double().mean().detach()
+            penalty = penalty + term.coef * outside * (w * w.log() - w + 1).mean()
+    return aggregate(losses, args.loss_type) + penalty / len(logps)
 
 
 def value_reference(trainer: SOPPOTrainer, batch: dict[str, Any]) -> Tensor:

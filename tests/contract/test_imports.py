@@ -174,7 +174,7 @@ def test_every_package_has_a_layer() -> None:
         ),
         ("sorl_trl.diagnostics.plots", "from matplotlib.figure import Figure"),
         ("sorl_trl.trainers.agents.vllm", "try:\n    import vllm\nexcept ImportError:\n    vllm = None"),
-        ("sorl_trl.trainers.base_trainer", "from train import main"),
+        ("sorl_trl.trainers.base", "from train import main"),
         ("sorl_trl.recipe.build", "from sorl_trl.doctor import examine"),
         ("sorl_trl.doctor.examine", "from sorl_trl.cli import shipped"),
         ("sorl_trl.__init__", "from sorl_trl import trainers"),

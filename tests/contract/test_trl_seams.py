@@ -13,7 +13,7 @@ import pytest
 import trl
 from trl import GRPOTrainer
 
-from sorl_trl.trainers.base_trainer import TurnLevelTrainer
+from sorl_trl.trainers.base import TurnLevelTrainer
 from sorl_trl.trainers.cycle.trainer import CycleTrainer
 from sorl_trl.trainers.loss.micro_batch import IMAGE_INPUTS
 from sorl_trl.trainers.seeupo_trainer import SeeUPOTrainer

@@ -187,15 +187,6 @@ class TestBadInput:
         with pytest.raises(TypeError, match="`args` is a GRPOConfig, but must be a SOGRPOConfig"):
             SOGRPOTrainer(agent_policy(), parity_reward, GRPOConfig(use_cpu=True, bf16=False), prompts())
 
-    def test_missing_chat_template(self, tmp_path: Path, tokenizer: Any) -> None:
-        from datasets import Dataset
-
-        messages = Dataset.from_list([{"prompt": [{"role": "user", "content": "w1"}]}] * 4)
-        with pytest.raises(ValueError, match="no chat template"):
-            SOGRPOTrainer(
-                agent_policy(), parity_reward, SOGRPOConfig(**settings(tmp_path)), messages, processing_class=tokenizer
-            )
-
     def test_a_rollout_may_render_messages_itself(self, tmp_path: Path, tokenizer: Any) -> None:
         from datasets import Dataset
 

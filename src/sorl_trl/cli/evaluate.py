@@ -159,7 +159,7 @@ def run_evaluation(arguments: Arguments) -> None:
     state = PartialState(cpu=not torch.accelerator.is_available(), timeout=LONGEST_WAIT)
     with mistakes(), state.main_process_first():  # what is downloaded or indexed is so once
         datasets = load_datasets(arguments.evaluation)
-        search = arguments.search.build_search(state.process_index)
+        search = arguments.search.build_search()
         run = RunFolder(arguments.evaluation.output)
         run.claim(run_settings(arguments, datasets, search.identity))
     batches = plan_batches(datasets, arguments.evaluation.num_samples, arguments.evaluation.batch_size)

@@ -56,7 +56,7 @@ def build_rollout(arguments: Arguments, tokenizer: PreTrainedTokenizerBase) -> S
     limits = arguments.rollout.limits(config.max_completion_length)
     Collector(tokenizer, NoSearch(), protocol, limits)
     with config.main_process_first(desc="opening the search engine"):
-        search = arguments.search.build_search(config.process_index).backend
+        search = arguments.search.build_search().backend
     return SearchRollout(search, protocol, limits, engine=arguments.engine)
 
 

@@ -35,6 +35,7 @@ from sorl_trl.trainers.turns.batch import (
     advantages_of,
     drop,
     loss_mask_of,
+    turns_of,
 )
 from sorl_trl.trainers.turns.information_gain import InformationGain
 from sorl_trl.trainers.turns.recording import (
@@ -59,6 +60,7 @@ class TurnLevelTrainer(GRPOTrainer):
     args: TurnLevelConfig
     method: Method
     reward_funcs: list[Any]
+    rollout_func: Any
     rollout_examples: list[dict[str, Any]] | None = None
     """The rows of the data set of the last rollout, for a `rollout_func` that wants more than prompts."""
     _train_sampler: EpochRepeatSampler | None = None
@@ -80,12 +82,12 @@ class TurnLevelTrainer(GRPOTrainer):
             raise TypeError(f"`args` is a {type(args).__name__}, but must be a {self.config_class.__name__}.")
         self.method = method_from(self.default_method if method is None else method)
         check_method(self.method, args)
-        if named.get("rollout_func") is not None:
-            named["rollout_func"] = checked_rollout(named["rollout_func"])
         self._tools = HarmlessTools(self)
         self._recorder = RolloutRecorder(self)
         self._cycle = GenerationCycle(self, args.rollout_staleness)
         super().__init__(model, reward_funcs, args, *positional, **named)
+        if self.rollout_func is not None:
+            self.rollout_func = checked_rollout(self.rollout_func)
         if args.disable_dropout:
             disable_dropout(self.model)
         check_dataset(self)
@@ -122,7 +124,7 @@ class TurnLevelTrainer(GRPOTrainer):
         return result
 
     def _tool_call_loop(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        return self._tools.run_loop(super()._tool_call_loop, *args, **kwargs)
+        return self._tools.masked(super()._tool_call_loop(*args, **kwargs))
 
     def _get_tool_suffix_ids(self, tool_messages: list[dict[str, Any]]) -> list[int]:
         return self._tools.suffix_ids(super()._get_tool_suffix_ids, tool_messages)
@@ -131,18 +133,23 @@ class TurnLevelTrainer(GRPOTrainer):
         return self._recorder.note_rewards(super()._calculate_rewards(*args))
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        output, rollout = self._scored(inputs)
+        self._apply_method(output, rollout)
+        output["turn_counts"] = turn_counts(output["turn_ids"]).cpu()
+        return output
+
+    def _scored(self, inputs: list[dict[str, Any]]) -> tuple[dict[str, Any], ScoredRollout]:
+        """TRL's batch of this process's rows of the data set, with their turns, and the rollout of all processes."""
         self._tools.note_prompts(inputs)
         self.rollout_examples = [dict(row) for row in inputs]
         output = super()._generate_and_score_completions(inputs)
         output["turn_ids"] = self._turn_ids(output)
         output[GENERATED_AT] = torch.tensor(self.state.global_step)
         rollout = self._recorder.scored(output, inputs)
-        self._apply_method(output, rollout)
         totals = own_rows(rollout.totals(), len(inputs), self.accelerator)
         lengths = [len(row) for row in self._recorder.generated.turn_ids]
         self._dump.prepare(output, inputs, lengths, totals)
-        output["turn_counts"] = turn_counts(output["turn_ids"]).cpu()
-        return output
+        return output, rollout
 
     def _turn_ids(self, output: dict[str, Any]) -> Tensor:
         """(B, T) the turn of each token that the loss keeps, in the width that TRL padded to."""
@@ -161,11 +168,9 @@ class TurnLevelTrainer(GRPOTrainer):
         for mask in (each for each in kept if each.dim() == 2):
             drop(output, mask, self.accelerator)
         if self.method.weight is not None and corrects_sampling(self):
-            turns = self._recorder.turns
-            mismatch = mismatch_of(output, turns.turn_ids)
-            weights = torch.ones_like(output["old_per_token_logps"])
-            weights[:, : turns.turn_ids.size(1)] = self.method.weight(mismatch, turns).to(weights.dtype)
-            output["importance_sampling_ratio"] = weights
+            turns = turns_of(output)
+            weights = self.method.weight(mismatch_of(output, turns.turn_ids), turns)
+            output["importance_sampling_ratio"] = weights.to(output["old_per_token_logps"].dtype)
         good = good_trajectories(advantages_of(output), output["turn_ids"] >= 0)
         tokens = ((output["turn_ids"] >= 0) & good.unsqueeze(1)).sum()
         output[GOOD_TOKENS] = self.accelerator.gather(tokens).sum()

@@ -17,5 +17,3 @@ SORL_PAPER = {
         }"""),  # noqa: E501
 }
 """For the model card that TRL writes beside each checkpoint."""
-SEEUPO_PAPER = {"title": "SeeUPO", "id": "2602.06554"}
-"""Known to us from a summary of its method, not from its text: no authors to cite."""

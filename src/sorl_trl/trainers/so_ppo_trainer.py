@@ -11,8 +11,8 @@ from trl.trainer.callbacks import SyncRefModelCallback
 
 from sorl_trl.methods import Method, MicroBatch, ScoredRollout
 from sorl_trl.ops import aggregate_turns, is_value_clipped, masked_mean, turn_layout, turn_starts, value_loss, whiten
-from sorl_trl.trainers.base import TurnLevelTrainer, disable_dropout
-from sorl_trl.trainers.so_ppo_config import SOPPOConfig
+from sorl_trl.trainers.base import TurnLevelTrainer
+from sorl_trl.trainers.checks import disable_dropout
 from sorl_trl.trainers.critic.build import setup_critic
 from sorl_trl.trainers.critic.checkpoint import CRITIC_FOLDER, check_critic_folder, restore_critic, save_critic
 from sorl_trl.trainers.critic.experience import critic_metrics, token_experience, turn_experience
@@ -20,6 +20,7 @@ from sorl_trl.trainers.critic.model import Critic, ValuesBesideLogps, is_critic_
 from sorl_trl.trainers.critic.optimizer import add_critic_groups, check_deepspeed, hold_policy_back
 from sorl_trl.trainers.critic.policy_alone import FollowPolicy, detach_for_good, detached_critic, send_policy_alone
 from sorl_trl.trainers.paper import SORL_PAPER
+from sorl_trl.trainers.so_ppo_config import SOPPOConfig
 from sorl_trl.trainers.turns.batch import drop, policy_pass
 from sorl_trl.trainers.turns.recording import corrects_sampling, gather_rows, own_rows, show_advantages
 
@@ -65,6 +66,8 @@ class SOPPOTrainer(TurnLevelTrainer):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._old_policy: ValuesBesideLogps | None = None
         super().__init__(*args, **kwargs)
+        if self.method.credit != Method().credit:
+            raise ValueError(f"`credit` of the method is {self.method.credit!r}, but advantages come from the critic.")
         if self.is_deepspeed_enabled:
             check_deepspeed(self.accelerator.state.deepspeed_plugin.deepspeed_config)
         if self.lr_scheduler is not None:
@@ -80,11 +83,6 @@ class SOPPOTrainer(TurnLevelTrainer):
         if self.args.sync_ref_model:
             self.remove_callback(SyncRefModelCallback)
             self.add_callback(FollowPolicy(self.ref_model, self.accelerator))
-
-    def _check_method(self, args: Any) -> None:
-        super()._check_method(args)
-        if self.method.credit != Method().credit:
-            raise ValueError(f"`credit` of the method is {self.method.credit!r}, but advantages come from the critic.")
 
     # ---------------------------------------------------------------------------------------------------------------
     # Values: from the policy's own forward passes
@@ -214,6 +212,7 @@ class SOPPOTrainer(TurnLevelTrainer):
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         """TRL's optimizer, with the critic's parameters in groups of their own learning rate."""
         optimizer: torch.optim.Optimizer = super().create_optimizer(model)
+        assert self.args.critic_learning_rate is not None  # the configuration has set it
         add_critic_groups(optimizer, self.model, self.args.critic_learning_rate)
         return optimizer
 

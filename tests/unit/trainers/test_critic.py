@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sorl_trl.trainers.critic.adapter import known_adapter
-from sorl_trl.trainers.critic.model import Critic, ValueHead, ValuesBesideLogps, is_critic_name
+from sorl_trl.trainers.critic.model import Critic, ValueHead, is_critic_name
 from sorl_trl.trainers.critic.policy_alone import detached_critic
 from tests.critics import critic_parameters, policy_with
 from tests.policies import build_policy
@@ -129,17 +129,6 @@ def test_an_adapter_that_peft_has_frozen_is_trained_again() -> None:
     assert all(p.grad is not None for p in critic_parameters(model).values())
 
 
-class TestOneForward:
-    @pytest.mark.parametrize(("kind", "passes"), [("head", 1), ("trunk", 1), ("adapter", 2), ("model", 1)])
-    def test_passes_of_the_backbone(self, kind: str, passes: int) -> None:
-        model, _ = policy_with(kind)
-        backbone = (model.get_base_model() if kind == "adapter" else model).base_model
-        seen: list[int] = []
-        backbone.register_forward_pre_hook(lambda *_: seen.append(0))
-        scored(model, batch())
-        assert len(seen) == passes
-
-
 class TestDetachedCritic:
     def test_nobody_sees_it(self) -> None:
         model, critic = policy_with("head")
@@ -148,12 +137,6 @@ class TestDetachedCritic:
             assert model.state_dict().keys() == names
         assert model.critic is critic
         assert model.state_dict().keys() == names | {"critic.head.weight", "critic.head.bias"}
-
-    def test_it_comes_back_after_an_error(self) -> None:
-        model, critic = policy_with("head")
-        with pytest.raises(KeyError), detached_critic(model):
-            raise KeyError
-        assert model.critic is critic
 
 
 @pytest.mark.parametrize(
@@ -171,20 +154,6 @@ class TestDetachedCritic:
 )
 def test_is_critic_name(name: str, expected: bool) -> None:
     assert is_critic_name(name) is expected
-
-
-class TestValuesBesideLogps:
-    def test_chunks_are_joined_and_cut(self) -> None:
-        model, _ = policy_with("head")
-        inputs = batch(4)
-        whole = scored(model, inputs).critic_values
-        beside = ValuesBesideLogps(model)
-        for rows in (slice(0, 3), slice(3, 4)):
-            part = {name: tensor[rows] for name, tensor in inputs.items()}
-            output = beside(**part, labels=part["input_ids"], fused_lm_head=True)
-            assert output.log_probs.shape == (len(part["input_ids"]), LENGTH - 1)
-        assert beside.values(5).shape == (4, 5)
-        torch.testing.assert_close(beside.values(5), whole[:, -5:], rtol=0, atol=1e-6)
 
 
 def test_the_policy_is_no_part_of_its_critic() -> None:

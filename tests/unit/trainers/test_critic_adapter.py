@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from peft import IA3Config, PeftModel, get_peft_model
+from peft import PeftModel, get_peft_model
 from torch import Tensor
 
 from sorl_trl.trainers.critic.adapter import AdapterCritic, add_critic_adapter, known_adapter
@@ -38,16 +38,6 @@ def trained_names(model: PeftModel) -> set[str]:
 
 
 class TestAddCriticAdapter:
-    def test_it_has_the_policys_shape(self) -> None:
-        model = peft_policy(r=3, lora_alpha=5)
-        config = add_critic_adapter(model)
-        assert (config.r, config.lora_alpha, set(config.target_modules)) == (3, 5, {"q_proj", "v_proj"})
-        shapes = {name: p.shape for name, p in model.named_parameters() if "lora" in name}
-        assert {name for name in shapes if is_critic_name(name)}
-        for name, shape in shapes.items():
-            if is_critic_name(name):
-                assert shape == shapes[name.replace("critic", "default")]
-
     @pytest.mark.parametrize("config", ADAPTERS)
     def test_it_alone_is_trained_besides_what_was(self, config: str) -> None:
         model = peft_policy(**ADAPTERS[config])
@@ -79,17 +69,6 @@ class TestAddCriticAdapter:
         for name, parameter in model.named_parameters():
             assert is_critic_name(name) or torch.equal(parameter, before[name]), name
         assert torch.equal(hidden_states(model), expected)
-
-    def test_the_policys_configuration_is_not_shared(self) -> None:
-        model = peft_policy(modules_to_save=["norm"])
-        config = add_critic_adapter(model)
-        assert config.modules_to_save is None
-        assert model.peft_config["default"].modules_to_save == ["norm"]
-
-    def test_only_lora(self) -> None:
-        model = get_peft_model(build_policy(), IA3Config(target_modules=["k_proj"], feedforward_modules=[]))
-        with pytest.raises(ValueError, match=r"its adapter is a IA3Config.*`critic='head'` or `critic='model'`"):
-            add_critic_adapter(model)
 
 
 class TestActive:

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from sorl_trl import load_critic
 from sorl_trl.trainers.critic.build import trained_dtype
 from sorl_trl.trainers.critic.checkpoint import check_critic_folder, restore_critic, save_critic
-from sorl_trl.trainers.critic.model import Critic, causal_lm_of, is_critic_name
-from sorl_trl.types import Action, ActionKind, Observation, StopReason, Trajectory, Turn
+from sorl_trl.trainers.critic.model import Critic, causal_lm_of
 from tests.critics import ADAPTERS, FILES, critic_parameters, policy_with
 from tests.policies import build_policy
 
@@ -94,75 +93,12 @@ def test_every_shape_of_adapter_comes_back(tmp_path: Path, adapter: str) -> None
     torch.testing.assert_close(values[:, :-1], values_inside(model, ids), rtol=0, atol=1e-5)
 
 
-class TestRefused:
-    def test_no_critic(self, tmp_path: Path) -> None:
-        model, critic = policy_with("head")
-        with pytest.raises(ValueError, match=r"There is no critic in .*critic_config\.json"):
-            restore_critic(critic, model, tmp_path)
-        with pytest.raises(ValueError, match="There is no critic in"):
-            load_critic(tmp_path)
-
-    @pytest.mark.parametrize(("saved", "wanted"), [("head", "model"), ("model", "head"), ("adapter", "head")])
-    def test_another_kind(self, tmp_path: Path, saved: str, wanted: str) -> None:
-        model, critic = policy_with(saved)
-        save_critic(critic, model, tmp_path, None)
-        model, critic = policy_with(wanted)
-        message = rf"is of kind '{saved}', this run's of kind '{wanted}': set `critic='{saved}'`"
-        with pytest.raises(ValueError, match=message):
-            restore_critic(critic, model, tmp_path)
-
-    def test_an_adapter_on_nothing(self, tmp_path: Path) -> None:
-        model, critic = policy_with("adapter")
-        critic.config.base_model_name_or_path = None
-        save_critic(critic, model, tmp_path / "critic", None)
-        with pytest.raises(ValueError, match="`base_model` is None"):
-            load_critic(tmp_path)
-
-
-@pytest.mark.parametrize("folder", ["checkpoint", "checkpoint/critic"])
-@pytest.mark.parametrize(
-    ("kind", "lora"), [("head", False), ("head", True), ("adapter", True), ("model", False), ("model", True)]
-)
-def test_a_critic_on_its_own(tmp_path: Path, kind: str, lora: bool, folder: str) -> None:
-    """Beside the policy that Transformers or PEFT has saved; with the values it had inside of it."""
-    model, critic = policy_with(kind, lora)
-    checkpoint = tmp_path / "checkpoint"
-    build_policy().save_pretrained(tmp_path / "base")
-    save_critic(critic, model, checkpoint / "critic", None)
-    plain = {name: t for name, t in model.state_dict().items() if not is_critic_name(name)}
-    model.save_pretrained(checkpoint, state_dict=plain)
-    base = {"base_model": str(tmp_path / "base")} if lora and kind != "model" else {}
-    value_model = load_critic(tmp_path / folder, **base)
-    ids = torch.randint(4, 32, (2, 6), generator=torch.Generator().manual_seed(1))
-    values = value_model(ids)
-    torch.testing.assert_close(values[:, :-1], values_inside(model, ids), rtol=0, atol=1e-5)
-    assert not value_model.training
-    assert values.std() > 0.1
-
-
-class TestTurnValues:
-    """A prompt of two tokens, then a turn of two, an observation of one, and a turn of two."""
-
-    def trajectory(self, stop_reason: StopReason) -> Trajectory:
-        segments = (
-            Turn((6, 7), "", Action(ActionKind.SEARCH)),
-            Observation((20,), ""),
-            Turn((9, 1), "", Action(ActionKind.ANSWER)),
-        )
-        return Trajectory((4, 5), segments, stop_reason)
-
-    def test_they_are_read_where_a_turn_starts(self, tmp_path: Path) -> None:
-        model, critic = policy_with("model")
-        save_critic(critic, model, tmp_path, None)
-        longer = Trajectory((4, 5, 8), self.trajectory(StopReason.ANSWERED).segments, StopReason.ANSWERED)
-        failed = self.trajectory(StopReason.SEARCH_UNAVAILABLE)
-        value_model = load_critic(tmp_path)
-        values = value_model.turn_values([self.trajectory(StopReason.ANSWERED), failed, longer])
-        first = value_model(torch.tensor([[4, 5, 6, 7, 20, 9, 1]]))[0]
-        third = value_model(torch.tensor([[4, 5, 8, 6, 7, 20, 9, 1]]))[0]
-        assert values[0] == pytest.approx([first[1].item(), first[4].item()], abs=1e-6)
-        assert values[1] == []
-        assert values[2] == pytest.approx([third[2].item(), third[5].item()], abs=1e-6)
+def test_an_adapter_on_nothing_is_refused(tmp_path: Path) -> None:
+    model, critic = policy_with("adapter")
+    critic.config.base_model_name_or_path = None
+    save_critic(critic, model, tmp_path / "critic", None)
+    with pytest.raises(ValueError, match="`base_model` is None"):
+        load_critic(tmp_path)
 
 
 def values_inside(model: nn.Module, ids: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""From rewards and the critic's values to advantages and returns, turn by turn or token by token, and their metrics."""
+"""From rewards and the critic's values to advantages and returns, by turn or by token, and their metrics."""
 
 from __future__ import annotations
 

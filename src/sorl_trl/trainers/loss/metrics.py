@@ -225,7 +225,7 @@ def log_trls_metrics(
     sums = [torch.where(mask.bool(), x, 0.0).sum().detach() for x in named.values()]
     *totals, count = accelerator.reduce(torch.stack([*sums, mask.sum().to(sums[0])]), reduction="sum").tolist()
     for name, total in zip(named, totals, strict=True):
-        metrics[name].append(total / max(count, 1.0))
+        metrics[name].append(total / count if count else math.nan)  # no token has no entropy, rather than one of 0
     if trainer._entropy_bonus_enabled:
         metrics["policy_loss"].append(accelerator.gather(mean.detach()).nanmean().item())
     if trainer.aux_loss_enabled and aux_loss is not None:

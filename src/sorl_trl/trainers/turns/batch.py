@@ -21,7 +21,7 @@ GENERATED_AT = "generated_at_step"
 """Field of a batch: how many optimizer steps had been made when its trajectories were sampled."""
 GOOD_TOKENS = "good_tokens"
 """Field of a batch: the model tokens of all trajectories with an advantage of at least 0, over all processes."""
-ON_HOST = (GENERATED_AT, "turn_counts", ROW_SCALE, "trained_turn")
+ON_HOST = (GENERATED_AT, "turn_counts", ROW_SCALE)
 """Fields of a batch that stay on the host, where reading them does not wait for the device."""
 IMAGE_INPUTS = (
     "pixel_values",

@@ -6,7 +6,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -144,6 +144,8 @@ class TurnRewards:
 
 def _names_turn_ids(reward_func: Callable[..., Any]) -> bool:
     """Whether the function has a parameter of that name that has not been bound."""
+    if isinstance(reward_func, partial) and TURN_IDS in reward_func.keywords:
+        return False
     try:
         parameter = inspect.signature(reward_func).parameters.get(TURN_IDS)
     except (TypeError, ValueError):  # written in C, perhaps

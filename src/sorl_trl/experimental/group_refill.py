@@ -1,0 +1,239 @@
+"""DAPO's refill (arXiv 2503.14476), bounded: other prompts take the place of groups whose rewards are all equal."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from itertools import count
+from typing import Annotated, Any, ClassVar
+
+import torch
+from accelerate.utils import gather_object
+from datasets import Dataset
+from torch import Tensor
+from torch.nn.functional import pad
+
+from sorl_trl.checks import COUNT
+from sorl_trl.methods import ScoredRollout, ZeroVariance
+from sorl_trl.ops import turn_layout
+from sorl_trl.trainers.base import TurnLevelTrainer
+from sorl_trl.trainers.config import SOGRPOConfig, TurnLevelConfig
+from sorl_trl.trainers.turns.batch import token_count
+from sorl_trl.trainers.turns.recording import own_rows
+
+_LEFT = ("prompt_ids", "prompt_mask")
+"""Fields of a batch that are padded on the left. All others begin with the completion."""
+_PADDING: Mapping[str, float] = {"tool_mask": 1, "turn_ids": -1, "importance_sampling_ratio": 1.0}
+"""Field to what TRL or we pad it with, where that is neither 0 nor the padding token."""
+_TOKENS = ("prompt_ids", "completion_ids")
+
+
+@dataclass
+class GroupRefillConfig(SOGRPOConfig):
+    """Configuration of [`GroupRefillTrainer`]: [`SOGRPOConfig`], and how often other prompts are asked.
+
+    The rest of DAPO is `GroupRefillConfig(**SETTINGS["dapo"])`, with `sorl_trl.methods.SETTINGS`.
+
+    Parameters:
+        refill_rounds: How many batches of other prompts are asked at most, for one batch of training.
+    """
+
+    refill_rounds: Annotated[int, COUNT] = field(
+        default=2,
+        metadata={
+            "help": "How many batches of other prompts are generated at most for one batch of training, while it has "
+            "groups whose rewards are all equal. DAPO itself goes on until there is none."
+        },
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.scale_rewards == "batch" or self.multi_objective_aggregation != "sum_then_normalize":
+            raise ValueError(
+                f"`scale_rewards` is {self.scale_rewards!r} and `multi_objective_aggregation` is "
+                f"{self.multi_objective_aggregation!r}, but a batch that is put together from several has no spread "
+                "that they share: use 'group' or 'none', and 'sum_then_normalize'."
+            )
+
+
+class GroupRefillTrainer(TurnLevelTrainer):
+    """`SOGRPOTrainer` that asks other prompts where a group's rewards are all equal: DAPO's refill, bounded.
+
+    A round asks a whole batch of prompts, none of which was asked for this batch before. A group without a spread is
+    replaced by the group of the same place if that has one: groups that lie across processes stay whole, and none is
+    ever there twice. What no round could fill is dropped by the method, whose `keep` must have `ZeroVariance` (the
+    default, "dapo", has). All processes decide alike, from all rewards.
+
+    Example:
+
+    ```python
+    trainer = GroupRefillTrainer(
+        model="Qwen/Qwen2.5-0.5B-Instruct",
+        reward_funcs=accuracy_reward,
+        args=GroupRefillConfig(**SETTINGS["dapo"], output_dir="out", steps_per_generation=8, refill_rounds=2),
+        train_dataset=dataset,
+    )
+    trainer.train()
+    ```
+
+    Raises:
+        TypeError: `args` is not a `GroupRefillConfig`.
+        ValueError: a `train_dataset` without other prompts to ask or with images, a method without `ZeroVariance`, or
+            what `SOGRPOTrainer` raises it for.
+    """
+
+    config_class: ClassVar[type[TurnLevelConfig]] = GroupRefillConfig
+    default_method: ClassVar[str] = "dapo"
+    args: GroupRefillConfig
+    _tag_names: ClassVar[list[str]] = ["trl", "grpo", "group-refill"]
+    _refilled_at = -1, 0
+    """The optimizer step of the last batch that was filled, and how many were filled at this step before it."""
+
+    def _check_method(self, args: TurnLevelConfig) -> None:
+        super()._check_method(args)
+        found = [piece for piece in self.method.keep if isinstance(piece, ZeroVariance)]
+        if not found:
+            raise ValueError(
+                f"`keep` of the method is {self.method.keep}, but must have ZeroVariance ('zero_variance'), which "
+                "says what groups are replaced and drops the rest of them."
+            )
+        self._differs = found[0]
+
+    def _check_dataset(self) -> None:
+        super()._check_dataset()
+        dataset, prompts = self.train_dataset, self._prompts_per_batch()
+        if not isinstance(dataset, Dataset):
+            raise ValueError(
+                f"`train_dataset` is of type {type(dataset).__name__}, which gives no prompts out of turn: it must be "
+                "a `datasets.Dataset`."
+            )
+        if len(dataset) < 2 * prompts:
+            raise ValueError(
+                f"`train_dataset` has {len(dataset)} prompts and a rollout takes {prompts}, but there must be as many "
+                f"others to ask: {2 * prompts} in all."
+            )
+        if images := {"image", "images"} & set(dataset.column_names):
+            raise ValueError(f"`train_dataset` has {images.pop()!r}, but batches of images cannot be put together.")
+
+    def _prompts_per_batch(self) -> int:
+        return int(self.args.generation_batch_size or 0) // int(self.num_generations)
+
+    def _scored(self, inputs: list[dict[str, Any]]) -> tuple[dict[str, Any], ScoredRollout]:
+        if not self.model.training:
+            return super()._scored(inputs)
+        fresh = self._fresh_prompts(set(gather_object([_prompt_of(row) for row in inputs])))
+        output, rollout = super()._scored(inputs)
+        before = differs = self._differs(rollout)
+        rounds = 0
+        while rounds < self.args.refill_rounds and not differs.all():
+            others = next(fresh)
+            if others is None:
+                break
+            rounds += 1
+            other_output, other_rollout = super()._scored(self._of_process(others))
+            takes = ~differs & self._differs(other_rollout)
+            own = own_rows(takes, len(inputs), self.accelerator)
+            output = merged_batch(output, other_output, own, self._tokenizer.pad_token_id)
+            rollout = merged_rollout(rollout, other_rollout, takes)
+            differs = differs | takes
+        output["num_items_in_batch"] = token_count(output, self.accelerator)
+        self._log_refill(rounds, differs & ~before, ~differs)
+        return output, rollout
+
+    def _log_refill(self, rounds: int, refilled: Tensor, left: Tensor) -> None:
+        """Log the rounds of a batch, and the shares of its groups that were replaced and that still agree."""
+        metrics = self._metrics["train"]
+        metrics["groups/refill_rounds"].append(float(rounds))
+        metrics["groups/refilled"].append(refilled.float().mean().item())
+        metrics["groups/left"].append(left.float().mean().item())
+
+    def _fresh_prompts(self, asked: set[str]) -> Iterator[list[dict[str, Any]] | None]:
+        """For each round rows of the data set whose prompts are not `asked`, nor of a round before; None at its end.
+
+        They depend on the seed, the optimizer step and the batches that were filled since: a resumed run draws the
+        same, and so do all processes.
+        """
+        step, (last_step, filled) = self.state.global_step, self._refilled_at
+        self._refilled_at = step, filled + 1 if step == last_step else 0
+        seed = f"{self.args.seed}-{step}-{self._refilled_at[1]}"
+        return _draw(self.train_dataset, asked, self._prompts_per_batch(), seed)
+
+    def _of_process(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Each row `num_generations` times, and of these what is this process's."""
+        repeated = [dict(row) for row in rows for _ in range(self.num_generations)]
+        share = len(repeated) // self.accelerator.num_processes
+        return repeated[self.accelerator.process_index * share :][:share]
+
+
+def merged_batch(
+    first: Mapping[str, Any], second: Mapping[str, Any], takes: Tensor, pad_token_id: int
+) -> dict[str, Any]:
+    """A batch of B trajectories with the rows of `second` where `takes` (B,) is True, else those of `first`.
+
+    What does not have a row per trajectory is that of `first`.
+
+    Args:
+        first, second: batches of B trajectories of text, as one trainer makes them, before any is dropped.
+        takes: (B,) bool.
+        pad_token_id: of the tokenizer.
+    """
+    # TRL has no `tool_mask` where a rollout knows no token that is not the policy's.
+    first, second = ({"tool_mask": torch.ones_like(each["completion_mask"]), **each} for each in (first, second))
+    merged: dict[str, Any] = {}
+    for name, value in first.items():
+        other = second[name]
+        if isinstance(value, list):
+            merged[name] = [b if taken else a for a, b, taken in zip(value, other, takes.tolist(), strict=True)]
+        elif value.dim() == 0:
+            merged[name] = value
+        else:
+            padding = pad_token_id if name in _TOKENS else _PADDING.get(name, 0)
+            merged[name] = _taken(value, other, takes, padding, on_the_left=name in _LEFT)
+    return merged
+
+
+def merged_rollout(first: ScoredRollout, second: ScoredRollout, takes: Tensor) -> ScoredRollout:
+    """N trajectories of all processes, those of `second` where `takes` (N,) is True, else those of `first`."""
+    merged: dict[str, Any] = {
+        "turns": turn_layout(_taken(first.turns.turn_ids, second.turns.turn_ids, takes, padding=-1))
+    }
+    for name in (each.name for each in fields(first)):
+        value, other = getattr(first, name), getattr(second, name)
+        if name in ("void", "mismatch") and (value is None or other is None):
+            merged[name] = None
+        elif name != "reward_weights" and isinstance(value, Tensor):
+            merged[name] = _taken(value, other, takes)
+    return replace(first, **merged)
+
+
+def _taken(a: Tensor, b: Tensor, takes: Tensor, padding: float = 0, on_the_left: bool = False) -> Tensor:
+    """The rows of `b` where `takes`, else those of `a`, with `padding` where one of them is narrower."""
+    if a.dim() == 2:
+        width = max(a.size(1), b.size(1))
+        missing = [width - a.size(1), width - b.size(1)]
+        sides = [(each, 0) if on_the_left else (0, each) for each in missing]
+        a, b = pad(a, sides[0], value=padding), pad(b, sides[1], value=padding)
+    return torch.where(takes.view(-1, *[1] * (a.dim() - 1)), b, a)
+
+
+def _draw(dataset: Dataset, asked: set[str], size: int, seed: str) -> Iterator[list[dict[str, Any]] | None]:
+    """For each round `size` rows whose prompts are not in `asked`, which takes them up; None if too few are left."""
+    seen: set[int] = set()
+    for round_number in count():
+        generator = random.Random(f"{seed}-{round_number}")  # of a text: the same in every process
+        rows: list[dict[str, Any]] = []
+        while len(rows) < size and len(seen) < len(dataset):
+            index = generator.randrange(len(dataset))
+            if index not in seen:
+                seen.add(index)
+                row = dataset[index]
+                if _prompt_of(row) not in asked:
+                    asked.add(_prompt_of(row))
+                    rows.append(row)
+        yield rows if len(rows) == size else None
+
+
+def _prompt_of(row: Mapping[str, Any]) -> str:
+    """By which two rows are the same question; an environment's rows need not have a prompt."""
+    return repr(row.get("prompt", row))

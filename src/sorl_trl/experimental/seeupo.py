@@ -1,0 +1,250 @@
+"""SeeUPO (arXiv 2602.06554): the turns of a rollout are updated one after the other, the last one first.
+
+The rollout is buffered as TRL buffers it. What changes from turn to turn stands in the buffered micro-batches, beside
+the rows that it belongs to, so that it is shuffled, split and saved in checkpoints with them: the multiplier of each
+trajectory, the log-probabilities that its turn started from, and the turn that they were made ready for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from sorl_trl.experimental.seeupo_ops import backward_turn_advantages, next_multiplier
+from sorl_trl.methods import LLDS, EngineTurnMask, Method, MicroBatch, ScoredRollout
+from sorl_trl.ops import bounded_log_ratio, turn_broadcast
+from sorl_trl.rollout import RolloutLimits
+from sorl_trl.trainers.agents.agent_rollout import AgentRollout
+from sorl_trl.trainers.base import TurnLevelTrainer
+from sorl_trl.trainers.config import SOGRPOConfig, TurnLevelConfig
+from sorl_trl.trainers.turns.batch import GENERATED_AT, ROW_SCALE, policy_pass, row_scale
+from sorl_trl.trainers.turns.recording import own_rows, show_advantages
+
+MULTIPLIER = "turn_multiplier"
+"""Field of a batch: (B,) M of each trajectory, the product of the ratios of its turns that were updated."""
+TURN = "trained_turn"
+"""Field of a batch: the turn that it was made ready for last; `num_iterations` before the first one."""
+_ONLY: Mapping[str, tuple[Any, str]] = {
+    "importance_sampling_level": ("turn", "the ratio is that of the turn which is trained"),
+    "rollout_staleness": (0, "the old log-probabilities of a turn are taken right before it is trained"),
+    "scale_rewards": ("batch", "all trajectories that have a turn are compared, whatever their group"),
+    "multi_objective_aggregation": ("sum_then_normalize", "trajectories are compared by what they earned in all"),
+    "gamma": (1.0, "trajectories are compared by what they earned in all, whatever turn earned it"),
+    "save_trajectories_steps": (0, "what is written would show all turns but one as not trained"),
+    "turn_boundary_tags": (None, "nothing limits how often the policy writes a tag, and so the number of turns"),
+}
+"""Field to the only value that it may have, and why."""
+
+
+@dataclass
+class SeeUPOConfig(SOGRPOConfig):
+    """Configuration of [`SeeUPOTrainer`]: [`SOGRPOConfig`], of which one turn is trained at a time.
+
+    Set `num_iterations` to the most turns that a trajectory can have: `max_turns` + 1 with `SearchRollout`,
+    `max_tool_calling_iterations` + 1 in TRL's tool loop. Each iteration trains one turn, the last one first, and makes
+    `steps_per_generation` / `gradient_accumulation_steps` updates, each on trajectories of its own. With one, every
+    ratio is 1 when it is trained on, and nothing is clipped.
+
+    Parameters:
+        epsilon: As in TRL.
+        target_kl: Off; the KL is that to the policy from before the turn which is trained.
+        scale_rewards: Only "batch", the spread of the trajectories that have the turn.
+    """
+
+    epsilon: float = field(
+        default=0.2,
+        metadata={
+            "help": "How far a ratio may fall below 1, and rise above it, before it is clipped (TRL's default)."
+        },
+    )
+    target_kl: float = field(
+        default=0.0,
+        metadata={
+            "help": "Ours, no part of SeeUPO: as in `SOGRPOConfig`, with the KL to the policy from before the turn "
+            "that is trained. 0 (default): the learning rate is as scheduled."
+        },
+    )
+    scale_rewards: str = field(
+        default="batch",
+        metadata={"help": "Scaling of the advantages: only 'batch', the spread of those that have the turn."},
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, (only, why) in _ONLY.items():
+            if getattr(self, name) != only:
+                raise ValueError(f"`{name}` is {getattr(self, name)!r}, but must be {only!r} with SeeUPO: {why}.")
+        if self.loss_type == "bnpo":
+            raise ValueError(
+                "`loss_type` is 'bnpo', but a micro-batch may not have the turn that is trained: use 'turn', 'grpo', "
+                "'dr_grpo' or 'dapo'."
+            )
+        if int(self.steps_per_generation or 1) % int(self.gradient_accumulation_steps):
+            raise ValueError(
+                f"`steps_per_generation` is {self.steps_per_generation}, but must be a multiple of "
+                f"`gradient_accumulation_steps`, which is {self.gradient_accumulation_steps}: an update would mix two "
+                "turns."
+            )
+
+
+class SeeUPOTrainer(TurnLevelTrainer):
+    """SeeUPO, as it was reported to us, with the interface of `trl.GRPOTrainer`.
+
+    For the last turn that a trajectory can have, then the one before it, down to the first: the log-probabilities of
+    the turn are taken again under the policy as it is, and one pass over the rollout's minibatches trains the turn's
+    tokens alone, with PPO's clip on the turn's geometric ratio. The advantage is what the trajectory earned, compared
+    with all trajectories that have this turn (`backward_turn_advantages`, which says how that is biased), times the
+    product M of the ratios of the turns that were updated before.
+
+    Nothing is trained by a step on a turn that no trajectory has: its gradient is dropped, so that the optimizer does
+    not move on by momentum. DeepSpeed and fp16's gradient scaler step all the same, with a gradient of 0.
+
+    Per rollout it makes `num_iterations` passes with a gradient and as many without, one of which TRL makes as well:
+    the pass after a turn's updates gives M's factor, and the old log-probabilities of the turn before it.
+
+    Example:
+
+    ```python
+    trainer = SeeUPOTrainer(
+        model="Qwen/Qwen2.5-0.5B-Instruct",
+        reward_funcs=exact_match_reward,
+        args=SeeUPOConfig(output_dir="out", num_iterations=3),  # `max_turns` 2, and the last generation
+        train_dataset=dataset,
+        rollout_func=SearchRollout(search, limits=RolloutLimits(max_turns=2)),
+    )
+    trainer.train()
+    ```
+
+    Raises:
+        TypeError: `args` is not a `SeeUPOConfig`.
+        ValueError: a trajectory can have more turns than `num_iterations`, or what `SOGRPOTrainer` raises it for.
+    """
+
+    config_class: ClassVar[type[TurnLevelConfig]] = SeeUPOConfig
+    default_method: ClassVar[str] = "grpo"  # PPO's clip, and nothing beside it
+    args: SeeUPOConfig
+    _tag_names: ClassVar[list[str]] = ["trl", "grpo", "seeupo"]
+    _name = "SeeUPO"
+    # Known to us from a summary of its method, not from its text: no authors to cite.
+    _paper: ClassVar[dict[str, str]] = {"title": "SeeUPO", "id": "2602.06554"}
+
+    def __init__(self, model: Any, reward_funcs: Any = None, args: Any = None, *positional: Any, **named: Any) -> None:
+        super().__init__(model, reward_funcs, args, *positional, **named)
+        rollout = named.get("rollout_func")
+        if isinstance(rollout, AgentRollout):
+            self._check_turns((rollout.limits or RolloutLimits()).max_turns + 1)
+        elif self.tools and self.args.max_tool_calling_iterations is not None:
+            self._check_turns(self.args.max_tool_calling_iterations + 1)
+
+    def _check_turns(self, most: int) -> None:
+        """Raise ValueError where a trajectory has turns that no iteration would train."""
+        if most > self.num_iterations:
+            raise ValueError(
+                f"`num_iterations` is {self.num_iterations}, but must be {most} or more: a trajectory can have {most} "
+                "turns, and SeeUPO trains one in each iteration."
+            )
+
+    def _check_method(self, args: TurnLevelConfig) -> None:
+        super()._check_method(args)
+        if self.method.credit != Method().credit:
+            raise ValueError(f"`credit` of the method is {self.method.credit!r}, but SeeUPO's advantages are its own.")
+        for piece in (*self.method.keep, *self.method.terms):
+            if isinstance(piece, EngineTurnMask | LLDS):
+                raise ValueError(f"The method has {piece!r}, but SeeUPO trains one turn of a trajectory at a time.")
+
+    # ---------------------------------------------------------------------------------------------------------------
+    # The rollout
+    # ---------------------------------------------------------------------------------------------------------------
+
+    def _set_advantages(self, output: dict[str, Any], rollout: ScoredRollout) -> None:
+        if self.model.training:
+            self._check_turns(rollout.turns.num_turns)
+        advantages = backward_turn_advantages(rollout.rewards.sum(1), rollout.turn_mask)
+        show_advantages(self, advantages, rollout.turn_mask)
+        rows = output["completion_ids"]
+        output["advantages"] = turn_broadcast(own_rows(advantages, len(rows), self.accelerator), output["turn_ids"])
+        output[MULTIPLIER] = torch.ones(len(rows), device=rows.device)
+        output[TURN] = torch.tensor(self.num_iterations)
+
+    # ---------------------------------------------------------------------------------------------------------------
+    # One turn after the other
+    # ---------------------------------------------------------------------------------------------------------------
+
+    def _prepare_inputs(self, generation_batch: Any) -> Any:
+        inputs = super()._prepare_inputs(generation_batch)
+        if not self.model.training:
+            return inputs
+        # TRL goes `num_iterations` times over the micro-batches of a rollout.
+        iteration = self._step // self.args.steps_per_generation % self.num_iterations
+        turn = self.num_iterations - 1 - iteration
+        if int(inputs[TURN]) != turn:
+            self._begin_turn(turn)
+        return turn_alone(inputs, turn)
+
+    def _begin_turn(self, turn: int) -> None:
+        """Make every buffered micro-batch ready for `turn`. All processes call it together.
+
+        After a roll back the trajectories may be new and the turn one in the middle: those behind it are not trained.
+        """
+        buffered: list[dict[str, Any]] = self._buffered_inputs
+        kept = [each["turn_ids"] == turn for each in buffered]
+        local = torch.stack([torch.stack([of_turn.any(1).sum(), of_turn.sum()]) for of_turn in kept]).sum(0)
+        rows, tokens = self.accelerator.gather(local.unsqueeze(0)).sum(0)
+        of_all = sum(map(len, kept)) * self.accelerator.num_processes
+        scale = torch.tensor(of_all / int(rows) if rows else 0.0, dtype=torch.float64)
+        for each in buffered:
+            if int(each[TURN]) < self.num_iterations:
+                self._close_turn(each)
+            each[TURN], each[ROW_SCALE] = torch.tensor(turn), scale
+            each["num_items_in_batch"] = tokens
+            each[GENERATED_AT] = torch.tensor(self.state.global_step)
+
+    def _close_turn(self, inputs: dict[str, Any]) -> None:
+        """The turn before has been updated. One pass gives its new log-probabilities, and the old ones of the next."""
+        logps = policy_pass(self, inputs)
+        log_ratio = bounded_log_ratio(logps - inputs["old_per_token_logps"])
+        of_turn = inputs["turn_ids"] == int(inputs[TURN])
+        inputs[MULTIPLIER] = next_multiplier(inputs[MULTIPLIER], log_ratio, of_turn)
+        inputs["old_per_token_logps"] = logps
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any) -> Tensor:
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        nobody_has_turn = row_scale(self._buffered_inputs[0]) == 0.0
+        if nobody_has_turn and self.accelerator.scaler is None:
+            self.model.zero_grad(set_to_none=True)  # what has no gradient, the optimizer leaves alone
+        return loss
+
+    def _own_term(self, batch: MicroBatch) -> tuple[float, dict[str, Any]]:
+        """Nothing, but metrics: where training is, and what the multipliers are."""
+        if not batch.is_training:
+            return 0.0, {}
+        has_turn, multiplier = batch.turns.counts > 0, batch.inputs[MULTIPLIER]
+        return 0.0, {
+            "seeupo/turn": torch.full_like(multiplier[0], int(batch.inputs[TURN])),
+            "seeupo/trajectories_with_turn": has_turn.float().mean(),
+            "seeupo/multiplier_mean": (multiplier, has_turn),
+        }
+
+
+def turn_alone(inputs: Mapping[str, Any], turn: int) -> dict[str, Any]:
+    """A copy of a micro-batch whose trajectories have this turn, with its advantage times the multiplier, or none.
+
+    The policy reads the trajectories as they are: nothing but the mask of the loss is another.
+
+    Args:
+        inputs: of B trajectories, with `turn_ids` (B, T), advantages (B, T) and `MULTIPLIER` (B,).
+        turn: from 0.
+    """
+    of_turn = inputs["turn_ids"] == turn
+    kept = inputs.get("tool_mask", torch.ones_like(inputs["completion_mask"]))
+    return {
+        **inputs,
+        "tool_mask": kept * of_turn,
+        "turn_ids": torch.where(of_turn, 0, -1),
+        "turn_counts": (inputs["turn_counts"] > turn).long(),
+        "advantages": inputs["advantages"] * inputs[MULTIPLIER].unsqueeze(1),
+    }

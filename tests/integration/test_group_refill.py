@@ -1,0 +1,211 @@
+"""Groups without a spread are asked again with other prompts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset, IterableDataset
+
+from sorl_trl.experimental import GroupRefillConfig, GroupRefillTrainer
+from sorl_trl.ops import group_spread
+from tests.losses import token_logps
+from tests.policies import build_policy
+from tests.training import settings
+from tests.trajectories import Counting, FixedRollout, parity_reward, prompts
+
+GROUP = 4
+PROMPTS = 16
+
+
+def differing_reward(prompts: list[str], completion_ids: list[list[int]], **_: Any) -> list[float]:
+    """Equal in the groups of every other prompt."""
+    rewards = parity_reward(completion_ids)
+    return [0.5 if int(prompt.split()[0][1:]) % 2 else r for prompt, r in zip(prompts, rewards, strict=True)]
+
+
+def on_last_turn(turn_ids: list[list[int]], **given: Any) -> list[list[float]]:
+    """The same rewards, as rewards of turns."""
+    totals = differing_reward(**given)
+    return [[*[0.0] * max(turns), total] for total, turns in zip(totals, turn_ids, strict=True)]
+
+
+def equal_reward(completion_ids: list[list[int]], **_: Any) -> list[float]:
+    return [1.0] * len(completion_ids)
+
+
+def build(folder: Path, tokenizer: Any, dataset: Any = None, **overrides: Any) -> Any:
+    """A trainer whose batch is of four groups, of 16 prompts."""
+    folder.mkdir(exist_ok=True)
+    build_policy().save_pretrained(folder / "policy")  # the reference is loaded from there
+    reward, method = overrides.pop("reward_funcs", differing_reward), overrides.pop("method", None)
+    fields = {"num_generations": GROUP, "gradient_checkpointing": False, **overrides}
+    return GroupRefillTrainer(
+        str(folder / "policy"), reward, GroupRefillConfig(**settings(folder, **fields)), dataset or prompts(PROMPTS),
+        processing_class=tokenizer, rollout_func=Counting(), method=method,
+    )  # fmt: skip
+
+
+def batch_of(folder: Path, tokenizer: Any, **overrides: Any) -> tuple[Any, dict[str, Any]]:
+    """A trainer, and one batch of the groups of the first four prompts."""
+    trainer = build(folder, tokenizer, **overrides)
+    trainer.model.train()
+    rows = [dict(row) for row in prompts(4) for _ in range(GROUP)]
+    return trainer, trainer._generate_and_score_completions(rows)
+
+
+def asked(trainer: Any) -> list[list[str]]:
+    return trainer.rollout_func.__wrapped__.asked
+
+
+def numbers(tokenizer: Any, batch: dict[str, Any]) -> list[list[int]]:
+    """The number of each row's prompt, group by group."""
+    texts = tokenizer.batch_decode(batch["prompt_ids"], skip_special_tokens=True)
+    found = [int(text.split()[0][1:]) for text in texts]
+    return [found[i : i + GROUP] for i in range(0, len(found), GROUP)]
+
+
+def test_slots_without_a_spread_take_groups_of_other_prompts(tmp_path: Path, tokenizer: Any) -> None:
+    """The prompts 1 and 3 have no spread; there are three rounds of prompts to ask."""
+    trainer, batch = batch_of(tmp_path, tokenizer, refill_rounds=8)
+    groups = numbers(tokenizer, batch)
+    assert all(len(set(group)) == 1 for group in groups)  # whole
+    found = [group[0] for group in groups]
+    assert [found[0], found[2]] == [0, 2]  # these stay
+    assert len(set(found)) == len(found)  # no copies
+    assert not {found[1], found[3]} & {0, 1, 2, 3}
+    assert not any(number % 2 for number in found)
+    assert (batch["turn_ids"] >= 0).any(1).all()  # nothing is left to drop
+    rounds = asked(trainer)
+    assert 2 <= len(rounds) <= 4
+    of_all = [prompt for asked_then in rounds for prompt in asked_then]
+    assert len(set(of_all)) == len(of_all) / GROUP  # no prompt twice
+    metrics = trainer._metrics["train"]
+    assert metrics["groups/refill_rounds"] == [len(rounds) - 1]
+    assert metrics["groups/refilled"] == [0.5]
+    assert metrics["groups/left"] == [0.0]
+    assert metrics["keep/ZeroVariance"] == [1.0]
+
+
+def test_rows_of_several_rounds_are_one_batch(tmp_path: Path, tokenizer: Any) -> None:
+    """Prompts of different lengths, wide and narrow completions: the old log-probabilities are those of the tokens."""
+    trainer, batch = batch_of(tmp_path, tokenizer, refill_rounds=8, beta=0.1, save_trajectories_steps=1)
+    kept = batch["turn_ids"] >= 0
+    for name in ("old_per_token_logps", "ref_per_token_logps"):
+        expected = token_logps(trainer, batch).detach().float()
+        torch.testing.assert_close(batch[name][kept], expected[kept], rtol=0, atol=1e-5)
+    assert batch["num_items_in_batch"] == kept.sum()
+    assert batch["turn_counts"].tolist() == (batch["turn_ids"].amax(1) + 1).tolist()
+    assert [each["tokens"] for each in batch["asked"]] == batch["completion_mask"].sum(1).tolist()
+    trainer.current_gradient_accumulation_steps = 1
+    assert trainer._compute_loss(trainer.model, batch).isfinite()
+
+
+@pytest.mark.parametrize("reward", [differing_reward, on_last_turn])
+def test_the_advantages_of_a_slot_are_those_of_its_group(tmp_path: Path, tokenizer: Any, reward: Any) -> None:
+    """The rewards less their mean, whether TRL computes it or, with rewards of turns, the method's credit."""
+    _, batch = batch_of(tmp_path, tokenizer, reward_funcs=reward, refill_rounds=8, scale_rewards="none")
+    masks = batch["completion_mask"].bool()
+    rewards = parity_reward([ids[mask].tolist() for ids, mask in zip(batch["completion_ids"], masks, strict=True)])
+    of_groups = torch.tensor(rewards).view(-1, GROUP)
+    expected = (of_groups - of_groups.mean(1, keepdim=True)).flatten()
+    assert (batch["advantages"].dim() == 2) == (reward is on_last_turn)
+    advantages = batch["advantages"].view(len(rewards), -1)[:, 0]
+    torch.testing.assert_close(advantages, expected, rtol=0, atol=1e-6)
+    assert (group_spread(advantages, GROUP) > 1e-3).all()
+
+
+@pytest.mark.parametrize(("most", "rounds"), [(0, 0), (1, 1), (8, 3)])
+def test_the_bound_leaves_the_rest_to_the_method(tmp_path: Path, tokenizer: Any, most: int, rounds: int) -> None:
+    """After three rounds there is no other prompt to ask."""
+    trainer, batch = batch_of(tmp_path, tokenizer, reward_funcs=equal_reward, refill_rounds=most)
+    assert len(asked(trainer)) == 1 + rounds
+    assert (batch["turn_ids"] == -1).all()
+    metrics = trainer._metrics["train"]
+    assert (metrics["groups/refill_rounds"], metrics["groups/left"]) == ([rounds], [1.0])
+
+
+def test_a_batch_that_needs_none_is_that_of_a_run_without(tmp_path: Path, tokenizer: Any) -> None:
+    given = {"reward_funcs": parity_reward}
+    batches = [batch_of(tmp_path / str(most), tokenizer, refill_rounds=most, **given)[1] for most in (0, 2)]
+    assert batches[0].keys() == batches[1].keys()
+    assert all(torch.equal(batches[1][name], x) for name, x in batches[0].items())
+
+
+def test_an_evaluation_asks_once(tmp_path: Path, tokenizer: Any) -> None:
+    trainer = build(tmp_path, tokenizer, reward_funcs=equal_reward)
+    trainer.model.eval()
+    trainer._generate_and_score_completions([dict(row) for row in prompts(2) for _ in range(GROUP)])
+    assert len(asked(trainer)) == 1
+
+
+class Sampled(FixedRollout):
+    """Draws its trajectories with torch's random numbers, and remembers the prompts of each rollout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[list[str]] = []
+
+    def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
+        self.asked.append(prompts)
+        return super().__call__(prompts, trainer)
+
+    def _trajectory(self, index: int) -> tuple[list[int], list[int]]:
+        return super()._trajectory(int(torch.randint(1000, ())))
+
+
+def long_reward(completion_ids: list[list[int]], **_: Any) -> list[float]:
+    return [float(len(ids) > 5) for ids in completion_ids]
+
+
+def sampling_trainer(folder: Path, tokenizer: Any, **overrides: Any) -> Any:
+    """A rollout for every two optimizer steps."""
+    fields = {"per_device_train_batch_size": 4, "num_generations": 2, "max_steps": 6, "num_iterations": 1}
+    fields |= {"steps_per_generation": 2, "gradient_accumulation_steps": 1, "save_strategy": "steps", "save_steps": 1}
+    trainer = build(folder, tokenizer, reward_funcs=long_reward, **{**fields, **overrides})
+    trainer.rollout_func = Sampled()
+    return trainer
+
+
+def test_a_resumed_run_asks_the_same(tmp_path: Path, tokenizer: Any) -> None:
+    whole = sampling_trainer(tmp_path / "whole", tokenizer)
+    whole.train()
+    logs = [log for log in whole.state.log_history if "groups/refilled" in log]
+    assert max(log["groups/refilled"] for log in logs) > 0
+    rounds = len(whole.rollout_func.asked)
+    for step in (3, 4):  # within a rollout and at the end of one
+        resumed = sampling_trainer(tmp_path / f"from-{step}", tokenizer, save_steps=100)
+        resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / f"checkpoint-{step}"))
+        found = resumed.rollout_func.asked
+        assert len(found) > 1 and found == whole.rollout_func.asked[rounds - len(found) :]
+        for name, weight in resumed.model.state_dict().items():
+            assert torch.equal(weight, whole.model.state_dict()[name]), f"{name}, resumed after step {step}"
+
+
+class TestWhatIsRefused:
+    def test_a_dataset_without_other_prompts(self, tmp_path: Path, tokenizer: Any) -> None:
+        with pytest.raises(ValueError, match=r"has 7 prompts and a rollout takes 4, .* 8 in all"):
+            build(tmp_path, tokenizer, prompts(7))
+
+    def test_a_stream(self, tmp_path: Path, tokenizer: Any) -> None:
+        stream = IterableDataset.from_generator(lambda: iter(prompts()))
+        with pytest.raises(ValueError, match="is of type IterableDataset, which gives no prompts out of turn"):
+            build(tmp_path, tokenizer, stream)
+
+    def test_images(self, tmp_path: Path, tokenizer: Any) -> None:
+        rows = Dataset.from_list([{**row, "image": "a.png"} for row in prompts(PROMPTS)])
+        with pytest.raises(ValueError, match="has 'image', but batches of images"):
+            build(tmp_path, tokenizer, rows)
+
+    def test_a_method_that_keeps_groups_that_agree(self, tmp_path: Path, tokenizer: Any) -> None:
+        with pytest.raises(ValueError, match="must have ZeroVariance"):
+            build(tmp_path, tokenizer, method="starpo_s")
+
+    @pytest.mark.parametrize(
+        "option", [{"scale_rewards": "batch"}, {"multi_objective_aggregation": "normalize_then_sum"}], ids=str
+    )
+    def test_a_spread_over_the_batch(self, tmp_path: Path, tokenizer: Any, option: dict[str, Any]) -> None:
+        with pytest.raises(ValueError, match="has no spread that they share"):
+            build(tmp_path, tokenizer, **option)
