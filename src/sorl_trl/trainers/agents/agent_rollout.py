@@ -24,7 +24,7 @@ from sorl_trl.rollout import (
 )
 from sorl_trl.rollout.greetings import Greeter
 from sorl_trl.search import SearchBackend
-from sorl_trl.search.checks import check_backend
+from sorl_trl.search.backend import check_backend
 from sorl_trl.trainers.agents.policy_engine import collect
 from sorl_trl.types import StopReason, Trajectory
 
