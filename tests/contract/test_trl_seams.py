@@ -11,12 +11,12 @@ import re
 
 import pytest
 import trl
-from trl import GRPOTrainer
-
-from sorl_trl.trainers.base import TurnLevelTrainer
 from sorl_trl.trainers.cycle.trainer import CycleTrainer
 from sorl_trl.trainers.loss.micro_batch import IMAGE_INPUTS
 from sorl_trl.trainers.seeupo_trainer import SeeUPOTrainer
+from trl import GRPOTrainer
+
+from sorl_trl.trainers.base import TurnLevelTrainer
 from sorl_trl.trainers.so_grpo_trainer import SOGRPOTrainer
 from sorl_trl.trainers.so_ppo_trainer import SOPPOTrainer
 from tests.trl_seams import BODIES, FOLDER, OVERRIDDEN, difference, normalized
