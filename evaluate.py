@@ -1,7 +1,6 @@
-"""Evaluate a checkpoint, or compare two evaluations.
+"""Evaluate a checkpoint.
 
     python evaluate.py --model_name_or_path CHECKPOINT --benchmarks nq hotpotqa --index INDEX --output RUN
-    python evaluate.py --compare RUN_A RUN_B
 
 `sorl evaluate` is the same command, without a clone; `src/sorl_trl/cli/evaluate.py` has both.
 """

@@ -1,11 +1,11 @@
 """Train a search agent: `accelerate launch train.py --config recipes/so_grpo.yaml`.
 
-`trainer` says which method trains it. Every field of `TaskArguments`, of `RolloutArguments` and `SearchArguments`, of
-that trainer's config (`SOGRPOConfig` or `SOPPOConfig`) and of TRL's `ModelConfig` can stand in the recipe and be
-overridden on the command line. `--help` lists them, with `--trainer so_ppo --help` for SO-PPO. A mistake in them ends
-the command with one line and exit code 2; `--debug` shows its traceback.
+`trainer` and `method` say how. Every field of `TaskArguments`, of `RolloutArguments` and `SearchArguments`, of that
+trainer's config (`SOGRPOConfig` or `SOPPOConfig`) and of TRL's `ModelConfig` can stand in the recipe and be overridden
+on the command line. `--help` lists them, with `--trainer so_ppo --help` for SO-PPO. `--dry_run` builds everything,
+asks the policy two questions, and says what a step would do. A mistake is one line; SORL_DEBUG=1 shows its traceback.
 
-It parses, builds a trainer and trains: `src/sorl_trl/cli/train.py`, which `sorl train` launches as well.
+`src/sorl_trl/cli/train.py` has the command, which `sorl train` launches as well.
 """
 
 from __future__ import annotations

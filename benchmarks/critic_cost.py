@@ -31,7 +31,7 @@ os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 import torch
 
 from benchmarks.critic_cycles import Cycles, Sizes, Variant, save_policy
-from benchmarks.live_bytes import LiveBytes
+from benchmarks.small_model import LiveBytes
 from sorl_trl.command_line import Parser, at_least, run_command
 
 RESULTS = Path(__file__).parent / "results"

@@ -13,7 +13,7 @@ import torch
 from datasets import Dataset
 from peft import LoraConfig
 
-from benchmarks.number_model import build_model, build_tokenizer
+from benchmarks.small_model import build_model, build_tokenizer
 from sorl_trl import SOGRPOTrainer, SOPPOTrainer
 from sorl_trl.rollout import EngineOptions, generate_turns
 from sorl_trl.trainers.agents.policy_engine import policy_engine

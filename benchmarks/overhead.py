@@ -27,10 +27,10 @@ import torch
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
-from benchmarks.live_bytes import LiveBytes
-from benchmarks.number_model import build_model, build_tokenizer
+from benchmarks.small_model import LiveBytes, build_model, build_tokenizer
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer
 from sorl_trl.command_line import Parser, at_least, run_command
+from sorl_trl.methods import SETTINGS
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -54,22 +54,19 @@ class Sizes:
 
 
 SIZES = Sizes()
-VARIANTS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
-    "GRPO": (GRPOTrainer, GRPOConfig, {"loss_type": "grpo"}),
-    "SO-GRPO": (SOGRPOTrainer, SOGRPOConfig, {}),
-    "SO-GRPO, switches off": (
-        SOGRPOTrainer,
-        SOGRPOConfig,
-        {"loss_type": "grpo", "importance_sampling_level": "token", "target_kl": 0.0},
-    ),
-    "SO-GRPO, kl_penalty": (SOGRPOTrainer, SOGRPOConfig, {"clip_normalization": "kl_penalty"}),
-    "SO-GRPO, bias_norm": (SOGRPOTrainer, SOGRPOConfig, {"clip_normalization": "bias_norm"}),
+VARIANTS: dict[str, tuple[Any, Any, str | None, dict[str, Any]]] = {
+    "GRPO": (GRPOTrainer, GRPOConfig, None, {"loss_type": "grpo"}),
+    "SO-GRPO": (SOGRPOTrainer, SOGRPOConfig, "so_grpo", SETTINGS["so_grpo"]),
+    "SO-GRPO, method grpo": (SOGRPOTrainer, SOGRPOConfig, "grpo", SETTINGS["grpo"]),
+    "SO-GRPO, method sequence": (SOGRPOTrainer, SOGRPOConfig, "sequence", SETTINGS["sequence"]),
+    "SO-GRPO, method st_grpo": (SOGRPOTrainer, SOGRPOConfig, "st_grpo", SETTINGS["st_grpo"]),
 }
+"""Title to trainer, its config, the method that it is given and the fields that this method sets."""
 
 
 def build(variant: str, folder: str, sizes: Sizes = SIZES, **options: Any) -> Any:
     """A trainer on a batch that is always the same; `options` are further fields of its config."""
-    trainer_class, config_class, switches = VARIANTS[variant]
+    trainer_class, config_class, method, settings = VARIANTS[variant]
     fields = {
         "use_cpu": True,
         "bf16": False,
@@ -79,7 +76,7 @@ def build(variant: str, folder: str, sizes: Sizes = SIZES, **options: Any) -> An
         "max_completion_length": sizes.completion,
         "report_to": "none",
     }
-    config = config_class(folder, **{**fields, **switches, **options})
+    config = config_class(folder, **{**fields, **settings, **options})
     rows = Dataset.from_list([{"prompt": "3"}])
     trainer = trainer_class(
         build_model(sizes.hidden_size, sizes.layers, sizes.vocabulary),
@@ -87,6 +84,7 @@ def build(variant: str, folder: str, sizes: Sizes = SIZES, **options: Any) -> An
         config,
         rows,
         processing_class=build_tokenizer(sizes.vocabulary),
+        **({"method": method} if method else {}),
     )
     trainer.create_optimizer()
     trainer.current_gradient_accumulation_steps = 1

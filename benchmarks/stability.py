@@ -1,30 +1,29 @@
 """Does turn-level training hold where token-level training collapses?
 
-    python -m benchmarks.stability            # everything: hours, and it goes on where it was interrupted
+    python -m benchmarks.stability                                             # everything: hours
+    python -m benchmarks.stability --regimes reuse --methods grpo so_grpo      # some of it
     python -m benchmarks.stability --quick    # one regime, four methods, two seeds: minutes
     python -m benchmarks.stability --report   # only writes the report again
 
 Runs every method of `stability_methods.py` in every regime of `stability_grid.py` through the real trainers, in
-processes of one thread. The runs are kept, in short, in `benchmarks/results/stability_runs.jsonl.xz`; those that are
-there, or in `runs/stability/`, are not repeated. `runs/stability/` also has each run's metrics of every update
-(`log.jsonl`).
+processes of one thread. Runs are kept in `runs/stability/`, each with its metrics of every update (`log.jsonl`), and
+those that are there are not repeated.
 
 Order: the judging seeds at the common learning rate, the choosing seeds on the grid of learning rates, then the
-judging seeds at each method's own best. Writes `benchmarks/results/stability.md`, `.json` and pictures.
+judging seeds at each method's own best. Writes `benchmarks/results/stability.json`, `.md` and `.png`, in which the
+rows of new runs replace those of earlier ones.
 """
 
 from __future__ import annotations
 
 import json
-import lzma
 import multiprocessing
 import os
 import sys
 import traceback
 from argparse import Namespace, RawDescriptionHelpFormatter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,99 +40,60 @@ from tqdm.auto import tqdm
 
 from benchmarks.stability_grid import CHOOSING_SEEDS, JUDGING_SEEDS, REGIMES
 from benchmarks.stability_methods import METHODS
-from benchmarks.stability_report import write_report
-from benchmarks.stability_run import REGIMES as PLANNED_REGIMES
+from benchmarks.stability_report import choose, read_rows, write_report
+from benchmarks.stability_run import REGIMES as ALL_REGIMES
 from benchmarks.stability_run import Job, prepare, run, settings_of
-from benchmarks.stability_statistics import choose_learning_rates, choosing_plan, published_grid, read_runs
+from benchmarks.stability_statistics import Record, Run, choosing_plan
 from sorl_trl.command_line import Parser, at_least, run_command
 
-ROOT = Path(__file__).parents[1]
-RUNS = ROOT / "runs/stability"
+RUNS = Path(__file__).parents[1] / "runs/stability"
 RESULTS = Path(__file__).parent / "results"
-ARCHIVE = RESULTS / "stability_runs.jsonl.xz"
-READING = Path(__file__).parent / "stability_reading.md"
-"""What the tables mean, written by hand."""
-QUICK = (("reuse",), ("grpo", "so_grpo", "ppo", "so_ppo"), JUDGING_SEEDS[:2])
-
-
-def choosing_jobs(regimes: Sequence[str], methods: Sequence[str], records: list[dict[str, Any]]) -> Iterator[Job]:
-    """The choosing runs that are needed, as far as `records` tell."""
-    grid = published_grid()
-    runs = read_runs(records, grid)
-    for regime in regimes:
-        for method in methods:
-            for rate, seed in choosing_plan(runs, grid, regime, method):
-                yield Job(regime, method, rate, seed)
+QUICK = (["reuse"], ["grpo", "so_grpo", "ppo", "so_ppo"], JUDGING_SEEDS[:2])
 
 
 def judging_jobs(regimes: Sequence[str], methods: Sequence[str], seeds: Sequence[int]) -> Iterator[Job]:
     """The runs at the common learning rate, of the methods that a regime has."""
-    grid = published_grid()
     for seed in seeds:
         for regime in regimes:
-            for method in filter(grid.methods_in(regime).__contains__, methods):
+            for method in filter(REGIMES[regime].methods.__contains__, methods):
                 yield Job(regime, method, REGIMES[regime].learning_rate, seed)
 
 
-def tuned_jobs(regimes: Sequence[str], methods: Sequence[str], records: list[dict[str, Any]]) -> Iterator[Job]:
+def choosing_jobs(regimes: Sequence[str], methods: Sequence[str], records: Iterable[Record]) -> Iterator[Job]:
+    """The choosing runs that are needed, as far as `records` tell."""
+    runs = [*map(Run, records)]
+    for regime in regimes:
+        rates = REGIMES[regime].learning_rates
+        for method in (each for each in methods if METHODS[each].tuned and each in REGIMES[regime].methods):
+            for rate, seed in choosing_plan(runs, regime, method, rates, CHOOSING_SEEDS):
+                yield Job(regime, method, rate, seed)
+
+
+def tuned_jobs(
+    regimes: Sequence[str], methods: Sequence[str], seeds: Sequence[int], records: Iterable[Record]
+) -> Iterator[Job]:
     """The judging seeds at each method's own best learning rate."""
-    best = choose_learning_rates(records)
-    for seed in JUDGING_SEEDS:
-        for regime in regimes:
-            for method in methods:
-                if (regime, method) in best:
-                    yield Job(regime, method, best[regime, method], seed)
+    best = choose([*map(Run, records)], [])
+    for seed in seeds:
+        for (regime, method), rate in best.items():
+            if regime in regimes and method in methods:
+                yield Job(regime, method, rate, seed)
 
 
-def key(record: dict[str, Any]) -> Job:
+def key(record: Record) -> Job:
     return Job(record["regime"], record["method"], record["learning_rate"], record["seed"])
 
 
-def load(archived: bool = True) -> list[dict[str, Any]]:
-    """Every run there is: of `runs/stability/`, and unless `archived` is false, of the archive.
-
-    Those of methods, with settings or at learning rates that are not in the grid any more are left out.
-    """
-    records = {key(record): record for record in read_all(ARCHIVE if archived else None) if is_current(record)}
-    return [records[job] for job in sorted(records, key=str)]
+def load() -> dict[Job, Record]:
+    """Every run there is, but those with settings or of methods that there are no more."""
+    records = [json.loads(path.read_text()) for path in sorted(RUNS.glob("*/record.json"))]
+    known = [each for each in records if each["regime"] in ALL_REGIMES and each["method"] in METHODS]
+    return {key(record): record for record in known if record["settings"] == settings_of(key(record))}
 
 
-def read_all(archive: Path | None) -> list[dict[str, Any]]:
-    """The runs in an archive, if it is there, and then those in `runs/stability/`."""
-    found = [json.loads(path.read_text()) for path in sorted(RUNS.glob("*/record.json"))]
-    return [*read_archive(archive), *found] if archive else found
-
-
-def read_archive(archive: Path) -> list[dict[str, Any]]:
-    """Its runs; none where it is not there."""
-    if not archive.is_file():
-        return []
-    with lzma.open(archive, "rt") as lines:
-        return [*map(json.loads, lines)]
-
-
-def is_made_as(record: Mapping[str, Any], job: Job) -> bool:
-    """Whether a run was made with today's settings, and says by which version of the benchmark."""
-    return "harness" in record and record["settings"] == settings_of(job)
-
-
-def is_current(record: dict[str, Any]) -> bool:
-    job = key(record)
-    if job.regime not in REGIMES or job.method not in published_grid().methods_in(job.regime):
-        return False
-    if not is_made_as(record, job):
-        return False
-    regime = REGIMES[job.regime]
-    judges = (regime.learning_rate,) if job.seed in JUDGING_SEEDS else ()
-    return job.learning_rate in (*judges, *regime.learning_rates)
-
-
-def save(records: Iterable[dict[str, Any]], archive: Path | None = None) -> None:
-    archive = archive or ARCHIVE
-    partial = archive.with_suffix(".part")
-    with lzma.open(partial, "wt") as lines:
-        lines.writelines(json.dumps(record) + "\n" for record in records)
-    partial.replace(archive)
+def of_stability() -> list[Record]:
+    """Those of the regimes of this report."""
+    return [record for job, record in load().items() if job.regime in REGIMES]
 
 
 def work(step: Callable[..., Any], *arguments: Any) -> None:
@@ -159,35 +119,14 @@ def in_parallel(step: Callable[..., Any], calls: Sequence[tuple[Any, ...]], work
             raise
 
 
-def run_all(jobs: Iterable[Job], workers: int, title: str, archived: bool = True) -> None:
+def run_all(jobs: Iterable[Job], workers: int, title: str) -> None:
     """Every run that is not there yet."""
-    run_missing(jobs, set(map(key, load(archived))), workers, title)
-
-
-def run_missing(jobs: Iterable[Job], done: Container[Job], workers: int, title: str) -> None:
-    """Every run but those that are done."""
+    done = load()
     todo = [job for job in dict.fromkeys(jobs) if job not in done]
-    worlds = {(PLANNED_REGIMES[job.regime].world, job.seed): None for job in todo}
+    worlds = {(ALL_REGIMES[job.regime].world, job.seed): None for job in todo}
     RUNS.mkdir(parents=True, exist_ok=True)
     in_parallel(prepare, [(world, seed, RUNS) for world, seed in worlds], workers, "Worlds and policies")
     in_parallel(run, [(job, RUNS) for job in todo], workers, title)
-
-
-def quick(workers: int) -> None:
-    """A small part of the judging runs, run here whatever the archive has, reported in `runs/stability/quick`."""
-    regimes, methods, seeds = QUICK
-    jobs = list(judging_jobs(regimes, methods, seeds))
-    run_all(jobs, workers, "Runs", archived=False)
-    grid = replace(
-        published_grid(),
-        regimes={name: REGIMES[name] for name in regimes},
-        methods={name: METHODS[name] for name in methods},
-        choosing_seeds=(),
-        judging_seeds=seeds,
-    )
-    folder = RUNS / "quick"
-    write_report([record for record in load(archived=False) if key(record) in jobs], folder, grid)
-    print(f"The report is in {folder / 'stability.md'}.")
 
 
 def parse_arguments(words: Sequence[str]) -> Namespace:
@@ -196,6 +135,8 @@ def parse_arguments(words: Sequence[str]) -> Namespace:
     parser.add_argument("--report", action="store_true", help="run nothing")
     parser.add_argument("--regimes", nargs="+", choices=REGIMES, default=list(REGIMES))
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--seeds", nargs="+", type=int, choices=JUDGING_SEEDS, default=list(JUDGING_SEEDS))
+    parser.add_argument("--common", action="store_true", help="look for no learning rates")
     parser.add_argument("--workers", type=at_least(1), default=os.cpu_count() or 1, help="runs at a time")
     arguments: Namespace = parser.parse_args(words)
     return arguments
@@ -204,18 +145,19 @@ def parse_arguments(words: Sequence[str]) -> Namespace:
 def main(words: Sequence[str]) -> None:
     arguments = parse_arguments(words)
     if arguments.quick:
-        quick(arguments.workers)
+        jobs = list(judging_jobs(*QUICK))
+        run_all(jobs, arguments.workers, "Runs")
+        write_report([load()[job] for job in jobs], [], RUNS / "quick")
+        print(f"The report is in {RUNS / 'quick/stability.md'}.")
         return
+    regimes, methods, seeds = arguments.regimes, arguments.methods, arguments.seeds
     if not arguments.report:
-        regimes, methods = arguments.regimes, arguments.methods
-        judging = judging_jobs(regimes, methods, JUDGING_SEEDS)
-        run_all(judging, arguments.workers, "At the common learning rate")
+        run_all(judging_jobs(regimes, methods, seeds), arguments.workers, "At the common learning rate")
+    if not (arguments.report or arguments.common):
         for _ in CHOOSING_SEEDS:  # what the first seed shows says what the next ones are asked
-            run_all(choosing_jobs(regimes, methods, load()), arguments.workers, "Choosing learning rates")
-        run_all(tuned_jobs(regimes, methods, load()), arguments.workers, "At each method's own")
-    records = load()
-    save(records)
-    write_report(records, RESULTS, reading=READING.read_text() if READING.is_file() else "")
+            run_all(choosing_jobs(regimes, methods, of_stability()), arguments.workers, "Choosing learning rates")
+        run_all(tuned_jobs(regimes, methods, seeds, of_stability()), arguments.workers, "At each method's own")
+    write_report(of_stability(), read_rows(RESULTS / "stability.json"), RESULTS)
     print(f"The report is in {RESULTS / 'stability.md'}.")
 
 

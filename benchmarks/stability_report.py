@@ -1,291 +1,224 @@
-"""The stability benchmark's report: `stability.json`, `stability.md` and pictures, from the records of its runs."""
+"""The stability benchmark's report: `stability.json`, `stability.md` and a picture.
+
+Rows are made from the records of runs. Those of what has not been run again stay as `stability.json` has them.
+"""
 
 from __future__ import annotations
 
 import json
-import re
-import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.seed_statistics import RESAMPLES, bootstrap_interval, paired
-from benchmarks.stability_figures import draw_regime, draw_summary
-from benchmarks.stability_overview import overview_tables, worlds_text
+import numpy as np
+
+from benchmarks.stability_grid import CHOOSING_SEEDS, JUDGING_SEEDS, REGIMES
+from benchmarks.stability_methods import METHODS
 from benchmarks.stability_statistics import (
-    INFINITE,
-    MARGIN,
-    Grid,
+    RESAMPLES,
     Record,
+    Row,
     Run,
-    Table,
-    choose,
-    choosing_plan,
-    choosing_scores,
-    judged,
-    mean_final,
-    published_grid,
-    read_runs,
+    chosen_rate,
+    paired,
+    rounded,
+    summarize,
 )
-from benchmarks.stability_texts import CHOOSING, HEADER, OVERVIEW
 
 if TYPE_CHECKING:
-    from benchmarks.method_settings import Method
-    from benchmarks.stability_grid import Regime
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-Row = dict[str, Any]
+KEY = ("regime", "method", "learning_rate", "tuned")
+"""What makes a row."""
+BASELINE = "black"
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00")
+"""Okabe and Ito's: colour-blind people tell them apart."""
+HEADER = """# Does it hold? Many short runs under stress
+
+Written by `python -m benchmarks.stability`. Rows whose runs are not in `runs/stability/` are those of earlier runs.
+`stability.json` has every row with its seeds, intervals, KL, gradient norms, ratios and differences to GRPO or PPO.
+
+**Final EM** of a run is the mean sampled exact match over the evaluations after its last five rollouts, on a world
+that nobody trained on. Cells are means over seeds with 95 % percentile bootstrap intervals ({resamples:,} resamples;
+over so few seeds too narrow rather than too wide), and how many runs collapsed.
+
+**A run has collapsed** if its final EM is below that of the policy it started from, or below half of its own best
+evaluation. A run that died, of weights that are not numbers, has collapsed with an EM of 0. This was fixed before any
+run. The start was evaluated once, on 200 questions (standard error about .03).
+
+**¹ and ²** mark rows of the first two versions of this benchmark, whose evaluations draw other random numbers: they
+compare with each other, not with rows of the third. With {methods} methods, one comparison in twenty has an interval
+without 0 by chance.
+
+**Seeds** {choosing} chose all settings and learning rates, and enter no result. Seeds {judging} chose no setting of a
+method; but that `sequence` is what held best was seen with their runs in view, so that for this they are no test."""
+TUNED = """## At each method's own learning rate
+
+Chosen on the choosing seeds of the rates in brackets; * where it is the common one, so that both tables show the same
+runs."""
 
 
-def rows(records: Iterable[Record], grid: Grid | None = None) -> list[Row]:
-    """The rows of `stability.json`: regime by method by kind of learning rate, where there are judging runs.
-
-    A figure that no run has is `None`. `grid` is the published one unless given. Errors are those of `read_runs`.
-    """
-    grid = grid or published_grid()
-    return make_rows(judged(read_runs(records, grid), grid), grid)
-
-
-def make_rows(tables: Mapping[tuple[str, bool], Table], grid: Grid) -> list[Row]:
-    """The rows of all tables, each beside its family's baseline at the same and at its own learning rate."""
-    made = []
-    for (regime, tuned), table in tables.items():
-        for method, runs in table.items():
-            baseline, rate = grid.methods[method].family, runs[0].cell[2]
-            row = {"regime": regime, "method": method, "learning_rate": rate, "tuned": tuned, **summarize(runs)}
-            row |= {name: runs[0].record[name] for name in ("world", "policy_parameters")}
-            row |= {"same_runs_as_common": tuned and rate == grid.common(regime), "baseline": baseline}
-            row["difference"] = None if method == baseline else paired(runs, table.get(baseline, []))
-            row["difference_to_tuned_baseline"] = paired(runs, tables[regime, True].get(baseline, []))
-            made.append(row)
-    return made
+def choose(runs: Sequence[Run], rows: Iterable[Row]) -> dict[tuple[str, str], float]:
+    """(regime, method) to its own learning rate, as its choosing runs say, or else as a row of earlier runs does."""
+    chosen = {(row["regime"], row["method"]): row["learning_rate"] for row in rows if row["tuned"]}
+    for name, regime in REGIMES.items():
+        for method in (each for each in regime.methods if METHODS[each].tuned):
+            rate = chosen_rate(runs, name, method, regime.learning_rates, CHOOSING_SEEDS)
+            if rate is not None:
+                chosen[name, method] = rate
+    return chosen
 
 
-def summarize(runs: Sequence[Run]) -> Row:
-    """The figures of one cell."""
+def make_rows(records: Iterable[Record], earlier: Sequence[Row]) -> list[Row]:
+    """The rows of `records` and, where they lack one of its seeds, the `earlier` one; each with its differences."""
+    runs = sorted(map(Run, records), key=lambda run: run.seed)
+    judging: dict[tuple[str, str, float], list[Run]] = {}
+    for run in runs:
+        if run.seed in JUDGING_SEEDS:
+            judging.setdefault(run.cell, []).append(run)
+    rates = [(regime, method, rounded(REGIMES[regime].learning_rate)) for regime, method, _ in judging]
+    cells = dict.fromkeys([(cell, False) for cell in rates])
+    cells |= dict.fromkeys([((*where, rate), True) for where, rate in choose(runs, earlier).items()])
+    made = {_key(row): row for row in earlier}
+    for cell, tuned in cells:
+        if cell in judging:
+            row = {**dict(zip(KEY, (*cell, tuned), strict=True)), **summarize(judging[cell])}
+            if {*made.get(_key(row), row)["seeds"]} <= {*row["seeds"]}:  # else the earlier one says more
+                made[_key(row)] = row
+    return [_with_differences(row, made) for row in sorted(made.values(), key=_place)]
 
-    def over(key: str, in_run: Callable[..., float], over_runs: Callable[..., float]) -> float | None:
-        figures = [in_run(metric) for run in runs if (metric := run.metric(key))]
-        return max(-INFINITE, min(over_runs(figures), INFINITE)) if figures else None
 
-    sampled, greedy = ([run.final(score) for run in runs] for score in ("sampled_em", "greedy_em"))
+def _key(row: Row) -> tuple[Any, ...]:
+    """A method has one row of its own learning rate, whatever that is."""
+    rate = "own" if row["tuned"] else row["learning_rate"]
+    return row["regime"], row["method"], rate
+
+
+def _place(row: Row) -> tuple[Any, ...]:
+    return [*REGIMES].index(row["regime"]), row["tuned"], [*METHODS].index(row["method"])
+
+
+def _with_differences(row: Row, rows: Mapping[tuple[Any, ...], Row]) -> Row:
+    regime, baseline = row["regime"], METHODS[row["method"]].family
+    common = rounded(REGIMES[regime].learning_rate)
+    own = rows.get((regime, baseline, "own"))
+    beside = own if row["tuned"] else rows.get((regime, baseline, common))
     return {
-        "seeds": [run.seed for run in runs],
-        "harnesses": sorted({run.harness for run in runs}),
-        "collapses": sum(run.collapsed for run in runs),
-        "collapsed_seeds": [run.seed for run in runs if run.collapsed],
-        "errors": {str(run.seed): run.error for run in runs if run.error},
-        "sampled_em": statistics.fmean(sampled),
-        "sampled_em_interval": bootstrap_interval(sampled),
-        "sampled_em_by_seed": sampled,
-        "greedy_em": statistics.fmean(greedy),
-        "greedy_em_interval": bootstrap_interval(greedy),
-        "greedy_em_by_seed": greedy,
-        "best_sampled_em": statistics.fmean(run.best for run in runs),
-        "clip_fraction": over("clip_fraction/token", statistics.fmean, statistics.fmean),
-        "kl_median": over("kl_to_old median", statistics.median, statistics.median),
-        "kl_max": over("kl_to_old max", max, max),
-        "grad_norm_max": over("grad_norm max", max, max),
-        "ratio_min": over("turns/ratio_min", min, min),
-        "ratio_max": over("turns/ratio_max", max, max),
-        "explained_variance": over("critic/explained_variance", statistics.fmean, statistics.fmean),
+        **row,
+        "same_runs_as_common": row["tuned"] and row["learning_rate"] == common,
+        "baseline": baseline,
+        "difference": None if row["method"] == baseline else paired(row, beside),
+        "difference_to_tuned_baseline": paired(row, own),
     }
 
 
-def short(value: float | None) -> str:
-    if value is None:
-        return "–"
-    return f"{value:.2g}" if value < INFINITE else "∞"
+def cell(row: Row) -> str:
+    """Final EM with its interval, and how many runs collapsed."""
+    interval = " [{:.2f}, {:.2f}]".format(*row["sampled_em_interval"]) if row["sampled_em_interval"] else ""
+    marks = "".join("¹²"[harness - 1] for harness in row["harnesses"] if harness < 3)
+    collapses = f", {row['collapses']} of {len(row['seeds'])}" if row["collapses"] else ""
+    return f"{row['sampled_em']:.2f}{interval}{marks}{collapses}"
 
 
-def em(mean: float, interval: Sequence[float] | None, digits: str = ".3f") -> str:
-    return f"{mean:{digits}}" + (f" [{interval[0]:{digits}}, {interval[1]:{digits}}]" if interval else "")
+def tuned_cell(row: Row) -> str:
+    return f"{cell(row)} ({row['learning_rate']:g}{'*' if row['same_runs_as_common'] else ''})"
 
 
-def difference(found: Row | None) -> str:
-    return "–" if found is None else f"{em(found['mean'], found['interval'], '+.3f')}, p {found['p']:.3g}"
-
-
-def harness_marks(harnesses: Iterable[int]) -> str:
-    return "".join("¹²³⁴⁵⁶⁷⁸⁹"[harness - 1] for harness in sorted(harnesses))
-
-
-def sampled_cell(row: Row) -> str:
-    return em(row["sampled_em"], row["sampled_em_interval"]) + harness_marks(row["harnesses"])
-
-
-def collapses(row: Row) -> str:
-    died = f" ({len(row['errors'])} died)" if row["errors"] else ""
-    return f"{row['collapses']}/{len(row['seeds'])}{died}"
-
-
-COLUMNS: dict[str, Callable[[Row], str]] = {
-    "final sampled EM": sampled_cell,
-    "final greedy EM": lambda row: f"{row['greedy_em']:.3f}",
-    "best sampled EM": lambda row: f"{row['best_sampled_em']:.3f}",
-    "collapses": collapses,
-    "clip fraction": lambda row: short(row["clip_fraction"]),
-    "KL median / max": lambda row: f"{short(row['kl_median'])} / {short(row['kl_max'])}",
-    "max gradient norm": lambda row: short(row["grad_norm_max"]),
-    "turn ratio, smallest / largest": lambda row: f"{short(row['ratio_min'])} / {short(row['ratio_max'])}",
-    "against GRPO or PPO": lambda row: difference(row["difference"]),
-}
-AT_COMMON = {"against GRPO or PPO, tuned": lambda row: difference(row["difference_to_tuned_baseline"])}
-WHEN_TUNED = {"learning rate": lambda row: f"{row['learning_rate']:g}" + " = common" * row["same_runs_as_common"]}
-
-
-def lines_of_table(names: Sequence[str], body: Iterable[Sequence[str]]) -> str:
-    """A Markdown table: the first column to the left, the others to the right."""
-    lines = [names, ["---"] + ["---:"] * (len(names) - 1), *body]
+def table(rows: Sequence[Row], as_text: Callable[[Row], str]) -> str:
+    """Markdown: methods by regimes."""
+    found = {(row["method"], row["regime"]): as_text(row) for row in rows}
+    regimes = [name for name in REGIMES if any(regime == name for _, regime in found)]
+    lines = [["method", *(REGIMES[name].title for name in regimes)], ["---"] + ["---:"] * len(regimes)]
+    for method in (name for name in METHODS if any(name == of for of, _ in found)):
+        lines.append([METHODS[method].title, *(found.get((method, regime), "–") for regime in regimes)])
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def result_table(of_table: Sequence[Row], grid: Grid) -> str:
-    """The table of one regime at one kind of learning rate, and who died."""
-    columns = WHEN_TUNED | COLUMNS if of_table[0]["tuned"] else COLUMNS | AT_COMMON
-    body = [[grid.methods[row["method"]].title, *(cell(row) for cell in columns.values())] for row in of_table]
-    died = [
-        f"{grid.methods[row['method']].title}, seed {seed}: {error.splitlines()[0]}"
-        for row in of_table
-        for seed, error in row["errors"].items()
-    ]
-    note = f"\nDied, so counted as collapsed with an EM of 0: {'; '.join(died)}.\n"
-    return lines_of_table(["method", *columns], body) + (note if died else "")
+def report(rows: Sequence[Row]) -> str:
+    """`stability.md`."""
+    seeds = {
+        "choosing": " and ".join(map(str, CHOOSING_SEEDS)),
+        "judging": f"{JUDGING_SEEDS[0]} to {JUDGING_SEEDS[-1]}",
+    }
+    blocks = [HEADER.format(resamples=RESAMPLES, methods=len({row["method"] for row in rows}), **seeds)]
+    blocks += ["## At the common learning rate", "![Where every run ended](stability.png)"]
+    common, own = ([row for row in rows if row["tuned"] == tuned] for tuned in (False, True))
+    for title in dict.fromkeys(REGIMES[row["regime"]].world.title for row in rows):
+        of_world = [row for row in common if REGIMES[row["regime"]].world.title == title]
+        blocks += [f"### {title}", table(of_world, cell)]
+    blocks += [TUNED, table(own, tuned_cell)] if own else []
+    blocks += ["## Regimes", "\n".join(f"- **{each.title}**: {_regime_text(each)}" for each in REGIMES.values())]
+    blocks += ["## Methods", "\n".join(f"- **{each.title}**: {each.description}." for each in METHODS.values())]
+    return "\n\n".join(block.strip() for block in blocks) + "\n"
 
 
-def overview(made: Sequence[Row], grid: Grid) -> list[str]:
-    """Methods by regimes at the common learning rate, a table per world."""
-    return overview_tables(
-        made,
-        grid,
-        lambda row: f"{sampled_cell(row)} · {collapses(row)}",
-        lines_of_table,
+def _regime_text(regime: Any) -> str:
+    return (
+        f"{regime.description}; {regime.world.description}. {regime.rollouts} rollouts of {regime.trajectories} "
+        f"trajectories, learning rate {regime.learning_rate:g}."
     )
 
 
-def choosing_table(runs: Sequence[Run], grid: Grid, regime: str) -> str:
-    """Mean final sampled EM and collapses over the choosing seeds, at each learning rate."""
-    chosen = choose(runs, grid)
-    scores = {method: choosing_scores(runs, grid, regime, method) for method in grid.methods}
-    rates = sorted({rate for tried in scores.values() for rate, of_rate in tried.items() if of_rate})
-    body = []
-    for method, tried in scores.items():
-        best = chosen.get((regime, method))
-        edge = "†" if tried and best in (min(tried), max(tried)) else ""
-        texts = {
-            rate: f"{mean_final(of_rate):.3f} · {sum(run.collapsed for run in of_rate)}/{len(of_rate)}"
-            for rate, of_rate in tried.items()
-            if of_rate
-        }
-        cells = [f"**{texts[rate]}**{edge}" if rate == best else texts.get(rate, "") for rate in rates]
-        body += [[grid.methods[method].title, *cells]] if texts else []
-    return lines_of_table(["method", *(f"{rate:g}" for rate in rates)], body) if body else ""
-
-
-def missing(runs: Sequence[Run], grid: Grid) -> list[str]:
-    """What of the plan has not run, a line per regime and purpose; own learning rates count once they are chosen."""
-    there, chosen = {(run.cell, run.seed) for run in runs}, choose(runs, grid)
-    lines = []
-    for regime, settings in grid.regimes.items():
-        common = grid.common(regime)
-        methods = grid.methods_in(regime)
-        own = {method: {chosen.get((regime, method), common)} - {common} for method in grid.tuned}
-        for purpose, plans in (
-            ("at the common learning rate", {m: list(product([common], grid.judging_seeds)) for m in methods}),
-            ("choosing learning rates", {name: choosing_plan(runs, grid, regime, name) for name in grid.tuned}),
-            ("at each method's own learning rate", {m: list(product(own[m], grid.judging_seeds)) for m in own}),
-        ):
-            lacking = []
-            for method, plan in plans.items():
-                if count := sum(((regime, method, rate), seed) not in there for rate, seed in plan):
-                    lacking.append(f"{grid.methods[method].title} ({count} of {len(plan)} runs)")
-            lines += [f"- {settings.title}, {purpose}: {', '.join(lacking)}."] if lacking else []
-    return lines
-
-
-def sections_of(reading: str, grid: Grid) -> dict[str, str]:
-    """Regime to its paragraphs in the reading; "" to what stands before the first regime.
-
-    Raises:
-        ValueError: a heading is not a regime's name.
-    """
-    general, *rest = re.split(r"^## (.+)$", reading, flags=re.MULTILINE)
-    sections = dict(zip(map(str.strip, rest[::2]), map(str.strip, rest[1::2]), strict=True))
-    if unknown := sections.keys() - grid.regimes.keys():
-        raise ValueError(f"The reading has a heading {min(unknown)!r}; allowed are {list(grid.regimes)}.")
-    return {"": general.strip(), **sections}
-
-
-def settings_of(part: Regime | Method) -> str:
-    """Title, description and all other fields, as an entry of a list."""
-    untold = ("title", "description", "tuned", "drawn")
-    fields = {
-        name: value for name, value in vars(part).items() if name not in untold and value is not False and value != ""
-    }
-    if "world" in fields:
-        fields["world"] = fields["world"].name
-    if not fields.get("methods", True):
-        del fields["methods"]  # all of them
-    settings = fields.pop("settings", {})
-    named = ", ".join(f"`{name}={value!r}`" for name, value in {**fields, **settings}.items())
-    return f"- **{part.title}**: {part.description}. {named}"
-
-
-def regime_section(regime: str, runs: Sequence[Run], made: Sequence[Row], grid: Grid, reading: str) -> list[str]:
-    """Heading, reading, result tables, picture and choosing table of one regime: blocks of Markdown."""
-    settings = grid.regimes[regime]
-    blocks = [f"## {settings.title}", settings.description, reading]
-    for tuned in (False, True):
-        if of_table := [row for row in made if (row["regime"], row["tuned"]) == (regime, tuned)]:
-            rate = "each method's own learning rate" if tuned else f"the common learning rate, {grid.common(regime):g}"
-            blocks += [f"### At {rate}", result_table(of_table, grid)]
-            blocks += [] if tuned else [f"![{settings.title}: curves](stability_{regime}.png)"]
-    if chosen := choosing_table(runs, grid, regime):
-        blocks += ["### Choosing the learning rate", CHOOSING, chosen]
-    return blocks
-
-
-def report(runs: Sequence[Run], made: Sequence[Row], grid: Grid, reading: str) -> str:
-    """`stability.md`."""
-    sections = sections_of(reading, grid)
-    choosing, judging = (", ".join(map(str, seeds)) for seeds in (grid.choosing_seeds, grid.judging_seeds))
-    seconds = sum(run.record["seconds"] for run in runs)
-    figures = {"runs": len(runs), "seconds": seconds, "resamples": RESAMPLES, "margin": MARGIN}
-    worlds = worlds_text(runs, grid)
-    blocks = [HEADER.format(choosing=choosing, judging=judging, worlds=worlds, **figures)]
-    if made:
-        blocks += ["## Overview", OVERVIEW, *overview(made, grid), "![Final sampled EM](stability.png)"]
-    blocks.append(sections[""])
-    have_run = {run.cell[0] for run in runs}
-    for regime in filter(have_run.__contains__, grid.regimes):
-        blocks += regime_section(regime, runs, made, grid, sections.get(regime, ""))
-    for heading, parts in (("## Settings of the regimes", grid.regimes), ("## Settings of the methods", grid.methods)):
-        blocks += [heading, "\n".join(map(settings_of, parts.values()))]
-    if lacking := missing(runs, grid):
-        blocks += ["## Not run yet", "\n".join(lacking)]
-    return "\n\n".join(block.strip() for block in blocks if block) + "\n"
-
-
-def _drawn(table: Table, grid: Grid) -> Table:
-    """Of the methods that the pictures have."""
-    return {method: runs for method, runs in table.items() if grid.methods[method].drawn}
-
-
-def write_report(records: Iterable[Record], folder: Path, grid: Grid | None = None, reading: str = "") -> None:
-    """Write `stability.json`, `stability.md`, `stability.png` and `stability_<regime>.png` into `folder`.
-
-    `grid` is the published one unless given. `reading`, written by hand, has general remarks and then one section per
-    regime, `## <its name>`. Errors are those of `read_runs`, `sections_of` and `new_figure`.
-    """
-    grid = grid or published_grid()
-    runs = read_runs(records, grid)
-    tables = judged(runs, grid)
-    made = make_rows(tables, grid)
+def write_report(records: Iterable[Record], earlier: Sequence[Row], folder: Path) -> None:
+    """Write `stability.json`, `stability.md` and `stability.png` into `folder`."""
+    rows = make_rows(records, earlier)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "stability.json").write_text(json.dumps(made, indent=2, allow_nan=False) + "\n")
-    (folder / "stability.md").write_text(report(runs, made, grid, reading))
-    common = {regime: _drawn(table, grid) for (regime, tuned), table in tables.items() if table and not tuned}
-    for regime, table in common.items():
-        draw_regime(table, grid, grid.regimes[regime].title, folder / f"stability_{regime}.png")
-    if common:
-        draw_summary(common, grid, folder / "stability.png")
+    write_rows(rows, folder / "stability.json")
+    (folder / "stability.md").write_text(report(rows))
+    draw([row for row in rows if not row["tuned"] and METHODS[row["method"]].drawn], folder / "stability.png")
+
+
+def write_rows(rows: Sequence[Row], path: Path) -> None:
+    """JSON, a line per row."""
+    lines = ",\n".join(json.dumps(row, allow_nan=False, separators=(",", ":")) for row in rows)
+    path.write_text(f"[\n{lines}\n]\n")
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a file, none where it is not there."""
+    return list(json.loads(path.read_text())) if path.is_file() else []
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure that needs no display."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def tidy(axis: Axes) -> None:
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.grid(alpha=0.25, linewidth=0.6)
+    axis.tick_params(labelsize=8, length=2)
+    axis.set_axisbelow(True)
+
+
+def draw(rows: Sequence[Row], path: Path) -> None:
+    """Final sampled EM of every run at the common learning rate: a panel per regime, a line per method."""
+    regimes = [name for name in REGIMES if any(row["regime"] == name for row in rows)]
+    methods = [name for name in METHODS if any(row["method"] == name for row in rows)]
+    figure = new_figure(2.6 + 2.1 * len(regimes), 1.2 + 0.3 * len(methods))
+    axes = figure.subplots(1, len(regimes), squeeze=False, sharex=True, sharey=True)[0]
+    for axis, regime in zip(axes, regimes, strict=True):
+        for row in (row for row in rows if row["regime"] == regime):
+            _draw_ends(axis, methods.index(row["method"]), row)
+        axis.set_title(REGIMES[regime].title, fontsize=10)
+        tidy(axis)
+    axes[0].set_yticks(range(len(methods)), [METHODS[name].title for name in methods], fontsize=9)
+    axes[0].invert_yaxis()
+    axes[0].set_xlim(left=-0.02)
+    figure.suptitle("Where training ended: sampled EM on an unseen world, common learning rate", fontsize=12)
+    figure.supxlabel("final sampled EM (dot: a run that held, cross: one that collapsed, bar: mean)", fontsize=9)
+    figure.savefig(path, dpi=80)
+
+
+def _draw_ends(axis: Axes, height: int, row: Row) -> None:
+    """A mark per run, seeds one under the other so that equal ends stay apart."""
+    colour = BASELINE if row["method"] == row["baseline"] else COLOURS[height % len(COLOURS)]
+    offsets = np.linspace(-0.2, 0.2, len(row["seeds"]))
+    for seed, end, offset in zip(row["seeds"], row["sampled_em_by_seed"], offsets, strict=True):
+        marker, size = ("x", 24) if seed in row["collapsed_seeds"] else ("o", 14)
+        axis.scatter(end, height + offset, marker=marker, s=size, color=colour, linewidths=1.3)
+    mean = row["sampled_em"]
+    axis.plot([mean, mean], [height - 0.36, height + 0.36], color=colour, linewidth=2.6, solid_capstyle="butt")

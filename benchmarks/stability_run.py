@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -16,28 +15,22 @@ import torch
 from transformers import AutoTokenizer, GenerationConfig, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from benchmarks import stability_grid, stability_methods, trial_methods
-from benchmarks.candidates import CandidateConfig, CandidateTrainer
-from benchmarks.method_settings import GROUP, PPO_SETTINGS
-from benchmarks.stability_grid import Regime
+from benchmarks import stability_grid
+from benchmarks.stability_grid import LENGTH_REGIMES, Regime
+from benchmarks.stability_methods import GROUP, METHODS, PPO_SETTINGS, BenchmarkMethod
 from benchmarks.stability_statistics import LAST
-from benchmarks.turn_length_grid import LENGTH_REGIMES
 from benchmarks.worlds.world import POLICY, BenchmarkWorld, Examination
-from sorl_trl import SeeUPOConfig, SeeUPOTrainer, SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
-from sorl_trl.diagnostics import DEFAULT_RULES, CollapseGuard, GuardSettings
-from sorl_trl.ops import turn_ids_from_mask, turn_layout
+from sorl_trl import InformationGain, SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
+from sorl_trl.ops import importance_ratio, is_outside, kl_to_old, turn_ids_from_mask
 from sorl_trl.qa import REWARDS
 from sorl_trl.trainers.cycle.generation_cycle import GenerationCycle
-from sorl_trl.trainers.loss.micro_batch import ClipRange, clip_ranges, loss_mask_of
-from sorl_trl.trainers.loss.turn_metrics import turn_metrics
 
 REGIMES = stability_grid.REGIMES | LENGTH_REGIMES
-METHODS = stability_methods.METHODS | trial_methods.TRIALS | stability_methods.GUARDED
 """All that can be run, whichever report it is for."""
 HARNESS = 3
-"""Of this code: runs of another one sampled other answers in their evaluations (`stability_texts.py`)."""
+"""Of this code: runs of another one sampled other answers in their evaluations."""
 EVERY = 5
-"""Rollouts between two evaluations before that."""
+"""Rollouts between two evaluations before the last ones, which are all evaluated."""
 GREEDY = GenerationConfig(do_sample=False)
 SAMPLED = GenerationConfig(do_sample=True, temperature=1.0, top_k=0, top_p=1.0)
 EXTREMES = {"grad_norm": ("max",), "kl_to_old": ("max", "median"), "clip_fraction/token": ("max",)}
@@ -46,6 +39,8 @@ EXTREMES = {"grad_norm": ("max",), "kl_to_old": ("max", "median"), "clip_fractio
 
 @dataclass(frozen=True)
 class Job:
+    """A run: what is trained how, with which seed."""
+
     regime: str
     method: str
     learning_rate: float
@@ -68,10 +63,13 @@ def settings_of(job: Job) -> str:
     """All that decides a run besides the code: a record made with other settings is of another run."""
     regime, method = regime_of(job), METHODS[job.method]
     parts = (regime.updates, regime.trajectories, regime.minibatch, regime.rollouts, regime.staleness)
-    given = (PPO_SETTINGS if method.family == "ppo" else {}) | method.settings
-    described = (parts, regime.world.name, regime.world.settings, method.trainer, sorted(given.items()))
-    described += (method.reward,) if method.reward else ()
-    return repr((*described, DEFAULT_RULES, GuardSettings(), method.guard) if method.guard else described)
+    described = (parts, regime.world.name, regime.world.settings, method.trainer, method.method)
+    return repr((*described, sorted(own_settings(method).items()), method.reward, method.gain))
+
+
+def own_settings(method: BenchmarkMethod) -> dict[str, Any]:
+    """The fields of its trainer's config that are not the regime's."""
+    return (PPO_SETTINGS if method.family == "ppo" else {"num_generations": GROUP}) | method.settings
 
 
 class MeasuredGRPOTrainer(GRPOTrainer):
@@ -93,22 +91,43 @@ class MeasuredGRPOTrainer(GRPOTrainer):
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
         loss = super()._compute_loss(model, inputs)
-        turns = turn_layout(turn_ids_from_mask(loss_mask_of(inputs)))
-        log_ratio = self._logps - inputs["old_per_token_logps"]
-        ranges = clip_ranges(ClipRange(self.epsilon_low, self.epsilon_high), turns, "token", "none")
-        metrics = turn_metrics(log_ratio, turns, inputs["advantages"].unsqueeze(1), ranges, "geometric")
-        for name, value in metrics.reduce(self.accelerator).items():
+        mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)
+        for name, value in self._measure(self._logps - inputs["old_per_token_logps"], mask.bool()).items():
             self._metrics["train"][name].append(value)
         return loss
 
+    @torch.no_grad()
+    def _measure(self, log_ratio: torch.Tensor, mask: torch.Tensor) -> dict[str, float]:
+        """What our trainers log of a micro-batch: (B, T) log-ratios, and where tokens are the policy's."""
+        of_turns = importance_ratio(log_ratio, turn_ids_from_mask(mask), "turn", "geometric")[mask]
+        outside = is_outside(log_ratio.float().exp(), self.epsilon_low, self.epsilon_high)[mask]
+        kl = kl_to_old(log_ratio, mask, "unbiased")[mask.any(1)]
+        if not len(of_turns):
+            return {}
+        return {
+            "kl_to_old": float(kl.mean()),
+            "clip_fraction/token": float(outside.float().mean()),
+            "turns/ratio_min": float(of_turns.min()),
+            "turns/ratio_max": float(of_turns.max()),
+        }
 
-TRAINERS: dict[str, tuple[type[GRPOTrainer], type[GRPOConfig]]] = {
+
+TRAINERS: dict[str, tuple[Any, Any]] = {
     "trl": (MeasuredGRPOTrainer, GRPOConfig),
     "so_grpo": (SOGRPOTrainer, SOGRPOConfig),
     "so_ppo": (SOPPOTrainer, SOPPOConfig),
-    "seeupo": (SeeUPOTrainer, SeeUPOConfig),
-    "candidate": (CandidateTrainer, CandidateConfig),
 }
+
+
+def classes_of(trainer: str) -> tuple[Any, Any]:
+    """A trainer and its config; the experimental ones are loaded where they are used."""
+    if trainer in TRAINERS:
+        return TRAINERS[trainer]
+    from sorl_trl import experimental
+
+    if trainer == "seeupo":
+        return experimental.SeeUPOTrainer, experimental.SeeUPOConfig
+    return experimental.GroupRefillTrainer, experimental.GroupRefillConfig
 
 
 def prepare(world: BenchmarkWorld, seed: int, folder: Path) -> Path:
@@ -124,8 +143,6 @@ class Examiner(TrainerCallback):
         self._regime = regime
         self._examination = examination
         self.evaluations: list[dict[str, float]] = []
-        self.stopped_at: int | None = None
-        """The rollout after which training ended early."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         self._examine(model, 0)
@@ -134,11 +151,6 @@ class Examiner(TrainerCallback):
         rollout, rest = divmod(state.global_step, self._regime.updates)
         if rest == 0 and (rollout % EVERY == 0 or rollout > self._regime.rollouts - LAST):
             self._examine(model, rollout)
-
-    def on_train_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        if state.global_step < state.max_steps:
-            self.stopped_at = state.global_step // self._regime.updates
-            self._examine(model, self.stopped_at)
 
     def _examine(self, model: Any, rollout: int) -> None:
         was_training = model.training
@@ -154,17 +166,11 @@ class Examiner(TrainerCallback):
             return self._examination.score(model, config)
 
 
-def build_trainer(job: Job, folder: Path, output: Path) -> GRPOTrainer:
+def build_trainer(job: Job, folder: Path, output: Path) -> Any:
+    """The trainer of a job, ready to train in the world that `prepare` made in `folder`."""
     regime, method = regime_of(job), METHODS[job.method]
-    trainer_class, config_class = TRAINERS[method.trainer]
-    settings: dict[str, Any] = {
-        "num_generations": GROUP,
-        **(PPO_SETTINGS if method.family == "ppo" else {}),
-        **method.settings,
-    }
-    if method.trainer != "trl":
-        unset = {"target_kl": 0.0, "clip_range_scaling": "none", "rollout_staleness": regime.staleness}
-        settings = {**unset, **settings}
+    trainer_class, config_class = classes_of(method.trainer)
+    is_trl = method.trainer == "trl"
     config = config_class(
         output_dir=str(output),
         seed=job.seed,
@@ -179,11 +185,11 @@ def build_trainer(job: Job, folder: Path, output: Path) -> GRPOTrainer:
         bf16=False,
         gradient_checkpointing=False,
         logging_steps=1,
-        save_strategy="steps" if method.guard else "no",  # after every rollout, for a guard that goes back
-        save_steps=regime.updates,
+        save_strategy="no",
         report_to=[],
         disable_tqdm=True,
-        **settings,
+        **({} if is_trl else {"rollout_staleness": regime.staleness}),
+        **own_settings(method),
     )
     tokenizer = AutoTokenizer.from_pretrained(folder / POLICY)
     trainer = trainer_class(
@@ -191,13 +197,20 @@ def build_trainer(job: Job, folder: Path, output: Path) -> GRPOTrainer:
         args=config,
         processing_class=tokenizer,
         callbacks=[Examiner(regime, regime.world.examination(folder, tokenizer))],
-        **regime.world.trainer_arguments(folder) | ({"reward_funcs": REWARDS[method.reward]} if method.reward else {}),
+        **({} if is_trl or method.trainer == "seeupo" else {"method": method.method}),
+        **regime.world.trainer_arguments(folder) | rewards_of(method),
     )
-    if method.trainer == "trl":
+    if is_trl:
         trainer.cycle.staleness = regime.staleness
-    if method.guard:
-        trainer.add_callback(CollapseGuard(method.guard, trainer))
     return trainer
+
+
+def rewards_of(method: BenchmarkMethod) -> dict[str, Any]:
+    """The reward functions of a method that does not take the world's."""
+    if not method.reward:
+        return {}
+    outcome = REWARDS[method.reward]
+    return {"reward_funcs": [outcome, InformationGain(column="golden_answers")] if method.gain else outcome}
 
 
 def summarize_rollouts(log: Sequence[Mapping[str, Any]], updates: int) -> list[dict[str, float | None]]:
@@ -241,12 +254,10 @@ def run(job: Job, folder: Path) -> dict[str, Any]:
     try:
         trainer.train()
     except RuntimeError as failure:
-        if "probability tensor" not in str(failure):  # what torch says of weights that are not numbers
+        if all(bool(weight.isfinite().all()) for weight in trainer.model.parameters()):
             raise
         error = str(failure).splitlines()[0]
     log = [entry for entry in trainer.state.log_history if "loss" in entry]
-    for checkpoint in target.glob("checkpoint-*"):
-        shutil.rmtree(checkpoint)
     target.mkdir(parents=True, exist_ok=True)
     (target / "log.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in log))
     record = {
@@ -259,7 +270,6 @@ def run(job: Job, folder: Path) -> dict[str, Any]:
         "evaluations": examiner.evaluations,
         "rollouts": summarize_rollouts(log, regime.updates),
         "error": error,
-        **({} if examiner.stopped_at is None else {"stopped_at": examiner.stopped_at}),
     }
     partial = target / "record.part"
     partial.write_text(json.dumps(record))

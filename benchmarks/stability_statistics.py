@@ -1,113 +1,43 @@
-"""What the stability benchmark concludes from its runs: pure functions, and no opinion on which method is ours.
+"""What the stability benchmark concludes from its runs, and no opinion on which method is ours.
 
-A record is what the runner archives of one run; `read_runs` makes a `Run` of it.
+A record is what the runner keeps of one run, a row what `stability.json` keeps of the seeds of one regime, method and
+learning rate.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from benchmarks.method_settings import Method
-    from benchmarks.stability_grid import Regime
+import numpy as np
 
 LAST = 5
 """Rollouts at the end whose evaluations make the final EM."""
 MARGIN = 0.1
 """A learning rate whose final EM on the first choosing seed is further below the best is out of the question."""
 INFINITE = 1e308
-"""JSON has no infinity: records and `stability.json` write this number, records also the word "inf"."""
+"""JSON has no infinity: records and rows write this number."""
+RESAMPLES = 10_000
+MOST_PAIRS = 20
+"""The sign-flip test goes through all 2^n signs."""
 
 Record = Mapping[str, Any]
-Cell = tuple[str, str, float]
-"""Regime, method, learning rate."""
-Table = dict[str, "list[Run]"]
-"""Method to its runs, of the methods that have any."""
-
-
-@dataclass(frozen=True)
-class Grid:
-    """The plan of the benchmark.
-
-    Args:
-        regimes: name to regime, in the order of the report.
-        methods: name to method, in the order of the report; each family's baseline is named like the family.
-        common_learning_rate: of each regime.
-        choices: of each regime, the learning rates that a method may choose from; none: it has the common one.
-        choosing_seeds: choose each method's learning rate, and enter no result.
-        judging_seeds: make the results.
-    """
-
-    regimes: Mapping[str, Regime]
-    methods: Mapping[str, Method]
-    common_learning_rate: Mapping[str, float]
-    choices: Mapping[str, Sequence[float]]
-    choosing_seeds: Sequence[int]
-    judging_seeds: Sequence[int]
-
-    @property
-    def tuned(self) -> list[str]:
-        """The methods whose own learning rate is looked for: none without seeds to choose it."""
-        return [name for name, method in self.methods.items() if method.tuned and self.choosing_seeds]
-
-    def methods_in(self, regime: str) -> list[str]:
-        """The methods that are run in a regime, in the order of the report."""
-        named = self.regimes[regime].methods
-        return [name for name in self.methods if not named or name in named]
-
-    def common(self, regime: str) -> float:
-        """The regime's common learning rate."""
-        return rounded(self.common_learning_rate[regime])
-
-    def learning_rates(self, regime: str) -> list[float]:
-        """The learning rates that a method may choose from, ascending."""
-        return sorted(map(rounded, self.choices[regime]))
-
-
-def published_grid() -> Grid:
-    """The grid of `benchmarks.stability_grid` and `stability_methods`."""
-    # Here, not above: the grid knows the trainers' settings, and statistics shall not need the trainers.
-    from benchmarks import stability_grid as grid
-    from benchmarks.stability_methods import METHODS
-
-    return Grid(
-        regimes=grid.REGIMES,
-        methods=METHODS,
-        common_learning_rate=grid.COMMON_LEARNING_RATE,
-        choices={name: regime.learning_rates for name, regime in grid.REGIMES.items()},
-        choosing_seeds=grid.CHOOSING_SEEDS,
-        judging_seeds=grid.JUDGING_SEEDS,
-    )
-
-
-def rounded(learning_rate: float) -> float:
-    """Three digits: 0.3 × 5e-4 and 1.5e-4 are the same learning rate, whatever their last bits say."""
-    return float(f"{learning_rate:.3g}")
-
-
-def number(value: float | str | None) -> float | None:
-    """A figure of a record: `None` for one that is missing or not a number, infinity for "inf" and for `INFINITE`."""
-    if value is None or math.isnan(figure := float(value)):
-        return None
-    return math.copysign(math.inf, figure) if abs(figure) >= INFINITE else figure
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run and what became of it; figures are `None` where the run has none.
-
-    A run that died (`error`) ends with an EM of 0 and has collapsed.
-    """
+    """One run and what became of it. A run that died (`error`) ends with an EM of 0 and has collapsed."""
 
     record: Record
 
-    @cached_property
-    def cell(self) -> Cell:
+    @property
+    def cell(self) -> tuple[str, str, float]:
+        """Regime, method, learning rate."""
         return self.record["regime"], self.record["method"], rounded(self.record["learning_rate"])
 
     @property
@@ -115,27 +45,9 @@ class Run:
         return int(self.record["seed"])
 
     @property
-    def harness(self) -> int:
-        """The version of the benchmark's code that evaluated it."""
-        return int(self.record["harness"])
-
-    @property
-    def error(self) -> str | None:
-        """Why the run died."""
-        error: str | None = self.record["error"]
-        return error
-
-    @property
-    def stopped_at(self) -> int | None:
-        """The rollout after which a guard stopped it."""
-        stopped: int | None = self.record.get("stopped_at")
-        return stopped
-
-    @property
-    def start(self) -> float | None:
+    def start(self) -> float:
         """Sampled EM of the policy that the run started from."""
-        first = [entry["sampled_em"] for entry in self.record["evaluations"] if entry["rollout"] == 0]
-        return first[0] if first else None
+        return next((entry["sampled_em"] for entry in self.record["evaluations"] if entry["rollout"] == 0), 0.0)
 
     @property
     def best(self) -> float:
@@ -143,134 +55,149 @@ class Run:
         return max((entry["sampled_em"] for entry in self.record["evaluations"]), default=0.0)
 
     def final(self, score: str) -> float:
-        """Mean of `score` ("sampled_em" or "greedy_em") over the evaluations after the last five rollouts.
-
-        Of a run that was stopped, the score of the policy that it left.
-        """
-        if self.error:
+        """Mean of `score` ("sampled_em" or "greedy_em") over the evaluations after the last five rollouts."""
+        if self.record["error"]:
             return 0.0
         evaluations = self.record["evaluations"]
-        if self.stopped_at is not None:
-            return float(evaluations[-1][score])
         last = max(entry["rollout"] for entry in evaluations)
         return statistics.fmean(entry[score] for entry in evaluations if entry["rollout"] > max(0, last - LAST))
 
     @cached_property
     def collapsed(self) -> bool:
         """Died, or the final sampled EM is below the start's or below half of the best evaluation's."""
-        final = self.final("sampled_em")
-        return bool(self.error) or final < max(self.start or 0.0, self.best / 2)
+        return bool(self.record["error"]) or self.final("sampled_em") < max(self.start, self.best / 2)
 
     def metric(self, key: str) -> list[float]:
         """A training metric, rollout by rollout, without the rollouts that have none."""
-        figures = [number(rollout.get(key)) for rollout in self.record["rollouts"]]
-        return [figure for figure in figures if figure is not None]
+        figures = [rollout.get(key) for rollout in self.record["rollouts"]]
+        return [float(figure) for figure in figures if figure is not None and not math.isnan(figure)]
 
 
-def read_runs(records: Iterable[Record], grid: Grid) -> list[Run]:
-    """Check the records and order them by seed.
+def rounded(learning_rate: float) -> float:
+    """Three digits: 0.3 × 5e-4 and 1.5e-4 are the same learning rate, whatever their last bits say."""
+    return float(f"{learning_rate:.3g}")
+
+
+def bootstrap_interval(values: Sequence[float]) -> list[float] | None:
+    """95 % percentile interval of the mean, from 10,000 resamples of `values` (n,) with a fixed seed.
+
+    Returns:
+        [low, high], or `None` for fewer than two values: one seed says nothing about the spread.
+    """
+    if len(values) < 2:
+        return None
+    draws = np.random.default_rng(0).integers(len(values), size=(RESAMPLES, len(values)))
+    low, high = np.percentile(np.mean(np.asarray(values, dtype=float)[draws], axis=1), [2.5, 97.5])
+    return [float(low), float(high)]
+
+
+def sign_flip_test(differences: Sequence[float]) -> float:
+    """Exact two-sided p of a mean difference of 0, for `differences` (n,) of paired runs.
+
+    The share of all 2^n ways to flip signs whose mean is at least as far from 0 as the observed one; the smallest
+    possible is 2 / 2^n.
 
     Raises:
-        ValueError: a record's regime, method or seed is not in `grid`; two records are of the same run; or a run that
-            did not die lacks the evaluation before training or any after it.
+        ValueError: `differences` has no entry or more than 20.
     """
-    seeds = [*grid.choosing_seeds, *grid.judging_seeds]
-    allowed: dict[str, Sequence[Any]] = {"regime": list(grid.regimes), "method": list(grid.methods), "seed": seeds}
-    runs: dict[tuple[Cell, int], Run] = {}
-    for record in records:
-        for field, values in allowed.items():
-            if record[field] not in values:
-                raise ValueError(f"A record's `{field}` is {record[field]!r}; allowed are {values}.")
-        run = Run(record)
-        if (run.cell, run.seed) in runs:
-            raise ValueError(f"`records` has two runs of {run.cell} with seed {run.seed}; one is allowed.")
-        evaluated = [entry["rollout"] for entry in record["evaluations"]]
-        if not run.error and (0 not in evaluated or max(evaluated) == 0):
-            raise ValueError(
-                f"The `evaluations` of {run.cell}, seed {run.seed}, are after rollouts {evaluated}; "
-                "rollout 0 and at least one later are needed."
-            )
-        runs[run.cell, run.seed] = run
-    return sorted(runs.values(), key=lambda run: run.seed)
+    pairs = len(differences)
+    if not 1 <= pairs <= MOST_PAIRS:
+        raise ValueError(f"`differences` has {pairs} entries; 1 to {MOST_PAIRS} are allowed.")
+    signs = 1 - 2 * (np.arange(2**pairs)[:, None] >> np.arange(pairs) & 1)
+    sums = np.abs(signs @ np.asarray(differences, dtype=float))
+    # Sums of the same numbers in another order differ in their last bits.
+    return float(np.mean(sums >= sums[0] - 1e-9 * np.abs(differences).sum()))
 
 
-def in_cell(runs: Iterable[Run], cell: Cell, seeds: Sequence[int]) -> list[Run]:
-    """The runs of a cell with one of `seeds`."""
-    return [run for run in runs if run.cell == cell and run.seed in seeds]
+def paired(row: Row, baseline: Row | None) -> Row | None:
+    """Final sampled EM less the baseline's, over the seeds that both have; `None` if there is none.
+
+    Nor is there one of two harnesses: their evaluations differ in what they draw, which is common to all runs of
+    either.
+    """
+    if baseline is None or row["harnesses"] != baseline["harnesses"]:
+        return None
+    own, other = (dict(zip(each["seeds"], each["sampled_em_by_seed"], strict=True)) for each in (row, baseline))
+    differences = {seed: own[seed] - other[seed] for seed in own if seed in other}
+    if not differences:
+        return None
+    values = list(differences.values())
+    return {
+        "seeds": list(differences),
+        "mean": statistics.fmean(values),
+        "interval": bootstrap_interval(values),
+        "p": sign_flip_test(values),
+    }
 
 
-def choosing_scores(runs: Sequence[Run], grid: Grid, regime: str, method: str) -> dict[float, list[Run]]:
-    """Learning rate to its choosing runs, ascending, where the grid or a run has that learning rate."""
-    tried = {run.cell[2] for run in runs if run.cell[:2] == (regime, method) and run.seed in grid.choosing_seeds}
-    rates = sorted(tried.union(grid.learning_rates(regime)))
-    return {rate: in_cell(runs, (regime, method, rate), grid.choosing_seeds) for rate in rates}
+def summarize(runs: Sequence[Run]) -> Row:
+    """The figures of one cell; `None` for one that no run has."""
+
+    def over(key: str, in_run: Callable[..., float], over_runs: Callable[..., float]) -> float | None:
+        figures = [in_run(metric) for run in runs if (metric := run.metric(key))]
+        return max(-INFINITE, min(over_runs(figures), INFINITE)) if figures else None
+
+    sampled, greedy = ([run.final(score) for run in runs] for score in ("sampled_em", "greedy_em"))
+    return {
+        "seeds": [run.seed for run in runs],
+        "harnesses": sorted({run.record["harness"] for run in runs}),
+        "collapses": sum(run.collapsed for run in runs),
+        "collapsed_seeds": [run.seed for run in runs if run.collapsed],
+        "errors": {str(run.seed): run.record["error"] for run in runs if run.record["error"]},
+        "sampled_em": statistics.fmean(sampled),
+        "sampled_em_interval": bootstrap_interval(sampled),
+        "sampled_em_by_seed": sampled,
+        "greedy_em": statistics.fmean(greedy),
+        "greedy_em_interval": bootstrap_interval(greedy),
+        "greedy_em_by_seed": greedy,
+        "best_sampled_em": statistics.fmean(run.best for run in runs),
+        "clip_fraction": over("clip_fraction/token", statistics.fmean, statistics.fmean),
+        "kl_median": over("kl_to_old median", statistics.median, statistics.median),
+        "kl_max": over("kl_to_old max", max, max),
+        "grad_norm_max": over("grad_norm max", max, max),
+        "ratio_min": over("turns/ratio_min", min, min),
+        "ratio_max": over("turns/ratio_max", max, max),
+        "explained_variance": over("critic/explained_variance", statistics.fmean, statistics.fmean),
+        "world": runs[0].record["world"],
+        "policy_parameters": runs[0].record["policy_parameters"],
+    }
 
 
-def mean_final(runs: Iterable[Run], score: str = "sampled_em") -> float:
-    return statistics.fmean(run.final(score) for run in runs)
-
-
-def choosing_plan(runs: Sequence[Run], grid: Grid, regime: str, method: str) -> list[tuple[float, int]]:
+def choosing_plan(
+    runs: Iterable[Run], regime: str, method: str, rates: Sequence[float], seeds: Sequence[int]
+) -> list[tuple[float, int]]:
     """Learning rate and seed of the choosing runs that a method needs, as far as `runs` tell.
 
     On the first seed every learning rate is tried; on the others, those that came within `MARGIN` of the best there,
     unless that is a single one.
     """
-    if method not in grid.tuned or method not in grid.methods_in(regime):
-        return []
-    first, *others = grid.choosing_seeds
-    tried = choosing_scores(runs, grid, regime, method)
-    plan = [(rate, first) for rate in tried]
-    finals = {rate: run.final("sampled_em") for rate, of_rate in tried.items() for run in of_rate if run.seed == first}
-    if not finals or len(finals) < len(tried):
+    first, *others = seeds
+    plan = [(rate, first) for rate in sorted(map(rounded, rates))]
+    finals = {run.cell[2]: run.final("sampled_em") for run in _of(runs, regime, method) if run.seed == first}
+    if not plan or any(rate not in finals for rate, _ in plan):
         return plan
-    close = [rate for rate, final in finals.items() if final >= max(finals.values()) - MARGIN]
+    close = [rate for rate, _ in plan if finals[rate] >= max(finals[rate] for rate, _ in plan) - MARGIN]
     return plan + [(rate, seed) for rate in close for seed in others if len(close) > 1]
 
 
-def choose_learning_rates(records: Iterable[Record], grid: Grid | None = None) -> dict[tuple[str, str], float]:
-    """Each method's best learning rate in each regime.
+def chosen_rate(
+    runs: Sequence[Run], regime: str, method: str, rates: Sequence[float], seeds: Sequence[int]
+) -> float | None:
+    """The learning rate with the highest mean final sampled EM over the choosing seeds, of equals the lowest.
 
-    The best has the highest mean final sampled EM over the choosing seeds, of those in question on all of them
-    (`choosing_plan`); of equals, the lowest is taken. A method whose choosing runs are not complete has no entry.
-
-    Args:
-        records: of any runs; those with a judging seed have no say.
-        grid: the published one unless given.
-
-    Returns:
-        (regime, method) -> learning rate, rounded to three digits.
+    `None` while choosing runs are missing. A rate that only the first seed was asked about is out of the question.
     """
-    grid = grid or published_grid()
-    return choose(read_runs(records, grid), grid)
+    plan = choosing_plan(runs, regime, method, rates, seeds)
+    finals = {(run.cell[2], run.seed): run.final("sampled_em") for run in _of(runs, regime, method)}
+    if not plan or any(asked not in finals for asked in plan):
+        return None
+    by_rate: dict[float, list[float]] = {}
+    for rate, seed in plan:
+        by_rate.setdefault(rate, []).append(finals[rate, seed])
+    # Nine digits: means that differ in their last bits are equal.
+    score = {rate: (len(found), round(statistics.fmean(found), 9)) for rate, found in by_rate.items()}
+    return max(score, key=lambda rate: (*score[rate], -rate))
 
 
-def choose(runs: Sequence[Run], grid: Grid) -> dict[tuple[str, str], float]:
-    """`choose_learning_rates` of runs that are read."""
-    chosen = {}
-    for regime in grid.regimes:
-        for method in grid.tuned:
-            plan = choosing_plan(runs, grid, regime, method)
-            tried = choosing_scores(runs, grid, regime, method)
-            asked = {rate: [run for run in tried[rate] if (rate, run.seed) in plan] for rate, _ in plan}
-            if asked and sum(map(len, asked.values())) == len(plan):
-                # Nine digits: means that differ in their last bits are equal.
-                score = {rate: (len(of_rate), round(mean_final(of_rate), 9)) for rate, of_rate in asked.items()}
-                chosen[regime, method] = max(score, key=lambda rate: (*score[rate], -rate))
-    return chosen
-
-
-def judged(runs: Sequence[Run], grid: Grid) -> dict[tuple[str, bool], Table]:
-    """(regime, tuned) -> the judging runs at the common, or at each method's own, learning rate."""
-    chosen = choose(runs, grid)
-    tables: dict[tuple[str, bool], Table] = {}
-    for regime in grid.regimes:
-        for tuned in (False, True):
-            rates = {method: chosen.get((regime, method)) if tuned else grid.common(regime) for method in grid.methods}
-            found = {
-                method: in_cell(runs, (regime, method, rate), grid.judging_seeds)
-                for method, rate in rates.items()
-                if rate is not None
-            }
-            tables[regime, tuned] = {method: of_method for method, of_method in found.items() if of_method}
-    return tables
+def _of(runs: Iterable[Run], regime: str, method: str) -> list[Run]:
+    return [run for run in runs if run.cell[:2] == (regime, method)]

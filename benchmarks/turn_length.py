@@ -3,61 +3,210 @@
     python -m benchmarks.turn_length            # everything: hours, and it goes on where it was interrupted
     python -m benchmarks.turn_length --report   # only writes the report again
 
-Runs the plan of `turn_length_grid.py` with the judging seeds, as `benchmarks.stability` runs its own. They are kept
-in `benchmarks/results/turn_length_runs.jsonl.xz`. Writes `benchmarks/results/turn_length.json`, `.md` and `.png`.
+Runs `LENGTH_REGIMES` of `stability_grid.py` with the judging seeds, as `benchmarks.stability` runs its own: the same
+questions with the same decisions, written in turns of 4 to 80 tokens; and of two to four hops, in turns of 10 tokens.
+In each, three ratios, which differ in what belongs to their level, the clip range among it: alone, and with a target
+KL. In the longest turns, the methods of other sources too. Writes `benchmarks/results/turn_length.json`, `.md` and
+`.png`, in which the rows of new runs replace those of earlier ones.
 """
 
 from __future__ import annotations
 
 import os
+import statistics
 import sys
-from argparse import Namespace, RawDescriptionHelpFormatter
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby, product
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from benchmarks.stability import RESULTS, is_made_as, key, read_all, run_missing, save
-from benchmarks.stability_grid import JUDGING_SEEDS
+import numpy as np
+
+from benchmarks.stability import RESULTS, load, run_all
+from benchmarks.stability_grid import (
+    COMPARED,
+    HOPS,
+    JUDGING_SEEDS,
+    LENGTH_REGIMES,
+    SEEDS_PER_POLICY,
+    SHAPES,
+    VERBOSITY,
+)
+from benchmarks.stability_methods import METHODS
+from benchmarks.stability_report import new_figure, read_rows, tidy, write_rows
 from benchmarks.stability_run import Job
-from benchmarks.turn_length_grid import HOPS, LENGTH_REGIMES, SEEDS_PER_POLICY, SETTINGS, SHAPES, VERBOSITY
-from benchmarks.turn_length_report import length_rows, write_turn_length
+from benchmarks.stability_statistics import Record, Row, Run, paired, summarize
 from sorl_trl.command_line import Parser, at_least, run_command
 
-ARCHIVE = RESULTS / "turn_length_runs.jsonl.xz"
-PANELS = {
-    "turn_tokens": {name for name, shape in zip(LENGTH_REGIMES, SHAPES, strict=True) if shape[1] == HOPS},
-    "turns": {name for name, shape in zip(LENGTH_REGIMES, SHAPES, strict=True) if shape[0] == VERBOSITY},
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+CONTRASTS = {"turn-token": "token", "turn-sequence": "sequence"}
+"""Name of a contrast to the level whose final EM is taken from that of turns."""
+COLOURS = {"turn-token": "#0072B2", "turn-sequence": "#D55E00"}
+STYLES = dict(zip(COMPARED, ("-", "--", ":"), strict=True))
+X_AXES = {"turn_tokens": "tokens per turn", "turns": "turns per trajectory"}
+SHAPE = {"turn_tokens": "rollout/tokens_per_turn", "turns": "rollout/turns_per_trajectory"}
+VARIED = {
+    "turn_tokens": [name for name, shape in zip(LENGTH_REGIMES, SHAPES, strict=True) if shape[1] == HOPS],
+    "turns": [name for name, shape in zip(LENGTH_REGIMES, SHAPES, strict=True) if shape[0] == VERBOSITY],
 }
+"""What varies alone in which regimes."""
+HEADER = """# Does the turn beat the token and the sequence as turns grow longer?
+
+Written by `python -m benchmarks.turn_length`: the same questions, passages and decisions, written in turns of other
+lengths, and questions of other numbers of hops; five rollouts of 16 updates, at one learning rate. A difference is the
+final sampled EM with turn ratios less that with the other ratios, paired by seed, with a 95 % percentile bootstrap
+interval over seeds; p is that of the exact sign-flip test, for no more than one comparison. Four seeds in turn start
+from one policy each and differ in questions and random numbers: neither interval nor p, which take seeds for
+independent, says how other policies would do.
+The clip range is 0.2 either way for tokens, divided by the square root of its tokens for a turn and by their number
+for a sequence, as chosen on other seeds. Tokens and turns are those of the first rollout, before training has changed
+them."""
+ENDS = """Means over the seeds: sampled EM of the policy that the runs start from, final EM, and how many of them end
+below their start or below half of their best."""
+
+
+def place_of(seed: int) -> tuple[int, int]:
+    """One seed of each policy, then another of each."""
+    return (seed - 1) % SEEDS_PER_POLICY, seed
 
 
 def jobs() -> Iterator[Job]:
-    """Seed by seed, so that what has run can be compared at any time; one of each policy, then another of each."""
-    for seed in sorted(JUDGING_SEEDS, key=lambda seed: (seed - 1) % SEEDS_PER_POLICY):
+    """Seed by seed, so that what has run can be compared at any time."""
+    for seed in sorted(JUDGING_SEEDS, key=place_of):
         for name, regime in LENGTH_REGIMES.items():
             for method in regime.methods:
                 yield Job(name, method, regime.learning_rate, seed)
 
 
-def load() -> list[dict[str, Any]]:
-    """The runs of the plan that there are, in its order; those with other settings are left out."""
-    found = {key(record): record for record in read_all(ARCHIVE)}
-    return [found[job] for job in jobs() if job in found and is_made_as(found[job], job)]
+def make_rows(records: Iterable[Record], earlier: Sequence[Row]) -> list[Row]:
+    """A row per regime and method, as those of `stability.json`, with `start` and the shape of the first rollout."""
+    made = {(row["regime"], row["method"]): row for row in earlier}
+    runs = sorted(map(Run, records), key=lambda run: (run.cell, place_of(run.seed)))
+    for cell, of_cell in groupby(runs, key=lambda run: run.cell):
+        row = _row(cell, [*of_cell])
+        if {*made.get(cell[:2], row)["seeds"]} <= {*row["seeds"]}:
+            made[cell[:2]] = row
+    order = [(name, method) for name, regime in LENGTH_REGIMES.items() for method in regime.methods]
+    return [made[place] for place in order if place in made]
 
 
-def parse_arguments(words: Sequence[str]) -> Namespace:
-    parser = Parser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
-    parser.add_argument("--report", action="store_true", help="run nothing")
-    parser.add_argument("--workers", type=at_least(1), default=os.cpu_count() or 1, help="runs at a time")
-    arguments: Namespace = parser.parse_args(words)
-    return arguments
+def _row(cell: tuple[str, str, float], runs: Sequence[Run]) -> Row:
+    regime, method, rate = cell
+    firsts = {name: [figures[0] for run in runs if (figures := run.metric(key))] for name, key in SHAPE.items()}
+    shape = {name: statistics.fmean(found) if found else None for name, found in firsts.items()}
+    start = statistics.fmean(run.start for run in runs)
+    return {"regime": regime, "method": method, "learning_rate": rate, **shape, "start": start, **summarize(runs)}
+
+
+def contrasts(rows: Sequence[Row]) -> list[Row]:
+    """Turns less tokens and less sequences, in every regime and setting of which some seed has both runs."""
+    by_cell = {(row["regime"], row["method"]): row for row in rows}
+    found = []
+    for regime in LENGTH_REGIMES:
+        for setting, methods in COMPARED.items():
+            turn = by_cell.get((regime, methods["turn"]))
+            for name, level in CONTRASTS.items():
+                other = by_cell.get((regime, methods[level]))
+                pair = paired(turn, other) if turn else None
+                if turn and other and pair:
+                    shape = {key: _mean([turn[key], other[key]]) for key in SHAPE}
+                    found.append({"regime": regime, "setting": setting, "contrast": name, **shape, **pair})
+    return found
+
+
+def _mean(figures: Sequence[float | None]) -> float | None:
+    kept = [figure for figure in figures if figure is not None]
+    return statistics.fmean(kept) if kept else None
+
+
+def markdown(names: Sequence[str], body: Iterable[Sequence[str]], left: int) -> str:
+    """A table whose first columns are to the left."""
+    lines = [names, ["---"] * left + ["---:"] * (len(names) - left), *body]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def difference(row: Row) -> str:
+    interval = "" if row["interval"] is None else " [{:+.3f}, {:+.3f}]".format(*row["interval"])
+    return f"{row['mean']:+.3f}{interval}"
+
+
+def report(rows: Sequence[Row]) -> str:
+    """`turn_length.md`."""
+    compared = [
+        [
+            *(row["setting"], row["contrast"], *("–" if row[key] is None else f"{row[key]:.1f}" for key in SHAPE)),
+            *(difference(row), f"{row['p']:.3g}", str(len(row["seeds"]))),
+        ]
+        for row in contrasts(rows)
+    ]
+    ends = [
+        [
+            *(LENGTH_REGIMES[row["regime"]].title, METHODS[row["method"]].title, f"{row['start']:.3f}"),
+            *(f"{row['sampled_em']:.3f}", f"{row['greedy_em']:.3f}", f"{row['collapses']} of {len(row['seeds'])}"),
+        ]
+        for row in rows
+    ]
+    names = ["setting", "contrast", "tokens a turn", "turns", "difference", "p", "seeds"]
+    blocks = [HEADER, "![Differences against tokens per turn, and against turns](turn_length.png)"]
+    blocks += [markdown(names, compared, 2), "## Where they end", ENDS]
+    blocks += [markdown(["world", "method", "start", "sampled EM", "greedy EM", "collapsed"], ends, 2)]
+    return "\n\n".join(block.strip() for block in blocks) + "\n"
+
+
+def draw(rows: Sequence[Row], path: Path) -> None:
+    """The differences with their intervals: a panel per thing that varies, a line per contrast and setting."""
+    figure = new_figure(11, 4.4)
+    axes = figure.subplots(1, len(VARIED), sharey=True, squeeze=False)[0]
+    for axis, (key, regimes) in zip(axes, VARIED.items(), strict=True):
+        _draw_panel(axis, key, [row for row in rows if row["regime"] in regimes and row[key] is not None])
+    axes[0].set_ylabel("difference of final sampled EM", fontsize=9)
+    axes[0].legend(fontsize=8, frameon=False)
+    figure.suptitle("Turn ratios against token and sequence ratios: mean over seeds, 95 % intervals", fontsize=12)
+    figure.savefig(path, dpi=90)
+
+
+def _draw_panel(axis: Axes, key: str, rows: Sequence[Row]) -> None:
+    tidy(axis)
+    axis.axhline(0, color="0.45", linewidth=1)
+    axis.set_xlabel(X_AXES[key], fontsize=9)
+    if key == "turn_tokens":
+        axis.set_xscale("log")
+        ticks = sorted({round(row[key]) for row in rows})
+        axis.set_xticks(ticks, labels=[str(tick) for tick in ticks])
+        axis.set_xticks([], minor=True)
+    for place, (contrast, setting) in enumerate(product(CONTRASTS, COMPARED)):
+        line = [row for row in rows if (row["contrast"], row["setting"]) == (contrast, setting)]
+        # A little apart, so that intervals at the same place can be told apart.
+        x = np.array([row[key] for row in line]) * (1 + 0.015 * (place - 2.5))
+        y = np.array([row["mean"] for row in line])
+        intervals = np.array([row["interval"] or (row["mean"],) * 2 for row in line]).reshape(-1, 2)
+        order = np.argsort(x)
+        axis.errorbar(
+            *(x[order], y[order], np.abs(intervals.T - y)[:, order]),
+            label=f"{contrast.replace('-', ' less ')}, {setting}",
+            color=COLOURS[contrast],
+            linestyle=STYLES[setting],
+            marker="o",
+            markersize=4,
+            capsize=2,
+        )
 
 
 def main(words: Sequence[str]) -> None:
-    arguments = parse_arguments(words)
+    parser = Parser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--report", action="store_true", help="run nothing")
+    parser.add_argument("--workers", type=at_least(1), default=os.cpu_count() or 1, help="runs at a time")
+    arguments = parser.parse_args(words)
     if not arguments.report:
-        run_missing(jobs(), set(map(key, load())), arguments.workers, "Turns of several lengths")
-    records = load()
-    save(records, ARCHIVE)
-    write_turn_length(records, length_rows(records, SETTINGS), RESULTS, PANELS)
+        run_all(jobs(), arguments.workers, "Turns of several lengths")
+    planned = {*jobs()}
+    records = [record for job, record in load().items() if job in planned]
+    rows = make_rows(records, read_rows(RESULTS / "turn_length.json"))
+    write_rows(rows, RESULTS / "turn_length.json")
+    (RESULTS / "turn_length.md").write_text(report(rows))
+    draw(contrasts(rows), RESULTS / "turn_length.png")
     print(f"The report is in {RESULTS / 'turn_length.md'}.")
 
 

@@ -10,7 +10,7 @@ from datasets import Dataset
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from trl import GRPOConfig
 
-from sorl_trl import SearchRollout, SOGRPOTrainer
+from sorl_trl import SearchRollout, SOGRPOTrainer, SOPPOTrainer
 from sorl_trl.rollout import RetryPolicy, RolloutLimits
 from sorl_trl.sandbox import PROTOCOL
 from sorl_trl.search import BM25Index, SearchUnavailable

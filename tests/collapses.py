@@ -11,10 +11,10 @@ from safetensors.torch import load_file
 from transformers import TrainerCallback
 
 from sorl_trl import SOGRPOTrainer, SOPPOTrainer
-from sorl_trl.diagnostics.collapse_detector import Level
-from sorl_trl.diagnostics.collapse_guard import CollapseGuard, GuardSettings, scale_learning_rate
+from sorl_trl.diagnostics import CollapseGuard, GuardSettings, Level
+from sorl_trl.learning_rate import scale_learning_rate
 from sorl_trl.search import BM25Index
-from sorl_trl.trainers.base_trainer import TurnLevelTrainer
+from sorl_trl.trainers.base import TurnLevelTrainer
 from tests.agents import build_agent
 
 STEPS = 32
@@ -75,8 +75,7 @@ def build(folder: Path, trainer_class: Any = SOGRPOTrainer, **overrides: Any) ->
         "seed": 7,
     }
     if issubclass(trainer_class, TurnLevelTrainer):
-        # Under today's defaults it does not collapse; these settings are the ones the tests' alarms were written for.
-        fields |= {"target_kl": 0.0, "clip_range_scaling": "none", "clip_normalization": "kl_penalty"}
+        fields |= {"target_kl": 0.0, "method": "so_grpo_note"}  # under the defaults it does not collapse
     search = overrides.pop("search", None)
     callbacks = overrides.pop("callbacks", [LearningRateJump()])
     folder.mkdir(exist_ok=True)

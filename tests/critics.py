@@ -14,8 +14,15 @@ from trl.trainer.utils import add_fused_lm_head
 
 from sorl_trl import SOPPOConfig, SOPPOTrainer
 from sorl_trl.trainers.critic.adapter import AdapterCritic, add_critic_adapter
-from sorl_trl.trainers.critic.build import causal_lm_of
-from sorl_trl.trainers.critic.model import Critic, HeadCritic, ModelCritic, ValueHead, attach_critic, is_critic_name
+from sorl_trl.trainers.critic.model import (
+    Critic,
+    HeadCritic,
+    ModelCritic,
+    ValueHead,
+    attach_critic,
+    causal_lm_of,
+    is_critic_name,
+)
 from tests.policies import build_policy
 from tests.training import saved_policy, settings
 from tests.trajectories import FixedRollout, parity_reward, prompts
@@ -85,8 +92,7 @@ def policy_with(kind: str, lora: bool = False, **adapter: Any) -> tuple[Any, Cri
     if kind == "model":
         critic: Critic = ModelCritic(random_head(), build_policy(seed=1).base_model)
     elif kind == "adapter":
-        add_critic_adapter(model)
-        critic = AdapterCritic(random_head(), model)
+        critic = AdapterCritic(random_head(), model, add_critic_adapter(model))
     else:
         critic = HeadCritic(random_head(), trunk_gradient=kind == "trunk")
     attach_critic(causal_lm_of(model), critic)
@@ -95,7 +101,7 @@ def policy_with(kind: str, lora: bool = False, **adapter: Any) -> tuple[Any, Cri
 
 def build_ppo(folder: Path, tokenizer: Any, *, lora: bool = False, **overrides: Any) -> SOPPOTrainer:
     """A trainer with 16 trajectories to a rollout; what is no field of the config goes to the trainer."""
-    names = ("peft_config", "eval_dataset", "optimizers", "callbacks")
+    names = ("method", "peft_config", "eval_dataset", "optimizers", "callbacks")
     to_trainer = {name: overrides.pop(name) for name in names if name in overrides}
     if lora:
         to_trainer.setdefault("peft_config", lora_config())

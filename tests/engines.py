@@ -1,10 +1,8 @@
-"""Driving an engine without a collector, and interrupting it."""
+"""Driving an engine without a collector."""
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 from sorl_trl.rollout import Engine, Generation, generate_turns
 
@@ -18,13 +16,3 @@ def take_turns(
         return generate_turns(engine, contexts, limits, rows)
     finally:
         engine.close()
-
-
-@contextmanager
-def ctrl_c_is_heard() -> Iterator[None]:
-    """Ctrl-C raises KeyboardInterrupt, also in a process that was started in the background, which ignores it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)

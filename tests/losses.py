@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from sorl_trl import SOGRPOConfig, SOGRPOTrainer
+from sorl_trl import SOGRPOTrainer
 from sorl_trl.methods import Method
 from tests.policies import build_policy
 from tests.training import settings
@@ -25,7 +25,7 @@ def build(folder: Path, tokenizer: Any, method: Any = None, trainer_class: Any =
     arguments |= {"steps_per_generation": 1, "epsilon": EPSILON, "gradient_checkpointing": False, **fields}
     rollout = arguments.pop("rollout_func", None) or FixedRollout()
     build_policy().double().save_pretrained(folder / "policy")  # TRL loads the reference from a path
-    arguments["model_init_kwargs"] = {"dtype": "float64"}
+    arguments["model_init_kwargs"] = {"dtype": "auto"}
     trainer = trainer_class(
         str(folder / "policy"),
         arguments.pop("reward_funcs", parity_reward),

@@ -85,12 +85,13 @@ def policy_reference(trainer: SOPPOTrainer, batch: dict[str, Any]) -> Tensor:
                 ratio = log_ratio[span].mean().exp() if args.turn_ratio == "geometric" else ratio.mean()
             advantage = batch["advantages"][i, span].double()
             losses[i].append(-torch.min(ratio * advantage, ratio.clamp(1 - EPSILON, 1 + EPSILON) * advantage))
-        if spans and args.clip_normalization == "kl_penalty":
+        if spans and trainer.method.terms:
             tokens = [t for span in spans for t in span]
             w = log_ratio[tokens].exp()
-            outside = ((w < 1 - EPSILON) | (w > 1 + EPSILON)).double().mean().detach()
-            penalty = penalty + outside * (w * w.log() - w + 1).mean()
-    return aggregate(losses, args.loss_type) + args.ctn_coef * penalty / len(logps)
+            (term,) = trainer.method.terms
+            outside = ((w < 1 - term.epsilon) | (w > 1 + term.epsilon)).double().mean().detach()
+            penalty = penalty + term.coef * outside * (w * w.log() - w + 1).mean()
+    return aggregate(losses, args.loss_type) + penalty / len(logps)
 
 
 def value_reference(trainer: SOPPOTrainer, batch: dict[str, Any]) -> Tensor:

@@ -20,7 +20,6 @@ import transformers
 import trl
 from transformers import Trainer
 from transformers.integrations.deepspeed import deepspeed_load_checkpoint
-from transformers.utils import chat_template_utils
 from trl import GRPOTrainer
 from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration
@@ -31,9 +30,8 @@ from trl.trainer.callbacks import SyncRefModelCallback
 FOLDER = Path(__file__).parent / "contract" / "trl_bodies"
 
 OVERRIDDEN = {
-    "_generate_single_turn": "an engine of ours, or a vLLM that stays awake, for all turns of a tool loop",
-    "_tool_call_loop": "tools run together, are given up in time, and report an engine that is down; hits are logged",
-    "_get_tool_suffix_ids": "what tools return is waited for and sanitized",
+    "_tool_call_loop": "trajectories to which a tool says that it is down are masked; hits are logged",
+    "_get_tool_suffix_ids": "what tools return is sanitized",
     "_generate": "turn ids of the completions, from recorded spans or the mask; what `reset` adds is sanitized",
     "_generate_and_score_completions": "turn rewards are recorded; turn_ids and turn advantages join the batch",
     "_get_per_token_logps_and_entropies": "the seam: turn ratios in place of token ratios; the critic's values",
@@ -60,7 +58,6 @@ RELIED_ON: dict[str, Callable[..., Any]] = {
     "Trainer._load_scaler": Trainer._load_scaler,
     "Trainer.log": Trainer.log,
     "integrations.deepspeed_load_checkpoint": deepspeed_load_checkpoint,
-    "chat_template_utils._plain_template_data": chat_template_utils._plain_template_data,
     "GRPOTrainer._calculate_rewards": GRPOTrainer._calculate_rewards,
     "GRPOTrainer._tokenize_prompts": GRPOTrainer._tokenize_prompts,
     "GRPOTrainer._log_metric": GRPOTrainer._log_metric,

@@ -1,8 +1,135 @@
-"""`python -m benchmarks.gpu_check`."""
+"""`python -m benchmarks.gpu_check`: every check that needs a GPU, and a file of what each found."""
 
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
 import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterable, Sequence
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
-from benchmarks.gpu_check.command import main
+import torch
+
+from benchmarks.gpu_check.records import Check, Context, Skipped
+
+RESULT = Path(__file__).parents[1] / "results/gpu_check.json"
+NO_GPU = "there is no CUDA GPU here"
+TRAINED = tuple(
+    f"train/{name}" for name in ("so_grpo", "so_grpo_lora", "so_ppo_head", "so_ppo_adapter", "so_ppo_model")
+)
+NAMES = (*TRAINED, "losses_as_on_cpu", "overhead", "zero2", "zero3", "fsdp2", "vllm_colocate")
+"""Of all checks, in the order in which they run."""
+PACKAGES = ("torch", "transformers", "trl", "accelerate", "peft", "deepspeed", "vllm")
+BUDGET_S = 390.0
+"""No check begins after it."""
+REASON_LENGTH = 4000
+"""Characters of a failure's reason that are kept: its end says most."""
+
+
+def load_check(name: str) -> Check:
+    """Loads TRL, which takes seconds."""
+    if name in TRAINED:
+        from benchmarks.gpu_check.training import trains
+
+        return trains(name.removeprefix("train/").removeprefix("so_ppo_"))
+    if name in ("losses_as_on_cpu", "overhead"):
+        from benchmarks.gpu_check import losses
+
+        return losses.losses_as_on_cpu if name == "losses_as_on_cpu" else losses.overhead_of_the_loss
+    from benchmarks.gpu_check.engines import under, vllm_colocate
+
+    return vllm_colocate if name == "vllm_colocate" else under(name)
+
+
+def run_check(name: str, context: Context) -> dict[str, Any]:
+    """What became of a check: name, status ("ok", "failed", "skipped"), seconds, figures and, unless ok, a reason."""
+    context.folder.mkdir(parents=True, exist_ok=True)
+    started = time.perf_counter()
+    record = skipped(name, "") | {"status": "ok"}
+    try:
+        record["figures"] = load_check(name)(context)
+    except Skipped as reason:
+        record |= {"status": "skipped", "reason": str(reason)}
+    except Exception:  # whatever it is, the other checks go on
+        record |= {"status": "failed", "reason": traceback.format_exc()[-REASON_LENGTH:]}
+    gc.collect()  # gives the memory of what the check has built to the next one
+    return record | {"seconds": round(time.perf_counter() - started, 2)}
+
+
+def skipped(name: str, reason: str) -> dict[str, Any]:
+    return {"name": name, "status": "skipped", "seconds": 0.0, "figures": {}, "reason": reason}
+
+
+def status_of(records: Sequence[dict[str, Any]]) -> str:
+    """ "failed" if any check has, "skipped" if all were."""
+    statuses = {record["status"] for record in records}
+    return next(status for status in ("failed", "ok", "skipped") if status in statuses)
+
+
+def write(records: Sequence[dict[str, Any]], device: str | None, path: Path) -> None:
+    """All at once: a file that is there is whole."""
+    versions = {name: version(name) for name in PACKAGES if find_spec(name)}
+    result = {"status": status_of(records), "device": device, "versions": versions, "checks": list(records)}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".part")
+    partial.write_text(json.dumps(result, indent=2) + "\n")
+    partial.replace(path)
+
+
+def run_all(names: Iterable[str], device: str, output: Path, budget_s: float) -> list[dict[str, Any]]:
+    """Every check, the file written anew after each: what was found survives whatever comes."""
+    named = str(torch.cuda.get_device_name(0)) if device == "cuda" else device
+    started, records = time.monotonic(), []
+    with tempfile.TemporaryDirectory() as folder:
+        for name in names:
+            if time.monotonic() - started > budget_s:
+                records.append(skipped(name, "out of time"))
+            else:
+                records.append(run_check(name, Context(device, Path(folder) / name.replace("/", "_"))))
+            torch.cuda.empty_cache()
+            write(records, named, output)
+            print(
+                "{name}: {status} in {seconds:.1f} s".format(**records[-1]), records[-1]["reason"][-200:], flush=True
+            )
+    return records
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu_check", description="Every check that needs a GPU; docs/gpu.md explains them."
+    )
+    parser.add_argument("--output", type=Path, default=RESULT, help="JSON file to write (default: %(default)s)")
+    parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES, metavar="NAME", help=", ".join(NAMES))
+    parser.add_argument(
+        "--device", choices=("cuda", "cpu"), default="cuda", help="cpu: tiny sizes, to work on the checks themselves"
+    )
+    parser.add_argument("--budget_s", type=float, default=BUDGET_S, help="seconds after which no check begins")
+    return parser
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Exit code: 1 if a check failed, else 0, also where all were skipped."""
+    arguments = _parser().parse_args(words)
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")  # transformers would spread one process over all GPUs
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+    names = [name for name in NAMES if name in arguments.only]
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        write([skipped(name, NO_GPU) for name in names], None, arguments.output)
+        print(f"gpu_check skipped: {NO_GPU}. {arguments.output} says so.")
+        return 0
+    records = run_all(names, arguments.device, arguments.output, arguments.budget_s)
+    print(f"gpu_check: {status_of(records)}. {arguments.output} has the figures.")
+    return int(status_of(records) == "failed")
+
 
 if __name__ == "__main__":
     sys.exit(main())

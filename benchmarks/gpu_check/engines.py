@@ -1,13 +1,15 @@
-"""One process under ZeRO-2, ZeRO-3 and FSDP2, and vLLM beside the trainer: each in a process of its own."""
+"""One process under ZeRO-2, ZeRO-3 and FSDP2, and vLLM beside the trainer: each in a process of its own.
+
+A check starts this module as a script, `accelerate launch --config_file … -m benchmarks.gpu_check.engines job.json`,
+which trains under one engine, checks that it is that engine, and writes figures.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import subprocess
 import sys
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,10 @@ ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 150.0
 OUTPUT_LENGTH = 3000
 """Characters of a failed process's output that are kept."""
+ZERO_STAGES = {"zero2": 2, "zero3": 3}
+VLLM_OPTIONS = {"use_vllm": True, "vllm_mode": "colocate", "vllm_gpu_memory_utilization": 0.2}
+MEAN_DIFFERENCE = 0.05
+"""Of log-probabilities in bfloat16, between vLLM and the trainer: far more means that vLLM has other weights."""
 
 
 def under(engine: str) -> Check:
@@ -25,13 +31,14 @@ def under(engine: str) -> Check:
 
     def check(context: Context) -> dict[str, Any]:
         on_cpu = context.device == "cpu"
-        if engine.startswith("zero") and find_spec("deepspeed") is None:
+        if engine in ZERO_STAGES and find_spec("deepspeed") is None:
             raise Skipped("DeepSpeed is not installed")
         if engine == "fsdp2" and on_cpu:
             raise Skipped("without a GPU accelerate turns FSDP into DDP")
-        config = ROOT / "accelerate_configs" / f"{engine}{'_cpu' if on_cpu else ''}.yaml"
+        folder = ROOT / ("tests/distributed/configs" if on_cpu else "accelerate_configs")
+        config = folder / f"{engine}{'_cpu' if on_cpu else ''}.yaml"
         launcher = ["accelerate.commands.launch", "--config_file", str(config), "--num_processes", "1"]
-        return _in_a_process(context, engine, [*launcher, "--main_process_port", "0", "-m"])
+        return in_a_process(context, engine, [*launcher, "--main_process_port", "0", "-m"])
 
     return check
 
@@ -40,23 +47,26 @@ def vllm_colocate(context: Context) -> dict[str, Any]:
     """SO-GRPO samples with vLLM on the GPU that it trains on; both see nearly the same log-probabilities."""
     if context.device == "cpu":
         raise Skipped("vLLM's CUDA build needs a GPU; `make test-vllm` runs its CPU build")
-    try:
-        version("vllm")  # the CPU build is distributed under another name
-    except PackageNotFoundError:
-        raise Skipped("CUDA's vLLM is not installed") from None
-    return _in_a_process(context, "vllm", [])
+    if find_spec("vllm") is None:
+        raise Skipped("vLLM is not installed")
+    return in_a_process(context, "vllm", [])
 
 
-def _in_a_process(context: Context, engine: str, launcher: list[str]) -> dict[str, Any]:
-    """What the worker writes; AssertionError with the end of its output if it writes nothing in time."""
+def in_a_process(context: Context, engine: str, launcher: list[str]) -> dict[str, Any]:
+    """What the process writes; AssertionError with the end of its output if it writes nothing in time."""
     job, result = context.folder / "job.json", context.folder / "result.json"
-    job.write_text(json.dumps({"engine": engine, "device": context.device, "small": context.small}))
-    command = [sys.executable, "-m", *launcher, "benchmarks.gpu_check.worker", str(job)]
-    limit_s = max(1.0, min(TIMEOUT_S, context.seconds_left))
-    ended = _run(command, context.folder / "output.txt", limit_s, environment(context.device))
+    job.write_text(json.dumps({"engine": engine, "device": context.device}))
+    command = [sys.executable, "-m", *launcher, "benchmarks.gpu_check.engines", str(job)]
+    with (context.folder / "output.txt").open("w") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=out, cwd=ROOT, env=environment(context.device))
+        try:
+            process.wait(TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.terminate()  # on which the launcher ends its workers
+            process.wait(10.0)
     if not result.exists():  # processes now and then abort while they exit, after all is done
         output = (context.folder / "output.txt").read_text(errors="replace")[-OUTPUT_LENGTH:]
-        raise AssertionError(f"{ended} and left no result. Its output ends in:\n{output}")
+        raise AssertionError(f"It ended with {process.returncode} and left no result. Its output ends in:\n{output}")
     figures: dict[str, Any] = json.loads(result.read_text())
     return figures
 
@@ -70,18 +80,56 @@ def environment(device: str) -> dict[str, str]:
     return {**os.environ, **added}
 
 
-def _run(command: list[str], log: Path, limit_s: float, env: dict[str, str]) -> str:
-    """How the process ended, in words. The launcher ends its workers when it is told to stop."""
-    with log.open("w") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, cwd=ROOT, env=env)
-        try:
-            return f"The process ended with exit code {process.wait(limit_s)}"
-        except subprocess.TimeoutExpired:
-            process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(10.0)
-            return f"The process was stopped after {limit_s:.0f} s"
-        finally:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
+def check_engine(name: str, trainer: Any) -> None:
+    """Raise AssertionError unless it ran under the engine: a wrong configuration falls back to less, silently."""
+    wrapped = trainer.model_wrapped
+    stage = wrapped.zero_optimization_stage() if hasattr(wrapped, "zero_optimization_stage") else 0
+    kinds = sorted({type(weight.data).__name__ for weight in trainer.model.parameters()})
+    assert stage == ZERO_STAGES.get(name, 0), f"ran under ZeRO {stage}, not {name}"
+    assert ("DTensor" in kinds) == (name == "fsdp2"), f"ran with {kinds}, not {name}"
+
+
+def sampling_figures(log_history: list[dict[str, Any]]) -> dict[str, Any]:
+    """How far the log-probabilities that vLLM reports are from the trainer's, rollout by rollout.
+
+    Raises:
+        AssertionError: it was not logged after an update, or is more than bfloat16 explains.
+    """
+    name = "sampling/sampling_logp_difference/mean"
+    means = [entry[name] for entry in log_history if name in entry]
+    assert len(means) > 1, f"`{name}` was logged in {len(means)} steps: no update of vLLM's weights was seen"
+    assert max(means) <= MEAN_DIFFERENCE, f"`{name}` is {max(means):.3g}, more than {MEAN_DIFFERENCE}"
+    return {"logp_difference_means": means}
+
+
+def train(context: Context, engine: str) -> dict[str, Any]:
+    from benchmarks.critic_cost import VARIANTS
+    from benchmarks.gpu_check.training import build, sizes_of, training_figures
+
+    sizes = sizes_of(context)
+    # The CPU's launch configurations have no mixed precision.
+    options: dict[str, Any] = context.precision | ({"bf16": False} if context.device == "cpu" else {})
+    if engine == "vllm":
+        options |= {**VLLM_OPTIONS, "vllm_max_model_length": sizes.prompt + sizes.completion + 16}
+    trainer = build(VARIANTS["so_grpo" if engine == "vllm" else "head"], sizes, context.folder, **options)
+    trainer.train()
+    check_engine(engine, trainer)
+    history = trainer.state.log_history
+    return training_figures(history) | (sampling_figures(history) if engine == "vllm" else {})
+
+
+def main(path: str) -> None:
+    job = json.loads(Path(path).read_text())
+    if job["engine"] in ZERO_STAGES:  # DeepSpeed would compile operations, of which none runs here
+        import deepspeed
+        from deepspeed.ops.op_builder.all_ops import ALL_OPS
+
+        deepspeed.ops.__compatible_ops__ = dict.fromkeys([*ALL_OPS, "deepspeed_not_implemented"], False)
+    figures = train(Context(job["device"], Path(path).parent), job["engine"])
+    partial = Path(path).with_name("result.part")
+    partial.write_text(json.dumps(figures))
+    partial.replace(Path(path).with_name("result.json"))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,11 @@ from benchmarks.critic_cycles import (
     FixedRollout,
     Sizes,
     Variant,
-    build_tokenizer,
     build_trainer,
     save_policy,
 )
 from benchmarks.gpu_check.records import Check, Context
-from sorl_trl.trainers.critic.model import is_critic_name
+from benchmarks.small_model import build_tokenizer
 
 STEPS = 4
 """Optimizer steps, two on each rollout."""
@@ -64,13 +62,8 @@ def trains(name: str) -> Check:
         before = trainable(trainer.model)
         elsewhere = {str(p.device) for p in trainer.model.parameters() if p.device.type != context.device}
         assert not elsewhere, f"parameters are on {elsewhere}, not on {context.device}"
-        if context.device == "cuda":
-            torch.cuda.reset_peak_memory_stats()
-        started = time.perf_counter()
         trainer.train()
-        figures = {**training_figures(trainer.state.log_history), "seconds": time.perf_counter() - started}
-        if context.device == "cuda":
-            figures["peak_mib"] = torch.cuda.max_memory_allocated() / 2**20
+        figures = training_figures(trainer.state.log_history)
         check_moved(before, trainable(trainer.model), critic=variant.critic is not None)
         return figures
 
@@ -86,31 +79,19 @@ def training_figures(log_history: list[dict[str, Any]]) -> dict[str, Any]:
     """What the steps logged.
 
     Raises:
-        AssertionError: a step is missing, or its loss or gradient is no number; or no step has a gradient.
+        AssertionError: a step is missing, its loss or gradient is no number, or the policy has not moved.
     """
     steps = [entry for entry in log_history if "grad_norm" in entry]
     assert len(steps) == STEPS, f"{len(steps)} steps were logged, not {STEPS}"
-    for entry in steps:
-        for name in ("loss", "grad_norm"):
-            assert math.isfinite(entry[name]), f"`{name}` is {entry[name]} in step {entry['step']}"
-    norms = [entry["grad_norm"] for entry in steps]
-    assert max(norms) > 0, f"the gradient norms are {norms}"
-    fresh = [entry for entry in steps if entry["off_policy_age"] == 0]
-    return {
-        "losses": [entry["loss"] for entry in steps],
-        "grad_norms": norms,
-        # 0 in exact arithmetic: the policy that sampled is the one that is trained.
-        "ratio_error_at_age_0": max(
-            abs(entry[name] - 1) for entry in fresh for name in ("turns/ratio_min", "turns/ratio_max")
-        ),
-        "kl_to_old": [entry["kl_to_old"] for entry in steps],
-    }
+    figures = {name: [entry[name] for entry in steps] for name in ("loss", "grad_norm", "kl_to_old")}
+    for name, values in figures.items():
+        assert all(map(math.isfinite, values)), f"`{name}` is {values}"
+    assert figures["kl_to_old"][1] > 0, "the policy did not move between two updates of one rollout"
+    return figures
 
 
 def check_moved(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor], critic: bool) -> None:
-    """Raise AssertionError unless the policy has moved, and so has the critic where there is one; all finite."""
-    broken = [name for name, weight in after.items() if not weight.isfinite().all()]
-    assert not broken, f"weights are no numbers: {broken}"
-    moved = {name for name, weight in after.items() if not torch.equal(weight, before[name].to(weight.device))}
-    assert any(not is_critic_name(name) for name in moved), "no weight of the policy has moved"
-    assert not critic or any(is_critic_name(name) for name in moved), "no weight of the critic has moved"
+    """Raise AssertionError unless the policy has moved, and so has the critic where there is one."""
+    moved = [name for name, weight in after.items() if not torch.equal(weight, before[name].to(weight.device))]
+    assert any("critic" not in name for name in moved), "no weight of the policy has moved"
+    assert not critic or any("critic" in name for name in moved), "no weight of the critic has moved"

@@ -5,10 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated
 
 from benchmarks.worlds.dated import DATED_RELATIONS, YEARS, Entry, Pair, current
-from sorl_trl.checks import SHARE
 from sorl_trl.sandbox import ExpertNoise, ScriptedExpert
 from sorl_trl.sandbox.expert import UNKNOWN
 from sorl_trl.sandbox.world import Relation
@@ -24,19 +22,14 @@ class WorkingNoise(ExpertNoise):
     All are made in the working, and the action follows from it, as it does for those who imitate the clerk.
     """
 
-    missing_keyword: Annotated[float, SHARE] = 0.0
-    wrong_keyword: Annotated[float, SHARE] = 0.1
+    missing_keyword: float = 0.0
+    wrong_keyword: float = 0.1
     """Of writing down another relation than the one that is asked next."""
-    half_name: Annotated[float, SHARE] = 0.0
-    early_answer: Annotated[float, SHARE] = 0.04
+    half_name: float = 0.0
+    early_answer: float = 0.04
     """Of believing, after each search but the last, that nothing is left to be found."""
-    wrong_entry: Annotated[float, SHARE] = 0.12
+    wrong_entry: float = 0.12
     """Of taking the wrong one of the two entries of a fact, and so the other name."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.missing_keyword or self.half_name:
-            raise ValueError("missing_keyword and half_name must be 0: the clerk writes whole queries")
 
     def spread(self, hops: int) -> WorkingNoise:
         """Make as few trajectories of so many hops free of mistakes as this noise makes trajectories of three."""
@@ -50,9 +43,6 @@ class WorkingNoise(ExpertNoise):
             wrong_entry=rarer(self.wrong_entry, 3 / hops),
             early_answer=rarer(self.early_answer, 2 / (hops - 1)),
         )
-
-
-NO_WORKING_NOISE = WorkingNoise(0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -142,11 +132,6 @@ def _concluding(notes: Notes) -> list[str]:
     return [notes.conclusion]
 
 
-def _comparing(notes: Notes) -> list[str]:
-    """The last comparison; before there is anything to compare, what is asked."""
-    return [notes.facts[-1].comparison if notes.facts else notes.asked, notes.conclusion]
-
-
 def _recalling(notes: Notes) -> list[str]:
     last = [notes.facts[-1].comparison] if notes.facts else []
     return [notes.asked, *last, notes.count, notes.left, notes.conclusion]
@@ -164,7 +149,6 @@ def _recording(notes: Notes) -> list[str]:
 VERBOSITIES: dict[int, Callable[[Notes], list[str]]] = {
     4: _choosing,
     10: _concluding,
-    20: _comparing,
     40: _recalling,
     80: _recording,
 }

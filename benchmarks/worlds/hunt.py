@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 import transformers
@@ -17,7 +17,6 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 from benchmarks.worlds.hunt_game import Field, Hunt, Hunter, HunterNoise, HuntRules, make_fields, vocabulary
 from benchmarks.worlds.hunt_rollout import HuntRollout, encode, found_reward, play, play_with_model
 from benchmarks.worlds.world import BenchmarkWorld, Examination
-from sorl_trl.checks import POSITIVE_COUNT, Checked, Number
 from sorl_trl.sandbox import Example, PolicyConfig, example_of, imitate, make_policy, store_policy, word_tokenizer
 
 UNSEEN_FIELDS = 200
@@ -27,15 +26,15 @@ _TRAIN_FILE, _UNSEEN_FILE = "train.json", "unseen.json"
 
 
 @dataclass(frozen=True)
-class Apprenticeship(Checked):
+class Apprenticeship:
     """How a policy learns from a hunter, before it hunts for itself."""
 
     policy: PolicyConfig = field(default_factory=lambda: PolicyConfig(72, 2, 4))
     noise: HunterNoise = field(default_factory=HunterNoise)
-    trajectories: Annotated[int, POSITIVE_COUNT] = 10000
-    steps: Annotated[int, POSITIVE_COUNT] = 700
-    batch_size: Annotated[int, POSITIVE_COUNT] = 16
-    learning_rate: Annotated[float, Number(above=0)] = 3e-3
+    trajectories: int = 10000
+    steps: int = 700
+    batch_size: int = 16
+    learning_rate: float = 3e-3
     seed: int = 0
     """Of the order in which it sees the trajectories; everything else follows the seed of the world."""
 
@@ -63,8 +62,7 @@ class HuntWorld(BenchmarkWorld):
     @property
     def name(self) -> str:
         rules, policy = self.rules, self.apprenticeship.policy
-        notes = "-notes" if rules.notes else ""
-        return f"hunt-{rules.turns}-{rules.shortest}-{rules.longest}{notes}-{policy.hidden_size}x{policy.layers}"
+        return f"hunt-{rules.turns}-{rules.shortest}-{rules.longest}-{policy.hidden_size}x{policy.layers}"
 
     @property
     def settings(self) -> tuple[object, ...]:

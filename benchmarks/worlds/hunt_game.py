@@ -8,49 +8,28 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 from string import ascii_lowercase
-from typing import Annotated
-
-from sorl_trl.checks import POSITIVE_COUNT, SHARE, Checked, Problem
 
 FOUND, LOST, NO_PLACE = "found", "lost", "no such place"
 """What ends a hunt, well or badly, and the answer to a turn that digs nowhere."""
 DIRECTIONS = ("north", "south", "west", "east")
 NAME_LETTERS = 3
 _DIG = re.compile(r"dig at column (\d+) row (\d+)")
-_NOTES = re.compile(r"columns \d+ to \d+ rows \d+ to \d+ ")
 
 
 @dataclass(frozen=True)
-class HuntRules(Checked):
-    """How hard a hunt is. Raises ValueError for a value out of range."""
+class HuntRules:
+    """How hard a hunt is."""
 
-    turns: Annotated[int, POSITIVE_COUNT] = 8
+    turns: int = 8
     """After so many the treasure is lost."""
-    shortest: Annotated[int, POSITIVE_COUNT] = 9
+    shortest: int = 9
     """Side of a field."""
-    longest: Annotated[int, POSITIVE_COUNT] = 15
-    notes: bool = False
-    """Whether a turn must say which columns and rows are left before it digs: 15 tokens rather than 7."""
-
-    def problems(self) -> Iterator[Problem]:
-        yield from super().problems()
-        if self.longest < self.shortest:
-            what = f"`longest` is {self.longest}, but must be at least `shortest`, {self.shortest}."
-            yield Problem("longest", what)
-
-    @property
-    def turn_tokens(self) -> int:
-        """Of a well-formed turn, its end included."""
-        return 15 if self.notes else 7
-
-    @property
-    def max_turn_tokens(self) -> int:
-        """Enough to ramble, and to be told so."""
-        return self.turn_tokens + 3
+    longest: int = 15
+    max_turn_tokens: int = 10
+    """A well-formed turn has 7, its end included: this is enough to ramble, and to be told so."""
 
 
 @dataclass(frozen=True)
@@ -101,9 +80,6 @@ class Hunt:
         return f"go {self._direction(*place)}" if place else NO_PLACE
 
     def _place(self, turn: str) -> tuple[int, int] | None:
-        if self.rules.notes:
-            notes = _NOTES.match(turn)
-            turn = turn[notes.end() :] if notes else ""
         match = _DIG.fullmatch(turn)
         if match is None:
             return None
@@ -126,14 +102,14 @@ class Hunt:
 
 
 @dataclass(frozen=True)
-class HunterNoise(Checked):
+class HunterNoise:
     """The chances of the hunter's mistakes in a turn, each in [0, 1]. With all of them at 0 it makes none."""
 
-    walk: Annotated[float, SHARE] = 0.6
+    walk: float = 0.6
     """Of going one step from where it has dug last, and no further: the right way, but a long one."""
-    stray: Annotated[float, SHARE] = 0.2
+    stray: float = 0.2
     """Of digging anywhere in the field, whatever is known."""
-    slip: Annotated[float, SHARE] = 0.05
+    slip: float = 0.05
     """Of leaving out a word, so that the turn names no place."""
 
 
@@ -157,8 +133,6 @@ class Hunter:
         if self._rng.random() < self._noise.stray:
             column, row = self._rng.randint(1, hunt.field.columns), self._rng.randint(1, hunt.field.rows)
         words = f"dig at column {column} row {row}".split()
-        if hunt.rules.notes:
-            words = [*f"columns {hunt.west} to {hunt.east} rows {hunt.north} to {hunt.south}".split(), *words]
         if self._rng.random() < self._noise.slip:
             del words[self._rng.randrange(len(words))]
         return " ".join(words)
@@ -210,5 +184,5 @@ def make_fields(rules: HuntRules, seed: int, unseen: int, practice: int) -> Fiel
 def vocabulary(rules: HuntRules) -> list[str]:
     """Texts with every word that a hunt may take."""
     numbers = " ".join(map(str, range(1, rules.longest + 1)))
-    turn = Hunter(HunterNoise(0.0, 0.0, 0.0), 0).turn(Hunt(Field("abc", 1, 1, 1, 1), HuntRules(notes=True)))
+    turn = "columns 1 to 1 rows 1 to 1 dig at column 1 row 1"
     return [Field(ascii_lowercase, 1, 1, 1, 1).prompt, turn, numbers, "go", *DIRECTIONS, FOUND, LOST, NO_PLACE]

@@ -12,21 +12,18 @@ import shlex
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
-from sorl_trl import SeeUPOConfig, SOGRPOConfig, SOPPOConfig
 from sorl_trl.cli.main import COMMANDS as COMMANDS_OF_SORL
-from sorl_trl.recipe.arguments import TRAINERS
 from tests.documentation import PAGES, ROOT, code_blocks, page_name
 
 FOREIGN = {"pip", "curl", "vllm"}
 """Programs of others, whose options are theirs."""
-DOCTOR = "sorl_trl.doctor.__main__"
-"""It takes the options of `train.py` besides its own."""
-LAUNCHER_VALUES = ("--config_file", "--machine_rank", "--main_process_ip", "--num_processes", "--num_machines")
+LAUNCHER_VALUES = {
+    *("--config_file", "--machine_rank", "--main_process_ip", "--main_process_port"),
+    *("--num_processes", "--num_machines"),
+}
 
 
 def imports(block: str) -> set[tuple[str, str]]:
@@ -63,14 +60,14 @@ def options(module: str) -> frozenset[str]:
     shown = io.StringIO()
     with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
         importlib.import_module(module).main(["--help"])
-    return frozenset(re.findall(r"(?<![\w-])--?\w[\w-]*", shown.getvalue())) | {"--config", "--debug"}
+    return frozenset(re.findall(r"(?<![\w-])--?\w[\w-]*", shown.getvalue())) | {"--config"}
 
 
 def check_script(script: str, words: list[str]) -> None:
     """A script of the repository's root or a module, with options that it has and configurations that exist."""
     named = {word.partition("=")[0] for word in words if word.startswith("-")}
     known = options(script.removesuffix(".py"))
-    assert named - known - (options("train") if script == DOCTOR else set()) == set()
+    assert named - known == set()
     for option, value in pairwise(words):
         if option == "--config":
             assert (ROOT / value).is_file()
@@ -125,50 +122,3 @@ def test_commands_exist(page: str, words: list[str]) -> None:
 def test_a_wrong_command_is_found(line: str) -> None:
     with pytest.raises(AssertionError):
         check_command(shlex.split(line))
-
-
-class TestMethodPages:
-    INDEX = ROOT / "docs" / "paper_index.md"
-    PAGES = sorted((ROOT / "docs" / "methods").glob("*.md"))
-    TEXT = "\n".join(path.read_text() for path in PAGES)
-    SECTIONS = re.findall(r"Recipe: `(recipes/\w+\.yaml)`\n\n```python\n(.*?)```", TEXT, re.DOTALL)
-
-    def test_they_have_every_variant_of_the_index(self) -> None:
-        named = {recipe for recipe, _ in self.SECTIONS}
-        assert len(self.SECTIONS) == 26
-        assert set(re.findall(r"\| `(recipes/\w+\.yaml)` \|", self.INDEX.read_text())) == named
-
-    @pytest.mark.parametrize(("recipe", "block"), SECTIONS)
-    def test_each_config_is_that_of_its_recipe(self, monkeypatch: pytest.MonkeyPatch, recipe: str, block: str) -> None:
-        given: dict[str, Any] = {}
-
-        def on_cpu(config_class: Any) -> Any:
-            def build(**fields: Any) -> Any:
-                given.update(fields)
-                return config_class(use_cpu=True, bf16=False, **fields)
-
-            return build
-
-        monkeypatch.setattr("sorl_trl.trainers.SOGRPOConfig", on_cpu(SOGRPOConfig))
-        monkeypatch.setattr("sorl_trl.trainers.SOPPOConfig", on_cpu(SOPPOConfig))
-        monkeypatch.setattr("sorl_trl.trainers.SeeUPOConfig", on_cpu(SeeUPOConfig))
-        names: dict[str, Any] = {}
-        exec(block, names)
-        assert {name: getattr(names["config"], name) for name in given} == given
-        settings = yaml.safe_load((ROOT / recipe).read_text())
-        config_class = TRAINERS[settings.pop("trainer", "so_grpo")].config_class
-        assert type(names["config"]) is config_class
-        method = {name: given[name] for name in given if name not in ("output_dir", "steps_per_generation")}
-        assert {name: settings.get(name, getattr(names["config"], name)) for name in method} == method
-
-    @pytest.mark.parametrize("config_class", [SOGRPOConfig, SOPPOConfig])
-    def test_our_defaults_are_the_defaults(self, tmp_path: Path, config_class: Any) -> None:
-        name = "so_grpo" if config_class is SOGRPOConfig else "so_ppo"
-        block = next(block for recipe, block in self.SECTIONS if recipe == f"recipes/{name}.yaml")
-        defaults = config_class(output_dir=str(tmp_path), use_cpu=True, bf16=False)
-        call = ast.parse(block).body[-1]
-        assert isinstance(call, ast.Assign) and isinstance(call.value, ast.Call)
-        given = {each.arg: ast.literal_eval(each.value) for each in call.value.keywords}
-        method = {name: given[name] for name in given if name not in ("output_dir", "steps_per_generation")}
-        in_use = defaults.to_dict()
-        assert {name: in_use[name] for name in method} == method

@@ -1,8 +1,9 @@
-"""Loss and gradient of every piece against loops in float64: trajectory by trajectory, turn by turn, token by token."""
+"""Loss and gradient of every piece against loops in float64, trajectory by trajectory and turn by turn."""
 
 from __future__ import annotations
 
 import math
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ def positions(turn_ids: Tensor) -> list[list[int]]:
 
 def unit_of(t: int, turn_ids: Tensor, level: str) -> list[int]:
     turns = positions(turn_ids)
-    return {"token": [t], "turn": turns[int(turn_ids[t])], "sequence": sum(turns, [])}[level]
+    return {"token": [t], "turn": turns[int(turn_ids[t])], "sequence": [*chain(*turns)]}[level]
 
 
 def token_objective(trainer: Any, log_ratio: Tensor, t: int, turn_ids: Tensor, advantage: float) -> Tensor:
@@ -160,7 +161,7 @@ def reference_penalty(trainer: Any, batch: dict[str, Any], piece: ClipPenalty) -
     total = torch.zeros((), dtype=torch.float64)
     for i, turn_ids in enumerate(batch["turn_ids"]):
         turns = positions(turn_ids)
-        logs = log_ratio[i, sum(turns, [])]
+        logs = log_ratio[i, [*chain(*turns)]]
         ratios = {"token": logs.exp(), "turn": torch.stack([log_ratio[i, turn].mean().exp() for turn in turns])}
         gate = 1.0
         if piece.gate != "none":

@@ -91,7 +91,7 @@ def test_advantages_and_returns(tmp_path: Path, tokenizer: Any, level: str, whit
     assert_experience(batch, expected_experience(trainer, batch, rewards_of(batch)))
     assert_old_values(trainer, batch)
     if level == "turn":
-        shown = list(trainer._logs["advantages"])
+        shown = list(trainer._logs["extra"]["turn_advantage"])
         starts = [[span[0] for span in spans_of(row)] for row in batch["turn_ids"]]
         means = [batch["advantages"][i, rows].mean().item() for i, rows in enumerate(starts)]
         assert shown == pytest.approx(means, abs=1e-5)
@@ -161,18 +161,12 @@ def test_unscored_trajectories_leave_no_trace(tmp_path: Path, tokenizer: Any, re
     batch = rollout_batch(trainer)
     assert trainer._metrics["train"]["trajectories_unscored"] == [pytest.approx(3 / 16)]
     assert_no_trace(trainer, batch, unscored)
+    scored = [i for i in range(BATCH_SIZE) if i not in unscored]
+    alone = {key: value[scored] if value.dim() else value for key, value in batch.items() if key != "row_scale"}
+    losses = [trainer._compute_loss(trainer.model, each).item() for each in (batch, alone)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)  # what they divide by is without them too
     rewards = turn_reward(batch["turn_ids"].tolist(), completions_of(batch))
     assert_experience(batch, expected_experience(trainer, batch, rewards))
-
-
-def test_one_of_two_functions_scores_it(tmp_path: Path, tokenizer: Any) -> None:
-    def some(completion_ids: Any, **_: Any) -> list[Any]:
-        return [None if i % 2 else 1.0 for i in range(len(completion_ids))]
-
-    trainer = build(tmp_path, tokenizer, reward_funcs=[some, parity_reward])
-    batch = rollout_batch(trainer)
-    assert trainer._metrics["train"]["trajectories_unscored"] == [0.0]
-    assert (batch["turn_ids"] >= 0).any(1).all()
 
 
 class SearchDown(FixedRollout):

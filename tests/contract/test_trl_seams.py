@@ -11,13 +11,12 @@ import re
 
 import pytest
 import trl
-from trl import GRPOTrainer
-
-from sorl_trl.trainers.base_trainer import TurnLevelTrainer
-from sorl_trl.trainers.critic.trainer import CriticTrainer
 from sorl_trl.trainers.cycle.trainer import CycleTrainer
 from sorl_trl.trainers.loss.micro_batch import IMAGE_INPUTS
 from sorl_trl.trainers.seeupo_trainer import SeeUPOTrainer
+from trl import GRPOTrainer
+
+from sorl_trl.trainers.base import TurnLevelTrainer
 from sorl_trl.trainers.so_grpo_trainer import SOGRPOTrainer
 from sorl_trl.trainers.so_ppo_trainer import SOPPOTrainer
 from tests.trl_seams import BODIES, FOLDER, OVERRIDDEN, difference, normalized
@@ -60,7 +59,6 @@ def test_overrides_are_those_listed() -> None:
         *vars(CycleTrainer),
         *vars(TurnLevelTrainer),
         *vars(SOGRPOTrainer),
-        *vars(CriticTrainer),
         *vars(SOPPOTrainer),
         *vars(SeeUPOTrainer),
     }

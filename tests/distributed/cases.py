@@ -15,8 +15,8 @@ from transformers import AutoTokenizer
 from sorl_trl import SearchRollout
 from sorl_trl.recipe.arguments import TRAINERS
 from sorl_trl.search import BM25Index, SearchArguments
-from sorl_trl.trainers.base_config import TurnLevelConfig
-from sorl_trl.trainers.base_trainer import TurnLevelTrainer
+from sorl_trl.trainers.base import TurnLevelTrainer
+from sorl_trl.trainers.config import TurnLevelConfig
 from sorl_trl.types import Action, ActionKind, StopReason, Trajectory, Turn
 from tests.agents import LIMITS, PROTOCOL, agent_policy, agent_tokenizer, questions
 from tests.trajectories import FixedRollout, parity_reward, prompts

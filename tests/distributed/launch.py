@@ -20,7 +20,8 @@ from tests.distributed.cases import Case
 from tests.distributed.ppo_cases import PPOLaunch
 
 ROOT = Path(__file__).parents[2]
-CONFIGS = ROOT / "accelerate_configs"
+CONFIGS = Path(__file__).parent / "configs"
+"""Of CPU processes; those of users are in `accelerate_configs/`."""
 ENVIRONMENT = {
     "CUDA_VISIBLE_DEVICES": "",
     "DS_ACCELERATOR": "cpu",
@@ -34,7 +35,7 @@ ATTEMPTS = 2
 def launch(
     config: str, case: Case | PPOLaunch, timeout_s: float = 180.0, worker: str = "tests.distributed.worker"
 ) -> dict[str, Any]:
-    """Train `case` under `accelerate_configs/{config}.yaml`; the worker's result.
+    """Train `case` under `configs/{config}.yaml`; the worker's result.
 
     A launch is judged by its result file: processes now and then abort while they exit, after all is done. A launch
     that left no file is tried once more, since the same may strike earlier.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 import threading
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
@@ -18,13 +20,11 @@ from sorl_trl.rollout import (
     Frame,
     Reply,
     Responder,
-    RetryPolicy,
     RolloutLimits,
     TagProtocol,
     ToolBox,
-    TRLEnvironments,
 )
-from sorl_trl.types import StopReason, Trajectory, Turn
+from sorl_trl.types import Observation, StopReason, Trajectory, Turn
 from tests.agents import search_index
 from tests.policies import DIGITS, acting_policy, acting_tokenizer
 from tests.training import settings
@@ -115,22 +115,54 @@ def test_a_stateful_environment_is_trained_in(tmp_path: Path, environment: Any) 
     assert "rewards/environment_reward/mean" in first
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="sqlite3 bounds nothing before Python 3.11")
-def test_a_tool_box_is_trained_in(tmp_path: Path) -> None:
-    no_wait = RetryPolicy(attempts=1)
-    box = ToolBox(search_index(tmp_path), {"t": [{"a": 1}]}, protocol("search"), top_k=1, retry=no_wait)
+def follow(a: int) -> str:
+    """
+    The next number.
+
+    Args:
+        a: A number.
+    """
+    return str(a + 1)
+
+
+async def double(a: int) -> str:
+    """
+    Double.
+
+    Args:
+        a: A number.
+    """
+    return str(2 * a)
+
+
+@pytest.mark.parametrize("trainer_class", [SOGRPOTrainer, GRPOTrainer])
+def test_trls_tools_and_a_search_engine_are_trained_with(tmp_path: Path, trainer_class: Any) -> None:
+    box = ToolBox([follow, double], search=search_index(tmp_path), protocol=protocol("search"), concurrency=4)
     seen: list[Trajectory] = []
 
     def reward(trajectory: Any, **_: Any) -> list[float]:
         seen.extend(trajectory)
-        return [float(len(each.turns)) for each in trajectory]
+        return [float(sum(turn.text.count("1") for turn in each.turns)) for each in trajectory]
 
-    trainer = build(tmp_path, AgentRollout(box, box.protocol, LIMITS), reward)
+    rollout = AgentRollout(box, limits=replace(LIMITS, max_trajectory_tokens=None))
+    assert rollout.protocol is box.protocol
+    trainer = build(tmp_path, rollout, reward, trainer_class)
+    before = {name: parameter.clone() for name, parameter in trainer.model.named_parameters()}
     trainer.train()
-    assert {turn.action.tool for each in seen for turn in each.turns} == {"", "calculate", "query"}
-    heard = {text.text for each in seen for text in each.observations}
-    assert {f"<unk> {digit} <unk>" for digit in DIGITS} & heard, "what was calculated"
+    assert {turn.action.tool for each in seen for turn in each.turns} == {"", "follow", "double"}
+    calls = [
+        (before.action.tool, before.action.content, after.text.split()[1:-1])
+        for each in seen
+        for before, after in pairwise(each.segments)
+        if isinstance(before, Turn) and isinstance(after, Observation) and before.action.content in DIGITS
+    ]
+    for tool, content, said in calls:
+        value = {"follow": str(int(content) + 1), "double": str(2 * int(content))}.get(tool, said[0])
+        assert said == [value if value in DIGITS else "<unk>"], "what the tool has said"
+    assert {tool for tool, *_ in calls} >= {"follow", "double"}
+    assert all(sum(len(s.token_ids) for s in each.segments) <= 90 for each in seen), "`max_completion_length`"
     assert logs(trainer)[0]["rollout/tool_calls_per_trajectory"] > 0
+    assert any(not torch.equal(before[name], now) for name, now in trainer.model.named_parameters())
 
 
 def test_a_world_that_is_down_is_masked_and_the_run_goes_on(tmp_path: Path) -> None:
@@ -199,7 +231,7 @@ class GuessingGame:
 
 @pytest.mark.parametrize("trainer_class", [SOGRPOTrainer, GRPOTrainer])
 def test_trls_objects_are_trained_in(tmp_path: Path, trainer_class: Any) -> None:
-    games = TRLEnvironments(GuessingGame)
+    games = ToolBox(environment_factory=GuessingGame)
     seen: dict[str, list[Any]] = {"trajectory": [], "environments": [], "number": []}
 
     def keep(prompts: Any, **columns: Any) -> list[float]:

@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 import torch
 from transformers import TrainerCallback
-from trl import GRPOTrainer
 
 from sorl_trl import SOPPOTrainer
-from sorl_trl.diagnostics.collapse_detector import DEFAULT_RULES, Level
+from sorl_trl.diagnostics import DEFAULT_RULES, Level
 from sorl_trl.diagnostics.collapse_guard import GuardSettings
 from tests.agents import NAMES, DownAfter, agent_policy, agent_tokenizer, search_index, steps_after
 from tests.collapses import (
@@ -59,7 +58,7 @@ class TestWarn:
         trainer, guard = guarded(tmp_path, "warn", save_strategy="no")
         with caplog.at_level(logging.WARNING, logger="sorl_trl.diagnostics"):
             trainer.train()
-        assert re.search(rf"high_kl: `kl_to_old` is \d\.\d+ in iteration 4 \(before step {ALARM}\)", caplog.text)
+        assert re.search(rf"high_kl: .* iteration 4 \(before step {ALARM}\) `kl_to_old` is \d\.\d+", caplog.text)
         assert [alarm.step for alarm in guard.alarms] == list(logged(trainer, "guard/alarms"))
         assert guard.alarms[0].step == ALARM
         ours = [{name: log[name] for name in log if name != "guard/alarms"} for log in trainer.state.log_history]
@@ -73,19 +72,6 @@ class TestStop:
         assert trainer.state.global_step == ALARM
         assert [path.name for path in tmp_path.glob("checkpoint-*")] == [f"checkpoint-{ALARM}"]
         assert "CollapseGuard stops training: `action` is 'stop'" in caplog.text
-
-    def test_stops_again_where_nothing_was_mended(self, tmp_path: Path) -> None:
-        trainer, _ = guarded(tmp_path, "stop", save_steps=100)
-        trainer.train()
-        resumed, _ = guarded(tmp_path, "stop", save_steps=100)
-        resumed.train(resume_from_checkpoint=str(checkpoint(trainer, ALARM)))
-        assert resumed.state.global_step == ALARM + UPDATES
-
-    def test_saves_nothing_unasked(self, tmp_path: Path) -> None:
-        trainer, _ = guarded(tmp_path, "stop", trainer_class=GRPOTrainer, rules=ALWAYS, save_strategy="no")
-        trainer.train()
-        assert trainer.state.global_step == UPDATES + 1
-        assert not list(tmp_path.glob("checkpoint-*"))
 
 
 class TestLowerLearningRate:
@@ -170,26 +156,11 @@ class TestRollBack:
         rates = logged(trainer, "learning_rate")
         assert [rates[step + 1] for step in steps] == [pytest.approx(0.5 * RATE), pytest.approx(0.25 * RATE)]
 
-    def test_goes_further_back_where_the_newest_is_gone(self, tmp_path: Path) -> None:
-        trainer, _ = guarded(tmp_path, "roll_back", GRPOThatRemembers)
-        trainer.add_callback(Deletes([12]))
-        trainer.train()
-        assert trainer.restored["checkpoint"] == checkpoint(trainer, 8)
-        assert_same_as_saved(trainer.restored)
-
     def test_stops_without_a_healthy_checkpoint(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         trainer, _ = guarded(tmp_path, "roll_back", GRPOThatRemembers, save_total_limit=1)
         trainer.train()
         assert trainer.state.global_step == ALARM
         assert "no checkpoint is left from more than `margin=1` iterations before an alarm" in caplog.text
-
-    def test_ignores_checkpoints_of_an_earlier_run(self, tmp_path: Path) -> None:
-        (tmp_path / "checkpoint-12").mkdir()
-        (tmp_path / "checkpoint-12" / "trainer_state.json").touch()
-        trainer, _ = guarded(tmp_path, "roll_back", GRPOThatRemembers, save_steps=100)
-        trainer.train()
-        assert not hasattr(trainer, "restored")
-        assert trainer.state.global_step == ALARM
 
     def test_knows_the_checkpoints_of_the_run_that_it_resumes(self, tmp_path: Path) -> None:
         first = build(tmp_path, max_steps=16, callbacks=[])

@@ -17,7 +17,6 @@ from sorl_trl import SOGRPOConfig, SOGRPOTrainer, SOPPOTrainer, load_critic
 from sorl_trl.trainers.critic.model import is_critic_name
 from tests.agents import agent_policy, build_agent, questions
 from tests.critics import (
-    ADAPTERS,
     CASES,
     FILES,
     SMALL_ROLLOUTS,
@@ -57,23 +56,6 @@ def so_grpo_checkpoint(folder: Path, tokenizer: Any, lora: bool, model: Any) -> 
     )  # fmt: skip
     trainer.train()
     return folder / "checkpoint-1"
-
-
-@pytest.mark.parametrize("adapter", ADAPTERS)
-def test_every_shape_of_adapter_is_saved_without_the_critics(tmp_path: Path, tokenizer: Any, adapter: str) -> None:
-    folder, lora = saved_policy(tmp_path), ADAPTERS[adapter]
-    torch.manual_seed(0)
-    plain = SOGRPOTrainer(
-        folder, parity_reward, SOGRPOConfig(**settings(tmp_path)), prompts(), processing_class=tokenizer,
-        rollout_func=FixedRollout(), peft_config=lora_config(**lora),
-    )  # fmt: skip
-    plain.save_model(tmp_path / "plain")
-    trainer = build_ppo(tmp_path, tokenizer, model=folder, peft_config=lora_config(**lora))
-    trainer.save_model(tmp_path / "ours")
-    expected, ours = (load_file(tmp_path / name / "adapter_model.safetensors") for name in ("plain", "ours"))
-    assert expected.keys() == ours.keys()
-    for name, tensor in expected.items():
-        assert torch.equal(ours[name], tensor), name
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -124,15 +106,6 @@ class TestPolicyCheckpoint:
         for ours, expected in zip(logs(rest)[:4], logs(whole)[:4], strict=True):
             assert ours == expected
         assert rest.state.global_step == 4
-
-    def test_the_critic_starts_where_another_run_ended(self, tmp_path: Path, tokenizer: Any, case: str) -> None:
-        first = trained_briefly(tmp_path, tokenizer, **CASES[case], critic_learning_rate=1e-2)
-        first.save_model(tmp_path / "saved")
-        again = build_ppo(
-            tmp_path, tokenizer, **CASES[case], critic_model_name_or_path=str(tmp_path / "saved" / "critic")
-        )
-        assert not moved(weights(critic_parameters(first.model)), critic_parameters(again.model))
-        assert moved(weights(policy_parameters(first.model)), policy_parameters(again.model))
 
 
 @pytest.mark.parametrize("case", ["head", "head_lora", "adapter", "model"])

@@ -1,4 +1,4 @@
-"""Learning rates, optimizers and models with a critic, and combinations that are refused."""
+"""Learning rates, optimizers and models with a critic, what is refused, and a critic that is taken out again."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from peft import IA3Config, LoraConfig, get_peft_model
+from peft import IA3Config, PeftModel, get_peft_model
 from transformers import LlamaConfig, LlamaModel, TrainerCallback
 from transformers.trainer_pt_utils import get_parameter_names
 
-from sorl_trl import SOGRPOConfig, SOPPOTrainer
 from tests.critics import (
     CASES,
     build_ppo,
@@ -26,7 +25,6 @@ from tests.critics import (
 )
 from tests.policies import build_policy
 from tests.training import saved_policy
-from tests.trajectories import parity_reward, prompts
 
 
 @dataclass
@@ -71,7 +69,7 @@ class TestLearningRates:
             tmp_path, tokenizer, critic_warmup_steps=2, lr_scheduler_type="reduce_lr_on_plateau",
             eval_strategy="steps", eval_steps=1, num_generations_eval=1, eval_dataset=[{"prompt": "w1"}],
         )  # fmt: skip
-        with pytest.raises(ValueError, match=r"`critic_warmup_steps` is 2, but `lr_scheduler_type=.*plateau"):
+        with pytest.raises(ValueError, match=r"`critic_warmup_steps` is 2, but the ReduceLROnPlateau"):
             trainer.create_optimizer_and_scheduler(4)
 
     @pytest.mark.parametrize("case", CASES)
@@ -122,19 +120,19 @@ class TestRefused:
         with pytest.raises(ValueError, match="`optimizers` holds a scheduler"):
             build_ppo(tmp_path, tokenizer, model=model, optimizers=(optimizer, scheduler))
 
+    @pytest.mark.parametrize("critic", [None, "adapter"])
+    def test_a_trunk_is_the_heads(self, tmp_path: Path, tokenizer: Any, critic: str | None) -> None:
+        """Said with the configuration, or once it is known that the policy has PEFT."""
+        with pytest.raises(ValueError, match=r"`critic_trunk_gradient` is .*`critic='head'`"):
+            build_ppo(tmp_path, tokenizer, critic=critic, critic_trunk_gradient=True, lora=True)
+
+    def test_a_credit_of_the_methods_own(self, tmp_path: Path, tokenizer: Any) -> None:
+        with pytest.raises(ValueError, match=r"`credit` of the method is LeaveOneOut\(\), but advantages come from"):
+            build_ppo(tmp_path, tokenizer, method="loop")
+
     def test_an_adapter_needs_peft(self, tmp_path: Path, tokenizer: Any) -> None:
         with pytest.raises(ValueError, match="`critic='adapter'` needs a PEFT model"):
             build_ppo(tmp_path, tokenizer, critic="adapter")
-
-    def test_an_adapter_has_no_trunk(self, tmp_path: Path, tokenizer: Any) -> None:
-        with pytest.raises(ValueError, match="`critic_trunk_gradient` is set"):
-            build_ppo(tmp_path, tokenizer, critic_trunk_gradient=True, lora=True)
-
-    @pytest.mark.parametrize("critic", ["adapter", "head"])
-    def test_no_adapter_on_the_language_model_head(self, tmp_path: Path, tokenizer: Any, critic: str) -> None:
-        lora = LoraConfig(r=2, target_modules=["q_proj", "lm_head"], task_type="CAUSAL_LM")
-        with pytest.raises(ValueError, match="PEFT adapter to `lm_head` is not supported"):
-            build_ppo(tmp_path, tokenizer, critic=critic, peft_config=lora)
 
     def test_only_lora(self, tmp_path: Path, tokenizer: Any) -> None:
         other = IA3Config(target_modules=["k_proj"], feedforward_modules=[], task_type="CAUSAL_LM")
@@ -158,9 +156,12 @@ class TestRefused:
         ):
             build_ppo(tmp_path, tokenizer, **CASES[case], critic_model_name_or_path=saved_policy(tmp_path))
 
-    def test_another_config(self, tokenizer: Any) -> None:
-        with pytest.raises(TypeError, match="`args` is a SOGRPOConfig, but must be a SOPPOConfig"):
-            SOPPOTrainer(build_policy(), parity_reward, SOGRPOConfig(use_cpu=True, bf16=False), prompts())
+
+def test_a_frozen_policy_is_refused(tmp_path: Path, tokenizer: Any) -> None:
+    get_peft_model(build_policy(), lora_config()).save_pretrained(tmp_path / "adapter")
+    frozen = PeftModel.from_pretrained(build_policy(), tmp_path / "adapter")
+    with pytest.raises(ValueError, match="Load a PEFT model with `is_trainable=True`"):
+        build_ppo(tmp_path, tokenizer, model=frozen)
 
 
 def test_a_larger_model_as_the_critic(tmp_path: Path, tokenizer: Any) -> None:
@@ -172,6 +173,52 @@ def test_a_larger_model_as_the_critic(tmp_path: Path, tokenizer: Any) -> None:
     trainer, before = trained(
         tmp_path, tokenizer, critic="model", critic_model_name_or_path=str(tmp_path / "large"), max_steps=2
     )
-    assert trainer.critic.head.hidden_size == 24
+    assert trainer.critic.head.weight.shape == (1, 24)
     own = critic_parameters(trainer.model)
     assert moved(before, own) == own.keys()
+
+
+def test_dropout_is_disabled_in_the_critic_too(tmp_path: Path, tokenizer: Any) -> None:
+    trainer = build_ppo(tmp_path, tokenizer, peft_config=lora_config(lora_dropout=0.5), disable_dropout=True)
+    rates = {name: m.p for name, m in trainer.model.named_modules() if isinstance(m, torch.nn.Dropout)}
+    assert any("critic" in name for name in rates)
+    assert set(rates.values()) == {0}
+
+
+def test_the_model_critic_is_loaded_as_the_policy_was(tmp_path: Path, tokenizer: Any) -> None:
+    policy = build_policy()
+    policy.save_pretrained(tmp_path / "policy")
+    options = {"attn_implementation": "eager", "revision": "v1"}
+    trainer = build_ppo(tmp_path, tokenizer, critic="model", model=str(tmp_path / "policy"), model_init_kwargs=options)
+    assert trainer.critic.backbone.config._attn_implementation == "eager"
+
+
+@pytest.mark.parametrize("case", ["head", "adapter"])
+def test_a_detached_critic_leaves_the_policy_alone(tmp_path: Path, tokenizer: Any, case: str) -> None:
+    """To be saved by itself, or to be trained by another trainer."""
+    first = build_ppo(tmp_path, tokenizer, **CASES[case])
+    first.train()
+    again = {"model": first.model, "critic": case}
+    with pytest.raises(ValueError, match=r"call its `detach_critic\(\)` first"):
+        build_ppo(tmp_path, tokenizer, **again)
+    model = first.detach_critic()
+    assert not critic_parameters(model)
+    model.save_pretrained(tmp_path / "by-hand")
+    assert not list((tmp_path / "by-hand").rglob("*critic*"))
+    second = build_ppo(tmp_path, tokenizer, **again)
+    before = weights(critic_parameters(second.model))
+    second.train()
+    assert moved(before, critic_parameters(second.model))
+
+
+@pytest.mark.parametrize("case", ["head", "adapter", "model"])
+def test_a_critic_is_named_by_its_folder_or_by_its_checkpoint(tmp_path: Path, tokenizer: Any, case: str) -> None:
+    first = build_ppo(tmp_path, tokenizer, **CASES[case])
+    with torch.no_grad():
+        for parameter in critic_parameters(first.model).values():
+            parameter.add_(0.1)
+    first.save_model(str(tmp_path / "checkpoint"))
+    saved = weights(critic_parameters(first.model))
+    for path in (tmp_path / "checkpoint", tmp_path / "checkpoint" / "critic"):
+        second = build_ppo(tmp_path, tokenizer, **{**CASES[case], "critic_model_name_or_path": str(path)})
+        assert not moved(saved, critic_parameters(second.model)), path

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-import pickle
 from pathlib import Path
 from typing import Any
 
 import pytest
 from datasets import Dataset
-from pydantic import ConfigDict
-from pydantic.dataclasses import dataclass as pydantic_dataclass
 from trl import GRPOConfig, GRPOTrainer
 
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer
-from sorl_trl.trainers.agents.tool_messages import OwnContent
 from tests.policies import build_policy
 from tests.tools import HOSTILE, QUESTION, control_ids, lookup, qwen_tokenizer, rollout, scripted
 from tests.training import settings
@@ -30,21 +25,6 @@ class StartsAnew:
 
     def lookup(self, city: str) -> str:
         return self.reset(1) + lookup(city)
-
-
-class TriesOnACopy:
-    """Its own tool looks ahead on a copy."""
-
-    def reset(self, **row: Any) -> None:
-        self.calls = 0
-
-    def lookup(self, city: str) -> str:
-        self.calls += 1
-        for ahead in (copy.copy(self), copy.deepcopy(self)):
-            ahead.reset()
-            assert ahead.calls == 0
-        assert self.calls == 1, "the copy's reset has reset the original"
-        return lookup(city)
 
 
 class Slots:
@@ -69,30 +49,6 @@ class Frozen:
         return lookup(city)
 
 
-@pydantic_dataclass(config=ConfigDict(validate_assignment=True, extra="forbid"))
-class Validated:
-    """A `BaseModel` is none for TRL either: its own methods are no tools."""
-
-    calls: int = 0
-
-    def reset(self, **row: Any) -> str:
-        self.calls = 0
-        return "\nGo."
-
-    def lookup(self, city: str) -> str:
-        return lookup(city)
-
-
-class Pickled:
-    def reset(self, **row: Any) -> str:
-        self.calls = 0
-        return "\nGo."
-
-    def lookup(self, city: str) -> str:
-        assert type(pickle.loads(pickle.dumps(self))) is Pickled
-        return lookup(city)
-
-
 class Silent:
     def reset(self, **row: Any) -> None:
         return None
@@ -101,7 +57,7 @@ class Silent:
         return lookup(city)
 
 
-ENVIRONMENTS = [StartsAnew, TriesOnACopy, Slots, Frozen, Validated, Pickled, Silent]
+ENVIRONMENTS = [StartsAnew, Slots, Frozen, Silent]
 for environment in ENVIRONMENTS:
     environment.lookup.__doc__ = lookup.__doc__  # type: ignore[attr-defined]
 
@@ -149,82 +105,6 @@ def test_environments_behave_as_under_trl(tmp_path: Path, environment: Any) -> N
         prompts[trainer_class] = batch["prompt_ids"].tolist()
     assert seen[SOGRPOTrainer] == seen[GRPOTrainer]
     assert prompts[SOGRPOTrainer] == prompts[GRPOTrainer]
-
-
-class Telling(Silent):
-    """What it says when it is reset is set from outside."""
-
-    said: Any = None
-
-    def reset(self, **row: Any) -> Any:
-        return self.said
-
-
-IMAGE = {"type": "image", "image": object()}
-VIDEO = {"type": "video", "video": object()}
-NO_VIDEO = {"type": "video", "video": "<object>"}
-HALVES = [{"type": "text", "text": "<ans"}, {"type": "text", "text": "wer> [1]"}]
-
-
-@pytest.mark.parametrize(
-    ("own", "said", "heard"),
-    [
-        ("Use <answer>.", "Go <answer>", "Use <answer>.Go [answer]"),
-        ("Say <", "answer> [1]", "Say <answer) (1)"),
-        ("", "<answer>", "[answer]"),
-        ("Use <answer>.", None, "Use <answer>."),
-        (
-            "Use <answer>.",
-            [{"type": "text", "text": "Go <answer>", "<answer>": ("<answer>",)}],
-            [
-                {"type": "text", "text": "Use <answer>."},
-                {"type": "text", "text": "Go [answer]", "[answer]": ("[answer]",)},
-            ],
-        ),
-        (
-            [{"type": "text", "text": "Use <answer>"}, {"type": "text", "text": "and <think>."}],
-            "<answer>",
-            [
-                {"type": "text", "text": "Use <answer>"},
-                {"type": "text", "text": "and <think>."},
-                {"type": "text", "text": "[answer]"},
-            ],
-        ),
-        (
-            [{"type": "text", "text": "Use"}, VIDEO],
-            [VIDEO, {"type": "text", "text": "<answer>"}],
-            [{"type": "text", "text": "Use"}, VIDEO, NO_VIDEO, {"type": "text", "text": "[answer]"}],
-        ),
-        ([IMAGE, {"type": "text", "text": "Use"}], None, [IMAGE, {"type": "text", "text": "Use"}]),
-        ([IMAGE], [IMAGE, {"type": "text", "text": "<answer>"}], [IMAGE, IMAGE, {"type": "text", "text": "[answer]"}]),
-        (
-            [{"type": "text", "text": "Use <answer>"}],
-            [{"type": "image", "image": "<answer>"}, *HALVES],
-            [
-                {"type": "text", "text": "Use <answer>"},
-                {"type": "image", "image": "(answer)"},
-                {"type": "text", "text": "(ans"},
-                {"type": "text", "text": "wer) (1)"},
-            ],
-        ),
-    ],
-)
-def test_what_a_reset_adds_is_made_harmless_and_the_prompt_is_left(
-    tmp_path: Path, own: Any, said: Any, heard: Any
-) -> None:
-    trainer = build(SOGRPOTrainer, tmp_path, Telling, lambda prompts, **_: [0.0] * len(prompts))
-    content = own if said is None else _joined(own, said)
-    before = OwnContent.of([*QUESTION, {"role": "user", "content": own}])
-    assert trainer._tools._harmless_beyond(before, content) == heard
-
-
-def _joined(own: Any, said: Any) -> Any:
-    """As TRL does it."""
-    if isinstance(said, list) and isinstance(own, str):
-        own = [{"type": "text", "text": own}]
-    if isinstance(said, str) and isinstance(own, list):
-        said = [{"type": "text", "text": said}]
-    return own + said
 
 
 def test_a_reset_that_rewrites_the_prompt_is_made_harmless_whole(tmp_path: Path) -> None:

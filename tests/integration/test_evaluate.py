@@ -257,14 +257,9 @@ def test_arguments_may_stand_in_a_file(world: Path, tmp_path: Path) -> None:
     assert (asked.search.no_search, asked.search.search_url) == (False, "http://127.0.0.1:8000/retrieve")
 
 
-SHORT = {"max_observation_tokens": 8}
 COUNTS: dict[str, tuple[Any, dict[str, Any]]] = {
     "prompt_template": ("ask : {question}", {}),
-    "protocol": ("search_r1", {"max_observation_tokens": 40, "max_completion_length": 160}),
     "max_turns": (0, {}),
-    "max_turn_tokens": (3, {}),
-    "max_observation_tokens": (8, {}),
-    "on_long_observation": ("stop", SHORT),
     "search_top_k": (2, {}),
     "num_samples": (2, {"temperature": 1.0}),
     "temperature": (2.0, {"temperature": 1.0}),

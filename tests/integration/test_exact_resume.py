@@ -14,7 +14,7 @@ import torch
 from trl import GRPOTrainer
 from trl.trainer.utils import RepeatSampler
 
-from sorl_trl import SeeUPOTrainer, SOGRPOTrainer, SOPPOTrainer
+from sorl_trl import SOGRPOTrainer, SOPPOTrainer
 from sorl_trl.search import BM25Index
 from sorl_trl.trainers.cycle.epoch_sampler import EpochRepeatSampler
 from tests.agents import agent_policy, build_agent, search_index, steps_after
@@ -26,16 +26,11 @@ CYCLES: dict[str, dict[str, Any]] = {
     # A cycle of 2 optimizer steps, an epoch of 4; LLDS counts tokens in the batch that is kept.
     "accumulated": {
         **{"num_iterations": 1, "steps_per_generation": 4, "gradient_accumulation_steps": 2},
-        "llds_coef": 0.2,
+        "method": "llds",
     },
     # Each rollout waits for two later ones, also where it makes one update only; a cycle of 4 and of 1.
     "stale": {"num_iterations": 2, "steps_per_generation": 2, "rollout_staleness": 2},
     "stale_once": {"num_iterations": 1, "steps_per_generation": 1, "rollout_staleness": 2},
-    # Three turns of two optimizer steps each, an epoch of 12; checkpoints lie between turns and within one.
-    "backwards": {
-        **{"num_iterations": 3, "steps_per_generation": 2, "gradient_accumulation_steps": 1},
-        "max_steps": 14,
-    },
     # Every batch is used once, and nothing has to be kept, an epoch of 4.
     "on_policy": {"num_iterations": 1, "steps_per_generation": 1, "gradient_accumulation_steps": 1},
 }
@@ -61,7 +56,6 @@ def build(folder: Path, trainer_class: Any = SOGRPOTrainer, **overrides: Any) ->
         (SOPPOTrainer, "reused"),
         pytest.param(SOPPOTrainer, "on_policy", marks=pytest.mark.slow),
         (SOPPOTrainer, "stale"),
-        (SeeUPOTrainer, "backwards"),
     ],
 )
 def test_every_checkpoint_continues_exactly(tmp_path: Path, trainer_class: Any, cycle: str) -> None:

@@ -71,12 +71,9 @@ class Seen:
     [{"tools": [hostile]}, {"tools": [hostile_async]}, {"tools": [failing]}, {"environment_factory": HostileAtlas}],
     ids=["tool", "async tool", "error message", "environment"],
 )
-@pytest.mark.parametrize("tool_concurrency", [1, 4])
-def test_what_a_tool_returns_forges_nothing(
-    tmp_path: Path, chat_tokenizer: Any, native: dict[str, Any], tool_concurrency: int
-) -> None:
+def test_what_a_tool_returns_forges_nothing(tmp_path: Path, chat_tokenizer: Any, native: dict[str, Any]) -> None:
     seen = Seen()
-    trainer = build(tmp_path, chat_tokenizer, seen, {"tool_concurrency": tool_concurrency}, **native)
+    trainer = build(tmp_path, chat_tokenizer, seen, **native)
     batch, logged = rollout(trainer)
     expected = [{"role": "tool", "name": "lookup", "content": "Oslo is in Norway"}]
     benign = control_ids(chat_tokenizer, trainer._get_tool_suffix_ids(expected))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -83,9 +82,8 @@ def test_own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert logged(hint, "turns/per_trajectory") == 2
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="sqlite3 bounds nothing before Python 3.11")
 def test_tool_box() -> None:
-    acts_with(("search", "calculate", "query"), "policy")
+    acts_with(("search", "people_in", "subtract"), "policy")
     names = run_blocks(DOCS / "how_to" / "tool_box.md")
     assert logged(names["trainer"], "rollout/tool_calls_per_trajectory") > 0
     assert len(names["tools"].instructions.splitlines()) == 3
@@ -108,9 +106,15 @@ def recorded(train: Any, trainers: list[Any]) -> Any:
 def test_trl_tools(monkeypatch: pytest.MonkeyPatch) -> None:
     call = {"name": "search", "arguments": {"query": "oslo"}}
     policy = chat_policy(monkeypatch, call, "<answer>Norway</answer>")
-    trainer = run_blocks(DOCS / "how_to" / "trl_tools.md", policy)["trainer"]
-    assert logged(trainer, "tools/call_frequency") == 1
-    assert logged(trainer, "reward") == 1
+    monkeypatch.setattr("tests.documentation.MODELS", ("Qwen/Qwen2.5-0.5B-Instruct",))
+    acts_with(("search", "convert"), "Qwen/Qwen2.5-3B")
+    trainers = []
+    monkeypatch.setattr(SOGRPOTrainer, "train", recorded(SOGRPOTrainer.train, trainers))
+    run_blocks(DOCS / "how_to" / "trl_tools.md", policy)
+    native, tagged = trainers
+    assert logged(native, "tools/call_frequency") == 1
+    assert logged(native, "reward") == 1
+    assert logged(tagged, "rollout/tool_calls_per_trajectory") > 0
 
 
 def test_resume() -> None:

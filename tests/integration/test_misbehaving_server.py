@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from sorl_trl.rollout import Collector, RetryPolicy, TagProtocol, assemble
-from sorl_trl.rollout.statistics import rollout_statistics
-from sorl_trl.search.server.client import HTTPSearch
-from sorl_trl.search.server.wire import MalformedResponse
+from sorl_trl.rollout.trajectories import rollout_statistics
+from sorl_trl.search.client import HTTPSearch
+from sorl_trl.search.wire import MalformedResponse
 from sorl_trl.types import Trajectory
 from tests.unit.rollout.fakes import PARIS, ScriptedGenerator, said, word_tokenizer
 from tests.unit.search.servers import Reply, Server, echo, result
@@ -119,7 +119,7 @@ def test_an_answer_of_300_megabytes_is_not_read_to_its_end(server: Server) -> No
     sent: list[int] = []
     megabyte = b"x" * (1 << 20)
     server.reply = lambda _: Reply([megabyte] * 300, pause=lambda: sent.append(1))
-    with pytest.raises(MalformedResponse, match=r"longer than max_response_bytes=67108864; the response begins: 'xxx"):
+    with pytest.raises(MalformedResponse, match=r"longer than 67108864 bytes; the response begins: 'xxx"):
         collect(server.url)
     assert 64 <= len(sent) < 150
 

@@ -136,14 +136,21 @@ def test_a_trajectory_whose_engine_is_down_is_masked(tmp_path: Path, chat_tokeni
 
     tool: Any = ask_later if as_coroutine else ask
     tool.__name__, tool.__doc__ = "lookup", lookup.__doc__
-    trainer = build(tmp_path, chat_tokenizer, lambda completions, **_: [1.0] * len(completions), tools=[tool])
+    seen: list[Any] = []
+
+    def reward(completions: Any, **_: Any) -> list[float]:
+        seen[:] = completions
+        return [1.0] * len(completions)
+
+    trainer = build(tmp_path, chat_tokenizer, reward, tools=[tool])
     batch, logged = rollout(trainer)
     has_turn = (batch["turn_ids"] >= 0).any(-1).tolist()
     assert has_turn == [False, True] * 4
     assert not batch["tool_mask"][::2].any()
     assert not batch["advantages"][::2].any()
     assert logged["trajectories_without_turn"] == 0.5
-    assert logged["tools/failure_frequency"] == 1.0
+    told = [each["content"] for messages in seen for each in messages if each["role"] == "tool"]
+    assert told == ["the search engine is unavailable"] * 4
     trainer.train()
     assert all(torch.isfinite(p).all() for p in trainer.model.parameters())
 

@@ -19,7 +19,6 @@ import pytest
 
 from sorl_trl.rollout.environments.search import Retriever, SearchFailure
 from sorl_trl.search import BM25Index, HTTPSearch, RetryPolicy, SearchArguments, SearchError, write_corpus
-from sorl_trl.search.server.app import ServerLimits
 from sorl_trl.types import Passage
 
 PASSAGES = [
@@ -107,16 +106,11 @@ def test_health(index, url):
     assert health == {"status": "ok", "engine": "bm25", "documents": 4, "identity": index[1].identity}
 
 
-def test_an_oversize_request_gets_its_answer(url):
-    status, answer = post(url, b" " * (ServerLimits().request_bytes + 1))
-    assert (status, answer) == (413, {"detail": "the request must have at most 16777216 bytes, got 16777217"})
-
-
 def test_limits_are_named(url):
     assert retrieve(url, queries=["a"] * 4096)[0] == 200
     for fields, field, limit in [
         ({"queries": ["a"] * 4097}, "queries", "4096"),
-        ({"queries": ["a" * 10_001]}, r"queries\[0\]", "10000"),
+        ({"queries": ["a" * 10_001]}, r"queries\.0", "10000"),
         ({"queries": ["a"], "topk": 101}, "topk", "100"),
         ({"queries": ["a"], "topk": 0}, "topk", "1"),
     ]:
@@ -140,7 +134,7 @@ def test_whatever_a_policy_asks_the_client_gets_an_answer_or_a_refusal(index, ur
 def test_k_above_the_corpus_gives_what_there_is_and_above_the_limit_is_refused(url):
     client = HTTPSearch(f"{url}/retrieve")
     assert len(client.search_batch(["capital"], 100)[0]) == len(PASSAGES)
-    with pytest.raises(SearchError, match="topk: Input should be less than or equal to 100, got 101"):
+    with pytest.raises(SearchError, match="topk: Input should be less than or equal to 100"):
         client.search_batch(["capital"], 101)
 
 

@@ -187,15 +187,6 @@ class TestBadInput:
         with pytest.raises(TypeError, match="`args` is a GRPOConfig, but must be a SOGRPOConfig"):
             SOGRPOTrainer(agent_policy(), parity_reward, GRPOConfig(use_cpu=True, bf16=False), prompts())
 
-    def test_missing_chat_template(self, tmp_path: Path, tokenizer: Any) -> None:
-        from datasets import Dataset
-
-        messages = Dataset.from_list([{"prompt": [{"role": "user", "content": "w1"}]}] * 4)
-        with pytest.raises(ValueError, match="no chat template"):
-            SOGRPOTrainer(
-                agent_policy(), parity_reward, SOGRPOConfig(**settings(tmp_path)), messages, processing_class=tokenizer
-            )
-
     def test_a_rollout_may_render_messages_itself(self, tmp_path: Path, tokenizer: Any) -> None:
         from datasets import Dataset
 
@@ -257,7 +248,11 @@ def test_turns_split_at_tags(tmp_path: Path, tokenizer: Any) -> None:
             return [5, 6, 3, 7, 8, 1], [0] * 6  # w1 w2 </think> w3 w4 <eos>
 
     trainer = train(
-        SOGRPOTrainer, SOGRPOConfig, tokenizer, **settings(tmp_path, turn_boundary_tags=["</think>"]), rollout_func=Thinking()
+        SOGRPOTrainer,
+        SOGRPOConfig,
+        tokenizer,
+        **settings(tmp_path, turn_boundary_tags=["</think>"]),
+        rollout_func=Thinking(),
     )
     assert trainer.state.log_history[0]["turns/per_trajectory"] == 2
     assert trainer.state.log_history[0]["turns/length"] == 3

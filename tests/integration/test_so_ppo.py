@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections import Counter
 from collections.abc import Iterator
@@ -32,7 +31,7 @@ from tests.critics import (
     weights,
 )
 from tests.policies import build_policy
-from tests.trajectories import Counting, FixedRollout, prompts
+from tests.trajectories import Counting, FixedRollout
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Learning
@@ -73,24 +72,6 @@ def test_the_critic_learns_what_can_be_learnt(tmp_path: Path, tokenizer: Any, ca
     assert variances[0] == pytest.approx(0.0, abs=1e-6)
     assert sum(variances[-5:]) / 5 > 0.5
     assert trainer.state.log_history[-2]["critic/value_mean"] == pytest.approx(0.5, abs=0.2)
-
-
-@pytest.mark.parametrize("rate", [0.0, 5e-2])
-def test_a_critic_that_cannot_learn_is_reported(
-    tmp_path: Path, tokenizer: Any, caplog: pytest.LogCaptureFixture, rate: float
-) -> None:
-    """By one warning, however long it lasts; a warm-up of 2 steps and a window of 10 come before it."""
-    trainer = build_ppo(
-        tmp_path, tokenizer, **LEARNING, lora=True, max_steps=14, critic_learning_rate=rate, critic_warmup_steps=2
-    )
-    if rate == 0.0:
-        set_head(trainer, scale=1.0)
-    with caplog.at_level(logging.WARNING):
-        trainer.train()
-    warnings = [record for record in caplog.records if "explained variance" in record.getMessage()]
-    assert len(warnings) == (1 if rate == 0.0 else 0)
-    if warnings:
-        assert "`critic_learning_rate`" in warnings[0].getMessage()
 
 
 class ThreeTrajectories(FixedRollout):
@@ -169,19 +150,6 @@ def test_a_group_of_trajectories_per_prompt(tmp_path: Path, tokenizer: Any, num_
     assert math.isfinite(trainer.state.log_history[0]["loss"])
     for asked in rollout.asked:
         assert set(Counter(asked).values()) == {num_generations}
-
-
-@pytest.mark.parametrize("num_generations_eval", [None, 2])
-def test_a_group_of_its_own_in_evaluation(tmp_path: Path, tokenizer: Any, num_generations_eval: int | None) -> None:
-    """By default as many as in training: one."""
-    rollout = Counting()
-    trainer = build_ppo(
-        tmp_path, tokenizer, num_generations_eval=num_generations_eval, rollout_func=rollout, eval_dataset=prompts(4)
-    )
-    trainer.evaluate()
-    asked = [prompt for batch in rollout.asked for prompt in batch]
-    assert len(asked) == 4 * (num_generations_eval or 1)
-    assert len(set(asked)) == 4
 
 
 @pytest.mark.parametrize("case", ["head", "model"])

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from sorl_trl import SOGRPOTrainer, SOPPOTrainer
-from sorl_trl.diagnostics.collapse_detector import Level
-from sorl_trl.trainers.loss.micro_batch import MicroBatch
+from sorl_trl.diagnostics import Level
+from sorl_trl.methods import SETTINGS, MicroBatch
 from tests.agents import questions, steps_after
 from tests.collapses import ALWAYS, GRPOThatRemembers, build, checkpoint, guarded, logged
 
@@ -23,7 +23,7 @@ STEPS = 5 * UPDATES
 
 def hot(folder: Path, trainer_class: Any = SOGRPOTrainer, **overrides: Any) -> Any:
     fields = {"learning_rate": HOT, "num_iterations": UPDATES, "max_steps": STEPS, "save_strategy": "no"}
-    fields |= {"target_kl": TARGET, "callbacks": [], "seed": 42}
+    fields |= {"target_kl": TARGET, "callbacks": [], "seed": 42, **SETTINGS["sequence"], "method": "sequence"}
     return build(folder, trainer_class, **{**fields, **overrides})
 
 
@@ -75,9 +75,9 @@ def test_micro_batches_make_one_decision(tmp_path: Path) -> None:
 class Rounds(SOGRPOTrainer):
     """Its old log-probabilities are those of another kernel or batch shape."""
 
-    def _with_own_terms(self, loss: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
+    def _own_term(self, batch: MicroBatch) -> tuple[float, dict[str, Any]]:
         object.__setattr__(batch, "log_ratio", batch.log_ratio + 1e-3)
-        return super()._with_own_terms(loss, batch)
+        return 0.0, {}
 
 
 def test_rounding_in_the_first_update_says_nothing(tmp_path: Path) -> None:

@@ -11,9 +11,12 @@ from typing import Any
 import datasets
 import pytest
 
-from sorl_trl import SeeUPOTrainer, SOGRPOTrainer, SOPPOTrainer, qa, recipe
+from sorl_trl import SOGRPOTrainer, SOPPOTrainer, qa, recipe
 from sorl_trl.diagnostics import CollapseGuard
+from sorl_trl.experimental import GroupRefillTrainer, SeeUPOTrainer
+from sorl_trl.methods import GroupMean, LeaveOneOut
 from sorl_trl.search import build_index
+from sorl_trl.trainers import InformationGain
 from tests.agents import LIMITS, NAMES, agent_policy, agent_tokenizer, search_index
 from tests.unit.search.servers import Server
 
@@ -144,9 +147,26 @@ def test_the_guard_acts_as_it_is_told(folder: Path, collapse_guard: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("trainer", "expected"), [("so_grpo", SOGRPOTrainer), ("so_ppo", SOPPOTrainer), ("seeupo", SeeUPOTrainer)]
+    ("trainer", "expected"),
+    [
+        ("so_grpo", SOGRPOTrainer),
+        ("so_ppo", SOPPOTrainer),
+        ("seeupo", SeeUPOTrainer),
+        ("group_refill", GroupRefillTrainer),
+    ],
 )
 def test_the_trainer_is_the_one_named(folder: Path, trainer: str, expected: type) -> None:
-    changed = {"config": ROOT / f"recipes/{trainer}.yaml", "per_device_train_batch_size": 8}
+    changed: dict[str, Any] = {"per_device_train_batch_size": 8}
     changed |= {"num_iterations": 3} if trainer == "seeupo" else {}  # one for each turn
     assert type(trainer_of(folder, trainer=trainer, **changed)) is expected
+
+
+@pytest.mark.parametrize("words", [["--method", "loop"], ["--method", '{"credit": "leave_one_out"}']])
+def test_the_method_is_the_one_named(folder: Path, words: list[str]) -> None:
+    assert trainer_of(folder, *words).method.credit == LeaveOneOut()
+    assert trainer_of(folder).method.credit == GroupMean()
+
+
+def test_information_gain_is_a_reward(folder: Path) -> None:
+    (gain,) = trainer_of(folder, "--rewards", "information_gain", "--method", "igpo").reward_funcs
+    assert isinstance(gain, InformationGain)

@@ -8,21 +8,22 @@ import os
 import sys
 from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sorl_trl.command_line import (
-    ADVICE,
     Parser,
     UserMistake,
     at_least,
     check_checkpoint,
-    explain,
     mistakes,
-    reading,
+    parse_dataclasses,
+    read_config,
     run_command,
-    separate_config,
+    take_config,
 )
 
 
@@ -36,16 +37,6 @@ def raising(error: BaseException, building: bool = False) -> Callable[[Sequence[
     return main
 
 
-def led_by(first: OSError) -> Callable[[Sequence[str]], None]:
-    def main(words: Sequence[str]) -> None:
-        try:
-            raise first
-        except OSError as error:
-            raise RuntimeError("cannot save") from error
-
-    return main
-
-
 class TestRunCommand:
     @pytest.mark.parametrize(("result", "code"), [(None, 0), (0, 0), (1, 1)])
     def test_the_exit_code_is_that_of_the_command(self, result: int | None, code: int) -> None:
@@ -53,7 +44,7 @@ class TestRunCommand:
 
     def test_the_words_are_those_of_the_command_line(self, monkeypatch: pytest.MonkeyPatch) -> None:
         seen: list[str] = []
-        monkeypatch.setattr(sys, "argv", ["train.py", "--debug", "--seed", "1"])
+        monkeypatch.setattr(sys, "argv", ["train.py", "--seed", "1"])
         run_command(seen.extend)
         assert seen == ["--seed", "1"]
 
@@ -64,6 +55,10 @@ class TestRunCommand:
     def test_a_mistake_is_one_line(self, error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
         assert run_command(raising(error, building=True), []) == 2
         assert capsys.readouterr() == ("", "error: two lines\n")
+
+    def test_a_full_disk_is_one_line_whenever_it_happens(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert run_command(raising(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "runs/a")), []) == 2
+        assert capsys.readouterr().err == "error: [Errno 28] No space left on device: 'runs/a'\n"
 
     @pytest.mark.parametrize(
         "error", [ValueError("ours"), KeyError("ours"), RuntimeError("ours"), ImportError("ours")]
@@ -77,25 +72,15 @@ class TestRunCommand:
         with pytest.raises(type(error), match="ours"):
             run_command(raising(error, building=True), [])
 
-    def test_debug_shows_the_traceback_and_the_line(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert run_command(raising(ValueError("wrong"), building=True), ["--debug"]) == 2
+    def test_the_environment_may_ask_for_the_traceback(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setenv("SORL_DEBUG", "1")
+        assert run_command(raising(ValueError("wrong"), building=True), []) == 2
         shown = capsys.readouterr().err
         assert shown.startswith("Traceback")
         assert "in main\n" in shown
         assert shown.endswith("\nerror: wrong\n")
-
-    @pytest.mark.parametrize(
-        ("words", "left"),
-        [
-            (["run", "--debug"], ["run"]),
-            (["--debug", "run"], ["run"]),
-            (["--debug", "underflow_overflow"], ["--debug", "underflow_overflow"]),
-        ],
-    )
-    def test_debug_with_a_value_is_transformers_own(self, words: list[str], left: list[str]) -> None:
-        seen: list[str] = []
-        run_command(seen.extend, words)
-        assert seen == left
 
     def test_of_several_processes_the_first_says_what_all_do_wrong(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -104,65 +89,7 @@ class TestRunCommand:
         assert run_command(raising(ValueError("wrong"), building=True), []) == 2
         assert capsys.readouterr().err == ""
         assert run_command(raising(OSError(errno.ENOSPC, "No space left on device")), []) == 2
-        assert "the disk is full" in capsys.readouterr().err, "what one process meets alone is said by it"
-
-
-class TestExplain:
-    @pytest.mark.parametrize("number", ADVICE)
-    def test_an_error_of_the_system_says_where_and_what_to_do(self, number: int) -> None:
-        error = OSError(number, os.strerror(number), "runs/a")
-        assert explain(error) == f"runs/a: {ADVICE[number]}"
-        assert ": " in ADVICE[number], "what is wrong, then what to do"
-
-    def test_errors_that_the_system_gives(self, tmp_path: Path) -> None:
-        (tmp_path / "file").touch()
-        for act, said in (
-            (lambda: (tmp_path / "none").read_text(), "none: there is no such file or folder: check the name"),
-            (lambda: (tmp_path / "file/under").read_text(), "under: a part of this path is a file: name a folder"),
-            (lambda: tmp_path.read_text(), f"{tmp_path.name}: this is a folder: name a file"),
-            (lambda: (tmp_path / "file").mkdir(), "file: there is a file of this name: name another place"),
-            (lambda: Path("/dev/full").write_text("x"), "the disk is full: make room, or write elsewhere"),
-        ):
-            with pytest.raises(OSError) as caught:
-                act()
-            assert explain(caught.value).endswith(said)
-
-    @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-    def test_no_permission(self, tmp_path: Path) -> None:
-        tmp_path.chmod(0o500)
-        with pytest.raises(OSError) as caught:
-            (tmp_path / "file").touch()
-        assert explain(caught.value) == f"{tmp_path / 'file'}: no permission: change it, or name another place"
-
-    @pytest.mark.parametrize(
-        "said",
-        [
-            "[enforce fail at inline_container.cc:672] . unexpected pos 8192 vs 8080",
-            "basic_ios::clear: iostream error",
-            "Error while serializing: I/O error: No space left on device (os error 28)",
-            "database or disk is full",
-        ],
-    )
-    def test_libraries_that_call_a_full_disk_otherwise(self, said: str, capsys: pytest.CaptureFixture[str]) -> None:
-        """As torch, safetensors and SQLite were seen to."""
-        error = RuntimeError(said)
-        assert run_command(raising(error), []) == 2
-        assert capsys.readouterr().err == f"error: the disk is full: make room, or write elsewhere ({said})\n"
-
-    def test_other_errors_of_the_system_too(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert run_command(raising(RuntimeError("I/O error: File too large (os error 27)")), []) == 2
-        assert capsys.readouterr().err.startswith("error: the file grew larger than the system allows")
-        with pytest.raises(RuntimeError):
-            run_command(raising(RuntimeError("I/O error: of some kind (os error 4711)")), [])
-
-    def test_a_full_disk_that_led_to_an_error_counts(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert run_command(led_by(OSError(errno.ENOSPC, "No space left on device", "out")), []) == 2
-        assert capsys.readouterr().err == "error: out: the disk is full: make room, or write elsewhere\n"
-        with pytest.raises(RuntimeError, match="cannot save"):
-            run_command(led_by(OSError(errno.ENOENT, "No such file or directory")), [])
-
-    def test_an_error_without_a_message_is_named(self) -> None:
-        assert explain(UserMistake()) == "UserMistake"
+        assert "No space left" in capsys.readouterr().err, "what one process meets alone is said by it"
 
 
 class TestMistakes:
@@ -180,17 +107,12 @@ class TestMistakes:
         with pytest.raises(UserMistake, match="can't decode"), mistakes():
             b"\xff".decode()
 
-    def test_a_value_of_the_wrong_kind(self) -> None:
-        with pytest.raises(UserMistake, match=r"^a value is of the wrong kind: '<' not .*; ask$"), reading("; ask"):
-            [1] < 1  # type: ignore[operator]  # noqa: B015
-
 
 class TestParser:
     @pytest.mark.parametrize(
         ("words", "said"),
         [
-            (["--ouput", "x"], "`--ouput` is no argument of tool; is it `--output`?"),
-            (["--wat=1"], "`--wat` is no argument of tool (--help"),
+            (["--output", "x", "--wat=1"], "unrecognized arguments: --wat=1"),
             ([], "the following arguments are required: --output"),
             (["--output"], "argument --output: expected one argument"),
             (["--output", "x", "--size", "0"], "argument --size: must be a whole number of at least 1, got '0'"),
@@ -205,13 +127,6 @@ class TestParser:
         assert str(caught.value).endswith("(--help lists the arguments)")
         assert capsys.readouterr() == ("", "")
 
-    def test_help_names_debug(self, capsys: pytest.CaptureFixture[str]) -> None:
-        with pytest.raises(SystemExit) as ended:
-            self.parser().parse_args(["--help"])
-        assert ended.value.code == 0
-        assert "--debug" in capsys.readouterr().out
-        assert vars(self.parser().parse_args(["--output", "x"])) == {"output": "x", "size": 1}
-
     @staticmethod
     def parser() -> ArgumentParser:
         parser = Parser(prog="tool")
@@ -220,10 +135,84 @@ class TestParser:
         return parser
 
 
-def test_the_file_may_be_joined_to_config() -> None:
-    assert separate_config(["--config=a.yaml", "--seed=1"]) == ["--config", "a.yaml", "--seed=1"]
-    with pytest.raises(UserMistake, match="must be followed by a YAML file"):
-        separate_config(["--seed", "1", "--config"])
+@dataclass
+class Options:
+    size: int = 1
+    names: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise ValueError(f"`size` is {self.size}, but must be at least 1.")
+
+
+@dataclass
+class More:
+    share: float = 0.5
+
+
+def parsed(*words: str, **defaults: Any) -> tuple[Any, ...]:
+    return parse_dataclasses((Options, More), words, defaults, "tool")
+
+
+class TestParseDataclasses:
+    def test_the_command_line_goes_before_the_recipe_and_that_before_the_defaults(self) -> None:
+        assert parsed() == (Options(), More())
+        assert parsed(size=3, names=["a"]) == (Options(3, ["a"]), More())
+        assert parsed("--size", "2", "--share=0.25", size=3) == (Options(2), More(0.25))
+
+    @pytest.mark.parametrize(
+        ("words", "recipe", "said"),
+        [
+            (["--sizes", "2"], {}, "`--sizes` is no argument of tool; is it `--size`? (--help"),
+            (["--sizes=2"], {}, "`--sizes` is no argument of tool; is it `--size`? (--help"),
+            (["--wat", "1"], {}, "`--wat` is no argument of tool (--help"),
+            (["stray"], {}, "'stray' belongs to no argument of tool (--help"),
+            ([], {"sizes": 2}, "`--sizes` is no argument of tool; is it `--size`? (--help"),
+            (["--size", "two"], {}, "argument --size: invalid int value: 'two'"),
+            ([], {"size": "two"}, "argument --size: invalid int value: 'two'"),
+            (["--size", "0"], {}, "`size` is 0, but must be at least 1."),
+            ([], {"size": [1]}, "a value is of the wrong kind: '<' not supported"),
+        ],
+    )
+    def test_a_mistake_is_one_line(
+        self, words: list[str], recipe: dict[str, Any], said: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        with pytest.raises(UserMistake) as caught:
+            parsed(*words, **recipe)
+        assert str(caught.value).startswith(said)
+        assert capsys.readouterr() == ("", "")
+
+    def test_a_first_look_leaves_other_arguments_alone(self) -> None:
+        words = ["--share", "1", "--size", "2", "--help"]
+        assert parse_dataclasses((Options,), words, {}, "tool", first_look=True) == (Options(2),)
+
+
+class TestConfig:
+    def test_the_file_may_be_joined_to_config(self) -> None:
+        assert take_config(["--config=a.yaml", "--seed=1"]) == ("a.yaml", ["--seed=1"])
+        assert take_config(["--seed", "1", "--config", "a.yaml"]) == ("a.yaml", ["--seed", "1"])
+        assert take_config(["--seed", "1"]) == (None, ["--seed", "1"])
+        with pytest.raises(UserMistake, match="must be followed by a YAML file"):
+            take_config(["--seed", "1", "--config"])
+
+    def test_of_alternatives_the_command_lines_goes_before_the_files(self, tmp_path: Path) -> None:
+        path = tmp_path / "a.yaml"
+        path.write_text("corpus: c.jsonl\nsize: 1\n")
+        sources = ("corpus", "search_url")
+        assert read_config(path, ["--size", "2"], sources) == {"corpus": "c.jsonl", "size": 1}
+        assert read_config(path, ["--search-url=http://x"], sources) == {"size": 1}
+
+    def test_env_goes_to_the_environment(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("OF_THE_FILE", "0")
+        (tmp_path / "a.yaml").write_text("env: {OF_THE_FILE: 7}\nsize: 1\n")
+        assert read_config(tmp_path / "a.yaml", []) == {"size": 1}
+        assert os.environ["OF_THE_FILE"] == "7"
+
+    @pytest.mark.parametrize("text", ["- a\n", "a: [1\nb: 2\n", "1: 2\n", ""])
+    def test_a_file_of_another_shape(self, text: str, tmp_path: Path) -> None:
+        (tmp_path / "a.yaml").write_text(text)
+        with pytest.raises(UserMistake, match=r"a\.yaml"):
+            read_config(tmp_path / "a.yaml", [])
 
 
 @pytest.mark.parametrize("name", ["runs/quickstart/warm-start", "/no/such", "./model", "a b"])

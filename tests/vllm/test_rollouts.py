@@ -29,7 +29,7 @@ from sorl_trl.sandbox import PROTOCOL
 from sorl_trl.trainers.agents.vllm import EngineUnavailable, VLLMServerEngine, vllm_engine
 from sorl_trl.trainers.agents.vllm.connection import Patience
 from tests.agents import agent_tokenizer
-from tests.engines import ctrl_c_is_heard, take_turns
+from tests.engines import take_turns
 from tests.vllm.policies import FIGURES, WINDOW, each_mode, load_policy, save_policy, wrap
 from tests.vllm.servers import serving
 
@@ -132,30 +132,6 @@ def assert_empty(wrapper: Any) -> None:
     if wrapper.mode == "colocate":
         assert not wrapper.llm.llm_engine.has_unfinished_requests()
         assert wrapper.llm.reset_prefix_cache(), "refused while a request holds some of it"
-
-
-@pytest.mark.parametrize("shared", ["colocate"], indirect=True)
-def test_nothing_is_left_after_ctrl_c_within_a_step(
-    wrapper: Any, expected: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is pressed when vLLM has computed, and not sampled: an exception there would leave its model unusable."""
-    wrapper.temperature = 0.0
-    engine = vllm_engine(wrapper, END)
-    runner = wrapper.llm.llm_engine.model_executor.driver_worker.model_runner
-    sample, steps = runner.sample_tokens, []
-
-    def press(*arguments: Any, **named: Any) -> Any:
-        steps.append(len(steps))
-        if len(steps) == 7:
-            signal.raise_signal(signal.SIGINT)
-        return sample(*arguments, **named)
-
-    with monkeypatch.context() as patched, ctrl_c_is_heard(), pytest.raises(KeyboardInterrupt):
-        patched.setattr(runner, "sample_tokens", press)
-        collect(engine, World())
-    assert len(steps) == 7
-    assert_empty(wrapper)
-    assert collect(engine, World()) == expected
 
 
 @pytest.mark.parametrize("shared", ["server"], indirect=True)

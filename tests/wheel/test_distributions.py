@@ -11,7 +11,7 @@ import pytest
 
 from tests.wheel.environments import EXTRAS, PIP, ROOT, Built, new_environment, run
 
-DATA = ("recipes/*.yaml", "accelerate_configs/*.yaml", "accelerate_configs/*.json")
+DATA = ("recipes/*.yaml", "accelerate_configs/*.yaml")
 
 pytestmark = [pytest.mark.wheel, pytest.mark.timeout(1800)]
 

@@ -1,9 +1,9 @@
-"""Evaluate a checkpoint, or compare two evaluations: `evaluate.py` and `sorl evaluate`.
+"""Evaluate a checkpoint: `evaluate.py` and `sorl evaluate`.
 
 The checkpoint is a folder, a PEFT adapter's folder, or a Hub id. Under `accelerate launch` the processes share the
 batches, and the result is that of one process. An interrupted run goes on where it was when started again; so does
 one whose search engine failed, with the questions that this spoilt. The arguments may stand in a YAML file that
-`--config` names; `--help` lists them. A mistake in them is one line and exit code 2; `--debug` shows its traceback.
+`--config` names; `--help` lists them.
 """
 
 from __future__ import annotations
@@ -12,26 +12,22 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import PartialState
 from transformers import GenerationConfig
-from trl import TrlParser
 
 from sorl_trl import qa
-from sorl_trl.cli.compare import CompareArguments, run_comparison
 from sorl_trl.command_line import (
-    DEBUG_EPILOG,
     UserMistake,
     check_checkpoint,
-    command_name,
     mistakes,
-    parse_groups,
-    reading,
-    refuse,
+    parse_dataclasses,
+    read_config,
     run_command,
-    separate_config,
+    take_config,
 )
 from sorl_trl.evaluation import (
     Agent,
@@ -56,16 +52,10 @@ from sorl_trl.rollout import (
     model_engine,
 )
 from sorl_trl.search import SearchArguments, SearchBackend, SearchUnavailable
-from sorl_trl.search.arguments import override_source
+from sorl_trl.search.arguments import SOURCES
 
 LONGEST_WAIT = timedelta(days=7)
 """Of a process that is done for the others: process groups give up after minutes by default."""
-
-
-class EvaluationParser(TrlParser):  # type: ignore[misc]
-    """A mistake is a `UserMistake`, in one line."""
-
-    error = refuse
 
 
 @dataclass
@@ -81,10 +71,10 @@ class Arguments:
 
 def parse_arguments(words: Sequence[str]) -> Arguments:
     """Parse a command line and its `--config`."""
-    groups = (ModelArguments, RolloutArguments, EngineOptions, EvaluationArguments, SearchArguments, CompareArguments)
-    command = command_name("evaluate.py")
-    parser = EvaluationParser(groups, prog=command, epilog=DEBUG_EPILOG)
-    return Arguments(*parse_groups(parser, override_source(separate_config(words)), command)[:5])
+    config, words = take_config(words)
+    defaults = {} if config is None else read_config(Path(config), words, SOURCES)
+    groups = (ModelArguments, RolloutArguments, EngineOptions, EvaluationArguments, SearchArguments)
+    return Arguments(*parse_dataclasses(groups, words, defaults, "sorl evaluate"))
 
 
 def run_settings(
@@ -169,7 +159,7 @@ def run_evaluation(arguments: Arguments) -> None:
     state = PartialState(cpu=not torch.accelerator.is_available(), timeout=LONGEST_WAIT)
     with mistakes(), state.main_process_first():  # what is downloaded or indexed is so once
         datasets = load_datasets(arguments.evaluation)
-        search = arguments.search.build_search(state.process_index)
+        search = arguments.search.build_search()
         run = RunFolder(arguments.evaluation.output)
         run.claim(run_settings(arguments, datasets, search.identity))
     batches = plan_batches(datasets, arguments.evaluation.num_samples, arguments.evaluation.batch_size)
@@ -198,17 +188,8 @@ def run_evaluation(arguments: Arguments) -> None:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    words = separate_config(sys.argv[1:] if words is None else words)
-    first_look = EvaluationParser(CompareArguments, add_help=False, allow_abbrev=False)
-    with reading():
-        comparison, rest = first_look.parse_args_and_config(words, return_remaining_strings=True)
-    if not comparison.compare:
-        run_evaluation(parse_arguments(words))
-        return
-    if rest:
-        raise UserMistake(f"`compare` goes with `intersection` alone, got {' '.join(rest)}.")
-    run_comparison(comparison)
+    run_evaluation(parse_arguments(sys.argv[1:] if words is None else words))
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(main, called="sorl evaluate"))
+    sys.exit(run_command(main))

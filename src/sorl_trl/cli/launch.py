@@ -6,13 +6,11 @@ import subprocess
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
-from functools import partial
 from itertools import islice
-from pathlib import Path
 from signal import Signals
 
-from sorl_trl.cli.shipped import CONFIGS, deepspeed_file
-from sorl_trl.command_line import EXIT_CODE, UserMistake, mistakes, refuse
+from sorl_trl.command_line import UserMistake, mistakes, read_config, refuse
+from sorl_trl.shipped import CONFIGS
 
 MODULE = "sorl_trl.cli.train"
 SHARED = frozenset({"-h", "--help", "--debug", "--gradient_accumulation_steps", "--gradient-accumulation-steps"})
@@ -32,22 +30,16 @@ to training, and may stand in the recipe as well.
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Train; returns the exit code. `--debug` is still among `words`, unlike other commands': training reads it."""
+    """Train; returns the exit code."""
     with mistakes():
         parser = _parser()
         for_launch, for_training = split(sys.argv[1:] if words is None else words, parser)
         if {"-h", "--help"}.intersection(for_training):
+            from sorl_trl.cli.train import main as train
+
             print(HELP)
-            return _train(for_training)
+            return train(for_training)
         return _launch(read_launch_arguments(for_launch, for_training, parser))
-
-
-def _train(words: Sequence[str]) -> int:
-    """In this process: it only lists its arguments."""
-    from sorl_trl.cli.train import main as train
-
-    train(words)
-    return 0
 
 
 def _parser() -> ArgumentParser:
@@ -56,7 +48,7 @@ def _parser() -> ArgumentParser:
 
     parser: ArgumentParser = launch_command_parser()
     parser.add_argument("--accelerate_config")
-    parser.error = partial(refuse, parser)  # type: ignore[method-assign]
+    parser.error = refuse  # type: ignore[method-assign]
     return parser
 
 
@@ -83,26 +75,13 @@ def read_launch_arguments(launch: Sequence[str], training: Sequence[str], parser
         UserMistake: A value is refused, there is no such config, or two are named.
     """
     named = parser.parse_args([*launch, "--module", MODULE])
-    if named.accelerate_config is None:
-        return parser.parse_args([*launch, "--module", MODULE, *training])
-    if named.config_file is not None:
-        raise UserMistake("--accelerate_config and --config_file name the same thing: give one of them")
-    config = CONFIGS.find(named.accelerate_config)
-    _check_config(config)
-    beside = deepspeed_file(config)
-    files = ["--config_file", str(config), *(["--deepspeed_config_file", str(beside)] if beside else [])]
-    return parser.parse_args([*files, *launch, "--module", MODULE, *training])
-
-
-def _check_config(config: Path) -> None:
-    """Raises UserMistake for a file that accelerate refuses."""
-    from accelerate.commands.config.config_args import load_config_from_file
-
-    with mistakes(str(config)):
-        try:
-            load_config_from_file(str(config))
-        except AttributeError as error:
-            raise ValueError("must be a YAML mapping, as `accelerate config` writes it") from error
+    if named.accelerate_config is not None:
+        if named.config_file is not None:
+            raise UserMistake("--accelerate_config and --config_file name the same thing: give one of them")
+        config = CONFIGS.find(named.accelerate_config)
+        read_config(config, ())  # accelerate fails with a traceback on what is no mapping
+        launch = ["--config_file", str(config), *launch]
+    return parser.parse_args([*launch, "--module", MODULE, *training])
 
 
 def _launch(arguments: Namespace) -> int:
@@ -121,8 +100,6 @@ def _launch(arguments: Namespace) -> int:
         code = error.get_first_failure()[1].exitcode
     else:
         return 0
-    if code == EXIT_CODE:
-        return code
-    cause = f"was ended by {Signals(-code).name}" if code < 0 else "failed: what went wrong is said above"
-    print(f"error: training {cause}", file=sys.stderr)
-    return 1
+    if code < 0:
+        print(f"error: training was ended by {Signals(-code).name}", file=sys.stderr)
+    return code if code > 0 else 1

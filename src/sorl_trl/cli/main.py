@@ -4,77 +4,42 @@ from __future__ import annotations
 
 import sys
 from argparse import RawDescriptionHelpFormatter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from difflib import get_close_matches
+from collections.abc import Sequence
+from functools import partial
 from importlib import import_module
 from importlib.metadata import version
-from typing import cast
 
-from sorl_trl.cli.shipped import with_recipe
-from sorl_trl.command_line import DEBUG, Parser, UserMistake, run_command
-
-Main = Callable[[Sequence[str]], int | None]
-
-
-@dataclass(frozen=True)
-class Command:
-    """A subcommand."""
-
-    main: str
-    """`module:function`, imported when the command is run."""
-    help: str
-    takes_recipe: bool = False
-    """Its `--config` may be the name of one of our recipes."""
-    keeps_debug: bool = False
-    """It is given `--debug` too, for the processes that it starts."""
-
-    def run(self, name: str, words: Sequence[str]) -> int:
-        """Run it; returns the exit code."""
-
-        def run(without_debug: Sequence[str]) -> int | None:
-            own = words if self.keeps_debug else without_debug
-            own = with_recipe(own) if self.takes_recipe else own
-            module, _, function = self.main.partition(":")
-            return cast(Main, getattr(import_module(module), function))(own)
-
-        return run_command(run, words, f"sorl {name}")
-
+from sorl_trl.command_line import Parser, UserMistake, run_command
+from sorl_trl.shipped import CONFIGS, RECIPES, Shipped
 
 COMMANDS = {
-    "quickstart": Command("sorl_trl.cli.quickstart:main", "train a tiny agent, offline, in minutes"),
-    "recipes": Command("sorl_trl.cli.shipped:recipes", "list the recipes, or copy one out"),
-    "configs": Command("sorl_trl.cli.shipped:configs", "list the configs for accelerate, or copy one out"),
-    "doctor": Command("sorl_trl.doctor.__main__:main", "say what is wrong with a recipe", True),
-    "train": Command(
-        "sorl_trl.cli.launch:main", "train an agent, through `accelerate launch`", True, keeps_debug=True
-    ),
-    "report": Command("sorl_trl.diagnostics.report:main", "curves and figures of training runs"),
-    "evaluate": Command("sorl_trl.cli.evaluate:main", "ask a checkpoint questions, and score it"),
-    "compare": Command("sorl_trl.cli.compare:main", "compare two evaluations, question by question"),
-    "view": Command("sorl_trl.viewer.command:main", "a page to read trajectories in"),
-    "index": Command("sorl_trl.search.index:main", "build a search index of a corpus"),
-    "serve": Command("sorl_trl.search.serve:main", "serve a search index over HTTP"),
+    "quickstart": ("sorl_trl.cli.quickstart:main", "train a tiny agent, offline, in minutes"),
+    "recipes": ("sorl_trl.cli.main:recipes", "list the recipes, or print one"),
+    "configs": ("sorl_trl.cli.main:configs", "list the configs for accelerate, or print one"),
+    "train": ("sorl_trl.cli.launch:main", "train an agent, through `accelerate launch`, or try it with --dry_run"),
+    "report": ("sorl_trl.diagnostics.report:main", "curves and figures of training runs"),
+    "evaluate": ("sorl_trl.cli.evaluate:main", "ask a checkpoint questions, and score it"),
+    "compare": ("sorl_trl.cli.compare:main", "compare two evaluations, question by question"),
+    "view": ("sorl_trl.viewer.command:main", "a page to read trajectories in"),
+    "index": ("sorl_trl.search.index:main", "build a search index of a corpus"),
+    "serve": ("sorl_trl.search.serve:main", "serve a search index over HTTP"),
 }
-"""In the order in which the help lists them: that of a first day."""
+"""Name -> `module:function`, imported when the command is run, and its help. In the order of a first day."""
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run `sorl` with `words`, by default those of the command line; returns the exit code."""
     words = list(sys.argv[1:] if words is None else words)
-    if words[:1] == [DEBUG]:
-        words = [*words[1:], DEBUG]
-    if words and words[0] in COMMANDS:
-        return COMMANDS[words[0]].run(words[0], words[1:])
-    return run_command(_without_command, words)
+    if not words or words[0] not in COMMANDS:
+        return run_command(_without_command, words)
+    module, _, function = COMMANDS[words[0]][0].partition(":")
+    return run_command(lambda rest: getattr(import_module(module), function)(rest), words[1:])
 
 
 def _without_command(words: Sequence[str]) -> None:
     """Help, the version, or a mistake."""
     if words and not words[0].startswith("-"):
-        close = get_close_matches(words[0], COMMANDS, n=1)
-        meant = f"; is it `{close[0]}`?" if close else ""
-        raise UserMistake(f"{words[0]!r} is no command of sorl{meant} (--help lists the commands)")
+        raise UserMistake(f"{words[0]!r} is no command of sorl (--help lists the commands)")
     parser = _parser()
     parser.parse_args(words)
     parser.print_help()
@@ -82,7 +47,7 @@ def _without_command(words: Sequence[str]) -> None:
 
 def _parser() -> Parser:
     width = max(map(len, COMMANDS))
-    commands = "\n".join(f"  {name:{width}}  {command.help}" for name, command in COMMANDS.items())
+    commands = "\n".join(f"  {name:{width}}  {about}" for name, (_, about) in COMMANDS.items())
     parser = Parser(
         prog="sorl",
         usage="sorl COMMAND [ARGUMENTS]",
@@ -92,3 +57,16 @@ def _parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"sorl-trl {version('sorl-trl')}")
     return parser
+
+
+def _show(shipped: Shipped, words: Sequence[str]) -> None:
+    """`sorl recipes` and `sorl configs`."""
+    about = f"The {shipped.kind}s that ship with the package: lists them, or prints one."
+    parser = Parser(prog=f"sorl {shipped.command}", description=about)
+    parser.add_argument("name", nargs="?", help="of which one; without it they are listed")
+    name = parser.parse_args(words).name
+    print(shipped.listing() if name is None else shipped.find(name).read_text(encoding="utf-8").rstrip("\n"))
+
+
+recipes = partial(_show, RECIPES)
+configs = partial(_show, CONFIGS)

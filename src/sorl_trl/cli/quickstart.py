@@ -22,7 +22,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from sorl_trl import qa
 from sorl_trl.cli import launch
-from sorl_trl.cli.shipped import RECIPES
 from sorl_trl.command_line import Parser, UserMistake, at_least, mistakes
 from sorl_trl.diagnostics import plot_training
 from sorl_trl.evaluation import (
@@ -56,7 +55,7 @@ from sorl_trl.search import BM25Index, NoSearch, SearchBackend
 RUN = Path("runs/quickstart")
 CACHE = Path("runs/cache")
 """Of warm-started policies. Both start where the command is run, or at the root of a clone."""
-RECIPE = RECIPES.get("quickstart")
+RECIPE = "quickstart"
 QUIET = {
     "DS_ACCELERATOR": "cpu",  # or DeepSpeed, if installed, warns that it found no GPU
     "OMP_NUM_THREADS": "1",
@@ -117,9 +116,9 @@ def train(run: Path, overrides: list[str]) -> None:
         overrides = [*overrides, "--model_name_or_path", str(run / "warm-start"), "--output_dir", str(run / "policy")]
         world = run / "world"
         overrides += ["--train_questions", str(world / TRAIN_FILE), "--corpus", str(world / CORPUS_FILE)]
-    words = ["--accelerate_config", "single_cpu", "--config"]
-    say("Training with SO-GRPO: " + " ".join(["sorl train", *words, RECIPE.stem, *overrides]))
-    if code := launch.main([*words, str(RECIPE), *overrides]):
+    words = ["--accelerate_config", "single_cpu", "--config", RECIPE, *overrides]
+    say("Training with SO-GRPO: " + " ".join(["sorl train", *words]))
+    if code := launch.main(words):
         raise SystemExit(code)  # training has said what went wrong
 
 
@@ -189,7 +188,7 @@ def conclude(summary: Mapping[str, Any]) -> None:
 
 
 def parse_arguments(words: Sequence[str] | None, home: Path) -> Namespace:
-    parser = Parser(prog="quickstart.py", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    parser = Parser(prog="sorl quickstart", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("--world", choices=BUILDERS, default="atlas", help="real facts, or invented ones")
     parser.add_argument("--seed", type=at_least(0), default=0, help="of the world and of training")
     parser.add_argument("--output", type=Path, default=home / RUN, help="directory; an earlier run is replaced")

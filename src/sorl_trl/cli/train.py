@@ -1,4 +1,7 @@
-"""What trains an agent: parse, build, train. `train.py` and `sorl train` launch this."""
+"""What trains an agent: parse, build, train. `train.py` and `sorl train` launch this.
+
+With `--dry_run` it builds the same, asks the policy two questions, says what one step would do, and ends.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,24 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from sorl_trl.cli.dry_run import try_out
 from sorl_trl.command_line import mistakes, run_command
 from sorl_trl.recipe import build_trainer, parse_arguments, write_settings
 from sorl_trl.trainers import SOPPOTrainer
 
+DRY_RUN = frozenset({"--dry_run", "--dry-run", "--dry_run=true", "--dry-run=true"})
 
-def main(words: Sequence[str] | None = None) -> None:
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Train; returns the exit code."""
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # `rollout_func` is: that is why TRL is pinned
+    words = sys.argv[1:] if words is None else words
+    if DRY_RUN.intersection(words):
+        return try_out(words)
     with mistakes():
         arguments = parse_arguments(words)
+        if arguments.trainer.dry_run:  # as the recipe has it
+            return try_out(words)
         trainer = build_trainer(arguments)
     folder = trainer.args.output_dir
     if trainer.accelerator.is_main_process:
@@ -27,7 +39,8 @@ def main(words: Sequence[str] | None = None) -> None:
     if isinstance(trainer, SOPPOTrainer):
         trainer.accelerator.print(f"Its critic is in {folder}/critic: `sorl_trl.load_critic({folder!r})` loads it.")
     trainer.end()
+    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(main, called="sorl train"))
+    sys.exit(run_command(main))

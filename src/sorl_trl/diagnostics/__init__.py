@@ -1,19 +1,11 @@
 """How a run is going: progress bar, curves, reports, and a guard against collapse.
 
-`python -m sorl_trl.diagnostics.report RUN…` makes a page of one or several runs.
+`sorl report RUN…` makes a page of one or several runs.
 """
 
-from sorl_trl.diagnostics.collapse_detector import (
-    DEFAULT_RULES,
-    Alarm,
-    CollapseDetector,
-    Fall,
-    Growth,
-    Level,
-    NotFinite,
-    detect,
-)
+from sorl_trl.diagnostics.collapse_detector import Alarm, CollapseDetector, detect
 from sorl_trl.diagnostics.collapse_guard import CollapseGuard, GuardSettings
+from sorl_trl.diagnostics.collapse_rules import DEFAULT_RULES, Fall, Growth, Level, NotFinite, Rule
 from sorl_trl.diagnostics.plots import plot_training
 from sorl_trl.diagnostics.progress import TurnProgressCallback
 
@@ -27,6 +19,7 @@ __all__ = [
     "GuardSettings",
     "Level",
     "NotFinite",
+    "Rule",
     "TurnProgressCallback",
     "detect",
     "plot_training",

@@ -7,30 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sorl_trl.diagnostics.collapse_rules import (
-    DEFAULT_RULES,
-    MASKED_METRIC,
-    Breach,
-    Fall,
-    Growth,
-    Level,
-    NotFinite,
-    Rule,
-    mean,
-)
-
-__all__ = [
-    "DEFAULT_RULES",
-    "Alarm",
-    "Breach",
-    "CollapseDetector",
-    "Fall",
-    "Growth",
-    "Level",
-    "NotFinite",
-    "Rule",
-    "detect",
-]
+from sorl_trl.diagnostics.collapse_rules import DEFAULT_RULES, MASKED_METRIC, NotFinite, Rule, mean
 
 ITERATION_METRIC = "reward"
 """TRL logs it on the steps that generate: an iteration lasts from one entry that has it to the next."""
@@ -45,8 +22,6 @@ class Alarm:
     """The iteration that was judged, from 0; of `NotFinite`, the one that the entry is in."""
     step: int
     """The step of the log entry after it, which completed it; of `NotFinite`, the step of the entry itself."""
-    value: float
-    threshold: float
     message: str
 
 
@@ -58,17 +33,11 @@ class CollapseDetector:
     all others where every trajectory was masked: that iteration says nothing about the policy.
 
     A rule fires when its condition begins to hold, and again only after the condition has not held once. `NotFinite`
-    fires with the entry that tells of it, also in iterations that the others do not judge.
-
-    Raises:
-        ValueError: two rules have the same name.
+    fires with the entry that tells of it, also in iterations that the others do not judge. Rules have different names.
     """
 
     def __init__(self, rules: Iterable[Rule] = DEFAULT_RULES) -> None:
         self.rules = tuple(rules)
-        names = [rule.name for rule in self.rules]
-        if len(set(names)) < len(names):
-            raise ValueError(f"`rules` has the names {names}, but each must be different.")
         self.starts: list[int] = []
         """Step of the first log entry of each iteration; the last one is not complete yet."""
         self.judged: list[int] = []
@@ -105,14 +74,23 @@ class CollapseDetector:
         return alarms + self._faults(entry)
 
     def _judge(self, step: int) -> list[Alarm]:
-        self.judged.append(len(self.starts) - 1)
+        """The alarms of the iteration that an entry of `step` completes."""
+        iteration = len(self.starts) - 1
+        self.judged.append(iteration)
         new = {metric: _summary(metric, values) for metric, values in self._values.items() if values}
         if new.get(MASKED_METRIC) == 1.0:
             new = {MASKED_METRIC: 1.0}
         for metric in new.keys() & self._history.keys():
             self._history[metric].append(new[metric])
-        rules = [rule for rule in self.rules if rule.metric in new and not isinstance(rule, NotFinite)]
-        return [alarm for rule in rules if (alarm := self._apply(rule, step))]
+        alarms = []
+        for rule in self.rules:
+            if rule.metric not in new or isinstance(rule, NotFinite):
+                continue
+            breach = rule.breach(self._history[rule.metric])
+            if self._begins(rule, breach):
+                message = f"{rule.name}: in iteration {iteration} (before step {step}) `{rule.metric}` {breach}: "
+                alarms.append(Alarm(rule, iteration, step, f"{message}{rule.hint}."))
+        return alarms
 
     def _faults(self, entry: Mapping[str, Any]) -> list[Alarm]:
         """The alarms of an entry by itself; entries without the rule's metric, as of an evaluation, say nothing."""
@@ -121,30 +99,20 @@ class CollapseDetector:
             if not isinstance(rule, NotFinite) or rule.metric not in entry:
                 continue
             fault = rule.fault(entry)
-            if fault is None:
-                self._breached.discard(rule.name)
-            elif rule.name not in self._breached:
-                self._breached.add(rule.name)
+            if self._begins(rule, fault):
                 step = int(entry["step"])
                 message = f"{rule.name}: {fault} in the log entry of step {step}: {rule.hint}."
-                alarms.append(Alarm(rule, len(self.starts) - 1, step, math.nan, math.nan, message))
+                alarms.append(Alarm(rule, len(self.starts) - 1, step, message))
         return alarms
 
-    def _apply(self, rule: Rule, step: int) -> Alarm | None:
-        breach = rule.breach(self._history[rule.metric])
+    def _begins(self, rule: Rule, breach: str | None) -> bool:
+        """Whether the condition of a rule holds, and has not held when it was judged before."""
         if breach is None:
             self._breached.discard(rule.name)
-            return None
-        if rule.name in self._breached:
-            return None
+            return False
+        begins = rule.name not in self._breached
         self._breached.add(rule.name)
-        iteration = self.judged[-1]
-        value, threshold, side = breach
-        message = (
-            f"{rule.name}: `{rule.metric}` is {value:.4g} in iteration {iteration} (before step {step}), {side} "
-            f"{threshold:.4g}: {rule.hint}."
-        )
-        return Alarm(rule, iteration, step, value, threshold, message)
+        return begins
 
 
 def _summary(metric: str, values: Sequence[float]) -> float:

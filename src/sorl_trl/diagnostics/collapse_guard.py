@@ -9,15 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
+import torch
+from safetensors import safe_open
 from torch import distributed
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from sorl_trl.checks import COUNT, Checked, Number, check_choice, raise_first
-from sorl_trl.diagnostics.checkpoint_weights import has_finite_weights
-from sorl_trl.diagnostics.collapse_detector import DEFAULT_RULES, Alarm, CollapseDetector, NotFinite, Rule
-from sorl_trl.diagnostics.guard_problems import late_log_problems, log_problems, roll_back_problems
+from sorl_trl.checks import COUNT, Number, check_choice, check_fields
+from sorl_trl.diagnostics.collapse_detector import Alarm, CollapseDetector
+from sorl_trl.diagnostics.collapse_rules import DEFAULT_RULES, NotFinite, Rule
 from sorl_trl.learning_rate import check_scheduler, scale_learning_rate
 
 logger = logging.getLogger(__name__)
@@ -30,7 +31,7 @@ INTERVENTIONS = "guard/interventions"
 
 
 @dataclass(frozen=True)
-class GuardSettings(Checked):
+class GuardSettings:
     """How `CollapseGuard` intervenes with `action="lower_lr"` and `"roll_back"`. Iterations are those of the detector.
 
     Raises:
@@ -46,6 +47,9 @@ class GuardSettings(Checked):
     margin: Annotated[int, COUNT] = 5
     """A checkpoint is healthy if no alarm came in so many iterations after it, those that the rules saw: alarms come
     late."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 class CollapseGuard(TrainerCallback):
@@ -73,9 +77,8 @@ class CollapseGuard(TrainerCallback):
         settings: of `"lower_lr"` and `"roll_back"`.
 
     Raises:
-        TypeError: `trainer` cannot roll back.
-        ValueError: `action` is unknown, or `trainer` writes no checkpoints to go back to. When training begins: it
-            logs nothing, or the schedule does not let its learning rates be lowered.
+        ValueError: `action` is unknown, or `trainer` cannot roll back or writes no checkpoints to go back to. When
+            training begins: it logs nothing, or the schedule does not let its learning rates be lowered.
     """
 
     def __init__(
@@ -101,16 +104,17 @@ class CollapseGuard(TrainerCallback):
         self._interventions: list[int] = []  # steps
         self._checkpoints: set[int] = set()  # steps
 
-    # ---------------------------------------------------------------------------------------------------------------
-    # Events
-    # ---------------------------------------------------------------------------------------------------------------
-
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        raise_first(log_problems(args))
-        for problem in late_log_problems(args.logging_strategy, state.logging_steps):
-            _warn(state, problem.what)
+        if args.logging_strategy == "no":
+            raise ValueError("`logging_strategy` is 'no', but CollapseGuard reads log entries: set it to 'steps'.")
+        if args.logging_strategy == "steps" and state.logging_steps != 1:
+            _warn(
+                state,
+                f"`logging_steps` is {state.logging_steps:g}, so that CollapseGuard learns late of numbers that are "
+                "not finite: set it to 1.",
+            )
         if self.action in ("lower_lr", "roll_back"):
             check_scheduler(kwargs["lr_scheduler"])
         self._forget()
@@ -142,10 +146,6 @@ class CollapseGuard(TrainerCallback):
 
     def _observe(self, args: TrainingArguments, entry: dict[str, Any]) -> list[Alarm]:
         return self._detector.observe({**entry, "grad_norm": None} if args.fp16 and "grad_norm" in entry else entry)
-
-    # ---------------------------------------------------------------------------------------------------------------
-    # Actions
-    # ---------------------------------------------------------------------------------------------------------------
 
     def _intervene(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, alarms: list[Alarm], **kwargs: Any
@@ -202,7 +202,7 @@ class CollapseGuard(TrainerCallback):
         newest = None
         if state.is_world_process_zero:
             steps = sorted(self._checkpoints, reverse=True)
-            folders = ((step, _output(args) / f"{PREFIX_CHECKPOINT_DIR}-{step}") for step in steps)
+            folders = ((step, Path(str(args.output_dir)) / f"{PREFIX_CHECKPOINT_DIR}-{step}") for step in steps)
             newest = next((folder for step, folder in folders if self._is_healthy(step, folder)), None)
         return _from_main_process(newest)
 
@@ -217,7 +217,7 @@ class CollapseGuard(TrainerCallback):
         ]
         if any(not isinstance(alarm.rule, NotFinite) for alarm in late) or not (folder / TRAINER_STATE_NAME).is_file():
             return False
-        is_finite = has_finite_weights(folder)
+        is_finite = _has_finite_weights(folder)
         return not late if is_finite is None else is_finite
 
 
@@ -225,23 +225,34 @@ def _not_finite(alarms: list[Alarm]) -> bool:
     return any(isinstance(alarm.rule, NotFinite) for alarm in alarms)
 
 
+def _has_finite_weights(checkpoint: Path) -> bool | None:
+    """Whether every number in its safetensors files is finite, a critic's included; None where it has no such file."""
+    files = sorted(checkpoint.rglob("*.safetensors"))
+    return all(map(_is_finite, files)) if files else None
+
+
+def _is_finite(file: Path) -> bool:
+    with safe_open(file, framework="pt") as tensors:  # one tensor at a time is in memory
+        return all(bool(torch.isfinite(tensors.get_tensor(name)).all()) for name in tensors.keys())  # noqa: SIM118
+
+
 def _check_trainer(trainer: Any) -> None:
+    needed = "but `action='roll_back'` needs"
     if not callable(getattr(trainer, "roll_back", None)):
-        raise TypeError(
-            f"`trainer` is a {type(trainer).__name__}, but `action='roll_back'` needs one with "
-            "`roll_back(checkpoint)`, such as SOGRPOTrainer or SOPPOTrainer."
+        raise ValueError(
+            f"`trainer` is a {type(trainer).__name__}, {needed} one with `roll_back(checkpoint)`, such as "
+            "SOGRPOTrainer or SOPPOTrainer."
         )
-    raise_first(roll_back_problems(trainer.args))
-
-
-def _output(args: TrainingArguments) -> Path:
-    return Path(str(args.output_dir))
+    if trainer.args.save_strategy == "no":
+        raise ValueError(f"`save_strategy` is 'no', {needed} checkpoints: set it to 'steps'.")
+    if trainer.args.save_only_model:
+        raise ValueError(f"`save_only_model` is True, {needed} the optimizer too: set it to False.")
 
 
 def _steps_on_disk(args: TrainingArguments) -> set[int]:
     """Of all checkpoints in the output folder."""
     prefix = f"{PREFIX_CHECKPOINT_DIR}-"
-    names = (folder.name.removeprefix(prefix) for folder in _output(args).glob(f"{prefix}*"))
+    names = (folder.name.removeprefix(prefix) for folder in Path(str(args.output_dir)).glob(f"{prefix}*"))
     return {int(name) for name in names if name.isdecimal()}
 
 

@@ -4,62 +4,51 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
-from sorl_trl.checks import POSITIVE_COUNT, SWITCH, Checked, Number, OneOf, Problem, field_problems
+from sorl_trl.checks import POSITIVE_COUNT, Number, check_fields
 
 MASKED_METRIC = "trajectories_without_turn"
 """Where it is 1, the other metrics are means over nothing: 0 or absent."""
 TURNS_METRIC = "turns/per_trajectory"
 """Where it is 0, the ratios are means over nothing."""
-
-
-class Breach(NamedTuple):
-    """How a rule's condition holds: at which value and against which threshold."""
-
-    value: float
-    """What was compared: the metric in one iteration, or its moving average."""
-    threshold: float
-    side: str
-    """Where `value` is relative to `threshold`, in words."""
+RATIO_METRICS = ("turns/ratio_mean", "turns/ratio_min", "turns/ratio_max", "kl_to_old")
 
 
 @dataclass(frozen=True)
-class Rule(Checked, ABC):
+class Rule(ABC):
     """A condition on one metric of docs/metrics.md. Rules look back only: at each iteration and those before it."""
 
     name: str
     metric: str
     hint: str
     """What to do about it: the end of the alarm's message."""
-    from_outside: Annotated[bool, SWITCH] = field(default=False, kw_only=True)
+    from_outside: bool = field(default=False, kw_only=True)
     """Whether the cause lies outside of the policy, so that neither going back nor going slower helps."""
 
-    def problems(self) -> Iterator[Problem]:
-        yield from field_problems(self, of=f" of rule {self.name!r}")
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     @abstractmethod
-    def breach(self, history: Sequence[float]) -> Breach | None:
-        """Tell whether the condition holds in the last iteration, given one value for each that has the metric."""
+    def breach(self, history: Sequence[float]) -> str | None:
+        """Say how the condition holds in the last iteration, if it does, given a value of each that has the metric."""
 
 
 @dataclass(frozen=True)
 class Level(Rule):
-    """`metric` is `side` `threshold`, or equal to it, for `patience` iterations in a row."""
+    """`metric` is at least `threshold` for `patience` iterations in a row."""
 
     threshold: float
-    side: Annotated[str, OneOf(("above", "below"))] = "above"
     patience: Annotated[int, POSITIVE_COUNT] = 1
 
-    def breach(self, history: Sequence[float]) -> Breach | None:
-        sign = 1 if self.side == "above" else -1
-        held = len(history) >= self.patience and all(
-            sign * value >= sign * self.threshold for value in history[-self.patience :]
-        )
-        return Breach(history[-1], self.threshold, f"at or {self.side}") if held else None
+    def breach(self, history: Sequence[float]) -> str | None:
+        last = history[-self.patience :]
+        if len(last) < self.patience or min(last) < self.threshold:
+            return None
+        return f"is {last[-1]:.4g}, at or above {self.threshold:.4g}"
 
 
 @dataclass(frozen=True)
@@ -73,12 +62,12 @@ class Fall(Rule):
     minimum: Annotated[float, Number(above=0)]
     window: Annotated[int, POSITIVE_COUNT] = 1
 
-    def breach(self, history: Sequence[float]) -> Breach | None:
+    def breach(self, history: Sequence[float]) -> str | None:
         means = [mean(history[i - self.window : i]) for i in range(self.window, len(history) + 1)]
         best = max(filter(math.isfinite, means), default=-math.inf)
         if best < self.minimum or not means[-1] < self.share * best:
             return None
-        return Breach(means[-1], self.share * best, f"fallen from a best of {best:.4g} to below")
+        return f"is {means[-1]:.4g}, fallen from a best of {best:.4g} to below {self.share * best:.4g}"
 
 
 @dataclass(frozen=True)
@@ -93,14 +82,14 @@ class Growth(Rule):
     baseline: Annotated[int, POSITIVE_COUNT]
     patience: Annotated[int, POSITIVE_COUNT] = 1
 
-    def breach(self, history: Sequence[float]) -> Breach | None:
+    def breach(self, history: Sequence[float]) -> str | None:
         if len(history) < self.baseline + self.patience:
             return None
         usual = median(history[: self.baseline])
         threshold = max(self.factor * usual, self.minimum)
-        if not all(value >= threshold for value in history[-self.patience :]):
+        if min(history[-self.patience :]) < threshold:
             return None
-        return Breach(history[-1], threshold, f"grown from about {usual:.4g} to at least")
+        return f"is {history[-1]:.4g}, grown from about {usual:.4g} to at least {threshold:.4g}"
 
 
 @dataclass(frozen=True)
@@ -108,14 +97,12 @@ class NotFinite(Rule):
     """A log entry holds a number that is NaN or infinite. It is judged at once and by itself, not by its iteration.
 
     Of `loss` and of `metric`, the gradient norm, whatever is not finite counts; so does a negative norm, by which
-    DeepSpeed says so. Of `ratios`, infinity counts, and None where the entry has turns: that is what TRL logs for NaN,
-    and, in every run, where there is nothing to average. A loss that is NaN is not in the log of its step unless
+    DeepSpeed says so. Of the ratios, infinity counts, and None where the entry has turns: that is what TRL logs for
+    NaN, and, in every run, where there is nothing to average. A loss that is NaN is not in the log of its step unless
     `logging_nan_inf_filter` is off, but the gradient norm is.
     """
 
-    ratios: tuple[str, ...] = ("turns/ratio_mean", "turns/ratio_min", "turns/ratio_max", "kl_to_old")
-
-    def breach(self, history: Sequence[float]) -> Breach | None:
+    def breach(self, history: Sequence[float]) -> str | None:
         return None  # `fault` has said it
 
     def fault(self, entry: Mapping[str, Any]) -> str | None:
@@ -125,7 +112,7 @@ class NotFinite(Rule):
             if isinstance(value, int | float) and (not math.isfinite(value) or (name == self.metric and value < 0)):
                 return f"`{name}` is {value:g}"
         has_turns = (entry.get(TURNS_METRIC) or 0) > 0
-        for name in self.ratios:
+        for name in RATIO_METRICS:
             value = entry.get(name)
             if value is None and name in entry and has_turns:
                 return f"`{name}` is NaN"
@@ -140,9 +127,8 @@ def mean(values: Sequence[float]) -> float:
 
 _SLOWER = "lower the learning rate or make fewer updates per rollout"
 
-# How often they catch a collapse, how often they are wrong, and how six of the thresholds were fitted, on seeds that
-# judge nothing: benchmarks/results/guard_rules.md. Of what `not_finite`, `nothing_to_train_on`, `entropy_fall`,
-# `groups_alike` and `searches_fall` watch for, its runs saw little or nothing: their thresholds are set by hand.
+# docs/stability.md says how often they catch a collapse, how often they are wrong, and how six of the thresholds were
+# fitted. Those of `nothing_to_train_on`, `entropy_fall`, `groups_alike` and `searches_fall` are set by hand.
 DEFAULT_RULES: tuple[Rule, ...] = (
     NotFinite(
         "not_finite",

@@ -2,15 +2,12 @@
 
 from sorl_trl.evaluation.aggregate import DatasetSummary, FamilySummary, summarize, summarize_families
 from sorl_trl.evaluation.arguments import EvaluationArguments
-from sorl_trl.evaluation.batches import Agent, complete, run_batches
+from sorl_trl.evaluation.batches import Agent, complete, encode_prompts, measure, run_batches
 from sorl_trl.evaluation.compare import Comparison, compare_runs, read_run
-from sorl_trl.evaluation.measures import measure
 from sorl_trl.evaluation.plan import Batch, Sample, load_datasets, plan_batches, questions_hash
-from sorl_trl.evaluation.prompts import encode_prompts
-from sorl_trl.evaluation.report import format_report, mean_measure, split_by_hops
+from sorl_trl.evaluation.report import format_report, format_trajectory, mean_measure, split_by_hops
 from sorl_trl.evaluation.run_folder import RunFolder, read_trajectories
 from sorl_trl.evaluation.tables import format_comparison, format_results
-from sorl_trl.evaluation.transcript import format_trajectory
 from sorl_trl.records.evaluated import MEASURES, SCORES, EvaluatedTrajectory, from_row, to_row
 
 __all__ = [

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-from sorl_trl.checks import NOT_NEGATIVE, POSITIVE_COUNT, Checked, Number, Problem
+from sorl_trl.checks import NOT_NEGATIVE, POSITIVE_COUNT, Number, check_fields
 from sorl_trl.qa import BENCHMARKS
 
 
 @dataclass
-class EvaluationArguments(Checked):
+class EvaluationArguments:
     """The arguments of a run. Raises ValueError for a value that is not allowed."""
 
     output: str = field(metadata={"help": "Directory of the run. A run that was interrupted there goes on."})
@@ -45,26 +44,20 @@ class EvaluationArguments(Checked):
     )
     seed: int = field(default=0, metadata={"help": "Of sampling."})
 
-    def problems(self) -> Iterator[Problem]:
-        yield from super().problems()
+    def __post_init__(self) -> None:
+        check_fields(self)
         if unknown := [name for name in self.benchmarks if name not in BENCHMARKS]:
-            what = f"`benchmarks` has {unknown[0]!r}, but must be of {', '.join(BENCHMARKS)}."
-            yield Problem("benchmarks", what)
+            raise ValueError(f"`benchmarks` has {unknown[0]!r}, but must be of {', '.join(BENCHMARKS)}.")
         if not self.dataset_names:
-            what = "`benchmarks` and `questions` are both empty: at least one dataset must be named."
-            yield Problem("questions", what)
+            raise ValueError("`benchmarks` and `questions` are both empty: at least one dataset must be named.")
         if twice := [name for name, count in Counter(self.dataset_names).items() if count > 1]:
-            what = f"`benchmarks` and `questions` name {twice[0]!r} twice: datasets need different names."
-            yield Problem("questions", what)
+            raise ValueError(f"`benchmarks` and `questions` name {twice[0]!r} twice: datasets need different names.")
         if missing := [path for path in self.questions if not Path(path).is_file()]:
-            yield Problem("questions", f"`questions` has {missing[0]!r}, but there is no such file.")
-        if self.data_source_folder is not None and not self.benchmarks:
-            yield Problem("data_source_folder", "`data_source_folder` is for `benchmarks`, of which none is named.")
+            raise ValueError(f"`questions` has {missing[0]!r}, but there is no such file.")
         if self.temperature == 0 and (self.num_samples > 1 or self.top_p < 1):
-            yield Problem(
-                "temperature",
+            raise ValueError(
                 f"`temperature` is 0, which is greedy, but `num_samples` is {self.num_samples} and `top_p` "
-                f"{self.top_p}: sampling needs a temperature above 0.",
+                f"{self.top_p}: sampling needs a temperature above 0."
             )
 
     @property

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from sorl_trl.evaluation.measures import measure
+from sorl_trl import qa
 from sorl_trl.evaluation.plan import Batch
-from sorl_trl.evaluation.prompts import encode_prompts
 from sorl_trl.evaluation.run_folder import Outcome, RunFolder
-from sorl_trl.qa import build_prompt_rows
-from sorl_trl.records.evaluated import EvaluatedTrajectory
-from sorl_trl.rollout import Collector, Engine, Generator
+from sorl_trl.records.evaluated import MEASURES, EvaluatedTrajectory, write_evaluated
+from sorl_trl.rollout import Collector, Engine, Generator, rollout_statistics
 from sorl_trl.rollout.tokens import decode
 from sorl_trl.search import SearchUnavailable
+from sorl_trl.types import Trajectory
 
 LOST_BATCHES = 3
 """After so many in a row in which every trajectory was masked, a run stops: the search engine is down."""
@@ -35,6 +35,60 @@ class Agent:
     conversational: bool
 
 
+def encode_prompts(
+    tokenizer: PreTrainedTokenizerBase,
+    rows: Sequence[Mapping[str, Any]],
+    template_kwargs: Mapping[str, Any] | None = None,
+) -> list[list[int]]:
+    """Encode the prompts of `build_prompt_rows`: text as it is, messages by the chat template."""
+    return [_encode_prompt(tokenizer, row["prompt"], dict(template_kwargs or {})) for row in rows]
+
+
+def _encode_prompt(
+    tokenizer: PreTrainedTokenizerBase, prompt: str | list[dict[str, str]], options: dict[str, Any]
+) -> list[int]:
+    if isinstance(prompt, str):
+        return list(tokenizer.encode(prompt))
+    ids: Any = tokenizer.apply_chat_template(
+        prompt, add_generation_prompt=True, tokenize=True, return_dict=False, **options
+    )
+    return list(ids)
+
+
+def measure(question: qa.Question, trajectory: Trajectory) -> dict[str, float | None]:
+    """Take every measure of `MEASURES`; one that does not apply is `None`.
+
+    That is choice accuracy of an open question, and everything after an infrastructure failure, which says nothing
+    about the policy.
+    """
+    if trajectory.stop_reason.is_infrastructure_failure:
+        return dict.fromkeys(MEASURES)
+    return {**_scores(question, trajectory), **_counts(trajectory)}
+
+
+def _scores(question: qa.Question, trajectory: Trajectory) -> dict[str, float | None]:
+    golden, options = question.golden_answers, question.options
+    return {
+        "correct": qa.score_answer(trajectory, golden, options),
+        "exact_match": qa.score_exact_match(trajectory, golden),
+        "f1": qa.score_f1(trajectory, golden),
+        "sub_exact_match": qa.score_sub_exact_match(trajectory, golden),
+        "choice_accuracy": qa.score_choice(trajectory, golden, options) if options else None,
+    }
+
+
+def _counts(trajectory: Trajectory) -> dict[str, float]:
+    statistics = rollout_statistics([trajectory])
+    return {
+        "searches": statistics["searches_per_trajectory"],
+        "turns": statistics["turns_per_trajectory"],
+        "invalid_actions": statistics["invalid_actions_per_trajectory"],
+        "neutralized": statistics["neutralized_per_trajectory"],
+        "generated_tokens": float(sum(len(turn.token_ids) for turn in trajectory.turns)),
+        "observation_tokens": float(sum(len(seen.token_ids) for seen in trajectory.observations)),
+    }
+
+
 def run_batches(
     batches: Iterable[Batch], agent: Agent, seed: int
 ) -> Iterator[tuple[Batch, list[EvaluatedTrajectory]]]:
@@ -43,7 +97,7 @@ def run_batches(
     Torch is seeded anew for each batch: what a batch samples does not depend on the batches before it.
     """
     for batch in batches:
-        rows = build_prompt_rows(
+        rows = qa.build_prompt_rows(
             [sample.question for sample in batch.samples], agent.prompt_template, agent.conversational
         )
         prompts = encode_prompts(agent.tokenizer, rows)
@@ -86,17 +140,19 @@ def complete(
     is_done = [bool(outcomes) and not any(each.is_masked for each in outcomes) for outcomes in kept]
     todo = [batch for batch, done in zip(batches, is_done, strict=True) if not done]
     agent = load_agent() if todo else None
-    with _Progress(batches, show_progress) as progress:
+    scores: dict[str, list[float]] = defaultdict(list)
+    total = sum(len(batch.samples) for batch in batches)
+    with tqdm(total=total, desc="Evaluating", unit="trajectory", disable=not show_progress) as bar:
         for batch, outcomes, done in zip(batches, kept, is_done, strict=True):
             if done:
-                progress.show(batch, outcomes)
+                _show(bar, scores[batch.dataset], batch, outcomes)
         if agent is None:
             return
         lost = 0
         for batch, rows in run_batches(todo, agent, seed):
-            run.write(batch, rows)
+            write_evaluated(run.shard(batch), rows)
             outcomes = run.batch_outcomes(batch)
-            progress.show(batch, outcomes)
+            _show(bar, scores[batch.dataset], batch, outcomes)
             lost = lost + 1 if all(outcome.is_masked for outcome in outcomes) else 0
             if lost == LOST_BATCHES:
                 raise SearchUnavailable(
@@ -104,28 +160,11 @@ def complete(
                 )
 
 
-@dataclass
-class _Progress:
-    """A bar over trajectories, and beside it the mean score of the dataset at hand."""
-
-    batches: Sequence[Batch]
-    enabled: bool
-    scores: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-
-    def __enter__(self) -> _Progress:
-        total = sum(len(batch.samples) for batch in self.batches)
-        self.bar = tqdm(total=total, desc="Evaluating", unit="trajectory", disable=not self.enabled)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.close()
-
-    def show(self, batch: Batch, outcomes: Sequence[Outcome]) -> None:
-        """Count a finished batch in."""
-        scores = self.scores[batch.dataset]
-        scores += [score for outcome in outcomes if (score := outcome.measures["correct"]) is not None]
-        if scores:
-            # `correct` of a question with options is choice accuracy.
-            name = "accuracy" if batch.samples[0].question.options else "EM"
-            self.bar.set_postfix_str(f"{batch.dataset} {name} {sum(scores) / len(scores):.3f}", refresh=False)
-        self.bar.update(len(outcomes))
+def _show(bar: tqdm[Any], scores: list[float], batch: Batch, outcomes: Sequence[Outcome]) -> None:
+    """Count a finished batch in, and show the mean score of its dataset so far beside the bar."""
+    scores += [score for outcome in outcomes if (score := outcome.measures["correct"]) is not None]
+    if scores:
+        # `correct` of a question with options is choice accuracy.
+        name = "accuracy" if batch.samples[0].question.options else "EM"
+        bar.set_postfix_str(f"{batch.dataset} {name} {sum(scores) / len(scores):.3f}", refresh=False)
+    bar.update(len(outcomes))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,13 +13,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from transformers.utils.hub import has_file
 from transformers.utils.peft_utils import find_adapter_config_file
 
-from sorl_trl.checks import SWITCH, Checked, OneOf
+from sorl_trl.checks import OneOf, check_fields
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 
 
 @dataclass
-class ModelArguments(Checked):
+class ModelArguments:
     """Which policy, and how it is loaded. Those of TRL's `ModelConfig` that do not concern training."""
 
     model_name_or_path: str = field(metadata={"help": "Checkpoint folder, PEFT adapter folder, or Hub id."})
@@ -29,39 +29,27 @@ class ModelArguments(Checked):
         metadata={"help": f"Of the weights: {', '.join(DTYPES)}. 'auto' is what they were saved in."},
     )
     attn_implementation: str | None = field(default=None, metadata={"help": "Attention implementation to use."})
-    trust_remote_code: Annotated[bool, SWITCH] = field(
-        default=False, metadata={"help": "Run code that the checkpoint brings along."}
-    )
+    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that the checkpoint brings along."})
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 def load_tokenizer(model: ModelArguments) -> PreTrainedTokenizerBase:
     """The checkpoint's tokenizer; its base model's for an adapter that has none.
 
     Raises:
-        ValueError: The adapter does not say what its base model is.
         OSError: There is no such checkpoint, or no tokenizer with it.
     """
     name, revision = model.model_name_or_path, model.model_revision
     adapter = find_adapter_config_file(name, revision=revision)
     if adapter and not has_file(name, "tokenizer_config.json", revision=revision):
-        model = _base_model(model, Path(adapter).parent)
+        base = json.loads(Path(adapter).read_bytes())
+        name, revision = base["base_model_name_or_path"], base.get("revision") or "main"
     tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-        model.model_name_or_path, revision=model.model_revision, trust_remote_code=model.trust_remote_code
+        name, revision=revision, trust_remote_code=model.trust_remote_code
     )
     return tokenizer
-
-
-def _base_model(model: ModelArguments, adapter: Path) -> ModelArguments:
-    """What the adapter in this folder, which may be one of the Hub's cache, was trained upon."""
-    from peft import PeftConfig
-
-    config = PeftConfig.from_pretrained(str(adapter))
-    if not config.base_model_name_or_path:
-        raise ValueError(
-            f"`model_name_or_path` is {model.model_name_or_path!r}, an adapter without a tokenizer that names no "
-            "`base_model_name_or_path`; save the tokenizer beside it"
-        )
-    return replace(model, model_name_or_path=config.base_model_name_or_path, model_revision=config.revision or "main")
 
 
 def load_model(model: ModelArguments, device: torch.device) -> PreTrainedModel:

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
-from sorl_trl.evaluation.aggregate import by_question, macro_average, question_columns
+from sorl_trl.evaluation.aggregate import by_question, question_columns
 from sorl_trl.evaluation.bootstrap import Estimate, Floats, bootstrap
 from sorl_trl.evaluation.run_folder import Outcome, RunFolder
 
 COMPARED = ("exact_match", "f1", "sub_exact_match", "choice_accuracy", "searches", "generated_tokens")
-_SHOWN = 3
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The comparison of two runs on one dataset, or on a family of datasets."""
+    """The comparison of two runs on one dataset."""
 
     name: str
     questions: int
@@ -31,19 +30,11 @@ class Comparison:
     """Measure -> mean of after minus before."""
 
 
-@dataclass(frozen=True)
-class DatasetOutcomes:
-    """The outcomes that a run has of one dataset."""
-
-    family: str
-    outcomes: Sequence[Outcome] = field(default_factory=list)
-
-
-Run = Mapping[str, DatasetOutcomes]
+Run = Mapping[str, Sequence[Outcome]]
 """Dataset -> what the run has of it."""
 
 
-def read_run(path: str) -> dict[str, DatasetOutcomes]:
+def read_run(path: str) -> dict[str, list[Outcome]]:
     """Read the outcomes of a finished run.
 
     Raises:
@@ -52,12 +43,11 @@ def read_run(path: str) -> dict[str, DatasetOutcomes]:
     folder = RunFolder(path)
     if not folder.is_finished:
         raise FileNotFoundError(f"{path} is not the directory of a finished run: it has no results")
-    datasets = folder.settings["datasets"]
-    return {name: DatasetOutcomes(datasets[name]["family"], folder.outcomes(name)) for name in datasets}
+    return {name: folder.outcomes(name) for name in folder.settings["datasets"]}
 
 
 def compare_runs(before: Run, after: Run, intersection: bool = False) -> list[Comparison]:
-    """Compare each dataset, then each family of several datasets by its macro average.
+    """Compare each dataset that both runs have.
 
     Args:
         before: The one run.
@@ -73,27 +63,26 @@ def compare_runs(before: Run, after: Run, intersection: bool = False) -> list[Co
             "are compared."
         )
     common = [name for name in before if name in after]
-    datasets = {name: found for name in common if (found := _compare_dataset(name, before[name], after[name]))}
-    if not datasets:
+    compared = [found for name in common if (found := _compare_dataset(name, before[name], after[name]))]
+    if not compared:
         raise ValueError("The runs have no scored question in common.")
-    return [*datasets.values(), *_families(before, datasets)]
+    return compared
 
 
 def _only_in_one(before: Run, after: Run) -> list[str]:
     """What only one run has, a phrase for each dataset."""
     phrases = []
     for name in dict.fromkeys([*before, *after]):
-        asked = [by_question(run[name].outcomes) if name in run else {} for run in (before, after)]
+        asked = [by_question(run.get(name, ())) for run in (before, after)]
         for which, own, other in (("first", *asked), ("second", *reversed(asked))):
             if only := [question_id for question_id, text in own if (question_id, text) not in other]:
-                shown = ", ".join(only[:_SHOWN]) + (", …" if len(only) > _SHOWN else "")
-                phrases.append(f"{len(only)} of {name} are in the {which} alone ({shown})")
+                phrases.append(f"{len(only)} of {name} are in the {which} alone, such as {only[0]}")
     return phrases
 
 
-def _compare_dataset(name: str, before: DatasetOutcomes, after: DatasetOutcomes) -> Comparison | None:
+def _compare_dataset(name: str, before: Sequence[Outcome], after: Sequence[Outcome]) -> Comparison | None:
     """None if there is no question to compare."""
-    asked = [by_question(run.outcomes) for run in (before, after)]
+    asked = [by_question(run) for run in (before, after)]
     common = [key for key in asked[0] if key in asked[1]]
     columns = [question_columns({key: questions[key] for key in common}, COMPARED) for questions in asked]
     # Counts apply to every trajectory that is not masked.
@@ -114,28 +103,3 @@ def _compare_dataset(name: str, before: DatasetOutcomes, after: DatasetOutcomes)
 
 def _means(columns: Mapping[str, Floats], measures: Mapping[str, Estimate]) -> dict[str, float]:
     return {name: float(np.nanmean(columns[name])) for name in measures}
-
-
-def _families(run: Run, datasets: Mapping[str, Comparison]) -> list[Comparison]:
-    families: dict[str, list[Comparison]] = {}
-    for name, comparison in datasets.items():
-        families.setdefault(run[name].family, []).append(comparison)
-    return [_macro(f"macro: {family}", members) for family, members in families.items() if len(members) > 1]
-
-
-def _macro(name: str, members: Sequence[Comparison]) -> Comparison:
-    differences = macro_average([member.differences for member in members])
-
-    def means(side: str) -> dict[str, float]:
-        groups = [getattr(member, side) for member in members]
-        held = {measure: [group[measure] for group in groups if measure in group] for measure in differences}
-        return {measure: float(np.mean(values)) for measure, values in held.items()}
-
-    return Comparison(
-        name=name,
-        questions=sum(member.questions for member in members),
-        unscored=0,  # counted with the datasets
-        before=means("before"),
-        after=means("after"),
-        differences=differences,
-    )

@@ -1,11 +1,12 @@
-"""Evaluated trajectories in memory as a table of text, by the number of hops."""
+"""Evaluated trajectories in memory as text: a table by the number of hops, and one trajectory to read."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from sorl_trl.qa import Question, score_answer
 from sorl_trl.records.evaluated import EvaluatedTrajectory
-from sorl_trl.types import StopReason
+from sorl_trl.types import Observation, StopReason, Trajectory
 
 
 def mean_measure(rows: Sequence[EvaluatedTrajectory], name: str) -> float | None:
@@ -23,11 +24,8 @@ def split_by_hops(rows: Sequence[EvaluatedTrajectory]) -> dict[int, list[Evaluat
 def format_report(results: Mapping[str, Sequence[EvaluatedTrajectory]]) -> str:
     """Write a line per named result: trajectories, EM, F1, EM by hops, searches per trajectory, share answered.
 
-    A figure that a result does not have is a dash. Raises ValueError if a result has no trajectory or there is none.
+    A figure that a result does not have is a dash. There is at least one result, and each has a trajectory.
     """
-    if not results or not all(results.values()):
-        sizes = {name: len(rows) for name, rows in results.items()}
-        raise ValueError(f"results holds {sizes} trajectories; it must hold at least one result, each at least one")
     hops = sorted({number for rows in results.values() for number in split_by_hops(rows)})
     header = ["", "trajectories", "EM", "F1", *(f"EM {number}-hop" for number in hops), "searches", "answered"]
     return _align([header, *(_row(name, rows, hops) for name, rows in results.items())])
@@ -53,3 +51,20 @@ def _align(rows: list[list[str]]) -> str:
         cells = [figure.rjust(width) for figure, width in zip(figures, widths[1:], strict=True)]
         lines.append("  ".join([name.ljust(widths[0]), *cells]))
     return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
+
+
+def format_trajectory(question: Question, trajectory: Trajectory) -> str:
+    """Write the question, each turn and observation on a line of its own, and the verdict."""
+    lines = [f"Question     {question.question}"]
+    for segment in trajectory.segments:
+        speaker = "Environment" if isinstance(segment, Observation) else "Policy"
+        lines.append(f"{speaker:<12} {_printable(segment.text)}")
+    verdict = "right" if score_answer(trajectory, question.golden_answers, question.options) else "wrong"
+    golden = " or ".join(question.golden_answers)
+    lines.append(f"{'Verdict':<12} {verdict} (gold: {golden}; stopped: {trajectory.stop_reason.value})")
+    return "\n".join(lines)
+
+
+def _printable(text: str) -> str:
+    """On one line, without the escape sequences that a passage could steer a terminal with."""
+    return "".join(character if character.isprintable() else "\ufffd" for character in " ".join(text.split()))

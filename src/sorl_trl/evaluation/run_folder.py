@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,9 @@ from sorl_trl.records.evaluated import (
     RESULTS,
     SETTINGS,
     EvaluatedTrajectory,
-    count_evaluated,
     evaluated_shards,
     read_evaluated,
     read_settings,
-    write_evaluated,
 )
 from sorl_trl.types import StopReason
 
@@ -68,18 +66,14 @@ class RunFolder:
         Every process may call this, all with equal settings.
 
         Raises:
-            FileExistsError: The directory has results, but of no run.
             ValueError: Its run was started with other settings; the message names them.
         """
         file = self.path / SETTINGS
-        if file.exists() and not any((self.path / FOLDER).rglob("[0-9]*.parquet")):
-            _write_json(file, settings)  # a first start that made nothing, with a wrong model perhaps, binds nobody
-        elif not file.exists():
-            if found := [name for name in (RESULTS, FOLDER) if (self.path / name).exists()]:
-                raise FileExistsError(f"output {self.path} has {found[0]} but no {SETTINGS}: name another directory")
+        # A first start that made nothing, with a wrong model perhaps, binds nobody.
+        if not any((self.path / FOLDER).rglob("[0-9]*.parquet")):
             self.path.mkdir(parents=True, exist_ok=True)
             _write_json(file, settings)
-        elif differences := _differences(json.loads(file.read_bytes()), json.loads(json.dumps(settings))):
+        elif differences := _differences(self.settings, json.loads(json.dumps(settings))):
             raise ValueError(
                 f"output {self.path} holds a run with other settings: {'; '.join(differences)}. Take the same ones "
                 "to go on with it, or name another directory"
@@ -90,26 +84,14 @@ class RunFolder:
         """Raises FileNotFoundError if no run was started here."""
         return read_settings(self.path)
 
-    def write(self, batch: Batch, rows: Sequence[EvaluatedTrajectory]) -> None:
-        """Keep a batch, in place of what was kept of it before."""
-        write_evaluated(self._shard(batch), rows)
-
     def batch_outcomes(self, batch: Batch) -> list[Outcome]:
         """The outcomes of a batch, in its order; empty if it was not made yet."""
-        shard = self._shard(batch)
+        shard = self.shard(batch)
         return list(_outcomes(shard)) if shard.exists() else []
 
     def outcomes(self, dataset: str) -> list[Outcome]:
         """The outcomes of all finished batches of a dataset, in the order of the plan."""
         return [outcome for shard in evaluated_shards(self.path, dataset) for outcome in _outcomes(shard)]
-
-    def trajectories(self, dataset: str) -> Iterator[EvaluatedTrajectory]:
-        """The trajectories of all finished batches of a dataset, in the order of the plan."""
-        return read_evaluated(self.path, dataset)
-
-    def count(self, dataset: str) -> int:
-        """How many `trajectories` there are of a dataset. None of them is read for it."""
-        return count_evaluated(self.path, dataset)
 
     def finish(self, results: Mapping[str, Any], table: str) -> None:
         """Write the results, and delete what killed processes left unfinished."""
@@ -122,7 +104,8 @@ class RunFolder:
     def is_finished(self) -> bool:
         return (self.path / RESULTS).exists()
 
-    def _shard(self, batch: Batch) -> Path:
+    def shard(self, batch: Batch) -> Path:
+        """Where a batch is kept."""
         return self.path / FOLDER / batch.dataset / f"{batch.index:06d}.parquet"
 
 
@@ -134,9 +117,8 @@ def read_trajectories(run: str | os.PathLike[str]) -> Iterator[EvaluatedTrajecto
     Raises:
         FileNotFoundError: `run` is not the directory of a run.
     """
-    folder = RunFolder(run)
-    for dataset in folder.settings["datasets"]:
-        yield from folder.trajectories(dataset)
+    for dataset in read_settings(run)["datasets"]:
+        yield from read_evaluated(run, dataset)
 
 
 def _outcomes(shard: Path) -> Iterator[Outcome]:

@@ -42,7 +42,7 @@ def format_results(summaries: Sequence[DatasetSummary], families: Sequence[Famil
 
 
 def format_comparison(comparisons: Sequence[Comparison], before: str, after: str) -> str:
-    """Write a line per dataset or family and measure: both means, their difference with its 95 % interval, and p."""
+    """Write a line per dataset and measure: both means, their difference with its 95 % interval, and p."""
     rows = [
         [
             comparison.name,

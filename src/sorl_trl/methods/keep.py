@@ -79,7 +79,7 @@ class NotVoid:
         if rollout.void is None:
             raise ValueError(
                 "`keep` has NotVoid, but the rollout does not say what its turns did: use `SearchRollout`, "
-                "`AgentRollout` or a `rollout_func` that returns a `sorl_trl.types.Trajectory` per row as `trajectory`."
+                "`AgentRollout` or one that returns a `sorl_trl.types.Trajectory` per row, as `trajectory`."
             )
         return ~rollout.void
 

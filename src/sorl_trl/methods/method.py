@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, TypeAlias
 
 from torch import Tensor
@@ -35,13 +35,13 @@ class Method:
     needs to know is a field of the piece: `Method(terms=(ClipPenalty(coef=1.0),))`.
     """
 
-    credit: Credit = GroupMean()
+    credit: Credit = field(default_factory=GroupMean)
     """Who gets which advantage."""
     keep: tuple[Keep, ...] = ()
     """What is trained on: everything that all of them keep."""
     weight: Weight | None = None
     """How the mismatch between trainer and engine is corrected; None leaves it to TRL's options."""
-    surrogate: Surrogate = PPOMin()
+    surrogate: Surrogate = field(default_factory=PPOMin)
     """What is maximised, and what is clipped."""
     terms: tuple[Term, ...] = ()
     """What is added to the loss."""

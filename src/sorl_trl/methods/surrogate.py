@@ -34,7 +34,7 @@ class PPOMin:
 
 @dataclass(frozen=True)
 class DoubleSided:
-    """SAO's clip (arXiv 2607.07508, as its abstract says): no gradient outside of the range, whatever the sign of Â."""
+    """SAO's clip (arXiv 2607.07508, as its abstract says): no gradient outside of the range, whatever sign Â has."""
 
     def __call__(self, batch: MicroBatch) -> Objective:
         """The objective of each token with the ratio of its unit."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .masking import at_least_float32, check_groups, keep, masked_mean, turn_broadcast, turn_ends
+from .masking import check_groups, keep, masked_mean, turn_broadcast, turn_ends
 
 GROUP_BASELINES = ("mean", "leave_one_out")
 STD_FLOOR = 1e-4
@@ -174,7 +174,7 @@ def _masked_variance(x: Tensor, mask: Tensor) -> Tensor:
 def _centre_in_group(returns: Tensor, turn_mask: Tensor, num_generations: int) -> Tensor:
     """`returns` (B, K) less the baseline R̄ of their group, 0 where a trajectory has no such turn."""
     check_groups(num_generations, len(returns), "rows of returns")
-    centred = at_least_float32(returns)
+    centred = returns
     # The second pass removes what rounding left of the mean of equal returns, which 1 / (σ + 1e-4) would blow up.
     for _ in range(2):
         baseline = _group_mean(masked_mean(centred, turn_mask, dim=1), turn_mask.bool().any(dim=1), num_generations)

@@ -59,10 +59,11 @@ def separate_turn_advantages(
         turn_mask: (B, K), 1 where a trajectory has a turn.
         num_generations: G, the trajectories of a group; it must divide B.
         gamma: discount per turn.
-        scale: as in `normalize_entries`.
+        scale: "group" divides by σ of the group, "batch" by σ of all entries, as TRL's `scale_rewards` does of
+            outcomes, "none" by nothing.
 
     Raises:
-        ValueError: as `normalize_entries`.
+        ValueError: `num_generations` does not divide B.
     """
     normalized = at_least_float32(torch.zeros_like(turn_mask))
     for rewards, mask in kinds:
@@ -75,17 +76,8 @@ def normalize_entries(x: Tensor, mask: Tensor, num_generations: int, scale: str)
     """Compare every entry of `x` with all of its group's: (x − x̄) / (σ + 1e-4) where `mask` is 1, (B, K).
 
     x̄ is the mean over the entries that a group has, each with the same weight, and σ their unbiased standard
-    deviation (IGPO, arXiv 2510.14967; 1e-4 is TRL's). A single entry gives 0.
-
-    Args:
-        x: (B, K).
-        mask: (B, K), 1 where there is an entry.
-        num_generations: G, the rows of a group; it must divide B.
-        scale: "group" divides by σ of the group, "batch" by σ of all entries, as TRL's `scale_rewards` does of
-            outcomes, "none" by nothing.
-
-    Raises:
-        ValueError: `num_generations` does not divide B.
+    deviation (IGPO, arXiv 2510.14967; 1e-4 is TRL's). A single entry gives 0. The rest is as in
+    `separate_turn_advantages`.
     """
     check_groups(num_generations, len(x), "rows of x")
     groups = torch.arange(len(x), device=x.device) // num_generations

@@ -125,12 +125,7 @@ def effective_sample_size(sums: Tensor) -> Tensor:
 def unit_lengths(turn_ids: Tensor | TurnLayout, level: str) -> Tensor:
     """Count the model tokens of the unit that each token belongs to: (B, T) int64, with 1 where `turn_ids` is −1.
 
-    Args:
-        turn_ids: (B, T) int64, the turn of each model token, −1 elsewhere.
-        level: "token", whose units have one token; "turn", |y^k|; or "sequence", |y_i| over all turns.
-
-    Raises:
-        ValueError: `level` is not one of the above.
+    At `level` "token" it is 1, at "turn" |y^k|, and at "sequence" |y_i|, over all turns.
     """
     check_choice("level", level, IMPORTANCE_SAMPLING_LEVELS)
     turns = turn_layout(turn_ids)
@@ -154,7 +149,7 @@ def scaled_clip_range(epsilon: float | Tensor, turn_ids: Tensor | TurnLayout, le
         epsilon: ε, how far the ratio of a unit of one token may go, whose range it is exactly. A float, or what
             broadcasts to (B, T).
         turn_ids: (B, T) int64, the turn of each model token, −1 elsewhere.
-        level: "token", "turn" or "sequence", the unit, as in `unit_lengths`.
+        level: "token", "turn" or "sequence", the unit.
         scaling: p. "none": 0; "sqrt_length": 1/2; "length": 1.
 
     The result is float64, so that 1 ± ε_k rounds once, when it is compared with a ratio (float32 on MPS, which has no

@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from sorl_trl.qa import fields
-from sorl_trl.qa.questions import Question
+from sorl_trl.qa.questions import Question, identifier, mapping, text
 
 Row = Mapping[str, Any]
 RowParser = Callable[[Row], Question]
@@ -26,26 +25,20 @@ class UnusableRow(ValueError):
 
 def parse_flashrag(row: Row) -> Question:
     """FlashRAG: `id, question, golden_answers, metadata`, of which `metadata` may be missing or `None`."""
-    metadata = row.get("metadata")
-    if metadata is not None and not isinstance(metadata, Mapping):
-        raise ValueError(f"`metadata` must be an object or missing, got {metadata!r}")
     return Question(
-        id=fields.identifier("id", _field(row, "id")),
+        id=identifier("id", _field(row, "id")),
         question=_text(row, "question"),
         golden_answers=_answers("golden_answers", _field(row, "golden_answers")),
-        metadata=dict(metadata or {}),
+        metadata=mapping("metadata", row.get("metadata")),
         data_source=_text(row, "data_source"),
     )
 
 
 def parse_search_r1(row: Row) -> Question:
-    """Search-R1: FlashRAG's columns, and verl's with the same content.
+    """Search-R1: FlashRAG's columns, and verl's with the same content, which are not read.
 
-    The golden answers are those of `reward_model.ground_truth.target` where there are no `golden_answers`. The set is
-    a mixture whose ids repeat from source to source: the source's name is put before them.
+    The set is a mixture whose ids repeat from source to source: the source's name is put before them.
     """
-    if row.get("golden_answers") is None:
-        row = {**row, "golden_answers": _nested(row, "reward_model", "ground_truth", "target")}
     question = parse_flashrag(row)
     return replace(question, id=f"{question.data_source}-{question.id}")
 
@@ -55,7 +48,7 @@ def parse_medqa(row: Row) -> Question:
     options = _field(row, "options")
     if not isinstance(options, Mapping):
         raise ValueError(f"`options` must be an object of letters and texts, got {options!r}")
-    letters = [letter for letter, text in options.items() if text is not None]  # a row with fewer letters than others
+    letters = [letter for letter, each in options.items() if each is not None]  # a row with fewer letters than others
     right = _text(row, "answer_idx")
     if right not in letters:
         raise ValueError(f"`answer_idx` must be one of {letters}, got {right!r}")
@@ -71,8 +64,6 @@ def parse_medmcqa(row: Row) -> Question:
     cop = _field(row, "cop")
     if cop in (None, -1):
         raise UnusableRow("`cop` is no label")
-    if isinstance(cop, float) and cop.is_integer():  # as tables have it whose column lacks some labels
-        cop = int(cop)
     if isinstance(cop, bool) or not isinstance(cop, int) or cop not in range(len(columns)):
         raise ValueError(f"`cop` must be 0 to 3, counted from 0, or -1 for no label, got {cop!r}")
     options = {letter: _text(row, column) for letter, column in zip("ABCD", columns, strict=True)}
@@ -85,10 +76,10 @@ def parse_pubmedqa(row: Row) -> Question:
     The abstract in `context` is not shown, for the agent is to search; it becomes metadata, as the other columns.
     """
     decision = _text(row, "final_decision")
-    letters = [letter for letter, text in _DECISIONS.items() if text == decision]
+    letters = [letter for letter, each in _DECISIONS.items() if each == decision]
     if not letters:
         raise ValueError(f"`final_decision` must be one of {list(_DECISIONS.values())}, got {decision!r}")
-    row = {**row, "id": fields.identifier("pubid", _field(row, "pubid"))}
+    row = {**row, "id": identifier("pubid", _field(row, "pubid"))}
     return _choice(row, _DECISIONS, letters[0], "pubid", "final_decision")
 
 
@@ -99,7 +90,7 @@ def _choice(row: Row, options: Mapping[str, str], letter: str, *used: str) -> Qu
         raise UnusableRow("the right option's text is another option's too")
     known = {"id", "question", "options", "data_source", *used}
     return Question(
-        id=fields.identifier("id", row["id"]),
+        id=identifier("id", row["id"]),
         question=_text(row, "question"),
         golden_answers=(right,),
         metadata={name: value for name, value in row.items() if name not in known},
@@ -114,30 +105,19 @@ def _field(row: Row, name: str) -> Any:
     return row[name]
 
 
-def _nested(row: Row, *names: str) -> Any:
-    value: Any = row
-    for name in names:
-        if not isinstance(value, Mapping):
-            raise ValueError(f"`{'.'.join(names)}` needs an object that has `{name}`, got {value!r}")
-        value = _field(value, name)
-    return value
-
-
 def _text(row: Row, name: str) -> str:
     value = _field(row, name)
     if value is None or (isinstance(value, str) and not value.strip()):
         raise UnusableRow(f"`{name}` is blank")
-    return fields.text(name, value).strip()
+    return text(name, value).strip()
 
 
 def _answers(name: str, value: object) -> tuple[str, ...]:
     """The golden answers without blank ones, which no answer could match."""
     if value is None:
         raise UnusableRow(f"`{name}` is empty")
-    if not isinstance(value, list):
+    if not isinstance(value, list) or not all(isinstance(answer, str) for answer in value):
         raise ValueError(f"`{name}` must be a list of strings, got {value!r}")
-    if wrong := [answer for answer in value if not isinstance(answer, str)]:
-        raise ValueError(f"`{name}` must be a list of strings, got {wrong[0]!r} in it")
     answers = tuple(answer for answer in value if answer.strip())
     if not answers:
         raise UnusableRow(f"`{name}` is empty")

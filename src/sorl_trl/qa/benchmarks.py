@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from itertools import islice
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any
 
-from sorl_trl.checks import POSITIVE_COUNT, check_choice, check_number
+from sorl_trl.checks import POSITIVE_COUNT, check_choice
 from sorl_trl.qa.benchmark_rows import (
     RowParser,
     UnusableRow,
@@ -25,8 +24,6 @@ from sorl_trl.qa.questions import Question
 
 logger = logging.getLogger(__name__)
 
-Family = Literal["general", "multi-hop", "medical", "mixed"]
-
 _FLASHRAG = "RUC-NLPIR/FlashRAG_datasets"
 # `datasets` gives files called `dev.jsonl` the split "validation"; the Hub's own configs say "dev".
 _SYNONYMS = {"dev": "validation", "validation": "dev"}
@@ -36,8 +33,8 @@ _SYNONYMS = {"dev": "validation", "validation": "dev"}
 class Benchmark:
     """Where a public question set is, and how its rows are read."""
 
-    family: Family
-    """"mixed": its rows carry the names of other sets as `data_source`."""
+    family: str
+    """"general", "multi-hop" or "medical"; "mixed": its rows carry the names of other sets as `data_source`."""
     hub_id: str
     config: str | None
     parse: RowParser
@@ -47,7 +44,7 @@ class Benchmark:
     """Split on the Hub -> expected number of rows. For information only."""
 
 
-def _flashrag(family: Family, config: str, **sizes: int) -> Benchmark:
+def _flashrag(family: str, config: str, **sizes: int) -> Benchmark:
     return Benchmark(family, _FLASHRAG, config, parse_flashrag, "test" if "test" in sizes else "dev", sizes)
 
 
@@ -59,22 +56,12 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "2wikimultihopqa": _flashrag("multi-hop", "2wikimultihopqa", train=15_000, dev=12_576),
     "musique": _flashrag("multi-hop", "musique", train=19_938, dev=2_417),
     "bamboogle": _flashrag("multi-hop", "bamboogle", test=125),
+    # The training splits of nq and hotpotqa; the evaluation splits of the seven sets above.
     "nq_hotpotqa_train": Benchmark(
-        "mixed",
-        "PeterGriffinJin/nq_hotpotqa_train",
-        None,
-        parse_search_r1,
-        "test",
-        # The training splits of nq and hotpotqa; the evaluation splits of the seven sets above.
-        {"train": 169_615, "test": 51_713},
+        "mixed", "PeterGriffinJin/nq_hotpotqa_train", None, parse_search_r1, "test", {"train": 169_615, "test": 51_713}
     ),
     "medqa": Benchmark(
-        "medical",
-        "GBaker/MedQA-USMLE-4-options",
-        None,
-        parse_medqa,
-        "test",
-        {"train": 10_178, "test": 1_273},
+        "medical", "GBaker/MedQA-USMLE-4-options", None, parse_medqa, "test", {"train": 10_178, "test": 1_273}
     ),
     "medmcqa": Benchmark(
         "medical",
@@ -84,46 +71,22 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         "validation",
         {"train": 182_822, "validation": 4_183, "test": 6_150},
     ),
-    "pubmedqa": Benchmark(
-        "medical",
-        "qiaojin/PubMedQA",
-        "pqa_labeled",
-        parse_pubmedqa,
-        "train",  # the only split of the labelled questions
-        {"train": 1_000},
-    ),
+    # The only split of the labelled questions.
+    "pubmedqa": Benchmark("medical", "qiaojin/PubMedQA", "pqa_labeled", parse_pubmedqa, "train", {"train": 1_000}),
 }
 """Name -> set. The names are those of FlashRAG where it has the set."""
 
 
-@overload
 def load_benchmark(
     name: str,
     split: str | None = None,
     source: str | os.PathLike[str] | None = None,
     limit: int | None = None,
-    streaming: Literal[False] = False,
-) -> list[Question]: ...
-@overload
-def load_benchmark(
-    name: str,
-    split: str | None = None,
-    source: str | os.PathLike[str] | None = None,
-    limit: int | None = None,
-    *,
-    streaming: Literal[True],
-) -> Iterator[Question]: ...
-def load_benchmark(
-    name: str,
-    split: str | None = None,
-    source: str | os.PathLike[str] | None = None,
-    limit: int | None = None,
-    streaming: bool = False,
-) -> list[Question] | Iterator[Question]:
+) -> list[Question]:
     """Load the questions of a public set.
 
     Rows without one clear answer are left out; how many, and why, is logged as a warning. In a set without ids a row
-    gets "<split>_<row>"; the second of two equal ids gets "#2" at its end, and how many did is logged too.
+    gets "<split>_<row>"; the second of two equal ids gets "#2" at its end.
 
     Args:
         name: A key of `BENCHMARKS`.
@@ -131,28 +94,27 @@ def load_benchmark(
         source: A local folder in the set's schema, read as `datasets.load_dataset` reads a folder: JSONL, JSON or
             Parquet files named after their splits. Default: the set on the Hub.
         limit: Stop after so many questions.
-        streaming: Read row by row while iterating, instead of into memory.
-
-    Returns:
-        A list, or an iterator if `streaming`.
 
     Raises:
-        ValueError: `name`, `split` or `limit` is not allowed. Or, if `streaming` only while iterating: a file is
-            broken, a row is not in the set's schema (the message names set, row, counted from 0, and field), or no row
-            can be used.
+        ValueError: `name`, `split` or `limit` is not allowed, a file is broken, a row is not in the set's schema (the
+            message names set, row, counted from 0, and field), or no row can be used.
         FileNotFoundError: There is no such folder, or it has no data files.
     """
     check_choice("name", name, BENCHMARKS)
     if limit is not None:
-        check_number("limit", limit, POSITIVE_COUNT)
+        POSITIVE_COUNT.check("limit", limit)
     benchmark = BENCHMARKS[name]
     split = benchmark.evaluation_split if split is None else split
-    rows = _rows(_load(benchmark, source, streaming), name, split)
-    questions = islice(_questions(rows, name, split), limit)
-    return questions if streaming else list(questions)
+    splits = _load(benchmark, source)
+    found = split if split in splits else _SYNONYMS.get(split, split)
+    if found not in splits:
+        raise ValueError(f"split of {name} must be one of {', '.join(splits)}, got {split!r}")
+    where = f"{name}, split {split!r}"
+    rows = ({"id": f"{split}_{number}", "data_source": name} | row for number, row in enumerate(splits[found]))
+    return _questions(rows, benchmark.parse, limit, where)
 
 
-def _load(benchmark: Benchmark, source: str | os.PathLike[str] | None, streaming: bool) -> Mapping[str, Any]:
+def _load(benchmark: Benchmark, source: str | os.PathLike[str] | None) -> Mapping[str, Any]:
     """Split -> its rows."""
     # Here, because importing it takes seconds that whoever only scores answers need not wait.
     from datasets import get_dataset_config_names, load_dataset
@@ -167,65 +129,38 @@ def _load(benchmark: Benchmark, source: str | os.PathLike[str] | None, streaming
         # A copy of the Hub's repository has the config, a folder with this set's files alone has not.
         config = config if config in get_dataset_config_names(path) else None
     try:
-        splits: Mapping[str, Any] = load_dataset(path, config, streaming=streaming)
+        splits: Mapping[str, Any] = load_dataset(path, config)
     except DatasetGenerationError as error:
         raise ValueError(f"{path}: cannot be read ({error.__cause__})") from error
     return splits
 
 
-def _rows(splits: Mapping[str, Any], name: str, split: str) -> Iterator[dict[str, Any]]:
-    found = split if split in splits else _SYNONYMS.get(split, split)
-    if found not in splits:
-        raise ValueError(f"split of {name} must be one of {', '.join(splits)}, got {split!r}")
-    return _read(splits[found], f"{name}, split {split!r}")
+def _questions(rows: Iterable[dict[str, Any]], parse: RowParser, limit: int | None, where: str) -> list[Question]:
+    questions: dict[str, Question] = {}
+    left_out: Counter[str] = Counter()
+    for number, row in enumerate(rows):
+        if len(questions) == limit:
+            break
+        try:
+            question = parse(row)
+        except UnusableRow as reason:
+            left_out[str(reason)] += 1
+        except ValueError as error:
+            raise ValueError(f"{where}, row {number}: {error}") from error
+        else:
+            own = _unused(question.id, questions)
+            questions[own] = replace(question, id=own)
+    reasons = "; ".join(f"{count}: {reason}" for reason, count in left_out.most_common())
+    if not questions:
+        raise ValueError(f"{where}: no row can be used ({reasons or 'there are none'})")
+    if left_out:
+        logger.warning("%s: rows left out: %d (%s)", where, left_out.total(), reasons)
+    return list(questions.values())
 
 
-def _read(rows: Iterable[dict[str, Any]], where: str) -> Iterator[dict[str, Any]]:
-    try:
-        yield from rows
-    except ValueError as error:  # a stream meets a broken file only here
-        raise ValueError(f"{where}: cannot be read ({error})") from error
-
-
-@dataclass
-class _Tally:
-    """What happened to the rows of one split that did not become questions as they are."""
-
-    left_out: Counter[str] = field(default_factory=Counter)
-    """Reason -> rows."""
-    renamed: int = 0
-    ids: set[str] = field(default_factory=set)
-
-    def with_new_id(self, question: Question) -> Question:
-        """The question, with a suffix to its id if another one has it."""
-        copy, number = question, 2
-        while copy.id in self.ids:
-            copy, number = replace(question, id=f"{question.id}#{number}"), number + 1
-        self.renamed += copy is not question
-        self.ids.add(copy.id)
-        return copy
-
-    def report(self, where: str) -> None:
-        if self.left_out:
-            reasons = "; ".join(f"{count}: {reason}" for reason, count in self.left_out.most_common())
-            logger.warning("%s: rows left out: %d (%s)", where, self.left_out.total(), reasons)
-        if self.renamed:
-            logger.warning("%s: ids that had occurred before and got a suffix: %d", where, self.renamed)
-
-
-def _questions(rows: Iterable[dict[str, Any]], name: str, split: str) -> Iterator[Question]:
-    parse, tally, where = BENCHMARKS[name].parse, _Tally(), f"{name}, split {split!r}"
-    try:
-        for number, row in enumerate(rows):
-            try:
-                question = parse({"id": f"{split}_{number}", "data_source": name} | row)
-            except UnusableRow as reason:
-                tally.left_out[str(reason)] += 1
-            except ValueError as error:
-                raise ValueError(f"{where}, row {number}: {error}") from error
-            else:
-                yield tally.with_new_id(question)
-    finally:  # also when the caller has had enough
-        tally.report(where)
-    if not tally.ids:
-        raise ValueError(f"{where}: no row can be used ({dict(tally.left_out) or 'there are none'})")
+def _unused(identifier: str, taken: Mapping[str, object]) -> str:
+    """The identifier, with a suffix if a question before has it."""
+    own, number = identifier, 2
+    while own in taken:
+        own, number = f"{identifier}#{number}", number + 1
+    return own

@@ -35,7 +35,7 @@ def question_text(question: Question) -> str:
 
 
 def text_prompt(question: str, template: str = SEARCH_R1_TEMPLATE) -> str:
-    """Make the prompt of a base model: `template` with every "{question}" replaced. Other braces stay as they are.
+    """Make the text of a prompt: `template` with every "{question}" replaced. Other braces stay as they are.
 
     Raises:
         ValueError: `template` has no "{question}".
@@ -43,11 +43,6 @@ def text_prompt(question: str, template: str = SEARCH_R1_TEMPLATE) -> str:
     if "{question}" not in template:
         raise ValueError(f'template must hold "{{question}}", got {template!r}')
     return template.replace("{question}", question)
-
-
-def chat_prompt(question: str, template: str = SEARCH_R1_TEMPLATE) -> list[dict[str, str]]:
-    """Make the prompt of a chat model: one user message that holds `text_prompt(question, template)`."""
-    return [{"role": "user", "content": text_prompt(question, template)}]
 
 
 def build_prompt_rows(
@@ -58,28 +53,25 @@ def build_prompt_rows(
     Args:
         questions: What to ask; open and multiple-choice questions may be mixed.
         template: The instructions, with "{question}" where the `question_text` goes.
-        conversational: Make chat prompts instead of text prompts.
+        conversational: Make chat prompts of one user message instead of text prompts.
 
     Returns:
         Rows of `prompt`, `question_id`, `question`, `golden_answers`, `data_source`. If any question has options,
-        every row has `options`: a list of [letter, text] pairs, empty for an open question. If any question's metadata
-        has `hops`, every row has it, `None` where it is not known. All rows have the same columns, since `from_list`
-        takes them from the first row.
+        every row has `options`: a list of [letter, text] pairs, empty for an open question. All rows have the same
+        columns, since `from_list` takes them from the first row.
     """
     questions = list(questions)
-    make_prompt = chat_prompt if conversational else text_prompt
     with_options = any(question.options for question in questions)
-    with_hops = any("hops" in question.metadata for question in questions)
+    prompts = [text_prompt(question_text(question), template) for question in questions]
     return [
         {
-            "prompt": make_prompt(question_text(question), template),
+            "prompt": [{"role": "user", "content": prompt}] if conversational else prompt,
             "question_id": question.id,
             "question": question.question,
             "golden_answers": list(question.golden_answers),
             "data_source": question.data_source,
             # Pairs, because a column of mappings gets the letters of all rows, with `None` for those that a row lacks.
             **({"options": [list(pair) for pair in question.options.items()]} if with_options else {}),
-            **({"hops": question.metadata.get("hops")} if with_hops else {}),
         }
-        for question in questions
+        for question, prompt in zip(questions, prompts, strict=True)
     ]

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from sorl_trl.qa import fields
 from sorl_trl.qa.choices import check_options, right_letter
 
 
@@ -66,53 +65,50 @@ def write_questions(questions: Iterable[Question], path: str | os.PathLike[str])
     """Write questions to a JSONL file that `load_questions` reads back unchanged. `metadata` must be JSON's types."""
     with Path(path).open("w", encoding="utf-8", newline="\n") as file:
         for question in questions:
-            record: dict[str, object] = {
-                "id": question.id,
-                "question": question.question,
-                "golden_answers": list(question.golden_answers),
-            }
-            may_be_missing = {
-                "metadata": dict(question.metadata),
-                "options": dict(question.options),
-                "data_source": question.data_source,
-            }
-            record |= {name: value for name, value in may_be_missing.items() if value}
-            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+            record = {each.name: getattr(question, each.name) for each in fields(Question)}
+            file.write(json.dumps(record, ensure_ascii=False, default=dict) + "\n")
 
 
-def _parse(line: bytes) -> Question:
-    text = line.decode("utf-8")
-    try:
-        record = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"not JSON ({error.msg} at character {error.pos})") from error
-    if not isinstance(record, dict):
-        raise ValueError(f"a question must be a JSON object, got {type(record).__name__}")
-    return Question(
-        id=fields.identifier("id", record.get("id")),
-        question=fields.text("question", record.get("question")),
-        golden_answers=_golden_answers(record.get("golden_answers")),
-        metadata=_object("metadata", record.get("metadata")),
-        options={
-            letter: fields.text("options", text) for letter, text in _object("options", record.get("options")).items()
-        },
-        data_source=_data_source(record.get("data_source")),
-    )
+def identifier(name: str, value: object) -> str:
+    """A string or an integer, as a string; a ValueError names the field otherwise."""
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise ValueError(f"`{name}` must be a string or an integer, got {value!r}")
+    return str(value)
 
 
-def _golden_answers(value: object) -> tuple[str, ...]:
-    if not isinstance(value, list) or not value:
-        raise ValueError(f"`golden_answers` must be a list of at least one string, got {value!r}")
-    return tuple(fields.text("golden_answers", answer) for answer in value)
+def text(name: str, value: object) -> str:
+    """A string that is not blank and that can be encoded; a ValueError names the field otherwise."""
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"`{name}` must be a string that is not blank, got {value!r}")
+    value.encode()  # Half a surrogate pair, which JSON can spell, cannot be encoded by any tokenizer.
+    return value
 
 
-def _object(name: str, value: object) -> dict[str, Any]:
+def mapping(name: str, value: object) -> dict[str, Any]:
+    """An object, or an empty one for what is missing; a ValueError names the field otherwise."""
     if value is not None and not isinstance(value, dict):
         raise ValueError(f"`{name}` must be an object or missing, got {value!r}")
     return value or {}
 
 
-def _data_source(value: object) -> str:
-    if value is not None and not isinstance(value, str):
-        raise ValueError(f"`data_source` must be a string or missing, got {value!r}")
-    return value or ""
+def _parse(line: bytes) -> Question:
+    try:
+        record = json.loads(line.decode("utf-8"))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON ({error.msg} at character {error.pos})") from error
+    if not isinstance(record, dict):
+        raise ValueError(f"a question must be a JSON object, got {type(record).__name__}")
+    golden_answers = record.get("golden_answers")
+    if not isinstance(golden_answers, list) or not golden_answers:
+        raise ValueError(f"`golden_answers` must be a list of at least one string, got {golden_answers!r}")
+    data_source = record.get("data_source") or ""
+    if not isinstance(data_source, str):
+        raise ValueError(f"`data_source` must be a string or missing, got {data_source!r}")
+    return Question(
+        id=identifier("id", record.get("id")),
+        question=text("question", record.get("question")),
+        golden_answers=tuple(text("golden_answers", answer) for answer in golden_answers),
+        metadata=mapping("metadata", record.get("metadata")),
+        options={letter: text("options", each) for letter, each in mapping("options", record.get("options")).items()},
+        data_source=data_source,
+    )

@@ -11,63 +11,50 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from sorl_trl.qa import scoring
-from sorl_trl.types import Trajectory
+from sorl_trl.types import ActionKind, Trajectory, Turn
 
 Score = TypeVar("Score")
-RewardFunction = Callable[..., list[Any]]
-"""Called by keyword. Returns per trajectory a float, a list of one float per turn, or `None`."""
+Trajectories = Sequence[Trajectory]
+Answers = Sequence[Sequence[str]]
 OptionPairs = Sequence[tuple[str, str]]
 """Letter and text of each option; empty for an open question. A data set makes lists of the pairs."""
 
 
-def exact_match_reward(
-    *, trajectory: Sequence[Trajectory], golden_answers: Sequence[Sequence[str]], **_: object
-) -> list[float | None]:
+def exact_match_reward(*, trajectory: Trajectories, golden_answers: Answers, **_: object) -> list[float | None]:
     """Give 1.0 for an answer that equals a golden answer after normalization, else 0.0."""
     return _score_each(scoring.score_exact_match, trajectory, golden_answers)
 
 
-def sub_exact_match_reward(
-    *, trajectory: Sequence[Trajectory], golden_answers: Sequence[Sequence[str]], **_: object
-) -> list[float | None]:
+def sub_exact_match_reward(*, trajectory: Trajectories, golden_answers: Answers, **_: object) -> list[float | None]:
     """Give 1.0 for an answer that holds a golden answer as whole words, else 0.0. Long answers can win it."""
     return _score_each(scoring.score_sub_exact_match, trajectory, golden_answers)
 
 
-def f1_reward(
-    *, trajectory: Sequence[Trajectory], golden_answers: Sequence[Sequence[str]], **_: object
-) -> list[float | None]:
+def f1_reward(*, trajectory: Trajectories, golden_answers: Answers, **_: object) -> list[float | None]:
     """Give the token F1 of the answer with the best of the golden answers, in [0, 1]."""
     return _score_each(scoring.score_f1, trajectory, golden_answers)
 
 
-def f1_plus_reward(
-    *, trajectory: Sequence[Trajectory], golden_answers: Sequence[Sequence[str]], **_: object
-) -> list[float | None]:
+def f1_plus_reward(*, trajectory: Trajectories, golden_answers: Answers, **_: object) -> list[float | None]:
     """Give `f1_reward` less 0.1 without any search and 0.1 without an answer: F1+ of Search-R1++, as reported."""
     return _score_each(scoring.score_f1_plus, trajectory, golden_answers)
 
 
 def choice_reward(
-    *,
-    trajectory: Sequence[Trajectory],
-    golden_answers: Sequence[Sequence[str]],
-    options: Sequence[OptionPairs | None],
-    data_source: Sequence[str],
-    **_: object,
+    *, trajectory: Trajectories, golden_answers: Answers, options: Sequence[OptionPairs | None], **_: object
 ) -> list[float | None]:
     """Give 1.0 for an answer that names the right option, by letter or text, else 0.0.
 
     Raises:
-        ValueError: A question is open; the message names its data source.
+        ValueError: A question is open.
     """
-    return _score_each(scoring.score_choice, trajectory, golden_answers, _mappings(options), data_source)
+    return _score_each(scoring.score_choice, trajectory, golden_answers, _mappings(options))
 
 
 def answer_reward(
     *,
-    trajectory: Sequence[Trajectory],
-    golden_answers: Sequence[Sequence[str]],
+    trajectory: Trajectories,
+    golden_answers: Answers,
     options: Sequence[OptionPairs | None] | None = None,
     **_: object,
 ) -> list[float | None]:
@@ -76,29 +63,32 @@ def answer_reward(
     return _score_each(scoring.score_answer, trajectory, golden_answers, _mappings(columns))
 
 
-def format_reward(*, trajectory: Sequence[Trajectory], **_: object) -> list[float | None]:
+def format_reward(*, trajectory: Trajectories, **_: object) -> list[float | None]:
     """Give 1.0 for a trajectory with an answer and without an invalid action, else 0.0."""
-    return _score_each(scoring.score_format, trajectory)
+    return _score_each(lambda each: float(each.answer is not None and all(map(_is_valid, each.turns))), trajectory)
 
 
-def turn_format_reward(*, trajectory: Sequence[Trajectory], **_: object) -> list[list[float] | None]:
-    """Give each turn 1.0 for a well-formed action, 0.0 for an invalid one. The sum rewards taking many turns."""
-    return _score_each(scoring.score_turn_format, trajectory)
+def turn_format_reward(*, trajectory: Trajectories, **_: object) -> list[list[float] | None]:
+    """Give each turn 1.0 for a well-formed action, 0.0 for an invalid one.
+
+    The sum grows with the number of turns: weigh it low, or the policy is paid for searching on.
+    """
+    return _score_each(lambda each: [float(_is_valid(turn)) for turn in each.turns], trajectory)
 
 
 def search_hit_turn_reward(
-    *, trajectory: Sequence[Trajectory], golden_answers: Sequence[Sequence[str]], **_: object
+    *, trajectory: Trajectories, golden_answers: Answers, **_: object
 ) -> list[list[float] | None]:
     """Give each turn 1.0 if it is the first search that brought in a golden answer, else 0.0."""
     return _score_each(scoring.score_search_hits, trajectory, golden_answers)
 
 
-def environment_reward(*, trajectory: Sequence[Trajectory], **_: object) -> list[list[float] | None]:
+def environment_reward(*, trajectory: Trajectories, **_: object) -> list[list[float] | None]:
     """Give each turn what its environment gave for it (`Reply.reward`), and 0.0 where it gave nothing."""
-    return _score_each(scoring.score_environment, trajectory)
+    return _score_each(lambda each: [turn.reward or 0.0 for turn in each.turns], trajectory)
 
 
-REWARDS: dict[str, RewardFunction] = {
+REWARDS: dict[str, Callable[..., list[Any]]] = {
     "answer": answer_reward,
     "exact_match": exact_match_reward,
     "sub_exact_match": sub_exact_match_reward,
@@ -121,6 +111,10 @@ def _score_each(
         None if trajectory.stop_reason.is_infrastructure_failure else score(trajectory, *row)
         for trajectory, *row in zip(trajectories, *columns, strict=True)
     ]
+
+
+def _is_valid(turn: Turn) -> bool:
+    return turn.action.kind is not ActionKind.INVALID
 
 
 def _mappings(options: Sequence[OptionPairs | None]) -> list[dict[str, str]]:

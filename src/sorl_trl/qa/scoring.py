@@ -44,24 +44,21 @@ def score_sub_exact_match(trajectory: Trajectory, golden_answers: Sequence[str])
     return sub_exact_match(trajectory.answer, golden_answers)
 
 
-def score_choice(
-    trajectory: Trajectory, golden_answers: Sequence[str], options: Mapping[str, str], data_source: str = ""
-) -> float:
+def score_choice(trajectory: Trajectory, golden_answers: Sequence[str], options: Mapping[str, str]) -> float:
     """Score 1.0 if the answer names the right option and no other, by letter or text (`named_letter`), else 0.0.
 
     Args:
         trajectory: What the policy did; without an answer it scores 0.0.
         golden_answers: One, the text of the right option.
         options: Letter -> text.
-        data_source: Where the question is from, for the error.
 
     Raises:
         ValueError: The question is open, or the golden answer is not the text of exactly one option.
     """
     if not options:
         raise ValueError(
-            f"`options` must not be empty for choice accuracy: data source {data_source!r} has an open question; "
-            "`score_answer` scores open questions by exact match"
+            f"`options` must not be empty for choice accuracy, but the question with golden_answers "
+            f"{list(golden_answers)} is open; `score_answer` scores open questions by exact match"
         )
     right = right_letter(golden_answers, options)
     return float(named_letter(trajectory.answer or "", options) == right)
@@ -72,25 +69,6 @@ def score_answer(trajectory: Trajectory, golden_answers: Sequence[str], options:
     if options:
         return score_choice(trajectory, golden_answers, options)
     return score_exact_match(trajectory, golden_answers)
-
-
-def score_format(trajectory: Trajectory) -> float:
-    """Score 1.0 if the policy answered and made no invalid action on the way, else 0.0."""
-    is_valid = all(turn.action.kind is not ActionKind.INVALID for turn in trajectory.turns)
-    return float(is_valid and trajectory.answer is not None)
-
-
-def score_turn_format(trajectory: Trajectory) -> list[float]:
-    """Score each turn: 1.0 for a well-formed action, 0.0 for an invalid one.
-
-    The sum grows with the number of turns: weigh it low, or the policy is paid for searching on.
-    """
-    return [float(turn.action.kind is not ActionKind.INVALID) for turn in trajectory.turns]
-
-
-def score_environment(trajectory: Trajectory) -> list[float]:
-    """Score each turn by what its environment gave for it; 0.0 where it gave nothing."""
-    return [turn.reward or 0.0 for turn in trajectory.turns]
 
 
 def score_search_hits(trajectory: Trajectory, golden_answers: Sequence[str]) -> list[float]:

@@ -1,7 +1,7 @@
-"""A recipe: its arguments, and the trainer that is built of them. `train.py` and the doctor read recipes with it."""
+"""A recipe: its arguments, and the trainer that is built of them. `train.py` reads recipes with it."""
 
 from sorl_trl.recipe.arguments import Arguments, TaskArguments, TrainerArguments, argument_groups, parse_arguments
-from sorl_trl.recipe.build import build_rollout, build_trainer, load_prompts
+from sorl_trl.recipe.build import build_rollout, build_trainer, load_prompts, load_tokenizer
 from sorl_trl.recipe.settings import write_settings
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "build_rollout",
     "build_trainer",
     "load_prompts",
+    "load_tokenizer",
     "parse_arguments",
     "write_settings",
 ]

@@ -9,7 +9,7 @@ from typing import Any
 
 from sorl_trl.diagnostics.runs import SETTINGS_FILE
 from sorl_trl.files import write_whole
-from sorl_trl.recipe.arguments import TRAINERS, Arguments
+from sorl_trl.recipe.arguments import Arguments
 from sorl_trl.text import without_user
 
 SECRET = "_token"
@@ -28,10 +28,10 @@ def set_fields(arguments: Any) -> dict[str, Any]:
 
 
 def settings_of(arguments: Arguments) -> dict[str, Any]:
-    """The trainer's name, and each argument that is not at its default."""
-    name = next(name for name, trainer in TRAINERS.items() if trainer is arguments.trainer_class)
-    parts = (arguments.task, arguments.rollout, arguments.engine, arguments.search, arguments.config, arguments.model)
-    return {"trainer": name} | {key: value for part in parts for key, value in set_fields(part).items()}
+    """The trainer, the method if one is named, and each other argument that is not at its default."""
+    chosen = {"trainer": arguments.trainer.trainer}
+    parts = (getattr(arguments, field.name) for field in dataclasses.fields(arguments))
+    return chosen | {key: value for part in parts for key, value in set_fields(part).items()}
 
 
 def write_settings(arguments: Arguments, folder: Path) -> None:

@@ -65,9 +65,8 @@ SCHEMA = pa.schema(
     }
 )
 """One row per trajectory. A segment's `kind` is "turn", which has `action`, `content`, `tool` and perhaps `reward` and
-`logprobs`, or "observation", which has `passages`, `truncated` and `neutralized`; the others' are null. Files of an
-earlier version lack `tool` and `reward`. `metadata` is JSON. A measure is null where it does not apply (see
-`sorl_trl.evaluation.measure`)."""
+`logprobs`, or "observation", which has `passages`, `truncated` and `neutralized`; the others' are null. `metadata` is
+JSON. A measure is null where it does not apply (see `sorl_trl.evaluation.measure`)."""
 
 
 @dataclass(frozen=True)
@@ -180,7 +179,7 @@ def _segment(row: Mapping[str, Any]) -> Turn | Observation:
     token_ids = tuple(row["token_ids"])
     if row["kind"] == "turn":
         logprobs = None if row["logprobs"] is None else tuple(row["logprobs"])
-        action = Action(ActionKind(row["action"]), row["content"], row.get("tool") or "")
-        return Turn(token_ids, row["text"], action, logprobs, row.get("reward"))
+        action = Action(ActionKind(row["action"]), row["content"], row["tool"])
+        return Turn(token_ids, row["text"], action, logprobs, row["reward"])
     passages = tuple(Passage(**passage) for passage in row["passages"])
     return Observation(token_ids, row["text"], passages, row["truncated"], row["neutralized"])

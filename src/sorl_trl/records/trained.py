@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -57,32 +57,22 @@ class TrainedTrajectory:
     """INSIDE, OUTSIDE, CLIPPED or UNTRAINED."""
     actions: tuple[str, ...] = ()
     """What each turn of the rollout did: the tool that it called, or "search", "answer", "invalid". Empty where no
-    `SearchRollout` or other `AgentRollout` collected the trajectory, and in files of an earlier version."""
+    `SearchRollout` or other `AgentRollout` collected the trajectory."""
     turn_rewards: tuple[float | None, ...] = ()
     """Likewise: what the environment gave for each turn."""
 
 
-_FLOATS, _TEXTS = pa.list_(pa.float32()), pa.list_(pa.string())
-SCHEMA = pa.schema(
-    {
-        "step": pa.int64(),
-        "generated_at_step": pa.int64(),
-        "prompt": pa.string(),
-        "question": pa.string(),
-        "golden_answers": _TEXTS,
-        "reward": pa.float64(),
-        "answer": pa.string(),
-        "stop_reason": pa.string(),
-        "tokens": _TEXTS,
-        "turn_ids": pa.list_(pa.int32()),
-        "token_ratios": _FLOATS,
-        "ratios": _FLOATS,
-        "advantages": _FLOATS,
-        "clipped": _TEXTS,
-        "actions": _TEXTS,
-        "turn_rewards": pa.list_(pa.float64()),
-    }
-)
+_ARROW = {
+    "int": pa.int64(),
+    "str": pa.string(),
+    "str | None": pa.string(),
+    "float | None": pa.float64(),
+    "tuple[str, ...]": pa.list_(pa.string()),
+    "tuple[int, ...]": pa.list_(pa.int32()),
+    "tuple[float, ...]": pa.list_(pa.float32()),
+    "tuple[float | None, ...]": pa.list_(pa.float64()),
+}
+SCHEMA = pa.schema([(field.name, _ARROW[str(field.type)]) for field in fields(TrainedTrajectory)])
 _LISTS = {name for name in SCHEMA.names if isinstance(SCHEMA.field(name).type, pa.ListType)}
 
 
@@ -104,11 +94,7 @@ def write_trained(run: str | os.PathLike[str], shard: Shard, rows: Sequence[Trai
     path = Path(run) / FOLDER / shard.name
     path.parent.mkdir(parents=True, exist_ok=True)
     table = pa.Table.from_pylist([_row(trained) for trained in rows], SCHEMA)
-
-    def write(file: IO[bytes]) -> None:
-        pq.write_table(table, file, compression="zstd")
-
-    write_whole(path, write)
+    write_whole(path, lambda file: pq.write_table(table, file, compression="zstd"))
     return path
 
 

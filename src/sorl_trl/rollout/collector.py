@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, FIRST_EXCEPTION, Future, wait
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from sorl_trl.checks import COUNT, check_number
-from sorl_trl.rollout.encoding import ObservationEncoder
+from sorl_trl.checks import COUNT
 from sorl_trl.rollout.engine import Engine, as_engine, check_generation
 from sorl_trl.rollout.environments.environment import Reply, Responder, RowTurn
 from sorl_trl.rollout.environments.search import SearchResponder
 from sorl_trl.rollout.generation import Generation, Generator
-from sorl_trl.rollout.limits import RolloutLimits
-from sorl_trl.rollout.options import EngineOptions
+from sorl_trl.rollout.observation import ObservationEncoder
+from sorl_trl.rollout.options import EngineOptions, RolloutLimits
 from sorl_trl.rollout.protocol import TagProtocol
 from sorl_trl.rollout.row import Row
-from sorl_trl.rollout.timeline import Recorder, Timeline
 from sorl_trl.rollout.tokens import decode
+from sorl_trl.rollout.trajectories import RolloutTime
 from sorl_trl.search import RetryPolicy, SearchBackend
 from sorl_trl.types import ActionKind, Observation, Trajectory, Turn
 
@@ -61,7 +60,7 @@ class Collector:
     where no search engine is given.
     """
 
-    timeline: Timeline
+    time: RolloutTime
     """Where the time of the last rollout went; there is none before the first."""
 
     def __init__(
@@ -73,7 +72,7 @@ class Collector:
         retry: RetryPolicy | None = None,
         rejoin_after: int = EngineOptions.rejoin_after,
     ) -> None:
-        check_number("rejoin_after", rejoin_after, COUNT)
+        COUNT.check("rejoin_after", rejoin_after)
         self.protocol = protocol or TagProtocol()
         self.limits = limits or RolloutLimits()
         self.rejoin_after = rejoin_after
@@ -128,19 +127,18 @@ class Collector:
             raise ValueError(
                 f"examples has {len(examples)} entries for {len(prompts)} prompts: there must be one each"
             )
-        engine, recorder = as_engine(generator), Recorder(len(prompts))
+        engine, self.time = as_engine(generator), RolloutTime()
+        began = time.perf_counter()
         try:
             engine.open(len(prompts))
             rows = [Row(i, tuple(prompt), self.limits, engine.window) for i, prompt in enumerate(prompts)]
             _end_overlong(rows, engine)
             self.responder.open(examples)
-            _Rollout(self, engine, rows, recorder).run(any_active)
+            _Rollout(self, engine, rows).run(any_active)
         finally:
-            self.timeline = recorder.finish()
+            self.time.seconds = time.perf_counter() - began
             with closing(engine):  # whatever the environment's own end may raise
                 self.responder.close()
-        if engine.window_ends != Engine.window_ends and any(row.is_cut_by_window for row in rows):
-            _say_cut(engine.window_ends)
         return [row.finished() for row in rows]
 
 
@@ -155,7 +153,7 @@ class _Due:
 class _Rollout:
     """The loop of one rollout."""
 
-    def __init__(self, collector: Collector, engine: Engine, rows: Sequence[Row], recorder: Recorder) -> None:
+    def __init__(self, collector: Collector, engine: Engine, rows: Sequence[Row]) -> None:
         self._collector = collector
         self._engine = engine
         self._rows = rows
@@ -164,7 +162,6 @@ class _Rollout:
         self._polls = 0
         self._due: deque[_Due] = deque()
         self._rejoin_after = 0 if engine.in_turns else collector.rejoin_after
-        self.recorder = recorder
 
     def run(self, any_active: Callable[[bool], bool]) -> None:
         """Every rank makes one call of `any_active` and one poll after the other."""
@@ -172,7 +169,7 @@ class _Rollout:
             if row.stop_reason is None:
                 self._submit(row)
         while any_active(any(row.stop_reason is None for row in self._rows)):
-            self._take_turns(self.recorder.poll(self._engine))
+            self._take_turns(self._poll())
             if self._engine.in_steps:
                 self._rejoin()
             else:
@@ -182,8 +179,19 @@ class _Rollout:
 
     def _submit(self, row: Row) -> None:
         self._generating[row.index] = row.budget
-        self.recorder.submitted(row.index)
         self._engine.submit(row.index, row.context, row.budget)
+
+    def _poll(self) -> list[tuple[int, Generation]]:
+        began = time.perf_counter()
+        ended = self._engine.poll()
+        self._collector.time.seconds_generating += time.perf_counter() - began
+        self._collector.time.sampled_tokens += sum(len(generation.token_ids) for _, generation in ended)
+        return ended
+
+    def _wait(self, replies: Iterable[Future[Reply]], until: str) -> None:
+        began = time.perf_counter()
+        wait(set(replies), return_when=until)
+        self._collector.time.seconds_waiting += time.perf_counter() - began
 
     def _take_turns(self, ended: Sequence[tuple[int, Generation]]) -> None:
         """Append the turns that have ended, and ask the environment about them."""
@@ -197,7 +205,7 @@ class _Rollout:
             text = decode(self._collector.tokenizer, generation.token_ids)
             row.take_turn(generation, text, self._collector.protocol.parse(text))
             if row.stop_reason is not None:
-                self._end(row)
+                self._engine.release(index)
             elif row.last_turn.action.kind is ActionKind.INVALID:
                 row.observe(self._correction(row.last_turn))
                 self._go_on(row)
@@ -212,9 +220,8 @@ class _Rollout:
         if len(replies) != len(rows):
             name = type(self._collector.responder).__name__
             raise RuntimeError(f"{name} gave {len(replies)} futures for {len(rows)} turns")
-        for row, reply in zip(rows, replies, strict=True):
-            self.recorder.asked(row.index, reply)
-            if not self._engine.in_steps:
+        if not self._engine.in_steps:
+            for reply in replies:
                 reply.add_done_callback(lambda _: self._engine.wake())
         self._due.append(_Due(self._polls + self._rejoin_after, list(zip(rows, replies, strict=True))))
 
@@ -226,18 +233,16 @@ class _Rollout:
             if self._due[0].poll > self._polls:
                 return
             due = self._due.popleft()
-            with self.recorder.waiting():
-                replies = [reply.result() for _, reply in due.replies]
-            for (row, _), reply in zip(due.replies, replies, strict=True):
-                self._hear(row, reply)
+            self._wait((reply for _, reply in due.replies), FIRST_EXCEPTION)
+            for row, reply in due.replies:
+                self._hear(row, reply.result())
 
     def _rejoin_early(self) -> None:
         """Hear the replies that are there, waiting for one where no row is generating."""
         waited_for = [each for due in self._due for each in due.replies]
         while waited_for:
             if self._engine.idle:
-                with self.recorder.waiting():
-                    wait({reply for _, reply in waited_for}, return_when=FIRST_COMPLETED)
+                self._wait((reply for _, reply in waited_for), FIRST_COMPLETED)
             there = {reply for _, reply in waited_for if reply.done()}
             if not there:
                 break
@@ -263,11 +268,7 @@ class _Rollout:
         if row.stop_reason is None:
             self._submit(row)
         else:
-            self._end(row)
-
-    def _end(self, row: Row) -> None:
-        self._engine.release(row.index)
-        self.recorder.ended(row.index)
+            self._engine.release(row.index)
 
     def _correction(self, turn: Turn) -> Observation:
         """What is said to a turn that calls no tool and gives no answer."""
@@ -286,9 +287,3 @@ def _end_overlong(rows: Sequence[Row], engine: Engine) -> None:
             "Their trajectories have no turn.",
             *(len(overlong), len(rows), longest, overlong[0].window, engine.window_ends),
         )
-
-
-@cache
-def _say_cut(why: str) -> None:
-    """Say it once in a process for each reason; `rollout/stop_reason/context_limit` counts the trajectories."""
-    logger.warning("Trajectories end as `context_limit` before the model's positions do: %s.", why)

@@ -41,8 +41,6 @@ class Engine(ABC):
     """Whether each of these steps is a whole turn: then no reply is worth going on without."""
     polls_together: bool = False
     """Whether all ranks must poll equally often: they share parameters, or the engine itself."""
-    prefilled: Sequence[int] = ()
-    """The rows whose context was prefilled by the last poll, where the engine knows."""
 
     def __init__(self) -> None:
         self.work = EngineWork()

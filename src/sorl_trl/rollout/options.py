@@ -1,25 +1,80 @@
-"""How a rollout generates, apart from what it says: nothing here changes the distribution that is sampled from."""
+"""How far a trajectory may go, how a rollout generates, and what the policy is told."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Annotated
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal, get_args
 
-from sorl_trl.checks import COUNT, POSITIVE_COUNT, Checked, Number, OneOf, Problem
+from transformers import PreTrainedTokenizerBase
+
+from sorl_trl.checks import COUNT, POSITIVE_COUNT, SWITCH, Number, OneOf, check_fields
+from sorl_trl.qa import SEARCH_R1_TEMPLATE
+from sorl_trl.rollout.protocol import Frame, TagProtocol, chat_message_frame
 
 POSITIVE = Number(above=0)
 ENGINES = ("auto", "slots", "lockstep")
+LongObservation = Literal["truncate", "stop"]
+LONG_OBSERVATION = OneOf(get_args(LongObservation))
+
+PROTOCOLS: Mapping[str, TagProtocol] = {
+    "search_r1": TagProtocol(),
+    "terse": TagProtocol(
+        passage_template="{text}",
+        no_results="nothing",
+        search_failed="failed",
+        invalid_feedback="invalid",
+        information_frame=Frame("<information>", "</information>"),
+        feedback_frame=Frame(),
+        message_frame=Frame(),
+    ),
+}
+"""Protocols by the names that recipes use. "terse" is for tiny policies, which copy best from short observations."""
 
 
 @dataclass(frozen=True)
-class EngineOptions(Checked):
-    """How turns are generated, and when the replies to them rejoin.
+class RolloutLimits:
+    """The limits of one trajectory, in turns and in tokens. The defaults are those of Search-R1's `train_ppo.sh`.
+
+    Raises ValueError for a limit out of range.
+    """
+
+    max_turns: Annotated[int, COUNT] = 2
+    """Turns that may search or go wrong. One last generation, which cannot search, follows them; with 0 it is all."""
+    max_turn_tokens: Annotated[int, POSITIVE_COUNT] = 500
+    max_observation_tokens: Annotated[int, POSITIVE_COUNT] = 500
+    """Tokens of an observation, its frame included."""
+    max_trajectory_tokens: Annotated[int | None, POSITIVE_COUNT] = None
+    """Tokens after the prompt, observations included. None is the trainer's `max_completion_length`; without a
+    trainer there is then no such limit."""
+    top_k: Annotated[int, POSITIVE_COUNT] = 3
+    """Passages per query."""
+    on_long_observation: Annotated[LongObservation, LONG_OBSERVATION] = "truncate"
+    """Cut a long observation, or end the trajectory before it with `StopReason.OBSERVATION_LIMIT`."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    def within(self, max_completion_length: int) -> RolloutLimits:
+        """The limits under a trainer. Raises ValueError where a trajectory may be longer than its completions."""
+        if self.max_trajectory_tokens is None:
+            return replace(self, max_trajectory_tokens=max_completion_length)
+        if self.max_trajectory_tokens > max_completion_length:
+            raise ValueError(
+                f"`limits.max_trajectory_tokens` is {self.max_trajectory_tokens}, more than the trainer's "
+                f"`max_completion_length` of {max_completion_length}. Lower the one or raise the other."
+            )
+        return self
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """How turns are generated, and when the replies to them rejoin: the distribution that is sampled stays the same.
 
     `rollout_engine` and `kv_cache_gib` are for transformers models; vLLM has an engine of its own. In lock-step every
     turn waits for all replies, as with a `rejoin_after` of 0.
 
-    Raises ValueError for a value that is not allowed, and for one that has no effect in lock-step.
+    Raises ValueError for a value that is not allowed.
     """
 
     rollout_engine: Annotated[str, OneOf(ENGINES)] = field(
@@ -52,12 +107,86 @@ class EngineOptions(Checked):
         },
     )
 
-    def problems(self) -> Iterator[Problem]:
-        yield from super().problems()
-        if self.rollout_engine != "lockstep":
-            return
-        for name, without in (("rejoin_after", (0,)), ("kv_cache_gib", ())):
-            value, default = getattr(self, name), getattr(type(self), name)
-            if value not in (default, *without):
-                what = f"`{name}` is {value!r}, but has no effect with `rollout_engine='lockstep'`. Remove it."
-                yield Problem(name, what, default)
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True)
+class SlotOptions:
+    """What slots may take, and what they report. Raises ValueError for a value out of range."""
+
+    cache_bytes: Annotated[int | None, POSITIVE_COUNT] = None
+    """The most that keys and values may take. By default a part of the memory that is free when a rollout begins."""
+    prefill_tokens: Annotated[int, POSITIVE_COUNT] = 2048
+    """Tokens of contexts, padding included, that go through the model at once. Ours: bounds what attention takes."""
+    logprobs: Annotated[bool, SWITCH] = False
+    """Report log-probabilities of the distribution that sampled. Off, for a trainer recomputes those that it needs."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @classmethod
+    def of(cls, options: EngineOptions) -> SlotOptions:
+        """What the arguments of a script say about slots."""
+        gib = options.kv_cache_gib
+        return cls(cache_bytes=None if gib is None else max(int(gib * 2**30), 1))
+
+
+@dataclass
+class RolloutArguments:
+    """What the policy is told, and the limits of a trajectory except for its total number of tokens.
+
+    Raises ValueError for a value that is not allowed.
+    """
+
+    prompt_template: str = field(
+        default=SEARCH_R1_TEMPLATE, metadata={"help": "The prompt, with `{question}` where the question goes."}
+    )
+    chat: Annotated[bool, SWITCH] = field(
+        default=False, metadata={"help": "Ask through the tokenizer's chat template; plain text by default."}
+    )
+    protocol: Annotated[str, OneOf(tuple(PROTOCOLS))] = field(
+        default="search_r1",
+        metadata={"help": "How observations are worded: 'search_r1', or 'terse' for the sandbox's tiny policies."},
+    )
+    max_turns: Annotated[int, COUNT] = field(
+        default=2, metadata={"help": "Searches (or invalid actions) before the last generation."}
+    )
+    max_turn_tokens: Annotated[int, POSITIVE_COUNT] = field(default=500, metadata={"help": "Tokens of one turn."})
+    max_observation_tokens: Annotated[int, POSITIVE_COUNT] = field(
+        default=500, metadata={"help": "Tokens of one observation, tags included."}
+    )
+    on_long_observation: Annotated[str, LONG_OBSERVATION] = field(
+        default="truncate", metadata={"help": "'truncate' a longer observation, or 'stop' the trajectory there."}
+    )
+    search_top_k: Annotated[int, POSITIVE_COUNT] = field(default=3, metadata={"help": "Passages per search."})
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if "{question}" not in self.prompt_template:
+            raise ValueError(f"`prompt_template` is {self.prompt_template!r}, but must hold '{{question}}'.")
+
+    def limits(self, max_trajectory_tokens: int) -> RolloutLimits:
+        """Limit a trajectory to so many tokens after the prompt. Raises ValueError for a number below 1."""
+        return RolloutLimits(
+            max_turns=self.max_turns,
+            max_turn_tokens=self.max_turn_tokens,
+            max_observation_tokens=self.max_observation_tokens,
+            max_trajectory_tokens=max_trajectory_tokens,
+            top_k=self.search_top_k,
+            on_long_observation=self.on_long_observation,  # type: ignore[arg-type]
+        )
+
+    def tag_protocol(
+        self, tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None = None
+    ) -> TagProtocol:
+        """Make the protocol of that name; with `chat`, the chat template's frame replaces its default `message_frame`.
+
+        `template_kwargs` go to that template, as the trainer's `chat_template_kwargs` do for prompts.
+
+        Raises ValueError if the chat template does not show both sides of a conversation.
+        """
+        protocol = PROTOCOLS[self.protocol]
+        if self.chat and protocol.message_frame == TagProtocol().message_frame:
+            return replace(protocol, message_frame=chat_message_frame(tokenizer, template_kwargs))
+        return protocol

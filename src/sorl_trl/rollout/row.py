@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 
 from sorl_trl.rollout.generation import Generation
-from sorl_trl.rollout.limits import RolloutLimits
+from sorl_trl.rollout.options import RolloutLimits
 from sorl_trl.types import Action, ActionKind, Observation, StopReason, Trajectory, Turn
 
 
@@ -67,11 +68,6 @@ class Row:
             self.stop_reason = StopReason.CONTEXT_LIMIT
         return self.stop_reason is not None
 
-    @property
-    def is_cut_by_window(self) -> bool:
-        """Whether the window ended it after a turn."""
-        return self.stop_reason is StopReason.CONTEXT_LIMIT and bool(self.segments)
-
     def finished(self) -> Trajectory:
         assert self.stop_reason is not None
         return Trajectory(self.prompt_ids, tuple(self.segments), self.stop_reason)
@@ -82,7 +78,8 @@ class Row:
 
     def _room(self) -> tuple[int, StopReason]:
         """Tokens that are left to the trajectory, and what ends it there."""
-        left = self.limits.max_trajectory_tokens - (len(self.context) - len(self.prompt_ids))
+        most = self.limits.max_trajectory_tokens
+        left = (sys.maxsize if most is None else most) - (len(self.context) - len(self.prompt_ids))
         if self.window is not None and self.window - len(self.context) < left:
             return self.window - len(self.context), StopReason.CONTEXT_LIMIT
         return left, StopReason.TRAJECTORY_LIMIT

@@ -1,12 +1,19 @@
 """An offline world of real facts, an invented one, and a tiny policy that has just learnt to search in them."""
 
 from sorl_trl.sandbox.atlas import build_atlas
-from sorl_trl.sandbox.expert import NO_NOISE, ExpertNoise, ScriptedExpert
-from sorl_trl.sandbox.imitation import Course, Example, WarmStartConfig, example_of, imitate, store_policy, warm_start
+from sorl_trl.sandbox.expert import NO_NOISE, ExpertNoise, ScriptedExpert, Thinker
+from sorl_trl.sandbox.imitation import (
+    Example,
+    ThinkingWarmStart,
+    WarmStartConfig,
+    example_of,
+    imitate,
+    store_policy,
+    warm_start,
+)
 from sorl_trl.sandbox.invented import Population, build_invented, invented_words
 from sorl_trl.sandbox.policy import PolicyConfig, make_policy, train_tokenizer, word_tokenizer
 from sorl_trl.sandbox.setting import LIMITS, LONG_LIMITS, PROMPT_TEMPLATE, PROTOCOL, THINKING_LIMITS
-from sorl_trl.sandbox.thinker import Thinker, ThinkingNoise, ThinkingWarmStart
 from sorl_trl.sandbox.world import CORPUS_FILE, EVALUATION_FILE, TRAIN_FILE, World, WorldSize
 
 __all__ = [
@@ -19,14 +26,12 @@ __all__ = [
     "PROTOCOL",
     "THINKING_LIMITS",
     "TRAIN_FILE",
-    "Course",
     "Example",
     "ExpertNoise",
     "PolicyConfig",
     "Population",
     "ScriptedExpert",
     "Thinker",
-    "ThinkingNoise",
     "ThinkingWarmStart",
     "WarmStartConfig",
     "World",

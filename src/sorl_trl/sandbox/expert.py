@@ -1,16 +1,16 @@
-"""A scripted policy that knows how to search, and does it as badly as asked."""
+"""Scripted policies that know how to search, and do it as badly as asked."""
 
 from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
 from transformers import PreTrainedTokenizerBase
 
-from sorl_trl.checks import SHARE, Checked, Problem
+from sorl_trl.checks import SHARE, check_fields
 from sorl_trl.qa import Question
 from sorl_trl.rollout import Generation
 from sorl_trl.sandbox.setting import PROMPT_TEMPLATE
@@ -25,7 +25,7 @@ _INFORMATION = re.compile(r"<information>(.*?)</information>")
 
 
 @dataclass(frozen=True)
-class ExpertNoise(Checked):
+class ExpertNoise:
     """The chances of the expert's mistakes, each in [0, 1]. With all of them at 0 it makes none.
 
     The defaults (ours) warm-start a policy that is right about three times in ten when sampled: mediocre, and able to
@@ -41,13 +41,17 @@ class ExpertNoise(Checked):
     early_answer: Annotated[float, SHARE] = 0.2
     """Of answering with the name at hand instead of searching, at each hop."""
 
-    def problems(self) -> Iterator[Problem]:
-        yield from super().problems()
+    def __post_init__(self) -> None:
+        check_fields(self)
         if (both := self.missing_keyword + self.wrong_keyword) > 1:
-            yield Problem("wrong_keyword", f"`missing_keyword` + `wrong_keyword` is {both}, but must be at most 1.")
+            raise ValueError(f"`missing_keyword` + `wrong_keyword` is {both}, but must be at most 1.")
 
 
 NO_NOISE = ExpertNoise(0.0, 0.0, 0.0, 0.0)
+THINKING_NOISE = ExpertNoise(missing_keyword=0.05, wrong_keyword=0.05, half_name=0.0, early_answer=0.6)
+"""Of a `Thinker`, for which `early_answer` is the chance of believing, after each search but the last, that nothing is
+left to be found. Ours: it warm-starts a policy that searches once. After its first search it is likelier to answer
+than to go on, whatever the question asks. Where it is sampled it sometimes goes on, and a reward can find that."""
 
 
 class ScriptedExpert:
@@ -123,6 +127,32 @@ class ScriptedExpert:
         """The relation that an observation states and its object; none and `UNKNOWN` where it states no fact."""
         matches = ((relation, sentence.fullmatch(observation)) for relation, sentence in self._sentences)
         return next(((relation, match["object"]) for relation, match in matches if match), (None, UNKNOWN))
+
+
+class Thinker(ScriptedExpert):
+    """A `ScriptedExpert` whose turns begin with a thought from which the action follows.
+
+    `<think> i need the country </think> <search> lyon lies </search>`, then
+    `<think> this is the country , now the money </think> <search> france pays </search>`, and last
+    `<think> this is the money , done </think> <answer> eur </answer>`. To answer early is to think "done" early. Names
+    stand in the action alone: a tiny policy that writes each of them twice makes twice the slips.
+    """
+
+    def _turn(self, context: str) -> str:
+        question, observations = self._read(context)
+        hops = question.metadata["relations"]
+        if not observations:
+            return self._search("i need", hops[0], question.metadata["subject"])
+        found, name = self._found(observations[-1])
+        seen = f"this is the {found.noun}" if found else "this is nothing"
+        done = len(observations) == len(hops) or found is None
+        if done or self._rng.random() < self._noise.early_answer:
+            return f"<think> {seen} , done </think> <answer> {name} </answer>"
+        return self._search(f"{seen} , now", hops[len(observations)], name)
+
+    def _search(self, thought: str, relation: str, name: str) -> str:
+        query, meant = self._query(name, self._relations[relation])
+        return f"<think> {thought} the {meant.noun} </think> <search> {query} </search>"
 
 
 def _sentence_pattern(relation: Relation) -> re.Pattern[str]:

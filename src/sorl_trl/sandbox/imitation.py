@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import random
-import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Protocol
+from typing import Annotated, Any
 
 import torch
 import transformers
 from tqdm.auto import trange
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from sorl_trl.checks import POSITIVE_COUNT, Checked, Number
+from sorl_trl.checks import POSITIVE_COUNT, Number, check_fields
 from sorl_trl.rollout import Collector, Generator, RolloutLimits, assemble
-from sorl_trl.sandbox.expert import ExpertNoise, ScriptedExpert
+from sorl_trl.sandbox.expert import THINKING_NOISE, ExpertNoise, ScriptedExpert, Thinker
 from sorl_trl.sandbox.policy import PolicyConfig, make_policy, train_tokenizer
-from sorl_trl.sandbox.setting import LIMITS, PROMPT_TEMPLATE, PROTOCOL
+from sorl_trl.sandbox.setting import LIMITS, PROMPT_TEMPLATE, PROTOCOL, THINKING_LIMITS
 from sorl_trl.sandbox.world import CORPUS_FILE, World
 from sorl_trl.search import BM25Index
 
@@ -29,7 +28,7 @@ _WARMUP_STEPS = 50
 
 
 @dataclass(frozen=True)
-class WarmStartConfig(Checked):
+class WarmStartConfig:
     """How to warm-start a policy. The defaults are ours and leave reinforcement learning room: see `ExpertNoise`."""
 
     policy: PolicyConfig = field(default_factory=PolicyConfig)
@@ -43,6 +42,9 @@ class WarmStartConfig(Checked):
     learning_rate: Annotated[float, Number(above=0)] = 3e-3
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
     def expert(self, tokenizer: PreTrainedTokenizerBase, world: World) -> Generator:
         """Who is imitated on the train questions of a world. A subclass may name another."""
         return ScriptedExpert(tokenizer, world.relations, world.train, self.noise, self.seed)
@@ -52,17 +54,22 @@ class WarmStartConfig(Checked):
         return ()
 
 
-class Course(Protocol):
-    """How long and how fast to imitate; `WarmStartConfig` is one."""
+@dataclass(frozen=True)
+class ThinkingWarmStart(WarmStartConfig):
+    """As `WarmStartConfig`, with a `Thinker` for its expert, room for its thoughts and half as many steps again.
 
-    @property
-    def steps(self) -> int: ...
-    @property
-    def batch_size(self) -> int: ...
-    @property
-    def learning_rate(self) -> float: ...
-    @property
-    def seed(self) -> int: ...
+    Where turns are longer, names are copied over a greater distance. The quickstart starts from it.
+    """
+
+    noise: ExpertNoise = THINKING_NOISE
+    limits: RolloutLimits = THINKING_LIMITS
+    steps: Annotated[int, POSITIVE_COUNT] = 1200
+
+    def expert(self, tokenizer: PreTrainedTokenizerBase, world: World) -> Generator:
+        return Thinker(tokenizer, world.relations, world.train, self.noise, self.seed)
+
+    def texts(self) -> Iterable[str]:
+        return ("<think> </think> i need the this is , now done nothing",)
 
 
 @dataclass(frozen=True)
@@ -101,7 +108,7 @@ def warm_start(
     tokenizer = train_tokenizer([world, *practice], config.texts())
     share = -(-config.trajectories // len(practice))
     examples = [example for part in practice for example in expert_examples(part, tokenizer, share, config)]
-    model = make_policy(tokenizer, config.policy, config.seed, 2 * config.limits.max_trajectory_tokens)
+    model = make_policy(tokenizer, config.policy, config.seed, 2 * (config.limits.max_trajectory_tokens or 0))
     imitate(model, examples, config)
     return store_policy(model, tokenizer, target)
 
@@ -123,15 +130,18 @@ def expert_examples(
     ]
 
 
-def imitate(model: LlamaForCausalLM, examples: Sequence[Example], config: Course) -> None:
-    """Minimise the cross-entropy of what the expert wrote. Observations and prompts are read, never learnt."""
+def imitate(model: LlamaForCausalLM, examples: Sequence[Example], config: Any) -> None:
+    """Minimise the cross-entropy of what the expert wrote. Observations and prompts are read, never learnt.
+
+    Of `config`, perhaps a `WarmStartConfig`, it takes `steps`, `batch_size`, `learning_rate` and `seed`.
+    """
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate, weight_decay=0.0)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, config.steps))
-    batches = _batches(examples, config)
+    rng = random.Random(f"batches/{config.seed}")
     model.train()
     progress = trange(config.steps, desc="Warm start", unit="step")
     for _ in progress:
-        loss = _loss(model, next(batches))
+        loss = _loss(model, rng.choices(examples, k=config.batch_size))
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -150,12 +160,6 @@ def example_of(prompt_ids: Sequence[int], completion_ids: Sequence[int], env_mas
     """Make an example of a trajectory whose `env_mask` is 1 on what its policy wrote and 0 on what it read."""
     labels = [token if kept else _IGNORED_LABEL for token, kept in zip(completion_ids, env_mask, strict=True)]
     return Example((*prompt_ids, *completion_ids), (*[_IGNORED_LABEL] * len(prompt_ids), *labels))
-
-
-def _batches(examples: Sequence[Example], config: Course) -> Iterator[list[Example]]:
-    rng = random.Random(f"batches/{config.seed}")
-    while True:
-        yield rng.choices(examples, k=config.batch_size)
 
 
 def _loss(model: LlamaForCausalLM, batch: Sequence[Example]) -> torch.Tensor:
@@ -181,14 +185,13 @@ def _cache_key(world: World, practice: Sequence[World], config: WarmStartConfig)
 def store_policy(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, target: Path) -> Path:
     """Write both into the folder `target`, at once, and return it; where another process was faster, leave its."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    try:
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as folder:
+        staging = Path(folder) / target.name
         model.save_pretrained(staging)
         tokenizer.save_pretrained(staging)
-        staging.rename(target)
-    except BaseException as error:
-        shutil.rmtree(staging, ignore_errors=True)
-        # Another process may have finished the same policy meanwhile: its result is ours.
-        if not (isinstance(error, OSError) and target.is_dir()):
-            raise
+        try:
+            staging.rename(target)
+        except OSError:
+            if not target.is_dir():
+                raise
     return target

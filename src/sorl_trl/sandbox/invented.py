@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from sorl_trl.checks import POSITIVE_COUNT, Checked, Problem
+from sorl_trl.checks import POSITIVE_COUNT, check_fields
 from sorl_trl.sandbox.world import Relation, World, WorldSize, build_world
 
 RELATIONS = (
@@ -22,7 +22,7 @@ RELATIONS = (
 
 
 @dataclass(frozen=True)
-class Population(Checked):
+class Population:
     """How many of each kind a world has, and how many words the names of its people are made from."""
 
     people: Annotated[int, POSITIVE_COUNT] = 300
@@ -32,11 +32,12 @@ class Population(Checked):
     first_names: Annotated[int, POSITIVE_COUNT] = 60
     last_names: Annotated[int, POSITIVE_COUNT] = 90
 
-    def problems(self) -> Iterator[Problem]:
-        yield from super().problems()
+    def __post_init__(self) -> None:
+        check_fields(self)
         if self.people > (names := self.first_names * self.last_names):
-            what = f"`people` is {self.people}, but must be at most `first_names` * `last_names`, which is {names}."
-            yield Problem("people", what)
+            raise ValueError(
+                f"`people` is {self.people}, but must be at most `first_names` * `last_names`, which is {names}."
+            )
 
 
 def build_invented(seed: int, population: Population | None = None, size: WorldSize | None = None) -> World:
@@ -61,11 +62,8 @@ def _names(population: Population, rng: random.Random) -> dict[str, list[str]]:
     first, last, companies, cities, lands = (
         [next(words) for _ in range(number)]
         for number in (
-            population.first_names,
-            population.last_names,
-            population.companies,
-            population.cities,
-            population.lands,
+            *(population.first_names, population.last_names),
+            *(population.companies, population.cities, population.lands),
         )
     )
     people = _full_names(first, last, population.people, rng)

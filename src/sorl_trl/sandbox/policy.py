@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -13,7 +13,7 @@ from tokenizers.normalizers import Lowercase
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from sorl_trl.checks import POSITIVE_COUNT, Checked, Problem
+from sorl_trl.checks import POSITIVE_COUNT, check_fields
 from sorl_trl.sandbox.expert import UNKNOWN
 from sorl_trl.sandbox.setting import LIMITS, PROMPT_TEMPLATE, PROTOCOL
 from sorl_trl.sandbox.world import World
@@ -23,18 +23,19 @@ TAGS = tuple(f"<{slash}{name}>" for name in ("search", "information", "answer") 
 
 
 @dataclass(frozen=True)
-class PolicyConfig(Checked):
+class PolicyConfig:
     """Size of a Llama with tied embeddings. The defaults (ours) learn to copy the atlas's names in 15 CPU-seconds."""
 
     hidden_size: Annotated[int, POSITIVE_COUNT] = 64
     layers: Annotated[int, POSITIVE_COUNT] = 2
     heads: Annotated[int, POSITIVE_COUNT] = 4
 
-    def problems(self) -> Iterator[Problem]:
-        yield from super().problems()
-        if self.heads >= 1 and self.hidden_size % (2 * self.heads):
-            what = f"`hidden_size` is {self.hidden_size}, but must be a multiple of 2 * `heads`, {2 * self.heads}."
-            yield Problem("hidden_size", what)
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.hidden_size % (2 * self.heads):
+            raise ValueError(
+                f"`hidden_size` is {self.hidden_size}, but must be a multiple of 2 * `heads`, {2 * self.heads}."
+            )
 
 
 def train_tokenizer(worlds: Sequence[World], texts: Iterable[str] = ()) -> PreTrainedTokenizerFast:
@@ -68,7 +69,7 @@ def make_policy(
     tokenizer: PreTrainedTokenizerFast,
     config: PolicyConfig,
     seed: int,
-    positions: int = 2 * LIMITS.max_trajectory_tokens,
+    positions: int = 2 * (LIMITS.max_trajectory_tokens or 0),
 ) -> LlamaForCausalLM:
     """Make a randomly initialised Llama in evaluation mode; the global random state is left as it was.
 
@@ -101,4 +102,4 @@ def _texts(worlds: Sequence[World]) -> Iterable[str]:
     for world in worlds:
         yield from (passage.text for passage in world.passages)
         yield from (question.question for question in (*world.train, *world.evaluation))
-        yield from (relation.keyword for relation in world.relations)
+        yield from (word for relation in world.relations for word in (relation.keyword, relation.noun))

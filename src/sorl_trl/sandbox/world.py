@@ -11,12 +11,12 @@ import itertools
 import math
 import random
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from sorl_trl.checks import POSITIVE_COUNT, Checked, Problem
+from sorl_trl.checks import POSITIVE_COUNT, check_fields
 from sorl_trl.qa import Question, write_questions
 from sorl_trl.search import write_corpus
 from sorl_trl.types import Passage
@@ -48,7 +48,7 @@ Facts = Mapping[str, Mapping[str, tuple[str, ...]]]
 
 
 @dataclass(frozen=True)
-class WorldSize(Checked):
+class WorldSize:
     """How many questions to draw, and which share of them has how many hops."""
 
     train_questions: Annotated[int, POSITIVE_COUNT] = 2000
@@ -56,11 +56,10 @@ class WorldSize(Checked):
     hop_shares: tuple[float, ...] = (0.5, 0.5)
     """Shares of the questions with one hop, with two, and so on. They sum to 1."""
 
-    def problems(self) -> Iterator[Problem]:
-        yield from super().problems()
+    def __post_init__(self) -> None:
+        check_fields(self)
         if not self.hop_shares or min(self.hop_shares) < 0 or not math.isclose(sum(self.hop_shares), 1):
-            what = f"`hop_shares` is {self.hop_shares}, but must be at least 0 each and 1 in sum."
-            yield Problem("hop_shares", what)
+            raise ValueError(f"`hop_shares` is {self.hop_shares}, but must be at least 0 each and 1 in sum.")
 
     def by_hops(self, questions: int) -> list[int]:
         """How many of so many questions have one hop, two hops, and so on."""

@@ -1,11 +1,12 @@
-"""What the rollout asks of a search engine, and the two ways in which one may fail."""
+"""What the rollout asks of a search engine, the two ways in which one may fail, and what is checked of both sides."""
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from typing import Protocol
 
+from sorl_trl.checks import POSITIVE_COUNT
 from sorl_trl.types import Passage
 
 
@@ -51,6 +52,38 @@ class SearchBackend(Protocol):
         ...
 
 
+class NoSearch:
+    """A `SearchBackend` that never finds anything: what a policy answers with it, it knew or guessed."""
+
+    thread_safe = True
+
+    def search_batch(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        """See `SearchBackend.search_batch`."""
+        check_request(queries, k)
+        return [[] for _ in queries]
+
+
 def is_thread_safe(backend: SearchBackend) -> bool:
     """Whether the engine says that several threads may call it at the same time."""
     return bool(getattr(backend, "thread_safe", False))
+
+
+def check_request(queries: Sequence[str], k: int) -> None:
+    """Raise `ValueError` for a `k` below 1, `TypeError` for one string in place of a sequence of them."""
+    POSITIVE_COUNT.check("k", k)
+    if isinstance(queries, str):
+        raise TypeError(f"queries must be a sequence of strings, got the string {queries!r}")
+
+
+def check_results(results: Sized, queries: Sized) -> None:
+    """Raise `RuntimeError` unless there is one result per query: a backend that loses one has a bug."""
+    if len(results) != len(queries):
+        raise RuntimeError(
+            f"search_batch returned {len(results)} results for {len(queries)} queries: it must return one each"
+        )
+
+
+def check_backend(search: object) -> None:
+    """Raise `TypeError` for what is no search engine."""
+    if not callable(getattr(search, "search_batch", None)):
+        raise TypeError(f"search is a {type(search).__name__}, but must have a method `search_batch`")

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import gzip
 import json
+import mmap
 import os
-import weakref
 import zlib
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO
 
 from tqdm.auto import tqdm
 
@@ -32,11 +31,11 @@ class Corpus:
 
     - `{"id", "title", "content" or "text"}`, as MedRAG writes it. Its `contents` is ignored, as any further field: it
       joins title and text without a newline.
-    - `{"id", "contents"}`, as Search-R1 writes it: `contents` is `"Title"`, a newline, and the text. One pair of
-      quotes around the title is dropped. Without a newline there is no title.
+    - `{"id", "contents"}`, as Search-R1 writes it: `contents` (or `content`, or `text`) is `"Title"`, a newline, and
+      the text. One pair of quotes around the title is dropped. Without a newline there is no title.
 
-    Only the byte offsets of the lines are held in memory. Opening finds them; a line is parsed when it is asked for.
-    Threads may share a corpus: it is read with `os.pread`, which moves no file position.
+    The file is mapped, and only the byte offsets of its lines are held in memory. Opening finds them; a line is parsed
+    when it is asked for. Threads may share a corpus.
 
     Args:
         path: The file, UTF-8.
@@ -51,12 +50,8 @@ class Corpus:
         self._offsets = _line_offsets(self._path)
         if not len(self):
             raise CorpusError(f"{self._path}: the corpus is empty; it needs at least one line with a passage")
-        self._descriptor = os.open(self._path, os.O_RDONLY)
-        weakref.finalize(self, os.close, self._descriptor)
-
-    def __reduce__(self) -> tuple[type[Corpus], tuple[Path]]:
-        """A copy opens the file itself: a descriptor's number means another file elsewhere, or none."""
-        return Corpus, (self._path,)
+        with self._path.open("rb") as file:
+            self._lines = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
     def __len__(self) -> int:
         return len(self._offsets) - 1
@@ -64,8 +59,8 @@ class Corpus:
     def __getitem__(self, index: int) -> Passage:
         if not 0 <= index < len(self):
             raise IndexError(f"index must be in [0, {len(self)}), got {index}")
-        start, end = self._offsets[index], self._offsets[index + 1]
-        return _parse_line(self._path, index + 1, os.pread(self._descriptor, end - start, start))
+        line = self._lines[self._offsets[index] : self._offsets[index + 1]]
+        return _parse_line(self._path, index + 1, line)
 
     def __iter__(self) -> Iterator[Passage]:
         return (self[index] for index in range(len(self)))
@@ -94,21 +89,16 @@ def read_passages(files: Sequence[Path], show_progress: bool) -> Iterator[Passag
 
     Args:
         files: As `corpus_files` gives them.
-        show_progress: Show on stderr how many bytes are read.
+        show_progress: Show on stderr how many are read.
 
     Raises:
         CorpusError: There is no passage at all, a line is not one, or a file is not gzip though its name says so.
     """
+    passages = (passage for file in files for passage in _passages(file))
     empty = True
-    size = sum(file.stat().st_size for file in files)
-    with tqdm(total=size, desc="Reading passages", unit="B", unit_scale=True, disable=not show_progress) as bar:
-        for file in files:
-            start = bar.n
-            with file.open("rb") as raw:
-                for passage in _passages(file, raw):
-                    empty = False
-                    yield passage
-                    bar.update(start + raw.tell() - bar.n)
+    for passage in tqdm(passages, desc="Reading passages", disable=not show_progress):
+        empty = False
+        yield passage
     if empty:
         raise CorpusError(f"{', '.join(map(str, files))}: the corpus is empty; it needs at least one passage")
 
@@ -128,17 +118,15 @@ def as_contents(passage: Passage) -> str:
 
 def title_and_text(record: Mapping[str, object]) -> tuple[str, str]:
     """Title and text of a record in a schema of `Corpus`. Raises `ValueError` for any other."""
-    title = record.get("title")
-    for name in ("content", "text"):
-        text = record.get(name)
-        if isinstance(title, str) and isinstance(text, str):
-            return title, text
-    contents = record.get("contents")
-    if not isinstance(contents, str):
-        raise ValueError(
-            f"a passage needs `title` with `content` or `text`, or `contents`, as strings; got fields {sorted(record)}"
-        )
-    return split_contents(contents)
+    title, contents = record.get("title"), record.get("contents")
+    text = next((found for name in ("content", "text") if isinstance(found := record.get(name), str)), None)
+    if isinstance(title, str) and text is not None:
+        return title, text
+    if isinstance(contents, str):
+        return split_contents(contents)
+    if text is not None:
+        return split_contents(text)
+    raise ValueError(f"a passage needs `contents`, `content` or `text` as a string; got fields {sorted(record)}")
 
 
 def split_contents(contents: str) -> tuple[str, str]:
@@ -158,13 +146,14 @@ def _files_of(path: Path) -> list[Path]:
     return files
 
 
-def _passages(path: Path, raw: IO[bytes]) -> Iterator[Passage]:
-    """The passages of one open file."""
+def _passages(path: Path) -> Iterator[Passage]:
+    """The passages of one file."""
     number = 0
     try:
-        for number, line in enumerate(gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw, start=1):
-            if line.strip():
-                yield _parse_line(path, number, line)
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    yield _parse_line(path, number, line)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise CorpusError(f"{path}, after line {number}: not a whole gzip file ({error})") from error
 
@@ -192,15 +181,10 @@ def _parse(line: bytes) -> Passage:
         raise ValueError(f"not JSON ({error.msg} at character {error.pos})") from error
     if not isinstance(record, dict):
         raise ValueError(f"a passage must be a JSON object, got {type(record).__name__}")
+    identifier = record.get("id")
+    if isinstance(identifier, bool) or not isinstance(identifier, str | int):
+        raise ValueError(f"`id` must be a string or an integer, got {identifier!r}")
     title, text = title_and_text(record)
-    passage = Passage(id=_identifier(record), title=title, text=text)
     # JSON can spell half a surrogate pair, which no tokenizer can encode: refused here, where its line is known.
-    f"{passage.id}{title}{text}".encode()
-    return passage
-
-
-def _identifier(record: Mapping[str, object]) -> str:
-    value = record.get("id")
-    if isinstance(value, bool) or not isinstance(value, str | int):
-        raise ValueError(f"`id` must be a string or an integer, got {value!r}")
-    return str(value)
+    f"{identifier}{title}{text}".encode()
+    return Passage(str(identifier), title, text)

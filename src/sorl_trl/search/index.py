@@ -11,23 +11,22 @@ from pathlib import Path
 from tqdm.auto import tqdm
 
 from sorl_trl.command_line import Parser, mistakes, run_command
-from sorl_trl.search.engines.choice import ENGINES, build_index
-from sorl_trl.search.engines.encoder import DenseOptions
-
-DENSE_FLAGS = tuple(field.name for field in fields(DenseOptions))
+from sorl_trl.search.engines import ENGINES
+from sorl_trl.search.engines.dense import DenseIndex, DenseOptions
+from sorl_trl.search.engines.saved import SavedIndex
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Build the index that the command line names."""
     options = _parser().parse_args(arguments)
     with mistakes():
-        index = build_index(options.engine, options.corpus, options.output, _dense_options(options))
+        index = _build(options)
     size = sum(path.stat().st_size for path in options.output.rglob("*") if path.is_file())
     print(f"{len(index):,} passages, {tqdm.format_sizeof(size, 'B')}, in {options.output} ({index.identity})")
 
 
 def _parser() -> Parser:
-    parser = Parser(prog="python -m sorl_trl.search.index", description="Build a search index of a corpus.")
+    parser = Parser(prog="sorl index", description="Build a search index of a corpus.")
     parser.add_argument(
         "--corpus",
         nargs="+",
@@ -52,15 +51,15 @@ def _parser() -> Parser:
     return parser
 
 
-def _dense_options(options: Namespace) -> DenseOptions | None:
-    """The options that were given; `None` for another engine, with which none may be given."""
-    given = {name: value for name in DENSE_FLAGS if (value := getattr(options, name)) is not None}
-    if options.engine == "dense":
-        return DenseOptions(**given)
-    if given:
-        flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+def _build(options: Namespace) -> SavedIndex:
+    names = [field.name for field in fields(DenseOptions)]
+    dense = {name: value for name in names if (value := getattr(options, name)) is not None}
+    if options.engine == DenseIndex.engine:
+        return DenseIndex.build(options.corpus, options.output, options=DenseOptions(**dense))
+    if dense:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in dense)
         raise ValueError(f"{flags}: only for --engine dense, got --engine {options.engine}")
-    return None
+    return ENGINES[options.engine].build(options.corpus, options.output)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,8 @@ where `topk` may be missing or null (3 then) and `return_scores` too (false then
     {"result": [[{"document": {"id", "title", "text", "contents"}, "score": 1.5}]]}
 
 or, without scores, the documents themselves: `{"result": [[{"id", "title", "text", "contents"}]]}`. `contents` is the
-title in quotes, a newline, and the text. A request outside `ServerLimits` is refused as a whole, 413 if it is too
-large, else 422, with the reason in `detail`.
+title in quotes, a newline, and the text. A request with too many queries, too long a query or too high a `topk` is
+refused as a whole: 422, with the reason in `detail`.
 
 `GET /health` gives `{"status": "ok", "engine", "documents", "identity"}`.
 
@@ -25,15 +25,10 @@ import socket
 import sys
 from collections.abc import Sequence
 from types import FrameType
-from typing import TYPE_CHECKING
 
 from sorl_trl.command_line import Parser, mistakes, run_command
-from sorl_trl.search.engines.choice import open_index
-from sorl_trl.search.engines.saved import SavedIndex
-from sorl_trl.search.server.app import INSTALL_HINT, create_app
-
-if TYPE_CHECKING:
-    import uvicorn
+from sorl_trl.search.app import create_app
+from sorl_trl.search.engines import open_index
 
 SHUTDOWN_S = 30
 """How long a request may go on after the server was told to stop."""
@@ -48,14 +43,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
         signal.signal(number, _exit)
     with mistakes():
         index = open_index(options.index)
+        app = create_app(index)
         listener = _listen(options.host, options.port)
-        host, port = listener.getsockname()[:2]
-        server = _server(index, f"{len(index):,} passages ({index.identity}) on http://{host}:{port}/retrieve")
-    server.run(sockets=[listener])
+    host, port = listener.getsockname()[:2]
+    print(f"{len(index):,} passages ({index.identity}) on http://{host}:{port}/retrieve", flush=True)
+
+    import uvicorn  # create_app says how to install it
+
+    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=SHUTDOWN_S)
+    uvicorn.Server(config).run(sockets=[listener])
 
 
 def _parser() -> Parser:
-    parser = Parser(prog="python -m sorl_trl.search.serve", description="Serve a search index over HTTP.")
+    parser = Parser(prog="sorl serve", description="Serve a search index over HTTP.")
     parser.add_argument("--index", required=True, metavar="DIR", help="as sorl_trl.search.index made it")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=int, default=8000, help="0 chooses a free one (default: %(default)s)")
@@ -75,22 +75,6 @@ def _listen(host: str, port: int) -> socket.socket:
         reason = str(error.strerror).partition(" (")[0]  # Python adds the address, which is named here already.
         advice = "; choose another --port, or 0 for any that is free" if error.errno == errno.EADDRINUSE else ""
         raise OSError(f"cannot listen on host {host}, port {port}: {reason}{advice}") from error
-
-
-def _server(index: SavedIndex, greeting: str) -> uvicorn.Server:
-    """A server that prints `greeting` once it serves: from then on a signal ends it as it should."""
-    try:
-        import uvicorn
-    except ImportError as error:
-        raise ImportError(INSTALL_HINT) from error
-
-    class Server(uvicorn.Server):
-        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            await super().startup(sockets=sockets)
-            print(greeting, flush=True)
-
-    app = create_app(index)
-    return Server(uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=SHUTDOWN_S))
 
 
 if __name__ == "__main__":

@@ -2,8 +2,11 @@
 
 from sorl_trl.trainers.agents.agent_rollout import AgentRollout, SearchRollout
 from sorl_trl.trainers.agents.native_tools import answer_in_messages, search_tool
-from sorl_trl.trainers.config import SOGRPOConfig, SOPPOConfig
+from sorl_trl.trainers.config import SOGRPOConfig
+from sorl_trl.trainers.critic.value_model import ValueModel, load_critic
 from sorl_trl.trainers.so_grpo_trainer import SOGRPOTrainer
+from sorl_trl.trainers.so_ppo_config import SOPPOConfig
+from sorl_trl.trainers.so_ppo_trainer import SOPPOTrainer
 from sorl_trl.trainers.turns.information_gain import InformationGain
 
 __all__ = [
@@ -12,7 +15,10 @@ __all__ = [
     "SOGRPOConfig",
     "SOGRPOTrainer",
     "SOPPOConfig",
+    "SOPPOTrainer",
     "SearchRollout",
+    "ValueModel",
     "answer_in_messages",
+    "load_critic",
     "search_tool",
 ]

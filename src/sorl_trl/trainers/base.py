@@ -12,15 +12,15 @@ from typing import Any, ClassVar
 
 import torch
 from accelerate.logging import get_logger
-from datasets import Dataset
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer
-from trl.trainer.utils import disable_dropout_in_model
 
-from sorl_trl.methods import Method, MicroBatch, Objective, ScoredRollout, method_from
+from sorl_trl.methods import Method, MicroBatch, ScoredRollout, method_from
 from sorl_trl.ops import good_trajectories, turn_broadcast, turn_counts
+from sorl_trl.trainers.agents.agent_rollout import AgentRollout
 from sorl_trl.trainers.agents.native_tools import HarmlessTools
+from sorl_trl.trainers.checks import check_dataset, check_method, disable_dropout
 from sorl_trl.trainers.config import TRLS_LOSS_TYPES, TurnLevelConfig
 from sorl_trl.trainers.cycle.epoch_sampler import EpochRepeatSampler
 from sorl_trl.trainers.cycle.generation_cycle import GenerationCycle
@@ -42,6 +42,7 @@ from sorl_trl.trainers.turns.information_gain import InformationGain
 from sorl_trl.trainers.turns.recording import (
     RolloutRecorder,
     corrects_sampling,
+    kept_masks,
     mismatch_of,
     own_rows,
     show_advantages,
@@ -59,8 +60,10 @@ class TurnLevelTrainer(GRPOTrainer):
     default_method: ClassVar[str] = "so_grpo"
     args: TurnLevelConfig
     method: Method
+    reward_funcs: list[Any]
+    rollout_func: Any
     rollout_examples: list[dict[str, Any]] | None = None
-    """The rows of the data set of the rollout that is being made, for a `rollout_func` that wants more than prompts."""
+    """The rows of the data set of the last rollout, for a `rollout_func` that wants more than prompts."""
     _train_sampler: EpochRepeatSampler | None = None
     _policy_logps: Tensor
 
@@ -80,12 +83,14 @@ class TurnLevelTrainer(GRPOTrainer):
             raise TypeError(f"`args` is a {type(args).__name__}, but must be a {self.config_class.__name__}.")
         self.method = method_from(self.default_method if method is None else method)
         self._check_method(args)
-        if named.get("rollout_func") is not None:
-            named["rollout_func"] = checked_rollout(named["rollout_func"])
+        if isinstance(rollout := named.get("rollout_func"), AgentRollout):
+            rollout.check(args, named.get("tools"), named.get("environment_factory"))
         self._tools = HarmlessTools(self)
         self._recorder = RolloutRecorder(self)
         self._cycle = GenerationCycle(self, args.rollout_staleness)
         super().__init__(model, reward_funcs, args, *positional, **named)
+        if self.rollout_func is not None:
+            self.rollout_func = checked_rollout(self.rollout_func)
         if args.disable_dropout:
             disable_dropout(self.model)
         self._check_dataset()
@@ -100,26 +105,10 @@ class TurnLevelTrainer(GRPOTrainer):
             self.add_callback(self._kl_schedule)
 
     def _check_method(self, args: TurnLevelConfig) -> None:
-        """Raise ValueError where a piece of the method does not go with the loss type."""
-        if self.method.keep and args.loss_type in ("bnpo", "sapo", "luspo"):
-            raise ValueError(
-                f"`loss_type` is {args.loss_type!r}, whose mean over a micro-batch cannot leave out what `keep` drops: "
-                "use 'turn', 'grpo', 'dr_grpo' or 'dapo'."
-            )
-        if args.loss_type in TRLS_LOSS_TYPES and self.method.surrogate != Method().surrogate:
-            raise ValueError(
-                f"`loss_type` is {args.loss_type!r}, which has a surrogate of its own beside the method's: use "
-                "'turn', 'grpo', 'dr_grpo', 'dapo' or 'bnpo'."
-            )
+        check_method(self.method, args)
 
     def _check_dataset(self) -> None:
-        """Raise ValueError where TRL, which leaves out what does not fill a rollout, would stop before the first step."""
-        prompts = int(self.args.generation_batch_size) // int(self.num_generations)
-        if isinstance(self.train_dataset, Dataset) and len(self.train_dataset) < prompts:
-            raise ValueError(
-                f"`train_dataset` has {len(self.train_dataset)} prompts, but a rollout takes {prompts}: "
-                f"`generation_batch_size` {self.args.generation_batch_size} / `num_generations` {self.num_generations}."
-            )
+        check_dataset(self)
 
     def _set_up_rewards(self) -> None:
         for function in self.reward_funcs:
@@ -144,7 +133,7 @@ class TurnLevelTrainer(GRPOTrainer):
         return result
 
     def _tool_call_loop(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        return self._tools.run_loop(super()._tool_call_loop, *args, **kwargs)
+        return self._tools.masked(super()._tool_call_loop(*args, **kwargs))
 
     def _get_tool_suffix_ids(self, tool_messages: list[dict[str, Any]]) -> list[int]:
         return self._tools.suffix_ids(super()._get_tool_suffix_ids, tool_messages)
@@ -181,7 +170,7 @@ class TurnLevelTrainer(GRPOTrainer):
 
     def _apply_method(self, output: dict[str, Any], rollout: ScoredRollout) -> None:
         """Put advantages and weights into TRL's batch of this process's rows, and drop what is not kept."""
-        kept = self._kept(rollout, output) if self.model.training else []
+        kept = kept_masks(self, rollout, output) if self.model.training else []
         for mask in (each for each in kept if each.dim() == 1):
             drop(output, mask, self.accelerator)
         self._set_advantages(output, rollout)
@@ -194,24 +183,6 @@ class TurnLevelTrainer(GRPOTrainer):
         good = good_trajectories(advantages_of(output), output["turn_ids"] >= 0)
         tokens = ((output["turn_ids"] >= 0) & good.unsqueeze(1)).sum()
         output[GOOD_TOKENS] = self.accelerator.gather(tokens).sum()
-
-    def _kept(self, rollout: ScoredRollout, output: dict[str, Any]) -> list[Tensor]:
-        """What each piece of `keep` keeps of this process's rows: (B,) or (B, T) bool. Its share is logged."""
-        masks = []
-        rows, width = output["completion_ids"].shape
-        for piece in self.method.keep:
-            keep = piece(rollout).bool()
-            name = getattr(piece, "__name__", type(piece).__name__)
-            share = keep if keep.dim() == 1 else keep[rollout.turns.loss_mask]
-            self._metrics["train"][f"keep/{name}"].append(share.float().mean().item())
-            own = own_rows(keep, rows, self.accelerator)
-            if own.dim() == 2:  # all processes' rows may be wider, and TRL's batch too
-                whole = torch.ones((rows, width), dtype=torch.bool, device=own.device)
-                columns = min(width, own.size(1))
-                whole[:, :columns] = own[:, :columns]
-                own = whole
-            masks.append(own)
-        return masks
 
     def _set_advantages(self, output: dict[str, Any], rollout: ScoredRollout) -> None:
         """Put the method's advantages into the batch, where they are not TRL's own."""
@@ -344,12 +315,3 @@ class TurnLevelTrainer(GRPOTrainer):
             ValueError: `checkpoint` is not a whole checkpoint, or, with `save_only_model`, has no optimizer.
         """
         roll_back(self, self._cycle, checkpoint)
-
-
-def disable_dropout(model: nn.Module) -> None:
-    """Set every dropout probability of a model to 0: of `nn.Dropout`, and what attention layers hold as a number."""
-    disable_dropout_in_model(model)
-    for module in model.modules():
-        for name, value in vars(module).items():
-            if "drop" in name and isinstance(value, float):
-                setattr(module, name, 0.0)

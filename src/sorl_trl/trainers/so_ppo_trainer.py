@@ -2,38 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from accelerate.logging import get_logger
-from torch import Tensor
-from trl import GRPOTrainer
-from trl.models.utils import disable_gradient_checkpointing
+from torch import Tensor, nn
+from trl.trainer.callbacks import SyncRefModelCallback
 
+from sorl_trl.methods import Method, MicroBatch, ScoredRollout
 from sorl_trl.ops import aggregate_turns, is_value_clipped, masked_mean, turn_layout, turn_starts, value_loss, whiten
-from sorl_trl.trainers.base_config import TURN_LOSS_TYPE
-from sorl_trl.trainers.checks.trl_arguments import called_as
-from sorl_trl.trainers.critic.experience import Experience, token_experience, turn_experience
-from sorl_trl.trainers.critic.health import CriticWatch, critic_metrics
-from sorl_trl.trainers.critic.model import ValueRecorder, ValuesBesideLogps
-from sorl_trl.trainers.critic.trainer import CriticTrainer
-from sorl_trl.trainers.loss.micro_batch import IMAGE_INPUTS, MicroBatch, loss_mask_of, row_scale
-from sorl_trl.trainers.loss.turn_metrics import MetricSums
+from sorl_trl.trainers.base import TurnLevelTrainer
+from sorl_trl.trainers.checks import disable_dropout
+from sorl_trl.trainers.critic.build import setup_critic
+from sorl_trl.trainers.critic.checkpoint import CRITIC_FOLDER, check_critic_folder, restore_critic, save_critic
+from sorl_trl.trainers.critic.experience import critic_metrics, token_experience, turn_experience
+from sorl_trl.trainers.critic.model import Critic, ValuesBesideLogps, is_critic_name
+from sorl_trl.trainers.critic.optimizer import add_critic_groups, check_deepspeed, hold_policy_back
+from sorl_trl.trainers.critic.policy_alone import FollowPolicy, detach_for_good, detached_critic, send_policy_alone
 from sorl_trl.trainers.paper import SORL_PAPER
 from sorl_trl.trainers.so_ppo_config import SOPPOConfig
-from sorl_trl.trainers.turns.recording import ScoredRollout, gather_rows, show_advantages
+from sorl_trl.trainers.turns.batch import drop, policy_pass
+from sorl_trl.trainers.turns.recording import corrects_sampling, gather_rows, own_rows, show_advantages
 
-logger = get_logger(__name__)
-
+_PASS = "policy_pass"
+"""Field of a micro-batch within its loss: the policy, once it was asked for log-probabilities and values."""
 _MEAN_PER_TRAJECTORY = ("grpo", "sapo", "luspo")
 """TRL's loss types that average the tokens of each trajectory first."""
-_MEAN_PER_MICRO_BATCH = ("bnpo",)
-"""TRL's loss type that pools the tokens of a micro-batch; those left pool over the whole optimizer step."""
 
 
-class SOPPOTrainer(CriticTrainer):
+class SOPPOTrainer(TurnLevelTrainer):
     """PPO on trajectories of several turns, with the interface of `trl.GRPOTrainer`.
 
     Advantages come from a critic (`SOPPOConfig.critic`), so one trajectory per prompt is enough. The critic rides in
@@ -59,199 +56,215 @@ class SOPPOTrainer(CriticTrainer):
     """
 
     config_class: ClassVar[type[SOPPOConfig]] = SOPPOConfig
+    default_method: ClassVar[str] = "so_ppo"
     _tag_names: ClassVar[list[str]] = ["trl", "grpo", "so-ppo"]
     _name = "SO-PPO"
     _paper: ClassVar[dict[str, str]] = SORL_PAPER
+    args: SOPPOConfig
+    critic: Critic
 
-    @called_as(GRPOTrainer.__init__)
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._value_recorder: ValueRecorder | None = None
+        self._old_policy: ValuesBesideLogps | None = None
         super().__init__(*args, **kwargs)
-        self._watch = CriticWatch(self.args.critic_warmup_steps)
+        if self.method.credit != Method().credit:
+            raise ValueError(f"`credit` of the method is {self.method.credit!r}, but advantages come from the critic.")
+        if self.is_deepspeed_enabled:
+            check_deepspeed(self.accelerator.state.deepspeed_plugin.deepspeed_config)
+        if self.lr_scheduler is not None:
+            raise ValueError(
+                "`optimizers` holds a scheduler, made for an optimizer without the critic: give the optimizer alone, "
+                "and choose a schedule by `lr_scheduler_type`."
+            )
+        self.critic = setup_critic(self.model, self.args, len(self._tokenizer))
+        if self.args.disable_dropout:
+            disable_dropout(self.model)
+        if self.use_vllm:
+            send_policy_alone(self.vllm_generation)
+        if self.args.sync_ref_model:
+            self.remove_callback(SyncRefModelCallback)
+            self.add_callback(FollowPolicy(self.ref_model, self.accelerator))
 
     # ---------------------------------------------------------------------------------------------------------------
     # Values: from the policy's own forward passes
     # ---------------------------------------------------------------------------------------------------------------
 
-    @contextmanager
-    def _recording_values(self) -> Iterator[ValueRecorder]:
-        """Within it, the next pass of the policy gives values too, which the recorder keeps."""
-        self._value_recorder = recorder = ValueRecorder()
-        try:
-            yield recorder
-        finally:
-            self._value_recorder = None
-
-    def _get_per_token_logps_and_entropies(
-        self, model: Any, input_ids: Tensor, attention_mask: Tensor, logits_to_keep: int, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Any, Any]:
-        recorder = self._value_recorder
-        if recorder is None or recorder.is_done or model is self.ref_model:
-            return super()._get_per_token_logps_and_entropies(
-                model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
-            )
-        with recorder.beside_logps(model, logits_to_keep) as with_values:
-            return super()._get_per_token_logps_and_entropies(
-                with_values, input_ids, attention_mask, logits_to_keep, *args, **kwargs
-            )
-
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        # TRL's first pass over new trajectories is that of the policy which generated them, if it makes one.
-        with self._recording_values() if self._trl_scores_old_policy() else nullcontext():
-            output = super()._generate_and_score_completions(inputs)
+        self._old_policy = ValuesBesideLogps(self.model)
+        output = super()._generate_and_score_completions(inputs)
         output["value_units"] = self.accelerator.gather(self._value_units(output["turn_ids"]).sum()).sum()
         return output
 
-    def _add_advantages(self, output: dict[str, Any], rollout: ScoredRollout) -> None:
-        old_logps, old_values = self._old_policy(output)
-        self.critic.unfreeze()  # the reference pass of a PEFT model has frozen it
-        turn_rewards = rollout.turn_rewards
-        self._leave_out(output, rollout.scored & turn_rewards.isfinite().all(-1))
-        experience = self._experience(output, turn_rewards.nan_to_num(), old_logps, old_values)
-        advantages = self._advantages(experience)
-        turn_ids = output["turn_ids"]
-        output["advantages"] = experience.on_tokens(advantages, turn_ids)
-        output["returns"] = experience.on_tokens(experience.returns, turn_ids)
-        output["old_values"] = old_values
-        show_advantages(self, advantages, experience.unit_turns >= 0)
+    def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, Any, Any]:
+        # TRL's first pass over new trajectories is that of the policy which generated them, if it makes one.
+        is_first = self._old_policy is not None and not self._old_policy.was_called
+        if is_first and model is self.model and self._trl_scores_old_policy():
+            model = self._old_policy
+        return super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
 
     def _trl_scores_old_policy(self) -> bool:
         """Whether TRL passes over new trajectories first of all with the policy that generated them."""
         micro_batches = self.args.steps_per_generation * self.num_iterations
         is_reused = self.args.gradient_accumulation_steps % micro_batches != 0
-        return is_reused or (self.use_vllm and self.vllm_importance_sampling_correction)
+        return is_reused or corrects_sampling(self)
 
-    def _old_policy(self, output: dict[str, Any]) -> tuple[Tensor | None, Tensor]:
-        """(B, T) log-probabilities, where known, and values of the policy that generated `output`.
+    def _of_old_policy(self, output: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        """(B, T) log-probabilities and values of the policy that generated `output`.
 
-        They come from the pass in which TRL scores the old policy. Where it needs none, because every batch is used
-        for one update, a pass of our own gives them.
+        Where TRL made no pass for them, because every batch is used for one update, this does.
         """
-        if self._value_recorder is not None:
-            return output["old_per_token_logps"], self._value_recorder.values
-        ids = torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1)
-        mask = torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1)
-        is_training = self.model.training
-        size = self.args.per_device_train_batch_size if is_training else self.args.per_device_eval_batch_size
-        images = {name: output[name] for name in IMAGE_INPUTS if name in output}
+        assert self._old_policy is not None
         length = output["completion_ids"].size(1)
-        model = ValuesBesideLogps(self.model, values_only=not self.args.kl_in_reward)
-        with torch.no_grad(), disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
-            logps, _, _ = super()._get_per_token_logps_and_entropies(
-                model, ids, mask, length, batch_size=size, **images
-            )
-        return logps if self.args.kl_in_reward else None, model.values(length)
+        if self._old_policy.was_called:
+            return output["old_per_token_logps"], self._old_policy.values(length)
+        logps = policy_pass(self, output, self._old_policy)
+        return logps, self._old_policy.values(length)
 
     # ---------------------------------------------------------------------------------------------------------------
     # Advantages
     # ---------------------------------------------------------------------------------------------------------------
 
-    def _leave_out(self, output: dict[str, Any], scored: Tensor) -> None:
-        """Take trajectories without a finite reward out of every loss, the critic's too, and count them."""
-        loss_mask = loss_mask_of(output)
-        left_out = ~scored & loss_mask.bool().any(-1)
-        if left_out.any():
-            keep = (~left_out).unsqueeze(1)
-            output["tool_mask"] = output.get("tool_mask", torch.ones_like(loss_mask)) * keep
-            output["turn_ids"] = torch.where(keep, output["turn_ids"], -1)
-        # Every rank takes part in the sum, whether or not it leaves a trajectory out.
-        output["num_items_in_batch"] = self.accelerator.gather(loss_mask_of(output).sum()).sum()
-        self._log_of_rollout("trajectories_unscored", left_out.float(), torch.ones_like(left_out))
-
-    def _experience(
-        self, output: dict[str, Any], turn_rewards: Tensor, old_logps: Tensor | None, old_values: Tensor
-    ) -> Experience:
-        turn_ids = output["turn_ids"]
-        token_rewards = torch.zeros_like(old_values)
-        if self.args.kl_in_reward:
-            kl = torch.where(turn_ids >= 0, old_logps - output["ref_per_token_logps"], 0.0)
-            token_rewards = -self.beta * kl
-            self._log_of_rollout("reward_kl", kl, turn_ids >= 0)
-        # A trajectory that is masked as truncated may have been the one with the most turns.
-        turn_rewards = turn_rewards[:, : int(turn_ids.max()) + 1]
+    def _set_advantages(self, output: dict[str, Any], rollout: ScoredRollout) -> None:
+        old_logps, old_values = self._of_old_policy(output)
+        self.critic.unfreeze()  # the reference pass of a PEFT model has frozen it
+        self._drop_unscored(output, rollout.scored & rollout.rewards.isfinite().all(1))
+        token_rewards = gather_rows(self.accelerator, self._token_rewards(output, old_logps))
+        turn_ids = gather_rows(self.accelerator, output["turn_ids"], padding=-1)
+        values = gather_rows(self.accelerator, old_values)
+        # A trajectory that was dropped may have been the one with the most turns.
+        rewards = rollout.rewards.nan_to_num()[:, : int(turn_ids.max()) + 1]
         build = turn_experience if self.args.advantage_level == "turn" else token_experience
-        return build(turn_rewards, token_rewards, old_values, turn_ids, self.args.gamma, self.args.gae_lambda)
+        experience = build(rewards, token_rewards, values, turn_ids, self.args.gamma, self.args.gae_lambda)
+        for name, value in critic_metrics(experience).items():
+            self._metrics["train" if self.model.training else "eval"][name].append(value)
+        advantages, kept = experience.advantages, experience.unit_turns >= 0
+        if self.args.whiten_advantages:
+            advantages = whiten(advantages, kept)
+        show_advantages(self, advantages, kept)
+        for name, units in (("advantages", advantages), ("returns", experience.returns)):
+            own = own_rows(experience.on_tokens(units, turn_ids), len(old_values), self.accelerator)
+            output[name] = own[:, : old_values.size(1)]  # other processes may have longer trajectories
+        output["old_values"] = old_values
 
-    def _log_of_rollout(self, name: str, values: Tensor, keep: Tensor) -> None:
-        """Log the mean over all ranks' `values` where `keep`: ranks with more of them count more."""
-        sums = MetricSums()
-        sums.add_mean(name, values, keep)
-        mode = "train" if self.model.training else "eval"
-        for key, value in sums.reduce(self.accelerator).items():
-            self._metrics[mode][key].append(value)
+    def _drop_unscored(self, output: dict[str, Any], scored: Tensor) -> None:
+        """Take trajectories without a finite reward out of every loss, the critic's too, and count them."""
+        keep = own_rows(scored, len(output["turn_ids"]), self.accelerator)
+        dropped = ~keep & (output["turn_ids"] >= 0).any(1)
+        drop(output, keep, self.accelerator)
+        self._log("trajectories_unscored", dropped.float(), torch.ones_like(dropped))
 
-    def _advantages(self, experience: Experience) -> Tensor:
-        """(B, U), whitened over all ranks; what they and the values were before is logged."""
-        unit_turns = gather_rows(self.accelerator, experience.unit_turns, padding=-1)
-        advantages = gather_rows(self.accelerator, experience.advantages)
-        values, rewards = (
-            gather_rows(self.accelerator, experience.values),
-            gather_rows(self.accelerator, experience.rewards_to_go),
-        )
-        mode = "train" if self.model.training else "eval"
-        metrics = critic_metrics(values, rewards, advantages, unit_turns)
-        for name, value in metrics.items():
-            self._metrics[mode][name].append(value)
-        if mode == "train":
-            warning = self._watch.observe(metrics["critic/explained_variance"], self.state.global_step)
-            if warning is not None:
-                logger.warning(warning)
-        if not self.args.whiten_advantages:
-            return experience.advantages
-        rows, columns = experience.advantages.shape
-        first = self.accelerator.process_index * rows
-        return whiten(advantages, unit_turns >= 0)[first : first + rows, :columns]
+    def _token_rewards(self, output: dict[str, Any], old_logps: Tensor) -> Tensor:
+        """(B, T) what the KL to the reference takes off each token's reward, with `kl_in_reward`."""
+        if not self.args.kl_in_reward:
+            return torch.zeros_like(old_logps)
+        kept = output["turn_ids"] >= 0
+        kl = torch.where(kept, old_logps - output["ref_per_token_logps"], 0.0)
+        self._log("reward_kl", kl, kept)
+        return -self.beta * kl
 
     # ---------------------------------------------------------------------------------------------------------------
-    # The loss
+    # The value loss
     # ---------------------------------------------------------------------------------------------------------------
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        beta = self.beta
-        try:
-            self.beta = 0.0 if self.args.kl_in_reward else beta
-            with self._recording_values():
-                return super()._compute_loss(model, inputs)
-        finally:
-            self.beta = beta
+        policy = ValuesBesideLogps(model)
+        return super()._compute_loss(policy, {**inputs, _PASS: policy})
 
-    def _with_own_terms(self, loss: Tensor, batch: MicroBatch) -> Tensor:
-        assert self._value_recorder is not None
-        loss = super()._with_own_terms(loss, batch)
-        return loss + self.args.vf_coef * self._value_loss(self._value_recorder.values, batch)
+    @property
+    def _reference_beta(self) -> float:
+        return 0.0 if self.args.kl_in_reward else super()._reference_beta
+
+    def _own_term(self, batch: MicroBatch) -> tuple[Tensor, dict[str, Any]]:
+        """The clipped value loss of the micro-batch."""
+        inputs, clip_range = batch.inputs, self.args.value_clip_range
+        kept = self._value_units(batch.turns.turn_ids)
+        given = inputs[_PASS].values(kept.size(1)), inputs["old_values"], inputs["returns"]
+        # Values on observations and padding are real numbers, of which the loss must not depend.
+        values, old_values, returns = (torch.where(kept, each, 0.0) for each in given)
+        loss = self._mean_over_units(value_loss(values, old_values, returns, clip_range), kept, batch)
+        is_clipped = is_value_clipped(values.detach(), old_values, returns, clip_range)
+        metrics = {"critic/value_loss": loss, "critic/value_clip_fraction": (is_clipped.float(), kept)}
+        return self.args.vf_coef * loss, metrics
 
     def _value_units(self, turn_ids: Tensor) -> Tensor:
         """(B, T) bool: where the critic's value is trained, at the start of each turn or at each of its tokens."""
         return turn_starts(turn_ids) if self.args.advantage_level == "turn" else turn_ids >= 0
 
-    def _value_loss(self, values: Tensor, batch: MicroBatch) -> Tensor:
-        """This micro-batch's share of the clipped value loss of the optimizer step."""
-        inputs, clip_range = batch.inputs, self.args.value_clip_range
-        kept = self._value_units(batch.turns.turn_ids)
-        # Values on observations and padding are real numbers, but nobody's business.
-        values, old_values = torch.where(kept, values, 0.0), torch.where(kept, inputs["old_values"], 0.0)
-        returns = torch.where(kept, inputs["returns"], 0.0)
-        losses = value_loss(values, old_values, returns, clip_range)
-        loss = self._mean_over_units(losses, kept, batch)
-        is_clipped = is_value_clipped(values.detach(), old_values, returns, clip_range)
-        self._metric_log.add_rank_mean("critic/value_loss", loss)
-        self._metric_log.add_mean("critic/value_clip_fraction", is_clipped.float(), kept)
-        return loss / self._micro_batches()
-
     def _mean_over_units(self, losses: Tensor, kept: Tensor, batch: MicroBatch) -> Tensor:
         """The mean over turns or tokens, averaged as the policy's loss is over tokens.
 
         Where TRL divides by the number of tokens of all micro-batches and ranks, so that a gradient does not depend on
-        how a batch is split (`"dapo"`, `"cispo"`, `"vespo"`), or by a constant (`"dr_grpo"`, `"minirl"`), the sum over
-        the micro-batch is divided by its share of the units of the whole rollout.
+        how a batch is split (`"dapo"`, `"cispo"`, `"vespo"`), or by a constant (`"dr_grpo"`), the sum over the
+        micro-batch is divided by its share of the units of the whole rollout.
         """
-        if self.args.loss_type == TURN_LOSS_TYPE:
+        if self.args.loss_type == "turn":
             units = torch.where(kept, batch.turns.turn_ids, -1)
-            return aggregate_turns(losses, turn_layout(units, batch.turns.num_turns)) * row_scale(batch.inputs)
+            return aggregate_turns(losses, turn_layout(units, batch.turns.num_turns)) * batch.row_scale
         if self.args.loss_type in _MEAN_PER_TRAJECTORY:
-            return masked_mean(losses, kept, dim=1).mean() * row_scale(batch.inputs)
-        if self.args.loss_type in _MEAN_PER_MICRO_BATCH:
+            return masked_mean(losses, kept, dim=1).mean() * batch.row_scale
+        if self.args.loss_type == "bnpo":
             return masked_mean(losses, kept)
-        micro_batches = self.args.steps_per_generation if self.model.training else 1
-        units = batch.inputs["value_units"].clamp(min=1) / (self.accelerator.num_processes * micro_batches)
-        return torch.where(kept, losses, 0.0).sum() / units
+        return torch.where(kept, losses, 0.0).sum() / (batch.inputs["value_units"].clamp(min=1) * batch.share)
+
+    # ---------------------------------------------------------------------------------------------------------------
+    # Optimizer
+    # ---------------------------------------------------------------------------------------------------------------
+
+    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
+        """TRL's optimizer, with the critic's parameters in groups of their own learning rate."""
+        optimizer: torch.optim.Optimizer = super().create_optimizer(model)
+        assert self.args.critic_learning_rate is not None  # the configuration has set it
+        add_critic_groups(optimizer, self.model, self.args.critic_learning_rate)
+        return optimizer
+
+    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Any:
+        """TRL's scheduler, with a learning rate of 0 for the policy during the critic's warm-up."""
+        is_new = self.lr_scheduler is None
+        scheduler = super().create_scheduler(num_training_steps, optimizer)
+        if is_new and self.args.critic_warmup_steps:
+            hold_policy_back(scheduler, self.args.critic_warmup_steps)
+        return scheduler
+
+    # ---------------------------------------------------------------------------------------------------------------
+    # Checkpoints: the policy as if it had no critic, and the critic in `critic/` beside it
+    # ---------------------------------------------------------------------------------------------------------------
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        self.critic.unfreeze()  # under ZeRO-3, only what requires a gradient is gathered
+        super().save_model(output_dir, _internal_call)
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
+        output_dir = output_dir if output_dir is not None else self.args.output_dir
+        if self.args.should_save:
+            save_critic(self.critic, self.model, Path(output_dir) / CRITIC_FOLDER, state_dict)
+        state_dict = self.model.state_dict() if state_dict is None else state_dict
+        super()._save(output_dir, {name: tensor for name, tensor in state_dict.items() if not is_critic_name(name)})
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        folder = Path(resume_from_checkpoint) / CRITIC_FOLDER
+        check_critic_folder(self.critic, folder)
+        with detached_critic(self.model):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+        restore_critic(self.critic, self.model, folder)
+
+    def _load_best_model(self) -> None:
+        if self.is_deepspeed_enabled or self.is_fsdp_enabled:  # they load their own checkpoint, critic included
+            super()._load_best_model()
+            return
+        with detached_critic(self.model):
+            super()._load_best_model()
+        restore_critic(self.critic, self.model, Path(self.state.best_model_checkpoint) / CRITIC_FOLDER)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is not None:  # DeepSpeed has by now loaded all weights, without `_load_from_checkpoint`
+            check_critic_folder(self.critic, Path(checkpoint) / CRITIC_FOLDER)
+        super()._load_optimizer_and_scheduler(checkpoint)
+
+    def detach_critic(self) -> Any:
+        """Take the critic out of the model for good, and return the model: the policy alone, as TRL made it.
+
+        For whatever does not go through the trainer, such as `merge_and_unload()`, the model's own
+        `save_pretrained`, or another trainer. This trainer cannot train or save after it.
+        """
+        model = self.accelerator.unwrap_model(self.model)
+        detach_for_good(model, self.critic)
+        return model

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -21,7 +20,6 @@ from sorl_trl.records.evaluated import (
     read_settings,
 )
 from sorl_trl.records.trained import FOLDER, TrainedTrajectory, count_trained, read_trained
-from sorl_trl.rollout import TagProtocol
 from sorl_trl.types import ActionKind, Observation, Turn
 
 EVALUATION, TRAINING = "evaluation", "training"
@@ -91,29 +89,21 @@ def open_run(run: str | os.PathLike[str]) -> Source:
 
     Raises:
         FileNotFoundError: It is neither the folder of an evaluation nor that of a training run with dumps.
-        ValueError: It is both.
     """
-    is_evaluation = (Path(run) / SETTINGS).is_file()
-    is_training = any(Path(run).glob(DUMPS))
-    if is_evaluation and is_training:
-        raise ValueError(f"{run} holds both {SETTINGS} of an evaluation and {DUMPS} of training: keep them apart")
-    if is_evaluation:
+    if any(Path(run).glob(DUMPS)):  # beside which `sorl train` writes settings of its own
+        return Source(TRAINING, [_step(run, step, size) for step, size in count_trained(run).items()])
+    if (Path(run) / SETTINGS).is_file() and "datasets" in (settings := read_settings(run)):
         finished = (Path(run) / RESULTS).exists()
         notes = [] if finished else ["The evaluation is not finished: its finished batches are here."]
-        return Source(EVALUATION, [_dataset(run, name) for name in read_settings(run)["datasets"]], notes)
-    if is_training:
-        return Source(TRAINING, [_step(run, step, size) for step, size in count_trained(run).items()])
+        return Source(EVALUATION, [_dataset(run, name) for name in settings["datasets"]], notes)
     raise FileNotFoundError(
-        f"{run} holds neither {SETTINGS}, which evaluate.py writes, nor {DUMPS}, which training writes with "
+        f"{run} holds neither the {SETTINGS} of an evaluation nor {DUMPS}, which training writes with "
         "`save_trajectories_steps`"
     )
 
 
 def _dataset(run: str | os.PathLike[str], name: str) -> Group:
-    def read() -> Iterator[Entry]:
-        return _distinct(map(evaluation_entry, read_evaluated(run, name)))
-
-    return Group(name, count_evaluated(run, name), read)
+    return Group(name, count_evaluated(run, name), lambda: map(evaluation_entry, read_evaluated(run, name)))
 
 
 def _step(run: str | os.PathLike[str], step: int, size: int) -> Group:
@@ -166,7 +156,7 @@ def training_entry(each: TrainedTrajectory, key: str) -> Entry:
         verdict=_verdict(each.reward),
         score=_number(each.reward),
         stop_reason=each.stop_reason,
-        searches=_answered_searches(segments) if each.stop_reason and ratios else None,
+        searches=_answered_searches(segments) if each.actions and ratios else None,
         token_count=len(ratios),
         facts={"step": _fact(each.step), "generated_at_step": _fact(each.generated_at_step)},
         measures={"reward": _number(each.reward)},
@@ -174,15 +164,6 @@ def training_entry(each: TrainedTrajectory, key: str) -> Entry:
         segments=segments,
         extreme_ratio=_number(max(ratios, key=_distance_from_1, default=None)),
     )
-
-
-def _distinct(entries: Iterable[Entry]) -> Iterator[Entry]:
-    """The ids of one's own questions may occur twice: then the later ones' keys get a suffix."""
-    seen: Counter[str] = Counter()
-    for entry in entries:
-        seen[entry.key] += 1
-        count = seen[entry.key]
-        yield entry if count == 1 else Entry(**{**vars(entry), "key": f"{entry.key}~{count}"})
 
 
 def _segment(segment: Turn | Observation) -> dict[str, Any]:
@@ -196,10 +177,9 @@ def _segment(segment: Turn | Observation) -> dict[str, Any]:
 
 
 def _trained_segments(each: TrainedTrajectory) -> Iterator[dict[str, Any]]:
-    """A dump knows turns by their ids. Files of an earlier version do not say which action one takes: it is read
-    from its tags, if it was of our protocols."""
+    """A dump knows turns by their ids; what they did is known where the rollout has told it."""
     start = 0
-    is_told = len(each.actions) == len({turn_id for turn_id in each.turn_ids if turn_id != ENVIRONMENT})
+    is_told = len(each.actions) == len(set(each.turn_ids) - {ENVIRONMENT})
     for turn_id, tokens_of_turn in groupby(each.turn_ids):
         stop = start + len(list(tokens_of_turn))
         span, start = slice(start, stop), stop
@@ -208,12 +188,10 @@ def _trained_segments(each: TrainedTrajectory) -> Iterator[dict[str, Any]]:
             marks = {"passages": [], "truncated": False, "neutralized": 0}
             yield {"kind": "observation", "text": text, "token_count": len(each.tokens[span]), **marks}
         else:
-            action = TagProtocol().parse(text).kind.value if each.stop_reason else None
-            turn = {"action": action}
+            turn: dict[str, Any] = {"action": None}
             if is_told:
                 turn = {"action": each.actions[turn_id], **_reward(each.turn_rewards[turn_id])}
-            tokens = _tokens(each, span)
-            yield {"kind": "turn", **turn, "token_count": len(each.tokens[span]), "tokens": tokens}
+            yield {"kind": "turn", **turn, "token_count": len(each.tokens[span]), "tokens": _tokens(each, span)}
 
 
 def _reward(reward: float | None) -> dict[str, Any]:

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from trl import TrlParser
 
 from sorl_trl.cli import launch
-from sorl_trl.cli.shipped import PACKAGE
 from sorl_trl.command_line import run_command
-from sorl_trl.recipe.arguments import TRAINERS, RecipeParser, TrainerArguments, argument_groups
+from sorl_trl.recipe.arguments import TRAINERS, argument_groups
+from sorl_trl.shipped import PACKAGE
 
 PARSER = launch._parser()
 CONFIGS = PACKAGE / "accelerate_configs"
@@ -22,7 +23,7 @@ CONFIGS = PACKAGE / "accelerate_configs"
 
 @pytest.mark.parametrize("trainer", TRAINERS)
 def test_what_both_parsers_know_is_shared(trainer: str) -> None:
-    training = RecipeParser((TrainerArguments, *argument_groups(TRAINERS[trainer])))
+    training = TrlParser(argument_groups(TRAINERS[trainer]))
     assert set(PARSER._option_string_actions) & set(training._option_string_actions) == launch.SHARED
 
 
@@ -39,7 +40,7 @@ def test_every_option_of_the_launcher_takes_one_word_or_none() -> None:
         ("--rewards f1 exact_match --main_process_ip 10.0.0.1", "--main_process_ip 10.0.0.1"),
         ("--accelerate_config zero3 --config r.yaml", "--accelerate_config zero3"),
         ("--accelerate_config=zero3 --config=r.yaml", "--accelerate_config=zero3"),
-        ("--debug --gradient_accumulation_steps 2 --help", ""),
+        ("--gradient_accumulation_steps 2 --help", ""),
         ("--num_processes", "--num_processes"),
         ("", ""),
     ],
@@ -57,25 +58,17 @@ def read(*words: str) -> Namespace:
 
 class TestReadLaunchArguments:
     def test_training_gets_its_words_as_they_are(self) -> None:
-        words = ["--config", "r.yaml", "--rewards", "f1", "exact_match", "--debug", "--use_cpu=true"]
+        words = ["--config", "r.yaml", "--rewards", "f1", "exact_match", "--use_cpu=true"]
         found = read(*words[:2], "--num_processes", "2", *words[2:])
         assert (found.module, found.training_script, found.training_script_args) == (True, launch.MODULE, words)
         assert (found.num_processes, found.config_file) == (2, None)
 
     def test_a_config_by_its_name_or_path(self, tmp_path: Path) -> None:
-        assert read("--accelerate_config", "ddp_cpu").config_file == str(CONFIGS / "ddp_cpu.yaml")
+        assert read("--accelerate_config", "ddp").config_file == str(CONFIGS / "ddp.yaml")
         own = tmp_path / "own.yaml"
-        own.write_text((CONFIGS / "ddp_cpu.yaml").read_text())
+        own.write_text((CONFIGS / "ddp.yaml").read_text())
         assert read("--accelerate_config", str(own)).config_file == str(own)
         assert read("--config_file", "own.yaml").config_file == "own.yaml"
-
-    def test_a_json_file_beside_the_config_is_named(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.chdir(tmp_path)
-        found = read("--accelerate_config", "zero3_cpu")
-        assert found.deepspeed_config_file == str(CONFIGS / "zero3_cpu.json")
-        assert "deepspeed_config_file" in found.nondefault, "the launcher would take the file's"
-        theirs = read("--accelerate_config", "zero3_cpu", "--deepspeed_config_file", "theirs.json")
-        assert theirs.deepspeed_config_file == "theirs.json"
 
 
 @pytest.mark.parametrize(
@@ -88,8 +81,8 @@ class TestReadLaunchArguments:
         (["--accelerate_config"], "argument --accelerate_config/--accelerate-config: expected one argument"),
         (["--accelerate_config", "single", "--config_file", "x"], "--accelerate_config and --config_file name the"),
         (["--num_processes", "two"], "argument --num_processes/--num-processes: invalid int value: 'two'"),
-        (["--accelerate_config", "list.yaml"], "list.yaml: must be a YAML mapping, as `accelerate config` writes it"),
-        (["--accelerate_config", "odd.yaml"], "odd.yaml: 'DEEPSPED' is not a valid DistributedType"),
+        (["--accelerate_config", "list.yaml"], "list.yaml must contain a YAML mapping"),
+        (["--accelerate_config", "odd.yaml"], "'DEEPSPED' is not a valid DistributedType"),
         (["--accelerate_config", "broken.yaml"], "broken.yaml: while parsing a flow sequence"),
         (["--config_file", "nowhere.yaml"], "The passed configuration file `nowhere.yaml` does not exist"),
         (["--module", "--no_python", "--cpu"], "--module and --no_python cannot be used together"),
@@ -123,7 +116,7 @@ def elastic(code: int) -> ChildFailedError:
     [
         (subprocess.CalledProcessError(2, "training"), 2, ""),
         (elastic(2), 2, ""),
-        (subprocess.CalledProcessError(1, "training"), 1, "error: training failed: what went wrong is said above\n"),
+        (subprocess.CalledProcessError(1, "training"), 1, ""),
         (subprocess.CalledProcessError(-9, "training"), 1, "error: training was ended by SIGKILL\n"),
         (elastic(-15), 1, "error: training was ended by SIGTERM\n"),
         (ImportError("DeepSpeed is not installed"), 2, "error: DeepSpeed is not installed\n"),

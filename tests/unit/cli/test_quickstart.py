@@ -56,7 +56,7 @@ def test_training_reads_what_was_prepared(
     monkeypatch.setattr("sorl_trl.cli.launch.main", lambda words: seen.extend(words))
     run = tmp_path / "other" if elsewhere else tmp_path / quickstart.RUN
     quickstart.train(run, ["--seed", "1"])
-    assert seen[:4] == ["--accelerate_config", "single_cpu", "--config", str(quickstart.RECIPE)]
+    assert seen[:4] == ["--accelerate_config", "single_cpu", "--config", "quickstart"]
     given = dict(zip(seen[4::2], seen[5::2], strict=True))
     paths = {"model_name_or_path": "warm-start", "output_dir": "policy"}
     paths |= {"train_questions": "world/train.jsonl", "corpus": "world/corpus.jsonl"}

@@ -15,8 +15,8 @@ from torch import nn
 from torch.optim import lr_scheduler
 from transformers import TrainerControl, TrainerState
 
-from sorl_trl.diagnostics.collapse_detector import Level, NotFinite
-from sorl_trl.diagnostics.collapse_guard import CollapseGuard, GuardSettings, scale_learning_rate
+from sorl_trl.diagnostics import CollapseGuard, GuardSettings, Level, NotFinite
+from sorl_trl.learning_rate import scale_learning_rate
 from tests.schedulers import OTHER_SCHEDULERS
 
 RULES = (Level("high_kl", "kl_to_old", "lower the learning rate", threshold=0.2),)
@@ -118,12 +118,6 @@ class TestNotFinite:
         assert run.control.should_training_stop
         assert "nor one with finite weights" in caplog.text
 
-    def test_weights_that_cannot_be_read_need_the_margin(self, tmp_path: Path) -> None:
-        run = FakeRun(tmp_path)
-        guard = CollapseGuard("roll_back", run, (*RULES, *BROKEN), GuardSettings(cooldown=0, margin=1))
-        run.train(guard, 0.0, 0.0, 0.0, 0.0, math.inf)
-        assert run.visited == ["checkpoint-2"]
-
     def test_finite_weights_do_not_outweigh_another_alarm(self, tmp_path: Path) -> None:
         run = FakeRun(tmp_path)
         guard = CollapseGuard("roll_back", run, (*RULES, *BROKEN), GuardSettings(cooldown=0, margin=1))
@@ -180,40 +174,21 @@ class TestRefuses:
 
     @pytest.mark.parametrize("trainer", [None, SimpleNamespace()])
     def test_a_trainer_that_cannot_roll_back(self, trainer: Any) -> None:
-        with pytest.raises(TypeError, match=rf"`trainer` is a {type(trainer).__name__}, but .* needs one with"):
+        with pytest.raises(ValueError, match=rf"`trainer` is a {type(trainer).__name__}"):
             CollapseGuard("roll_back", trainer)
 
-    @pytest.mark.parametrize(
-        ("name", "value", "message"),
-        [
-            ("save_strategy", "no", "`save_strategy` is 'no', but a guard that is to roll back needs checkpoints"),
-            (
-                "save_only_model",
-                True,
-                "`save_only_model` is True, but a guard that is to roll back needs the optimizer",
-            ),
-        ],
-    )
-    def test_a_trainer_without_checkpoints(self, tmp_path: Path, name: str, value: Any, message: str) -> None:
+    @pytest.mark.parametrize(("name", "value"), [("save_strategy", "no"), ("save_only_model", True)])
+    def test_a_trainer_without_checkpoints(self, tmp_path: Path, name: str, value: Any) -> None:
         run = FakeRun(tmp_path)
         setattr(run.args, name, value)
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match=f"`{name}` is {value!r}"):
             CollapseGuard("roll_back", run)
 
     def test_a_run_without_log_entries(self, tmp_path: Path) -> None:
         run = FakeRun(tmp_path)
         run.args.logging_strategy = "no"
-        with pytest.raises(ValueError, match="`logging_strategy` is 'no', but CollapseGuard reads log entries"):
+        with pytest.raises(ValueError, match="`logging_strategy` is 'no'"):
             run.train(CollapseGuard())
-
-    @pytest.mark.parametrize("steps", [1, 10])
-    def test_log_entries_of_several_steps_are_said(
-        self, tmp_path: Path, steps: int, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        run = FakeRun(tmp_path)
-        run.state.logging_steps = steps
-        run.train(CollapseGuard(), 0.001)
-        assert ("`logging_steps` is 10, but CollapseGuard reads log entries" in caplog.text) == (steps == 10)
 
     @pytest.mark.parametrize("action", ["lower_lr", "roll_back"])
     def test_a_schedule_that_goes_its_own_way(self, tmp_path: Path, action: str) -> None:
@@ -224,13 +199,7 @@ class TestRefuses:
                 run.train(CollapseGuard(action, run))
             run.train(CollapseGuard("warn"))
 
-    @pytest.mark.parametrize(
-        ("fields", "message"),
-        [
-            ({"lr_factor": 1.0}, "`lr_factor` is 1.0, but must be above 0 and below 1"),
-            ({"cooldown": -1}, "`cooldown` is -1, but must be a whole number, at least 0"),
-        ],
-    )
-    def test_settings_out_of_range(self, fields: dict[str, Any], message: str) -> None:
-        with pytest.raises(ValueError, match=message):
-            GuardSettings(**fields)
+    @pytest.mark.parametrize(("name", "value"), [("lr_factor", 1.0), ("cooldown", -1)])
+    def test_settings_out_of_range(self, name: str, value: Any) -> None:
+        with pytest.raises(ValueError, match=f"`{name}` is {value}"):
+            GuardSettings(**{name: value})

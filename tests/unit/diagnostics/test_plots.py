@@ -11,18 +11,12 @@ from matplotlib.figure import Figure
 
 from sorl_trl.diagnostics.plots import (
     COLORS,
-    FEW,
     PANEL_HEIGHT,
-    PANELS,
-    color_of,
-    columns_for,
-    dashes_of,
     draw_runs,
     plot_training,
-    spans_decades,
     visible_panels,
 )
-from sorl_trl.diagnostics.runs import Run, Series
+from sorl_trl.diagnostics.runs import Run
 
 PNG = b"\x89PNG\r\n"
 
@@ -55,28 +49,9 @@ class TestVisiblePanels:
     def test_those_of_evaluation_alone_unless_it_says_nothing(self) -> None:
         assert titles([Run("a", [{"step": 1, "eval_reward": 1.0, "eval_kl_to_old": 0.0}])]) == {"Reward"}
 
-    def test_the_learning_rate_only_where_it_differs(self) -> None:
-        constant = run("a", reward=float, learning_rate=lambda _: 1e-4)
-        higher = run("b", reward=float, learning_rate=lambda _: 2e-4)
-        falling = run("c", reward=float, learning_rate=lambda step: 1e-4 / step)
-        assert titles([constant]) == titles([constant, constant]) == {"Reward"}
-        assert titles([constant, higher]) == titles([falling]) == {"Reward", "Learning rate"}
-
     def test_no_metric_at_all_is_refused(self) -> None:
-        with pytest.raises(ValueError, match=r"\('a' has 1 entries\) has a metric of reward"):
+        with pytest.raises(ValueError, match="'a' has a metric of reward"):
             visible_panels([Run("a", [{"step": 1, "loss": 0.5}])])
-
-
-class TestSpansDecades:
-    def test_zeros_do_not_count(self) -> None:
-        assert not spans_decades([Series((1, 2), (0.0, 1.0))])
-        assert not spans_decades([Series((1, 2), (0.01, 1.0))])
-        assert spans_decades([Series((1,), (0.009,)), Series((1,), (1.0,))])
-        assert not spans_decades([Series((1,), (0.0,)), Series((), ())])
-
-
-def test_a_grid_without_many_empty_places() -> None:
-    assert [columns_for(panels) for panels in (1, 2, 3, 4, 5, 6, 8, 12, 13, 18)] == [1, 2, 3, 4, 3, 3, 4, 4, 3, 3]
 
 
 class TestDrawRuns:
@@ -89,28 +64,7 @@ class TestDrawRuns:
         drawn = [line.get_color() for line in axis.lines if len(line.get_xdata())]
         assert drawn == [color for color in COLORS[:3] for _ in range(2)]
 
-    def test_seeds_of_one_method_are_one_line_in_a_band(self, figures: list[Figure]) -> None:
-        told = {"settings.json": {"level": "turn"}}
-        histories = [[{"step": s, "reward": s + shift} for s in (1, 2)] for shift in (0.0, 2.0)]
-        seeds = [Run(f"turn_{place}", history, configuration=told) for place, history in enumerate(histories)]
-        draw_runs([*seeds, run("other", 2)])
-        [axis] = figures[0].axes
-        assert [text.get_text() for text in figures[0].legends[0].get_texts()] == ["turn (2 runs)", "other"]
-        lines = [line for line in axis.lines if len(line.get_xdata())]
-        assert [list(line.get_ydata()) for line in lines] == [[2.0, 3.0], [1.0, 2.0]]
-        [band] = axis.collections
-        corners = band.get_paths()[0].vertices
-        assert (corners[:, 1].min(), corners[:, 1].max()) == (1.0, 4.0)
-        assert "band: from the lowest to the highest" in figures[0].get_supxlabel()
-
-    def test_of_many_runs_averages_alone(self, figures: list[Figure]) -> None:
-        for count in (FEW, FEW + 1):
-            draw_runs([run(f"run{place}x") for place in range(count)])
-        lines = [[line for line in figure.axes[0].lines if len(line.get_xdata())] for figure in figures]
-        assert [len(each) for each in lines] == [2 * FEW, FEW + 1]
-        assert [("as logged" in figure.get_supxlabel()) for figure in figures] == [True, False]
-
-    @pytest.mark.parametrize("count", [2, 12, 20, 30])
+    @pytest.mark.parametrize("count", [2, 20])
     def test_the_legend_covers_no_panel(self, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
         drawn: list[Figure] = []
         save = Figure.savefig
@@ -128,13 +82,6 @@ class TestDrawRuns:
         assert list(logged.get_ydata()) == list(range(1, 41))
         assert (average.get_xdata()[0], average.get_ydata()[0]) == (5, 3.0)
         assert average.get_linewidth() > logged.get_linewidth()
-        assert "moving average" in figures[0].get_supxlabel()
-
-    def test_few_points_are_drawn_as_points(self, figures: list[Figure]) -> None:
-        draw_runs([run("a", steps=1)])
-        [line] = [line for line in figures[0].axes[0].lines if len(line.get_xdata())]
-        assert line.get_marker() == "."
-        assert figures[0].get_supxlabel() == "optimizer step"
 
     def test_evaluations_are_dots(self, figures: list[Figure]) -> None:
         history = [{"step": 1, "reward": 0.5, "kl_to_old": 0.1}, {"step": 1, "eval_reward": 0.7, "eval_kl_to_old": 0}]
@@ -142,7 +89,6 @@ class TestDrawRuns:
         reward, kl = figures[0].axes
         assert [list(line.get_ydata()) for line in reward.lines] == [[0.5], [0.7]]
         assert [list(line.get_ydata()) for line in kl.lines] == [[0.1], []]
-        assert "dots: evaluation" in figures[0].get_supxlabel()
 
     def test_log_scale_over_two_decades_where_it_makes_sense(self, figures: list[Figure]) -> None:
         draw_runs([run("a", 5, reward=lambda s: 10.0**s, grad_norm=lambda s: 10.0**s, entropy=float)])
@@ -164,15 +110,6 @@ class TestDrawRuns:
         monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
         with pytest.raises(ImportError, match=r"pip install 'sorl-trl\[plot\]'"):
             draw_runs([run("a")])
-
-    @pytest.mark.parametrize("count", [1, 2, 5, 9, 13, len(PANELS)])
-    def test_any_number_of_panels(self, figures: list[Figure], count: int) -> None:
-        draw_runs([Run("a", [{"step": s, **{p.metric: s for p in PANELS[:count]}} for s in (0, 1)])])
-        assert [axis.get_title(loc="left") for axis in figures[0].axes] == [p.title for p in PANELS[:count]]
-
-    def test_more_runs_than_colours(self) -> None:
-        styles = {(color_of(index), dashes_of(index)) for index in range(4 * len(COLORS))}
-        assert len(styles) == 4 * len(COLORS)
 
 
 class TestPlotTraining:

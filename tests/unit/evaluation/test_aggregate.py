@@ -68,16 +68,6 @@ def test_each_dataset_of_a_family_weighs_the_same() -> None:
     assert "choice_accuracy" not in general.means
 
 
-def test_a_macro_average_leaves_out_the_datasets_that_lack_the_measure() -> None:
-    mixed = [
-        summarize("a", "own", [outcome("ann", 0.0, choice_accuracy=0.5)]),
-        summarize("b", "own", [outcome("ann", 1.0)]),
-    ]
-    (own,) = summarize_families(mixed)
-    assert own.means["choice_accuracy"].mean == 0.5
-    assert own.means["exact_match"].mean == 0.5
-
-
 def test_summaries_are_plain_json_without_nan() -> None:
     summaries = [summarize("nq", "general", [outcome("ann", 1.0), outcome("bob", None), outcome("ann", 0.0, 1)])]
     written = json.dumps([each.to_json() for each in (*summaries, *summarize_families(summaries))], allow_nan=False)

@@ -35,10 +35,3 @@ def test_datasets_keep_the_order_in_which_they_are_named(tmp_path: Path) -> None
 def test_bad_values_are_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         EvaluationArguments(**{"output": "run", "benchmarks": ["nq"], **values})
-
-
-def test_a_folder_for_benchmarks_needs_benchmarks(tmp_path: Path) -> None:
-    own = tmp_path / "own.jsonl"
-    own.touch()
-    with pytest.raises(ValueError, match="`data_source_folder` is for `benchmarks`"):
-        EvaluationArguments("run", questions=[str(own)], data_source_folder=str(tmp_path))

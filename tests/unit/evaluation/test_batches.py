@@ -11,8 +11,9 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import PreTrainedTokenizerFast
 
-from sorl_trl.evaluation import Agent, RunFolder, complete, plan_batches, run_batches
+from sorl_trl.evaluation import Agent, RunFolder, complete, encode_prompts, plan_batches, run_batches
 from sorl_trl.qa import Question
+from sorl_trl.records.evaluated import read_evaluated
 from sorl_trl.rollout import Collector, Frame, Generation, RetryPolicy, TagProtocol
 from sorl_trl.search import NoSearch, SearchUnavailable
 from sorl_trl.types import Passage
@@ -52,7 +53,7 @@ def agent(tokenizer: PreTrainedTokenizerFast, guesser: Guesser) -> Agent:
 
 
 def answers(run: RunFolder) -> list[tuple[str, int, str | None]]:
-    return [(row.question.id, row.sample, row.trajectory.answer) for row in run.trajectories("own")]
+    return [(row.question.id, row.sample, row.trajectory.answer) for row in read_evaluated(run.path, "own")]
 
 
 def test_each_sample_is_asked_and_measured(tokenizer) -> None:
@@ -63,17 +64,6 @@ def test_each_sample_is_asked_and_measured(tokenizer) -> None:
         assert row.prompt == f"who {row.question.id}"
         assert row.measures["correct"] == float(row.trajectory.answer == row.question.id)
     assert len({row.trajectory.answer for row in rows}) > 1
-
-
-def test_with_search_switched_off_every_search_finds_nothing(tokenizer) -> None:
-    class Searcher(Guesser):
-        def generate(self, contexts: Sequence[Sequence[int]], max_new_tokens: Sequence[int]) -> list[Generation]:
-            ids = tokenizer.encode("<search> ann </search>")
-            return [Generation(tuple(ids), None, stopped=True) for _ in contexts]
-
-    batches = plan_batches({"own": QUESTIONS[:1]}, num_samples=1, batch_size=1)
-    ((_, (row,)),) = run_batches(batches, agent(tokenizer, Searcher()), seed=0)
-    assert [seen.text for seen in row.trajectory.observations] == ["<information> nothing </information>"] * 2
 
 
 def test_a_batch_samples_the_same_whatever_came_before_it(tokenizer) -> None:
@@ -122,15 +112,6 @@ def test_batches_in_which_the_engine_failed_are_made_anew(tokenizer, tmp_path: P
     assert not any(outcome.is_masked for outcome in run.outcomes("own"))
 
 
-def test_shares_of_several_processes_make_the_whole(tokenizer, tmp_path: Path) -> None:
-    batches = plan_batches({"own": QUESTIONS}, num_samples=3, batch_size=2)
-    alone, shared = RunFolder(tmp_path / "alone"), RunFolder(tmp_path / "shared")
-    complete(alone, batches, lambda: agent(tokenizer, Guesser()), seed=0, show_progress=False)
-    for rank in (1, 0):
-        complete(shared, batches[rank::2], lambda: agent(tokenizer, Guesser()), seed=0, show_progress=False)
-    assert answers(shared) == answers(alone)
-
-
 def test_nothing_is_loaded_when_nothing_is_left(tokenizer, tmp_path: Path, capsys) -> None:
     batches = plan_batches({"own": QUESTIONS}, num_samples=1, batch_size=3)
     run = RunFolder(tmp_path)
@@ -164,3 +145,10 @@ def test_a_run_whose_engine_is_down_stops(tokenizer, tmp_path: Path) -> None:
     with pytest.raises(SearchUnavailable, match="down in 3 batches in a row"):
         complete(run, batches, lambda: searcher, seed=0, show_progress=False)
     assert len(run.outcomes("own")) == 3
+
+
+def test_prompts_are_encoded_as_text_or_by_the_chat_template(tokenizer) -> None:
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }} nothing{% endfor %}"
+    rows = [{"prompt": "who ann"}, {"prompt": [{"role": "user", "content": "who"}]}]
+    who, ann, nothing = map(WORDS.index, ("who", "ann", "nothing"))
+    assert encode_prompts(tokenizer, rows) == [[who, ann], [who, nothing]]

@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sorl_trl.evaluation import bootstrap as bootstrap_module
 from sorl_trl.evaluation.bootstrap import RESAMPLES, Estimate, average, bootstrap
 
 VALUES = st.lists(st.integers(-8, 8).map(float), min_size=1, max_size=12)
@@ -62,13 +61,6 @@ def test_an_average_has_the_spread_of_independent_estimates() -> None:
     both = average([one, other])
     assert both.mean == 0.5
     assert both.resampled.std() == pytest.approx(one.resampled.std() / 2**0.5, rel=0.05)
-
-
-def test_large_sets_are_drawn_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bootstrap_module, "_DRAWN_AT_ONCE", 3000)
-    many = estimate([0.0, 1.0] * 5)
-    assert many.resampled.shape == (RESAMPLES,)
-    assert many.resampled.mean() == pytest.approx(0.5, abs=0.01)
 
 
 @settings(max_examples=25, deadline=None)

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from huggingface_hub import constants
 from transformers import PreTrainedTokenizerFast
 
 from sorl_trl.evaluation.checkpoint import ModelArguments, files_hash, load_tokenizer, message_ends
@@ -60,22 +59,3 @@ def test_an_adapter_without_a_tokenizer_has_its_base_models(
     tokenizer.add_tokens(["more"])
     tokenizer.save_pretrained(tmp_path / "adapter")
     assert load_tokenizer(arguments).get_vocab() == tokenizer.get_vocab()
-
-
-def test_an_adapter_of_the_hub_may_have_no_tokenizer_either(
-    tmp_path: Path, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It lies in the Hub's cache, where an earlier download has put it."""
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    write_base(tmp_path / "base", tokenizer)
-    repository = tmp_path / "hub" / "models--someone--adapter"
-    write_adapter(repository / "snapshots" / "0123", str(tmp_path / "base"))
-    (repository / "refs").mkdir()
-    (repository / "refs" / "main").write_text("0123")
-    assert load_tokenizer(ModelArguments("someone/adapter")).get_vocab() == tokenizer.get_vocab()
-
-
-def test_an_adapter_that_names_no_base_model_is_an_error(tmp_path: Path) -> None:
-    write_adapter(tmp_path / "adapter", None)
-    with pytest.raises(ValueError, match=r"`model_name_or_path` is '.*adapter', an adapter .* names no `base_model"):
-        load_tokenizer(ModelArguments(str(tmp_path / "adapter")))

@@ -7,17 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sorl_trl.evaluation import RunFolder, compare_runs, read_run
-from sorl_trl.evaluation.bootstrap import RESAMPLES
-from sorl_trl.evaluation.compare import DatasetOutcomes, Run
+from sorl_trl.evaluation.compare import Run
 
 from .trajectories import outcome
 
 
-def run(family: str = "general", **datasets: dict[str, float | None]) -> Run:
-    return {
-        name: DatasetOutcomes(family, [outcome(asked, score) for asked, score in scores.items()])
-        for name, scores in datasets.items()
-    }
+def run(**datasets: dict[str, float | None]) -> Run:
+    return {name: [outcome(asked, score) for asked, score in scores.items()] for name, scores in datasets.items()}
 
 
 def test_differences_are_taken_question_by_question() -> None:
@@ -33,14 +29,6 @@ def test_differences_are_taken_question_by_question() -> None:
     assert difference.p_value == pytest.approx(2 / 16, abs=0.02)
 
 
-def test_pairing_sees_what_means_alone_could_not() -> None:
-    scores = {str(i): float(i % 2) for i in range(40)}
-    better = {name: score + 0.1 for name, score in scores.items()}
-    (nq,) = compare_runs(run(nq=scores), run(nq=better))
-    assert nq.differences["exact_match"].interval == pytest.approx((0.1, 0.1))
-    assert nq.differences["exact_match"].p_value == pytest.approx(2 / (RESAMPLES + 1))
-
-
 def test_a_run_does_not_differ_from_itself() -> None:
     same = run(nq={"ann": 1.0, "bob": 0.0}, popqa={"ann": 0.5})
     for comparison in compare_runs(same, same):
@@ -48,20 +36,11 @@ def test_a_run_does_not_differ_from_itself() -> None:
             assert (difference.mean, difference.interval, difference.p_value) == (0, (0, 0), 1)
 
 
-def test_macro_averages_weigh_datasets_the_same() -> None:
-    before = run(nq={str(i): 0.0 for i in range(9)}, popqa={"ann": 0.0})
-    after = run(nq={str(i): 0.0 for i in range(9)}, popqa={"ann": 1.0})
-    *_, macro = compare_runs(before, after)
-    assert macro.name == "macro: general"
-    assert (macro.questions, macro.after["exact_match"], macro.differences["exact_match"].mean) == (10, 0.5, 0.5)
-
-
 def test_questions_without_a_score_in_either_run_are_left_out_and_counted() -> None:
     before = run(nq={"ann": None, "bob": 1.0, "cy": 1.0}, popqa={"x": 1.0})
     after = run(nq={"ann": 1.0, "bob": 0.0, "cy": None}, popqa={"x": 0.0})
-    nq, _, macro = compare_runs(before, after)
+    nq, _ = compare_runs(before, after)
     assert (nq.questions, nq.unscored, nq.differences["exact_match"].mean) == (1, 2, -1)
-    assert macro.unscored == 0
 
 
 def test_other_questions_are_refused_by_name_or_left_out() -> None:
@@ -69,8 +48,8 @@ def test_other_questions_are_refused_by_name_or_left_out() -> None:
     after = run(nq={"ann": 0.0, **{str(i): 0.0 for i in range(5)}})
     with pytest.raises(ValueError, match="not asked the same") as refusal:
         compare_runs(before, after)
-    assert "1 of nq are in the first alone (bob); 5 of nq are in the second alone (0, 1, 2, …)" in str(refusal.value)
-    assert "1 of popqa are in the first alone (x)" in str(refusal.value)
+    for part in ("1 of nq are in the first alone", "5 of nq are in the second alone", "1 of popqa are in the first"):
+        assert part in str(refusal.value)
     (nq,) = compare_runs(before, after, intersection=True)
     assert (nq.questions, nq.differences["exact_match"].mean) == (1, -1)
 
@@ -88,7 +67,7 @@ def test_a_run_must_be_finished(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="not the directory of a finished run"):
         read_run(str(tmp_path))
     folder.finish({}, "")
-    assert read_run(str(tmp_path)) == {"nq": DatasetOutcomes("general", [])}
+    assert read_run(str(tmp_path)) == {"nq": []}
 
 
 @settings(max_examples=20, deadline=None)

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from sorl_trl.evaluation import Batch, RunFolder, Sample, read_trajectories
-from sorl_trl.evaluation import run_folder as run_folder_module
+from sorl_trl.records import evaluated as records
+from sorl_trl.records.evaluated import read_evaluated, write_evaluated
 from sorl_trl.types import StopReason
 
 from .trajectories import answered, ended, evaluated, question
@@ -28,8 +29,8 @@ def run(tmp_path: Path) -> RunFolder:
 def test_a_finished_batch_is_read_back(run: RunFolder) -> None:
     rows = [evaluated(question("Ann"), answered("Ann", 1)), evaluated(question("Bob"), ended(StopReason.MAX_TURNS), 1)]
     assert run.batch_outcomes(batch(0)) == []
-    run.write(batch(0), rows)
-    assert list(run.trajectories("nq")) == rows
+    write_evaluated(run.shard(batch(0)), rows)
+    assert list(read_evaluated(run.path, "nq")) == rows
     first, second = run.batch_outcomes(batch(0))
     assert (first.key, first.sample, first.measures["exact_match"]) == (("q", "who ?"), 0, 1.0)
     assert (second.sample, second.stop_reason) == (1, StopReason.MAX_TURNS)
@@ -37,8 +38,10 @@ def test_a_finished_batch_is_read_back(run: RunFolder) -> None:
 
 def test_batches_are_read_in_the_order_of_the_plan(run: RunFolder) -> None:
     for index in (1_000_000, 2, 999_999, 10):
-        run.write(batch(index), [evaluated(question("Ann"), answered("Ann"), sample=index)])
-    run.write(batch(0, "own"), [evaluated(question("Ann"), answered("Ann"), sample=-1, dataset="own")])
+        write_evaluated(run.shard(batch(index)), [evaluated(question("Ann"), answered("Ann"), sample=index)])
+    write_evaluated(
+        run.shard(batch(0, "own")), [evaluated(question("Ann"), answered("Ann"), sample=-1, dataset="own")]
+    )
     assert [outcome.sample for outcome in run.outcomes("nq")] == [2, 10, 999_999, 1_000_000]
     assert [row.sample for row in read_trajectories(run.path)] == [2, 10, 999_999, 1_000_000, -1]
 
@@ -49,17 +52,17 @@ def test_a_batch_that_was_not_written_to_its_end_is_not_there(run: RunFolder, mo
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(run_folder_module.pq, "write_table", write_half)
-        run.write(batch(0), [])
+        patched.setattr(records.pq, "write_table", write_half)
+        write_evaluated(run.shard(batch(0)), [])
     assert list((run.path / "trajectories/nq").iterdir()) == []
     assert run.batch_outcomes(batch(0)) == run.outcomes("nq") == []
-    run.write(batch(0), [evaluated(question("Ann"), answered("Ann"))])
+    write_evaluated(run.shard(batch(0)), [evaluated(question("Ann"), answered("Ann"))])
     run.finish({"datasets": {}}, "table")
     assert [path.name for path in (run.path / "trajectories/nq").iterdir()] == ["000000.parquet"]
 
 
 def test_the_same_settings_go_on_and_others_are_refused_by_name(run: RunFolder) -> None:
-    run.write(batch(0), [evaluated(question("Ann"), answered("Ann"))])
+    write_evaluated(run.shard(batch(0)), [evaluated(question("Ann"), answered("Ann"))])
     RunFolder(run.path).claim(SETTINGS)
     other = {**SETTINGS, "model": {"dtype": "bfloat16"}, "temperature": 0.5}
     with pytest.raises(ValueError, match="other settings") as refusal:
@@ -74,26 +77,9 @@ def test_a_start_that_made_nothing_binds_nobody(run: RunFolder) -> None:
     assert run.settings == {"model": "right at last"}
 
 
-def test_settings_that_json_writes_otherwise_are_still_the_same(tmp_path: Path) -> None:
-    for _ in range(2):
-        RunFolder(tmp_path).claim({"ids": (1, 2)})
-
-
-def test_results_of_something_else_are_not_overwritten(tmp_path: Path) -> None:
-    (tmp_path / "results.json").write_text("{}")
-    with pytest.raises(FileExistsError, match=r"has results.json but no settings.json"):
-        RunFolder(tmp_path).claim(SETTINGS)
-    assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
-
-
 def test_results_are_written_last(run: RunFolder) -> None:
     assert not run.is_finished
     run.finish({"datasets": {"nq": 0.5}}, "| table |\n")
     assert run.is_finished
     assert json.loads((run.path / "results.json").read_text()) == {"datasets": {"nq": 0.5}}
     assert (run.path / "results.md").read_text() == "| table |\n"
-
-
-def test_what_is_no_run_has_no_trajectories(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"settings.json"):
-        list(read_trajectories(tmp_path))

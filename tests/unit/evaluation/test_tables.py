@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from sorl_trl.evaluation import compare_runs, format_comparison, format_results, summarize, summarize_families
-from sorl_trl.evaluation.compare import DatasetOutcomes
 
 from .trajectories import outcome
 
@@ -44,7 +43,7 @@ def test_a_bar_in_a_name_does_not_end_its_cell() -> None:
 
 
 def test_a_comparison_has_a_line_per_measure() -> None:
-    runs = [{"nq": DatasetOutcomes("general", [outcome("ann", score), outcome("bob", None)])} for score in (1.0, 0.0)]
+    runs = [{"nq": [outcome("ann", score), outcome("bob", None)]} for score in (1.0, 0.0)]
     table = format_comparison(compare_runs(*runs), "runs/a", "runs/b")
     lines = table.splitlines()
     assert cells(lines[0]) == ["dataset", "questions", "measure", "A", "B", "B - A", "p"]

@@ -22,6 +22,11 @@ def mean(numbers: Row) -> float:
     return math.fsum(numbers) / len(numbers) if numbers else 0.0
 
 
+def std(numbers: Row) -> float:
+    """Unbiased; 0 of fewer than two."""
+    return math.sqrt(math.fsum((x - mean(numbers)) ** 2 for x in numbers) / max(len(numbers) - 1, 1))
+
+
 def kept(row: Row, mask_row: Row) -> Row:
     return [x for x, keep in zip(row, mask_row, strict=True) if keep]
 
@@ -138,12 +143,8 @@ def group_turn_advantages(returns: list[Row], masks: list[Row], scale: bool) -> 
 
 def normalize_entries(rows: list[Row], masks: list[Row], scale: str, everywhere: list[float]) -> list[Row]:
     """Of one group; `everywhere` has the entries of all groups."""
-
-    def spread(entries: list[float]) -> float:
-        return math.sqrt(math.fsum((x - mean(entries)) ** 2 for x in entries) / max(len(entries) - 1, 1))
-
     entries = [x for row, mask in zip(rows, masks, strict=True) for x in kept(row, mask)]
-    divisor = {"group": spread(entries) + 1e-4, "batch": spread(everywhere) + 1e-4, "none": 1.0}[scale]
+    divisor = {"group": std(entries) + 1e-4, "batch": std(everywhere) + 1e-4, "none": 1.0}[scale]
     return [
         [(x - mean(entries)) / divisor if keep else 0.0 for x, keep in zip(row, mask, strict=True)]
         for row, mask in zip(rows, masks, strict=True)
@@ -159,8 +160,7 @@ def state_advantages(returns: list[Row], states: list[list[int]], masks: list[Ro
                 of_state.setdefault(key, []).append(value)
 
     def advantage(value: float, entries: list[float]) -> float:
-        spread = math.sqrt(math.fsum((x - mean(entries)) ** 2 for x in entries) / max(len(entries) - 1, 1))
-        return (value - mean(entries)) / (spread + 1e-4 if scale else 1.0)
+        return (value - mean(entries)) / (std(entries) + 1e-4 if scale else 1.0)
 
     return [
         [advantage(x, of_state[key]) if keep else 0.0 for x, key, keep in zip(row, keys, mask, strict=True)]
@@ -175,4 +175,79 @@ def information_gains(scores: Row, turns: int) -> list[float | None]:
         if k + 1 < turns and math.isfinite(scores[k]) and math.isfinite(scores[k + 1])
         else None
         for k in range(len(scores))
+    ]
+
+
+def leave_one_out(returns: list[Row], num_generations: int) -> list[Row]:
+    """Â_{i,k} = R_{i,k} − mean_{j ≠ i} mean_k R_{j,k}; each row has as many returns as the trajectory has turns."""
+    found: list[Row] = []
+    for i, row in enumerate(returns):
+        first = i - i % num_generations
+        means = [mean(returns[j]) for j in range(first, first + num_generations) if j != i and returns[j]]
+        found.append([r - mean(means) if means else 0.0 for r in row])
+    return found
+
+
+def top_k(spreads: Row, count: int) -> list[bool]:
+    ranked = sorted(range(len(spreads)), key=lambda i: (-spreads[i], i))[:count]
+    return [i in ranked and spreads[i] > 1e-6 for i in range(len(spreads))]
+
+
+def top_p(spreads: Row, share: float) -> list[bool]:
+    variances = [s**2 if s > 1e-6 else 0.0 for s in spreads]
+    kept: set[int] = set()
+    for i in sorted(range(len(spreads)), key=lambda i: (-spreads[i], i)):
+        if kept and math.fsum(variances[j] for j in kept) >= share * math.fsum(variances) * (1 - 1e-9):
+            break
+        kept.add(i)
+    return [i in kept and variances[i] > 0 for i in range(len(spreads))]
+
+
+def effective_sample_size(weights: list[float]) -> float:
+    return math.fsum(weights) ** 2 / (len(weights) * math.fsum(w * w for w in weights))
+
+
+def good_trajectories(advantages: Tensor, turn_ids: Tensor) -> list[bool]:
+    turns_of = enumerate(positions_of_turns(turn_ids))
+    rows = [[float(advantages[i, t]) for turn in turns for t in turn] for i, turns in turns_of]
+    return [mean(row) >= -1e-3 for row in rows]
+
+
+def llds(log_ratio: Tensor, turn_ids: Tensor, good: list[bool]) -> tuple[float, dict[tuple[int, int], float]]:
+    """The loss, and its derivative by each log-ratio where that is not 0."""
+    tokens, total, slopes = 0, [], {}
+    for i, turns in enumerate(positions_of_turns(turn_ids)):
+        if not good[i]:
+            continue
+        tokens += sum(map(len, turns))
+        for turn in turns:
+            falls = {t: -float(log_ratio[i, t]) for t in turn}
+            if math.fsum(falls.values()) > 0:
+                total += [fall for fall in falls.values() if fall > 0]
+                slopes |= {(i, t): -1.0 for t, fall in falls.items() if fall > 0}
+    count = max(tokens, 1)
+    return math.fsum(total) / count, {at: slope / count for at, slope in slopes.items()}
+
+
+def minirl(ratio: float, mismatch: float, advantage: float, ranges: tuple[float, float], cap: float) -> float:
+    """The weight M · min(w, C) · Â of a token's ∇log π."""
+    low, high = ranges
+    if (advantage > 0 and ratio > 1 + high) or (advantage < 0 and ratio < 1 - low):
+        return 0.0
+    return min(ratio * mismatch, cap) * advantage
+
+
+def turn_mismatch(log_ratio: Tensor, turn_ids: Tensor) -> dict[tuple[int, int], float]:
+    """Trajectory and turn -> its g."""
+    return {
+        (i, k): math.exp(mean([float(log_ratio[i, t]) for t in turn]))
+        for i, turns in enumerate(positions_of_turns(turn_ids))
+        for k, turn in enumerate(turns)
+    }
+
+
+def is_vetoed(log_ratio: Tensor, turn_ids: Tensor, least: float) -> list[bool]:
+    return [
+        any(math.exp(float(log_ratio[i, t])) < least for turn in turns for t in turn)
+        for i, turns in enumerate(positions_of_turns(turn_ids))
     ]

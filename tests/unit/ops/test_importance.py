@@ -7,10 +7,25 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sorl_trl.ops import bounded_log_ratio, importance_ratio, log_importance_ratio, with_own_gradients
+from sorl_trl.ops import (
+    CLIP_RANGE_SCALINGS,
+    IMPORTANCE_SAMPLING_LEVELS,
+    bounded_log_ratio,
+    effective_sample_size,
+    importance_ratio,
+    is_outside,
+    log_importance_ratio,
+    range_of_turns,
+    scaled_bound,
+    scaled_clip_range,
+    turn_layout,
+    weight_sums,
+    with_own_gradients,
+)
+from sorl_trl.ops.importance import LONGEST, unit_lengths
 
 from . import reference
-from .batches import TURN_IDS, assert_blind_to_masked, normal, quick, turn_id_batches
+from .batches import GARBAGE, TURN_IDS, assert_blind_to_masked, float64, normal, quick, turn_id_batches
 
 LEVELS = [("token", "geometric"), ("turn", "geometric"), ("turn", "arithmetic"), ("sequence", "geometric")]
 every_level = pytest.mark.parametrize(("level", "turn_ratio"), LEVELS)
@@ -44,20 +59,6 @@ def test_equals_the_reference(level, turn_ratio, turn_ids, seed):
     torch.testing.assert_close(log_importance_ratio(log_ratio, turn_ids, level, turn_ratio), expected.log())
 
 
-@quick
-@given(turn_ids=turn_id_batches(), seed=st.integers(0, 99))
-def test_geometric_is_at_most_arithmetic(turn_ids, seed):
-    log_ratio = normal(turn_ids, seed)
-    geometric = importance_ratio(log_ratio, turn_ids, "turn", "geometric")
-    assert (geometric <= importance_ratio(log_ratio, turn_ids, "turn", "arithmetic") + 1e-12).all()
-
-
-@every_level
-def test_one_ratio_everywhere_is_the_ratio_of_every_unit(level, turn_ratio):
-    ratio = importance_ratio(torch.full((3, 5), 0.3), TURN_IDS, level, turn_ratio)
-    torch.testing.assert_close(ratio, torch.where(TURN_IDS >= 0, math.exp(0.3), 1.0))
-
-
 @every_level
 def test_blind_to_masked(level, turn_ratio):
     assert_blind_to_masked(lambda x: importance_ratio(x, TURN_IDS, level, turn_ratio), normal(TURN_IDS), TURN_IDS >= 0)
@@ -65,7 +66,10 @@ def test_blind_to_masked(level, turn_ratio):
 
 @every_level
 def test_gradcheck(level, turn_ratio):
+    """Nor is a gradient NaN on the way, as of turns that a trajectory does not have: anomaly detection finds none."""
     log_ratio = normal(TURN_IDS).requires_grad_()
+    with torch.autograd.set_detect_anomaly(True):
+        importance_ratio(log_ratio, TURN_IDS, level, turn_ratio).sum().backward()
     assert torch.autograd.gradcheck(lambda x: importance_ratio(x, TURN_IDS, level, turn_ratio), log_ratio)
 
 
@@ -85,20 +89,6 @@ def test_arithmetic_neither_overflows_nor_underflows():
     torch.testing.assert_close(log, torch.tensor([[500 - math.log(2)] * 2 + [-500.0] * 2]))
     log.sum().backward()
     torch.testing.assert_close(log_ratio.grad, torch.tensor([[2.0, 0.0, 1.0, 1.0]]))
-
-
-@every_level
-def test_no_gradient_is_nan_on_the_way(level, turn_ratio):
-    """Not even of turns a trajectory does not have, so that torch's anomaly detection stays of use."""
-    log_ratio = torch.zeros(3, 5, requires_grad=True)
-    with torch.autograd.set_detect_anomaly(True):
-        importance_ratio(log_ratio, TURN_IDS, level, turn_ratio).sum().backward()
-
-
-def test_arithmetic_keeps_precision_near_one():
-    log_ratio = torch.full((1, 7), 1e-6)
-    log = log_importance_ratio(log_ratio, torch.zeros(1, 7, dtype=torch.int64), "turn", "arithmetic")
-    torch.testing.assert_close(log, log_ratio, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("infinity", [math.inf, -math.inf])
@@ -129,12 +119,6 @@ def test_with_one_advantage_own_gradients_are_those_of_the_sequence(turn_ids, se
     torch.testing.assert_close(apart, shared)
 
 
-def test_every_token_of_a_turn_gets_the_gradient_of_its_turn():
-    log_ratio = torch.zeros(3, 5, requires_grad=True)
-    importance_ratio(log_ratio, TURN_IDS, "turn")[0, 0].backward()
-    assert log_ratio.grad.tolist() == [[0.5, 0.5, 0, 0, 0], [0] * 5, [0] * 5]
-
-
 @every_level
 def test_half_precision_is_reduced_in_float32(level, turn_ratio):
     log_ratio = torch.full((1, 3000), 0.01, dtype=torch.bfloat16)
@@ -156,11 +140,116 @@ def test_bounded_log_ratio_by_hand():
     bounded.sum().backward()
     assert bounded.tolist() == [-20.0, -20.0, -20.0, -0.5, 0.0, 20.0, 20.0, 20.0]
     assert log_ratio.grad.tolist() == [0.0, 0.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0]
-
-
-def test_bounded_log_ratio_hides_no_nan():
-    assert bounded_log_ratio(torch.tensor([math.nan])).isnan().all()
-
-
-def test_bounded_log_ratio_of_half_precision_is_float32():
+    assert bounded_log_ratio(torch.tensor([math.nan])).isnan().all(), "NaN must stay visible"
     assert bounded_log_ratio(torch.tensor([3.0], dtype=torch.bfloat16)).dtype == torch.float32
+
+
+# Turns of four and one tokens around an observation; one turn of nine; none.
+LONG = torch.tensor([[0, 0, 0, 0, -1, 1, -1, -1, -1], [0] * 9, [-1] * 9])
+POWERS = {"none": 0.0, "sqrt_length": 0.5, "length": 1.0}
+
+
+def of_one_turn(epsilon, tokens, scaling):
+    return scaled_clip_range(epsilon, torch.zeros(1, tokens, dtype=torch.int64), "turn", scaling)[0, 0].item()
+
+
+class TestScaledClipRange:
+    def test_unit_lengths_by_hand(self):
+        assert unit_lengths(LONG, "token").tolist() == [[1] * 9] * 3
+        assert unit_lengths(LONG, "turn").tolist() == [[4, 4, 4, 4, 1, 1, 1, 1, 1], [9] * 9, [1] * 9]
+        assert unit_lengths(LONG, "sequence").tolist() == [[5, 5, 5, 5, 1, 5, 1, 1, 1], [9] * 9, [1] * 9]
+
+    def test_by_hand(self):
+        expected = {
+            "none": [[0.2] * 9] * 3,
+            "sqrt_length": [[0.1] * 4 + [0.2] * 5, [0.2 / 3] * 9, [0.2] * 9],
+            "length": [[0.05] * 4 + [0.2] * 5, [0.2 / 9] * 9, [0.2] * 9],
+        }
+        for scaling, rows in expected.items():
+            torch.testing.assert_close(scaled_clip_range(0.2, LONG, "turn", scaling), float64(rows))
+            torch.testing.assert_close(scaled_bound(1.2, turn_layout(LONG), "turn", scaling), 1 + float64(rows))
+        of_sequence = scaled_clip_range(0.2, LONG, "sequence", "length")[0]
+        torch.testing.assert_close(of_sequence, float64([0.04] * 4 + [0.2, 0.04] + [0.2] * 3))
+
+    @quick
+    @given(
+        turn_ids=turn_id_batches(),
+        level=st.sampled_from(IMPORTANCE_SAMPLING_LEVELS),
+        scaling=st.sampled_from(CLIP_RANGE_SCALINGS),
+        epsilon=st.floats(0, 5),
+    )
+    def test_equals_the_reference(self, turn_ids, level, scaling, epsilon):
+        expected = reference.scaled_clip_range(epsilon, turn_ids, level, POWERS[scaling])
+        torch.testing.assert_close(scaled_clip_range(epsilon, turn_ids, level, scaling), expected)
+
+    def test_beyond_some_length_it_is_the_range_of_gspos_authors(self):
+        assert of_one_turn(0.2, LONGEST - 1, "length") == pytest.approx(0.2 / 499)
+        for tokens in (LONGEST, 4000):
+            assert of_one_turn(0.2, tokens, "length") == pytest.approx(4e-4)
+        assert of_one_turn(0.2, 4000, "sqrt_length") == pytest.approx(0.2 / 4000**0.5)
+
+    @pytest.mark.parametrize("tokens", [1, 4, 100, 500])
+    @pytest.mark.parametrize(("joint", "is_out"), [(-0.23, True), (-0.19, False), (0.17, False), (0.21, True)])
+    def test_length_is_the_range_of_the_joint_ratio_of_a_turn(self, tokens, joint, is_out):
+        """Between (1 − ε/n)^n and (1 + ε/n)^n, which are 0.8 and 1.2 for one token, e^−0.2 and e^0.2 for many."""
+        turn_ids = torch.zeros(1, tokens, dtype=torch.int64)
+        log_ratio = normal(turn_ids, tokens)
+        log_ratio += (joint - log_ratio.sum()) / tokens
+        epsilon = scaled_clip_range(0.2, turn_ids, "turn", "length")
+        assert is_outside(importance_ratio(log_ratio, turn_ids, "turn"), epsilon, epsilon).all().item() == is_out
+
+    @pytest.mark.parametrize("tokens", [1, 10, 100, 1000])
+    def test_sqrt_length_is_left_equally_often_at_every_length_by_an_arithmetic_mean(self, tokens):
+        """Of tokens that move at random: the old policy sampled them, so that their mean ratio is 1."""
+        turn_ids = torch.zeros(4000, tokens, dtype=torch.int64)
+        log_ratio = normal(turn_ids, tokens, scale=0.3) - 0.3**2 / 2
+        epsilon = scaled_clip_range(0.2, turn_ids, "turn", "sqrt_length")
+        outside = is_outside(importance_ratio(log_ratio, turn_ids, "turn", "arithmetic"), epsilon, epsilon)[:, 0]
+        assert outside.double().mean().item() == pytest.approx(0.5, abs=0.08)
+
+    def test_one_per_turn(self):
+        assert range_of_turns(0.2, turn_layout(LONG)) == 0.2
+        of_turns = range_of_turns(scaled_clip_range(0.2, LONG, "turn", "length"), turn_layout(LONG))
+        torch.testing.assert_close(of_turns, float64([[0.05, 0.2], [0.2 / 9, 0], [0, 0]]))
+
+    def test_outside_by_hand(self):
+        ratio = torch.tensor([0.94, 0.96, 1.04, 1.06, math.nan])
+        assert is_outside(ratio, 0.05, 0.05).tolist() == [True, False, False, True, False]
+        low, high = torch.tensor([0.1, 0.01, 1, 1, 1]), torch.tensor([1, 1, 0.01, 0.1, 1])
+        assert is_outside(ratio, low, high).tolist() == [False, True, True, False, False]
+
+    @pytest.mark.parametrize("shape", [(2, 0), (0, 3), (0, 0)])
+    def test_empty(self, shape):
+        for level in IMPORTANCE_SAMPLING_LEVELS:
+            assert scaled_clip_range(0.2, torch.zeros(shape, dtype=torch.int64), level, "length").shape == shape
+
+    def test_errors(self):
+        with pytest.raises(ValueError, match="`level` is 'word', but must be one of 'token', 'turn', 'sequence'"):
+            scaled_clip_range(0.2, LONG, "word", "length")
+        with pytest.raises(ValueError, match="`scaling` is 'log', but must be one of 'none', 'sqrt_length', 'length'"):
+            scaled_clip_range(0.2, LONG, "turn", "log")
+
+
+weight_lists = st.lists(st.floats(0.01, 9), min_size=1, max_size=9)
+
+
+class TestEffectiveSampleSize:
+    @pytest.mark.parametrize(("weights", "size"), [([1, 3], 16 / 20), ([2, 2, 2], 1), ([0, 0, 0, 7], 1 / 4)])
+    def test_by_hand(self, weights, size):
+        sums = weight_sums(float64(weights), torch.ones(len(weights)))
+        assert effective_sample_size(sums).item() == pytest.approx(size)
+
+    @quick
+    @given(weight_lists, weight_lists)
+    def test_is_formed_of_sums_and_not_a_mean(self, some, others):
+        sums = [weight_sums(float64(part), torch.ones(len(part))) for part in (some, others)]
+        together = effective_sample_size(sums[0] + sums[1]).item()
+        assert together == pytest.approx(reference.effective_sample_size(some + others))
+
+    def test_blind_to_masked(self):
+        weights, mask = normal(TURN_IDS).exp(), TURN_IDS >= 0
+        for garbage in GARBAGE:
+            assert torch.equal(weight_sums(torch.where(mask, weights, garbage), mask), weight_sums(weights, mask))
+
+    def test_nothing_to_weigh(self):
+        assert math.isnan(effective_sample_size(weight_sums(torch.ones(2, 3), torch.zeros(2, 3))))

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from sorl_trl.ops import good_trajectories, likelihood_falls
 
-from . import reference_methods as reference
+from . import reference
 from .batches import GARBAGE, TURN_IDS, assert_blind_to_masked, normal, quick, turn_id_batches
 
 ALL = torch.tensor([True, True, True])
@@ -38,17 +38,6 @@ class TestLikelihoodFalls:
         (gradient,) = torch.autograd.grad(value, log_ratio)
         for at, slope in ((tuple(at), gradient[tuple(at)].item()) for at in torch.ones_like(gradient).nonzero()):
             assert slope == pytest.approx(slopes.get(tuple(int(n) for n in at), 0.0), abs=1e-12)
-
-    @quick
-    @given(turn_id_batches(), st.integers(0, 99))
-    def test_the_gate_is_that_of_each_turn(self, turn_ids, seed):
-        """A turn alone in its trajectory gives what it gives beside others: a gate per trajectory would not."""
-        log_ratio = normal(turn_ids, seed)
-        good = torch.ones(len(turn_ids), dtype=torch.bool)
-        falls, _ = likelihood_falls(log_ratio, turn_ids, good)
-        for k in range(falls.shape[1]):
-            alone, _ = likelihood_falls(log_ratio, torch.where(turn_ids == k, 0, -1), good)
-            torch.testing.assert_close(alone.sum(1), falls[:, k])
 
     def test_a_bad_trajectory_is_not_guarded(self):
         falls, has_fallen = likelihood_falls(normal(TURN_IDS), TURN_IDS, torch.tensor([False, True, True]))

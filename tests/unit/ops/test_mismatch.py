@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sorl_trl.ops import is_vetoed, turn_mismatch, within
 
-from . import reference_methods as reference
+from . import reference
 from .batches import GARBAGE, TURN_IDS, assert_blind_to_masked, normal, quick, turn_id_batches
 
 NO_TURN = [torch.full((2, 3), -1), torch.zeros(2, 0).long(), torch.zeros(0, 3).long()]
@@ -28,12 +28,6 @@ class TestTurnMismatch:
         found = turn_mismatch(log_ratio, turn_ids)
         for (i, k), expected in reference.turn_mismatch(log_ratio, turn_ids).items():
             assert found[i, k].item() == pytest.approx(expected)
-
-    def test_a_long_turn_is_not_dropped_for_its_length(self):
-        """TRL's product over a trajectory leaves its default bound of 3 after 100 tokens of a mean of .012."""
-        log_ratio = torch.full((1, 100), 0.012)
-        assert log_ratio.sum().exp() > 3
-        assert turn_mismatch(log_ratio, torch.zeros(1, 100).long()).item() == pytest.approx(math.exp(0.012))
 
     def test_blind_to_masked(self):
         assert_blind_to_masked(lambda x: turn_mismatch(x, TURN_IDS), normal(TURN_IDS), TURN_IDS >= 0)
@@ -63,7 +57,7 @@ class TestIsVetoed:
 
     @pytest.mark.parametrize("turn_ids", NO_TURN)
     def test_no_turn(self, turn_ids):
-        assert not is_vetoed(torch.full(turn_ids.shape, -9.0), turn_ids, 0.5).any()
+        assert not is_vetoed(torch.full(turn_ids.shape, -9.0), turn_ids, 1.5).any()
 
 
 def test_within_by_hand():

@@ -33,12 +33,6 @@ def test_search_r1_ids_name_their_source():
     assert (question.question, question.golden_answers) == ("who wrote it?", ("Ann",))
 
 
-@pytest.mark.parametrize("missing", [{}, {"golden_answers": None}])
-def test_search_r1_answers_may_be_in_the_reward_model_alone(missing):
-    row = {name: value for name, value in rows.SEARCH_R1.items() if name != "golden_answers"} | missing
-    assert parse_search_r1(row).golden_answers == ("Ann Lee",)
-
-
 def test_medqa():
     question = parse_medqa(rows.MEDQA | {"id": "test_0", "data_source": "medqa"})
     assert question == Question(
@@ -57,7 +51,7 @@ def test_medqa_letters_that_only_other_rows_have():
     assert parse_medqa(row).options == {"A": "yes", "B": "no"}
 
 
-@pytest.mark.parametrize(("cop", "text"), [(0, "one"), (1, "two"), (2.0, "three"), (3, "four")])
+@pytest.mark.parametrize(("cop", "text"), [(0, "one"), (1, "two"), (2, "three"), (3, "four")])
 def test_medmcqa_counts_from_zero(cop, text):
     question = parse_medmcqa(rows.MEDMCQA | {"cop": cop, "data_source": "medmcqa"})
     assert question.golden_answers == (text,)
@@ -98,7 +92,6 @@ def test_pubmedqa(decision, letter):
         (parse_medqa, rows.MEDQA | {"answer_idx": ""}, "`answer_idx` is blank"),
         (parse_medmcqa, rows.MEDMCQA | {"cop": -1}, "`cop` is no label"),
         (parse_medmcqa, rows.MEDMCQA | {"cop": None}, "`cop` is no label"),
-        (parse_medmcqa, rows.MEDMCQA | {"cop": -1.0}, "`cop` is no label"),
         (parse_medmcqa, rows.MEDMCQA | {"opd": None}, "`opd` is blank"),
         (parse_pubmedqa, rows.PUBMEDQA | {"final_decision": None}, "`final_decision` is blank"),
     ],
@@ -119,21 +112,18 @@ def test_unusable_rows(parse, row, message):
         (parse_flashrag, rows.FLASHRAG | {"id": None}, "`id` must be a string or an integer, got None"),
         (parse_flashrag, rows.FLASHRAG | {"question": 3}, "`question` must be a string .* got 3"),
         (parse_flashrag, rows.FLASHRAG | {"golden_answers": "Ann"}, "`golden_answers` must be a list .* got 'Ann'"),
-        (parse_flashrag, rows.FLASHRAG | {"golden_answers": ["Ann", 3]}, "`golden_answers` must be .* got 3 in it"),
-        (parse_flashrag, rows.FLASHRAG | {"metadata": "{}"}, "`metadata` must be an object or missing, got '{}'"),
-        (parse_search_r1, rows.FLASHRAG | {"golden_answers": None}, "`reward_model` is missing"),
         (
-            parse_search_r1,
-            rows.SEARCH_R1 | {"golden_answers": None, "reward_model": {"ground_truth": None}},
-            "`reward_model.ground_truth.target` needs an object that has `target`, got None",
+            parse_flashrag,
+            rows.FLASHRAG | {"golden_answers": ["Ann", 3]},
+            "`golden_answers` must be a list of strings, got .*3",
         ),
+        (parse_flashrag, rows.FLASHRAG | {"metadata": "{}"}, "`metadata` must be an object or missing, got '{}'"),
         (parse_medqa, rows.MEDQA | {"options": ["x"]}, r"`options` must be an object .* got \['x'\]"),
         (parse_medqa, rows.MEDQA | {"answer_idx": "E"}, r"`answer_idx` must be one of \['A', .* got 'E'"),
         (parse_medqa, rows.MEDQA | {"answer_idx": "1", "options": {"1": "x"}}, "must have the letters A to Z .* '1'"),
         (parse_medmcqa, rows.MEDMCQA | {"cop": 4}, "`cop` must be 0 to 3, counted from 0, .* got 4"),
         (parse_medmcqa, rows.MEDMCQA | {"cop": "a"}, "`cop` must be 0 to 3, .* got 'a'"),
         (parse_medmcqa, rows.MEDMCQA | {"cop": 1.5}, "`cop` must be 0 to 3, .* got 1.5"),
-        (parse_medmcqa, rows.MEDMCQA | {"cop": 4.0}, "`cop` must be 0 to 3, .* got 4"),
         (parse_medmcqa, rows.MEDMCQA | {"cop": float("nan")}, "`cop` must be 0 to 3, .* got nan"),
         (parse_medmcqa, rows.MEDMCQA | {"cop": True}, "`cop` must be 0 to 3, .* got True"),
         (parse_pubmedqa, rows.PUBMEDQA | {"final_decision": "perhaps"}, "`final_decision` must be .* got 'perhaps'"),

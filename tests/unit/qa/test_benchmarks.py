@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
 
 import datasets
 import pytest
@@ -35,13 +34,10 @@ def flashrag(number, **changes):
     return rows.FLASHRAG | {"id": f"test_{number}"} | changes
 
 
-@pytest.mark.parametrize("streaming", [False, True])
-def test_jsonl(folder, streaming):
+def test_jsonl(folder):
     write_jsonl(folder / "train.jsonl", flashrag(7))
     write_jsonl(folder / "test.jsonl", flashrag(0), flashrag(1, golden_answers=["Bo"]))
-    questions = load_benchmark("nq", source=folder, streaming=streaming)
-    assert isinstance(questions, Iterator if streaming else list)
-    first, second = questions
+    first, second = load_benchmark("nq", source=folder)
     assert (first.id, first.question, first.golden_answers) == ("test_0", "who wrote it?", ("Ann", "Ann Lee"))
     assert (first.metadata, first.options, first.data_source) == ({"type": "bridge"}, {}, "nq")
     assert (second.id, second.golden_answers) == ("test_1", ("Bo",))
@@ -52,14 +48,13 @@ def test_json(folder):
     assert [question.id for question in load_benchmark("musique", source=str(folder))] == ["test_0", "test_1"]
 
 
-@pytest.mark.parametrize("streaming", [False, True])
-def test_parquet(folder, streaming):
+def test_parquet(folder):
     datasets.Dataset.from_list([rows.SEARCH_R1]).to_parquet(folder / "train.parquet")
     mixture = [rows.SEARCH_R1 | {"data_source": source, "id": "test_0"} for source in ("nq", "hotpotqa")]
     datasets.Dataset.from_list(mixture).to_parquet(folder / "test.parquet")
-    [trained] = load_benchmark("nq_hotpotqa_train", "train", folder, streaming=streaming)
+    [trained] = load_benchmark("nq_hotpotqa_train", "train", folder)
     assert (trained.id, trained.golden_answers) == ("hotpotqa-train_0", ("Ann",))
-    tested = list(load_benchmark("nq_hotpotqa_train", source=folder, streaming=streaming))
+    tested = load_benchmark("nq_hotpotqa_train", source=folder)
     assert [(question.id, question.data_source) for question in tested] == [
         ("nq-test_0", "nq"),
         ("hotpotqa-test_0", "hotpotqa"),
@@ -70,7 +65,7 @@ def test_parquet(folder, streaming):
 def test_the_evaluation_split_is_test_else_dev(folder, name):
     for split in ("train", "dev", "test"):
         write_jsonl(folder / f"{split}.jsonl", flashrag(0, question=split))
-    [question] = load_benchmark(name, source=folder, streaming=True)
+    [question] = load_benchmark(name, source=folder)
     assert question.question == BENCHMARKS[name].evaluation_split
     assert question.question == ("dev" if name in ("hotpotqa", "2wikimultihopqa", "musique") else "test")
     assert question.data_source == name
@@ -93,11 +88,10 @@ def test_a_copy_of_the_hubs_repository(folder):
     assert [q.question for q in load_benchmark("popqa", source=folder)] == ["of popqa"]
 
 
-@pytest.mark.parametrize("streaming", [False, True])
-def test_medqa(folder, streaming):
+def test_medqa(folder):
     write_jsonl(folder / "phrases_no_exclude_train.jsonl", rows.MEDQA | {"question": "Train?"})
     write_jsonl(folder / "phrases_no_exclude_test.jsonl", rows.MEDQA, rows.MEDQA | {"answer_idx": "A"})
-    first, second = load_benchmark("medqa", source=folder, streaming=streaming)
+    first, second = load_benchmark("medqa", source=folder)
     assert (first.id, first.golden_answers, first.question) == ("test_0", ("Vitamin C",), "Which drug?")
     assert (second.id, second.golden_answers) == ("test_1", ("Aspirin",))
     assert list(first.options) == ["A", "B", "C", "D"]
@@ -111,7 +105,7 @@ def test_medmcqa_without_labels(folder, caplog):
         questions = load_benchmark("medmcqa", source=folder)
     assert [question.golden_answers for question in questions] == [("four",), ("one",)]
     assert caplog.messages == ["medmcqa, split 'validation': rows left out: 2 (2: `cop` is no label)"]
-    with pytest.raises(ValueError, match=r"medmcqa, split 'test': no row can be used \(.*`cop` is no label.*: 1"):
+    with pytest.raises(ValueError, match=r"medmcqa, split 'test': no row can be used \(1: `cop` is no label\)"):
         load_benchmark("medmcqa", "test", folder)
 
 
@@ -125,50 +119,29 @@ def test_pubmedqa(folder):
     assert "programmed" not in str(build_prompt_rows([question]))
 
 
-def test_mixed_sets_make_one_training_set(folder):
-    write_jsonl(folder / "nq" / "test.jsonl", flashrag(0))
-    write_jsonl(folder / "medqa" / "test.jsonl", rows.MEDQA)
-    questions = [question for name in ("nq", "medqa") for question in load_benchmark(name, source=folder / name)]
-    dataset = datasets.Dataset.from_list(build_prompt_rows(questions))
-    assert dataset["data_source"][:] == ["nq", "medqa"]
-    assert dataset["options"][0] == []
-
-
-@pytest.mark.parametrize("streaming", [False, True])
-def test_the_limit_counts_questions(folder, streaming):
+def test_the_limit_counts_questions(folder):
     write_jsonl(folder / "test.jsonl", flashrag(0, golden_answers=[]), *map(flashrag, range(1, 4)))
-    questions = load_benchmark("nq", source=folder, limit=2, streaming=streaming)
+    questions = load_benchmark("nq", source=folder, limit=2)
     assert [question.id for question in questions] == ["test_1", "test_2"]
 
 
-def test_repeated_ids_get_a_suffix(folder, caplog):
+def test_repeated_ids_get_a_suffix(folder):
     ids = ["a", "a", "a#2", "b", "a"]
     write_jsonl(folder / "test.jsonl", *(rows.FLASHRAG | {"id": each} for each in ids))
-    with caplog.at_level(logging.WARNING, logger="sorl_trl"):
-        questions = load_benchmark("nq", source=folder)
+    questions = load_benchmark("nq", source=folder)
     assert [question.id for question in questions] == ["a", "a#2", "a#2#2", "b", "a#3"]
-    assert caplog.messages == ["nq, split 'test': ids that had occurred before and got a suffix: 3"]
 
 
-def test_what_was_left_out_of_an_abandoned_stream_is_logged(folder, caplog):
-    write_jsonl(folder / "test.jsonl", flashrag(0, question=""), flashrag(1), flashrag(2))
-    with caplog.at_level(logging.WARNING, logger="sorl_trl"):
-        assert next(load_benchmark("nq", source=folder, streaming=True)).id == "test_1"
-    assert caplog.messages == ["nq, split 'test': rows left out: 1 (1: `question` is blank)"]
-
-
-@pytest.mark.parametrize("streaming", [False, True])
-def test_a_bad_row_is_named(folder, streaming):
+def test_a_bad_row_is_named(folder):
     write_jsonl(folder / "validation.jsonl", rows.MEDMCQA, rows.MEDMCQA | {"cop": 4})
     with pytest.raises(ValueError, match=r"medmcqa, split 'validation', row 1: `cop` must be 0 to 3, .* got 4"):
-        list(load_benchmark("medmcqa", source=folder, streaming=streaming))
+        load_benchmark("medmcqa", source=folder)
 
 
-@pytest.mark.parametrize("streaming", [False, True])
-def test_a_broken_file_is_an_error(folder, streaming):
+def test_a_broken_file_is_an_error(folder):
     (folder / "test.jsonl").write_text(json.dumps(rows.FLASHRAG) + '\n{"id":\n')
     with pytest.raises(ValueError, match=r"cannot be read .*JSON parse error"):
-        list(load_benchmark("nq", source=folder, streaming=streaming))
+        load_benchmark("nq", source=folder)
 
 
 def test_another_sets_schema_is_named(folder):
@@ -205,16 +178,4 @@ def test_an_empty_folder(folder):
 )
 def test_bad_arguments_are_refused_at_once(arguments, message):
     with pytest.raises(ValueError, match=message):
-        load_benchmark(**arguments, streaming=True)
-
-
-@pytest.mark.parametrize("name", BENCHMARKS)
-def test_the_registry_is_consistent(name):
-    assert BENCHMARKS[name].evaluation_split in BENCHMARKS[name].sizes
-
-
-def test_the_mixture_is_as_large_as_its_parts():
-    mixture = BENCHMARKS["nq_hotpotqa_train"].sizes
-    assert mixture["train"] == sum(BENCHMARKS[name].sizes["train"] for name in ("nq", "hotpotqa"))
-    parts = [BENCHMARKS[name] for name in FLASHRAG_SETS]
-    assert mixture["test"] == sum(part.sizes[part.evaluation_split] for part in parts)
+        load_benchmark(**arguments)

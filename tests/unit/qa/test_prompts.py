@@ -3,15 +3,8 @@ from __future__ import annotations
 import pytest
 from datasets import Dataset
 
-from sorl_trl.qa import (
-    CHOICE_INSTRUCTION,
-    SEARCH_R1_TEMPLATE,
-    Question,
-    build_prompt_rows,
-    chat_prompt,
-    question_text,
-    text_prompt,
-)
+from sorl_trl.qa import SEARCH_R1_TEMPLATE, Question, build_prompt_rows
+from sorl_trl.qa.prompts import CHOICE_INSTRUCTION, question_text, text_prompt
 
 ONE_HOP = Question("1", "Who?", ("Ann", "Anna"), {"hops": 1})
 UNKNOWN = Question("2", "Where?", ("Rome",))
@@ -35,19 +28,10 @@ def test_braces_elsewhere_are_left_alone():
     assert text_prompt("{question}", "Q: {question}") == "Q: {question}"
 
 
-def test_a_chat_prompt_is_one_user_message():
-    assert chat_prompt("Who?", "Q: {question}") == [{"role": "user", "content": "Q: Who?"}]
-
-
 @pytest.mark.parametrize("template", ["", "no place", "{Question}"])
 def test_a_template_needs_a_place_for_the_question(template):
-    for make in (
-        lambda: text_prompt("Who?", template),
-        lambda: chat_prompt("Who?", template),
-        lambda: build_prompt_rows([ONE_HOP], template),
-    ):
-        with pytest.raises(ValueError, match=f'template must hold "{{question}}", got {template!r}'):
-            make()
+    with pytest.raises(ValueError, match=f'template must hold "{{question}}", got {template!r}'):
+        build_prompt_rows([ONE_HOP], template)
 
 
 def test_options_are_shown_below_the_question_in_their_order():
@@ -64,8 +48,9 @@ def test_an_option_stays_on_its_line():
 @pytest.mark.parametrize("conversational", [False, True])
 def test_one_template_serves_open_and_multiple_choice_questions(conversational):
     rows = build_prompt_rows([UNKNOWN, CHOICE], "Q: {question}\n", conversational)
-    texts = [row["prompt"][0]["content"] if conversational else row["prompt"] for row in rows]
-    assert texts == ["Q: Where?\n", f"Q: {question_text(CHOICE)}\n"]
+    texts = ["Q: Where?\n", f"Q: {question_text(CHOICE)}\n"]
+    chats = [[{"role": "user", "content": text}] for text in texts]
+    assert [row["prompt"] for row in rows] == (chats if conversational else texts)
 
 
 def test_rows():
@@ -76,18 +61,8 @@ def test_rows():
         "question": "Who?",
         "golden_answers": ["Ann", "Anna"],
         "data_source": "",
-        "hops": 1,
     }
-    assert {"hops", "options"}.isdisjoint(build_prompt_rows([UNKNOWN])[0])
     assert build_prompt_rows([]) == []
-
-
-@pytest.mark.parametrize("questions", [[ONE_HOP, UNKNOWN], [UNKNOWN, ONE_HOP]])
-def test_rows_make_a_data_set_whatever_comes_first(questions):
-    dataset = Dataset.from_list(build_prompt_rows(iter(questions), conversational=True))
-    assert dataset["hops"][:] == [question.metadata.get("hops") for question in questions]
-    assert dataset["golden_answers"][:] == [list(question.golden_answers) for question in questions]
-    assert dataset[0]["prompt"] == chat_prompt(questions[0].question)
 
 
 @pytest.mark.parametrize("questions", [[CHOICE, UNKNOWN, TWO_LETTERS], [UNKNOWN, TWO_LETTERS, CHOICE]])

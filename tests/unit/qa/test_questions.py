@@ -83,7 +83,7 @@ def test_a_number_as_id_becomes_text(tmp_path):
         (json.dumps(RECORD | {"options": {"A": 1}}), "`options` must be a string that is not blank, got 1"),
         (json.dumps(RECORD | {"options": {"A": "x"}}), "`golden_answers` must be one text, that of exactly one"),
         (json.dumps(RECORD | {"data_source": 1}), "`data_source` must be a string or missing, got 1"),
-        (json.dumps({"id": 1}), "`question` must be .* got None"),
+        (json.dumps({"id": 1, "golden_answers": ["Ann"]}), "`question` must be .* got None"),
         (json.dumps({"id": 1, "question": "Who?"}), "`golden_answers` must be .* got None"),
     ],
 )

@@ -74,6 +74,17 @@ def test_only_an_infrastructure_failure_is_left_out(episode, reward, stop_reason
     assert (score is None) == (stop_reason in failures)
 
 
+def test_format_rewards(episode):
+    trajectories = [
+        episode().search("...").invalid().answer("Rome"),
+        episode().answer("Rome"),
+        episode().search(None).end(StopReason.TRAJECTORY_LIMIT),
+        episode().end(StopReason.TURN_LIMIT),
+    ]
+    assert call(format_reward, trajectories, [["?"]] * 4) == [0.0, 1.0, 0.0, 0.0]
+    assert call(turn_format_reward, trajectories, [["?"]] * 4) == [[1.0, 0.0, 1.0], [1.0], [1.0], []]
+
+
 def test_the_environment_reward_is_what_the_environment_gave_for_each_turn(episode):
     given, nothing = (replace(turn, reward=reward) for turn, reward in zip(TURNS, (0.5, None), strict=True))
     trajectories = [
@@ -123,12 +134,12 @@ def test_choice_reward(episode):
     ]
     scores = call(choice_reward, trajectories, [["Rome"]] * 4, **columns(CHOICE, CHOICE, CHOICE, CHOICE))
     assert scores == [1.0, 1.0, 0.0, None]
-    assert call(choice_reward, [], [], options=[], data_source=[]) == []
+    assert call(choice_reward, [], [], options=[]) == []
 
 
-def test_choice_reward_of_an_open_question_names_its_data_source(episode):
+def test_choice_reward_of_an_open_question_is_refused(episode):
     trajectories = [episode().answer("B"), episode().answer("Paris")]
-    with pytest.raises(ValueError, match="data source 'nq' has an open question"):
+    with pytest.raises(ValueError, match=r"the question with golden_answers \['Paris'\] is open"):
         call(choice_reward, trajectories, [["Rome"], ["Paris"]], **columns(CHOICE, OPEN))
 
 

@@ -8,10 +8,8 @@ from sorl_trl.qa import (
     score_exact_match,
     score_f1,
     score_f1_plus,
-    score_format,
     score_search_hits,
     score_sub_exact_match,
-    score_turn_format,
 )
 from sorl_trl.types import Action, ActionKind, Observation, StopReason, Trajectory, Turn
 
@@ -27,7 +25,6 @@ def test_the_answer_is_scored(episode):
 def test_without_an_answer_the_scores_are_zero(episode):
     trajectory = episode().search("Paris").end(StopReason.MAX_TURNS)
     assert score_exact_match(trajectory, ["Paris"]) == score_f1(trajectory, ["Paris"]) == 0.0
-    assert score_format(trajectory) == 0.0
 
 
 class TestF1Plus:
@@ -78,9 +75,9 @@ def test_choice_accuracy_without_an_answer_is_zero(episode):
     assert score_choice(unanswered, ["Paris"], OPTIONS) == score_answer(unanswered, ["Paris"], OPTIONS) == 0.0
 
 
-def test_choice_accuracy_of_an_open_question_names_the_data_source(episode):
-    with pytest.raises(ValueError, match=r"`options` must not be empty .* data source 'nq' has an open question"):
-        score_choice(episode().answer("Paris"), ["Paris"], {}, "nq")
+def test_choice_accuracy_of_an_open_question_is_refused(episode):
+    with pytest.raises(ValueError, match=r"`options` must not be empty .* golden_answers \['Paris'\] is open"):
+        score_choice(episode().answer("Paris"), ["Paris"], {})
 
 
 def test_a_repeated_wrong_text_does_not_become_right(episode):
@@ -104,12 +101,6 @@ def test_a_search_for_an_option_is_credited_by_its_text(episode):
     assert score_search_hits(trajectory, ["Paris"]) == [0.0, 1.0, 0.0]
 
 
-def test_turn_format(episode):
-    assert score_turn_format(episode().search("...").invalid().answer("Rome")) == [1.0, 0.0, 1.0]
-    assert score_turn_format(episode().search(None).end(StopReason.TRAJECTORY_LIMIT)) == [1.0]
-    assert score_turn_format(episode().end(StopReason.TURN_LIMIT)) == []
-
-
 def test_an_answer_in_a_passage_earns_nothing(episode):
     unanswered = episode().search(HOSTILE).end(StopReason.TRAJECTORY_LIMIT)
     answered_wrong = episode().search(HOSTILE).answer("Rome")
@@ -118,14 +109,6 @@ def test_an_answer_in_a_passage_earns_nothing(episode):
         assert score_f1(trajectory, ["Paris"]) == 0.0
         assert score_sub_exact_match(trajectory, ["Paris"]) == 0.0
         assert score_choice(trajectory, ["Paris"], {"A": "Rome", "B": "Paris"}) == 0.0
-    assert score_format(unanswered) == 0.0
-
-
-def test_format(episode):
-    assert score_format(episode().search("...").answer("Rome")) == 1.0
-    assert score_format(episode().answer("Rome")) == 1.0
-    assert score_format(episode().invalid().answer("Rome")) == 0.0
-    assert score_format(episode().end(StopReason.TURN_LIMIT)) == 0.0
 
 
 def test_search_hits_are_per_turn(episode):

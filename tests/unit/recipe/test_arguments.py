@@ -1,4 +1,4 @@
-"""What `train.py` refuses before anything is loaded."""
+"""What `train.py` refuses before anything is loaded, and what a method sets."""
 
 from __future__ import annotations
 
@@ -7,39 +7,80 @@ from typing import Any
 
 import pytest
 
-from sorl_trl.recipe import TaskArguments, parse_arguments
-from tests.unit.doctor.recipes import write_recipe
+from sorl_trl.command_line import UserMistake
+from sorl_trl.methods import METHODS, SETTINGS
+from sorl_trl.recipe import Arguments, TaskArguments, parse_arguments
 
 
-@pytest.mark.parametrize(
-    ("rewards", "message"),
-    [
-        ("f1", r"`rewards` is 'f1', but must be a list, such as \[f1\]"),
-        ("taste", r"`rewards` is 'taste', but must be a list, such as \[exact_match\]"),
-        (7, r"`rewards` is 7, but must be a list, such as \[exact_match\]"),
-        ({"f1": 1}, r"`rewards` is {'f1': 1}, but must be a list, such as \[exact_match\]"),
-        ([], r"`rewards` is \[\]; choose from \['answer', "),
-        (["f1", "taste", {"f1": 1}], r"`rewards` is \['taste', {'f1': 1}\]; choose from \['answer', "),
-    ],
-)
-def test_rewards_that_are_none(rewards: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+@pytest.mark.parametrize("rewards", ["f1", 7, {"f1": 1}, [], ["f1", "taste"]])
+def test_rewards_that_are_none(rewards: Any) -> None:
+    with pytest.raises(ValueError, match=r"^`rewards` is .*, but must be a list of some of answer, "):
         TaskArguments("nq", rewards=rewards)
 
 
-@pytest.mark.parametrize(("value", "shown"), [("null", "None"), (0, "0"), (-1, "-1")])
-def test_a_trajectory_needs_a_limit(tmp_path: Path, value: object, shown: str) -> None:
-    recipe = write_recipe(tmp_path, max_completion_length=value)
-    recipe.write_text(recipe.read_text().replace('"null"', "null"))
-    with pytest.raises(ValueError, match=f"`max_completion_length` is {shown}, but must be at least 1"):
-        parse_arguments(["--config", str(recipe)])
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data.jsonl").touch()
+    return tmp_path
 
 
-def test_a_source_on_the_command_line_takes_the_place_of_the_recipes(tmp_path: Path) -> None:
-    recipe = write_recipe(tmp_path, corpus=None, search_url="http://127.0.0.1:9/retrieve", search_request="skyrl")
-    search = parse_arguments(["--config", str(recipe), "--corpus", str(tmp_path / "corpus.jsonl")]).search
-    assert (search.corpus, search.search_url, search.search_request) == (
-        str(tmp_path / "corpus.jsonl"),
-        "",
-        "search_r1",
+def parse(recipe: str = "", *words: str) -> Arguments:
+    """With a recipe of these lines."""
+    here = "train_questions: data.jsonl\ncorpus: data.jsonl\nuse_cpu: true\nbf16: false\n"
+    Path("recipe.yaml").write_text(here + recipe)
+    return parse_arguments(["--config", "recipe.yaml", *words])
+
+
+@pytest.mark.parametrize(("value", "shown"), [("null", "None"), ("0", "0"), ("-1", "-1")])
+def test_a_trajectory_needs_a_limit(folder: Path, value: str, shown: str) -> None:
+    with pytest.raises(
+        UserMistake, match=f"`max_completion_length` is {shown}, but must be a whole number, at least 1"
+    ):
+        parse(f"max_completion_length: {value}\n")
+
+
+def test_a_source_on_the_command_line_takes_the_place_of_the_recipes(folder: Path) -> None:
+    search = parse("", "--search_url", "http://127.0.0.1:9/retrieve").search
+    assert (search.corpus, search.search_url) == (None, "http://127.0.0.1:9/retrieve")
+    with pytest.raises(UserMistake, match="got corpus, no_search"):
+        parse("", "--no_search", "--corpus", "data.jsonl")
+
+
+class TestMethod:
+    def test_a_name_sets_what_its_source_sets(self, folder: Path) -> None:
+        for found in (parse("method: loop\n"), parse("", "--method", "loop")):
+            assert found.trainer.method == "loop"
+            assert {name: getattr(found.config, name) for name in SETTINGS["loop"]} == SETTINGS["loop"]
+
+    def test_recipe_and_command_line_go_before_it(self, folder: Path) -> None:
+        assert SETTINGS["loop"]["scale_rewards"] == "none"
+        config = parse("method: loop\nscale_rewards: batch\n", "--epsilon", "0.5").config
+        assert (config.scale_rewards, config.epsilon) == ("batch", 0.5)
+        assert config.importance_sampling_level == SETTINGS["loop"]["importance_sampling_level"] == "token"
+
+    def test_pieces_set_nothing_else(self, folder: Path) -> None:
+        in_recipe = parse("method: {credit: leave_one_out, keep: [{top_k: {share: 0.5}}]}\n")
+        on_command_line = parse("", "--method", '{"credit": "leave_one_out", "keep": [{"top_k": {"share": 0.5}}]}')
+        assert in_recipe.trainer.settings == on_command_line.trainer.settings == {}
+        assert in_recipe.config.importance_sampling_level == "turn"
+
+    @pytest.mark.parametrize("name", [name for name in METHODS if "advantage_level" in SETTINGS[name]])
+    def test_one_with_a_critic_needs_its_trainer(self, name: str, folder: Path) -> None:
+        with pytest.raises(UserMistake, match="`--advantage_level` is no argument of sorl train --trainer so_grpo"):
+            parse(f"method: {name}\n")
+        assert parse(f"method: {name}\ntrainer: so_ppo\n").config.advantage_level == "token"
+
+    @pytest.mark.parametrize(
+        ("value", "said"),
+        [
+            ("lop", "`method` is 'lop', but must be one of so_grpo, "),
+            ("{credit: mean}", "`method.credit` is 'mean', but must be one of group_mean, "),
+            ("'{\"credit\"'", "`method` is '{\"credit\"', but must be a name or JSON"),
+            ("[loop]", "`method` is ['loop'], but must be a name or a mapping of pieces"),
+        ],
     )
+    def test_what_is_none(self, value: str, said: str, folder: Path) -> None:
+        with pytest.raises(UserMistake) as caught:
+            parse(f"method: {value}\n")
+        assert str(caught.value).startswith(said)

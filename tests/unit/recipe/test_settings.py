@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 
-from sorl_trl.diagnostics.run_groups import differing_settings, group_runs
-from sorl_trl.diagnostics.runs import Run
 from sorl_trl.recipe import parse_arguments, write_settings
 from sorl_trl.recipe.settings import set_fields
 from sorl_trl.search import SearchArguments
@@ -31,33 +29,19 @@ def written(tmp_path: Path) -> Any:
 
 
 def test_what_is_not_at_its_default(written: Any) -> None:
-    found = written("starpo_s", "--kl_in_reward", "true", "--beta", "0.1")
-    expected = {"trainer": "so_ppo", "group_filter": "top_k", "group_filter_share": 0.25, "kl_in_reward": True}
+    found = written("so_ppo", "--method", "starpo_s", "--kl_in_reward", "true", "--beta", "0.1")
+    expected = {"trainer": "so_ppo", "method": "starpo_s", "epsilon_high": 0.28, "kl_in_reward": True}
     expected |= {"learning_rate": 3e-4, "max_turns": 3, "protocol": "terse", "value_clip_range": None, "beta": 0.1}
     assert {name: found[name] for name in expected} == expected
-    assert not {"ctn_coef", "llds_coef", "lora_r", "rejoin_after"} & found.keys()
+    assert not {"dry_run", "gamma", "lora_r", "rejoin_after"} & found.keys()
 
 
 def test_no_secret_is_written(written: Any) -> None:
-    assert "hub_token" not in written("grpo", "--hub_token", "s3cret")
+    assert "hub_token" not in written("so_grpo", "--hub_token", "s3cret")
 
 
 def test_no_user_of_a_url_is_written(written: Any) -> None:
     url = "http://me:s3cret@127.0.0.1:8000/retrieve"
     assert set_fields(SearchArguments(search_url=url)) == {"search_url": "http://127.0.0.1:8000/retrieve"}
-    found = written("grpo", "--vllm_server_base_url", url)
+    found = written("so_grpo", "--vllm_server_base_url", url)
     assert found["vllm_server_base_url"] == "http://127.0.0.1:8000/retrieve"
-
-
-def test_a_report_reads_them(written: Any) -> None:
-    """Two seeds of one method are one line, another method is another, and the difference is named."""
-    runs = [
-        Run(name, [], configuration={"settings.json": written(*words)})
-        for name, words in {
-            "grpo_1": ("grpo", "--seed", "1"),
-            "grpo_2": ("grpo", "--seed", "2"),
-            "llds_1": ("grpo", "--seed", "1", "--llds_coef", "0.2"),
-        }.items()
-    ]
-    assert [group.name for group in group_runs(runs)] == ["grpo (2 runs)", "llds_1"]
-    assert differing_settings(runs) == {"llds_coef": ["–", "–", "0.2"], "seed": ["1", "2", "1"]}

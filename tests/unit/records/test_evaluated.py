@@ -3,7 +3,6 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -48,16 +47,3 @@ def test_the_datasets_library_reads_the_file(tmp_path: Path) -> None:
     assert loaded["answer"][0] == "Ann"
     assert [segment["kind"] for segment in loaded[1]["segments"]] == ["turn", "observation", "turn"]
     assert [from_row(row) for row in loaded] == rows
-
-
-def test_files_of_an_earlier_version_are_read(tmp_path: Path) -> None:
-    row = evaluated(question("Ann"), answered("Ann", searches=1))
-    table = to_table([row])
-    segments = table.column("segments").type.value_type
-    old = pa.struct([field for field in segments if field.name not in ("tool", "reward")])
-    rows = table.to_pylist()
-    schema = table.schema.set(table.schema.get_field_index("segments"), pa.field("segments", pa.list_(old)))
-    pq.write_table(pa.Table.from_pylist(rows, schema), tmp_path / "rows.parquet")
-    (read,) = pq.ParquetFile(tmp_path / "rows.parquet").read().to_pylist()
-    assert set(read["segments"][0]).isdisjoint({"tool", "reward"})
-    assert from_row(read) == row

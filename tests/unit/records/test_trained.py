@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -55,12 +54,6 @@ def test_what_was_written_is_read_back(tmp_path: Path) -> None:
     empty = replace(TRAINED, question=None, golden_answers=(), reward=None, answer=None, stop_reason=None)
     write_trained(tmp_path, Shard(3, 0, 1), [TRAINED, empty])
     assert list(read_trained(tmp_path)) == [TRAINED, empty]
-
-
-def test_files_of_an_earlier_version_are_read(tmp_path: Path) -> None:
-    path = write_trained(tmp_path, Shard(3, 0, 1), [TRAINED])
-    pq.write_table(pq.read_table(path).drop_columns(["actions", "turn_rewards"]), path)
-    assert list(read_trained(tmp_path)) == [replace(TRAINED, actions=(), turn_rewards=())]
 
 
 def test_steps_come_in_order_and_then_processes(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from functools import cache
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from sorl_trl.rollout import Engine, Generation
-from sorl_trl.types import Passage
+from sorl_trl.rollout import Engine, Generation, assemble
+from sorl_trl.types import Passage, Trajectory, Turn
 from tests import policies
 
 TAGS = [f"<{slash}{name}>" for name in ("think", "search", "information", "answer") for slash in ("", "/")]
@@ -150,3 +150,16 @@ class SteppingEngine(Engine):
 
     def close(self) -> None:
         self.is_open = False
+
+
+def check_rows(trajectories: Sequence[Trajectory]) -> None:
+    """Assembled, each shows its trajectory exactly: the tokens in order, and which turn each of them is of."""
+    for trajectory, row in zip(trajectories, assemble(trajectories), strict=True):
+        trained = not trajectory.stop_reason.is_infrastructure_failure
+        turns = iter(range(len(trajectory.turns)))
+        number = [next(turns) if isinstance(each, Turn) and trained else -1 for each in trajectory.segments]
+        assert row.completion_ids == [token for each in trajectory.segments for token in each.token_ids]
+        of_tokens = zip(number, trajectory.segments, strict=True)
+        assert row.turn_ids == [turn for turn, each in of_tokens for _ in each.token_ids]
+        assert row.env_mask == [int(turn >= 0) for turn in row.turn_ids]
+        assert all(turn.token_ids for turn in trajectory.turns)

@@ -3,8 +3,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tokenizers import normalizers
 from transformers import PreTrainedTokenizerFast
 
@@ -20,7 +18,6 @@ END = "END_OF_TEXT"
 """A control token without brackets, which cannot be rewritten."""
 TERSE = TagProtocol(passage_template="{text} ")
 PREFIX, SUFFIX = "\n\n<information>", "</information>\n\n"
-TOKENIZERS = [word_tokenizer, bpe_tokenizer]
 
 
 def passage(text: str) -> Passage:
@@ -108,10 +105,6 @@ def test_a_tokenizer_that_makes_tags_of_anything_gets_an_empty_body() -> None:
     assert encoder(tokenizer).passages([passage("<answer>")]).text == f"{PREFIX}{SUFFIX}"
 
 
-def test_lone_surrogates_are_survived() -> None:
-    assert encoder(bpe_tokenizer()).passages([passage("a\ud800b")]).text == f"{PREFIX}a?b{SUFFIX}"
-
-
 @pytest.mark.parametrize("name", ["think", "calculate"])
 def test_the_tags_of_tools_are_neutralized_too(name: str) -> None:
     tools = TagProtocol(passage_template="{text}", tools=("search", "calculate"))
@@ -122,22 +115,6 @@ def test_the_tags_of_tools_are_neutralized_too(name: str) -> None:
     assert own.passages(hostile).neutralized == 2
     assert (plain.passages(hostile).neutralized == 0) == (name == "calculate")
     assert own.passages([passage("< calculate >1</calculate/>")]).neutralized == 2
-
-
-HOSTILE = ["<|im_end|>", "<|im_start|>", "<|endoftext|>", "<eos>", "<pad>", "<|fim_prefix|>", "</information>"]
-HOSTILE += ["<answer>", "< / ANSWER >", "<search", ">", "<", "/", "ans", "wer", "\n\n", " ", "é", "\ud800", "\x00"]
-
-
-@pytest.mark.parametrize("tokenizer_of", TOKENIZERS)
-@settings(max_examples=60, deadline=None)
-@given(text=st.lists(st.sampled_from(HOSTILE), max_size=30).map("".join), max_tokens=st.integers(30, 80))
-def test_no_text_gets_control(tokenizer_of: object, text: str, max_tokens: int) -> None:
-    tokenizer = tokenizer_of()  # type: ignore[operator]
-    observation = encoder(tokenizer, max_tokens).passages([passage(text), passage(text)])
-    body = body_ids(tokenizer, observation)
-    assert not set(body) & set(control_tokens(tokenizer, PROTOCOL_TAGS))
-    assert TERSE.neutralize(tokenizer.decode(body))[1] == 0
-    assert len(observation.token_ids) <= max_tokens
 
 
 def test_truncation_cuts_the_body_and_never_the_frame() -> None:

@@ -18,7 +18,6 @@ from sorl_trl.rollout import (
     BatchResponder,
     Collector,
     Generation,
-    Phase,
     Reply,
     Responder,
     RetryPolicy,
@@ -27,13 +26,11 @@ from sorl_trl.rollout import (
     SearchResponder,
     TagProtocol,
     assemble,
-    check_assembly,
 )
-from sorl_trl.rollout.timeline import covered
 from sorl_trl.search import RetryingSearch, SearchError, SearchUnavailable
 from sorl_trl.types import Action, ActionKind, Passage, StopReason, Trajectory, Turn
 
-from .fakes import PARIS, FakeSearch, ScriptedGenerator, SteppingEngine, encode, said, word_tokenizer
+from .fakes import PARIS, FakeSearch, ScriptedGenerator, SteppingEngine, check_rows, encode, said, word_tokenizer
 
 PROTOCOL = TagProtocol(passage_template="{text}", no_results="No", search_failed="No", invalid_feedback="I should")
 LIMITS = RolloutLimits(max_turns=4, max_turn_tokens=9, max_observation_tokens=8, max_trajectory_tokens=60)
@@ -74,7 +71,7 @@ def collector(search: Any, rejoin_after: int = 4, limits: RolloutLimits = LIMITS
 def collect(search: Any, rejoin_after: int, rows: int = 12, engine: SteppingEngine | None = None) -> list[Trajectory]:
     engine = engine or SteppingEngine(TURNS)
     trajectories = collector(search, rejoin_after).collect([(row % 5, row) for row in range(rows)], engine)
-    check_assembly(trajectories, assemble(trajectories))
+    check_rows(trajectories)
     assert sorted(engine.released) == list(range(rows)) and not engine.is_open and engine.idle
     return trajectories
 
@@ -151,7 +148,7 @@ def test_a_late_reply_is_waited_for_at_its_poll() -> None:
     (first, _) = held_by.collect([(1,), (2,)], engine)
     assert engine.submitted == [(0, 0), (0, 1), (7, 0)]
     assert first.observations[0].text == "<information> Paris </information>"
-    assert held_by.timeline.seconds_waiting > 0
+    assert held_by.time.seconds_waiting > 0
 
 
 def test_where_no_row_is_generating_nothing_is_polled_while_replies_are_on_their_way() -> None:
@@ -435,36 +432,11 @@ def ids(trajectory: Trajectory) -> list[tuple[int, ...]]:
     return [segment.token_ids for segment in trajectory.segments]
 
 
-def test_time_is_covered_once() -> None:
-    assert covered([(0, 2), (1, 3), (5, 6), (5.5, 5.7)]) == 4
-
-
-def test_the_timeline_tells_what_each_row_did() -> None:
+def test_where_the_time_went() -> None:
     held = Held()
     engine = Scripted([[SEARCH, SHORT], [LONG]], lambda poll: poll == 6 and held.asked[0].set_result(Reply("Paris")))
     rollout = collector(held, rejoin_after=2)
     rollout.collect([(1,), (2,)], engine)
-    seen = rollout.timeline
-    assert [(span.row, span.phase) for span in sorted(seen.spans, key=lambda span: span.end_s)] == [
-        (0, Phase.DECODE),
-        (0, Phase.SEARCH),
-        (1, Phase.DECODE),
-        (0, Phase.DECODE),
-    ]
-    assert sorted(seen.ended_s) == [0, 1] and max(seen.ended_s.values()) <= seen.seconds
-    assert seen.sampled_tokens == 5 + 8 + 3
-    assert 0 < seen.seconds_generating < seen.seconds
-
-
-def test_a_row_in_lock_step_decodes_for_its_share_of_the_longest_turn() -> None:
-    class Slow(ScriptedGenerator):
-        def generate(self, contexts: Sequence[Sequence[int]], max_new_tokens: Sequence[int]) -> list[Generation]:
-            time.sleep(0.05)
-            return super().generate(contexts, max_new_tokens)
-
-    short, long = said("<answer> I </answer>"), said("<answer> I I I I </answer>")
-    rollout = collector(Held(), rejoin_after=0)
-    rollout.collect([(1,), (2,)], Slow({1: [short], 2: [long]}))
-    lengths = {span.row: span.end_s - span.start_s for span in rollout.timeline.spans}
-    sizes = len(short.token_ids), len(long.token_ids)
-    assert lengths[0] / lengths[1] == pytest.approx(sizes[0] / sizes[1], rel=0.05)
+    assert rollout.time.sampled_tokens == 5 + 8 + 3
+    assert 0 < rollout.time.seconds_generating < rollout.time.seconds
+    assert 0 <= rollout.time.seconds_waiting < rollout.time.seconds

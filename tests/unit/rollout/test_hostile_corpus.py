@@ -13,8 +13,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import PreTrainedTokenizerFast
 
 from sorl_trl.rollout import ObservationEncoder, TagProtocol
+from sorl_trl.rollout.observation import Sanitizer
 from sorl_trl.rollout.protocol import PROTOCOL_TAGS
-from sorl_trl.rollout.sanitize import Sanitizer
 from sorl_trl.rollout.tokens import control_tokens, decode
 from sorl_trl.types import Passage
 

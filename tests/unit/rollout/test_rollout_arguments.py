@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from .fakes import bpe_tokenizer
 
 
 def test_the_defaults_are_those_of_the_limits() -> None:
-    assert RolloutArguments().limits(2500) == RolloutLimits()
+    assert RolloutArguments().limits(2500) == RolloutLimits(max_trajectory_tokens=2500)
 
 
 def test_every_argument_reaches_the_limits() -> None:
@@ -35,6 +36,7 @@ def test_a_chat_model_gets_the_messages_of_its_template() -> None:
     protocol = RolloutArguments(chat=True).tag_protocol(tokenizer)
     assert protocol.message_frame == Frame(" [user] ", " ")
     assert RolloutArguments(chat=True, protocol="terse").tag_protocol(tokenizer) == PROTOCOLS["terse"]
+    tokenizer = copy.deepcopy(tokenizer)
     tokenizer.chat_template = "hello"
     with pytest.raises(ValueError, match="the chat template renders 'hello'"):
         RolloutArguments(chat=True).tag_protocol(tokenizer)
@@ -53,3 +55,10 @@ def test_a_chat_model_gets_the_messages_of_its_template() -> None:
 def test_bad_values_are_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         RolloutArguments(**values)
+
+
+def test_a_trajectory_may_be_as_long_as_the_trainers_completions() -> None:
+    assert RolloutLimits().within(7) == RolloutLimits(max_trajectory_tokens=7)
+    assert RolloutLimits(max_trajectory_tokens=5).within(7).max_trajectory_tokens == 5
+    with pytest.raises(ValueError, match=r"`limits.max_trajectory_tokens` is 8, more than .* of 7"):
+        RolloutLimits(max_trajectory_tokens=8).within(7)

@@ -63,19 +63,6 @@ def test_each_mistake_looks_as_described(tokenizer, noise, context, expected):
     assert turn(tokenizer, context, noise) in expected
 
 
-def test_a_turn_is_cut_at_its_limit(tokenizer):
-    expert = ScriptedExpert(tokenizer, [HOME, RIVER], [QUESTION], NO_NOISE, seed=0)
-    prompt = tokenizer.encode(PROMPT, add_special_tokens=False)
-    cut, whole = expert.generate([prompt, prompt], [3, 5])
-    assert tokenizer.decode(cut.token_ids) == "<search> ann lee"
-    assert (cut.stopped, whole.stopped) == (False, True)
-
-
-def test_an_unknown_question_is_refused(tokenizer):
-    with pytest.raises(ValueError, match="context starts with 'question : what', which is none of the 1 questions"):
-        turn(tokenizer, "question : what")
-
-
 def test_noise_lowers_the_score(invented: World, tmp_path: Path):
     noisy = run_expert(invented, WarmStartConfig(), tmp_path)
     assert 0.2 < mean_measure(noisy, "exact_match") < 0.7

@@ -16,7 +16,7 @@ from sorl_trl.sandbox import (
     train_tokenizer,
     warm_start,
 )
-from sorl_trl.sandbox.imitation import Example, _loss, _rate, expert_examples, imitate
+from sorl_trl.sandbox.imitation import Example, _loss, expert_examples, imitate
 from sorl_trl.sandbox.policy import make_policy
 
 pytestmark = pytest.mark.trains
@@ -60,11 +60,6 @@ def test_imitation_lowers_the_loss(tokenizer, invented: World):
     imitate(model, examples, replace(TINY, steps=40, learning_rate=1e-2))
     assert _loss(model, examples).item() < 0.8 * before
     assert not model.training
-
-
-def test_the_learning_rate_rises_stays_and_falls_to_zero():
-    rates = [_rate(step, 1000) for step in (0, 24, 49, 500, 750, 1000)]
-    assert rates == pytest.approx([0.02, 0.5, 1.0, 1.0, 0.5, 0.0])
 
 
 def test_the_result_loads_as_any_other_checkpoint_and_is_deterministic(invented: World, tmp_path: Path):
@@ -111,21 +106,3 @@ def test_the_result_of_another_process_is_taken_over(invented: World, tmp_path: 
     monkeypatch.setattr("sorl_trl.sandbox.imitation.expert_examples", lambda *_: [Example((1, 2), (-100, 2))])
     path = warm_start(invented, [invented], tmp_path, TINY)
     assert list(tmp_path.iterdir()) == [path]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"steps": 0}, "`steps` is 0"),
-        ({"batch_size": 0}, "`batch_size` is 0"),
-        ({"learning_rate": 0.0}, "learning_rate"),
-    ],
-)
-def test_an_impossible_configuration_is_refused(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        WarmStartConfig(**arguments)
-
-
-def test_no_practice_is_refused(invented: World, tmp_path: Path):
-    with pytest.raises(ValueError, match="practice is empty"):
-        warm_start(invented, [], tmp_path, TINY)

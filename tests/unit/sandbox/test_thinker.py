@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from pathlib import Path
 
 import pytest
@@ -10,9 +9,10 @@ import pytest
 from sorl_trl.evaluation import EvaluatedTrajectory, mean_measure, split_by_hops
 from sorl_trl.qa import Question
 from sorl_trl.sandbox import (
+    NO_NOISE,
     PROMPT_TEMPLATE,
+    ExpertNoise,
     Thinker,
-    ThinkingNoise,
     ThinkingWarmStart,
     World,
     train_tokenizer,
@@ -20,7 +20,6 @@ from sorl_trl.sandbox import (
 
 from .helpers import HOME, PROMPT, QUESTION, RIVER, run_expert
 
-NO_NOISE = ThinkingNoise(0.0, 0.0, 0.0, 0.0)
 NEED = "<think> i need the hometown </think> <search> ann lee born </search>"
 BORN = f"{PROMPT} {NEED} <information> ann lee was born in new ulm . </information>"
 NOW = "<think> this is the hometown , now the water </think> <search> new ulm drinks </search>"
@@ -37,7 +36,7 @@ def tokenizer():
     return train_tokenizer([World("toy", (HOME, RIVER), (), (Question("", texts, ("",)),), ())])
 
 
-def turn(tokenizer, context: str, noise: ThinkingNoise = NO_NOISE) -> str:
+def turn(tokenizer, context: str, noise: ExpertNoise = NO_NOISE) -> str:
     expert = Thinker(tokenizer, [HOME, RIVER], [QUESTION], noise, seed=0)
     (generation,) = expert.generate([tokenizer.encode(context, add_special_tokens=False)], [99])
     return tokenizer.decode(generation.token_ids)
@@ -51,22 +50,17 @@ def test_what_it_thinks_says_what_it_does(tokenizer, context: str, expected: str
 @pytest.mark.parametrize(
     ("noise", "context", "expected"),
     [
-        (ThinkingNoise(1, 0, 0, 0), PROMPT, NEED.replace(" born", "")),
-        (ThinkingNoise(0, 1, 0, 0), PROMPT, NEED.replace("hometown", "water").replace("born", "drinks")),
-        (ThinkingNoise(0, 1, 0, 0), BORN, NOW.replace("water", "hometown").replace("drinks", "born")),
-        (ThinkingNoise(0, 0, 0, 1), PROMPT, NEED),
-        (ThinkingNoise(0, 0, 0, 1), BORN, EARLY),
+        (ExpertNoise(1, 0, 0, 0), PROMPT, NEED.replace(" born", "")),
+        (ExpertNoise(0, 1, 0, 0), PROMPT, NEED.replace("hometown", "water").replace("born", "drinks")),
+        (ExpertNoise(0, 1, 0, 0), BORN, NOW.replace("water", "hometown").replace("drinks", "born")),
+        (ExpertNoise(0, 0, 0, 1), PROMPT, NEED),
+        (ExpertNoise(0, 0, 0, 1), BORN, EARLY),
     ],
 )
 def test_each_mistake_is_in_the_thought_or_follows_it(
-    tokenizer, noise: ThinkingNoise, context: str, expected: str
+    tokenizer, noise: ExpertNoise, context: str, expected: str
 ) -> None:
     assert turn(tokenizer, context, noise) == expected
-
-
-def test_half_a_name_may_be_searched(tokenizer) -> None:
-    halves = {NEED.replace("ann lee", half) for half in ("ann", "lee")}
-    assert turn(tokenizer, PROMPT, ThinkingNoise(0, 0, 1, 0)) in halves
 
 
 @pytest.fixture(scope="module")
@@ -78,11 +72,6 @@ def practised(invented: World, tmp_path_factory: pytest.TempPathFactory) -> dict
 def test_without_mistakes_it_answers_with_the_real_search_engine(invented: World, tmp_path: Path) -> None:
     rows = run_expert(invented, ThinkingWarmStart(noise=NO_NOISE), tmp_path)
     assert mean_measure(rows, "exact_match") >= 0.95
-
-
-def test_its_turns_have_ten_tokens_or_more(practised: dict[int, list[EvaluatedTrajectory]]) -> None:
-    turns = [turn for rows in practised.values() for row in rows for turn in row.trajectory.turns]
-    assert statistics.fmean(len(turn.token_ids) for turn in turns) >= 10
 
 
 def test_by_default_it_mostly_searches_once(practised: dict[int, list[EvaluatedTrajectory]]) -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -50,36 +49,6 @@ def test_questions_follow_one_or_two_relations_and_never_an_ambiguous_middle():
         ("what is the water of the hometown of Ann ?", ("Danube", "Iller")),
         ("what is the water of the hometown of Bob ?", ("Danube", "Iller")),
     }
-
-
-def test_questions_of_three_hops_go_through_two_middles():
-    spring = Relation("spring", "river", "land", "spring", "{subject} rises in {object} .", "rises")
-    facts = FACTS | {"spring": {"Danube": ("Baden",), "Rhine": ("Grisons",)}}
-    facts["river"] = {"Ulm": ("Danube",), "Bonn": ("Rhine",)}
-    size = WorldSize(train_questions=1, evaluation_questions=1, hop_shares=(0.0, 0.0, 1.0))
-    world = build_world("toy", [HOME, RIVER, spring], facts, 0, size)
-    assert questions_of(world) == {
-        ("what is the spring of the water of the hometown of Ann ?", ("Baden",)),
-        ("what is the spring of the water of the hometown of Bob ?", ("Baden",)),
-    }
-    assert {tuple(question.metadata["relations"]) for question in world.train} == {("home", "river", "spring")}
-
-
-def test_metadata_says_how_many_hops_and_along_what():
-    world = build_world("toy", [HOME, RIVER], FACTS, 0, ALL)
-    found = {question.question: question.metadata for question in (*world.train, *world.evaluation)}
-    assert found["what is the water of the hometown of Ann ?"] == {
-        "hops": 2,
-        "relations": ["home", "river"],
-        "subject": "Ann",
-    }
-    assert found["what is the water of Bonn ?"] == {"hops": 1, "relations": ["river"], "subject": "Bonn"}
-
-
-def test_a_relation_that_is_not_asked_is_stated_only():
-    world = build_world("toy", [HOME, replace(RIVER, asked=False)], FACTS, 0, WorldSize(2, 1, hop_shares=(1.0,)))
-    assert len(world.passages) == 7
-    assert all("hometown" in text for text, _ in questions_of(world))
 
 
 @given(seed=st.integers(), train=st.integers(1, 4), held_out=st.integers(1, 3))

@@ -11,9 +11,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from sorl_trl.search.server.app import ServerLimits, create_app
-
-LIMITS = ServerLimits(request_bytes=1000, queries=3, topk=5, query_characters=20)
+from sorl_trl.search.app import create_app
 
 
 @dataclass(frozen=True)
@@ -22,12 +20,10 @@ class Answer:
     body: dict
 
 
-def ask(app, chunks, path="/retrieve", method="POST") -> Answer:
-    """Send a request whose body comes in chunks."""
+def ask(app, body: bytes) -> Answer:
     headers = [(b"content-type", b"application/json"), (b"host", b"test")]
-    scope = {"type": "http", "method": method, "path": path, "raw_path": path.encode(), "query_string": b""}
-    pending = [{"type": "http.request", "body": chunk, "more_body": True} for chunk in chunks]
-    pending.append({"type": "http.request", "body": b""})
+    scope = {"type": "http", "method": "POST", "path": "/retrieve", "raw_path": b"/retrieve", "query_string": b""}
+    pending = [{"type": "http.request", "body": body}]
     sent = []
 
     async def receive():
@@ -41,25 +37,17 @@ def ask(app, chunks, path="/retrieve", method="POST") -> Answer:
 
 
 def retrieve(app, **fields) -> Answer:
-    return ask(app, [json.dumps(fields).encode()])
+    return ask(app, json.dumps(fields).encode())
 
 
 @pytest.fixture(scope="module")
 def app(index):
-    return create_app(index, LIMITS)
+    return create_app(index)
 
 
 def document(passage):
     contents = f'"{passage.title}"\n{passage.text}'
     return {"id": passage.id, "title": passage.title, "text": passage.text, "contents": contents}
-
-
-def test_hits_with_scores(app, index):
-    found = index.search_batch(["Rome", "zzz", "capital"], 2)
-    expected = [[{"document": document(hit), "score": hit.score} for hit in hits] for hits in found]
-    answer = retrieve(app, queries=["Rome", "zzz", "capital"], topk=2, return_scores=True)
-    assert answer == Answer(200, {"result": expected})
-    assert [len(hits) for hits in expected] == [1, 0, 2]
 
 
 @pytest.mark.parametrize(
@@ -72,11 +60,7 @@ def test_bare_documents_and_three_of_them_by_default(app, index, fields):
     assert retrieve(app, queries=["capital twin stars"], **fields) == Answer(200, {"result": [expected]})
 
 
-def test_no_query_gives_no_result(app):
-    assert retrieve(app, queries=[]) == Answer(200, {"result": []})
-
-
-@pytest.mark.parametrize("query", ["", "\ud800", "\x00", '" OR 1', "x" * 20])
+@pytest.mark.parametrize("query", ["", "\ud800", "\x00", '" OR 1', "x" * 10_000])
 def test_any_query_within_the_limits_is_served(app, query):
     assert retrieve(app, queries=[query, "Rome"]).body["result"][1][0]["id"] == "it"
 
@@ -84,16 +68,13 @@ def test_any_query_within_the_limits_is_served(app, query):
 @pytest.mark.parametrize(
     ("fields", "detail"),
     [
-        ({"queries": ["a"] * 4}, "queries: List should have at most 3 items .*, got .*"),
-        ({"queries": ["a", "b" * 21]}, r"queries\[1\]: String should have at most 20 characters, got 'b{21}'"),
-        ({"queries": ["b" * 900]}, r"queries\[0\]: String should have at most 20 characters, got 'b{76}\.\.\."),
-        ({"queries": ["a"], "topk": 0}, "topk: Input should be greater than or equal to 1, got 0"),
-        ({"queries": ["a"], "topk": 6}, "topk: Input should be less than or equal to 5, got 6"),
-        ({"queries": ["a"], "topk": "many"}, "topk: Input should be a valid integer.*, got 'many'"),
-        ({"queries": ["a"], "return_scores": 7}, "return_scores: Input should be a valid boolean.*, got 7"),
-        ({"queries": "a"}, "queries: Input should be a valid list, got 'a'"),
-        ({"queries": [1]}, r"queries\[0\]: Input should be a valid string, got 1"),
-        ({"topk": 6}, r"queries: Field required, got .*; topk: Input should be less .*"),
+        ({"queries": ["a"] * 4097}, "queries: List should have at most 4096 items .*"),
+        ({"queries": ["a", "b" * 10_001]}, r"queries\.1: String should have at most 10000 characters"),
+        ({"queries": ["a"], "topk": 0}, "topk: Input should be greater than or equal to 1"),
+        ({"queries": ["a"], "topk": 101}, "topk: Input should be less than or equal to 100"),
+        ({"queries": ["a"], "topk": "many"}, "topk: Input should be a valid integer.*"),
+        ({"queries": "a"}, "queries: Input should be a valid list"),
+        ({"topk": 101}, r"queries: Field required; topk: Input should be less .*"),
     ],
 )
 def test_a_request_outside_the_limits_names_the_field_and_the_range(app, fields, detail):
@@ -104,37 +85,9 @@ def test_a_request_outside_the_limits_names_the_field_and_the_range(app, fields,
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"3", b"\xff"])
 def test_a_body_that_is_no_request_is_refused(app, body):
-    answer = ask(app, [body])
+    answer = ask(app, body)
     assert answer.status in (400, 422)
     assert answer.body["detail"]
-
-
-def padded(length):
-    """A valid request of exactly so many bytes."""
-    body = json.dumps({"queries": ["Rome"]}).encode()
-    return body + b" " * (length - len(body))
-
-
-def cut(body, size):
-    return [body[i : i + size] for i in range(0, len(body), size)]
-
-
-@pytest.mark.parametrize("size", [7, 10_000])
-def test_a_request_of_the_greatest_size_is_served_and_one_byte_more_refused(app, size):
-    assert ask(app, cut(padded(1000), size)).status == 200
-    assert ask(app, cut(padded(1001), size)) == Answer(
-        413, {"detail": "the request must have at most 1000 bytes, got 1001"}
-    )
-
-
-def test_health(app, index):
-    expected = {"status": "ok", "engine": "bm25", "documents": 7, "identity": index.identity}
-    assert ask(app, [], path="/health", method="GET") == Answer(200, expected)
-
-
-def test_an_unknown_path_and_a_wrong_method_are_refused(app):
-    assert ask(app, [], path="/search").status == 404
-    assert ask(app, [], method="GET").status == 405
 
 
 def test_a_slow_search_does_not_hold_up_another():
@@ -173,7 +126,8 @@ def test_a_slow_search_does_not_hold_up_another():
     assert asyncio.run(ask_twice()) == [200, 200]
 
 
-def test_without_fastapi_the_error_says_what_to_install(index, monkeypatch):
-    monkeypatch.setitem(sys.modules, "fastapi", None)
+@pytest.mark.parametrize("module", ["fastapi", "uvicorn"])
+def test_what_is_to_be_installed_is_named(index, monkeypatch, module):
+    monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ImportError, match=r"pip install 'sorl-trl\[serve\]'"):
         create_app(index)

@@ -1,128 +1,264 @@
-"""Engines by name: what is built is opened again by what its manifest says."""
+"""What all engines have in common: how they are built, opened, asked and refused."""
 
 from __future__ import annotations
 
 import json
-import re
 import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.unit.search.passages import PASSAGES
 
-from sorl_trl.command_line import run_command
-from sorl_trl.search import BM25Index
-from sorl_trl.search.engines.choice import ENGINES, build_index, open_index
-from sorl_trl.search.engines.dense import DenseIndex
-from sorl_trl.search.engines.encoder import DenseOptions
-from sorl_trl.search.engines.tantivy import TantivyIndex
-from sorl_trl.search.index import main
+from sorl_trl.search import (
+    BM25Index,
+    CorpusError,
+    DenseIndex,
+    DenseOptions,
+    IndexCorrupted,
+    IndexOutdated,
+    TantivyIndex,
+    open_index,
+    write_corpus,
+)
+from sorl_trl.search.engines import ENGINES, manifest
+from sorl_trl.search.engines.saved import SavedIndex
+from sorl_trl.types import Passage
 
-
-@pytest.mark.parametrize("engine", ["bm25", "tantivy", "dense"])
-def test_what_is_built_by_name_is_opened_without_it(corpus_path, embedder, tmp_path, engine):
-    dense = DenseOptions(model=str(embedder), device="cpu") if engine == "dense" else None
-    built = build_index(engine, corpus_path, tmp_path / "index", dense, show_progress=False)
-    opened = open_index(tmp_path / "index")
-    assert type(built) is type(opened) is ENGINES[engine]
-    assert built.identity == opened.identity
-    assert len(built) == len(opened) == 7
-    assert built.search_batch(["capital of France"], 2) == opened.search_batch(["capital of France"], 2)
-
-
-def test_engines_are_named_as_in_their_manifests():
-    assert {"bm25": BM25Index, "tantivy": TantivyIndex, "dense": DenseIndex} == ENGINES
+LEXICAL = [BM25Index, TantivyIndex]
+Build = Callable[..., SavedIndex]
 
 
-def test_an_unknown_engine_is_named(corpus_path, index_dir, tmp_path):
-    with pytest.raises(ValueError, match="`engine` is 'faiss', but must be one of 'bm25', 'tantivy', 'dense'"):
-        build_index("faiss", corpus_path, tmp_path / "index")
-    strange = shutil.copytree(index_dir, tmp_path / "strange")
-    manifest = json.loads((strange / "manifest.json").read_text())
-    (strange / "manifest.json").write_text(json.dumps(manifest | {"engine": "faiss"}))
-    with pytest.raises(ValueError, match=r"strange: made by the engine 'faiss', known are bm25, tantivy, dense"):
-        open_index(strange)
+@pytest.fixture(scope="module", params=ENGINES)
+def build(request: pytest.FixtureRequest, embedder: Path) -> Build:
+    """Each engine's `build`, without progress bars."""
+    options: dict[str, Any] = {"show_progress": False}
+    if request.param == "dense":
+        options["options"] = DenseOptions(str(embedder), device="cpu")
+    return partial(ENGINES[request.param].build, **options)
 
 
-def test_options_of_another_engine_are_an_error(corpus_path, tmp_path):
-    with pytest.raises(ValueError, match="dense must be None for the engine 'bm25', got DenseOptions"):
-        build_index("bm25", corpus_path, tmp_path / "index", DenseOptions())
+@pytest.fixture(scope="module")
+def directory(build: Build, corpus_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("indexes") / "index"
+    build(corpus_path, directory)
+    return directory
 
 
-def test_what_is_no_index_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"index_dir .*nowhere is not a directory"):
-        open_index(tmp_path / "nowhere")
-    with pytest.raises(ValueError, match=r"there is none, for manifest\.json is missing; name another"):
-        open_index(tmp_path)
+@pytest.fixture(scope="module", params=LEXICAL)
+def lexical(request: pytest.FixtureRequest, corpus_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return request.param.build(corpus_path, tmp_path_factory.mktemp("lexical") / "index", show_progress=False)
 
 
-def run(*arguments: object) -> int:
-    return run_command(main, [str(argument) for argument in arguments])
+def ids(index: Any, query: str, k: int = 3) -> list[str]:
+    return [passage.id for passage in index.search_batch([query], k)[0]]
 
 
-@pytest.mark.parametrize("engine", ["bm25", "tantivy"])
-def test_the_command_line_says_what_it_made(corpus_path, tmp_path, capsys, engine):
-    output = tmp_path / "deep/index"
-    assert run("--corpus", corpus_path, corpus_path, "--output", output, "--engine", engine) == 0
-    shown = capsys.readouterr()
-    index = open_index(output)
-    assert shown.out.startswith("14 passages, ")
-    assert shown.out.endswith(f"B, in {output} ({index.identity})\n")
-    assert "Reading passages" in shown.err
+def test_what_is_built_is_opened_by_what_its_manifest_says(
+    build: Build, directory: Path, corpus_path: Path, tmp_path: Path
+) -> None:
+    again, opened = build(corpus_path, tmp_path / "deep" / "again"), open_index(directory)
+    assert type(again) is type(opened) is ENGINES[again.engine]
+    # tantivy gives its files names of chance.
+    assert again.engine == "tantivy" or again.identity == opened.identity
+    assert opened.identity.startswith(f"{again.engine}-")
+    assert len(again) == len(opened) == len(PASSAGES)
+    assert again.search_batch(["capital of France"], 2) == opened.search_batch(["capital of France"], 2)
+    other = build([corpus_path, corpus_path], tmp_path / "other")
+    assert (len(other), other.identity != again.identity) == (2 * len(PASSAGES), True)
 
 
-def test_the_command_line_hands_the_options_of_the_model_on(corpus_path, embedder, tmp_path):
-    options = (
-        "--model",
-        embedder,
-        "--query-prefix",
-        "q ",
-        "--passage-prefix",
-        "",
-        "--batch-size",
-        2,
-        "--device",
-        "cpu",
-    )
-    assert run("--corpus", corpus_path, "--output", tmp_path / "index", "--engine", "dense", *options) == 0
-    settings = json.loads((tmp_path / "index/manifest.json").read_text())["settings"]
-    assert settings == {"model": str(embedder), "query_prefix": "q ", "passage_prefix": ""}
+def test_an_index_needs_no_corpus_file_and_overwrites_nothing(build: Build, corpus_path: Path, tmp_path: Path) -> None:
+    corpus = shutil.copy(corpus_path, tmp_path / "corpus.jsonl")
+    build(corpus, tmp_path / "index")
+    with pytest.raises(FileExistsError, match=r"index_dir .*index exists"):
+        build(corpus, tmp_path / "index")
+    Path(corpus).unlink()
+    assert "it" in ids(open_index(tmp_path / "index"), "Rome", 7)
+
+
+def test_a_failed_build_leaves_nothing(build: Build, tmp_path: Path) -> None:
+    (tmp_path / "corpus.jsonl").write_text('{"id": 1, "contents": "T\\nt"}\n{\n')
+    with pytest.raises(CorpusError, match=r"corpus.jsonl, line 2"):
+        build(tmp_path / "corpus.jsonl", tmp_path / "indexes" / "index")
+    assert list((tmp_path / "indexes").iterdir()) == []
+
+
+def test_two_builds_at_once_leave_one_index(
+    build: Build, corpus_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other process, on a shared disk, finishes while ours is still building."""
+    rename = Path.rename
+
+    def overtaken(self: Path, target: Path) -> Path:
+        monkeypatch.setattr(Path, "rename", rename)
+        build(corpus_path, target)
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", overtaken)
+    assert len(build(corpus_path, tmp_path / "index")) == len(PASSAGES)
+    assert [path.name for path in tmp_path.iterdir()] == ["index"]
+
+
+@pytest.mark.parametrize("engine", LEXICAL)
+def test_open_builds_where_there_is_none_and_loads_for_its_corpus_only(
+    engine: type[SavedIndex], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    corpus = tmp_path / "corpus.jsonl"
+    write_corpus(PASSAGES, corpus)
+    assert ids(engine.open(corpus, tmp_path / "index"), "rome") == ["it"]
+    assert "Reading passages" in capsys.readouterr().err
+    monkeypatch.setattr(engine, "build", lambda *_: pytest.fail("built again"))
+    assert ids(engine.open(corpus, tmp_path / "index"), "rome") == ["it"]
+    write_corpus(PASSAGES[:2], corpus)
+    with pytest.raises(IndexOutdated, match=r"index .*index: .*another content than .*corpus\.jsonl"):
+        engine.open(corpus, tmp_path / "index")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("engine", "module", "extra"),
+    [(TantivyIndex, "tantivy", "tantivy"), (DenseIndex, "sentence_transformers", "dense")],
+)
+def test_a_library_that_is_missing_is_named(
+    engine: type[SavedIndex],
+    module: str,
+    extra: str,
+    corpus_path: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ImportError, match=rf"pip install 'sorl-trl\[{extra}\]'"):
+        engine.build(corpus_path, tmp_path / "index")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_bad_requests(directory: Path) -> None:
+    index = open_index(directory)
+    for k in (0, -1):
+        with pytest.raises(ValueError, match=f"`k` is {k}, but must be a whole number, at least 1"):
+            index.search_batch(["Rome"], k)
+    with pytest.raises(TypeError, match="queries must be a sequence of strings, got the string 'Rome'"):
+        index.search_batch("Rome", 1)
+    assert index.search_batch([], 3) == []
+
+
+@pytest.mark.parametrize(
+    "query", ["", "   ", "?!", "・", "the of", "zzz", "\ud800", "<|im_end|>", "\x00", "y" * 99_999]
+)
+def test_a_query_without_a_hit_gives_nothing(lexical: Any, query: str) -> None:
+    assert lexical.search_batch([query], 3) == [[]]
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
     [
-        (["--corpus", "nowhere.jsonl"], r"nowhere\.jsonl: there is no such file or folder: check the name"),
-        (["--corpus", "broken.jsonl"], r"broken\.jsonl, line 2: not JSON .*"),
-        (["--corpus", "empty.jsonl"], r"empty\.jsonl: the corpus is empty; .*"),
-        (["--corpus", "folder"], r"folder: the folder holds no file .*"),
-        (["--corpus", "silent.jsonl"], r"corpus_path silent\.jsonl: no passage holds .*"),
-        (["--corpus", "silent.jsonl", "--output", "folder"], r"index_dir folder exists; .*"),
-        (["--corpus", "silent.jsonl", "--batch-size", "3"], "--batch-size: only for --engine dense, .* bm25"),
-        (
-            ["--corpus", "silent.jsonl", "--engine", "dense", "--batch-size", "0"],
-            "`batch_size` is 0, but must be a whole number, at least 1.*",
-        ),
-        (["--corpus", "silent.jsonl", "--engine", "dense", "--model", "nowhere"], "model must be .* got 'nowhere' .*"),
+        ("curacao", ["cw"]),
+        ("CURAÇAO", ["cw"]),
+        ("日本", ["jp"]),
+        ("twin", ["twin1", "twin2"]),
+        ('"river" AND title:(Tiber^-[', ["it"]),
+        ("tokens:paris", ["fr"]),
+        ("river " * 100_000 + "x" * 1_000_000, ["it"]),
     ],
 )
-def test_mistakes_are_one_line_and_exit_code_2(tmp_path, monkeypatch, capfd, arguments, message):
-    monkeypatch.chdir(tmp_path)
-    Path("empty.jsonl").touch()
-    Path("broken.jsonl").write_text('{"id": 1, "contents": "T\\nt"}\n{\n')
-    Path("silent.jsonl").write_text('{"id": 1, "contents": "?\\n!"}\n')
-    Path("folder").mkdir()
-    before = sorted(tmp_path.rglob("*"))
-    assert run("--output", "index", *arguments) == 2
-    shown = capfd.readouterr()
-    lines = [line for line in shown.err.splitlines() if line.startswith("error: ")]
-    assert len(lines) == 1
-    assert re.fullmatch(f"error: {message}", lines[0])
-    assert shown.err.endswith(f"{lines[0]}\n")
-    assert "Traceback" not in shown.err
-    assert shown.out == ""
-    assert sorted(tmp_path.rglob("*")) == before
+def test_queries_are_text_and_no_query_language(lexical: Any, query: str, expected: list[str]) -> None:
+    assert ids(lexical, query) == expected
 
 
-def test_an_unknown_engine_on_the_command_line_is_refused(capsys):
-    assert run("--corpus", "c.jsonl", "--output", "index", "--engine", "faiss") == 2
-    assert "invalid choice: 'faiss'" in capsys.readouterr().err
+def test_one_answer_per_query_in_order_with_its_passages_and_scores(lexical: Any) -> None:
+    batch = lexical.search_batch(["Rome", "zzz", "capital France"], 2)
+    assert [[passage.id for passage in hits] for hits in batch] == [["it"], [], ["fr", "it"]]
+    hit, other = batch[2]
+    assert replace(hit, score=None) == PASSAGES[0]
+    assert hit.score > other.score > 0
+    assert lexical.search_batch(["capital Rome capital rome"], 3) == lexical.search_batch(["Rome capital"], 3)
+
+
+@pytest.mark.parametrize("k", [1000, 1 << 62])
+def test_k_above_the_number_of_passages_gives_what_there_is(lexical: Any, k: int) -> None:
+    assert ids(lexical, "capital", k) == ["fr", "it"]
+
+
+def test_odd_text_comes_back_exactly(build: Build, tmp_path: Path) -> None:
+    odd = [Passage('"\\ id', '"quoted"\n', "\x00 \u2028 \U0001f600 needle"), Passage("", "", "needle")]
+    write_corpus(odd, tmp_path / "corpus.jsonl")
+    [hits] = build(tmp_path / "corpus.jsonl", tmp_path / "index").search_batch(["needle"], 3)
+    assert {replace(hit, score=None) for hit in hits} == set(odd)
+
+
+def files(directory: Path) -> list[Path]:
+    return sorted(p for p in directory.rglob("*") if p.is_file() and p.name != "manifest.json" and p.suffix != ".lock")
+
+
+def test_a_changed_a_shortened_and_a_missing_file_are_found(directory: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(directory, tmp_path / "copy")
+    for path in files(copy):
+        content = path.read_bytes()
+        flipped = bytearray(content)
+        flipped[len(content) // 2] ^= 1
+        for changed in (flipped, content[:-1]):
+            path.write_bytes(changed)
+            with pytest.raises(IndexCorrupted, match=rf"{path.name} has changed.*delete the directory and build"):
+                open_index(copy)
+        path.unlink()
+        with pytest.raises(IndexCorrupted, match=f"{path.name} is missing"):
+            open_index(copy)
+        path.write_bytes(content)
+    open_index(copy)
+
+
+def test_large_files_are_checked_by_size(directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a flipped bit in one of them costs: it is not found."""
+    copy = shutil.copytree(directory, tmp_path / "copy")
+    monkeypatch.setattr(manifest, "HASHED_BYTES", 0)
+    monkeypatch.setattr(manifest, "fingerprint", lambda path: pytest.fail(f"hashed {path}"))
+    open_index(copy)
+    path = files(copy)[-1]
+    path.write_bytes(path.read_bytes() + b"\0")
+    with pytest.raises(IndexCorrupted, match=f"{path.name} has changed"):
+        open_index(copy)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"format_version": 1, "unknown": 1}, "format_version is 1, allowed is 2"),
+        ({"library": "other 0.1"}, r"library 'other 0\.1', installed is '"),
+        ({"more": 1}, "manifest.json cannot be read"),
+    ],
+)
+def test_a_manifest_of_another_version_is_found(
+    directory: Path, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    copy = shutil.copytree(directory, tmp_path / "copy")
+    record = json.loads((copy / "manifest.json").read_text())
+    (copy / "manifest.json").write_text(json.dumps(record | changes))
+    with pytest.raises(IndexCorrupted, match=message):
+        open_index(copy)
+
+
+def test_what_is_no_index_is_named(directory: Path, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"index_dir .*nowhere is not a directory; build the index first"):
+        open_index(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match=r"there is none, for manifest\.json is missing; name another") as refusal:
+        open_index(tmp_path)
+    assert "delete" not in str(refusal.value)
+    other = next(engine for engine in LEXICAL if engine is not type(open_index(directory)))
+    with pytest.raises(ValueError, match=rf"made by the engine '.*', not '{other.engine}'; use `open_index`"):
+        other.load(directory)
+    (tmp_path / "manifest.json").write_text("[]")
+    with pytest.raises(IndexCorrupted, match=r"manifest\.json cannot be read"):
+        open_index(tmp_path)
+
+
+def test_an_unknown_engine_is_named(index_dir: Path, tmp_path: Path) -> None:
+    strange = shutil.copytree(index_dir, tmp_path / "strange")
+    record = json.loads((strange / "manifest.json").read_text())
+    (strange / "manifest.json").write_text(json.dumps(record | {"engine": "faiss"}))
+    with pytest.raises(ValueError, match=r"strange: made by the engine 'faiss', known are bm25, tantivy, dense"):
+        open_index(strange)

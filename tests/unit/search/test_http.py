@@ -5,8 +5,6 @@ from __future__ import annotations
 import base64
 import gzip
 import json
-import pickle
-import socket
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -15,9 +13,9 @@ import pytest
 from tests.unit.search.servers import Reply, Server, echo, result
 
 from sorl_trl.search import SearchError, SearchUnavailable
-from sorl_trl.search.server import client as client_module
-from sorl_trl.search.server.client import HTTPSearch, server_identity
-from sorl_trl.search.server.wire import MalformedResponse
+from sorl_trl.search import client as client_module
+from sorl_trl.search.client import BATCH_SIZE, HTTPSearch, server_identity
+from sorl_trl.search.wire import MalformedResponse
 from sorl_trl.types import Passage
 
 
@@ -45,9 +43,9 @@ def test_no_query_is_no_request(server: Server) -> None:
 
 
 def test_large_batches_are_split_and_keep_their_order(server: Server) -> None:
-    queries = [f"q{i}" for i in range(11)]
-    assert HTTPSearch(server.url, batch_size=2).search_batch(queries, 3) == [hit(query) for query in queries]
-    assert sorted(len(request["queries"]) for request in server.requests) == [1, 2, 2, 2, 2, 2]
+    queries = [f"q{i}" for i in range(2 * BATCH_SIZE + 1)]
+    assert HTTPSearch(server.url).search_batch(queries, 3) == [hit(query) for query in queries]
+    assert sorted(len(request["queries"]) for request in server.requests) == [1, BATCH_SIZE, BATCH_SIZE]
 
 
 def test_a_server_of_single_queries_gets_one_request_each(server: Server) -> None:
@@ -81,40 +79,6 @@ def test_connections_are_reused(server: Server) -> None:
     assert len(server.connections) == 1
 
 
-def test_threads_share_a_client(server: Server) -> None:
-    search = HTTPSearch(server.url)
-    wrong: list[str] = []
-
-    def ask(name: str) -> None:
-        if search.search_batch([name], 3) != [hit(name)]:
-            wrong.append(name)
-
-    threads = [threading.Thread(target=ask, args=(f"t{i}",)) for i in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
-    assert len(server.requests) == 16
-
-
-def test_a_copy_has_its_own_client(server: Server) -> None:
-    search = HTTPSearch(server.url, batch_size=1, max_response_bytes=1000)
-    search.search_batch(["a"], 3)
-    copy = pickle.loads(pickle.dumps(search))
-    assert copy.search_batch(["a", "b"], 3) == [hit("a"), hit("b")]
-    assert len(server.connections) >= 2
-    assert pickle.dumps(copy) == pickle.dumps(search)
-
-
-def test_a_fork_has_its_own_client(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    search = HTTPSearch(server.url)
-    search.search_batch(["a"], 3)
-    monkeypatch.setattr(client_module.os, "getpid", lambda: -1)  # what a forked child would see
-    assert search.search_batch(["b"], 3) == [hit("b")]
-    assert len(server.connections) == 2
-
-
 def test_half_a_surrogate_pair_is_sent_as_a_replacement(server: Server) -> None:
     assert HTTPSearch(server.url).search_batch(["a\ud800b"], 3) == [hit("a\ufffdb")]
     assert server.requests[0]["queries"] == ["a\ufffdb"]
@@ -138,7 +102,7 @@ def test_a_refusal_of_every_request_is_a_mistake_in_the_setup(server: Server, st
 def test_a_server_in_trouble_is_unavailable(server: Server, status: int) -> None:
     server.reply = lambda _: Reply(b"out of memory" + b"!" * 10_000, status)
     with pytest.raises(SearchUnavailable, match=f"HTTP {status}: 'out of memory!!!") as caught:
-        HTTPSearch(server.url, max_response_bytes=1000).search_batch(["a"], 3)
+        HTTPSearch(server.url).search_batch(["a"], 3)
     assert len(str(caught.value)) < 400
 
 
@@ -147,28 +111,6 @@ def test_what_is_not_json_is_unavailable(server: Server, body: bytes) -> None:
     server.reply = lambda _: Reply(body)
     with pytest.raises(SearchUnavailable, match="the response is not JSON"):
         HTTPSearch(server.url).search_batch(["a"], 3)
-
-
-def test_nobody_listens() -> None:
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{unused.getsockname()[1]}/retrieve"
-        with pytest.raises(SearchUnavailable, match=f"{url}: ConnectError"):
-            HTTPSearch(url).search_batch(["a"], 3)
-
-
-def test_a_connection_that_breaks_off_is_unavailable(server: Server) -> None:
-    server.reply = lambda _: Reply(b"{", headers={"Content-Length": "1000", "Connection": "close"})
-    with pytest.raises(SearchUnavailable, match="RemoteProtocolError"):
-        HTTPSearch(server.url).search_batch(["a"], 3)
-
-
-def test_a_silent_server_is_unavailable(server: Server) -> None:
-    released = threading.Event()
-    server.reply = lambda _: Reply(b"{}", pause=released.wait)
-    with pytest.raises(SearchUnavailable, match="ReadTimeout"):
-        HTTPSearch(server.url, timeout_s=0.05).search_batch(["a"], 3)
-    released.set()
 
 
 def test_a_server_that_drips_is_unavailable(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,23 +126,16 @@ def test_a_server_that_drips_is_unavailable(server: Server, monkeypatch: pytest.
         HTTPSearch(server.url).search_batch(["a"], 3)
 
 
-def test_a_broken_encoding_is_unavailable(server: Server) -> None:
-    server.reply = lambda _: Reply(b"not gzip", headers={"Content-Encoding": "gzip"})
-    with pytest.raises(SearchUnavailable, match="DecodingError"):
-        HTTPSearch(server.url).search_batch(["a"], 3)
-
-
-def test_a_response_that_is_too_long_is_named(server: Server) -> None:
+def test_a_response_that_is_too_long_is_named(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     server.reply = lambda _: result([["x" * 2000]])
-    assert HTTPSearch(server.url, max_response_bytes=3000).search_batch(["a"], 3)
-    with pytest.raises(MalformedResponse, match=r"longer than max_response_bytes=1000; the response begins: '\{\"res"):
-        HTTPSearch(server.url, max_response_bytes=1000).search_batch(["a"], 3)
-
-
-def test_a_compressed_response_counts_unpacked(server: Server) -> None:
+    monkeypatch.setattr(client_module, "LONGEST_RESPONSE", 3000)
+    assert HTTPSearch(server.url).search_batch(["a"], 3)
+    monkeypatch.setattr(client_module, "LONGEST_RESPONSE", 1000)
+    with pytest.raises(MalformedResponse, match=r"longer than 1000 bytes; the response begins: '\{\"res"):
+        HTTPSearch(server.url).search_batch(["a"], 3)
     server.reply = lambda _: Reply(gzip.compress(b" " * 1_000_000), headers={"Content-Encoding": "gzip"})
-    with pytest.raises(MalformedResponse, match="max_response_bytes=100000"):
-        HTTPSearch(server.url, max_response_bytes=100_000).search_batch(["a"], 3)
+    with pytest.raises(MalformedResponse, match="longer than 1000 bytes"):
+        HTTPSearch(server.url).search_batch(["a"], 3)
 
 
 def test_a_redirect_is_not_followed(server: Server) -> None:
@@ -209,16 +144,10 @@ def test_a_redirect_is_not_followed(server: Server) -> None:
         HTTPSearch(server.url).search_batch(["a"], 3)
 
 
-def test_lost_results_are_counted(server: Server) -> None:
-    server.reply = lambda _: result([["a"]])
-    with pytest.raises(MalformedResponse, match="1 results for 2 queries"):
-        HTTPSearch(server.url).search_batch(["a", "b"], 3)
-
-
 def test_one_failed_request_fails_the_batch(server: Server) -> None:
-    server.reply = lambda request: Reply(status=503) if request["queries"] == ["q3"] else echo(request)
+    server.reply = lambda request: Reply(status=503) if "q99" in request["queries"] else echo(request)
     with pytest.raises(SearchUnavailable, match="HTTP 503"):
-        HTTPSearch(server.url, batch_size=1, concurrency=2).search_batch([f"q{i}" for i in range(6)], 3)
+        HTTPSearch(server.url).search_batch([f"q{i}" for i in range(100)], 3)
 
 
 @pytest.mark.parametrize(
@@ -272,9 +201,6 @@ def test_a_server_that_is_silent_or_down_says_nothing(server: Server) -> None:
         ({"request": "verl"}, r"`request` is 'verl', but must be one of 'search_r1', '"),
         ({"timeout_s": 0}, "`timeout_s` is 0, but must be above 0"),
         ({"timeout_s": float("nan")}, "`timeout_s` is nan, but must be above 0"),
-        ({"batch_size": 0}, "`batch_size` is 0, but must be a whole number, at least 1"),
-        ({"concurrency": -1}, "`concurrency` is -1, but must be a whole number, at least 1"),
-        ({"max_response_bytes": 0}, "`max_response_bytes` is 0, but must be a whole number, at least 1"),
     ],
 )
 def test_an_argument_out_of_range_is_named(argument: dict[str, Any], message: str) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sorl_trl.search.server.wire import REQUEST_FORMATS, MalformedResponse, encodable, parse_response
+from sorl_trl.search.wire import REQUEST_FORMATS, MalformedResponse, parse_response, request_body, takes_one_query
 from sorl_trl.types import Passage
 
 PARIS = '"Paris"\nOn the Seine.'
@@ -28,8 +28,8 @@ def parse(text: str, num_queries: int = 1, k: int = 3, single: bool = False) -> 
     ],
 )
 def test_the_request_of_each_server(name: str, body: dict[str, object]) -> None:
-    assert REQUEST_FORMATS[name].body(["a"], 2) == body
-    assert REQUEST_FORMATS[name].single == ("query" in body)
+    assert request_body(name, ["a"], 2) == body
+    assert takes_one_query(name) == ("query" in body)
     assert set(REQUEST_FORMATS) == {"search_r1", "serpapi", "slime", "skyrl", "rllm"}
 
 
@@ -71,7 +71,6 @@ def test_search_r1_dense() -> None:
             Passage("7", "Paris", "On the Seine.", 3.0),
         ),
         ("pair of a string and a score", [PARIS, 0.5], Passage("", "Paris", "On the Seine.", 0.5)),
-        ("pair without a score", [PARIS, None], Passage("", "Paris", "On the Seine.")),
         ("a bare string without a title", "On the Seine.", Passage("", "", "On the Seine.")),
         ("one pair of quotes is dropped", '""Heroes""\nA song.', Passage("", '"Heroes"', "A song.")),
         ("null identifier", {"id": None, "contents": PARIS}, Passage("", "Paris", "On the Seine.")),
@@ -112,35 +111,12 @@ def test_a_score_is_a_number_however_spelled_or_none(score: object, read: float 
 
 
 @pytest.mark.parametrize("null", [None, {"document": None}, {"document": None, "score": 0.5}])
-def test_a_hit_without_a_document_is_left_out_and_counted(null: object, caplog: pytest.LogCaptureFixture) -> None:
-    response = {"result": [[null, PARIS, null, ROME], [null], []]}
+def test_a_hit_without_a_document_is_left_out(null: object) -> None:
     paris, rome = Passage("", "Paris", "On the Seine."), Passage("", "Rome", "On the Tiber.")
-    assert parse_response(response, 3, 2) == [[paris, rome], [], []]
-    assert "gave 3 hits without a document: left out" in caplog.text
-    caplog.clear()
-    assert parse_response({"result": [[PARIS]]}, 1, 2) == [[paris]]
-    assert caplog.text == ""
-
-
-@pytest.mark.parametrize("paris", [PARIS, {"contents": PARIS}, {"document": PARIS}])
-@pytest.mark.parametrize("null", [None, {"document": None}])
-def test_the_second_of_two_hits_is_null(paris: object, null: object, caplog: pytest.LogCaptureFixture) -> None:
-    expected = [Passage("", "Paris", "On the Seine.")]
-    assert parse_response({"result": [[paris, null]]}, 1, 3) == [expected]
-    assert parse_response({"result": [[paris, null], [null, paris]]}, 2, 3) == [expected, expected]
-    assert parse_response({"results": [paris, null]}, 1, 3, single=True) == [expected]
-    assert parse_response({"results": [[paris, null]]}, 1, 3, single=True) == [expected]
-    assert caplog.text.count("gave 1 hits without a document") == 3
-    assert caplog.text.count("gave 2 hits without a document") == 1
-
-
-def test_the_score_of_a_pair_may_be_a_string() -> None:
-    paris = Passage("", "Paris", "On the Seine.", 0.5)
-    assert parse_response({"result": [[[PARIS, "0.5"]], [[PARIS, " 5e-1"], [PARIS, 0.5]]]}, 2, 3) == [
-        [paris],
-        [paris] * 2,
-    ]
-    assert parse_response({"results": [[PARIS, "0.5"], [PARIS, "0.5"]]}, 1, 3, single=True) == [[paris] * 2]
+    response = {"result": [[null, PARIS, null, ROME], [PARIS, null], [null], []]}
+    assert parse_response(response, 4, 2) == [[paris, rome], [paris], [], []]
+    assert parse_response({"results": [PARIS, null]}, 1, 3, single=True) == [[paris]]
+    assert parse_response({"results": [[PARIS, null]]}, 1, 3, single=True) == [[paris]]
 
 
 def test_two_strings_in_the_place_of_hits_are_two_hits() -> None:
@@ -154,12 +130,6 @@ def test_half_a_surrogate_pair_is_replaced() -> None:
     document = r'{"id": "\ud800", "title": "\udc00T", "text": "a\ud83db\ud83d\ude00"}'
     (passage,) = parse(f'{{"result": [[{document}]]}}')[0]
     assert passage == Passage("\ufffd", "\ufffdT", "a\ufffdb\N{GRINNING FACE}")
-
-
-@given(st.text(st.characters(exclude_categories=["Cs"])))
-def test_encodable_text_is_left_as_it_is(text: str) -> None:
-    assert encodable(text) == text
-    assert encodable("\ufeff" + text) == "\ufeff" + text
 
 
 @pytest.mark.parametrize(
@@ -178,8 +148,8 @@ def test_encodable_text_is_left_as_it_is(text: str) -> None:
         ({"result": [[], [3]]}, "a hit must be"),
         ({"result": [[], [[PARIS, 0.5, 1]]]}, "a hit must be"),
         ({"result": [[], [["Seine", "Tiber"]]]}, "a hit must be"),  # a pair would lose the second
-        ({"result": [[], [{}]]}, "needs `title`"),
-        ({"result": [[], [{"text": 3}]]}, "needs `title`"),
+        ({"result": [[], [{}]]}, "a passage needs"),
+        ({"result": [[], [{"text": 3}]]}, "a passage needs"),
     ],
 )
 def test_what_is_no_result_is_shown(response: object, problem: str) -> None:

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sorl_trl.trainers.config_rules import COUNTS
 
 from sorl_trl import SOGRPOConfig
-from sorl_trl.trainers.config_rules import COUNTS
 
 PENALTY = {"clip_normalization": "kl_penalty"}
 BY_OBJECTIVE = {"multi_objective_aggregation": "normalize_then_sum"}

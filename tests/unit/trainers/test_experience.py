@@ -1,19 +1,16 @@
-"""From rewards and values to advantages and returns: hand-worked, against slow loops, and blind to what is masked."""
+"""From rewards and values to advantages, returns and metrics: worked by hand, and blind to what is masked."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 
-from sorl_trl.trainers.critic.experience import Experience, token_experience, turn_experience
-from tests.ppo_losses import slow_gae
+from sorl_trl.trainers.critic.experience import Experience, critic_metrics, token_experience, turn_experience
+from tests.unit.ops.batches import GARBAGE
 
 NAN = float("nan")
 BUILDERS = [turn_experience, token_experience]
@@ -64,85 +61,29 @@ class TestHandWorked:
             assert first.tolist() == [[-2.5, -1.5, 0.0, 0.0], [0.0, -23.0, -15.0, 0.0]]
 
 
-@st.composite
-def trajectories(draw: st.DrawFn) -> dict[str, Any]:
-    """1 to 3 rows of up to 4 turns, with gaps or without; the last row may have no turn at all."""
-    rows: list[list[int]] = []
-    for _ in range(draw(st.integers(1, 3))):
-        row: list[int] = [-1] * draw(st.integers(0, 2))
-        for turn in range(draw(st.integers(0, 4))):
-            row += [turn] * draw(st.integers(1, 3)) + [-1] * draw(st.integers(0, 2))
-        rows.append(row)
-    width = max(1, *map(len, rows))
-    turn_ids = torch.tensor([row + [-1] * (width - len(row)) for row in rows])
-    generator = torch.Generator().manual_seed(draw(st.integers(0, 1000)))
-    turns = int(turn_ids.max()) + 1
-    return {
-        "turn_rewards": torch.randn(len(rows), turns, generator=generator),
-        "token_rewards": torch.randn(len(rows), width, generator=generator),
-        "values": torch.randn(len(rows), width, generator=generator),
-        "turn_ids": turn_ids,
-        "gamma": draw(st.sampled_from([0.0, 0.5, 0.9, 1.0])),
-        "gae_lambda": draw(st.sampled_from([0.0, 0.5, 0.95, 1.0])),
-    }
-
-
-def slow_units(case: dict[str, Any], row: int, per_turn: bool) -> tuple[list[list[int]], list[float], list[float]]:
-    """Of one trajectory: the tokens, the reward and the value of each unit."""
-    turn_ids = case["turn_ids"][row].tolist()
-    spans = [[t for t, turn in enumerate(turn_ids) if turn == k] for k in range(max(turn_ids) + 1)]
-    tokens = spans if per_turn else [[t] for t, turn in enumerate(turn_ids) if turn >= 0]
-    rewards = [sum(case["token_rewards"][row, t].item() for t in unit) for unit in tokens]
-    for k, span in enumerate(spans):
-        unit = next(i for i, unit in enumerate(tokens) if span[-1] in unit)
-        rewards[unit] += case["turn_rewards"][row, k].item()
-    return tokens, rewards, [case["values"][row, unit[0]].item() for unit in tokens]
-
-
-@pytest.mark.parametrize("build", BUILDERS)
-@given(case=trajectories())
-def test_slow_loops_agree(build: Callable[..., Experience], case: dict[str, Any]) -> None:
-    experience = build(**case)
-    gamma, lam = case["gamma"], case["gae_lambda"]
-    expected = {name: torch.zeros(case["values"].shape) for name in ("advantages", "returns", "rewards_to_go")}
-    for row in range(len(case["turn_ids"])):
-        tokens, rewards, values = slow_units(case, row, build is turn_experience)
-        advantages = slow_gae(rewards, values, gamma, lam)
-        to_go = slow_gae(rewards, [0.0] * len(rewards), gamma, 1.0)
-        for unit, advantage, value, reward in zip(tokens, advantages, values, to_go, strict=True):
-            expected["advantages"][row, unit] = advantage
-            expected["returns"][row, unit] = advantage + value
-            expected["rewards_to_go"][row, unit] = reward
-    for name, tensor in expected.items():
-        ours = experience.on_tokens(getattr(experience, name), case["turn_ids"])
-        torch.testing.assert_close(ours, tensor, rtol=0, atol=1e-5, msg=name)
-
-
 @pytest.mark.parametrize("garbage", [NAN, math.inf, 1e30])
 @pytest.mark.parametrize("build", BUILDERS)
-@given(case=trajectories())
-def test_what_is_not_the_policys_never_enters(
-    build: Callable[..., Experience], garbage: float, case: dict[str, Any]
-) -> None:
-    clean = build(**case)
-    off = case["turn_ids"] < 0
-    present = torch.arange(case["turn_rewards"].shape[1]) <= case["turn_ids"].amax(1, keepdim=True)
-    dirty = {name: torch.where(off, garbage, case[name]) for name in ("token_rewards", "values")}
-    dirty["turn_rewards"] = torch.where(present, case["turn_rewards"], garbage)
-    assert_same(build(**{**case, **dirty}), clean)
+def test_what_is_not_the_policys_never_enters(build: Callable[..., Experience], garbage: float) -> None:
+    """What observations and padding hold, and turns that a trajectory does not have."""
+    case = TestHandWorked
+    off, absent = case.turn_ids < 0, torch.tensor([[False, False], [False, True]])
+    penalties = torch.arange(8.0).view(2, 4)
+    clean = build(case.turn_rewards, penalties, case.values, case.turn_ids, 0.9, 0.8)
+    dirty = build(
+        torch.where(absent, garbage, case.turn_rewards), torch.where(off, garbage, penalties),
+        torch.where(off, garbage, case.values), case.turn_ids, 0.9, 0.8,
+    )  # fmt: skip
+    assert_same(dirty, clean)
 
 
-@given(case=trajectories())
-def test_only_where_a_turn_starts_is_its_value_read(case: dict[str, Any]) -> None:
+def test_only_where_a_turn_starts_is_its_value_read() -> None:
     """Values within a turn belong to states in which no turn starts."""
-    inside = torch.zeros_like(case["values"], dtype=torch.bool)
-    for row, turn_ids in enumerate(case["turn_ids"].tolist()):
-        seen: set[int] = set()
-        for t, turn in enumerate(turn_ids):
-            inside[row, t] = turn in seen
-            seen.add(turn)
-    dirty = {**case, "values": torch.where(inside, NAN, case["values"])}
-    assert_same(turn_experience(**dirty), turn_experience(**case))
+    case = TestHandWorked
+    inside = torch.tensor([[False, True, False, False], [False, False, True, False]])
+    values = torch.where(inside, NAN, case.values)
+    others = case.turn_ids, 0.9, 0.8
+    dirty = turn_experience(case.turn_rewards, torch.zeros(2, 4), values, *others)
+    assert_same(dirty, turn_experience(case.turn_rewards, torch.zeros(2, 4), case.values, *others))
 
 
 def assert_same(a: Experience, b: Experience) -> None:
@@ -153,17 +94,77 @@ def assert_same(a: Experience, b: Experience) -> None:
 
 
 @pytest.mark.parametrize("build", BUILDERS)
-def test_monte_carlo_with_lambda_one(build: Callable[..., Experience]) -> None:
-    """At γ = λ = 1 an advantage is the reward to go less the value, whatever the critic says later."""
-    case = TestHandWorked
-    experience = build(case.turn_rewards, torch.zeros(2, 4), case.values, case.turn_ids, 1.0, 1.0)
-    torch.testing.assert_close(experience.returns, experience.rewards_to_go)
-    torch.testing.assert_close(experience.advantages, experience.rewards_to_go - experience.values)
-
-
-@pytest.mark.parametrize("build", BUILDERS)
 def test_without_any_turn(build: Callable[..., Experience]) -> None:
     turn_ids = torch.full((2, 3), -1)
     experience = build(torch.zeros(2, 0), torch.zeros(2, 3), torch.full((2, 3), NAN), turn_ids, 1.0, 1.0)
     for units in (experience.advantages, experience.returns):
         assert torch.equal(experience.on_tokens(units, turn_ids), torch.zeros(2, 3))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Metrics
+# ---------------------------------------------------------------------------------------------------------------------
+
+UNIT_TURNS = torch.tensor([[0, 0, 1, -1], [0, -1, 1, 3], [-1, -1, -1, -1]])
+VALUES = torch.tensor([[0.0, 2.0, 5.0, NAN], [2.0, NAN, 5.0, 1.0], [NAN] * 4])
+RETURNS = torch.tensor([[0.0, 3.0, 1.0, NAN], [3.0, NAN, 1.0, 5.0], [NAN] * 4])
+ADVANTAGES = torch.tensor([[1.0, 2.0, -1.0, NAN], [3.0, NAN, 1.0, 0.0], [NAN] * 4])
+STATISTICS = ("explained_variance", "value_mean", "return_mean", "advantage_mean", "advantage_std")
+
+
+def describe(
+    values: Tensor = VALUES, returns: Tensor = RETURNS, advantages: Tensor = ADVANTAGES, units: Tensor = UNIT_TURNS
+) -> dict[str, float]:
+    """With targets that nothing may read."""
+    targets = torch.full_like(returns, NAN)
+    return critic_metrics(Experience(values, advantages, targets, returns, units, per_turn=False))
+
+
+@pytest.mark.filterwarnings("error")
+class TestCriticMetrics:
+    def test_overall_by_hand(self) -> None:
+        metrics = describe()
+        # Returns 0, 3, 1, 3, 1, 5; residuals 0, 1, -4, 1, -4, 4: mean squares less squared means.
+        spread, error = 45 / 6 - (13 / 6) ** 2, 50 / 6 - (2 / 6) ** 2
+        assert metrics["critic/explained_variance"] == pytest.approx(1 - error / spread)
+        assert metrics["critic/value_mean"] == pytest.approx(15 / 6)
+        assert metrics["critic/return_mean"] == pytest.approx(13 / 6)
+        assert metrics["advantages/mean"] == 1.0
+        assert metrics["advantages/std"] == pytest.approx(math.sqrt(10 / 5))
+
+    def test_by_turn_by_hand(self) -> None:
+        metrics = describe()
+        first = [metrics[f"critic/turn_0/{name}"] for name in STATISTICS]
+        assert first == pytest.approx([8 / 9, 4 / 3, 2.0, 2.0, 1.0])  # variances: residuals 2/9, returns 2
+        second = [metrics[f"critic/turn_1/{name}"] for name in STATISTICS]
+        assert second == pytest.approx([NAN, 5.0, 1.0, 0.0, math.sqrt(2)], nan_ok=True)  # equal returns
+        last = [metrics[f"critic/turn_3/{name}"] for name in STATISTICS]
+        assert last == pytest.approx([NAN, 1.0, 5.0, 0.0, NAN], nan_ok=True)  # one unit
+
+    @pytest.mark.parametrize("shape", [(3, 4), (3, 0), (0, 4)])
+    def test_no_unit(self, shape: tuple[int, int]) -> None:
+        metrics = describe(*(torch.full(shape, NAN),) * 3, torch.full(shape, -1))
+        assert len(metrics) == 5
+        assert all(math.isnan(value) for value in metrics.values())
+
+    @pytest.mark.parametrize("garbage", GARBAGE)
+    def test_blind_to_what_is_no_unit(self, garbage: float) -> None:
+        arrays = [torch.where(UNIT_TURNS >= 0, x, garbage) for x in (VALUES, RETURNS, ADVANTAGES)]
+        assert describe(*arrays, UNIT_TURNS) == pytest.approx(describe(), rel=0, abs=0, nan_ok=True)
+
+    def test_neither_the_order_of_trajectories_nor_padding_matters(self) -> None:
+        """Ranks gather rows in their own order, padded to the widest."""
+        rows = [2, 1, 0]
+        arrays = [torch.nn.functional.pad(x[rows], (0, 3)) for x in (VALUES, RETURNS, ADVANTAGES)]
+        metrics = describe(*arrays, torch.nn.functional.pad(UNIT_TURNS[rows], (0, 3), value=-1))
+        assert metrics == pytest.approx(describe(), rel=1e-6, nan_ok=True)
+
+    def test_half_precision_is_reduced_in_float32(self) -> None:
+        """No mean of these 3001 numbers, and not their spread, is a number of bfloat16."""
+        rising = torch.arange(3001).view(1, -1).remainder(4).bfloat16()
+        metrics = describe(rising / 2, rising, rising, torch.zeros(1, 3001, dtype=torch.int64))
+        mean = 4500 / 3001
+        assert metrics["critic/explained_variance"] == pytest.approx(0.75)
+        assert metrics["critic/value_mean"] == pytest.approx(mean / 2)
+        assert metrics["critic/return_mean"] == metrics["advantages/mean"] == pytest.approx(mean)
+        assert metrics["advantages/std"] == pytest.approx(math.sqrt((750 * 14 - 3001 * mean**2) / 3000))

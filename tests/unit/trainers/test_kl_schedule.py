@@ -13,12 +13,12 @@ from accelerate import Accelerator
 from accelerate.utils import DeepSpeedSchedulerWrapper
 from hypothesis import given
 from hypothesis import strategies as st
+from sorl_trl.trainers.loss.turn_metrics import mean_of_numbers
 from torch import nn
 from torch.optim import lr_scheduler
 
 from sorl_trl.learning_rate import scale_learning_rate
 from sorl_trl.trainers.loss.kl_schedule import KLSchedule, kl_controlled_factor
-from sorl_trl.trainers.loss.turn_metrics import mean_of_numbers
 from tests.schedulers import OTHER_SCHEDULERS
 
 TARGET = 0.1

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
-
-from sorl_trl.ops import turn_layout
 from sorl_trl.trainers.loss.micro_batch import ClipRange, clip_ranges
 from sorl_trl.trainers.loss.turn_metrics import MetricSums, reduce_all, turn_metrics
+
+from sorl_trl.ops import turn_layout
 
 TURN_IDS = torch.tensor([[0, 0, -1, 1], [0, -1, -1, -1]])
 LOG_RATIO = torch.tensor([[0.5, -0.1, float("nan"), -0.4], [0.0, 9.0, float("inf"), 0.0]])

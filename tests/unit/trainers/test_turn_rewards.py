@@ -7,36 +7,59 @@ from typing import Any
 import pytest
 import torch
 
-from sorl_trl.trainers.turns.rewards import TurnRewardRecorder
+from sorl_trl.trainers.turns.rewards import TurnRewards
 
 
-def record(returned: list[Any], counts: list[int]) -> tuple[TurnRewardRecorder, list[float | None]]:
-    recorder = TurnRewardRecorder(counts)
-    return recorder, recorder.wrap(lambda **_: returned, 0, "hits")()
+def expecting(counts: list[int]) -> TurnRewards:
+    recorder = TurnRewards()
+    recorder.begin([[*range(count)] for count in counts], counts)
+    return recorder
+
+
+def record(returned: list[Any], counts: list[int]) -> tuple[TurnRewards, list[float | None]]:
+    recorder = expecting(counts)
+    return recorder, recorder.recording(lambda **_: returned, 0, "hits")()
 
 
 def test_trl_sees_the_sum_and_the_turns_are_kept() -> None:
     recorder, totals = record([[1.0, 0.5], 0.25, None], [2, 3, 1])
     assert totals == [1.5, 0.25, None]
     per_func = torch.tensor([[1.5], [0.25], [math.nan]])
-    combined = recorder.combine(per_func, torch.tensor([2.0]))
-    # Turn rewards stay where they are; an outcome stands on the last turn; nothing is given where nothing was scored.
-    assert combined.tolist() == [[2.0, 1.0, 0.0], [0.0, 0.0, 0.5], [0.0, 0.0, 0.0]]
-    assert recorder.has_turn_rewards
+    split = recorder.split(per_func, torch.tensor([2.0]))
+    assert split.turn_rewards.tolist() == [[2.0, 1.0, 0.0], [0.0] * 3, [0.0] * 3]
+    assert split.has_turn_reward.tolist() == [[True, True, False], [False] * 3, [False] * 3]
+    assert split.outcomes.tolist() == [0.0, 0.5, 0.0]
+    assert split.has_outcome.tolist() == [False, True, False]
+
+
+def test_a_turn_may_have_none() -> None:
+    recorder, totals = record([[None, 0.5], [None, None]], [2, 2])
+    assert totals == [0.5, None]
+    split = recorder.split(torch.tensor([[0.5], [math.nan]]), torch.ones(1))
+    assert split.has_turn_reward.tolist() == [[False, True], [False, False]]
+
+
+def test_turn_ids_go_to_those_that_name_them() -> None:
+    recorder = expecting([2, 1])
+    seen: dict[str, Any] = {}
+    recorder.recording(lambda turn_ids, **_: seen.update(named=turn_ids) or [1.0, 1.0], 0, "named")(prompts=[])
+    recorder.recording(lambda **columns: seen.update(others=sorted(columns)) or [1.0, 1.0], 1, "others")(prompts=[])
+    assert seen == {"named": [[0, 1], [0]], "others": ["prompts"]}
 
 
 def test_functions_are_summed_with_their_weights() -> None:
-    recorder = TurnRewardRecorder([2])
-    recorder.wrap(lambda **_: [[1.0, 2.0]], 0, "turns")()
-    recorder.wrap(lambda **_: [10.0], 1, "outcome")()
-    combined = recorder.combine(torch.tensor([[3.0, 10.0]]), torch.tensor([1.0, 0.5]))
-    assert combined.tolist() == [[1.0, 7.0]]
+    recorder = expecting([2])
+    recorder.recording(lambda **_: [[1.0, 2.0]], 0, "turns")()
+    recorder.recording(lambda **_: [10.0], 1, "outcome")()
+    split = recorder.split(torch.tensor([[3.0, 10.0]]), torch.tensor([1.0, 0.5]))
+    assert split.turn_rewards.tolist() == [[1.0, 2.0]]
+    assert split.outcomes.tolist() == [5.0]
 
 
 def test_outcome_rewards_only() -> None:
     recorder, totals = record([1.0, 0.0], [1, 2])
     assert totals == [1.0, 0.0]
-    assert not recorder.has_turn_rewards
+    assert not recorder.split(torch.tensor([[1.0], [0.0]]), torch.ones(1)).has_turn_reward.any()
 
 
 @pytest.mark.parametrize("reward", [torch.tensor([1.0, 2.0]), (1.0, 2.0), [1, 2]])
@@ -46,8 +69,7 @@ def test_any_sequence_will_do(reward: Any) -> None:
 
 
 def test_a_scalar_tensor_is_an_outcome() -> None:
-    recorder, totals = record([torch.tensor(0.5)], [2])
-    assert not recorder.has_turn_rewards
+    _, totals = record([torch.tensor(0.5)], [2])
     assert float(totals[0]) == 0.5
 
 
@@ -66,19 +88,18 @@ def test_turn_rewards_must_be_finite(bad: float) -> None:
 def test_a_trajectory_without_a_turn_has_nowhere_to_put_a_reward() -> None:
     recorder, totals = record([[], 1.0], [0, 0])
     assert totals == [None, 1.0]
-    assert recorder.combine(torch.tensor([[math.nan], [1.0]]), torch.ones(1)).shape == (2, 0)
+    assert recorder.split(torch.tensor([[math.nan], [1.0]]), torch.ones(1)).turn_rewards.shape == (2, 0)
 
 
 def test_async_functions_stay_async() -> None:
     async def hits(**_: Any) -> list[list[float]]:
         return [[1.0, 2.0]]
 
-    recorder = TurnRewardRecorder([2])
-    wrapped = recorder.wrap(hits, 0, "hits")
+    recorder = expecting([2])
+    wrapped = recorder.recording(hits, 0, "hits")
     assert asyncio.run(wrapped()) == [3.0]
-    assert recorder.has_turn_rewards
 
 
 def test_reward_models_pass_through() -> None:
     model = torch.nn.Linear(1, 1)
-    assert TurnRewardRecorder([1]).wrap(model, 0, "model") is model
+    assert expecting([1]).recording(model, 0, "model") is model

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 
 from sorl_trl.rollout import EngineWork, TurnEnd, generate_turns
 from sorl_trl.trainers.agents.vllm import VLLMColocateEngine, vllm_engine
-from tests.engines import ctrl_c_is_heard, take_turns
+from tests.engines import take_turns
 from tests.scripted_vllm import LOGPROB, WINDOW, Script, ScriptedLLM, pretend_vllm, scripted_wrapper
 from tests.unit.rollout.fakes import encode, word_tokenizer
 
@@ -195,33 +194,6 @@ class TestFailures:
     @staticmethod
     def fail() -> None:
         raise ZeroDivisionError
-
-    def test_ctrl_c_takes_effect_after_the_step(self) -> None:
-        wrapper = wrap()
-        engine = VLLMColocateEngine(wrapper, END)
-        wrapper.llm.llm_engine.step = lambda: (signal.raise_signal(signal.SIGINT), wrapper.llm.step())[1]
-        with ctrl_c_is_heard():
-            with pytest.raises(KeyboardInterrupt):
-                take_turns(engine, [(DOC,)], [4])
-            assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        assert wrapper.llm.log == ["add sorl-0-0-0", "step", "abort sorl-0-0-0", "forget"]
-
-    def test_a_second_ctrl_c_takes_effect_at_once(self) -> None:
-        wrapper = wrap()
-        engine = VLLMColocateEngine(wrapper, END)
-        press = signal.raise_signal
-        wrapper.llm.llm_engine.step = lambda: (press(signal.SIGINT), press(signal.SIGINT), wrapper.llm.step())
-        with ctrl_c_is_heard(), pytest.raises(KeyboardInterrupt):
-            take_turns(engine, [(DOC,)], [4])
-        assert wrapper.llm.log == ["add sorl-0-0-0", "abort sorl-0-0-0", "forget"]
-
-    def test_in_a_thread_that_is_not_told_of_ctrl_c(self) -> None:
-        generations: list[Any] = []
-        engine = VLLMColocateEngine(wrap(), END)
-        thread = threading.Thread(target=lambda: generations.extend(take_turns(engine, [(DOC,)], [4])))
-        thread.start()
-        thread.join()
-        assert [g.token_ids for g in generations] == [(PARIS, CLOSING)]
 
     def test_a_turn_that_vllm_gives_up_is_an_error(self) -> None:
         wrapper = wrap()

@@ -13,7 +13,6 @@ import torch
 from sorl_trl.rollout import TurnEnd, generate_turns
 from sorl_trl.trainers.agents.vllm import EngineUnavailable, VLLMServerEngine, server, vllm_engine
 from sorl_trl.trainers.agents.vllm.connection import Patience
-from sorl_trl.trainers.agents.vllm.outbox import Outbox
 from tests.engines import take_turns
 from tests.scripted_vllm import (
     LOGPROB,
@@ -208,27 +207,6 @@ def test_a_released_row_is_heard_of_no_more(served: ScriptedServer) -> None:
     assert engine.idle and engine.poll() == []
     assert ids(generate_turns(engine, [(DOC,)], [4], [1])) == [(PARIS, CLOSING)]
     engine.close()
-
-
-def test_an_outbox_that_is_closed_sends_nothing_more() -> None:
-    sent: list[int] = []
-    is_sending, may_go_on = threading.Event(), threading.Event()
-
-    def send(number: int) -> int:
-        sent.append(number)
-        is_sending.set()
-        may_go_on.wait(20.0)
-        return number
-
-    outbox = Outbox(send, at_once=1)
-    for number in range(3):
-        outbox.put(number)
-    assert is_sending.wait(20.0)
-    (thread,) = outbox._threads
-    outbox.close()
-    may_go_on.set()
-    thread.join(20.0)
-    assert sent == [0] and not thread.is_alive()
 
 
 class TestRanks:

@@ -9,6 +9,7 @@ from typing import Any
 
 from sorl_trl.evaluation import EvaluatedTrajectory, RunFolder
 from sorl_trl.evaluation.plan import Batch, Sample
+from sorl_trl.records.evaluated import write_evaluated
 from sorl_trl.records.trained import TrainedTrajectory
 from sorl_trl.viewer.data import evaluation_entry
 from tests.unit.evaluation.trajectories import answered, evaluated, question
@@ -29,6 +30,8 @@ TRAINED = TrainedTrajectory(
     ratios=(0.8, 0.8, 0.8, 9.0, 1.22, 1.22, 1.22),
     advantages=(-1.0, -1.0, -1.0, 0.0, 0.25, 0.25, 0.25),
     clipped=("inside", "outside", "clipped", "none", "inside", "inside", "inside"),
+    actions=("search", "answer"),
+    turn_rewards=(None, None),
 )
 
 
@@ -39,7 +42,7 @@ def write_evaluation(run: Path, *rows: EvaluatedTrajectory) -> None:
     folder.claim({"datasets": dict.fromkeys(datasets, "hash")})
     for name in datasets:
         of_it = [row for row in rows if row.dataset == name]
-        folder.write(Batch(name, 0, tuple(Sample(row.question, row.sample) for row in of_it)), of_it)
+        write_evaluated(folder.shard(Batch(name, 0, tuple(Sample(row.question, row.sample) for row in of_it))), of_it)
 
 
 class Parsed(HTMLParser):

@@ -6,7 +6,6 @@ import json
 import math
 import re
 from dataclasses import replace
-from importlib.resources import files
 
 import pytest
 from hypothesis import given, settings
@@ -113,42 +112,8 @@ class TestColorScales:
         odd = replace(TRAINED, ratios=(math.inf, math.nan, 0.0, 1.0, 2.0, 2.0, 2.0))
         assert color_scales([training_entry(odd, "k")])["ratios"] == pytest.approx(math.log(2), rel=1e-4)
 
-    def test_a_rare_ratio_off_1_is_seen_all_the_same(self) -> None:
-        one = replace(TRAINED, ratios=(1.0,) * 7)
-        entries = [training_entry(one, "k")] * 30 + [training_entry(replace(one, ratios=(1.0,) * 6 + (1.5,)), "k")]
-        assert color_scales(entries)["ratios"] == pytest.approx(math.log(1.5))
-
     def test_without_differences_or_tokens_they_are_1(self) -> None:
         ones = replace(TRAINED, ratios=(1.0,) * 7, advantages=(0.0,) * 7)
         assert color_scales([training_entry(ones, "k")])["ratios"] == 1.0
         assert color_scales([training_entry(ones, "k")])["advantages"] == 1.0
         assert color_scales([]) == {"ratios": 1.0, "token_ratios": 1.0, "advantages": 1.0}
-
-    def test_only_training_has_them(self) -> None:
-        assert content(rendered(ENTRY))["scales"] == {}
-        assert content(rendered(training_entry(TRAINED, "k"), kind=TRAINING))["scales"]["advantages"] == 1.0
-
-
-def test_text_has_enough_contrast_on_every_colour_in_light_and_in_dark() -> None:
-    style = files("sorl_trl.viewer").joinpath("assets/view.css").read_text()
-    light, dark = (dict(re.findall(r"--([\w-]+): (#\w+);", block)) for block in style.split("@media")[:2])
-    grounds = {name for name in light if name.startswith(("above", "below"))}
-    grounds |= {"paper", "card", "seen", "search", "answer", "gold"}
-    assert len(grounds) == 14
-    for colors in (light, dark):
-        assert min((contrast(colors["ink"], colors[name]), name) for name in grounds) >= (4.5, "")
-        for ink in ("faint", "right", "wrong"):
-            assert contrast(colors[ink], colors["card"]) >= 4.5
-
-
-def contrast(one: str, other: str) -> float:
-    """By WCAG: from 1 to 21; text needs 4.5."""
-    lighter, darker = sorted((luminance(one), luminance(other)), reverse=True)
-    return (lighter + 0.05) / (darker + 0.05)
-
-
-def luminance(color: str) -> float:
-    digits = color[1:] if len(color) == 7 else "".join(2 * digit for digit in color[1:])
-    channels = [int(digits[i : i + 2], 16) / 255 for i in (0, 2, 4)]
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 import threading
-import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Awaitable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any, Protocol
 
-from sorl_trl.checks import POSITIVE_COUNT, check_number
-from sorl_trl.types import Passage, StopReason, Turn
+from sorl_trl.checks import POSITIVE_COUNT
+from sorl_trl.rollout.protocol import TagProtocol
+from sorl_trl.types import Action, ActionKind, Passage, StopReason, Turn
 
 _STOPS = (StopReason.ENVIRONMENT_DONE, StopReason.ENVIRONMENT_UNAVAILABLE, StopReason.SEARCH_UNAVAILABLE)
 
@@ -62,6 +62,11 @@ class Environment(Protocol):
         ...
 
 
+def tool_of(action: Action) -> str:
+    """The tag by which an action calls a tool: that of a search is "search". Empty for what is no call."""
+    return ActionKind.SEARCH.value if action.kind is ActionKind.SEARCH else action.tool
+
+
 @dataclass(frozen=True)
 class RowTurn:
     """A turn, and the row of the rollout that took it."""
@@ -75,9 +80,11 @@ class Responder(ABC):
 
     Attributes:
         environments: An object per row of the last rollout, for reward functions; empty where there are none.
+        protocol: How a policy calls it, where it says so itself.
     """
 
     environments: Sequence[Any] = ()
+    protocol: TagProtocol | None = None
 
     def greet(self, examples: Sequence[Mapping[str, Any]]) -> Sequence[str | None]:
         """Say what is added to each row's prompt, before prompts are encoded; `open` follows with the same examples.
@@ -104,7 +111,7 @@ class BatchResponder(Responder):
     """
 
     def __init__(self, concurrency: int) -> None:
-        check_number("concurrency", concurrency, POSITIVE_COUNT)
+        POSITIVE_COUNT.check("concurrency", concurrency)
         self._concurrency = concurrency
         self._crew: _Crew | None = None
 
@@ -119,9 +126,10 @@ class BatchResponder(Responder):
     def ask(self, turns: Sequence[RowTurn]) -> list[Future[Reply]]:
         asked = [_Asked(turn, Future()) for turn in turns]
         if self._crew is None:
-            self._crew = _Crew(weakref.WeakMethod(self._answer), self._concurrency)
-            weakref.finalize(self, self._crew.dismiss)
-        self._crew.ask(asked)
+            self._crew = _Crew(self._concurrency)
+        with self._crew.lock:
+            self._crew.asked += asked
+        self._crew.threads.submit(self._answer_all, self._crew)
         return [each.reply for each in asked]
 
     def close(self) -> None:
@@ -130,7 +138,12 @@ class BatchResponder(Responder):
         The threads stay for the next rollout, as long as the responder does: what they call may be bound to them.
         """
         if self._crew is not None:
-            self._crew.drop()
+            self._crew.take()
+
+    def _answer_all(self, crew: _Crew) -> None:
+        """Whatever has been asked since a thread was free: nothing, where another one has taken it."""
+        if asked := crew.take():
+            self._answer(asked)
 
     def _answer(self, asked: Sequence[_Asked]) -> None:
         try:
@@ -152,46 +165,14 @@ class _Asked:
 
 
 class _Crew:
-    """Up to `most` threads; one that is free takes all that has been asked since. Starts none while one is free."""
+    """Up to so many threads, and what none of them has begun with."""
 
-    def __init__(self, answer: weakref.WeakMethod[Callable[[Sequence[_Asked]], None]], most: int) -> None:
-        self._answer = answer
-        self._most = most
-        self._changed = threading.Condition()
-        self._asked: list[_Asked] = []
-        self._free = 0
-        self._started = 0
-        self._is_open = True
+    def __init__(self, most: int) -> None:
+        self.threads = ThreadPoolExecutor(most, "sorl-environment")
+        self.lock = threading.Lock()
+        self.asked: list[_Asked] = []
 
-    def ask(self, asked: Sequence[_Asked]) -> None:
-        with self._changed:
-            self._asked += asked
-            if self._free:
-                self._changed.notify()
-            elif self._asked and self._started < self._most:
-                self._started += 1
-                # A daemon: a search that hangs must not keep the process from ending.
-                threading.Thread(target=self._work, name="sorl-environment", daemon=True).start()
-
-    def drop(self) -> None:
-        with self._changed:
-            self._asked = []
-
-    def dismiss(self) -> None:
-        """Have the threads end."""
-        with self._changed:
-            self._is_open = False
-            self._changed.notify_all()
-
-    def _work(self) -> None:
-        while True:
-            with self._changed:
-                self._free += 1
-                self._changed.wait_for(lambda: self._asked or not self._is_open)
-                self._free -= 1
-                if not self._is_open:
-                    return
-                asked, self._asked = self._asked, []
-            if (answer := self._answer()) is not None:
-                answer(asked)
-            del answer  # or the responder would live as long as its threads
+    def take(self) -> list[_Asked]:
+        with self.lock:
+            asked, self.asked = self.asked, []
+        return asked

@@ -10,8 +10,8 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from sorl_trl.checks import POSITIVE_COUNT, Number, check_number
-from sorl_trl.rollout.environments.calls import Call, Calls
+from sorl_trl.checks import POSITIVE_COUNT, Number
+from sorl_trl.rollout.environments.calls import Calls
 from sorl_trl.rollout.environments.environment import Environment, Reply, Responder, RowTurn
 from sorl_trl.search.backend import INFRASTRUCTURE_ERRORS
 from sorl_trl.types import StopReason, Turn
@@ -53,8 +53,8 @@ class EnvironmentResponder(Responder):
             raise TypeError(
                 f"factory is a {type(factory).__name__}, but must be a class or a function that makes an environment"
             )
-        check_number("timeout_s", timeout_s, Number(above=0, finite=False))
-        check_number("concurrency", concurrency, POSITIVE_COUNT)
+        Number(above=0, finite=False).check("timeout_s", timeout_s)
+        POSITIVE_COUNT.check("concurrency", concurrency)
         self._factory = factory
         self._timeout_s = timeout_s
         self._concurrency = concurrency
@@ -113,12 +113,13 @@ class EnvironmentResponder(Responder):
             future: Future[Reply] = Future()
             future.set_result(UNAVAILABLE)
             return future
-        return self._calls.make(row, partial(_step, self._environments[row], turn), UNAVAILABLE)
+        environment = self._environments[row]
+        return self._calls.make(row, partial(environment.step, turn), UNAVAILABLE, partial(_reply, environment))
 
     def _made(self, calls: Calls, row: int) -> Any:
         """A row's environment, made in its thread; before the next row's, so that factories may count."""
         late = object()
-        environment = calls.make(row, lambda _: self._factory(), late).result()
+        environment = calls.make(row, self._factory, late, _value).result()
         if environment is late:
             raise TimeoutError(f"the factory of environments did not return within timeout_s={self._timeout_s}")
         if not callable(getattr(environment, "step", None)):
@@ -128,7 +129,9 @@ class EnvironmentResponder(Responder):
     def _reset(self, calls: Calls, examples: Sequence[Mapping[str, Any]]) -> list[str | None]:
         """Reset all environments at the same time; what they say."""
         resets = {
-            row: calls.make(row, partial(_reset, environment, examples[row]), UNAVAILABLE)
+            row: calls.make(
+                row, partial(call_with, environment.reset, examples[row]), UNAVAILABLE, partial(_greeting, environment)
+            )
             for row, environment in enumerate(self._environments)
             if callable(getattr(environment, "reset", None))
         }
@@ -159,24 +162,28 @@ def call_with(method: Callable[..., Any], example: Mapping[str, Any]) -> Any:
     return method(**taken)
 
 
-def _reset(environment: Any, example: Mapping[str, Any], call: Call) -> Any:
-    try:
-        greeting = call.complete(call_with(environment.reset, example))
-    except DOWN as error:
+def _value(value: Any, error: BaseException | None) -> Any:
+    if error is not None:
+        raise error
+    return value
+
+
+def _greeting(environment: Any, greeting: Any, error: BaseException | None) -> Any:
+    """What `reset` says, or that the environment is down."""
+    if isinstance(error, DOWN):
         return _unavailable(environment, "reset", error)
-    if greeting is None or isinstance(greeting, str):
+    if _value(greeting, error) is None or isinstance(greeting, str):
         return greeting
     raise TypeError(
         f"{type(environment).__name__}.reset returned a {type(greeting).__name__}, but must return text or None"
     )
 
 
-def _step(environment: Any, turn: Turn, call: Call) -> Reply:
-    try:
-        reply = call.complete(environment.step(turn))
-    except DOWN as error:
+def _reply(environment: Any, reply: Any, error: BaseException | None) -> Any:
+    """The same of `step`."""
+    if isinstance(error, DOWN):
         return _unavailable(environment, "step", error)
-    if isinstance(reply, Reply):
+    if isinstance(_value(reply, error), Reply):
         return reply
     raise TypeError(
         f"{type(environment).__name__}.step returned a {type(reply).__name__}, but must return a `Reply`, such as "

@@ -8,12 +8,11 @@ from dataclasses import replace
 from enum import Enum
 from typing import Any
 
-from sorl_trl.checks import POSITIVE_COUNT, check_number
+from sorl_trl.checks import POSITIVE_COUNT
 from sorl_trl.rollout.environments.environment import BatchResponder, Reply, RowTurn
 from sorl_trl.rollout.protocol import TagProtocol
 from sorl_trl.search import RetryingSearch, RetryPolicy, SearchBackend, SearchError, SearchUnavailable
-from sorl_trl.search.backend import is_thread_safe
-from sorl_trl.search.checks import check_backend, check_results
+from sorl_trl.search.backend import check_backend, check_results, is_thread_safe
 from sorl_trl.types import ActionKind, Passage, StopReason
 
 logger = logging.getLogger(__name__)
@@ -102,7 +101,7 @@ class SearchResponder(BatchResponder):
     ) -> None:
         check_backend(backend)
         super().__init__((_THREADS if is_thread_safe(backend) else 1) if concurrency is None else concurrency)
-        check_number("top_k", top_k, POSITIVE_COUNT)
+        POSITIVE_COUNT.check("top_k", top_k)
         self._protocol = protocol or TagProtocol()
         if self._protocol.tools != (ActionKind.SEARCH.value,):
             raise ValueError(

@@ -2,7 +2,6 @@
 
 from sorl_trl.rollout.slots.choice import model_engine
 from sorl_trl.rollout.slots.engine import SlotEngine
-from sorl_trl.rollout.slots.options import SlotOptions
 from sorl_trl.rollout.slots.support import NotServed
 
-__all__ = ["NotServed", "SlotEngine", "SlotOptions", "model_engine"]
+__all__ = ["NotServed", "SlotEngine", "model_engine"]

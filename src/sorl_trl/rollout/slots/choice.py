@@ -11,9 +11,8 @@ from transformers import GenerationConfig
 from sorl_trl.checks import check_choice
 from sorl_trl.rollout.engine import Engine, LockStepEngine
 from sorl_trl.rollout.generation import HFGenerator, TurnEnd
-from sorl_trl.rollout.options import ENGINES
+from sorl_trl.rollout.options import ENGINES, SlotOptions
 from sorl_trl.rollout.slots.engine import SlotEngine
-from sorl_trl.rollout.slots.options import SlotOptions
 from sorl_trl.rollout.slots.support import NotServed
 
 logger = logging.getLogger(__name__)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import torch
@@ -12,14 +11,12 @@ from transformers import GenerationConfig
 
 from sorl_trl.rollout.engine import Engine, check_submission
 from sorl_trl.rollout.generation import Generation, TurnEnd, positions_of
+from sorl_trl.rollout.options import SlotOptions
 from sorl_trl.rollout.slots.forward import Forward
 from sorl_trl.rollout.slots.memory import free_bytes
-from sorl_trl.rollout.slots.options import SlotOptions
-from sorl_trl.rollout.slots.prefill import plan
-from sorl_trl.rollout.slots.probe import bytes_per_token
-from sorl_trl.rollout.slots.rows import Row, SlotTable
+from sorl_trl.rollout.slots.rows import Row, SlotTable, plan
 from sorl_trl.rollout.slots.sampling import Sampler, draws
-from sorl_trl.rollout.slots.support import base_model, check_generation_config, check_model
+from sorl_trl.rollout.slots.support import base_model, bytes_per_token, check_generation_config, check_model
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +74,6 @@ class SlotEngine(Engine):
         if self._positions is None or room < self._positions:
             self.window = room
             self.window_ends = f"{self._budget} bytes hold keys and values of {room - 1} tokens (`kv_cache_gib`)"
-        self.prefilled = ()
 
     def close(self) -> None:
         self._rows, self._waiting = [], []
@@ -110,7 +106,6 @@ class SlotEngine(Engine):
         ended: list[tuple[int, Generation]] = []
         with torch.no_grad():
             started = self._admit()
-            self.prefilled = sorted(row.index for row in started)
             if started:
                 ended += self._prefill(started)
             if self._table.decoding:
@@ -217,21 +212,19 @@ class SlotEngine(Engine):
         return ended
 
     def _say_held_back(self, at_once: int) -> None:
-        _say_once(
+        """Once in the life of the engine's model: what is free differs from rollout to rollout."""
+        _warn_once(
+            self._bytes_per_token,
             f"Rows wait for memory: {at_once} of {len(self._rows)} generate now. A token takes "
             f"{self._bytes_per_token:,} bytes, and {self._budget / 2**20:,.1f} MiB are for keys and values: they hold "
             f"{self._table.most_tokens:,} tokens, those that rows may yet generate included.",
-            self._bytes_per_token,
         )
 
 
-@cache
-def _spoken(subject: int) -> list[str]:
-    return []
+_SAID: set[int] = set()
 
 
-def _say_once(message: str, subject: int) -> None:
-    """Once in a process for models of one size: what is free differs from rollout to rollout."""
-    if not _spoken(subject):
-        _spoken(subject).append(message)
+def _warn_once(subject: int, message: str) -> None:
+    if subject not in _SAID:
+        _SAID.add(subject)
         logger.warning(message)

@@ -3,37 +3,117 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from threading import Lock
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
-from tqdm.auto import tqdm
+import numpy.typing as npt
+from tqdm.auto import trange
 
-from sorl_trl.search.checks import check_request
-from sorl_trl.search.corpus import Corpus, CorpusPaths, corpus_files, read_passages, write_corpus
-from sorl_trl.search.engines.encoder import DenseOptions, Encoder, Vectors
-from sorl_trl.search.engines.manifest import IndexCorrupted, Manifest, check_manifest, fingerprint, write_manifest
-from sorl_trl.search.engines.saved import CORPUS, HASHED_BYTES, staged
+from sorl_trl.checks import POSITIVE_COUNT, check_fields
+from sorl_trl.search.backend import check_request
+from sorl_trl.search.corpus import Corpus, CorpusPaths, as_contents, write_corpus
+from sorl_trl.search.engines.manifest import Manifest, check_manifest
+from sorl_trl.search.engines.saved import CORPUS, SavedIndex, write_index
+from sorl_trl.text import encodable
 from sorl_trl.types import Passage
 
 if TYPE_CHECKING:
     import torch
 
+Vectors = npt.NDArray[np.float32]
+
 VECTORS = "vectors.npy"
-INDEX_FILES = (CORPUS, VECTORS)
-LIBRARY = "numpy npy"
-"""Vectors are plain arrays: they outlive any version of the library that computed them."""
 ENCODED_AT_ONCE = 4096
 """Passages handed to the model together: it sorts them by length, so that batches hold little padding."""
-SCORES_AT_ONCE = 1 << 25
-"""Query-passage scores held in memory at a time: 128 MiB of float32."""
-SAME_DIRECTION = 0.99
-"""Least cosine (ours) between a stored vector and the same passage embedded again; other devices round otherwise."""
+SCORES_AT_ONCE = 1 << 28
+"""Query-passage scores held in memory at a time, if there are more than one query's: 1 GiB of float32."""
 
 
-class DenseIndex:
+@dataclass(frozen=True)
+class DenseOptions:
+    """An embedding model, and how it is given texts. The defaults are those of Search-R1's retriever, E5.
+
+    Args:
+        model: A sentence-transformers or transformers model: a Hub id or a local folder.
+        query_prefix: Put before every query.
+        passage_prefix: Put before every passage, which is its title in quotes, a newline, and its text.
+        batch_size: Texts per forward pass.
+        device: Where the model runs, as torch names it; `None` for a GPU where there is one.
+    """
+
+    model: str = "intfloat/e5-base-v2"
+    query_prefix: str = "query: "
+    passage_prefix: str = "passage: "
+    batch_size: Annotated[int, POSITIVE_COUNT] = 64
+    device: str | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """The settings to search an index with again: a folder by its whole path, for the next working directory."""
+        model = str(Path(self.model).absolute()) if Path(self.model).is_dir() else self.model
+        return {"model": model, "query_prefix": self.query_prefix, "passage_prefix": self.passage_prefix}
+
+
+class Encoder:
+    """A loaded model. Threads may share it: they take turns, for tokenizers cannot be used by two at once.
+
+    Raises:
+        ImportError: sentence-transformers is not installed.
+        OSError: There is no such model.
+    """
+
+    def __init__(self, options: DenseOptions) -> None:
+        try:
+            from sentence_transformers import SentenceTransformer
+        except ImportError as error:
+            raise ImportError("the engine dense needs: pip install 'sorl-trl[dense]'") from error
+        self.options = options
+        try:
+            self._model = SentenceTransformer(options.model, device=options.device)
+        except (OSError, ValueError) as error:  # The library's own words do not always name the model.
+            raise OSError(
+                f"model must be a Hub id within reach or the folder of a model, got {options.model!r} ({error})"
+            ) from error
+        self._lock = Lock()
+
+    @property
+    def device(self) -> str:
+        """Where the model runs."""
+        return str(self._model.device)
+
+    def passages(self, passages: Sequence[Passage]) -> Vectors:
+        """Vectors (N, D) of N passages."""
+        return self._encode([as_contents(passage) for passage in passages], self.options.passage_prefix)
+
+    def queries(self, queries: Sequence[str]) -> Vectors:
+        """Vectors (N, D) of N queries, which may be any text."""
+        return self._encode([encodable(query) for query in queries], self.options.query_prefix)
+
+    def _encode(self, texts: list[str], prefix: str) -> Vectors:
+        with self._lock:
+            encoded: Any = self._model.encode(
+                texts,
+                # Given even if empty: a model may come with a prefix of its own.
+                prompt=prefix,
+                batch_size=self.options.batch_size,
+                normalize_embeddings=True,
+                show_progress_bar=False,
+            )
+        vectors = np.asarray(encoded, dtype=np.float32)
+        if not np.isfinite(vectors).all():
+            raise ValueError(f"model {self.options.model!r} gives vectors that are not finite: does it overflow?")
+        return vectors
+
+
+class DenseIndex(SavedIndex):
     """A `SearchBackend` by meaning: it finds the passages whose vectors are nearest to the query's, by inner product.
 
     Vectors have length 1, so that scores are cosines. The search is exact. Every passage is a hit of every query, save
@@ -43,98 +123,61 @@ class DenseIndex:
     Made by `build` or `load`; needs `pip install 'sorl-trl[dense]'`.
     """
 
-    thread_safe = True
-
     engine: ClassVar[str] = "dense"
 
-    def __init__(
-        self, encoder: Encoder, vectors: torch.Tensor, corpus: Corpus, directory: Path, identity: str
-    ) -> None:
+    def __init__(self, encoder: Encoder, vectors: torch.Tensor, corpus: Corpus, manifest: Manifest) -> None:
+        super().__init__(manifest)
         self._encoder = encoder
         self._vectors = vectors
         self._corpus = corpus
-        self._directory = directory
-        self._identity = identity
 
     @classmethod
     def build(
         cls,
         corpus_path: CorpusPaths,
         index_dir: str | os.PathLike[str],
-        options: DenseOptions | None = None,
         show_progress: bool = True,
+        options: DenseOptions | None = None,
     ) -> DenseIndex:
-        """Embed a corpus into a new directory, and load it; see `BM25Index.build`.
+        """Embed a corpus into a new directory, and load it; see `SavedIndex.build`.
 
         Args:
             corpus_path: The corpus, as `corpus_files` finds it.
             index_dir: The directory to make; its parents are made where missing.
-            options: The model and how to use it; `None` for the defaults.
             show_progress: Show progress bars on stderr.
+            options: The model and how to use it; `None` for the defaults.
 
         Raises:
-            CorpusError: The corpus is empty or a line is not a passage.
-            FileExistsError: There is already something at `index_dir`.
-            ImportError: sentence-transformers is not installed.
             OSError: There is no such model.
         """
-        options = options or DenseOptions()
-        with staged(index_dir) as directory:
-            files = corpus_files(corpus_path)
-            sources = [fingerprint(file) for file in files]
-            encoder = Encoder(options)
-            write_corpus(read_passages(files, show_progress), directory / CORPUS)
-            corpus = Corpus(directory / CORPUS)
-            _write_vectors(corpus, encoder, directory / VECTORS, show_progress)
-            manifest = Manifest(cls.engine, LIBRARY, len(corpus), sources, options.settings)
-            write_manifest(directory, INDEX_FILES, manifest)
-        return cls.load(index_dir, options.device)
+        encoder = Encoder(options or DenseOptions())
+        write = partial(_write, encoder)
+        write_index(cls.engine, corpus_path, index_dir, write, show_progress, encoder.options.settings)
+        return cls.load(index_dir, encoder.options.device)
 
     @classmethod
     def load(cls, index_dir: str | os.PathLike[str], device: str | None = None) -> DenseIndex:
-        """Load the model that made an index directory, and map the vectors.
-
-        Files up to 1 MiB are checked by hash, larger ones by size. The first passage is embedded again, so that a
-        model that has changed since is found.
+        """Load the model that made an index directory, and map the vectors; see `SavedIndex.load`.
 
         Args:
+            index_dir: The directory.
             device: As in `DenseOptions`.
 
         Raises:
-            FileNotFoundError: There is no such directory.
-            ImportError: sentence-transformers is not installed.
-            IndexCorrupted: A file is missing, changed, of another version or inconsistent, or the model has changed.
             OSError: There is no such model any more.
-            ValueError: Another engine made it.
         """
         import torch
 
         index_dir = Path(index_dir)
-        manifest = check_manifest(index_dir, cls.engine, LIBRARY, INDEX_FILES, HASHED_BYTES)
-        encoder = Encoder(_options(index_dir, manifest, device))
+        manifest = check_manifest(index_dir, cls.engine)
+        encoder = Encoder(DenseOptions(**manifest.settings, device=device))
         corpus = Corpus(index_dir / CORPUS)
-        try:
-            # Copy on write: torch warns of what it may not write to, and we do not write.
-            array = np.load(index_dir / VECTORS, mmap_mode="c", allow_pickle=False)
-            _check_vectors(array, corpus, encoder)
-        except ValueError as error:
-            raise IndexCorrupted(index_dir, f"the files do not fit together ({error})") from error
-        return cls(encoder, torch.from_numpy(array).to(encoder.device), corpus, index_dir, manifest.identity)
-
-    def __reduce__(self) -> tuple[Any, tuple[Path, str]]:
-        """A copy opens the files itself."""
-        return DenseIndex.load, (self._directory.absolute(), self._encoder.device)
-
-    @property
-    def identity(self) -> str:
-        """See `SavedIndex.identity`."""
-        return self._identity
-
-    def __len__(self) -> int:
-        return len(self._corpus)
+        # Copy on write: torch warns of what it may not write to, and we do not write.
+        vectors = np.load(index_dir / VECTORS, mmap_mode="c", allow_pickle=False)
+        return cls(encoder, torch.from_numpy(vectors).to(encoder.device), corpus, manifest)
 
     def search_batch(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        """See `SearchBackend.search_batch`. Gives fewer than `k` passages only where there are no more."""
+        """See `SavedIndex.search_batch`."""
         import torch
 
         check_request(queries, k)
@@ -150,7 +193,7 @@ class DenseIndex:
 def nearest(vectors: torch.Tensor, queries: torch.Tensor, k: int) -> list[list[tuple[int, float]]]:
     """The rows of `vectors` with the largest inner products, best first, equal ones in the order of the rows.
 
-    Exact, a block of rows at a time, in plain torch.
+    Exact, some queries at a time, in plain torch.
 
     Args:
         vectors: (N, D), float32.
@@ -160,54 +203,25 @@ def nearest(vectors: torch.Tensor, queries: torch.Tensor, k: int) -> list[list[t
     Returns:
         For each query, pairs of a row and its inner product.
     """
-    import torch
-
-    size = max(1, SCORES_AT_ONCE // len(queries))
-    candidates = [_candidates(queries @ vectors[i : i + size].T, k, i) for i in range(0, len(vectors), size)]
-    owners, rows, scores = (torch.cat(parts).cpu().numpy() for parts in zip(*candidates, strict=True))
-    order = np.lexsort((rows, -scores, owners))
-    starts = np.searchsorted(owners[order], np.arange(len(queries)))
-    ends = np.append(starts[1:], len(order))
-    best = [order[start:end][:k] for start, end in zip(starts, ends, strict=True)]
-    return [[(int(rows[i]), float(scores[i])) for i in hits] for hits in best]
+    size = max(1, SCORES_AT_ONCE // len(vectors))
+    blocks = [queries[start : start + size] for start in range(0, len(queries), size)]
+    return [_best(scores, k) for block in blocks for scores in block @ vectors.T]
 
 
-def _candidates(scores: torch.Tensor, k: int, first_row: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Query, row and score of the `k` best of each query, with all that tie with the k-th, from `scores` (Q, R)."""
-    # `topk` alone would choose between equal scores by chance.
-    threshold = scores.topk(min(k, scores.shape[1]), dim=1).values[:, -1:]
-    owners, columns = (scores >= threshold).nonzero(as_tuple=True)
-    return owners, columns + first_row, scores[owners, columns]
+def _best(scores: torch.Tensor, k: int) -> list[tuple[int, float]]:
+    # `topk` alone would choose between equal scores by chance: whatever ties with the k-th stays in for the sort.
+    kept = (scores >= scores.topk(min(k, len(scores))).values[-1]).nonzero().flatten()
+    rows = kept[(-scores[kept]).argsort(stable=True)[:k]]
+    return list(zip(rows.tolist(), scores[rows].tolist(), strict=True))
 
 
-def _options(directory: Path, manifest: Manifest, device: str | None) -> DenseOptions:
-    settings = manifest.settings
-    if settings.keys() != DenseOptions().settings.keys():
-        raise IndexCorrupted(directory, f"settings {settings} are not those of a model")
-    return DenseOptions(settings["model"], settings["query_prefix"], settings["passage_prefix"], device=device)
-
-
-def _write_vectors(corpus: Corpus, encoder: Encoder, path: Path, show_progress: bool) -> None:
-    vectors: Vectors | None = None
-    with tqdm(total=len(corpus), desc="Embedding passages", disable=not show_progress) as bar:
-        for start in range(0, len(corpus), ENCODED_AT_ONCE):
-            end = min(start + ENCODED_AT_ONCE, len(corpus))
-            block = encoder.passages([corpus[i] for i in range(start, end)])
-            if vectors is None:
-                shape = (len(corpus), block.shape[1])
-                vectors = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=shape)
-            vectors[start:end] = block
-            bar.update(end - start)
-
-
-def _check_vectors(vectors: Vectors, corpus: Corpus, encoder: Encoder) -> None:
-    """Raise `ValueError` unless there is a vector for every passage, and the model is that which made them."""
-    [first] = encoder.passages([corpus[0]])
-    shape = (len(corpus), len(first))
-    if vectors.shape != shape or vectors.dtype != np.float32:
-        raise ValueError(f"vectors of {vectors.dtype} {vectors.shape}, expected float32 {shape}")
-    if not (cosine := float(first @ vectors[0])) >= SAME_DIRECTION:  # NaN is neither
-        raise ValueError(
-            f"the model {encoder.options.model} is not the one that made the vectors: the cosine between the first "
-            f"passage's stored and new vector is {cosine:.3f}, allowed from {SAME_DIRECTION}"
-        )
+def _write(encoder: Encoder, passages: Iterable[Passage], directory: Path, show_progress: bool) -> int:
+    write_corpus(passages, directory / CORPUS)
+    corpus, vectors = Corpus(directory / CORPUS), None
+    for start in trange(0, len(corpus), ENCODED_AT_ONCE, desc="Embedding passages", disable=not show_progress):
+        block = encoder.passages([corpus[i] for i in range(start, min(start + ENCODED_AT_ONCE, len(corpus)))])
+        if vectors is None:
+            shape = (len(corpus), block.shape[1])
+            vectors = np.lib.format.open_memmap(directory / VECTORS, mode="w+", dtype=np.float32, shape=shape)
+        vectors[start : start + len(block)] = block
+    return len(corpus)

@@ -1,137 +1,131 @@
-"""What saved indexes share: how they are written, and what they answer beyond a search."""
+"""What every search engine of this package is: files in one directory, made by `build` and opened by `load`."""
 
 from __future__ import annotations
 
-import fcntl
-import glob
-import logging
 import os
-import platform
 import shutil
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar, Protocol, TypeVar
+from typing import ClassVar, TypeVar
 from uuid import uuid4
 
-from sorl_trl.search.backend import SearchBackend
-from sorl_trl.search.corpus import CorpusPaths, corpus_files
-from sorl_trl.search.engines.manifest import check_sources
-
-logger = logging.getLogger(__name__)
+from sorl_trl.search.corpus import CorpusPaths, corpus_files, read_passages
+from sorl_trl.search.engines.manifest import (
+    IndexOutdated,
+    Manifest,
+    fingerprint,
+    library_of,
+    read_manifest,
+    write_manifest,
+)
+from sorl_trl.types import Passage
 
 CORPUS = "corpus.jsonl"
 """The passages, in the index directory of an engine that does not store them itself."""
-HASHED_BYTES = 1 << 20
-"""Larger files of engines for large corpora are checked by size when they are loaded."""
-YOUNG_S = 60.0
-"""A staging directory younger than this may not be locked yet."""
+
+Index = TypeVar("Index", bound="SavedIndex")
 
 
-class SavedIndex(SearchBackend, Protocol):
-    """A search engine whose files lie in one directory."""
+class SavedIndex(ABC):
+    """A `SearchBackend` whose files lie in one directory."""
 
+    thread_safe = True
     engine: ClassVar[str]
     """Its name in the manifest."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        self._manifest = manifest
 
     @property
     def identity(self) -> str:
         """A short name of its content, for keys of caches: equal names give equal answers."""
-        ...
+        return self._manifest.identity
 
     def __len__(self) -> int:
-        """The number of passages."""
-        ...
+        return self._manifest.num_documents
 
-
-class CorpusIndex(SavedIndex, Protocol):
-    """A `SavedIndex` that needs nothing but a corpus."""
-
-    @classmethod
-    def build(cls: type[Index], corpus_path: CorpusPaths, index_dir: str | os.PathLike[str]) -> Index: ...
+    @abstractmethod
+    def search_batch(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        """See `SearchBackend.search_batch`. Gives fewer than `k` passages, or none, where there are no more hits."""
 
     @classmethod
-    def load(cls: type[Index], index_dir: str | os.PathLike[str]) -> Index: ...
+    @abstractmethod
+    def build(
+        cls: type[Index], corpus_path: CorpusPaths, index_dir: str | os.PathLike[str], show_progress: bool = True
+    ) -> Index:
+        """Index a corpus into a new directory, and load it.
+
+        The directory is written under another name and renamed when complete: it is there as a whole or not at all.
+
+        Args:
+            corpus_path: The corpus, as `corpus_files` finds it.
+            index_dir: The directory to make; its parents are made where missing.
+            show_progress: Show progress bars on stderr.
+
+        Raises:
+            CorpusError: The corpus is empty or a line is not a passage.
+            FileExistsError: There is already something at `index_dir`.
+            ImportError: The engine's library is not installed.
+        """
+
+    @classmethod
+    def open(cls: type[Index], corpus_path: CorpusPaths, index_dir: str | os.PathLike[str]) -> Index:
+        """Load the index of a corpus, and build it first where there is none. This reads the whole corpus.
+
+        Raises:
+            IndexOutdated: The index at `index_dir` was built from another content than the corpus has now.
+            CorpusError, ImportError, IndexCorrupted, ValueError: As `build` and `load` do.
+        """
+        directory = Path(index_dir)
+        if not directory.exists():
+            return cls.build(corpus_path, index_dir)
+        files = corpus_files(corpus_path)
+        if read_manifest(directory).sources != [fingerprint(path) for path in files]:
+            raise IndexOutdated(
+                f"index {index_dir}: it was built from another content than {', '.join(map(str, files))} has now; "
+                "delete the directory to build it again, or name another index"
+            )
+        return cls.load(index_dir)
+
+    @classmethod
+    @abstractmethod
+    def load(cls: type[Index], index_dir: str | os.PathLike[str]) -> Index:
+        """Check the files of an index directory against its manifest, and open them.
+
+        Raises:
+            FileNotFoundError: There is no such directory.
+            ImportError: The engine's library is not installed.
+            IndexCorrupted: A file is missing, changed, of another version or inconsistent.
+            ValueError: Another engine made it.
+        """
 
 
-Index = TypeVar("Index", bound=CorpusIndex)
+def write_index(
+    engine: str,
+    corpus_path: CorpusPaths,
+    index_dir: str | os.PathLike[str],
+    write: Callable[[Iterator[Passage], Path, bool], int],
+    show_progress: bool,
+    settings: Mapping[str, str] | None = None,
+) -> None:
+    """Write an index and its manifest into a hidden directory, and rename it when complete.
 
-
-def open_or_build(engine: type[Index], corpus_path: CorpusPaths, index_dir: str | os.PathLike[str]) -> Index:
-    """Load the index of a corpus, built first where there is none. Reads the whole corpus.
-
-    Raises:
-        IndexOutdated: The index at `index_dir` was built from another content than the corpus has now.
+    A build that is killed leaves the hidden directory behind. `write` puts the passages into the directory, showing
+    progress or not, and returns their number.
     """
-    if not Path(index_dir).exists():
-        return engine.build(corpus_path, index_dir)
-    check_sources(Path(index_dir), corpus_files(corpus_path))
-    return engine.load(index_dir)
-
-
-@contextmanager
-def staged(index_dir: str | os.PathLike[str]) -> Iterator[Path]:
-    """A directory to write an index into, renamed to `index_dir` when complete: it is there as a whole or not at all.
-
-    It is locked meanwhile. What a build of the same index that was killed has left, which nobody locks any more, is
-    deleted first, with a warning.
-
-    Raises:
-        FileExistsError: There is already something at `index_dir`.
-    """
-    index_dir = Path(index_dir)
+    index_dir, files = Path(index_dir), corpus_files(corpus_path)
     if index_dir.exists():
         raise FileExistsError(f"index_dir {index_dir} exists; load it, delete it or choose another")
-    _sweep(index_dir)
-    staging = index_dir.with_name(_staging(index_dir, uuid4().hex))
+    staging = index_dir.with_name(f".{index_dir.name}.{uuid4().hex}")
     staging.mkdir(parents=True)
-    lock = _lock(staging)
     try:
-        yield staging
+        sources = [fingerprint(file) for file in files]
+        size = write(read_passages(files, show_progress), staging, show_progress)
+        write_manifest(staging, Manifest(engine, library_of(engine), size, sources, dict(settings or {})))
         staging.rename(index_dir)
     except BaseException as error:  # Ctrl-C too must not leave a gigabyte behind.
         shutil.rmtree(staging, ignore_errors=True)
         # Another process, on another node even, may have finished the same index meanwhile.
         if not (isinstance(error, OSError) and index_dir.is_dir()):
             raise
-    finally:
-        if lock is not None:
-            os.close(lock)
-
-
-def _staging(index_dir: Path, name: str) -> str:
-    """The name of a staging directory: of this host, for locks of other hosts are not always seen."""
-    return f".{index_dir.name}.{platform.node()}.{name}"
-
-
-def _sweep(index_dir: Path) -> None:
-    for left in index_dir.parent.glob(glob.escape(_staging(index_dir, "")) + "[0-9a-f]" * 32):
-        if _age_s(left) > YOUNG_S and (lock := _lock(left)) is not None:
-            logger.warning("%s: left by a build that was killed, deleted", left)
-            shutil.rmtree(left, ignore_errors=True)
-            os.close(lock)
-
-
-def _age_s(path: Path) -> float:
-    try:
-        return time.time() - path.stat().st_mtime
-    except FileNotFoundError:  # It was renamed or deleted just now.
-        return 0.0
-
-
-def _lock(directory: Path) -> int | None:
-    """An open descriptor that holds the lock of a directory until it is closed, or its process ends.
-
-    `None` if another process holds it, or the file system knows no locks of directories: nothing is swept there.
-    """
-    try:
-        descriptor = os.open(directory, os.O_RDONLY)
-    except OSError:
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        return None
-    return descriptor

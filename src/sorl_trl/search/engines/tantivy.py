@@ -6,19 +6,13 @@ import json
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from sorl_trl.search.checks import check_request
-from sorl_trl.search.corpus import CorpusPaths, corpus_files, read_passages
-from sorl_trl.search.engines.manifest import (
-    IndexCorrupted,
-    Manifest,
-    check_manifest,
-    fingerprint,
-    library_series,
-    write_manifest,
-)
-from sorl_trl.search.engines.saved import HASHED_BYTES, open_or_build, staged
+from sorl_trl.search.backend import check_request
+from sorl_trl.search.corpus import CorpusPaths
+from sorl_trl.search.engines.manifest import IndexCorrupted, Manifest, check_manifest
+from sorl_trl.search.engines.saved import SavedIndex, write_index
 from sorl_trl.search.engines.tokenize import tokenize
 from sorl_trl.types import Passage
 
@@ -27,13 +21,12 @@ if TYPE_CHECKING:
 
 FOLDER = "tantivy"
 """Where tantivy's own files lie in the index directory."""
-REQUIRED = (f"{FOLDER}/meta.json",)
 HEAP_BYTES = 256 << 20
 """What the writer may hold in memory before it writes a segment."""
 TOKENS, PASSAGE, POSITION = "tokens", "passage", "position"
 
 
-class TantivyIndex:
+class TantivyIndex(SavedIndex):
     """A `SearchBackend` for millions of passages: tantivy's BM25 (k1 = 1.2, b = 0.75, lengths rounded to one byte).
 
     It searches what `BM25Index` searches, by the same tokens and rules, so that it finds the same passages; only the
@@ -43,84 +36,35 @@ class TantivyIndex:
     Made by `build` or `load`; needs `pip install 'sorl-trl[tantivy]'`.
     """
 
-    thread_safe = True
-
     engine: ClassVar[str] = "tantivy"
 
-    def __init__(self, index: tantivy.Index, directory: Path, identity: str) -> None:
+    def __init__(self, index: tantivy.Index, manifest: Manifest) -> None:
+        super().__init__(manifest)
         self._index = index
-        self._directory = directory
-        self._identity = identity
 
     @classmethod
     def build(
         cls, corpus_path: CorpusPaths, index_dir: str | os.PathLike[str], show_progress: bool = True
     ) -> TantivyIndex:
-        """Index a corpus into a new directory, and load it; see `BM25Index.build`.
-
-        Raises:
-            CorpusError: The corpus is empty or a line is not a passage.
-            FileExistsError: There is already something at `index_dir`.
-            ImportError: tantivy is not installed.
-        """
-        _require_tantivy()
-        with staged(index_dir) as directory:
-            files = corpus_files(corpus_path)
-            sources = [fingerprint(file) for file in files]
-            num_documents = _write_index(read_passages(files, show_progress), directory / FOLDER)
-            manifest = Manifest(cls.engine, library_series("tantivy"), num_documents, sources)
-            write_manifest(directory, _index_files(directory), manifest)
+        """See `SavedIndex.build`. Memory stays within a buffer of fixed size."""
+        write_index(cls.engine, corpus_path, index_dir, _write, show_progress)
         return cls.load(index_dir)
 
     @classmethod
-    def open(cls, corpus_path: CorpusPaths, index_dir: str | os.PathLike[str]) -> TantivyIndex:
-        """Load the index of a corpus, and build it first where there is none. This reads the corpus; `load` does not.
-
-        Raises:
-            IndexOutdated: The index at `index_dir` was built from another content than the corpus has now.
-            CorpusError, ImportError, IndexCorrupted, ValueError: As `build` and `load` do.
-        """
-        return open_or_build(cls, corpus_path, index_dir)
-
-    @classmethod
     def load(cls, index_dir: str | os.PathLike[str]) -> TantivyIndex:
-        """Check the files of an index directory, up to 1 MiB by hash and larger ones by size, and open it.
-
-        Raises:
-            FileNotFoundError: There is no such directory.
-            ImportError: tantivy is not installed.
-            IndexCorrupted: A file is missing, changed, of another version or inconsistent.
-            ValueError: Another engine made it.
-        """
-        _require_tantivy()
-        import tantivy
-
-        index_dir = Path(index_dir)
-        manifest = check_manifest(index_dir, cls.engine, library_series("tantivy"), REQUIRED, HASHED_BYTES)
+        """See `SavedIndex.load`."""
+        tantivy = _tantivy()
+        manifest = check_manifest(Path(index_dir), cls.engine)
         try:
-            index = tantivy.Index.open(str(index_dir / FOLDER))
+            index = tantivy.Index.open(str(Path(index_dir) / FOLDER))
             index.config_reader("manual")  # Nothing is written any more: no thread has to watch the files.
             index.reload()
         except (ValueError, OSError) as error:
-            raise IndexCorrupted(index_dir, f"tantivy cannot open it ({error})") from error
-        if (found := index.searcher().num_docs) != manifest.num_documents:
-            raise IndexCorrupted(index_dir, f"{found} passages, {manifest.num_documents} in the manifest")
-        return cls(index, index_dir, manifest.identity)
-
-    def __reduce__(self) -> tuple[Any, tuple[Path]]:
-        """A copy opens the files itself."""
-        return TantivyIndex.load, (self._directory.absolute(),)
-
-    @property
-    def identity(self) -> str:
-        """See `SavedIndex.identity`."""
-        return self._identity
-
-    def __len__(self) -> int:
-        return int(self._index.searcher().num_docs)
+            raise IndexCorrupted(Path(index_dir), f"tantivy cannot open it ({error})") from error
+        return cls(index, manifest)
 
     def search_batch(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        """See `SearchBackend.search_batch`. Gives fewer than `k` passages, or none, where there are no more hits."""
+        """See `SavedIndex.search_batch`."""
         check_request(queries, k)
         searcher = self._index.searcher()
         return [self._search(searcher, query, k) for query in queries]
@@ -132,10 +76,9 @@ class TantivyIndex:
         hits = best_hits(searcher, self._any_of(tokens), k)
         return [_read_passage(searcher, address, score) for score, address in hits]
 
-    def _any_of(self, tokens: Sequence[str]) -> tantivy.Query:
+    def _any_of(self, tokens: Sequence[str]) -> Any:
         # Never tantivy's query language: what a policy writes is not a program.
-        import tantivy
-
+        tantivy = _tantivy()
         terms = [tantivy.Query.term_query(self._index.schema, TOKENS, token, "freq") for token in tokens]
         return tantivy.Query.boolean_query([(tantivy.Occur.Should, term) for term in terms])
 
@@ -159,12 +102,10 @@ def _read_passage(searcher: tantivy.Searcher, address: tantivy.DocAddress, score
     return Passage(identifier, title, text, score)
 
 
-def _write_index(passages: Iterable[Passage], folder: Path) -> int:
-    """Write tantivy's files, and give the number of passages."""
-    import tantivy
-
+def _write(passages: Iterable[Passage], directory: Path, show_progress: bool) -> int:
+    tantivy = _tantivy()
+    folder, number = directory / FOLDER, 0
     folder.mkdir()
-    number = 0
     # One thread: cutting text into tokens, in Python, is what takes the time. Leaving the block ends the writer's
     # threads, after an error too: they would go on writing into a folder that is being deleted.
     with tantivy.Index(_schema(), path=str(folder)).writer(heap_size=HEAP_BYTES, num_threads=1) as writer:
@@ -174,27 +115,22 @@ def _write_index(passages: Iterable[Passage], folder: Path) -> int:
             document.add_text(TOKENS, " ".join(tokenize(f"{passage.title}\n{passage.text}")))
             document.add_bytes(PASSAGE, json.dumps([passage.id, passage.title, passage.text]).encode())
             writer.add_document(document)
+    for lock in folder.glob("*.lock"):
+        lock.unlink()  # The manifest names what lies here, and locks come and go.
     return number
 
 
-def _schema() -> tantivy.Schema:
-    import tantivy
-
-    builder = tantivy.SchemaBuilder()
+def _schema() -> Any:
+    builder = _tantivy().SchemaBuilder()
     builder.add_unsigned_field(POSITION, fast=True)
     builder.add_text_field(TOKENS, tokenizer_name="whitespace", index_option="freq")
     builder.add_bytes_field(PASSAGE, stored=True)
     return builder.build()
 
 
-def _index_files(directory: Path) -> list[str]:
-    """What tantivy wrote, less its locks, by paths inside the directory."""
-    files = [path for path in (directory / FOLDER).iterdir() if path.suffix != ".lock"]
-    return [path.relative_to(directory).as_posix() for path in files]
-
-
-def _require_tantivy() -> None:
+def _tantivy() -> ModuleType:
     try:
-        import tantivy  # noqa: F401
+        import tantivy
     except ImportError as error:
         raise ImportError("the engine tantivy needs: pip install 'sorl-trl[tantivy]'") from error
+    return tantivy

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from trl import GRPOTrainer
 from trl.data_utils import is_conversational
 
-from sorl_trl.diagnostics.rollout_times import ROLLOUT_FILE
-from sorl_trl.records.rollout_times import rollout_times
 from sorl_trl.rollout import (
     Collector,
     EngineOptions,
@@ -20,16 +17,14 @@ from sorl_trl.rollout import (
     RolloutLimits,
     SearchResponder,
     TagProtocol,
-    Timeline,
     assemble,
     chat_message_frame,
-    check_assembly,
     rollout_statistics,
     time_statistics,
 )
+from sorl_trl.rollout.greetings import Greeter
 from sorl_trl.search import SearchBackend
-from sorl_trl.search.checks import check_backend
-from sorl_trl.trainers.agents.greetings import Greeter
+from sorl_trl.search.backend import check_backend
 from sorl_trl.trainers.agents.policy_engine import collect
 from sorl_trl.types import StopReason, Trajectory
 
@@ -41,6 +36,20 @@ _COMPLETE = {
     StopReason.SEARCH_UNAVAILABLE,
     StopReason.ENVIRONMENT_UNAVAILABLE,
 }
+
+SET_BY_ROLLOUT: Mapping[str, tuple[str, ...]] = {
+    "transformers": (
+        *("max_new_tokens", "max_length", "max_time", "stop_strings", "eos_token_id", "forced_eos_token_id"),
+        *("pad_token_id", "token_healing", "num_beams", "num_return_sequences", "prompt_lookup_num_tokens"),
+        *("return_dict_in_generate", "output_scores", "output_logits", "output_attentions", "output_hidden_states"),
+    ),
+    "vllm": (
+        *("max_tokens", "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "detokenize", "n"),
+        *("logprobs", "prompt_logprobs", "truncate_prompt_tokens", "skip_special_tokens", "output_kind", "stream"),
+        "seed",
+    ),
+}
+"""Engine -> keys of `generation_kwargs` that the rollout sets: where a turn ends, what comes back, and the seed."""
 
 
 class AgentRollout:
@@ -61,8 +70,8 @@ class AgentRollout:
 
     Args:
         responder: what answers the policy's turns, or a function that makes it for a protocol and limits.
-        protocol: how text becomes an action, and a reply becomes text. For conversational prompts its default
-            `message_frame` is replaced by the chat template's.
+        protocol: how text becomes an action, and a reply becomes text; by default the responder's own, where it has
+            one. For conversational prompts its default `message_frame` is replaced by the chat template's.
         limits: of one trajectory; `max_trajectory_tokens` must not exceed the trainer's `max_completion_length`,
             which is also its default.
         engine: how turns are generated, and when replies rejoin.
@@ -86,7 +95,7 @@ class AgentRollout:
         if engine is not None and not isinstance(engine, EngineOptions):
             raise TypeError(f"engine is {engine!r}, but must be of `EngineOptions`")
         self._responder = responder
-        self.protocol = protocol or TagProtocol()
+        self.protocol = protocol or getattr(responder, "protocol", None) or TagProtocol()
         self.limits = limits
         self.engine = engine or EngineOptions()
         if isinstance(responder, Responder) and self.engine.search_concurrency != EngineOptions.search_concurrency:
@@ -96,7 +105,7 @@ class AgentRollout:
             )
 
     def __call__(self, prompts: list[Any], trainer: GRPOTrainer) -> dict[str, Any]:
-        # Trainers of this package have asked this before; `trl.GRPOTrainer` has not.
+        self.check(trainer.args, trainer.tools)  # trainers of this package have asked before; TRL's have not
         # Built anew each time: one rollout may serve several trainers, and it takes milliseconds.
         collector = self._build_collector(trainer, self._protocol_for(prompts, trainer))
         examples = getattr(trainer, "rollout_examples", None) or [{"prompt": prompt} for prompt in prompts]
@@ -106,15 +115,46 @@ class AgentRollout:
             trajectories = collect(collector, self._encoded(greeted, trainer), trainer, self.engine, examples)
         finally:
             collector.responder.close()
-        statistics = rollout_statistics(trajectories) | time_statistics(collector.timeline)
+        statistics = rollout_statistics(trajectories) | time_statistics(collector.time)
         statistics["neutralized_per_trajectory"] += greeter.neutralized / max(len(trajectories), 1)
         for name, value in statistics.items():
             trainer._log_metric(f"rollout/{name}", value)
-        if trainer.model.training and trainer.accelerator.is_main_process:
-            write_times(collector.timeline, Path(trainer.args.output_dir))
         output = rollout_output(trajectories, trainer._tokenizer.eos_token_id)
         environments = collector.responder.environments
         return {**output, "environments": [*environments]} if environments else output
+
+    def check(self, config: Any, tools: Any = None, environment_factory: Any = None) -> None:
+        """Raise ValueError for arguments of a trainer that the rollout cannot honour.
+
+        Args:
+            config: The trainer's.
+            tools: What the trainer is given beside the rollout.
+            environment_factory: Likewise.
+        """
+        if tools or environment_factory:
+            raise ValueError(
+                "`tools` or `environment_factory` is given together with a rollout that makes whole trajectories "
+                "itself: TRL's tool loop would go on after them. Give them to a `ToolBox`, or no `rollout_func`."
+            )
+        if config.use_transformers_continuous_batching:
+            raise ValueError(
+                "`use_transformers_continuous_batching` is True, but it ignores stop strings: a turn would not end "
+                "where it acts. Set it to False, and `use_vllm=True` for speed."
+            )
+        if config.max_tool_calling_iterations is not None:
+            raise ValueError(
+                f"`max_tool_calling_iterations` is {config.max_tool_calling_iterations}, but is for TRL's tool loop. "
+                "Set `RolloutLimits.max_turns` (`max_turns` in a recipe) instead."
+            )
+        if config.max_completion_length is None:
+            raise ValueError("`max_completion_length` is None, but limits a trajectory: set it.")
+        for key, value in (config.generation_kwargs or {}).items():
+            is_default = value is None or (key in ("num_beams", "num_return_sequences", "n") and value == 1)
+            if key in SET_BY_ROLLOUT["vllm" if config.use_vllm else "transformers"] and not is_default:
+                raise ValueError(
+                    f"`generation_kwargs` has {key!r}: {value!r}, but the rollout says itself where a turn ends, what "
+                    "comes back, and with which seed each turn is sampled (`seed` of the trainer). Remove it."
+                )
 
     def _encoded(self, prompts: list[Any], trainer: GRPOTrainer) -> list[list[int]]:
         prompt_ids, images, _ = trainer._tokenize_prompts(prompts)
@@ -133,12 +173,7 @@ class AgentRollout:
         return self.protocol
 
     def _build_collector(self, trainer: GRPOTrainer, protocol: TagProtocol) -> Collector:
-        limits = self.limits or RolloutLimits(max_trajectory_tokens=trainer.max_completion_length)
-        if limits.max_trajectory_tokens > trainer.max_completion_length:
-            raise ValueError(
-                f"`limits.max_trajectory_tokens` is {limits.max_trajectory_tokens}, more than the trainer's "
-                f"`max_completion_length` of {trainer.max_completion_length}. Lower the one or raise the other."
-            )
+        limits = (self.limits or RolloutLimits()).within(trainer.max_completion_length)
         responder = self._responder
         if not isinstance(responder, Responder):
             responder = responder(protocol, limits)
@@ -181,16 +216,9 @@ class SearchRollout(AgentRollout):
         return self._responders[protocol, limits]
 
 
-def write_times(timeline: Timeline, output_dir: Path) -> None:
-    """Keep where the time of this rollout went, for reports: it takes the place of the one before."""
-    output_dir.mkdir(parents=True, exist_ok=True)
-    rollout_times(timeline).write(output_dir / ROLLOUT_FILE)
-
-
 def rollout_output(trajectories: Sequence[Trajectory], eos_token_id: int) -> dict[str, Any]:
     """`rollout_func`'s return value, one row per trajectory."""
     rows = assemble(trajectories)
-    check_assembly(trajectories, rows)
     # A prompt that no turn follows was too long to be read: whole, it would make every row of the batch as long.
     longest = max((len(t.prompt_ids) for t in trajectories if t.segments), default=1)
     prompt_ids = [list(t.prompt_ids[:longest]) for t in trajectories]

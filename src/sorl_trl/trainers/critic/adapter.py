@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 from peft import LoraConfig, PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
@@ -19,56 +19,48 @@ _CHANGE_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Initializations of LoRA after which the base model is another one."""
 
 
-class AdapterSwitch:
-    """Chooses the adapter of a model's layers as PEFT's `set_adapter` does, but leaves `requires_grad` alone.
-
-    PEFT freezes every adapter but the active one. Two adapters that train in one forward pass need both.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        # In a list of its own: as a submodule of the critic, the policy would be its own descendant.
-        self._layers = [m for m in model.modules() if isinstance(m, (BaseTunerLayer, AuxiliaryTrainingWrapper))]
-
-    @contextmanager
-    def active(self, name: str) -> Iterator[None]:
-        """Within it, forward passes use adapter `name` alone; modules that it does not have are the base model's."""
-        before = [(layer._active_adapter, layer._disable_adapters) for layer in self._layers]
-        for layer in self._layers:
-            layer._active_adapter, layer._disable_adapters = [name], False
-        try:
-            yield
-        finally:
-            for layer, (active, disabled) in zip(self._layers, before, strict=True):
-                layer._active_adapter, layer._disable_adapters = active, disabled
-
-
 class AdapterCritic(Critic):
     """A LoRA adapter "critic" and a scalar head: one base model serves policy, reference and critic.
 
     Args:
         head: the value head.
         model: the PEFT model to which `add_critic_adapter` has been applied.
+        config: what that gave.
     """
 
     kind = "adapter"
 
-    def __init__(self, head: ValueHead, model: PeftModel) -> None:
+    def __init__(self, head: ValueHead, model: PeftModel, config: LoraConfig) -> None:
         super().__init__(head)
-        self.config = cast(LoraConfig, model.peft_config[CRITIC_ADAPTER])
-        self._switch = AdapterSwitch(model)
+        self.config = config
+        # In a list of its own: as a submodule of the critic, the policy would be its own descendant.
+        self._layers = [m for m in model.modules() if isinstance(m, (BaseTunerLayer, AuxiliaryTrainingWrapper))]
         self._adapter = [p for name, p in model.named_parameters() if is_critic_name(name)]
-
-    def own_parameters(self) -> list[nn.Parameter]:
-        return [*self._adapter, *self.head.parameters()]
 
     def unfreeze(self) -> None:
         for parameter in self._adapter:
             parameter.requires_grad_(True)
 
-    def values(self, call: BackboneCall) -> Tensor:
-        with self._switch.active(CRITIC_ADAPTER), self._checkpoints_bound(call.backbone):
+    def forward(self, call: BackboneCall) -> Tensor:
+        with self.active(), self._checkpoints_bound(call.backbone):
             hidden_states = call.backbone(*call.args, **call.kwargs).last_hidden_state
         return self.head(hidden_states)
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Within it, forward passes use the critic's adapter alone; modules that it lacks are the base model's.
+
+        It does what PEFT's `set_adapter` does, but leaves `requires_grad` alone: PEFT freezes every adapter but the
+        active one, and two that train in one forward pass need both.
+        """
+        before = [(layer._active_adapter, layer._disable_adapters) for layer in self._layers]
+        for layer in self._layers:
+            layer._active_adapter, layer._disable_adapters = [CRITIC_ADAPTER], False
+        try:
+            yield
+        finally:
+            for layer, (active, disabled) in zip(self._layers, before, strict=True):
+                layer._active_adapter, layer._disable_adapters = active, disabled
 
     @contextmanager
     def _checkpoints_bound(self, backbone: nn.Module) -> Iterator[None]:
@@ -89,7 +81,7 @@ class AdapterCritic(Critic):
     def _bound(self, checkpoint: Callable[..., Any]) -> Callable[..., Any]:
         def bound_checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             def with_critic_adapter(*inputs: Any, **options: Any) -> Any:
-                with self._switch.active(CRITIC_ADAPTER):
+                with self.active():
                     return function(*inputs, **options)
 
             return checkpoint(with_critic_adapter, *args, **kwargs)
@@ -100,9 +92,11 @@ class AdapterCritic(Critic):
 def add_critic_adapter(model: PeftModel) -> LoraConfig:
     """Add an untrained LoRA adapter "critic" of the policy adapter's shape, without changing what is trained.
 
+    PEFT forgets about it at once, so that whoever saves, loads or lists the model's adapters finds the policy's alone;
+    its layers have it.
+
     Raises:
-        ValueError: the policy's adapter is no LoRA, trains biases or changes the base model's weights, or there is an
-            adapter "critic" already.
+        ValueError: the policy's adapter is no LoRA, trains biases or changes the base model's weights.
     """
     policy_config = model.peft_config[model.active_adapter]
     if not isinstance(policy_config, LoraConfig):
@@ -110,20 +104,10 @@ def add_critic_adapter(model: PeftModel) -> LoraConfig:
             f"`critic='adapter'` copies the policy's LoRA configuration, but its adapter is a "
             f"{type(policy_config).__name__}. Use `critic='head'` or `critic='model'`."
         )
-    if policy_config.bias != "none":
-        raise ValueError(
-            f"`bias` of the policy's LoRA configuration is {policy_config.bias!r}, but `critic='adapter'` needs it to "
-            "be 'none': one adapter of a model can train biases. Set it, or use `critic='head'` or `critic='model'`."
-        )
     if str(policy_config.init_lora_weights).startswith(_CHANGE_THE_BASE):
         raise ValueError(
             f"`init_lora_weights={policy_config.init_lora_weights!r}` takes the policy's first adapter off the base "
             "model, which `critic='adapter'` would share. Use `critic='head'` or `critic='model'`, or plain LoRA."
-        )
-    if CRITIC_ADAPTER in model.peft_config:
-        raise ValueError(
-            f"The policy has an adapter named {CRITIC_ADAPTER!r} already. If it is the critic of an earlier trainer, "
-            "call that trainer's `detach_critic()` first; else rename it."
         )
     config = copy.deepcopy(policy_config)
     config.inference_mode = False
@@ -132,17 +116,17 @@ def add_critic_adapter(model: PeftModel) -> LoraConfig:
         config.init_lora_weights = True
     trained = {name: p.requires_grad for name, p in model.named_parameters()}
     model.add_adapter(CRITIC_ADAPTER, config)
+    del model.peft_config[CRITIC_ADAPTER]
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(trained.get(name, True))
     return config
 
 
 @contextmanager
-def without_adapter(model: Any) -> Iterator[None]:
-    """Within it, PEFT does not know of the critic's adapter, and neither saves nor loads it."""
-    config = model.peft_config.pop(CRITIC_ADAPTER, None) if isinstance(model, PeftModel) else None
+def known_adapter(model: PeftModel, config: LoraConfig) -> Iterator[None]:
+    """Within it, PEFT knows of the critic's adapter, whose weights it can then collect and set."""
+    model.peft_config[CRITIC_ADAPTER] = config
     try:
         yield
     finally:
-        if config is not None:
-            model.peft_config[CRITIC_ADAPTER] = config
+        model.peft_config.pop(CRITIC_ADAPTER, None)

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from peft import PeftModel
 from torch import nn
-from transformers import AutoModel, PreTrainedModel
+from transformers import AutoModel
 
-from sorl_trl.checks import raise_first
-from sorl_trl.trainers.checks.training_noise import disable_noise
-from sorl_trl.trainers.config_rules import adapter_problems
 from sorl_trl.trainers.critic.adapter import AdapterCritic, add_critic_adapter
 from sorl_trl.trainers.critic.checkpoint import BACKBONE_FOLDER, CONFIG_FILE, critic_folder, restore_critic
-from sorl_trl.trainers.critic.model import Critic, HeadCritic, ModelCritic, ValueHead, attach_critic, is_critic_name
+from sorl_trl.trainers.critic.model import (
+    CRITIC_ATTRIBUTE,
+    Critic,
+    HeadCritic,
+    ModelCritic,
+    ValueHead,
+    attach_critic,
+    causal_lm_of,
+    is_critic_name,
+)
 from sorl_trl.trainers.so_ppo_config import SOPPOConfig
-
-
-def causal_lm_of(model: nn.Module) -> PreTrainedModel:
-    """The causal language model under PEFT's wrapper, or `model` itself."""
-    return cast(PreTrainedModel, model.get_base_model() if isinstance(model, PeftModel) else model)
 
 
 def setup_critic(model: Any, config: SOPPOConfig, vocabulary: int) -> Critic:
@@ -37,6 +38,10 @@ def setup_critic(model: Any, config: SOPPOConfig, vocabulary: int) -> Critic:
     Raises:
         ValueError: the configuration does not fit `model`.
     """
+    if hasattr(causal_lm_of(model), CRITIC_ATTRIBUTE):
+        raise ValueError(
+            "The policy has a critic already, that of an earlier trainer: call its `detach_critic()` first."
+        )
     if not any(p.requires_grad for p in model.parameters()):
         raise ValueError("No parameter of the policy is trained. Load a PEFT model with `is_trainable=True`.")
     devices = [model.device] if model.device.type == "cuda" else []
@@ -44,8 +49,6 @@ def setup_critic(model: Any, config: SOPPOConfig, vocabulary: int) -> Critic:
         torch.manual_seed(config.seed)
         critic = _build(model, config, vocabulary)
     attach_critic(causal_lm_of(model), critic.to(model.device))
-    if config.disable_dropout:
-        disable_noise(model)
     saved = _saved_critic(config)
     if saved is not None:
         restore_critic(critic, model, saved)
@@ -60,8 +63,12 @@ def _saved_critic(config: SOPPOConfig) -> Path | None:
 
 
 def _build(model: Any, config: SOPPOConfig, vocabulary: int) -> Critic:
-    raise_first(adapter_problems(config, isinstance(model, PeftModel)))
-    kind = config.critic or ("adapter" if isinstance(model, PeftModel) else "head")
+    has_peft = isinstance(model, PeftModel)
+    kind = config.critic or ("adapter" if has_peft else "head")
+    if kind == "adapter" and not has_peft:
+        raise ValueError("`critic='adapter'` needs a PEFT model: pass a `peft_config`, or use 'head' or 'model'.")
+    if config.critic_trunk_gradient and kind != "head":
+        raise ValueError(f"`critic_trunk_gradient` is True, but needs `critic='head'`: the critic is {kind!r}.")
     if kind == "model":
         return _build_model_critic(model, config, vocabulary)
     if config.critic_model_name_or_path is not None and _saved_critic(config) is None:
@@ -78,11 +85,11 @@ def _build(model: Any, config: SOPPOConfig, vocabulary: int) -> Critic:
 
 def _build_adapter_critic(model: Any, head: ValueHead, config: SOPPOConfig) -> AdapterCritic:
     dtype = trained_dtype(model)
-    add_critic_adapter(model)
+    adapter = add_critic_adapter(model)
     for name, parameter in model.named_parameters():
         if is_critic_name(name) and "lora_magnitude_vector" not in name:  # DoRA's is too fine for bfloat16
             parameter.data = parameter.data.to(dtype)
-    return AdapterCritic(head, model)
+    return AdapterCritic(head, model, adapter)
 
 
 def _build_model_critic(model: Any, config: SOPPOConfig, vocabulary: int) -> ModelCritic:
@@ -117,15 +124,3 @@ def _build_model_critic(model: Any, config: SOPPOConfig, vocabulary: int) -> Mod
 def trained_dtype(model: nn.Module) -> torch.dtype:
     """The dtype of the parameters that are trained: ZeRO-3 gathers them together, so the critic's are the same."""
     return next(p.dtype for p in model.parameters() if p.requires_grad)
-
-
-def check_trained_dtypes(model: nn.Module) -> None:
-    """Raise ValueError unless all trained parameters have one dtype, as ZeRO-3 needs them to."""
-    by_dtype = {p.dtype: name for name, p in model.named_parameters() if p.requires_grad}
-    if len(by_dtype) > 1:
-        examples = ", ".join(f"{dtype} ({name})" for dtype, name in by_dtype.items())
-        raise ValueError(
-            f"Under ZeRO-3 all trained parameters must have one dtype, but there are {examples}. Load the model and "
-            "its adapters in one dtype, for instance with `model_init_kwargs={'dtype': 'bfloat16'}` and a "
-            "`peft_config` instead of a ready PEFT model."
-        )

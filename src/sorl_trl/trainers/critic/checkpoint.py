@@ -2,7 +2,7 @@
 
 checkpoint-100/            the policy, a plain Hugging Face or PEFT checkpoint
 checkpoint-100/critic/
-    critic_config.json     kind and hidden size
+    critic_config.json     its kind
     value_head.safetensors
     adapter/               of kind "adapter": a PEFT checkpoint
     backbone/              of kind "model": a Hugging Face checkpoint
@@ -14,23 +14,21 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import cast
 
-from peft import LoraConfig, get_peft_model_state_dict, set_peft_model_state_dict
+from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from sorl_trl.command_line import UserMistake
-from sorl_trl.trainers.critic.adapter import CRITIC_ADAPTER, AdapterCritic
+from sorl_trl.trainers.critic.adapter import CRITIC_ADAPTER, AdapterCritic, known_adapter
 from sorl_trl.trainers.critic.model import CRITIC_ATTRIBUTE, Critic, ModelCritic
 
 CRITIC_FOLDER = "critic"
 CONFIG_FILE = "critic_config.json"
 HEAD_FILE = "value_head.safetensors"
 ADAPTER_FOLDER = "adapter"
+ADAPTER_FILE = "adapter_model.safetensors"
 BACKBONE_FOLDER = "backbone"
-ADAPTER_SHAPE = ("r", "lora_alpha", "target_modules", "rank_pattern", "alpha_pattern", "use_rslora", "use_dora")
-"""Fields of a LoRA configuration that say which weights there are, and what they mean."""
 
 _CRITIC_PREFIX = re.compile(rf"^(?:base_model\.model\.)?{CRITIC_ATTRIBUTE}\.")
 
@@ -46,8 +44,7 @@ def save_critic(critic: Critic, model: nn.Module, folder: Path, state_dict: Mapp
             keeps the weights in a checkpoint of its own: then only the configuration is written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    config = {"kind": critic.kind, "hidden_size": critic.head.hidden_size}
-    (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n")
+    (folder / CONFIG_FILE).write_text(json.dumps({"kind": critic.kind}) + "\n")
     if isinstance(critic, AdapterCritic):
         critic.config.save_pretrained(str(folder / ADAPTER_FOLDER))
     state = model.state_dict() if state_dict is None else state_dict
@@ -60,15 +57,11 @@ def save_critic(critic: Critic, model: nn.Module, folder: Path, state_dict: Mapp
         backbone = {name.removeprefix("backbone."): t for name, t in own.items() if name.startswith("backbone.")}
         critic.backbone.save_pretrained(folder / BACKBONE_FOLDER, state_dict=backbone)
     elif isinstance(critic, AdapterCritic):
-        _save_adapter(model, folder / ADAPTER_FOLDER, dict(state))
-
-
-def _save_adapter(model: Any, folder: Path, state_dict: dict[str, Tensor]) -> None:
-    """What `PeftModel.save_pretrained` writes, for this adapter alone and not in a folder named after it."""
-    adapter = get_peft_model_state_dict(
-        model, state_dict=state_dict, adapter_name=CRITIC_ADAPTER, save_embedding_layers=False
-    )
-    save_file({name: t.contiguous() for name, t in adapter.items()}, folder / "adapter_model.safetensors")
+        with known_adapter(cast(PeftModel, model), critic.config):
+            adapter = get_peft_model_state_dict(
+                model, state_dict=dict(state), adapter_name=CRITIC_ADAPTER, save_embedding_layers=False
+            )
+        save_file({name: t.contiguous() for name, t in adapter.items()}, folder / ADAPTER_FOLDER / ADAPTER_FILE)
 
 
 def critic_folder(path: str | Path) -> Path:
@@ -77,57 +70,37 @@ def critic_folder(path: str | Path) -> Path:
     return path if (path / CONFIG_FILE).is_file() else path / CRITIC_FOLDER
 
 
-def read_critic_config(folder: Path) -> dict[str, Any]:
-    """The `critic_config.json` in `folder`.
+def kind_of(folder: Path) -> str:
+    """The kind of the critic in `folder`.
 
     Raises:
         ValueError: there is none.
     """
     path = folder / CONFIG_FILE
     if not path.is_file():
-        raise UserMistake(
+        raise ValueError(
             f"There is no critic in {folder}: a checkpoint of `SOPPOTrainer` holds `{CRITIC_FOLDER}/{CONFIG_FILE}`. "
             "Name such a checkpoint; without one, a new run makes a new critic."
         )
-    config: dict[str, Any] = json.loads(path.read_text())
-    return config
+    kind: str = json.loads(path.read_text())["kind"]
+    return kind
 
 
 def check_critic_folder(critic: Critic, folder: Path) -> None:
-    """Raise ValueError unless `folder` holds a critic that fits `critic`."""
-    config = read_critic_config(folder)
-    if config["kind"] != critic.kind:
-        raise UserMistake(
-            f"The critic in {folder} is of kind {config['kind']!r}, this run's of kind {critic.kind!r}: set "
-            f"`critic={config['kind']!r}`."
+    """Raise ValueError unless `folder` holds a critic of the kind of `critic`."""
+    kind = kind_of(folder)
+    if kind != critic.kind:
+        raise ValueError(
+            f"The critic in {folder} is of kind {kind!r}, this run's of kind {critic.kind!r}: set `critic={kind!r}`."
         )
-    hidden_size = critic.head.hidden_size
-    if config["hidden_size"] != hidden_size:
-        raise UserMistake(
-            f"The critic in {folder} reads hidden states of size {config['hidden_size']}, but this run's model has "
-            f"size {hidden_size}. It belongs to another model."
-        )
-    if isinstance(critic, AdapterCritic):
-        _check_adapter(critic.config, folder / ADAPTER_FOLDER)
-
-
-def _check_adapter(config: LoraConfig, folder: Path) -> None:
-    """Raise ValueError unless the LoRA adapter in `folder` has the shape and scale of `config`."""
-    saved = LoraConfig.from_pretrained(str(folder))
-    for name in ADAPTER_SHAPE:
-        theirs, ours = getattr(saved, name), getattr(config, name)
-        if theirs != ours:
-            raise UserMistake(
-                f"The critic's adapter in {folder} has `{name}` {theirs!r}, this run's LoRA configuration {ours!r}: "
-                "they must be the same."
-            )
 
 
 def restore_critic(critic: Critic, model: nn.Module, folder: Path) -> None:
     """Load the weights in `folder` into `critic`.
 
     Raises:
-        ValueError: `folder` holds no critic, or one of another kind or size.
+        ValueError: `folder` holds no critic, or one of another kind.
+        RuntimeError: it is of another size.
     """
     check_critic_folder(critic, folder)
     if isinstance(critic, ModelCritic):
@@ -135,6 +108,8 @@ def restore_critic(critic: Critic, model: nn.Module, folder: Path) -> None:
         saved = type(critic.backbone).from_pretrained(folder / BACKBONE_FOLDER, dtype=critic.backbone.dtype)
         critic.backbone.load_state_dict(saved.state_dict())
     elif isinstance(critic, AdapterCritic):
-        adapter = load_file(folder / ADAPTER_FOLDER / "adapter_model.safetensors")
-        set_peft_model_state_dict(model, adapter, adapter_name=CRITIC_ADAPTER)
+        adapter = load_file(folder / ADAPTER_FOLDER / ADAPTER_FILE)
+        with known_adapter(cast(PeftModel, model), critic.config):
+            set_peft_model_state_dict(model, adapter, adapter_name=CRITIC_ADAPTER)
+        critic.unfreeze()
     critic.head.load_state_dict(load_file(folder / HEAD_FILE))

@@ -1,4 +1,4 @@
-"""From rewards and the critic's values to advantages and returns, turn by turn or token by token."""
+"""From rewards and the critic's values to advantages and returns, by turn or by token, and their metrics."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from sorl_trl.ops import (
+    explained_variance,
     token_gae,
     turn_broadcast,
     turn_gae,
@@ -67,12 +68,7 @@ def token_experience(
 ) -> Experience:
     """GAE over the policy's tokens, observations skipped; a turn's reward stands on its last token.
 
-    Args:
-        turn_rewards: (B, K).
-        token_rewards: (B, T), added to them.
-        values: (B, T), V of the state before each token.
-        turn_ids: (B, T).
-        gamma, gae_lambda: discount per token, and λ.
+    The arguments are those of `turn_experience`, but for `gamma`, which is per token.
     """
     mask = turn_ids >= 0
     values = torch.where(mask, values, 0.0)
@@ -80,3 +76,32 @@ def token_experience(
     advantages, returns = token_gae(rewards, values, mask, gamma, gae_lambda)
     _, rewards_to_go = token_gae(rewards, torch.zeros_like(values), mask, gamma, 1.0)
     return Experience(values, advantages, returns, rewards_to_go, turn_ids, False)
+
+
+def critic_metrics(experience: Experience) -> dict[str, float]:
+    """What values and advantages are like, overall and by turn index; docs/metrics.md explains the names.
+
+    NaN, which TRL leaves out of its averages, stands for what is undefined: an explained variance of equal returns, a
+    standard deviation of fewer than two advantages, a mean of none. What is off the units never enters.
+    """
+    units = experience.unit_turns
+    overall = _statistics(experience, units >= 0)
+    metrics = {f"critic/{name}": overall[name] for name in ("explained_variance", "value_mean", "return_mean")}
+    metrics |= {f"advantages/{name}": overall[f"advantage_{name}"] for name in ("mean", "std")}
+    for turn in torch.unique(units[units >= 0]).tolist():
+        of_turn = _statistics(experience, units == turn)
+        metrics |= {f"critic/turn_{turn}/{name}": statistic for name, statistic in of_turn.items()}
+    return dict(zip(metrics, torch.stack(list(metrics.values())).tolist(), strict=True))
+
+
+def _statistics(experience: Experience, kept: Tensor) -> dict[str, Tensor]:
+    """Of the units where `kept`. Returns are the rewards to go, which have no part of the critic's own in them."""
+    given = experience.values, experience.rewards_to_go, experience.advantages
+    values, returns, advantages = (each[kept].float() for each in given)
+    return {
+        "explained_variance": explained_variance(values, returns, torch.ones_like(values)),
+        "value_mean": values.mean(),
+        "return_mean": returns.mean(),
+        "advantage_mean": advantages.mean(),
+        "advantage_std": advantages.std() if len(advantages) > 1 else advantages.new_tensor(torch.nan),
+    }

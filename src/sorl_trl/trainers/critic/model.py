@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
+from peft import PeftModel
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from trl.trainer.utils import FusedCausalLMOutput
@@ -30,7 +30,6 @@ class ValueHead(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(1, hidden_size, dtype=dtype))
         self.bias = nn.Parameter(torch.zeros(1, dtype=dtype))
-        self.hidden_size = hidden_size
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """(B, L, H) to (B, L)."""
@@ -42,23 +41,16 @@ class ValueHead(nn.Module):
 
 @dataclass
 class BackboneCall:
-    """What the policy's backbone is called with, and what it gave, once it was called."""
+    """What the policy's backbone was called with, and what it gave."""
 
     backbone: nn.Module
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    recorded: Tensor | None = None
-    """(B, L, H), the last hidden states."""
-
-    def hidden_states(self) -> Tensor:
-        """(B, L, H), the last ones: those recorded, or the backbone is called."""
-        if self.recorded is None:
-            self.recorded = self.backbone(*self.args, **self.kwargs).last_hidden_state
-        return self.recorded
+    output: Any
 
 
 class Critic(nn.Module):
-    """Base of the three kinds: `values` turns one call of the policy's backbone into values.
+    """Base of the three kinds, which turn one call of the policy's backbone into (B, L): V after each token.
 
     Args:
         head: the value head.
@@ -70,19 +62,8 @@ class Critic(nn.Module):
         super().__init__()
         self.head = head
 
-    def values(self, call: BackboneCall) -> Tensor:
-        """(B, L): V of the state after each token."""
-        raise NotImplementedError
-
-    def own_parameters(self) -> list[nn.Parameter]:
-        """Every parameter that the critic alone trains, in a stable order."""
-        return list(self.parameters())
-
     def unfreeze(self) -> None:
         """Undo what PEFT does to `requires_grad` when it switches adapters; called before every training forward."""
-
-    def forward(self, call: BackboneCall) -> Tensor:
-        return self.values(call)
 
 
 class HeadCritic(Critic):
@@ -99,8 +80,8 @@ class HeadCritic(Critic):
         super().__init__(head)
         self.trunk_gradient = trunk_gradient
 
-    def values(self, call: BackboneCall) -> Tensor:
-        hidden_states = call.hidden_states()
+    def forward(self, call: BackboneCall) -> Tensor:
+        hidden_states = call.output.last_hidden_state
         return self.head(hidden_states if self.trunk_gradient else hidden_states.detach())
 
 
@@ -113,7 +94,7 @@ class ModelCritic(Critic):
         super().__init__(head)
         self.backbone = backbone
 
-    def values(self, call: BackboneCall) -> Tensor:
+    def forward(self, call: BackboneCall) -> Tensor:
         output = self.backbone(
             input_ids=call.kwargs.get("input_ids", call.args[0] if call.args else None),
             attention_mask=call.kwargs.get("attention_mask"),
@@ -135,34 +116,21 @@ class CausalLMOutputWithCritic(FusedCausalLMOutput):
 def attach_critic(causal_lm: PreTrainedModel, critic: Critic) -> None:
     """Make `critic` a submodule of `causal_lm`, whose forward gives values when it is asked `with_values=True`.
 
-    With `values_only=True` in addition it does not compute what the critic does not need; log-probabilities are 0.
-    Attach it after `trl.trainer.utils.add_fused_lm_head`: values come with the fused head's log-probabilities.
-
-    Raises:
-        ValueError: there is a submodule of the critic's name already.
+    Like `trl.trainer.utils.add_fused_lm_head`, after which it has to be called, it gives the model another `forward`:
+    PEFT calls that directly, past the hooks of the module, and engines want the values in the output.
     """
-    if hasattr(causal_lm, CRITIC_ATTRIBUTE):
-        raise ValueError(
-            f"The policy has a submodule {CRITIC_ATTRIBUTE!r} already. If it is the critic of an earlier trainer, "
-            "call that trainer's `detach_critic()` first."
-        )
     bound: Any = causal_lm.forward
     policy_forward = bound.__func__  # so that a copy of the model runs its own
 
     @functools.wraps(policy_forward)  # `generate` validates its arguments against the signature
-    def forward(
-        self: PreTrainedModel, *args: Any, with_values: bool = False, values_only: bool = False, **kwargs: Any
-    ) -> Any:
+    def forward(self: PreTrainedModel, *args: Any, with_values: bool = False, **kwargs: Any) -> Any:
         if not with_values:
             return policy_forward(self, *args, **kwargs)
         critic: Critic = getattr(self, CRITIC_ATTRIBUTE)
         critic.unfreeze()
-        if values_only:
-            inputs = {name: value for name, value in kwargs.items() if name not in ("labels", "fused_lm_head")}
-            values = critic(BackboneCall(self.base_model, args, {**inputs, "use_cache": False}))[:, :-1]
-            return CausalLMOutputWithCritic(log_probs=torch.zeros_like(values), critic_values=values)
-        # Looked up on each call, since FSDP and PEFT replace it after attaching.
-        with _recorded_call(self.base_model) as calls:
+        calls: list[BackboneCall] = []
+        # The backbone is looked up on each call, since FSDP and PEFT replace it after attaching.
+        with self.base_model.register_forward_hook(lambda *call: calls.append(BackboneCall(*call)), with_kwargs=True):
             output = policy_forward(self, *args, **kwargs)
         values = critic(calls[-1])
         return CausalLMOutputWithCritic(**output, critic_values=values[:, :-1])
@@ -171,29 +139,9 @@ def attach_critic(causal_lm: PreTrainedModel, critic: Critic) -> None:
     causal_lm.forward = types.MethodType(forward, causal_lm)
 
 
-@contextmanager
-def _recorded_call(backbone: nn.Module) -> Iterator[list[BackboneCall]]:
-    calls: list[BackboneCall] = []
-
-    def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        calls.append(BackboneCall(module, args, kwargs, output.last_hidden_state))
-
-    handle = backbone.register_forward_hook(record, with_kwargs=True)
-    try:
-        yield calls
-    finally:
-        handle.remove()
-
-
-@contextmanager
-def detached_critic(causal_lm: PreTrainedModel) -> Iterator[None]:
-    """The policy as if it never had a critic: for saving, loading and copying it."""
-    critic = causal_lm._modules.pop(CRITIC_ATTRIBUTE, None)
-    try:
-        yield
-    finally:
-        if critic is not None:
-            causal_lm.add_module(CRITIC_ATTRIBUTE, critic)
+def causal_lm_of(model: nn.Module) -> PreTrainedModel:
+    """The causal language model under PEFT's wrapper, or `model` itself."""
+    return cast(PreTrainedModel, model.get_base_model() if isinstance(model, PeftModel) else model)
 
 
 def is_critic_name(name: str) -> bool:
@@ -206,38 +154,22 @@ class ValuesBesideLogps:
 
     Args:
         model: the policy with its critic attached, under any wrapper.
-        values_only: whether the log-probabilities may be 0.
     """
 
-    def __init__(self, model: Callable[..., Any], values_only: bool = False) -> None:
+    def __init__(self, model: Callable[..., Any]) -> None:
         self._model = model
-        self._values_only = values_only
         self._chunks: list[Tensor] = []
 
     def __call__(self, **kwargs: Any) -> Any:
-        output = self._model(**kwargs, with_values=True, values_only=self._values_only)
+        output = self._model(**kwargs, with_values=True)
         self._chunks.append(output.critic_values)
         return output
+
+    @property
+    def was_called(self) -> bool:
+        """Whether there are values."""
+        return bool(self._chunks)
 
     def values(self, length: int) -> Tensor:
         """(B, length): V of the state before each of the last `length` tokens."""
         return torch.cat([chunk[:, -length:] for chunk in self._chunks])
-
-
-class ValueRecorder:
-    """Keeps the values of one pass of the policy."""
-
-    values: Tensor
-    """(B, T) V of the state before each token of the completions, once the pass is done."""
-
-    @property
-    def is_done(self) -> bool:
-        """Whether there has been a pass."""
-        return hasattr(self, "values")
-
-    @contextmanager
-    def beside_logps(self, model: Callable[..., Any], length: int) -> Iterator[ValuesBesideLogps]:
-        """The model to call for log-probabilities; the values beside the last `length` of them are kept."""
-        with_values = ValuesBesideLogps(model)
-        yield with_values
-        self.values = with_values.values(length)

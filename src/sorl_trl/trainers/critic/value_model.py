@@ -20,7 +20,7 @@ from sorl_trl.trainers.critic.checkpoint import (
     BACKBONE_FOLDER,
     HEAD_FILE,
     critic_folder,
-    read_critic_config,
+    kind_of,
 )
 from sorl_trl.trainers.critic.model import ValueHead
 from sorl_trl.types import Trajectory
@@ -76,23 +76,13 @@ def load_critic(path: str | Path, base_model: str | None = None, **kwargs: Any) 
         kwargs: for `from_pretrained` of the backbone, such as `dtype` or `device_map`.
 
     Raises:
-        ValueError: there is no critic at `path`, it has no weights, or its backbone has another hidden size.
+        ValueError: there is no critic at `path`.
+        FileNotFoundError: it has no weights, because DeepSpeed kept them in shards of its own.
+        RuntimeError: its backbone has another hidden size.
     """
     folder = critic_folder(path)
-    config = read_critic_config(folder)
-    if not (folder / HEAD_FILE).is_file():
-        raise ValueError(
-            f"{folder} has no {HEAD_FILE}: DeepSpeed kept the weights in shards of its own. Save with "
-            "`stage3_gather_16bit_weights_on_model_save`."
-        )
-    backbone = _load_backbone(config["kind"], folder, base_model, kwargs)
-    hidden_size = backbone.config.get_text_config().hidden_size
-    if hidden_size != config["hidden_size"]:
-        raise ValueError(
-            f"The critic in {folder} reads hidden states of size {config['hidden_size']}, but its backbone's have "
-            f"size {hidden_size}."
-        )
-    head = ValueHead(hidden_size)
+    backbone = _load_backbone(kind_of(folder), folder, base_model, kwargs)
+    head = ValueHead(backbone.config.get_text_config().hidden_size)
     head.load_state_dict(load_file(folder / HEAD_FILE))
     return ValueModel(backbone, head.to(backbone.device)).eval()
 

@@ -51,7 +51,7 @@ class ClippingBiasNormalizer:
             torch._foreach_add_(self._gradients, gradients)
 
     def normalize(self, accelerator: Accelerator) -> float:
-        """Divide every `.grad` by max(1, ‖C(θ)‖₂), forget C(θ), and return the norm. All processes call it together."""
+        """Divide every `.grad` by max(1, ‖C(θ)‖₂), forget C(θ), return the norm. All processes call it together."""
         clipped_anywhere = accelerator.reduce(
             torch.tensor(float(self._gradients is not None), device=accelerator.device), reduction="sum"
         )
@@ -83,8 +83,8 @@ def bias_normalizer(trainer: Any) -> ClippingBiasNormalizer | None:
         )
     if (args.gradient_checkpointing_kwargs or {}).get("use_reentrant"):
         raise ValueError(
-            "`bias_norm` is True, but takes a gradient of its own, which reentrant gradient checkpointing cannot give: "
-            "set `gradient_checkpointing_kwargs={'use_reentrant': False}`."
+            "`bias_norm` is True, but takes a gradient of its own, which reentrant gradient checkpointing cannot "
+            "give: set `gradient_checkpointing_kwargs={'use_reentrant': False}`."
         )
     if args.top_entropy_quantile != 1.0 or args.off_policy_mask_threshold is not None:
         raise ValueError(

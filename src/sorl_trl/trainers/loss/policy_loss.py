@@ -5,8 +5,8 @@
     mean       J = mean_i (1/n_i) Σ_k mean_{t∈k} S_t, with `loss_type="turn"`      `_mean`
     terms      L = −J + λ mean_i f_i KL_i, by default                              `methods.ClipPenalty`, or others
 
-Reference KL, entropy and masks are TRL's. Where the whole loss is TRL's own (`is_trls`), TRL computes it; the terms are
-added and the metrics logged in the same way.
+Reference KL, entropy and masks are TRL's. Where the whole loss is TRL's own (`is_trls`), TRL computes it; the terms
+are added and the metrics logged in the same way.
 """
 
 from __future__ import annotations
@@ -76,10 +76,9 @@ def policy_loss(trainer: Any, model: Any, inputs: Mapping[str, Any]) -> tuple[Te
     # Ratio and surrogate
     batch = micro_batch(trainer, logps, inputs)
     objective = trainer.method.surrogate(batch)
+    losses = -objective.value
     if trainer.args.loss_type == "turn":
-        losses = -turn_weights(batch.turns) * objective.value
-    else:
-        losses = -objective.value
+        losses = turn_weights(batch.turns) * losses
 
     # Masks and engine weights
     if trainer.off_policy_mask_threshold is not None:

@@ -68,8 +68,8 @@ class InformationGain:
         tag = TAG_PREFIX if isinstance(protocol, TagProtocol) else ""
         self._prefix = tag if self.prefix is None else self.prefix
 
-    def __call__(self, **columns: Any) -> list[list[float] | None]:
-        """One gain per turn for each of B trajectories, None for those without any. All processes call it together."""
+    def __call__(self, **columns: Any) -> list[list[float | None]]:
+        """One gain per turn for each of B trajectories, None for a turn without. All processes call it together."""
         if self.column not in columns:
             raise ValueError(
                 f"`column` is {self.column!r}, but the data set has no such column: it has {sorted(columns)}. Leave "
@@ -78,8 +78,11 @@ class InformationGain:
         recorder = self._trainer._recorder
         gains, has_gain = self._gains(recorder.generated, recorder.turns, columns[self.column])
         self._log(gains, has_gain, recorder.turns.counts)
-        rows = zip(gains.tolist(), has_gain.any(1).tolist(), recorder.turns.counts.tolist(), strict=True)
-        return [[self.coef * gain for gain in row[:turns]] if has_any else None for row, has_any, turns in rows]
+        rows = zip(gains.tolist(), has_gain.tolist(), recorder.turns.counts.tolist(), strict=True)
+        return [
+            [self.coef * gain if found else None for gain, found in zip(row[:turns], has[:turns], strict=True)]
+            for row, has, turns in rows
+        ]
 
     def _gains(self, generated: Generated, turns: TurnLayout, golden: Sequence[Any]) -> tuple[Tensor, Tensor]:
         asked = self._asked(generated, [self._answer(each) for each in golden])
@@ -167,7 +170,6 @@ def first_answer(golden: Any, column: str) -> str:
     first = next(iter(golden), None) if is_list else golden
     if first is not None and not isinstance(first, str):
         raise ValueError(
-            f"The column {column!r} holds {golden!r}, but must hold a string or a list of "
-            "strings: the golden answer."
+            f"The column {column!r} holds {golden!r}, but must hold a string or a list of strings: the golden answer."
         )
     return first or ""

@@ -97,7 +97,10 @@ class RolloutRecorder:
         said = [row.get("trajectory") for row in examples]
         known = all(isinstance(each, Trajectory) for each in said)
         accelerator = self._trainer.accelerator
-        void = [known and any(turn.action.kind is ActionKind.INVALID for turn in each.turns) for each in said]
+        void = [
+            isinstance(each, Trajectory) and any(turn.action.kind is ActionKind.INVALID for turn in each.turns)
+            for each in said
+        ]
         both = torch.tensor([[known, each] for each in void], device=accelerator.device)
         gathered = accelerator.gather(both)
         return gathered[:, 1] if bool(gathered[:, 0].all()) else None
@@ -107,6 +110,31 @@ class RolloutRecorder:
             return None
         width = self.turns.turn_ids.size(1)
         return gather_rows(self._trainer.accelerator, mismatch_of(batch, self.turns.turn_ids)[:, :width])
+
+
+def kept_masks(trainer: Any, rollout: ScoredRollout, batch: Mapping[str, Any]) -> list[Tensor]:
+    """What each piece of `keep` keeps of this process's rows: (B,) or (B, T) bool. The share that it keeps is logged.
+
+    Args:
+        trainer: a `TurnLevelTrainer`.
+        rollout: of all processes.
+        batch: TRL's, of this process's B rows, in which T is the width that TRL padded to.
+    """
+    masks = []
+    rows, width = batch["completion_ids"].shape
+    for piece in trainer.method.keep:
+        keep = piece(rollout).bool()
+        name = getattr(piece, "__name__", type(piece).__name__)
+        share = keep if keep.dim() == 1 else keep[rollout.turns.loss_mask]
+        trainer._metrics["train"][f"keep/{name}"].append(share.float().mean().item())
+        own = own_rows(keep, rows, trainer.accelerator)
+        if own.dim() == 2:
+            columns = min(width, own.size(1))
+            whole = torch.ones((rows, width), dtype=torch.bool, device=own.device)
+            whole[:, :columns] = own[:, :columns]
+            own = whole
+        masks.append(own)
+    return masks
 
 
 def corrects_sampling(trainer: Any) -> bool:

@@ -6,7 +6,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -34,14 +34,14 @@ class SplitRewards:
 class TurnRewards:
     """Keeps the turn rewards of one rollout, while TRL sees their sum per completion.
 
-    A reward function may return for each completion a float (an outcome reward), a sequence with one float per turn,
-    or `None` (not scored by this function), in any mixture.
+    A reward function may return for each completion a float (an outcome reward), a sequence with one float per turn
+    (None for a turn that has none), or `None` (not scored by this function), in any mixture.
     """
 
     def __init__(self) -> None:
         self._turn_ids: list[list[int]] = []
         self._turn_counts: list[int] = []
-        self._recorded: dict[tuple[int, int], list[float]] = {}
+        self._recorded: dict[tuple[int, int], list[float | None]] = {}
 
     def begin(self, turn_ids: Sequence[Sequence[int]], turn_counts: Sequence[int]) -> None:
         """Forget what was recorded, and expect rewards of trajectories with these turns."""
@@ -83,26 +83,29 @@ class TurnRewards:
         if reward is None or _is_number(reward):
             return reward
         is_list = isinstance(reward, Sequence) and not isinstance(reward, (str, bytes))
-        if not (is_list and all(map(_is_number, reward))):
+        if not (is_list and all(each is None or _is_number(each) for each in reward)):
             raise ValueError(
                 f"The reward function {name!r} returned {reward!r} for trajectory {row}. A reward is a number, a list "
                 "with one number per turn, or None."
             )
         if self._turn_counts[row] == 0:
             return None  # masked out of the loss, though the function may have seen generated turns
-        turn_rewards = list(map(float, reward))
+        turn_rewards = [None if each is None else float(each) for each in reward]
         self._check(turn_rewards, row, name)
+        given = [each for each in turn_rewards if each is not None]
+        if not given:
+            return None
         self._recorded[row, index] = turn_rewards
-        return math.fsum(turn_rewards)
+        return math.fsum(given)
 
-    def _check(self, turn_rewards: list[float], row: int, name: str) -> None:
+    def _check(self, turn_rewards: list[float | None], row: int, name: str) -> None:
         if len(turn_rewards) != self._turn_counts[row]:
             raise ValueError(
                 f"The reward function {name!r} returned {len(turn_rewards)} turn rewards for trajectory {row}, which "
                 f"has {self._turn_counts[row]} turns (as in `turn_ids`). Return one float per turn, one for the "
                 "trajectory, or None."
             )
-        if not all(map(math.isfinite, turn_rewards)):
+        if not all(each is None or math.isfinite(each) for each in turn_rewards):
             raise ValueError(
                 f"The reward function {name!r} returned {turn_rewards} for trajectory {row}. Turn rewards must be "
                 "finite; return None to leave the trajectory unscored."
@@ -123,8 +126,10 @@ class TurnRewards:
             for index, weight in enumerate(weight_of):
                 recorded = self._recorded.get((row, index))
                 if recorded is not None:
-                    of_turns[row][:turns] = [a + weight * b for a, b in zip(of_turns[row], recorded, strict=False)]
-                    has_turn[row][:turns] = [True] * turns
+                    for turn, reward in enumerate(recorded):
+                        if reward is not None:
+                            of_turns[row][turn] += weight * reward
+                            has_turn[row][turn] = True
                 elif turns and not math.isnan(per_func[row][index]):
                     outcomes[row] += weight * per_func[row][index]
                     has_outcome[row] = True
@@ -139,6 +144,8 @@ class TurnRewards:
 
 def _names_turn_ids(reward_func: Callable[..., Any]) -> bool:
     """Whether the function has a parameter of that name that has not been bound."""
+    if isinstance(reward_func, partial) and TURN_IDS in reward_func.keywords:
+        return False
     try:
         parameter = inspect.signature(reward_func).parameters.get(TURN_IDS)
     except (TypeError, ValueError):  # written in C, perhaps

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -173,6 +174,27 @@ def test_a_coroutine_that_takes_too_long_is_cancelled(opened: Any) -> None:
     assert AsyncHangs.cancelled, "at once, not with the rollout"
 
 
+def test_a_coroutine_that_comes_too_late_is_closed(opened: Any) -> None:
+    go, made = threading.Event(), []
+
+    class Late:
+        def step(self, taken: Turn) -> Any:
+            go.wait(LONG)
+            made.append(self.answer())
+            return made[-1]
+
+        async def answer(self) -> Reply:
+            return Reply()
+
+    assert ask(opened(Late, timeout_s=SOON), "a") == [DOWN]
+    go.set()
+    for _ in range(10_000):
+        if made and inspect.getcoroutinestate(made[0]) == inspect.CORO_CLOSED:
+            return
+        threading.Event().wait(0.001)
+    raise AssertionError("nobody awaits it, and it has not been closed")
+
+
 def test_a_blocked_event_loop_hangs_no_rollout(opened: Any) -> None:
     go = threading.Event()
     responder = opened(partial(BlocksTheLoop, go), {}, {}, timeout_s=ENOUGH)
@@ -204,7 +226,7 @@ def test_threads_end_with_the_rollout(opened: Any) -> None:
     responder = opened(SlowlyCounting, *[{}] * 3)
     ask(responder, *"abc")
     during = of_environments() - before
-    assert len(during) == 5, "one per row, one that watches, one for coroutines"
+    assert len(during) == 5, "one per row, one that counts the time, one for coroutines"
     responder.close()
     for thread in during:
         thread.join(LONG)

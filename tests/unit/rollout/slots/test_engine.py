@@ -12,8 +12,8 @@ import pytest
 import torch
 from transformers import GenerationConfig, LlamaForCausalLM
 
-from sorl_trl.rollout import TurnEnd, generate_turns
-from sorl_trl.rollout.slots import SlotEngine, SlotOptions
+from sorl_trl.rollout import SlotOptions, TurnEnd, generate_turns
+from sorl_trl.rollout.slots import SlotEngine
 from sorl_trl.rollout.slots import engine as engine_module
 from tests import model_families as families
 
@@ -122,20 +122,20 @@ def test_a_prefill_is_done_in_parts(llama: Any) -> None:
 
 def test_a_poll_is_one_prefill_and_one_step(llama: Any) -> None:
     engine = opened(llama, 3)
-    assert engine.idle and engine.poll() == [] and engine.prefilled == []
+    assert engine.idle and engine.poll() == []
     engine.submit(1, PROMPT, 9)
     assert not engine.idle
-    assert engine.poll() == [] and engine.prefilled == [1]
+    assert engine.poll() == []
     engine.submit(0, PROMPT[1:], 1)
     ((row, turn),) = engine.poll()
-    assert (row, len(turn.token_ids), engine.prefilled) == (0, 1, [0])
+    assert (row, len(turn.token_ids)) == (0, 1)
     assert (engine.work.steps, engine.work.row_steps) == (2, 2)
     engine.release(1)
     assert engine.idle and engine.poll() == [] and engine.work.steps == 2
 
 
 def test_rows_wait_for_memory_and_this_is_said_once(llama: Any, caplog: pytest.LogCaptureFixture) -> None:
-    engine_module._spoken.cache_clear()
+    engine_module._SAID.clear()
     plan = families.random_plan(rows=8)
     expected = families.play(slots(llama), plan)
     room = max(len(context) + 12 for row in expected for context, _ in row)

@@ -11,8 +11,8 @@ import torch
 from peft import LoraConfig, PrefixTuningConfig, get_peft_model
 from transformers import GenerationConfig, LlamaForCausalLM
 
-from sorl_trl.rollout import HFGenerator, LockStepEngine
-from sorl_trl.rollout.slots import NotServed, SlotEngine, SlotOptions, choice, model_engine
+from sorl_trl.rollout import HFGenerator, LockStepEngine, SlotOptions
+from sorl_trl.rollout.slots import NotServed, SlotEngine, choice, model_engine
 from tests import model_families as families
 
 GREEDY = GenerationConfig(do_sample=False)

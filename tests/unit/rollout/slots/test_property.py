@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-from sorl_trl.rollout import HFGenerator, LockStepEngine, TurnEnd
-from sorl_trl.rollout.slots import SlotEngine, SlotOptions
+from sorl_trl.rollout import HFGenerator, LockStepEngine, SlotOptions, TurnEnd
+from sorl_trl.rollout.slots import SlotEngine
 from tests import model_families as families
 from tests.unit.rollout.fakes import bpe_tokenizer
 

@@ -10,7 +10,6 @@ import torch
 from accelerate.utils import is_peft_model
 
 from sorl_trl.rollout import Generation, TurnEnd
-from sorl_trl.trainers.agents.vllm.interrupts import interrupts_held_back
 from sorl_trl.trainers.agents.vllm.turns import Sampled, TurnRequest, VLLMEngine, sampling_settings
 
 
@@ -29,7 +28,7 @@ class VLLMColocateEngine(VLLMEngine):
     `generate` does that at every call, and forgets what the engine has cached of earlier turns.
 
     Closing aborts what is unfinished: TRL's `generate` would go on with it, and while a request is there, vLLM forgets
-    nothing of what it has cached. Ctrl-C takes effect between two steps.
+    nothing of what it has cached.
 
     With tensor parallelism a group of ranks has one engine: `polls_together` is True, and each poll first exchanges
     what the ranks of the group want, so that all add and abort the same requests in the same order.
@@ -55,12 +54,11 @@ class VLLMColocateEngine(VLLMEngine):
         super().open(rows)
         self._changes, self._own, self._running = _Changes(), {}, {}
         vllm = self._vllm
-        with interrupts_held_back():
-            if vllm.enable_sleep_mode:
-                if vllm._llm_weights_sleeping:
-                    vllm.sync_weights()
-                vllm.llm.wake_up(tags=["kv_cache"])
-                self._is_awake = True
+        if vllm.enable_sleep_mode:
+            if vllm._llm_weights_sleeping:
+                vllm.sync_weights()
+            vllm.llm.wake_up(tags=["kv_cache"])
+            self._is_awake = True
         if self.polls_together and is_peft_model(vllm.model):
             # As TRL does before it generates: vLLM's collectives can hang beside those of a step of LoRA.
             vllm.accelerator.wait_for_everyone()
@@ -70,11 +68,10 @@ class VLLMColocateEngine(VLLMEngine):
         self._changes.submitted[self._name(request)] = request
 
     def poll(self) -> list[tuple[int, Generation]]:
-        with interrupts_held_back():
-            self._apply(self._exchanged())
-            if not self._running:
-                return []
-            outputs = self._vllm.llm.llm_engine.step()
+        self._apply(self._exchanged())
+        if not self._running:
+            return []
+        outputs = self._vllm.llm.llm_engine.step()
         self.work.steps += 1
         return sorted(self._ended(outputs), key=lambda ended: ended[0])
 
@@ -89,16 +86,15 @@ class VLLMColocateEngine(VLLMEngine):
 
     def close(self) -> None:
         llm = self._vllm.llm
-        with interrupts_held_back():
-            if self._running:
-                llm.llm_engine.abort_request(list(self._running))
-                # vLLM takes a block for cached once it is planned, and a step that failed has not computed it.
-                llm.reset_prefix_cache()
-            self._running, self._generating = {}, {}
-            if self._is_awake:
-                self._is_awake = False
-                llm.sleep(level=2)
-                self._vllm._llm_weights_sleeping = True
+        if self._running:
+            llm.llm_engine.abort_request(list(self._running))
+            # vLLM takes a block for cached once it is planned, and a step that failed has not computed it.
+            llm.reset_prefix_cache()
+        self._running, self._generating = {}, {}
+        if self._is_awake:
+            self._is_awake = False
+            llm.sleep(level=2)
+            self._vllm._llm_weights_sleeping = True
 
     def _name(self, request: TurnRequest) -> str:
         return f"sorl-{self._rank}-{request.row}-{request.turn}"

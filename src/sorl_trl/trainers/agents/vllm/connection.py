@@ -20,7 +20,7 @@ from tenacity import (
     wait_exponential,
 )
 
-from sorl_trl.checks import NOT_NEGATIVE, POSITIVE_COUNT, Checked, Number
+from sorl_trl.checks import NOT_NEGATIVE, POSITIVE_COUNT, Number, check_fields
 
 AT_ONCE = 64
 """Requests that a rank has at the server at a time: TRL's own number."""
@@ -37,7 +37,7 @@ class _Passing(EngineUnavailable):
 
 
 @dataclass(frozen=True)
-class Patience(Checked):
+class Patience:
     """How long a server is waited for. The values are ours. Raises ValueError for one that is out of range.
 
     Attempts are few and close together: they bridge a connection that broke. A server that was started anew would have
@@ -50,23 +50,23 @@ class Patience(Checked):
     wait_s: Annotated[float, NOT_NEGATIVE] = 0.5
     """Before the second attempt; it doubles."""
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
 
 class VLLMServer:
-    """Talks to a server from several threads, until it is closed.
+    """Talks to a server from several threads, until it is cut off.
 
     A request that failed by its connection or with HTTP 5xx is sent again. It holds its seed, so that the second
     attempt samples what the first would have, and one answer is used. Whatever else comes back is not tried again.
 
-    Closing cuts all connections: threads that wait for an answer get an error, and the server, which notices, gives up
-    what it was generating for them.
+    Where connections are cut, the server notices, and gives up what it was generating.
     """
 
     def __init__(self, base_url: str, headers: Mapping[str, Any], patience: Patience) -> None:
         self._base_url = base_url
         self._patience = patience
         self._closed = threading.Event()
-        self._lock = threading.Lock()
-        self._underway = 0
         self._sockets: list[socket.socket] = []
         self._client = httpx2.Client(
             headers=dict(headers),
@@ -88,29 +88,19 @@ class VLLMServer:
             sleep=sleep_using_event(self._closed),
             retry_error_callback=self._give_up,
         )
-        with self._lock:
-            self._underway += 1
-        try:
-            return retrying(self._ask_once, method, f"{self._base_url}{path}", body)
-        finally:
-            with self._lock:
-                self._underway -= 1
-            self._forget_if_unused()
+        return retrying(self._ask_once, method, f"{self._base_url}{path}", body)
 
-    def close(self) -> None:
-        """Cut all connections, and do not wait for the threads that use them."""
+    def cut(self) -> None:
+        """Cut all connections: threads that wait for an answer get an error, and nothing is sent any more."""
         self._closed.set()
         for each in self._sockets:
             with suppress(OSError):  # it may have been closed already
                 # Closing it would neither wake the thread that reads from it nor tell the server.
                 each.shutdown(socket.SHUT_RDWR)
-        self._forget_if_unused()
 
-    def _forget_if_unused(self) -> None:
-        """Not earlier: another file could get the number of a socket that a thread is about to read from."""
-        with self._lock:
-            if self._closed.is_set() and not self._underway:
-                self._client.close()
+    def close(self) -> None:
+        """Give everything back, once no thread asks any more."""
+        self._client.close()
 
     def _ask_once(self, method: str, url: str, body: Any) -> Any:
         if self._closed.is_set():
@@ -141,4 +131,4 @@ class VLLMServer:
         if event.endswith(("connect_tcp.complete", "start_tls.complete")):
             self._sockets.append(info["return_value"].get_extra_info("socket"))
             if self._closed.is_set():
-                self.close()
+                self.cut()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import queue
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +14,6 @@ from accelerate.utils import broadcast_object_list, gather_object
 
 from sorl_trl.rollout import Generation, TurnEnd
 from sorl_trl.trainers.agents.vllm.connection import AT_ONCE, EngineUnavailable, Patience, VLLMServer
-from sorl_trl.trainers.agents.vllm.outbox import Outbox
 from sorl_trl.trainers.agents.vllm.turns import Sampled, TurnRequest, VLLMEngine, sampling_settings
 
 # What `requests` says of itself; other headers, for authorization say, are somebody's wish.
@@ -59,35 +60,47 @@ class VLLMServerEngine(VLLMEngine):
         super().__init__(end, self._place.window)
         self._settings = sampling_settings(vllm_generation, end)
         self._server: VLLMServer | None = None
-        self._outbox: Outbox[TurnRequest, Sampled] | None = None
+        self._threads: ThreadPoolExecutor | None = None
+        self._asked = 0
+        """Requests whose answer has not been taken."""
+        self._answers: queue.SimpleQueue[tuple[TurnRequest, Future[Sampled]] | None] = queue.SimpleQueue()
+        """What has come back; None wakes who waits for it."""
 
     def open(self, rows: int) -> None:
         super().open(rows)
-        # Both are the rollout's own: what threads of an earlier one still wait for must not come back in this one.
-        server = self._server = VLLMServer(self._place.base_url, self._place.headers, self._patience)
-        self._outbox = Outbox(lambda request: self._ask(server, request), AT_ONCE)
+        self._server = VLLMServer(self._place.base_url, self._place.headers, self._patience)
+        self._threads = ThreadPoolExecutor(AT_ONCE, "sorl-vllm")
+        self._asked, self._answers = 0, queue.SimpleQueue()
 
     def submit(self, row: int, context_ids: Sequence[int], limit: int) -> None:
-        assert self._outbox is not None, "open the engine first"
-        self._outbox.put(self._begin(row, context_ids, limit))
+        assert self._threads is not None and self._server is not None, "open the engine first"
+        request, answers = self._begin(row, context_ids, limit), self._answers
+        self._asked += 1
+        asked = self._threads.submit(self._ask, self._server, request)
+        asked.add_done_callback(lambda sampled: answers.put((request, sampled)))
 
     def poll(self) -> list[tuple[int, Generation]]:
-        assert self._outbox is not None, "open the engine first"
-        finished = [self._finish(request, sampled) for request, sampled in self._outbox.take()]
+        there = [self._answers.get()] if self._asked else []
+        while not self._answers.empty():
+            there.append(self._answers.get())
+        answered = [each for each in there if each is not None]
+        self._asked -= len(answered)
+        finished = [self._finish(request, sampled.result()) for request, sampled in answered]
         return sorted((each for each in finished if each is not None), key=lambda ended: ended[0])
 
     def release(self, row: int) -> None:
         self._generating.pop(row, None)
 
     def wake(self) -> None:
-        if self._outbox is not None:
-            self._outbox.wake()
+        self._answers.put(None)
 
     def close(self) -> None:
         self._generating = {}
-        if self._outbox is not None and self._server is not None:
-            self._outbox.close()
+        if self._threads is not None and self._server is not None:
+            self._server.cut()
+            self._threads.shutdown(cancel_futures=True)
             self._server.close()
+            self._threads, self._server = None, None
 
     def _ask(self, server: VLLMServer, request: TurnRequest) -> Sampled:
         body = {

@@ -1,0 +1,1 @@
+"""What a rollout costs: `python -m benchmarks.rollout`."""

@@ -1,0 +1,1 @@
+"""How fast the search engines are: `python -m benchmarks.search`."""

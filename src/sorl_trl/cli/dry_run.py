@@ -1,0 +1,180 @@
+"""`sorl train --dry_run`: builds what a run would build, rehearses two questions, and says what one step will do.
+
+The rehearsal generates with the policy, searches, and scores, as a step of training does. Nothing is trained, and
+nothing is written into `output_dir`; an index that is missing is built, as training would.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from transformers import PreTrainedTokenizerBase
+
+from sorl_trl.command_line import say_error
+from sorl_trl.recipe import Arguments, build_rollout, build_trainer, load_tokenizer, parse_arguments
+from sorl_trl.search import SearchArguments
+from sorl_trl.text import one_line
+from sorl_trl.trainers import SearchRollout
+from sorl_trl.trainers.base import TurnLevelTrainer
+
+REHEARSED = 2
+LONGEST = 64
+"""So many prompts, those of the most characters, are tokenized to find the longest."""
+SHOWN = ("reward", "frac_reward_zero_std", "completions/mean_length", "completions/clipped_ratio")
+GIB = 2**30
+
+
+def try_out(words: Sequence[str]) -> int:
+    """Try a run out; returns 0 if it can train, and 1 after the one line that says why it cannot."""
+    try:
+        with TemporaryDirectory() as folder:
+            arguments = parse_arguments(words)
+            output_dir, arguments.config.output_dir = arguments.config.output_dir, folder
+            rollout = build_rollout(arguments, load_tokenizer(arguments))
+            trainer = build_trainer(arguments, rollout)
+            for name, text in chain(plan(arguments, trainer, rollout), rehearse(trainer)):
+                trainer.accelerator.print(f"{name:10} {text}")
+    except Exception as error:  # whatever TRL, transformers, an engine or a search server raises
+        if os.environ.get("LOCAL_RANK", "0") == "0":
+            say_error(error)
+        return 1
+    trainer.accelerator.print(f"This can train, into {output_dir}.")
+    PartialState().destroy_process_group()
+    return 0
+
+
+def plan(arguments: Arguments, trainer: TurnLevelTrainer, rollout: SearchRollout) -> Iterator[tuple[str, str]]:
+    """What one step will do, and with what."""
+    config = arguments.config
+    yield "trainer", f"{arguments.trainer.trainer}, {trainer.method.describe()}"
+    yield (
+        "loss",
+        f"{config.loss_type}, {config.importance_sampling_level} ratios, epsilon {config.epsilon:g}, target_kl "
+        f"{config.target_kl:g}",
+    )
+    tags = config.turn_boundary_tags
+    yield "turns", f"what ends in {', '.join(tags)}" if tags else "one per generation, as the rollout records them"
+    yield "rollout", _batches(trainer)
+    yield "engine", _engine(arguments)
+    longest = longest_prompt(trainer)
+    yield "lengths", _lengths(arguments, trainer, longest)
+    yield "tags", _tags(rollout.protocol.stop_strings, trainer._tokenizer)
+    yield "search", _search(rollout, str(trainer.train_dataset[0]["question"]), arguments.rollout.search_top_k)
+    yield "memory", _memory(arguments, trainer, longest + int(config.max_completion_length))
+
+
+def _batches(trainer: TurnLevelTrainer) -> str:
+    config, processes = trainer.args, trainer.accelerator.num_processes
+    size = config.generation_batch_size
+    updates = config.steps_per_generation * config.num_iterations / config.gradient_accumulation_steps
+    return (
+        f"{size} trajectories = {size // config.num_generations} questions x {config.num_generations}, for "
+        f"{updates:g} updates, on {processes} process{'es' * (processes > 1)}"
+    )
+
+
+def _engine(arguments: Arguments) -> str:
+    config, engine = arguments.config, arguments.engine
+    if config.use_vllm:
+        return f"vLLM, {config.vllm_mode}"
+    return f"transformers, rollout_engine {engine.rollout_engine}, rejoin_after {engine.rejoin_after}"
+
+
+def longest_prompt(trainer: TurnLevelTrainer) -> int:
+    """Tokens of the longest prompt to train on."""
+    prompts = sorted(trainer.train_dataset["prompt"], key=lambda prompt: len(str(prompt)))[-LONGEST:]
+    return max(map(len, trainer._tokenize_prompts(prompts)[0]))
+
+
+def _lengths(arguments: Arguments, trainer: TurnLevelTrainer, longest: int) -> str:
+    """Raises ValueError where a prompt leaves no room for a single token."""
+    rollout, budget = arguments.rollout, int(arguments.config.max_completion_length)
+    positions = getattr(_text_config(trainer), "max_position_embeddings", None)
+    if positions is not None and longest >= positions:
+        raise ValueError(f"the longest prompt has {longest} tokens, but the model has {positions} positions")
+    both = rollout.max_turn_tokens + rollout.max_observation_tokens
+    needed = rollout.max_turns * both + rollout.max_turn_tokens
+    said = f"longest prompt {longest} + max_completion_length {budget} of {positions} positions; "
+    said += f"{rollout.max_turns} turns with observations and a last one take up to {needed} tokens"
+    if positions is not None and longest + budget > positions:
+        said += ". Too long for the model: such trajectories end early"
+    return said + ". Longer than max_completion_length: such trajectories are cut" * (needed > budget)
+
+
+def _tags(closing: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> str:
+    """How many tokens the policy needs for the tags; the rollout has refused a tokenizer that cannot write them."""
+    tags = [tag for end in closing for tag in (end.replace("/", ""), end)]
+    return ", ".join(f"{tag} {len(tokenizer.encode(tag, add_special_tokens=False))}" for tag in tags) + " tokens"
+
+
+def _search(rollout: SearchRollout, question: str, top_k: int) -> str:
+    """One query, which the policy might not make in the rehearsal."""
+    started = time.monotonic()
+    (found,) = rollout.search.search_batch([question], top_k)
+    return f"{len(found)} passages for a question in {1000 * (time.monotonic() - started):.3g} ms"
+
+
+def _memory(arguments: Arguments, trainer: TurnLevelTrainer, length: int) -> str:
+    """The caches of a rollout on one process, in plain arithmetic."""
+    config = trainer.args
+    index = index_bytes(arguments.search)
+    on_disk = f"; the index has {index / GIB:.3g} GiB on disk" if index else ""
+    if config.use_vllm:
+        return f"vLLM takes {config.vllm_gpu_memory_utilization:g} of each of its GPUs{on_disk}"
+    rows = config.generation_batch_size // trainer.accelerator.num_processes
+    each = bytes_per_token(_text_config(trainer), next(trainer.model.parameters()).element_size())
+    if each is None:
+        return f"keys and values: not known for this model{on_disk}"
+    limit = arguments.engine.kv_cache_gib
+    at_most = f", of which {limit:g} GiB at a time (kv_cache_gib)" if limit else ""
+    return (
+        f"keys and values {rows} trajectories x {length} tokens x {each:,} bytes = {rows * length * each / GIB:.3g} "
+        f"GiB{at_most}{on_disk}"
+    )
+
+
+def bytes_per_token(config: Any, element: int) -> int | None:
+    """Bytes that the keys and values of one token take in all layers; None for a model without attention heads."""
+    layers, heads = (getattr(config, name, None) for name in ("num_hidden_layers", "num_attention_heads"))
+    if not layers or not heads:
+        return None
+    size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return int(2 * layers * (getattr(config, "num_key_value_heads", None) or heads) * size * element)
+
+
+def index_bytes(search: SearchArguments) -> int:
+    """What the index takes on disk; 0 without one."""
+    endings = ("index", "tantivy", "dense") if search.corpus else ()
+    folders = [search.index, *(f"{search.corpus}.{ending}" for ending in endings)]
+    found = (path for folder in folders if folder for path in Path(folder).rglob("*"))
+    return sum(path.stat().st_size for path in found if path.is_file())
+
+
+def _text_config(trainer: TurnLevelTrainer) -> Any:
+    return trainer.model.config.get_text_config()
+
+
+def rehearse(trainer: TurnLevelTrainer) -> Iterator[tuple[str, str]]:
+    """A group of trajectories for each of two questions, collected and scored as in a step; what came of them."""
+    if trainer._dist.is_zero3 or trainer._dist.is_fsdp:
+        yield "rehearsal", "none: ZeRO-3 and FSDP put the weights together in training alone. Try it on one process"
+        return
+    trainer.model.eval()
+    rows = [trainer.train_dataset[i % len(trainer.train_dataset)] for i in range(REHEARSED)]
+    with torch.no_grad():
+        trainer._generate_and_score_completions([row for row in rows for _ in range(trainer.num_generations_eval)])
+    metrics = {name: sum(values) / len(values) for name, values in trainer._metrics["eval"].items() if values}
+    yield "rehearsal", f"{REHEARSED} questions x {trainer.num_generations_eval} trajectories"
+    for name in (*SHOWN, *sorted(name for name in metrics if name.startswith("rollout/stop_reason/"))):
+        if metrics.get(name):
+            yield "", f"{name} {metrics[name]:.3g}"
+    yield "", f"prompt      {one_line(trainer._logs['prompt'][0])[-300:]}"
+    yield "", f"completion  {one_line(trainer._logs['completion'][0])[:1000]}"

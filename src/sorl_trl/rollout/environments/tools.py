@@ -1,0 +1,180 @@
+"""TRL's tools, functions and the methods of `environment_factory`'s objects, as what answers a trajectory's turns."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, TypeAlias, get_type_hints
+
+from transformers.utils.chat_template_utils import get_json_schema
+
+from sorl_trl.rollout.environments.environment import Reply, tool_of
+from sorl_trl.rollout.environments.responder import DOWN, UNAVAILABLE, EnvironmentResponder, call_with
+from sorl_trl.types import Turn
+
+logger = logging.getLogger(__name__)
+
+Tool: TypeAlias = "Callable[..., Any]"
+_NO_TOOLS = ("reset", "get_reward")
+_READ = (int, float, bool)
+
+
+class Unavailable(str):
+    """What a tool returns whose world is down: the trajectory is masked out of the loss.
+
+    In TRL's own tool loop too, where the policy reads the text. TRL puts `str()` of a tool's result into a message: of
+    this one, the object itself, by which it is known there.
+    """
+
+    def __str__(self) -> str:
+        return self
+
+
+class ToolResponder(EnvironmentResponder):
+    """Answers each row's turns with tools: functions that all rows share, and the methods of an object of its own.
+
+    Args:
+        tools: Functions, coroutines too.
+        factory: Makes a row's object; None for functions alone.
+        timeout_s: See `EnvironmentResponder`.
+        concurrency: Likewise.
+
+    Raises TypeError for a factory whose objects have no method `reset`, ValueError where two tools have one name.
+    """
+
+    def __init__(
+        self, tools: Sequence[Tool], factory: Callable[[], Any] | None, timeout_s: float, concurrency: int
+    ) -> None:
+        probe = None if factory is None else factory()
+        if probe is not None and not callable(getattr(probe, "reset", None)):
+            raise TypeError(f"the factory made a {type(probe).__name__}: TRL's environments have a method `reset`")
+        known = [*tools, *_methods(probe)]
+        self.tools = {tool.__name__: tool for tool in known}
+        if len(self.tools) < len(known):
+            names = [tool.__name__ for tool in known]
+            raise ValueError(f"tools have the names {names}: each must have a name of its own")
+        super().__init__(lambda: _Caller(tools, None if factory is None else factory()), timeout_s, concurrency)
+        self._has_objects = factory is not None
+
+    @property
+    def environments(self) -> Sequence[Any]:  # type: ignore[override]
+        """The objects of the last rollout, one per row."""
+        return [caller.inner for caller in self._environments] if self._has_objects else ()
+
+
+def instruction(tool: Tool) -> str:
+    """What a prompt may say about a tool, from its annotations and its docstring, in a line.
+
+    Raises what `transformers.utils.get_json_schema` raises for a function without them.
+    """
+    schema = get_json_schema(tool)["function"]
+    arguments = {
+        name: f"{each.get('type', 'any')}: {each.get('description', '')}".rstrip(": ")
+        for name, each in schema["parameters"]["properties"].items()
+    }
+    return f"<{schema['name']}> {json.dumps(arguments)} </{schema['name']}> {schema['description']}"
+
+
+def _methods(environment: Any) -> list[Tool]:
+    """The tools of an object, in the order of their names: of the class, for its properties would be evaluated."""
+    names = [name for name, _ in inspect.getmembers(type(environment), inspect.isfunction)]
+    return [getattr(environment, name) for name in names if name not in _NO_TOOLS and not name.startswith("_")]
+
+
+class _Caller:
+    """Some functions and an object as the `Environment` of a row."""
+
+    def __init__(self, tools: Sequence[Tool], inner: Any) -> None:
+        self.inner = inner
+        self._tools = {tool.__name__: tool for tool in [*tools, *_methods(inner)]}
+
+    def reset(self, **example: Any) -> Any:
+        said = None if self.inner is None else call_with(self.inner.reset, example)
+        if isinstance(said, list):
+            name = type(self.inner).__name__
+            raise TypeError(f"{name}.reset returned content blocks, but a policy that writes tags is told text alone")
+        return said
+
+    def step(self, turn: Turn) -> Reply | Awaitable[Reply]:
+        tool = self._tools[tool_of(turn.action)]
+        try:
+            result = tool(**read_arguments(tool, turn.action.content))
+        except Exception as error:
+            return _failed(tool, error)
+        return _awaited(tool, result) if inspect.isawaitable(result) else _told(result)
+
+
+async def _awaited(tool: Tool, result: Awaitable[Any]) -> Reply:
+    try:
+        return _told(await result)
+    except Exception as error:
+        return _failed(tool, error)
+
+
+def _told(result: Any) -> Reply:
+    return UNAVAILABLE if isinstance(result, Unavailable) else Reply(str(result))
+
+
+def _failed(tool: Tool, error: Exception) -> Reply:
+    """As TRL has it, whose tools talk to the policy by exceptions; but one that is down is down."""
+    if isinstance(error, DOWN):
+        raise error
+    if not isinstance(error, WrongArguments):
+        logger.warning("%s raised %r, which is told to the policy", tool.__qualname__, error)
+    return Reply(f"error: {error}")
+
+
+class WrongArguments(Exception):
+    """They do not fit the method: the message is for the policy."""
+
+
+def read_arguments(method: Callable[..., Any], content: str) -> dict[str, Any]:
+    """The arguments of `method`: a JSON object of them or, where it has one argument, that as plain text.
+
+    What is to be a number or a truth value may be written as text; what is annotated otherwise is taken as it is.
+
+    Raises WrongArguments for what does not fit.
+    """
+    parameters = inspect.signature(method).parameters
+    named = _json_object(content)
+    is_one = len(parameters) == 1 and not any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    if is_one and (named is None or not set(named) <= set(parameters)):
+        named = dict.fromkeys(parameters, content)
+    if named is None:
+        raise WrongArguments(f"{method.__name__} takes a JSON object with {_expected(parameters)}")
+    try:
+        inspect.signature(method).bind(**named)
+    except TypeError as error:
+        raise WrongArguments(f"{method.__name__}: {error}; it takes {_expected(parameters)}") from error
+    hints = get_type_hints(method)
+    return {name: _converted(method, name, value, hints.get(name)) for name, value in named.items()}
+
+
+def _json_object(content: str) -> dict[str, Any] | None:
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _expected(parameters: Mapping[str, inspect.Parameter]) -> str:
+    return ", ".join(f'"{name}"' for name in parameters) or "no arguments: {}"
+
+
+def _converted(tool: Tool, name: str, value: Any, hint: Any) -> Any:
+    """A value as the type that the annotation asks for, if that is a number or a truth value."""
+    if hint not in _READ:
+        return value
+    said = value
+    if isinstance(value, str):
+        with suppress(ValueError):
+            said = json.loads(value.strip().lower())
+    if hint is float and type(said) is int:
+        return float(said)
+    if type(said) is hint:
+        return said
+    raise WrongArguments(f"{tool.__name__}: {name} must be {hint.__name__}, not {json.dumps(value)[:80]}")

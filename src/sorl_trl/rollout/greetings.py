@@ -1,0 +1,105 @@
+"""What an environment says before the first turn, at the end of the prompt and made harmless."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from sorl_trl.rollout.observation import Sanitizer
+from sorl_trl.rollout.protocol import TagProtocol
+from sorl_trl.rollout.tokens import decode
+from sorl_trl.text import round_brackets
+
+
+class Greeter:
+    """Makes harmless what is added to prompts; the user's own text is left as it is.
+
+    Args:
+        tokenizer: Of the policy.
+        protocol: Whose tags a greeting must not hold.
+        max_tokens: Of one greeting; a longer one is cut. None cuts nothing.
+
+    Attributes:
+        neutralized: How many control tokens and protocol tags there were in all greetings so far.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, protocol: TagProtocol | None = None, max_tokens: int | None = None
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._sanitizer = Sanitizer(tokenizer, protocol)
+        self._max_tokens = max_tokens
+        self.neutralized = 0
+
+    def add(self, prompts: Sequence[Any], greetings: Sequence[str | None]) -> list[Any]:
+        """The prompts, text or messages, each with its greeting."""
+        return [
+            self._greeted(prompt, said) if said else prompt for prompt, said in zip(prompts, greetings, strict=True)
+        ]
+
+    def clean(self, own: Any, content: Any) -> Any:
+        """The content of a message, with what an environment has added to the user's `own` made harmless.
+
+        Where it does not begin with `own`, the environment has rewritten it, and all of it is made harmless.
+        """
+        if not shown_text(content).startswith(shown_text(own)):
+            own = ""
+        left = shown_text(own)
+        if not isinstance(content, list):
+            return left + self._harmless(left, content[len(left) :])
+        own_blocks = len(own) if isinstance(own, list) else 0
+        blocks, before, remaining = [], left, len(left)
+        for i, block in enumerate(content):
+            text = block["text"] if is_text(block) else ""
+            if len(text) > remaining:
+                harmless = self._harmless(before, text[remaining:])
+                block, before = {"type": "text", "text": text[:remaining] + harmless}, before + harmless
+            elif i >= own_blocks and not text:
+                block = self._harmless_block(before, block)
+            remaining = max(remaining - len(text), 0)
+            blocks.append(block)
+        return blocks
+
+    def _harmless_block(self, own: str, block: Any) -> dict[str, Any]:
+        """An image as it is, anything else as text."""
+        if is_image(block) and not isinstance(block["image"], str):
+            return {"type": "image", "image": block["image"]}
+        if is_image(block):
+            return {"type": "image", "image": self._harmless(own, block["image"])}
+        return {"type": "text", "text": self._harmless(own, str(block))}
+
+    def _greeted(self, prompt: Any, said: str) -> Any:
+        if isinstance(prompt, str):
+            return prompt + self._harmless(prompt, said)
+        own = prompt[-1].get("content") or ""
+        added: Any = [{"type": "text", "text": said}] if isinstance(own, list) else said
+        return [*prompt[:-1], {**prompt[-1], "content": self.clean(own, own + added)}]
+
+    def _harmless(self, own: str, said: str) -> str:
+        most = len(said) if self._max_tokens is None else self._max_tokens
+        harmless = self._sanitizer.sanitize(said, most)
+        self.neutralized += harmless.neutralized
+        text = decode(self._tokenizer, harmless.token_ids) if harmless.truncated else harmless.text
+        # The prompt's end and the greeting may be the halves of a tag.
+        joined = self._sanitizer.rewrite(own + text)[1] - self._sanitizer.rewrite(own)[1]
+        self.neutralized += max(joined, 0)
+        return round_brackets(text) if joined > 0 else text
+
+
+def shown_text(content: Any) -> str:
+    """The text of a message's content, its blocks joined: some templates write them one right after the other."""
+    if isinstance(content, list):
+        return "".join(block["text"] for block in content if is_text(block))
+    return content if isinstance(content, str) else ""
+
+
+def is_text(block: Any) -> bool:
+    """Whether a content block is one of text."""
+    return isinstance(block, dict) and block.get("type") == "text" and isinstance(block.get("text"), str)
+
+
+def is_image(block: Any) -> bool:
+    """Whether a content block is an image."""
+    return isinstance(block, dict) and block.get("type") == "image" and "image" in block

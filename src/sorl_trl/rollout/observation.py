@@ -1,0 +1,163 @@
+"""What the environment says: harmless, within its limit, and in a frame of trusted text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from transformers import PreTrainedTokenizerBase
+
+from sorl_trl.rollout.protocol import Frame, TagProtocol
+from sorl_trl.rollout.tokens import control_tokens, decode
+from sorl_trl.text import encodable, other_brackets
+from sorl_trl.types import Observation, Passage
+
+_MAX_PASSES = 3
+_CHARACTERS_PER_TOKEN = 8
+_MARGIN = 256
+"""How many tokens the end of a cut text may spoil, at the most: a WordPiece word has up to 100."""
+
+
+@dataclass(frozen=True)
+class HarmlessText:
+    """What is left of an untrusted text."""
+
+    text: str
+    """Encoded by itself, it holds no control token; read back from its ids, no protocol tag."""
+    token_ids: tuple[int, ...]
+    """Of the beginning of `text`."""
+    truncated: bool
+    """Whether the untrusted text went on after `token_ids`."""
+    neutralized: int
+    """How many control tokens and protocol tags it tried to bring in."""
+
+
+class Sanitizer:
+    """Makes text harmless for one tokenizer and one protocol, whose tools have tags of their own.
+
+    Tags and control tokens that the text spells out get other brackets: `<answer>` becomes `[answer]`, and `[SEP]`
+    becomes `(SEP)`. So they stay harmless wherever the text is encoded again. Then the text is encoded and read back:
+    a tokenizer that normalizes its input can make a control token or a tag of something that looked like neither.
+    Such an id is dropped, such a tag gets other brackets, and the result is tried again; a text that is not harmless
+    after three passes is given up and becomes empty.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, protocol: TagProtocol | None = None) -> None:
+        self._tokenizer = tokenizer
+        self._protocol = protocol or TagProtocol()
+        controls = control_tokens(tokenizer, self._protocol.tag_names)
+        self._control_ids = frozenset(controls)
+        # A control token without brackets cannot be rewritten: its id is dropped.
+        rewritable = (token for token in controls.values() if token != other_brackets(token))
+        # `(?!)` matches nothing. Longer strings first, or a control token would be taken for its prefix.
+        strings = sorted(map(re.escape, rewritable), key=len, reverse=True)
+        self._control_strings = re.compile("|".join(strings) or "(?!)")
+
+    def sanitize(self, untrusted: str, max_tokens: int) -> HarmlessText:
+        """The first `max_tokens` tokens of a text, harmless.
+
+        However long the text, only as much of it is encoded as that takes, and `text` ends where encoding did. What
+        is spelled out further on is counted all the same.
+        """
+        text, neutralized = self.rewrite(untrusted)
+        is_cut = False
+        for _ in range(_MAX_PASSES):
+            beginning, ids = self._encode_beginning(text, max_tokens)
+            is_cut |= len(beginning) < len(text)
+            kept = [token_id for token_id in ids if token_id not in self._control_ids]
+            read, remade = self._rewrite(decode(self._tokenizer, kept))
+            made = len(ids) - len(kept) + remade
+            if not made:
+                truncated = is_cut or len(ids) > max_tokens
+                return HarmlessText(beginning, tuple(ids[:max_tokens]), truncated, neutralized)
+            text, neutralized = read, neutralized + made
+        return HarmlessText("", (), True, neutralized)
+
+    def rewrite(self, untrusted: str) -> tuple[str, int]:
+        """The text with what it spells out in other brackets, and how many there were: not encoded, so without proof.
+
+        Retrieved JSON may hold lone surrogates, which no tokenizer takes: each becomes a question mark.
+        """
+        return self._rewrite(encodable(untrusted, "?"))
+
+    def found_in(self, token_ids: Sequence[int]) -> list[int | str]:
+        """The control tokens among `token_ids` by their ids, then the protocol tags in the text of the others."""
+        controls = [token_id for token_id in token_ids if token_id in self._control_ids]
+        others = [token_id for token_id in token_ids if token_id not in self._control_ids]
+        return [*controls, *self._protocol.tags_in(decode(self._tokenizer, others))]
+
+    def _rewrite(self, text: str) -> tuple[str, int]:
+        """The text with tags and control tokens in other brackets, and how many there were."""
+        text, tags = self._protocol.neutralize(text)
+        text, controls = self._control_strings.subn(lambda token: other_brackets(token[0]), text)
+        return text, tags + controls
+
+    def _encode_beginning(self, text: str, max_tokens: int) -> tuple[str, list[int]]:
+        """As much of the text as surely holds its first `max_tokens` tokens, and the ids of that."""
+        size = _CHARACTERS_PER_TOKEN * (max_tokens + _MARGIN)
+        while True:
+            ids = self._tokenizer.encode(text[:size], add_special_tokens=False, verbose=False)
+            if size >= len(text) or len(ids) >= max_tokens + _MARGIN:
+                return text[:size], ids
+            size *= 4
+
+
+class ObservationEncoder:
+    """Encodes observations of at most `max_tokens` tokens.
+
+    The frame is trusted text. The body is not, whoever wrote it: see `Sanitizer`. Too long a body is cut; the frame is
+    not.
+
+    Raises ValueError if `max_tokens` is less than the frame takes.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, protocol: TagProtocol, max_tokens: int) -> None:
+        self._tokenizer = tokenizer
+        self._protocol = protocol
+        self._max_tokens = max_tokens
+        self._sanitizer = Sanitizer(tokenizer, protocol)
+        self._frame_ids = {frame: self._encode_frame(frame) for frame in protocol.frames}
+
+    def passages(self, passages: Sequence[Passage]) -> Observation:
+        """Encode what a search found, which may be nothing."""
+        return self.information(self._protocol.render_passages(passages), passages)
+
+    def information(self, text: str, passages: Sequence[Passage] = ()) -> Observation:
+        """Encode what the environment says to a turn; `passages` are those that `text` shows, if it shows any."""
+        return self._encode(self._protocol.information_frame, text, tuple(passages))
+
+    def invalid_feedback(self, message_closed: bool) -> Observation:
+        """Encode the corrective message; `message_closed` says that the policy ended its own by an end of sequence."""
+        frame = self._protocol.message_frame if message_closed else self._protocol.feedback_frame
+        return self._encode(frame, self._protocol.invalid_feedback)
+
+    def check_messages_fit(self) -> None:
+        """Raise ValueError if a message of the protocol's own would be cut."""
+        messages = {
+            "no_results": self.information(self._protocol.no_results),
+            "search_failed": self.information(self._protocol.search_failed),
+            "invalid_feedback": self.invalid_feedback(message_closed=False),
+            "invalid_feedback, as a message": self.invalid_feedback(message_closed=True),
+        }
+        if cut := [name for name, message in messages.items() if message.truncated]:
+            raise ValueError(
+                f"max_observation_tokens={self._max_tokens} would cut {cut} of the protocol: give more tokens or "
+                "shorter messages"
+            )
+
+    def _encode(self, frame: Frame, body: str, passages: tuple[Passage, ...] = ()) -> Observation:
+        prefix_ids, suffix_ids = self._frame_ids[frame]
+        harmless = self._sanitizer.sanitize(body, self._max_tokens - len(prefix_ids) - len(suffix_ids))
+        token_ids = (*prefix_ids, *harmless.token_ids, *suffix_ids)
+        text = decode(self._tokenizer, token_ids)
+        return Observation(token_ids, text, passages, harmless.truncated, harmless.neutralized)
+
+    def _encode_frame(self, frame: Frame) -> tuple[list[int], list[int]]:
+        prefix_ids, suffix_ids = (
+            list(self._tokenizer.encode(text, add_special_tokens=False)) for text in (frame.prefix, frame.suffix)
+        )
+        size = len(prefix_ids) + len(suffix_ids)
+        if size > self._max_tokens:
+            raise ValueError(f"max_observation_tokens={self._max_tokens} must be at least {size}, the size of {frame}")
+        return prefix_ids, suffix_ids

@@ -1,0 +1,125 @@
+"""Trajectories as the lists that training reads, and as the numbers that are logged under `rollout/`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from sorl_trl.types import ActionKind, Observation, StopReason, Trajectory, Turn
+
+
+@dataclass(frozen=True)
+class AssembledTrajectory:
+    """A completion, token by token; all lists have its length."""
+
+    completion_ids: list[int]
+    """Turns and observations in order; empty for a trajectory without a turn, and never else."""
+    env_mask: list[int]
+    """1 on what the policy sampled and is trained on."""
+    turn_ids: list[int]
+    """The turn's index, counted from 0, where `env_mask` is 1; −1 elsewhere."""
+    logprobs: list[float] | None
+    """The sampling engine's log-probabilities, 0.0 on observations; None where a turn has none."""
+
+
+def assemble(trajectories: Sequence[Trajectory]) -> list[AssembledTrajectory]:
+    """Lay out each trajectory token by token.
+
+    One that an infrastructure failure ended keeps its tokens, with `env_mask` 0 and `turn_ids` −1 on all of them.
+    """
+    return [_assemble_one(trajectory) for trajectory in trajectories]
+
+
+def _assemble_one(trajectory: Trajectory) -> AssembledTrajectory:
+    trained = not trajectory.stop_reason.is_infrastructure_failure
+    completion_ids: list[int] = []
+    turn_ids: list[int] = []
+    logprobs: list[float] = []
+    turn = 0
+    for segment in trajectory.segments:
+        size = len(segment.token_ids)
+        is_turn = isinstance(segment, Turn)
+        completion_ids += segment.token_ids
+        turn_ids += [turn if is_turn and trained else -1] * size
+        logprobs += (segment.logprobs or ()) if isinstance(segment, Turn) else [0.0] * size
+        turn += is_turn
+    has_logprobs = all(turn.logprobs is not None for turn in trajectory.turns)
+    env_mask = [int(turn_id >= 0) for turn_id in turn_ids]
+    return AssembledTrajectory(completion_ids, env_mask, turn_ids, logprobs if has_logprobs else None)
+
+
+@dataclass
+class RolloutTime:
+    """Where the time of one rollout went."""
+
+    seconds: float = 0.0
+    """Of the whole rollout."""
+    seconds_generating: float = 0.0
+    """In which the engine was being polled."""
+    seconds_waiting: float = 0.0
+    """In which the rollout stood still for a reply: no row was generating."""
+    sampled_tokens: int = 0
+
+
+def time_statistics(time: RolloutTime) -> dict[str, float]:
+    """Say where the time of a rollout went, and how many tokens were sampled in a second of it."""
+    return {
+        "seconds_generating": time.seconds_generating,
+        "seconds_waiting": time.seconds_waiting,
+        "tokens_per_second": _ratio(time.sampled_tokens, time.seconds),
+    }
+
+
+def rollout_statistics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Compute means and shares over a batch. The keys are always the same; a mean over nothing is 0.
+
+    A search, or the call of another tool, counts once it was answered: not in the last turn, which is not answered any
+    more, nor with the engine down. What made the environment end a trajectory was answered.
+    """
+    turns = [turn for trajectory in trajectories for turn in trajectory.turns]
+    observations = [observation for trajectory in trajectories for observation in trajectory.observations]
+    searches = [search for trajectory in trajectories for search in _answered_searches(trajectory)]
+    found = [len(observation.passages) for _, observation in searches]
+    per_trajectory = len(trajectories)
+    statistics = {
+        "turns_per_trajectory": _ratio(len(turns), per_trajectory),
+        "searches_per_trajectory": _ratio(len(searches), per_trajectory),
+        "tool_calls_per_trajectory": _ratio(sum(map(_answered_calls, trajectories)), per_trajectory),
+        "invalid_actions_per_trajectory": _ratio(
+            sum(turn.action.kind is ActionKind.INVALID for turn in turns), per_trajectory
+        ),
+        "neutralized_per_trajectory": _ratio(sum(seen.neutralized for seen in observations), per_trajectory),
+        "masked_share": _ratio(sum(t.stop_reason.is_infrastructure_failure for t in trajectories), per_trajectory),
+        "tokens_per_turn": _ratio(sum(len(turn.token_ids) for turn in turns), len(turns)),
+        "tokens_per_observation": _ratio(sum(len(seen.token_ids) for seen in observations), len(observations)),
+        "truncated_observation_share": _ratio(sum(seen.truncated for seen in observations), len(observations)),
+        "unique_query_share": _ratio(len({turn.action.content for turn, _ in searches}), len(searches)),
+        "passages_per_search": _ratio(sum(found), len(searches)),
+        "empty_search_share": _ratio(found.count(0), len(searches)),
+    }
+    reasons = Counter(trajectory.stop_reason for trajectory in trajectories)
+    return statistics | {f"stop_reason/{r.value}": _ratio(reasons[r], per_trajectory) for r in StopReason}
+
+
+def _answered_searches(trajectory: Trajectory) -> list[tuple[Turn, Observation]]:
+    return [
+        (turn, observation)
+        for turn, observation in pairwise(trajectory.segments)
+        if isinstance(turn, Turn) and isinstance(observation, Observation) and turn.action.kind is ActionKind.SEARCH
+    ]
+
+
+def _answered_calls(trajectory: Trajectory) -> int:
+    """Of tools other than a search."""
+    is_done = trajectory.stop_reason is StopReason.ENVIRONMENT_DONE
+    following = [*trajectory.segments[1:], Observation((), "") if is_done else None]
+    return sum(
+        isinstance(turn, Turn) and turn.action.kind is ActionKind.TOOL and isinstance(reply, Observation)
+        for turn, reply in zip(trajectory.segments, following, strict=False)
+    )
+
+
+def _ratio(total: float, count: float) -> float:
+    return total / count if count else 0.0

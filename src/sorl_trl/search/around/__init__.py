@@ -1,1 +1,0 @@
-"""What goes around an engine: a cache, retries, a circuit breaker, coalesced calls, recordings."""

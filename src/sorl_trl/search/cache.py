@@ -1,0 +1,102 @@
+"""Answers of a search engine, kept in a file for other processes and for the next run."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from sorl_trl.search.backend import SearchBackend, check_request, check_results, is_thread_safe
+from sorl_trl.types import Passage
+
+LONGEST_WAIT_S = 30.0
+"""For another process that writes (ours)."""
+
+
+class CacheError(ValueError):
+    """A cache file cannot be used. The message names it and says what to do."""
+
+
+class CachedSearch:
+    """A `SearchBackend` that asks another only what it has not asked it before: each query once, all in one call.
+
+    Its answers lie in an SQLite file, which several processes and threads may use at once. It grows without bound, and
+    must lie on a local disk, whose locks are to be trusted. Failures are never kept.
+
+    Args:
+        backend: Asked for what the file has not. It must give equal answers to equal requests.
+        identity: Names the content that is searched, and changes with it: an index's `identity`, or a server's URL
+            with a version. Answers for another identity are not seen.
+        path: The file; made where missing, its directory is not.
+
+    Raises:
+        CacheError: The file is no cache, cannot be opened, or stays locked; at once or in any later search.
+    """
+
+    def __init__(self, backend: SearchBackend, identity: str, path: str | os.PathLike[str]) -> None:
+        if not identity:
+            raise ValueError("identity must name the content that is searched, got an empty string")
+        self._backend = backend
+        self._identity = identity
+        self._path = Path(path)
+        with self._connect() as connection:
+            connection.execute("CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, passages TEXT NOT NULL)")
+
+    @property
+    def thread_safe(self) -> bool:
+        """Whether what it asks is."""
+        return is_thread_safe(self._backend)
+
+    def search_batch(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        """See `SearchBackend.search_batch`. Raises what the backend does, and `CacheError`."""
+        check_request(queries, k)
+        # JSON in ASCII: SQLite takes no half of a surrogate pair, and a policy may write one.
+        keys = {query: json.dumps([self._identity, query, k]) for query in queries}
+        answers = self._read(keys)
+        if missing := [query for query in keys if query not in answers]:
+            results = self._backend.search_batch(missing, k)
+            check_results(results, missing)
+            found = dict(zip(missing, results, strict=True))
+            self._write({keys[query]: passages for query, passages in found.items()})
+            answers |= found
+        return [list(answers[query]) for query in queries]
+
+    def _read(self, keys: Mapping[str, str]) -> dict[str, list[Passage]]:
+        """The answers that are there, by query."""
+        select = "SELECT passages FROM answers WHERE key = ?"
+        with self._connect() as connection:
+            rows = {query: connection.execute(select, (key,)).fetchone() for query, key in keys.items()}
+        try:
+            return {
+                query: [Passage(**record) for record in json.loads(row[0])]
+                for query, row in rows.items()
+                if row is not None
+            }
+        except (ValueError, TypeError) as error:
+            raise self._unusable(error) from error
+
+    def _write(self, answers: Mapping[str, Sequence[Passage]]) -> None:
+        rows = [(key, json.dumps([vars(passage) for passage in passages])) for key, passages in answers.items()]
+        with self._connect() as connection:
+            connection.executemany("INSERT OR REPLACE INTO answers VALUES (?, ?)", rows)
+
+    @contextmanager
+    def _connect(self) -> Iterator[sqlite3.Connection]:
+        """A connection for one call, for it may cross neither a fork nor a thread; committed and closed at the end."""
+        try:
+            connection = sqlite3.connect(self._path, timeout=LONGEST_WAIT_S)
+            try:
+                with connection:
+                    yield connection
+            finally:
+                connection.close()
+        except sqlite3.Error as error:
+            raise self._unusable(error) from error
+
+    def _unusable(self, error: Exception) -> CacheError:
+        return CacheError(
+            f"cache {self._path}: {error}; delete the file to start an empty cache, or name another path"
+        )

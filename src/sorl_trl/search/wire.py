@@ -1,0 +1,129 @@
+"""What search servers are asked and what they answer: Search-R1's `/retrieve` and the variants of it in use."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+
+from sorl_trl.search.corpus import split_contents, title_and_text
+from sorl_trl.text import encodable
+from sorl_trl.types import Passage
+
+EXCERPT_LENGTH = 200
+
+
+class MalformedResponse(ValueError):
+    """The server's answer is no search result: it is the wrong server, or is asked in the wrong format.
+
+    A mistake in the set-up, which no retry mends: neither a `SearchError` nor a `SearchUnavailable`, so it propagates.
+    """
+
+    def __init__(self, problem: str, response: object) -> None:
+        super().__init__(f"{problem}; the response begins: {_excerpt(response)}")
+
+
+REQUEST_FORMATS: Mapping[str, tuple[str, str]] = {
+    "search_r1": ("queries", "topk"),
+    "skyrl": ("query", "topk"),
+    "rllm": ("query", "k"),
+    # These two read the same request and differ in what they answer, which `parse_response` takes as it comes.
+    "serpapi": ("queries", "topk"),
+    "slime": ("queries", "topk"),
+}
+"""Server -> what it calls the queries, and how many passages. Search-R1's format is verl's too."""
+
+
+def takes_one_query(server: str) -> bool:
+    """Whether a request holds one query; the answer may then be that query's hits without a list around."""
+    return REQUEST_FORMATS[server][0] == "query"
+
+
+def request_body(server: str, queries: Sequence[str], k: int) -> dict[str, object]:
+    """The JSON object to send; `queries` is one where the server takes one."""
+    name, count = REQUEST_FORMATS[server]
+    body: dict[str, object] = {name: queries[0] if takes_one_query(server) else list(queries), count: k}
+    # Without scores, Search-R1's server answers HTTP 500, or wrong rows where there are exactly two queries.
+    return body | {"return_scores": True} if count == "topk" else body
+
+
+def parse_response(response: object, num_queries: int, k: int, single: bool = False) -> list[list[Passage]]:
+    """Read any of the known responses, already decoded from JSON.
+
+    The lists of hits are in `result` or `results`. A hit is a document, `{"document", "score"}`, a document's fields
+    with a `score` among them, or the pair `[document, score]`, whose score is a number. A document is `"Title"`, a
+    newline and the text as one string, or an object with `title` and `content` or `text`, or with `contents`,
+    `content` or `text` alone. A hit that is null, or whose document is, is left out. A score may be spelled as a
+    string; what is missing, no number or not finite becomes `None`, for no run must end over it. An identifier that is
+    missing becomes empty. Half a surrogate pair, which no tokenizer can encode, becomes U+FFFD.
+
+    Args:
+        response: What the server sent.
+        num_queries: How many queries were asked.
+        k: Hits beyond the first `k` of a query are cut: some servers ignore what they were asked for.
+        single: The hits of the one query may come without a list around them.
+
+    Raises:
+        MalformedResponse: It is none of these, or holds another number of results than there were queries.
+    """
+    results = response.get("result", response.get("results")) if isinstance(response, dict) else None
+    if not isinstance(results, list):
+        raise MalformedResponse("the server returned no list `result` or `results`", response)
+    if single and not (len(results) == 1 and _is_list_of_hits(results[0])):
+        results = [results]
+    if len(results) != num_queries:
+        raise MalformedResponse(f"the server returned {len(results)} results for {num_queries} queries", response)
+    try:
+        return [_passages(result)[:k] for result in results]
+    except ValueError as error:
+        raise MalformedResponse(str(error), response) from error
+
+
+def _passages(result: object) -> list[Passage]:
+    if not isinstance(result, list) or _is_pair(result):
+        raise ValueError(f"the result of a query must be a list of hits, got {_excerpt(result)}")
+    found = [_document_and_score(hit) for hit in result]
+    return [_passage(document, score) for document, score in found if document is not None]
+
+
+def _is_list_of_hits(value: object) -> bool:
+    return isinstance(value, list) and not _is_pair(value)
+
+
+def _is_pair(value: list[object]) -> bool:
+    """Whether this is `[document, score]`, and not two hits."""
+    return len(value) == 2 and isinstance(value[0], str | dict) and isinstance(value[1], int | float)
+
+
+def _document_and_score(hit: object) -> tuple[object, object]:
+    if isinstance(hit, list) and _is_pair(hit):
+        return hit[0], hit[1]
+    if isinstance(hit, dict):
+        return hit.get("document", hit), hit.get("score")
+    return hit, None
+
+
+def _passage(document: object, score: object) -> Passage:
+    if isinstance(document, str):
+        title, text = split_contents(document)
+        return Passage("", encodable(title), encodable(text), _finite(score))
+    if not isinstance(document, dict):
+        raise ValueError(f"a hit must be a string, an object or a pair, got {_excerpt(document)}")
+    title, text = title_and_text(document)
+    identifier = "" if document.get("id") is None else str(document["id"])
+    return Passage(encodable(identifier), encodable(title), encodable(text), _finite(score))
+
+
+def _finite(score: object) -> float | None:
+    if isinstance(score, bool) or not isinstance(score, str | int | float):
+        return None
+    try:
+        number = float(score)
+    except (ValueError, OverflowError):  # JSON knows no largest integer.
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _excerpt(value: object) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, default=repr)
+    return repr(text[:EXCERPT_LENGTH])

@@ -1,0 +1,46 @@
+"""What is looked at before a run: pieces that do not go with a loss type, too few prompts, dropout."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from datasets import Dataset
+from torch import nn
+from trl.trainer.utils import disable_dropout_in_model
+
+from sorl_trl.methods import Method
+from sorl_trl.trainers.config import TRLS_LOSS_TYPES, TurnLevelConfig
+
+
+def check_method(method: Method, args: TurnLevelConfig) -> None:
+    """Raise ValueError where a piece of the method does not go with the loss type."""
+    if method.keep and args.loss_type in ("bnpo", "sapo", "luspo"):
+        raise ValueError(
+            f"`loss_type` is {args.loss_type!r}, whose mean over a micro-batch cannot leave out what `keep` drops: "
+            "use 'turn', 'grpo', 'dr_grpo' or 'dapo'."
+        )
+    if method.surrogate != Method().surrogate and args.loss_type in TRLS_LOSS_TYPES:
+        raise ValueError(
+            f"`loss_type` is {args.loss_type!r}, which has a surrogate of its own beside the method's: use 'turn', "
+            "'grpo', 'dr_grpo', 'dapo' or 'bnpo'."
+        )
+
+
+def check_dataset(trainer: Any) -> None:
+    """Raise ValueError where TRL, which leaves out what does not fill a rollout, would stop before the first step."""
+    args, dataset = trainer.args, trainer.train_dataset
+    prompts = int(args.generation_batch_size) // int(args.num_generations)
+    if isinstance(dataset, Dataset) and len(dataset) < prompts:
+        raise ValueError(
+            f"`train_dataset` has {len(dataset)} prompts, but a rollout takes {prompts}: `generation_batch_size` "
+            f"{args.generation_batch_size} / `num_generations` {args.num_generations}."
+        )
+
+
+def disable_dropout(model: nn.Module) -> None:
+    """Set every dropout probability of a model to 0: of `nn.Dropout`, and what attention layers hold as a number."""
+    disable_dropout_in_model(model)
+    for module in model.modules():
+        for name, value in vars(module).items():
+            if "drop" in name and isinstance(value, float):
+                setattr(module, name, 0.0)

@@ -1,0 +1,66 @@
+"""The critic in the policy's optimizer: a learning rate of its own, and a warm-up in which it learns alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
+
+from sorl_trl.trainers.critic.model import is_critic_name
+
+
+def add_critic_groups(optimizer: torch.optim.Optimizer, model: nn.Module, learning_rate: float) -> None:
+    """Move the critic's parameters into groups of their own, with the weight decay that they had.
+
+    Those that are in no group join too: the user's own optimizer was made before there was a critic.
+    """
+    if any(group.get("critic") for group in optimizer.param_groups):
+        return
+    own = {"lr": learning_rate, "critic": True}
+    missing = {id(p): (name, p) for name, p in model.named_parameters() if is_critic_name(name)}
+    for group in list(optimizer.param_groups):
+        moved = [p for p in group["params"] if id(p) in missing]
+        group["params"] = [p for p in group["params"] if id(p) not in missing]
+        if moved:
+            optimizer.add_param_group({**group, **own, "params": moved})
+        for parameter in moved:
+            del missing[id(parameter)]
+    if missing:
+        has_names = "param_names" in optimizer.param_groups[0]
+        optimizer.add_param_group({**own, "params": [(name, p) if has_names else p for name, p in missing.values()]})
+
+
+def hold_policy_back(scheduler: Any, steps: int) -> None:
+    """Keep the learning rate of all groups but the critic's at 0 for the first `steps` steps.
+
+    Raises:
+        ValueError: the scheduler does not compute its rates from the step alone.
+    """
+    if not isinstance(scheduler, LambdaLR):
+        raise ValueError(
+            f"`critic_warmup_steps` is {steps}, but the {type(scheduler).__name__} of `lr_scheduler_type` cannot keep "
+            "the policy's learning rate at 0 meanwhile. Use a type such as 'constant', 'linear' or 'cosine'."
+        )
+    for i, group in enumerate(scheduler.optimizer.param_groups):
+        if not group.get("critic"):
+            scheduler.lr_lambdas[i] = _after(steps, scheduler.lr_lambdas[i])
+            group["lr"] = scheduler.base_lrs[i] * scheduler.lr_lambdas[i](0)
+    scheduler._last_lr = [group["lr"] for group in scheduler.optimizer.param_groups]
+
+
+def _after(steps: int, schedule: Callable[[int], float]) -> Callable[[int], float]:
+    return lambda step: 0.0 if step < steps else schedule(step)
+
+
+def check_deepspeed(config: dict[str, Any]) -> None:
+    """Raise ValueError where DeepSpeed would build what gives the critic a learning rate of its own."""
+    for name in ("optimizer", "scheduler"):
+        if name in config:
+            raise ValueError(
+                f"The DeepSpeed configuration has {name!r}: {config[name]}, with one learning rate for the policy and "
+                "the critic. Remove it there; `optim`, `learning_rate`, `critic_learning_rate` and "
+                "`lr_scheduler_type` of `SOPPOConfig` take its place."
+            )

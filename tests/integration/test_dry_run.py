@@ -1,0 +1,136 @@
+"""`train.py --dry_run`: what it says a step will do, what it finds, and that it leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import train
+from transformers import AutoConfig
+
+from sorl_trl.cli.dry_run import bytes_per_token
+from sorl_trl.command_line import run_command
+from tests.agents import LIMITS, NAMES, agent_policy, agent_tokenizer, search_index
+from tests.unit.search.servers import Reply, Server
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random policy that searches now and then, eight questions, and a corpus with its index."""
+    folder = tmp_path_factory.mktemp("dry_run")
+    agent_policy().save_pretrained(folder / "policy")
+    agent_tokenizer().save_pretrained(folder / "policy")
+    rows = [{"id": str(i), "question": NAMES[i % 4], "golden_answers": ["rome"]} for i in range(8)]
+    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    search_index(folder)
+    return folder
+
+
+def words(folder: Path, *more: str, **changed: Any) -> list[str]:
+    values = {
+        "config": "so_grpo",
+        "model_name_or_path": folder / "policy",
+        "train_questions": folder / "train.jsonl",
+        "index": folder / "index",
+        "output_dir": folder / "out",
+        "prompt_template": "where {question}",
+        "max_turns": LIMITS.max_turns,
+        "max_turn_tokens": LIMITS.max_turn_tokens,
+        "max_observation_tokens": LIMITS.max_observation_tokens,
+        "max_completion_length": LIMITS.max_trajectory_tokens,
+        "num_generations": 4,
+        "per_device_train_batch_size": 8,
+        "steps_per_generation": 2,
+        "num_iterations": 3,
+        **changed,
+    }
+    return [*(w for name, value in values.items() for w in (f"--{name}", str(value))), *more, "--dry_run"]
+
+
+def dry_run(capsys: pytest.CaptureFixture[str], words: list[str], code: int = 0) -> str:
+    """What it prints; or, where it must fail, its one line."""
+    assert run_command(train.main, words) == code
+    shown = capsys.readouterr()
+    assert "Traceback" not in shown.err
+    return shown.err.splitlines()[-1] if code else shown.out
+
+
+@pytest.mark.parametrize("trainer", ["so_grpo", "so_ppo"])
+def test_what_a_step_will_do(folder: Path, trainer: str, capsys: pytest.CaptureFixture[str]) -> None:
+    before = sorted(folder.rglob("*"))
+    said = dry_run(capsys, words(folder, trainer=trainer))
+    lines = {line[:10].strip(): line[11:] for line in said.splitlines() if not line.startswith(" ")}
+    assert lines["trainer"].startswith(f"{trainer}, credit: GroupMean()")
+    assert lines["rollout"] == "16 trajectories = 4 questions x 4, for 6 updates, on 1 process"
+    assert lines["loss"].startswith("turn, turn ratios")
+    assert lines["rehearsal"] == "2 questions x 4 trajectories"
+    assert "rollout/stop_reason/" in said
+    assert "prompt      where " in said
+    assert said.splitlines()[-1] == f"This can train, into {folder / 'out'}."
+    assert sorted(folder.rglob("*")) == before, "nothing is written"
+
+
+def test_a_method_is_shown_with_its_pieces(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = dry_run(capsys, words(folder, method="loop"))
+    assert "so_grpo, credit: LeaveOneOut()" in said
+    assert "\nloss       grpo, token ratios, epsilon 0.0909" in said
+    assert "terms" not in said
+
+
+def test_the_memory_of_the_caches(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = AutoConfig.from_pretrained(folder / "policy")
+    each = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * 4
+    assert bytes_per_token(config, 4) == each
+    said = dry_run(capsys, words(folder))
+    length = LIMITS.max_trajectory_tokens + 2  # the prompt: "where rome"
+    assert f"keys and values 16 trajectories x {length} tokens x {each:,} bytes = " in said
+    assert "; the index has " in said
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"num_generations": 5}, "must be divisible by num_generations (5)"),
+        ({"method": "lop"}, "`method` is 'lop', but must be one of so_grpo"),
+        ({"method": "dapo", "loss_type": "bnpo"}, "`loss_type` is 'bnpo'"),
+        ({"max_observation_tokens": 1}, "max_observation_tokens=1 must be at least 2"),
+        ({"learning_rat": 1}, "`--learning_rat` is no argument of sorl train --trainer so_grpo"),
+        ({"rewards": "choice"}, "`rewards` has 'choice', but 8 of 8 questions have no options"),
+        (
+            {"prompt_template": "where {question} " + "rome " * 2100},
+            "the longest prompt has 2102 tokens, but the model has 2048",
+        ),
+        ({"chat": "true"}, "chat template"),
+    ],
+)
+def test_why_it_cannot_train(
+    changed: dict[str, Any], said: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = dry_run(capsys, words(folder, **changed), code=1)
+    assert line.startswith("error: ")
+    assert said in line
+
+
+def test_a_search_server_that_refuses(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is asked, whether the policy happens to search or not."""
+    server = Server()
+    server.reply = lambda request: Reply(b"no", status=400)
+    given = words(folder)
+    place = given.index("--index")
+    given[place : place + 2] = ["--search_url", server.url]
+    try:
+        assert server.url in dry_run(capsys, given, code=1)
+    finally:
+        server.close()
+
+
+def test_a_recipe_may_ask_for_it(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = words(folder)[:-1]
+    Path("recipe.yaml").write_text("use_cpu: true\nbf16: false\ndry_run: true\n")
+    given[given.index("--config") + 1] = "recipe.yaml"
+    assert "This can train" in dry_run(capsys, given)

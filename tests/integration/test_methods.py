@@ -1,0 +1,222 @@
+"""Every named method trains, and its gradient does not depend on how a rollout is split into micro-batches."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sorl_trl import InformationGain, Method, SOGRPOConfig, SOGRPOTrainer
+from sorl_trl.methods import (
+    LLDS,
+    METHODS,
+    SETTINGS,
+    ClipPenalty,
+    EngineTurnMask,
+    EngineVeto,
+    GiGPO,
+    TurnRatio,
+    ZeroVariance,
+)
+from tests.losses import build
+from tests.mismatch import SampledElsewhere, with_engine
+from tests.training import saved_policy, settings, train
+from tests.trajectories import FixedRollout, parity_reward, prompts
+
+pytestmark = pytest.mark.trains
+GROUP_METHODS = [name for name, fields in SETTINGS.items() if "advantage_level" not in fields and "ppo" not in name]
+
+
+def first_groups_agree(completion_ids: list[list[int]], **_: Any) -> list[float]:
+    """Every other group of four has equal rewards."""
+    rewards = parity_reward(completion_ids)
+    return [1.0 if i // 4 % 2 else reward for i, reward in enumerate(rewards)]
+
+
+def turn_lengths(turn_ids: list[list[int]], **_: Any) -> list[list[float | None]]:
+    """A reward per turn, and none for each last one."""
+    counts = [[row.count(k) / 4 for k in range(max(row) + 1)] for row in turn_ids]
+    return [[*row[:-1], None] for row in counts]
+
+
+@pytest.mark.parametrize("name", [name for name in GROUP_METHODS if name != "void"])
+def test_every_named_method_trains(tmp_path: Path, tokenizer: Any, name: str) -> None:
+    rewards = [turn_lengths, parity_reward] if name == "igpo" else parity_reward
+    arguments = {**settings(tmp_path), **SETTINGS[name], "reward_funcs": rewards}
+    trainer = train(SOGRPOTrainer, SOGRPOConfig, tokenizer, **arguments, method=name)
+    logs = [log for log in trainer.state.log_history if "loss" in log]
+    assert len(logs) == 5
+    assert all(math.isfinite(log["loss"]) for log in logs)
+    assert logs[0]["grad_norm"] > 0
+
+
+COMPOSED: dict[str, tuple[Method, dict[str, Any]]] = {
+    "so_grpo": (METHODS["so_grpo"], {}),
+    "note": (METHODS["so_grpo_note"], SETTINGS["so_grpo_note"]),
+    "st_grpo": (METHODS["st_grpo"], SETTINGS["st_grpo"]),
+    "sequence": (METHODS["sequence"], SETTINGS["sequence"]),
+    "penalized_sequence": (METHODS["so_grpo"], {"importance_sampling_level": "sequence", "loss_type": "dapo"}),
+    "gigpo_llds": (Method(GiGPO(), terms=(LLDS(), ClipPenalty(gate="turn"))), {"gamma": 0.9}),
+    "filtered": (Method(keep=(ZeroVariance(),), terms=(ClipPenalty(),)), {"reward_funcs": first_groups_agree}),
+    "filtered_dapo": (METHODS["dapo"], {**SETTINGS["dapo"], "reward_funcs": first_groups_agree}),
+    "minirl": (METHODS["minirl"], SETTINGS["minirl"]),
+    "double_sided": (METHODS["double_sided"], {"loss_type": "turn"}),
+    "cispo_llds": (METHODS["llds"], {**SETTINGS["llds"], "loss_type": "cispo", "epsilon_high": 1.2}),
+    "turn_rewards": (METHODS["so_grpo"], {"reward_funcs": [turn_lengths, parity_reward]}),
+}
+
+
+@pytest.mark.parametrize("name", COMPOSED)
+@pytest.mark.parametrize("split", [(4, 2), (1, 8)])
+def test_gradients_do_not_depend_on_micro_batches(
+    tmp_path: Path, tokenizer: Any, name: str, split: tuple[int, int]
+) -> None:
+    """Two SGD steps in float64 over the same eight trajectories: as one micro-batch, or as several."""
+    method, fields = COMPOSED[name]
+    weights = []
+    for batch_size, accumulation in ((8, 1), split):
+        sizes = {"per_device_train_batch_size": batch_size, "gradient_accumulation_steps": accumulation}
+        sizes |= {"steps_per_generation": accumulation, "max_grad_norm": 0.0, "lr_scheduler_type": "constant"}
+        plain = {"optim": "sgd", "learning_rate": 1.0, "max_steps": 2, "target_kl": 0.0}
+        trainer = build(tmp_path / str(batch_size), tokenizer, method, **{**plain, **fields, **sizes})
+        trainer.train()
+        weights.append(torch.cat([p.detach().flatten() for p in trainer.model.parameters()]))
+        assert trainer.state.log_history[1]["kl_to_old"] > 1e-4, "the policy has not moved: a weak test"
+    torch.testing.assert_close(weights[0], weights[1], rtol=0, atol=1e-6)
+
+
+def test_what_is_not_kept_is_logged_and_counts_nowhere(tmp_path: Path, tokenizer: Any) -> None:
+    trainer = build(tmp_path, tokenizer, METHODS["dapo"], reward_funcs=first_groups_agree)
+    batch = trainer._generate_and_score_completions([dict(row) for row in prompts(2) for _ in range(4)])
+    assert trainer._metrics["train"]["keep/ZeroVariance"] == [0.5]
+    kept = (batch["turn_ids"] >= 0).any(1)
+    assert kept.tolist() == [True] * 4 + [False] * 4
+    assert int(batch["num_items_in_batch"]) == int((batch["turn_ids"] >= 0).sum())
+    assert float(batch["row_scale"]) == 2.0
+
+
+def test_an_evaluation_counts_every_trajectory(tmp_path: Path, tokenizer: Any) -> None:
+    trainer = build(tmp_path, tokenizer, METHODS["dapo"], reward_funcs=lambda completion_ids, **_: [1.0] * 8)
+    trainer.model.eval()
+    batch = trainer._generate_and_score_completions([dict(row) for row in prompts(2) for _ in range(4)])
+    assert (batch["turn_ids"] >= 0).any(1).all()
+
+
+class TestEngine:
+    """vLLM's correction per turn, on a rollout whose log-probabilities are made up: no engine runs here."""
+
+    def scored(self, folder: Path, tokenizer: Any, method: Method) -> tuple[Any, dict[str, Any]]:
+        arguments = settings(folder, scale_rewards="none", vllm_importance_sampling_mode="token_truncate")
+        trainer = with_engine(SOGRPOTrainer)(
+            saved_policy(folder), parity_reward, SOGRPOConfig(**arguments), prompts(), processing_class=tokenizer,
+            rollout_func=SampledElsewhere(), method=method,
+        )  # fmt: skip
+        trainer.model.train()
+        return trainer, trainer._generate_and_score_completions([dict(row) for row in prompts(4) for _ in range(4)])
+
+    def turn_ratios(self, batch: dict[str, Any]) -> list[list[float]]:
+        difference = (batch["old_per_token_logps"] - batch["sampling_per_token_logps"]).nan_to_num(0.0)
+        return [
+            [float(difference[i][ids == k].double().mean().exp()) for k in range(int(ids.max()) + 1)]
+            for i, ids in enumerate(batch["turn_ids"])
+        ]
+
+    def test_turns_weigh_their_truncated_ratio(self, tmp_path: Path, tokenizer: Any) -> None:
+        _, batch = self.scored(tmp_path, tokenizer, Method(weight=TurnRatio(0.9, 1.1)))
+        ratios = self.turn_ratios(batch)
+        cut = [not 0.9 <= ratio <= 1.1 for row in ratios for ratio in row]
+        assert 0 < sum(cut) < len(cut)
+        for i, row in enumerate(ratios):
+            for k, ratio in enumerate(row):
+                weights = batch["importance_sampling_ratio"][i][batch["turn_ids"][i] == k]
+                assert weights.tolist() == pytest.approx([min(max(ratio, 0.9), 1.1)] * len(weights), rel=1e-5)
+
+    def test_turns_and_trajectories_leave_the_loss(self, tmp_path: Path, tokenizer: Any) -> None:
+        _, whole = self.scored(tmp_path, tokenizer, Method())
+        trainer, batch = self.scored(tmp_path, tokenizer, Method(keep=(EngineTurnMask(0.8, 1.25), EngineVeto(0.6))))
+        ratios = self.turn_ratios(whole)
+        difference = (whole["old_per_token_logps"] - whole["sampling_per_token_logps"]).nan_to_num(0.0)
+        vetoed = ((difference.exp() < 0.6) & (whole["turn_ids"] >= 0)).any(1).tolist()
+        expected = [
+            0 if veto else sum(0.8 <= ratio <= 1.25 for ratio in row) for row, veto in zip(ratios, vetoed, strict=True)
+        ]
+        assert 0 < sum(vetoed) < len(vetoed)
+        assert (batch["turn_ids"].amax(1) + 1).tolist() == expected
+        assert trainer._metrics["train"]["keep/EngineVeto"] == [pytest.approx(1 - sum(vetoed) / len(vetoed))]
+
+
+class TestInformationGain:
+    def test_each_turn_earns_what_it_adds(self, tmp_path: Path, tokenizer: Any) -> None:
+        """Against rows without padding, one by one; the last turn has its outcome and no gain."""
+        gain = InformationGain(column="answer", prefix="w7 ", coef=2.0)
+        rewards = [gain, parity_reward]
+        trainer = build(tmp_path, tokenizer, METHODS["igpo"], reward_funcs=rewards, scale_rewards="none")
+        seen: list[Any] = []
+        apply = trainer._apply_method
+        trainer._apply_method = lambda output, rollout: (seen.append(rollout), apply(output, rollout))
+        rows = [{**row, "answer": ["w5 w6"]} for row in prompts(2) for _ in range(4)]
+        trainer._generate_and_score_completions([dict(row) for row in rows])
+        made, answer = trainer._recorder.generated, tokenizer.encode("w7 w5 w6")
+        for row, (prompt, completion, turn_ids) in enumerate(
+            zip(made.prompt_ids, made.completion_ids, made.turn_ids, strict=True)
+        ):
+            starts = [turn_ids.index(turn) for turn in range(max(turn_ids) + 1)]
+            scores = [self.score(trainer, [*prompt, *completion[:start], *answer]) for start in starts]
+            found = seen[0].turn_rewards[row, : len(starts) - 1].tolist()
+            expected = [2.0 * (after - before) for before, after in pairwise(scores)]
+            assert found == pytest.approx(expected, abs=1e-5)
+            assert seen[0].has_turn_reward[row].tolist()[: len(starts)] == [True] * (len(starts) - 1) + [False]
+        assert trainer._metrics["train"]["information_gain/missing"] == [0.0]
+
+    def score(self, trainer: Any, ids: list[int]) -> float:
+        """The mean log-probability of the last two tokens."""
+        with torch.no_grad():
+            logps = trainer.model(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)
+        return sum(logps[len(ids) - 3 + i, ids[len(ids) - 2 + i]].item() for i in range(2)) / 2
+
+    def test_a_missing_column_is_named(self, tmp_path: Path, tokenizer: Any) -> None:
+        trainer = build(tmp_path, tokenizer, METHODS["igpo"], reward_funcs=[InformationGain(), parity_reward])
+        with pytest.raises(ValueError, match="`column` is 'golden_answers', but the data set has no such column"):
+            trainer._generate_and_score_completions([dict(row) for row in prompts(2) for _ in range(4)])
+
+
+def test_what_does_not_combine_is_refused(tmp_path: Path, tokenizer: Any) -> None:
+    with pytest.raises(ValueError, match="`loss_type` is 'bnpo', whose mean"):
+        build(tmp_path, tokenizer, METHODS["dapo"], loss_type="bnpo")
+    with pytest.raises(ValueError, match="`loss_type` is 'cispo', which has a surrogate of its own"):
+        build(tmp_path, tokenizer, METHODS["double_sided"], loss_type="cispo", importance_sampling_level="token")
+    with pytest.raises(
+        ValueError, match="`loss_type` is 'cispo', which TRL computes: set `importance_sampling_level`"
+    ):
+        SOGRPOConfig(**settings(tmp_path, loss_type="cispo"))
+
+
+def test_recorded_turns_and_runs_of_the_mask_agree(tmp_path: Path, tokenizer: Any) -> None:
+    """Where no two turns touch, a rollout that records none trains as one that does."""
+
+    class Apart(FixedRollout):
+        def __init__(self, record: bool) -> None:
+            super().__init__(record_turns=False)
+            self.record = record
+
+        def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
+            output = super().__call__(prompts, trainer)
+            if self.record:
+                turns, runs = [], [[0, *row] for row in output["env_mask"]]
+                for row in runs:
+                    starts = [int(now and not before) for before, now in pairwise(row)]
+                    count = [sum(starts[: i + 1]) - 1 for i in range(len(starts))]
+                    turns.append([k if kept else -1 for k, kept in zip(count, row[1:], strict=True)])
+                output["turn_ids"] = turns
+            return output
+
+    arguments = settings(tmp_path)
+    runs = [
+        train(SOGRPOTrainer, SOGRPOConfig, tokenizer, **arguments, rollout_func=Apart(flag)) for flag in (True, False)
+    ]
+    weights = [torch.cat([p.detach().flatten() for p in trainer.model.parameters()]) for trainer in runs]
+    assert torch.equal(*weights)

@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from sorl_trl.rollout import Reply, RowTurn, ToolBox
+from sorl_trl.rollout.environments.tools import WrongArguments, read_arguments
+from sorl_trl.search import SearchUnavailable
+from sorl_trl.types import Action, ActionKind, StopReason, Trajectory, Turn
+
+
+class Game:
+    """As it is written for TRL."""
+
+    def reset(self, number: int = 7, **kwargs: Any) -> str:
+        self.number, self.guesses = number, 0
+        return f"\nGuess {number - 1} or {number}."
+
+    def guess(self, number: int) -> str:
+        """
+        Guess the number.
+
+        Args:
+            number: The number that you guess.
+
+        Returns:
+            Whether it is right.
+        """
+        self.guesses += 1
+        if self.guesses > 2:
+            raise ValueError("The game is over.")
+        return "Right!" if number == self.number else "Wrong."
+
+    async def search(self, query: str, k: int = 1) -> str:
+        """
+        Look something up.
+
+        Args:
+            query: What.
+            k: How many.
+        """
+        await asyncio.sleep(0)
+        if query == "down":
+            raise SearchUnavailable("refused")
+        if query == "bug":
+            raise KeyError("bug")
+        return f"{query} {k}"
+
+    def nothing(self) -> None:
+        """Do nothing."""
+
+    def get_reward(self) -> float:
+        return float(self.guesses)
+
+    def _hidden(self) -> str:
+        return "hidden"
+
+
+def call(games: ToolBox, *calls: tuple[str, str]) -> list[Reply]:
+    """What the first row's game says to one call after the other."""
+    kinds = {"search": ActionKind.SEARCH}
+    actions = [
+        Action(kinds.get(name, ActionKind.TOOL), content, "" if name in kinds else name) for name, content in calls
+    ]
+    return [games.ask([RowTurn(0, Turn((1,), "", action))])[0].result(60) for action in actions]
+
+
+def test_public_methods_are_tools() -> None:
+    games = ToolBox(environment_factory=Game)
+    assert games.protocol.tools == ("guess", "nothing", "search")
+    assert games.instructions.splitlines() == [
+        '<guess> {"number": "integer: The number that you guess."} </guess> Guess the number.',
+        "<nothing> {} </nothing> Do nothing.",
+        '<search> {"query": "string: What.", "k": "integer: How many."} </search> Look something up.',
+    ]
+
+
+def test_calls_of_methods_are_answered(caplog: Any) -> None:
+    games = ToolBox(environment_factory=Game)
+    examples = [{"number": 3, "prompt": "?"}, {"prompt": "?"}]
+    assert games.greet(examples) == ["\nGuess 2 or 3.", "\nGuess 6 or 7."]
+    games.open(examples)
+    calls = [("guess", "2"), ("guess", '{"number": 3}'), ("search", '{"query": "x", "k": 2}'), ("nothing", "{}")]
+    assert [reply.text for reply in call(games, *calls)] == ["Wrong.", "Right!", "x 2", "None"]
+    with caplog.at_level(logging.WARNING):
+        over, bug = call(games, ("guess", "3"), ("search", '{"query": "bug"}'))
+    assert (over, bug) == (Reply("error: The game is over."), Reply("error: 'bug'"))
+    assert "Game.search raised KeyError('bug'), which is told to the policy" in caplog.text
+    (down,) = call(games, ("search", '{"query": "down"}'))
+    assert down == Reply(stop=StopReason.ENVIRONMENT_UNAVAILABLE)
+    assert [type(game) for game in games.environments] == [Game, Game], "the user's own"
+    games.close()
+    assert games.environments[0].guesses == 3
+
+
+def test_their_own_reward_is_a_reward_function() -> None:
+    class Judged(Game):
+        async def get_reward(self) -> float:  # type: ignore[override]
+            return 0.5
+
+    games = ToolBox(environment_factory=Game)
+    objects = [Game(), Judged(), Game()]
+    for game in objects:
+        game.reset()
+    reasons = [StopReason.ANSWERED, StopReason.MAX_TURNS, StopReason.ENVIRONMENT_UNAVAILABLE]
+    trajectories = [Trajectory((1,), (), reason) for reason in reasons]
+    rewards = games.reward(environments=objects, trajectory=trajectories, prompts=[])
+    assert asyncio.run(rewards) == [0.0, 0.5, None]  # type: ignore[arg-type]
+
+
+def typed(number: int, share: float = 0.5, is_it: bool = False, name: str | None = None, of: Any = None) -> None: ...
+
+
+def one(value: Any) -> None: ...
+
+
+def taking(kind: Any) -> Callable[..., None]:
+    def method(value: Any) -> None: ...
+
+    method.__annotations__["value"] = kind
+    return method
+
+
+def no_arguments() -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("method", "content", "arguments"),
+    [
+        (typed, '{"number": 1}', {"number": 1}),
+        (typed, '{"number": "1", "share": 1, "is_it": "True"}', {"number": 1, "share": 1.0, "is_it": True}),
+        (typed, '{"number": 2, "name": null, "of": [1]}', {"number": 2, "name": None, "of": [1]}),
+        (taking(int), " 7 ", {"value": 7}),
+        (taking(float), "1e3", {"value": 1000.0}),
+        (taking(bool), "false", {"value": False}),
+        (taking(str), "7", {"value": "7"}),
+        (taking(str), '{"value": "7"}', {"value": "7"}),
+        (taking(str), '{"other": "7"}', {"value": '{"other": "7"}'}),
+        (taking(list), "[1]", {"value": "[1]"}),
+        (one, "plain", {"value": "plain"}),
+        (no_arguments, "{}", {}),
+    ],
+)
+def test_arguments_that_fit(method: Any, content: str, arguments: dict[str, Any]) -> None:
+    read = read_arguments(method, content)
+    assert read == arguments
+    assert [type(value) for value in read.values()] == [type(value) for value in arguments.values()]
+
+
+@pytest.mark.parametrize(
+    ("method", "content", "why"),
+    [
+        (typed, "7", 'typed takes a JSON object with "number", "share"'),
+        (typed, "[7]", "typed takes a JSON object"),
+        (typed, "{", "typed takes a JSON object"),
+        (typed, "[" * 100_000, "typed takes a JSON object"),
+        (typed, "{}", "typed: missing a required argument: 'number'; it takes \"number\""),
+        (typed, '{"number": 1, "other": 2}', "typed: got an unexpected keyword argument 'other'"),
+        (typed, '{"number": "seven"}', 'typed: number must be int, not "seven"'),
+        (typed, '{"number": 1.5}', "typed: number must be int, not 1.5"),
+        (typed, '{"number": true}', "typed: number must be int, not true"),
+        (typed, '{"number": Infinity}', "typed: number must be int, not Infinity"),
+        (typed, '{"number": [1]}', "typed: number must be int, not "),
+        (typed, '{"number": 1, "is_it": 1}', "typed: is_it must be bool, not 1"),
+        (taking(int), "9" * 5000, "method: value must be int, not "),
+        (taking(int), "", "method: value must be int, not "),
+        (no_arguments, "x", "no_arguments takes a JSON object with no arguments: {}"),
+        (no_arguments, '{"x": 1}', "no_arguments: got an unexpected"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_told_to_the_policy(method: Any, content: str, why: str) -> None:
+    with pytest.raises(WrongArguments) as refused:
+        read_arguments(method, content)
+    assert why in str(refused.value) and len(str(refused.value)) < 300
+
+
+class Images(Game):
+    def reset(self, **_: Any) -> Any:
+        return [{"type": "image"}]
+
+
+class Toolless:
+    def reset(self) -> None: ...
+
+
+class Answering(Toolless):
+    def answer(self, text: str) -> str:
+        return text
+
+
+@pytest.mark.parametrize(
+    ("factory", "problem"),
+    [
+        (object, "made a object: TRL's environments have a method `reset`"),
+        (Toolless, "responders is empty: it must name at least one tool"),
+        (Answering, "a tool's tag is a name, and not 'answer'"),
+    ],
+)
+def test_objects_that_cannot_be_used_are_named(factory: Any, problem: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=problem):
+        ToolBox(environment_factory=factory)
+
+
+def test_content_blocks_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"Images\.reset returned content blocks"):
+        ToolBox(environment_factory=Images).greet([{}])

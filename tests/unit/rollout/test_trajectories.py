@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sorl_trl.rollout import AssembledTrajectory, assemble, rollout_statistics
+from sorl_trl.types import Action, ActionKind, Observation, StopReason, Trajectory, Turn
+
+from .fakes import PARIS
+
+
+def turn(kind: ActionKind, *token_ids: int, content: str = "", logprob: float | None = -1.0) -> Turn:
+    logprobs = None if logprob is None else (logprob,) * len(token_ids)
+    return Turn(token_ids, "", Action(kind, content), logprobs)
+
+
+FRANCE = turn(ActionKind.SEARCH, 5, 6, content="France")
+FOUND = Observation((8, 9, 5), "", (PARIS, PARIS), truncated=True, neutralized=2)
+FEEDBACK = Observation((4,), "")
+ANSWERED = Trajectory((1,), (FRANCE, FOUND, turn(ActionKind.ANSWER, 7)), StopReason.ANSWERED)
+DOWN = Trajectory((1,), (turn(ActionKind.INVALID, 3), FEEDBACK, FRANCE), StopReason.SEARCH_UNAVAILABLE)
+
+
+def test_turns_and_observations_are_laid_out_in_order() -> None:
+    assert assemble([ANSWERED]) == [
+        AssembledTrajectory([5, 6, 8, 9, 5, 7], [1, 1, 0, 0, 0, 1], [0, 0, -1, -1, -1, 1], [-1, -1, 0, 0, 0, -1])
+    ]
+
+
+def test_adjacent_turns_stay_apart() -> None:
+    adjacent = Trajectory((1,), (FRANCE, FRANCE), StopReason.MAX_TURNS)
+    assert assemble([adjacent])[0].turn_ids == [0, 0, 1, 1]
+
+
+def test_an_infrastructure_failure_is_masked_out_with_its_tokens_kept() -> None:
+    assert assemble([DOWN]) == [AssembledTrajectory([3, 4, 5, 6], [0] * 4, [-1] * 4, [-1, 0, -1, -1])]
+
+
+def test_one_turn_without_logprobs_leaves_none() -> None:
+    silent = turn(ActionKind.ANSWER, 7, logprob=None)
+    assert assemble([replace(ANSWERED, segments=(FRANCE, FOUND, silent))])[0].logprobs is None
+
+
+def test_statistics_of_a_batch() -> None:
+    unanswered = Trajectory((1,), (FRANCE, Observation((4,), ""), FRANCE), StopReason.MAX_TURNS)
+    statistics = rollout_statistics([ANSWERED, DOWN, unanswered, ANSWERED])
+    reasons = {key: share for key, share in statistics.items() if key.startswith("stop_reason/")}
+    assert {key for key, share in reasons.items() if share} == {
+        "stop_reason/answered",
+        "stop_reason/search_unavailable",
+        "stop_reason/max_turns",
+    }
+    assert len(reasons) == len(StopReason) and sum(reasons.values()) == 1
+    assert {key: statistics[key] for key in statistics.keys() - reasons.keys()} == {
+        "turns_per_trajectory": 2.0,
+        "searches_per_trajectory": 3 / 4,
+        "tool_calls_per_trajectory": 0.0,
+        "invalid_actions_per_trajectory": 1 / 4,
+        "neutralized_per_trajectory": 1.0,
+        "masked_share": 1 / 4,
+        "tokens_per_turn": 13 / 8,
+        "tokens_per_observation": 8 / 4,
+        "truncated_observation_share": 2 / 4,
+        "unique_query_share": 1 / 3,
+        "passages_per_search": 4 / 3,
+        "empty_search_share": 1 / 3,
+    }
+
+
+def test_an_empty_batch_has_the_same_keys() -> None:
+    empty = rollout_statistics([])
+    assert empty.keys() == rollout_statistics([ANSWERED]).keys()
+    assert set(empty.values()) == {0.0}
+
+
+def test_calls_of_tools_count_once_they_were_answered() -> None:
+    call = Turn((5,), "", Action(ActionKind.TOOL, "1 + 1", "calculate"))
+    seen = Observation((4,), "2")
+    counts = {
+        StopReason.MAX_TURNS: 1.0,  # the last one is not answered
+        StopReason.ENVIRONMENT_DONE: 2.0,  # it is, by the end
+        StopReason.ENVIRONMENT_UNAVAILABLE: 1.0,
+    }
+    for reason, count in counts.items():
+        statistics = rollout_statistics([Trajectory((1,), (call, seen, call), reason)])
+        assert statistics["tool_calls_per_trajectory"] == count
+        assert statistics["searches_per_trajectory"] == 0.0
+    invalid = Turn((5,), "", Action(ActionKind.INVALID))
+    for segments in [(), (invalid,), (FRANCE, seen)]:
+        statistics = rollout_statistics([Trajectory((1,), segments, StopReason.ENVIRONMENT_DONE)])
+        assert statistics["tool_calls_per_trajectory"] == 0.0
