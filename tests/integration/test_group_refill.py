@@ -19,12 +19,11 @@ from tests.trajectories import Counting, parity_reward, prompts
 from tests.unit.experimental.test_ranks import agreeing_reward
 
 GROUP = 4
-PROMPTS = 16
 
 
-def questions(count: int = PROMPTS) -> Dataset:
+def questions() -> Dataset:
     """Each prompt twice; the first four are shorter than the others."""
-    rows = [{"prompt": f"w{i} w{i + 1}" + " w3" * (i > 3)} for i in range(count)]
+    rows = [{"prompt": f"w{i} w{i + 1}" + " w3" * (i > 3)} for i in range(16)]
     return Dataset.from_list([*rows, *rows])
 
 
@@ -81,11 +80,10 @@ def test_slots_without_a_spread_take_groups_of_other_prompts(tmp_path: Path, tok
     assert not {found[1], found[3]} & {0, 1, 2, 3}
     assert not any(number % 2 for number in found)
     assert (batch["turn_ids"] >= 0).any(1).all()  # nothing is left to drop
-    rounds = asked(trainer)
-    of_all = [prompt for asked_then in rounds for prompt in asked_then]
+    of_all = [prompt for asked_then in asked(trainer) for prompt in asked_then]
     assert len(set(of_all)) == len(of_all) / GROUP  # no prompt twice
     metrics = trainer._metrics["train"]
-    assert metrics["groups/refill_rounds"] == [len(rounds) - 1]
+    assert metrics["groups/refill_rounds"] == [len(asked(trainer)) - 1]
     assert metrics["groups/refilled"] == [0.5]
     assert metrics["groups/left"] == [0.0]
     assert metrics["keep/ZeroVariance"] == [1.0]
