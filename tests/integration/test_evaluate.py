@@ -166,14 +166,6 @@ def test_other_settings_do_not_go_on(world: Path, tmp_path: Path) -> None:
         evaluate.main(changed)
 
 
-def test_a_recorded_run_is_repeated_without_its_engine(world: Path, tmp_path: Path) -> None:
-    record = tmp_path / "searches.jsonl"
-    evaluate.main(command_line(world, tmp_path / "live", **SAMPLED, record=record))
-    evaluate.main(command_line(world, tmp_path / "replayed", **SAMPLED, index=None, replay=record))
-    assert trajectories(tmp_path / "replayed") == trajectories(tmp_path / "live")
-    assert len(record.read_text().splitlines()) >= QUESTIONS
-
-
 @pytest.mark.distributed
 def test_two_processes_make_the_run_of_one(world: Path, tmp_path: Path) -> None:
     for mode in ({}, SAMPLED):

@@ -78,10 +78,12 @@ def searches(found: recipe.Arguments) -> list[float]:
     return [log["rollout/searches_per_trajectory"] for log in logs]
 
 
-def test_passages_from_a_server(folder: Path, server: Server) -> None:
-    found = searches(arguments(folder, search_url=server.url))
+def test_passages_from_a_server_kept_in_a_cache(folder: Path, server: Server) -> None:
+    found = searches(arguments(folder, search_url=server.url, search_cache=folder / "searches.db"))
     assert sum(found) > 0
     assert {request["topk"] for request in server.requests} == {1}, "the recipe's `search_top_k`"
+    asked = [query for sent in server.requests for query in sent["queries"]]
+    assert len(asked) == len(set(asked)) > 0, "no query twice"
 
 
 def test_passages_from_the_index_of_another_engine(folder: Path) -> None:
