@@ -17,7 +17,7 @@ import pytest
 from peft import LoraConfig, get_peft_model
 from transformers import AutoTokenizer, GenerationConfig, LlamaForCausalLM
 
-from sorl_trl.cli import evaluate
+from sorl_trl.cli import compare, evaluate
 from sorl_trl.evaluation import EvaluatedTrajectory, read_trajectories
 from sorl_trl.qa import Question, write_questions
 from sorl_trl.sandbox import (
@@ -227,14 +227,9 @@ def test_two_runs_are_compared(world: Path, tmp_path: Path, capsys: pytest.Captu
     evaluate.main(command_line(world, Path(runs[1]), **SAMPLED, index=None, no_search=True, limit=10))
     capsys.readouterr()
     with pytest.raises(ValueError, match="2 of own are in the first alone"):
-        evaluate.main(["--compare", *runs])
-    evaluate.main(["--compare", *runs, "--intersection"])
-    printed = capsys.readouterr().out
-    assert "| own " in printed
-    with pytest.raises(ValueError, match=r"`compare` goes with `intersection` alone, got --seed 1"):
-        evaluate.main(["--compare", *runs, "--seed", "1"])
-    with pytest.raises(ValueError, match="must name two runs"):
-        evaluate.main(["--compare", runs[0]])
+        compare.main(runs)
+    compare.main([*runs, "--intersection"])
+    assert "| own " in capsys.readouterr().out
 
 
 def test_arguments_may_stand_in_a_file(world: Path, tmp_path: Path) -> None:
