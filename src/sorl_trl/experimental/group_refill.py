@@ -90,8 +90,12 @@ class GroupRefillTrainer(TurnLevelTrainer):
     _refilled_at = -1, 0
     """The optimizer step of the last batch that was filled, and how many were filled at this step before it."""
 
-    def _check_method(self, args: TurnLevelConfig) -> None:
-        super()._check_method(args)
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._check_method()
+        self._check_dataset()
+
+    def _check_method(self) -> None:
         found = [piece for piece in self.method.keep if isinstance(piece, ZeroVariance)]
         if not found:
             raise ValueError(
@@ -101,7 +105,6 @@ class GroupRefillTrainer(TurnLevelTrainer):
         self._differs = found[0]
 
     def _check_dataset(self) -> None:
-        super()._check_dataset()
         dataset, prompts = self.train_dataset, self._prompts_per_batch()
         if not isinstance(dataset, Dataset):
             raise ValueError(

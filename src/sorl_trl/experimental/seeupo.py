@@ -134,6 +134,7 @@ class SeeUPOTrainer(TurnLevelTrainer):
 
     def __init__(self, model: Any, reward_funcs: Any = None, args: Any = None, *positional: Any, **named: Any) -> None:
         super().__init__(model, reward_funcs, args, *positional, **named)
+        self._check_method()
         rollout = named.get("rollout_func")
         if isinstance(rollout, AgentRollout):
             self._check_turns((rollout.limits or RolloutLimits()).max_turns + 1)
@@ -148,8 +149,7 @@ class SeeUPOTrainer(TurnLevelTrainer):
                 "turns, and SeeUPO trains one in each iteration."
             )
 
-    def _check_method(self, args: TurnLevelConfig) -> None:
-        super()._check_method(args)
+    def _check_method(self) -> None:
         if self.method.credit != Method().credit:
             raise ValueError(f"`credit` of the method is {self.method.credit!r}, but SeeUPO's advantages are its own.")
         for piece in (*self.method.keep, *self.method.terms):
