@@ -32,7 +32,7 @@ LAYERS = (
 HEIGHT = {package: height for height, layer in enumerate(LAYERS) for package in layer}
 
 ONLY_IN = {
-    "trl": {"trainers", "sandbox", "recipe", "cli", "command_line"},
+    "trl": {"trainers", "experimental", "sandbox", "command_line", "recipe", "cli"},
     "accelerate": {"trainers", "experimental", "cli"},
 }
 """Library -> the packages that may import it."""
@@ -43,6 +43,7 @@ FOREIGN: dict[str, set[str]] = {
     "files": set(),
     "learning_rate": {"torch"},
     "command_line": {"yaml", "trl"},
+    "shipped": set(),
     "ops": {"torch"},
     "methods": {"torch"},
 }

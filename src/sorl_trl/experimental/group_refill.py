@@ -18,7 +18,7 @@ from sorl_trl.checks import COUNT
 from sorl_trl.methods import ScoredRollout, ZeroVariance
 from sorl_trl.ops import turn_layout
 from sorl_trl.trainers.base import TurnLevelTrainer
-from sorl_trl.trainers.config import SOGRPOConfig, TurnLevelConfig
+from sorl_trl.trainers.config import TurnLevelConfig
 from sorl_trl.trainers.turns.batch import token_count
 from sorl_trl.trainers.turns.recording import own_rows
 
@@ -30,8 +30,8 @@ _TOKENS = ("prompt_ids", "completion_ids")
 
 
 @dataclass
-class GroupRefillConfig(SOGRPOConfig):
-    """Configuration of [`GroupRefillTrainer`]: [`SOGRPOConfig`], and how often other prompts are asked.
+class GroupRefillConfig(TurnLevelConfig):
+    """Configuration of [`GroupRefillTrainer`]: [`TurnLevelConfig`], and how often other prompts are asked.
 
     The rest of DAPO is `GroupRefillConfig(**SETTINGS["dapo"])`, with `sorl_trl.methods.SETTINGS`.
 

@@ -20,7 +20,7 @@ from sorl_trl.ops import bounded_log_ratio, turn_broadcast
 from sorl_trl.rollout import RolloutLimits
 from sorl_trl.trainers.agents.agent_rollout import AgentRollout
 from sorl_trl.trainers.base import TurnLevelTrainer
-from sorl_trl.trainers.config import SOGRPOConfig, TurnLevelConfig
+from sorl_trl.trainers.config import TurnLevelConfig
 from sorl_trl.trainers.turns.batch import GENERATED_AT, ROW_SCALE, policy_pass, row_scale
 from sorl_trl.trainers.turns.recording import own_rows, show_advantages
 
@@ -41,8 +41,8 @@ _ONLY: Mapping[str, tuple[Any, str]] = {
 
 
 @dataclass
-class SeeUPOConfig(SOGRPOConfig):
-    """Configuration of [`SeeUPOTrainer`]: [`SOGRPOConfig`], of which one turn is trained at a time.
+class SeeUPOConfig(TurnLevelConfig):
+    """Configuration of [`SeeUPOTrainer`]: [`TurnLevelConfig`], of which one turn is trained at a time.
 
     Set `num_iterations` to the most turns that a trajectory can have: `max_turns` + 1 with `SearchRollout`,
     `max_tool_calling_iterations` + 1 in TRL's tool loop. Each iteration trains one turn, the last one first, and makes
@@ -64,7 +64,7 @@ class SeeUPOConfig(SOGRPOConfig):
     target_kl: float = field(
         default=0.0,
         metadata={
-            "help": "Ours, no part of SeeUPO: as in `SOGRPOConfig`, with the KL to the policy from before the turn "
+            "help": "Ours, no part of SeeUPO: as in `TurnLevelConfig`, with the KL to the policy from before the turn "
             "that is trained. 0 (default): the learning rate is as scheduled."
         },
     )

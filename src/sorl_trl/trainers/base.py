@@ -18,6 +18,7 @@ from trl import GRPOTrainer
 
 from sorl_trl.methods import Method, MicroBatch, ScoredRollout, method_from
 from sorl_trl.ops import good_trajectories, turn_broadcast, turn_counts
+from sorl_trl.trainers.agents.agent_rollout import AgentRollout
 from sorl_trl.trainers.agents.native_tools import HarmlessTools
 from sorl_trl.trainers.checks import check_dataset, check_method, disable_dropout
 from sorl_trl.trainers.config import TRLS_LOSS_TYPES, TurnLevelConfig
@@ -82,6 +83,8 @@ class TurnLevelTrainer(GRPOTrainer):
             raise TypeError(f"`args` is a {type(args).__name__}, but must be a {self.config_class.__name__}.")
         self.method = method_from(self.default_method if method is None else method)
         check_method(self.method, args)
+        if isinstance(rollout := named.get("rollout_func"), AgentRollout):
+            rollout.check(args, named.get("tools"), named.get("environment_factory"))
         self._tools = HarmlessTools(self)
         self._recorder = RolloutRecorder(self)
         self._cycle = GenerationCycle(self, args.rollout_staleness)
