@@ -12,11 +12,8 @@ import torch
 from peft import LoraConfig
 from transformers import AutoTokenizer
 
-from sorl_trl import SearchRollout
-from sorl_trl.recipe.arguments import TRAINERS
+from sorl_trl import InformationGain, SearchRollout, SOGRPOConfig, SOGRPOTrainer
 from sorl_trl.search import BM25Index, SearchArguments
-from sorl_trl.trainers.base import TurnLevelTrainer
-from sorl_trl.trainers.config import TurnLevelConfig
 from sorl_trl.types import Action, ActionKind, StopReason, Trajectory, Turn
 from tests.agents import LIMITS, PROTOCOL, agent_policy, agent_tokenizer, questions
 from tests.trajectories import FixedRollout, parity_reward, prompts
@@ -55,9 +52,11 @@ class Case:
     turn_rewards: bool = False
     agreeing: bool = False
     """Whether the trajectories of every other prompt have equal rewards."""
-    trainer: str = "so_grpo"
-    """Name of the trainer, as in a recipe."""
+    gain: bool = False
+    """Whether the information gain of turns is a reward too; the prompt is as good a golden answer as any."""
     micro_batches: int = 2
+    method: str | dict[str, Any] = "so_grpo"
+    """As a recipe has it."""
     options: dict[str, Any] = field(default_factory=dict)
     """Further fields of the trainer's config."""
     search_url: str = ""
@@ -137,7 +136,7 @@ def taught_policy(folder: Path, scripts: Sequence[str] = SCRIPTS) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def build_trainer(case: Case) -> tuple[TurnLevelTrainer, RecordedRollout]:
+def build_trainer(case: Case) -> tuple[SOGRPOTrainer, RecordedRollout]:
     """The trainer of this process, with its rollout. Its share of the batch follows from the number of processes."""
     folder = Path(case.folder)
     if case.rollout == "fixed":
@@ -146,14 +145,16 @@ def build_trainer(case: Case) -> tuple[TurnLevelTrainer, RecordedRollout]:
         dataset, rollout = questions(2), SearchRollout(CountingSearch(open_search(case)), PROTOCOL, LIMITS)
     torch.manual_seed(0)  # of the adapter's weights
     recorded = RecordedRollout(rollout)
-    trainer = TRAINERS[case.trainer](
+    reward = agreeing_reward if case.agreeing else uneven_turn_reward if case.turn_rewards else parity_reward
+    trainer = SOGRPOTrainer(
         str(folder / "policy"),
-        agreeing_reward if case.agreeing else uneven_turn_reward if case.turn_rewards else parity_reward,
+        [reward, InformationGain(column="prompt")] if case.gain else reward,
         build_config(case),
         dataset,
         processing_class=AutoTokenizer.from_pretrained(folder / "policy"),
         peft_config=LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM") if case.lora else None,
         rollout_func=recorded,
+        method=case.method,
     )
     return trainer, recorded
 
@@ -164,7 +165,7 @@ def open_search(case: Case) -> Any:
     return BM25Index.load(Path(case.folder) / "index")
 
 
-def build_config(case: Case) -> TurnLevelConfig:
+def build_config(case: Case) -> SOGRPOConfig:
     """Two rollouts, and two optimizer steps on each: the second one's ratios leave the clip range."""
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     fields: dict[str, Any] = {
@@ -189,8 +190,9 @@ def build_config(case: Case) -> TurnLevelConfig:
         "disable_tqdm": True,
         "use_cpu": True,
         "bf16": False,
+        "model_init_kwargs": {"dtype": "auto"},
     }
-    return TRAINERS[case.trainer].config_class(**{**fields, **case.options})
+    return SOGRPOConfig(**{**fields, **case.options})
 
 
 @dataclass(frozen=True)
@@ -202,12 +204,3 @@ class ResumeCase:
     steps: list[int]
     """Steps whose checkpoints are resumed."""
     target_kl: float
-
-
-@dataclass(frozen=True)
-class ArrayCase:
-    """It travels to the worker as JSON."""
-
-    folder: str
-    engine: str
-    """Of the rows of `tests/switch_pairs.py` that are trained."""

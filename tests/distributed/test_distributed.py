@@ -21,25 +21,37 @@ every_engine = pytest.mark.parametrize(
     "config",
     ["ddp_cpu", *(pytest.param(f"zero{stage}_cpu", marks=needs_deepspeed) for stage in (1, 2, 3))],
 )
-# Some clipping, and a bias of more than 1: below, "bias_norm" leaves the gradient alone.
+# A bias of more than 1: below, "bias_norm" leaves the gradient alone.
 LARGE_REWARDS = {"scale_rewards": "none", "reward_weights": [20.0]}
-
-LOSS: dict[str, Any] = {"loss_type": "minirl", "importance_sampling_level": "turn", "llds_coef": 0.5}
-LOSS |= {"clip_normalization": "kl_penalty", "ctn_gate": "turn", "epsilon": 0.02, "learning_rate": 4.0}
-GROUPS: dict[str, Any] = {"group_filter": "zero_variance", "group_refill": 1, "mask_void_trajectories": True}
-GROUPS |= {"group_baseline": "leave_one_out", "scale_rewards": "none"}
-CREDIT: dict[str, Any] = {"information_gain_coef": 1.0, "information_gain_column": "prompt"}
-CREDIT |= {"turn_reward_normalization": "separate", "step_advantage_coef": 1.0, "gamma": 0.9}
-SHARE = {"group_filter": "top_p", "group_filter_share": 0.5, "group_filter_reward": "agreeing_reward"}
-TOGETHER: dict[str, dict[str, Any]] = {
-    "groups": {**LOSS, **GROUPS},
-    "credit": {**CREDIT, **SHARE, "double_sided_clip": True, "loss_type": "turn"},
+UNGROUPED = {"scale_rewards": "none"}
+TURN_GATE = {"clip_penalty": {"coef": 3.0, "gate": "turn", "epsilon": 0.02}}
+METHODS: dict[str, dict[str, Any]] = {
+    "groups": {
+        "method": {"keep": ["zero_variance", "not_void"], "credit": "leave_one_out", "terms": [TURN_GATE]},
+        "agreeing": True,
+        "options": UNGROUPED,
+    },
+    "engine": {
+        "method": {"surrogate": "minirl", "terms": [TURN_GATE, {"llds": {"coef": 0.5}}]},
+        "turn_rewards": True,
+        "options": {"importance_sampling_level": "token", "loss_type": "grpo"},
+    },
+    "states": {
+        "method": {
+            "credit": {"gigpo": {"coef": 1.0}},
+            "keep": [{"top_p": {"share": 0.5, "reward": "agreeing_reward"}}],
+            "surrogate": "double_sided",
+        },
+        "agreeing": True,
+        "options": {"gamma": 0.9},
+    },
 }
+"""Every kind of piece, in few cases: what keeps, what credits, what clips and what is added."""
 
 
 @pytest.fixture
 def fixed(tmp_path: Path, tokenizer: Any) -> Case:
-    build_policy().save_pretrained(tmp_path / "policy")
+    build_policy().double().save_pretrained(tmp_path / "policy")  # no comparison hangs on the order of a sum
     tokenizer.save_pretrained(tmp_path / "policy")
     return Case(str(tmp_path))
 
@@ -94,70 +106,37 @@ class TestFixedTrajectories:
         case = replace(fixed, lora=True, turn_rewards=True, options={"gamma": 0.9})
         assert_as_alone(case, launch(config, case))
 
-    @pytest.mark.parametrize("rounds", [0, 2])
-    def test_ranks_choose_the_same_groups(self, fixed: Case, rounds: int) -> None:
-        """The group that lies on both ranks is one of those that agree, in the first rollout."""
-        case = replace(fixed, agreeing=True, options={"group_filter": "zero_variance", "group_refill": rounds})
+    @pytest.mark.parametrize("name", METHODS)
+    def test_methods(self, fixed: Case, name: str) -> None:
+        """Groups and states lie on both ranks; good and void trajectories are not spread evenly."""
+        case = replace(fixed, **METHODS[name])
         result = launch("ddp_cpu", case)
-        assert min(log.get("groups/kept", 1.0) for log in result["logs"]) < 1.0, "nothing was dropped: a weak test"
-        if rounds:
-            assert max(log.get("groups/refilled", 0.0) for log in result["logs"]) > 0.0, "nothing was refilled"
+        assert max(log.get("clip_fraction/turn", 0.0) for log in result["logs"]) > 0.1, "nothing was clipped"
+        pieces = {key for log in result["logs"] for key in log if key.startswith(("keep/", "llds/"))}
+        for key in pieces:
+            shown = [log[key] for log in result["logs"] if key in log]
+            assert min(shown) < 1.0 if key.startswith("keep/") else max(shown) > 1e-3, f"{key}: a weak test"
         # A mean over the trajectories of a micro-batch that have a token: of how many, depends on the split.
-        assert_as_alone(case, result, but_for="kl_to_old")
+        assert_as_alone(case, result, but_for="kl_to_old" if case.agreeing else "")
 
     @pytest.mark.parametrize("config", ["ddp_cpu", pytest.param("zero3_cpu", marks=needs_deepspeed)])
-    def test_credit_of_turns(self, fixed: Case, config: str) -> None:
-        """One rank has trajectories of one turn, so that it scores nothing; a group lies on both.
-
-        The prompt is as good a golden answer as any.
-        """
-        case = replace(fixed, turn_rewards=True, options=CREDIT)
+    def test_information_gain(self, fixed: Case, config: str) -> None:
+        """One rank has trajectories of one turn, so that it scores nothing, and makes the other's passes."""
+        case = replace(fixed, turn_rewards=True, gain=True, method={"credit": "separate"}, options={"gamma": 0.9})
         result = launch(config, case)
-        assert any("information_gain/mean" in log and "turns/shared_state" in log for log in result["logs"])
+        assert any(abs(log.get("information_gain/mean", 0.0)) > 1e-4 for log in result["logs"])
         assert_as_alone(case, result)
 
-    @pytest.mark.parametrize("name", TOGETHER)
-    def test_switches_together(self, fixed: Case, name: str) -> None:
-        """Groups, void trajectories, credit and terms of the loss, in few choices of `tests/switches.py`'s."""
-        case = replace(fixed, agreeing=True, options=TOGETHER[name])
-        result = launch("ddp_cpu", case)
-        assert min(log.get("groups/kept", 1.0) for log in result["logs"]) < 1.0, "no group was dropped: a weak test"
-        assert max(log.get("clip_fraction/turn", 0.0) for log in result["logs"]) > 0.1, "nothing was clipped"
-        # A mean over the trajectories of a micro-batch that have a token: of how many, depends on the split.
-        assert_as_alone(case, result, but_for="kl_to_old")
-
-    @pytest.mark.parametrize("config", ["ddp_cpu", pytest.param("zero3_cpu", marks=needs_deepspeed)])
-    def test_turns_one_at_a_time(self, fixed: Case, config: str) -> None:
-        """One rank has first turns alone, and goes through the passes of the other's later turns with nothing.
-
-        No trajectory has the fifth turn.
-        """
-        options = {"num_iterations": 5, "max_steps": 10}
-        result = launch(config, replace(fixed, trainer="seeupo", options=options))
-        logs = result["logs"][:-1]
-        assert [log["seeupo/turn"] for log in logs] == [4, 3, 2, 1, 0] * 2
-        assert max(log["seeupo/multiplier_max"] or 0 for log in logs) > 1.01, "no multiplier has moved: a weak test"
-        # A mean over the trajectories of a micro-batch that have the turn: of how many, depends on the split.
-        assert_as_alone(replace(fixed, trainer="seeupo", options=options), result, but_for="kl_to_old")
-
     def test_bias_norm_under_ddp(self, fixed: Case) -> None:
-        case = replace(fixed, turn_rewards=True, options={"clip_normalization": "bias_norm", **LARGE_REWARDS})
+        case = replace(fixed, turn_rewards=True, method={}, options={"bias_norm": True, **LARGE_REWARDS})
         result = launch("ddp_cpu", case)
         assert max(log.get("clipping_bias_norm", 0.0) for log in result["logs"]) > 1, "not normalized: a weak test"
         assert_as_alone(case, result)
 
-    def test_llds_and_the_sample_size_under_ddp(self, fixed: Case) -> None:
-        """Good trajectories are not spread evenly over the ranks."""
-        case = replace(fixed, turn_rewards=True, options={"llds_coef": 0.5, "double_sided_clip": True})
-        result = launch("ddp_cpu", case)
-        assert max(log.get("llds/loss", 0.0) for log in result["logs"]) > 1e-3, "nothing has fallen: a weak test"
-        assert min(log.get("effective_sample_size", 1.0) for log in result["logs"]) < 0.999
-        assert_as_alone(case, result)
-
     @needs_deepspeed
     def test_bias_norm_is_refused_under_zero2(self, fixed: Case) -> None:
-        result = launch("zero2_cpu", replace(fixed, options={"clip_normalization": "bias_norm"}))
-        assert "Use `clip_normalization='kl_penalty'`, or DDP" in result["refused"]
+        result = launch("zero2_cpu", replace(fixed, options={"bias_norm": True}))
+        assert "`bias_norm` is True" in result["refused"] and "DDP" in result["refused"]
 
 
 @pytest.mark.distributed
