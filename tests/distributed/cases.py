@@ -140,7 +140,8 @@ def build_trainer(case: Case) -> tuple[SOGRPOTrainer, RecordedRollout]:
     """The trainer of this process, with its rollout. Its share of the batch follows from the number of processes."""
     folder = Path(case.folder)
     if case.rollout == "fixed":
-        dataset, rollout = prompts(), UnevenRollout()
+        rows = prompts()
+        dataset, rollout = rows.add_column("golden", rows["prompt"]), UnevenRollout()
     else:
         dataset, rollout = questions(2), SearchRollout(CountingSearch(open_search(case)), PROTOCOL, LIMITS)
     torch.manual_seed(0)  # of the adapter's weights
@@ -148,7 +149,7 @@ def build_trainer(case: Case) -> tuple[SOGRPOTrainer, RecordedRollout]:
     reward = agreeing_reward if case.agreeing else uneven_turn_reward if case.turn_rewards else parity_reward
     trainer = SOGRPOTrainer(
         str(folder / "policy"),
-        [reward, InformationGain(column="prompt")] if case.gain else reward,
+        [reward, InformationGain(column="golden")] if case.gain else reward,
         build_config(case),
         dataset,
         processing_class=AutoTokenizer.from_pretrained(folder / "policy"),
