@@ -56,7 +56,7 @@ def set_stage(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     questions = [{"id": str(i), "question": "where oslo", "golden_answers": ["oslo"]} for i in range(8)]
     for name, rows in (("corpus", corpus), ("questions", questions)):
         Path(f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    for name in ("SOGRPOConfig", "SOPPOConfig", "SeeUPOConfig"):
+    for name in ("SOGRPOConfig", "SOPPOConfig"):
         monkeypatch.setattr(sorl_trl.trainers, name, small(getattr(sorl_trl, name)))
 
 
