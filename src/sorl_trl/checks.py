@@ -8,7 +8,7 @@ that reads such a dataclass, TRL's own scripts among them. `__post_init__` calls
 from __future__ import annotations
 
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from math import inf
 from numbers import Real
@@ -43,9 +43,10 @@ class Number(Allowed):
     finite: bool = True
 
     def allows(self, value: Any) -> bool:
-        if not isinstance(value, Real) or isinstance(value, bool) or value != value:
-            return False
-        value = float(value)
+        is_number = isinstance(value, Real) and not isinstance(value, bool) and value == value
+        return is_number and self._holds(value)
+
+    def _holds(self, value: Any) -> bool:
         if abs(value) == inf and (self.finite or self.whole):
             return False
         inside = self.above < value or self.above == -inf, value < self.below or self.below == inf
@@ -115,46 +116,3 @@ def check_fields(instance: Any, inherited: Mapping[str, Allowed] | None = None) 
 def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
     """Raise ValueError unless `value` is one of the names."""
     OneOf(tuple(choices)).check(name, value)
-
-
-# The rest goes once nobody imports it: `check_fields` in `__post_init__`, and plain ValueErrors, take its place.
-UNSET: Any = object()
-
-
-@dataclass(frozen=True)
-class Problem:
-    """One thing that is wrong with some arguments."""
-
-    option: str
-    what: str
-    proposal: Any = UNSET
-
-
-def field_problems(config: Any, of: str = "", inherited: Mapping[str, Allowed] | None = None) -> Iterator[Problem]:
-    """The first of the fields that is wrong."""
-    try:
-        check_fields(config, inherited)
-    except ValueError as error:
-        yield Problem(str(error).split("`")[1], str(error).replace("` is ", f"`{of} is ", 1))
-
-
-def check_number(name: str, value: Any, allowed: Number) -> None:
-    """Raise ValueError unless `value` is such a number."""
-    allowed.check(name, value)
-
-
-def raise_first(problems: Iterable[Problem | None]) -> None:
-    """Raise ValueError with the first problem there is."""
-    for problem in filter(None, problems):
-        raise ValueError(problem.what)
-
-
-class Checked:
-    """A dataclass that is refused where something is wrong with it."""
-
-    def problems(self) -> Iterator[Problem]:
-        """What is wrong with it."""
-        yield from field_problems(self)
-
-    def __post_init__(self) -> None:
-        raise_first(self.problems())

@@ -20,14 +20,10 @@ from tests.documentation import PAGES, ROOT, code_blocks, page_name
 
 FOREIGN = {"pip", "curl", "vllm"}
 """Programs of others, whose options are theirs."""
-LAUNCHER_VALUES = (
-    "--config_file",
-    "--machine_rank",
-    "--main_process_ip",
-    "--main_process_port",
-    "--num_processes",
-    "--num_machines",
-)
+LAUNCHER_VALUES = {
+    *("--config_file", "--machine_rank", "--main_process_ip", "--main_process_port"),
+    *("--num_processes", "--num_machines"),
+}
 
 
 def imports(block: str) -> set[tuple[str, str]]:

@@ -152,10 +152,8 @@ def bytes_per_token(config: Any, element: int) -> int | None:
 
 def index_bytes(search: SearchArguments) -> int:
     """What the index takes on disk; 0 without one."""
-    folders = [
-        search.index,
-        *(f"{search.corpus}.{ending}" for ending in ("index", "tantivy", "dense") if search.corpus),
-    ]
+    endings = ("index", "tantivy", "dense") if search.corpus else ()
+    folders = [search.index, *(f"{search.corpus}.{ending}" for ending in endings)]
     found = (path for folder in folders if folder for path in Path(folder).rglob("*"))
     return sum(path.stat().st_size for path in found if path.is_file())
 

@@ -7,6 +7,7 @@ from typing import Any
 from sorl_trl.methods import parsing
 from sorl_trl.methods.credit import GiGPO, GroupMean, LeaveOneOut, Separate
 from sorl_trl.methods.data import ClipRange, MicroBatch, Objective, ScoredRollout
+from sorl_trl.methods.dppo import DPPO
 from sorl_trl.methods.keep import EngineTurnMask, EngineVeto, NotVoid, TopK, TopP, ZeroVariance
 from sorl_trl.methods.method import Method
 from sorl_trl.methods.surrogate import DoubleSided, MiniRL, PPOMin
@@ -38,6 +39,7 @@ METHODS: dict[str, Method] = {
     "gigpo": Method(credit=GiGPO()),
     "igpo": Method(credit=Separate()),
     "llds": Method(terms=(LLDS(),)),
+    "dppo": Method(surrogate=DPPO(), weight=Unweighted()),
 }
 """Every named method as its pieces. What else its source sets is in `SETTINGS`."""
 
@@ -76,6 +78,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "gigpo": _TOKEN | {"gamma": 0.95},
     "igpo": _TOKEN,
     "llds": _TOKEN,
+    "dppo": _TOKEN | {"loss_type": "dapo"},
 }
 """The config fields that the source of each named method sets: `SOGRPOConfig(**SETTINGS["loop"])`.
 

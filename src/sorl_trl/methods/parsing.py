@@ -8,6 +8,7 @@ from dataclasses import fields
 from typing import Any
 
 from sorl_trl.methods.credit import GiGPO, GroupMean, LeaveOneOut, Separate
+from sorl_trl.methods.dppo import DPPO
 from sorl_trl.methods.keep import EngineTurnMask, EngineVeto, NotVoid, TopK, TopP, ZeroVariance
 from sorl_trl.methods.method import Method
 from sorl_trl.methods.surrogate import DoubleSided, MiniRL, PPOMin
@@ -25,7 +26,7 @@ PIECES: dict[str, dict[str, type]] = {
         "engine_turn_mask": EngineTurnMask,
     },
     "weight": {"turn_ratio": TurnRatio, "unweighted": Unweighted},
-    "surrogate": {"ppo_min": PPOMin, "double_sided": DoubleSided, "minirl": MiniRL},
+    "surrogate": {"ppo_min": PPOMin, "double_sided": DoubleSided, "minirl": MiniRL, "dppo": DPPO},
     "terms": {"clip_penalty": ClipPenalty, "llds": LLDS},
 }
 """Field of `Method` to the pieces that a recipe can name for it."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sorl_trl.checks import POSITIVE_COUNT, check_choice, check_number
+from sorl_trl.checks import POSITIVE_COUNT, check_choice
 from sorl_trl.qa.benchmark_rows import (
     RowParser,
     UnusableRow,
@@ -102,7 +102,7 @@ def load_benchmark(
     """
     check_choice("name", name, BENCHMARKS)
     if limit is not None:
-        check_number("limit", limit, POSITIVE_COUNT)
+        POSITIVE_COUNT.check("limit", limit)
     benchmark = BENCHMARKS[name]
     split = benchmark.evaluation_split if split is None else split
     splits = _load(benchmark, source)

@@ -15,6 +15,7 @@ from sorl_trl import qa
 from sorl_trl.checks import POSITIVE_COUNT, SWITCH, OneOf, check_fields
 from sorl_trl.command_line import mistakes, parse_dataclasses, read_config, take_config
 from sorl_trl.diagnostics.collapse_guard import ACTIONS
+from sorl_trl.experimental import GroupRefillTrainer, SeeUPOTrainer
 from sorl_trl.methods import METHODS, SETTINGS, method_from
 from sorl_trl.rollout import EngineOptions, RolloutArguments
 from sorl_trl.search import SearchArguments
@@ -28,6 +29,8 @@ COMMAND = "sorl train"
 TRAINERS: dict[str, type[TurnLevelTrainer]] = {
     "so_grpo": SOGRPOTrainer,
     "so_ppo": SOPPOTrainer,
+    "seeupo": SeeUPOTrainer,
+    "group_refill": GroupRefillTrainer,
 }
 INFORMATION_GAIN = "information_gain"
 REWARDS = (*qa.REWARDS, INFORMATION_GAIN)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, NamedTuple
 
-from sorl_trl.checks import SWITCH, OneOf, field_problems, raise_first
+from sorl_trl.checks import SWITCH, OneOf, check_fields
 from sorl_trl.search.backend import NoSearch, SearchBackend
 from sorl_trl.search.cache import CachedSearch
 from sorl_trl.search.client import HTTPSearch, server_identity
@@ -70,7 +70,7 @@ class SearchArguments:
     )
 
     def __post_init__(self) -> None:
-        raise_first(field_problems(self))
+        check_fields(self)
         given = [name for name in SOURCES if getattr(self, name)]
         if len(given) != 1:
             raise ValueError(f"Exactly one of {', '.join(SOURCES)} must be given, got {', '.join(given) or 'none'}.")

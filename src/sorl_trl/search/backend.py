@@ -6,7 +6,7 @@ import socket
 from collections.abc import Sequence, Sized
 from typing import Protocol
 
-from sorl_trl.checks import POSITIVE_COUNT, check_number
+from sorl_trl.checks import POSITIVE_COUNT
 from sorl_trl.types import Passage
 
 
@@ -70,7 +70,7 @@ def is_thread_safe(backend: SearchBackend) -> bool:
 
 def check_request(queries: Sequence[str], k: int) -> None:
     """Raise `ValueError` for a `k` below 1, `TypeError` for one string in place of a sequence of them."""
-    check_number("k", k, POSITIVE_COUNT)
+    POSITIVE_COUNT.check("k", k)
     if isinstance(queries, str):
         raise TypeError(f"queries must be a sequence of strings, got the string {queries!r}")
 

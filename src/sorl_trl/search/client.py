@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx2
 
-from sorl_trl.checks import Number, check_choice, check_number
+from sorl_trl.checks import Number, check_choice
 from sorl_trl.search.backend import SearchError, SearchUnavailable, check_request
 from sorl_trl.search.wire import (
     EXCERPT_LENGTH,
@@ -55,7 +55,7 @@ class HTTPSearch:
     def __init__(self, url: str, request: str = "search_r1", timeout_s: float = 30.0) -> None:
         _check_url(url)
         check_choice("request", request, REQUEST_FORMATS)
-        check_number("timeout_s", timeout_s, Number(above=0, finite=False))
+        Number(above=0, finite=False).check("timeout_s", timeout_s)
         self._url, self._shown_url = url, without_user(url)
         self._server = request
         self._timeout_s = timeout_s

@@ -17,7 +17,7 @@ from tenacity import (
     wait_random_exponential,
 )
 
-from sorl_trl.checks import POSITIVE_COUNT, SECONDS, field_problems, raise_first
+from sorl_trl.checks import POSITIVE_COUNT, SECONDS, check_fields
 from sorl_trl.search.backend import INFRASTRUCTURE_ERRORS, SearchBackend, SearchUnavailable, is_thread_safe
 from sorl_trl.types import Passage
 
@@ -39,7 +39,7 @@ class RetryPolicy:
     deadline_s: Annotated[float, SECONDS] = 60.0
 
     def __post_init__(self) -> None:
-        raise_first(field_problems(self))
+        check_fields(self)
 
 
 class RetryingSearch:

@@ -18,6 +18,7 @@ from trl import GRPOTrainer
 
 from sorl_trl.methods import Method, MicroBatch, ScoredRollout, method_from
 from sorl_trl.ops import good_trajectories, turn_broadcast, turn_counts
+from sorl_trl.trainers.agents.agent_rollout import AgentRollout
 from sorl_trl.trainers.agents.native_tools import HarmlessTools
 from sorl_trl.trainers.checks import check_dataset, check_method, disable_dropout
 from sorl_trl.trainers.config import TRLS_LOSS_TYPES, TurnLevelConfig
@@ -81,7 +82,9 @@ class TurnLevelTrainer(GRPOTrainer):
         if not isinstance(args, self.config_class):
             raise TypeError(f"`args` is a {type(args).__name__}, but must be a {self.config_class.__name__}.")
         self.method = method_from(self.default_method if method is None else method)
-        check_method(self.method, args)
+        self._check_method(args)
+        if isinstance(rollout := named.get("rollout_func"), AgentRollout):
+            rollout.check(args, named.get("tools"), named.get("environment_factory"))
         self._tools = HarmlessTools(self)
         self._recorder = RolloutRecorder(self)
         self._cycle = GenerationCycle(self, args.rollout_staleness)
@@ -90,7 +93,7 @@ class TurnLevelTrainer(GRPOTrainer):
             self.rollout_func = checked_rollout(self.rollout_func)
         if args.disable_dropout:
             disable_dropout(self.model)
-        check_dataset(self)
+        self._check_dataset()
         self._set_up_rewards()
         self._bias_normalizer = bias_normalizer(self)
         self._metric_log = MetricLog(self)
@@ -100,6 +103,12 @@ class TurnLevelTrainer(GRPOTrainer):
         if args.target_kl:
             self._kl_schedule = KLSchedule(args.target_kl, self.accelerator, self._record_lr_factor)
             self.add_callback(self._kl_schedule)
+
+    def _check_method(self, args: TurnLevelConfig) -> None:
+        check_method(self.method, args)
+
+    def _check_dataset(self) -> None:
+        check_dataset(self)
 
     def _set_up_rewards(self) -> None:
         for function in self.reward_funcs:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from tqdm.auto import trange
 
-from sorl_trl.checks import POSITIVE_COUNT, field_problems, raise_first
+from sorl_trl.checks import POSITIVE_COUNT, check_fields
 from sorl_trl.search.backend import check_request
 from sorl_trl.search.corpus import Corpus, CorpusPaths, as_contents, write_corpus
 from sorl_trl.search.engines.manifest import Manifest, check_manifest
@@ -53,7 +53,7 @@ class DenseOptions:
     device: str | None = None
 
     def __post_init__(self) -> None:
-        raise_first(field_problems(self))
+        check_fields(self)
 
     @property
     def settings(self) -> dict[str, str]:
