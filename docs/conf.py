@@ -46,8 +46,8 @@ nitpick_ignore_regex = [
     # Nobody outside of the package makes one.
     (
         "py:.*",
-        r"Encoder|HarmlessText|Index|Manifest|Tensor|UserMistake|inf|sorl_trl\.(checks|search\.engines)\..*|"
-        r"sorl_trl\.rollout\.observation\.HarmlessText|types\.Annotated",
+        r"Encoder|HarmlessText|Index|Manifest|Tensor|UserMistake|inf|sorl_trl\.checks\..*|"
+        r"sorl_trl\.(rollout\.observation\.HarmlessText|search\.engines\.(saved\.Index|manifest\.Manifest))|types\.Annotated",
     ),
 ]
 
