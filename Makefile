@@ -86,7 +86,6 @@ bench: $(VENV)/.installed
 # Hours; `--go-on` keeps what an interrupted run has measured.
 bench-rollout: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.rollout
-	$(BIN)/python -m benchmarks.rollout_picture
 
 bench-search: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.search
@@ -94,9 +93,6 @@ bench-search: $(VENV)/.installed
 # Hours; goes on where it was interrupted.
 bench-stability: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.stability
-	$(BIN)/python -m benchmarks.method_pages
-	$(BIN)/python -m benchmarks.guard_actions
-	$(BIN)/python -m benchmarks.guard_rules
 
 bench-stability-quick: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.stability --quick

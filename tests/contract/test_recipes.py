@@ -107,7 +107,6 @@ class TestTrainer:
         ("--train_questions", "popqa", "these have one: nq, "),
         ("--eval_questions", "nowhere.jsonl", "no such file"),
         ("--prompt_template", "Answer:", "{question}"),
-        ("--corpus", "nowhere.jsonl", "no such file"),
     ],
 )
 def test_bad_arguments_are_named(tmp_path: Path, name: str, value: str, allowed: str) -> None:

@@ -17,7 +17,7 @@ import pytest
 from peft import LoraConfig, get_peft_model
 from transformers import AutoTokenizer, GenerationConfig, LlamaForCausalLM
 
-from sorl_trl.cli import evaluate
+from sorl_trl.cli import compare, evaluate
 from sorl_trl.evaluation import EvaluatedTrajectory, read_trajectories
 from sorl_trl.qa import Question, write_questions
 from sorl_trl.sandbox import (
@@ -166,14 +166,6 @@ def test_other_settings_do_not_go_on(world: Path, tmp_path: Path) -> None:
         evaluate.main(changed)
 
 
-def test_a_recorded_run_is_repeated_without_its_engine(world: Path, tmp_path: Path) -> None:
-    record = tmp_path / "searches.jsonl"
-    evaluate.main(command_line(world, tmp_path / "live", **SAMPLED, record=record))
-    evaluate.main(command_line(world, tmp_path / "replayed", **SAMPLED, index=None, replay=record))
-    assert trajectories(tmp_path / "replayed") == trajectories(tmp_path / "live")
-    assert len(record.read_text().splitlines()) >= QUESTIONS
-
-
 @pytest.mark.distributed
 def test_two_processes_make_the_run_of_one(world: Path, tmp_path: Path) -> None:
     for mode in ({}, SAMPLED):
@@ -235,14 +227,9 @@ def test_two_runs_are_compared(world: Path, tmp_path: Path, capsys: pytest.Captu
     evaluate.main(command_line(world, Path(runs[1]), **SAMPLED, index=None, no_search=True, limit=10))
     capsys.readouterr()
     with pytest.raises(ValueError, match="2 of own are in the first alone"):
-        evaluate.main(["--compare", *runs])
-    evaluate.main(["--compare", *runs, "--intersection"])
-    printed = capsys.readouterr().out
-    assert "| own " in printed
-    with pytest.raises(ValueError, match=r"`compare` goes with `intersection` alone, got --seed 1"):
-        evaluate.main(["--compare", *runs, "--seed", "1"])
-    with pytest.raises(ValueError, match="must name two runs"):
-        evaluate.main(["--compare", runs[0]])
+        compare.main(runs)
+    compare.main([*runs, "--intersection"])
+    assert "| own " in capsys.readouterr().out
 
 
 def test_arguments_may_stand_in_a_file(world: Path, tmp_path: Path) -> None:

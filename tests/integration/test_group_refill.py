@@ -9,26 +9,27 @@ import pytest
 import torch
 from datasets import Dataset, IterableDataset
 
-from sorl_trl.experimental import GroupRefillConfig, GroupRefillTrainer
+from sorl_trl import SOGRPOTrainer
+from sorl_trl.experimental import GroupRefillTrainer
 from sorl_trl.ops import group_spread
 from tests.losses import token_logps
 from tests.policies import build_policy
 from tests.training import settings
-from tests.trajectories import Counting, FixedRollout, parity_reward, prompts
+from tests.trajectories import Counting, parity_reward, prompts
+from tests.unit.experimental.test_ranks import agreeing_reward
 
 GROUP = 4
-PROMPTS = 16
 
 
-def differing_reward(prompts: list[str], completion_ids: list[list[int]], **_: Any) -> list[float]:
-    """Equal in the groups of every other prompt."""
-    rewards = parity_reward(completion_ids)
-    return [0.5 if int(prompt.split()[0][1:]) % 2 else r for prompt, r in zip(prompts, rewards, strict=True)]
+def questions() -> Dataset:
+    """Each prompt twice; the first four are shorter than the others."""
+    rows = [{"prompt": f"w{i} w{i + 1}" + " w3" * (i > 3)} for i in range(16)]
+    return Dataset.from_list([*rows, *rows])
 
 
 def on_last_turn(turn_ids: list[list[int]], **given: Any) -> list[list[float]]:
     """The same rewards, as rewards of turns."""
-    totals = differing_reward(**given)
+    totals = agreeing_reward(**given)
     return [[*[0.0] * max(turns), total] for total, turns in zip(totals, turn_ids, strict=True)]
 
 
@@ -40,11 +41,12 @@ def build(folder: Path, tokenizer: Any, dataset: Any = None, **overrides: Any) -
     """A trainer whose batch is of four groups, of 16 prompts."""
     folder.mkdir(exist_ok=True)
     build_policy().save_pretrained(folder / "policy")  # the reference is loaded from there
-    reward, method = overrides.pop("reward_funcs", differing_reward), overrides.pop("method", None)
+    reward, method = overrides.pop("reward_funcs", agreeing_reward), overrides.pop("method", None)
+    trainer_class = overrides.pop("trainer_class", GroupRefillTrainer)
     fields = {"num_generations": GROUP, "gradient_checkpointing": False, **overrides}
-    return GroupRefillTrainer(
-        str(folder / "policy"), reward, GroupRefillConfig(**settings(folder, **fields)), dataset or prompts(PROMPTS),
-        processing_class=tokenizer, rollout_func=Counting(), method=method,
+    return trainer_class(
+        str(folder / "policy"), reward, trainer_class.config_class(**settings(folder, **fields)),
+        dataset or questions(), processing_class=tokenizer, rollout_func=Counting(), method=method,
     )  # fmt: skip
 
 
@@ -52,7 +54,7 @@ def batch_of(folder: Path, tokenizer: Any, **overrides: Any) -> tuple[Any, dict[
     """A trainer, and one batch of the groups of the first four prompts."""
     trainer = build(folder, tokenizer, **overrides)
     trainer.model.train()
-    rows = [dict(row) for row in prompts(4) for _ in range(GROUP)]
+    rows = [dict(row) for row in questions().select(range(4)) for _ in range(GROUP)]
     return trainer, trainer._generate_and_score_completions(rows)
 
 
@@ -78,12 +80,10 @@ def test_slots_without_a_spread_take_groups_of_other_prompts(tmp_path: Path, tok
     assert not {found[1], found[3]} & {0, 1, 2, 3}
     assert not any(number % 2 for number in found)
     assert (batch["turn_ids"] >= 0).any(1).all()  # nothing is left to drop
-    rounds = asked(trainer)
-    assert 2 <= len(rounds) <= 4
-    of_all = [prompt for asked_then in rounds for prompt in asked_then]
+    of_all = [prompt for asked_then in asked(trainer) for prompt in asked_then]
     assert len(set(of_all)) == len(of_all) / GROUP  # no prompt twice
     metrics = trainer._metrics["train"]
-    assert metrics["groups/refill_rounds"] == [len(rounds) - 1]
+    assert metrics["groups/refill_rounds"] == [len(asked(trainer)) - 1]
     assert metrics["groups/refilled"] == [0.5]
     assert metrics["groups/left"] == [0.0]
     assert metrics["keep/ZeroVariance"] == [1.0]
@@ -103,7 +103,7 @@ def test_rows_of_several_rounds_are_one_batch(tmp_path: Path, tokenizer: Any) ->
     assert trainer._compute_loss(trainer.model, batch).isfinite()
 
 
-@pytest.mark.parametrize("reward", [differing_reward, on_last_turn])
+@pytest.mark.parametrize("reward", [agreeing_reward, on_last_turn])
 def test_the_advantages_of_a_slot_are_those_of_its_group(tmp_path: Path, tokenizer: Any, reward: Any) -> None:
     """The rewards less their mean, whether TRL computes it or, with rewards of turns, the method's credit."""
     _, batch = batch_of(tmp_path, tokenizer, reward_funcs=reward, refill_rounds=8, scale_rewards="none")
@@ -127,11 +127,14 @@ def test_the_bound_leaves_the_rest_to_the_method(tmp_path: Path, tokenizer: Any,
     assert (metrics["groups/refill_rounds"], metrics["groups/left"]) == ([rounds], [1.0])
 
 
-def test_a_batch_that_needs_none_is_that_of_a_run_without(tmp_path: Path, tokenizer: Any) -> None:
-    given = {"reward_funcs": parity_reward}
-    batches = [batch_of(tmp_path / str(most), tokenizer, refill_rounds=most, **given)[1] for most in (0, 2)]
-    assert batches[0].keys() == batches[1].keys()
-    assert all(torch.equal(batches[1][name], x) for name, x in batches[0].items())
+def test_a_batch_that_needs_none_is_that_of_a_trainer_without(tmp_path: Path, tokenizer: Any) -> None:
+    given = {"reward_funcs": parity_reward, "method": "dapo"}
+    (_, plain), (_, filled) = (
+        batch_of(tmp_path / each.__name__, tokenizer, trainer_class=each, **given)
+        for each in (SOGRPOTrainer, GroupRefillTrainer)
+    )
+    assert plain.keys() == filled.keys()
+    assert all(torch.equal(filled[name], x) for name, x in plain.items())
 
 
 def test_an_evaluation_asks_once(tmp_path: Path, tokenizer: Any) -> None:
@@ -141,16 +144,8 @@ def test_an_evaluation_asks_once(tmp_path: Path, tokenizer: Any) -> None:
     assert len(asked(trainer)) == 1
 
 
-class Sampled(FixedRollout):
-    """Draws its trajectories with torch's random numbers, and remembers the prompts of each rollout."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.asked: list[list[str]] = []
-
-    def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
-        self.asked.append(prompts)
-        return super().__call__(prompts, trainer)
+class Sampled(Counting):
+    """Draws its trajectories with torch's random numbers, which checkpoints hold."""
 
     def _trajectory(self, index: int) -> tuple[list[int], list[int]]:
         return super()._trajectory(int(torch.randint(1000, ())))
@@ -184,28 +179,18 @@ def test_a_resumed_run_asks_the_same(tmp_path: Path, tokenizer: Any) -> None:
             assert torch.equal(weight, whole.model.state_dict()[name]), f"{name}, resumed after step {step}"
 
 
-class TestWhatIsRefused:
-    def test_a_dataset_without_other_prompts(self, tmp_path: Path, tokenizer: Any) -> None:
-        with pytest.raises(ValueError, match=r"has 7 prompts and a rollout takes 4, .* 8 in all"):
-            build(tmp_path, tokenizer, prompts(7))
-
-    def test_a_stream(self, tmp_path: Path, tokenizer: Any) -> None:
-        stream = IterableDataset.from_generator(lambda: iter(prompts()))
-        with pytest.raises(ValueError, match="is of type IterableDataset, which gives no prompts out of turn"):
-            build(tmp_path, tokenizer, stream)
-
-    def test_images(self, tmp_path: Path, tokenizer: Any) -> None:
-        rows = Dataset.from_list([{**row, "image": "a.png"} for row in prompts(PROMPTS)])
-        with pytest.raises(ValueError, match="has 'image', but batches of images"):
-            build(tmp_path, tokenizer, rows)
-
-    def test_a_method_that_keeps_groups_that_agree(self, tmp_path: Path, tokenizer: Any) -> None:
-        with pytest.raises(ValueError, match="must have ZeroVariance"):
-            build(tmp_path, tokenizer, method="starpo_s")
-
-    @pytest.mark.parametrize(
-        "option", [{"scale_rewards": "batch"}, {"multi_objective_aggregation": "normalize_then_sum"}], ids=str
-    )
-    def test_a_spread_over_the_batch(self, tmp_path: Path, tokenizer: Any, option: dict[str, Any]) -> None:
-        with pytest.raises(ValueError, match="has no spread that they share"):
-            build(tmp_path, tokenizer, **option)
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"dataset": prompts(7)}, "has 7 prompts and a rollout takes 4, .* 8 in all"),
+        ({"dataset": IterableDataset.from_generator(lambda: iter(prompts()))}, "is of type IterableDataset, which"),
+        ({"dataset": Dataset.from_list([{"prompt": "w1", "image": "a.png"}] * 8)}, "has 'image', but batches of"),
+        ({"method": "starpo_s"}, "must have ZeroVariance"),
+        ({"scale_rewards": "batch"}, "has no spread that they share"),
+        ({"multi_objective_aggregation": "normalize_then_sum"}, "has no spread that they share"),
+    ],
+    ids=["few", "stream", "images", "method", "batch", "objectives"],
+)
+def test_what_cannot_be_refilled_is_refused(tmp_path: Path, tokenizer: Any, given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        build(tmp_path, tokenizer, **given)

@@ -15,17 +15,12 @@ from sorl_trl import SearchRollout
 from sorl_trl.experimental import SeeUPOConfig, SeeUPOTrainer
 from sorl_trl.experimental.seeupo import MULTIPLIER
 from sorl_trl.search import NoSearch
-from tests.losses import token_logps
 from tests.policies import build_policy
 from tests.tools import lookup, qwen_tokenizer
 from tests.training import settings
 from tests.trajectories import FixedRollout, parity_reward, prompts
+from tests.unit.experimental.seeupo_loop import EPSILON, LEARNING_RATE, MINIBATCHES, TURNS, Loop
 
-TURNS = 4
-"""Iterations; no trajectory of `FixedRollout` has more than 3 turns."""
-MINIBATCHES = 2
-LEARNING_RATE = 0.5
-EPSILON = 0.02
 BATCHES: dict[str, Any] = {
     "num_iterations": TURNS,
     "steps_per_generation": MINIBATCHES,
@@ -42,75 +37,6 @@ ONE_ROLLOUT: dict[str, Any] = {
     "lr_scheduler_type": "constant",
     "max_grad_norm": 0.0,
 }
-
-
-class Loop:
-    """SeeUPO as a loop over turns, minibatches and trajectories, with an optimizer of one line.
-
-    Of the minibatches of a trainer it reads which trajectories they have, and nothing that was computed.
-    """
-
-    def __init__(self, minibatches: list[dict[str, Any]], loss_type: str) -> None:
-        self.model = build_policy().double()
-        self.loss_type = loss_type
-        self.minibatches = minibatches
-        self.rows = [(m, i) for m, batch in enumerate(minibatches) for i in range(len(batch["completion_ids"]))]
-        self.multiplier = dict.fromkeys(self.rows, 1.0)
-        self.clipped = 0
-        completions = [minibatches[m]["completion_ids"][i] for m, i in self.rows]
-        masks = [minibatches[m]["completion_mask"][i].bool() for m, i in self.rows]
-        rewards = parity_reward([ids[mask].tolist() for ids, mask in zip(completions, masks, strict=True)])
-        self.rewards = dict(zip(self.rows, rewards, strict=True))
-
-    def tokens(self, row: tuple[int, int], turn: int) -> Tensor:
-        return self.minibatches[row[0]]["turn_ids"][row[1]] == turn
-
-    def train(self) -> None:
-        for turn in reversed(range(TURNS)):
-            there = [row for row in self.rows if self.tokens(row, turn).any()]
-            if there:
-                old = self._logps()
-                for minibatch in range(MINIBATCHES):
-                    self._step(minibatch, turn, there, old)
-                self._multiply(turn, there, old, self._logps())
-
-    def _logps(self) -> list[Tensor]:
-        return [token_logps(self, batch).detach() for batch in self.minibatches]
-
-    def _step(self, minibatch: int, turn: int, there: list[tuple[int, int]], old: list[Tensor]) -> None:
-        logps = token_logps(self, self.minibatches[minibatch])
-        loss = logps.sum() * 0
-        for row in there:
-            if row[0] != minibatch:
-                continue
-            kept = self.tokens(row, turn)
-            ratio = (logps[row[1]] - old[minibatch][row[1]])[kept].mean().exp()
-            advantage = self.multiplier[row] * self._advantage(row, there)
-            bounded = ratio.clamp(1 - EPSILON, 1 + EPSILON)
-            self.clipped += int(bounded * advantage < ratio * advantage)
-            weight = MINIBATCHES * self._share(row, turn, there)
-            loss = loss - weight * torch.minimum(ratio * advantage, bounded * advantage)
-        parameters = list(self.model.parameters())
-        with torch.no_grad():
-            for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
-                parameter -= LEARNING_RATE * gradient
-
-    def _share(self, row: tuple[int, int], turn: int, there: list[tuple[int, int]]) -> float:
-        """Of a trajectory in the loss: by its tokens, or as large as the others'."""
-        if self.loss_type == "dapo":
-            return int(self.tokens(row, turn).sum()) / sum(int(self.tokens(other, turn).sum()) for other in there)
-        return 1 / len(there)
-
-    def _advantage(self, row: tuple[int, int], there: list[tuple[int, int]]) -> float:
-        rewards = [self.rewards[other] for other in there]
-        mean = math.fsum(rewards) / len(rewards)
-        std = math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / max(len(rewards) - 1, 1))
-        return min(max((self.rewards[row] - mean) / (std + 1e-6), -3.0), 3.0)
-
-    def _multiply(self, turn: int, there: list[tuple[int, int]], old: list[Tensor], new: list[Tensor]) -> None:
-        for m, i in there if turn else ():  # after turn 0 nothing depends on it
-            ratio = float((new[m] - old[m])[i][self.tokens((m, i), turn)].mean().exp())
-            self.multiplier[m, i] = min(max(self.multiplier[m, i] * min(max(ratio, 0.8), 1.2), 0.8), 1.2)
 
 
 def build(folder: Path, tokenizer: Any, **overrides: Any) -> Any:
@@ -139,11 +65,18 @@ def updates(trainer: Any) -> list[dict[str, Any]]:
     return [log for log in trainer.state.log_history if "loss" in log]
 
 
-@pytest.fixture(params=["turn", "dapo"])
+def per_turn(turn_ids: list[list[int]], completion_ids: list[list[int]], **_: Any) -> list[list[float]]:
+    """They count as what they add up to."""
+    outcomes = zip(parity_reward(completion_ids), (max(turns) + 1 for turns in turn_ids), strict=True)
+    return [[outcome / count] * count for outcome, count in outcomes]
+
+
+@pytest.fixture(params=[("turn", parity_reward), ("dapo", per_turn)], ids=["turn", "dapo"])
 def both(tmp_path: Path, tokenizer: Any, request: pytest.FixtureRequest) -> tuple[Any, Loop]:
     """A trainer after one rollout, and the loop over the same trajectories, as TRL shuffled and split them."""
-    trainer = run(tmp_path, tokenizer, **ONE_ROLLOUT, loss_type=request.param)
-    loop = Loop(trainer._buffered_inputs, request.param)
+    loss_type, reward = request.param
+    trainer = run(tmp_path, tokenizer, **ONE_ROLLOUT, loss_type=loss_type, reward_funcs=reward)
+    loop = Loop(trainer._buffered_inputs, loss_type)
     loop.train()
     return trainer, loop
 
@@ -203,22 +136,6 @@ def test_a_turn_that_no_trajectory_has_is_no_update(tmp_path: Path, tokenizer: A
     assert {log["entropy"] for log in absent} == {log["seeupo/multiplier_mean"] for log in absent} == {None}
 
 
-class CutOff(FixedRollout):
-    """No trajectory comes to its end."""
-
-    def _trajectory(self, index: int) -> tuple[list[int], list[int]]:
-        ids, turns = super()._trajectory(index)
-        return ([*ids[:-1], 4], turns) if ids[-1] == 1 else (ids, turns)
-
-
-def test_a_batch_without_any_turn_trains_nothing(tmp_path: Path, tokenizer: Any) -> None:
-    """All trajectories are cut off, and masked: none counts, in no turn."""
-    trainer = run(tmp_path, tokenizer, max_steps=4, mask_truncated_completions=True, rollout_func=CutOff())
-    assert {log["loss"] for log in updates(trainer)} == {0.0}
-    for ours, before in zip(trainer.model.parameters(), build_policy().double().parameters(), strict=True):
-        assert torch.equal(ours, before)
-
-
 def test_unscored_trajectories_are_in_no_baseline_and_get_no_advantage(tmp_path: Path, tokenizer: Any) -> None:
     def scored(completion_ids: list[list[int]], **_: Any) -> list[float | None]:
         return [None if sum(ids) % 3 == 0 else (sum(ids) % 3) - 1.0 for ids in completion_ids]
@@ -230,20 +147,6 @@ def test_unscored_trajectories_are_in_no_baseline_and_get_no_advantage(tmp_path:
             [reward] = scored([ids[mask].tolist()])
             signs = set(advantages[mask].sign().tolist()) - {0.0}
             assert signs == ({None: set(), 0.0: {-1.0}, 1.0: {1.0}}[reward])
-
-
-def test_turn_rewards_count_as_what_they_add_up_to(tmp_path: Path, tokenizer: Any) -> None:
-    def per_turn(turn_ids: list[list[int]], completion_ids: list[list[int]], **_: Any) -> list[list[float]]:
-        counts = [max(turns) + 1 for turns in turn_ids]
-        outcomes = parity_reward(completion_ids)
-        return [[outcome / n] * n for n, outcome in zip(counts, outcomes, strict=True)]
-
-    one, other = (
-        run(tmp_path / name, tokenizer, max_steps=1, reward_funcs=func)
-        for name, func in (("turns", per_turn), ("outcome", parity_reward))
-    )
-    for ours, theirs in zip(one._buffered_inputs, other._buffered_inputs, strict=True):
-        torch.testing.assert_close(ours["advantages"], theirs["advantages"], rtol=0, atol=1e-5)
 
 
 def test_gradient_accumulation_changes_nothing(tmp_path: Path, tokenizer: Any) -> None:
@@ -273,16 +176,15 @@ def test_a_resumed_run_goes_on_between_turns_and_within_one(tmp_path: Path, toke
         resumed = build(tmp_path / f"from-{step}", tokenizer, **fields, save_steps=100, rollout_func=Sampled())
         resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / f"checkpoint-{step}"))
         ours, theirs = (
-            [{key: value for key, value in log.items() if not _is_timing(key)} for log in updates(trainer)[step:]]
+            [
+                {key: value for key, value in log.items() if "time" not in key and "second" not in key}
+                for log in updates(trainer)[step:]
+            ]
             for trainer in (resumed, whole)
         )
         assert ours == theirs, f"resumed after step {step}"
         for name, weight in resumed.model.state_dict().items():
             assert torch.equal(weight, whole.model.state_dict()[name]), f"{name}, resumed after step {step}"
-
-
-def _is_timing(name: str) -> bool:
-    return "time" in name or "per_second" in name
 
 
 def test_a_roll_back_in_the_middle_of_a_turn_goes_on_with_new_trajectories(tmp_path: Path, tokenizer: Any) -> None:
@@ -305,6 +207,37 @@ def test_an_evaluation_is_of_all_turns_together(tmp_path: Path, tokenizer: Any) 
     metrics = trainer.evaluate(prompts())
     assert math.isfinite(metrics["eval_loss"]) and metrics["eval_turns/per_trajectory"] > 1.5
     assert not any(name.startswith("eval_seeupo") for name in metrics)
+
+
+def test_a_method_that_looks_at_several_turns_is_refused(tmp_path: Path, tokenizer: Any) -> None:
+    with pytest.raises(ValueError, match="SeeUPO's advantages are its own"):
+        build(tmp_path, tokenizer, method="loop")
+    with pytest.raises(ValueError, match="trains one turn of a trajectory at a time"):
+        build(tmp_path, tokenizer, method="llds")
+
+
+REFUSED: dict[str, Any] = {
+    "importance_sampling_level": "sequence",
+    "rollout_staleness": 1,
+    "scale_rewards": "group",
+    "multi_objective_aggregation": "normalize_then_sum",
+    "gamma": 0.9,
+    "save_trajectories_steps": 5,
+    "turn_boundary_tags": ["</think>"],
+    "loss_type": "bnpo",
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_has_no_meaning_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match=f"`{name}` is "):
+        SeeUPOConfig(**settings(tmp_path, **BATCHES, **{name: REFUSED[name]}))
+
+
+def test_an_update_has_one_turn(tmp_path: Path) -> None:
+    fields = {**BATCHES, "gradient_accumulation_steps": 2, "steps_per_generation": 3}
+    with pytest.raises(ValueError, match="`steps_per_generation` is 3, but must be a multiple of"):
+        SeeUPOConfig(**settings(tmp_path, **fields))
 
 
 class TestTheNumberOfTurns:

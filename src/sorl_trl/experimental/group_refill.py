@@ -18,7 +18,7 @@ from sorl_trl.checks import COUNT
 from sorl_trl.methods import ScoredRollout, ZeroVariance
 from sorl_trl.ops import turn_layout
 from sorl_trl.trainers.base import TurnLevelTrainer
-from sorl_trl.trainers.config import SOGRPOConfig, TurnLevelConfig
+from sorl_trl.trainers.config import TurnLevelConfig
 from sorl_trl.trainers.turns.batch import token_count
 from sorl_trl.trainers.turns.recording import own_rows
 
@@ -30,8 +30,8 @@ _TOKENS = ("prompt_ids", "completion_ids")
 
 
 @dataclass
-class GroupRefillConfig(SOGRPOConfig):
-    """Configuration of [`GroupRefillTrainer`]: [`SOGRPOConfig`], and how often other prompts are asked.
+class GroupRefillConfig(TurnLevelConfig):
+    """Configuration of [`GroupRefillTrainer`]: [`TurnLevelConfig`], and how often other prompts are asked.
 
     The rest of DAPO is `GroupRefillConfig(**SETTINGS["dapo"])`, with `sorl_trl.methods.SETTINGS`.
 
@@ -90,8 +90,12 @@ class GroupRefillTrainer(TurnLevelTrainer):
     _refilled_at = -1, 0
     """The optimizer step of the last batch that was filled, and how many were filled at this step before it."""
 
-    def _check_method(self, args: TurnLevelConfig) -> None:
-        super()._check_method(args)
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._check_method()
+        self._check_dataset()
+
+    def _check_method(self) -> None:
         found = [piece for piece in self.method.keep if isinstance(piece, ZeroVariance)]
         if not found:
             raise ValueError(
@@ -101,7 +105,6 @@ class GroupRefillTrainer(TurnLevelTrainer):
         self._differs = found[0]
 
     def _check_dataset(self) -> None:
-        super()._check_dataset()
         dataset, prompts = self.train_dataset, self._prompts_per_batch()
         if not isinstance(dataset, Dataset):
             raise ValueError(

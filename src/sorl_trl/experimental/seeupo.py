@@ -20,7 +20,7 @@ from sorl_trl.ops import bounded_log_ratio, turn_broadcast
 from sorl_trl.rollout import RolloutLimits
 from sorl_trl.trainers.agents.agent_rollout import AgentRollout
 from sorl_trl.trainers.base import TurnLevelTrainer
-from sorl_trl.trainers.config import SOGRPOConfig, TurnLevelConfig
+from sorl_trl.trainers.config import TurnLevelConfig
 from sorl_trl.trainers.turns.batch import GENERATED_AT, ROW_SCALE, policy_pass, row_scale
 from sorl_trl.trainers.turns.recording import own_rows, show_advantages
 
@@ -41,8 +41,8 @@ _ONLY: Mapping[str, tuple[Any, str]] = {
 
 
 @dataclass
-class SeeUPOConfig(SOGRPOConfig):
-    """Configuration of [`SeeUPOTrainer`]: [`SOGRPOConfig`], of which one turn is trained at a time.
+class SeeUPOConfig(TurnLevelConfig):
+    """Configuration of [`SeeUPOTrainer`]: [`TurnLevelConfig`], of which one turn is trained at a time.
 
     Set `num_iterations` to the most turns that a trajectory can have: `max_turns` + 1 with `SearchRollout`,
     `max_tool_calling_iterations` + 1 in TRL's tool loop. Each iteration trains one turn, the last one first, and makes
@@ -64,7 +64,7 @@ class SeeUPOConfig(SOGRPOConfig):
     target_kl: float = field(
         default=0.0,
         metadata={
-            "help": "Ours, no part of SeeUPO: as in `SOGRPOConfig`, with the KL to the policy from before the turn "
+            "help": "Ours, no part of SeeUPO: as in `TurnLevelConfig`, with the KL to the policy from before the turn "
             "that is trained. 0 (default): the learning rate is as scheduled."
         },
     )
@@ -134,6 +134,7 @@ class SeeUPOTrainer(TurnLevelTrainer):
 
     def __init__(self, model: Any, reward_funcs: Any = None, args: Any = None, *positional: Any, **named: Any) -> None:
         super().__init__(model, reward_funcs, args, *positional, **named)
+        self._check_method()
         rollout = named.get("rollout_func")
         if isinstance(rollout, AgentRollout):
             self._check_turns((rollout.limits or RolloutLimits()).max_turns + 1)
@@ -148,8 +149,7 @@ class SeeUPOTrainer(TurnLevelTrainer):
                 "turns, and SeeUPO trains one in each iteration."
             )
 
-    def _check_method(self, args: TurnLevelConfig) -> None:
-        super()._check_method(args)
+    def _check_method(self) -> None:
         if self.method.credit != Method().credit:
             raise ValueError(f"`credit` of the method is {self.method.credit!r}, but SeeUPO's advantages are its own.")
         for piece in (*self.method.keep, *self.method.terms):

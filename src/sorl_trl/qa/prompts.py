@@ -34,17 +34,6 @@ def question_text(question: Question) -> str:
     return "\n".join([question.question, *options, CHOICE_INSTRUCTION])
 
 
-def text_prompt(question: str, template: str = SEARCH_R1_TEMPLATE) -> str:
-    """Make the text of a prompt: `template` with every "{question}" replaced. Other braces stay as they are.
-
-    Raises:
-        ValueError: `template` has no "{question}".
-    """
-    if "{question}" not in template:
-        raise ValueError(f'template must hold "{{question}}", got {template!r}')
-    return template.replace("{question}", question)
-
-
 def build_prompt_rows(
     questions: Iterable[Question], template: str = SEARCH_R1_TEMPLATE, conversational: bool = False
 ) -> list[dict[str, Any]]:
@@ -52,17 +41,22 @@ def build_prompt_rows(
 
     Args:
         questions: What to ask; open and multiple-choice questions may be mixed.
-        template: The instructions, with "{question}" where the `question_text` goes.
+        template: The instructions, with "{question}" where the `question_text` goes. Other braces stay as they are.
         conversational: Make chat prompts of one user message instead of text prompts.
 
     Returns:
         Rows of `prompt`, `question_id`, `question`, `golden_answers`, `data_source`. If any question has options,
         every row has `options`: a list of [letter, text] pairs, empty for an open question. All rows have the same
         columns, since `from_list` takes them from the first row.
+
+    Raises:
+        ValueError: `template` has no "{question}".
     """
+    if "{question}" not in template:
+        raise ValueError(f'template must hold "{{question}}", got {template!r}')
     questions = list(questions)
     with_options = any(question.options for question in questions)
-    prompts = [text_prompt(question_text(question), template) for question in questions]
+    prompts = [template.replace("{question}", question_text(question)) for question in questions]
     return [
         {
             "prompt": [{"role": "user", "content": prompt}] if conversational else prompt,

@@ -23,8 +23,8 @@ def override_source(words: Sequence[str]) -> list[str]:
     given = {word.lstrip("-").partition("=")[0].replace("-", "_") for word in words if word.startswith("--")}
     if given.isdisjoint(SOURCES):
         return list(words)
-    unset = {"no_search": "false"}  # For the others the empty string is as good as None.
-    return [*words, *(f"--{name}={unset.get(name, '')}" for name in SOURCES if name not in given)]
+    # For a path or a URL the empty string is as good as None.
+    return [*words, *(f"--{name}={'false' * (name == 'no_search')}" for name in SOURCES if name not in given)]
 
 
 class BuiltSearch(NamedTuple):

@@ -82,7 +82,7 @@ class TurnLevelTrainer(GRPOTrainer):
         if not isinstance(args, self.config_class):
             raise TypeError(f"`args` is a {type(args).__name__}, but must be a {self.config_class.__name__}.")
         self.method = method_from(self.default_method if method is None else method)
-        self._check_method(args)
+        check_method(self.method, args)
         if isinstance(rollout := named.get("rollout_func"), AgentRollout):
             rollout.check(args, named.get("tools"), named.get("environment_factory"))
         self._tools = HarmlessTools(self)
@@ -93,7 +93,7 @@ class TurnLevelTrainer(GRPOTrainer):
             self.rollout_func = checked_rollout(self.rollout_func)
         if args.disable_dropout:
             disable_dropout(self.model)
-        self._check_dataset()
+        check_dataset(self)
         self._set_up_rewards()
         self._bias_normalizer = bias_normalizer(self)
         self._metric_log = MetricLog(self)
@@ -103,12 +103,6 @@ class TurnLevelTrainer(GRPOTrainer):
         if args.target_kl:
             self._kl_schedule = KLSchedule(args.target_kl, self.accelerator, self._record_lr_factor)
             self.add_callback(self._kl_schedule)
-
-    def _check_method(self, args: TurnLevelConfig) -> None:
-        check_method(self.method, args)
-
-    def _check_dataset(self) -> None:
-        check_dataset(self)
 
     def _set_up_rewards(self) -> None:
         for function in self.reward_funcs:

@@ -4,7 +4,7 @@ import pytest
 from datasets import Dataset
 
 from sorl_trl.qa import SEARCH_R1_TEMPLATE, Question, build_prompt_rows
-from sorl_trl.qa.prompts import CHOICE_INSTRUCTION, question_text, text_prompt
+from sorl_trl.qa.prompts import CHOICE_INSTRUCTION, question_text
 
 ONE_HOP = Question("1", "Who?", ("Ann", "Anna"), {"hops": 1})
 UNKNOWN = Question("2", "Where?", ("Rome",))
@@ -18,14 +18,14 @@ def test_the_default_template_explains_every_tag():
         assert f"</{tag}>" in SEARCH_R1_TEMPLATE
 
 
-def test_a_text_prompt():
-    assert text_prompt("Who?", "Q: {question}\n") == "Q: Who?\n"
-    assert text_prompt("Who?") == SEARCH_R1_TEMPLATE.replace("{question}", "Who?")
-
-
 def test_braces_elsewhere_are_left_alone():
-    assert text_prompt("What is {x}?", 'Give {"answer": 1}. {question}') == 'Give {"answer": 1}. What is {x}?'
-    assert text_prompt("{question}", "Q: {question}") == "Q: {question}"
+    questions = [Question("1", "What is {x}?", ("y",)), Question("2", "{question}", ("y",))]
+    rows = build_prompt_rows(questions, 'Give {"answer": 1}. {question}')
+    assert [row["prompt"] for row in rows] == [
+        'Give {"answer": 1}. What is {x}?',
+        'Give {"answer": 1}. {question}',
+    ]
+    assert build_prompt_rows(questions)[0]["prompt"] == SEARCH_R1_TEMPLATE.replace("{question}", "What is {x}?")
 
 
 @pytest.mark.parametrize("template", ["", "no place", "{Question}"])

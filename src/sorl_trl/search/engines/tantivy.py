@@ -70,17 +70,14 @@ class TantivyIndex(SavedIndex):
         return [self._search(searcher, query, k) for query in queries]
 
     def _search(self, searcher: tantivy.Searcher, query: str, k: int) -> list[Passage]:
+        tantivy = _tantivy()
         tokens = sorted(set(tokenize(query)))
         if not tokens:
             return []
-        hits = best_hits(searcher, self._any_of(tokens), k)
-        return [_read_passage(searcher, address, score) for score, address in hits]
-
-    def _any_of(self, tokens: Sequence[str]) -> Any:
         # Never tantivy's query language: what a policy writes is not a program.
-        tantivy = _tantivy()
         terms = [tantivy.Query.term_query(self._index.schema, TOKENS, token, "freq") for token in tokens]
-        return tantivy.Query.boolean_query([(tantivy.Occur.Should, term) for term in terms])
+        any_of = tantivy.Query.boolean_query([(tantivy.Occur.Should, term) for term in terms])
+        return [_read_passage(searcher, address, score) for score, address in best_hits(searcher, any_of, k)]
 
 
 def best_hits(searcher: tantivy.Searcher, query: tantivy.Query, k: int) -> list[tuple[float, tantivy.DocAddress]]:
