@@ -47,7 +47,7 @@ nitpick_ignore_regex = [
     (
         "py:.*",
         r"Encoder|HarmlessText|Index|Manifest|Tensor|UserMistake|inf|sorl_trl\.checks\..*|"
-        r"sorl_trl\.(rollout\.observation\.HarmlessText|search\.engines\.(saved\.Index|manifest\.Manifest))|types\.Annotated",
+        r"sorl_trl\.(rollout\.observation\.HarmlessText|search\.engines\.(saved\.Index|manifest\.Manifest|postings\.Postings))|types\.Annotated",
     ),
 ]
 
