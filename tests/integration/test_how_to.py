@@ -131,7 +131,7 @@ def test_resume() -> None:
 
 def test_search() -> None:
     backend = run_blocks(DOCS / "search.md")["backend"]
-    assert type(backend).__name__ == "RecordingSearch"
+    assert type(backend).__name__ == "CachedSearch"
 
 
 def test_stability(tmp_path: Path) -> None:
