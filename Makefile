@@ -69,7 +69,7 @@ lint: $(VENV)/.installed docs
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# The site, in build/docs/html/index.html. Broken links within it and public names that no page shows are errors.
+# The site, in build/docs/html/index.html. Broken links within it are errors.
 SPHINX := $(BIN)/python -m sphinx --fail-on-warning --keep-going --nitpicky --quiet -c docs -d build/docs/doctrees
 
 docs: $(VENV)/.installed

@@ -30,11 +30,6 @@ def code_blocks(path: Path, language: str) -> list[str]:
     return [textwrap.dedent(block) for _, block in fences]
 
 
-def documented_metrics() -> set[str]:
-    """The names in the first column of the tables of docs/metrics.md."""
-    return set(re.findall(r"^\| `([^`]+)` \|", (ROOT / "docs" / "metrics.md").read_text(), flags=re.MULTILINE))
-
-
 def small(config_class: type[Any]) -> Callable[..., Any]:
     """`config_class` with what a test needs: the CPU and one short step."""
 

@@ -44,7 +44,7 @@ def plain(line: str) -> str:
 
 def convert(app: Sphinx, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
     lines[:] = to_restructured_text(lines)
-    if what not in ("attribute", "property"):  # whose first colon napoleon would take for the end of a type
+    if what not in ("attribute", "data", "property"):  # whose first colon napoleon would take for the end of a type
         lines[:] = GoogleDocstring(lines, app.config, app, what, name, value, options).lines()
 
 

@@ -54,6 +54,12 @@ def test_own_reward() -> None:
     assert logged(trainer, "rewards/right_and_brief/mean") <= 1
 
 
+def test_own_method() -> None:
+    trainer = run_blocks(DOCS / "how_to" / "own_method.md")["trainer"]
+    assert logged(trainer, "stay_close") >= 0
+    assert all(callable(piece) for _, piece in trainer.method.pieces())
+
+
 def test_own_engine() -> None:
     names = run_blocks(DOCS / "how_to" / "own_engine.md")
     assert names["trainer"].rollout_func.__wrapped__.search is names["glossary"]
@@ -125,7 +131,7 @@ def test_resume() -> None:
 
 def test_search() -> None:
     backend = run_blocks(DOCS / "search.md")["backend"]
-    assert type(backend).__name__ == "RecordingSearch"
+    assert type(backend).__name__ == "CachedSearch"
 
 
 def test_stability(tmp_path: Path) -> None:

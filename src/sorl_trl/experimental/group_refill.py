@@ -166,7 +166,7 @@ class GroupRefillTrainer(TurnLevelTrainer):
         """Each row `num_generations` times, and of these what is this process's."""
         repeated = [dict(row) for row in rows for _ in range(self.num_generations)]
         share = len(repeated) // self.accelerator.num_processes
-        return repeated[self.accelerator.process_index * share :][:share]
+        return own_rows(repeated, share, self.accelerator)
 
 
 def merged_batch(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from accelerate import Accelerator
@@ -14,6 +14,8 @@ from sorl_trl.ops import TurnLayout, bounded_log_ratio, masked_mean, turn_layout
 from sorl_trl.trainers.turns.rewards import TurnRewards
 from sorl_trl.trainers.turns.states import Generated, state_keys
 from sorl_trl.types import ActionKind, Trajectory
+
+Rows = TypeVar("Rows", Tensor, list[Any])
 
 
 class RolloutRecorder:
@@ -153,8 +155,8 @@ def mismatch_of(batch: Mapping[str, Any], turn_ids: Tensor) -> Tensor:
     return bounded_log_ratio(torch.where(known, difference, 0.0))
 
 
-def own_rows(gathered: Tensor, count: int, accelerator: Accelerator) -> Tensor:
-    """This process's `count` rows of what was gathered from all."""
+def own_rows(gathered: Rows, count: int, accelerator: Accelerator) -> Rows:
+    """This process's `count` rows of what was gathered from all: a tensor, or a list."""
     first = accelerator.process_index * count
     return gathered[first : first + count]
 
