@@ -11,10 +11,6 @@ from tests.trajectories import FixedRollout
 
 UNIFORM = -math.log(32)
 """About the log-probability of any token under the tiny policy."""
-BOUNDS = {"vllm_importance_sampling_clip_min": 0.8, "vllm_importance_sampling_clip_max": 1.25}
-MASK = {"vllm_importance_sampling_mode": "turn_mask", **BOUNDS}
-TRUNCATE = {"vllm_importance_sampling_mode": "turn_truncate", **BOUNDS}
-VETO = {"vllm_importance_sampling_mode": "token_truncate", "mismatch_veto": 0.6}
 
 
 class SampledElsewhere(FixedRollout):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field, replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -70,15 +69,10 @@ ADAMW = {"optim": "adamw_torch", "learning_rate": 1e-3, "critic_learning_rate": 
 
 
 def cell(case: PPOCase, checkpointing: str, dtype: str) -> PPOCase:
-    """One combination of the matrix."""
+    """One kind of critic with one kind of gradient checkpointing, in float32 or bfloat16."""
     name = f"{case.kind}/{checkpointing}/{dtype}"
     options = UNCLIPPED if dtype == "bfloat16" else {}
     return replace(case, name=name, checkpointing=checkpointing, dtype=dtype, options=options)
-
-
-def matrix() -> list[PPOCase]:
-    """Every kind of critic with every kind of gradient checkpointing, in float32 and bfloat16."""
-    return [cell(case, *how) for case in KINDS for how in product(CHECKPOINTING, ("float32", "bfloat16"))]
 
 
 VARIANTS = [

@@ -1,11 +1,7 @@
-"""How far SO-PPO in two CPU processes ends from SO-PPO in one, by engine, critic, checkpointing and dtype.
-
-`python -m tests.distributed.ppo_matrix` trains all combinations (about ten minutes) and prints a Markdown table.
-"""
+"""Runs of SO-PPO in one process and in two, and how far their weights end from each other."""
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +10,8 @@ import torch
 from torch import Tensor
 
 from sorl_trl.trainers.critic.model import is_critic_name
-from tests.distributed.cases import ENGINES
 from tests.distributed.launch import launch
-from tests.distributed.ppo_cases import KINDS, PPOCase, PPOLaunch, build_trainer, matrix, write_policy
+from tests.distributed.ppo_cases import KINDS, PPOCase, PPOLaunch, build_trainer, write_policy
 
 PARTS = ("policy", "critic")
 
@@ -107,30 +102,3 @@ def relative_distance(weights: dict[str, Tensor], end: dict[str, Tensor], start:
 
 def _check_names(weights: dict[str, Tensor], others: dict[str, Tensor]) -> None:
     assert weights.keys() == others.keys(), sorted(weights.keys() ^ others.keys())
-
-
-def row(config: str, case: PPOCase, launched: Launch, run: Run) -> str:
-    used = {None: "off", False: "non-reentrant", True: "reentrant"}[launched.results[case.name]["reentrant"]]
-    checkpointing = used if used == case.checkpointing else f"{case.checkpointing} (made {used})"
-    weights = launched.weights(case.name)
-    errors = [
-        f"{distance(weights[p], run.end[p]):.0e} | {relative_distance(weights[p], run.end[p], run.start[p]):.0e}"
-        for p in PARTS
-    ]
-    return "| " + " | ".join([config.removesuffix("_cpu"), case.kind, checkpointing, case.dtype, *errors]) + " |"
-
-
-def main() -> None:
-    columns = ["engine", "critic", "gradient checkpointing", "dtype"]
-    columns += [f"{part}, {what}" for part in PARTS for what in ("largest", "relative")]
-    rows = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
-    with tempfile.TemporaryDirectory() as folder:
-        alone = SingleProcess(Path(folder))
-        for config in ENGINES:
-            launched = Launch(config, matrix(), alone)
-            rows += [row(config, case, launched, alone.run(case)) for case in matrix()]
-    print("\n".join(rows))
-
-
-if __name__ == "__main__":
-    main()
