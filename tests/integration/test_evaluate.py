@@ -14,6 +14,7 @@ from typing import Any
 
 import datasets
 import pytest
+from benchmarks.worlds.invented import Population, build_invented
 from peft import LoraConfig, get_peft_model
 from transformers import AutoTokenizer, GenerationConfig, LlamaForCausalLM
 
@@ -25,11 +26,9 @@ from sorl_trl.sandbox import (
     NO_NOISE,
     PROMPT_TEMPLATE,
     PolicyConfig,
-    Population,
     WarmStartConfig,
     World,
     WorldSize,
-    build_invented,
     warm_start,
 )
 from sorl_trl.search import BM25Index
