@@ -6,9 +6,9 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from benchmarks.worlds.invented import RELATIONS, invented_words
 from sorl_trl.qa import Question
-from sorl_trl.sandbox import World, WorldSize, invented_words
-from sorl_trl.sandbox.invented import RELATIONS
+from sorl_trl.sandbox import World, WorldSize
 from sorl_trl.sandbox.world import Relation
 from sorl_trl.types import Passage
 

@@ -11,6 +11,7 @@ from typing import Any
 from datasets import Dataset
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from benchmarks.worlds.invented import build_invented
 from benchmarks.worlds.world import BenchmarkWorld, Examination
 from sorl_trl import SearchRollout, qa
 from sorl_trl.evaluation import encode_prompts
@@ -25,7 +26,6 @@ from sorl_trl.sandbox import (
     WarmStartConfig,
     World,
     WorldSize,
-    build_invented,
     warm_start,
 )
 from sorl_trl.search import BM25Index

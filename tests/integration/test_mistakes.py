@@ -151,7 +151,6 @@ def test_a_run_that_could_not_load_its_model_binds_nobody(
     ("words", "said"),
     [
         (["--wrld", "atlas"], "unrecognized arguments: --wrld atlas"),
-        (["--world", "moon"], "argument --world: invalid choice: 'moon'"),
         (["--max-steps", "0"], "argument --max-steps: must be a whole number of at least 1, got '0'"),
         (["--output", "questions.jsonl"], "Not a directory: '"),
         (["--output", "policy"], "policy holds something else than a quickstart; name another directory."),

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 import quickstart
 import torch
+from benchmarks.worlds.invented import Population, build_invented
 from transformers import AutoModelForCausalLM
 
 from sorl_trl import load_critic
-from sorl_trl.sandbox import Population, WorldSize, build_invented, make_policy, train_tokenizer
+from sorl_trl.sandbox import WorldSize, make_policy, train_tokenizer
 from sorl_trl.sandbox.policy import PolicyConfig
 from sorl_trl.search import BM25Index
 from tests.worlds import build_world, taught_policy
@@ -108,9 +109,9 @@ def test_quickstart_in_a_small_world(
     """All that it does, and training in a process of its own, but for the size of world and policy."""
 
     module = sys.modules[quickstart.main.__module__]
-    monkeypatch.setattr(module, "build_worlds", lambda name, seed: (build_world(seed, 200, 40), []))
+    monkeypatch.setattr(module, "build_worlds", lambda seed: (build_world(seed, 200, 40), []))
     monkeypatch.setattr(module, "warm_start", lambda *worlds: taught_policy(1, shared_cache))
-    quickstart.main(["--world", "invented", "--max-steps", "2", "--output", str(tmp_path / "run")])
+    quickstart.main(["--max-steps", "2", "--output", str(tmp_path / "run")])
     assert assert_summed_up(tmp_path / "run", "invented")["before"]["greedy_em"] > 0.6
     assert capsys.readouterr().out.count("Question ") == 4
 

@@ -11,9 +11,7 @@ from sorl_trl.evaluation import compare_runs, format_comparison, read_run
 def main(words: Sequence[str] | None = None) -> None:
     parser = Parser(prog="sorl compare", description="The difference B - A of two finished evaluations.")
     parser.add_argument("runs", nargs=2, metavar="RUN", help="its directory: the `--output` of `sorl evaluate`")
-    parser.add_argument("--intersection", action="store_true", help="compare on the questions that both runs have")
-    options = parser.parse_args(words)
-    before, after = options.runs
+    before, after = parser.parse_args(words).runs
     with mistakes():
-        comparisons = compare_runs(read_run(before), read_run(after), options.intersection)
+        comparisons = compare_runs(read_run(before), read_run(after))
     print(format_comparison(comparisons, before, after))

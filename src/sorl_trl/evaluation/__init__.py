@@ -1,14 +1,14 @@
 """Evaluation of a policy on questions: runs, scores and tables."""
 
-from sorl_trl.evaluation.aggregate import DatasetSummary, FamilySummary, summarize, summarize_families
+from sorl_trl.evaluation.aggregate import DatasetSummary, summarize
 from sorl_trl.evaluation.arguments import EvaluationArguments
 from sorl_trl.evaluation.batches import Agent, complete, encode_prompts, measure, run_batches
 from sorl_trl.evaluation.compare import Comparison, compare_runs, read_run
 from sorl_trl.evaluation.plan import Batch, Sample, load_datasets, plan_batches, questions_hash
 from sorl_trl.evaluation.report import format_report, format_trajectory, mean_measure, split_by_hops
-from sorl_trl.evaluation.run_folder import RunFolder, read_trajectories
+from sorl_trl.evaluation.run_folder import RunFolder
 from sorl_trl.evaluation.tables import format_comparison, format_results
-from sorl_trl.records.evaluated import MEASURES, SCORES, EvaluatedTrajectory, from_row, to_row
+from sorl_trl.records.evaluated import MEASURES, SCORES, EvaluatedTrajectory
 
 __all__ = [
     "MEASURES",
@@ -19,7 +19,6 @@ __all__ = [
     "DatasetSummary",
     "EvaluatedTrajectory",
     "EvaluationArguments",
-    "FamilySummary",
     "RunFolder",
     "Sample",
     "compare_runs",
@@ -29,17 +28,13 @@ __all__ = [
     "format_report",
     "format_results",
     "format_trajectory",
-    "from_row",
     "load_datasets",
     "mean_measure",
     "measure",
     "plan_batches",
     "questions_hash",
     "read_run",
-    "read_trajectories",
     "run_batches",
     "split_by_hops",
     "summarize",
-    "summarize_families",
-    "to_row",
 ]

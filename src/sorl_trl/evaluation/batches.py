@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from sorl_trl import qa
 from sorl_trl.evaluation.plan import Batch
-from sorl_trl.evaluation.run_folder import Outcome, RunFolder
+from sorl_trl.evaluation.run_folder import RunFolder
 from sorl_trl.records.evaluated import MEASURES, EvaluatedTrajectory, write_evaluated
 from sorl_trl.rollout import Collector, Engine, Generator, rollout_statistics
 from sorl_trl.rollout.tokens import decode
@@ -122,7 +121,7 @@ def run_batches(
 def complete(
     run: RunFolder, batches: Sequence[Batch], load_agent: Callable[[], Agent], seed: int, show_progress: bool = True
 ) -> None:
-    """Make the batches that `run` does not have yet, with a progress bar that shows the score so far.
+    """Make the batches that `run` does not have yet, with a progress bar.
 
     A batch in which an infrastructure failure ended a trajectory is made anew: perhaps the engine works now.
 
@@ -136,35 +135,17 @@ def complete(
     Raises:
         SearchUnavailable: The search engine spoilt `LOST_BATCHES` batches in a row altogether.
     """
-    kept = [run.batch_outcomes(batch) for batch in batches]
-    is_done = [bool(outcomes) and not any(each.is_masked for each in outcomes) for outcomes in kept]
-    todo = [batch for batch, done in zip(batches, is_done, strict=True) if not done]
-    agent = load_agent() if todo else None
-    scores: dict[str, list[float]] = defaultdict(list)
-    total = sum(len(batch.samples) for batch in batches)
-    with tqdm(total=total, desc="Evaluating", unit="trajectory", disable=not show_progress) as bar:
-        for batch, outcomes, done in zip(batches, kept, is_done, strict=True):
-            if done:
-                _show(bar, scores[batch.dataset], batch, outcomes)
-        if agent is None:
-            return
+    todo = [batch for batch in batches if not run.has(batch)]
+    if not todo:
+        return
+    total, left = (sum(len(batch.samples) for batch in part) for part in (batches, todo))
+    with tqdm(total=total, initial=total - left, desc="Evaluating", disable=not show_progress) as bar:
         lost = 0
-        for batch, rows in run_batches(todo, agent, seed):
+        for batch, rows in run_batches(todo, load_agent(), seed):
             write_evaluated(run.shard(batch), rows)
-            outcomes = run.batch_outcomes(batch)
-            _show(bar, scores[batch.dataset], batch, outcomes)
-            lost = lost + 1 if all(outcome.is_masked for outcome in outcomes) else 0
+            bar.update(len(rows))
+            lost = lost + 1 if all(row.trajectory.stop_reason.is_infrastructure_failure for row in rows) else 0
             if lost == LOST_BATCHES:
                 raise SearchUnavailable(
                     f"the search engine was down in {lost} batches in a row: start it, then the same command goes on"
                 )
-
-
-def _show(bar: tqdm[Any], scores: list[float], batch: Batch, outcomes: Sequence[Outcome]) -> None:
-    """Count a finished batch in, and show the mean score of its dataset so far beside the bar."""
-    scores += [score for outcome in outcomes if (score := outcome.measures["correct"]) is not None]
-    if scores:
-        # `correct` of a question with options is choice accuracy.
-        name = "accuracy" if batch.samples[0].question.options else "EM"
-        bar.set_postfix_str(f"{batch.dataset} {name} {sum(scores) / len(scores):.3f}", refresh=False)
-    bar.update(len(outcomes))

@@ -7,7 +7,7 @@ are the interval. What is drawn depends on nothing but the number of questions a
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,14 +58,6 @@ def bootstrap(columns: Mapping[str, Floats], stream: str) -> dict[str, Estimate]
     resampled = _resampled_means(values, np.random.default_rng(random.Random(f"bootstrap/{stream}").getrandbits(64)))
     means = np.nanmean(values, axis=0)
     return {name: Estimate(float(means[i]), resampled[:, i]) for i, name in enumerate(known)}
-
-
-def average(estimates: Sequence[Estimate]) -> Estimate:
-    """Average independent estimates, at least one, each with the same weight."""
-    return Estimate(
-        sum(estimate.mean for estimate in estimates) / len(estimates),
-        np.mean([estimate.resampled for estimate in estimates], axis=0),
-    )
 
 
 def _resampled_means(values: Floats, rng: np.random.Generator) -> Floats:

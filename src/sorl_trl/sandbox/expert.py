@@ -5,17 +5,24 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from transformers import PreTrainedTokenizerBase
 
 from sorl_trl.checks import SHARE, check_fields
 from sorl_trl.qa import Question
-from sorl_trl.rollout import Generation
-from sorl_trl.sandbox.setting import PROMPT_TEMPLATE
+from sorl_trl.rollout import PROTOCOLS, Generation, RolloutLimits
 from sorl_trl.sandbox.world import Relation
 
+PROMPT_TEMPLATE = "question : {question}"
+PROTOCOL = PROTOCOLS["terse"]
+"""Tersely, because a tiny policy copies best from short observations: a second passage or a "Doc 1:" before the first
+makes copying much harder to learn."""
+LIMITS = RolloutLimits(max_turns=3, max_turn_tokens=16, max_observation_tokens=24, max_trajectory_tokens=112, top_k=1)
+"""Two hops and one spare search; room for the longest names."""
+THINKING_LIMITS = replace(LIMITS, max_turn_tokens=32, max_trajectory_tokens=200)
+"""As many searches, and room for a thought before each action."""
 UNKNOWN = "unknown"
 """What the expert answers after an observation that states no fact."""
 

@@ -17,9 +17,17 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerBase, PreTrainedTo
 
 from sorl_trl.checks import POSITIVE_COUNT, Number, check_fields
 from sorl_trl.rollout import Collector, Generator, RolloutLimits, assemble
-from sorl_trl.sandbox.expert import THINKING_NOISE, ExpertNoise, ScriptedExpert, Thinker
+from sorl_trl.sandbox.expert import (
+    LIMITS,
+    PROMPT_TEMPLATE,
+    PROTOCOL,
+    THINKING_LIMITS,
+    THINKING_NOISE,
+    ExpertNoise,
+    ScriptedExpert,
+    Thinker,
+)
 from sorl_trl.sandbox.policy import PolicyConfig, make_policy, train_tokenizer
-from sorl_trl.sandbox.setting import LIMITS, PROMPT_TEMPLATE, PROTOCOL, THINKING_LIMITS
 from sorl_trl.sandbox.world import CORPUS_FILE, World
 from sorl_trl.search import BM25Index
 

@@ -14,8 +14,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from sorl_trl.checks import POSITIVE_COUNT, check_fields
-from sorl_trl.sandbox.expert import UNKNOWN
-from sorl_trl.sandbox.setting import LIMITS, PROMPT_TEMPLATE, PROTOCOL
+from sorl_trl.sandbox.expert import LIMITS, PROMPT_TEMPLATE, PROTOCOL, UNKNOWN
 from sorl_trl.sandbox.world import World
 
 PAD, EOS, UNK = "[PAD]", "[EOS]", "[UNK]"

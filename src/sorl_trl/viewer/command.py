@@ -13,14 +13,14 @@ from pathlib import Path
 from sorl_trl.command_line import Parser, at_least, mistakes
 from sorl_trl.files import write_whole
 from sorl_trl.viewer.data import open_run
-from sorl_trl.viewer.page import Page, render_page
+from sorl_trl.viewer.page import render_page
 
 LIMIT = 1000
 """By default. Ours: as many dumped trajectories of 1,000 tokens are 33 MB, which a browser opens in seconds."""
 
 
-def write_page(run: Path, output: Path, limit: int = LIMIT) -> Page:
-    """Write the page of a run, in place of what was there before.
+def write_page(run: Path, output: Path, limit: int = LIMIT) -> tuple[int, int]:
+    """Write the page of a run, in place of what was there before; how many trajectories it shows, and of how many.
 
     Args:
         run: The folder of an evaluation or of a training run.
@@ -32,17 +32,17 @@ def write_page(run: Path, output: Path, limit: int = LIMIT) -> Page:
         ValueError: `run` holds no trajectory yet.
     """
     source = open_run(run)
-    total = sum(group.size for group in source.groups)
-    share = max(1, limit // max(1, len(source.groups))) if total > limit else total
-    entries = [entry for group in source.groups for entry in islice(group.read(), share)][:limit]
+    total = sum(source.sizes.values())
+    share = max(1, limit // max(1, len(source.sizes))) if total > limit else total
+    entries = [entry for name in source.sizes for entry in islice(source.read(name), share)][:limit]
     if not entries:
         raise ValueError(f"{run} holds no trajectory yet: come back when a batch is finished")
     notes = list(source.notes)
     if len(entries) < total:
         notes.append(f"{total - len(entries):,} of {total:,} trajectories are left out: --limit is {limit:,}.")
-    page = Page(f"Trajectories of {run.resolve().name}", source.kind, entries, total, notes)
-    write_whole(output, render_page(page).encode("utf-8", "replace"))
-    return page
+    page = render_page(f"Trajectories of {run.resolve().name}", source.kind, entries, notes)
+    write_whole(output, page.encode("utf-8", "replace"))
+    return len(entries), total
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -57,5 +57,5 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--limit", type=at_least(1), default=LIMIT, metavar="N", help=limit)
     arguments = parser.parse_args(words)
     with mistakes():
-        made = write_page(**vars(arguments))
-    print(f"{len(made.entries):,} of {made.total:,} trajectories: {arguments.output}")
+        shown, total = write_page(**vars(arguments))
+    print(f"{shown:,} of {total:,} trajectories: {arguments.output}")

@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from sorl_trl.records.evaluated import (
+    MEASURES,
     RESULTS,
     SETTINGS,
-    EvaluatedTrajectory,
     count_evaluated,
     read_evaluated,
     read_settings,
 )
 from sorl_trl.records.trained import FOLDER, TrainedTrajectory, count_trained, read_trained
-from sorl_trl.types import ActionKind, Observation, Turn
+from sorl_trl.types import ActionKind
 
 EVALUATION, TRAINING = "evaluation", "training"
 DUMPS = f"{FOLDER}/step_*_rank_*_of_*.parquet"
@@ -64,22 +64,14 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Group:
-    """The trajectories of a dataset or of an optimizer step."""
-
-    name: str
-    size: int
-    """How many there are of it."""
-    read: Callable[[], Iterator[Entry]]
-    """Gives them one by one, as they are asked for. Holds a file open until it is through or let go."""
-
-
-@dataclass(frozen=True)
 class Source:
     """The trajectories of a run: `kind` is `EVALUATION` or `TRAINING`."""
 
     kind: str
-    groups: Sequence[Group]
+    sizes: Mapping[str, int]
+    """Dataset or optimizer step -> how many trajectories there are of it."""
+    read: Callable[[str], Iterator[Entry]]
+    """Gives those of a dataset or step one by one. Holds a file open until it is through or let go."""
     notes: Sequence[str] = ()
     """What a reader of the page must know, a sentence each."""
 
@@ -91,54 +83,49 @@ def open_run(run: str | os.PathLike[str]) -> Source:
         FileNotFoundError: It is neither the folder of an evaluation nor that of a training run with dumps.
     """
     if any(Path(run).glob(DUMPS)):  # beside which `sorl train` writes settings of its own
-        return Source(TRAINING, [_step(run, step, size) for step, size in count_trained(run).items()])
+        steps = {_step_name(step): (step, size) for step, size in count_trained(run).items()}
+        sizes = {name: size for name, (_, size) in steps.items()}
+        return Source(TRAINING, sizes, lambda name: _step(run, steps[name][0]))
     if (Path(run) / SETTINGS).is_file() and "datasets" in (settings := read_settings(run)):
         finished = (Path(run) / RESULTS).exists()
         notes = [] if finished else ["The evaluation is not finished: its finished batches are here."]
-        return Source(EVALUATION, [_dataset(run, name) for name in settings["datasets"]], notes)
+        sizes = {name: count_evaluated(run, name) for name in settings["datasets"]}
+        return Source(EVALUATION, sizes, lambda name: map(evaluation_entry, read_evaluated(run, name)), notes)
     raise FileNotFoundError(
         f"{run} holds neither the {SETTINGS} of an evaluation nor {DUMPS}, which training writes with "
         "`save_trajectories_steps`"
     )
 
 
-def _dataset(run: str | os.PathLike[str], name: str) -> Group:
-    return Group(name, count_evaluated(run, name), lambda: map(evaluation_entry, read_evaluated(run, name)))
-
-
-def _step(run: str | os.PathLike[str], step: int, size: int) -> Group:
-    def read() -> Iterator[Entry]:
-        for number, each in enumerate(read_trained(run, step), 1):  # over all processes
-            yield training_entry(each, f"step-{step}/{number}")
-
-    return Group(_step_name(step), size, read)
+def _step(run: str | os.PathLike[str], step: int) -> Iterator[Entry]:
+    for number, each in enumerate(read_trained(run, step), 1):  # over all processes
+        yield training_entry(each, f"step-{step}/{number}")
 
 
 def _step_name(step: int) -> str:
     return f"step {step}"
 
 
-def evaluation_entry(each: EvaluatedTrajectory) -> Entry:
-    """The entry of a trajectory that was evaluated. Token ids and log-probabilities stay behind."""
-    question, trajectory, measures = each.question, each.trajectory, each.measures
-    about = {"id": question.id, "sample": each.sample, "data_source": question.data_source, **question.metadata}
-    searches = measures["searches"]
+def evaluation_entry(row: Mapping[str, Any]) -> Entry:
+    """The entry of a row of an evaluation. Token ids and log-probabilities stay behind."""
+    about = {"id": row["question_id"], **{name: row[name] for name in ("sample", "data_source")}}
+    about |= json.loads(row["metadata"])
     return Entry(
-        key=f"{each.dataset}/{question.id}/{each.sample}",
-        group=each.dataset,
-        question=question.question,
-        golden_answers=question.golden_answers,
-        options=tuple(question.options.items()),
-        answer=trajectory.answer,
-        verdict=_verdict(measures["correct"]),
-        score=_number(measures["correct"]),
-        stop_reason=trajectory.stop_reason.value,
-        searches=None if searches is None else int(searches),
-        token_count=sum(len(turn.token_ids) for turn in trajectory.turns),
+        key=f"{row['dataset']}/{row['question_id']}/{row['sample']}",
+        group=row["dataset"],
+        question=row["question"],
+        golden_answers=row["golden_answers"],
+        options=[(option["letter"], option["text"]) for option in row["options"]],
+        answer=row["answer"],
+        verdict=_verdict(row["correct"]),
+        score=_number(row["correct"]),
+        stop_reason=row["stop_reason"],
+        searches=None if row["searches"] is None else int(row["searches"]),
+        token_count=sum(len(segment["token_ids"]) for segment in row["segments"] if segment["kind"] == "turn"),
         facts={name: _fact(value) for name, value in about.items() if value not in ("", None)},
-        measures={name: _number(value) for name, value in measures.items()},
-        prompt=each.prompt,
-        segments=tuple(map(_segment, trajectory.segments)),
+        measures={name: _number(row[name]) for name in MEASURES},
+        prompt=row["prompt"],
+        segments=tuple(map(_segment, row["segments"])),
     )
 
 
@@ -166,14 +153,12 @@ def training_entry(each: TrainedTrajectory, key: str) -> Entry:
     )
 
 
-def _segment(segment: Turn | Observation) -> dict[str, Any]:
-    common = {"text": segment.text, "token_count": len(segment.token_ids)}
-    if isinstance(segment, Turn):
-        action = segment.action.tool or segment.action.kind.value
-        return {"kind": "turn", "action": action, **_reward(segment.reward), **common}
-    passages = [{**vars(passage), "score": _number(passage.score)} for passage in segment.passages]
-    marks = {"truncated": segment.truncated, "neutralized": segment.neutralized}
-    return {"kind": "observation", **common, "passages": passages, **marks}
+def _segment(row: Mapping[str, Any]) -> dict[str, Any]:
+    common = {"kind": row["kind"], "text": row["text"], "token_count": len(row["token_ids"])}
+    if row["kind"] == "turn":
+        return {**common, "action": row["tool"] or row["action"], **_reward(row["reward"])}
+    passages = [{**passage, "score": _number(passage["score"])} for passage in row["passages"]]
+    return {**common, "passages": passages, "truncated": row["truncated"], "neutralized": row["neutralized"]}
 
 
 def _trained_segments(each: TrainedTrajectory) -> Iterator[dict[str, Any]]:

@@ -6,7 +6,6 @@ import base64
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 from string import Template
@@ -22,38 +21,25 @@ QUANTILE = 0.98
 """Where the colour scales end: beyond is what would make all other tokens look alike."""
 
 
-@dataclass(frozen=True)
-class Page:
-    """What is on the page.
+def render_page(title: str, kind: str, entries: Sequence[Entry], notes: Sequence[str] = ()) -> str:
+    """The whole HTML document.
+
+    The browser is told to run these scripts alone and to fetch nothing: a text that slipped in could do nothing.
 
     Args:
         title: Its heading.
         kind: `EVALUATION` or `TRAINING`.
         entries: Its trajectories.
-        total: How many the run has, those left out included.
         notes: What a reader must know, a sentence each.
-    """
-
-    title: str
-    kind: str
-    entries: Sequence[Entry]
-    total: int
-    notes: Sequence[str] = ()
-
-
-def render_page(page: Page) -> str:
-    """The whole HTML document.
-
-    The browser is told to run these scripts alone and to fetch nothing: a text that slipped in could do nothing.
     """
     style, *scripts = (_resource(name) for name in (STYLE, *SCRIPTS))
     hashes = " ".join(map(_hash, scripts))
     policy = f"default-src 'none'; style-src {_hash(style)}; script-src {hashes}; base-uri 'none'; form-action 'none'"
     return Template(_resource("view.html")).substitute(
         policy=policy,
-        title=escape(page.title),
+        title=escape(title),
         style=style,
-        data=_embedded(page),
+        data=_embedded(kind, entries, notes),
         scripts="\n".join(f"<script>{script}</script>" for script in scripts),
     )
 
@@ -63,11 +49,11 @@ def embed(content: Any) -> str:
     return json.dumps(content, allow_nan=False, separators=(",", ":")).replace("<", r"\u003c")
 
 
-def _embedded(page: Page) -> str:
+def _embedded(kind: str, entries: Sequence[Entry], notes: Sequence[str]) -> str:
     """Each trajectory is embedded by itself: `json` holds every number of what it is given as a text of its own."""
-    scales = color_scales(page.entries) if page.kind == TRAINING else {}
-    head = embed({"kind": page.kind, "notes": page.notes, "scales": scales})
-    trajectories = ",".join(embed(vars(entry)) for entry in page.entries)
+    scales = color_scales(entries) if kind == TRAINING else {}
+    head = embed({"kind": kind, "notes": notes, "scales": scales})
+    trajectories = ",".join(embed(vars(entry)) for entry in entries)
     return f'{head[:-1]},"trajectories":[{trajectories}]}}'
 
 

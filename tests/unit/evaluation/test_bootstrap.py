@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sorl_trl.evaluation.bootstrap import RESAMPLES, Estimate, average, bootstrap
+from sorl_trl.evaluation.bootstrap import RESAMPLES, Estimate, bootstrap
 
 VALUES = st.lists(st.integers(-8, 8).map(float), min_size=1, max_size=12)
 
@@ -53,14 +53,6 @@ def test_streams_are_independent_and_repeatable() -> None:
     assert (estimate(values).resampled == estimate(values).resampled).all()
     correlation = np.corrcoef(estimate(values, "nq").resampled, estimate(values, "popqa").resampled)[0, 1]
     assert abs(correlation) < 0.05
-
-
-def test_an_average_has_the_spread_of_independent_estimates() -> None:
-    values = [float(i % 2) for i in range(50)]
-    one, other = estimate(values, "nq"), estimate(values, "popqa")
-    both = average([one, other])
-    assert both.mean == 0.5
-    assert both.resampled.std() == pytest.approx(one.resampled.std() / 2**0.5, rel=0.05)
 
 
 @settings(max_examples=25, deadline=None)

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 import pytest
+from benchmarks.worlds.invented import Population, build_invented
 
-from sorl_trl.sandbox import Population, World, WorldSize, build_atlas, build_invented
+from sorl_trl.sandbox import World, WorldSize, build_atlas
 
 
 @pytest.fixture(scope="session")

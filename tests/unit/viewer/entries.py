@@ -9,12 +9,19 @@ from typing import Any
 
 from sorl_trl.evaluation import EvaluatedTrajectory, RunFolder
 from sorl_trl.evaluation.plan import Batch, Sample
-from sorl_trl.records.evaluated import write_evaluated
+from sorl_trl.records.evaluated import to_table, write_evaluated
 from sorl_trl.records.trained import TrainedTrajectory
-from sorl_trl.viewer.data import evaluation_entry
+from sorl_trl.viewer.data import Entry, evaluation_entry
 from tests.unit.evaluation.trajectories import answered, evaluated, question
 
-ENTRY = evaluation_entry(evaluated(question("Ada"), answered("Ada", searches=1)))
+
+def shown(row: EvaluatedTrajectory) -> Entry:
+    """The entry of what was written."""
+    (written,) = to_table([row]).to_pylist()
+    return evaluation_entry(written)
+
+
+ENTRY = shown(evaluated(question("Ada"), answered("Ada", searches=1)))
 TRAINED = TrainedTrajectory(
     step=10,
     generated_at_step=9,

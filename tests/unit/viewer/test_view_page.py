@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sorl_trl.viewer.data import EVALUATION, TRAINING, Entry, training_entry
-from sorl_trl.viewer.page import Page, color_scales, render_page
+from sorl_trl.viewer.page import color_scales, render_page
 from tests.unit.viewer.entries import ENTRY, TRAINED, Parsed, content
 
 HOSTILE = [
@@ -28,7 +28,7 @@ HOSTILE = [
 
 
 def rendered(*entries: Entry, title: str = "Run", kind: str = EVALUATION, notes: list[str] | None = None) -> Parsed:
-    return Parsed(render_page(Page(title, kind, entries, len(entries), notes or [])))
+    return Parsed(render_page(title, kind, entries, notes or []))
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
@@ -80,7 +80,7 @@ class TestPolicy:
         assert rules["style-src"] == digest(page.all("style")[0][1])
 
     def test_nothing_is_loaded(self) -> None:
-        html = render_page(Page("Run", EVALUATION, [ENTRY], 1))
+        html = render_page("Run", EVALUATION, [ENTRY])
         assert not re.search(r"https?:|@import|url\(", html)
         assert not [a for _, a in Parsed(html).tags if {"src", "srcset", "href", "style", "onclick"} & set(a)]
 

@@ -1,13 +1,9 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
+from benchmarks.worlds.invented import Population, build_invented
 
-from sorl_trl.evaluation import mean_measure
-from sorl_trl.sandbox import NO_NOISE, Population, WarmStartConfig, World, build_invented
-
-from .helpers import run_expert
+from sorl_trl.sandbox import World
 
 
 def words(world: World) -> set[str]:
@@ -24,10 +20,6 @@ def test_worlds_of_other_seeds_share_words_and_hardly_any_fact():
     shared = {passage.text for passage in one.passages} & {passage.text for passage in other.passages}
     assert len(shared) < 0.05 * len(one.passages)
     assert one.guess_rate() < 0.1
-
-
-def test_an_expert_answers_it_with_the_real_search_engine(invented: World, tmp_path: Path):
-    assert mean_measure(run_expert(invented, WarmStartConfig(noise=NO_NOISE), tmp_path), "exact_match") >= 0.95
 
 
 def test_an_impossible_population_is_refused():
