@@ -27,7 +27,6 @@ from sorl_trl.diagnostics import plot_training
 from sorl_trl.evaluation import (
     Agent,
     EvaluatedTrajectory,
-    format_report,
     format_trajectory,
     mean_measure,
     plan_batches,
@@ -64,6 +63,7 @@ START = ThinkingWarmStart()
 PRACTICE_WORLDS = 8
 SAMPLES_PER_QUESTION = 4
 BATCH_SIZE = 128
+FIGURES = ("sampled_em", "f1", "greedy_em", "greedy_searches")
 GREEDY = GenerationConfig(do_sample=False)  # type: ignore[no-untyped-call]
 SAMPLED = GenerationConfig(do_sample=True, temperature=1.0, top_k=0, top_p=1.0)  # type: ignore[no-untyped-call]
 
@@ -225,10 +225,10 @@ def main(words: Sequence[str] | None = None, home: Path = Path()) -> None:
 
     say("Greedy trajectories")
     show_examples(results["before"]["greedy"], results["after"]["greedy"])
-    say("Exact match and F1 on unseen questions")
-    titles = {"before": "before RL", "after": "after RL", "no_search": "after RL, search off"}
-    print(format_report({f"{titles[k]}, {mode}": result for k, v in results.items() for mode, result in v.items()}))
+    say("Exact match (EM) and F1 on unseen questions")
     summary: dict[str, Any] = {name: summarize(result) for name, result in results.items()}
+    for name, title in (("before", "before RL"), ("after", "after RL"), ("no_search", "after RL, search off")):
+        print(f"{title:<22}" + "   ".join(f"{key} {summary[name][key]:.3f}" for key in FIGURES))
     summary |= {"guess_rate": world.guess_rate(), "seconds": time.monotonic() - started, "world": world.name}
     (run / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     conclude(summary)

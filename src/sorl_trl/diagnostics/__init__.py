@@ -5,7 +5,7 @@
 
 from sorl_trl.diagnostics.collapse_detector import Alarm, CollapseDetector, detect
 from sorl_trl.diagnostics.collapse_guard import CollapseGuard, GuardSettings
-from sorl_trl.diagnostics.collapse_rules import DEFAULT_RULES, Fall, Growth, Level, NotFinite, Rule
+from sorl_trl.diagnostics.collapse_rules import DEFAULT_RULES, Fall, Level, NotFinite, Rule
 from sorl_trl.diagnostics.plots import plot_training
 from sorl_trl.diagnostics.progress import TurnProgressCallback
 
@@ -15,7 +15,6 @@ __all__ = [
     "CollapseDetector",
     "CollapseGuard",
     "Fall",
-    "Growth",
     "GuardSettings",
     "Level",
     "NotFinite",

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-import torch
-from safetensors import safe_open
 from torch import distributed
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
@@ -46,7 +44,7 @@ class GuardSettings:
     """Iterations after an intervention that the rules do not see."""
     margin: Annotated[int, COUNT] = 5
     """A checkpoint is healthy if no alarm came in so many iterations after it, those that the rules saw: alarms come
-    late."""
+    late. One of `NotFinite` comes in the same iteration."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -63,9 +61,8 @@ class CollapseGuard(TrainerCallback):
     Where a cause lies outside of the policy, after `max_interventions`, or without a healthy checkpoint, the last two
     stop. After an intervention the rules start anew.
 
-    After an alarm of `NotFinite`, a checkpoint is healthy if its weights are finite (`margin` decides where they are
-    in shards that only an engine reads), `"lower_lr"` stops, and a stop writes no checkpoint. With `fp16`, gradient
-    norms that are no numbers are usual, and do not count: the gradient scaler leaves such steps out.
+    After an alarm of `NotFinite`, `"lower_lr"` stops, and a stop writes no checkpoint. With `fp16`, gradient norms
+    that are no numbers are usual, and do not count: the gradient scaler leaves such steps out.
 
     The log entries of alarms get `guard/alarms` and `guard/interventions`, from which a resumed run learns what has
     been; loggers that were called before this callback do not see them.
@@ -187,8 +184,8 @@ class CollapseGuard(TrainerCallback):
             return f"`max_interventions={self.settings.max_interventions}` have been made"
         if self.action == "roll_back" and checkpoint is None:
             return (
-                f"no checkpoint is left from more than `margin={self.settings.margin}` iterations before an alarm, "
-                "nor one with finite weights where that is enough. Save more often, and keep more (`save_steps`, "
+                f"no checkpoint is left from more than `margin={self.settings.margin}` iterations before an alarm. "
+                "Save more often, and keep more (`save_steps`, "
                 "`save_total_limit`)"
             )
         return None
@@ -209,31 +206,19 @@ class CollapseGuard(TrainerCallback):
     def _is_healthy(self, step: int, folder: Path) -> bool:
         """A checkpoint that is written at the first step of an iteration has trained on that iteration's rollout."""
         judged = self._detector.judged
-        before = bisect_right(judged, bisect_right(self._detector.starts, step) - 1)
-        late = [
-            a
-            for a in self.alarms
-            if step <= a.step and bisect_right(judged, a.iteration) - before <= self.settings.margin
-        ]
-        if any(not isinstance(alarm.rule, NotFinite) for alarm in late) or not (folder / TRAINER_STATE_NAME).is_file():
-            return False
-        is_finite = _has_finite_weights(folder)
-        return not late if is_finite is None else is_finite
+        iteration = bisect_right(self._detector.starts, step) - 1
+        before = bisect_right(judged, iteration)
+        for alarm in self.alarms:
+            is_late = bisect_right(judged, alarm.iteration) - before <= self.settings.margin
+            if isinstance(alarm.rule, NotFinite):  # which comes at once
+                is_late = alarm.iteration == iteration
+            if step <= alarm.step and is_late:
+                return False
+        return (folder / TRAINER_STATE_NAME).is_file()
 
 
 def _not_finite(alarms: list[Alarm]) -> bool:
     return any(isinstance(alarm.rule, NotFinite) for alarm in alarms)
-
-
-def _has_finite_weights(checkpoint: Path) -> bool | None:
-    """Whether every number in its safetensors files is finite, a critic's included; None where it has no such file."""
-    files = sorted(checkpoint.rglob("*.safetensors"))
-    return all(map(_is_finite, files)) if files else None
-
-
-def _is_finite(file: Path) -> bool:
-    with safe_open(file, framework="pt") as tensors:  # one tensor at a time is in memory
-        return all(bool(torch.isfinite(tensors.get_tensor(name)).all()) for name in tensors.keys())  # noqa: SIM118
 
 
 def _check_trainer(trainer: Any) -> None:

@@ -64,9 +64,10 @@ COLORS = (
 )
 """Of Okabe and Ito, which colour-blind readers tell apart, and more."""
 
-INK, FAINT, GRID = "#1f2328", "#6b7280", "#e5e7eb"
-PANEL_WIDTH, PANEL_HEIGHT, LEGEND_LINE = 3.7, 2.45, 0.22
-"""In inches: the picture grows with its panels and with the lines of its legend."""
+FAINT = "#6b7280"
+COLUMNS = 4
+PANEL_WIDTH, PANEL_HEIGHT = 3.7, 2.45
+"""In inches: the picture grows with its panels."""
 SHOWN_DECADES = 6
 """Below its largest value, a logarithmic axis goes no further down: rounding is not worth the room."""
 CAPTION = "optimizer step  ·  thick: moving average, thin: as logged  ·  dots: evaluation"
@@ -103,19 +104,16 @@ def draw_runs(runs: Sequence[Run]) -> bytes:
     except ImportError as error:
         raise ImportError("Plots need matplotlib: pip install 'sorl-trl[plot]'") from error
     panels = visible_panels(runs)
-    # Four columns or three, whichever leaves fewer places empty.
-    columns = min(len(panels), 4 if -len(panels) % 4 <= -len(panels) % 3 else 3)
+    columns = min(len(panels), COLUMNS)
     rows = -(-len(panels) // columns)
-    names_per_line = max(1, int(columns * PANEL_WIDTH * 11) // (max(len(run.name) for run in runs) + 6))
-    height = rows * PANEL_HEIGHT + 0.6 + LEGEND_LINE * -(-len(runs) // names_per_line)
-    figure = Figure(figsize=(columns * PANEL_WIDTH, height))
-    figure.set_layout_engine("constrained", w_pad=0.12, h_pad=0.1)
+    size = (columns * PANEL_WIDTH, rows * PANEL_HEIGHT + 0.6 + 0.22 * len(runs))
+    figure = Figure(figsize=size, layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False).flat
     for axis in grid[len(panels) :]:
         axis.remove()
     for axis, panel in zip(grid, panels, strict=False):
         _draw_panel(axis, panel, runs)
-    _name_runs(figure, runs, min(names_per_line, len(runs)))
+    _name_runs(figure, runs)
     figure.supxlabel(fill(CAPTION, int(columns * PANEL_WIDTH * 13)), fontsize=9, color=FAINT)
     picture = BytesIO()
     figure.savefig(picture, format="png", dpi=130)
@@ -142,14 +140,9 @@ def series_of(run: Run, panel: Panel) -> tuple[Series, Series]:
     return run.series(panel.metric), run.series(f"eval_{panel.metric}") if panel.evaluated else Series((), ())
 
 
-def color_of(index: int) -> str:
-    """The colour of a line; they repeat after twelve."""
-    return COLORS[index % len(COLORS)]
-
-
 def _draw_panel(axis: Axes, panel: Panel, runs: Sequence[Run]) -> None:
     for index, run in enumerate(runs):
-        _draw_run(axis, panel, run, color_of(index))
+        _draw_run(axis, panel, run, COLORS[index % len(COLORS)])
     averages = [value for run in runs for value in run.series(panel.metric).smoothed().values if value > 0]
     logarithmic = panel.logarithmic and max(averages, default=0) > 100 * min(averages, default=0)
     if logarithmic:
@@ -171,28 +164,24 @@ def _draw_run(axis: Axes, panel: Panel, run: Run, color: str) -> None:
 
 
 def _dress(axis: Axes, panel: Panel, logarithmic: bool) -> None:
-    axis.set_title(panel.title, loc="left", fontsize=10.5, fontweight="bold", color=INK, pad=17)
+    axis.set_title(panel.title, loc="left", fontsize=10.5, fontweight="bold", pad=17)
     subtitle = f"{panel.metric}, log scale" if logarithmic else panel.metric
     axis.text(0, 1.035, subtitle, transform=axis.transAxes, fontsize=7.5, family="monospace", color=FAINT)
     axis.tick_params(which="both", labelsize=8, colors=FAINT, length=0)
     axis.locator_params(axis="x", integer=True)
-    axis.grid(color=GRID, linewidth=0.8)
-    axis.set_axisbelow(True)
+    axis.grid(color="#e5e7eb", linewidth=0.8)
     axis.spines[["top", "right", "left"]].set_visible(False)
-    axis.spines["bottom"].set_color(GRID)
 
 
-def _name_runs(figure: Figure, runs: Sequence[Run], columns: int) -> None:
-    """A common legend, or of one run its name as the title; names are text, and not TeX between dollar signs."""
+def _name_runs(figure: Figure, runs: Sequence[Run]) -> None:
+    """A common legend, a line per run, or of one run its name as the title; names are text, and not TeX."""
     from matplotlib.lines import Line2D
 
     if len(runs) == 1:
-        figure.suptitle(runs[0].name, fontsize=12, color=INK, parse_math=False)
+        figure.suptitle(runs[0].name, fontsize=12, parse_math=False)
         return
-    handles = [Line2D([], [], color=color_of(index), linewidth=2.5) for index in range(len(runs))]
-    # Names come in afterwards: the legend of matplotlib 3.9 leaves out what begins with an underscore.
-    labels = [str(index) for index in range(len(runs))]
-    legend = figure.legend(handles, labels, loc="outside upper center", ncols=columns, frameon=False, fontsize=10)
-    for text, run in zip(legend.get_texts(), runs, strict=True):
+    handles = [Line2D([], [], color=COLORS[index % len(COLORS)], linewidth=2.5) for index in range(len(runs))]
+    # With a space before it: a legend leaves out what begins with an underscore.
+    legend = figure.legend(handles, [f" {run.name}" for run in runs], loc="outside upper center", frameon=False)
+    for text in legend.get_texts():
         text.set_parse_math(False)
-        text.set_text(run.name)

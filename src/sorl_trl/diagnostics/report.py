@@ -1,28 +1,43 @@
 """Reports on training runs: `sorl report run/ [other_run/ …] --output report/`.
 
-Writes `report.png`, the curves of all runs, and `report.html`, one file with these curves, a table of figures, the
-alarms of each run and what it was told. Reads `trainer_state.json` and `settings.json`, at any time of a run.
+Writes `report.html`, one file with the curves of all runs, how far each got, its alarms, and the settings in which
+they differ. Reads `trainer_state.json` and `settings.json`, at any time of a run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import base64
+from collections.abc import Mapping, Sequence
+from html import escape
 from pathlib import Path
 
 from sorl_trl.command_line import Parser, mistakes
 from sorl_trl.diagnostics.collapse_detector import detect
-from sorl_trl.diagnostics.plots import draw_runs, series_of, visible_panels
-from sorl_trl.diagnostics.report_page import Row, render_page
+from sorl_trl.diagnostics.plots import draw_runs
 from sorl_trl.diagnostics.runs import Run, Series, differing_settings, load_runs
 from sorl_trl.files import write_whole
 
+NOTE = (
+    "Rewards are moving averages over a twentieth of the log entries, but 5 to 100 of them. Alarms are those of the "
+    "collapse guard's rules, as they would have come while the run trained: docs/stability.md says how far to trust "
+    "them. Settings are those in which runs differ; “–” is one that a run left at its default."
+)
+STYLE = """
+:root { color-scheme: light dark; }
+body { margin: 0 auto; max-width: 72rem; padding: 2.5rem 1.5rem; font: 15px/1.55 system-ui, sans-serif; }
+img { max-width: 100%; }
+table { border-collapse: collapse; overflow-wrap: anywhere; }
+th, td { padding: 0.45rem 1.4rem 0.45rem 0; border-bottom: 1px solid #8888; text-align: left; vertical-align: top;
+  white-space: pre-line; }
+"""
+
 
 def write_report(runs: Sequence[Run], folder: str | Path) -> Path:
-    """Write `report.png` and `report.html`.
+    """Write `report.html`.
 
     Args:
         runs: What `load_runs` returns: at least one, with different names.
-        folder: Where they go; made if missing.
+        folder: Where it goes; made if missing.
 
     Returns:
         The path of the page. It needs no other file.
@@ -31,56 +46,67 @@ def write_report(runs: Sequence[Run], folder: str | Path) -> Path:
         ImportError: matplotlib is not installed.
         ValueError: No run has any of the metrics of `plots.PANELS`.
     """
-    picture = draw_runs(runs)
-    page = render_page(runs, summary_of(runs), picture, figures_of(runs))
+    page = render_page(runs, draw_runs(runs))
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / "report.png", picture)
     write_whole(folder / "report.html", page.encode("utf-8"))
     return folder / "report.html"
 
 
-def summary_of(runs: Sequence[Run]) -> list[Row]:
+def summary_of(runs: Sequence[Run]) -> dict[str, list[str]]:
     """How far each run got, its reward, the alarms of the guard's rules, and the settings in which runs differ."""
     alarms = [[alarm.message for alarm in detect(run.log_history)] for run in runs]
-    return [
-        Row(
-            "optimizer steps",
-            [f"{run.last_step:,}" + (f" of {run.max_steps:,}" if run.max_steps else "") for run in runs],
-        ),
-        Row("reward at the end", [_last_and_best(run.series("reward").smoothed()) for run in runs]),
-        Row("alarms", ["\n".join(messages) for messages in alarms]),
-        *(Row(name, values) for name, values in differing_settings(runs).items()),
-    ]
+    return {
+        "optimizer steps": [_steps(run) for run in runs],
+        "reward at the end": [_last_and_best(run.series("reward").smoothed()) for run in runs],
+        "alarms": ["\n".join(messages) or "–" for messages in alarms],
+        **differing_settings(runs),
+    }
+
+
+def _steps(run: Run) -> str:
+    return f"{run.last_step:,}" + (f" of {run.max_steps:,}" if run.max_steps else "")
 
 
 def _last_and_best(reward: Series) -> str:
     if not reward.values:
-        return ""
+        return "–"
     best = max(reward.values)
     return f"{reward.values[-1]:.3f}\nbest {best:.3f}, step {reward.steps[reward.values.index(best)]:,}"
 
 
-def figures_of(runs: Sequence[Run]) -> list[Row]:
-    """A row per metric that at least one run has, in the order of the panels; evaluations have rows of their own."""
-    rows = []
-    for panel in visible_panels(runs):
-        trained, evaluated = zip(*(series_of(run, panel) for run in runs), strict=True)
-        rows.append(Row(f"{panel.title}\n{panel.metric}", [_figure(series) for series in trained]))
-        rows.append(Row(f"{panel.title}\neval_{panel.metric}", [_figure(series) for series in evaluated]))
-    return [row for row in rows if any(row.cells)]
+def render_page(runs: Sequence[Run], picture: bytes) -> str:
+    """The whole HTML document, with the PNG of the runs' curves in it. All text from runs is escaped."""
+    names = escape(", ".join(run.name for run in runs))
+    return f"""<!doctype html>
+<html lang='en'>
+<head>
+<meta charset='utf-8'>
+<meta name='viewport' content='width=device-width, initial-scale=1'>
+<title>Training report: {names}</title>
+<style>{STYLE}</style>
+</head>
+<body>
+<h1>Training report</h1>
+{_table([run.name for run in runs], summary_of(runs))}
+<p><img alt='Curves of {names}' src='data:image/png;base64,{base64.b64encode(picture).decode("ascii")}'></p>
+<p><small>{escape(NOTE)}</small></p>
+</body>
+</html>
+"""
 
 
-def _figure(series: Series) -> str:
-    if not series.values:
-        return ""
-    return f"{series.smoothed().values[-1]:.3g}\n{min(series.values):.3g} to {max(series.values):.3g}"
+def _table(columns: Sequence[str], rows: Mapping[str, Sequence[str]]) -> str:
+    lines = ["<td></td>" + "".join(f"<th scope='col'>{escape(name)}</th>" for name in columns)]
+    for title, cells in rows.items():
+        lines.append(f"<th scope='row'>{escape(title)}</th>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells))
+    return "<table>\n" + "\n".join(f"<tr>{line}</tr>" for line in lines) + "\n</table>"
 
 
 def main(words: Sequence[str] | None = None) -> None:
     parser = Parser(
         prog="sorl report",
-        description="Curves and figures of training runs, side by side, as a PNG and as one HTML page.",
+        description="Curves and figures of training runs, side by side, as one HTML page.",
         epilog="A run that is still training can be read once it has saved a checkpoint.",
     )
     parser.add_argument("runs", nargs="+", type=Path, metavar="run", help="its `output_dir`: holds trainer_state.json")
@@ -89,4 +115,4 @@ def main(words: Sequence[str] | None = None) -> None:
     arguments = parser.parse_args(words)
     with mistakes():
         page = write_report(load_runs(arguments.runs), arguments.output)
-    print(f"Curves: {page.with_name('report.png')}\nPage:   {page}")
+    print(f"Page: {page}")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from sorl_trl.evaluation.bootstrap import Estimate, Floats, bootstrap
-from sorl_trl.evaluation.run_folder import Outcome
+from sorl_trl.evaluation.run_folder import Outcome, is_masked
 from sorl_trl.records.evaluated import MEASURES, SCORES
 from sorl_trl.types import StopReason
 
@@ -41,24 +41,24 @@ def summarize(name: str, outcomes: Sequence[Outcome]) -> DatasetSummary:
     """Summarize a dataset, which has at least one outcome."""
     questions = by_question(outcomes)
     is_sampled = len(outcomes) > len(questions)
-    reasons = Counter(outcome.stop_reason for outcome in outcomes)
+    reasons = Counter(outcome["stop_reason"] for outcome in outcomes)
     return DatasetSummary(
         name=name,
         questions=len(questions),
         trajectories=len(outcomes),
-        masked=sum(outcome.is_masked for outcome in outcomes),
-        unscored_questions=sum(all(each.is_masked for each in asked) for asked in questions.values()),
+        masked=sum(map(is_masked, outcomes)),
+        unscored_questions=sum(all(map(is_masked, asked)) for asked in questions.values()),
         means=bootstrap(question_columns(questions, MEASURES), name),
         best_of_n=bootstrap(question_columns(questions, SCORES, max), name) if is_sampled else {},
-        stop_reasons={reason.value: reasons[reason] / len(outcomes) for reason in StopReason},
+        stop_reasons={reason.value: reasons[reason.value] / len(outcomes) for reason in StopReason},
     )
 
 
 def by_question(outcomes: Sequence[Outcome]) -> dict[tuple[str, str], list[Outcome]]:
-    """The outcomes of each question, in the order of first appearance."""
+    """The outcomes of each question, in the order of first appearance, by its id and text: ids may be row numbers."""
     questions: dict[tuple[str, str], list[Outcome]] = {}
     for outcome in outcomes:
-        questions.setdefault(outcome.key, []).append(outcome)
+        questions.setdefault((outcome["question_id"], outcome["question"]), []).append(outcome)
     return questions
 
 
@@ -74,7 +74,7 @@ def question_columns(
 
 
 def _combined(name: str, outcomes: Sequence[Outcome], combine: Callable[[list[float]], float]) -> float:
-    values = [value for outcome in outcomes if (value := outcome.measures[name]) is not None]
+    values = [value for outcome in outcomes if (value := outcome[name]) is not None]
     return combine(values) if values else float("nan")
 
 

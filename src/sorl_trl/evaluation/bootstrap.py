@@ -17,7 +17,6 @@ Floats = npt.NDArray[np.float64]
 
 RESAMPLES = 10_000
 """Ours: the ends of an interval then vary by about a hundredth of its width."""
-_DRAWN_AT_ONCE = 2_000_000
 
 
 @dataclass(frozen=True)
@@ -63,16 +62,10 @@ def bootstrap(columns: Mapping[str, Floats], stream: str) -> dict[str, Estimate]
 def _resampled_means(values: Floats, rng: np.random.Generator) -> Floats:
     """Shape (RESAMPLES, M), of `values` of shape (Q, M)."""
     size = len(values)
-    rows = max(1, _DRAWN_AT_ONCE // size)
-    blocks = []
-    for start in range(0, RESAMPLES, rows):
-        times = _times_drawn(size, min(rows, RESAMPLES - start), rng)
-        with np.errstate(invalid="ignore"):  # 0 / 0 is the NaN that says so
-            blocks.append((times @ np.nan_to_num(values)) / (times @ ~np.isnan(values)))
-    return np.concatenate(blocks)
-
-
-def _times_drawn(size: int, rows: int, rng: np.random.Generator) -> Floats:
-    """How often each of `size` questions was drawn in each of `rows` resamples, shape (rows, size)."""
-    drawn = rng.integers(size, size=(rows, size)) + size * np.arange(rows)[:, None]
-    return np.bincount(drawn.ravel(), minlength=rows * size).reshape(rows, size).astype(np.float64)
+    known, filled = ~np.isnan(values), np.nan_to_num(values)
+    means = []
+    with np.errstate(invalid="ignore"):  # 0 / 0 is the NaN that says so
+        for _ in range(RESAMPLES):
+            times = np.bincount(rng.integers(size, size=size), minlength=size).astype(np.float64)
+            means.append((times @ filled) / (times @ known))
+    return np.array(means)

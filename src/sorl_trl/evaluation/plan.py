@@ -48,7 +48,7 @@ def load_datasets(arguments: EvaluationArguments) -> dict[str, list[Question]]:
         for name in arguments.benchmarks
     }
     for path in arguments.questions:
-        datasets[Path(path).stem] = _own_questions(path)[: arguments.limit]
+        datasets[Path(path).stem] = load_questions(path)[: arguments.limit]
     return datasets
 
 
@@ -67,13 +67,3 @@ def questions_hash(questions: Sequence[Question]) -> str:
     return hashlib.sha256(json.dumps([asdict(question) for question in questions], default=str).encode()).hexdigest()[
         :16
     ]
-
-
-def _own_questions(path: str) -> list[Question]:
-    questions = load_questions(path)
-    seen: set[str] = set()
-    for question in questions:
-        if question.id in seen:
-            raise ValueError(f"{path}: the id {question.id!r} stands twice; each question needs one of its own")
-        seen.add(question.id)
-    return questions

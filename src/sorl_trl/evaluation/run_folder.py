@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,27 +27,8 @@ from sorl_trl.records.evaluated import (
 from sorl_trl.types import StopReason
 
 TABLE = "results.md"
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a report needs of one trajectory."""
-
-    question_id: str
-    question: str
-    sample: int
-    stop_reason: StopReason
-    measures: Mapping[str, float | None]
-
-    @property
-    def key(self) -> tuple[str, str]:
-        """Names the question within its dataset, over runs: the text too, for ids may be mere row numbers."""
-        return self.question_id, self.question
-
-    @property
-    def is_masked(self) -> bool:
-        """Whether an infrastructure failure ended it: it says nothing about the policy."""
-        return self.stop_reason.is_infrastructure_failure
+Outcome = Mapping[str, Any]
+"""Of the row of a trajectory its `question_id`, `question`, `stop_reason` and measures."""
 
 
 class RunFolder:
@@ -87,10 +67,10 @@ class RunFolder:
     def has(self, batch: Batch) -> bool:
         """Whether a batch was made and no infrastructure failure ended any of its trajectories."""
         shard = self.shard(batch)
-        return shard.exists() and not any(outcome.is_masked for outcome in _outcomes(shard))
+        return shard.exists() and not any(map(is_masked, _outcomes(shard)))
 
     def outcomes(self, dataset: str) -> list[Outcome]:
-        """The outcomes of all finished batches of a dataset, in the order of the plan."""
+        """What a report needs of the rows of all finished batches of a dataset, in the order of the plan."""
         return [outcome for shard in evaluated_shards(self.path, dataset) for outcome in _outcomes(shard)]
 
     def finish(self, results: Mapping[str, Any], table: str) -> None:
@@ -109,12 +89,15 @@ class RunFolder:
         return self.path / FOLDER / batch.dataset / f"{batch.index:06d}.parquet"
 
 
-def _outcomes(shard: Path) -> Iterator[Outcome]:
-    columns = ["question_id", "question", "sample", "stop_reason", *MEASURES]
-    for row in pq.ParquetFile(shard).read(columns=columns).to_pylist():
-        measures = {name: row[name] for name in MEASURES}
-        reason = StopReason(row["stop_reason"])
-        yield Outcome(row["question_id"], row["question"], row["sample"], reason, measures)
+def is_masked(outcome: Outcome) -> bool:
+    """Whether an infrastructure failure ended it: it says nothing about the policy."""
+    return StopReason(outcome["stop_reason"]).is_infrastructure_failure
+
+
+def _outcomes(shard: Path) -> list[Outcome]:
+    columns = ["question_id", "question", "stop_reason", *MEASURES]
+    rows: list[Outcome] = pq.ParquetFile(shard).read(columns=columns).to_pylist()
+    return rows
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:

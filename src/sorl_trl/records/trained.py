@@ -98,16 +98,11 @@ def write_trained(run: str | os.PathLike[str], shard: Shard, rows: Sequence[Trai
     return path
 
 
-def discard_later(run: str | os.PathLike[str], now: Shard) -> None:
-    """Delete what a process must of the steps after `now.step`, from which a run starts anew.
-
-    Each process deletes what was its own; the first one also what another number of processes has left.
-    """
+def discard_later(run: str | os.PathLike[str], step: int) -> None:
+    """Delete what was kept of the steps after `step`, from which a run starts anew."""
     for shard, file in _shards(run):
-        is_own = (shard.rank, shard.world_size) == (now.rank, now.world_size)
-        is_left = now.rank == 0 and shard.world_size != now.world_size
-        if shard.step > now.step and (is_own or is_left):
-            file.unlink()
+        if shard.step > step:
+            file.unlink(missing_ok=True)  # each node does this, perhaps in one folder
 
 
 def count_trained(run: str | os.PathLike[str]) -> dict[int, int]:

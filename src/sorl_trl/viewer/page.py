@@ -5,20 +5,16 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
 from string import Template
 from typing import Any
 
-import numpy as np
-
-from sorl_trl.viewer.data import TRAINING, Entry
+from sorl_trl.viewer.data import Entry
 
 STYLE = "view.css"
 SCRIPTS = ("view_text.js", "view_trajectory.js", "view_list.js")
-QUANTILE = 0.98
-"""Where the colour scales end: beyond is what would make all other tokens look alike."""
 
 
 def render_page(title: str, kind: str, entries: Sequence[Entry], notes: Sequence[str] = ()) -> str:
@@ -51,30 +47,9 @@ def embed(content: Any) -> str:
 
 def _embedded(kind: str, entries: Sequence[Entry], notes: Sequence[str]) -> str:
     """Each trajectory is embedded by itself: `json` holds every number of what it is given as a text of its own."""
-    scales = color_scales(entries) if kind == TRAINING else {}
-    head = embed({"kind": kind, "notes": notes, "scales": scales})
+    head = embed({"kind": kind, "notes": notes})
     trajectories = ",".join(embed(vars(entry)) for entry in entries)
     return f'{head[:-1]},"trajectories":[{trajectories}]}}'
-
-
-def color_scales(entries: Iterable[Entry]) -> dict[str, float]:
-    """Where the colours of each quantity end, the same for all trajectories: |ln ratio| and |advantage|, above 0."""
-    columns: dict[str, list[float | str]] = {"ratios": [], "token_ratios": [], "advantages": []}
-    for entry in entries:
-        for segment in entry.segments:
-            for name, column in columns.items():
-                column.extend(segment.get("tokens", {}).get(name, ()))
-    values = {name: np.array(column, dtype=float) for name, column in columns.items()}
-    with np.errstate(divide="ignore", invalid="ignore"):
-        distances = {name: column if name == "advantages" else np.log(column) for name, column in values.items()}
-    return {name: _scale(np.abs(column[np.isfinite(column)])) for name, column in distances.items()}
-
-
-def _scale(distances: np.ndarray[Any, np.dtype[np.float64]]) -> float:
-    """Of distances that are nearly all 0 the largest; 1 where all are."""
-    if not distances.any():
-        return 1.0
-    return float(np.quantile(distances, QUANTILE)) or float(distances.max())
 
 
 def _resource(name: str) -> str:

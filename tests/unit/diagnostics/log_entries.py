@@ -16,10 +16,6 @@ def healthy(iteration: int) -> dict[str, float | None]:
         "reward": 0.3 + 0.005 * iteration - noise,
         "trajectories_without_turn": noise,
         "kl_to_old": 0.02 + noise / 2,
-        "clip_fraction/token": 0.1 + noise,
         "turns/ratio_max": 2.0 + noise,
-        "entropy": 1.0 / (1 + 0.05 * iteration),
-        "frac_reward_zero_std": 0.3 + noise,
-        "rollout/invalid_actions_per_trajectory": 0.4 + noise,
         "rollout/searches_per_trajectory": 1.5 + noise,
     }

@@ -13,7 +13,6 @@ from sorl_trl.diagnostics import (
     DEFAULT_RULES,
     CollapseDetector,
     Fall,
-    Growth,
     Level,
     NotFinite,
     Rule,
@@ -64,16 +63,6 @@ class TestFall:
     def test_from_little_is_none(self) -> None:
         rule = Fall("fall", "rollout/searches_per_trajectory", "go back", share=0.5, minimum=0.3)
         assert fired(rule, 0.29, 0.0, 0.3, 0.0) == [3]
-
-
-class TestGrowth:
-    def test_is_over_the_median_of_the_first(self) -> None:
-        rule = Growth("growth", "entropy", "go slower", factor=2.0, minimum=0.1, baseline=3, patience=2)
-        assert fired(rule, 9.0, 1.0, 1.0, 2.0, 1.9, 2.0, 2.0) == [6]
-
-    def test_from_nothing_needs_the_minimum(self) -> None:
-        rule = Growth("growth", "entropy", "go slower", factor=2.0, minimum=0.1, baseline=1)
-        assert fired(rule, 0.0, 0.09, 0.1) == [2]
 
 
 class TestIteration:
@@ -148,13 +137,8 @@ class TestDefaultRules:
         [
             ("nothing_to_train_on", {"trajectories_without_turn": 1.0, "reward": None}),
             ("high_kl", {"kl_to_old": 30.0}),
-            ("high_clip_fraction", {"clip_fraction/token": 0.8}),
             ("high_turn_ratio", {"turns/ratio_max": 1e4}),
             ("reward_fall", {"reward": 0.02}),
-            ("entropy_growth", {"entropy": 5.0}),
-            ("entropy_fall", {"entropy": 0.0}),
-            ("groups_alike", {"frac_reward_zero_std": 1.0}),
-            ("invalid_actions", {"rollout/invalid_actions_per_trajectory": 2.5}),
             ("searches_fall", {"rollout/searches_per_trajectory": 0.0}),
         ],
     )
@@ -164,9 +148,6 @@ class TestDefaultRules:
         assert alarm.rule.name == name
         assert alarm.iteration >= 20
 
-    def test_groups_of_one_are_no_collapse(self) -> None:
-        assert detect(numbered([{**healthy(i), "frac_reward_zero_std": 1.0} for i in range(20)])) == []
-
 
 @pytest.mark.parametrize(
     ("kind", "fields", "wrong"),
@@ -175,8 +156,6 @@ class TestDefaultRules:
         (Fall, {"share": 1.0, "minimum": 1.0}, "share"),
         (Fall, {"share": 0.5, "minimum": 0.0}, "minimum"),
         (Fall, {"share": 0.5, "minimum": 1.0, "window": 0}, "window"),
-        (Growth, {"factor": 1.0, "minimum": 0.0, "baseline": 1}, "factor"),
-        (Growth, {"factor": 2.0, "minimum": 0.0, "baseline": 0}, "baseline"),
     ],
 )
 def test_rules_out_of_range(kind: Any, fields: dict[str, Any], wrong: str) -> None:
@@ -185,7 +164,7 @@ def test_rules_out_of_range(kind: Any, fields: dict[str, Any], wrong: str) -> No
 
 
 NOT_FINITE = NotFinite("not_finite", "grad_norm", "go back")
-STEP = {"loss": 0.1, "grad_norm": 1.0, "turns/per_trajectory": 2.0, "turns/ratio_max": 1.1, "kl_to_old": 0.01}
+STEP = {"loss": 0.1, "grad_norm": 1.0}
 
 
 def faulty(*entries: dict[str, Any]) -> list[tuple[int, str]]:
@@ -201,9 +180,6 @@ class TestNotFinite:
             ({"loss": math.nan}, "`loss` is nan"),
             ({"grad_norm": math.inf}, "`grad_norm` is inf"),
             ({"grad_norm": -1.0}, "`grad_norm` is -1"),  # DeepSpeed's
-            ({"turns/ratio_max": math.inf}, "`turns/ratio_max` is inf"),
-            ({"turns/ratio_max": None}, "`turns/ratio_max` is NaN"),  # TRL's
-            ({"kl_to_old": math.nan}, "`kl_to_old` is nan"),
         ],
     )
     def test_fires_with_the_entry(self, entry: dict[str, Any], fault: str) -> None:
@@ -213,10 +189,8 @@ class TestNotFinite:
     @pytest.mark.parametrize(
         "entry",
         [
-            {"turns/per_trajectory": 0.0, "turns/ratio_max": None, "kl_to_old": None},
             {"loss": -3.0},
             {"entropy": math.nan},
-            {"clip_fraction/negative_turn": None},
         ],
     )
     def test_where_there_is_nothing_to_average(self, entry: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import PreTrainedTokenizerFast
 
 from sorl_trl.evaluation import Agent, RunFolder, complete, encode_prompts, plan_batches, run_batches
+from sorl_trl.evaluation.run_folder import is_masked
 from sorl_trl.qa import Question
 from sorl_trl.records.evaluated import read_evaluated
 from sorl_trl.rollout import Collector, Frame, Generation, RetryPolicy, TagProtocol
@@ -105,11 +106,11 @@ def test_batches_in_which_the_engine_failed_are_made_anew(tokenizer, tmp_path: P
     run = RunFolder(tmp_path)
     failing = Collector(tokenizer, Down(), PROTOCOL, retry=RetryPolicy(attempts=1))
     complete(run, batches, lambda: replace(agent(tokenizer, Searcher()), collector=failing), 0, show_progress=False)
-    assert [outcome.is_masked for outcome in run.outcomes("own")] == [False, True, False, False]
+    assert [is_masked(outcome) for outcome in run.outcomes("own")] == [False, True, False, False]
     working = Guesser()
     complete(run, batches, lambda: agent(tokenizer, working), 0, show_progress=False)
     assert working.calls == 1
-    assert not any(outcome.is_masked for outcome in run.outcomes("own"))
+    assert not any(map(is_masked, run.outcomes("own")))
 
 
 def test_nothing_is_loaded_when_nothing_is_left(tokenizer, tmp_path: Path, capsys) -> None:

@@ -55,7 +55,7 @@ def test_streams_are_independent_and_repeatable() -> None:
     assert abs(correlation) < 0.05
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(VALUES, st.integers(-5, 5))
 def test_intervals_follow_the_values(values: list[float], shift: int) -> None:
     given_values, moved = estimate(values), estimate([value + shift for value in values])

@@ -4,8 +4,6 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from sorl_trl.evaluation import EvaluationArguments, load_datasets, plan_batches, questions_hash
 from sorl_trl.qa import Question, write_questions
 
@@ -47,10 +45,3 @@ def test_benchmarks_come_from_a_folder_each_and_own_questions_from_a_file(tmp_pa
     datasets = load_datasets(arguments)
     assert [question.id for question in datasets["bamboogle"]] == ["test_0", "test_1"]
     assert datasets["own"] == QUESTIONS[:2]
-
-
-def test_two_questions_with_one_id_are_refused(tmp_path: Path) -> None:
-    write_questions([QUESTIONS[0], replace(QUESTIONS[1], id="0")], tmp_path / "own.jsonl")
-    arguments = EvaluationArguments("run", questions=[str(tmp_path / "own.jsonl")])
-    with pytest.raises(ValueError, match=r"own.jsonl: the id '0' stands twice"):
-        load_datasets(arguments)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from sorl_trl.evaluation import format_report, format_trajectory, mean_measure, split_by_hops
+from sorl_trl.evaluation import format_trajectory, mean_measure, split_by_hops
 from sorl_trl.qa import Question
 from sorl_trl.types import Action, ActionKind, Observation, StopReason, Trajectory, Turn
 
@@ -32,20 +32,6 @@ def test_a_question_that_does_not_say_has_no_number_of_hops() -> None:
     assert list(parts) == [1, 2, 3]
     assert parts == {1: [ROWS[1]], 2: [ROWS[0], ROWS[2], ROWS[3]], 3: DOWN}
     assert split_by_hops([ROWS[5]]) == {}
-
-
-def test_one_aligned_line_per_result_with_a_dash_for_what_is_missing() -> None:
-    table = format_report({"greedy": [*ROWS[:2], ROWS[3]], "engine down": DOWN})
-    assert table.splitlines() == [
-        "             trajectories     EM     F1  EM 1-hop  EM 2-hop  EM 3-hop  searches  answered",
-        "-----------------------------------------------------------------------------------------",
-        "greedy                  3  0.333  0.556     1.000     0.000         -     1.333     0.667",
-        "engine down             1      -      -         -         -         -         -     0.000",
-    ]
-
-
-def test_questions_without_hops_get_no_column_of_hops() -> None:
-    assert "hop" not in format_report({"greedy": [ROWS[5]]})
 
 
 def test_every_segment_has_its_line() -> None:

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from sorl_trl.evaluation import Batch, RunFolder, Sample
+from sorl_trl.evaluation import RunFolder
+from sorl_trl.evaluation.plan import Batch, Sample
 from sorl_trl.records import evaluated as records
 from sorl_trl.records.evaluated import read_evaluated, to_table, write_evaluated
 from sorl_trl.types import StopReason
@@ -33,14 +34,14 @@ def test_a_finished_batch_is_read_back(run: RunFolder) -> None:
     assert run.has(batch(0))
     assert list(read_evaluated(run.path, "nq")) == to_table(rows).to_pylist()
     first, second = run.outcomes("nq")
-    assert (first.key, first.sample, first.measures["exact_match"]) == (("q", "who ?"), 0, 1.0)
-    assert (second.sample, second.stop_reason) == (1, StopReason.MAX_TURNS)
+    assert (first["question_id"], first["question"], first["exact_match"]) == ("q", "who ?", 1.0)
+    assert second["stop_reason"] == StopReason.MAX_TURNS.value
 
 
 def test_batches_are_read_in_the_order_of_the_plan(run: RunFolder) -> None:
     for index in (1_000_000, 2, 999_999, 10):
         write_evaluated(run.shard(batch(index)), [evaluated(question("Ann"), answered("Ann"), sample=index)])
-    assert [outcome.sample for outcome in run.outcomes("nq")] == [2, 10, 999_999, 1_000_000]
+    assert [row["sample"] for row in read_evaluated(run.path, "nq")] == [2, 10, 999_999, 1_000_000]
 
 
 def test_a_batch_that_was_not_written_to_its_end_is_not_there(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:

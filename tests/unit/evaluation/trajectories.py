@@ -38,4 +38,5 @@ def outcome(question_id: str, exact_match: float | None = None, sample: int = 0,
         known = dict.fromkeys(MEASURES, 0.0) | {"choice_accuracy": None}
         known |= {"exact_match": exact_match, "correct": exact_match} | measures
     reason = StopReason.SEARCH_UNAVAILABLE if exact_match is None else StopReason.ANSWERED
-    return Outcome(question_id, f"who is {question_id} ?", sample, reason, known)
+    about = {"question_id": question_id, "question": f"who is {question_id} ?", "stop_reason": reason.value}
+    return {**about, "sample": sample, **known}

@@ -3,7 +3,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import math
 import re
 from dataclasses import replace
 
@@ -12,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sorl_trl.viewer.data import EVALUATION, TRAINING, Entry, training_entry
-from sorl_trl.viewer.page import color_scales, render_page
+from sorl_trl.viewer.page import render_page
 from tests.unit.viewer.entries import ENTRY, TRAINED, Parsed, content
 
 HOSTILE = [
@@ -91,29 +90,3 @@ class TestPolicy:
 
 def digest(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-
-
-class TestColorScales:
-    def test_they_end_where_nearly_all_tokens_do(self) -> None:
-        ratios = tuple(math.exp(i / 100) for i in range(101))
-        many = replace(
-            TRAINED,
-            tokens=("a",) * 101,
-            turn_ids=(0,) * 101,
-            ratios=ratios,
-            token_ratios=tuple(1 / ratio**2 for ratio in ratios),
-            advantages=tuple(-i / 10 for i in range(101)),
-            clipped=("inside",) * 101,
-        )
-        scales = color_scales([training_entry(many, "k")])
-        assert scales == pytest.approx({"ratios": 0.98, "token_ratios": 1.96, "advantages": 9.8}, rel=1e-4)
-
-    def test_what_is_not_finite_does_not_count(self) -> None:
-        odd = replace(TRAINED, ratios=(math.inf, math.nan, 0.0, 1.0, 2.0, 2.0, 2.0))
-        assert color_scales([training_entry(odd, "k")])["ratios"] == pytest.approx(math.log(2), rel=1e-4)
-
-    def test_without_differences_or_tokens_they_are_1(self) -> None:
-        ones = replace(TRAINED, ratios=(1.0,) * 7, advantages=(0.0,) * 7)
-        assert color_scales([training_entry(ones, "k")])["ratios"] == 1.0
-        assert color_scales([training_entry(ones, "k")])["advantages"] == 1.0
-        assert color_scales([]) == {"ratios": 1.0, "token_ratios": 1.0, "advantages": 1.0}

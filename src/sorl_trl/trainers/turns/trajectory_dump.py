@@ -54,8 +54,8 @@ class TrajectoryDump(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """What an earlier run wrote of the steps to come is not this run's."""
-        if self.args.save_trajectories_steps:
-            discard_later(self.args.output_dir, self._shard(state.global_step))
+        if self.args.save_trajectories_steps and state.is_local_process_zero:
+            discard_later(self.args.output_dir, state.global_step)
 
     def prepare(
         self,

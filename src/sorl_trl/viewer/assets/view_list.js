@@ -18,6 +18,8 @@ const ORDERS = {
   ...(isTraining && { extreme: { label: "extreme ratio", key: (entry) => distanceFrom1(entry.extreme_ratio) } }),
 };
 
+const scales = Object.fromEntries(QUANTITIES.map((each) => [each.name, scaleOf(entries, each)]));
+
 const byId = (id) => document.getElementById(id);
 const main = document.querySelector("main");
 const byKey = new Map(entries.map((entry) => [entry.key, entry]));
@@ -176,10 +178,10 @@ function color(chosen) {
 
 function paint() {
   byId("quantity").value = quantity.name;
-  main.querySelector(".legend").replaceChildren(...legend(quantity, data.scales));
+  main.querySelector(".legend").replaceChildren(...legend(quantity, scales));
   for (const node of main.querySelectorAll(".token")) {
     const kept = Array.from(node.classList).filter((name) => ["token", "break", "blank"].includes(name));
-    node.className = [...kept, shade(quantity, tokenOf.get(node), data.scales)].join(" ").trim();
+    node.className = [...kept, shade(quantity, tokenOf.get(node), scales)].join(" ").trim();
   }
 }
 

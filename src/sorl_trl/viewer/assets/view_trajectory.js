@@ -16,6 +16,16 @@ const QUANTITIES = [
   { name: "none", label: "No colours" },
 ];
 
+const QUANTILE = 0.98; // where the colours end: beyond is what would make all other tokens look alike
+
+/** Where the colours of a quantity end, the same for all trajectories: |ln ratio| or |advantage|, above 0. */
+function scaleOf(entries, { name, isRatio }) {
+  const values = entries.flatMap((entry) => entry.segments.flatMap((segment) => segment.tokens?.[name] ?? []));
+  const distances = values.map((value) => Math.abs(isRatio ? Math.log(Number(value)) : Number(value)));
+  const finite = distances.filter(Number.isFinite).sort((one, other) => one - other);
+  return finite[Math.round(QUANTILE * (finite.length - 1))] || finite.at(-1) || 1;
+}
+
 /** What a token of the page says: span -> {turn, index, tokens}. */
 const tokenOf = new WeakMap();
 
