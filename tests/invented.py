@@ -5,9 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated
 
-from sorl_trl.checks import POSITIVE_COUNT, check_fields
 from sorl_trl.sandbox.world import Relation, World, WorldSize, build_world
 
 RELATIONS = (
@@ -25,19 +23,12 @@ RELATIONS = (
 class Population:
     """How many of each kind a world has, and how many words the names of its people are made from."""
 
-    people: Annotated[int, POSITIVE_COUNT] = 300
-    companies: Annotated[int, POSITIVE_COUNT] = 80
-    cities: Annotated[int, POSITIVE_COUNT] = 90
-    lands: Annotated[int, POSITIVE_COUNT] = 20
-    first_names: Annotated[int, POSITIVE_COUNT] = 60
-    last_names: Annotated[int, POSITIVE_COUNT] = 90
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        if self.people > (names := self.first_names * self.last_names):
-            raise ValueError(
-                f"`people` is {self.people}, but must be at most `first_names` * `last_names`, which is {names}."
-            )
+    people: int = 300
+    companies: int = 80
+    cities: int = 90
+    lands: int = 20
+    first_names: int = 60
+    last_names: int = 90
 
 
 def build_invented(seed: int, population: Population | None = None, size: WorldSize | None = None) -> World:
