@@ -15,8 +15,6 @@ class StopReason(str, Enum):
     """All turns with a search were used up, and the last generation, without search, gave no answer."""
     TURN_LIMIT = "turn_limit"
     """One turn reached `max_turn_tokens` before it closed an action."""
-    OBSERVATION_LIMIT = "observation_limit"
-    """An observation was longer than `max_observation_tokens`, and the limits say to stop there."""
     TRAJECTORY_LIMIT = "trajectory_limit"
     """`max_trajectory_tokens` leaves no room for the next turn or observation."""
     CONTEXT_LIMIT = "context_limit"

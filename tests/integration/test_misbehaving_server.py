@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sorl_trl.rollout import Collector, RetryPolicy, TagProtocol, assemble
+from sorl_trl.rollout import Collector, RetryPolicy, SearchResponder, TagProtocol, assemble
 from sorl_trl.rollout.trajectories import rollout_statistics
 from sorl_trl.search.client import HTTPSearch
 from sorl_trl.search.wire import MalformedResponse
@@ -36,7 +36,9 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 def collect(url: str, **options: Any) -> list[Trajectory]:
     """One row that searches and then answers, one that answers at once."""
     retry = RetryPolicy(attempts=4, initial_wait_s=0)
-    collector = Collector(word_tokenizer(), HTTPSearch(url, **options), PROTOCOL, retry=retry)
+    collector = Collector(
+        word_tokenizer(), SearchResponder(HTTPSearch(url, **options), PROTOCOL, retry=retry), PROTOCOL
+    )
     return collector.collect([(11,), (12,)], ScriptedGenerator({11: [SEARCH, ANSWER], 12: [ANSWER]}))
 
 

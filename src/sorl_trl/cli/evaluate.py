@@ -45,8 +45,6 @@ from sorl_trl.rollout import (
     Collector,
     EngineOptions,
     RolloutArguments,
-    SearchResponder,
-    SlotOptions,
     TurnEnd,
     model_engine,
 )
@@ -109,13 +107,13 @@ def load_agent(arguments: Arguments, search: SearchBackend, device: torch.device
     with mistakes():
         protocol = rollout.tag_protocol(tokenizer)
         limits = rollout.limits(arguments.evaluation.max_completion_length)
-        responder = SearchResponder(search, protocol, limits.top_k, concurrency=arguments.engine.search_concurrency)
-        collector = Collector(tokenizer, responder, protocol, limits, rejoin_after=arguments.engine.rejoin_after)
+        collector = Collector(tokenizer, search, protocol, limits, rejoin_after=arguments.engine.rejoin_after)
     end = TurnEnd(tokenizer, protocol.stop_strings, message_ends(model, tokenizer))
     with mistakes():
-        slots = SlotOptions.of(arguments.engine)
         sampling = generation_config(arguments.evaluation)
-        engine = model_engine(model, end, sampling, arguments.engine.rollout_engine, slots)
+        engine = model_engine(
+            model, end, sampling, arguments.engine.rollout_engine, kv_cache_gib=arguments.engine.kv_cache_gib
+        )
     return Agent(tokenizer, collector, engine, rollout.prompt_template, rollout.chat)
 
 

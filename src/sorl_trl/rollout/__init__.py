@@ -5,11 +5,11 @@ from sorl_trl.rollout.engine import Engine, EngineWork, LockStepEngine, generate
 from sorl_trl.rollout.environments.environment import BatchResponder, Environment, Reply, Responder, RowTurn
 from sorl_trl.rollout.environments.responder import EnvironmentResponder
 from sorl_trl.rollout.environments.search import Retriever, SearchFailure, SearchResponder
-from sorl_trl.rollout.environments.tool_box import ByTool, ToolBox
+from sorl_trl.rollout.environments.tool_box import ToolBox
 from sorl_trl.rollout.environments.tools import Unavailable
 from sorl_trl.rollout.generation import Generation, Generator, HFGenerator, TurnEnd
 from sorl_trl.rollout.observation import ObservationEncoder, Sanitizer
-from sorl_trl.rollout.options import PROTOCOLS, EngineOptions, RolloutArguments, RolloutLimits, SlotOptions
+from sorl_trl.rollout.options import PROTOCOLS, EngineOptions, RolloutArguments, RolloutLimits
 from sorl_trl.rollout.protocol import Frame, TagProtocol, chat_message_frame
 from sorl_trl.rollout.slots import NotServed, SlotEngine, model_engine
 from sorl_trl.rollout.trajectories import (
@@ -25,7 +25,6 @@ __all__ = [
     "PROTOCOLS",
     "AssembledTrajectory",
     "BatchResponder",
-    "ByTool",
     "Collector",
     "Engine",
     "EngineOptions",
@@ -51,7 +50,6 @@ __all__ = [
     "SearchFailure",
     "SearchResponder",
     "SlotEngine",
-    "SlotOptions",
     "TagProtocol",
     "ToolBox",
     "TurnEnd",

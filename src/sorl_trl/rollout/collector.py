@@ -24,7 +24,7 @@ from sorl_trl.rollout.protocol import TagProtocol
 from sorl_trl.rollout.row import Row
 from sorl_trl.rollout.tokens import decode
 from sorl_trl.rollout.trajectories import RolloutTime
-from sorl_trl.search import RetryPolicy, SearchBackend
+from sorl_trl.search import SearchBackend
 from sorl_trl.types import ActionKind, Observation, Trajectory, Turn
 
 logger = logging.getLogger(__name__)
@@ -49,15 +49,13 @@ class Collector:
 
     Args:
         tokenizer: Of the policy.
-        environment: A search engine, or what else answers the turns that call a tool.
+        environment: What answers the turns that call a tool; a search engine is put into a `SearchResponder`.
         protocol: How text becomes an action, and a reply becomes an observation.
         limits: Of one trajectory.
-        retry: How often and how long a search that is down is tried again; for a search engine alone.
         rejoin_after: See above. 0 waits for the replies to all turns that a poll has ended.
 
-    Raises ValueError if the tokenizer cannot write the protocol, the limits leave no room for an observation or, where
-    a long one ends a trajectory, for the protocol's own messages, for a `rejoin_after` below 0, and for a `retry`
-    where no search engine is given.
+    Raises ValueError if the tokenizer cannot write the protocol, the limits leave no room for an observation, and for
+    a `rejoin_after` below 0.
     """
 
     time: RolloutTime
@@ -69,7 +67,6 @@ class Collector:
         environment: SearchBackend | Responder,
         protocol: TagProtocol | None = None,
         limits: RolloutLimits | None = None,
-        retry: RetryPolicy | None = None,
         rejoin_after: int = EngineOptions.rejoin_after,
     ) -> None:
         COUNT.check("rejoin_after", rejoin_after)
@@ -79,19 +76,9 @@ class Collector:
         self.protocol.check(tokenizer)
         self.tokenizer = tokenizer
         self.encoder = ObservationEncoder(tokenizer, self.protocol, self.limits.max_observation_tokens)
-        if self.limits.on_long_observation == "stop":
-            # Cut, the corrective message would end the trajectory that it is there to save.
-            self.encoder.check_messages_fit()
-        self.responder = self._responder(environment, retry)
-
-    def _responder(self, environment: SearchBackend | Responder, retry: RetryPolicy | None) -> Responder:
         if not isinstance(environment, Responder):
-            return SearchResponder(environment, self.protocol, self.limits.top_k, retry)
-        if retry is not None:
-            raise ValueError(
-                f"retry={retry!r} is for a search engine: a {type(environment).__name__} retries by itself"
-            )
-        return environment
+            environment = SearchResponder(environment, self.protocol, self.limits.top_k)
+        self.responder = environment
 
     def collect(
         self,

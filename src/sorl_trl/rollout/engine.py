@@ -117,7 +117,8 @@ class LockStepEngine(Engine):
             return []
         contexts, limits = zip(*(submitted[row] for row in rows), strict=True)
         generations = self._generator.generate(contexts, limits)
-        check_generations(generations, limits)
+        if len(generations) != len(rows):
+            raise RuntimeError(f"the generator returned {len(generations)} generations for {len(rows)} contexts")
         self._count(contexts, generations)
         return list(zip(rows, generations, strict=True))
 
@@ -168,14 +169,6 @@ def check_submission(row: int, context_ids: Sequence[int], limit: int, is_busy: 
         raise ValueError(f"context_ids of row {row} is empty: at least one token is needed to generate from")
     if limit < 1:
         raise ValueError(f"limit={limit} of row {row} must be at least 1")
-
-
-def check_generations(generations: Sequence[Generation], limits: Sequence[int]) -> None:
-    """Raise RuntimeError unless there is one generation per row, each within its limit."""
-    if len(generations) != len(limits):
-        raise RuntimeError(f"the generator returned {len(generations)} generations for {len(limits)} contexts")
-    for row, (generation, limit) in enumerate(zip(generations, limits, strict=True)):
-        check_generation(row, generation, limit)
 
 
 def check_generation(row: int, generation: Generation, limit: int) -> None:

@@ -125,8 +125,7 @@ class HFGenerator:
         self._config.return_dict_in_generate = False
 
     def generate(self, contexts: Sequence[Sequence[int]], max_new_tokens: Sequence[int]) -> list[Generation]:
-        """See `Generator`. Raises ValueError for an empty context or a limit below 1, naming the row."""
-        self._check(contexts, max_new_tokens)
+        """See `Generator`."""
         if not contexts:
             return []
         input_ids, attention_mask = self._left_padded(contexts)
@@ -154,16 +153,6 @@ class HFGenerator:
         mask = [[0] * (width - len(context)) + [1] * len(context) for context in contexts]
         device = self._model.device
         return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
-
-    @staticmethod
-    def _check(contexts: Sequence[Sequence[int]], max_new_tokens: Sequence[int]) -> None:
-        if len(contexts) != len(max_new_tokens):
-            raise ValueError(f"max_new_tokens has {len(max_new_tokens)} entries for {len(contexts)} contexts")
-        for row, (context, limit) in enumerate(zip(contexts, max_new_tokens, strict=True)):
-            if not len(context):
-                raise ValueError(f"contexts[{row}] is empty: at least one token is needed to generate from")
-            if limit < 1:
-                raise ValueError(f"max_new_tokens[{row}]={limit} must be at least 1")
 
 
 class _RowStops(StoppingCriteria):

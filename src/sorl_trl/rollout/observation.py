@@ -119,10 +119,6 @@ class ObservationEncoder:
         self._sanitizer = Sanitizer(tokenizer, protocol)
         self._frame_ids = {frame: self._encode_frame(frame) for frame in protocol.frames}
 
-    def passages(self, passages: Sequence[Passage]) -> Observation:
-        """Encode what a search found, which may be nothing."""
-        return self.information(self._protocol.render_passages(passages), passages)
-
     def information(self, text: str, passages: Sequence[Passage] = ()) -> Observation:
         """Encode what the environment says to a turn; `passages` are those that `text` shows, if it shows any."""
         return self._encode(self._protocol.information_frame, text, tuple(passages))
@@ -131,20 +127,6 @@ class ObservationEncoder:
         """Encode the corrective message; `message_closed` says that the policy ended its own by an end of sequence."""
         frame = self._protocol.message_frame if message_closed else self._protocol.feedback_frame
         return self._encode(frame, self._protocol.invalid_feedback)
-
-    def check_messages_fit(self) -> None:
-        """Raise ValueError if a message of the protocol's own would be cut."""
-        messages = {
-            "no_results": self.information(self._protocol.no_results),
-            "search_failed": self.information(self._protocol.search_failed),
-            "invalid_feedback": self.invalid_feedback(message_closed=False),
-            "invalid_feedback, as a message": self.invalid_feedback(message_closed=True),
-        }
-        if cut := [name for name, message in messages.items() if message.truncated]:
-            raise ValueError(
-                f"max_observation_tokens={self._max_tokens} would cut {cut} of the protocol: give more tokens or "
-                "shorter messages"
-            )
 
     def _encode(self, frame: Frame, body: str, passages: tuple[Passage, ...] = ()) -> Observation:
         prefix_ids, suffix_ids = self._frame_ids[frame]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -14,8 +14,6 @@ from sorl_trl.rollout.protocol import Frame, TagProtocol, chat_message_frame
 
 POSITIVE = Number(above=0)
 ENGINES = ("auto", "slots", "lockstep")
-LongObservation = Literal["truncate", "stop"]
-LONG_OBSERVATION = OneOf(get_args(LongObservation))
 
 PROTOCOLS: Mapping[str, TagProtocol] = {
     "search_r1": TagProtocol(),
@@ -49,8 +47,6 @@ class RolloutLimits:
     trainer there is then no such limit."""
     top_k: Annotated[int, POSITIVE_COUNT] = 3
     """Passages per query."""
-    on_long_observation: Annotated[LongObservation, LONG_OBSERVATION] = "truncate"
-    """Cut a long observation, or end the trajectory before it with `StopReason.OBSERVATION_LIMIT`."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -92,13 +88,6 @@ class EngineOptions:
             "waited for: about as many as a slow search takes. Ours: `benchmarks/rollout.py` measures it."
         },
     )
-    search_concurrency: Annotated[int | None, POSITIVE_COUNT] = field(
-        default=None,
-        metadata={
-            "help": "Threads that search at the same time. By default 8 for a search engine that says `thread_safe = "
-            "True`, as those of this package do, and 1 for any other."
-        },
-    )
     kv_cache_gib: Annotated[float | None, POSITIVE] = field(
         default=None,
         metadata={
@@ -109,27 +98,6 @@ class EngineOptions:
 
     def __post_init__(self) -> None:
         check_fields(self)
-
-
-@dataclass(frozen=True)
-class SlotOptions:
-    """What slots may take, and what they report. Raises ValueError for a value out of range."""
-
-    cache_bytes: Annotated[int | None, POSITIVE_COUNT] = None
-    """The most that keys and values may take. By default a part of the memory that is free when a rollout begins."""
-    prefill_tokens: Annotated[int, POSITIVE_COUNT] = 2048
-    """Tokens of contexts, padding included, that go through the model at once. Ours: bounds what attention takes."""
-    logprobs: Annotated[bool, SWITCH] = False
-    """Report log-probabilities of the distribution that sampled. Off, for a trainer recomputes those that it needs."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-
-    @classmethod
-    def of(cls, options: EngineOptions) -> SlotOptions:
-        """What the arguments of a script say about slots."""
-        gib = options.kv_cache_gib
-        return cls(cache_bytes=None if gib is None else max(int(gib * 2**30), 1))
 
 
 @dataclass
@@ -156,9 +124,6 @@ class RolloutArguments:
     max_observation_tokens: Annotated[int, POSITIVE_COUNT] = field(
         default=500, metadata={"help": "Tokens of one observation, tags included."}
     )
-    on_long_observation: Annotated[str, LONG_OBSERVATION] = field(
-        default="truncate", metadata={"help": "'truncate' a longer observation, or 'stop' the trajectory there."}
-    )
     search_top_k: Annotated[int, POSITIVE_COUNT] = field(default=3, metadata={"help": "Passages per search."})
 
     def __post_init__(self) -> None:
@@ -174,7 +139,6 @@ class RolloutArguments:
             max_observation_tokens=self.max_observation_tokens,
             max_trajectory_tokens=max_trajectory_tokens,
             top_k=self.search_top_k,
-            on_long_observation=self.on_long_observation,  # type: ignore[arg-type]
         )
 
     def tag_protocol(

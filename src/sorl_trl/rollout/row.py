@@ -55,9 +55,7 @@ class Row:
     def observe(self, observation: Observation) -> None:
         """Append the answer to the last turn, or end the row if nothing could follow it."""
         room, reason = self._room()
-        if observation.truncated and self.limits.on_long_observation == "stop":
-            self.stop_reason = StopReason.OBSERVATION_LIMIT
-        elif len(observation.token_ids) >= room:  # not a single token of the next turn would fit behind it
+        if len(observation.token_ids) >= room:  # not a single token of the next turn would fit behind it
             self.stop_reason = reason
         else:
             self._append(observation)

@@ -15,7 +15,7 @@ from sorl_trl.evaluation import Agent, RunFolder, complete, encode_prompts, plan
 from sorl_trl.evaluation.run_folder import is_masked
 from sorl_trl.qa import Question
 from sorl_trl.records.evaluated import read_evaluated
-from sorl_trl.rollout import Collector, Frame, Generation, RetryPolicy, TagProtocol
+from sorl_trl.rollout import Collector, Frame, Generation, RetryPolicy, SearchResponder, TagProtocol
 from sorl_trl.search import NoSearch, SearchUnavailable
 from sorl_trl.types import Passage
 
@@ -104,7 +104,7 @@ def test_batches_in_which_the_engine_failed_are_made_anew(tokenizer, tmp_path: P
 
     batches = plan_batches({"own": QUESTIONS}, num_samples=1, batch_size=1)
     run = RunFolder(tmp_path)
-    failing = Collector(tokenizer, Down(), PROTOCOL, retry=RetryPolicy(attempts=1))
+    failing = Collector(tokenizer, SearchResponder(Down(), PROTOCOL, retry=RetryPolicy(attempts=1)), PROTOCOL)
     complete(run, batches, lambda: replace(agent(tokenizer, Searcher()), collector=failing), 0, show_progress=False)
     assert [is_masked(outcome) for outcome in run.outcomes("own")] == [False, True, False, False]
     working = Guesser()
@@ -135,7 +135,7 @@ def test_a_run_whose_engine_is_down_stops(tokenizer, tmp_path: Path) -> None:
         def search_batch(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
             raise SearchUnavailable("down")
 
-    collector = Collector(tokenizer, Down(), PROTOCOL, retry=RetryPolicy(attempts=1))
+    collector = Collector(tokenizer, SearchResponder(Down(), PROTOCOL, retry=RetryPolicy(attempts=1)), PROTOCOL)
     searcher = Agent(tokenizer, collector, Searcher(), "{question}", conversational=False)
     run = RunFolder(tmp_path)
     run.claim({"datasets": {"own": {}}})

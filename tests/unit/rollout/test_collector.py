@@ -15,8 +15,8 @@ from sorl_trl.rollout import (
     HFGenerator,
     RetryPolicy,
     RolloutLimits,
+    SearchResponder,
     SlotEngine,
-    SlotOptions,
     TagProtocol,
     TurnEnd,
     assemble,
@@ -44,9 +44,8 @@ def collect(
     window: int | None = None,
 ) -> tuple[list[Trajectory], ScriptedGenerator]:
     """Rows have one-token prompts: their key in `scripts`."""
-    collector = Collector(
-        word_tokenizer(), search or FakeSearch(), PROTOCOL, limits, RetryPolicy(attempts=2, initial_wait_s=0)
-    )
+    responder = SearchResponder(search or FakeSearch(), PROTOCOL, retry=RetryPolicy(attempts=2, initial_wait_s=0))
+    collector = Collector(word_tokenizer(), responder, PROTOCOL, limits)
     generator = ScriptedGenerator(scripts, window)
     prompts = [(row,) for row in scripts]
     trajectories = collector.collect(prompts, generator, *([any_active] if any_active else []))
@@ -188,12 +187,10 @@ def test_prompts_that_all_fill_the_window_need_no_generation() -> None:
     assert (trajectory.segments, generator.calls) == ((), [])
 
 
-def test_a_long_observation_is_cut_or_ends_the_trajectory() -> None:
+def test_a_long_observation_is_cut() -> None:
     cut = collect_one([SEARCH, ANSWER], RolloutLimits(max_observation_tokens=4))
     assert texts(cut)[1] == "<information> capital of </information>"
     assert cut.observations[0].truncated
-    stopped = collect_one([SEARCH], RolloutLimits(max_observation_tokens=4, on_long_observation="stop"))
-    assert (stopped.stop_reason, stopped.observations) == (StopReason.OBSERVATION_LIMIT, ())
 
 
 def test_rows_advance_together_and_share_one_search() -> None:
@@ -269,7 +266,6 @@ def test_wrong_arguments_are_named(tokenizer: object) -> None:
         ("max_observation_tokens", 0),
         ("max_trajectory_tokens", 0),
         ("top_k", 0),
-        ("on_long_observation", "drop"),
     ],
 )
 def test_limits_out_of_range_are_named(name: str, value: object) -> None:
@@ -298,7 +294,7 @@ def test_memory_ends_trajectories_as_positions_do(caplog: pytest.LogCaptureFixtu
     model, tokenizer = build_policy(seed=3, vocab_size=len(WORDS)).eval(), word_tokenizer()
     end = TurnEnd(tokenizer, PROTOCOL.stop_strings, [WORDS.index("<eos>")])
     token_bytes = 2 * 16 * 4  # keys and values of one layer of width 16
-    engine = SlotEngine(model, end, GenerationConfig(do_sample=False), SlotOptions(cache_bytes=30 * token_bytes))
+    engine = SlotEngine(model, end, GenerationConfig(do_sample=False), cache_bytes=30 * token_bytes)
     long = tuple(range(3, 3 + 20)) * 2
     trajectories = Collector(tokenizer, FakeSearch(), PROTOCOL, RolloutLimits(max_turns=30)).collect(
         [(3, 4, 5), long], engine
@@ -322,7 +318,6 @@ limits_strategy = st.builds(
     max_turn_tokens=st.integers(1, 8),
     max_observation_tokens=st.integers(3, 8),
     max_trajectory_tokens=st.integers(1, 30),
-    on_long_observation=st.sampled_from(["truncate", "stop"]),
 )
 
 

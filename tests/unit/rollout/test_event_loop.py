@@ -64,8 +64,8 @@ class Jittery:
 
 
 def collector(search: Any, rejoin_after: int = 4, limits: RolloutLimits = LIMITS) -> Collector:
-    retry = None if isinstance(search, Responder) else NO_WAIT
-    return Collector(word_tokenizer(), search, PROTOCOL, limits, retry, rejoin_after)
+    responder = search if isinstance(search, Responder) else SearchResponder(search, PROTOCOL, retry=NO_WAIT)
+    return Collector(word_tokenizer(), responder, PROTOCOL, limits, rejoin_after)
 
 
 def collect(search: Any, rejoin_after: int, rows: int = 12, engine: SteppingEngine | None = None) -> list[Trajectory]:
@@ -343,16 +343,12 @@ def test_a_broken_contract_is_named(environment: Any, engine: Any, message: str)
 def test_wrong_arguments_are_named() -> None:
     with pytest.raises(ValueError, match="`rejoin_after` is -1"):
         collector(FakeSearch(), rejoin_after=-1)
-    with pytest.raises(ValueError, match=r"retry=.* is for a search engine"):
-        Collector(word_tokenizer(), Held(), PROTOCOL, retry=NO_WAIT)
     with pytest.raises(TypeError, match="generator is a int"):
         collector(FakeSearch()).collect([(1,)], 3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="examples has 2 entries for 1 prompts"):
         collector(FakeSearch()).collect([(1,)], Scripted([[SHORT]]), examples=[{}, {}])
     with pytest.raises(ValueError, match="`concurrency` is 0"):
         SearchResponder(FakeSearch(), concurrency=0)
-    with pytest.raises(ValueError, match=r"protocol\.tools=\('query',\)"):
-        SearchResponder(FakeSearch(), TagProtocol(tools=("query",)))
 
 
 def test_whole_turns_wait_for_every_reply() -> None:

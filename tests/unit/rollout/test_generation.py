@@ -125,23 +125,6 @@ def test_a_model_without_positions_has_no_window() -> None:
     )
 
 
-def test_nothing_to_generate() -> None:
-    assert generator(build_policy(vocab_size=len(WORDS))).generate([], []) == []
-
-
-@pytest.mark.parametrize(
-    ("contexts", "limits", "message"),
-    [
-        ([[3], []], [1, 1], r"contexts\[1\] is empty"),
-        ([[3]], [0], r"max_new_tokens\[0\]=0"),
-        ([[3]], [1, 2], "2 entries for 1 contexts"),
-    ],
-)
-def test_wrong_rows_are_named(contexts: list[list[int]], limits: list[int], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        generator(build_policy(vocab_size=len(WORDS))).generate(contexts, limits)
-
-
 def test_wrong_settings_are_named() -> None:
     model = build_policy(vocab_size=len(WORDS))
     with pytest.raises(ValueError, match="num_return_sequences=2"):

@@ -16,10 +16,8 @@ def test_the_defaults_are_those_of_the_limits() -> None:
 
 
 def test_every_argument_reaches_the_limits() -> None:
-    arguments = RolloutArguments(
-        max_turns=1, max_turn_tokens=2, max_observation_tokens=3, on_long_observation="stop", search_top_k=4
-    )
-    assert arguments.limits(5) == RolloutLimits(1, 2, 3, 5, 4, "stop")
+    arguments = RolloutArguments(max_turns=1, max_turn_tokens=2, max_observation_tokens=3, search_top_k=4)
+    assert arguments.limits(5) == RolloutLimits(1, 2, 3, 5, 4)
     with pytest.raises(ValueError, match="`max_trajectory_tokens` is 0, but must be a whole number, at least 1"):
         arguments.limits(0)
 
@@ -49,7 +47,6 @@ def test_a_chat_model_gets_the_messages_of_its_template() -> None:
         ({"prompt_template": "Answer:"}, r"`prompt_template` is 'Answer:', but must hold '\{question\}'"),
         ({"search_top_k": 0}, "`search_top_k` is 0"),
         ({"max_turns": -1}, "`max_turns` is -1, but must be a whole number, at least 0"),
-        ({"on_long_observation": "drop"}, "`on_long_observation` is 'drop', but must be one of"),
     ],
 )
 def test_bad_values_are_refused(values: dict[str, Any], message: str) -> None:

@@ -48,9 +48,7 @@ def test_a_complete_trajectory_ends_in_an_eos_that_is_not_trained_on(stop_reason
     )
 
 
-@pytest.mark.parametrize(
-    "stop_reason", [StopReason.TURN_LIMIT, StopReason.OBSERVATION_LIMIT, StopReason.TRAJECTORY_LIMIT]
-)
+@pytest.mark.parametrize("stop_reason", [StopReason.TURN_LIMIT, StopReason.TRAJECTORY_LIMIT])
 def test_a_limit_leaves_the_trajectory_without_eos(stop_reason: StopReason) -> None:
     assert row(rollout_output([searched(stop_reason)], EOS)) == (
         [5, 6, 7, 8, 9],

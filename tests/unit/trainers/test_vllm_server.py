@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from sorl_trl.rollout import TurnEnd, generate_turns
-from sorl_trl.trainers.agents.vllm import EngineUnavailable, VLLMServerEngine, server, vllm_engine
-from sorl_trl.trainers.agents.vllm.connection import Patience
+from sorl_trl.trainers.agents.vllm import EngineUnavailable, VLLMServerEngine, connection, server, vllm_engine
 from tests.engines import take_turns
 from tests.scripted_vllm import (
     LOGPROB,
@@ -31,7 +30,6 @@ EOS = 1
 (CLOSING,) = encode(word_tokenizer(), "</search>")
 PARIS, FRANCE, DOC = encode(word_tokenizer(), "Paris France Doc")
 END = TurnEnd(word_tokenizer(), ["</search>"], [EOS])
-HASTY = Patience(answer_s=30.0, wait_s=0.0)
 
 
 @pytest.fixture
@@ -40,12 +38,17 @@ def served() -> Iterator[ScriptedServer]:
         yield running
 
 
+@pytest.fixture(autouse=True)
+def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "_WAIT_S", 0.0)
+
+
 def wrap(served: ScriptedServer, **settings: Any) -> Any:
     return scripted_wrapper("server", vllm_client=served.client(), **settings)
 
 
-def engine_of(served: ScriptedServer, patience: Patience = HASTY) -> VLLMServerEngine:
-    return VLLMServerEngine(wrap(served), END, patience)
+def engine_of(served: ScriptedServer, answer_s: float = 30.0) -> VLLMServerEngine:
+    return VLLMServerEngine(wrap(served), END, answer_s)
 
 
 def ids(generations: Any) -> list[tuple[int, ...]]:
@@ -70,7 +73,7 @@ def test_each_row_is_a_request_with_its_own_limit(served: ScriptedServer) -> Non
 
 def test_what_is_sent(served: ScriptedServer) -> None:
     wrapper = wrap(served, generation_kwargs={"presence_penalty": 0.2}, structured_outputs_regex="a+", temperature=0.7)
-    engine = VLLMServerEngine(wrapper, END, HASTY)
+    engine = VLLMServerEngine(wrapper, END)
     torch.manual_seed(0)
     take_turns(engine, [(DOC,)], [4])
     ((_, body),) = served.script.asked
@@ -85,16 +88,6 @@ def test_what_is_sent(served: ScriptedServer) -> None:
     }
     (headers,) = served.headers
     assert headers["Authorization"] == "Bearer secret" and "br" not in headers["Accept-Encoding"].split(", ")
-
-
-def test_what_is_refused_before_it_is_sent(served: ScriptedServer) -> None:
-    engine = engine_of(served)
-    assert engine.window == WINDOW
-    engine.open(1)
-    with pytest.raises(ValueError, match=f"row 0 has {WINDOW} tokens"):
-        engine.submit(0, [DOC] * WINDOW, 1)
-    assert engine.idle and engine.poll() == []
-    engine.close()
 
 
 def test_poll_waits_for_a_turn_or_to_be_woken(served: ScriptedServer) -> None:
@@ -136,7 +129,7 @@ def test_retries_keep_the_seed(served: ScriptedServer) -> None:
 
 @pytest.mark.parametrize(
     ("behaviour", "said"),
-    [(break_off, "cannot be reached: .* in 4 attempts"), (fail_with(500, "engine dead"), "HTTP 500: .*engine dead")],
+    [(break_off, "cannot be reached"), (fail_with(500, "engine dead"), "HTTP 500: .*engine dead")],
 )
 def test_what_does_not_pass_is_a_named_error(served: ScriptedServer, behaviour: Any, said: str) -> None:
     served.behaviours = [behaviour] * 4
@@ -158,7 +151,7 @@ def test_a_server_that_is_gone_is_a_named_error(served: ScriptedServer) -> None:
 def test_a_server_that_hangs_is_a_named_error_and_not_asked_again(served: ScriptedServer) -> None:
     served.behaviours = [hang]
     with pytest.raises(EngineUnavailable, match=r"did not answer within 0\.1 s"):
-        take_turns(engine_of(served, Patience(answer_s=0.1, wait_s=0.0)), [(DOC,)], [4])
+        take_turns(engine_of(served, 0.1), [(DOC,)], [4])
     assert len(served.headers) == 1
 
 
@@ -222,7 +215,7 @@ class TestRanks:
             server, "broadcast_object_list", lambda objects, from_process: objects.__setitem__(0, told[0])
         )
         wrapper = scripted_wrapper("server", accelerator=rank(1, 1))
-        engine = VLLMServerEngine(wrapper, END, HASTY)
+        engine = VLLMServerEngine(wrapper, END)
         assert (engine.window, engine.polls_together) == (WINDOW, False)
         assert ids(take_turns(engine, [(DOC,)], [4])) == [(PARIS, CLOSING)]
 
@@ -236,25 +229,12 @@ class TestRanks:
         told: list[Any] = []
         monkeypatch.setattr(server, "broadcast_object_list", lambda objects, from_process: told.extend(objects))
         with pytest.raises(EngineUnavailable, match="cannot be reached"):
-            VLLMServerEngine(wrapper, END, HASTY)
+            VLLMServerEngine(wrapper, END)
         monkeypatch.setattr(
             server, "broadcast_object_list", lambda objects, from_process: objects.__setitem__(0, told[0])
         )
         with pytest.raises(EngineUnavailable, match="cannot be reached"):
-            VLLMServerEngine(scripted_wrapper("server", accelerator=rank(1, 1)), END, HASTY)
-
-    def test_an_address_that_is_another_on_each_machine(
-        self, served: ScriptedServer, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(server, "gather_object", lambda mine: [*mine, True])
-        with pytest.raises(ValueError, match=f"address is {served.url}, which is another one on each machine"):
-            engine_of(served)
-
-
-@pytest.mark.parametrize("argument", [{"answer_s": 0}, {"attempts": 0}, {"wait_s": -1}])
-def test_patience_out_of_range(argument: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=next(iter(argument))):
-        Patience(**argument)
+            VLLMServerEngine(scripted_wrapper("server", accelerator=rank(1, 1)), END)
 
 
 def rank(index: int, local_index: int) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import math
 import queue
 import threading
 from collections.abc import Callable
@@ -28,14 +27,12 @@ class Calls:
     """
 
     def __init__(self, rows: int, timeout_s: float, concurrency: int) -> None:
-        self._timeout_s = None if math.isinf(timeout_s) else timeout_s
-        self._free, self._in_order = asyncio.Semaphore(concurrency), [asyncio.Lock() for _ in range(rows)]
+        self._timeout_s = min(timeout_s, threading.TIMEOUT_MAX)
+        self._free = threading.Semaphore(concurrency)
         self._open: set[Future[Any]] = set()
         self._rows: list[queue.SimpleQueue[Callable[[], None] | None]] = [queue.SimpleQueue() for _ in range(rows)]
-        # Two loops: a coroutine that blocks holds up the others, but no time limit.
-        self._loop, self._coroutines = asyncio.new_event_loop(), asyncio.new_event_loop()
-        _start(partial(_serve, self._loop, then=self._coroutines))
-        _start(partial(_serve, self._coroutines))
+        self._loop = asyncio.new_event_loop()
+        _start(partial(_serve, self._loop))
         for waiting in self._rows:
             _start(partial(_work, waiting))
 
@@ -47,7 +44,7 @@ class Calls:
         answer: Future[Any] = Future()
         self._open.add(answer)
         answer.add_done_callback(self._open.discard)
-        asyncio.run_coroutine_threadsafe(self._call(row, function, late, hear, answer), self._loop)
+        self._rows[row].put(partial(self._call, function, late, hear, answer))
         return answer
 
     def close(self) -> None:
@@ -59,33 +56,46 @@ class Calls:
             waiting.put(None)
         self._loop.call_soon_threadsafe(self._loop.stop)
 
-    async def _call(self, row: int, function: Callable[[], Any], late: Any, hear: Hear, answer: Future[Any]) -> None:
-        async with self._in_order[row], self._free:
-            task = asyncio.ensure_future(self._outcome(row, function))
-            done, _ = await asyncio.wait([task], timeout=self._timeout_s)
-            task.cancel()
-        value: Any = late
-        error: BaseException | None = None
-        if done:
+    def _call(self, function: Callable[[], Any], late: Any, hear: Hear, answer: Future[Any]) -> None:
+        self._free.acquire()
+        answer.add_done_callback(lambda _: self._free.release())
+        if answer.done():
+            return
+        timer = threading.Timer(self._timeout_s, _settle, (answer, late))
+        timer.daemon = True
+        timer.start()
+        answer.add_done_callback(lambda _: timer.cancel())
+        value, error = self._outcome(function, answer)
+        if not answer.done():
             try:
-                value = hear(*task.result())
+                _settle(answer, hear(value, error))
             except BaseException as raised:  # whatever it is, it is raised where the answer is waited for
-                error = raised
-        with suppress(InvalidStateError):  # all was given up meanwhile
-            answer.set_result(value) if error is None else answer.set_exception(error)
+                _settle(answer, error=raised)
 
-    async def _outcome(self, row: int, function: Callable[[], Any]) -> Outcome:
-        called: Future[Outcome] = Future()
-        self._rows[row].put(partial(_run, function, called))
+    def _outcome(self, function: Callable[[], Any], answer: Future[Any]) -> Outcome:
+        """What the function returns or raises, KeyboardInterrupt too."""
         try:
-            value, error = await asyncio.wrap_future(called)
-        except asyncio.CancelledError:
-            called.add_done_callback(_dispose)
-            raise
-        if error is None and inspect.isawaitable(value):
-            awaited = asyncio.run_coroutine_threadsafe(_contained(value), self._coroutines)
-            value, error = await asyncio.wrap_future(awaited)
-        return value, error
+            value = function()
+        except BaseException as error:
+            return None, error
+        if not inspect.isawaitable(value):
+            return value, None
+        if answer.done():  # it came too late
+            if inspect.iscoroutine(value):
+                value.close()
+            return None, None
+        awaited = asyncio.run_coroutine_threadsafe(_contained(value), self._loop)
+        answer.add_done_callback(lambda _: awaited.cancel())
+        try:
+            return awaited.result()
+        except BaseException as error:
+            return None, error
+
+
+def _settle(answer: Future[Any], value: Any = None, error: BaseException | None = None) -> None:
+    """Answer, unless it was given up meanwhile."""
+    with suppress(InvalidStateError):
+        answer.set_result(value) if error is None else answer.set_exception(error)
 
 
 def _start(work: Callable[[], None]) -> None:
@@ -97,40 +107,19 @@ def _work(waiting: queue.SimpleQueue[Callable[[], None] | None]) -> None:
         work()
 
 
-def _run(function: Callable[[], Any], called: Future[Outcome]) -> None:
-    """What the function returns or raises, KeyboardInterrupt too; nothing, if it is late before it begins."""
-    if not called.set_running_or_notify_cancel():
-        return
-    outcome: Outcome
-    try:
-        outcome = function(), None
-    except BaseException as error:
-        outcome = None, error
-    called.set_result(outcome)
-
-
-def _dispose(called: Future[Outcome]) -> None:
-    """A coroutine that came too late would warn that nobody awaited it."""
-    value = None if called.cancelled() else called.result()[0]
-    if inspect.iscoroutine(value):
-        value.close()
-
-
 async def _contained(awaitable: Any) -> Outcome:
-    """The same of what must be awaited: an exception such as SystemExit would end the loop, on which others go on."""
+    """What must be awaited; an exception such as SystemExit would end the loop, on which others go on."""
     try:
         return await awaitable, None
     except BaseException as error:
         return None, error
 
 
-def _serve(loop: asyncio.AbstractEventLoop, then: asyncio.AbstractEventLoop | None = None) -> None:
-    """Run a loop until it is stopped, cancel what has not ended, and stop the loop that it had work done in."""
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    """Run a loop until it is stopped, and cancel what has not ended."""
     loop.run_forever()
     loop.run_until_complete(_cancel_all())
     loop.close()
-    if then is not None:
-        then.call_soon_threadsafe(then.stop)
 
 
 async def _cancel_all() -> None:

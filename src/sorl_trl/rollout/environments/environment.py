@@ -8,7 +8,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any, Protocol
 
 from sorl_trl.checks import POSITIVE_COUNT
@@ -25,8 +24,8 @@ class Reply:
     `text` is untrusted: the rollout sanitizes it, cuts it to `max_observation_tokens` and frames it. A reply with a
     `stop` ends the trajectory there, and its text is not read any more.
 
-    Raises TypeError for a `text` that is none and a `reward` that is no number, ValueError for a `reward` that is not
-    finite and a `stop` that is not the environment's to say: `ENVIRONMENT_DONE`, or that it is down.
+    Raises ValueError for a `reward` that is not finite and a `stop` that is not the environment's to say:
+    `ENVIRONMENT_DONE`, or that it is down.
     """
 
     text: str = ""
@@ -37,10 +36,6 @@ class Reply:
     stop: StopReason | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.text, str):
-            raise TypeError(f"text is a {type(self.text).__name__}, but must be a string")
-        if self.reward is not None and (not isinstance(self.reward, Real) or isinstance(self.reward, bool)):
-            raise TypeError(f"reward={self.reward!r} is a {type(self.reward).__name__}, but must be a number or None")
         if self.reward is not None and not math.isfinite(self.reward):
             raise ValueError(f"reward={self.reward!r} must be finite")
         if self.stop is not None and self.stop not in _STOPS:
@@ -112,67 +107,45 @@ class BatchResponder(Responder):
 
     def __init__(self, concurrency: int) -> None:
         POSITIVE_COUNT.check("concurrency", concurrency)
-        self._concurrency = concurrency
-        self._crew: _Crew | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        """A copy has no threads yet."""
-        return {**self.__dict__, "_crew": None}
+        self._threads = ThreadPoolExecutor(concurrency, "sorl-environment")
+        self._lock = threading.Lock()
+        self._asked: list[tuple[RowTurn, Future[Reply]]] = []
 
     @abstractmethod
     def respond(self, turns: Sequence[RowTurn]) -> Sequence[Reply]:
         """Answer turns, in order."""
 
     def ask(self, turns: Sequence[RowTurn]) -> list[Future[Reply]]:
-        asked = [_Asked(turn, Future()) for turn in turns]
-        if self._crew is None:
-            self._crew = _Crew(self._concurrency)
-        with self._crew.lock:
-            self._crew.asked += asked
-        self._crew.threads.submit(self._answer_all, self._crew)
-        return [each.reply for each in asked]
+        asked = [(turn, Future[Reply]()) for turn in turns]
+        with self._lock:
+            self._asked += asked
+        self._threads.submit(self._answer)
+        return [reply for _, reply in asked]
 
     def close(self) -> None:
         """Drop what no thread has begun with. What is being answered goes on, and nobody hears it.
 
         The threads stay for the next rollout, as long as the responder does: what they call may be bound to them.
         """
-        if self._crew is not None:
-            self._crew.take()
+        self._take()
 
-    def _answer_all(self, crew: _Crew) -> None:
+    def _take(self) -> list[tuple[RowTurn, Future[Reply]]]:
+        with self._lock:
+            asked, self._asked = self._asked, []
+        return asked
+
+    def _answer(self) -> None:
         """Whatever has been asked since a thread was free: nothing, where another one has taken it."""
-        if asked := crew.take():
-            self._answer(asked)
-
-    def _answer(self, asked: Sequence[_Asked]) -> None:
+        asked = self._take()
+        if not asked:
+            return
         try:
-            replies = self.respond([each.turn for each in asked])
+            replies = self.respond([turn for turn, _ in asked])
             if len(replies) != len(asked):
                 raise RuntimeError(f"{type(self).__name__} gave {len(replies)} replies to {len(asked)} turns")
         except BaseException as error:  # whatever it is, the rollout raises it where it waits for the reply
-            for each in asked:
-                each.reply.set_exception(error)
+            for _, future in asked:
+                future.set_exception(error)
             return
-        for each, reply in zip(asked, replies, strict=True):
-            each.reply.set_result(reply)
-
-
-@dataclass(frozen=True)
-class _Asked:
-    turn: RowTurn
-    reply: Future[Reply]
-
-
-class _Crew:
-    """Up to so many threads, and what none of them has begun with."""
-
-    def __init__(self, most: int) -> None:
-        self.threads = ThreadPoolExecutor(most, "sorl-environment")
-        self.lock = threading.Lock()
-        self.asked: list[_Asked] = []
-
-    def take(self) -> list[_Asked]:
-        with self.lock:
-            asked, self.asked = self.asked, []
-        return asked
+        for (_, future), reply in zip(asked, replies, strict=True):
+            future.set_result(reply)

@@ -78,7 +78,7 @@ class EnvironmentResponder(Responder):
         self._calls = Calls(len(examples), self._timeout_s, self._concurrency)
         try:
             self._down = set()
-            self._environments = [self._made(self._calls, row) for row in range(len(examples))]
+            self._environments = [self._made(self._calls, row, example) for row, example in enumerate(examples)]
             self._greetings = self._reset(self._calls, examples)
         except BaseException:
             self.close()
@@ -116,10 +116,14 @@ class EnvironmentResponder(Responder):
         environment = self._environments[row]
         return self._calls.make(row, partial(environment.step, turn), UNAVAILABLE, partial(_reply, environment))
 
-    def _made(self, calls: Calls, row: int) -> Any:
+    def _environment(self, example: Mapping[str, Any]) -> Any:
+        """What the factory makes for a row."""
+        return self._factory()
+
+    def _made(self, calls: Calls, row: int, example: Mapping[str, Any]) -> Any:
         """A row's environment, made in its thread; before the next row's, so that factories may count."""
         late = object()
-        environment = calls.make(row, self._factory, late, _value).result()
+        environment = calls.make(row, partial(self._environment, example), late, _value).result()
         if environment is late:
             raise TimeoutError(f"the factory of environments did not return within timeout_s={self._timeout_s}")
         if not callable(getattr(environment, "step", None)):

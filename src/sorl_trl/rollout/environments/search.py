@@ -13,7 +13,7 @@ from sorl_trl.rollout.environments.environment import BatchResponder, Reply, Row
 from sorl_trl.rollout.protocol import TagProtocol
 from sorl_trl.search import RetryingSearch, RetryPolicy, SearchBackend, SearchError, SearchUnavailable
 from sorl_trl.search.backend import check_backend, check_results, is_thread_safe
-from sorl_trl.types import ActionKind, Passage, StopReason
+from sorl_trl.types import Passage, StopReason
 
 logger = logging.getLogger(__name__)
 
@@ -87,8 +87,7 @@ class SearchResponder(BatchResponder):
         concurrency: How many threads search; by default 8 for an engine that says `thread_safe = True`, else 1, which
             is the same in all rollouts.
 
-    Raises TypeError for a backend without `search_batch`, ValueError for a protocol with other tools than a search,
-    and a `top_k` or `concurrency` below 1.
+    Raises TypeError for a backend without `search_batch`, ValueError for a `top_k` or `concurrency` below 1.
     """
 
     def __init__(
@@ -103,10 +102,6 @@ class SearchResponder(BatchResponder):
         super().__init__((_THREADS if is_thread_safe(backend) else 1) if concurrency is None else concurrency)
         POSITIVE_COUNT.check("top_k", top_k)
         self._protocol = protocol or TagProtocol()
-        if self._protocol.tools != (ActionKind.SEARCH.value,):
-            raise ValueError(
-                f"protocol.tools={self._protocol.tools!r}: a search engine answers ('search',) and no other"
-            )
         retry = retry or RetryPolicy()
         self._retriever = Retriever(backend, top_k, retry)
         self._impatient = Retriever(backend, top_k, replace(retry, attempts=1))

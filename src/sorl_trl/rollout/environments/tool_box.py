@@ -1,4 +1,4 @@
-"""Several tools of one protocol: TRL's functions and environments, a search engine, and whatever else answers."""
+"""Several tools of one protocol: TRL's functions and environments, and a search engine."""
 
 from __future__ import annotations
 
@@ -6,82 +6,25 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
-from sorl_trl.rollout.environments.environment import Reply, Responder, RowTurn, tool_of
-from sorl_trl.rollout.environments.responder import CONCURRENCY, TIMEOUT_S
+from sorl_trl.rollout.environments.environment import Reply, RowTurn
+from sorl_trl.rollout.environments.responder import CONCURRENCY, TIMEOUT_S, EnvironmentResponder
 from sorl_trl.rollout.environments.search import SearchResponder
-from sorl_trl.rollout.environments.tools import Tool, ToolResponder, instruction
+from sorl_trl.rollout.environments.tools import Caller, Tool, instruction
 from sorl_trl.rollout.protocol import TagProtocol
 from sorl_trl.search import SearchBackend
 from sorl_trl.types import ActionKind
 
+Factory: TypeAlias = "Callable[[], Any]"
 SEARCH = ActionKind.SEARCH.value
+ENVIRONMENT = "environment"
+"""The column that names the factory of a row, where there are several: TRL's own."""
 _USE_OF_SEARCH = "a search query; passages are then shown to you"
 
 
-class ByTool(Responder):
-    """Has each turn answered by the responder of the tool that it calls; all that call one tool are asked together.
-
-    ```python
-    ByTool({"search": SearchResponder(index), "move": EnvironmentResponder(Maze), "look": ...})
-    ```
-
-    One responder may answer several tools: then their state is one. What several say in greeting is joined, line by
-    line; `environments` are those of the first responder that has some.
-
-    Args:
-        responders: By the tools that they answer.
-        protocol: How things are worded; its `tools` are replaced by the names of `responders`.
-
-    Raises ValueError for no responder at all, and for a name that is no tag; TypeError for an object that is none.
-    """
-
-    def __init__(self, responders: Mapping[str, Responder], protocol: TagProtocol | None = None) -> None:
-        if not responders:
-            raise ValueError("responders is empty: it must name at least one tool")
-        for name, responder in responders.items():
-            if not isinstance(responder, Responder):
-                raise TypeError(f"responders[{name!r}] is a {type(responder).__name__}, but must be a `Responder`")
-        self.protocol: TagProtocol = replace(protocol or TagProtocol(), tools=tuple(responders))
-        self._responders = dict(responders)
-        self._distinct = list({id(each): each for each in responders.values()}.values())
-
-    @property
-    def environments(self) -> Sequence[Any]:  # type: ignore[override]
-        return next((each.environments for each in self._distinct if each.environments), ())
-
-    def greet(self, examples: Sequence[Mapping[str, Any]]) -> Sequence[str | None]:
-        """See `Responder.greet`."""
-        said = zip(*(each.greet(examples) for each in self._distinct), strict=True)
-        return ["\n".join(filter(None, texts)) or None for texts in said]
-
-    def open(self, examples: Sequence[Mapping[str, Any]]) -> None:
-        """See `Responder.open`."""
-        for each in self._distinct:
-            each.open(examples)
-
-    def ask(self, turns: Sequence[RowTurn]) -> list[Future[Reply]]:
-        """See `Responder.ask`. Raises ValueError for a tool without a responder."""
-        places: dict[int, list[int]] = {}
-        for place, each in enumerate(turns):
-            name = tool_of(each.turn.action)
-            if name not in self._responders:
-                raise ValueError(f"nobody answers the tool {name!r}: there are {sorted(self._responders)}")
-            places.setdefault(id(self._responders[name]), []).append(place)
-        replies: dict[int, Future[Reply]] = {}
-        for responder in self._distinct:
-            asked = places.get(id(responder), [])
-            replies |= zip(asked, responder.ask([turns[place] for place in asked]) if asked else (), strict=True)
-        return [replies[place] for place in range(len(turns))]
-
-    def close(self) -> None:
-        """See `Responder.close`."""
-        for each in self._distinct:
-            each.close()
-
-
-class ToolBox(ByTool):
+class ToolBox(EnvironmentResponder):
     """The tools that a TRL trainer takes, for a rollout of this package; and a search engine, if there is one.
 
     ```python
@@ -96,11 +39,12 @@ class ToolBox(ByTool):
 
     As under TRL, each trajectory has an object of `environment_factory`, whose public methods are tools; its `reset`
     is given the columns of the row's example, and text that it returns is added to the prompt. Reward functions get
-    the objects as `environments`. Searches of all rows go out together, each query once.
+    the objects as `environments`. Of several factories, the column `environment` names that of each row. Searches of
+    all rows go out together, each query once.
 
     Args:
         tools: Functions, which must be safe to call from several threads unless `concurrency` is 1.
-        environment_factory: A class, or a function without arguments.
+        environment_factory: A class, or a function without arguments; or several, by their names.
         search: Behind the tag `<search>`; a `SearchResponder` says how many passages there are, and how patient it is.
         protocol: How things are worded; its `tools` are replaced.
         timeout_s: For one call; a trajectory whose call takes longer is masked out of the loss.
@@ -110,28 +54,76 @@ class ToolBox(ByTool):
         protocol: With the tags of all tools. `AgentRollout` reads it.
 
     Raises TypeError for a factory whose objects have no method `reset`; ValueError where there is no tool, where two
-    have one name, and for one that is called `answer`.
+    have one name, and for one that is called `answer`; and for a row whose column `environment` names no factory.
     """
 
     def __init__(
         self,
         tools: Sequence[Tool] = (),
-        environment_factory: Callable[[], Any] | None = None,
+        environment_factory: Factory | Mapping[str, Factory] | None = None,
         search: SearchBackend | SearchResponder | None = None,
         protocol: TagProtocol | None = None,
         timeout_s: float = TIMEOUT_S,
         concurrency: int = CONCURRENCY,
     ) -> None:
-        responders: dict[str, Responder] = {}
+        super().__init__(partial(Caller, tools, None), timeout_s, concurrency)
+        self._shared = tools
+        self._several = isinstance(environment_factory, Mapping)
+        factories: Any = environment_factory if self._several else {None: environment_factory}
+        self._factories: Mapping[Any, Factory | None] = factories
+        self._tools = {tool: None for name in factories for tool in self._probe(name).tools.values()}
+        names = dict.fromkeys(tool.__name__ for tool in self._tools)
+        if search is not None and not isinstance(search, SearchResponder):
+            search = SearchResponder(search, protocol)
+        self._search = search
         if search is not None:
-            if not isinstance(search, SearchResponder):
-                search = SearchResponder(search, replace(protocol or TagProtocol(), tools=(SEARCH,)))
-            responders[SEARCH] = search
-        own = ToolResponder(tools, environment_factory, timeout_s, concurrency)
-        if clash := own.tools.keys() & responders.keys():
-            raise ValueError(f"tools have the names {[*own.tools]}, but {clash} is the search engine's")
-        self._tools = own.tools
-        super().__init__({**responders, **dict.fromkeys(own.tools, own)}, protocol)
+            if SEARCH in names:
+                raise ValueError(f"tools have the names {[*names]}, but {SEARCH!r} is the search engine's")
+            names = {SEARCH: None, **names}
+        if not names:
+            raise ValueError("tools, environment_factory and search name no tool: there must be one at least")
+        self.protocol: TagProtocol = replace(protocol or TagProtocol(), tools=tuple(names))
+
+    @property
+    def environments(self) -> Sequence[Any]:  # type: ignore[override]
+        """The objects of the last rollout, one per row."""
+        return [caller.inner for caller in self._environments] if {*self._factories.values()} != {None} else ()
+
+    def open(self, examples: Sequence[Mapping[str, Any]]) -> None:
+        """See `Responder.open`."""
+        super().open(examples)
+        if self._search is not None:
+            self._search.open(examples)
+
+    def ask(self, turns: Sequence[RowTurn]) -> list[Future[Reply]]:
+        """See `Responder.ask`."""
+        if self._search is None:
+            return super().ask(turns)
+        searches = [each for each in turns if each.turn.action.kind is ActionKind.SEARCH]
+        found = iter(self._search.ask(searches) if searches else ())
+        return [next(found) if each in searches else self._ask(each.row, each.turn) for each in turns]
+
+    def close(self) -> None:
+        """See `Responder.close`."""
+        super().close()
+        if self._search is not None:
+            self._search.close()
+
+    def _environment(self, example: Mapping[str, Any]) -> Caller:
+        """The tools of a row; its object is that of its factory."""
+        name = example.get(ENVIRONMENT) if self._several else None
+        if name not in self._factories:
+            raise ValueError(f"a row has {ENVIRONMENT}={name!r}, but `environment_factory` has {[*self._factories]}")
+        factory = self._factories[name]
+        return Caller(self._shared, None if factory is None else factory(), ENVIRONMENT if self._several else None)
+
+    def _probe(self, name: str | None) -> Caller:
+        """What the tools of a factory are: those of an object that it makes."""
+        probe = self._environment({ENVIRONMENT: name})
+        if probe.inner is not None and not callable(getattr(probe.inner, "reset", None)):
+            made = type(probe.inner).__name__
+            raise TypeError(f"the factory made a {made}: TRL's environments have a method `reset`")
+        return probe
 
     @property
     def instructions(self) -> str:
@@ -139,9 +131,8 @@ class ToolBox(ByTool):
 
         Raises what `transformers.utils.get_json_schema` raises for a tool without them.
         """
-        has_engine = SEARCH in self.protocol.tools and SEARCH not in self._tools
-        lines = [f"<{SEARCH}> {_USE_OF_SEARCH} </{SEARCH}>"] if has_engine else []
-        return "\n".join([*lines, *map(instruction, self._tools.values())])
+        lines = [] if self._search is None else [f"<{SEARCH}> {_USE_OF_SEARCH} </{SEARCH}>"]
+        return "\n".join([*lines, *map(instruction, self._tools)])
 
     @staticmethod
     async def reward(environments: Sequence[Any], trajectory: Sequence[Any], **_: object) -> list[float | None]:

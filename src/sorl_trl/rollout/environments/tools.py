@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, get_type_hints
 from transformers.utils.chat_template_utils import get_json_schema
 
 from sorl_trl.rollout.environments.environment import Reply, tool_of
-from sorl_trl.rollout.environments.responder import DOWN, UNAVAILABLE, EnvironmentResponder, call_with
+from sorl_trl.rollout.environments.responder import DOWN, UNAVAILABLE, call_with
 from sorl_trl.types import Turn
 
 logger = logging.getLogger(__name__)
@@ -33,38 +33,6 @@ class Unavailable(str):
         return self
 
 
-class ToolResponder(EnvironmentResponder):
-    """Answers each row's turns with tools: functions that all rows share, and the methods of an object of its own.
-
-    Args:
-        tools: Functions, coroutines too.
-        factory: Makes a row's object; None for functions alone.
-        timeout_s: See `EnvironmentResponder`.
-        concurrency: Likewise.
-
-    Raises TypeError for a factory whose objects have no method `reset`, ValueError where two tools have one name.
-    """
-
-    def __init__(
-        self, tools: Sequence[Tool], factory: Callable[[], Any] | None, timeout_s: float, concurrency: int
-    ) -> None:
-        probe = None if factory is None else factory()
-        if probe is not None and not callable(getattr(probe, "reset", None)):
-            raise TypeError(f"the factory made a {type(probe).__name__}: TRL's environments have a method `reset`")
-        known = [*tools, *_methods(probe)]
-        self.tools = {tool.__name__: tool for tool in known}
-        if len(self.tools) < len(known):
-            names = [tool.__name__ for tool in known]
-            raise ValueError(f"tools have the names {names}: each must have a name of its own")
-        super().__init__(lambda: _Caller(tools, None if factory is None else factory()), timeout_s, concurrency)
-        self._has_objects = factory is not None
-
-    @property
-    def environments(self) -> Sequence[Any]:  # type: ignore[override]
-        """The objects of the last rollout, one per row."""
-        return [caller.inner for caller in self._environments] if self._has_objects else ()
-
-
 def instruction(tool: Tool) -> str:
     """What a prompt may say about a tool, from its annotations and its docstring, in a line.
 
@@ -78,33 +46,46 @@ def instruction(tool: Tool) -> str:
     return f"<{schema['name']}> {json.dumps(arguments)} </{schema['name']}> {schema['description']}"
 
 
-def _methods(environment: Any) -> list[Tool]:
+def methods_of(environment: Any) -> list[Tool]:
     """The tools of an object, in the order of their names: of the class, for its properties would be evaluated."""
     names = [name for name, _ in inspect.getmembers(type(environment), inspect.isfunction)]
     return [getattr(environment, name) for name in names if name not in _NO_TOOLS and not name.startswith("_")]
 
 
-class _Caller:
-    """Some functions and an object as the `Environment` of a row."""
+class Caller:
+    """Some functions and an object as the `Environment` of a row; the object is not told the column `hidden`."""
 
-    def __init__(self, tools: Sequence[Tool], inner: Any) -> None:
+    def __init__(self, tools: Sequence[Tool], inner: Any, hidden: str | None = None) -> None:
         self.inner = inner
-        self._tools = {tool.__name__: tool for tool in [*tools, *_methods(inner)]}
+        self._hidden = hidden
+        self.tools = named([*tools, *methods_of(inner)])
 
     def reset(self, **example: Any) -> Any:
-        said = None if self.inner is None else call_with(self.inner.reset, example)
+        told = {name: value for name, value in example.items() if name != self._hidden}
+        said = None if self.inner is None else call_with(self.inner.reset, told)
         if isinstance(said, list):
             name = type(self.inner).__name__
             raise TypeError(f"{name}.reset returned content blocks, but a policy that writes tags is told text alone")
         return said
 
     def step(self, turn: Turn) -> Reply | Awaitable[Reply]:
-        tool = self._tools[tool_of(turn.action)]
+        name = tool_of(turn.action)
+        if name not in self.tools:
+            return Reply(f"error: there is no {name} here, only {', '.join(self.tools)}")
+        tool = self.tools[name]
         try:
             result = tool(**read_arguments(tool, turn.action.content))
         except Exception as error:
             return _failed(tool, error)
         return _awaited(tool, result) if inspect.isawaitable(result) else _told(result)
+
+
+def named(tools: Sequence[Tool]) -> dict[str, Tool]:
+    """Tools by their names. Raises ValueError where two have the same."""
+    names = [tool.__name__ for tool in tools]
+    if len({*names}) < len(names):
+        raise ValueError(f"tools have the names {names}: each must have a name of its own")
+    return dict(zip(names, tools, strict=True))
 
 
 async def _awaited(tool: Tool, result: Awaitable[Any]) -> Reply:

@@ -11,7 +11,7 @@ from transformers import GenerationConfig
 from sorl_trl.checks import check_choice
 from sorl_trl.rollout.engine import Engine, LockStepEngine
 from sorl_trl.rollout.generation import HFGenerator, TurnEnd
-from sorl_trl.rollout.options import ENGINES, SlotOptions
+from sorl_trl.rollout.options import ENGINES
 from sorl_trl.rollout.slots.engine import SlotEngine
 from sorl_trl.rollout.slots.support import NotServed
 
@@ -25,7 +25,7 @@ def model_engine(
     end: TurnEnd,
     generation_config: GenerationConfig,
     engine: str = "auto",
-    options: SlotOptions | None = None,
+    kv_cache_gib: float | None = None,
     synced_gpus: bool = False,
 ) -> Engine:
     """The engine that is asked for. Where slots do not serve the model, `auto` is lock-step, and says why once.
@@ -35,7 +35,7 @@ def model_engine(
         end: where a turn ends.
         generation_config: how to sample; what it leaves at None comes from `model.generation_config`.
         engine: "auto", "slots" or "lockstep".
-        options: for slots.
+        kv_cache_gib: what keys and values of slots may take.
         synced_gpus: whether parameters stay sharded, so that all ranks must make the same calls.
 
     Raises:
@@ -47,7 +47,8 @@ def model_engine(
         try:
             if synced_gpus:
                 raise NotServed(_SHARDED)
-            return SlotEngine(model, end, generation_config, options)
+            cache_bytes = None if kv_cache_gib is None else max(int(kv_cache_gib * 2**30), 1)
+            return SlotEngine(model, end, generation_config, cache_bytes)
         except NotServed as reason:
             if engine == "slots":
                 raise NotServed(f"engine='slots' cannot serve this model: {reason}") from reason

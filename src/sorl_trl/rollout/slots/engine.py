@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
+import psutil
 import torch
 from transformers import GenerationConfig
 
 from sorl_trl.rollout.engine import Engine, check_submission
 from sorl_trl.rollout.generation import Generation, TurnEnd, positions_of
-from sorl_trl.rollout.options import SlotOptions
 from sorl_trl.rollout.slots.forward import Forward
-from sorl_trl.rollout.slots.memory import free_bytes
 from sorl_trl.rollout.slots.rows import Row, SlotTable, plan
 from sorl_trl.rollout.slots.sampling import Sampler, draws
 from sorl_trl.rollout.slots.support import base_model, bytes_per_token, check_generation_config, check_model
@@ -37,17 +38,26 @@ class SlotEngine(Engine):
         model: of transformers, with or without adapters.
         end: where a turn ends.
         generation_config: how to sample; what it leaves at None comes from `model.generation_config`.
-        options: memory, size of prefills, log-probabilities.
+        cache_bytes: the most that keys and values may take. By default three fifths of what is free on a GPU when a
+            rollout begins, on a CPU half of the memory that is available, shared with the other local ranks.
+        prefill_tokens: tokens of contexts, padding included, that go through the model at once. Ours: it bounds what
+            attention takes.
 
     Raises:
         NotServed: The engine would not compute what `model.generate` does. A ValueError that says why.
     """
 
     def __init__(
-        self, model: Any, end: TurnEnd, generation_config: GenerationConfig, options: SlotOptions | None = None
+        self,
+        model: Any,
+        end: TurnEnd,
+        generation_config: GenerationConfig,
+        cache_bytes: int | None = None,
+        prefill_tokens: int = 2048,
     ) -> None:
         super().__init__()
-        self._options = options or SlotOptions()
+        self._cache_bytes = cache_bytes
+        self._prefill_tokens = prefill_tokens
         self._end = end
         self._base = base_model(model)
         check_model(self._base)
@@ -67,7 +77,7 @@ class SlotEngine(Engine):
         self._rows = [Row(i, None if base is None else draws(base, i)) for i in range(rows)]
         self._waiting = []
         self._ended = 0
-        self._budget = self._options.cache_bytes or free_bytes(self._base.device)
+        self._budget = self._cache_bytes or _free_bytes(self._base.device)
         self._table = SlotTable(self._budget // self._bytes_per_token)
         self.window, self.window_ends = self._positions, Engine.window_ends
         room = self._table.most_tokens + 1  # the last token that a turn samples is not read in it
@@ -80,27 +90,10 @@ class SlotEngine(Engine):
         self._table = SlotTable(0)
 
     def submit(self, row: int, context_ids: Sequence[int], limit: int) -> None:
-        """See `Engine`. Raises ValueError too for a row that it was not opened for, and for what can never fit."""
-        if not 0 <= row < len(self._rows):
-            raise ValueError(f"row={row} is none of the {len(self._rows)} that the engine was opened for")
         each = self._rows[row]
         check_submission(row, context_ids, limit, each.busy)
-        self._check_size(row, len(context_ids), limit)
         each.begin(context_ids, limit)
         self._waiting.append(each)
-
-    def _check_size(self, row: int, context: int, limit: int) -> None:
-        if self._positions is not None and context + limit > self._positions:
-            raise ValueError(
-                f"row {row} has a context of {context} tokens and limit={limit}: "
-                f"the model has {self._positions} positions for both"
-            )
-        if (tokens := context + limit - 1) > self._table.most_tokens:
-            raise ValueError(
-                f"row {row} needs a cache of {tokens} tokens of {self._bytes_per_token} bytes, but the "
-                f"{self._budget} bytes for keys and values (`kv_cache_gib`) have room for {self._table.most_tokens}: "
-                "not even one row fits"
-            )
 
     def poll(self) -> list[tuple[int, Generation]]:
         ended: list[tuple[int, Generation]] = []
@@ -144,7 +137,7 @@ class SlotEngine(Engine):
         chosen = set(started)
         self._waiting = [row for row in self._waiting if row not in chosen]
         if self._waiting:
-            self._say_held_back(table.decoding + len(started))
+            _say_held_back()
         return started
 
     def _evict_for(self, row: Row) -> None:
@@ -159,7 +152,7 @@ class SlotEngine(Engine):
         table = self._table
         for row in started:
             table.truncate(row, row.known())
-        stage = plan(started, self._options.prefill_tokens)
+        stage = plan(started, self._prefill_tokens)
         table.line_up([*stage.batches, [twin for _, twin in stage.twins]])
         table.make_room(max(len(row.context) for row in started))
         logits = torch.cat([self._read(batch) for batch in stage.batches])
@@ -170,7 +163,7 @@ class SlotEngine(Engine):
     def _read(self, batch: Sequence[Row]) -> torch.Tensor:
         """Put what is new of rows in neighbouring slots through the model; one long row alone in parts."""
         logits = None
-        size = self._options.prefill_tokens if len(batch) == 1 else max(len(row.context) for row in batch)
+        size = self._prefill_tokens if len(batch) == 1 else max(len(row.context) for row in batch)
         assert batch[0].slot is not None
         while new := [row.context[len(row.cached) : len(row.cached) + size] for row in batch]:
             if not new[0]:
@@ -197,34 +190,29 @@ class SlotEngine(Engine):
     def _take(self, rows: Sequence[Row], logits: torch.Tensor) -> list[tuple[int, Generation]]:
         """Sample a token for each row, and park those whose turn it ends."""
         uniforms = [next(row.draws) for row in rows if row.draws is not None]
-        tokens, logprobs = self._sampler.choose(logits, uniforms, self._options.logprobs)
-        for row, token in zip(rows, tokens, strict=True):
+        for row, token in zip(rows, self._sampler.choose(logits, uniforms), strict=True):
             row.sampled.append(token)
-        for row, logprob in zip(rows, logprobs, strict=False):
-            row.logprobs.append(logprob)
         ended = []
         for row, stopped in zip(rows, self._end.reached([row.sampled for row in rows]), strict=True):
             if stopped or len(row.sampled) >= row.limit:
                 self._ended += 1
                 row.parked_at = self._ended
                 self._table.park(row)
-                ended.append((row.index, row.generation(stopped, self._options.logprobs)))
+                ended.append((row.index, Generation(tuple(row.sampled), None, stopped)))
         return ended
 
-    def _say_held_back(self, at_once: int) -> None:
-        """Once in the life of the engine's model: what is free differs from rollout to rollout."""
-        _warn_once(
-            self._bytes_per_token,
-            f"Rows wait for memory: {at_once} of {len(self._rows)} generate now. A token takes "
-            f"{self._bytes_per_token:,} bytes, and {self._budget / 2**20:,.1f} MiB are for keys and values: they hold "
-            f"{self._table.most_tokens:,} tokens, those that rows may yet generate included.",
-        )
+
+@cache
+def _say_held_back() -> None:
+    """Say it once in a process."""
+    logger.warning("Rows wait for memory for keys and values, so that fewer generate at once (`kv_cache_gib`).")
 
 
-_SAID: set[int] = set()
-
-
-def _warn_once(subject: int, message: str) -> None:
-    if subject not in _SAID:
-        _SAID.add(subject)
-        logger.warning(message)
+def _free_bytes(device: torch.device) -> int:
+    """A part of the memory that is free now: the rest is for what a forward needs, and for buffers while they grow."""
+    if device.type == "cuda":
+        unclaimed, _ = torch.cuda.mem_get_info(device)
+        reserved = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int((unclaimed + reserved) * 0.6)
+    ranks = max(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1)
+    return int(psutil.virtual_memory().available * 0.5) // ranks

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from sorl_trl.rollout.generation import Generation
 from sorl_trl.rollout.slots.cache import SlotCache
 
 _STEP = 64  # capacities are multiples of it
@@ -27,7 +26,6 @@ class Row:
     context: tuple[int, ...] = ()
     limit: int = 0
     sampled: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
     busy: bool = False
     """Generating, or waiting to."""
     parked_at: int = 0
@@ -35,7 +33,7 @@ class Row:
 
     def begin(self, context: Sequence[int], limit: int) -> None:
         self.context, self.limit, self.busy = tuple(context), limit, True
-        self.sampled, self.logprobs = [], []
+        self.sampled = []
 
     def known(self) -> int:
         """Tokens at the front of the context that are in the slot; the last one is computed again in any case."""
@@ -48,9 +46,6 @@ class Row:
     def reach(self) -> int:
         """Positions that it takes at the most until its turn has ended; the last token is not read in it."""
         return max(len(self.context) + self.limit - 1 if self.busy else 0, len(self.cached))
-
-    def generation(self, stopped: bool, with_logprobs: bool) -> Generation:
-        return Generation(tuple(self.sampled), tuple(self.logprobs) if with_logprobs else None, stopped)
 
 
 class SlotTable:

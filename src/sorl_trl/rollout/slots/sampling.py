@@ -44,8 +44,7 @@ def draws(base: int, row: int) -> Iterator[float]:
 class Sampler:
     """Chooses tokens as `generate` would: temperature, top-k, top-p and min-p in its order, or the likeliest.
 
-    `is_random` says whether it needs random numbers. Of greedy decoding the log-probabilities are those of the plain
-    softmax; otherwise they are those of the distribution that sampled.
+    `is_random` says whether it needs random numbers.
     """
 
     def __init__(self, config: GenerationConfig) -> None:
@@ -62,10 +61,8 @@ class Sampler:
         if config.min_p is not None:
             self._processors.append(MinPLogitsWarper(config.min_p))
 
-    def choose(
-        self, logits: torch.Tensor, uniforms: Sequence[float], with_logprobs: bool
-    ) -> tuple[list[int], list[float]]:
-        """One token per row of `logits` (B, V), and its log-probability if asked for.
+    def choose(self, logits: torch.Tensor, uniforms: Sequence[float]) -> list[int]:
+        """One token per row of `logits` (B, V).
 
         `uniforms` holds a number per row, or nothing where the likeliest is chosen.
         """
@@ -75,8 +72,8 @@ class Sampler:
             chosen = _at(torch.tensor(uniforms, dtype=torch.float64), scores)
         else:
             chosen = scores.argmax(-1, keepdim=True)
-        logprobs = torch.log_softmax(scores, -1).gather(1, chosen)[:, 0].tolist() if with_logprobs else []
-        return chosen[:, 0].tolist(), logprobs
+        tokens: list[int] = chosen[:, 0].tolist()
+        return tokens
 
 
 def _at(uniforms: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +24,6 @@ from sorl_trl.rollout import (
 )
 from sorl_trl.rollout.greetings import Greeter
 from sorl_trl.search import SearchBackend
-from sorl_trl.search.backend import check_backend
 from sorl_trl.trainers.agents.policy_engine import collect
 from sorl_trl.types import StopReason, Trajectory
 
@@ -36,20 +35,6 @@ _COMPLETE = {
     StopReason.SEARCH_UNAVAILABLE,
     StopReason.ENVIRONMENT_UNAVAILABLE,
 }
-
-SET_BY_ROLLOUT: Mapping[str, tuple[str, ...]] = {
-    "transformers": (
-        *("max_new_tokens", "max_length", "max_time", "stop_strings", "eos_token_id", "forced_eos_token_id"),
-        *("pad_token_id", "token_healing", "num_beams", "num_return_sequences", "prompt_lookup_num_tokens"),
-        *("return_dict_in_generate", "output_scores", "output_logits", "output_attentions", "output_hidden_states"),
-    ),
-    "vllm": (
-        *("max_tokens", "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "detokenize", "n"),
-        *("logprobs", "prompt_logprobs", "truncate_prompt_tokens", "skip_special_tokens", "output_kind", "stream"),
-        "seed",
-    ),
-}
-"""Engine -> keys of `generation_kwargs` that the rollout sets: where a turn ends, what comes back, and the seed."""
 
 
 class AgentRollout:
@@ -69,25 +54,27 @@ class AgentRollout:
     prompt that TRL gets is then cut to the longest that was read.
 
     Args:
-        responder: what answers the policy's turns, or a function that makes it for a protocol and limits.
+        responder: what answers the policy's turns.
         protocol: how text becomes an action, and a reply becomes text; by default the responder's own, where it has
             one. For conversational prompts its default `message_frame` is replaced by the chat template's.
         limits: of one trajectory; `max_trajectory_tokens` must not exceed the trainer's `max_completion_length`,
             which is also its default.
         engine: how turns are generated, and when replies rejoin.
 
-    Raises TypeError for a `responder` or `engine` of another kind, ValueError for an `engine` with a
-    `search_concurrency` where a responder is given.
+    Of `generation_kwargs` the rollout takes how tokens are sampled; it says itself where a turn ends, what comes back,
+    and with which seed.
+
+    Raises TypeError for a `responder` or `engine` of another kind.
     """
 
     def __init__(
         self,
-        responder: Responder | Callable[[TagProtocol, RolloutLimits], Responder],
+        responder: Responder,
         protocol: TagProtocol | None = None,
         limits: RolloutLimits | None = None,
         engine: EngineOptions | None = None,
     ) -> None:
-        if isinstance(responder, type) or not (isinstance(responder, Responder) or callable(responder)):
+        if not isinstance(responder, Responder):
             raise TypeError(
                 f"responder is {responder!r}, but must be a `Responder`: `EnvironmentResponder(…)` makes one of a "
                 "class of environments, and `SearchRollout` is for a search engine"
@@ -98,11 +85,6 @@ class AgentRollout:
         self.protocol = protocol or getattr(responder, "protocol", None) or TagProtocol()
         self.limits = limits
         self.engine = engine or EngineOptions()
-        if isinstance(responder, Responder) and self.engine.search_concurrency != EngineOptions.search_concurrency:
-            raise ValueError(
-                f"engine.search_concurrency={self.engine.search_concurrency} is for `SearchRollout`: a "
-                f"{type(responder).__name__} says itself how many threads it has"
-            )
 
     def __call__(self, prompts: list[Any], trainer: GRPOTrainer) -> dict[str, Any]:
         self.check(trainer.args, trainer.tools)  # trainers of this package have asked before; TRL's have not
@@ -148,13 +130,6 @@ class AgentRollout:
             )
         if config.max_completion_length is None:
             raise ValueError("`max_completion_length` is None, but limits a trajectory: set it.")
-        for key, value in (config.generation_kwargs or {}).items():
-            is_default = value is None or (key in ("num_beams", "num_return_sequences", "n") and value == 1)
-            if key in SET_BY_ROLLOUT["vllm" if config.use_vllm else "transformers"] and not is_default:
-                raise ValueError(
-                    f"`generation_kwargs` has {key!r}: {value!r}, but the rollout says itself where a turn ends, what "
-                    "comes back, and with which seed each turn is sampled (`seed` of the trainer). Remove it."
-                )
 
     def _encoded(self, prompts: list[Any], trainer: GRPOTrainer) -> list[list[int]]:
         prompt_ids, images, _ = trainer._tokenize_prompts(prompts)
@@ -174,10 +149,7 @@ class AgentRollout:
 
     def _build_collector(self, trainer: GRPOTrainer, protocol: TagProtocol) -> Collector:
         limits = (self.limits or RolloutLimits()).within(trainer.max_completion_length)
-        responder = self._responder
-        if not isinstance(responder, Responder):
-            responder = responder(protocol, limits)
-        return Collector(trainer._tokenizer, responder, protocol, limits, rejoin_after=self.engine.rejoin_after)
+        return Collector(trainer._tokenizer, self._responder, protocol, limits, rejoin_after=self.engine.rejoin_after)
 
 
 class SearchRollout(AgentRollout):
@@ -190,7 +162,8 @@ class SearchRollout(AgentRollout):
     What it returns, `AgentRollout` says, and what the other arguments mean.
 
     Args:
-        search: where queries go; asked by up to `engine.search_concurrency` threads at the same time.
+        search: where queries go; asked by up to 8 threads at the same time where it says `thread_safe = True`, else by
+            one. `AgentRollout(SearchResponder(search, concurrency=…))` says another number.
         retry: how often and how long a search that is down is tried again.
     """
 
@@ -202,18 +175,9 @@ class SearchRollout(AgentRollout):
         retry: RetryPolicy | None = None,
         engine: EngineOptions | None = None,
     ) -> None:
-        check_backend(search)
         self.search = search
-        self.retry = retry or RetryPolicy()
-        self._responders: dict[Any, SearchResponder] = {}
-        super().__init__(self._search_with, protocol, limits, engine)
-
-    def _search_with(self, protocol: TagProtocol, limits: RolloutLimits) -> Responder:
-        if (protocol, limits) not in self._responders:  # its threads stay from rollout to rollout
-            concurrency = self.engine.search_concurrency
-            responder = SearchResponder(self.search, protocol, limits.top_k, self.retry, concurrency)
-            self._responders = {(protocol, limits): responder}
-        return self._responders[protocol, limits]
+        top_k = (limits or RolloutLimits()).top_k
+        super().__init__(SearchResponder(search, protocol, top_k, retry), protocol, limits, engine)
 
 
 def rollout_output(trajectories: Sequence[Trajectory], eos_token_id: int) -> dict[str, Any]:

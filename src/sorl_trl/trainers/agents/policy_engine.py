@@ -11,7 +11,7 @@ from accelerate import Accelerator
 from trl import GRPOTrainer
 from trl.models import unwrap_model_for_generation
 
-from sorl_trl.rollout import Collector, Engine, EngineOptions, SlotOptions, TurnEnd, model_engine
+from sorl_trl.rollout import Collector, Engine, EngineOptions, TurnEnd, model_engine
 from sorl_trl.trainers.agents.vllm import vllm_engine
 from sorl_trl.types import Trajectory
 
@@ -64,8 +64,8 @@ def policy_engine(
         torch.no_grad(),
         trainer._dist.summon_full_params(trainer.model_wrapped, recurse=False),
     ):
-        slots = SlotOptions.of(options)
-        engine = model_engine(model, end, trainer.generation_config, options.rollout_engine, slots, sharded)
+        how = (options.rollout_engine, options.kv_cache_gib, sharded)
+        engine = model_engine(model, end, trainer.generation_config, *how)
         yield engine, _active_on(engine, accelerator)
 
 

@@ -7,11 +7,8 @@ import pytest
 
 from sorl_trl import search_tool
 from sorl_trl.rollout import (
-    ByTool,
     Collector,
-    EnvironmentResponder,
     Generation,
-    Reply,
     RetryPolicy,
     RolloutLimits,
     RowTurn,
@@ -34,7 +31,7 @@ def said(text: str) -> Generation:
     return Generation(encode(bpe_tokenizer(), text), None, True)
 
 
-def collect(box: ByTool, *rows: list[str]) -> list[Trajectory]:
+def collect(box: ToolBox, *rows: list[str]) -> list[Trajectory]:
     scripts = {row: [said(text) for text in texts] for row, texts in enumerate(rows)}
     collector = Collector(bpe_tokenizer(), box, box.protocol, LIMITS)
     return collector.collect([(row,) for row in range(len(rows))], ScriptedGenerator(scripts))
@@ -170,42 +167,40 @@ def test_hostile_text_through_a_tool_forges_nothing(turn: str) -> None:
     assert all(not forbidden & set(observation.token_ids) for observation in trajectory.observations)
 
 
-class Greets:
-    def __init__(self, name: str) -> None:
-        self.name = name
+class Guessing(Counter):
+    """Another kind of environment."""
 
-    def reset(self) -> str:
-        return f"I am {self.name}."
+    def reset(self, number: int, **others: Any) -> str:  # type: ignore[override]
+        assert "environment" not in others, "which TRL keeps to itself"
+        self.count = number
+        return f"from {number}"
 
-    def step(self, turn: Turn) -> Reply:
-        return Reply(f"{self.name} {turn.action.tool}")
+    def guess(self, number: int) -> str:
+        return str(number == self.count)
 
 
-def test_each_tool_is_answered_by_its_responder() -> None:
-    one, two = (EnvironmentResponder(lambda name=name: Greets(name)) for name in ("one", "two"))
-    both = ByTool({"a": one, "b": two, "c": one})
-    assert both.protocol.tools == ("a", "b", "c")
-    assert both.greet([{}, {}]) == ["I am one.\nI am two."] * 2
-    both.open([{}, {}])
-    turns = [RowTurn(row, Turn((1,), "", Action(ActionKind.TOOL, "", name))) for row, name in ((0, "b"), (1, "c"))]
-    assert [future.result(60) for future in both.ask(turns)] == [Reply("two b"), Reply("one c")]
-    assert list(both.environments) == list(one.environments)
-    with pytest.raises(ValueError, match=r"nobody answers the tool 'search': there are \['a', 'b', 'c'\]"):
-        both.ask([RowTurn(0, Turn((1,), "", Action(ActionKind.SEARCH, "x")))])
-    both.close()
+def test_rows_may_have_environments_of_several_kinds() -> None:
+    box = ToolBox([halve], {"counting": Counter, "guessing": Guessing}, NoSearch(), TERSE)
+    assert box.protocol.tools == ("search", "halve", "add", "guess")
+    examples = [{"environment": "counting"}, {"environment": "guessing", "number": 3}]
+    assert box.greet(examples) == [None, "from 3"]
+    box.open(examples)
+    asked = [RowTurn(row, Turn((1,), "", Action(ActionKind.TOOL, "3", "guess"))) for row in (0, 1)]
+    replies = [future.result(LONG).text for future in box.ask(asked)]
+    assert replies == ["error: there is no guess here, only halve, add", "True"]
+    assert [type(each) for each in box.environments] == [Counter, Guessing]
+    box.close()
+    with pytest.raises(ValueError, match=r"environment='maze', but .* has \['counting', 'guessing'\]"):
+        box.open([{"environment": "maze"}])
 
 
 def test_what_cannot_be_a_tool_is_named() -> None:
-    with pytest.raises(ValueError, match="responders is empty"):
-        ByTool({})
-    with pytest.raises(TypeError, match=r"responders\['search'\] is a NoSearch, but must be a `Responder`"):
-        ByTool({"search": NoSearch()})  # type: ignore[dict-item]
     with pytest.raises(TypeError, match="search is a str, but must have a method `search_batch`"):
         ToolBox(search="index")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="responders is empty"):
+    with pytest.raises(ValueError, match="name no tool"):
         ToolBox()
     with pytest.raises(ValueError, match=r"\['echo', 'echo'\]: each must have a name of its own"):
         ToolBox([echo, echo])
-    with pytest.raises(ValueError, match=r"\['search'\], but .* is the search engine's"):
+    with pytest.raises(ValueError, match=r"\['search'\], but 'search' is the search engine's"):
         ToolBox([search_tool(NoSearch())], search=NoSearch())
-    assert ByTool({"search": SearchResponder(NoSearch())}).environments == ()
+    assert ToolBox(search=NoSearch()).environments == ()

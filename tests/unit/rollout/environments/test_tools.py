@@ -196,7 +196,7 @@ class Answering(Toolless):
     ("factory", "problem"),
     [
         (object, "made a object: TRL's environments have a method `reset`"),
-        (Toolless, "responders is empty: it must name at least one tool"),
+        (Toolless, "name no tool"),
         (Answering, "a tool's tag is a name, and not 'answer'"),
     ],
 )

@@ -11,7 +11,7 @@ import torch
 from peft import LoraConfig, PrefixTuningConfig, get_peft_model
 from transformers import GenerationConfig, LlamaForCausalLM
 
-from sorl_trl.rollout import HFGenerator, LockStepEngine, SlotOptions
+from sorl_trl.rollout import HFGenerator, LockStepEngine
 from sorl_trl.rollout.slots import NotServed, SlotEngine, choice, model_engine
 from tests import model_families as families
 
@@ -20,7 +20,7 @@ SAMPLED = GenerationConfig(do_sample=True, top_k=0)
 
 
 def slots(model: Any, config: GenerationConfig = GREEDY, **options: Any) -> SlotEngine:
-    return SlotEngine(model, families.turn_end(), config, SlotOptions(**options))
+    return SlotEngine(model, families.turn_end(), config, **options)
 
 
 def lock_step(model: Any) -> LockStepEngine:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-from sorl_trl.rollout import HFGenerator, LockStepEngine, SlotOptions, TurnEnd
+from sorl_trl.rollout import HFGenerator, LockStepEngine, TurnEnd
 from sorl_trl.rollout.slots import SlotEngine
 from tests import model_families as families
 from tests.unit.rollout.fakes import bpe_tokenizer
@@ -46,7 +46,7 @@ def test_turns_are_those_of_lock_step(
     plan: families.Plan, stops: list[str], prefill_tokens: int, cache_tokens: int
 ) -> None:
     end = TurnEnd(TOKENIZER, stops, [TOKENIZER.eos_token_id])
-    options = SlotOptions(cache_bytes=256 * cache_tokens, prefill_tokens=prefill_tokens)
+    options: Any = {"cache_bytes": 256 * cache_tokens, "prefill_tokens": prefill_tokens}
     engine = SlotEngine(policy(), end, GREEDY, options)
     reference = LockStepEngine(HFGenerator(policy(), TOKENIZER, stops, GREEDY, end.eos_token_ids))
     played = families.play(engine, plan)

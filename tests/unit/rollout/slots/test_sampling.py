@@ -31,10 +31,9 @@ def test_the_distribution_is_that_of_generate(options: dict[str, Any]) -> None:
     logits = torch.randn(1, 12) * 2
     expected = torch.softmax(processors(torch.zeros(1, 1, dtype=torch.long), logits.clone()), -1)[0]
     points = torch.linspace(0, 1, 20001)[:-1].tolist()
-    tokens, logprobs = Sampler(config).choose(logits.expand(len(points), -1), points, True)
+    tokens = Sampler(config).choose(logits.expand(len(points), -1), points)
     shares = torch.bincount(torch.tensor(tokens), minlength=12) / len(points)
     torch.testing.assert_close(shares, expected, atol=2e-4, rtol=0)
-    torch.testing.assert_close(torch.tensor(logprobs), expected.log()[torch.tensor(tokens)])
 
 
 def test_what_is_none_comes_from_the_model_and_then_from_the_defaults() -> None:
@@ -46,13 +45,10 @@ def test_what_is_none_comes_from_the_model_and_then_from_the_defaults() -> None:
     assert (config.temperature, config.top_p, config.top_k) == (0.3, 0.9, 50)
 
 
-def test_the_likeliest_is_not_filtered_and_its_logprob_is_of_the_plain_softmax() -> None:
+def test_the_likeliest_is_not_filtered() -> None:
     logits = torch.tensor([[0.0, 3.0, 1.0], [2.0, 0.0, 2.0]])
     sampler = Sampler(GenerationConfig(do_sample=False, temperature=0.1, top_k=1))
-    tokens, logprobs = sampler.choose(logits, [], True)
-    assert tokens == [1, 0]
-    torch.testing.assert_close(torch.tensor(logprobs), torch.log_softmax(logits, -1)[[0, 1], tokens])
-    assert sampler.choose(logits, [], False)[1] == []
+    assert sampler.choose(logits, []) == [1, 0]
 
 
 def test_a_token_without_probability_is_never_chosen() -> None:
@@ -61,16 +57,14 @@ def test_a_token_without_probability_is_never_chosen() -> None:
     for size in (3, 1000):
         logits = torch.full((2, size), -torch.inf)
         logits[:, 1 : size - 1] = torch.randn(size - 2)
-        tokens, _ = sampler.choose(logits, [0.0, 1 - 2**-53], False)
+        tokens = sampler.choose(logits, [0.0, 1 - 2**-53])
         assert tokens[0] == 1 and tokens[1] < size - 1
 
 
 def test_what_is_no_distribution_is_an_error() -> None:
     for bad in (torch.nan, torch.inf):
         with pytest.raises(RuntimeError, match="logits are NaN or infinite"):
-            Sampler(GenerationConfig(do_sample=True, top_k=0)).choose(
-                torch.tensor([[0.0, 1], [bad, 0]]), [0.5] * 2, False
-            )
+            Sampler(GenerationConfig(do_sample=True, top_k=0)).choose(torch.tensor([[0.0, 1], [bad, 0]]), [0.5] * 2)
 
 
 def test_draws_are_a_row_s_own() -> None:

@@ -1,4 +1,4 @@
-"""One vLLM server over HTTP: what is tried again, what is an error, and how long it may take."""
+"""One vLLM server over HTTP: what is tried again, and what is an error."""
 
 from __future__ import annotations
 
@@ -6,24 +6,18 @@ import socket
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import httpx2
-from tenacity import (
-    RetryCallState,
-    Retrying,
-    retry_if_exception_type,
-    sleep_using_event,
-    stop_after_attempt,
-    stop_when_event_set,
-    wait_exponential,
-)
-
-from sorl_trl.checks import NOT_NEGATIVE, POSITIVE_COUNT, Number, check_fields
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential
 
 AT_ONCE = 64
 """Requests that a rank has at the server at a time: TRL's own number."""
+ANSWER_S = 600.0
+"""For an answer to begin: a turn that is queued for long, and then has 4,096 tokens at 10 a second."""
+# Few attempts, close together: they bridge a connection that broke. A server that was started anew would have its
+# first weights, and a rollout must not go on with those.
+_ATTEMPTS, _WAIT_S = 4, 0.5
 _CONNECT_S = 10.0
 _EXCERPT = 400
 
@@ -36,24 +30,6 @@ class _Passing(EngineUnavailable):
     """Worth another attempt."""
 
 
-@dataclass(frozen=True)
-class Patience:
-    """How long a server is waited for. The values are ours. Raises ValueError for one that is out of range.
-
-    Attempts are few and close together: they bridge a connection that broke. A server that was started anew would have
-    its first weights, and a rollout must not go on with those.
-    """
-
-    answer_s: Annotated[float, Number(above=0)] = 600.0
-    """For an answer to begin: a turn that is queued for long, and then has 4,096 tokens at 10 a second."""
-    attempts: Annotated[int, POSITIVE_COUNT] = 4
-    wait_s: Annotated[float, NOT_NEGATIVE] = 0.5
-    """Before the second attempt; it doubles."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-
-
 class VLLMServer:
     """Talks to a server from several threads, until it is cut off.
 
@@ -61,17 +37,22 @@ class VLLMServer:
     attempt samples what the first would have, and one answer is used. Whatever else comes back is not tried again.
 
     Where connections are cut, the server notices, and gives up what it was generating.
+
+    Args:
+        base_url: Of the server.
+        headers: Of every request.
+        answer_s: How long an answer may take to begin.
     """
 
-    def __init__(self, base_url: str, headers: Mapping[str, Any], patience: Patience) -> None:
+    def __init__(self, base_url: str, headers: Mapping[str, Any], answer_s: float = ANSWER_S) -> None:
         self._base_url = base_url
-        self._patience = patience
+        self._answer_s = answer_s
         self._closed = threading.Event()
         self._sockets: list[socket.socket] = []
         self._client = httpx2.Client(
             headers=dict(headers),
             verify=base_url.startswith("https:"),  # where nothing is encrypted, no certificates need be read
-            timeout=httpx2.Timeout(patience.answer_s, connect=_CONNECT_S),
+            timeout=httpx2.Timeout(answer_s, connect=_CONNECT_S),
             limits=httpx2.Limits(max_connections=AT_ONCE, max_keepalive_connections=AT_ONCE),
         )
 
@@ -83,10 +64,9 @@ class VLLMServer:
         """
         retrying = Retrying(
             retry=retry_if_exception_type(_Passing),
-            stop=stop_after_attempt(self._patience.attempts) | stop_when_event_set(self._closed),
-            wait=wait_exponential(self._patience.wait_s),
-            sleep=sleep_using_event(self._closed),
-            retry_error_callback=self._give_up,
+            stop=stop_after_attempt(_ATTEMPTS),
+            wait=wait_exponential(_WAIT_S),
+            reraise=True,
         )
         return retrying(self._ask_once, method, f"{self._base_url}{path}", body)
 
@@ -109,7 +89,7 @@ class VLLMServer:
             response = self._client.request(method, url, json=body, extensions={"trace": self._notice})
         except (httpx2.ReadTimeout, httpx2.WriteTimeout) as error:
             # It may be sampling still: a second request would make it work twice.
-            raise EngineUnavailable(f"{url} did not answer within {self._patience.answer_s:g} s") from error
+            raise EngineUnavailable(f"{url} did not answer within {self._answer_s:g} s") from error
         except httpx2.TransportError as error:
             raise _Passing(f"{url} cannot be reached: {error!r}") from error
         if response.is_server_error:
@@ -120,11 +100,6 @@ class VLLMServer:
             return response.json()
         except ValueError as error:
             raise RuntimeError(f"{url} did not answer in JSON: {response.text[:_EXCERPT]}") from error
-
-    def _give_up(self, state: RetryCallState) -> None:
-        assert state.outcome is not None
-        error = state.outcome.exception()
-        raise EngineUnavailable(f"{error}, in {state.attempt_number} attempts") from error
 
     def _notice(self, event: str, info: Mapping[str, Any]) -> None:
         """Keep each new socket, for `close`."""

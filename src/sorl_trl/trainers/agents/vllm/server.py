@@ -9,16 +9,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-import httpx2
-from accelerate.utils import broadcast_object_list, gather_object
+from accelerate.utils import broadcast_object_list
 
 from sorl_trl.rollout import Generation, TurnEnd
-from sorl_trl.trainers.agents.vllm.connection import AT_ONCE, EngineUnavailable, Patience, VLLMServer
+from sorl_trl.trainers.agents.vllm.connection import ANSWER_S, AT_ONCE, EngineUnavailable, VLLMServer
 from sorl_trl.trainers.agents.vllm.turns import Sampled, TurnRequest, VLLMEngine, sampling_settings
 
 # What `requests` says of itself; other headers, for authorization say, are somebody's wish.
 _OF_REQUESTS = ("accept", "accept-encoding", "connection", "user-agent")
-_ONE_MACHINE = ("0.0.0.0", "127.0.0.1", "::", "::1", "localhost")
 
 
 @dataclass(frozen=True)
@@ -44,19 +42,18 @@ class VLLMServerEngine(VLLMEngine):
     Args:
         vllm_generation: TRL's, in server mode.
         end: Where turns end.
-        patience: How long an answer is waited for, and how often a broken connection is tried again.
+        answer_s: How long an answer is waited for.
 
     Raises:
         EngineUnavailable: The server is gone, or hangs; in `poll`, too.
         RuntimeError: The server refuses a request; in `poll`, too, with what it says.
-        ValueError: Its address means another machine on each machine.
     """
 
     in_steps = False
 
-    def __init__(self, vllm_generation: Any, end: TurnEnd, patience: Patience | None = None) -> None:
-        self._patience = patience or Patience()
-        self._place = _find(vllm_generation, self._patience)
+    def __init__(self, vllm_generation: Any, end: TurnEnd, answer_s: float = ANSWER_S) -> None:
+        self._answer_s = answer_s
+        self._place = _find(vllm_generation)
         super().__init__(end, self._place.window)
         self._settings = sampling_settings(vllm_generation, end)
         self._server: VLLMServer | None = None
@@ -68,7 +65,7 @@ class VLLMServerEngine(VLLMEngine):
 
     def open(self, rows: int) -> None:
         super().open(rows)
-        self._server = VLLMServer(self._place.base_url, self._place.headers, self._patience)
+        self._server = VLLMServer(self._place.base_url, self._place.headers, self._answer_s)
         self._threads = ThreadPoolExecutor(AT_ONCE, "sorl-vllm")
         self._asked, self._answers = 0, queue.SimpleQueue()
 
@@ -130,22 +127,21 @@ def _sampled(answer: Mapping[str, Any]) -> Sampled:
         raise RuntimeError(f"the server's answer is not one of vLLM's ({error!r}): {str(answer)[:400]}") from error
 
 
-def _find(vllm_generation: Any, patience: Patience) -> _Place:
+def _find(vllm_generation: Any) -> _Place:
     """The place that the main process tells all ranks; a failure of its own is everybody's."""
     told: list[Any] = [None]
     if vllm_generation.accelerator.is_main_process:
-        told = [_ask_about_itself(vllm_generation.vllm_client, patience)]
+        told = [_ask_about_itself(vllm_generation.vllm_client)]
     broadcast_object_list(told, from_process=0)
     if not isinstance(told[0], _Place):
         raise EngineUnavailable(told[0])
-    _check_machines(vllm_generation.accelerator, told[0].base_url)
     return told[0]
 
 
-def _ask_about_itself(client: Any, patience: Patience) -> _Place | str:
+def _ask_about_itself(client: Any) -> _Place | str:
     """What is wrong, where it cannot be said."""
     headers = {name: value for name, value in client.session.headers.items() if name.lower() not in _OF_REQUESTS}
-    server = VLLMServer(client.base_url, headers, patience)
+    server = VLLMServer(client.base_url, headers)
     try:
         window = server.ask("GET", "/v1/models")["data"][0]["max_model_len"]
     except Exception as error:  # the other ranks wait for an answer, whatever has happened
@@ -153,14 +149,3 @@ def _ask_about_itself(client: Any, patience: Patience) -> _Place | str:
     finally:
         server.close()
     return _Place(client.base_url, client.model, int(window), headers)
-
-
-def _check_machines(accelerator: Any, base_url: str) -> None:
-    """Raise ValueError, on all ranks, for an address that only the main process's machine understands."""
-    if httpx2.URL(base_url).host not in _ONE_MACHINE:
-        return
-    if any(gather_object([accelerator.process_index != accelerator.local_process_index])):
-        raise ValueError(
-            f"The vLLM server's address is {base_url}, which is another one on each machine, and every process sends "
-            "its turns to the server itself. Set `vllm_server_base_url` to an address that all machines reach."
-        )

@@ -72,11 +72,6 @@ class VLLMEngine(Engine):
     def _begin(self, row: int, context_ids: Sequence[int], limit: int) -> TurnRequest:
         """The request of a row's next turn. Raises ValueError for what vLLM could not generate."""
         check_submission(row, context_ids, limit, row in self._generating)
-        if len(context_ids) >= self.window:
-            raise ValueError(
-                f"context_ids of row {row} has {len(context_ids)} tokens: vLLM reads {self.window}, those that it "
-                "generates among them"
-            )
         turn = self._turns[row]
         self._turns[row] += 1
         seed = turn_seed(self._base_seed, row, turn)
@@ -110,7 +105,6 @@ def sampling_settings(vllm_generation: Any, end: TurnEnd) -> dict[str, Any]:
     """What every turn is sampled with, named as both `SamplingParams` and the server name it.
 
     The trainer's settings are read as TRL reads them; where a turn ends, and what comes back, is ours.
-    Raises ValueError where structured outputs are described twice.
     """
     vllm = vllm_generation
     settings: dict[str, Any] = {
@@ -121,13 +115,8 @@ def sampling_settings(vllm_generation: Any, end: TurnEnd) -> dict[str, Any]:
         "min_p": 0.0 if vllm.min_p is None else vllm.min_p,
         **(vllm.generation_kwargs or {}),
     }
-    if (regex := vllm.structured_outputs_regex) is not None:
-        if settings.get("structured_outputs") is not None:
-            raise ValueError(
-                f"`vllm_structured_outputs_regex` is {regex!r}, and `generation_kwargs` has 'structured_outputs': "
-                f"{settings['structured_outputs']!r}. Set one of them."
-            )
-        settings["structured_outputs"] = {"regex": regex}
+    if vllm.structured_outputs_regex is not None:
+        settings["structured_outputs"] = {"regex": vllm.structured_outputs_regex}
     return settings | {
         "n": 1,
         "logprobs": 0,  # that of the sampled token alone
