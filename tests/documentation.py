@@ -35,7 +35,7 @@ def small(config_class: type[Any]) -> Callable[..., Any]:
 
     def config(output_dir: str, **fields: Any) -> Any:
         fields |= {"max_steps": 1, "num_generations": 4, "per_device_train_batch_size": 4, "report_to": "none"}
-        if fields["max_completion_length"] == 2500:  # which the tiny policy would fill at random
+        if fields.get("max_completion_length") == 2500:  # which the tiny policy would fill at random
             fields["max_completion_length"] = 48
         return config_class(output_dir, use_cpu=True, bf16=False, **fields)
 
