@@ -11,7 +11,7 @@ from sorl_trl.evaluation import RunFolder
 from sorl_trl.evaluation.plan import Batch, Sample
 from sorl_trl.qa import Question
 from sorl_trl.records.evaluated import write_evaluated
-from sorl_trl.records.trained import Shard, write_trained
+from sorl_trl.records.trained import write_trained
 from sorl_trl.types import Action, ActionKind, Observation, Passage, StopReason, Trajectory, Turn
 from sorl_trl.viewer.data import EVALUATION, TRAINING, Source, open_run, training_entry
 from tests.unit.evaluation.trajectories import answered, ended, evaluated, question
@@ -144,7 +144,7 @@ class TestOpenRun:
 
     def test_a_training_run_is_numbered_within_each_step_over_its_processes(self, tmp_path: Path) -> None:
         for step, rank in ((20, 0), (10, 0), (10, 1)):
-            write_trained(tmp_path, Shard(step, rank, 2), [replace(TRAINED, step=step)] * 2)
+            write_trained(tmp_path, step, rank, [replace(TRAINED, step=step)] * 2)
         source = open_run(tmp_path)
         assert source.kind == TRAINING
         assert source.sizes == {"step 10": 4, "step 20": 2}
@@ -153,7 +153,7 @@ class TestOpenRun:
     def test_no_trajectory_is_read_before_it_is_asked_for(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        write_trained(tmp_path / "train", Shard(10, 0, 2), [TRAINED])
+        write_trained(tmp_path / "train", 10, 0, [TRAINED])
         write_evaluation(tmp_path / "eval", evaluated(question("Ada"), answered("Ada")))
         monkeypatch.setattr(pq, "ParquetFile", lambda *_: pytest.fail("a file was read"))
         assert open_run(tmp_path / "train").sizes == {"step 10": 1}
