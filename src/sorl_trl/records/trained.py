@@ -94,12 +94,9 @@ def discard_later(run: str | os.PathLike[str], step: int) -> None:
 
 
 def count_trained(run: str | os.PathLike[str]) -> dict[int, int]:
-    """How many trajectories `read_trained` gives of each step, in its order. None of them is read for it.
-
-    Raises FileNotFoundError if nothing was kept of the run.
-    """
+    """How many trajectories `read_trained` gives of each step, in its order. None of them is read for it."""
     counts: Counter[int] = Counter()
-    for step, file in _kept(run):
+    for step, file in _shards(run):
         counts[step] += pq.read_metadata(file).num_rows
     return dict(counts)
 
@@ -110,20 +107,11 @@ def read_trained(run: str | os.PathLike[str], step: int | None = None) -> Iterat
     Args:
         run: The `output_dir` of training.
         step: Read this step alone.
-
-    Raises FileNotFoundError if nothing was kept of the run.
     """
-    for kept, file in _kept(run):
+    for kept, file in _shards(run):
         if step in (None, kept):
             for batch in pq.ParquetFile(file).iter_batches(batch_size=_ROWS_AT_ONCE):
                 yield from map(_trained, batch.to_pylist())
-
-
-def _kept(run: str | os.PathLike[str]) -> list[tuple[int, Path]]:
-    shards = _shards(run)
-    if not shards:
-        raise FileNotFoundError(f"there is no {SHARDS} in {run}")
-    return shards
 
 
 def _shards(run: str | os.PathLike[str]) -> list[tuple[int, Path]]:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ from matplotlib.figure import Figure
 from sorl_trl.diagnostics.plots import (
     COLORS,
     draw_runs,
-    plot_training,
     visible_panels,
 )
 from sorl_trl.diagnostics.runs import Run
@@ -78,12 +76,3 @@ class TestDrawRuns:
         monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
         with pytest.raises(ImportError, match=r"pip install 'sorl-trl\[plot\]'"):
             draw_runs([run("a")])
-
-
-class TestPlotTraining:
-    def test_writes_a_picture(self, tmp_path: Path) -> None:
-        history = [{"step": 1, "reward": 0.5, "entropy": 1.0}, {"step": 2, "entropy": None}]
-        path = plot_training(history, str(tmp_path / "curves.png"), title="One $run$")
-        assert path == tmp_path / "curves.png"
-        assert path.read_bytes().startswith(PNG)
-        assert list(tmp_path.iterdir()) == [path]

@@ -20,7 +20,7 @@ def test_a_sampled_question_counts_once_by_its_mean() -> None:
         *(outcome("di", None, i) for i in range(4)),
     ]
     summary = summarize("nq", outcomes)
-    assert (summary.questions, summary.trajectories, summary.masked, summary.unscored_questions) == (4, 16, 6, 1)
+    assert (summary.questions, summary.trajectories, summary.masked) == (4, 16, 6)
     assert summary.means["exact_match"].mean == pytest.approx((0.25 + 1 + 0) / 3)
     assert summary.means["searches"].mean == pytest.approx((1.5 + 4 + 0) / 3)
     assert summary.best_of_n["exact_match"].mean == summary.best_of_n["correct"].mean == pytest.approx(2 / 3)
@@ -41,7 +41,7 @@ def test_what_does_not_apply_has_no_mean() -> None:
     assert "choice_accuracy" not in open_questions.means
     down = summarize("nq", [outcome("ann", None)])
     assert down.means == {}
-    assert (down.masked, down.unscored_questions) == (1, 1)
+    assert down.masked == 1
 
 
 def test_equal_ids_of_different_questions_are_different_questions() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -73,11 +72,6 @@ def test_a_run_that_starts_anew_discards_the_steps_to_come(tmp_path: Path) -> No
 
 def kept(run: Path) -> list[str]:
     return sorted(file.stem for file in (run / "trajectories").iterdir())
-
-
-def test_a_run_without_a_dump_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="step_"):
-        list(read_trained(tmp_path))
 
 
 def test_half_a_surrogate_pair_does_not_end_a_run(tmp_path: Path) -> None:
