@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import re
-import shutil
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ import torch
 from transformers import TrainerCallback
 
 from sorl_trl import SOPPOTrainer
-from sorl_trl.diagnostics import DEFAULT_RULES, Level
+from sorl_trl.diagnostics import DEFAULT_RULES
 from sorl_trl.diagnostics.collapse_guard import GuardSettings
 from tests.agents import NAMES, DownAfter, agent_policy, agent_tokenizer, search_index, steps_after
 from tests.collapses import (
@@ -142,20 +140,6 @@ class TestRollBack:
         after = [kl for step, kl in logged(trainer, "kl_to_old").items() if step > ALARM]
         assert max(after) < 0.2 < max(logged(trainer, "kl_to_old").values())
 
-    def test_lowers_again_what_the_checkpoint_does_not_know(self, tmp_path: Path) -> None:
-        """Both alarms go back to step 4, which has the rates of the beginning."""
-        settings = GuardSettings(lr_factor=0.5, cooldown=0, margin=0, max_interventions=2)
-        rules = [Level("high", "completions/mean_length", "nothing is wrong", threshold=0.0, patience=2)]
-        fields = {"rules": rules, "settings": settings, "callbacks": [], "max_steps": 24, "save_steps": 4}
-        trainer, _ = guarded(tmp_path, "roll_back", GRPOThatRemembers, **fields)
-        trainer.add_callback(Deletes(range(5, STEPS)))
-        trainer.train()
-        steps = list(logged(trainer, "guard/interventions"))
-        assert len(steps) == 2
-        assert trainer.restored["checkpoint"] == checkpoint(trainer, 4)
-        rates = logged(trainer, "learning_rate")
-        assert [rates[step + 1] for step in steps] == [pytest.approx(0.5 * RATE), pytest.approx(0.25 * RATE)]
-
     def test_stops_without_a_healthy_checkpoint(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         trainer, _ = guarded(tmp_path, "roll_back", GRPOThatRemembers, save_total_limit=1)
         trainer.train()
@@ -201,26 +185,6 @@ class TestNotFinite:
             values = {step: value for step, value in logged(trainer, metric).items() if step != 18}
             assert all(value is not None and math.isfinite(value) for value in values.values()), metric
         assert all(weight.isfinite().all() for weight in trainer.model.parameters())
-
-    def test_without_it_the_run_dies(self, tmp_path: Path) -> None:
-        """The other rules see nothing before the next rollout, which cannot sample."""
-        fields = {"rules": DEFAULT_RULES[1:], "callbacks": [Poison(after=17)]}
-        trainer, guard = guarded(tmp_path, "roll_back", GRPOThatRemembers, **fields)
-        with pytest.raises(RuntimeError, match="the policy's logits are NaN or infinite"):
-            trainer.train()
-        assert guard.alarms == []
-        assert math.isnan(logged(trainer, "grad_norm")[18])
-
-
-class Deletes(TrainerCallback):
-    """Deletes the checkpoints of some steps at once, as `save_total_limit` does later."""
-
-    def __init__(self, steps: Iterable[int]) -> None:
-        self.steps = set(steps)
-
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step in self.steps:
-            shutil.rmtree(Path(args.output_dir) / f"checkpoint-{state.global_step}")
 
 
 def searching_policy() -> Any:

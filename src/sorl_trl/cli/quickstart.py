@@ -23,7 +23,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from sorl_trl import qa
 from sorl_trl.cli import launch
 from sorl_trl.command_line import Parser, UserMistake, at_least
-from sorl_trl.diagnostics import plot_training
+from sorl_trl.diagnostics.plots import draw_runs
+from sorl_trl.diagnostics.runs import load_run
 from sorl_trl.evaluation import (
     Agent,
     EvaluatedTrajectory,
@@ -220,8 +221,8 @@ def main(words: Sequence[str] | None = None, home: Path = Path()) -> None:
         "after": evaluate_policy(run / "policy", run, search),
         "no_search": evaluate_policy(run / "policy", run, NoSearch()),
     }
-    history = json.loads((run / "policy" / "trainer_state.json").read_text())["log_history"]
-    picture = plot_training(history, run / "curves.png", f"SO-GRPO on the {world.name}")
+    picture = run / "curves.png"
+    picture.write_bytes(draw_runs([load_run(run / "policy", f"SO-GRPO on the {world.name}")]))
 
     say("Greedy trajectories")
     show_examples(results["before"]["greedy"], results["after"]["greedy"])

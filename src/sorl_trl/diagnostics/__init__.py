@@ -6,7 +6,6 @@
 from sorl_trl.diagnostics.collapse_detector import Alarm, CollapseDetector, detect
 from sorl_trl.diagnostics.collapse_guard import CollapseGuard, GuardSettings
 from sorl_trl.diagnostics.collapse_rules import DEFAULT_RULES, Fall, Level, NotFinite, Rule
-from sorl_trl.diagnostics.plots import plot_training
 from sorl_trl.diagnostics.progress import TurnProgressCallback
 
 __all__ = [
@@ -21,5 +20,4 @@ __all__ = [
     "Rule",
     "TurnProgressCallback",
     "detect",
-    "plot_training",
 ]

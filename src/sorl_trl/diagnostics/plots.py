@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
-from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING
 
-from sorl_trl.diagnostics.runs import LogHistory, Run, Series
-from sorl_trl.files import write_whole
+from sorl_trl.diagnostics.runs import Run, Series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -71,25 +69,6 @@ PANEL_WIDTH, PANEL_HEIGHT = 3.7, 2.45
 SHOWN_DECADES = 6
 """Below its largest value, a logarithmic axis goes no further down: rounding is not worth the room."""
 CAPTION = "optimizer step  ·  thick: moving average, thin: as logged  ·  dots: evaluation"
-
-
-def plot_training(log_history: LogHistory, path: str | Path, title: str = "") -> Path:
-    """Draw the curves of one run.
-
-    Args:
-        log_history: `trainer.state.log_history`, or that of a `trainer_state.json`.
-        path: the PNG to write.
-        title: above all panels.
-
-    Returns:
-        `path`.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-        ValueError: `log_history` holds none of the metrics.
-    """
-    write_whole(Path(path), draw_runs([Run(title, log_history)]))
-    return Path(path)
 
 
 def draw_runs(runs: Sequence[Run]) -> bytes:

@@ -11,9 +11,6 @@ from typing import Any
 
 import numpy as np
 
-LogHistory = Sequence[Mapping[str, Any]]
-"""`trainer.state.log_history`: one mapping from metric to value per log entry, each with its `step`."""
-
 STATE_FILE = "trainer_state.json"
 SETTINGS_FILE = "settings.json"
 """What `sorl train` was told, in the folder of the run itself."""
@@ -49,13 +46,13 @@ class Run:
 
     Args:
         name: Its label.
-        log_history: Its log entries.
+        log_history: `trainer.state.log_history`: a mapping from metric to value per log entry, each with its `step`.
         max_steps: Optimizer steps that it was meant to take, where known.
         settings: What it was told, where known.
     """
 
     name: str
-    log_history: LogHistory
+    log_history: Sequence[Mapping[str, Any]]
     max_steps: int | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
 

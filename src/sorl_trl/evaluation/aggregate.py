@@ -24,8 +24,6 @@ class DatasetSummary:
     trajectories: int
     masked: int
     """Trajectories that an infrastructure failure ended: they enter no mean."""
-    unscored_questions: int
-    """The questions of which every trajectory is masked."""
     means: Mapping[str, Estimate]
     """Measure -> mean over questions of the mean over a question's trajectories."""
     best_of_n: Mapping[str, Estimate]
@@ -47,7 +45,6 @@ def summarize(name: str, outcomes: Sequence[Outcome]) -> DatasetSummary:
         questions=len(questions),
         trajectories=len(outcomes),
         masked=sum(map(is_masked, outcomes)),
-        unscored_questions=sum(all(map(is_masked, asked)) for asked in questions.values()),
         means=bootstrap(question_columns(questions, MEASURES), name),
         best_of_n=bootstrap(question_columns(questions, SCORES, max), name) if is_sampled else {},
         stop_reasons={reason.value: reasons[reason.value] / len(outcomes) for reason in StopReason},

@@ -1,6 +1,6 @@
 """Trajectories as an update of the policy saw them, token by token: rows of Parquet files, and back.
 
-trajectories/step_00000010_rank_0_of_1.parquet  what one process trained on in the 10th optimizer step
+trajectories/step_00000010_rank_0000.parquet  what one process trained on in the 10th optimizer step
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from sorl_trl.files import write_whole
 from sorl_trl.text import encodable
 
 FOLDER = "trajectories"
+SHARDS = f"{FOLDER}/step_*_rank_*.parquet"
 INSIDE, OUTSIDE, CLIPPED, UNTRAINED = "inside", "outside", "clipped", "none"
 """Of a ratio: in the clip range; out of it with its gradient; out of it without; of no turn that is trained on."""
 _ROWS_AT_ONCE = 32
@@ -76,22 +77,9 @@ SCHEMA = pa.schema([(field.name, _ARROW[str(field.type)]) for field in fields(Tr
 _LISTS = {name for name in SCHEMA.names if isinstance(SCHEMA.field(name).type, pa.ListType)}
 
 
-@dataclass(frozen=True, order=True)
-class Shard:
-    """What one process trained on in one optimizer step."""
-
-    step: int
-    rank: int
-    world_size: int
-
-    @property
-    def name(self) -> str:
-        return f"step_{self.step:08d}_rank_{self.rank}_of_{self.world_size}.parquet"
-
-
-def write_trained(run: str | os.PathLike[str], shard: Shard, rows: Sequence[TrainedTrajectory]) -> Path:
-    """Keep a shard, in place of what was kept of it before; the file."""
-    path = Path(run) / FOLDER / shard.name
+def write_trained(run: str | os.PathLike[str], step: int, rank: int, rows: Sequence[TrainedTrajectory]) -> Path:
+    """Keep what the process `rank` trained on in an optimizer step, in place of what was kept before; the file."""
+    path = Path(run) / FOLDER / f"step_{step:08d}_rank_{rank:04d}.parquet"
     path.parent.mkdir(parents=True, exist_ok=True)
     table = pa.Table.from_pylist([_row(trained) for trained in rows], SCHEMA)
     write_whole(path, lambda file: pq.write_table(table, file, compression="zstd"))
@@ -100,19 +88,16 @@ def write_trained(run: str | os.PathLike[str], shard: Shard, rows: Sequence[Trai
 
 def discard_later(run: str | os.PathLike[str], step: int) -> None:
     """Delete what was kept of the steps after `step`, from which a run starts anew."""
-    for shard, file in _shards(run):
-        if shard.step > step:
+    for kept, file in _shards(run):
+        if kept > step:
             file.unlink(missing_ok=True)  # each node does this, perhaps in one folder
 
 
 def count_trained(run: str | os.PathLike[str]) -> dict[int, int]:
-    """How many trajectories `read_trained` gives of each step, in its order. None of them is read for it.
-
-    Raises FileNotFoundError if nothing was kept of the run.
-    """
+    """How many trajectories `read_trained` gives of each step, in its order. None of them is read for it."""
     counts: Counter[int] = Counter()
-    for shard, file in _kept(run):
-        counts[shard.step] += pq.read_metadata(file).num_rows
+    for step, file in _shards(run):
+        counts[step] += pq.read_metadata(file).num_rows
     return dict(counts)
 
 
@@ -122,31 +107,16 @@ def read_trained(run: str | os.PathLike[str], step: int | None = None) -> Iterat
     Args:
         run: The `output_dir` of training.
         step: Read this step alone.
-
-    Raises FileNotFoundError if nothing was kept of the run.
     """
-    for shard, file in _kept(run):
-        if step in (None, shard.step):
+    for kept, file in _shards(run):
+        if step in (None, kept):
             for batch in pq.ParquetFile(file).iter_batches(batch_size=_ROWS_AT_ONCE):
                 yield from map(_trained, batch.to_pylist())
 
 
-def _kept(run: str | os.PathLike[str]) -> list[tuple[Shard, Path]]:
-    shards = _shards(run)
-    if not shards:
-        raise FileNotFoundError(f"there is no step_*_rank_*_of_*.parquet in {Path(run) / FOLDER}")
-    return shards
-
-
-def _shards(run: str | os.PathLike[str]) -> list[tuple[Shard, Path]]:
-    """In order."""
-    files = (Path(run) / FOLDER).glob("step_*_rank_*_of_*.parquet")
-    return sorted((_shard(file), file) for file in files)
-
-
-def _shard(file: Path) -> Shard:
-    _, step, _, rank, _, world_size = file.stem.split("_")
-    return Shard(int(step), int(rank), int(world_size))
+def _shards(run: str | os.PathLike[str]) -> list[tuple[int, Path]]:
+    """The files with their steps, in order."""
+    return sorted((int(file.stem.split("_")[1]), file) for file in Path(run).glob(SHARDS))
 
 
 def _trained(row: dict[str, Any]) -> TrainedTrajectory:

@@ -19,11 +19,10 @@ from sorl_trl.records.evaluated import (
     read_evaluated,
     read_settings,
 )
-from sorl_trl.records.trained import FOLDER, TrainedTrajectory, count_trained, read_trained
+from sorl_trl.records.trained import SHARDS, TrainedTrajectory, count_trained, read_trained
 from sorl_trl.types import ActionKind
 
 EVALUATION, TRAINING = "evaluation", "training"
-DUMPS = f"{FOLDER}/step_*_rank_*_of_*.parquet"
 ENVIRONMENT = -1
 """The turn id of tokens that are nobody's turn."""
 DIGITS = 6
@@ -82,7 +81,7 @@ def open_run(run: str | os.PathLike[str]) -> Source:
     Raises:
         FileNotFoundError: It is neither the folder of an evaluation nor that of a training run with dumps.
     """
-    if any(Path(run).glob(DUMPS)):  # beside which `sorl train` writes settings of its own
+    if any(Path(run).glob(SHARDS)):  # beside which `sorl train` writes settings of its own
         steps = {_step_name(step): (step, size) for step, size in count_trained(run).items()}
         sizes = {name: size for name, (_, size) in steps.items()}
         return Source(TRAINING, sizes, lambda name: _step(run, steps[name][0]))
@@ -92,7 +91,7 @@ def open_run(run: str | os.PathLike[str]) -> Source:
         sizes = {name: count_evaluated(run, name) for name in settings["datasets"]}
         return Source(EVALUATION, sizes, lambda name: map(evaluation_entry, read_evaluated(run, name)), notes)
     raise FileNotFoundError(
-        f"{run} holds neither the {SETTINGS} of an evaluation nor {DUMPS}, which training writes with "
+        f"{run} holds neither the {SETTINGS} of an evaluation nor {SHARDS}, which training writes with "
         "`save_trajectories_steps`"
     )
 

@@ -1,9 +1,7 @@
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +10,6 @@ from matplotlib.figure import Figure
 from sorl_trl.diagnostics.plots import (
     COLORS,
     draw_runs,
-    plot_training,
     visible_panels,
 )
 from sorl_trl.diagnostics.runs import Run
@@ -45,9 +42,6 @@ class TestVisiblePanels:
         assert titles([ours]) == {"Reward", "Clip fraction of tokens"}
         assert titles([ours, trls]) == {"Reward", "Clip fraction of tokens", "Stopped by the clip"}
 
-    def test_those_of_evaluation_alone_unless_it_says_nothing(self) -> None:
-        assert titles([Run("a", [{"step": 1, "eval_reward": 1.0, "eval_kl_to_old": 0.0}])]) == {"Reward"}
-
     def test_no_metric_at_all_is_refused(self) -> None:
         with pytest.raises(ValueError, match="'a' has a metric of reward"):
             visible_panels([Run("a", [{"step": 1, "loss": 0.5}])])
@@ -78,29 +72,7 @@ class TestDrawRuns:
         draw_runs([run("a", 5, grad_norm=float)])
         assert figures[1].axes[0].get_yscale() == "linear"
 
-    def test_rounding_does_not_get_the_room_of_a_log_axis(self, figures: list[Figure]) -> None:
-        """A KL of 1e-15 right after a generation, zeros and values that are not finite."""
-        values = [0.0, 1e-15, 0.1, math.nan, math.inf]
-        draw_runs([Run("a", [{"step": step, "kl_to_old": value} for step, value in enumerate(values)])])
-        bottom, top = figures[0].axes[0].get_ylim()
-        assert bottom == pytest.approx(1e-7)
-        assert 0.1 < top < 10
-
     def test_without_matplotlib_it_says_what_to_install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
         with pytest.raises(ImportError, match=r"pip install 'sorl-trl\[plot\]'"):
             draw_runs([run("a")])
-
-
-class TestPlotTraining:
-    def test_writes_a_picture(self, tmp_path: Path) -> None:
-        history = [{"step": 1, "reward": 0.5, "entropy": 1.0}, {"step": 2, "entropy": None}]
-        path = plot_training(history, str(tmp_path / "curves.png"), title="One $run$")
-        assert path == tmp_path / "curves.png"
-        assert path.read_bytes().startswith(PNG)
-        assert list(tmp_path.iterdir()) == [path]
-
-    def test_nothing_to_draw_writes_nothing(self, tmp_path: Path) -> None:
-        with pytest.raises(ValueError, match="has a metric of"):
-            plot_training([], tmp_path / "curves.png")
-        assert list(tmp_path.iterdir()) == []

@@ -3,11 +3,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from sorl_trl.evaluation import summarize
-from sorl_trl.evaluation.run_folder import is_masked
 from sorl_trl.types import StopReason
 
 from .trajectories import outcome
@@ -23,7 +20,7 @@ def test_a_sampled_question_counts_once_by_its_mean() -> None:
         *(outcome("di", None, i) for i in range(4)),
     ]
     summary = summarize("nq", outcomes)
-    assert (summary.questions, summary.trajectories, summary.masked, summary.unscored_questions) == (4, 16, 6, 1)
+    assert (summary.questions, summary.trajectories, summary.masked) == (4, 16, 6)
     assert summary.means["exact_match"].mean == pytest.approx((0.25 + 1 + 0) / 3)
     assert summary.means["searches"].mean == pytest.approx((1.5 + 4 + 0) / 3)
     assert summary.best_of_n["exact_match"].mean == summary.best_of_n["correct"].mean == pytest.approx(2 / 3)
@@ -44,7 +41,7 @@ def test_what_does_not_apply_has_no_mean() -> None:
     assert "choice_accuracy" not in open_questions.means
     down = summarize("nq", [outcome("ann", None)])
     assert down.means == {}
-    assert (down.masked, down.unscored_questions) == (1, 1)
+    assert down.masked == 1
 
 
 def test_equal_ids_of_different_questions_are_different_questions() -> None:
@@ -60,17 +57,3 @@ def test_summaries_are_plain_json_without_nan() -> None:
     nq = json.loads(json.dumps(summary.to_json(), allow_nan=False))
     assert nq["means"]["exact_match"] == {"mean": 0.5, "low": 0.5, "high": 0.5}
     assert nq["best_of_n"]["exact_match"]["mean"] == 1
-
-
-@settings(max_examples=20, deadline=None)
-@given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from([0.0, 1.0, None])), min_size=1, max_size=12))
-def test_masked_trajectories_change_no_mean(scored: list[tuple[str, float | None]]) -> None:
-    outcomes = [outcome(name, score, i) for i, (name, score) in enumerate(scored)]
-    kept = [each for each in outcomes if not is_masked(each)]
-    summary = summarize("nq", outcomes)
-    assert summary.masked == len(outcomes) - len(kept)
-    if kept:
-        without = summarize("nq", kept)
-        assert {name: each.mean for name, each in summary.means.items()} == {
-            name: each.mean for name, each in without.means.items()
-        }

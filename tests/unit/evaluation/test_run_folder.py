@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -73,11 +72,3 @@ def test_the_same_settings_go_on_and_others_are_refused_by_name(run: RunFolder) 
 def test_a_start_that_made_nothing_binds_nobody(run: RunFolder) -> None:
     run.claim({"model": "right at last"})
     assert run.settings == {"model": "right at last"}
-
-
-def test_results_are_written_last(run: RunFolder) -> None:
-    assert not run.is_finished
-    run.finish({"datasets": {"nq": 0.5}}, "| table |\n")
-    assert run.is_finished
-    assert json.loads((run.path / "results.json").read_text()) == {"datasets": {"nq": 0.5}}
-    assert (run.path / "results.md").read_text() == "| table |\n"

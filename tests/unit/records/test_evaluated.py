@@ -6,16 +6,9 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from sorl_trl.qa import Question
 from sorl_trl.records.evaluated import to_table
 from sorl_trl.types import Observation, Passage
 from tests.unit.evaluation.trajectories import answered, evaluated, question
-
-
-def test_options_are_read_back_in_order() -> None:
-    choice = Question("q", "which ?", ("Ann",), options={"B": "Ann", "A": "Bob"}, data_source="medqa")
-    (row,) = to_table([evaluated(choice, answered("B"))]).to_pylist()
-    assert row["options"] == [{"letter": "B", "text": "Ann"}, {"letter": "A", "text": "Bob"}]
 
 
 def test_half_a_surrogate_pair_in_a_passage_becomes_a_question_mark() -> None:

@@ -1,14 +1,10 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import pytest
 
-from sorl_trl.evaluation import mean_measure, split_by_hops
-from sorl_trl.sandbox import NO_NOISE, WarmStartConfig, World, WorldSize, build_atlas
-
-from .helpers import run_expert
+from sorl_trl.sandbox import World, WorldSize, build_atlas
 
 
 def texts(world: World) -> set[str]:
@@ -52,11 +48,6 @@ def test_the_shuffled_atlas_has_the_same_words_and_other_facts(atlas: World):
     assert len(shuffled.passages) == len(atlas.passages)
     # Some facts survive by chance: many countries pay with the euro.
     assert len(texts(shuffled) & texts(atlas)) < 0.1 * len(atlas.passages)
-
-
-def test_an_expert_answers_it_with_the_real_search_engine(atlas: World, tmp_path: Path):
-    parts = split_by_hops(run_expert(atlas, WarmStartConfig(noise=NO_NOISE), tmp_path))
-    assert {hops: mean_measure(rows, "exact_match") >= 0.95 for hops, rows in parts.items()} == {1: True, 2: True}
 
 
 def test_bad_arguments_are_refused():

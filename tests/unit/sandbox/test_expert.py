@@ -1,22 +1,18 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from sorl_trl.evaluation import mean_measure
 from sorl_trl.qa import Question
 from sorl_trl.sandbox import (
     NO_NOISE,
     PROMPT_TEMPLATE,
     ExpertNoise,
     ScriptedExpert,
-    WarmStartConfig,
     World,
     train_tokenizer,
 )
 
-from .helpers import HOME, PROMPT, QUESTION, RIVER, run_expert
+from .helpers import HOME, PROMPT, QUESTION, RIVER
 
 BORN = f"{PROMPT} <search> ann lee born </search> <information> ann lee was born in new ulm . </information>"
 DRINKS = f"{BORN} <search> new ulm drinks </search> <information> new ulm drinks from blue nile . </information>"
@@ -61,11 +57,6 @@ def test_without_noise_it_follows_the_relations_and_answers(tokenizer, context, 
 )
 def test_each_mistake_looks_as_described(tokenizer, noise, context, expected):
     assert turn(tokenizer, context, noise) in expected
-
-
-def test_noise_lowers_the_score(invented: World, tmp_path: Path):
-    noisy = run_expert(invented, WarmStartConfig(), tmp_path)
-    assert 0.2 < mean_measure(noisy, "exact_match") < 0.7
 
 
 @pytest.mark.parametrize(

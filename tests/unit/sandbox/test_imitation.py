@@ -42,17 +42,6 @@ def test_only_what_the_expert_wrote_is_labelled(tokenizer, invented: World):
         assert len(example.input_ids) == len(example.labels)
 
 
-def test_the_loss_is_the_mean_over_labelled_tokens_whatever_the_padding(tokenizer):
-    model = make_policy(tokenizer, TINY.policy, 0)
-    short = Example((5, 6, 7), (-100, 6, 7))
-    long = Example((5, 9, 8, 7, 6, 5), (-100, -100, -100, -100, -100, 5))
-    with torch.no_grad():
-        together, first, second = _loss(model, [short, long]), _loss(model, [short]), _loss(model, [long])
-        logits = model(torch.tensor([short.input_ids])).logits[0].log_softmax(-1)
-    torch.testing.assert_close(first, -(logits[0, 6] + logits[1, 7]) / 2)
-    torch.testing.assert_close(together, (2 * first + second) / 3)
-
-
 def test_imitation_lowers_the_loss(tokenizer, invented: World):
     examples = expert_examples(invented, tokenizer, 40, TINY)
     model = make_policy(tokenizer, TINY.policy, 0)
@@ -95,14 +84,3 @@ def test_a_failure_leaves_nothing_behind(invented: World, tmp_path: Path, monkey
     with pytest.raises(OSError, match="disk full"):
         warm_start(invented, [invented], tmp_path, TINY)
     assert not list(tmp_path.iterdir())
-
-
-def test_the_result_of_another_process_is_taken_over(invented: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def other_was_faster(self: Path, target: Path) -> None:
-        target.mkdir()
-        raise FileExistsError(target)
-
-    monkeypatch.setattr(Path, "rename", other_was_faster)
-    monkeypatch.setattr("sorl_trl.sandbox.imitation.expert_examples", lambda *_: [Example((1, 2), (-100, 2))])
-    path = warm_start(invented, [invented], tmp_path, TINY)
-    assert list(tmp_path.iterdir()) == [path]

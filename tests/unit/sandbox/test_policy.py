@@ -1,10 +1,7 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
-from transformers import AutoTokenizer
 
 from sorl_trl.sandbox import PROTOCOL, PolicyConfig, World, make_policy, train_tokenizer
 from sorl_trl.sandbox.policy import TAGS
@@ -27,15 +24,6 @@ def test_decoded_turns_parse(tokenizer):
     assert len(ids) == 4
     assert PROTOCOL.parse(tokenizer.decode(ids)) == Action(ActionKind.SEARCH, "born works")
     assert PROTOCOL.parse(tokenizer.decode(ids, skip_special_tokens=True)).kind is ActionKind.SEARCH
-
-
-def test_the_tokenizer_is_saved_and_loaded_as_any_other(tokenizer, tmp_path: Path):
-    tokenizer.save_pretrained(tmp_path)
-    loaded = AutoTokenizer.from_pretrained(tmp_path)
-    text = "<search> born WORKS no-such-word </search>"
-    assert loaded.encode(text) == tokenizer.encode(text)
-    assert loaded.decode(loaded.encode(text)) == "<search> born works [UNK] </search>"
-    assert (loaded.pad_token, loaded.eos_token) == ("[PAD]", "[EOS]")
 
 
 def test_a_seed_fixes_the_policy_and_nothing_else(tokenizer):

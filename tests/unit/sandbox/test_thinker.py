@@ -78,17 +78,3 @@ def test_by_default_it_mostly_searches_once(practised: dict[int, list[EvaluatedT
     assert mean_measure(practised[1], "searches") == 1.0
     searches = mean_measure(practised[2], "searches")
     assert searches is not None and 1.0 < searches < 1.5
-
-
-@pytest.mark.parametrize("name", ["invented", "atlas"])
-def test_every_word_it_writes_is_in_the_vocabulary(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    world: World = request.getfixturevalue(name)
-    config = ThinkingWarmStart()
-    tokenizer = train_tokenizer([world], config.texts())
-    tokens = {
-        token
-        for row in run_expert(world, config, tmp_path)
-        for turn in row.trajectory.turns
-        for token in turn.token_ids
-    }
-    assert tokenizer.unk_token_id not in tokens

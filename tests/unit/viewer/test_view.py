@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sorl_trl.command_line import UserMistake
-from sorl_trl.records.trained import Shard, write_trained
+from sorl_trl.records.trained import write_trained
 from sorl_trl.viewer.command import main, write_page
 from sorl_trl.viewer.data import EVALUATION, TRAINING
 from tests.unit.evaluation.trajectories import answered, evaluated, question
@@ -31,7 +31,7 @@ def test_of_an_evaluation(tmp_path: Path) -> None:
 
 
 def test_of_training_beside_the_settings_that_it_was_told(tmp_path: Path) -> None:
-    write_trained(tmp_path, Shard(10, 0, 2), [TRAINED])
+    write_trained(tmp_path, 10, 0, [TRAINED])
     (tmp_path / "settings.json").write_text(json.dumps({"seed": 7}))
     write_page(tmp_path, tmp_path / "page.html")
     found = shown(tmp_path / "page.html")
@@ -41,7 +41,7 @@ def test_of_training_beside_the_settings_that_it_was_told(tmp_path: Path) -> Non
 
 def test_each_step_has_as_many_and_what_is_left_out_is_said(tmp_path: Path) -> None:
     for step in (10, 20):
-        write_trained(tmp_path, Shard(step, 0, 2), [replace(TRAINED, step=step)] * 5)
+        write_trained(tmp_path, step, 0, [replace(TRAINED, step=step)] * 5)
     assert write_page(tmp_path, tmp_path / "page.html", limit=4) == (4, 10)
     found = shown(tmp_path / "page.html")
     assert [entry["key"] for entry in found["trajectories"]] == ["step-10/1", "step-10/2", "step-20/1", "step-20/2"]
@@ -57,7 +57,7 @@ def test_a_run_without_a_finished_batch(tmp_path: Path) -> None:
 
 
 def test_the_command_says_what_it_wrote(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_trained(tmp_path / "mine", Shard(10, 0, 2), [TRAINED] * 3)
+    write_trained(tmp_path / "mine", 10, 0, [TRAINED] * 3)
     output = tmp_path / "page.html"
     main([str(tmp_path / "mine"), "-o", str(output), "--limit", "2"])
     assert capsys.readouterr().out == f"2 of 3 trajectories: {output}\n"

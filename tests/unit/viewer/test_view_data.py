@@ -4,14 +4,11 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 
 from sorl_trl.evaluation import RunFolder
-from sorl_trl.evaluation.plan import Batch, Sample
 from sorl_trl.qa import Question
-from sorl_trl.records.evaluated import write_evaluated
-from sorl_trl.records.trained import Shard, write_trained
+from sorl_trl.records.trained import write_trained
 from sorl_trl.types import Action, ActionKind, Observation, Passage, StopReason, Trajectory, Turn
 from sorl_trl.viewer.data import EVALUATION, TRAINING, Source, open_run, training_entry
 from tests.unit.evaluation.trajectories import answered, ended, evaluated, question
@@ -57,12 +54,6 @@ class TestEvaluationEntry:
         call = Turn((1,), "<calculate> 1 </calculate>", Action(ActionKind.TOOL, "1", "calculate"), reward=-0.25)
         entry = shown(evaluated(question("Ada"), Trajectory((0,), (call,), StopReason.ENVIRONMENT_DONE)))
         assert (entry.segments[0]["action"], entry.segments[0]["reward"]) == ("calculate", -0.25)
-
-    @pytest.mark.parametrize(
-        ("given_answer", "verdict"), [(answered("Ada"), "right"), (answered("Bob"), "wrong")], ids=["right", "wrong"]
-    )
-    def test_the_verdict_is_that_of_the_scorer(self, given_answer: Trajectory, verdict: str) -> None:
-        assert shown(evaluated(question("Ada"), given_answer)).verdict == verdict
 
     def test_what_an_infrastructure_failure_ended_is_unscored(self) -> None:
         entry = shown(evaluated(question("Ada"), ended(StopReason.SEARCH_UNAVAILABLE)))
@@ -135,29 +126,13 @@ class TestOpenRun:
         RunFolder(tmp_path).finish({}, "")
         assert not open_run(tmp_path).notes
 
-    def test_the_size_of_a_dataset_is_that_of_its_finished_batches(self, tmp_path: Path) -> None:
-        row, folder = evaluated(question("Ada"), answered("Ada")), RunFolder(tmp_path)
-        folder.claim({"datasets": {"nq": "hash", "own": "hash"}})
-        for index, count in ((0, 2), (3, 1)):
-            write_evaluated(folder.shard(Batch("nq", index, (Sample(row.question, 0),) * count)), [row] * count)
-        assert open_run(tmp_path).sizes == {"nq": 3, "own": 0}
-
     def test_a_training_run_is_numbered_within_each_step_over_its_processes(self, tmp_path: Path) -> None:
         for step, rank in ((20, 0), (10, 0), (10, 1)):
-            write_trained(tmp_path, Shard(step, rank, 2), [replace(TRAINED, step=step)] * 2)
+            write_trained(tmp_path, step, rank, [replace(TRAINED, step=step)] * 2)
         source = open_run(tmp_path)
         assert source.kind == TRAINING
         assert source.sizes == {"step 10": 4, "step 20": 2}
         assert keys(source) == [*(f"step-10/{n}" for n in (1, 2, 3, 4)), "step-20/1", "step-20/2"]
-
-    def test_no_trajectory_is_read_before_it_is_asked_for(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        write_trained(tmp_path / "train", Shard(10, 0, 2), [TRAINED])
-        write_evaluation(tmp_path / "eval", evaluated(question("Ada"), answered("Ada")))
-        monkeypatch.setattr(pq, "ParquetFile", lambda *_: pytest.fail("a file was read"))
-        assert open_run(tmp_path / "train").sizes == {"step 10": 1}
-        assert open_run(tmp_path / "eval").sizes == {"nq": 1}
 
     def test_a_folder_of_neither_kind(self, tmp_path: Path) -> None:
         (tmp_path / "settings.json").write_text('{"seed": 7}')  # of a training run without dumps

@@ -2,17 +2,14 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import re
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from sorl_trl.viewer.data import EVALUATION, TRAINING, Entry, training_entry
+from sorl_trl.viewer.data import EVALUATION, Entry
 from sorl_trl.viewer.page import render_page
-from tests.unit.viewer.entries import ENTRY, TRAINED, Parsed, content
+from tests.unit.viewer.entries import ENTRY, Parsed, content
 
 HOSTILE = [
     "</script><script>alert(1)</script>",
@@ -47,19 +44,6 @@ def test_hostile_text_stays_data(text: str) -> None:
     assert found["segments"][0]["passages"] == [passage]
 
 
-@settings(max_examples=50, deadline=None)
-@given(st.text(st.characters(), max_size=40))
-def test_any_text_is_read_back(text: str) -> None:
-    assert content(rendered(replace(ENTRY, prompt=text)))["trajectories"][0]["prompt"] == text
-
-
-@pytest.mark.parametrize("entry", [ENTRY, training_entry(TRAINED, "step-10/1")], ids=[EVALUATION, TRAINING])
-def test_every_field_is_read_back(entry: Entry) -> None:
-    [found] = content(rendered(entry))["trajectories"]
-    assert found == json.loads(json.dumps(vars(entry)))
-    assert set(found) == set(Entry.__dataclass_fields__)
-
-
 def test_a_title_is_escaped() -> None:
     title = "</title><script>alert(1)</script> $data"
     page = rendered(ENTRY, title=title)
@@ -82,10 +66,6 @@ class TestPolicy:
         html = render_page("Run", EVALUATION, [ENTRY])
         assert not re.search(r"https?:|@import|url\(", html)
         assert not [a for _, a in Parsed(html).tags if {"src", "srcset", "href", "style", "onclick"} & set(a)]
-
-    def test_scripts_never_make_html_of_text(self) -> None:
-        scripts = "".join(text for a, text in rendered(ENTRY).all("script") if "type" not in a)
-        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|setTimeout", scripts)
 
 
 def digest(text: str) -> str:

@@ -23,7 +23,6 @@ from sorl_trl.records.trained import (
     INSIDE,
     OUTSIDE,
     UNTRAINED,
-    Shard,
     TrainedTrajectory,
     discard_later,
     write_trained,
@@ -117,11 +116,8 @@ class TrajectoryDump(TrainerCallback):
 
     def _write(self) -> None:
         if self._rows:
-            write_trained(self.args.output_dir, self._shard(self._rows[0].step), self._rows)
+            write_trained(self.args.output_dir, self._rows[0].step, self.args.process_index, self._rows)
         self._rows = []
-
-    def _shard(self, step: int) -> Shard:
-        return Shard(step, self.args.process_index, self.args.world_size)
 
 
 def _clip_states(ratio: Tensor, batch: MicroBatch, objective: Objective | None) -> list[list[str]]:
