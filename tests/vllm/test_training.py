@@ -13,6 +13,7 @@ from trl import GRPOTrainer
 from trl.generation.vllm_generation import VLLMGeneration
 
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer, SOPPOTrainer
+from sorl_trl.methods import EngineTurnMask, EngineVeto, Method, TurnRatio
 from sorl_trl.rollout import RolloutLimits
 from tests.agents import questions
 from tests.tools import lookup, qwen_tokenizer
@@ -77,18 +78,10 @@ def test_the_difference_shows_an_engine_that_is_left_behind(tmp_path: Path, monk
     assert first < EXACT and min(later) > 0.1
 
 
-TURN_MASK = {
-    "vllm_importance_sampling_mode": "turn_mask",
-    "vllm_importance_sampling_clip_min": 0.99,
-    "vllm_importance_sampling_clip_max": 1.01,
-    "mismatch_veto": 1e-4,
-}
-
-
 def test_turns_of_an_engine_that_is_in_step_are_kept(tmp_path: Path) -> None:
-    trainer = vllm_agent(tmp_path, **TURN_MASK)
+    method = Method(keep=(EngineTurnMask(0.99, 1.01), EngineVeto()), weight=TurnRatio())
+    trainer = vllm_agent(tmp_path, method=method)
     assert max(train(trainer)) < EXACT
-    assert logged(trainer, "mismatch/dropped_turns") == logged(trainer, "mismatch/vetoed_trajectories") == [0.0] * 4
     assert logged(trainer, "sampling/importance_sampling_ratio/mean") == pytest.approx([1.0] * 4, abs=EXACT)
 
 

@@ -137,12 +137,6 @@ class TestSleeping:
         engine.close()
         return [line for line in wrapper.llm.log if not line.startswith("add")]
 
-    def test_trl_pays_at_every_call(self) -> None:
-        wrapper = wrap(sleeps=True)
-        for _ in range(2):
-            wrapper.generate([[DOC]], None, 1)
-        assert wrapper.llm.log == [*self.ONCE, "sleep 2"] * 2
-
     def test_a_rollout_pays_once(self) -> None:
         wrapper = wrap(sleeps=True)
         assert self.two_turns(wrapper) == [*self.ONCE, *["step"] * 4, "sleep 2"]
@@ -153,9 +147,6 @@ class TestSleeping:
         wrapper.sync_weights()  # as TRL does where a step was made since
         wrapper.llm.log.clear()
         assert self.two_turns(wrapper) == ["wake kv_cache", *["step"] * 4, "sleep 2"]
-
-    def test_without_sleep_mode_nothing_is_done(self) -> None:
-        assert self.two_turns(wrap()) == ["step"] * 4
 
     def test_what_is_unfinished_is_aborted_before_it_sleeps(self) -> None:
         wrapper = wrap(sleeps=True)
@@ -190,22 +181,6 @@ class TestFailures:
     @staticmethod
     def fail() -> None:
         raise ZeroDivisionError
-
-    def test_a_turn_that_vllm_gives_up_is_an_error(self) -> None:
-        wrapper = wrap()
-        engine = VLLMColocateEngine(wrapper, END)
-        step = wrapper.llm.step
-
-        def aborted() -> list[Any]:
-            outputs: list[Any] = step()
-            for output in outputs:
-                output.outputs[0].finish_reason = "abort"
-            return outputs
-
-        wrapper.llm.llm_engine.step = aborted
-        with pytest.raises(RuntimeError, match="turn 0 of row 0 after 2 tokens with finish_reason='abort'"):
-            take_turns(engine, [(DOC,)], [4])
-
 
 def test_a_released_row_generates_no_more() -> None:
     wrapper = wrap()

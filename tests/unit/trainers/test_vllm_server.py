@@ -117,16 +117,6 @@ def test_what_passes_is_sent_again_with_its_seed_and_counts_once(served: Scripte
     assert engine.work.row_steps == 1
 
 
-def test_retries_keep_the_seed(served: ScriptedServer) -> None:
-    def seeds(behaviours: list[Any]) -> set[int]:
-        served.behaviours, served.script.asked = behaviours, []
-        torch.manual_seed(3)
-        take_turns(engine_of(served), [(DOC,), (PARIS,)], [4, 4])
-        return {body["seed"] for _, body in served.script.asked}
-
-    assert seeds([break_off]) == seeds([]) and len(seeds([])) == 2
-
-
 @pytest.mark.parametrize(
     ("behaviour", "said"),
     [(break_off, "cannot be reached"), (fail_with(500, "engine dead"), "HTTP 500: .*engine dead")],
