@@ -23,10 +23,8 @@ LOGPROB = -0.5
 SETTINGS = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 
 
-def pretend_vllm(monkeypatch: pytest.MonkeyPatch, on_cpu: bool = False) -> None:
-    """The types by which vLLM is told how to sample, and where it says that it runs: it is not installed here."""
-    platform = SimpleNamespace(is_cpu=lambda: on_cpu)
-    monkeypatch.setitem(sys.modules, "vllm.platforms", SimpleNamespace(current_platform=platform))  # type: ignore[arg-type]
+def pretend_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The types by which vLLM is told how to sample: it is not installed here."""
     types = SimpleNamespace(SamplingParams=SimpleNamespace, StructuredOutputsParams=SimpleNamespace)
     types.RequestOutputKind = SimpleNamespace(FINAL_ONLY="final only")
     monkeypatch.setitem(sys.modules, "vllm.sampling_params", types)  # type: ignore[arg-type]
@@ -57,9 +55,6 @@ class ScriptedLLM:
         runner = SimpleNamespace(model=SimpleNamespace(load_weights=lambda _: self.log.append("load")))
         self.llm_engine = SimpleNamespace(
             model_config=SimpleNamespace(max_model_len=window),
-            vllm_config=SimpleNamespace(
-                scheduler_config=SimpleNamespace(max_num_batched_tokens=4096, enable_chunked_prefill=True)
-            ),
             model_executor=SimpleNamespace(driver_worker=SimpleNamespace(model_runner=runner)),
             add_request=self.add_request,
             abort_request=self.abort_request,

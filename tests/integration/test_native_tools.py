@@ -26,6 +26,27 @@ def chat_tokenizer() -> PreTrainedTokenizerFast:
     return qwen_tokenizer()
 
 
+def test_tools_must_not_go_on_after_recorded_turns(tmp_path: Path, chat_tokenizer: Any) -> None:
+    """TRL would run its tool loop over a rollout's completions: the turns recorded before it no longer fit."""
+
+    def rollout(prompts: list[Any], trainer: Any) -> dict[str, Any]:
+        call = chat_tokenizer.encode(CALL, add_special_tokens=False)
+        rows = [call for _ in prompts]
+        turns = [[0] * len(call) for _ in prompts]
+        return {"prompt_ids": [[1] for _ in prompts], "completion_ids": rows, "logprobs": None, "turn_ids": turns}
+
+    rows = Dataset.from_list([{"prompt": QUESTION}] * 8)
+    config = SOGRPOConfig(**settings(tmp_path, max_completion_length=512, max_steps=1))
+    policy = build_policy(vocab_size=len(chat_tokenizer))
+    trainer = SOGRPOTrainer(
+        policy, lambda **_: [0.0] * 16, config, rows, processing_class=chat_tokenizer, tools=[lookup],
+        rollout_func=rollout,
+    )  # fmt: skip
+    trainer._generate_single_turn = scripted(chat_tokenizer)
+    with pytest.raises(ValueError, match="`tools` went on after it"):
+        trainer.train()
+
+
 @pytest.mark.parametrize("native", [{"tools": [lookup]}, {"environment_factory": Atlas}], ids=["tools", "environment"])
 def test_native_tools(tmp_path: Path, chat_tokenizer: Any, native: dict[str, Any]) -> None:
     rows = Dataset.from_list([{"prompt": [{"role": "user", "content": f"Where is Oslo? {i}"}]} for i in range(8)])

@@ -377,5 +377,3 @@ def test_each_row_goes_as_it_would_alone(scripts: list[list[str]], rejoin_after:
 
 def ids(trajectory: Trajectory) -> list[tuple[int, ...]]:
     return [segment.token_ids for segment in trajectory.segments]
-
-

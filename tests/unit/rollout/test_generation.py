@@ -106,5 +106,3 @@ def test_wrong_settings_are_named() -> None:
         generator(model, config=GenerationConfig(do_sample=True, num_return_sequences=2))
     with pytest.raises(ValueError, match="eos_token_ids"):
         HFGenerator(model, word_tokenizer(), STOPS, GREEDY, [])
-
-

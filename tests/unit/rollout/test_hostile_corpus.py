@@ -16,7 +16,6 @@ from sorl_trl.rollout import ObservationEncoder, TagProtocol
 from sorl_trl.rollout.observation import Sanitizer
 from sorl_trl.rollout.protocol import PROTOCOL_TAGS
 from sorl_trl.rollout.tokens import control_tokens, decode
-from sorl_trl.types import Passage
 
 from .fakes import bpe_tokenizer, encode, word_tokenizer
 
@@ -158,7 +157,7 @@ def test_no_text_gets_control(kind: TokenizerOf, text: str, max_tokens: int) -> 
 def test_the_frame_stands_whole_whatever_the_body_ends_in(kind: TokenizerOf, last: str) -> None:
     tokenizer = kind()
     protocol = TagProtocol(passage_template="{text}")
-    observation = ObservationEncoder(tokenizer, protocol, 500).passages([Passage("1", "", f"Paris {last}")])
+    observation = ObservationEncoder(tokenizer, protocol, 500).information(f"Paris {last}")
     prefix, suffix = encode(tokenizer, protocol.information_frame.prefix), encode(tokenizer, "</information>\n\n")
     assert observation.token_ids[: len(prefix)] == prefix
     assert observation.token_ids[-len(suffix) :] == suffix

@@ -45,22 +45,6 @@ def test_each_row_has_its_limit_and_its_end() -> None:
     assert engine.work == EngineWork(prefilled_tokens=1 + 1 + 1 + 1 + 5, row_steps=1 + 2 + 1 + 2 + 1, steps=3)
 
 
-@pytest.mark.parametrize(
-    ("on_cpu", "at_once", "window"), [(False, 4, WINDOW), (True, 4, 4), (True, WINDOW, WINDOW), (True, 4096, WINDOW)]
-)
-def test_on_a_cpu_a_context_is_read_in_one_step(
-    monkeypatch: pytest.MonkeyPatch, on_cpu: bool, at_once: int, window: int
-) -> None:
-    pretend_vllm(monkeypatch, on_cpu)
-    wrapper = wrap()
-    scheduler = wrapper.llm.llm_engine.vllm_config.scheduler_config
-    scheduler.max_num_batched_tokens = at_once
-    engine = VLLMColocateEngine(wrapper, END)
-    assert (scheduler.enable_chunked_prefill, engine.window) == (not on_cpu, window)
-    assert ("CPU" in engine.window_ends) == (window < WINDOW)
-    assert ("`vllm_max_model_length`" in engine.window_ends) == (window == WINDOW)
-
-
 def test_rows_do_not_wait_for_each_other() -> None:
     script = Script(lambda context: [PARIS] * len(context) + [CLOSING])
     engine = VLLMColocateEngine(wrap(script), END)

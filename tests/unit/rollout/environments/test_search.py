@@ -77,5 +77,3 @@ def test_programming_errors_propagate() -> None:
         retriever(ShortSearch()).search("ab")
     with pytest.raises(KeyError):
         retriever(FakeSearch([KeyError("bug")])).search("ab")
-
-

@@ -198,5 +198,3 @@ class Answering(Toolless):
 def test_objects_that_cannot_be_used_are_named(factory: Any, problem: str) -> None:
     with pytest.raises((TypeError, ValueError), match=problem):
         ToolBox(environment_factory=factory)
-
-

@@ -195,3 +195,10 @@ def test_the_choice(llama: Any, caplog: pytest.LogCaptureFixture) -> None:
         model_engine(llama, end, GREEDY, "fast")
 
 
+def test_sharded_ranks_poll_together(llama: Any) -> None:
+    engine = model_engine(llama, families.turn_end(), GREEDY, synced_gpus=True)
+    calls = []
+    llama.generate = lambda **kwargs: calls.append(kwargs["synced_gpus"]) or kwargs["input_ids"][:, :0].new_ones(1, 2)
+    engine.open(1)
+    engine.poll()
+    assert calls == [True]

@@ -40,17 +40,15 @@ class VLLMServer:
 
     Args:
         base_url: Of the server.
-        headers: Of every request.
         answer_s: How long an answer may take to begin.
     """
 
-    def __init__(self, base_url: str, headers: Mapping[str, Any], answer_s: float = ANSWER_S) -> None:
+    def __init__(self, base_url: str, answer_s: float = ANSWER_S) -> None:
         self._base_url = base_url
         self._answer_s = answer_s
         self._closed = threading.Event()
         self._sockets: list[socket.socket] = []
         self._client = httpx2.Client(
-            headers=dict(headers),
             verify=base_url.startswith("https:"),  # where nothing is encrypted, no certificates need be read
             timeout=httpx2.Timeout(answer_s, connect=_CONNECT_S),
             limits=httpx2.Limits(max_connections=AT_ONCE, max_keepalive_connections=AT_ONCE),

@@ -6,38 +6,20 @@ import math
 import queue
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import closing
 from typing import Any
 
-from accelerate.utils import broadcast_object_list
-
 from sorl_trl.rollout import Generation, TurnEnd
-from sorl_trl.trainers.agents.vllm.connection import ANSWER_S, AT_ONCE, EngineUnavailable, VLLMServer
+from sorl_trl.trainers.agents.vllm.connection import ANSWER_S, AT_ONCE, VLLMServer
 from sorl_trl.trainers.agents.vllm.turns import Sampled, TurnRequest, VLLMEngine, sampling_settings
-
-# What `requests` says of itself; other headers, for authorization say, are somebody's wish.
-_OF_REQUESTS = ("accept", "accept-encoding", "connection", "user-agent")
-
-
-@dataclass(frozen=True)
-class _Place:
-    """Where the server is, as the main process has found it."""
-
-    base_url: str
-    model: str
-    window: int
-    headers: Mapping[str, Any]
 
 
 class VLLMServerEngine(VLLMEngine):
     """Sends each turn to `/v1/completions` of the server that TRL synchronizes, up to 64 at a time.
 
-    `poll` waits for the next turns that end. Ranks do not wait for each other: TRL's client, which only the main
-    process has, tells all of them where the server is. Steps are the server's own and are not counted; nor does a
-    server say what it found in its cache (unless started with `--enable-prompt-tokens-details`), so that whole
-    contexts count as prefilled.
-
-    All ranks must build theirs together, after the weights have been synchronized: none generates before.
+    `poll` waits for the next turns that end. Ranks do not wait for each other: each must reach the server's address.
+    Steps are the server's own and are not counted; nor does a server say what it found in its cache (unless started
+    with `--enable-prompt-tokens-details`), so that whole contexts count as prefilled.
 
     Args:
         vllm_generation: TRL's, in server mode.
@@ -52,9 +34,13 @@ class VLLMServerEngine(VLLMEngine):
     in_steps = False
 
     def __init__(self, vllm_generation: Any, end: TurnEnd, answer_s: float = ANSWER_S) -> None:
+        vllm = vllm_generation
+        self._base_url = vllm.server_base_url or f"http://{vllm.server_host}:{vllm.server_port}"
         self._answer_s = answer_s
-        self._place = _find(vllm_generation)
-        super().__init__(end, self._place.window)
+        with closing(VLLMServer(self._base_url, answer_s)) as server:
+            (model, *_) = server.ask("GET", "/v1/models")["data"]
+        super().__init__(end, int(model["max_model_len"]))
+        self._model = model["id"]
         self._settings = sampling_settings(vllm_generation, end)
         self._server: VLLMServer | None = None
         self._threads: ThreadPoolExecutor | None = None
@@ -65,7 +51,7 @@ class VLLMServerEngine(VLLMEngine):
 
     def open(self, rows: int) -> None:
         super().open(rows)
-        self._server = VLLMServer(self._place.base_url, self._place.headers, self._answer_s)
+        self._server = VLLMServer(self._base_url, self._answer_s)
         self._threads = ThreadPoolExecutor(AT_ONCE, "sorl-vllm")
         self._asked, self._answers = 0, queue.SimpleQueue()
 
@@ -102,7 +88,7 @@ class VLLMServerEngine(VLLMEngine):
     def _ask(self, server: VLLMServer, request: TurnRequest) -> Sampled:
         body = {
             **self._settings,
-            "model": self._place.model,
+            "model": self._model,
             "prompt": list(request.context_ids),
             "max_tokens": request.limit,
             "seed": request.seed,
@@ -125,27 +111,3 @@ def _sampled(answer: Mapping[str, Any]) -> Sampled:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise RuntimeError(f"the server's answer is not one of vLLM's ({error!r}): {str(answer)[:400]}") from error
-
-
-def _find(vllm_generation: Any) -> _Place:
-    """The place that the main process tells all ranks; a failure of its own is everybody's."""
-    told: list[Any] = [None]
-    if vllm_generation.accelerator.is_main_process:
-        told = [_ask_about_itself(vllm_generation.vllm_client)]
-    broadcast_object_list(told, from_process=0)
-    if not isinstance(told[0], _Place):
-        raise EngineUnavailable(told[0])
-    return told[0]
-
-
-def _ask_about_itself(client: Any) -> _Place | str:
-    """What is wrong, where it cannot be said."""
-    headers = {name: value for name, value in client.session.headers.items() if name.lower() not in _OF_REQUESTS}
-    server = VLLMServer(client.base_url, headers)
-    try:
-        window = server.ask("GET", "/v1/models")["data"][0]["max_model_len"]
-    except Exception as error:  # the other ranks wait for an answer, whatever has happened
-        return str(error)
-    finally:
-        server.close()
-    return _Place(client.base_url, client.model, int(window), headers)
