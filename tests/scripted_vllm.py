@@ -133,14 +133,7 @@ class ScriptedServer(ThreadingHTTPServer):
         self.script = script
         self.behaviours: list[Callable[[_Handler], None]] = []
         self.headers: list[Any] = []
-        self.cut_off = threading.Event()
-        """A client has gone while it was waiting for its answer."""
         self.url = f"http://127.0.0.1:{self.server_port}"
-
-    def client(self) -> Any:
-        """TRL's, as far as it is used."""
-        headers = {"Authorization": "Bearer secret", "Accept-Encoding": "gzip, br"}
-        return SimpleNamespace(base_url=self.url, model="policy", session=SimpleNamespace(headers=headers))
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that has gone is no error here."""
@@ -184,7 +177,6 @@ def break_off(handler: _Handler) -> None:
 def hang(handler: _Handler) -> None:
     """Until the client has gone."""
     assert handler.rfile.read(1) == b""
-    handler.server.cut_off.set()
     handler.close_connection = True
 
 

@@ -229,8 +229,7 @@ def test_memory_ends_trajectories_as_positions_do(caplog: pytest.LogCaptureFixtu
     assert [t.stop_reason for t in trajectories] == [StopReason.CONTEXT_LIMIT] * 2
     assert 0 < sum(len(segment.token_ids) for segment in trajectories[0].segments) <= 31 - 3
     assert trajectories[1].segments == ()
-    memory = "3840 bytes hold keys and values of 30 tokens (`kv_cache_gib`)"
-    assert f"31 are read with what follows ({memory})" in caplog.text
+    assert "31 are read with what follows" in caplog.text
     check_rows(trajectories)
 
 

@@ -108,7 +108,6 @@ def test_the_tags_of_tools_are_neutralized_and_no_others() -> None:
     text = "<calculate>1</ CALCULATE><look.up><lookXup><search>"
     assert TOOLS.neutralize(text) == ("[calculate]1[/CALCULATE][look.up]<lookXup>[search]", 4)
     assert protocol.neutralize(text) == ("<calculate>1</ CALCULATE><look.up><lookXup>[search]", 1)
-    assert TOOLS.tags_in(text) == ["<calculate>", "</ CALCULATE>", "<look.up>", "<search>"]
 
 
 def test_feedback_names_the_tools_that_there_are() -> None:

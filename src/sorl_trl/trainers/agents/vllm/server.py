@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import queue
+import threading
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
-from typing import Any
+from typing import Any, TypeAlias
 
 from sorl_trl.rollout import Generation, TurnEnd
 from sorl_trl.trainers.agents.vllm.connection import ANSWER_S, AT_ONCE, VLLMServer
 from sorl_trl.trainers.agents.vllm.turns import Sampled, TurnRequest, VLLMEngine, sampling_settings
+
+Answers: TypeAlias = "queue.SimpleQueue[tuple[TurnRequest, Sampled | Exception] | None]"
 
 
 class VLLMServerEngine(VLLMEngine):
@@ -20,6 +21,8 @@ class VLLMServerEngine(VLLMEngine):
     `poll` waits for the next turns that end. Ranks do not wait for each other: each must reach the server's address.
     Steps are the server's own and are not counted; nor does a server say what it found in its cache (unless started
     with `--enable-prompt-tokens-details`), so that whole contexts count as prefilled.
+
+    All ranks must build theirs together, after the weights have been synchronized.
 
     Args:
         vllm_generation: TRL's, in server mode.
@@ -35,32 +38,27 @@ class VLLMServerEngine(VLLMEngine):
 
     def __init__(self, vllm_generation: Any, end: TurnEnd, answer_s: float = ANSWER_S) -> None:
         vllm = vllm_generation
-        self._base_url = vllm.server_base_url or f"http://{vllm.server_host}:{vllm.server_port}"
-        self._answer_s = answer_s
-        with closing(VLLMServer(self._base_url, answer_s)) as server:
-            (model, *_) = server.ask("GET", "/v1/models")["data"]
+        vllm.accelerator.wait_for_everyone()  # none generates before the main process has sent the weights
+        base_url = vllm.server_base_url or f"http://{vllm.server_host}:{vllm.server_port}"
+        self._server = VLLMServer(base_url, answer_s)
+        (model, *_) = self._server.ask("GET", "/v1/models")["data"]
         super().__init__(end, int(model["max_model_len"]))
         self._model = model["id"]
-        self._settings = sampling_settings(vllm_generation, end)
-        self._server: VLLMServer | None = None
-        self._threads: ThreadPoolExecutor | None = None
+        self._settings = sampling_settings(vllm, end)
+        self._free = threading.Semaphore(AT_ONCE)
         self._asked = 0
         """Requests whose answer has not been taken."""
-        self._answers: queue.SimpleQueue[tuple[TurnRequest, Future[Sampled]] | None] = queue.SimpleQueue()
+        self._answers: Answers = queue.SimpleQueue()
         """What has come back; None wakes who waits for it."""
 
     def open(self, rows: int) -> None:
         super().open(rows)
-        self._server = VLLMServer(self._base_url, self._answer_s)
-        self._threads = ThreadPoolExecutor(AT_ONCE, "sorl-vllm")
         self._asked, self._answers = 0, queue.SimpleQueue()
 
     def submit(self, row: int, context_ids: Sequence[int], limit: int) -> None:
-        assert self._threads is not None and self._server is not None, "open the engine first"
-        request, answers = self._begin(row, context_ids, limit), self._answers
+        request = self._begin(row, context_ids, limit)
         self._asked += 1
-        asked = self._threads.submit(self._ask, self._server, request)
-        asked.add_done_callback(lambda sampled: answers.put((request, sampled)))
+        threading.Thread(target=self._answer, args=(request, self._answers), name="sorl-vllm", daemon=True).start()
 
     def poll(self) -> list[tuple[int, Generation]]:
         there = [self._answers.get()] if self._asked else []
@@ -68,7 +66,7 @@ class VLLMServerEngine(VLLMEngine):
             there.append(self._answers.get())
         answered = [each for each in there if each is not None]
         self._asked -= len(answered)
-        finished = [self._finish(request, sampled.result()) for request, sampled in answered]
+        finished = [self._finish(request, _heard(outcome)) for request, outcome in answered]
         return sorted((each for each in finished if each is not None), key=lambda ended: ended[0])
 
     def release(self, row: int) -> None:
@@ -78,14 +76,19 @@ class VLLMServerEngine(VLLMEngine):
         self._answers.put(None)
 
     def close(self) -> None:
-        self._generating = {}
-        if self._threads is not None and self._server is not None:
-            self._server.cut()
-            self._threads.shutdown(cancel_futures=True)
-            self._server.close()
-            self._threads, self._server = None, None
+        """Nothing is waited for: what is still being answered nobody hears, and what has not been sent never is."""
+        self._generating, self._answers = {}, queue.SimpleQueue()
 
-    def _ask(self, server: VLLMServer, request: TurnRequest) -> Sampled:
+    def _answer(self, request: TurnRequest, answers: Answers) -> None:
+        with self._free:
+            if answers is not self._answers:
+                return
+            try:
+                answers.put((request, self._ask(request)))
+            except Exception as error:  # whatever it is, `poll` raises it
+                answers.put((request, error))
+
+    def _ask(self, request: TurnRequest) -> Sampled:
         body = {
             **self._settings,
             "model": self._model,
@@ -95,7 +98,13 @@ class VLLMServerEngine(VLLMEngine):
             "return_token_ids": True,
             "return_tokens_as_token_ids": True,  # the text of a token may be no JSON
         }
-        return _sampled(server.ask("POST", "/v1/completions", body))
+        return _sampled(self._server.ask("POST", "/v1/completions", body))
+
+
+def _heard(outcome: Sampled | Exception) -> Sampled:
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome
 
 
 def _sampled(answer: Mapping[str, Any]) -> Sampled:
