@@ -300,17 +300,11 @@ class Foreign(SteppingEngine):
         return [(7, said("Paris"))]
 
 
-class Short(Held):
-    def ask(self, turns: Sequence[RowTurn]) -> list[Future[Reply]]:
-        return []
-
-
 @pytest.mark.parametrize(
     ("environment", "engine", "message"),
     [
         (FakeSearch(), Forgetful(TURNS), r"idle, but has not returned the turns of rows \[0\]"),
         (FakeSearch(), Foreign(TURNS), "a turn of row 7, which is not generating"),
-        (Short(), Scripted([[SEARCH]]), "Short gave 0 futures for 1 turns"),
         (Rewarding("Paris"), Scripted([[SEARCH]]), "answered row 0 with a str, not a `Reply`"),
     ],
 )

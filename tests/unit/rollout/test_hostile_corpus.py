@@ -164,34 +164,6 @@ def test_the_frame_stands_whole_whatever_the_body_ends_in(kind: TokenizerOf, las
     assert protocol.neutralize(observation.text)[1] == 2, "those of the frame"
 
 
-MEGABYTE = {
-    "words": "The capital of France is Paris; <answer>it</answer> is not. ",
-    "long words": "capital ",
-    "one word": "a",
-    "spaces": " ",
-    "unknown": "ᚠ",
-    "tags": "<answer>",
-    "half tags": "<",
-    "control characters": "\x00\x1b",
-    "lone surrogates": "\ud800",
-    "wide": "＜answer＞",
-}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("pattern", MEGABYTE.values(), ids=MEGABYTE)
-def test_a_long_text_is_cut_before_it_is_encoded_with_the_same_result(kind: TokenizerOf, pattern: str) -> None:
-    """The same as encoding the whole and cutting that; a text of 20,000 characters stands for a longer one."""
-    sanitizer = Sanitizer(kind())
-    text = f"Paris {pattern * (20_000 // len(pattern))} end"
-    whole, cut = sanitizer.sanitize(text, len(text)), sanitizer.sanitize(text, 50)
-    assert cut.token_ids == whole.token_ids[:50]
-    assert cut.truncated == (len(whole.token_ids) > 50)
-    if pattern != MEGABYTE["wide"]:  # what normalization would make further on is not seen
-        assert cut.neutralized == whole.neutralized
-        assert whole.text.startswith(cut.text)
-
-
 def test_a_megabyte_costs_as_much_as_what_is_kept_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer, encoded = bpe_tokenizer(), []
     sanitizer = Sanitizer(tokenizer)

@@ -132,18 +132,6 @@ class TestSleeping:
         wrapper.llm.log.clear()
         assert self.two_turns(wrapper) == ["wake kv_cache", *["step"] * 4, "sleep 2"]
 
-    def test_what_is_unfinished_is_aborted_before_it_sleeps(self) -> None:
-        wrapper = wrap(sleeps=True)
-        engine = VLLMColocateEngine(wrapper, END)
-        engine.open(2)
-        engine.submit(1, [DOC], 9)
-        engine.poll()
-        engine.submit(0, [DOC], 9)  # vLLM has not been given this one
-        engine.close()
-        engine.close()
-        assert wrapper.llm.log[len(self.ONCE) :] == ["add sorl-0-1-0", "step", "abort sorl-0-1-0", "forget", "sleep 2"]
-        assert engine.idle and wrapper._llm_weights_sleeping
-
 
 class TestFailures:
     def test_what_is_unfinished_is_aborted_and_nothing_cached_is_trusted(self) -> None:
@@ -165,6 +153,7 @@ class TestFailures:
     @staticmethod
     def fail() -> None:
         raise ZeroDivisionError
+
 
 def test_a_released_row_generates_no_more() -> None:
     wrapper = wrap()
@@ -245,14 +234,3 @@ class TestTensorParallelism:
         assert "abort sorl-0-1-0" in logs[0] and logs[0].count("step") == 5
         seeds = [[settings["seed"] for _, settings in engine._vllm.llm.script.asked] for engine in ranks]
         assert seeds[0] == seeds[1]
-
-    def test_a_rank_that_fails_aborts_the_requests_of_all_without_the_others(self, ranks: list[Any]) -> None:
-        def act(rank: int, engine: Any) -> None:
-            engine.open(1)
-            engine.submit(0, [5], 9)
-            engine.poll()
-            if rank == 0:
-                engine.close()
-
-        self.run(ranks, act)
-        assert [len(engine._vllm.llm.running) for engine in ranks] == [0, 2]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from sorl_trl.rollout import TurnEnd, generate_turns
+from sorl_trl.rollout import TurnEnd
 from sorl_trl.trainers.agents.vllm import EngineUnavailable, VLLMServerEngine, connection, vllm_engine
 from tests.engines import take_turns
 from tests.scripted_vllm import (
@@ -175,13 +175,3 @@ def test_closing_waits_for_nothing(served: ScriptedServer) -> None:
     assert ids(take_turns(engine_of(served), [(DOC,)], [4])) == [(PARIS, CLOSING)]
     assert len(served.headers) == 65
     engine.wake()
-
-
-def test_a_released_row_is_heard_of_no_more(served: ScriptedServer) -> None:
-    engine = engine_of(served)
-    engine.open(2)
-    engine.submit(0, [DOC], 4)
-    engine.release(0)
-    assert engine.idle and engine.poll() == []
-    assert ids(generate_turns(engine, [(DOC,)], [4], [1])) == [(PARIS, CLOSING)]
-    engine.close()
