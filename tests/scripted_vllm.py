@@ -23,10 +23,8 @@ LOGPROB = -0.5
 SETTINGS = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 
 
-def pretend_vllm(monkeypatch: pytest.MonkeyPatch, on_cpu: bool = False) -> None:
-    """The types by which vLLM is told how to sample, and where it says that it runs: it is not installed here."""
-    platform = SimpleNamespace(is_cpu=lambda: on_cpu)
-    monkeypatch.setitem(sys.modules, "vllm.platforms", SimpleNamespace(current_platform=platform))  # type: ignore[arg-type]
+def pretend_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The types by which vLLM is told how to sample: it is not installed here."""
     types = SimpleNamespace(SamplingParams=SimpleNamespace, StructuredOutputsParams=SimpleNamespace)
     types.RequestOutputKind = SimpleNamespace(FINAL_ONLY="final only")
     monkeypatch.setitem(sys.modules, "vllm.sampling_params", types)  # type: ignore[arg-type]
@@ -57,9 +55,6 @@ class ScriptedLLM:
         runner = SimpleNamespace(model=SimpleNamespace(load_weights=lambda _: self.log.append("load")))
         self.llm_engine = SimpleNamespace(
             model_config=SimpleNamespace(max_model_len=window),
-            vllm_config=SimpleNamespace(
-                scheduler_config=SimpleNamespace(max_num_batched_tokens=4096, enable_chunked_prefill=True)
-            ),
             model_executor=SimpleNamespace(driver_worker=SimpleNamespace(model_runner=runner)),
             add_request=self.add_request,
             abort_request=self.abort_request,
@@ -138,14 +133,7 @@ class ScriptedServer(ThreadingHTTPServer):
         self.script = script
         self.behaviours: list[Callable[[_Handler], None]] = []
         self.headers: list[Any] = []
-        self.cut_off = threading.Event()
-        """A client has gone while it was waiting for its answer."""
         self.url = f"http://127.0.0.1:{self.server_port}"
-
-    def client(self) -> Any:
-        """TRL's, as far as it is used."""
-        headers = {"Authorization": "Bearer secret", "Accept-Encoding": "gzip, br"}
-        return SimpleNamespace(base_url=self.url, model="policy", session=SimpleNamespace(headers=headers))
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that has gone is no error here."""
@@ -189,7 +177,6 @@ def break_off(handler: _Handler) -> None:
 def hang(handler: _Handler) -> None:
     """Until the client has gone."""
     assert handler.rfile.read(1) == b""
-    handler.server.cut_off.set()
     handler.close_connection = True
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -182,30 +181,6 @@ def test_a_world_that_is_down_is_masked_and_the_run_goes_on(tmp_path: Path) -> N
     masked = [entry["rollout/masked_share"] for entry in logs(trainer)]
     assert sum(masked) * 16 == sum(unavailable)
     assert masked == [entry["rollout/stop_reason/environment_unavailable"] for entry in logs(trainer)]
-
-
-class Raises:
-    def step(self, turn: Turn) -> Reply:
-        raise KeyError("bug")
-
-
-class Forgets:
-    def step(self, turn: Turn) -> Any:
-        return None
-
-
-@pytest.mark.parametrize(
-    ("environment", "problem"), [(Raises, "bug"), (Forgets, "Forgets.step returned a NoneType, but must return")]
-)
-def test_a_programming_error_ends_the_run_and_leaves_no_thread(tmp_path: Path, environment: Any, problem: str) -> None:
-    before = set(threading.enumerate())
-    rollout = AgentRollout(EnvironmentResponder(environment), protocol("guess"), LIMITS)
-    with pytest.raises((KeyError, TypeError), match=problem):
-        build(tmp_path, rollout, lambda prompts, **_: [0.0] * len(prompts)).train()
-    for thread in set(threading.enumerate()) - before:
-        if thread.name == "sorl-environment":
-            thread.join(LONG)
-            assert not thread.is_alive()
 
 
 class GuessingGame:

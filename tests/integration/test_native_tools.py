@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
-from hypothesis import example, given
-from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import get_json_schema
 
@@ -17,7 +15,7 @@ from sorl_trl import SearchRollout, SOGRPOConfig, SOGRPOTrainer
 from sorl_trl.rollout import Generation, RolloutLimits, TagProtocol
 from sorl_trl.search import NoSearch, RetryPolicy, SearchError, SearchUnavailable
 from sorl_trl.trainers.agents.native_tools import answer_in_messages, search_tool
-from sorl_trl.types import Passage, StopReason, Trajectory, Turn
+from sorl_trl.types import Passage
 from tests.policies import build_policy
 from tests.tools import ANSWER, CALL, QUESTION, Atlas, build, lookup, qwen_tokenizer, rollout, scripted
 from tests.training import settings
@@ -169,19 +167,3 @@ def test_answers_are_those_of_the_assistant() -> None:
         answer_in_messages("<answer>Lyon</answer>")  # type: ignore[arg-type]
 
 
-PIECES = ["<answer>", "</answer>", "<search>", "</search>", "A", " B ", "no:", "</ANSWER>", "< answer >"]
-
-
-@example(["<answer>A</answer>", "<answer>B</answer>"])
-@given(st.lists(st.lists(st.sampled_from(PIECES), max_size=7).map("".join), max_size=3))
-def test_an_answer_is_the_same_thing_for_tools_and_for_the_collector(turns: list[str]) -> None:
-    """The collector ends a trajectory at its first answer, and hands out the same."""
-    segments = tuple(Turn((1,), text, TagProtocol().parse(text)) for text in turns)
-    messages = [{"role": "assistant", "content": text} for text in turns]
-    assert answer_in_messages(messages) == Trajectory((), segments, StopReason.ANSWERED).answer
-
-
-def test_the_first_closing_tag_decides() -> None:
-    text = "<answer>A</answer> no: <answer>B</answer>"
-    assert TagProtocol().parse(text).content == "A"
-    assert answer_in_messages([{"role": "assistant", "content": text}]) == "A"

@@ -6,6 +6,8 @@
   than 1e-4 anyway. Compilation takes a minute per engine. So engines are float32 and eager, and the cache is
   small.
 - TRL's server mode sends weights by NCCL, between GPUs: here they travel in a file, which the server is told to load.
+- Whenever vLLM has read only a part of a context it turns the request's random numbers back by a draw, and a generator
+  on a CPU cannot do that (vLLM 0.30): here contexts are read in one step.
 - Sleep mode exists on GPUs alone: here sleeping turns every weight into NaN, so that an engine that is not sent its
   weights again samples nothing sensible, and it is counted.
 """
@@ -59,6 +61,7 @@ def _start(llm_class: Any, **arguments: Any) -> Any:
     sleeps = arguments.pop("enable_sleep_mode", False)
     exact = {"dtype": "float32", "enforce_eager": True, "kv_cache_memory_bytes": KV_CACHE_BYTES}
     llm = llm_class(**arguments, **exact)
+    llm.llm_engine.vllm_config.scheduler_config.enable_chunked_prefill = False
     STARTED.append(llm)
     llm.counted = Counter[str]()
     if sleeps:

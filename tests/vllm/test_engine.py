@@ -11,7 +11,7 @@ import pytest
 from tokenizers import AddedToken
 from transformers import GenerationConfig
 
-from sorl_trl.rollout import Collector, Generation, HFGenerator, LockStepEngine, RolloutLimits, TurnEnd
+from sorl_trl.rollout import Collector, Generation, HFGenerator, RolloutLimits, TurnEnd
 from sorl_trl.sandbox import PROTOCOL
 from sorl_trl.search import NoSearch
 from sorl_trl.trainers.agents.vllm import VLLMEngine, vllm_engine
@@ -70,22 +70,6 @@ def test_greedy_turns_are_the_same(engine: VLLMEngine, reference: HFGenerator) -
     assert all(g.logprobs is not None and len(g.logprobs) == len(g.token_ids) for g in ours)
 
 
-def test_a_turn_that_ends_with_its_last_allowed_token_has_stopped(engine: VLLMEngine, reference: HFGenerator) -> None:
-    contexts, limits = some_contexts()
-    ended = [
-        (context, turn.token_ids)
-        for context, turn in zip(contexts, reference.generate(contexts, limits), strict=True)
-        if turn.stopped and len(turn.token_ids) > 1
-    ]
-    assert len(ended) >= 8
-    contexts = [context for context, _ in ended]
-    exact = [len(turn) for _, turn in ended]
-    for each in (engine, LockStepEngine(reference)):
-        assert ids(take_turns(each, contexts, exact)) == [(turn, True) for _, turn in ended]
-        cut = take_turns(each, contexts, [size - 1 for size in exact])
-        assert ids(cut) == [(turn[:-1], False) for _, turn in ended]
-
-
 def test_the_window_is_what_vllm_says_and_is_filled_to_its_last_token(
     engine: VLLMEngine, reference: HFGenerator, wrapper: Any
 ) -> None:
@@ -95,8 +79,6 @@ def test_the_window_is_what_vllm_says_and_is_filled_to_its_last_token(
     assert ids(turns) == ids(reference.generate(contexts, [1, 3, 20]))
     assert len(turns[0].token_ids) == 1
     assert ids(take_turns(engine, contexts[:2], [9, 9])) == ids(turns[:2])  # cut where the window ends
-    with pytest.raises(ValueError, match="vLLM reads 48"):
-        take_turns(engine, [[5] * WINDOW], [1])
     with pytest.raises(Exception, match=r"maximum (model|context) length"):
         wrapper.generate([[5] * WINDOW], None, 1)  # what vLLM itself says to it
 
@@ -113,19 +95,6 @@ def test_trajectories_end_where_the_window_does(engine: VLLMEngine, reference: H
     reasons = [reason for _, reason in ours]
     assert reasons.count(StopReason.CONTEXT_LIMIT) > 3 and len(set(reasons)) > 1
     assert [segments == () for segments, _ in ours] == [len(prompt) >= WINDOW for prompt in prompts]
-
-
-def test_more_context_than_one_step_reads(wrapper: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sampled, so that each request has random numbers of its own, which vLLM turns back where it reads in part."""
-    if wrapper.mode == "server":
-        pytest.skip("a server plans its steps by itself")
-    monkeypatch.setattr(wrapper, "temperature", 1.0)
-    scheduler = wrapper.llm.llm_engine.engine_core.engine_core.scheduler
-    monkeypatch.setattr(scheduler, "max_num_scheduled_tokens", WINDOW + 16)
-    engine = vllm_engine(wrapper, TurnEnd(TOKENIZER, STOPS, EOS))
-    contexts, limits = some_contexts()
-    turns = take_turns(engine, contexts, limits)
-    assert all(1 <= len(turn.token_ids) <= limit for turn, limit in zip(turns, limits, strict=True))
 
 
 class _Seen:

@@ -149,6 +149,6 @@ def test_a_server_that_dies_is_an_error(policy: Path, tmp_path: Path) -> None:
     with serving(policy, WINDOW, tmp_path / "output.txt") as mortal:
         wrapper = wrap(policy, mode="server", server_base_url=mortal.url)
         began = time.monotonic()
-        with pytest.raises(EngineUnavailable, match="in 4 attempts"):
+        with pytest.raises(EngineUnavailable, match="cannot be reached"):
             collect(vllm_engine(wrapper, END), World(mortal.process.kill))
         assert time.monotonic() - began < 60.0

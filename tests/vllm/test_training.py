@@ -13,8 +13,8 @@ from trl import GRPOTrainer
 from trl.generation.vllm_generation import VLLMGeneration
 
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer, SOPPOTrainer
+from sorl_trl.methods import EngineTurnMask, EngineVeto, Method, TurnRatio
 from sorl_trl.rollout import RolloutLimits
-from tests.agents import questions
 from tests.tools import lookup, qwen_tokenizer
 from tests.training import settings
 from tests.vllm.policies import (
@@ -77,18 +77,11 @@ def test_the_difference_shows_an_engine_that_is_left_behind(tmp_path: Path, monk
     assert first < EXACT and min(later) > 0.1
 
 
-TURN_MASK = {
-    "vllm_importance_sampling_mode": "turn_mask",
-    "vllm_importance_sampling_clip_min": 0.99,
-    "vllm_importance_sampling_clip_max": 1.01,
-    "mismatch_veto": 1e-4,
-}
-
-
 def test_turns_of_an_engine_that_is_in_step_are_kept(tmp_path: Path) -> None:
-    trainer = vllm_agent(tmp_path, **TURN_MASK)
+    method = Method(keep=(EngineTurnMask(0.99, 1.01), EngineVeto()), weight=TurnRatio())
+    trainer = vllm_agent(tmp_path, method=method)
     assert max(train(trainer)) < EXACT
-    assert logged(trainer, "mismatch/dropped_turns") == logged(trainer, "mismatch/vetoed_trajectories") == [0.0] * 4
+    assert logged(trainer, "keep/EngineTurnMask") == logged(trainer, "keep/EngineVeto") == [1.0] * 4
     assert logged(trainer, "sampling/importance_sampling_ratio/mean") == pytest.approx([1.0] * 4, abs=EXACT)
 
 
@@ -108,11 +101,6 @@ def test_so_ppo_moves_the_policy_and_hides_the_critic(tmp_path: Path, critic: st
     assert logged(trainer, "learning_rate")[1] == 0 < logged(trainer, "learning_rate")[2]
     plain = set(load_policy(tmp_path / "policy").state_dict())
     assert sent == plain < set(trainer.model.state_dict())
-
-
-def test_so_ppo_with_an_adapter_critic(tmp_path: Path) -> None:
-    arguments = {"critic": "adapter", "critic_warmup_steps": 2, "num_generations": 2, "learning_rate": 1e-1}
-    assert max(train(vllm_agent(tmp_path, SOPPOTrainer, peft_config=lora(), **arguments))) < EXACT
 
 
 def test_our_rollout_with_trls_own_trainer(tmp_path: Path) -> None:
@@ -168,18 +156,6 @@ def test_a_window_too_short_for_some_ends_their_trajectories_alone(tmp_path: Pat
     shares = logged(trainer, "rollout/stop_reason/context_limit")
     assert 0 < max(shares) < 1
     assert max(logged(trainer, "completions/max_length")) <= 12
-
-
-@pytest.mark.parametrize("trainer_class", [SOGRPOTrainer, GRPOTrainer])
-def test_the_servers_window_ends_no_run(tmp_path: Path, server: str, trainer_class: Any) -> None:
-    """Prompts of 2 and of 40 tokens go on side by side: one limit for all would be too much for the latter."""
-    arguments = {"vllm_mode": "server", "vllm_server_base_url": server, "max_steps": 4}
-    trainer = vllm_agent(tmp_path, trainer_class, **arguments)
-    long_questions = [{"prompt": "where rome " * 20, "golden_answers": ["rome"]}] * 4
-    trainer.train_dataset = Dataset.from_list([*questions(4), *long_questions])
-    trainer.train()
-    assert max(logged(trainer, GAP)) < EXACT
-    assert max(logged(trainer, "rollout/stop_reason/context_limit")) > 0
 
 
 def test_a_sleeping_engine_is_woken_and_sent_weights_once_per_rollout(tmp_path: Path, engines: list[Any]) -> None:

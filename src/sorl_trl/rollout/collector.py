@@ -119,7 +119,7 @@ class Collector:
         try:
             engine.open(len(prompts))
             rows = [Row(i, tuple(prompt), self.limits, engine.window) for i, prompt in enumerate(prompts)]
-            _end_overlong(rows, engine)
+            _end_overlong(rows)
             self.responder.open(examples)
             _Rollout(self, engine, rows).run(any_active)
         finally:
@@ -264,13 +264,13 @@ class _Rollout:
         return self._collector.encoder.invalid_feedback(message_closed=not closed_a_tag)
 
 
-def _end_overlong(rows: Sequence[Row], engine: Engine) -> None:
+def _end_overlong(rows: Sequence[Row]) -> None:
     """End the rows whose prompt leaves no room for a token."""
     overlong = [row for row in rows if row.end_if_overlong()]
     if overlong:
         longest = max(len(row.prompt_ids) for row in overlong)
         logger.warning(
-            "%d of %d prompts are too long: the longest has %d tokens, and %d are read with what follows (%s). "
-            "Their trajectories have no turn.",
-            *(len(overlong), len(rows), longest, overlong[0].window, engine.window_ends),
+            "%d of %d prompts are too long: the longest has %d tokens, and %d are read with what follows (the model's "
+            "positions, `kv_cache_gib`, or `vllm_max_model_length`). Their trajectories have no turn.",
+            *(len(overlong), len(rows), longest, overlong[0].window),
         )

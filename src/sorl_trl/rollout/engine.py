@@ -33,8 +33,6 @@ class Engine(ABC):
 
     window: int | None = None
     """Tokens that it can read, context and generation together, where there is an end to them. `open` may set it."""
-    window_ends: str = "the model has no more positions"
-    """Why the window ends there, and what would widen it."""
     in_steps: bool = True
     """Whether `poll` is one step of all rows, so that polls count time. If not, `poll` waits for what comes next."""
     in_turns: bool = False

@@ -44,31 +44,25 @@ class Greeter:
 
         Where it does not begin with `own`, the environment has rewritten it, and all of it is made harmless.
         """
-        if not shown_text(content).startswith(shown_text(own)):
-            own = ""
-        left = shown_text(own)
         if not isinstance(content, list):
-            return left + self._harmless(left, content[len(left) :])
-        own_blocks = len(own) if isinstance(own, list) else 0
-        blocks, before, remaining = [], left, len(left)
-        for i, block in enumerate(content):
-            text = block["text"] if is_text(block) else ""
-            if len(text) > remaining:
-                harmless = self._harmless(before, text[remaining:])
-                block, before = {"type": "text", "text": text[:remaining] + harmless}, before + harmless
-            elif i >= own_blocks and not text:
-                block = self._harmless_block(before, block)
-            remaining = max(remaining - len(text), 0)
-            blocks.append(block)
+            kept = own if isinstance(own, str) and content.startswith(own) else ""
+            return kept + self._harmless(kept, content[len(kept) :])
+        blocks = list(own) if isinstance(own, list) else [{"type": "text", "text": own}]
+        if content[: len(blocks)] != blocks:
+            blocks = []
+        for block in content[len(blocks) :]:
+            blocks.append(self._harmless_block(shown_text(blocks), block))
         return blocks
 
     def _harmless_block(self, own: str, block: Any) -> dict[str, Any]:
-        """An image as it is, anything else as text."""
-        if is_image(block) and not isinstance(block["image"], str):
-            return {"type": "image", "image": block["image"]}
+        """An image as it is, unless it is a path; anything else as text."""
         if is_image(block):
-            return {"type": "image", "image": self._harmless(own, block["image"])}
-        return {"type": "text", "text": self._harmless(own, str(block))}
+            image = block["image"]
+            return {"type": "image", "image": self._harmless(own, image) if isinstance(image, str) else image}
+        return {
+            "type": "text",
+            "text": self._harmless(own, str.__str__(block["text"] if is_text(block) else str(block))),
+        }
 
     def _greeted(self, prompt: Any, said: str) -> Any:
         if isinstance(prompt, str):
@@ -88,11 +82,9 @@ class Greeter:
         return round_brackets(text) if joined > 0 else text
 
 
-def shown_text(content: Any) -> str:
-    """The text of a message's content, its blocks joined: some templates write them one right after the other."""
-    if isinstance(content, list):
-        return "".join(block["text"] for block in content if is_text(block))
-    return content if isinstance(content, str) else ""
+def shown_text(blocks: Sequence[Any]) -> str:
+    """The text of content blocks, joined: some templates write them one right after the other."""
+    return "".join(block["text"] for block in blocks if is_text(block))
 
 
 def is_text(block: Any) -> bool:

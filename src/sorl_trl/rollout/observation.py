@@ -81,12 +81,6 @@ class Sanitizer:
         """
         return self._rewrite(encodable(untrusted, "?"))
 
-    def found_in(self, token_ids: Sequence[int]) -> list[int | str]:
-        """The control tokens among `token_ids` by their ids, then the protocol tags in the text of the others."""
-        controls = [token_id for token_id in token_ids if token_id in self._control_ids]
-        others = [token_id for token_id in token_ids if token_id not in self._control_ids]
-        return [*controls, *self._protocol.tags_in(decode(self._tokenizer, others))]
-
     def _rewrite(self, text: str) -> tuple[str, int]:
         """The text with tags and control tokens in other brackets, and how many there were."""
         text, tags = self._protocol.neutralize(text)

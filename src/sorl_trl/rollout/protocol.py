@@ -143,10 +143,6 @@ class TagProtocol:
         )
         return "".join(rendered).strip()
 
-    def tags_in(self, text: str) -> list[str]:
-        """Find the protocol's tags that a text holds, as they are written there."""
-        return [tag[0] for tag in _any_tag(self.tag_names).finditer(text)]
-
     def neutralize(self, text: str) -> tuple[str, int]:
         """Write each of the protocol's tags in square brackets; also return how many there were.
 

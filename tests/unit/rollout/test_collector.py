@@ -3,7 +3,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import GenerationConfig
@@ -12,7 +11,6 @@ from sorl_trl.rollout import (
     Collector,
     Frame,
     Generation,
-    HFGenerator,
     RetryPolicy,
     RolloutLimits,
     SearchResponder,
@@ -104,14 +102,6 @@ def test_the_last_turn_does_not_search() -> None:
     assert collect_one([SEARCH, ANSWER], RolloutLimits(max_turns=1)).stop_reason is StopReason.ANSWERED
 
 
-def test_without_turns_the_policy_answers_directly() -> None:
-    limits = RolloutLimits(max_turns=0)
-    assert collect_one([ANSWER], limits).stop_reason is StopReason.ANSWERED
-    search = FakeSearch()
-    assert collect_one([SEARCH], limits, search).stop_reason is StopReason.MAX_TURNS
-    assert search.calls == []
-
-
 def test_a_turn_that_closes_no_action_in_time_ends_the_trajectory() -> None:
     assert collect_one([SEARCH], RolloutLimits(max_turn_tokens=4)).stop_reason is StopReason.TURN_LIMIT
     assert collect_one([SEARCH, ANSWER], RolloutLimits(max_turn_tokens=5)).stop_reason is StopReason.ANSWERED
@@ -121,11 +111,6 @@ def test_a_turn_that_closes_no_action_in_time_ends_the_trajectory() -> None:
     assert collect_one([SEARCH], tie).stop_reason is StopReason.TURN_LIMIT
     last = RolloutLimits(max_turns=0, max_turn_tokens=2)
     assert collect_one([ANSWER], last).stop_reason is StopReason.TURN_LIMIT
-
-
-def test_an_action_closed_by_the_last_allowed_token_counts() -> None:
-    unaware = Generation(ANSWER.token_ids, None, stopped=False)
-    assert collect_one([unaware]).stop_reason is StopReason.ANSWERED
 
 
 def test_an_observation_must_leave_room_for_a_turn() -> None:
@@ -153,14 +138,6 @@ def test_the_window_ends_a_trajectory() -> None:
         assert generator.budgets[-1] == [last_budget], window
 
 
-def test_of_several_limits_the_one_that_was_reached_is_named() -> None:
-    by_turn = RolloutLimits(max_turn_tokens=4)
-    assert collect({11: [SEARCH]}, limits=by_turn, window=1 + 4)[0][0].stop_reason is StopReason.TURN_LIMIT
-    by_trajectory = RolloutLimits(max_trajectory_tokens=4)
-    assert collect({11: [SEARCH]}, limits=by_trajectory, window=1 + 4)[0][0].stop_reason is StopReason.TRAJECTORY_LIMIT
-    assert collect({11: [SEARCH]}, limits=by_trajectory, window=1 + 3)[0][0].stop_reason is StopReason.CONTEXT_LIMIT
-
-
 def test_a_turn_closed_at_the_limit_by_other_means_than_a_tag_gets_feedback() -> None:
     """It ended with an end-of-sequence token, the last that was allowed: the row goes on."""
     trajectory = collect_one([SILENCE, ANSWER], RolloutLimits(max_turn_tokens=3))
@@ -181,12 +158,6 @@ def test_a_prompt_that_fills_the_window_has_no_turn(caplog: pytest.LogCaptureFix
     assert rollout_statistics(trajectories)["stop_reason/context_limit"] == pytest.approx(2 / 3)
 
 
-def test_prompts_that_all_fill_the_window_need_no_generation() -> None:
-    generator = ScriptedGenerator({}, window=1)
-    (trajectory,) = Collector(word_tokenizer(), FakeSearch(), PROTOCOL).collect([(11,)], generator)
-    assert (trajectory.segments, generator.calls) == ((), [])
-
-
 def test_a_long_observation_is_cut() -> None:
     cut = collect_one([SEARCH, ANSWER], RolloutLimits(max_observation_tokens=4))
     assert texts(cut)[1] == "<information> capital of </information>"
@@ -201,20 +172,6 @@ def test_rows_advance_together_and_share_one_search() -> None:
     assert [len(call) for call in generator.calls] == [4, 3, 2]
     assert [trajectory.prompt_ids for trajectory in trajectories] == [(11,), (12,), (13,), (14,)]
     assert {trajectory.stop_reason for trajectory in trajectories} == {StopReason.ANSWERED}
-
-
-def test_budgets_shrink_with_the_trajectory() -> None:
-    limits = RolloutLimits(max_turn_tokens=8, max_trajectory_tokens=15)
-    _, generator = collect({11: [SEARCH, ANSWER]}, limits=limits)
-    assert generator.budgets == [[8], [15 - 5 - 5]]
-
-
-def test_a_failing_search_masks_only_those_who_wait_for_it() -> None:
-    search = FakeSearch([SearchUnavailable("down")] * 2)
-    trajectories, _ = collect({11: [SEARCH], 12: [SILENCE, SEARCH, ANSWER], 13: [ANSWER]}, search)
-    assert [t.stop_reason.value for t in trajectories] == ["search_unavailable", "answered", "answered"]
-    assert [any(row.env_mask) for row in assemble(trajectories)] == [False, True, True]
-    assert len(search.calls) == 3, "two attempts, then the next step's search"
 
 
 def test_a_rank_without_live_rows_generates_for_a_dummy() -> None:
@@ -258,37 +215,6 @@ def test_wrong_arguments_are_named(tokenizer: object) -> None:
         Collector(tokenizer, FakeSearch())  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("max_turns", -1),
-        ("max_turn_tokens", 0),
-        ("max_observation_tokens", 0),
-        ("max_trajectory_tokens", 0),
-        ("top_k", 0),
-    ],
-)
-def test_limits_out_of_range_are_named(name: str, value: object) -> None:
-    with pytest.raises(ValueError, match=f"`{name}` is {value!r}, but must be"):
-        RolloutLimits(**{name: value})  # type: ignore[arg-type]
-
-
-def test_a_real_policy_collects_the_same_rows_together_and_alone() -> None:
-    model = build_policy(seed=3, vocab_size=len(WORDS)).eval()
-    with torch.no_grad():
-        model.lm_head.weight *= 8  # more varied greedy continuations
-    tokenizer = word_tokenizer()
-    generator = HFGenerator(
-        model, tokenizer, PROTOCOL.stop_strings, GenerationConfig(do_sample=False), [WORDS.index("<eos>")]
-    )
-    collector = Collector(tokenizer, FakeSearch(), PROTOCOL, RolloutLimits(max_turn_tokens=12))
-    prompts = [tuple(range(3, 3 + size)) for size in range(1, 17)]
-    together = collector.collect(prompts, generator)
-    assert together == [collector.collect([prompt], generator)[0] for prompt in prompts]
-    assert max(len(trajectory.turns) for trajectory in together) > 1
-    check_rows(together)
-
-
 def test_memory_ends_trajectories_as_positions_do(caplog: pytest.LogCaptureFixture) -> None:
     """Not the run: there is room for 30 tokens, and a turn's last one is not read in it."""
     model, tokenizer = build_policy(seed=3, vocab_size=len(WORDS)).eval(), word_tokenizer()
@@ -303,8 +229,7 @@ def test_memory_ends_trajectories_as_positions_do(caplog: pytest.LogCaptureFixtu
     assert [t.stop_reason for t in trajectories] == [StopReason.CONTEXT_LIMIT] * 2
     assert 0 < sum(len(segment.token_ids) for segment in trajectories[0].segments) <= 31 - 3
     assert trajectories[1].segments == ()
-    memory = "3840 bytes hold keys and values of 30 tokens (`kv_cache_gib`)"
-    assert f"31 are read with what follows ({memory})" in caplog.text
+    assert "31 are read with what follows" in caplog.text
     check_rows(trajectories)
 
 

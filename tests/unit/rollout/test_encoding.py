@@ -46,13 +46,6 @@ def test_an_observation_is_frame_and_body() -> None:
     assert (observation.truncated, observation.neutralized) == (False, 0)
 
 
-def test_plain_text_is_encoded_as_ever() -> None:
-    tokenizer = bpe_tokenizer()
-    observation = told(encoder(tokenizer), "plain äöü 漢字 text")
-    assert body_ids(tokenizer, observation) == encode(tokenizer, "plain äöü 漢字 text")
-    assert observation.text == f"{PREFIX}plain äöü 漢字 text{SUFFIX}"
-
-
 def test_control_strings_get_other_brackets() -> None:
     text = "a<|im_end|>b<|fim_prefix|>c"
     tokenizer = bpe_tokenizer()
@@ -63,23 +56,11 @@ def test_control_strings_get_other_brackets() -> None:
     assert observation.neutralized == 2
 
 
-def test_a_whole_word_control_token_becomes_another_word() -> None:
-    observation = told(encoder(word_tokenizer()), "capital <eos> of <pad> <answer> France")
-    assert observation.text == "<information> capital <unk> of <unk> <unk> France </information>"
-    assert observation.neutralized == 3
-
-
 def test_control_tokens_are_special_added_and_tag_tokens() -> None:
     tags = [word for word in WORDS if word.startswith(("<", "</")) and word.strip("</>") in PROTOCOL_TAGS]
     assert sorted(control_tokens(word_tokenizer(), PROTOCOL_TAGS).values()) == sorted(["<pad>", "<eos>", *tags])
     markers = {"<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|fim_prefix|>"}
     assert set(control_tokens(bpe_tokenizer(), PROTOCOL_TAGS).values()) == markers
-
-
-def test_the_unknown_token_is_no_control_token() -> None:
-    observation = told(encoder(word_tokenizer()), "capital nowhere")
-    assert observation.text == "<information> capital <unk> </information>"
-    assert observation.neutralized == 0
 
 
 def test_a_tag_that_dropping_an_id_would_join_is_neutralized() -> None:
@@ -120,7 +101,7 @@ def test_the_tags_of_tools_are_neutralized_too(name: str) -> None:
 
 def test_truncation_cuts_the_body_and_never_the_frame() -> None:
     tokenizer = word_tokenizer()
-    full, cut, empty = told(encoder(tokenizer, size), "capital of France") for size in (5, 4, 2))
+    full, cut, empty = (told(encoder(tokenizer, size), "capital of France") for size in (5, 4, 2))
     assert (full.text, full.truncated) == ("<information> capital of France </information>", False)
     assert (cut.text, cut.truncated) == ("<information> capital of </information>", True)
     assert (empty.text, empty.truncated) == ("<information> </information>", True)

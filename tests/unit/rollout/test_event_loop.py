@@ -27,7 +27,7 @@ from sorl_trl.rollout import (
     TagProtocol,
     assemble,
 )
-from sorl_trl.search import RetryingSearch, SearchError, SearchUnavailable
+from sorl_trl.search import SearchError, SearchUnavailable
 from sorl_trl.types import Action, ActionKind, Passage, StopReason, Trajectory, Turn
 
 from .fakes import PARIS, FakeSearch, ScriptedGenerator, SteppingEngine, check_rows, encode, said, word_tokenizer
@@ -82,13 +82,6 @@ def test_how_long_a_search_takes_changes_nothing(rejoin_after: int) -> None:
     assert sum(len(trajectory.turns) for trajectory in reference) > 24
     for seed, longest_s in ((1, 0.001), (2, 0.004)):
         assert collect(Jittery(seed, longest_s), rejoin_after) == reference
-
-
-def test_what_is_sampled_depends_on_when_replies_rejoin_by_rounding_alone() -> None:
-    """So the test above sees what it is there for."""
-    at_once, later = collect(Jittery(0, 0.0), 0), collect(Jittery(0, 0.0), 3)
-    assert [[s.token_ids for s in t.segments] for t in at_once] == [[s.token_ids for s in t.segments] for t in later]
-    assert at_once != later
 
 
 class Held(Responder):
@@ -171,14 +164,6 @@ def until_called(search: FakeSearch) -> Any:
             time.sleep(0.001)
 
     return wait
-
-
-def test_turns_that_end_with_one_poll_share_a_search() -> None:
-    search = FakeSearch()
-    scripts = [[SEARCH, SHORT], [SEARCH, SHORT], ["<search> Paris </search>", SHORT]]
-    engine = Scripted(scripts, until_called(search))
-    collector(search).collect([(1,), (2,), (3,)], engine)
-    assert search.calls == [["Paris"], ["capital of France"]]
 
 
 def test_while_the_threads_are_busy_searches_gather() -> None:
@@ -278,12 +263,6 @@ def test_an_engine_that_is_not_thread_safe_has_one_caller_for_ever() -> None:
     assert not caller.is_alive()
 
 
-def test_an_engine_that_is_thread_safe_is_called_by_several_threads() -> None:
-    search = Threaded(thread_safe=True)
-    collect(SearchResponder(RetryingSearch(search), PROTOCOL), 50)
-    assert 1 < len(search.callers) <= 8
-
-
 def test_after_retries_in_vain_the_rest_of_the_rollout_tries_once_each() -> None:
     search = FakeSearch([SearchUnavailable("down")] * 100)
     responder = SearchResponder(search, PROTOCOL, retry=RetryPolicy(attempts=3, initial_wait_s=0.0, max_wait_s=0.0))
@@ -321,34 +300,17 @@ class Foreign(SteppingEngine):
         return [(7, said("Paris"))]
 
 
-class Short(Held):
-    def ask(self, turns: Sequence[RowTurn]) -> list[Future[Reply]]:
-        return []
-
-
 @pytest.mark.parametrize(
     ("environment", "engine", "message"),
     [
         (FakeSearch(), Forgetful(TURNS), r"idle, but has not returned the turns of rows \[0\]"),
         (FakeSearch(), Foreign(TURNS), "a turn of row 7, which is not generating"),
-        (Short(), Scripted([[SEARCH]]), "Short gave 0 futures for 1 turns"),
         (Rewarding("Paris"), Scripted([[SEARCH]]), "answered row 0 with a str, not a `Reply`"),
     ],
 )
 def test_a_broken_contract_is_named(environment: Any, engine: Any, message: str) -> None:
     with pytest.raises((RuntimeError, TypeError), match=message):
         collector(environment).collect([(1,)], engine)
-
-
-def test_wrong_arguments_are_named() -> None:
-    with pytest.raises(ValueError, match="`rejoin_after` is -1"):
-        collector(FakeSearch(), rejoin_after=-1)
-    with pytest.raises(TypeError, match="generator is a int"):
-        collector(FakeSearch()).collect([(1,)], 3)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="examples has 2 entries for 1 prompts"):
-        collector(FakeSearch()).collect([(1,)], Scripted([[SHORT]]), examples=[{}, {}])
-    with pytest.raises(ValueError, match="`concurrency` is 0"):
-        SearchResponder(FakeSearch(), concurrency=0)
 
 
 def test_whole_turns_wait_for_every_reply() -> None:
@@ -387,23 +349,6 @@ class Server(SteppingEngine):
         self.waking.set()
 
 
-class OneReply(Held):
-    """Answers the turns of two rows with one and the same future, as a cache of replies may."""
-
-    def ask(self, turns: Sequence[RowTurn]) -> list[Future[Reply]]:
-        is_second = 0 in self.asked
-        reply = self.asked.setdefault(0, Future())
-        if is_second:
-            reply.set_result(Reply("Paris"))
-        return [reply] * len(turns)
-
-
-def test_rows_may_share_a_reply() -> None:
-    engine = Server([[SEARCH, SHORT], [SEARCH, SHORT]], order=[0, 1, 0, 1])
-    trajectories = collector(OneReply(), rejoin_after=0).collect([(1,), (2,)], engine)
-    assert [len(trajectory.turns) for trajectory in trajectories] == [2, 2]
-
-
 def test_a_server_is_given_replies_as_they_come() -> None:
     engine = Server([[SEARCH, SHORT], [LONG]], order=[0, 0, 0, 1])
     trajectories = collector(FakeSearch(), rejoin_after=100).collect([(1,), (2,)], engine)
@@ -426,13 +371,3 @@ def test_each_row_goes_as_it_would_alone(scripts: list[list[str]], rejoin_after:
 
 def ids(trajectory: Trajectory) -> list[tuple[int, ...]]:
     return [segment.token_ids for segment in trajectory.segments]
-
-
-def test_where_the_time_went() -> None:
-    held = Held()
-    engine = Scripted([[SEARCH, SHORT], [LONG]], lambda poll: poll == 6 and held.asked[0].set_result(Reply("Paris")))
-    rollout = collector(held, rejoin_after=2)
-    rollout.collect([(1,), (2,)], engine)
-    assert rollout.time.sampled_tokens == 5 + 8 + 3
-    assert 0 < rollout.time.seconds_generating < rollout.time.seconds
-    assert 0 <= rollout.time.seconds_waiting < rollout.time.seconds

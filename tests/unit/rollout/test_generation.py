@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import BloomConfig, BloomForCausalLM, GenerationConfig, LlamaForCausalLM
+from transformers import GenerationConfig, LlamaForCausalLM
 
 from sorl_trl.rollout import Generation, HFGenerator, TagProtocol, TurnEnd
 from tests.policies import build_policy
@@ -71,17 +71,6 @@ def test_each_row_stops_at_its_own_tag_eos_or_limit() -> None:
     assert batch == [Generation(words(kept), None, stopped) for *_, kept, stopped in rows]
 
 
-def test_a_tag_in_the_context_is_no_stop() -> None:
-    model = replaying([words("of Paris I should")])
-    assert generator(model).generate([words("capital </search>")], [3])[0].token_ids == words("of Paris I")
-
-
-def test_the_padding_id_is_a_token_like_any_other() -> None:
-    sampled = words("<pad> capital <pad> of <eos>")
-    model = replaying([sampled, words("I")])
-    assert generator(model).generate([words("Doc"), words("Doc of <pad>")], [9, 1])[0].token_ids == sampled
-
-
 def test_what_a_token_holds_beyond_the_tag_is_kept() -> None:
     tokenizer = bpe_tokenizer()
     ids = encode(tokenizer, "<search>capital</search>\n\n")
@@ -90,13 +79,6 @@ def test_what_a_token_holds_beyond_the_tag_is_kept() -> None:
     row = generator(model, tokenizer, eos=tokenizer.eos_token_id).generate([ids[:1]], [99])[0]
     assert row == Generation(ids, None, True)
     assert TagProtocol().parse(tokenizer.decode(row.token_ids)).content == "capital"
-
-
-def test_the_last_allowed_token_may_end_the_turn() -> None:
-    rows = [words("I <search> of </search>"), words("I <search> of <eos>"), words("I <search> of of")]
-    sampled = generator(replaying(rows)).generate([(11,)] * 3, [4] * 3)
-    assert [row.token_ids for row in sampled] == rows
-    assert [row.stopped for row in sampled] == [True, True, False]
 
 
 def test_where_a_turn_ends_is_one_rule_for_every_engine() -> None:
@@ -118,23 +100,9 @@ def test_the_window_is_what_the_model_has_positions_for(positions: int, window: 
     assert generator(model).window == window
 
 
-def test_a_model_without_positions_has_no_window() -> None:
-    assert (
-        generator(BloomForCausalLM(BloomConfig(vocab_size=len(WORDS), hidden_size=8, n_layer=1, n_head=2))).window
-        is None
-    )
-
-
 def test_wrong_settings_are_named() -> None:
     model = build_policy(vocab_size=len(WORDS))
     with pytest.raises(ValueError, match="num_return_sequences=2"):
         generator(model, config=GenerationConfig(do_sample=True, num_return_sequences=2))
     with pytest.raises(ValueError, match="eos_token_ids"):
         HFGenerator(model, word_tokenizer(), STOPS, GREEDY, [])
-
-
-def test_the_caller_s_config_is_left_alone() -> None:
-    config = GenerationConfig(do_sample=True, temperature=0.7, max_length=3)
-    before = config.to_dict()
-    generator(build_policy(vocab_size=len(WORDS)), config=config).generate([[3, 4, 5, 6]], [5])
-    assert config.to_dict() == before

@@ -16,7 +16,6 @@ from sorl_trl.rollout import ObservationEncoder, TagProtocol
 from sorl_trl.rollout.observation import Sanitizer
 from sorl_trl.rollout.protocol import PROTOCOL_TAGS
 from sorl_trl.rollout.tokens import control_tokens, decode
-from sorl_trl.types import Passage
 
 from .fakes import bpe_tokenizer, encode, word_tokenizer
 
@@ -110,12 +109,6 @@ def test_a_tag_that_is_spelled_out_is_counted_and_harmless(kind: TokenizerOf, te
     assert check_harmless(kind(), text) >= 1
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("text", CUNNING_ATTACKS)
-def test_what_only_some_tokenizers_read_as_a_tag_is_harmless_in_all(kind: TokenizerOf, text: str) -> None:
-    check_harmless(kind(), text)
-
-
 @pytest.mark.parametrize(
     ("kind", "text", "expected"),
     [
@@ -133,17 +126,6 @@ def test_hits_are_those_that_the_tokenizer_would_have_made(kind: TokenizerOf, te
     assert check_harmless(kind(), text) == expected
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_control_token_is_counted_and_harmless(kind: TokenizerOf) -> None:
-    tokenizer = kind()
-    controls = control_tokens(tokenizer, PROTOCOL_TAGS)
-    assert set(encode(tokenizer, " ".join(controls.values()))) >= set(controls), "a naive encoding is unsafe"
-    assert check_harmless(tokenizer, " ".join(controls.values())) == len(controls)
-    assert check_harmless(tokenizer, "".join(controls.values())) >= 1
-    for token in controls.values():
-        assert check_harmless(tokenizer, f"a {token} b{token}") == 2
-
-
 def test_an_unknown_token_that_stands_for_no_word_is_a_control_token() -> None:
     """Tokenizers of bytes name one all the same, and often it is the end-of-text token."""
     for kind in (flagged_tokenizer, unigram_tokenizer):
@@ -151,14 +133,6 @@ def test_an_unknown_token_that_stands_for_no_word_is_a_control_token() -> None:
     assert Sanitizer(flagged_tokenizer()).sanitize("a<|unk|>b", 9).text == "a[|unk|]b"
     for kind in (word_tokenizer, wordpiece_tokenizer):
         assert kind().unk_token_id not in control_tokens(kind(), ())
-
-
-def test_an_unknown_token_that_also_ends_texts_is_a_control_token() -> None:
-    words = Tokenizer(models.WordLevel({"<eos>": 0, "Paris": 1}, unk_token="<eos>"))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<eos>", unk_token="<eos>")
-    assert encode(tokenizer, "Lyon Paris") == (0, 1)
-    assert Sanitizer(tokenizer).sanitize("Lyon Paris", 9).token_ids == (1,)
 
 
 fragments = st.one_of(
@@ -178,63 +152,16 @@ def test_no_text_gets_control(kind: TokenizerOf, text: str, max_tokens: int) -> 
     assert Sanitizer(tokenizer).sanitize(once.text, len(text)).neutralized == 0
 
 
-@pytest.mark.parametrize("template", ["{title}{text}", "{title}\n{text}", "Doc {i}(Title: {title}) {text}\n"])
-@pytest.mark.parametrize("split", range(1, len("</information>")))
-def test_a_tag_that_is_split_over_title_text_and_passages_is_harmless(template: str, split: int) -> None:
-    tokenizer, protocol = bpe_tokenizer(), TagProtocol(passage_template=template)
-    head, tail = "</information>"[:split], "</information>"[split:]
-    passages = [Passage("1", head, f"{tail} and {head}"), Passage("2", f"{tail}<answer", ">")]
-    observation = ObservationEncoder(tokenizer, protocol, 500).passages(passages)
-    assert protocol.neutralize(observation.text)[1] == 2, "those of the frame"
-    if template == "{title}{text}":  # nothing stands between the halves of three tags
-        assert observation.neutralized == 3
-
-
 @pytest.mark.parametrize("last", ["<", "</", "<answer", "</information", "<|im_end|", "[", "\n<"])
 @pytest.mark.parametrize("kind", [word_tokenizer, bpe_tokenizer, unigram_tokenizer, flagged_tokenizer])
 def test_the_frame_stands_whole_whatever_the_body_ends_in(kind: TokenizerOf, last: str) -> None:
     tokenizer = kind()
     protocol = TagProtocol(passage_template="{text}")
-    observation = ObservationEncoder(tokenizer, protocol, 500).passages([Passage("1", "", f"Paris {last}")])
+    observation = ObservationEncoder(tokenizer, protocol, 500).information(f"Paris {last}")
     prefix, suffix = encode(tokenizer, protocol.information_frame.prefix), encode(tokenizer, "</information>\n\n")
     assert observation.token_ids[: len(prefix)] == prefix
     assert observation.token_ids[-len(suffix) :] == suffix
     assert protocol.neutralize(observation.text)[1] == 2, "those of the frame"
-
-
-MEGABYTE = {
-    "words": "The capital of France is Paris; <answer>it</answer> is not. ",
-    "long words": "capital ",
-    "one word": "a",
-    "spaces": " ",
-    "unknown": "ᚠ",
-    "tags": "<answer>",
-    "half tags": "<",
-    "control characters": "\x00\x1b",
-    "lone surrogates": "\ud800",
-    "wide": "＜answer＞",
-}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("pattern", MEGABYTE.values(), ids=MEGABYTE)
-def test_a_long_text_is_cut_before_it_is_encoded_with_the_same_result(kind: TokenizerOf, pattern: str) -> None:
-    """The same as encoding the whole and cutting that; a text of 20,000 characters stands for a longer one."""
-    sanitizer = Sanitizer(kind())
-    text = f"Paris {pattern * (20_000 // len(pattern))} end"
-    whole, cut = sanitizer.sanitize(text, len(text)), sanitizer.sanitize(text, 50)
-    assert cut.token_ids == whole.token_ids[:50]
-    assert cut.truncated == (len(whole.token_ids) > 50)
-    if pattern != MEGABYTE["wide"]:  # what normalization would make further on is not seen
-        assert cut.neutralized == whole.neutralized
-        assert whole.text.startswith(cut.text)
-
-
-def test_a_text_of_which_nothing_is_left_is_truncated_where_it_went_on() -> None:
-    sanitizer = Sanitizer(flagged_tokenizer())
-    short, long = (sanitizer.sanitize("human:" * count, 50) for count in (50, 5_000))
-    assert (short.token_ids, short.truncated, short.neutralized) == ((), False, 50)
-    assert (long.token_ids, long.truncated) == ((), True)
 
 
 def test_a_megabyte_costs_as_much_as_what_is_kept_of_it(monkeypatch: pytest.MonkeyPatch) -> None:

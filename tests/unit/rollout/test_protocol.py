@@ -108,7 +108,6 @@ def test_the_tags_of_tools_are_neutralized_and_no_others() -> None:
     text = "<calculate>1</ CALCULATE><look.up><lookXup><search>"
     assert TOOLS.neutralize(text) == ("[calculate]1[/CALCULATE][look.up]<lookXup>[search]", 4)
     assert protocol.neutralize(text) == ("<calculate>1</ CALCULATE><look.up><lookXup>[search]", 1)
-    assert TOOLS.tags_in(text) == ["<calculate>", "</ CALCULATE>", "<look.up>", "<search>"]
 
 
 def test_feedback_names_the_tools_that_there_are() -> None:
@@ -130,11 +129,6 @@ def test_a_tokenizer_that_cannot_write_the_tags_is_refused(tokenizer: object) ->
         protocol.check(tokenizer)  # type: ignore[arg-type]
 
 
-def test_the_message_frame_of_a_chat_template_leaves_out_the_sampled_end() -> None:
-    frame = chat_message_frame(bpe_tokenizer())
-    assert frame == Frame("\n<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n")
-
-
 @pytest.mark.parametrize(
     ("template", "eos_token", "expected"),
     [
@@ -154,15 +148,3 @@ def test_a_message_may_end_in_another_token_than_a_text(template: str, eos_token
         chat_template=files("trl").joinpath(f"chat_templates/{template}.jinja").read_text(),
     )
     assert chat_message_frame(tokenizer) == expected
-
-
-def test_a_message_that_no_token_ends_is_followed_by_all_of_the_template() -> None:
-    template = "{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }} {% endfor %}"
-    tokenizer = bpe_tokenizer().__class__(tokenizer_object=bpe_tokenizer()._tokenizer, chat_template=template)
-    assert chat_message_frame(tokenizer) == Frame(" [user] ", " ")
-
-
-def test_a_chat_template_that_hides_messages_is_refused() -> None:
-    tokenizer = bpe_tokenizer().__class__(tokenizer_object=bpe_tokenizer()._tokenizer, chat_template="nothing")
-    with pytest.raises(ValueError, match="'nothing'"):
-        chat_message_frame(tokenizer)

@@ -11,10 +11,6 @@ from sorl_trl.rollout import PROTOCOLS, Frame, RolloutArguments, RolloutLimits, 
 from .fakes import bpe_tokenizer
 
 
-def test_the_defaults_are_those_of_the_limits() -> None:
-    assert RolloutArguments().limits(2500) == RolloutLimits(max_trajectory_tokens=2500)
-
-
 def test_every_argument_reaches_the_limits() -> None:
     arguments = RolloutArguments(max_turns=1, max_turn_tokens=2, max_observation_tokens=3, search_top_k=4)
     assert arguments.limits(5) == RolloutLimits(1, 2, 3, 5, 4)

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 from sorl_trl.rollout import AssembledTrajectory, assemble, rollout_statistics
 from sorl_trl.types import Action, ActionKind, Observation, StopReason, Trajectory, Turn
 
@@ -24,20 +22,6 @@ def test_turns_and_observations_are_laid_out_in_order() -> None:
     assert assemble([ANSWERED]) == [
         AssembledTrajectory([5, 6, 8, 9, 5, 7], [1, 1, 0, 0, 0, 1], [0, 0, -1, -1, -1, 1], [-1, -1, 0, 0, 0, -1])
     ]
-
-
-def test_adjacent_turns_stay_apart() -> None:
-    adjacent = Trajectory((1,), (FRANCE, FRANCE), StopReason.MAX_TURNS)
-    assert assemble([adjacent])[0].turn_ids == [0, 0, 1, 1]
-
-
-def test_an_infrastructure_failure_is_masked_out_with_its_tokens_kept() -> None:
-    assert assemble([DOWN]) == [AssembledTrajectory([3, 4, 5, 6], [0] * 4, [-1] * 4, [-1, 0, -1, -1])]
-
-
-def test_one_turn_without_logprobs_leaves_none() -> None:
-    silent = turn(ActionKind.ANSWER, 7, logprob=None)
-    assert assemble([replace(ANSWERED, segments=(FRANCE, FOUND, silent))])[0].logprobs is None
 
 
 def test_statistics_of_a_batch() -> None:

@@ -12,9 +12,8 @@ import torch
 
 from sorl_trl.rollout import EngineOptions, LockStepEngine, SlotEngine
 from sorl_trl.search import NoSearch
-from sorl_trl.trainers.agents.agent_rollout import AgentRollout, SearchRollout, rollout_output
+from sorl_trl.trainers.agents.agent_rollout import SearchRollout, rollout_output
 from sorl_trl.trainers.agents.policy_engine import policy_engine
-from sorl_trl.trainers.turns.spans import check_rollout
 from sorl_trl.types import Action, ActionKind, Observation, StopReason, Trajectory, Turn
 from tests.agents import LIMITS, build_agent
 
@@ -69,16 +68,6 @@ def test_an_infrastructure_failure_keeps_its_tokens_and_trains_on_none() -> None
     assert row(output) == ([5, 6, EOS], [0, 0, 0], [-1, -1, -1], [-0.5, -0.6, 0.0])
 
 
-def test_every_trajectory_has_its_row() -> None:
-    reasons = list(StopReason)
-    trajectories = [searched(reason) for reason in reasons]
-    output = rollout_output(trajectories, EOS)
-    check_rollout(output, len(reasons))
-    assert output["trajectory"] == trajectories
-    assert output["prompt_ids"] == [[2, 3]] * len(reasons)
-    assert all(row(output, i) == row(rollout_output([t], EOS)) for i, t in enumerate(trajectories))
-
-
 def test_one_turn_without_logprobs_leaves_all_without() -> None:
     """TRL takes them for the whole batch or not at all."""
     partly = trajectory(turn(5), Observation((7,), ""), turn(6, with_logprobs=False))
@@ -122,15 +111,3 @@ def test_images_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         SearchRollout(NoSearch(), limits=LIMITS)(["where"], trainer)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        (lambda: SearchRollout("http://x"), "search is a str, but must have a method `search_batch`"),
-        (lambda: SearchRollout(NoSearch(), engine="slots"), "engine is 'slots', but must be of `EngineOptions`"),
-        (lambda: AgentRollout(NoSearch()), "but must be a `Responder`: .* `SearchRollout` is for a search engine"),
-        (lambda: AgentRollout(NoSearch), "but must be a `Responder`: `EnvironmentResponder"),
-    ],
-)
-def test_wrong_arguments_are_named_at_once(wrong: Any, said: str) -> None:
-    with pytest.raises(TypeError, match=said):
-        wrong()

@@ -45,22 +45,6 @@ def test_each_row_has_its_limit_and_its_end() -> None:
     assert engine.work == EngineWork(prefilled_tokens=1 + 1 + 1 + 1 + 5, row_steps=1 + 2 + 1 + 2 + 1, steps=3)
 
 
-@pytest.mark.parametrize(
-    ("on_cpu", "at_once", "window"), [(False, 4, WINDOW), (True, 4, 4), (True, WINDOW, WINDOW), (True, 4096, WINDOW)]
-)
-def test_on_a_cpu_a_context_is_read_in_one_step(
-    monkeypatch: pytest.MonkeyPatch, on_cpu: bool, at_once: int, window: int
-) -> None:
-    pretend_vllm(monkeypatch, on_cpu)
-    wrapper = wrap()
-    scheduler = wrapper.llm.llm_engine.vllm_config.scheduler_config
-    scheduler.max_num_batched_tokens = at_once
-    engine = VLLMColocateEngine(wrapper, END)
-    assert (scheduler.enable_chunked_prefill, engine.window) == (not on_cpu, window)
-    assert ("CPU" in engine.window_ends) == (window < WINDOW)
-    assert ("`vllm_max_model_length`" in engine.window_ends) == (window == WINDOW)
-
-
 def test_rows_do_not_wait_for_each_other() -> None:
     script = Script(lambda context: [PARIS] * len(context) + [CLOSING])
     engine = VLLMColocateEngine(wrap(script), END)
@@ -137,12 +121,6 @@ class TestSleeping:
         engine.close()
         return [line for line in wrapper.llm.log if not line.startswith("add")]
 
-    def test_trl_pays_at_every_call(self) -> None:
-        wrapper = wrap(sleeps=True)
-        for _ in range(2):
-            wrapper.generate([[DOC]], None, 1)
-        assert wrapper.llm.log == [*self.ONCE, "sleep 2"] * 2
-
     def test_a_rollout_pays_once(self) -> None:
         wrapper = wrap(sleeps=True)
         assert self.two_turns(wrapper) == [*self.ONCE, *["step"] * 4, "sleep 2"]
@@ -153,21 +131,6 @@ class TestSleeping:
         wrapper.sync_weights()  # as TRL does where a step was made since
         wrapper.llm.log.clear()
         assert self.two_turns(wrapper) == ["wake kv_cache", *["step"] * 4, "sleep 2"]
-
-    def test_without_sleep_mode_nothing_is_done(self) -> None:
-        assert self.two_turns(wrap()) == ["step"] * 4
-
-    def test_what_is_unfinished_is_aborted_before_it_sleeps(self) -> None:
-        wrapper = wrap(sleeps=True)
-        engine = VLLMColocateEngine(wrapper, END)
-        engine.open(2)
-        engine.submit(1, [DOC], 9)
-        engine.poll()
-        engine.submit(0, [DOC], 9)  # vLLM has not been given this one
-        engine.close()
-        engine.close()
-        assert wrapper.llm.log[len(self.ONCE) :] == ["add sorl-0-1-0", "step", "abort sorl-0-1-0", "forget", "sleep 2"]
-        assert engine.idle and wrapper._llm_weights_sleeping
 
 
 class TestFailures:
@@ -190,21 +153,6 @@ class TestFailures:
     @staticmethod
     def fail() -> None:
         raise ZeroDivisionError
-
-    def test_a_turn_that_vllm_gives_up_is_an_error(self) -> None:
-        wrapper = wrap()
-        engine = VLLMColocateEngine(wrapper, END)
-        step = wrapper.llm.step
-
-        def aborted() -> list[Any]:
-            outputs: list[Any] = step()
-            for output in outputs:
-                output.outputs[0].finish_reason = "abort"
-            return outputs
-
-        wrapper.llm.llm_engine.step = aborted
-        with pytest.raises(RuntimeError, match="turn 0 of row 0 after 2 tokens with finish_reason='abort'"):
-            take_turns(engine, [(DOC,)], [4])
 
 
 def test_a_released_row_generates_no_more() -> None:
@@ -286,14 +234,3 @@ class TestTensorParallelism:
         assert "abort sorl-0-1-0" in logs[0] and logs[0].count("step") == 5
         seeds = [[settings["seed"] for _, settings in engine._vllm.llm.script.asked] for engine in ranks]
         assert seeds[0] == seeds[1]
-
-    def test_a_rank_that_fails_aborts_the_requests_of_all_without_the_others(self, ranks: list[Any]) -> None:
-        def act(rank: int, engine: Any) -> None:
-            engine.open(1)
-            engine.submit(0, [5], 9)
-            engine.poll()
-            if rank == 0:
-                engine.close()
-
-        self.run(ranks, act)
-        assert [len(engine._vllm.llm.running) for engine in ranks] == [0, 2]

@@ -79,11 +79,8 @@ class SlotEngine(Engine):
         self._ended = 0
         self._budget = self._cache_bytes or _free_bytes(self._base.device)
         self._table = SlotTable(self._budget // self._bytes_per_token)
-        self.window, self.window_ends = self._positions, Engine.window_ends
         room = self._table.most_tokens + 1  # the last token that a turn samples is not read in it
-        if self._positions is None or room < self._positions:
-            self.window = room
-            self.window_ends = f"{self._budget} bytes hold keys and values of {room - 1} tokens (`kv_cache_gib`)"
+        self.window = room if self._positions is None else min(room, self._positions)
 
     def close(self) -> None:
         self._rows, self._waiting = [], []

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 from sorl_trl.checks import POSITIVE_COUNT
-from sorl_trl.rollout import Retriever, Sanitizer, SearchFailure, TagProtocol, Unavailable
+from sorl_trl.rollout import Retriever, SearchFailure, TagProtocol, Unavailable
 from sorl_trl.rollout.greetings import Greeter, is_image, is_text
 from sorl_trl.search import RetryPolicy, SearchBackend
-from sorl_trl.text import round_brackets
 from sorl_trl.types import ActionKind
 
 
@@ -84,11 +83,15 @@ class HarmlessTools:
         self._trainer = trainer
         self._own: list[Any] = []
         """The content of each prompt's last message, before an environment has added to it."""
-        self._neutralized = 0
 
     @cached_property
-    def _sanitizer(self) -> Sanitizer:
-        return Sanitizer(self._trainer._tokenizer)
+    def _greeter(self) -> Greeter:
+        return Greeter(self._trainer._tokenizer)
+
+    @cached_property
+    def _results(self) -> Greeter:
+        # What is cut is still too long for the completion: TRL drops it, as it would have dropped the whole.
+        return Greeter(self._trainer._tokenizer, max_tokens=self._trainer.max_completion_length)
 
     def note_prompts(self, inputs: Sequence[Mapping[str, Any]]) -> None:
         """Keep what the prompts say, before environments are reset."""
@@ -102,12 +105,10 @@ class HarmlessTools:
         """Make harmless what `reset` has added, in the very list that TRL gives to the reward functions afterwards."""
         if self._trainer.environment_factories is None:
             return
-        greeter = Greeter(self._trainer._tokenizer)
         for i, (prompt, own) in enumerate(zip(prompts, self._own, strict=True)):
             if not isinstance(prompt, str) and prompt[-1].get("content") is not None:
-                last = {**prompt[-1], "content": greeter.clean(own, prompt[-1]["content"])}
+                last = {**prompt[-1], "content": self._greeter.clean(own, prompt[-1]["content"])}
                 prompts[i] = [*prompt[:-1], last]
-        self._neutralized += greeter.neutralized
 
     def masked(self, result: tuple[Any, ...]) -> tuple[Any, ...]:
         """What TRL's tool loop has returned, with the trajectories masked to which a tool said that it is down."""
@@ -115,57 +116,27 @@ class HarmlessTools:
         for row, messages in enumerate(completions):
             if any(isinstance(message.get("content"), Unavailable) for message in messages):
                 tool_mask[row] = [0] * len(tool_mask[row])
-        self._trainer._log_metric("rollout/neutralized_per_trajectory", self._neutralized / len(completions))
-        self._neutralized = 0
+        neutralized = self._greeter.neutralized + self._results.neutralized
+        self._greeter.neutralized = self._results.neutralized = 0
+        self._trainer._log_metric("rollout/neutralized_per_trajectory", neutralized / len(completions))
         return tool_mask, completions, *others
 
     def suffix_ids(self, render: Render, messages: list[dict[str, Any]]) -> list[int]:
-        """The token ids that `render` makes of tools' messages, which are changed until they bring nothing in.
-
-        A template may make more of a message than stands in it, such as join the halves of a tag. So what the policy
-        reads may hold the control tokens and tags that the template writes for messages that say nothing, no others.
-        """
+        """The token ids that `render` makes of tools' messages, which are made harmless before."""
         for message in messages:
-            message["name"] = self._sanitize(_plain(message["name"]))
+            message["name"] = self._results.clean("", _plain(message["name"]))
             message["content"] = self._harmless(message["content"])
-        weaker = [_weaker(message["content"]) for message in messages]
-        while True:
-            suffix_ids = render(messages)
-            # One that is too long for the completion TRL drops, whatever it holds.
-            is_dropped = len(suffix_ids) > self._trainer.max_completion_length
-            if is_dropped or self._brings_nothing_in(suffix_ids, messages, render):
-                return suffix_ids
-            forms = [next(each, None) for each in weaker]
-            if all(form is None for form in forms):
-                return suffix_ids
-            self._neutralized += 1
-            for message, form in zip(messages, forms, strict=True):
-                message["content"] = message["content"] if form is None else form
-                message["name"] = message["name"] if message["name"].isidentifier() else "unknown"
-
-    def _brings_nothing_in(self, suffix_ids: list[int], messages: list[dict[str, Any]], render: Render) -> bool:
-        with_images = self._trainer._is_vlm
-        neutral = [{**each, "name": "x", "content": _neutral(each["content"], with_images)} for each in messages]
-        return self._sanitizer.found_in(suffix_ids) == self._sanitizer.found_in(render(neutral))
+        return render(messages)
 
     def _harmless(self, content: Any) -> str | list[dict[str, Any]]:
         """What a tool returned, as text; content blocks, of text and images alone, stay blocks."""
         if isinstance(content, Unavailable):
             return content
         if isinstance(content, list) and content and all(is_text(each) or is_image(each) for each in content):
-            return [self._harmless_block(block) for block in content]
-        # What is cut is still too long for the completion: TRL drops it, as it would have dropped the whole.
-        return self._sanitize(_plain(content), self._trainer.max_completion_length)
-
-    def _harmless_block(self, block: dict[str, Any]) -> dict[str, Any]:
-        kind = block["type"]
-        value = block[kind]
-        return {"type": kind, kind: self._sanitize(_plain(value)) if isinstance(value, str) else value}
-
-    def _sanitize(self, text: str, max_tokens: int | None = None) -> str:
-        harmless = self._sanitizer.sanitize(text, len(text) if max_tokens is None else max_tokens)
-        self._neutralized += harmless.neutralized
-        return harmless.text
+            blocks: list[dict[str, Any]] = self._results.clean([], content)
+            return blocks
+        text: str = self._results.clean("", _plain(content))
+        return text
 
 
 def _plain(value: Any) -> str:
@@ -176,24 +147,3 @@ def _plain(value: Any) -> str:
 def _copied(content: Any) -> Any:
     """An environment may change the very blocks that it is given."""
     return [dict(block) for block in content] if isinstance(content, list) else content
-
-
-def _weaker(content: str | list[dict[str, Any]]) -> Iterator[str | list[dict[str, Any]]]:
-    """What to say where a template makes more of the content: it without brackets, its images, nothing."""
-    if isinstance(content, Unavailable):
-        return
-    if isinstance(content, str):
-        yield round_brackets(content)
-    else:
-        yield [{**block, "text": round_brackets(block["text"])} if is_text(block) else block for block in content]
-        if images := [block for block in content if is_image(block)]:
-            yield images
-    yield ""
-
-
-def _neutral(content: str | list[dict[str, Any]], with_images: bool) -> str | list[dict[str, Any]]:
-    """Content of the same shape that says nothing, with its images where the template's processor reads them."""
-    if isinstance(content, str):
-        return "x" if content.strip() else content
-    image = {} if with_images else {"image": "image"}
-    return [{"type": "text", "text": "x"} if is_text(block) else {**block, **image} for block in content]

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -174,27 +173,6 @@ def test_a_coroutine_that_takes_too_long_is_cancelled(opened: Any) -> None:
     assert AsyncHangs.cancelled, "at once, not with the rollout"
 
 
-def test_a_coroutine_that_comes_too_late_is_closed(opened: Any) -> None:
-    go, made = threading.Event(), []
-
-    class Late:
-        def step(self, taken: Turn) -> Any:
-            go.wait(LONG)
-            made.append(self.answer())
-            return made[-1]
-
-        async def answer(self) -> Reply:
-            return Reply()
-
-    assert ask(opened(Late, timeout_s=SOON), "a") == [DOWN]
-    go.set()
-    for _ in range(10_000):
-        if made and inspect.getcoroutinestate(made[0]) == inspect.CORO_CLOSED:
-            return
-        threading.Event().wait(0.001)
-    raise AssertionError("nobody awaits it, and it has not been closed")
-
-
 def test_a_blocked_event_loop_hangs_no_rollout(opened: Any) -> None:
     go = threading.Event()
     responder = opened(partial(BlocksTheLoop, go), {}, {}, timeout_s=ENOUGH)
@@ -327,11 +305,6 @@ def test_a_greeting_that_nobody_would_hear_is_refused() -> None:
         EnvironmentResponder(Game).open([{"number": 3}])
 
 
-def test_a_column_that_is_missing_is_named() -> None:
-    with pytest.raises(TypeError, match=r"Picky.reset needs \['number'\], but an example has \['prompt'\]"):
-        EnvironmentResponder(Picky).open([{"prompt": "?"}])
-
-
 class FailsToReset:
     def reset(self, error: Any) -> Any:
         if isinstance(error, BaseException):
@@ -345,42 +318,6 @@ class FailsToReset:
 def test_a_reset_of_a_world_that_is_down_masks_one_trajectory(opened: Any) -> None:
     responder = opened(FailsToReset, {"error": ConnectionError("refused")}, {"error": None})
     assert ask(responder, "a", "b") == [DOWN, Reply("here")]
-
-
-@pytest.mark.parametrize(
-    ("error", "problem"), [(KeyError("bug"), "bug"), (7, "FailsToReset.reset returned a int, but must return text")]
-)
-def test_a_mistake_in_a_reset_ends_the_run(error: Any, problem: str) -> None:
-    with pytest.raises((KeyError, TypeError), match=problem):
-        EnvironmentResponder(FailsToReset).open([{"error": error}])
-
-
-def test_a_factory_that_hangs_is_named() -> None:
-    with pytest.raises(TimeoutError, match=r"timeout_s=0\.05"):
-        EnvironmentResponder(lambda: threading.Event().wait(1), timeout_s=SOON).open([{}])  # type: ignore[arg-type]
-
-
-def test_factories_are_called_in_order(opened: Any) -> None:
-    made: list[Counter] = []
-
-    def factory() -> Counter:
-        made.append(Counter())
-        return made[-1]
-
-    assert opened(factory, *[{}] * 20).environments == made
-
-
-@pytest.mark.parametrize(
-    ("arguments", "problem"),
-    [
-        ({"factory": Counter()}, "factory is a Counter, but must be a class or a function"),
-        ({"factory": Counter, "timeout_s": 0}, "`timeout_s` is 0"),
-        ({"factory": Counter, "concurrency": 0}, "`concurrency` is 0"),
-    ],
-)
-def test_arguments_out_of_range_are_named(arguments: dict[str, Any], problem: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=problem):
-        EnvironmentResponder(**arguments)
 
 
 def test_an_object_that_is_no_environment_is_named() -> None:

@@ -24,12 +24,6 @@ def test_each_distinct_query_is_asked_once_in_order() -> None:
     assert search.calls == [["b", "a"]]
 
 
-def test_no_query_is_no_call() -> None:
-    search = FakeSearch()
-    assert retriever(search).search([]) == {}
-    assert search.calls == []
-
-
 @pytest.mark.parametrize("error", [SearchUnavailable("down"), ConnectionError("reset"), TimeoutError("slow")])
 def test_an_engine_that_recovers_is_waited_for(error: Exception) -> None:
     search = FakeSearch([error, error])
@@ -41,13 +35,6 @@ def test_an_engine_that_stays_down_is_given_up() -> None:
     search = FakeSearch([SearchUnavailable("down")] * 9)
     assert retriever(search).search(["a", "b"]) == dict.fromkeys("ab", SearchFailure.UNAVAILABLE)
     assert len(search.calls) == 3
-
-
-def test_the_deadline_ends_the_retries() -> None:
-    search = FakeSearch([SearchUnavailable("down")] * 9)
-    policy = RetryPolicy(attempts=9, initial_wait_s=1000, max_wait_s=1000, deadline_s=0)
-    assert retriever(search, policy).search(["a"]) == {"a": SearchFailure.UNAVAILABLE}
-    assert len(search.calls) == 1
 
 
 class PickySearch(FakeSearch):
@@ -90,18 +77,3 @@ def test_programming_errors_propagate() -> None:
         retriever(ShortSearch()).search("ab")
     with pytest.raises(KeyError):
         retriever(FakeSearch([KeyError("bug")])).search("ab")
-
-
-@pytest.mark.parametrize("name", ["attempts", "initial_wait_s", "max_wait_s", "deadline_s"])
-def test_a_policy_out_of_range_is_named(name: str) -> None:
-    with pytest.raises(ValueError, match=f"`{name}` is -1, but must be"):
-        RetryPolicy(**{name: -1})
-
-
-@pytest.mark.parametrize("error", [FileNotFoundError("no such index"), PermissionError("index"), KeyError("a bug")])
-def test_a_mistake_in_the_setup_is_not_an_outage(error: Exception) -> None:
-    """Or a whole run would train on nothing."""
-    search = FakeSearch([error])
-    with pytest.raises(type(error)):
-        retriever(search).search(["a"])
-    assert len(search.calls) == 1

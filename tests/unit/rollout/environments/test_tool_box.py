@@ -103,13 +103,6 @@ def test_a_prompt_may_say_what_there_is() -> None:
     assert [line.split()[0] for line in ToolBox([halve]).instructions.splitlines()] == ["<halve>"]
 
 
-def test_searches_of_all_rows_go_out_together_each_query_once() -> None:
-    search = FakeSearch()
-    turns = [["<search>a</search>"], ["<halve>1</halve>"], ["<search>b</search>"], ["<search>a</search>"]]
-    collect(ToolBox([halve], None, search, TERSE), *([*each, "<answer>x</answer>"] for each in turns))
-    assert search.calls == [["a", "b"]]
-
-
 def test_tools_that_are_down_mask_their_own_rows_alone() -> None:
     engine = SearchResponder(FakeSearch([SearchUnavailable("down")]), TERSE, retry=NO_WAIT)
     down, fine = collect(ToolBox([halve], search=engine), ["<search>a</search>"], ["<answer>1</answer>"])

@@ -178,11 +178,6 @@ def test_arguments_that_do_not_fit_are_told_to_the_policy(method: Any, content: 
     assert why in str(refused.value) and len(str(refused.value)) < 300
 
 
-class Images(Game):
-    def reset(self, **_: Any) -> Any:
-        return [{"type": "image"}]
-
-
 class Toolless:
     def reset(self) -> None: ...
 
@@ -203,8 +198,3 @@ class Answering(Toolless):
 def test_objects_that_cannot_be_used_are_named(factory: Any, problem: str) -> None:
     with pytest.raises((TypeError, ValueError), match=problem):
         ToolBox(environment_factory=factory)
-
-
-def test_content_blocks_are_refused() -> None:
-    with pytest.raises(TypeError, match=r"Images\.reset returned content blocks"):
-        ToolBox(environment_factory=Images).greet([{}])

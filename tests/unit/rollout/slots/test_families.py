@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, PrefixTuningConfig, get_peft_model
+from peft import LoraConfig, get_peft_model
 from transformers import GenerationConfig, LlamaForCausalLM
 
 from sorl_trl.rollout import HFGenerator, LockStepEngine
@@ -145,11 +145,6 @@ def test_what_only_a_forward_shows_is_refused(llama: Any, kind: Any, reason: str
         slots(llama)
 
 
-def test_what_is_no_model_of_transformers_is_refused() -> None:
-    with pytest.raises(NotServed, match="Linear is no `PreTrainedModel`"):
-        slots(torch.nn.Linear(2, 2))
-
-
 def test_lora_and_its_generation_config(llama: Any) -> None:
     lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False, lora_dropout=0.5)
     plain = families.play(slots(llama), families.random_plan())
@@ -162,31 +157,6 @@ def test_lora_and_its_generation_config(llama: Any) -> None:
     model.generation_config.repetition_penalty = 1.5
     with pytest.raises(NotServed, match="repetition_penalty"):
         slots(model)
-
-
-def test_virtual_tokens_are_refused(llama: Any) -> None:
-    with pytest.raises(NotServed, match="PrefixTuningConfig"):
-        slots(get_peft_model(llama, PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)))
-
-
-class AllLogits(LlamaForCausalLM):
-    def forward(
-        self,
-        input_ids: Any = None,
-        attention_mask: Any = None,
-        position_ids: Any = None,
-        past_key_values: Any = None,
-        use_cache: Any = None,
-        return_dict: Any = None,
-    ) -> Any:
-        return super().forward(input_ids, attention_mask, position_ids, past_key_values, use_cache=use_cache)
-
-
-def test_a_model_that_cannot_leave_logits_out(llama: Any) -> None:
-    plan = families.random_plan()
-    expected = families.play(slots(llama), plan)
-    llama.__class__ = AllLogits
-    assert families.play(slots(llama), plan) == expected
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])

@@ -47,7 +47,7 @@ def test_turns_are_those_of_lock_step(
 ) -> None:
     end = TurnEnd(TOKENIZER, stops, [TOKENIZER.eos_token_id])
     options: Any = {"cache_bytes": 256 * cache_tokens, "prefill_tokens": prefill_tokens}
-    engine = SlotEngine(policy(), end, GREEDY, options)
+    engine = SlotEngine(policy(), end, GREEDY, **options)
     reference = LockStepEngine(HFGenerator(policy(), TOKENIZER, stops, GREEDY, end.eos_token_ids))
     played = families.play(engine, plan)
     assert played == families.play(reference, plan)

@@ -35,11 +35,7 @@ class VLLMColocateEngine(VLLMEngine):
     """
 
     def __init__(self, vllm_generation: Any, end: TurnEnd) -> None:
-        engine = vllm_generation.llm.llm_engine
-        super().__init__(end, int(engine.model_config.max_model_len))
-        at_once = int(engine.vllm_config.scheduler_config.max_num_batched_tokens)
-        if _reads_in_one_step(engine) and at_once < self.window:
-            self.window, self.window_ends = at_once, "vLLM on a CPU is made to read a context in one step"
+        super().__init__(end, int(vllm_generation.llm.llm_engine.model_config.max_model_len))
         self._vllm = vllm_generation
         self._settings = sampling_settings(vllm_generation, end)
         self._rank = vllm_generation.accelerator.process_index
@@ -129,20 +125,6 @@ class VLLMColocateEngine(VLLMEngine):
             request = self._own.pop(output.request_id, None)
             if request is not None and (ended := self._finish(request, _sampled(output))) is not None:
                 yield ended
-
-
-def _reads_in_one_step(engine: Any) -> bool:
-    """Keep vLLM from reading a context in several steps where it has no GPU, and say whether it has none.
-
-    Whenever it has read only a part of a context it turns the request's random numbers back by a draw, and a generator
-    on a CPU cannot do that (vLLM 0.30).
-    """
-    from vllm.platforms import current_platform
-
-    if not current_platform.is_cpu():
-        return False
-    engine.vllm_config.scheduler_config.enable_chunked_prefill = False
-    return True
 
 
 def sampling_params(settings: dict[str, Any], request: TurnRequest) -> Any:

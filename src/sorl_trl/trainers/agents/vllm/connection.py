@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-import threading
-from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any
 
 import httpx2
@@ -31,26 +27,20 @@ class _Passing(EngineUnavailable):
 
 
 class VLLMServer:
-    """Talks to a server from several threads, until it is cut off.
+    """Talks to a server from several threads.
 
     A request that failed by its connection or with HTTP 5xx is sent again. It holds its seed, so that the second
     attempt samples what the first would have, and one answer is used. Whatever else comes back is not tried again.
 
-    Where connections are cut, the server notices, and gives up what it was generating.
-
     Args:
         base_url: Of the server.
-        headers: Of every request.
         answer_s: How long an answer may take to begin.
     """
 
-    def __init__(self, base_url: str, headers: Mapping[str, Any], answer_s: float = ANSWER_S) -> None:
+    def __init__(self, base_url: str, answer_s: float = ANSWER_S) -> None:
         self._base_url = base_url
         self._answer_s = answer_s
-        self._closed = threading.Event()
-        self._sockets: list[socket.socket] = []
         self._client = httpx2.Client(
-            headers=dict(headers),
             verify=base_url.startswith("https:"),  # where nothing is encrypted, no certificates need be read
             timeout=httpx2.Timeout(answer_s, connect=_CONNECT_S),
             limits=httpx2.Limits(max_connections=AT_ONCE, max_keepalive_connections=AT_ONCE),
@@ -70,23 +60,9 @@ class VLLMServer:
         )
         return retrying(self._ask_once, method, f"{self._base_url}{path}", body)
 
-    def cut(self) -> None:
-        """Cut all connections: threads that wait for an answer get an error, and nothing is sent any more."""
-        self._closed.set()
-        for each in self._sockets:
-            with suppress(OSError):  # it may have been closed already
-                # Closing it would neither wake the thread that reads from it nor tell the server.
-                each.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        """Give everything back, once no thread asks any more."""
-        self._client.close()
-
     def _ask_once(self, method: str, url: str, body: Any) -> Any:
-        if self._closed.is_set():
-            raise EngineUnavailable(f"{url} is not asked any more: the rollout is over")
         try:
-            response = self._client.request(method, url, json=body, extensions={"trace": self._notice})
+            response = self._client.request(method, url, json=body)
         except (httpx2.ReadTimeout, httpx2.WriteTimeout) as error:
             # It may be sampling still: a second request would make it work twice.
             raise EngineUnavailable(f"{url} did not answer within {self._answer_s:g} s") from error
@@ -100,10 +76,3 @@ class VLLMServer:
             return response.json()
         except ValueError as error:
             raise RuntimeError(f"{url} did not answer in JSON: {response.text[:_EXCERPT]}") from error
-
-    def _notice(self, event: str, info: Mapping[str, Any]) -> None:
-        """Keep each new socket, for `close`."""
-        if event.endswith(("connect_tcp.complete", "start_tls.complete")):
-            self._sockets.append(info["return_value"].get_extra_info("socket"))
-            if self._closed.is_set():
-                self.cut()

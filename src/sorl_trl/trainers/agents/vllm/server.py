@@ -4,40 +4,25 @@ from __future__ import annotations
 
 import math
 import queue
+import threading
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any
-
-from accelerate.utils import broadcast_object_list
+from typing import Any, TypeAlias
 
 from sorl_trl.rollout import Generation, TurnEnd
-from sorl_trl.trainers.agents.vllm.connection import ANSWER_S, AT_ONCE, EngineUnavailable, VLLMServer
+from sorl_trl.trainers.agents.vllm.connection import ANSWER_S, AT_ONCE, VLLMServer
 from sorl_trl.trainers.agents.vllm.turns import Sampled, TurnRequest, VLLMEngine, sampling_settings
 
-# What `requests` says of itself; other headers, for authorization say, are somebody's wish.
-_OF_REQUESTS = ("accept", "accept-encoding", "connection", "user-agent")
-
-
-@dataclass(frozen=True)
-class _Place:
-    """Where the server is, as the main process has found it."""
-
-    base_url: str
-    model: str
-    window: int
-    headers: Mapping[str, Any]
+Answers: TypeAlias = "queue.SimpleQueue[tuple[TurnRequest, Sampled | Exception] | None]"
 
 
 class VLLMServerEngine(VLLMEngine):
     """Sends each turn to `/v1/completions` of the server that TRL synchronizes, up to 64 at a time.
 
-    `poll` waits for the next turns that end. Ranks do not wait for each other: TRL's client, which only the main
-    process has, tells all of them where the server is. Steps are the server's own and are not counted; nor does a
-    server say what it found in its cache (unless started with `--enable-prompt-tokens-details`), so that whole
-    contexts count as prefilled.
+    `poll` waits for the next turns that end. Ranks do not wait for each other: each must reach the server's address.
+    Steps are the server's own and are not counted; nor does a server say what it found in its cache (unless started
+    with `--enable-prompt-tokens-details`), so that whole contexts count as prefilled.
 
-    All ranks must build theirs together, after the weights have been synchronized: none generates before.
+    All ranks must build theirs together, after the weights have been synchronized.
 
     Args:
         vllm_generation: TRL's, in server mode.
@@ -52,29 +37,28 @@ class VLLMServerEngine(VLLMEngine):
     in_steps = False
 
     def __init__(self, vllm_generation: Any, end: TurnEnd, answer_s: float = ANSWER_S) -> None:
-        self._answer_s = answer_s
-        self._place = _find(vllm_generation)
-        super().__init__(end, self._place.window)
-        self._settings = sampling_settings(vllm_generation, end)
-        self._server: VLLMServer | None = None
-        self._threads: ThreadPoolExecutor | None = None
+        vllm = vllm_generation
+        vllm.accelerator.wait_for_everyone()  # none generates before the main process has sent the weights
+        base_url = vllm.server_base_url or f"http://{vllm.server_host}:{vllm.server_port}"
+        self._server = VLLMServer(base_url, answer_s)
+        (model, *_) = self._server.ask("GET", "/v1/models")["data"]
+        super().__init__(end, int(model["max_model_len"]))
+        self._model = model["id"]
+        self._settings = sampling_settings(vllm, end)
+        self._free = threading.Semaphore(AT_ONCE)
         self._asked = 0
         """Requests whose answer has not been taken."""
-        self._answers: queue.SimpleQueue[tuple[TurnRequest, Future[Sampled]] | None] = queue.SimpleQueue()
+        self._answers: Answers = queue.SimpleQueue()
         """What has come back; None wakes who waits for it."""
 
     def open(self, rows: int) -> None:
         super().open(rows)
-        self._server = VLLMServer(self._place.base_url, self._place.headers, self._answer_s)
-        self._threads = ThreadPoolExecutor(AT_ONCE, "sorl-vllm")
         self._asked, self._answers = 0, queue.SimpleQueue()
 
     def submit(self, row: int, context_ids: Sequence[int], limit: int) -> None:
-        assert self._threads is not None and self._server is not None, "open the engine first"
-        request, answers = self._begin(row, context_ids, limit), self._answers
+        request = self._begin(row, context_ids, limit)
         self._asked += 1
-        asked = self._threads.submit(self._ask, self._server, request)
-        asked.add_done_callback(lambda sampled: answers.put((request, sampled)))
+        threading.Thread(target=self._answer, args=(request, self._answers), name="sorl-vllm", daemon=True).start()
 
     def poll(self) -> list[tuple[int, Generation]]:
         there = [self._answers.get()] if self._asked else []
@@ -82,7 +66,7 @@ class VLLMServerEngine(VLLMEngine):
             there.append(self._answers.get())
         answered = [each for each in there if each is not None]
         self._asked -= len(answered)
-        finished = [self._finish(request, sampled.result()) for request, sampled in answered]
+        finished = [self._finish(request, _heard(outcome)) for request, outcome in answered]
         return sorted((each for each in finished if each is not None), key=lambda ended: ended[0])
 
     def release(self, row: int) -> None:
@@ -92,24 +76,35 @@ class VLLMServerEngine(VLLMEngine):
         self._answers.put(None)
 
     def close(self) -> None:
-        self._generating = {}
-        if self._threads is not None and self._server is not None:
-            self._server.cut()
-            self._threads.shutdown(cancel_futures=True)
-            self._server.close()
-            self._threads, self._server = None, None
+        """Nothing is waited for: what is still being answered nobody hears, and what has not been sent never is."""
+        self._generating, self._answers = {}, queue.SimpleQueue()
 
-    def _ask(self, server: VLLMServer, request: TurnRequest) -> Sampled:
+    def _answer(self, request: TurnRequest, answers: Answers) -> None:
+        with self._free:
+            if answers is not self._answers:
+                return
+            try:
+                answers.put((request, self._ask(request)))
+            except Exception as error:  # whatever it is, `poll` raises it
+                answers.put((request, error))
+
+    def _ask(self, request: TurnRequest) -> Sampled:
         body = {
             **self._settings,
-            "model": self._place.model,
+            "model": self._model,
             "prompt": list(request.context_ids),
             "max_tokens": request.limit,
             "seed": request.seed,
             "return_token_ids": True,
             "return_tokens_as_token_ids": True,  # the text of a token may be no JSON
         }
-        return _sampled(server.ask("POST", "/v1/completions", body))
+        return _sampled(self._server.ask("POST", "/v1/completions", body))
+
+
+def _heard(outcome: Sampled | Exception) -> Sampled:
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome
 
 
 def _sampled(answer: Mapping[str, Any]) -> Sampled:
@@ -125,27 +120,3 @@ def _sampled(answer: Mapping[str, Any]) -> Sampled:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise RuntimeError(f"the server's answer is not one of vLLM's ({error!r}): {str(answer)[:400]}") from error
-
-
-def _find(vllm_generation: Any) -> _Place:
-    """The place that the main process tells all ranks; a failure of its own is everybody's."""
-    told: list[Any] = [None]
-    if vllm_generation.accelerator.is_main_process:
-        told = [_ask_about_itself(vllm_generation.vllm_client)]
-    broadcast_object_list(told, from_process=0)
-    if not isinstance(told[0], _Place):
-        raise EngineUnavailable(told[0])
-    return told[0]
-
-
-def _ask_about_itself(client: Any) -> _Place | str:
-    """What is wrong, where it cannot be said."""
-    headers = {name: value for name, value in client.session.headers.items() if name.lower() not in _OF_REQUESTS}
-    server = VLLMServer(client.base_url, headers)
-    try:
-        window = server.ask("GET", "/v1/models")["data"][0]["max_model_len"]
-    except Exception as error:  # the other ranks wait for an answer, whatever has happened
-        return str(error)
-    finally:
-        server.close()
-    return _Place(client.base_url, client.model, int(window), headers)

@@ -49,7 +49,6 @@ class VLLMEngine(Engine):
     """
 
     window: int
-    window_ends = "vLLM reads no more (`vllm_max_model_length`)"
 
     def __init__(self, end: TurnEnd, window: int) -> None:
         super().__init__()
