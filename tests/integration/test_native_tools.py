@@ -165,5 +165,3 @@ def test_answers_are_those_of_the_assistant() -> None:
     assert answer_in_messages([{"role": "assistant", "content": "Lyon</answer> <answer> </answer>"}]) is None
     with pytest.raises(TypeError, match="must be a list of messages"):
         answer_in_messages("<answer>Lyon</answer>")  # type: ignore[arg-type]
-
-

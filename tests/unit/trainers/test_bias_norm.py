@@ -14,6 +14,7 @@ from sorl_trl.methods import ClipRange, MicroBatch, Objective
 from sorl_trl.ops import turn_layout
 from sorl_trl.trainers.loss.bias_norm import ClippingBiasNormalizer
 
+
 def one() -> Accelerator:
     """Not at import: a test before this one may have reset accelerate's state."""
     return Accelerator(cpu=True)

@@ -109,5 +109,3 @@ def test_images_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(trainer, "_tokenize_prompts", lambda prompts: ([[1]], [object()], {}))
     with pytest.raises(ValueError, match="`SearchRollout` is for text"):
         SearchRollout(NoSearch(), limits=LIMITS)(["where"], trainer)
-
-
