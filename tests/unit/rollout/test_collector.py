@@ -181,12 +181,6 @@ def test_a_prompt_that_fills_the_window_has_no_turn(caplog: pytest.LogCaptureFix
     assert rollout_statistics(trajectories)["stop_reason/context_limit"] == pytest.approx(2 / 3)
 
 
-def test_prompts_that_all_fill_the_window_need_no_generation() -> None:
-    generator = ScriptedGenerator({}, window=1)
-    (trajectory,) = Collector(word_tokenizer(), FakeSearch(), PROTOCOL).collect([(11,)], generator)
-    assert (trajectory.segments, generator.calls) == ((), [])
-
-
 def test_a_long_observation_is_cut() -> None:
     cut = collect_one([SEARCH, ANSWER], RolloutLimits(max_observation_tokens=4))
     assert texts(cut)[1] == "<information> capital of </information>"
@@ -247,30 +241,6 @@ class BrokenGenerator:
 def test_a_broken_generator_is_an_error(generations: list[Generation], message: str) -> None:
     with pytest.raises(RuntimeError, match=message):
         Collector(word_tokenizer(), FakeSearch()).collect([(11,)], BrokenGenerator(*generations))
-
-
-def test_wrong_arguments_are_named(tokenizer: object) -> None:
-    with pytest.raises(ValueError, match=r"prompts\[1\] is empty"):
-        Collector(word_tokenizer(), FakeSearch()).collect([(11,), ()], BrokenGenerator())
-    with pytest.raises(ValueError, match="max_observation_tokens=1 "):
-        Collector(word_tokenizer(), FakeSearch(), limits=RolloutLimits(max_observation_tokens=1))
-    with pytest.raises(ValueError, match="'<search>'"):
-        Collector(tokenizer, FakeSearch())  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("max_turns", -1),
-        ("max_turn_tokens", 0),
-        ("max_observation_tokens", 0),
-        ("max_trajectory_tokens", 0),
-        ("top_k", 0),
-    ],
-)
-def test_limits_out_of_range_are_named(name: str, value: object) -> None:
-    with pytest.raises(ValueError, match=f"`{name}` is {value!r}, but must be"):
-        RolloutLimits(**{name: value})  # type: ignore[arg-type]
 
 
 def test_a_real_policy_collects_the_same_rows_together_and_alone() -> None:

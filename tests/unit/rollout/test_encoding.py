@@ -120,7 +120,7 @@ def test_the_tags_of_tools_are_neutralized_too(name: str) -> None:
 
 def test_truncation_cuts_the_body_and_never_the_frame() -> None:
     tokenizer = word_tokenizer()
-    full, cut, empty = told(encoder(tokenizer, size), "capital of France") for size in (5, 4, 2))
+    full, cut, empty = (told(encoder(tokenizer, size), "capital of France") for size in (5, 4, 2))
     assert (full.text, full.truncated) == ("<information> capital of France </information>", False)
     assert (cut.text, cut.truncated) == ("<information> capital of </information>", True)
     assert (empty.text, empty.truncated) == ("<information> </information>", True)

@@ -340,17 +340,6 @@ def test_a_broken_contract_is_named(environment: Any, engine: Any, message: str)
         collector(environment).collect([(1,)], engine)
 
 
-def test_wrong_arguments_are_named() -> None:
-    with pytest.raises(ValueError, match="`rejoin_after` is -1"):
-        collector(FakeSearch(), rejoin_after=-1)
-    with pytest.raises(TypeError, match="generator is a int"):
-        collector(FakeSearch()).collect([(1,)], 3)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="examples has 2 entries for 1 prompts"):
-        collector(FakeSearch()).collect([(1,)], Scripted([[SHORT]]), examples=[{}, {}])
-    with pytest.raises(ValueError, match="`concurrency` is 0"):
-        SearchResponder(FakeSearch(), concurrency=0)
-
-
 def test_whole_turns_wait_for_every_reply() -> None:
     """A generator's poll is a whole turn: going on without those that search would take one more call."""
     generator = ScriptedGenerator({1: [said("I should <eos>"), said(SHORT)], 2: [said(SEARCH), said(SHORT)]})

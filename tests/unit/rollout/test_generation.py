@@ -125,14 +125,6 @@ def test_a_model_without_positions_has_no_window() -> None:
     )
 
 
-def test_wrong_settings_are_named() -> None:
-    model = build_policy(vocab_size=len(WORDS))
-    with pytest.raises(ValueError, match="num_return_sequences=2"):
-        generator(model, config=GenerationConfig(do_sample=True, num_return_sequences=2))
-    with pytest.raises(ValueError, match="eos_token_ids"):
-        HFGenerator(model, word_tokenizer(), STOPS, GREEDY, [])
-
-
 def test_the_caller_s_config_is_left_alone() -> None:
     config = GenerationConfig(do_sample=True, temperature=0.7, max_length=3)
     before = config.to_dict()

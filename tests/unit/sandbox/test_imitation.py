@@ -84,25 +84,3 @@ def test_the_cache_is_hit_by_equal_inputs_alone(invented: World, tmp_path: Path,
     ]
     assert len(trained) == 3
     assert len({first, *others}) == 4
-
-
-def test_a_failure_leaves_nothing_behind(invented: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def fail(self: Path, target: Path) -> None:
-        raise OSError("disk full")
-
-    monkeypatch.setattr(Path, "rename", fail)
-    monkeypatch.setattr("sorl_trl.sandbox.imitation.expert_examples", lambda *_: [Example((1, 2), (-100, 2))])
-    with pytest.raises(OSError, match="disk full"):
-        warm_start(invented, [invented], tmp_path, TINY)
-    assert not list(tmp_path.iterdir())
-
-
-def test_the_result_of_another_process_is_taken_over(invented: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def other_was_faster(self: Path, target: Path) -> None:
-        target.mkdir()
-        raise FileExistsError(target)
-
-    monkeypatch.setattr(Path, "rename", other_was_faster)
-    monkeypatch.setattr("sorl_trl.sandbox.imitation.expert_examples", lambda *_: [Example((1, 2), (-100, 2))])
-    path = warm_start(invented, [invented], tmp_path, TINY)
-    assert list(tmp_path.iterdir()) == [path]

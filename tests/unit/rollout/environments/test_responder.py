@@ -1,13 +1,11 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, wait
 from functools import partial
-from math import inf, nan
 from typing import Any, ClassVar
 
 import pytest
@@ -174,27 +172,6 @@ def test_a_coroutine_that_takes_too_long_is_cancelled(opened: Any) -> None:
     assert AsyncHangs.cancelled, "at once, not with the rollout"
 
 
-def test_a_coroutine_that_comes_too_late_is_closed(opened: Any) -> None:
-    go, made = threading.Event(), []
-
-    class Late:
-        def step(self, taken: Turn) -> Any:
-            go.wait(LONG)
-            made.append(self.answer())
-            return made[-1]
-
-        async def answer(self) -> Reply:
-            return Reply()
-
-    assert ask(opened(Late, timeout_s=SOON), "a") == [DOWN]
-    go.set()
-    for _ in range(10_000):
-        if made and inspect.getcoroutinestate(made[0]) == inspect.CORO_CLOSED:
-            return
-        threading.Event().wait(0.001)
-    raise AssertionError("nobody awaits it, and it has not been closed")
-
-
 def test_a_blocked_event_loop_hangs_no_rollout(opened: Any) -> None:
     go = threading.Event()
     responder = opened(partial(BlocksTheLoop, go), {}, {}, timeout_s=ENOUGH)
@@ -277,20 +254,6 @@ def test_what_is_no_reply_is_named(opened: Any, value: Any) -> None:
     assert str(error).startswith(f"Returns.step returned a {type(value).__name__}, but must return a `Reply`")
 
 
-@pytest.mark.parametrize(
-    ("fields", "problem"),
-    [
-        ({"reward": nan}, "reward=nan must be finite"),
-        ({"reward": inf}, "reward=inf must be finite"),
-        ({"stop": True}, "stop=True must be None or one of"),
-        ({"stop": StopReason.ANSWERED}, "must be None or one of"),
-    ],
-)
-def test_a_reply_that_says_nothing_is_refused(fields: dict[str, Any], problem: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=problem):
-        Reply(**fields)
-
-
 class Game:
     def reset(self, number: int, hint: str = "none", **_: Any) -> str:
         self.number, self.hint = number, hint
@@ -358,29 +321,6 @@ def test_a_mistake_in_a_reset_ends_the_run(error: Any, problem: str) -> None:
 def test_a_factory_that_hangs_is_named() -> None:
     with pytest.raises(TimeoutError, match=r"timeout_s=0\.05"):
         EnvironmentResponder(lambda: threading.Event().wait(1), timeout_s=SOON).open([{}])  # type: ignore[arg-type]
-
-
-def test_factories_are_called_in_order(opened: Any) -> None:
-    made: list[Counter] = []
-
-    def factory() -> Counter:
-        made.append(Counter())
-        return made[-1]
-
-    assert opened(factory, *[{}] * 20).environments == made
-
-
-@pytest.mark.parametrize(
-    ("arguments", "problem"),
-    [
-        ({"factory": Counter()}, "factory is a Counter, but must be a class or a function"),
-        ({"factory": Counter, "timeout_s": 0}, "`timeout_s` is 0"),
-        ({"factory": Counter, "concurrency": 0}, "`concurrency` is 0"),
-    ],
-)
-def test_arguments_out_of_range_are_named(arguments: dict[str, Any], problem: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=problem):
-        EnvironmentResponder(**arguments)
 
 
 def test_an_object_that_is_no_environment_is_named() -> None:
