@@ -4,13 +4,10 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 
 from sorl_trl.evaluation import RunFolder
-from sorl_trl.evaluation.plan import Batch, Sample
 from sorl_trl.qa import Question
-from sorl_trl.records.evaluated import write_evaluated
 from sorl_trl.records.trained import Shard, write_trained
 from sorl_trl.types import Action, ActionKind, Observation, Passage, StopReason, Trajectory, Turn
 from sorl_trl.viewer.data import EVALUATION, TRAINING, Source, open_run, training_entry
@@ -85,27 +82,10 @@ class TestTrainingEntry:
         assert (seen["kind"], seen["text"], seen["token_count"]) == ("observation", " [Ada]", 1)
         assert (answer["action"], answer["tokens"]["advantages"]) == ("answer", [0.25] * 3)
 
-    def test_figures(self) -> None:
-        entry = training_entry(TRAINED, "step-10/1")
-        assert (entry.key, entry.group) == ("step-10/1", "step 10")
-        assert (entry.verdict, entry.score, entry.searches, entry.token_count) == ("right", 0.5, 1, 6)
-        assert entry.facts == {"step": "10", "generated_at_step": "9"}
-
-    @pytest.mark.parametrize(
-        ("reward", "verdict"), [(0.1, "right"), (0.0, "wrong"), (-1.0, "wrong"), (None, "unscored")]
-    )
-    def test_a_reward_above_0_is_right(self, reward: float | None, verdict: str) -> None:
-        assert training_entry(replace(TRAINED, reward=reward), "k").verdict == verdict
-
     def test_the_extreme_ratio_is_the_furthest_from_1_in_log_space_and_of_turns_alone(self) -> None:
         assert training_entry(TRAINED, "k").extreme_ratio == 0.8, "1 / 0.8 is more than 1.22; 9 is the environment's"
         far = replace(TRAINED, ratios=(0.8, 0.8, 0.0, 1.0, 1.2, 1.2, 1.2))
         assert training_entry(far, "k").extreme_ratio == 0.0
-
-    def test_of_rollouts_that_tell_nothing_nobody_knows_the_actions(self) -> None:
-        entry = training_entry(replace(TRAINED, actions=(), turn_rewards=()), "k")
-        assert entry.searches is None
-        assert [segment.get("action") for segment in entry.segments] == [None, None, None]
 
     def test_actions_and_rewards_are_shown_where_the_dump_has_them(self) -> None:
         told = training_entry(replace(TRAINED, actions=("calculate", "answer"), turn_rewards=(0.5, None)), "step-10/1")
@@ -135,13 +115,6 @@ class TestOpenRun:
         RunFolder(tmp_path).finish({}, "")
         assert not open_run(tmp_path).notes
 
-    def test_the_size_of_a_dataset_is_that_of_its_finished_batches(self, tmp_path: Path) -> None:
-        row, folder = evaluated(question("Ada"), answered("Ada")), RunFolder(tmp_path)
-        folder.claim({"datasets": {"nq": "hash", "own": "hash"}})
-        for index, count in ((0, 2), (3, 1)):
-            write_evaluated(folder.shard(Batch("nq", index, (Sample(row.question, 0),) * count)), [row] * count)
-        assert open_run(tmp_path).sizes == {"nq": 3, "own": 0}
-
     def test_a_training_run_is_numbered_within_each_step_over_its_processes(self, tmp_path: Path) -> None:
         for step, rank in ((20, 0), (10, 0), (10, 1)):
             write_trained(tmp_path, Shard(step, rank, 2), [replace(TRAINED, step=step)] * 2)
@@ -149,15 +122,6 @@ class TestOpenRun:
         assert source.kind == TRAINING
         assert source.sizes == {"step 10": 4, "step 20": 2}
         assert keys(source) == [*(f"step-10/{n}" for n in (1, 2, 3, 4)), "step-20/1", "step-20/2"]
-
-    def test_no_trajectory_is_read_before_it_is_asked_for(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        write_trained(tmp_path / "train", Shard(10, 0, 2), [TRAINED])
-        write_evaluation(tmp_path / "eval", evaluated(question("Ada"), answered("Ada")))
-        monkeypatch.setattr(pq, "ParquetFile", lambda *_: pytest.fail("a file was read"))
-        assert open_run(tmp_path / "train").sizes == {"step 10": 1}
-        assert open_run(tmp_path / "eval").sizes == {"nq": 1}
 
     def test_a_folder_of_neither_kind(self, tmp_path: Path) -> None:
         (tmp_path / "settings.json").write_text('{"seed": 7}')  # of a training run without dumps
