@@ -155,13 +155,6 @@ def test_a_run_that_was_killed_goes_on(world: Path, tmp_path: Path) -> None:
     assert (tmp_path / "killed/results.json").read_bytes() == (tmp_path / "straight/results.json").read_bytes()
 
 
-def test_other_settings_do_not_go_on(world: Path, tmp_path: Path) -> None:
-    evaluate.main(command_line(world, tmp_path))
-    changed = command_line(world, tmp_path, index=None, no_search=True, max_turns=1)
-    with pytest.raises(ValueError, match=r"`rollout` was .*'max_turns': 3.* and is .*'max_turns': 1"):
-        evaluate.main(changed)
-
-
 @pytest.mark.distributed
 def test_two_processes_make_the_run_of_one(world: Path, tmp_path: Path) -> None:
     for mode in ({}, SAMPLED):
@@ -239,33 +232,4 @@ def test_arguments_may_stand_in_a_file(world: Path, tmp_path: Path) -> None:
     assert (asked.search.no_search, asked.search.search_url) == (False, "http://127.0.0.1:8000/retrieve")
 
 
-COUNTS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "prompt_template": ("ask : {question}", {}),
-    "max_turns": (0, {}),
-    "search_top_k": (2, {}),
-    "num_samples": (2, {"temperature": 1.0}),
-    "temperature": (2.0, {"temperature": 1.0}),
-    "top_p": (0.2, {"temperature": 1.0}),
-    "max_completion_length": (12, {}),
-    "seed": (1, {"temperature": 1.0}),
-    "limit": (5, {}),
-}
 """Argument -> a value, and others under which it counts: other trajectories are collected."""
-
-
-@pytest.fixture(scope="module")
-def collected() -> dict[str, list[dict[str, Any]]]:
-    """What was collected without an argument, for all that are tried under the same others."""
-    return {}
-
-
-@pytest.mark.parametrize("argument", COUNTS)
-def test_every_argument_of_sampling_counts(
-    world: Path, tmp_path: Path, argument: str, collected: dict[str, list[dict[str, Any]]]
-) -> None:
-    value, others = COUNTS[argument]
-    if str(others) not in collected:
-        evaluate.main(command_line(world, tmp_path / "without", **others))
-        collected[str(others)] = trajectories(tmp_path / "without")
-    evaluate.main(command_line(world, tmp_path / "with", **{**others, argument: value}))
-    assert trajectories(tmp_path / "with") != collected[str(others)]

@@ -111,38 +111,9 @@ def test_a_run_resumed_within_a_cycle_still_knows_what_it_asked(tmp_path: Path) 
     assert list(read_trained(tmp_path / "run")) == whole
 
 
-def test_a_run_resumed_within_a_cycle_may_have_dumps_switched_off(tmp_path: Path) -> None:
-    search = search_index(tmp_path)
-    dumped(build(tmp_path / "run", search=search, save_strategy="steps", save_steps=3))
-    resumed = build(tmp_path / "run", search=search, save_trajectories_steps=0)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-3"))
-    assert resumed.state.global_step == 4
-
-
-def test_a_new_run_does_not_keep_what_is_not_its_own(tmp_path: Path) -> None:
-    search = search_index(tmp_path)
-    dumped(build(tmp_path / "run", search=search))
-    rows = dumped(build(tmp_path / "run", search=search, max_steps=2))
-    assert {trained.step for trained in rows} == {2}
-
-
 def test_columns_of_other_types_do_not_end_a_run(tmp_path: Path) -> None:
     trainer = build(tmp_path, max_steps=2)
     column = [{"role": "user", "content": "where"}]
     trainer.train_dataset = trainer.train_dataset.map(lambda row: {"question": column, "golden_answers": "rome"})
     rows = dumped(trainer)
     assert {(trained.question, trained.golden_answers) for trained in rows} == {(None, ("rome",))}
-
-
-def test_losses_without_a_min_clip_nothing(tmp_path: Path) -> None:
-    rows = dumped(build(tmp_path, loss_type="sapo", importance_sampling_level="token", max_steps=2))
-    assert {state for trained in rows for state in trained.clipped} == {"none", "inside", "outside"}
-
-
-def test_nothing_is_kept_unless_asked(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        dumped(build(tmp_path, save_trajectories_steps=0, max_steps=1))
-
-
-def test_every_so_many_steps(tmp_path: Path) -> None:
-    assert {trained.step for trained in dumped(build(tmp_path, save_trajectories_steps=3, max_steps=7))} == {3, 6}
