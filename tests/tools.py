@@ -124,10 +124,6 @@ def following(tokenizer: Any, script: Callable[[int, int], str]) -> Any:
     return generate
 
 
-def numbered_rows(count: int) -> list[dict[str, Any]]:
-    return [{"prompt": [{"role": "user", "content": f"Row {row}."}]} for row in range(count)]
-
-
 def control_ids(tokenizer: Any, ids: Any) -> list[int]:
     controls = set(control_tokens(tokenizer, PROTOCOL_TAGS))
     return [int(token) for token in ids if int(token) in controls]

@@ -8,14 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from sorl_trl import SOGRPOConfig
 from tests.policies import build_policy
 from tests.trajectories import FixedRollout, parity_reward, prompts
-
-
-def cpu_config(output_dir: Path, config_class: Any = SOGRPOConfig, **overrides: Any) -> Any:
-    """The defaults but for what a CPU needs."""
-    return config_class(output_dir=str(output_dir), use_cpu=True, bf16=False, **overrides)
 
 
 def settings(output_dir: Path, **overrides: Any) -> dict[str, Any]:

@@ -103,22 +103,3 @@ def check_command(words: list[str]) -> None:
 @pytest.mark.parametrize(("page", "words"), COMMANDS)
 def test_commands_exist(page: str, words: list[str]) -> None:
     check_command(words)
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "make teapot",
-        "python -m sorl_trl.search.indexes",
-        "python -m sorl_trl.search.index --corpora corpus.jsonl",
-        "accelerate launch train.py --config recipes/nothing.yaml",
-        "accelerate launch --config_file accelerate_configs/zero4.yaml train.py",
-        "accelerate launch train.py --learning_rat 1",
-        "python evaluates.py",
-        "teapot --boil",
-        "sorl teapot",
-    ],
-)
-def test_a_wrong_command_is_found(line: str) -> None:
-    with pytest.raises(AssertionError):
-        check_command(shlex.split(line))

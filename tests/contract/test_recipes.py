@@ -10,11 +10,9 @@ from sorl_trl import SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
 from sorl_trl.command_line import UserMistake
 from sorl_trl.methods import SETTINGS
 from sorl_trl.recipe import Arguments, parse_arguments
-from sorl_trl.sandbox import THINKING_LIMITS
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
-SANDBOX = [path for path in RECIPES if "qwen" not in path.stem]
 
 
 def parse(recipe: str | Path, folder: Path, *overrides: str) -> Arguments:
@@ -47,14 +45,6 @@ def test_the_method_is_that_of_the_defaults_or_of_the_name_it_gives(recipe: Path
     )
     for name in ("importance_sampling_level", "loss_type", "epsilon", "clip_range_scaling", "target_kl", "bias_norm"):
         assert getattr(arguments.config, name) == getattr(plain, name)
-
-
-@pytest.mark.parametrize("recipe", SANDBOX, ids=lambda path: path.stem)
-def test_the_sandbox_recipes_have_equal_batches_and_room_to_think(recipe: Path, tmp_path: Path) -> None:
-    arguments = parse(recipe, tmp_path)
-    config = arguments.config
-    assert (config.generation_batch_size, config.updates_per_rollout, config.max_steps) == (128, 8, 240)
-    assert arguments.rollout.limits(config.max_completion_length) == THINKING_LIMITS
 
 
 def test_every_field_can_be_overridden(tmp_path: Path) -> None:

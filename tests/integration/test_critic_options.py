@@ -120,12 +120,6 @@ class TestRefused:
         with pytest.raises(ValueError, match="`optimizers` holds a scheduler"):
             build_ppo(tmp_path, tokenizer, model=model, optimizers=(optimizer, scheduler))
 
-    @pytest.mark.parametrize("critic", [None, "adapter"])
-    def test_a_trunk_is_the_heads(self, tmp_path: Path, tokenizer: Any, critic: str | None) -> None:
-        """Said with the configuration, or once it is known that the policy has PEFT."""
-        with pytest.raises(ValueError, match=r"`critic_trunk_gradient` is .*`critic='head'`"):
-            build_ppo(tmp_path, tokenizer, critic=critic, critic_trunk_gradient=True, lora=True)
-
     def test_a_credit_of_the_methods_own(self, tmp_path: Path, tokenizer: Any) -> None:
         with pytest.raises(ValueError, match=r"`credit` of the method is LeaveOneOut\(\), but advantages come from"):
             build_ppo(tmp_path, tokenizer, method="loop")
@@ -176,13 +170,6 @@ def test_a_larger_model_as_the_critic(tmp_path: Path, tokenizer: Any) -> None:
     assert trainer.critic.head.weight.shape == (1, 24)
     own = critic_parameters(trainer.model)
     assert moved(before, own) == own.keys()
-
-
-def test_dropout_is_disabled_in_the_critic_too(tmp_path: Path, tokenizer: Any) -> None:
-    trainer = build_ppo(tmp_path, tokenizer, peft_config=lora_config(lora_dropout=0.5), disable_dropout=True)
-    rates = {name: m.p for name, m in trainer.model.named_modules() if isinstance(m, torch.nn.Dropout)}
-    assert any("critic" in name for name in rates)
-    assert set(rates.values()) == {0}
 
 
 def test_the_model_critic_is_loaded_as_the_policy_was(tmp_path: Path, tokenizer: Any) -> None:

@@ -155,13 +155,6 @@ def test_a_run_that_was_killed_goes_on(world: Path, tmp_path: Path) -> None:
     assert (tmp_path / "killed/results.json").read_bytes() == (tmp_path / "straight/results.json").read_bytes()
 
 
-def test_other_settings_do_not_go_on(world: Path, tmp_path: Path) -> None:
-    evaluate.main(command_line(world, tmp_path))
-    changed = command_line(world, tmp_path, index=None, no_search=True, max_turns=1)
-    with pytest.raises(ValueError, match=r"`rollout` was .*'max_turns': 3.* and is .*'max_turns': 1"):
-        evaluate.main(changed)
-
-
 @pytest.mark.distributed
 def test_two_processes_make_the_run_of_one(world: Path, tmp_path: Path) -> None:
     for mode in ({}, SAMPLED):

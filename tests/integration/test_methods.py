@@ -25,7 +25,7 @@ from sorl_trl.methods import (
 from tests.losses import build
 from tests.mismatch import SampledElsewhere, with_engine
 from tests.training import saved_policy, settings, train
-from tests.trajectories import FixedRollout, parity_reward, prompts
+from tests.trajectories import parity_reward, prompts
 
 pytestmark = pytest.mark.trains
 GROUP_METHODS = [name for name, fields in SETTINGS.items() if "advantage_level" not in fields and "ppo" not in name]
@@ -193,30 +193,3 @@ def test_what_does_not_combine_is_refused(tmp_path: Path, tokenizer: Any) -> Non
         ValueError, match="`loss_type` is 'cispo', which TRL computes: set `importance_sampling_level`"
     ):
         SOGRPOConfig(**settings(tmp_path, loss_type="cispo"))
-
-
-def test_recorded_turns_and_runs_of_the_mask_agree(tmp_path: Path, tokenizer: Any) -> None:
-    """Where no two turns touch, a rollout that records none trains as one that does."""
-
-    class Apart(FixedRollout):
-        def __init__(self, record: bool) -> None:
-            super().__init__(record_turns=False)
-            self.record = record
-
-        def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
-            output = super().__call__(prompts, trainer)
-            if self.record:
-                turns, runs = [], [[0, *row] for row in output["env_mask"]]
-                for row in runs:
-                    starts = [int(now and not before) for before, now in pairwise(row)]
-                    count = [sum(starts[: i + 1]) - 1 for i in range(len(starts))]
-                    turns.append([k if kept else -1 for k, kept in zip(count, row[1:], strict=True)])
-                output["turn_ids"] = turns
-            return output
-
-    arguments = settings(tmp_path)
-    runs = [
-        train(SOGRPOTrainer, SOGRPOConfig, tokenizer, **arguments, rollout_func=Apart(flag)) for flag in (True, False)
-    ]
-    weights = [torch.cat([p.detach().flatten() for p in trainer.model.parameters()]) for trainer in runs]
-    assert torch.equal(*weights)

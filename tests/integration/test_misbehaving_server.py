@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
@@ -15,14 +14,13 @@ from sorl_trl.rollout.trajectories import rollout_statistics
 from sorl_trl.search.client import HTTPSearch
 from sorl_trl.search.wire import MalformedResponse
 from sorl_trl.types import Trajectory
-from tests.unit.rollout.fakes import PARIS, ScriptedGenerator, said, word_tokenizer
-from tests.unit.search.servers import Reply, Server, echo, result
+from tests.unit.rollout.fakes import ScriptedGenerator, said, word_tokenizer
+from tests.unit.search.servers import Reply, Server, echo
 
 QUERY = "capital of France"
 SEARCH = said(f"<search> {QUERY} </search>")
 ANSWER = said("<answer> Paris </answer>")
 PROTOCOL = TagProtocol(passage_template="{text}", no_results="No", search_failed="I", invalid_feedback="I should")
-FOUND = {"id": PARIS.id, "title": PARIS.title, "text": PARIS.text}
 
 
 @pytest.fixture
@@ -70,18 +68,6 @@ def test_a_server_in_trouble_masks_who_waits_for_it(server: Server, reply: Reply
     assert len(server.requests) == 4
 
 
-def test_nobody_listens(server: Server) -> None:
-    server.close()
-    assert_masked(collect(server.url))
-
-
-def test_a_server_that_is_too_slow(server: Server) -> None:
-    released = threading.Event()
-    server.reply = lambda request: Reply(echo(request).body, pause=released.wait)
-    assert_masked(collect(server.url, timeout_s=0.05))
-    released.set()
-
-
 def test_a_server_that_recovers_in_time_costs_nothing(server: Server) -> None:
     """An error, a connection that is reset, a refusal that means later; `Retry-After` is not waited for."""
     troubles = [Reply(b"", 500), Reply(b"{", reset=True), Reply(b"", 429, {"Retry-After": "3600"})]
@@ -115,35 +101,3 @@ def test_a_server_of_another_kind_ends_the_run_with_its_words(server: Server, an
     with pytest.raises(MalformedResponse, match=f"{problem}.*the response begins"):
         collect(server.url)
     assert len(server.requests) == 1, "no retry mends it"
-
-
-def test_an_answer_of_300_megabytes_is_not_read_to_its_end(server: Server) -> None:
-    sent: list[int] = []
-    megabyte = b"x" * (1 << 20)
-    server.reply = lambda _: Reply([megabyte] * 300, pause=lambda: sent.append(1))
-    with pytest.raises(MalformedResponse, match=r"longer than 67108864 bytes; the response begins: 'xxx"):
-        collect(server.url)
-    assert 64 <= len(sent) < 150
-
-
-def documents() -> dict[str, Callable[[], Reply]]:
-    contents = f'"{PARIS.title}"\n{PARIS.text}'
-    hits: dict[str, object] = {
-        "nested": {"document": FOUND, "score": 1.0},
-        "nested, without a score": {"document": FOUND},
-        "flat": FOUND | {"score": 1.0},
-        "a score in words": FOUND | {"score": "high"},
-        "string": contents,
-        "pair": [contents, 1.0],
-        "after a null": {"document": {"contents": contents}},
-    }
-    replies = {name: (lambda hit=hit: result([[hit]])) for name, hit in hits.items()}
-    return replies | {"after a null": lambda: result([[{"document": None}, hits["after a null"]]])}
-
-
-@pytest.mark.parametrize("name", documents())
-def test_documents_of_every_kind_are_read(server: Server, name: str) -> None:
-    server.reply = lambda _: documents()[name]()
-    searched, _ = collect(server.url)
-    assert [segment.text for segment in searched.segments][1] == f"<information> {PARIS.text} </information>"
-    assert [passage.title for passage in searched.observations[0].passages] == [PARIS.title]

@@ -11,9 +11,9 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import get_json_schema
 
-from sorl_trl import SearchRollout, SOGRPOConfig, SOGRPOTrainer
-from sorl_trl.rollout import Generation, RolloutLimits, TagProtocol
-from sorl_trl.search import NoSearch, RetryPolicy, SearchError, SearchUnavailable
+from sorl_trl import SOGRPOConfig, SOGRPOTrainer
+from sorl_trl.rollout import TagProtocol
+from sorl_trl.search import RetryPolicy, SearchError, SearchUnavailable
 from sorl_trl.trainers.agents.native_tools import answer_in_messages, search_tool
 from sorl_trl.types import Passage
 from tests.policies import build_policy
@@ -73,31 +73,6 @@ def test_native_tools(tmp_path: Path, chat_tokenizer: Any, native: dict[str, Any
     assert 1 < trainer.state.log_history[0]["turns/per_trajectory"] < 2
     assert trainer.state.log_history[0]["tools/call_frequency"] == 0.5
     assert all(torch.isfinite(p).all() for p in trainer.model.parameters())
-
-
-def test_feedback_in_a_conversation_is_a_message(tmp_path: Path, chat_tokenizer: Any) -> None:
-    """A policy that ends its message without an action is answered by the user, as the chat template writes it."""
-    seen: list[str] = []
-
-    class GivesUp:
-        def generate(self, contexts: Any, max_new_tokens: Any) -> list[Generation]:
-            seen.extend(chat_tokenizer.decode(context) for context in contexts)
-            ids = tuple(chat_tokenizer.encode("I give up<|im_end|>", add_special_tokens=False))
-            return [Generation(ids, None, True) for _ in contexts]
-
-    rows = Dataset.from_list([{"prompt": QUESTION}] * 8)
-    config = SOGRPOConfig(**settings(tmp_path, max_completion_length=600, max_steps=1))
-    policy = build_policy(vocab_size=len(chat_tokenizer))
-    trainer = SOGRPOTrainer(
-        policy, lambda prompts, **_: [0.0] * len(prompts), config, rows, processing_class=chat_tokenizer
-    )
-    rollout = SearchRollout(NoSearch(), limits=RolloutLimits(max_turns=1, max_trajectory_tokens=600))
-    prompts = [row["prompt"] for row in rows]
-    collector = rollout._build_collector(trainer, rollout._protocol_for(prompts, trainer))
-    collector.collect([trainer._tokenize_prompts(prompts[:1])[0][0]], GivesUp())
-    after = seen[-1].partition("I give up")[2]
-    assert after.startswith("<|im_end|>\n<|im_start|>user\nMy previous action is invalid.")
-    assert after.endswith("<|im_end|>\n<|im_start|>assistant\n")
 
 
 class Engine:

@@ -18,7 +18,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 from sorl_trl.rollout.environments.search import Retriever, SearchFailure
-from sorl_trl.search import BM25Index, HTTPSearch, RetryPolicy, SearchArguments, SearchError, write_corpus
+from sorl_trl.search import BM25Index, HTTPSearch, RetryPolicy, write_corpus
 from sorl_trl.types import Passage
 
 PASSAGES = [
@@ -106,19 +106,6 @@ def test_health(index, url):
     assert health == {"status": "ok", "engine": "bm25", "documents": 4, "identity": index[1].identity}
 
 
-def test_limits_are_named(url):
-    assert retrieve(url, queries=["a"] * 4096)[0] == 200
-    for fields, field, limit in [
-        ({"queries": ["a"] * 4097}, "queries", "4096"),
-        ({"queries": ["a" * 10_001]}, r"queries\.0", "10000"),
-        ({"queries": ["a"], "topk": 101}, "topk", "100"),
-        ({"queries": ["a"], "topk": 0}, "topk", "1"),
-    ]:
-        status, answer = retrieve(url, **fields)
-        assert status == 422
-        assert re.match(rf"{field}: .* {limit}\b", answer["detail"])
-
-
 def test_whatever_a_policy_asks_the_client_gets_an_answer_or_a_refusal(index, url):
     """One query of a megabyte spoils no other; the embedded engine would have served it too."""
     huge = "Norway " * 150_000
@@ -129,17 +116,6 @@ def test_whatever_a_policy_asks_the_client_gets_an_answer_or_a_refusal(index, ur
     expected = [tuple(hits) for hits in index[1].search_batch(queries, 3)]
     assert [found[query] for query in queries] == expected
     assert [len(hits) for hits in expected] == [0, 0, 1, 1, 0, 1, 3]
-
-
-def test_k_above_the_corpus_gives_what_there_is_and_above_the_limit_is_refused(url):
-    client = HTTPSearch(f"{url}/retrieve")
-    assert len(client.search_batch(["capital"], 100)[0]) == len(PASSAGES)
-    with pytest.raises(SearchError, match="topk: Input should be less than or equal to 100"):
-        client.search_batch(["capital"], 101)
-
-
-def test_scripts_name_a_server_by_its_index(index, url):
-    assert SearchArguments(search_url=f"{url}/retrieve").build_search().identity == index[1].identity
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -188,13 +164,3 @@ def test_what_cannot_be_served_is_one_line(index, arguments, message):
     done = subprocess.run(command, cwd=index[0].parent, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (2, "")
     assert re.fullmatch(f"error: {message}\n".replace("()", r"\(\)"), done.stderr)
-
-
-def test_a_stopped_server_can_be_started_on_its_port_at_once(index):
-    first = start("--index", index[0], "--port", 0)
-    url = address(first)
-    retrieve(url, queries=["Rome"])
-    assert stop(first) == (0, "")
-    second = start("--index", index[0], "--port", url.rsplit(":", 1)[1])
-    assert address(second) == url
-    assert stop(second) == (0, "")

@@ -6,7 +6,7 @@ import json
 import math
 import subprocess
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -78,15 +78,6 @@ class TestCollector:
         if trainer_class is not GRPOTrainer:
             assert logs[0]["trajectories_without_turn"] == sum(overlong) / len(overlong)
 
-    def test_evaluates(self, tmp_path: Path) -> None:
-        trainer = build_agent(
-            tmp_path, eval_dataset=questions(4), per_device_eval_batch_size=4, num_generations_eval=2
-        )
-        metrics = trainer.evaluate()
-        assert math.isfinite(metrics["eval_loss"])
-        assert metrics["eval_turns/per_trajectory"] >= 1
-        assert "eval_rollout/searches_per_trajectory" in metrics
-
     def test_lora(self, tmp_path: Path) -> None:
         lora = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
         trainer = build_agent(tmp_path, peft_config=lora, beta=0.1, learning_rate=1e-1)
@@ -100,11 +91,6 @@ class TestCollector:
         with pytest.raises(ValueError, match=r"max_trajectory_tokens` is 33.*max_completion_length` of 32"):
             trainer.train()
 
-    def test_limits_default_to_the_trainers(self, tmp_path: Path) -> None:
-        trainer = build_agent(tmp_path, limits=None, max_steps=1)
-        trainer.train()
-        assert trainer.state.log_history[0]["completions/max_length"] <= 32
-
     def test_one_rollout_serves_several_trainers(self, tmp_path: Path) -> None:
         """Each with its own tokenizer and its own limit."""
         first = build_agent(tmp_path, limits=None, max_steps=1)
@@ -114,14 +100,6 @@ class TestCollector:
         second.train()
         assert first.state.log_history[0]["completions/max_length"] > 8
         assert second.state.log_history[0]["completions/max_length"] <= 8
-
-    def test_the_model_card_names_the_method(self, tmp_path: Path) -> None:
-        trainer = build_agent(tmp_path, max_steps=1, save_strategy="steps", save_steps=1)
-        trainer.train()
-        card = (tmp_path / "README.md").read_text()
-        assert "SO-GRPO" in card
-        assert "2511.20718" in card
-        assert "DeepSeekMath" not in card
 
     def test_an_exception_leaves_the_policy_as_it_was(self, tmp_path: Path) -> None:
         class Broken:
@@ -220,26 +198,6 @@ class TestBadInput:
 
         with pytest.raises(ValueError, match="`env_mask` in row 2"):
             train(SOGRPOTrainer, SOGRPOConfig, tokenizer, **settings(tmp_path), rollout_func=Short())
-
-
-@dataclass
-class CPUConfig(SOGRPOConfig):
-    use_cpu: bool = True
-    bf16: bool = False
-
-
-class CPUTrainer(SOGRPOTrainer):
-    config_class = CPUConfig
-
-
-def test_default_arguments(tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`args=None` must give the trainer's own config: TRL would build a plain GRPOConfig."""
-    monkeypatch.chdir(tmp_path)
-    policy = agent_policy()
-    policy.config._name_or_path = "somewhere/tiny"
-    trainer = CPUTrainer(policy, parity_reward, train_dataset=prompts(), processing_class=tokenizer)
-    assert type(trainer.args) is CPUConfig
-    assert trainer.args.output_dir == "tiny-CPU"
 
 
 def test_turns_split_at_tags(tmp_path: Path, tokenizer: Any) -> None:

@@ -11,8 +11,8 @@ import torch
 from sorl_trl import SOGRPOTrainer, SOPPOTrainer
 from sorl_trl.diagnostics import Level
 from sorl_trl.methods import SETTINGS, MicroBatch
-from tests.agents import questions, steps_after
-from tests.collapses import ALWAYS, GRPOThatRemembers, build, checkpoint, guarded, logged
+from tests.agents import steps_after
+from tests.collapses import GRPOThatRemembers, build, checkpoint, guarded, logged
 
 TARGET = 0.02
 HOT = 0.3
@@ -59,19 +59,6 @@ def test_the_factor_is_that_of_the_update_whose_kl_is_seen(held: Any) -> None:
         assert change == 1.0 or step % UPDATES != 1, "the first update on a rollout says nothing"
 
 
-def test_micro_batches_make_one_decision(tmp_path: Path) -> None:
-    """Two of four trajectories: what the update finds is the mean of what is logged of them."""
-    fields = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "steps_per_generation": 2}
-    trainer = hot(tmp_path, max_steps=UPDATES, **fields)
-    trainer.train()
-    factors, kls = logged(trainer, "lr_factor"), logged(trainer, "kl_to_old")
-    expected = 1.0
-    for step, kl in kls.items():
-        expected = expected / 1.5 if kl > 2 * TARGET else min(1.0, expected * 1.5) if 0 < kl < TARGET / 2 else expected
-        assert factors[step] == pytest.approx(expected), step
-    assert expected < 1
-
-
 class Rounds(SOGRPOTrainer):
     """Its old log-probabilities are those of another kernel or batch shape."""
 
@@ -89,15 +76,6 @@ def test_rounding_in_the_first_update_says_nothing(tmp_path: Path) -> None:
         assert factors[first] == factors[first - 1] < 1
 
 
-def test_the_critics_learning_rate_stays(tmp_path: Path) -> None:
-    trainer = hot(tmp_path, SOPPOTrainer, critic_learning_rate=0.05, max_steps=2 * UPDATES)
-    trainer.train()
-    factor = logged(trainer, "lr_factor")[2 * UPDATES]
-    assert factor < 1
-    for group in trainer.optimizer.param_groups:
-        assert group["lr"] == pytest.approx(0.05 if group.get("critic") else HOT * factor)
-
-
 @pytest.mark.parametrize("trainer_class", [SOGRPOTrainer, SOPPOTrainer])
 def test_a_resumed_run_goes_on_exactly(tmp_path: Path, trainer_class: Any) -> None:
     fields = {"lr_scheduler_type": "cosine", "max_steps": 12, "save_strategy": "steps"}
@@ -113,17 +91,6 @@ def test_a_resumed_run_goes_on_exactly(tmp_path: Path, trainer_class: Any) -> No
 
 
 class TestGuard:
-    def test_the_ceiling_is_what_it_has_lowered(self, tmp_path: Path) -> None:
-        fields = {"learning_rate": HOT, "max_steps": 12, "target_kl": TARGET, "save_strategy": "no", "callbacks": []}
-        trainer, _ = guarded(tmp_path, "lower_lr", rules=ALWAYS, **fields)
-        trainer.train()
-        factors, rates = logged(trainer, "lr_factor"), logged(trainer, "learning_rate")
-        (intervention,) = logged(trainer, "guard/interventions")
-        for step, factor in factors.items():
-            scheduled = HOT * (0.1 if step > intervention else 1.0)
-            assert rates[step] == pytest.approx(scheduled * factor), step
-        assert min(factors.values()) < 1
-
     def test_a_roll_back_restores_the_factor(self, tmp_path: Path) -> None:
         rules = [Level("high", "entropy", "nothing is wrong", threshold=0.0, patience=3)]
         fields = {"learning_rate": HOT, "max_steps": 15, "target_kl": TARGET, "save_steps": 2, "callbacks": []}
@@ -135,10 +102,3 @@ class TestGuard:
         after = intervention + 1  # it collects new trajectories, and finds no KL
         assert factors[after] == factors[restored] != factors[intervention]
         assert rates[after] == pytest.approx(0.1 * HOT * factors[restored])
-
-
-def test_a_schedule_that_cannot_be_scaled_is_refused(tmp_path: Path) -> None:
-    evaluation = {"eval_strategy": "steps", "eval_steps": 100, "eval_dataset": questions(4)}
-    trainer = hot(tmp_path, lr_scheduler_type="greedy", **evaluation)
-    with pytest.raises(ValueError, match="`lr_scheduler` is a GreedyLR"):
-        trainer.train()

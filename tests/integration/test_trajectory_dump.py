@@ -111,21 +111,9 @@ def test_a_run_resumed_within_a_cycle_still_knows_what_it_asked(tmp_path: Path) 
     assert list(read_trained(tmp_path / "run")) == whole
 
 
-def test_a_new_run_does_not_keep_what_is_not_its_own(tmp_path: Path) -> None:
-    search = search_index(tmp_path)
-    dumped(build(tmp_path / "run", search=search))
-    rows = dumped(build(tmp_path / "run", search=search, max_steps=2))
-    assert {trained.step for trained in rows} == {2}
-
-
 def test_columns_of_other_types_do_not_end_a_run(tmp_path: Path) -> None:
     trainer = build(tmp_path, max_steps=2)
     column = [{"role": "user", "content": "where"}]
     trainer.train_dataset = trainer.train_dataset.map(lambda row: {"question": column, "golden_answers": "rome"})
     rows = dumped(trainer)
     assert {(trained.question, trained.golden_answers) for trained in rows} == {(None, ("rome",))}
-
-
-def test_losses_without_a_min_clip_nothing(tmp_path: Path) -> None:
-    rows = dumped(build(tmp_path, loss_type="sapo", importance_sampling_level="token", max_steps=2))
-    assert {state for trained in rows for state in trained.clipped} == {"none", "inside", "outside"}

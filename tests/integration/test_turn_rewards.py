@@ -141,11 +141,6 @@ class TestAdvantages:
         trainer.train()
         assert all(math.isfinite(log["loss"]) for log in trainer.state.log_history if "loss" in log)
 
-    def test_normalize_then_sum_is_refused(self, tmp_path: Path, tokenizer: Any) -> None:
-        trainer = build(tmp_path, tokenizer, uneven_reward, multi_objective_aggregation="normalize_then_sum")
-        with pytest.raises(ValueError, match="`multi_objective_aggregation` is 'normalize_then_sum'"):
-            rollout_batch(trainer)
-
 
 class TestUnscored:
     @pytest.mark.parametrize("scale", SCALES)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
-import sys
 from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -38,16 +36,6 @@ def raising(error: BaseException, building: bool = False) -> Callable[[Sequence[
 
 
 class TestRunCommand:
-    @pytest.mark.parametrize(("result", "code"), [(None, 0), (0, 0), (1, 1)])
-    def test_the_exit_code_is_that_of_the_command(self, result: int | None, code: int) -> None:
-        assert run_command(lambda words: result, []) == code
-
-    def test_the_words_are_those_of_the_command_line(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        seen: list[str] = []
-        monkeypatch.setattr(sys, "argv", ["train.py", "--seed", "1"])
-        run_command(seen.extend)
-        assert seen == ["--seed", "1"]
-
     @pytest.mark.parametrize(
         "error",
         [UserMistake("two\n  lines"), ValueError("two\nlines"), ImportError("two lines"), OSError("two lines")],
@@ -90,22 +78,6 @@ class TestRunCommand:
         assert capsys.readouterr().err == ""
         assert run_command(raising(OSError(errno.ENOSPC, "No space left on device")), []) == 2
         assert "No space left" in capsys.readouterr().err, "what one process meets alone is said by it"
-
-
-class TestMistakes:
-    def test_says_what_it_is_about(self) -> None:
-        with pytest.raises(UserMistake, match=r"^`index` is 'x': broken$"), mistakes("`index` is 'x'"):
-            raise ValueError("broken")
-
-    def test_what_says_it_all_is_left_alone(self) -> None:
-        with pytest.raises(UserMistake, match=r"^complete$"), mistakes("about"):
-            raise UserMistake("complete")
-
-    def test_json_and_text_that_cannot_be_read(self) -> None:
-        with pytest.raises(UserMistake, match="line 1 column 2"), mistakes():
-            json.loads("{")
-        with pytest.raises(UserMistake, match="can't decode"), mistakes():
-            b"\xff".decode()
 
 
 class TestParser:

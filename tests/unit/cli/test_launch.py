@@ -10,26 +10,13 @@ from pathlib import Path
 
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
-from trl import TrlParser
 
 from sorl_trl.cli import launch
 from sorl_trl.command_line import run_command
-from sorl_trl.recipe.arguments import TRAINERS, argument_groups
 from sorl_trl.shipped import PACKAGE
 
 PARSER = launch._parser()
 CONFIGS = PACKAGE / "accelerate_configs"
-
-
-@pytest.mark.parametrize("trainer", TRAINERS)
-def test_what_both_parsers_know_is_shared(trainer: str) -> None:
-    training = TrlParser(argument_groups(TRAINERS[trainer]))
-    assert set(PARSER._option_string_actions) & set(training._option_string_actions) == launch.SHARED
-
-
-def test_every_option_of_the_launcher_takes_one_word_or_none() -> None:
-    """Which `split` relies on."""
-    assert {action.nargs for action in PARSER._option_string_actions.values()} == {None, 0}
 
 
 @pytest.mark.parametrize(

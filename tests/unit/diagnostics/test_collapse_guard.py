@@ -150,10 +150,6 @@ def test_one_rank_warns_for_all(tmp_path: Path, is_main: bool, caplog: pytest.Lo
 
 
 class TestRefuses:
-    def test_an_unknown_action(self) -> None:
-        with pytest.raises(ValueError, match="`action` is 'pray', but must be one of 'warn', 'stop'"):
-            CollapseGuard("pray")
-
     @pytest.mark.parametrize("trainer", [None, SimpleNamespace()])
     def test_a_trainer_that_cannot_roll_back(self, trainer: Any) -> None:
         with pytest.raises(ValueError, match=rf"`trainer` is a {type(trainer).__name__}"):

@@ -23,10 +23,6 @@ class TestSeries:
         assert series.smoothed().values[0] == 2.0
         assert series.smoothed().steps[-1] == series.steps[-1]
 
-    def test_a_short_one_is_its_own_average(self) -> None:
-        series = Series((1, 2), (3.0, 4.0))
-        assert series.smoothed() == series
-
     def test_draws_what_is_there(self) -> None:
         """Rollout metrics are missing from most entries, None is what TRL logs for no value, and NaN happens."""
         history = [{"step": 1, "x": 2}, {"step": 2}, {"step": 3, "x": None}, {"step": 4, "x": math.nan}]
@@ -72,12 +68,6 @@ class TestLoadRun:
             write_state(tmp_path / name, number)
         runs = load_runs([tmp_path / "c", tmp_path / "a", str(tmp_path / "b"), tmp_path / "b" / ".." / "a"])
         assert [(run.name, run.last_step) for run in runs] == [("c", 0), ("a", 1), ("b", 2)]
-
-    def test_names_are_as_long_as_it_takes_to_tell_them_apart(self, tmp_path: Path) -> None:
-        for name in ("one/policy", "two/policy"):
-            write_state(tmp_path / name, 1)
-        runs = load_runs([tmp_path / "one/policy", tmp_path / "two/policy"])
-        assert [run.name for run in runs] == ["one/policy", "two/policy"]
 
 
 def test_settings_in_which_runs_differ() -> None:

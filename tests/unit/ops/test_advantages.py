@@ -197,11 +197,6 @@ class TestGroupTurnAdvantages:
         returns = self.RETURNS.double()
         assert_blind_to_masked(lambda x: group_turn_advantages(x, self.TURN_MASK, 4, scale), returns, self.TURN_MASK)
 
-    @pytest.mark.parametrize("num_generations", [0, 3])
-    def test_errors(self, num_generations):
-        with pytest.raises(ValueError, match=rf"num_generations is {num_generations}, .* which is 4"):
-            group_turn_advantages(self.RETURNS, self.TURN_MASK, num_generations)
-
 
 class TestWhiten:
     def test_by_hand(self):

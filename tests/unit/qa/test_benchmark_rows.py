@@ -99,38 +99,3 @@ def test_pubmedqa(decision, letter):
 def test_unusable_rows(parse, row, message):
     with pytest.raises(UnusableRow, match=f"^{message}$"):
         parse({"id": "1", "data_source": "set"} | row)
-
-
-@pytest.mark.parametrize(
-    ("parse", "row", "message"),
-    [
-        (
-            parse_flashrag,
-            {"id": "1", "golden_answers": ["x"]},
-            "`question` is missing; the row has .*'golden_answers'",
-        ),
-        (parse_flashrag, rows.FLASHRAG | {"id": None}, "`id` must be a string or an integer, got None"),
-        (parse_flashrag, rows.FLASHRAG | {"question": 3}, "`question` must be a string .* got 3"),
-        (parse_flashrag, rows.FLASHRAG | {"golden_answers": "Ann"}, "`golden_answers` must be a list .* got 'Ann'"),
-        (
-            parse_flashrag,
-            rows.FLASHRAG | {"golden_answers": ["Ann", 3]},
-            "`golden_answers` must be a list of strings, got .*3",
-        ),
-        (parse_flashrag, rows.FLASHRAG | {"metadata": "{}"}, "`metadata` must be an object or missing, got '{}'"),
-        (parse_medqa, rows.MEDQA | {"options": ["x"]}, r"`options` must be an object .* got \['x'\]"),
-        (parse_medqa, rows.MEDQA | {"answer_idx": "E"}, r"`answer_idx` must be one of \['A', .* got 'E'"),
-        (parse_medqa, rows.MEDQA | {"answer_idx": "1", "options": {"1": "x"}}, "must have the letters A to Z .* '1'"),
-        (parse_medmcqa, rows.MEDMCQA | {"cop": 4}, "`cop` must be 0 to 3, counted from 0, .* got 4"),
-        (parse_medmcqa, rows.MEDMCQA | {"cop": "a"}, "`cop` must be 0 to 3, .* got 'a'"),
-        (parse_medmcqa, rows.MEDMCQA | {"cop": 1.5}, "`cop` must be 0 to 3, .* got 1.5"),
-        (parse_medmcqa, rows.MEDMCQA | {"cop": float("nan")}, "`cop` must be 0 to 3, .* got nan"),
-        (parse_medmcqa, rows.MEDMCQA | {"cop": True}, "`cop` must be 0 to 3, .* got True"),
-        (parse_pubmedqa, rows.PUBMEDQA | {"final_decision": "perhaps"}, "`final_decision` must be .* got 'perhaps'"),
-        (parse_pubmedqa, rows.PUBMEDQA | {"pubid": 1.5}, "`pubid` must be a string or an integer, got 1.5"),
-    ],
-)
-def test_rows_in_another_schema(parse, row, message):
-    with pytest.raises(ValueError, match=message) as caught:
-        parse({"id": "1", "data_source": "set"} | row)
-    assert not isinstance(caught.value, UnusableRow)

@@ -1,12 +1,11 @@
 from __future__ import annotations
 
 import json
-import logging
 
 import datasets
 import pytest
 
-from sorl_trl.qa import BENCHMARKS, build_prompt_rows, load_benchmark
+from sorl_trl.qa import BENCHMARKS, load_benchmark
 from tests.unit.qa import rows
 
 FLASHRAG_SETS = ["nq", "triviaqa", "popqa", "hotpotqa", "2wikimultihopqa", "musique", "bamboogle"]
@@ -88,37 +87,6 @@ def test_a_copy_of_the_hubs_repository(folder):
     assert [q.question for q in load_benchmark("popqa", source=folder)] == ["of popqa"]
 
 
-def test_medqa(folder):
-    write_jsonl(folder / "phrases_no_exclude_train.jsonl", rows.MEDQA | {"question": "Train?"})
-    write_jsonl(folder / "phrases_no_exclude_test.jsonl", rows.MEDQA, rows.MEDQA | {"answer_idx": "A"})
-    first, second = load_benchmark("medqa", source=folder)
-    assert (first.id, first.golden_answers, first.question) == ("test_0", ("Vitamin C",), "Which drug?")
-    assert (second.id, second.golden_answers) == ("test_1", ("Aspirin",))
-    assert list(first.options) == ["A", "B", "C", "D"]
-
-
-def test_medmcqa_without_labels(folder, caplog):
-    labelled = [rows.MEDMCQA | {"id": f"row-{cop}", "cop": cop} for cop in (3, -1, 0, -1)]
-    write_jsonl(folder / "validation.jsonl", *labelled)
-    write_jsonl(folder / "test.jsonl", rows.MEDMCQA | {"cop": -1})
-    with caplog.at_level(logging.WARNING, logger="sorl_trl"):
-        questions = load_benchmark("medmcqa", source=folder)
-    assert [question.golden_answers for question in questions] == [("four",), ("one",)]
-    assert caplog.messages == ["medmcqa, split 'validation': rows left out: 2 (2: `cop` is no label)"]
-    with pytest.raises(ValueError, match=r"medmcqa, split 'test': no row can be used \(1: `cop` is no label\)"):
-        load_benchmark("medmcqa", "test", folder)
-
-
-def test_pubmedqa(folder):
-    config = folder / "pqa_labeled"
-    config.mkdir()
-    datasets.Dataset.from_list([rows.PUBMEDQA]).to_parquet(config / "train-00000-of-00001.parquet")
-    [question] = load_benchmark("pubmedqa", source=folder)
-    assert (question.id, question.golden_answers, question.data_source) == ("21645374", ("yes",), "pubmedqa")
-    assert question.metadata["context"]["contexts"] == ["Cells die, programmed."]
-    assert "programmed" not in str(build_prompt_rows([question]))
-
-
 def test_the_limit_counts_questions(folder):
     write_jsonl(folder / "test.jsonl", flashrag(0, golden_answers=[]), *map(flashrag, range(1, 4)))
     questions = load_benchmark("nq", source=folder, limit=2)
@@ -162,20 +130,3 @@ def test_a_missing_split_lists_the_others(folder):
 def test_a_missing_folder_is_not_looked_for_on_the_hub(source):
     with pytest.raises(FileNotFoundError, match=f"source must be an existing folder, got '{source}'"):
         load_benchmark("nq", source=source)
-
-
-def test_an_empty_folder(folder):
-    with pytest.raises(FileNotFoundError):
-        load_benchmark("nq", source=folder)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"name": "squad"}, "`name` is 'squad', but must be one of 'nq', 'triviaqa', .*, 'pubmedqa'"),
-        ({"name": "nq", "limit": 0}, "`limit` is 0, but must be a whole number, at least 1"),
-    ],
-)
-def test_bad_arguments_are_refused_at_once(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        load_benchmark(**arguments)

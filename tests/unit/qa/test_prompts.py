@@ -12,12 +12,6 @@ CHOICE = Question("3", "Which?", ("y",), options={"B": "x", "A": "y"}, data_sour
 TWO_LETTERS = Question("4", "Yes?", ("no",), options={"C": "no"}, data_source="pubmedqa")
 
 
-def test_the_default_template_explains_every_tag():
-    for tag in ("think", "search", "information", "answer"):
-        assert f"<{tag}>" in SEARCH_R1_TEMPLATE
-        assert f"</{tag}>" in SEARCH_R1_TEMPLATE
-
-
 def test_braces_elsewhere_are_left_alone():
     questions = [Question("1", "What is {x}?", ("y",)), Question("2", "{question}", ("y",))]
     rows = build_prompt_rows(questions, 'Give {"answer": 1}. {question}')
@@ -51,18 +45,6 @@ def test_one_template_serves_open_and_multiple_choice_questions(conversational):
     texts = ["Q: Where?\n", f"Q: {question_text(CHOICE)}\n"]
     chats = [[{"role": "user", "content": text}] for text in texts]
     assert [row["prompt"] for row in rows] == (chats if conversational else texts)
-
-
-def test_rows():
-    [row] = build_prompt_rows([ONE_HOP], "Q: {question}")
-    assert row == {
-        "prompt": "Q: Who?",
-        "question_id": "1",
-        "question": "Who?",
-        "golden_answers": ["Ann", "Anna"],
-        "data_source": "",
-    }
-    assert build_prompt_rows([]) == []
 
 
 @pytest.mark.parametrize("questions", [[CHOICE, UNKNOWN, TWO_LETTERS], [UNKNOWN, TWO_LETTERS, CHOICE]])

@@ -96,25 +96,6 @@ def test_the_environment_reward_is_what_the_environment_gave_for_each_turn(episo
     assert call(environment_reward, trajectories, [["?"]] * 4) == [[0.5, 0.0], [0.0, -1.0], None, []]
 
 
-@pytest.mark.parametrize("reward", OF_OPEN_QUESTIONS)
-def test_an_empty_batch(reward):
-    assert call(reward, [], []) == []
-
-
-@pytest.mark.parametrize("reward", OF_OPEN_QUESTIONS)
-def test_a_missing_trajectory_column_is_named(reward):
-    with pytest.raises(TypeError, match="'trajectory'"):
-        reward(prompts=["?"], completions=["!"], golden_answers=[["Paris"]])
-
-
-@pytest.mark.parametrize(
-    "reward", [answer_reward, exact_match_reward, sub_exact_match_reward, f1_reward, search_hit_turn_reward]
-)
-def test_columns_of_different_length_are_an_error(episode, reward):
-    with pytest.raises(ValueError, match="shorter"):
-        call(reward, [episode().answer("Paris")] * 2, [["Paris"]])
-
-
 OPEN = Question("1", "Where?", ("Paris",), data_source="nq")
 CHOICE = Question("2", "Which?", ("Rome",), options={"A": "Oslo", "B": "Rome"}, data_source="medqa")
 
@@ -141,11 +122,6 @@ def test_choice_reward_of_an_open_question_is_refused(episode):
     trajectories = [episode().answer("B"), episode().answer("Paris")]
     with pytest.raises(ValueError, match=r"the question with golden_answers \['Paris'\] is open"):
         call(choice_reward, trajectories, [["Rome"], ["Paris"]], **columns(CHOICE, OPEN))
-
-
-def test_choice_reward_needs_the_column(episode):
-    with pytest.raises(TypeError, match="'options'"):
-        call(choice_reward, [episode().answer("Paris")], [["Paris"]], **columns(OPEN))
 
 
 def test_answer_reward_of_a_mixed_set(episode):

@@ -22,11 +22,6 @@ def test_the_answer_is_scored(episode):
     assert [score_f1(t, ["Paris"]) for t in (right, partly, wrong)] == [1.0, 2 / 3, 0.0]
 
 
-def test_without_an_answer_the_scores_are_zero(episode):
-    trajectory = episode().search("Paris").end(StopReason.MAX_TURNS)
-    assert score_exact_match(trajectory, ["Paris"]) == score_f1(trajectory, ["Paris"]) == 0.0
-
-
 class TestF1Plus:
     def test_by_hand(self, episode):
         searched = episode().search("...").answer("Paris France")
@@ -52,12 +47,6 @@ class TestF1Plus:
         assert score_f1_plus(Trajectory((0,), (tool, seen), StopReason.MAX_TURNS), ["Paris"]) == -0.2
 
 
-def test_sub_exact_match(episode):
-    assert score_sub_exact_match(episode().search("...").answer("in Paris, France"), ["Paris"]) == 1.0
-    assert score_sub_exact_match(episode().search("Paris").answer("in Rome"), ["Paris"]) == 0.0
-    assert score_sub_exact_match(episode().search("Paris").end(StopReason.MAX_TURNS), ["Paris"]) == 0.0
-
-
 OPTIONS = {"A": "Rome", "B": "Paris", "C": "Oslo"}
 
 
@@ -70,16 +59,6 @@ def test_choice_accuracy(episode, answer, score):
     assert score_choice(trajectory, ["Paris"], OPTIONS) == score_answer(trajectory, ["Paris"], OPTIONS) == score
 
 
-def test_choice_accuracy_without_an_answer_is_zero(episode):
-    unanswered = episode().search("<answer>B</answer>").end(StopReason.MAX_TURNS)
-    assert score_choice(unanswered, ["Paris"], OPTIONS) == score_answer(unanswered, ["Paris"], OPTIONS) == 0.0
-
-
-def test_choice_accuracy_of_an_open_question_is_refused(episode):
-    with pytest.raises(ValueError, match=r"`options` must not be empty .* golden_answers \['Paris'\] is open"):
-        score_choice(episode().answer("Paris"), ["Paris"], {})
-
-
 def test_a_repeated_wrong_text_does_not_become_right(episode):
     options = {"A": "5 mg", "B": "5 mg", "C": "6 mg"}
     scores = [score_choice(episode().answer(answer), ["6 mg"], options) for answer in ("A", "B", "C", "5 mg")]
@@ -89,11 +68,6 @@ def test_a_repeated_wrong_text_does_not_become_right(episode):
 def test_a_repeated_right_text_is_refused_not_guessed(episode):
     with pytest.raises(ValueError, match="exactly one of the options"):
         score_choice(episode().answer("B"), ["5 mg"], {"A": "5 mg", "B": "5 mg"})
-
-
-def test_an_open_question_is_scored_by_exact_match(episode):
-    assert score_answer(episode().answer("paris."), ["Paris"], {}) == 1.0
-    assert score_answer(episode().answer("B"), ["Paris"], {}) == 0.0
 
 
 def test_a_search_for_an_option_is_credited_by_its_text(episode):

@@ -206,15 +206,6 @@ def test_a_broken_generator_is_an_error(generations: list[Generation], message: 
         Collector(word_tokenizer(), FakeSearch()).collect([(11,)], BrokenGenerator(*generations))
 
 
-def test_wrong_arguments_are_named(tokenizer: object) -> None:
-    with pytest.raises(ValueError, match=r"prompts\[1\] is empty"):
-        Collector(word_tokenizer(), FakeSearch()).collect([(11,), ()], BrokenGenerator())
-    with pytest.raises(ValueError, match="max_observation_tokens=1 "):
-        Collector(word_tokenizer(), FakeSearch(), limits=RolloutLimits(max_observation_tokens=1))
-    with pytest.raises(ValueError, match="'<search>'"):
-        Collector(tokenizer, FakeSearch())  # type: ignore[arg-type]
-
-
 def test_memory_ends_trajectories_as_positions_do(caplog: pytest.LogCaptureFixture) -> None:
     """Not the run: there is room for 30 tokens, and a turn's last one is not read in it."""
     model, tokenizer = build_policy(seed=3, vocab_size=len(WORDS)).eval(), word_tokenizer()

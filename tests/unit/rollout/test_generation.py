@@ -98,11 +98,3 @@ def test_the_window_is_what_the_model_has_positions_for(positions: int, window: 
     model = build_policy(vocab_size=len(WORDS))
     model.config.max_position_embeddings = positions
     assert generator(model).window == window
-
-
-def test_wrong_settings_are_named() -> None:
-    model = build_policy(vocab_size=len(WORDS))
-    with pytest.raises(ValueError, match="num_return_sequences=2"):
-        generator(model, config=GenerationConfig(do_sample=True, num_return_sequences=2))
-    with pytest.raises(ValueError, match="eos_token_ids"):
-        HFGenerator(model, word_tokenizer(), STOPS, GREEDY, [])

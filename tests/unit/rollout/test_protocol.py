@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from importlib.resources import files
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -54,11 +53,6 @@ def test_a_template_that_cannot_be_filled_is_refused(template: str) -> None:
         TagProtocol(passage_template=template)
 
 
-def test_messages_with_tags_are_refused() -> None:
-    with pytest.raises(ValueError, match="invalid_feedback"):
-        TagProtocol(invalid_feedback="Write <answer> and </answer>.")
-
-
 @pytest.mark.parametrize(
     ("text", "expected", "count"),
     [
@@ -108,18 +102,6 @@ def test_the_tags_of_tools_are_neutralized_and_no_others() -> None:
     text = "<calculate>1</ CALCULATE><look.up><lookXup><search>"
     assert TOOLS.neutralize(text) == ("[calculate]1[/CALCULATE][look.up]<lookXup>[search]", 4)
     assert protocol.neutralize(text) == ("<calculate>1</ CALCULATE><look.up><lookXup>[search]", 1)
-
-
-def test_feedback_names_the_tools_that_there_are() -> None:
-    assert "between the search tags" in protocol.invalid_feedback
-    assert "tags of that tool: search, calculate, look.up. " in TOOLS.invalid_feedback
-    assert TagProtocol(tools=("guess",), invalid_feedback="Guess!").invalid_feedback == "Guess!"
-
-
-@pytest.mark.parametrize("tools", ["search", ("answer",), ("a b",), ("",)])
-def test_tools_that_are_no_names_are_refused(tools: Any) -> None:
-    with pytest.raises(ValueError, match="tools="):
-        TagProtocol(tools=tools)
 
 
 def test_a_tokenizer_that_cannot_write_the_tags_is_refused(tokenizer: object) -> None:

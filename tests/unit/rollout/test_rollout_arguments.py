@@ -1,12 +1,10 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import pytest
 
-from sorl_trl import sandbox
-from sorl_trl.rollout import PROTOCOLS, Frame, RolloutArguments, RolloutLimits, TagProtocol
+from sorl_trl.rollout import PROTOCOLS, Frame, RolloutArguments, RolloutLimits
 
 from .fakes import bpe_tokenizer
 
@@ -16,12 +14,6 @@ def test_every_argument_reaches_the_limits() -> None:
     assert arguments.limits(5) == RolloutLimits(1, 2, 3, 5, 4)
     with pytest.raises(ValueError, match="`max_trajectory_tokens` is 0, but must be a whole number, at least 1"):
         arguments.limits(0)
-
-
-def test_protocols_have_names() -> None:
-    tokenizer = bpe_tokenizer()
-    assert RolloutArguments().tag_protocol(tokenizer) == TagProtocol()
-    assert RolloutArguments(protocol="terse").tag_protocol(tokenizer) is sandbox.PROTOCOL is PROTOCOLS["terse"]
 
 
 def test_a_chat_model_gets_the_messages_of_its_template() -> None:
@@ -34,20 +26,6 @@ def test_a_chat_model_gets_the_messages_of_its_template() -> None:
     tokenizer.chat_template = "hello"
     with pytest.raises(ValueError, match="the chat template renders 'hello'"):
         RolloutArguments(chat=True).tag_protocol(tokenizer)
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"protocol": "xml"}, "`protocol` is 'xml', but must be one of 'search_r1', 'terse'"),
-        ({"prompt_template": "Answer:"}, r"`prompt_template` is 'Answer:', but must hold '\{question\}'"),
-        ({"search_top_k": 0}, "`search_top_k` is 0"),
-        ({"max_turns": -1}, "`max_turns` is -1, but must be a whole number, at least 0"),
-    ],
-)
-def test_bad_values_are_refused(values: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        RolloutArguments(**values)
 
 
 def test_a_trajectory_may_be_as_long_as_the_trainers_completions() -> None:

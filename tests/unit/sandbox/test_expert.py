@@ -43,30 +43,3 @@ def turn(tokenizer, context: str, noise: ExpertNoise = NO_NOISE, limit: int = 99
 )
 def test_without_noise_it_follows_the_relations_and_answers(tokenizer, context, expected):
     assert turn(tokenizer, context) == expected
-
-
-@pytest.mark.parametrize(
-    ("noise", "context", "expected"),
-    [
-        (ExpertNoise(1, 0, 0, 0), PROMPT, {"<search> ann lee </search>"}),
-        (ExpertNoise(0, 1, 0, 0), PROMPT, {"<search> ann lee drinks </search>"}),
-        (ExpertNoise(0, 0, 1, 0), PROMPT, {"<search> ann born </search>", "<search> lee born </search>"}),
-        (ExpertNoise(0, 0, 0, 1), PROMPT, {"<answer> ann lee </answer>"}),
-        (ExpertNoise(0, 0, 0, 1), BORN, {"<answer> new ulm </answer>"}),
-    ],
-)
-def test_each_mistake_looks_as_described(tokenizer, noise, context, expected):
-    assert turn(tokenizer, context, noise) in expected
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"half_name": 1.1}, "`half_name` is 1.1"),
-        ({"early_answer": -0.1}, "`early_answer` is -0.1"),
-        ({"missing_keyword": 0.6, "wrong_keyword": 0.6}, r"`missing_keyword` \+ `wrong_keyword` is 1.2"),
-    ],
-)
-def test_impossible_noise_is_refused(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        ExpertNoise(**arguments)

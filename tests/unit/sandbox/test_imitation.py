@@ -16,7 +16,7 @@ from sorl_trl.sandbox import (
     train_tokenizer,
     warm_start,
 )
-from sorl_trl.sandbox.imitation import Example, _loss, expert_examples, imitate
+from sorl_trl.sandbox.imitation import _loss, expert_examples, imitate
 from sorl_trl.sandbox.policy import make_policy
 
 pytestmark = pytest.mark.trains
@@ -73,14 +73,3 @@ def test_the_cache_is_hit_by_equal_inputs_alone(invented: World, tmp_path: Path,
     ]
     assert len(trained) == 3
     assert len({first, *others}) == 4
-
-
-def test_a_failure_leaves_nothing_behind(invented: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def fail(self: Path, target: Path) -> None:
-        raise OSError("disk full")
-
-    monkeypatch.setattr(Path, "rename", fail)
-    monkeypatch.setattr("sorl_trl.sandbox.imitation.expert_examples", lambda *_: [Example((1, 2), (-100, 2))])
-    with pytest.raises(OSError, match="disk full"):
-        warm_start(invented, [invented], tmp_path, TINY)
-    assert not list(tmp_path.iterdir())

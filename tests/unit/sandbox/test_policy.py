@@ -36,12 +36,3 @@ def test_a_seed_fixes_the_policy_and_nothing_else(tokenizer):
     assert not torch.equal(one.lm_head.weight, other.lm_head.weight)
     assert one.lm_head.weight is one.model.embed_tokens.weight
     assert one.lm_head.weight.shape == (len(tokenizer), 16)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [({"layers": 0}, "`layers` is 0"), ({"hidden_size": 20}, r"`hidden_size` is 20, but must be a multiple of .*, 8")],
-)
-def test_an_impossible_policy_is_refused(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        PolicyConfig(**arguments)

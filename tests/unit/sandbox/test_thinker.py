@@ -7,60 +7,13 @@ from pathlib import Path
 import pytest
 
 from sorl_trl.evaluation import EvaluatedTrajectory, mean_measure, split_by_hops
-from sorl_trl.qa import Question
 from sorl_trl.sandbox import (
     NO_NOISE,
-    PROMPT_TEMPLATE,
-    ExpertNoise,
-    Thinker,
     ThinkingWarmStart,
     World,
-    train_tokenizer,
 )
 
-from .helpers import HOME, PROMPT, QUESTION, RIVER, run_expert
-
-NEED = "<think> i need the hometown </think> <search> ann lee born </search>"
-BORN = f"{PROMPT} {NEED} <information> ann lee was born in new ulm . </information>"
-NOW = "<think> this is the hometown , now the water </think> <search> new ulm drinks </search>"
-DRINKS = f"{BORN} {NOW} <information> new ulm drinks from blue nile . </information>"
-DONE = "<think> this is the water , done </think> <answer> blue nile </answer>"
-EARLY = "<think> this is the hometown , done </think> <answer> new ulm </answer>"
-LOST = f"{PROMPT} {NEED} <information> nothing </information>"
-GIVEN_UP = "<think> this is nothing , done </think> <answer> unknown </answer>"
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    texts = f"{DRINKS} {DONE} {LOST} {GIVEN_UP} {PROMPT_TEMPLATE}"
-    return train_tokenizer([World("toy", (HOME, RIVER), (), (Question("", texts, ("",)),), ())])
-
-
-def turn(tokenizer, context: str, noise: ExpertNoise = NO_NOISE) -> str:
-    expert = Thinker(tokenizer, [HOME, RIVER], [QUESTION], noise, seed=0)
-    (generation,) = expert.generate([tokenizer.encode(context, add_special_tokens=False)], [99])
-    return tokenizer.decode(generation.token_ids)
-
-
-@pytest.mark.parametrize(("context", "expected"), [(PROMPT, NEED), (BORN, NOW), (DRINKS, DONE), (LOST, GIVEN_UP)])
-def test_what_it_thinks_says_what_it_does(tokenizer, context: str, expected: str) -> None:
-    assert turn(tokenizer, context) == expected
-
-
-@pytest.mark.parametrize(
-    ("noise", "context", "expected"),
-    [
-        (ExpertNoise(1, 0, 0, 0), PROMPT, NEED.replace(" born", "")),
-        (ExpertNoise(0, 1, 0, 0), PROMPT, NEED.replace("hometown", "water").replace("born", "drinks")),
-        (ExpertNoise(0, 1, 0, 0), BORN, NOW.replace("water", "hometown").replace("drinks", "born")),
-        (ExpertNoise(0, 0, 0, 1), PROMPT, NEED),
-        (ExpertNoise(0, 0, 0, 1), BORN, EARLY),
-    ],
-)
-def test_each_mistake_is_in_the_thought_or_follows_it(
-    tokenizer, noise: ExpertNoise, context: str, expected: str
-) -> None:
-    assert turn(tokenizer, context, noise) == expected
+from .helpers import run_expert
 
 
 @pytest.fixture(scope="module")

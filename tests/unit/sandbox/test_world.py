@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -76,23 +75,3 @@ def test_the_files_are_read_by_the_ordinary_loaders(tmp_path: Path):
     assert tuple(Corpus(tmp_path / "new" / CORPUS_FILE)) == world.passages
     assert tuple(load_questions(tmp_path / "new" / TRAIN_FILE)) == world.train
     assert tuple(load_questions(tmp_path / "new" / EVALUATION_FILE)) == world.evaluation
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"train_questions": 0}, "`train_questions` is 0"),
-        ({"evaluation_questions": -1}, "`evaluation_questions` is -1"),
-        ({"hop_shares": (0.5, 0.6)}, "`hop_shares` is"),
-        ({"hop_shares": (1.5, -0.5)}, "`hop_shares` is"),
-        ({"hop_shares": ()}, "`hop_shares` is"),
-    ],
-)
-def test_an_impossible_size_is_refused(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        WorldSize(**arguments)
-
-
-def test_more_questions_than_facts_are_refused():
-    with pytest.raises(ValueError, match="size asks for 8 1-hop questions; the facts give 5"):
-        build_world("toy", [HOME, RIVER], FACTS, 0, WorldSize(7, 1, hop_shares=(1.0,)))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import sys
 import threading
 from dataclasses import dataclass
 
@@ -83,13 +82,6 @@ def test_a_request_outside_the_limits_names_the_field_and_the_range(app, fields,
     assert re.fullmatch(detail, answer.body["detail"])
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"3", b"\xff"])
-def test_a_body_that_is_no_request_is_refused(app, body):
-    answer = ask(app, body)
-    assert answer.status in (400, 422)
-    assert answer.body["detail"]
-
-
 def test_a_slow_search_does_not_hold_up_another():
     """Each of two searches waits for the other to begin."""
     both = threading.Barrier(2, timeout=20)
@@ -124,10 +116,3 @@ def test_a_slow_search_does_not_hold_up_another():
         return await asyncio.gather(ask_once(), ask_once())
 
     assert asyncio.run(ask_twice()) == [200, 200]
-
-
-@pytest.mark.parametrize("module", ["fastapi", "uvicorn"])
-def test_what_is_to_be_installed_is_named(index, monkeypatch, module):
-    monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ImportError, match=r"pip install 'sorl-trl\[serve\]'"):
-        create_app(index)

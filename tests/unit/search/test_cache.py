@@ -63,13 +63,6 @@ def test_what_is_known_needs_no_engine(cached: Cached) -> None:
     assert down.calls == []
 
 
-def test_callers_cannot_change_what_is_kept(cached: Cached) -> None:
-    search = cached(FakeSearch())
-    search.search_batch(["a"], 3)[0].clear()
-    search.search_batch(["a"], 3)[0].clear()
-    assert search.search_batch(["a"], 3) == [found("a", 3)]
-
-
 def test_answers_come_back_exactly(cached: Cached) -> None:
     odd = [Passage("7", "Paris", "東京 \ud800 \x00 'quoted'", 0.1 + 0.2), Passage("", "", "", None)]
 

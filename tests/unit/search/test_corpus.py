@@ -75,23 +75,6 @@ def test_an_empty_corpus_is_an_error(tmp_path):
         Corpus(write(tmp_path / "corpus.jsonl", ""))
 
 
-def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"nowhere.jsonl"):
-        Corpus(tmp_path / "nowhere.jsonl")
-
-
-@pytest.mark.parametrize("index", [-1, 2])
-def test_an_index_out_of_bounds_is_named(tmp_path, index):
-    corpus = Corpus(write(tmp_path / "corpus.jsonl", GOOD, GOOD))
-    with pytest.raises(IndexError, match=rf"\[0, 2\), got {index}"):
-        corpus[index]
-
-
-@pytest.mark.parametrize("ending", ["", "\n"])
-def test_the_last_newline_is_optional(tmp_path, ending):
-    assert len(Corpus(write(tmp_path / "corpus.jsonl", GOOD, GOOD + ending))) == 2
-
-
 # A surrogate cannot be encoded in UTF-8, neither to write nor to read.
 texts = st.text(st.characters(exclude_categories=["Cs"]))
 
@@ -104,11 +87,6 @@ def test_what_is_written_is_read_back(tmp_path_factory, passages):
     corpus = Corpus(path)
     assert list(corpus) == passages
     assert [corpus[i] for i in reversed(range(len(corpus)))] == passages[::-1]
-
-
-def test_scores_are_not_written(tmp_path):
-    write_corpus([Passage("1", "T", "t", score=2.0)], tmp_path / "corpus.jsonl")
-    assert Corpus(tmp_path / "corpus.jsonl")[0].score is None
 
 
 def test_threads_share_a_corpus(tmp_path):
@@ -166,22 +144,11 @@ def test_a_damaged_compressed_file_is_named(tmp_path, damage):
         list(read_passages([path], show_progress=False))
 
 
-def test_a_corpus_of_empty_files_is_an_error(tmp_path):
-    files = [write(tmp_path / name, "") for name in ("a.jsonl", "b.jsonl")]
-    with pytest.raises(CorpusError, match=r"a\.jsonl, .*b\.jsonl: the corpus is empty"):
-        list(read_passages(files, show_progress=False))
-
-
 @settings(deadline=None)
 @given(title=texts.filter(lambda t: t and "\n" not in t), text=texts)
 def test_one_text_is_taken_apart_again(title, text):
     assert split_contents(as_contents(Passage("1", title, text))) == (title, text)
     assert title_and_text({"contents": as_contents(Passage("1", title, text))}) == (title, text)
-
-
-def test_a_passage_without_a_title_is_its_text():
-    assert as_contents(Passage("1", "", "one line")) == "one line"
-    assert split_contents("one line") == ("", "one line")
 
 
 def test_a_blank_line_of_a_source_holds_no_passage(tmp_path):

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -62,31 +60,10 @@ def test_one_answer_per_query_in_order(dense):
     assert dense.search_batch([], 2) == []
 
 
-@pytest.mark.parametrize("query", ["\ud800", "\x00", "unknown words", "[PAD]", "x" * 100_000, "東京"])
-def test_any_query_is_served(dense, query):
-    assert len(dense.search_batch([query], 3)[0]) == 3
-
-
-def test_k_above_the_corpus_gives_all(dense):
-    assert len(dense.search_batch(["Rome"], 1000)[0]) == len(dense) == len(PASSAGES)
-
-
-def test_identity_knows_the_prefixes(corpus_path, options, dense, tmp_path):
-    other = DenseIndex.build(corpus_path, tmp_path / "i", False, replace(options, query_prefix=""))
-    assert other.identity != dense.identity
-
-
 def test_passages_are_embedded_in_blocks(corpus_path, options, dense_dir, tmp_path, monkeypatch):
     monkeypatch.setattr(dense_module, "ENCODED_AT_ONCE", 2)
     DenseIndex.build(corpus_path, tmp_path / "blocks", False, options)
     np.testing.assert_allclose(np.load(tmp_path / "blocks/vectors.npy"), np.load(dense_dir / "vectors.npy"), atol=1e-6)
-
-
-def test_what_is_missing_or_out_of_range_is_named(options, tmp_path):
-    with pytest.raises(OSError, match=r"model must be a Hub id .*, got '.*nowhere'"):
-        Encoder(replace(options, model=str(tmp_path / "nowhere")))
-    with pytest.raises(ValueError, match="`batch_size` is 0, but must be a whole number, at least 1"):
-        DenseOptions(batch_size=0)
 
 
 vectors = npst.arrays(

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from sorl_trl.trainers.critic.adapter import known_adapter
-from sorl_trl.trainers.critic.model import Critic, ValueHead, is_critic_name
-from sorl_trl.trainers.critic.policy_alone import detached_critic
+from sorl_trl.trainers.critic.model import Critic, ValueHead
 from tests.critics import critic_parameters, policy_with
 from tests.policies import build_policy
 
@@ -127,38 +126,3 @@ def test_an_adapter_that_peft_has_frozen_is_trained_again() -> None:
         pass
     scored(model, batch()).critic_values.sum().backward()
     assert all(p.grad is not None for p in critic_parameters(model).values())
-
-
-class TestDetachedCritic:
-    def test_nobody_sees_it(self) -> None:
-        model, critic = policy_with("head")
-        names = build_policy().state_dict().keys()
-        with detached_critic(model):
-            assert model.state_dict().keys() == names
-        assert model.critic is critic
-        assert model.state_dict().keys() == names | {"critic.head.weight", "critic.head.bias"}
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("critic.head.weight", True),
-        ("module.base_model.model.critic.backbone.norm.weight", True),
-        ("base_model.model.model.layers.0.self_attn.q_proj.lora_A.critic.weight", True),
-        ("base_model.model.model.embed_tokens.lora_embedding_A.critic", True),
-        ("model.layers.0.self_attn.q_proj.weight", False),
-        ("base_model.model.model.layers.0.self_attn.q_proj.lora_A.default.weight", False),
-        ("model.critical.weight", False),
-        ("model.my_critic.weight", False),
-    ],
-)
-def test_is_critic_name(name: str, expected: bool) -> None:
-    assert is_critic_name(name) is expected
-
-
-def test_the_policy_is_no_part_of_its_critic() -> None:
-    """A module that holds its own parent has no end."""
-    for kind in KINDS:
-        model, critic = policy_with(kind)
-        assert not any(module is model for module in critic.modules())
-        assert any(module is critic for module in model.modules())

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from peft import PeftModel
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from sorl_trl import load_critic
@@ -45,13 +42,6 @@ def assert_same_critic(a: Any, b: Any) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 class TestFolder:
-    def test_what_is_in_it(self, tmp_path: Path, kind: str) -> None:
-        model, critic = changed(kind)
-        save_critic(critic, model, tmp_path, None)
-        assert files(tmp_path) == FILES[kind]
-        assert json.loads((tmp_path / "critic_config.json").read_text()) == {"kind": kind}
-        assert load_file(tmp_path / "value_head.safetensors").keys() == {"weight", "bias"}
-
     def test_it_comes_back(self, tmp_path: Path, kind: str) -> None:
         model, critic = changed(kind)
         save_critic(critic, model, tmp_path, None)
@@ -106,14 +96,6 @@ def values_inside(model: nn.Module, ids: Tensor) -> Tensor:
     with torch.no_grad():
         output = model(input_ids=ids, attention_mask=mask, labels=ids, fused_lm_head=True, with_values=True)
     return output.critic_values
-
-
-def test_peft_neither_lists_nor_saves_its_adapter(tmp_path: Path) -> None:
-    model, _ = policy_with("adapter")
-    assert isinstance(model, PeftModel)
-    assert set(model.peft_config) == {"default"}
-    model.save_pretrained(tmp_path)
-    assert not any("critic" in name for name in files(tmp_path))
 
 
 @pytest.mark.parametrize("kind", KINDS)

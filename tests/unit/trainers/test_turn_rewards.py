@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import asyncio
 import math
 from typing import Any
 
@@ -39,14 +38,6 @@ def test_a_turn_may_have_none() -> None:
     assert split.has_turn_reward.tolist() == [[False, True], [False, False]]
 
 
-def test_turn_ids_go_to_those_that_name_them() -> None:
-    recorder = expecting([2, 1])
-    seen: dict[str, Any] = {}
-    recorder.recording(lambda turn_ids, **_: seen.update(named=turn_ids) or [1.0, 1.0], 0, "named")(prompts=[])
-    recorder.recording(lambda **columns: seen.update(others=sorted(columns)) or [1.0, 1.0], 1, "others")(prompts=[])
-    assert seen == {"named": [[0, 1], [0]], "others": ["prompts"]}
-
-
 def test_functions_are_summed_with_their_weights() -> None:
     recorder = expecting([2])
     recorder.recording(lambda **_: [[1.0, 2.0]], 0, "turns")()
@@ -54,29 +45,6 @@ def test_functions_are_summed_with_their_weights() -> None:
     split = recorder.split(torch.tensor([[3.0, 10.0]]), torch.tensor([1.0, 0.5]))
     assert split.turn_rewards.tolist() == [[1.0, 2.0]]
     assert split.outcomes.tolist() == [5.0]
-
-
-def test_outcome_rewards_only() -> None:
-    recorder, totals = record([1.0, 0.0], [1, 2])
-    assert totals == [1.0, 0.0]
-    assert not recorder.split(torch.tensor([[1.0], [0.0]]), torch.ones(1)).has_turn_reward.any()
-
-
-@pytest.mark.parametrize("reward", [torch.tensor([1.0, 2.0]), (1.0, 2.0), [1, 2]])
-def test_any_sequence_will_do(reward: Any) -> None:
-    _, totals = record([reward], [2])
-    assert totals == [3.0]
-
-
-def test_a_scalar_tensor_is_an_outcome() -> None:
-    _, totals = record([torch.tensor(0.5)], [2])
-    assert float(totals[0]) == 0.5
-
-
-@pytest.mark.parametrize("returned", [[1.0], [1.0, 2.0, 3.0]])
-def test_ragged_turn_rewards_are_named(returned: list[float]) -> None:
-    with pytest.raises(ValueError, match=rf"'hits' returned {len(returned)} turn rewards for trajectory 0.* 2 turns"):
-        record([returned], [2])
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -89,17 +57,3 @@ def test_a_trajectory_without_a_turn_has_nowhere_to_put_a_reward() -> None:
     recorder, totals = record([[], 1.0], [0, 0])
     assert totals == [None, 1.0]
     assert recorder.split(torch.tensor([[math.nan], [1.0]]), torch.ones(1)).turn_rewards.shape == (2, 0)
-
-
-def test_async_functions_stay_async() -> None:
-    async def hits(**_: Any) -> list[list[float]]:
-        return [[1.0, 2.0]]
-
-    recorder = expecting([2])
-    wrapped = recorder.recording(hits, 0, "hits")
-    assert asyncio.run(wrapped()) == [3.0]
-
-
-def test_reward_models_pass_through() -> None:
-    model = torch.nn.Linear(1, 1)
-    assert expecting([1]).recording(model, 0, "model") is model

@@ -76,27 +76,10 @@ class TestTrainingEntry:
         assert (seen["kind"], seen["text"], seen["token_count"]) == ("observation", " [Ada]", 1)
         assert (answer["action"], answer["tokens"]["advantages"]) == ("answer", [0.25] * 3)
 
-    def test_figures(self) -> None:
-        entry = training_entry(TRAINED, "step-10/1")
-        assert (entry.key, entry.group) == ("step-10/1", "step 10")
-        assert (entry.verdict, entry.score, entry.searches, entry.token_count) == ("right", 0.5, 1, 6)
-        assert entry.facts == {"step": "10", "generated_at_step": "9"}
-
-    @pytest.mark.parametrize(
-        ("reward", "verdict"), [(0.1, "right"), (0.0, "wrong"), (-1.0, "wrong"), (None, "unscored")]
-    )
-    def test_a_reward_above_0_is_right(self, reward: float | None, verdict: str) -> None:
-        assert training_entry(replace(TRAINED, reward=reward), "k").verdict == verdict
-
     def test_the_extreme_ratio_is_the_furthest_from_1_in_log_space_and_of_turns_alone(self) -> None:
         assert training_entry(TRAINED, "k").extreme_ratio == 0.8, "1 / 0.8 is more than 1.22; 9 is the environment's"
         far = replace(TRAINED, ratios=(0.8, 0.8, 0.0, 1.0, 1.2, 1.2, 1.2))
         assert training_entry(far, "k").extreme_ratio == 0.0
-
-    def test_of_rollouts_that_tell_nothing_nobody_knows_the_actions(self) -> None:
-        entry = training_entry(replace(TRAINED, actions=(), turn_rewards=()), "k")
-        assert entry.searches is None
-        assert [segment.get("action") for segment in entry.segments] == [None, None, None]
 
     def test_actions_and_rewards_are_shown_where_the_dump_has_them(self) -> None:
         told = training_entry(replace(TRAINED, actions=("calculate", "answer"), turn_rewards=(0.5, None)), "step-10/1")
