@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 import train
-from transformers import AutoConfig
 
-from sorl_trl.cli.dry_run import bytes_per_token
 from sorl_trl.command_line import run_command
 from tests.agents import LIMITS, NAMES, agent_policy, agent_tokenizer, search_index
 from tests.unit.search.servers import Reply, Server
@@ -77,16 +75,6 @@ def test_a_method_is_shown_with_its_pieces(folder: Path, capsys: pytest.CaptureF
     assert "so_grpo, credit: LeaveOneOut()" in said
     assert "\nloss       grpo, token ratios, epsilon 0.0909" in said
     assert "terms" not in said
-
-
-def test_the_memory_of_the_caches(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = AutoConfig.from_pretrained(folder / "policy")
-    each = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * 4
-    assert bytes_per_token(config, 4) == each
-    said = dry_run(capsys, words(folder))
-    length = LIMITS.max_trajectory_tokens + 2  # the prompt: "where rome"
-    assert f"keys and values 16 trajectories x {length} tokens x {each:,} bytes = " in said
-    assert "; the index has " in said
 
 
 @pytest.mark.parametrize(

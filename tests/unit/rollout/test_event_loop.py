@@ -308,45 +308,11 @@ def test_an_interruption_between_polls_closes_engine_and_environment() -> None:
     assert list(held.asked) == [0] and not held.asked[0].done()
 
 
-class Forgetful(SteppingEngine):
-    """Loses what is submitted."""
-
-    def poll(self) -> list[tuple[int, Generation]]:
-        self.rows.clear()
-        return []
-
-
-class Foreign(SteppingEngine):
-    def poll(self) -> list[tuple[int, Generation]]:
-        return [(7, said("Paris"))]
-
-
-class Short(Held):
-    def ask(self, turns: Sequence[RowTurn]) -> list[Future[Reply]]:
-        return []
-
-
-@pytest.mark.parametrize(
-    ("environment", "engine", "message"),
-    [
-        (FakeSearch(), Forgetful(TURNS), r"idle, but has not returned the turns of rows \[0\]"),
-        (FakeSearch(), Foreign(TURNS), "a turn of row 7, which is not generating"),
-        (Short(), Scripted([[SEARCH]]), "Short gave 0 futures for 1 turns"),
-        (Rewarding("Paris"), Scripted([[SEARCH]]), "answered row 0 with a str, not a `Reply`"),
-    ],
-)
-def test_a_broken_contract_is_named(environment: Any, engine: Any, message: str) -> None:
-    with pytest.raises((RuntimeError, TypeError), match=message):
-        collector(environment).collect([(1,)], engine)
-
-
 def test_wrong_arguments_are_named() -> None:
     with pytest.raises(ValueError, match="`rejoin_after` is -1"):
         collector(FakeSearch(), rejoin_after=-1)
     with pytest.raises(TypeError, match="generator is a int"):
         collector(FakeSearch()).collect([(1,)], 3)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="examples has 2 entries for 1 prompts"):
-        collector(FakeSearch()).collect([(1,)], Scripted([[SHORT]]), examples=[{}, {}])
     with pytest.raises(ValueError, match="`concurrency` is 0"):
         SearchResponder(FakeSearch(), concurrency=0)
 
