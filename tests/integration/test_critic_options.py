@@ -180,22 +180,10 @@ def test_the_model_critic_is_loaded_as_the_policy_was(tmp_path: Path, tokenizer:
     assert trainer.critic.backbone.config._attn_implementation == "eager"
 
 
-@pytest.mark.parametrize("case", ["head", "adapter"])
-def test_a_detached_critic_leaves_the_policy_alone(tmp_path: Path, tokenizer: Any, case: str) -> None:
-    """To be saved by itself, or to be trained by another trainer."""
-    first = build_ppo(tmp_path, tokenizer, **CASES[case])
-    first.train()
-    again = {"model": first.model, "critic": case}
-    with pytest.raises(ValueError, match=r"call its `detach_critic\(\)` first"):
-        build_ppo(tmp_path, tokenizer, **again)
-    model = first.detach_critic()
-    assert not critic_parameters(model)
-    model.save_pretrained(tmp_path / "by-hand")
-    assert not list((tmp_path / "by-hand").rglob("*critic*"))
-    second = build_ppo(tmp_path, tokenizer, **again)
-    before = weights(critic_parameters(second.model))
-    second.train()
-    assert moved(before, critic_parameters(second.model))
+def test_a_policy_has_one_critic(tmp_path: Path, tokenizer: Any) -> None:
+    first = build_ppo(tmp_path, tokenizer, **CASES["head"])
+    with pytest.raises(ValueError, match="has a critic already"):
+        build_ppo(tmp_path, tokenizer, model=first.model, critic="head")
 
 
 @pytest.mark.parametrize("case", ["head", "adapter", "model"])

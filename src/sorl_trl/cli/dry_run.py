@@ -10,17 +10,14 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import torch
 from accelerate import PartialState
-from transformers import PreTrainedTokenizerBase
 
 from sorl_trl.command_line import say_error
 from sorl_trl.recipe import Arguments, build_rollout, build_trainer, load_tokenizer, parse_arguments
-from sorl_trl.search import SearchArguments
+from sorl_trl.rollout.generation import positions_of
 from sorl_trl.text import one_line
 from sorl_trl.trainers import SearchRollout
 from sorl_trl.trainers.base import TurnLevelTrainer
@@ -29,7 +26,6 @@ REHEARSED = 2
 LONGEST = 64
 """So many prompts, those of the most characters, are tokenized to find the longest."""
 SHOWN = ("reward", "frac_reward_zero_std", "completions/mean_length", "completions/clipped_ratio")
-GIB = 2**30
 
 
 def try_out(words: Sequence[str]) -> int:
@@ -64,11 +60,8 @@ def plan(arguments: Arguments, trainer: TurnLevelTrainer, rollout: SearchRollout
     yield "turns", f"what ends in {', '.join(tags)}" if tags else "one per generation, as the rollout records them"
     yield "rollout", _batches(trainer)
     yield "engine", _engine(arguments)
-    longest = longest_prompt(trainer)
-    yield "lengths", _lengths(arguments, trainer, longest)
-    yield "tags", _tags(rollout.protocol.stop_strings, trainer._tokenizer)
+    yield "lengths", _lengths(arguments, trainer)
     yield "search", _search(rollout, str(trainer.train_dataset[0]["question"]), arguments.rollout.search_top_k)
-    yield "memory", _memory(arguments, trainer, longest + int(config.max_completion_length))
 
 
 def _batches(trainer: TurnLevelTrainer) -> str:
@@ -94,10 +87,11 @@ def longest_prompt(trainer: TurnLevelTrainer) -> int:
     return max(map(len, trainer._tokenize_prompts(prompts)[0]))
 
 
-def _lengths(arguments: Arguments, trainer: TurnLevelTrainer, longest: int) -> str:
+def _lengths(arguments: Arguments, trainer: TurnLevelTrainer) -> str:
     """Raises ValueError where a prompt leaves no room for a single token."""
     rollout, budget = arguments.rollout, int(arguments.config.max_completion_length)
-    positions = getattr(_text_config(trainer), "max_position_embeddings", None)
+    longest = longest_prompt(trainer)
+    positions = positions_of(trainer.model)
     if positions is not None and longest >= positions:
         raise ValueError(f"the longest prompt has {longest} tokens, but the model has {positions} positions")
     both = rollout.max_turn_tokens + rollout.max_observation_tokens
@@ -109,57 +103,11 @@ def _lengths(arguments: Arguments, trainer: TurnLevelTrainer, longest: int) -> s
     return said + ". Longer than max_completion_length: such trajectories are cut" * (needed > budget)
 
 
-def _tags(closing: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> str:
-    """How many tokens the policy needs for the tags; the rollout has refused a tokenizer that cannot write them."""
-    tags = [tag for end in closing for tag in (end.replace("/", ""), end)]
-    return ", ".join(f"{tag} {len(tokenizer.encode(tag, add_special_tokens=False))}" for tag in tags) + " tokens"
-
-
 def _search(rollout: SearchRollout, question: str, top_k: int) -> str:
     """One query, which the policy might not make in the rehearsal."""
     started = time.monotonic()
     (found,) = rollout.search.search_batch([question], top_k)
     return f"{len(found)} passages for a question in {1000 * (time.monotonic() - started):.3g} ms"
-
-
-def _memory(arguments: Arguments, trainer: TurnLevelTrainer, length: int) -> str:
-    """The caches of a rollout on one process, in plain arithmetic."""
-    config = trainer.args
-    index = index_bytes(arguments.search)
-    on_disk = f"; the index has {index / GIB:.3g} GiB on disk" if index else ""
-    if config.use_vllm:
-        return f"vLLM takes {config.vllm_gpu_memory_utilization:g} of each of its GPUs{on_disk}"
-    rows = config.generation_batch_size // trainer.accelerator.num_processes
-    each = bytes_per_token(_text_config(trainer), next(trainer.model.parameters()).element_size())
-    if each is None:
-        return f"keys and values: not known for this model{on_disk}"
-    limit = arguments.engine.kv_cache_gib
-    at_most = f", of which {limit:g} GiB at a time (kv_cache_gib)" if limit else ""
-    return (
-        f"keys and values {rows} trajectories x {length} tokens x {each:,} bytes = {rows * length * each / GIB:.3g} "
-        f"GiB{at_most}{on_disk}"
-    )
-
-
-def bytes_per_token(config: Any, element: int) -> int | None:
-    """Bytes that the keys and values of one token take in all layers; None for a model without attention heads."""
-    layers, heads = (getattr(config, name, None) for name in ("num_hidden_layers", "num_attention_heads"))
-    if not layers or not heads:
-        return None
-    size = getattr(config, "head_dim", None) or config.hidden_size // heads
-    return int(2 * layers * (getattr(config, "num_key_value_heads", None) or heads) * size * element)
-
-
-def index_bytes(search: SearchArguments) -> int:
-    """What the index takes on disk; 0 without one."""
-    endings = ("index", "tantivy", "dense") if search.corpus else ()
-    folders = [search.index, *(f"{search.corpus}.{ending}" for ending in endings)]
-    found = (path for folder in folders if folder for path in Path(folder).rglob("*"))
-    return sum(path.stat().st_size for path in found if path.is_file())
-
-
-def _text_config(trainer: TurnLevelTrainer) -> Any:
-    return trainer.model.config.get_text_config()
 
 
 def rehearse(trainer: TurnLevelTrainer) -> Iterator[tuple[str, str]]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from .advantages import STD_FLOOR, turn_returns
 from .masking import at_least_float32, check_choice, check_groups, keep
 
-GROUP_FILTERS = ("none", "zero_variance", "top_k", "top_p")
+GROUP_FILTERS = ("zero_variance", "top_k", "top_p")
 _NO_SPREAD = 1e-6
 """A standard deviation up to this is rounding: the rewards of the group are equal."""
 
@@ -112,14 +112,6 @@ def state_advantages(
     return centred / (spread_within(centred, turn_mask, index) + STD_FLOOR) if scale else centred
 
 
-def is_shared_state(states: Tensor, turn_mask: Tensor, num_generations: int) -> Tensor:
-    """Mark the turns that start in a state in which another turn of their group starts too: (B, K) bool.
-
-    Arguments are those of `state_advantages`.
-    """
-    return turn_mask.bool() & (_count_within(turn_mask, _state_index(states, turn_mask, num_generations)) > 1)
-
-
 def group_spread(rewards: Tensor, num_generations: int) -> Tensor:
     """Compute the standard deviation of each group's rewards: (B,) to (N,) float64.
 
@@ -144,11 +136,11 @@ def group_spread(rewards: Tensor, num_generations: int) -> Tensor:
 def kept_groups(spread: Tensor, group_filter: str, share: float = 1.0) -> Tensor:
     """Choose the groups to train on: (N,) standard deviations to (N,) bool.
 
-    "none" keeps all; "zero_variance" those whose rewards differ, that is by more than 1e-6 (DAPO, arXiv 2503.14476,
+    "zero_variance" keeps those whose rewards differ, that is by more than 1e-6 (DAPO, arXiv 2503.14476,
     second-hand); "top_k" of these the ⌈share · N⌉ that differ most (StarPO-S, arXiv 2504.20073, as read in a public
     implementation, where ⌊share · N⌋ may be 0); "top_p" the fewest that hold `share` of the sum of all variances
     (RAGEN-2, arXiv 2604.06268, as read there), and at least one. Of equal spreads the first comes first. A group whose
-    rewards are equal, or whose spread is NaN, is kept by "none" alone (ours, of "top_k" and "top_p").
+    rewards are equal, or whose spread is NaN, is never kept (ours, of "top_k" and "top_p").
 
     Args:
         spread: from `group_spread`.
@@ -161,8 +153,6 @@ def kept_groups(spread: Tensor, group_filter: str, share: float = 1.0) -> Tensor
     check_choice("group_filter", group_filter, GROUP_FILTERS)
     if not 0 <= share <= 1:
         raise ValueError(f"`share` is {share!r}, but must be in [0, 1].")
-    if group_filter == "none":
-        return torch.ones_like(spread, dtype=torch.bool)
     differs = spread > _NO_SPREAD
     if group_filter == "zero_variance" or not len(spread):
         return differs

@@ -14,7 +14,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from sorl_trl.checks import COUNT
-from sorl_trl.rollout.engine import Engine, as_engine, check_generation
+from sorl_trl.rollout.engine import Engine, as_engine
 from sorl_trl.rollout.environments.environment import Reply, Responder, RowTurn
 from sorl_trl.rollout.environments.search import SearchResponder
 from sorl_trl.rollout.generation import Generation, Generator
@@ -28,10 +28,6 @@ from sorl_trl.search import SearchBackend
 from sorl_trl.types import ActionKind, Observation, Trajectory, Turn
 
 logger = logging.getLogger(__name__)
-
-
-def _this_rank_alone(active: bool) -> bool:
-    return active
 
 
 class Collector:
@@ -84,7 +80,7 @@ class Collector:
         self,
         prompts: Sequence[Sequence[int]],
         generator: Generator | Engine,
-        any_active: Callable[[bool], bool] = _this_rank_alone,
+        any_active: Callable[[bool], bool] = bool,
         examples: Sequence[Mapping[str, Any]] | None = None,
     ) -> list[Trajectory]:
         """Collect one trajectory per prompt, in order; each has at least one turn and ends with one.
@@ -103,17 +99,9 @@ class Collector:
             examples: What is known of each row, for environments that ask for it; by default nothing.
 
         Raises:
-            ValueError: A prompt is empty, or there are more or fewer examples than prompts.
-            RuntimeError: The engine or the environment breaks its contract.
+            TypeError: `generator` is neither an engine nor a `Generator`.
         """
-        for i, prompt in enumerate(prompts):
-            if not len(prompt):
-                raise ValueError(f"prompts[{i}] is empty: it must hold at least one token")
         examples = [{}] * len(prompts) if examples is None else examples
-        if len(examples) != len(prompts):
-            raise ValueError(
-                f"examples has {len(examples)} entries for {len(prompts)} prompts: there must be one each"
-            )
         engine, self.time = as_engine(generator), RolloutTime()
         began = time.perf_counter()
         try:
@@ -144,8 +132,6 @@ class _Rollout:
         self._collector = collector
         self._engine = engine
         self._rows = rows
-        self._generating: dict[int, int] = {}
-        """The budgets of the turns under way, by row."""
         self._polls = 0
         self._due: deque[_Due] = deque()
         self._rejoin_after = 0 if engine.in_turns else collector.rejoin_after
@@ -161,11 +147,8 @@ class _Rollout:
                 self._rejoin()
             else:
                 self._rejoin_early()
-            if self._generating and self._engine.idle:
-                raise RuntimeError(f"the engine is idle, but has not returned the turns of rows {[*self._generating]}")
 
     def _submit(self, row: Row) -> None:
-        self._generating[row.index] = row.budget
         self._engine.submit(row.index, row.context, row.budget)
 
     def _poll(self) -> list[tuple[int, Generation]]:
@@ -185,9 +168,6 @@ class _Rollout:
         self._polls += 1
         asking: list[Row] = []
         for index, generation in sorted(ended, key=lambda each: each[0]):
-            if index not in self._generating:
-                raise RuntimeError(f"the engine returned a turn of row {index}, which is not generating")
-            check_generation(index, generation, self._generating.pop(index))
             row = self._rows[index]
             text = decode(self._collector.tokenizer, generation.token_ids)
             row.take_turn(generation, text, self._collector.protocol.parse(text))
@@ -204,9 +184,6 @@ class _Rollout:
         if not rows:
             return
         replies = self._collector.responder.ask([RowTurn(row.index, row.last_turn) for row in rows])
-        if len(replies) != len(rows):
-            name = type(self._collector.responder).__name__
-            raise RuntimeError(f"{name} gave {len(replies)} futures for {len(rows)} turns")
         if not self._engine.in_steps:
             for reply in replies:
                 reply.add_done_callback(lambda _: self._engine.wake())
@@ -241,8 +218,6 @@ class _Rollout:
 
     def _hear(self, row: Row, reply: Reply) -> None:
         """Append what the environment says, or end the row there."""
-        if not isinstance(reply, Reply):
-            raise TypeError(f"the environment answered row {row.index} with a {type(reply).__name__}, not a `Reply`")
         if reply.reward is not None:
             row.segments[-1] = replace(row.last_turn, reward=float(reply.reward))
         if reply.stop is not None:

@@ -55,8 +55,7 @@ class Engine(ABC):
     def submit(self, row: int, context_ids: Sequence[int], limit: int) -> None:
         """Have `row` generate 1 to `limit` tokens after `context_ids`, which are all that it has read and written.
 
-        A row has one turn at a time. Raises ValueError for a row that is generating, an empty context, and a limit
-        below 1.
+        A row has one turn at a time, a context at least one token, and a limit at least 1.
         """
 
     @abstractmethod
@@ -103,7 +102,6 @@ class LockStepEngine(Engine):
         self._submitted = {}
 
     def submit(self, row: int, context_ids: Sequence[int], limit: int) -> None:
-        check_submission(row, context_ids, limit, row in self._submitted)
         self._submitted[row] = (tuple(context_ids), limit)
 
     def poll(self) -> list[tuple[int, Generation]]:
@@ -115,8 +113,6 @@ class LockStepEngine(Engine):
             return []
         contexts, limits = zip(*(submitted[row] for row in rows), strict=True)
         generations = self._generator.generate(contexts, limits)
-        if len(generations) != len(rows):
-            raise RuntimeError(f"the generator returned {len(generations)} generations for {len(rows)} contexts")
         self._count(contexts, generations)
         return list(zip(rows, generations, strict=True))
 
@@ -157,22 +153,3 @@ def generate_turns(
     while not engine.idle:
         ended.update(engine.poll())
     return [ended[row] for row in rows]
-
-
-def check_submission(row: int, context_ids: Sequence[int], limit: int, is_busy: bool) -> None:
-    """Raise ValueError for a turn that cannot be generated."""
-    if is_busy:
-        raise ValueError(f"row={row} is generating: it has one turn at a time")
-    if not len(context_ids):
-        raise ValueError(f"context_ids of row {row} is empty: at least one token is needed to generate from")
-    if limit < 1:
-        raise ValueError(f"limit={limit} of row {row} must be at least 1")
-
-
-def check_generation(row: int, generation: Generation, limit: int) -> None:
-    """Raise RuntimeError for a generation that breaks the contract."""
-    size = len(generation.token_ids)
-    if not 1 <= size <= limit:
-        raise RuntimeError(f"generation {row} has {size} tokens: it must have 1 to {limit}")
-    if generation.logprobs is not None and len(generation.logprobs) != size:
-        raise RuntimeError(f"generation {row} has {len(generation.logprobs)} logprobs for {size} tokens")

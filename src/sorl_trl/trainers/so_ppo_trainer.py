@@ -18,7 +18,7 @@ from sorl_trl.trainers.critic.checkpoint import CRITIC_FOLDER, check_critic_fold
 from sorl_trl.trainers.critic.experience import critic_metrics, token_experience, turn_experience
 from sorl_trl.trainers.critic.model import Critic, ValuesBesideLogps, is_critic_name
 from sorl_trl.trainers.critic.optimizer import add_critic_groups, check_deepspeed, hold_policy_back
-from sorl_trl.trainers.critic.policy_alone import FollowPolicy, detach_for_good, detached_critic, send_policy_alone
+from sorl_trl.trainers.critic.policy_alone import FollowPolicy, detached_critic, send_policy_alone
 from sorl_trl.trainers.paper import SORL_PAPER
 from sorl_trl.trainers.so_ppo_config import SOPPOConfig
 from sorl_trl.trainers.turns.batch import drop, policy_pass
@@ -258,13 +258,3 @@ class SOPPOTrainer(TurnLevelTrainer):
         if checkpoint is not None:  # DeepSpeed has by now loaded all weights, without `_load_from_checkpoint`
             check_critic_folder(self.critic, Path(checkpoint) / CRITIC_FOLDER)
         super()._load_optimizer_and_scheduler(checkpoint)
-
-    def detach_critic(self) -> Any:
-        """Take the critic out of the model for good, and return the model: the policy alone, as TRL made it.
-
-        For whatever does not go through the trainer, such as `merge_and_unload()`, the model's own
-        `save_pretrained`, or another trainer. This trainer cannot train or save after it.
-        """
-        model = self.accelerator.unwrap_model(self.model)
-        detach_for_good(model, self.critic)
-        return model

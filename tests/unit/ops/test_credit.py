@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from sorl_trl.ops import (
     information_gains,
-    is_shared_state,
     separate_turn_advantages,
     state_advantages,
 )
@@ -150,9 +149,6 @@ class TestStateAdvantages:
         torch.testing.assert_close(state_advantages(self.RETURNS, self.STATES, self.MASK, 3, scale=False), expected)
         sigmas = torch.tensor([[1.0, math.sqrt(2), 1.0]]) + 1e-4
         torch.testing.assert_close(state_advantages(self.RETURNS, self.STATES, self.MASK, 3), expected / sigmas)
-        shared = is_shared_state(self.STATES, self.MASK, 3)
-        assert shared.tolist() == [[True, True, False], [True, False, False], [True, True, False]]
-        assert not is_shared_state(torch.tensor([[3], [3]]), torch.ones(2, 1), 1).any(), "of two groups"
 
     def test_a_state_twice_in_one_trajectory(self):
         returns, states = torch.tensor([[1.0, 3.0], [8.0, 99.0]]), torch.tensor([[4, 4], [5, 4]])
@@ -183,12 +179,10 @@ class TestStateAdvantages:
     def test_empty(self, shape):
         states = torch.zeros(shape, dtype=torch.int64)
         assert state_advantages(torch.ones(shape), states, torch.ones(shape), 2).shape == shape
-        assert is_shared_state(states, torch.ones(shape), 2).shape == shape
 
     def test_no_turn(self):
         none = torch.zeros(3, 3)
         assert state_advantages(torch.full((3, 3), math.nan), self.STATES, none, 3).tolist() == none.tolist()
-        assert not is_shared_state(self.STATES, none, 3).any()
 
 
 class TestInformationGains:

@@ -76,7 +76,6 @@ class TestSpread:
 class TestFilter:
     def test_by_hand(self):
         spread = torch.tensor([0.1, 0.0, 0.5, 0.2])
-        assert kept_groups(spread, "none").tolist() == [True] * 4
         assert kept_groups(spread, "zero_variance").tolist() == [True, False, True, True]
         assert kept_groups(spread, "top_k", 0.5).tolist() == [False, False, True, True]
         # Variances .01, 0, .25, .04: of .30 in all, .25 is less than 90 %, .29 is not.

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
@@ -182,28 +182,6 @@ def test_a_rank_without_live_rows_generates_for_a_dummy() -> None:
     assert len(trajectories[0].segments) == 1
     idle = iter([True, False])
     assert collect({}, any_active=lambda active: next(idle))[0] == []
-
-
-class BrokenGenerator:
-    def __init__(self, *generations: Generation) -> None:
-        self.generations = list(generations)
-
-    def generate(self, contexts: Sequence[Sequence[int]], max_new_tokens: Sequence[int]) -> list[Generation]:
-        return self.generations
-
-
-@pytest.mark.parametrize(
-    ("generations", "message"),
-    [
-        ([], "0 generations for 1 contexts"),
-        ([Generation((), None, True)], "generation 0 has 0 tokens"),
-        ([Generation((1,) * 501, None, True)], "501 tokens: it must have 1 to 500"),
-        ([Generation((1, 2), (0.0,), True)], "1 logprobs for 2 tokens"),
-    ],
-)
-def test_a_broken_generator_is_an_error(generations: list[Generation], message: str) -> None:
-    with pytest.raises(RuntimeError, match=message):
-        Collector(word_tokenizer(), FakeSearch()).collect([(11,)], BrokenGenerator(*generations))
 
 
 def test_memory_ends_trajectories_as_positions_do(caplog: pytest.LogCaptureFixture) -> None:

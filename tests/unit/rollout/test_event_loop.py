@@ -287,32 +287,6 @@ def test_an_interruption_between_polls_closes_engine_and_environment() -> None:
     assert list(held.asked) == [0] and not held.asked[0].done()
 
 
-class Forgetful(SteppingEngine):
-    """Loses what is submitted."""
-
-    def poll(self) -> list[tuple[int, Generation]]:
-        self.rows.clear()
-        return []
-
-
-class Foreign(SteppingEngine):
-    def poll(self) -> list[tuple[int, Generation]]:
-        return [(7, said("Paris"))]
-
-
-@pytest.mark.parametrize(
-    ("environment", "engine", "message"),
-    [
-        (FakeSearch(), Forgetful(TURNS), r"idle, but has not returned the turns of rows \[0\]"),
-        (FakeSearch(), Foreign(TURNS), "a turn of row 7, which is not generating"),
-        (Rewarding("Paris"), Scripted([[SEARCH]]), "answered row 0 with a str, not a `Reply`"),
-    ],
-)
-def test_a_broken_contract_is_named(environment: Any, engine: Any, message: str) -> None:
-    with pytest.raises((RuntimeError, TypeError), match=message):
-        collector(environment).collect([(1,)], engine)
-
-
 def test_whole_turns_wait_for_every_reply() -> None:
     """A generator's poll is a whole turn: going on without those that search would take one more call."""
     generator = ScriptedGenerator({1: [said("I should <eos>"), said(SHORT)], 2: [said(SEARCH), said(SHORT)]})

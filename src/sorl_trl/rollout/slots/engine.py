@@ -12,7 +12,7 @@ import psutil
 import torch
 from transformers import GenerationConfig
 
-from sorl_trl.rollout.engine import Engine, check_submission
+from sorl_trl.rollout.engine import Engine
 from sorl_trl.rollout.generation import Generation, TurnEnd, positions_of
 from sorl_trl.rollout.slots.forward import Forward
 from sorl_trl.rollout.slots.rows import Row, SlotTable, plan
@@ -88,7 +88,6 @@ class SlotEngine(Engine):
 
     def submit(self, row: int, context_ids: Sequence[int], limit: int) -> None:
         each = self._rows[row]
-        check_submission(row, context_ids, limit, each.busy)
         each.begin(context_ids, limit)
         self._waiting.append(each)
 

@@ -24,7 +24,7 @@ from sorl_trl.rollout import (
 )
 from sorl_trl.rollout.greetings import Greeter
 from sorl_trl.search import SearchBackend
-from sorl_trl.trainers.agents.policy_engine import collect
+from sorl_trl.trainers.agents.policy_engine import policy_engine
 from sorl_trl.types import StopReason, Trajectory
 
 # These ended on the policy's or the environment's own terms; the others hit a length limit.
@@ -94,7 +94,9 @@ class AgentRollout:
         greeter = Greeter(trainer._tokenizer, collector.protocol, collector.limits.max_observation_tokens)
         try:
             greeted = greeter.add(prompts, collector.responder.greet(examples))
-            trajectories = collect(collector, self._encoded(greeted, trainer), trainer, self.engine, examples)
+            prompt_ids = self._encoded(greeted, trainer)
+            with policy_engine(trainer, collector.protocol.stop_strings, self.engine) as (engine, any_active):
+                trajectories = collector.collect(prompt_ids, engine, any_active, examples)
         finally:
             collector.responder.close()
         statistics = rollout_statistics(trajectories) | time_statistics(collector.time)

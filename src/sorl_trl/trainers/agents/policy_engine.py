@@ -2,38 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from accelerate import Accelerator
 from trl import GRPOTrainer
 from trl.models import unwrap_model_for_generation
 
-from sorl_trl.rollout import Collector, Engine, EngineOptions, TurnEnd, model_engine
+from sorl_trl.rollout import Engine, EngineOptions, TurnEnd, model_engine
 from sorl_trl.trainers.agents.vllm import vllm_engine
-from sorl_trl.types import Trajectory
-
-
-def collect(
-    collector: Collector,
-    prompt_ids: Sequence[Sequence[int]],
-    trainer: GRPOTrainer,
-    options: EngineOptions,
-    examples: Sequence[Mapping[str, Any]],
-) -> list[Trajectory]:
-    """Run `collector` with the policy of `trainer`, whatever engine and sharding it trains with."""
-    failure: BaseException | None = None
-    trajectories: list[Trajectory] = []
-    with policy_engine(trainer, collector.protocol.stop_strings, options) as (engine, any_active):
-        try:
-            trajectories = collector.collect(prompt_ids, engine, any_active, examples)
-        except BaseException as error:  # TRL's contexts restore nothing when an exception passes through them
-            failure = error
-    if failure is not None:
-        raise failure
-    return trajectories
 
 
 @contextmanager

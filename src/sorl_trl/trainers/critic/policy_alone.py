@@ -9,8 +9,7 @@ from typing import Any
 from torch import nn
 from trl.trainer.callbacks import SyncRefModelCallback
 
-from sorl_trl.trainers.critic.adapter import CRITIC_ADAPTER, AdapterCritic, known_adapter
-from sorl_trl.trainers.critic.model import CRITIC_ATTRIBUTE, Critic, causal_lm_of, is_critic_name
+from sorl_trl.trainers.critic.model import CRITIC_ATTRIBUTE, causal_lm_of, is_critic_name
 
 
 @contextmanager
@@ -23,14 +22,6 @@ def detached_critic(model: nn.Module) -> Iterator[None]:
     finally:
         if critic is not None:
             causal_lm.add_module(CRITIC_ATTRIBUTE, critic)
-
-
-def detach_for_good(model: Any, critic: Critic) -> None:
-    """Take `critic` out of `model`, its adapter too."""
-    del causal_lm_of(model)._modules[CRITIC_ATTRIBUTE]
-    if isinstance(critic, AdapterCritic):
-        with known_adapter(model, critic.config):
-            model.delete_adapter(CRITIC_ADAPTER)
 
 
 def send_policy_alone(engine: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from sorl_trl.rollout import Generation, TurnEnd
-from sorl_trl.rollout.engine import Engine, check_submission
+from sorl_trl.rollout.engine import Engine
 
 _COMPLETE = ("stop", "length")
 
@@ -69,8 +69,7 @@ class VLLMEngine(Engine):
         return not self._generating
 
     def _begin(self, row: int, context_ids: Sequence[int], limit: int) -> TurnRequest:
-        """The request of a row's next turn. Raises ValueError for what vLLM could not generate."""
-        check_submission(row, context_ids, limit, row in self._generating)
+        """The request of a row's next turn."""
         turn = self._turns[row]
         self._turns[row] += 1
         seed = turn_seed(self._base_seed, row, turn)
