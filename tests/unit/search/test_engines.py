@@ -25,7 +25,7 @@ from sorl_trl.search import (
     open_index,
     write_corpus,
 )
-from sorl_trl.search.engines import ENGINES, manifest
+from sorl_trl.search.engines import ENGINES
 from sorl_trl.search.engines.saved import SavedIndex
 from sorl_trl.types import Passage
 
@@ -63,8 +63,7 @@ def test_what_is_built_is_opened_by_what_its_manifest_says(
 ) -> None:
     again, opened = build(corpus_path, tmp_path / "deep" / "again"), open_index(directory)
     assert type(again) is type(opened) is ENGINES[again.engine]
-    # tantivy gives its files names of chance.
-    assert again.engine == "tantivy" or again.identity == opened.identity
+    assert again.identity == opened.identity
     assert opened.identity.startswith(f"{again.engine}-")
     assert len(again) == len(opened) == len(PASSAGES)
     assert again.search_batch(["capital of France"], 2) == opened.search_batch(["capital of France"], 2)
@@ -191,43 +190,10 @@ def test_odd_text_comes_back_exactly(build: Build, tmp_path: Path) -> None:
     assert {replace(hit, score=None) for hit in hits} == set(odd)
 
 
-def files(directory: Path) -> list[Path]:
-    return sorted(p for p in directory.rglob("*") if p.is_file() and p.name != "manifest.json" and p.suffix != ".lock")
-
-
-def test_a_changed_a_shortened_and_a_missing_file_are_found(directory: Path, tmp_path: Path) -> None:
-    copy = shutil.copytree(directory, tmp_path / "copy")
-    for path in files(copy):
-        content = path.read_bytes()
-        flipped = bytearray(content)
-        flipped[len(content) // 2] ^= 1
-        for changed in (flipped, content[:-1]):
-            path.write_bytes(changed)
-            with pytest.raises(IndexCorrupted, match=rf"{path.name} has changed.*delete the directory and build"):
-                open_index(copy)
-        path.unlink()
-        with pytest.raises(IndexCorrupted, match=f"{path.name} is missing"):
-            open_index(copy)
-        path.write_bytes(content)
-    open_index(copy)
-
-
-def test_large_files_are_checked_by_size(directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a flipped bit in one of them costs: it is not found."""
-    copy = shutil.copytree(directory, tmp_path / "copy")
-    monkeypatch.setattr(manifest, "HASHED_BYTES", 0)
-    monkeypatch.setattr(manifest, "fingerprint", lambda path: pytest.fail(f"hashed {path}"))
-    open_index(copy)
-    path = files(copy)[-1]
-    path.write_bytes(path.read_bytes() + b"\0")
-    with pytest.raises(IndexCorrupted, match=f"{path.name} has changed"):
-        open_index(copy)
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"format_version": 1, "unknown": 1}, "format_version is 1, allowed is 2"),
+        ({"format_version": 1, "unknown": 1}, "format_version is 1, allowed is 3"),
         ({"library": "other 0.1"}, r"library 'other 0\.1', installed is '"),
         ({"more": 1}, "manifest.json cannot be read"),
     ],
