@@ -29,7 +29,7 @@ test: $(VENV)/.installed
 
 # On every save: nothing that trains or starts a process, and few examples of each property.
 test-fast: $(VENV)/.installed
-	$(PYTEST) -m "not trains and not browser" --hypothesis-profile fast --ignore tests/unit/benchmarks \
+	$(PYTEST) -m "not trains and not browser" --hypothesis-profile fast \
 		tests/unit tests/contract
 
 test-all: $(VENV)/.installed

@@ -12,10 +12,9 @@ from sorl_trl.search.engines.manifest import IndexCorrupted, IndexOutdated
 from sorl_trl.search.engines.saved import SavedIndex
 from sorl_trl.search.engines.tantivy import TantivyIndex
 from sorl_trl.search.retry import RetryingSearch, RetryPolicy
-from sorl_trl.search.wire import REQUEST_FORMATS, MalformedResponse
+from sorl_trl.search.wire import MalformedResponse
 
 __all__ = [
-    "REQUEST_FORMATS",
     "BM25Index",
     "BuiltSearch",
     "CacheError",

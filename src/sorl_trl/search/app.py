@@ -29,7 +29,6 @@ def create_app(index: SavedIndex) -> "FastAPI":
     try:
         import uvicorn  # noqa: F401 - `serve` runs the application with it
         from fastapi import FastAPI
-        from fastapi.exceptions import RequestValidationError
         from fastapi.responses import JSONResponse
     except ImportError as error:
         raise ImportError("the search server needs: pip install 'sorl-trl[serve]'") from error
@@ -42,12 +41,6 @@ def create_app(index: SavedIndex) -> "FastAPI":
         # Not in the pool of threads, where it would wait for searches: clients ask with a short timeout.
         state = {"status": "ok", "engine": index.engine, "documents": len(index), "identity": index.identity}
         return JSONResponse(state)
-
-    @app.exception_handler(RequestValidationError)
-    def refuse(_: Any, error: RequestValidationError) -> JSONResponse:
-        # FastAPI's own answer would hold the whole of what is refused.
-        complaints = [f"{'.'.join(map(str, each['loc'][1:]))}: {each['msg']}" for each in error.errors()]
-        return JSONResponse({"detail": "; ".join(complaints)}, status_code=422)
 
     return app
 

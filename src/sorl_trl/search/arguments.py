@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, NamedTuple
 
@@ -11,20 +10,10 @@ from sorl_trl.search.backend import NoSearch, SearchBackend
 from sorl_trl.search.cache import CachedSearch
 from sorl_trl.search.client import HTTPSearch, server_identity
 from sorl_trl.search.engines import ENGINES, open_index
-from sorl_trl.search.wire import REQUEST_FORMATS
 from sorl_trl.text import without_user
 
 SOURCES = ("index", "corpus", "search_url", "no_search")
 """Arguments that say what answers the searches: exactly one of them is given."""
-
-
-def override_source(words: Sequence[str]) -> list[str]:
-    """A command line on which a source takes the place of the one in its `--config`."""
-    given = {word.lstrip("-").partition("=")[0].replace("-", "_") for word in words if word.startswith("--")}
-    if given.isdisjoint(SOURCES):
-        return list(words)
-    # For a path or a URL the empty string is as good as None.
-    return [*words, *(f"--{name}={'false' * (name == 'no_search')}" for name in SOURCES if name not in given)]
 
 
 class BuiltSearch(NamedTuple):
@@ -58,10 +47,6 @@ class SearchArguments:
     search_url: str | None = field(
         default=None, metadata={"help": "Search server, with its path: http://127.0.0.1:8000/retrieve."}
     )
-    search_request: Annotated[str, OneOf(tuple(REQUEST_FORMATS))] = field(
-        default="search_r1",
-        metadata={"help": f"How the server at `search_url` wants to be asked: {', '.join(REQUEST_FORMATS)}."},
-    )
     no_search: Annotated[bool, SWITCH] = field(
         default=False, metadata={"help": "No search finds anything: what the policy just knows."}
     )
@@ -89,9 +74,8 @@ class SearchArguments:
 
     def _engine(self) -> BuiltSearch:
         if self.search_url:
-            client = HTTPSearch(self.search_url, self.search_request)
-            url = f"{self.search_request} {without_user(self.search_url)}"
-            return BuiltSearch(client, server_identity(self.search_url) or url)
+            identity = server_identity(self.search_url) or without_user(self.search_url)
+            return BuiltSearch(HTTPSearch(self.search_url), identity)
         if self.no_search:
             return BuiltSearch(NoSearch(), "no_search")
         if self.corpus:

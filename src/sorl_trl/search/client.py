@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx2
 
-from sorl_trl.checks import Number, check_choice
+from sorl_trl.checks import Number
 from sorl_trl.search.backend import SearchError, SearchUnavailable, check_request
 from sorl_trl.search.wire import (
     EXCERPT_LENGTH,
-    REQUEST_FORMATS,
     MalformedResponse,
     parse_response,
     request_body,
-    takes_one_query,
 )
 from sorl_trl.text import encodable, without_user
 from sorl_trl.types import Passage
 
 BATCH_SIZE = 64
-"""The most queries per request, of the formats that hold several."""
+"""The most queries per request."""
 CONCURRENCY = 8
 """The most requests at a time that one search makes."""
-LONGEST_RESPONSE = 64 << 20
-"""A response of more bytes is not read to its end, and is an error."""
 WORTH_RETRYING = (408, 429)
 """Refusals that mean "later": beside any HTTP 5xx, they say nothing about the request."""
 REFUSED = (400, 413, 414, 422)
@@ -35,7 +30,7 @@ REFUSED = (400, 413, 414, 422)
 
 
 class HTTPSearch:
-    """A `SearchBackend` that asks a Search-R1 `/retrieve` server, or one of its variants, over pooled connections.
+    """A `SearchBackend` that asks a Search-R1 `/retrieve` server over pooled connections.
 
     It tries once: `RetryingSearch` asks again. A query with half of a surrogate pair is sent with U+FFFD in its place.
     Threads may share it.
@@ -43,8 +38,7 @@ class HTTPSearch:
     Args:
         url: Where to POST, with its path: `http://127.0.0.1:8000/retrieve`. A server that asks for a user and a
             password has them from `http://user:password@…`; no message shows them.
-        request: How the server wants to be asked: a name in `REQUEST_FORMATS`.
-        timeout_s: For connecting, for each wait for bytes, and for the whole of one response.
+        timeout_s: For connecting, and for each wait for bytes.
 
     Raises:
         ValueError: An argument is out of range; later, as MalformedResponse, the server is not what it should be.
@@ -52,56 +46,37 @@ class HTTPSearch:
 
     thread_safe = True
 
-    def __init__(self, url: str, request: str = "search_r1", timeout_s: float = 30.0) -> None:
+    def __init__(self, url: str, timeout_s: float = 30.0) -> None:
         _check_url(url)
-        check_choice("request", request, REQUEST_FORMATS)
         Number(above=0, finite=False).check("timeout_s", timeout_s)
         self._url, self._shown_url = url, without_user(url)
-        self._server = request
-        self._timeout_s = timeout_s
         self._client = httpx2.Client(timeout=timeout_s)
 
     def search_batch(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """See `SearchBackend.search_batch`. Raises `MalformedResponse` where the server is not what it should be."""
         check_request(queries, k)
-        size = 1 if takes_one_query(self._server) else BATCH_SIZE
-        batches = [queries[i : i + size] for i in range(0, len(queries), size)]
+        batches = [queries[i : i + BATCH_SIZE] for i in range(0, len(queries), BATCH_SIZE)]
         if len(batches) <= 1:
             return [passages for batch in batches for passages in self._ask(batch, k)]
         with ThreadPoolExecutor(min(CONCURRENCY, len(batches))) as pool:
             return [passages for results in pool.map(self._ask, batches, [k] * len(batches)) for passages in results]
 
     def _ask(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        request = json.dumps(request_body(self._server, [encodable(query) for query in queries], k)).encode()
+        request = json.dumps(request_body([encodable(query) for query in queries], k)).encode()
         try:
-            response, body = self._post(request)
+            headers = {"Content-Type": "application/json", "Accept": "application/json"}
+            response = self._client.post(self._url, content=request, headers=headers)
         except (httpx2.TransportError, httpx2.DecodingError) as error:
             raise SearchUnavailable(f"{self._shown_url}: {error!r}") from error
+        body = response.content
         self._check_status(response, body)
-        if len(body) > LONGEST_RESPONSE:
-            problem = f"{self._shown_url}: the response is longer than {LONGEST_RESPONSE} bytes"
-            raise MalformedResponse(problem, _text(body))
         try:
             answer = json.loads(body)
         except (ValueError, RecursionError) as error:
             raise SearchUnavailable(
                 f"{self._shown_url}: the response is not JSON ({error}): {_text(body)!r}"
             ) from error
-        return parse_response(answer, len(queries), k, takes_one_query(self._server))
-
-    def _post(self, request: bytes) -> tuple[httpx2.Response, bytes]:
-        """The response, and its body up to the first block that goes over the limit."""
-        deadline = time.monotonic() + self._timeout_s
-        body = bytearray()
-        headers = {"Content-Type": "application/json", "Accept": "application/json"}
-        with self._client.stream("POST", self._url, content=request, headers=headers) as response:
-            for block in response.iter_bytes():
-                body += block
-                if len(body) > LONGEST_RESPONSE:
-                    break
-                if time.monotonic() > deadline:
-                    raise httpx2.ReadTimeout(f"the response took longer than timeout_s={self._timeout_s}")
-        return response, bytes(body)
+        return parse_response(answer, len(queries), k)
 
     def _check_status(self, response: httpx2.Response, body: bytes) -> None:
         status = f"{self._shown_url}: HTTP {response.status_code}"

@@ -10,7 +10,7 @@ where `topk` may be missing or null (3 then) and `return_scores` too (false then
 
 or, without scores, the documents themselves: `{"result": [[{"id", "title", "text", "contents"}]]}`. `contents` is the
 title in quotes, a newline, and the text. A request with too many queries, too long a query or too high a `topk` is
-refused as a whole: 422, with the reason in `detail`.
+refused as a whole: 422.
 
 `GET /health` gives `{"status": "ok", "engine", "documents", "identity"}`.
 
@@ -19,7 +19,6 @@ SIGTERM or SIGINT end the server with exit code 0, once the requests at hand are
 
 from __future__ import annotations
 
-import errno
 import signal
 import socket
 import sys
@@ -69,12 +68,7 @@ def _exit(number: int, frame: FrameType | None) -> None:
 def _listen(host: str, port: int) -> socket.socket:
     """A socket that listens already, so that a port that is taken is known before anything runs."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, port), family=family, backlog=PENDING_CONNECTIONS)
-    except OSError as error:
-        reason = str(error.strerror).partition(" (")[0]  # Python adds the address, which is named here already.
-        advice = "; choose another --port, or 0 for any that is free" if error.errno == errno.EADDRINUSE else ""
-        raise OSError(f"cannot listen on host {host}, port {port}: {reason}{advice}") from error
+    return socket.create_server((host, port), family=family, backlog=PENDING_CONNECTIONS)
 
 
 if __name__ == "__main__":

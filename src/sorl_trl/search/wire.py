@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from sorl_trl.search.corpus import split_contents, title_and_text
 from sorl_trl.text import encodable
@@ -14,7 +14,7 @@ EXCERPT_LENGTH = 200
 
 
 class MalformedResponse(ValueError):
-    """The server's answer is no search result: it is the wrong server, or is asked in the wrong format.
+    """The server's answer is no search result: it is the wrong server.
 
     A mistake in the set-up, which no retry mends: neither a `SearchError` nor a `SearchUnavailable`, so it propagates.
     """
@@ -23,31 +23,13 @@ class MalformedResponse(ValueError):
         super().__init__(f"{problem}; the response begins: {_excerpt(response)}")
 
 
-REQUEST_FORMATS: Mapping[str, tuple[str, str]] = {
-    "search_r1": ("queries", "topk"),
-    "skyrl": ("query", "topk"),
-    "rllm": ("query", "k"),
-    # These two read the same request and differ in what they answer, which `parse_response` takes as it comes.
-    "serpapi": ("queries", "topk"),
-    "slime": ("queries", "topk"),
-}
-"""Server -> what it calls the queries, and how many passages. Search-R1's format is verl's too."""
-
-
-def takes_one_query(server: str) -> bool:
-    """Whether a request holds one query; the answer may then be that query's hits without a list around."""
-    return REQUEST_FORMATS[server][0] == "query"
-
-
-def request_body(server: str, queries: Sequence[str], k: int) -> dict[str, object]:
-    """The JSON object to send; `queries` is one where the server takes one."""
-    name, count = REQUEST_FORMATS[server]
-    body: dict[str, object] = {name: queries[0] if takes_one_query(server) else list(queries), count: k}
+def request_body(queries: Sequence[str], k: int) -> dict[str, object]:
+    """The JSON object to send."""
     # Without scores, Search-R1's server answers HTTP 500, or wrong rows where there are exactly two queries.
-    return body | {"return_scores": True} if count == "topk" else body
+    return {"queries": list(queries), "topk": k, "return_scores": True}
 
 
-def parse_response(response: object, num_queries: int, k: int, single: bool = False) -> list[list[Passage]]:
+def parse_response(response: object, num_queries: int, k: int) -> list[list[Passage]]:
     """Read any of the known responses, already decoded from JSON.
 
     The lists of hits are in `result` or `results`. A hit is a document, `{"document", "score"}`, a document's fields
@@ -61,7 +43,6 @@ def parse_response(response: object, num_queries: int, k: int, single: bool = Fa
         response: What the server sent.
         num_queries: How many queries were asked.
         k: Hits beyond the first `k` of a query are cut: some servers ignore what they were asked for.
-        single: The hits of the one query may come without a list around them.
 
     Raises:
         MalformedResponse: It is none of these, or holds another number of results than there were queries.
@@ -69,8 +50,6 @@ def parse_response(response: object, num_queries: int, k: int, single: bool = Fa
     results = response.get("result", response.get("results")) if isinstance(response, dict) else None
     if not isinstance(results, list):
         raise MalformedResponse("the server returned no list `result` or `results`", response)
-    if single and not (len(results) == 1 and _is_list_of_hits(results[0])):
-        results = [results]
     if len(results) != num_queries:
         raise MalformedResponse(f"the server returned {len(results)} results for {num_queries} queries", response)
     try:
@@ -84,10 +63,6 @@ def _passages(result: object) -> list[Passage]:
         raise ValueError(f"the result of a query must be a list of hits, got {_excerpt(result)}")
     found = [_document_and_score(hit) for hit in result]
     return [_passage(document, score) for document, score in found if document is not None]
-
-
-def _is_list_of_hits(value: object) -> bool:
-    return isinstance(value, list) and not _is_pair(value)
 
 
 def _is_pair(value: list[object]) -> bool:

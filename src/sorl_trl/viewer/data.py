@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ from sorl_trl.records.evaluated import (
     read_settings,
 )
 from sorl_trl.records.trained import SHARDS, TrainedTrajectory, count_trained, read_trained
-from sorl_trl.types import ActionKind
 
 EVALUATION, TRAINING = "evaluation", "training"
 ENVIRONMENT = -1
@@ -47,8 +46,6 @@ class Entry:
     score: float | str | None
     """`correct` of an evaluation, the reward of training."""
     stop_reason: str | None
-    searches: int | None
-    """Those that were answered; `None` where nobody knows."""
     token_count: int
     """Of its turns. Of training, 0 if it was masked: then no turn is left."""
     facts: Mapping[str, str]
@@ -58,8 +55,6 @@ class Entry:
     segments: Sequence[Mapping[str, Any]]
     """A "turn" has `action`, `token_count`, either `text` or `tokens`, and perhaps `reward`; an "observation" `text`,
     `token_count`, `passages`, `truncated` and `neutralized`."""
-    extreme_ratio: float | str | None = None
-    """Of the ratios that the loss uses, the one furthest from 1, in log space."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +114,6 @@ def evaluation_entry(row: Mapping[str, Any]) -> Entry:
         verdict=_verdict(row["correct"]),
         score=_number(row["correct"]),
         stop_reason=row["stop_reason"],
-        searches=None if row["searches"] is None else int(row["searches"]),
         token_count=sum(len(segment["token_ids"]) for segment in row["segments"] if segment["kind"] == "turn"),
         facts={name: _fact(value) for name, value in about.items() if value not in ("", None)},
         measures={name: _number(row[name]) for name in MEASURES},
@@ -130,8 +124,6 @@ def evaluation_entry(row: Mapping[str, Any]) -> Entry:
 
 def training_entry(each: TrainedTrajectory, key: str) -> Entry:
     """The entry of a trajectory that was trained on."""
-    segments = tuple(_trained_segments(each))
-    ratios = [ratio for ratio, turn in zip(each.ratios, each.turn_ids, strict=True) if turn != ENVIRONMENT]
     return Entry(
         key=key,
         group=_step_name(each.step),
@@ -142,13 +134,11 @@ def training_entry(each: TrainedTrajectory, key: str) -> Entry:
         verdict=_verdict(each.reward),
         score=_number(each.reward),
         stop_reason=each.stop_reason,
-        searches=_answered_searches(segments) if each.actions and ratios else None,
-        token_count=len(ratios),
+        token_count=sum(turn != ENVIRONMENT for turn in each.turn_ids),
         facts={"step": _fact(each.step), "generated_at_step": _fact(each.generated_at_step)},
         measures={"reward": _number(each.reward)},
         prompt=each.prompt,
-        segments=segments,
-        extreme_ratio=_number(max(ratios, key=_distance_from_1, default=None)),
+        segments=tuple(_trained_segments(each)),
     )
 
 
@@ -190,13 +180,6 @@ def _tokens(each: TrainedTrajectory, span: slice) -> dict[str, Any]:
     return {"text": each.tokens[span], **columns, "clipped": "".join(state[0] for state in each.clipped[span])}
 
 
-def _answered_searches(segments: Sequence[Mapping[str, Any]]) -> int:
-    return sum(
-        turn.get("action") == ActionKind.SEARCH.value and after["kind"] == "observation"
-        for turn, after in pairwise(segments)
-    )
-
-
 def _verdict(score: float | None) -> str:
     if score is None:
         return "unscored"
@@ -213,8 +196,3 @@ def _number(value: float | None) -> float | str | None:
     if value is None or math.isfinite(value):
         return value if value is None else float(f"{value:.{DIGITS}g}")
     return json.dumps(value)
-
-
-def _distance_from_1(ratio: float) -> float:
-    """In log space. A ratio of 0 is as far away as infinity, and so is what is no number."""
-    return abs(math.log(ratio)) if 0 < ratio < math.inf else math.inf

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import threading
 from dataclasses import dataclass
 
@@ -65,21 +64,21 @@ def test_any_query_within_the_limits_is_served(app, query):
 
 
 @pytest.mark.parametrize(
-    ("fields", "detail"),
+    ("fields", "place"),
     [
-        ({"queries": ["a"] * 4097}, "queries: List should have at most 4096 items .*"),
-        ({"queries": ["a", "b" * 10_001]}, r"queries\.1: String should have at most 10000 characters"),
-        ({"queries": ["a"], "topk": 0}, "topk: Input should be greater than or equal to 1"),
-        ({"queries": ["a"], "topk": 101}, "topk: Input should be less than or equal to 100"),
-        ({"queries": ["a"], "topk": "many"}, "topk: Input should be a valid integer.*"),
-        ({"queries": "a"}, "queries: Input should be a valid list"),
-        ({"topk": 101}, r"queries: Field required; topk: Input should be less .*"),
+        ({"queries": ["a"] * 4097}, ["queries"]),
+        ({"queries": ["a", "b" * 10_001]}, ["queries", 1]),
+        ({"queries": ["a"], "topk": 0}, ["topk"]),
+        ({"queries": ["a"], "topk": 101}, ["topk"]),
+        ({"queries": ["a"], "topk": "many"}, ["topk"]),
+        ({"queries": "a"}, ["queries"]),
+        ({"topk": 101}, ["queries"]),
     ],
 )
-def test_a_request_outside_the_limits_names_the_field_and_the_range(app, fields, detail):
+def test_a_request_outside_the_limits_names_the_field(app, fields, place):
     answer = retrieve(app, **fields)
     assert answer.status == 422
-    assert re.fullmatch(detail, answer.body["detail"])
+    assert answer.body["detail"][0]["loc"] == ["body", *place]
 
 
 def test_a_slow_search_does_not_hold_up_another():

@@ -63,8 +63,7 @@ def test_what_is_built_is_opened_by_what_its_manifest_says(
 ) -> None:
     again, opened = build(corpus_path, tmp_path / "deep" / "again"), open_index(directory)
     assert type(again) is type(opened) is ENGINES[again.engine]
-    # tantivy gives its files names of chance.
-    assert again.engine == "tantivy" or again.identity == opened.identity
+    assert again.identity == opened.identity
     assert opened.identity.startswith(f"{again.engine}-")
     assert len(again) == len(opened) == len(PASSAGES)
     assert again.search_batch(["capital of France"], 2) == opened.search_batch(["capital of France"], 2)
@@ -176,31 +175,10 @@ def test_odd_text_comes_back_exactly(build: Build, tmp_path: Path) -> None:
     assert {replace(hit, score=None) for hit in hits} == set(odd)
 
 
-def files(directory: Path) -> list[Path]:
-    return sorted(p for p in directory.rglob("*") if p.is_file() and p.name != "manifest.json" and p.suffix != ".lock")
-
-
-def test_a_changed_a_shortened_and_a_missing_file_are_found(directory: Path, tmp_path: Path) -> None:
-    copy = shutil.copytree(directory, tmp_path / "copy")
-    for path in files(copy):
-        content = path.read_bytes()
-        flipped = bytearray(content)
-        flipped[len(content) // 2] ^= 1
-        for changed in (flipped, content[:-1]):
-            path.write_bytes(changed)
-            with pytest.raises(IndexCorrupted, match=rf"{path.name} has changed.*delete the directory and build"):
-                open_index(copy)
-        path.unlink()
-        with pytest.raises(IndexCorrupted, match=f"{path.name} is missing"):
-            open_index(copy)
-        path.write_bytes(content)
-    open_index(copy)
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"format_version": 1, "unknown": 1}, "format_version is 1, allowed is 2"),
+        ({"format_version": 1, "unknown": 1}, "format_version is 1, allowed is 3"),
         ({"library": "other 0.1"}, r"library 'other 0\.1', installed is '"),
         ({"more": 1}, "manifest.json cannot be read"),
     ],

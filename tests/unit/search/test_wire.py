@@ -6,31 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sorl_trl.search.wire import REQUEST_FORMATS, MalformedResponse, parse_response, request_body, takes_one_query
+from sorl_trl.search.wire import MalformedResponse, parse_response
 from sorl_trl.types import Passage
 
 PARIS = '"Paris"\nOn the Seine.'
 ROME = '"Rome"\nOn the Tiber.'
 
 
-def parse(text: str, num_queries: int = 1, k: int = 3, single: bool = False) -> list[list[Passage]]:
-    return parse_response(json.loads(text), num_queries, k, single)
-
-
-@pytest.mark.parametrize(
-    ("name", "body"),
-    [
-        ("search_r1", {"queries": ["a"], "topk": 2, "return_scores": True}),
-        ("serpapi", {"queries": ["a"], "topk": 2, "return_scores": True}),
-        ("slime", {"queries": ["a"], "topk": 2, "return_scores": True}),
-        ("skyrl", {"query": "a", "topk": 2, "return_scores": True}),
-        ("rllm", {"query": "a", "k": 2}),
-    ],
-)
-def test_the_request_of_each_server(name: str, body: dict[str, object]) -> None:
-    assert request_body(name, ["a"], 2) == body
-    assert takes_one_query(name) == ("query" in body)
-    assert set(REQUEST_FORMATS) == {"search_r1", "serpapi", "slime", "skyrl", "rllm"}
+def parse(text: str, num_queries: int = 1, k: int = 3) -> list[list[Passage]]:
+    return parse_response(json.loads(text), num_queries, k)
 
 
 DENSE = """{"result": [[{"document": {"id": "7", "contents": "\\"Paris\\"\\nOn the Seine."}, "score": 0.5},
@@ -80,19 +64,10 @@ def test_search_r1_dense() -> None:
 def test_the_hit_of_each_variant(variant: str, hit: object, passage: Passage, key: str) -> None:
     assert parse_response({key: [[hit]]}, 1, 3) == [[passage]], variant
     assert parse_response({key: [[hit, hit], [hit]]}, 2, 3) == [[passage, passage], [passage]], variant
-    assert parse_response({key: [hit, hit]}, 1, 3, single=True) == [[passage, passage]], variant
-    assert parse_response({key: [hit]}, 1, 3, single=True) == [[passage]], variant
-    assert parse_response({key: [[hit, hit]]}, 1, 3, single=True) == [[passage, passage]], variant
-
-
-@pytest.mark.parametrize("nothing", [[], [[]]])
-def test_a_single_query_without_a_hit(nothing: list[object]) -> None:
-    assert parse_response({"results": nothing}, 1, 3, single=True) == [[]]
 
 
 def test_hits_beyond_k_are_cut() -> None:
     assert parse(DENSE, num_queries=2, k=1)[0] == [Passage("7", "Paris", "On the Seine.", 0.5)]
-    assert [p.text for p in parse_response({"results": list("abcd")}, 1, 2, single=True)[0]] == ["a", "b"]
 
 
 @pytest.mark.parametrize("score", ["NaN", "Infinity", "-Infinity", "1" + "0" * 400])
@@ -115,15 +90,11 @@ def test_a_hit_without_a_document_is_left_out(null: object) -> None:
     paris, rome = Passage("", "Paris", "On the Seine."), Passage("", "Rome", "On the Tiber.")
     response = {"result": [[null, PARIS, null, ROME], [PARIS, null], [null], []]}
     assert parse_response(response, 4, 2) == [[paris, rome], [paris], [], []]
-    assert parse_response({"results": [PARIS, null]}, 1, 3, single=True) == [[paris]]
-    assert parse_response({"results": [[PARIS, null]]}, 1, 3, single=True) == [[paris]]
 
 
 def test_two_strings_in_the_place_of_hits_are_two_hits() -> None:
     hits = [Passage("", "", "a document"), Passage("", "", "0.5")]
     assert parse_response({"result": [["a document", "0.5"]]}, 1, 3) == [hits]
-    assert parse_response({"results": ["a document", "0.5"]}, 1, 3, single=True) == [hits]
-    assert parse_response({"results": [["a document", "0.5"]]}, 1, 3, single=True) == [hits]
 
 
 def test_half_a_surrogate_pair_is_replaced() -> None:
@@ -168,10 +139,10 @@ json_values = st.recursive(
 )
 
 
-@given(result=json_values, single=st.booleans())
-def test_any_json_is_read_or_refused(result: object, single: bool) -> None:
+@given(result=json_values)
+def test_any_json_is_read_or_refused(result: object) -> None:
     try:
-        (passages,) = parse_response({"result": result}, 1, 2, single)
+        (passages,) = parse_response({"result": result}, 1, 2)
     except MalformedResponse:
         return
     assert len(passages) <= 2

@@ -39,7 +39,7 @@ def in_browser(folder: Path, html: str, fragment: str = "") -> str:
 
 def text(document: str) -> str:
     """Of its trajectory, and of the list with its filters."""
-    return unescape(re.sub("<[^>]*>", "", document[document.index("<aside") : document.index("<dialog")]))
+    return unescape(re.sub("<[^>]*>", "", document[document.index("<aside") : document.index("<noscript")]))
 
 
 def told(folder: Path, entries: Sequence[Entry], script: str) -> Any:
@@ -64,12 +64,11 @@ def test_what_is_shown_of_an_evaluation(tmp_path: Path) -> None:
     row = evaluated(asked, Trajectory((0,), (search, seen, answer), StopReason.ANSWERED))
     document = in_browser(tmp_path, render_page("Mine", EVALUATION, [shown(row)], ["3 are left out."]))
     for part in (
-        *("3 are left out.", "right (1)", "1 of 1 trajectories", "whoU+200B ?", "✓ right stopped: answered", "hops2"),
-        *("exact match1", "Turn 1search2 tokens", "the <b> U+202Eend", "Environment1 tokentruncated3 neutralized"),
+        *("3 are left out.", "1 of 1 trajectories", "who\u200b ?", "✓ right stopped: answered", "hops2"),
+        *("exact match1", "Turn 1search2 tokens", "the <b> \u202eend", "Environment1 tokentruncated3 neutralized"),
         *(
             "1. Lovelacescore 2.5gold",
             "2. <img src=x onerror=alert(1)>",
-            "nU+0000",
             "<information>Doc 1</information>",
         ),
     ):
@@ -81,7 +80,7 @@ def test_what_is_shown_of_an_evaluation(tmp_path: Path) -> None:
 def test_what_is_shown_of_training(tmp_path: Path) -> None:
     entries = [training_entry(replace(TRAINED, ratios=(1.0,) * 7), "step-10/1"), training_entry(TRAINED, "step-10/2")]
     document = in_browser(tmp_path, render_page("Mine", TRAINING, entries), "step-10/2")
-    for part in ("reward above 0 (2)", "ratio 0.8advantage −1clipped 33 %outside, with gradient 33 %", "[Ada]"):
+    for part in ("reward above 0", "ratio 0.8advantage −1clipped 33 %outside, with gradient 33 %", "[Ada]"):
         assert part in text(document)
     # The scale ends near 1.25, of which 0.8 is the other end.
     assert re.findall('class="token ([^"]*)"', document) == ["below-4"] * 3 + ["above-4"] * 3
@@ -109,8 +108,8 @@ def test_filters_order_and_keys(tmp_path: Path) -> None:
           found.push(current.key.at(-1));
         };
         choose("verdict", "right"); choose("group", "musique"); choose("verdict", ""); choose("group", "");
-        choose("text", "bob"); choose("text", ""); choose("order", "searches"); choose("order", "order");
-        for (const key of ["j", "ArrowDown", "k", "k", "k"]) await press(key)
+        choose("text", "bob"); choose("text", "");
+        for (const key of ["j", "j", "k", "k", "k"]) await press(key)
     """
-    expected = ["04", "4", "34", "01234", "1", "01234", "24103", "01234", "1", "2", "1", "0", "0"]
+    expected = ["04", "4", "34", "01234", "1", "01234", "1", "2", "1", "0", "0"]
     assert told(tmp_path, entries, script) == expected

@@ -32,7 +32,7 @@ class TestEvaluationEntry:
         assert (entry.question, entry.golden_answers) == ("who ?", ["Ada"])
         assert entry.options == [("A", "Bob"), ("B", "Ada")]
         assert (entry.answer, entry.verdict, entry.score, entry.stop_reason) == ("B", "right", 1.0, "answered")
-        assert (entry.searches, entry.token_count) == (1, 3)
+        assert entry.token_count == 3
         assert entry.facts == {"id": "q7", "sample": "3", "data_source": "medqa", "hops": "2", "path": '["a", "b"]'}
         assert entry.measures["choice_accuracy"] == 1.0
         assert entry.measures["exact_match"] == 0.0, "the verdict on a multiple choice is not its exact match"
@@ -57,7 +57,7 @@ class TestEvaluationEntry:
 
     def test_what_an_infrastructure_failure_ended_is_unscored(self) -> None:
         entry = shown(evaluated(question("Ada"), ended(StopReason.SEARCH_UNAVAILABLE)))
-        assert (entry.verdict, entry.score, entry.searches) == ("unscored", None, None)
+        assert (entry.verdict, entry.score) == ("unscored", None)
         assert entry.stop_reason == "search_unavailable"
 
 
@@ -76,10 +76,7 @@ class TestTrainingEntry:
         assert (seen["kind"], seen["text"], seen["token_count"]) == ("observation", " [Ada]", 1)
         assert (answer["action"], answer["tokens"]["advantages"]) == ("answer", [0.25] * 3)
 
-    def test_the_extreme_ratio_is_the_furthest_from_1_in_log_space_and_of_turns_alone(self) -> None:
-        assert training_entry(TRAINED, "k").extreme_ratio == 0.8, "1 / 0.8 is more than 1.22; 9 is the environment's"
-        far = replace(TRAINED, ratios=(0.8, 0.8, 0.0, 1.0, 1.2, 1.2, 1.2))
-        assert training_entry(far, "k").extreme_ratio == 0.0
+        assert (entry.verdict, entry.score, entry.token_count) == ("right", 0.5, 6)
 
     def test_actions_and_rewards_are_shown_where_the_dump_has_them(self) -> None:
         told = training_entry(replace(TRAINED, actions=("calculate", "answer"), turn_rewards=(0.5, None)), "step-10/1")
@@ -91,7 +88,7 @@ class TestTrainingEntry:
     def test_a_trajectory_that_is_not_trained_on_has_no_turn(self) -> None:
         entry = training_entry(replace(TRAINED, turn_ids=(-1,) * 7), "k")
         assert [segment["text"] for segment in entry.segments] == ["".join(TRAINED.tokens)]
-        assert (entry.token_count, entry.searches, entry.extreme_ratio) == (0, None, None)
+        assert entry.token_count == 0
 
     def test_what_is_not_finite_is_a_word_that_javascript_reads(self) -> None:
         odd = replace(TRAINED, advantages=(math.nan, math.inf, -math.inf, 0.0, 1 / 3, 1.0, 1.0))

@@ -1,21 +1,19 @@
-"""The manifest of a saved index: which engine made it, from what, and a hash of every file."""
+"""The manifest of a saved index: which engine made it, and from what."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 MANIFEST = "manifest.json"
 # Goes up with any change to the files or to `tokenize`: an index of other tokens would not fail, but find too little.
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 LIBRARIES = {"bm25": "bm25s", "tantivy": "tantivy"}
 """Engine -> what reads its files. Those of the others are plain arrays, which outlive any version of a library."""
-HASHED_BYTES = 64 << 20
-"""Larger files are checked by their size alone: hashing gigabytes would take longer than all else at loading."""
 
 
 class IndexCorrupted(ValueError):
@@ -45,26 +43,22 @@ class Manifest:
     """Of the corpus files that it was made from, in the order of reading."""
     settings: dict[str, Any] = field(default_factory=dict)
     """What else the answers depend on."""
-    files: dict[str, Fingerprint] = field(default_factory=dict)
-    """Of its own files, by their paths inside the directory."""
     format_version: int = FORMAT_VERSION
 
     @property
     def identity(self) -> str:
-        """A short name of the content: of the hashes of all files, and of how the engine reads them."""
-        content = [self.engine, self.library, self.settings, self.files]
+        """A short name of the content: of the corpus, and of how the engine reads it."""
+        content = [self.format_version, self.engine, self.library, self.settings, self.sources]
         return f"{self.engine}-{hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]}"
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
-    """Write `manifest.json`, with the fingerprints of all other files of `directory`."""
-    paths = sorted(path for path in directory.rglob("*") if path.is_file() and path.name != MANIFEST)
-    manifest = replace(manifest, files={path.relative_to(directory).as_posix(): fingerprint(path) for path in paths})
+    """Write `manifest.json`."""
     (directory / MANIFEST).write_text(json.dumps(asdict(manifest), indent=2) + "\n", encoding="utf-8")
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """Read `manifest.json`; the files that it names are not looked at.
+    """Read `manifest.json`.
 
     Raises:
         FileNotFoundError: There is no such directory.
@@ -89,7 +83,7 @@ def check_manifest(directory: Path, engine: str) -> Manifest:
 
     Raises:
         FileNotFoundError: There is no such directory.
-        IndexCorrupted: The manifest or a file is missing or changed, or was written by another version.
+        IndexCorrupted: It was written by another version.
         ValueError: Another engine made it.
     """
     manifest = read_manifest(directory)
@@ -99,19 +93,7 @@ def check_manifest(directory: Path, engine: str) -> Manifest:
         )
     if manifest.library != (library := library_of(engine)):
         raise IndexCorrupted(directory, f"{MANIFEST} says library {manifest.library!r}, installed is {library!r}")
-    for name, recorded in manifest.files.items():
-        _check_file(directory, name, recorded)
     return manifest
-
-
-def _check_file(directory: Path, name: str, recorded: Fingerprint) -> None:
-    path = directory / name
-    if not path.is_file():
-        raise IndexCorrupted(directory, f"{name} is missing")
-    size = path.stat().st_size
-    found = fingerprint(path) if size <= HASHED_BYTES else {"sha256": recorded["sha256"], "bytes": size}
-    if found != recorded:
-        raise IndexCorrupted(directory, f"{name} has changed: {MANIFEST} says {recorded}, found {found}")
 
 
 def library_of(engine: str) -> str:

@@ -91,12 +91,12 @@ class SavedIndex(ABC):
     @classmethod
     @abstractmethod
     def load(cls: type[Index], index_dir: str | os.PathLike[str]) -> Index:
-        """Check the files of an index directory against its manifest, and open them.
+        """Open an index directory, if its manifest says that this version can.
 
         Raises:
             FileNotFoundError: There is no such directory.
             ImportError: The engine's library is not installed.
-            IndexCorrupted: A file is missing, changed, of another version or inconsistent.
+            IndexCorrupted: It is of another version.
             ValueError: Another engine made it.
         """
 

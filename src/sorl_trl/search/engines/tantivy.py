@@ -112,8 +112,6 @@ def _write(passages: Iterable[Passage], directory: Path, show_progress: bool) ->
             document.add_text(TOKENS, " ".join(tokenize(f"{passage.title}\n{passage.text}")))
             document.add_bytes(PASSAGE, json.dumps([passage.id, passage.title, passage.text]).encode())
             writer.add_document(document)
-    for lock in folder.glob("*.lock"):
-        lock.unlink()  # The manifest names what lies here, and locks come and go.
     return number
 
 

@@ -10,28 +10,6 @@ function make(tag, className, ...children) {
   return element;
 }
 
-/** Control characters, marks of direction, separators and half characters: what cannot be seen or misleads the eye. */
-const UNSEEN = new RegExp(
-  "([\\u0000-\\u0008\\u000b-\\u001f\\u007f-\\u009f\\u061c\\u200b\\u200e\\u200f" +
-    "\\u2028-\\u202e\\u2060-\\u2069\\ufeff\\ud800-\\udfff]+)",
-  "u",
-);
-const CODE_POINTS_SHOWN = 4;
-
-/** Nodes of a text in which what cannot be seen is spelled out. */
-function visible(text) {
-  return text.split(UNSEEN).map((piece, i) => (i % 2 ? make("span", "code-point", codePoints(piece)) : piece));
-}
-
-function codePoints(unseen) {
-  const all = Array.from(unseen);
-  const names = all.slice(0, CODE_POINTS_SHOWN).map((character) => {
-    return "U+" + character.codePointAt(0).toString(16).toUpperCase().padStart(4, "0");
-  });
-  const more = all.length - names.length;
-  return names.join(" ") + (more ? ` and ${more.toLocaleString("en")} more` : "");
-}
-
 const ARTICLES = new Set(["a", "an", "the"]);
 
 /** Finds golden answers as whole words, whatever stands between the words; null if there is nothing to find. */
@@ -53,8 +31,8 @@ function isNoArticle(word) {
 
 /** Nodes of a text in which what the pattern finds is marked. */
 function marked(text, pattern) {
-  if (!pattern) return visible(text);
-  return text.split(pattern).map((piece, i) => (i % 2 ? make("mark", "", visible(piece)) : visible(piece)));
+  if (!pattern) return [text];
+  return text.split(pattern).map((piece, i) => (i % 2 ? make("mark", "", piece) : piece));
 }
 
 const TAG = /(<\/?(?:think|search|answer)>)/;

@@ -26,7 +26,7 @@ function scaleOf(entries, { name, isRatio }) {
   return finite[Math.round(QUANTILE * (finite.length - 1))] || finite.at(-1) || 1;
 }
 
-/** What a token of the page says: span -> {turn, index, tokens}. */
+/** What a token of the page says: span -> {index, tokens}. */
 const tokenOf = new WeakMap();
 
 function trajectoryView(entry, data) {
@@ -50,7 +50,7 @@ function environmentName(entry, kind) {
 
 function heading(entry) {
   const facts = Object.entries(entry.facts).map(([name, value]) => fact(name, value));
-  return make("header", "", block("h2", "question", visible(questionOf(entry))), make("dl", "facts", facts));
+  return make("header", "", block("h2", "question", questionOf(entry)), make("dl", "facts", facts));
 }
 
 function questionOf(entry) {
@@ -58,7 +58,7 @@ function questionOf(entry) {
 }
 
 function fact(name, value) {
-  return make("div", "", make("dt", "", name.replaceAll("_", " ")), make("dd", "", make("bdi", "", visible(value))));
+  return make("div", "", make("dt", "", name.replaceAll("_", " ")), make("dd", "", make("bdi", "", value)));
 }
 
 /** A block of foreign text: it takes its own direction and leaves that of its surroundings alone. */
@@ -70,7 +70,7 @@ function block(tag, className, nodes) {
 
 function verdictBox(entry, pattern) {
   const answer = entry.answer === null ? make("em", "", "none") : make("bdi", "", marked(entry.answer, pattern));
-  const gold = entry.golden_answers.map((text) => make("li", "", make("bdi", "", visible(text))));
+  const gold = entry.golden_answers.map((text) => make("li", "", make("bdi", "", text)));
   const options = entry.options.map(([letter, text]) => option(letter, text, entry.golden_answers));
   return make(
     "section",
@@ -92,7 +92,7 @@ function spaced(name) {
 
 function option(letter, text, goldenAnswers) {
   const isRight = goldenAnswers.includes(text);
-  return make("li", isRight ? "right" : "", `${letter}. `, make("bdi", "", visible(text)), isRight ? " ✓" : null);
+  return make("li", isRight ? "right" : "", `${letter}. `, make("bdi", "", text), isRight ? " ✓" : null);
 }
 
 function measures(values) {
@@ -102,7 +102,7 @@ function measures(values) {
 
 function promptFold(prompt) {
   const size = plural(Array.from(prompt).length, "character");
-  return fold("prompt", [`Prompt, ${size}`], block("div", "body", visible(prompt)));
+  return fold("prompt", [`Prompt, ${size}`], block("div", "body", prompt));
 }
 
 function fold(className, summary, ...content) {
@@ -112,7 +112,7 @@ function fold(className, summary, ...content) {
 function turnCard(segment, number, pattern) {
   const text = segment.text ?? segment.tokens.text.join("");
   const className = segment.tokens ? "body tokens" : "body";
-  const body = block("div", className, segment.tokens ? tokenNodes(segment.tokens, number) : textNodes(text, pattern));
+  const body = block("div", className, segment.tokens ? tokenNodes(segment.tokens) : textNodes(text, pattern));
   const action = segment.action ? make("span", `action ${segment.action}`, segment.action) : null;
   const size = make("span", "", plural(segment.token_count, "token"));
   const reward = segment.reward === undefined ? null : make("span", "", `reward ${format(segment.reward)}`);
@@ -123,12 +123,12 @@ function turnCard(segment, number, pattern) {
 
 function textNodes(text, pattern) {
   return turnParts(text).map(({ role, text }) => {
-    return make("span", role, role === "answer" ? marked(text, pattern) : visible(text));
+    return make("span", role, role === "answer" ? marked(text, pattern) : text);
   });
 }
 
 /** A span per token, within a span per part of the turn. A token belongs where its first character does, but space. */
-function tokenNodes(tokens, turn) {
+function tokenNodes(tokens) {
   const parts = turnParts(tokens.text.join(""));
   const holders = parts.map(({ role }) => make("span", role));
   if (!parts.length) return [];
@@ -136,17 +136,15 @@ function tokenNodes(tokens, turn) {
   tokens.text.forEach((text, index) => {
     const first = offset + Math.max(0, text.search(/\S/));
     while (first >= end && part < parts.length - 1) end += parts[++part].text.length;
-    holders[part].append(tokenNode(text, { turn, index, tokens }));
+    holders[part].append(tokenNode(text, { index, tokens }));
     offset += text.length;
   });
-  if (holders[0].firstChild) holders[0].firstChild.tabIndex = 0; // Tab enters a turn, the arrows move within it
   return holders;
 }
 
 function tokenNode(text, place) {
-  const breaks = text.includes("\n") ? " break" : "";
-  const node = make("span", "token" + breaks + (text ? "" : " blank"), visible(text));
-  node.tabIndex = -1;
+  const node = make("span", "token", text);
+  node.title = tokenNumbers(place);
   tokenOf.set(node, place);
   return node;
 }
@@ -229,16 +227,8 @@ function legend(quantity, scales) {
 }
 
 /** All numbers of a token, in words. */
-function tokenNumbers({ turn, index, tokens }) {
+function tokenNumbers({ index, tokens }) {
+  const [ratio, own] = [tokens.ratios[index], tokens.token_ratios[index]].map((value) => formatRatio(value));
   const state = CLIP_STATES[tokens.clipped[index]]?.meaning ?? "not trained on";
-  return [
-    make("bdi", "quoted", visible(JSON.stringify(tokens.text[index]))),
-    ` turn ${turn}, token ${index + 1}: ratio in the loss `,
-    make("b", "", formatRatio(tokens.ratios[index])),
-    ", of the token ",
-    make("b", "", formatRatio(tokens.token_ratios[index])),
-    ", advantage ",
-    make("b", "", format(tokens.advantages[index])),
-    `, ${state}`,
-  ];
+  return `ratio in the loss ${ratio}, of the token ${own}, advantage ${format(tokens.advantages[index])}, ${state}`;
 }
