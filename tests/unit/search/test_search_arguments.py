@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import re
 import sqlite3
 from collections.abc import Sequence
@@ -10,11 +9,10 @@ from typing import Any
 
 import pytest
 from tests.unit.search.servers import Reply, Server
-from trl import TrlParser
 
 from sorl_trl.command_line import mistakes, run_command
 from sorl_trl.search import BM25Index, CachedSearch, IndexOutdated, NoSearch, write_corpus
-from sorl_trl.search.arguments import SOURCES, SearchArguments, override_source
+from sorl_trl.search.arguments import SearchArguments
 from sorl_trl.types import Passage
 
 PARIS = Passage("7", "Paris", "capital of France")
@@ -69,24 +67,30 @@ def test_a_corpus_is_indexed_with_the_engine_that_is_named(corpus: Path) -> None
         assert found(SearchArguments(index=f"{corpus}.{ending}")) == ["7"]
 
 
-def test_a_server_is_named_by_its_index_or_else_by_its_url_and_format() -> None:
+def test_a_server_is_named_by_its_index_or_else_by_its_url() -> None:
     with closing(Server()) as server:
-        arguments = SearchArguments(search_url=server.url, search_request="rllm")
-        assert arguments.build_search().identity == f"rllm {server.url}"
-        private = SearchArguments(search_url=server.url.replace("://", "://me:s3cret@"), search_request="rllm")
-        assert private.build_search().identity == f"rllm {server.url}"
+        arguments = SearchArguments(search_url=server.url)
+        assert arguments.build_search().identity == server.url
+        private = SearchArguments(search_url=server.url.replace("://", "://me:s3cret@"))
+        assert private.build_search().identity == server.url
         server.pages["/health"] = Reply(b'{"status": "ok", "identity": "bm25-0123"}')
         assert arguments.build_search().identity == "bm25-0123"
 
 
-@pytest.mark.parametrize("words", [["--index", "an index"], ["--no_search"], ["--search_url", "http://a/retrieve"]])
-def test_a_source_on_the_command_line_replaces_that_of_the_recipe(tmp_path: Path, words: list[str]) -> None:
-    path = tmp_path / "recipe.yaml"
-    path.write_text(json.dumps({"corpus": "corpus.jsonl", "search_engine": "tantivy", "search_cache": "c.db"}))
-    (read,) = TrlParser(SearchArguments).parse_args_and_config(override_source(["--config", str(path), *words]))
-    (source,) = [name for name in SOURCES if getattr(read, name)]
-    assert words[0] == f"--{source}"
-    assert read.search_cache == "c.db"
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({}, "got none"),
+        ({"no_search": True, "search_url": "http://127.0.0.1"}, "got search_url, no_search"),
+        (
+            {"no_search": True, "search_engine": "faiss"},
+            "`search_engine` is 'faiss', but must be one of 'bm25', 'tantivy', 'dense'",
+        ),
+    ],
+)
+def test_bad_arguments_are_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SearchArguments(**values)
 
 
 @pytest.mark.parametrize(
