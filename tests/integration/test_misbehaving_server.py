@@ -117,15 +117,6 @@ def test_a_server_of_another_kind_ends_the_run_with_its_words(server: Server, an
     assert len(server.requests) == 1, "no retry mends it"
 
 
-def test_an_answer_of_300_megabytes_is_not_read_to_its_end(server: Server) -> None:
-    sent: list[int] = []
-    megabyte = b"x" * (1 << 20)
-    server.reply = lambda _: Reply([megabyte] * 300, pause=lambda: sent.append(1))
-    with pytest.raises(MalformedResponse, match=r"longer than 67108864 bytes; the response begins: 'xxx"):
-        collect(server.url)
-    assert 64 <= len(sent) < 150
-
-
 def documents() -> dict[str, Callable[[], Reply]]:
     contents = f'"{PARIS.title}"\n{PARIS.text}'
     hits: dict[str, object] = {

@@ -135,7 +135,7 @@ def test_whatever_a_policy_asks_the_client_gets_an_answer_or_a_refusal(index, ur
 def test_k_above_the_corpus_gives_what_there_is_and_above_the_limit_is_refused(url):
     client = HTTPSearch(f"{url}/retrieve")
     assert len(client.search_batch(["capital"], 100)[0]) == len(PASSAGES)
-    with pytest.raises(SearchError, match="topk: Input should be less than or equal to 100"):
+    with pytest.raises(SearchError, match=r"topk.*less than or equal to 100"):
         client.search_batch(["capital"], 101)
 
 
