@@ -106,4 +106,6 @@ class _Questions(Examination):
     def score(self, model: PreTrainedModel, config: GenerationConfig) -> float:
         end = TurnEnd(self._tokenizer, PROTOCOL.stop_strings, [self._tokenizer.eos_token_id])
         trajectories = self._collector.collect(self._prompts, model_engine(model, end, config))
-        return statistics.fmean(map(qa.score_exact_match, trajectories, (q.golden_answers for q in self._questions)))
+        return statistics.fmean(
+            qa.exact_match(t.answer, q.golden_answers) for t, q in zip(trajectories, self._questions, strict=True)
+        )

@@ -76,7 +76,7 @@ def exact_matches(model: Any, tokenizer: Any, questions: Sequence[qa.Question], 
     with torch.no_grad():
         prompts = encode_prompts(tokenizer, qa.build_prompt_rows(asked, PROMPT_TEMPLATE))
         trajectories = Collector(tokenizer, search, PROTOCOL, LIMITS).collect(prompts, generator)
-    return [qa.score_exact_match(t, q.golden_answers) for t, q in zip(trajectories, asked, strict=True)]
+    return [qa.exact_match(t.answer, q.golden_answers) for t, q in zip(trajectories, asked, strict=True)]
 
 
 def test_sampled_exact_match_rises(tmp_path: Path, shared_cache: Path) -> None:

@@ -106,12 +106,6 @@ class CollapseGuard(TrainerCallback):
     ) -> None:
         if args.logging_strategy == "no":
             raise ValueError("`logging_strategy` is 'no', but CollapseGuard reads log entries: set it to 'steps'.")
-        if args.logging_strategy == "steps" and state.logging_steps != 1:
-            _warn(
-                state,
-                f"`logging_steps` is {state.logging_steps:g}, so that CollapseGuard learns late of numbers that are "
-                "not finite: set it to 1.",
-            )
         if self.action in ("lower_lr", "roll_back"):
             check_scheduler(kwargs["lr_scheduler"])
         self._forget()

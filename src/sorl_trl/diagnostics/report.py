@@ -1,7 +1,7 @@
 """Reports on training runs: `sorl report run/ [other_run/ …] --output report/`.
 
-Writes `report.html`, one file with the curves of all runs, how far each got, its alarms, and the settings in which
-they differ. Reads `trainer_state.json` and `settings.json`, at any time of a run.
+Writes `report.html`, one file with the curves of all runs, how far each got, and its alarms. Reads
+`trainer_state.json`, at any time of a run.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from pathlib import Path
 from sorl_trl.command_line import Parser, mistakes
 from sorl_trl.diagnostics.collapse_detector import detect
 from sorl_trl.diagnostics.plots import draw_runs
-from sorl_trl.diagnostics.runs import Run, Series, differing_settings, load_runs
+from sorl_trl.diagnostics.runs import Run, Series, load_runs
 from sorl_trl.files import write_whole
 
 NOTE = (
     "Rewards are moving averages over a twentieth of the log entries, but 5 to 100 of them. Alarms are those of the "
     "collapse guard's rules, as they would have come while the run trained: docs/stability.md says how far to trust "
-    "them. Settings are those in which runs differ; “–” is one that a run left at its default."
+    "them."
 )
 STYLE = """
 :root { color-scheme: light dark; }
@@ -54,13 +54,12 @@ def write_report(runs: Sequence[Run], folder: str | Path) -> Path:
 
 
 def summary_of(runs: Sequence[Run]) -> dict[str, list[str]]:
-    """How far each run got, its reward, the alarms of the guard's rules, and the settings in which runs differ."""
+    """How far each run got, its reward, and the alarms of the guard's rules."""
     alarms = [[alarm.message for alarm in detect(run.log_history)] for run in runs]
     return {
         "optimizer steps": [_steps(run) for run in runs],
         "reward at the end": [_last_and_best(run.series("reward").smoothed()) for run in runs],
         "alarms": ["\n".join(messages) or "–" for messages in alarms],
-        **differing_settings(runs),
     }
 
 

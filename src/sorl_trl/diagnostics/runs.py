@@ -1,21 +1,17 @@
-"""Training runs as data: what they logged, and what they were told."""
+"""Training runs as data: what they logged."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 STATE_FILE = "trainer_state.json"
-SETTINGS_FILE = "settings.json"
-"""What `sorl train` was told, in the folder of the run itself."""
-PLACES = frozenset({"output_dir", "run_name", "logging_dir", "hub_model_id", "resume_from_checkpoint"})
-"""Settings that say where a run is, and nothing about what it does."""
 
 SMOOTHED_FROM = 20
 """Points from which a moving average is worth drawing."""
@@ -48,13 +44,11 @@ class Run:
         name: Its label.
         log_history: `trainer.state.log_history`: a mapping from metric to value per log entry, each with its `step`.
         max_steps: Optimizer steps that it was meant to take, where known.
-        settings: What it was told, where known.
     """
 
     name: str
     log_history: Sequence[Mapping[str, Any]]
     max_steps: int | None = None
-    settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def last_step(self) -> int:
@@ -67,18 +61,6 @@ class Run:
         points = [(step, float(value)) for step, value in logged if isinstance(value, int | float)]
         finite = [(step, value) for step, value in points if math.isfinite(value)]
         return Series(tuple(step for step, _ in finite), tuple(value for _, value in finite))
-
-
-def differing_settings(runs: Sequence[Run]) -> dict[str, list[str]]:
-    """Name of a setting in which runs differ -> its value in each, "–" where it was left at its default."""
-    names = sorted({name for run in runs for name in run.settings} - PLACES)
-    table = {name: [text_of(run.settings[name]) if name in run.settings else "–" for run in runs] for name in names}
-    return {name: values for name, values in table.items() if len(set(values)) > 1}
-
-
-def text_of(value: Any) -> str:
-    """A setting as a recipe writes it."""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def load_runs(folders: Sequence[str | Path]) -> list[Run]:
@@ -107,8 +89,7 @@ def load_run(folder: Path, name: str) -> Run:
         )
     # Where steps tie, that is the first: the folder's own, to which the end of training has added a log entry.
     state = max(map(_read, paths), key=lambda state: int(state["global_step"]))
-    settings = folder / SETTINGS_FILE
-    return Run(name, state["log_history"], state.get("max_steps"), _read(settings) if settings.is_file() else {})
+    return Run(name, state["log_history"], state.get("max_steps"))
 
 
 def _read(path: Path) -> dict[str, Any]:

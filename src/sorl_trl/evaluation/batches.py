@@ -61,9 +61,9 @@ def _scores(question: qa.Question, trajectory: Trajectory) -> dict[str, float | 
     golden, options = question.golden_answers, question.options
     return {
         "correct": qa.score_answer(trajectory, golden, options),
-        "exact_match": qa.score_exact_match(trajectory, golden),
-        "f1": qa.score_f1(trajectory, golden),
-        "sub_exact_match": qa.score_sub_exact_match(trajectory, golden),
+        "exact_match": qa.exact_match(trajectory.answer, golden),
+        "f1": qa.token_f1(trajectory.answer, golden),
+        "sub_exact_match": qa.sub_exact_match(trajectory.answer, golden),
         "choice_accuracy": qa.score_choice(trajectory, golden, options) if options else None,
     }
 

@@ -24,11 +24,8 @@ from sorl_trl.qa.rewards import (
 from sorl_trl.qa.scoring import (
     score_answer,
     score_choice,
-    score_exact_match,
-    score_f1,
     score_f1_plus,
     score_search_hits,
-    score_sub_exact_match,
 )
 
 __all__ = [
@@ -53,11 +50,8 @@ __all__ = [
     "normalize_answer",
     "score_answer",
     "score_choice",
-    "score_exact_match",
-    "score_f1",
     "score_f1_plus",
     "score_search_hits",
-    "score_sub_exact_match",
     "search_hit_turn_reward",
     "sub_exact_match",
     "sub_exact_match_reward",

@@ -33,46 +33,31 @@ _SYNONYMS = {"dev": "validation", "validation": "dev"}
 class Benchmark:
     """Where a public question set is, and how its rows are read."""
 
-    family: str
-    """"general", "multi-hop" or "medical"; "mixed": its rows carry the names of other sets as `data_source`."""
     hub_id: str
     config: str | None
     parse: RowParser
     evaluation_split: str
     """The test split, or the development split where the test split is missing or has no labels."""
-    sizes: Mapping[str, int]
-    """Split on the Hub -> expected number of rows. For information only."""
 
 
-def _flashrag(family: str, config: str, **sizes: int) -> Benchmark:
-    return Benchmark(family, _FLASHRAG, config, parse_flashrag, "test" if "test" in sizes else "dev", sizes)
+def _flashrag(config: str, evaluation_split: str) -> Benchmark:
+    return Benchmark(_FLASHRAG, config, parse_flashrag, evaluation_split)
 
 
 BENCHMARKS: Mapping[str, Benchmark] = {
-    "nq": _flashrag("general", "nq", train=79_168, dev=8_757, test=3_610),
-    "triviaqa": _flashrag("general", "triviaqa", train=78_785, dev=8_837, test=11_313),
-    "popqa": _flashrag("general", "popqa", test=14_267),
-    "hotpotqa": _flashrag("multi-hop", "hotpotqa", train=90_447, dev=7_405),
-    "2wikimultihopqa": _flashrag("multi-hop", "2wikimultihopqa", train=15_000, dev=12_576),
-    "musique": _flashrag("multi-hop", "musique", train=19_938, dev=2_417),
-    "bamboogle": _flashrag("multi-hop", "bamboogle", test=125),
+    "nq": _flashrag("nq", "test"),
+    "triviaqa": _flashrag("triviaqa", "test"),
+    "popqa": _flashrag("popqa", "test"),
+    "hotpotqa": _flashrag("hotpotqa", "dev"),
+    "2wikimultihopqa": _flashrag("2wikimultihopqa", "dev"),
+    "musique": _flashrag("musique", "dev"),
+    "bamboogle": _flashrag("bamboogle", "test"),
     # The training splits of nq and hotpotqa; the evaluation splits of the seven sets above.
-    "nq_hotpotqa_train": Benchmark(
-        "mixed", "PeterGriffinJin/nq_hotpotqa_train", None, parse_search_r1, "test", {"train": 169_615, "test": 51_713}
-    ),
-    "medqa": Benchmark(
-        "medical", "GBaker/MedQA-USMLE-4-options", None, parse_medqa, "test", {"train": 10_178, "test": 1_273}
-    ),
-    "medmcqa": Benchmark(
-        "medical",
-        "openlifescienceai/medmcqa",
-        None,
-        parse_medmcqa,
-        "validation",
-        {"train": 182_822, "validation": 4_183, "test": 6_150},
-    ),
+    "nq_hotpotqa_train": Benchmark("PeterGriffinJin/nq_hotpotqa_train", None, parse_search_r1, "test"),
+    "medqa": Benchmark("GBaker/MedQA-USMLE-4-options", None, parse_medqa, "test"),
+    "medmcqa": Benchmark("openlifescienceai/medmcqa", None, parse_medmcqa, "validation"),
     # The only split of the labelled questions.
-    "pubmedqa": Benchmark("medical", "qiaojin/PubMedQA", "pqa_labeled", parse_pubmedqa, "train", {"train": 1_000}),
+    "pubmedqa": Benchmark("qiaojin/PubMedQA", "pqa_labeled", parse_pubmedqa, "train"),
 }
 """Name -> set. The names are those of FlashRAG where it has the set."""
 

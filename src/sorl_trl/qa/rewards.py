@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from sorl_trl.qa import scoring
+from sorl_trl.qa.answers import exact_match, sub_exact_match, token_f1
 from sorl_trl.types import ActionKind, Trajectory, Turn
 
 Score = TypeVar("Score")
@@ -22,17 +23,17 @@ OptionPairs = Sequence[tuple[str, str]]
 
 def exact_match_reward(*, trajectory: Trajectories, golden_answers: Answers, **_: object) -> list[float | None]:
     """Give 1.0 for an answer that equals a golden answer after normalization, else 0.0."""
-    return _score_each(scoring.score_exact_match, trajectory, golden_answers)
+    return _score_each(lambda each, golden: exact_match(each.answer, golden), trajectory, golden_answers)
 
 
 def sub_exact_match_reward(*, trajectory: Trajectories, golden_answers: Answers, **_: object) -> list[float | None]:
     """Give 1.0 for an answer that holds a golden answer as whole words, else 0.0. Long answers can win it."""
-    return _score_each(scoring.score_sub_exact_match, trajectory, golden_answers)
+    return _score_each(lambda each, golden: sub_exact_match(each.answer, golden), trajectory, golden_answers)
 
 
 def f1_reward(*, trajectory: Trajectories, golden_answers: Answers, **_: object) -> list[float | None]:
     """Give the token F1 of the answer with the best of the golden answers, in [0, 1]."""
-    return _score_each(scoring.score_f1, trajectory, golden_answers)
+    return _score_each(lambda each, golden: token_f1(each.answer, golden), trajectory, golden_answers)
 
 
 def f1_plus_reward(*, trajectory: Trajectories, golden_answers: Answers, **_: object) -> list[float | None]:

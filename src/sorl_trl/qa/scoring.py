@@ -8,23 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 
-from sorl_trl.qa.answers import contains_answer, exact_match, normalize_answer, sub_exact_match, token_f1
+from sorl_trl.qa.answers import contains_answer, exact_match, normalize_answer, token_f1
 from sorl_trl.qa.choices import named_letter, right_letter
 from sorl_trl.types import ActionKind, Observation, Trajectory, Turn
 
 _MISSING_ACTION = 0.1
 """What F1+ takes off for each of the two."""
 _VERDICTS = frozenset({"yes", "no", "maybe"})
-
-
-def score_exact_match(trajectory: Trajectory, golden_answers: Sequence[str]) -> float:
-    """Score `exact_match` of the trajectory's answer; 0.0 without one."""
-    return exact_match(trajectory.answer, golden_answers)
-
-
-def score_f1(trajectory: Trajectory, golden_answers: Sequence[str]) -> float:
-    """Score `token_f1` of the trajectory's answer; 0.0 without one."""
-    return token_f1(trajectory.answer, golden_answers)
 
 
 def score_f1_plus(trajectory: Trajectory, golden_answers: Sequence[str]) -> float:
@@ -36,12 +26,7 @@ def score_f1_plus(trajectory: Trajectory, golden_answers: Sequence[str]) -> floa
     """
     has_searched = any(turn.action.kind is ActionKind.SEARCH for turn in trajectory.turns)
     missing = (not has_searched) + (trajectory.answer is None)
-    return score_f1(trajectory, golden_answers) - _MISSING_ACTION * missing
-
-
-def score_sub_exact_match(trajectory: Trajectory, golden_answers: Sequence[str]) -> float:
-    """Score `sub_exact_match` of the trajectory's answer; 0.0 without one."""
-    return sub_exact_match(trajectory.answer, golden_answers)
+    return token_f1(trajectory.answer, golden_answers) - _MISSING_ACTION * missing
 
 
 def score_choice(trajectory: Trajectory, golden_answers: Sequence[str], options: Mapping[str, str]) -> float:
@@ -65,10 +50,10 @@ def score_choice(trajectory: Trajectory, golden_answers: Sequence[str], options:
 
 
 def score_answer(trajectory: Trajectory, golden_answers: Sequence[str], options: Mapping[str, str]) -> float:
-    """Score 1.0 for a right answer: by `score_choice` where there are options, else by `score_exact_match`."""
+    """Score 1.0 for a right answer: by `score_choice` where there are options, else by `exact_match`."""
     if options:
         return score_choice(trajectory, golden_answers, options)
-    return score_exact_match(trajectory, golden_answers)
+    return exact_match(trajectory.answer, golden_answers)
 
 
 def score_search_hits(trajectory: Trajectory, golden_answers: Sequence[str]) -> list[float]:

@@ -19,17 +19,16 @@ from tests.unit.viewer.entries import Parsed
 def test_the_summary_of_a_run_that_collapses_and_of_one_that_says_little() -> None:
     collapses = [0.6] * 10 + [0.05] * 12
     history = [{"step": step, "reward": reward} for step, reward in enumerate(collapses, 1)]
-    summary = summary_of([Run("a", history, 40, {"beta": 0.1}), Run("b", [{"step": 3, "grad_norm": 1.0}])])
+    summary = summary_of([Run("a", history, 40), Run("b", [{"step": 3, "grad_norm": 1.0}])])
     assert summary["optimizer steps"] == ["22 of 40", "3"]
     assert summary["reward at the end"] == ["0.050\nbest 0.600, step 5", "–"]
     assert summary["alarms"][0].startswith("reward_fall: ") and summary["alarms"][1] == "–"
-    assert summary["beta"] == ["0.1", "–"]
 
 
 @pytest.mark.parametrize("text", ["<script>alert(1)</script>", "' onload='alert(1)", '"><b>', "&lt;", "</style>"])
 def test_text_stays_text(text: str) -> None:
     def tags(name: str) -> list[tuple[str, list[str]]]:
-        runs = [Run(name, [], settings={name: name}), Run("other", [])]
+        runs = [Run(name, []), Run("other", [])]
         return [(tag, [*attributes]) for tag, attributes in Parsed(render_page(runs, b"png")).tags]
 
     assert tags(text) == tags("plain")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sorl_trl.diagnostics.runs import Run, Series, differing_settings, load_run, load_runs
+from sorl_trl.diagnostics.runs import Run, Series, load_run, load_runs
 
 
 def write_state(folder: Path, step: int, history: Any = None, **rest: Any) -> None:
@@ -39,8 +39,7 @@ class TestLoadRun:
         end = [{"step": 8, "reward": 1.0}, {"step": 8, "train_loss": 0.5}]
         write_state(tmp_path, 8, end, max_steps=8, save_steps=4)
         write_state(tmp_path / "checkpoint-8", 8)
-        (tmp_path / "settings.json").write_text('{"seed": 7}')
-        assert load_run(tmp_path, "mine") == Run("mine", end, 8, {"seed": 7})
+        assert load_run(tmp_path, "mine") == Run("mine", end, 8)
 
     def test_a_run_under_way(self, tmp_path: Path) -> None:
         """Checkpoint 10 is after 9, which an order by name would not know, and after an earlier run's end."""
@@ -68,18 +67,3 @@ class TestLoadRun:
             write_state(tmp_path / name, number)
         runs = load_runs([tmp_path / "c", tmp_path / "a", str(tmp_path / "b"), tmp_path / "b" / ".." / "a"])
         assert [(run.name, run.last_step) for run in runs] == [("c", 0), ("a", 1), ("b", 2)]
-
-
-def test_settings_in_which_runs_differ() -> None:
-    runs = [
-        Run("a", [], settings={"level": "token", "seed": 1, "epsilon": 0.2, "output_dir": "x"}),
-        Run("b", [], settings={"level": "turn", "seed": 1, "tags": ["</a>"], "epsilon": 0.2, "output_dir": "y"}),
-        Run("c", []),
-    ]
-    assert differing_settings(runs) == {
-        "epsilon": ["0.2", "0.2", "–"],
-        "level": ["token", "turn", "–"],
-        "seed": ["1", "1", "–"],
-        "tags": ["–", '["</a>"]', "–"],
-    }
-    assert differing_settings(runs[:1]) == {}

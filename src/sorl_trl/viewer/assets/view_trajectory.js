@@ -116,8 +116,7 @@ function turnCard(segment, number, pattern) {
   const action = segment.action ? make("span", `action ${segment.action}`, segment.action) : null;
   const size = make("span", "", plural(segment.token_count, "token"));
   const reward = segment.reward === undefined ? null : make("span", "", `reward ${format(segment.reward)}`);
-  const figures = segment.tokens ? turnFigures(segment.tokens) : [];
-  const header = make("header", "", make("h3", "", `Turn ${number}`), action, size, reward, figures);
+  const header = make("header", "", make("h3", "", `Turn ${number}`), action, size, reward);
   return make("section", "turn", header, body);
 }
 
@@ -147,32 +146,6 @@ function tokenNode(text, place) {
   node.title = tokenNumbers(place);
   tokenOf.set(node, place);
   return node;
-}
-
-/** Ratio and advantage of a turn, as one number where all its tokens share it, and how much of it is clipped. */
-function turnFigures(tokens) {
-  const share = (state) => Array.from(tokens.clipped).filter((letter) => letter === state).length / tokens.text.length;
-  return [
-    figure("ratio", range(tokens.ratios, (ratio) => formatRatio(ratio))),
-    figure("advantage", range(tokens.advantages, (advantage) => format(advantage))),
-    figure("clipped", percent(share("c"))),
-    figure("outside, with gradient", percent(share("o"))),
-  ];
-}
-
-function figure(name, value) {
-  return make("span", "figure", `${name} `, make("b", "", value));
-}
-
-function percent(share) {
-  return `${Math.round(100 * share)} %`;
-}
-
-function range(values, show) {
-  const numbers = values.map(Number);
-  if (numbers.some(Number.isNaN)) return "not a number";
-  const [low, high] = numbers.reduce(([low, high], x) => [Math.min(low, x), Math.max(high, x)], [Infinity, -Infinity]);
-  return low === high ? show(low) : `${show(low)} to ${show(high)}`;
 }
 
 function observationCard(segment, name, pattern) {
