@@ -311,8 +311,6 @@ def test_an_interruption_between_polls_closes_engine_and_environment() -> None:
 def test_wrong_arguments_are_named() -> None:
     with pytest.raises(ValueError, match="`rejoin_after` is -1"):
         collector(FakeSearch(), rejoin_after=-1)
-    with pytest.raises(TypeError, match="generator is a int"):
-        collector(FakeSearch()).collect([(1,)], 3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="`concurrency` is 0"):
         SearchResponder(FakeSearch(), concurrency=0)
 
