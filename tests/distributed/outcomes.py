@@ -23,7 +23,6 @@ SAME_METRICS = (
     "clip_penalty",
     "turns/per_trajectory",
     "clipping_bias_norm",
-    "effective_sample_size",
     "llds/loss",
 )
 # An adapter's steps are ten times as long (`build_config`), and its two factors multiply rounding differences.

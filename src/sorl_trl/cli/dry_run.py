@@ -56,10 +56,7 @@ def plan(arguments: Arguments, trainer: TurnLevelTrainer, rollout: SearchRollout
         f"{config.loss_type}, {config.importance_sampling_level} ratios, epsilon {config.epsilon:g}, target_kl "
         f"{config.target_kl:g}",
     )
-    tags = config.turn_boundary_tags
-    yield "turns", f"what ends in {', '.join(tags)}" if tags else "one per generation, as the rollout records them"
     yield "rollout", _batches(trainer)
-    yield "engine", _engine(arguments)
     yield "lengths", _lengths(arguments, trainer)
     yield "search", _search(rollout, str(trainer.train_dataset[0]["question"]), arguments.rollout.search_top_k)
 
@@ -72,13 +69,6 @@ def _batches(trainer: TurnLevelTrainer) -> str:
         f"{size} trajectories = {size // config.num_generations} questions x {config.num_generations}, for "
         f"{updates:g} updates, on {processes} process{'es' * (processes > 1)}"
     )
-
-
-def _engine(arguments: Arguments) -> str:
-    config, engine = arguments.config, arguments.engine
-    if config.use_vllm:
-        return f"vLLM, {config.vllm_mode}"
-    return f"transformers, rollout_engine {engine.rollout_engine}, rejoin_after {engine.rejoin_after}"
 
 
 def longest_prompt(trainer: TurnLevelTrainer) -> int:

@@ -99,29 +99,6 @@ def with_own_gradients(unit_log_ratio: Tensor, log_ratio: Tensor, turn_ids: Tens
     return keep(unit_log_ratio.detach() + own, turn_layout(turn_ids).loss_mask)
 
 
-def weight_sums(weights: Tensor, mask: Tensor) -> Tensor:
-    """Sum weights where `mask` is 1: (3,) with Σw, Σw² and their number N, which `effective_sample_size` reads.
-
-    Sums of several batches may be added, of which a mean of their effective sample sizes would say nothing.
-
-    Args:
-        weights: of any shape, such as the importance ratios of tokens (B, T).
-        mask: of the same shape.
-    """
-    kept = keep(weights, mask)
-    return torch.stack([kept.sum(), kept.square().sum(), mask.bool().sum().to(kept.dtype)])
-
-
-def effective_sample_size(sums: Tensor) -> Tensor:
-    """Compute which share of the samples counts, (Σw)² / (N Σw²): (..., 3) to (...), in (0, 1], NaN where N is 0.
-
-    1 where all weights are equal, 1/N where one of them is all there is. Source: Kish's effective sample size, per
-    token; as a metric of policy updates [2nd]. `sums` are those of `weight_sums`.
-    """
-    total, squares, count = sums.unbind(-1)
-    return total.square() / (count * squares)
-
-
 def unit_lengths(turn_ids: Tensor | TurnLayout, level: str) -> Tensor:
     """Count the model tokens of the unit that each token belongs to: (B, T) int64, with 1 where `turn_ids` is −1.
 

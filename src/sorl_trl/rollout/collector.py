@@ -14,7 +14,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from sorl_trl.checks import COUNT
-from sorl_trl.rollout.engine import Engine, as_engine
+from sorl_trl.rollout.engine import Engine, LockStepEngine
 from sorl_trl.rollout.environments.environment import Reply, Responder, RowTurn
 from sorl_trl.rollout.environments.search import SearchResponder
 from sorl_trl.rollout.generation import Generation, Generator
@@ -97,12 +97,11 @@ class Collector:
                 on polling, which has a generator generate one token for a dummy row. By default each rank stops by
                 itself.
             examples: What is known of each row, for environments that ask for it; by default nothing.
-
-        Raises:
-            TypeError: `generator` is neither an engine nor a `Generator`.
         """
         examples = [{}] * len(prompts) if examples is None else examples
-        engine, self.time = as_engine(generator), RolloutTime()
+        # A generator that may be sharded is called equally often by all ranks.
+        engine = generator if isinstance(generator, Engine) else LockStepEngine(generator, polls_together=True)
+        self.time = RolloutTime()
         began = time.perf_counter()
         try:
             engine.open(len(prompts))

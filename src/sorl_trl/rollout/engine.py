@@ -128,20 +128,6 @@ class LockStepEngine(Engine):
         return not self._submitted
 
 
-def as_engine(generator: Generator | Engine) -> Engine:
-    """An engine as it is; a `Generator` in lock-step, as one that every rank calls equally often.
-
-    Raises TypeError for what is neither.
-    """
-    if isinstance(generator, Engine):
-        return generator
-    if not callable(getattr(generator, "generate", None)):
-        raise TypeError(
-            f"generator is a {type(generator).__name__}, but must be an `Engine`, or have a method `generate`"
-        )
-    return LockStepEngine(generator, polls_together=True)
-
-
 def generate_turns(
     engine: Engine, contexts: Sequence[Sequence[int]], limits: Sequence[int], rows: Sequence[int] | None = None
 ) -> list[Generation]:

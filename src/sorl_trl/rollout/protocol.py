@@ -50,7 +50,7 @@ class TagProtocol:
     A message that held `<answer> and </answer>`, as Search-R1's corrective one does, would offer an answer to every
     scorer that reads the completion as text.
 
-    Raises ValueError for a passage template that cannot be filled and for messages that hold protocol tags.
+    Raises ValueError for tools that are no names of tags.
     """
 
     passage_template: str = "Doc {i}(Title: {title}) {text}\n"
@@ -85,18 +85,8 @@ class TagProtocol:
         for name in self.tools:
             if not _TAG_NAME.fullmatch(name) or name == _ANSWER:
                 raise ValueError(f"tools={self.tools!r} holds {name!r}: a tool's tag is a name, and not 'answer'")
-        try:
-            self.passage_template.format(i=1, title="", text="")
-        except (KeyError, IndexError, ValueError) as error:
-            raise ValueError(
-                f"passage_template={self.passage_template!r} cannot be filled ({error!r}): allowed fields are "
-                "{i}, {title} and {text}"
-            ) from error
         if self.invalid_feedback == _SEARCH_FEEDBACK and self.tools not in ((), (ActionKind.SEARCH.value,)):
             object.__setattr__(self, "invalid_feedback", _TOOLS_FEEDBACK.format(tools=", ".join(self.tools)))
-        for name in ("no_results", "search_failed", "invalid_feedback"):
-            if self.neutralize(getattr(self, name))[1]:
-                raise ValueError(f"{name}={getattr(self, name)!r} must not hold any of the tags {self.tag_names}")
 
     @property
     def frames(self) -> tuple[Frame, ...]:

@@ -240,11 +240,9 @@ class SOPPOTrainer(TurnLevelTrainer):
         super()._save(output_dir, {name: tensor for name, tensor in state_dict.items() if not is_critic_name(name)})
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        folder = Path(resume_from_checkpoint) / CRITIC_FOLDER
-        check_critic_folder(self.critic, folder)
         with detached_critic(self.model):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
-        restore_critic(self.critic, self.model, folder)
+        restore_critic(self.critic, self.model, Path(resume_from_checkpoint) / CRITIC_FOLDER)
 
     def _load_best_model(self) -> None:
         if self.is_deepspeed_enabled or self.is_fsdp_enabled:  # they load their own checkpoint, critic included

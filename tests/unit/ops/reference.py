@@ -203,10 +203,6 @@ def top_p(spreads: Row, share: float) -> list[bool]:
     return [i in kept and variances[i] > 0 for i in range(len(spreads))]
 
 
-def effective_sample_size(weights: list[float]) -> float:
-    return math.fsum(weights) ** 2 / (len(weights) * math.fsum(w * w for w in weights))
-
-
 def good_trajectories(advantages: Tensor, turn_ids: Tensor) -> list[bool]:
     turns_of = enumerate(positions_of_turns(turn_ids))
     rows = [[float(advantages[i, t]) for turn in turns for t in turn] for i, turns in turns_of]

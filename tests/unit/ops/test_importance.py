@@ -11,7 +11,6 @@ from sorl_trl.ops import (
     CLIP_RANGE_SCALINGS,
     IMPORTANCE_SAMPLING_LEVELS,
     bounded_log_ratio,
-    effective_sample_size,
     importance_ratio,
     is_outside,
     log_importance_ratio,
@@ -19,13 +18,12 @@ from sorl_trl.ops import (
     scaled_bound,
     scaled_clip_range,
     turn_layout,
-    weight_sums,
     with_own_gradients,
 )
 from sorl_trl.ops.importance import LONGEST, unit_lengths
 
 from . import reference
-from .batches import GARBAGE, TURN_IDS, assert_blind_to_masked, float64, normal, quick, turn_id_batches
+from .batches import TURN_IDS, assert_blind_to_masked, float64, normal, quick, turn_id_batches
 
 LEVELS = [("token", "geometric"), ("turn", "geometric"), ("turn", "arithmetic"), ("sequence", "geometric")]
 every_level = pytest.mark.parametrize(("level", "turn_ratio"), LEVELS)
@@ -215,28 +213,3 @@ class TestScaledClipRange:
     def test_empty(self, shape):
         for level in IMPORTANCE_SAMPLING_LEVELS:
             assert scaled_clip_range(0.2, torch.zeros(shape, dtype=torch.int64), level, "length").shape == shape
-
-
-weight_lists = st.lists(st.floats(0.01, 9), min_size=1, max_size=9)
-
-
-class TestEffectiveSampleSize:
-    @pytest.mark.parametrize(("weights", "size"), [([1, 3], 16 / 20), ([2, 2, 2], 1), ([0, 0, 0, 7], 1 / 4)])
-    def test_by_hand(self, weights, size):
-        sums = weight_sums(float64(weights), torch.ones(len(weights)))
-        assert effective_sample_size(sums).item() == pytest.approx(size)
-
-    @quick
-    @given(weight_lists, weight_lists)
-    def test_is_formed_of_sums_and_not_a_mean(self, some, others):
-        sums = [weight_sums(float64(part), torch.ones(len(part))) for part in (some, others)]
-        together = effective_sample_size(sums[0] + sums[1]).item()
-        assert together == pytest.approx(reference.effective_sample_size(some + others))
-
-    def test_blind_to_masked(self):
-        weights, mask = normal(TURN_IDS).exp(), TURN_IDS >= 0
-        for garbage in GARBAGE:
-            assert torch.equal(weight_sums(torch.where(mask, weights, garbage), mask), weight_sums(weights, mask))
-
-    def test_nothing_to_weigh(self):
-        assert math.isnan(effective_sample_size(weight_sums(torch.ones(2, 3), torch.zeros(2, 3))))

@@ -21,8 +21,6 @@ def test_the_answer_is_scored(episode):
     assert [exact_match(t.answer, ["Paris"]) for t in (right, partly, wrong)] == [1.0, 0.0, 0.0]
     assert [token_f1(t.answer, ["Paris"]) for t in (right, partly, wrong)] == [1.0, 2 / 3, 0.0]
 
-    assert exact_match(trajectory.answer, ["Paris"]) == token_f1(trajectory.answer, ["Paris"]) == 0.0
-
 
 class TestF1Plus:
     def test_by_hand(self, episode):
@@ -47,10 +45,6 @@ class TestF1Plus:
         answer = Turn((1,), "", Action(ActionKind.ANSWER, "Paris"))
         assert score_f1_plus(Trajectory((0,), (tool, seen, answer), StopReason.ANSWERED), ["Paris"]) == 0.9
         assert score_f1_plus(Trajectory((0,), (tool, seen), StopReason.MAX_TURNS), ["Paris"]) == -0.2
-
-    assert sub_exact_match(episode().search("...").answer("in Paris, France").answer, ["Paris"]) == 1.0
-    assert sub_exact_match(episode().search("Paris").answer("in Rome").answer, ["Paris"]) == 0.0
-    assert sub_exact_match(episode().search("Paris").end(StopReason.MAX_TURNS).answer, ["Paris"]) == 0.0
 
 
 OPTIONS = {"A": "Rome", "B": "Paris", "C": "Oslo"}

@@ -47,12 +47,6 @@ def test_passages_are_rendered_as_in_search_r1() -> None:
     assert protocol.render_passages([]) == "No results found."
 
 
-@pytest.mark.parametrize("template", ["{body}", "{}", "{", "{i:q}"])
-def test_a_template_that_cannot_be_filled_is_refused(template: str) -> None:
-    with pytest.raises(ValueError, match="passage_template"):
-        TagProtocol(passage_template=template)
-
-
 @pytest.mark.parametrize(
     ("text", "expected", "count"),
     [

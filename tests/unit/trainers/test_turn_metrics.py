@@ -12,7 +12,7 @@ from accelerate import Accelerator
 
 from sorl_trl.methods import ClipRange, MicroBatch
 from sorl_trl.ops import turn_layout
-from sorl_trl.trainers.loss.metrics import MetricSums, add_clip_ratios, batch_metrics, reduce_all
+from sorl_trl.trainers.loss.metrics import MetricSums, add_clip_ratios, batch_metrics
 from sorl_trl.trainers.loss.policy_loss import scaled
 
 TURN_IDS = torch.tensor([[0, 0, -1, 1], [0, -1, -1, -1]])
@@ -41,7 +41,6 @@ def test_hand_worked() -> None:
     metrics = batch_metrics(micro_batch()).reduce(ONE)
     first, second = math.exp(0.2), math.exp(-0.4)  # of trajectory 0; trajectory 1 has one turn of ratio 1
     kl = sum(math.exp(l) * l - math.exp(l) + 1 for l in (0.5, -0.1, -0.4)) / 3  # noqa: E741
-    ratios = [math.exp(0.2), math.exp(0.2), math.exp(-0.4), 1.0]  # of the tokens
     assert metrics == pytest.approx(
         {
             "turns/per_trajectory": 1.5,
@@ -53,7 +52,6 @@ def test_hand_worked() -> None:
             "clip_fraction/turn": 2 / 3,
             "clip_fraction/negative_turn": 1 / 2,  # only below 1 - ε counts
             "kl_to_old": kl / 2,
-            "effective_sample_size": sum(ratios) ** 2 / (4 * sum(ratio**2 for ratio in ratios)),
         }
     )
 
@@ -62,8 +60,6 @@ def test_what_is_shown_where_sequences_share_a_ratio_and_ranges_follow_their_len
     """The sequences have 3 tokens and 1; exp(0) and exp(0) are their ratios."""
     metrics = batch_metrics(micro_batch(level="sequence", scaling="length")).reduce(ONE)
     assert metrics["clip_fraction/sequence"] == 0.0
-    assert metrics["clip_range/low"] == pytest.approx((0.2 / 3 + 0.2) / 2)
-    assert metrics["effective_sample_size"] == pytest.approx(1.0)
 
 
 def test_clip_ratios_are_trls() -> None:
@@ -89,27 +85,14 @@ def test_without_a_turn_there_is_nothing_to_average() -> None:
         assert math.isnan(metrics[name]), name
 
 
-def test_weights_of_all_micro_batches_make_one_sample_size() -> None:
-    """It is said with the last; a mean of two sample sizes would be another number."""
-    sums = [MetricSums(), MetricSums()]
-    for each, weights in zip(sums, ([1.0, 1.0, 5.0], [4.0, 4.0, math.nan]), strict=True):
-        each.add_mean("mean", torch.tensor(weights), torch.tensor([1, 1, 0]))
-        each.add_weights("size", torch.tensor(weights), torch.tensor([1, 1, 0]))
-    first, last = reduce_all(sums, ONE)
-    assert (first["mean"], last["mean"]) == (1.0, 4.0)
-    assert math.isnan(first["size"])
-    assert last["size"] == pytest.approx(10**2 / (4 * (1 + 1 + 16 + 16)))
-
-
 def test_ranks_are_put_together() -> None:
-    """Means by how many there are, scalars of terms by rank, extremes by the more extreme, weights as one sample."""
+    """Means by how many there are, scalars of terms by rank, extremes by the more extreme."""
     ranks = [MetricSums(), MetricSums()]
     for each, values in zip(ranks, (torch.tensor([1.0, 1.0]), torch.tensor([4.0, 4.0, 2.0])), strict=True):
         keep = torch.ones_like(values)
         each.add({"mean": (values, keep), "scalar": values.mean()})
         each.add_min("least", values, keep)
         each.add_max("most", values, keep)
-        each.add_weights("size", values, keep)
     both: Any = SimpleNamespace(gather=lambda row: torch.cat([row, torch.stack([ranks[1].row()]).unsqueeze(0)]))
     assert ranks[0].reduce(both) == pytest.approx(
         {
@@ -117,6 +100,5 @@ def test_ranks_are_put_together() -> None:
             "scalar": (1 + 10 / 3) / 2,
             "least": 1.0,
             "most": 4.0,
-            "size": 12**2 / (5 * (1 + 1 + 16 + 16 + 4)),
         }
     )

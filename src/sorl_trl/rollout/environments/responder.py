@@ -43,16 +43,12 @@ class EnvironmentResponder(Responder):
         timeout_s: For one step, or one `reset`; infinity is for ever.
         concurrency: How many steps may go on at the same time.
 
-    Raises TypeError for a `factory` that cannot be called, ValueError for a number out of range.
+    Raises ValueError for a number out of range.
     """
 
     def __init__(
         self, factory: Callable[[], Environment], timeout_s: float = TIMEOUT_S, concurrency: int = CONCURRENCY
     ) -> None:
-        if not callable(factory):
-            raise TypeError(
-                f"factory is a {type(factory).__name__}, but must be a class or a function that makes an environment"
-            )
         Number(above=0, finite=False).check("timeout_s", timeout_s)
         POSITIVE_COUNT.check("concurrency", concurrency)
         self._factory = factory

@@ -96,15 +96,11 @@ class KLSchedule(TrainerCallback):
         if self._scheduler is None:  # a loss outside of training
             return 1.0
         before: float = getattr(self._scheduler, FACTOR)
-        factor = self._next_factor(before, kl)
+        factor = kl_controlled_factor(before, kl, self.target_kl)
         if factor != before:
             scale_learning_rate(self._optimizer, self._scheduler, factor / before, _is_policy)
             setattr(self._scheduler, FACTOR, factor)
         return factor
-
-    def _next_factor(self, before: float, kl: float) -> float:
-        """The rule: the factor after an update that found `kl` with the factor `before`."""
-        return kl_controlled_factor(before, kl, self.target_kl)
 
 
 def _is_policy(group: dict[str, Any]) -> bool:

@@ -13,44 +13,32 @@ from torch import Tensor
 from sorl_trl.methods import MicroBatch, Objective
 from sorl_trl.ops import (
     TurnLayout,
-    effective_sample_size,
     importance_ratio,
     is_outside,
     kl_to_old,
     masked_mean,
     range_of_turns,
-    turn_layout,
     turn_reduce,
-    weight_sums,
 )
 
 
 class MetricSums:
-    """Means, extremes and weights of one micro-batch, to be reduced over all processes."""
+    """Means and extremes of one micro-batch, to be reduced over all processes."""
 
     def __init__(self) -> None:
         self._means: dict[str, tuple[Tensor, Tensor]] = {}
-        self._rank_means: dict[str, Tensor] = {}
         self._maxima: dict[str, Tensor] = {}
         self._minima: dict[str, Tensor] = {}
-        self._weights: dict[str, Tensor] = {}
 
     def add_mean(self, name: str, values: Tensor, keep: Tensor) -> None:
         """The mean of `values` where `keep`; both of one shape. Processes with more of them count more."""
         keep = keep.bool()
         self._means[name] = (torch.where(keep, values.detach(), 0.0).sum().float(), keep.sum().float())
 
-    def add_rank_mean(self, name: str, value: Tensor) -> None:
-        """The mean over processes of a scalar, those where it is NaN aside."""
-        self._rank_means[name] = value.detach().float()
-
     def add(self, metrics: Mapping[str, Tensor | tuple[Tensor, Tensor]]) -> None:
-        """Metrics of a term: scalars, or values and where to keep them."""
+        """Metrics of a term: values and where to keep them, or scalars, of which each process has one, or NaN."""
         for name, value in metrics.items():
-            if isinstance(value, tuple):
-                self.add_mean(name, *value)
-            else:
-                self.add_rank_mean(name, value)
+            self.add_mean(name, *(value if isinstance(value, tuple) else (value, ~value.isnan())))
 
     def add_min(self, name: str, values: Tensor, keep: Tensor) -> None:
         """The least of `values` where `keep`."""
@@ -60,21 +48,16 @@ class MetricSums:
         """The largest of `values` where `keep`."""
         self._maxima[name] = -_amin(torch.where(keep.bool(), -values.detach(), float("inf")))
 
-    def add_weights(self, name: str, weights: Tensor, keep: Tensor) -> None:
-        """The effective sample size of `weights` where `keep`, over the micro-batches that are reduced together."""
-        self._weights[name] = weight_sums(weights, keep).float()
-
     @property
     def names(self) -> list[str]:
         """Of its metrics, in the order in which `_reduced` has their values."""
-        return [*self._means, *self._rank_means, *self._minima, *self._maxima, *self._weights]
+        return [*self._means, *self._minima, *self._maxima]
 
     def row(self) -> Tensor:
         """(N,) all numbers that other processes need of this one."""
         pairs = [number for pair in self._means.values() for number in pair]
         extremes = [-low for low in self._minima.values()] + list(self._maxima.values())
-        weights = [number for three in self._weights.values() for number in three]
-        return torch.stack([*pairs, *self._rank_means.values(), *extremes, *weights])
+        return torch.stack([*pairs, *extremes])
 
     def reduce(self, accelerator: Accelerator) -> dict[str, float]:
         """Every metric over all processes; NaN, which TRL leaves out of its averages, where nothing was kept."""
@@ -82,19 +65,13 @@ class MetricSums:
 
     def _reduced(self, rows: Tensor) -> Tensor:
         """(R, M, N) the rows of R processes and M micro-batches to (M, len(names)) metrics."""
-        extreme = len(self._minima) + len(self._maxima)
-        sizes = [2 * len(self._means), len(self._rank_means), extreme, 3 * len(self._weights)]
-        pairs, ranks, extremes, weights = torch.split(rows, sizes, dim=-1)
+        pairs, extremes = rows.tensor_split([2 * len(self._means)], dim=-1)
         sums = pairs.sum(0).view(pairs.shape[1], -1, 2)
         tops = extremes.amax(0)
         tops = torch.where(tops == -float("inf"), float("nan"), tops)
         lows, highs = -tops[:, : len(self._minima)], tops[:, len(self._minima) :]
-        of_step = weights.sum(dim=(0, 1)).view(-1, 3)
-        # Of all micro-batches together: said with the last, and NaN with those before it.
-        effective = torch.full_like(weights[0, :, : len(of_step)], float("nan"))
-        effective[-1] = effective_sample_size(of_step)
         # 0 / 0 is NaN
-        return torch.cat([sums[..., 0] / sums[..., 1], ranks.nanmean(0), lows, highs, effective], dim=-1)
+        return torch.cat([sums[..., 0] / sums[..., 1], lows, highs], dim=-1)
 
 
 def reduce_all(sums: Sequence[MetricSums], accelerator: Accelerator) -> list[dict[str, float]]:
@@ -169,29 +146,16 @@ def batch_metrics(batch: MicroBatch) -> MetricSums:
     below = is_outside(ratio, low, math.inf).float()
     sums.add_mean("clip_fraction/negative_turn", below, present & (turn_advantages < 0))
     sums.add_mean("kl_to_old", *kl_of_trajectories(log_ratio, turns))
-    of_units = importance_ratio(log_ratio, turns, batch.level, batch.turn_ratio)
     if batch.level == "sequence":
+        of_units = importance_ratio(log_ratio, turns, "sequence", batch.turn_ratio)
         outside = masked_mean(is_outside(of_units, *batch.clip_range[:2]).float(), turns.loss_mask, dim=1)
         sums.add_mean("clip_fraction/sequence", outside, turns.counts > 0)
-    _add_scaled_range(sums, batch)
-    sums.add_weights("effective_sample_size", of_units, turns.loss_mask)
     return sums
 
 
 def kl_of_trajectories(log_ratio: Tensor, turns: TurnLayout) -> tuple[Tensor, Tensor]:
     """(B,) KL to the old policy of each trajectory, nats per token, and (B,) whether it has a token."""
     return kl_to_old(log_ratio, turns.loss_mask, "unbiased"), turns.counts > 0
-
-
-def _add_scaled_range(sums: MetricSums, batch: MicroBatch) -> None:
-    """How far a ratio may go where the range depends on the length, in the mean over turns or sequences."""
-    if not isinstance(batch.turn_range.low, Tensor):
-        return
-    units, clip_range = batch.turns, batch.turn_range
-    if batch.level == "sequence":  # each trajectory is one turn
-        units, clip_range = turn_layout(torch.where(units.loss_mask, 0, -1), 1), batch.clip_range
-    for name, side in (("clip_range/low", clip_range.low), ("clip_range/high", clip_range.high)):
-        sums.add_mean(name, torch.as_tensor(range_of_turns(side, units)), units.turn_mask)
 
 
 @torch.no_grad()

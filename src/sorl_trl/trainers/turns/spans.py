@@ -29,36 +29,13 @@ def checked_rollout(rollout_func: Callable[..., RolloutOutput]) -> Callable[...,
         output = {key: value for key, value in returned.items() if value is not None or key == "logprobs"}
         for key in ("env_mask", "turn_ids"):
             if key in output:  # rows may be tensors
-                output[key] = _rows_of_integers(key, output[key])
+                output[key] = [[int(value) for value in row] for row in output[key]]
         if "turn_ids" in output:
             output.setdefault("env_mask", [[int(turn >= 0) for turn in row] for row in output["turn_ids"]])
         check_rollout(output, len(prompts))
         return output
 
     return rollout
-
-
-_PER_TOKEN = {
-    "env_mask": "1 on each token of the policy and 0 on the others",
-    "turn_ids": "the turn of each token, -1 on those that are not the policy's",
-}
-"""Fields of a rollout that have a meaning here, which other trainers may not know of."""
-
-
-def _rows_of_integers(name: str, rows: Any) -> list[list[int]]:
-    try:
-        return [[_integer(value) for value in row] for row in rows]
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"The rollout's field `{name}` is {str(rows)[:200]}, but must hold one list of integers per completion: "
-            f"{_PER_TOKEN[name]}. If it means something else, give it another name."
-        ) from error
-
-
-def _integer(value: Any) -> int:
-    if int(value) != value:
-        raise ValueError(f"{value!r} is not an integer")
-    return int(value)
 
 
 def check_rollout(output: RolloutOutput, num_prompts: int) -> None:
@@ -88,13 +65,7 @@ def check_rollout(output: RolloutOutput, num_prompts: int) -> None:
 
 def check_turn_ids(turn_ids: Tensor, completion_ids: Any, env_mask: Any) -> None:
     """Raise ValueError where tools have lengthened a completion whose turns `rollout_func` had recorded."""
-    lengths = [len(ids) for ids in completion_ids]
-    mask = env_mask if env_mask is not None else [[1] * length for length in lengths]
-    if turn_ids.shape[1] != max(lengths):
-        raise ValueError(
-            f"`rollout_func` recorded turns over {turn_ids.shape[1]} tokens, but completions have up to "
-            f"{max(lengths)}: `tools` went on after it. Use one or the other."
-        )
+    mask = env_mask if env_mask is not None else [[1] * len(ids) for ids in completion_ids]
     validate_turn_ids(turn_ids, padded(mask, 0))
 
 
