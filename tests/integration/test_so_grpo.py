@@ -54,7 +54,7 @@ class TestCollector:
         trainer = build_agent(tmp_path, max_steps=1, model=policy_without(0))  # TRL takes padding for an end
         trainer.train()
         log = trainer.state.log_history[0]
-        limits = ("turn_limit", "observation_limit", "trajectory_limit", "context_limit")
+        limits = ("turn_limit", "trajectory_limit", "context_limit")
         assert log["completions/clipped_ratio"] == pytest.approx(sum(log[f"rollout/stop_reason/{r}"] for r in limits))
         assert 0 < log["completions/clipped_ratio"] < 1
 
