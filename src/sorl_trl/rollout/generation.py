@@ -60,27 +60,14 @@ class TurnEnd:
         self.tokenizer = tokenizer
         self.tail = max(map(len, self.stop_strings), default=0) + _TAIL_MARGIN
         """Tokens at the end that are looked at: a stop string that stands before them has ended the turn there."""
-        self._closing = {stop[-1] for stop in self.stop_strings}
-        # Other characters may be spread over tokens, or be written by the tokenizer's decoder alone.
-        self._closes_in_one = all(each.isascii() and each.isprintable() and each != " " for each in self._closing)
-        self._may_end: dict[int, bool] = {}
 
     def reached(self, sampled: Sequence[Sequence[int]]) -> list[bool]:
         """Tell whether each row's last token ended its turn, given what the row has sampled, or the `tail` of it."""
-        ended = [ids[-1] in self.eos_token_ids for ids in sampled]
-        rows = [row for row, ids in enumerate(sampled) if not ended[row] and self._may_close(ids[-1])]
-        if rows:
-            tails = [list(sampled[row][-self.tail :]) for row in rows]
-            for row, text in zip(rows, self._texts(tails), strict=True):
-                ended[row] = any(stop in text for stop in self.stop_strings)
-        return ended
-
-    def _may_close(self, token_id: int) -> bool:
-        """Whether a stop string may end in this token: most tokens do not have the character that it takes."""
-        if token_id not in self._may_end:
-            seen = f"{self.tokenizer.convert_ids_to_tokens(token_id)}{self._texts([[token_id]])[0]}"
-            self._may_end[token_id] = not self._closes_in_one or any(each in seen for each in self._closing)
-        return self._may_end[token_id]
+        texts = self._texts([list(ids[-self.tail :]) for ids in sampled])
+        return [
+            ids[-1] in self.eos_token_ids or any(stop in text for stop in self.stop_strings)
+            for ids, text in zip(sampled, texts, strict=True)
+        ]
 
     def _texts(self, sampled: Sequence[list[int]]) -> list[str]:
         texts: list[str] = self.tokenizer.batch_decode(

@@ -175,7 +175,7 @@ class Guessing(Counter):
 def test_rows_may_have_environments_of_several_kinds() -> None:
     box = ToolBox([halve], {"counting": Counter, "guessing": Guessing}, NoSearch(), TERSE)
     assert box.protocol.tools == ("search", "halve", "add", "guess")
-    examples = [{"environment": "counting"}, {"environment": "guessing", "number": 3}]
+    examples: list[dict[str, Any]] = [{"environment": "counting"}, {"environment": "guessing", "number": 3}]
     assert box.greet(examples) == [None, "from 3"]
     box.open(examples)
     asked = [RowTurn(row, Turn((1,), "", Action(ActionKind.TOOL, "3", "guess"))) for row in (0, 1)]
