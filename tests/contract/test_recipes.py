@@ -94,7 +94,6 @@ class TestTrainer:
         ("--method", "sppo", "s_ppo"),
         ("--train_questions", "nowhere.jsonl", "no such file"),
         ("--train_questions", "squad", "public set of this name (nq, "),
-        ("--train_questions", "popqa", "these have one: nq, "),
         ("--eval_questions", "nowhere.jsonl", "no such file"),
         ("--prompt_template", "Answer:", "{question}"),
     ],

@@ -107,12 +107,6 @@ class TaskArguments:
                     f"`{name}` is {value!r}, but there is no such file, nor a public set of this name "
                     f"({', '.join(qa.BENCHMARKS)})."
                 )
-        trainable = [name for name, benchmark in qa.BENCHMARKS.items() if "train" in benchmark.sizes]
-        if self.train_questions in qa.BENCHMARKS and self.train_questions not in trainable:
-            raise ValueError(
-                f"`train_questions` is {self.train_questions!r}, which has no training split; these have one: "
-                f"{', '.join(trainable)}."
-            )
         # A recipe may say `rewards: exact_match`.
         if not isinstance(self.rewards, list) or not self.rewards or not {*self.rewards} <= {*REWARDS}:
             raise ValueError(f"`rewards` is {self.rewards!r}, but must be a list of some of {', '.join(REWARDS)}.")

@@ -7,13 +7,15 @@ import json
 from pathlib import Path
 from typing import Any
 
-from sorl_trl.diagnostics.runs import SETTINGS_FILE
 from sorl_trl.files import write_whole
 from sorl_trl.recipe.arguments import Arguments
 from sorl_trl.text import without_user
 
 SECRET = "_token"
 """Names that end so are those of secrets, as in transformers."""
+
+SETTINGS_FILE = "settings.json"
+"""In the folder of the run."""
 
 
 def set_fields(arguments: Any) -> dict[str, Any]:
