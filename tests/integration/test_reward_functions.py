@@ -164,7 +164,7 @@ def test_arguments_by_position_are_those_of_trl(
     trainer = trainer_class(build_policy(), *others, rollout)
     batch_of(trainer)
     assert calls == [8]
-    with pytest.raises(ValueError, match="1 rows of `turn_ids`"):  # checked, by position too
+    with pytest.raises(ValueError, match="The rollout returned 1 rows"):  # checked, by position too
         batch_of(trainer_class(build_policy(), *others, lambda *_: {**rollout(*_), "turn_ids": [[0]]}))
     with pytest.raises(TypeError, match="model"):
         trainer_class(reward_funcs=reward)
