@@ -14,7 +14,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from sorl_trl.checks import COUNT
-from sorl_trl.rollout.engine import Engine, LockStepEngine
+from sorl_trl.rollout.engine import Engine, LockStepEngine, check_generation
 from sorl_trl.rollout.environments.environment import Reply, Responder, RowTurn
 from sorl_trl.rollout.environments.search import SearchResponder
 from sorl_trl.rollout.generation import Generation, Generator
@@ -131,6 +131,8 @@ class _Rollout:
         self._collector = collector
         self._engine = engine
         self._rows = rows
+        self._generating: dict[int, int] = {}
+        """The budgets of the turns under way, by row."""
         self._polls = 0
         self._due: deque[_Due] = deque()
         self._rejoin_after = 0 if engine.in_turns else collector.rejoin_after
@@ -146,8 +148,11 @@ class _Rollout:
                 self._rejoin()
             else:
                 self._rejoin_early()
+            if self._generating and self._engine.idle:
+                raise RuntimeError(f"the engine is idle, but has not returned the turns of rows {[*self._generating]}")
 
     def _submit(self, row: Row) -> None:
+        self._generating[row.index] = row.budget
         self._engine.submit(row.index, row.context, row.budget)
 
     def _poll(self) -> list[tuple[int, Generation]]:
@@ -167,6 +172,7 @@ class _Rollout:
         self._polls += 1
         asking: list[Row] = []
         for index, generation in sorted(ended, key=lambda each: each[0]):
+            check_generation(index, generation, self._generating.pop(index))
             row = self._rows[index]
             text = decode(self._collector.tokenizer, generation.token_ids)
             row.take_turn(generation, text, self._collector.protocol.parse(text))

@@ -139,3 +139,12 @@ def generate_turns(
     while not engine.idle:
         ended.update(engine.poll())
     return [ended[row] for row in rows]
+
+
+def check_generation(row: int, generation: Generation, limit: int) -> None:
+    """Raise RuntimeError for a generation that breaks the contract."""
+    size = len(generation.token_ids)
+    if not 1 <= size <= limit:
+        raise RuntimeError(f"generation {row} has {size} tokens: it must have 1 to {limit}")
+    if generation.logprobs is not None and len(generation.logprobs) != size:
+        raise RuntimeError(f"generation {row} has {len(generation.logprobs)} logprobs for {size} tokens")

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -229,3 +229,23 @@ def test_whatever_the_policy_says_the_invariants_hold(
         assert all(len(seen.token_ids) <= limits.max_observation_tokens for seen in trajectory.observations)
         assert not isinstance(trajectory.segments[-1], Observation)
         assert (trajectory.answer is not None) == (trajectory.stop_reason is StopReason.ANSWERED)
+
+
+class BrokenGenerator:
+    def __init__(self, generation: Generation) -> None:
+        self.generation = generation
+
+    def generate(self, contexts: Sequence[Sequence[int]], max_new_tokens: Sequence[int]) -> list[Generation]:
+        return [self.generation]
+
+
+@pytest.mark.parametrize(
+    ("generation", "message"),
+    [
+        (Generation((), None, True), "generation 0 has 0 tokens"),
+        (Generation((1, 2), (0.0,), True), "1 logprobs for 2 tokens"),
+    ],
+)
+def test_a_broken_generator_is_an_error(generation: Generation, message: str) -> None:
+    with pytest.raises(RuntimeError, match=message):
+        Collector(word_tokenizer(), FakeSearch()).collect([(11,)], BrokenGenerator(generation))

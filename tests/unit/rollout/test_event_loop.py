@@ -345,3 +345,16 @@ def test_each_row_goes_as_it_would_alone(scripts: list[list[str]], rejoin_after:
 
 def ids(trajectory: Trajectory) -> list[tuple[int, ...]]:
     return [segment.token_ids for segment in trajectory.segments]
+
+
+class Forgetful(SteppingEngine):
+    """Loses what is submitted."""
+
+    def poll(self) -> list[tuple[int, Generation]]:
+        self.rows.clear()
+        return []
+
+
+def test_an_engine_that_loses_a_turn_is_named() -> None:
+    with pytest.raises(RuntimeError, match=r"idle, but has not returned the turns of rows \[0\]"):
+        collector(FakeSearch()).collect([(1,)], Forgetful(TURNS))

@@ -95,8 +95,14 @@ class AgentRollout:
         try:
             greeted = greeter.add(prompts, collector.responder.greet(examples))
             prompt_ids = self._encoded(greeted, trainer)
+            failure: BaseException | None = None
             with policy_engine(trainer, collector.protocol.stop_strings, self.engine) as (engine, any_active):
-                trajectories = collector.collect(prompt_ids, engine, any_active, examples)
+                try:
+                    trajectories = collector.collect(prompt_ids, engine, any_active, examples)
+                except BaseException as error:  # TRL's contexts restore nothing when an exception passes through them
+                    failure = error
+            if failure is not None:
+                raise failure
         finally:
             collector.responder.close()
         statistics = rollout_statistics(trajectories) | time_statistics(collector.time)
