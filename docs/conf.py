@@ -46,7 +46,7 @@ nitpick_ignore_regex = [
     # Nobody outside of the package makes one.
     (
         "py:.*",
-        r"Encoder|HarmlessText|Index|Manifest|Tensor|UserMistake|inf|sorl_trl\.checks\..*|"
+        r"Encoder|Factory|HarmlessText|Index|Manifest|Tensor|Tool|UserMistake|inf|sorl_trl\.checks\..*|"
         r"sorl_trl\.(rollout\.observation\.HarmlessText|search\.engines\.(saved\.Index|manifest\.Manifest|postings\.Postings))|types\.Annotated",
     ),
 ]

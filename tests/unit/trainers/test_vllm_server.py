@@ -165,7 +165,7 @@ def test_an_answer_that_is_none(served: ScriptedServer, choice: dict[str, Any], 
 def test_closing_waits_for_nothing(served: ScriptedServer) -> None:
     """What hangs is left, what has not been sent never is, and the next rollout hears of neither."""
     served.behaviours = [hang] * 64
-    engine = engine_of(served, 5.0)
+    engine = engine_of(served, 0.5)
     engine.open(80)
     for row in range(80):
         engine.submit(row, [DOC], 4)
