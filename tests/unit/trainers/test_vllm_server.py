@@ -164,8 +164,14 @@ def test_an_answer_that_is_none(served: ScriptedServer, choice: dict[str, Any], 
 
 def test_closing_waits_for_nothing(served: ScriptedServer) -> None:
     """What hangs is left, what has not been sent never is, and the next rollout hears of neither."""
-    served.behaviours = [hang] * 64
-    engine = engine_of(served, 0.5)
+    released = threading.Event()
+
+    def held(handler: Any) -> None:
+        released.wait(30.0)
+        fail_with(400, "late")(handler)
+
+    served.behaviours = [held] * 64
+    engine = engine_of(served)
     engine.open(80)
     for row in range(80):
         engine.submit(row, [DOC], 4)
@@ -173,6 +179,7 @@ def test_closing_waits_for_nothing(served: ScriptedServer) -> None:
         threading.Event().wait(0.001)
     engine.close()
     assert ids(take_turns(engine_of(served), [(DOC,)], [4])) == [(PARIS, CLOSING)]
+    released.set()
     for thread in threading.enumerate():
         if thread.name == "sorl-vllm":
             thread.join(30.0)
