@@ -97,7 +97,14 @@ class Collector:
                 on polling, which has a generator generate one token for a dummy row. By default each rank stops by
                 itself.
             examples: What is known of each row, for environments that ask for it; by default nothing.
+
+        Raises:
+            ValueError: A prompt is empty.
+            RuntimeError: The engine loses a turn, or generates none, too many or unaligned tokens.
         """
+        if not all(map(len, prompts)):
+            empty = [i for i, prompt in enumerate(prompts) if not len(prompt)]
+            raise ValueError(f"`prompts` {empty} are empty, but each must hold at least one token.")
         examples = [{}] * len(prompts) if examples is None else examples
         # A generator that may be sharded is called equally often by all ranks.
         engine = generator if isinstance(generator, Engine) else LockStepEngine(generator, polls_together=True)

@@ -249,3 +249,8 @@ class BrokenGenerator:
 def test_a_broken_generator_is_an_error(generation: Generation, message: str) -> None:
     with pytest.raises(RuntimeError, match=message):
         Collector(word_tokenizer(), FakeSearch()).collect([(11,)], BrokenGenerator(generation))
+
+
+def test_an_empty_prompt_is_named() -> None:
+    with pytest.raises(ValueError, match=r"`prompts` \[1\] are empty"):
+        Collector(word_tokenizer(), FakeSearch()).collect([(11,), ()], BrokenGenerator(Generation((1,), None, True)))

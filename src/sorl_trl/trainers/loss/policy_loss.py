@@ -60,18 +60,7 @@ def policy_loss(trainer: Any, model: Any, inputs: Mapping[str, Any]) -> tuple[Te
     """
     mask = loss_mask_of(inputs)
 
-    # Log-probabilities (B, T)
-    ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
-    attention_mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
-    logps, entropies, aux_loss = trainer._get_per_token_logps_and_entropies(
-        model,
-        ids,
-        attention_mask,
-        inputs["completion_ids"].size(1),
-        compute_entropy=True,
-        compute_aux_loss=trainer.aux_loss_enabled,
-        **{name: inputs.get(name) for name in IMAGE_INPUTS},
-    )
+    logps, entropies, aux_loss = _log_probabilities(trainer, model, inputs)
 
     # Ratio and surrogate
     batch = micro_batch(trainer, logps, inputs)
@@ -115,6 +104,22 @@ def policy_loss(trainer: Any, model: Any, inputs: Mapping[str, Any]) -> tuple[Te
     shown = mean / trainer._micro_batches() if trainer.args.loss_type == "dapo" else mean  # as TRL
     log_trls_metrics(trainer, mask, shown, entropies, kl, aux_loss)
     return loss, batch, objective
+
+
+def _log_probabilities(trainer: Any, model: Any, inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor, Any]:
+    """(B, T) log-probabilities and entropies of the completions, and a mixture's router loss or None."""
+    ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+    attention_mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
+    result: tuple[Tensor, Tensor, Any] = trainer._get_per_token_logps_and_entropies(
+        model,
+        ids,
+        attention_mask,
+        inputs["completion_ids"].size(1),
+        compute_entropy=True,
+        compute_aux_loss=trainer.aux_loss_enabled,
+        **{name: inputs.get(name) for name in IMAGE_INPUTS},
+    )
+    return result
 
 
 def _mean(trainer: Any, losses: Tensor, mask: Tensor, batch: MicroBatch) -> Tensor:
