@@ -64,14 +64,12 @@ def main(config: str, path: str) -> None:
     folder, messages = Path(case["folder"]), Messages()
     logging.getLogger("sorl_trl.trainers").addHandler(messages)
     skip_compilation()
-    each_node = refusals(build(folder, case["trainer"], save_on_each_node=True).train)
     trainer = build(folder, case["trainer"], target_kl=case["target_kl"])
     trainer.train()
     facts = engine_facts(trainer)
     assert {name: facts[name] for name in ENGINES[config]} == ENGINES[config], f"ran under {facts}"
     checkpoint = folder / "output" / "checkpoint-1"
     result = {
-        "each_node": each_node,
         "logs": trainer.state.log_history,
         "rolled_back": refusals(lambda: trainer.roll_back(checkpoint)),
         "in_pieces": refusals(lambda: trainer.train(resume_from_checkpoint=str(checkpoint))),

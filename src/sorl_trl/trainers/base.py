@@ -26,7 +26,7 @@ from sorl_trl.trainers.config import TRLS_LOSS_TYPES, TurnLevelConfig
 from sorl_trl.trainers.cycle.epoch_sampler import EpochRepeatSampler
 from sorl_trl.trainers.cycle.generation_cycle import GenerationCycle
 from sorl_trl.trainers.cycle.roll_back import roll_back
-from sorl_trl.trainers.cycle.shared_storage import check_resumable, check_storage
+from sorl_trl.trainers.cycle.shared_storage import check_resumable
 from sorl_trl.trainers.loss.bias_norm import bias_normalizer
 from sorl_trl.trainers.loss.kl_schedule import KLSchedule
 from sorl_trl.trainers.loss.metrics import MetricLog, MetricSums
@@ -264,7 +264,6 @@ class TurnLevelTrainer(GRPOTrainer):
     # ---------------------------------------------------------------------------------------------------------------
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        check_storage(self.args)
         check_resumable(self.args, resume_from_checkpoint)
         if self.args.is_on_policy:
             logger.warning(
