@@ -98,7 +98,8 @@ class _Questions(Examination):
         self, folder: Path, tokenizer: PreTrainedTokenizerBase, limits: RolloutLimits, engine: EngineOptions
     ) -> None:
         self._tokenizer = tokenizer
-        self._questions = qa.load_questions(folder / EVALUATION_FILE)
+        questions = qa.load_questions(folder / EVALUATION_FILE)
+        self._questions = sorted(questions, key=lambda question: int(question.id.rpartition("-")[2]))
         self._prompts = encode_prompts(tokenizer, qa.build_prompt_rows(self._questions, PROMPT_TEMPLATE))
         index = BM25Index.load(folder / "index")
         self._collector = Collector(tokenizer, index, PROTOCOL, limits, rejoin_after=engine.rejoin_after)

@@ -12,7 +12,7 @@ import os
 import re
 import sys
 import traceback
-from argparse import ArgumentParser, ArgumentTypeError
+from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -139,6 +139,17 @@ def parse_dataclasses(
     if strays and not first_look:
         refuse(f"{strays[0]!r} belongs to no argument of {command}")
     return tuple(groups)
+
+
+def given_words(classes: Sequence[type], words: Sequence[str]) -> dict[str, Any]:
+    """What a command line that `parse_dataclasses` has parsed says itself, without the defaults."""
+    from trl import TrlParser
+
+    parser = TrlParser(classes, allow_abbrev=False, add_help=False, argument_default=SUPPRESS)
+    for action in parser._actions:
+        action.default, action.required = SUPPRESS, False
+    given: dict[str, Any] = vars(parser.parse_args([*words]))
+    return given
 
 
 def take_config(words: Sequence[str]) -> tuple[str | None, list[str]]:

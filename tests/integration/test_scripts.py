@@ -15,6 +15,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from sorl_trl import load_critic
+from sorl_trl.cli.main import main
+from sorl_trl.records.evaluated import read_settings
 from sorl_trl.sandbox import WorldSize, make_policy, train_tokenizer
 from sorl_trl.sandbox.policy import PolicyConfig
 from sorl_trl.search import BM25Index
@@ -62,7 +64,7 @@ def command_line(folder: Path, trainer: str) -> list[str]:
 def assert_trained(folder: Path) -> dict[str, Any]:
     """It left a plain adapter, the index and all metrics; the first step's."""
     names = {path.name for path in (folder / "out").iterdir()}
-    assert {"adapter_config.json", "adapter_model.safetensors", "trainer_state.json", "settings.json"} <= names
+    assert {"adapter_config.json", "adapter_model.safetensors", "trainer_state.json", "recipe.yaml"} <= names
     logs = json.loads((folder / "out/trainer_state.json").read_text())["log_history"]
     assert "rewards/search_hit_turn_reward/mean" in logs[0]
     assert any("eval_turns/per_trajectory" in log for log in logs)
@@ -75,6 +77,24 @@ def test_train_script(tmp_path: Path) -> None:
     run(*launch, *command_line(tmp_path, "so_grpo"))
     assert "critic/value_loss" not in assert_trained(tmp_path)
     assert not (tmp_path / "out/critic").exists()
+    assert_read_by_other_commands(tmp_path / "out")
+
+
+def assert_read_by_other_commands(out: Path) -> None:
+    """What training wrote is all that they need; so are its checkpoints, and the evaluation takes its questions."""
+    for policy in (out, out / "checkpoint-2"):
+        sorl("evaluate", policy)
+        settings = read_settings(policy / "evaluation")
+        assert settings["datasets"]["eval"]["questions"] == 20
+        assert settings["rollout"]["protocol"] == "terse"
+    sorl("compare", out, out / "checkpoint-2")
+    sorl("report", out, "-o", out / "report")
+    sorl("view", out, "-o", out / "page.html")
+    assert (out / "page.html").read_text().count('"key":"eval/') == 20
+
+
+def sorl(*words: str | Path) -> None:
+    assert main([str(word) for word in words]) == 0, words
 
 
 @pytest.mark.slow
@@ -84,7 +104,7 @@ def test_train_script_with_a_critic(tmp_path: Path) -> None:
     words[words.index("--config") + 1] = "so_ppo_lora"
     run(*SORL, "train", "--accelerate_config", "single_cpu", *words, cwd=tmp_path)
     assert "critic/value_loss" in assert_trained(tmp_path)
-    assert load_critic(tmp_path / "out").head.hidden_size == 16
+    assert load_critic(tmp_path / "out").head.weight.shape == (1, 16)
 
 
 def assert_summed_up(folder: Path, world: str) -> Any:
@@ -113,7 +133,7 @@ def test_quickstart_in_a_small_world(
     monkeypatch.setattr(module, "warm_start", lambda *worlds: taught_policy(1, shared_cache))
     quickstart.main(["--max-steps", "2", "--output", str(tmp_path / "run")])
     assert assert_summed_up(tmp_path / "run", "invented")["before"]["greedy_em"] > 0.6
-    assert capsys.readouterr().out.count("Question ") == 4
+    assert capsys.readouterr().out.count("after RL: ") == 1
 
 
 @pytest.mark.slow
@@ -123,4 +143,4 @@ def test_quickstart(tmp_path: Path) -> None:
     before = assert_summed_up(tmp_path / "run", "atlas")["before"]["by_hops"]
     assert before["1"]["greedy_em"] > 0.6 and before["2"]["greedy_em"] < 0.4, "it is to search once, and well"
     assert before["2"]["greedy_searches"] < 1.5
-    assert done.stdout.count("Question ") == 4
+    assert done.stdout.count("after RL: ") == 1

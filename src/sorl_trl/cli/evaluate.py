@@ -1,16 +1,16 @@
-"""Evaluate a checkpoint: `evaluate.py` and `sorl evaluate`.
+"""Evaluate a checkpoint: `evaluate.py` and `sorl evaluate RUN`.
 
-The checkpoint is a folder, a PEFT adapter's folder, or a Hub id. Under `accelerate launch` the processes share the
-batches, and the result is that of one process. An interrupted run goes on where it was when started again; so does
-one whose search engine failed, with the questions that this spoilt. The arguments may stand in a YAML file that
-`--config` names; `--help` lists them.
+RUN is what `sorl train` has written, a checkpoint in it, a PEFT adapter's folder, or a Hub id. How the agent is asked
+and where it searches comes from the recipe that trained it (or from `--config`), and a flag overrides it. Under
+`accelerate launch` the processes share the batches, and the result is that of one process. An interrupted evaluation
+goes on where it was when started again; so does one whose search engine failed, with the questions that this spoilt.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from accelerate import PartialState
 from transformers import GenerationConfig
+from transformers.trainer_utils import get_last_checkpoint
 
 from sorl_trl import qa
 from sorl_trl.command_line import (
@@ -41,16 +42,15 @@ from sorl_trl.evaluation import (
     summarize,
 )
 from sorl_trl.evaluation.checkpoint import ModelArguments, files_hash, load_model, load_tokenizer, message_ends
-from sorl_trl.rollout import (
-    Collector,
-    EngineOptions,
-    RolloutArguments,
-    TurnEnd,
-    model_engine,
-)
+from sorl_trl.records import EVALUATION_FOLDER, RECIPE_FILE
+from sorl_trl.rollout import Collector, EngineOptions, RolloutArguments, TurnEnd, model_engine
 from sorl_trl.search import SearchArguments, SearchBackend, SearchUnavailable
 from sorl_trl.search.arguments import SOURCES
+from sorl_trl.shipped import RECIPES
 
+ALSO_IN_RECIPES = ("max_completion_length", "dtype", "attn_implementation", "trust_remote_code")
+"""Arguments of other groups that shape what the policy does, and mean the same in training."""
+POLICY_FILES = ("config.json", "adapter_config.json")
 LONGEST_WAIT = timedelta(days=7)
 """Of a process that is done for the others: process groups give up after minutes by default."""
 
@@ -67,11 +67,40 @@ class Arguments:
 
 
 def parse_arguments(words: Sequence[str]) -> Arguments:
-    """Parse a command line and its `--config`."""
+    """Parse a command line: a model if the first word is one, options, and `--config`."""
     config, words = take_config(words)
-    defaults = {} if config is None else read_config(Path(config), words, SOURCES)
+    recipe = None if config is None else RECIPES.find(config)
+    if words and not words[0].startswith("-"):
+        model = newest_policy(Path(words[0]))
+        words = ["--model_name_or_path", model, *words[1:]]
+        if Path(model).is_dir() and "--output" not in words:
+            words += ["--output", str(Path(model) / EVALUATION_FOLDER)]
+        beside = (Path(model) / RECIPE_FILE, Path(model).parent / RECIPE_FILE)
+        recipe = recipe or next((path for path in beside if path.is_file()), None)
+    defaults = {} if recipe is None else _of_evaluation(read_config(recipe, words, SOURCES), words)
     groups = (ModelArguments, RolloutArguments, EngineOptions, EvaluationArguments, SearchArguments)
     return Arguments(*parse_dataclasses(groups, words, defaults, "sorl evaluate"))
+
+
+def newest_policy(run: Path) -> str:
+    """The policy in a folder: the run's, or while it trains that of its last checkpoint."""
+    checkpoint = get_last_checkpoint(str(run)) if (run / RECIPE_FILE).is_file() else None  # type: ignore[no-untyped-call]
+    if checkpoint is None or any((run / name).is_file() for name in POLICY_FILES):
+        return str(run)
+    print(f"{run} has no final policy yet: evaluating {checkpoint}")
+    return str(checkpoint)
+
+
+def _of_evaluation(config: Mapping[str, Any], words: Sequence[str]) -> dict[str, Any]:
+    """What evaluation reads of a recipe: the agent, the search, and the questions that training evaluates on."""
+    if "train_questions" not in config:  # a file of arguments for evaluation
+        return dict(config)
+    agent = [field.name for group in (RolloutArguments, EngineOptions, SearchArguments) for field in fields(group)]
+    taken = {name: value for name, value in config.items() if name in (*agent, *ALSO_IN_RECIPES)}
+    asked = config.get("eval_questions")
+    if asked is not None and not {"--questions", "--benchmarks"}.intersection(words):
+        taken["benchmarks" if asked in qa.BENCHMARKS else "questions"] = [asked]
+    return taken
 
 
 def run_settings(

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sorl_trl.cli.dry_run import try_out
 from sorl_trl.command_line import mistakes, run_command
-from sorl_trl.recipe import build_trainer, parse_arguments, write_settings
+from sorl_trl.recipe import build_trainer, parse_arguments, write_recipe
 from sorl_trl.trainers import SOPPOTrainer
 
 DRY_RUN = frozenset({"--dry_run", "--dry-run", "--dry_run=true", "--dry-run=true"})
@@ -31,7 +31,7 @@ def main(words: Sequence[str] | None = None) -> int:
         trainer = build_trainer(arguments)
     folder = trainer.args.output_dir
     if trainer.accelerator.is_main_process:
-        write_settings(arguments, Path(folder))
+        write_recipe(arguments, Path(folder))
     trainer.train(resume_from_checkpoint=trainer.args.resume_from_checkpoint)
     trainer.save_model(folder)
     trainer.save_state()

@@ -5,7 +5,6 @@ from sorl_trl.evaluation.arguments import EvaluationArguments
 from sorl_trl.evaluation.batches import Agent, complete, encode_prompts, measure, run_batches
 from sorl_trl.evaluation.compare import compare_runs, read_run
 from sorl_trl.evaluation.plan import load_datasets, plan_batches, questions_hash
-from sorl_trl.evaluation.report import format_trajectory, mean_measure, split_by_hops
 from sorl_trl.evaluation.run_folder import RunFolder
 from sorl_trl.evaluation.tables import format_comparison, format_results
 from sorl_trl.records.evaluated import MEASURES, EvaluatedTrajectory
@@ -21,14 +20,11 @@ __all__ = [
     "encode_prompts",
     "format_comparison",
     "format_results",
-    "format_trajectory",
     "load_datasets",
-    "mean_measure",
     "measure",
     "plan_batches",
     "questions_hash",
     "read_run",
     "run_batches",
-    "split_by_hops",
     "summarize",
 ]

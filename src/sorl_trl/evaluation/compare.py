@@ -10,6 +10,7 @@ import numpy as np
 from sorl_trl.evaluation.aggregate import by_question, question_columns
 from sorl_trl.evaluation.bootstrap import Estimate, Floats, bootstrap
 from sorl_trl.evaluation.run_folder import Outcome, RunFolder
+from sorl_trl.records.evaluated import evaluation_in
 
 COMPARED = ("exact_match", "f1", "sub_exact_match", "choice_accuracy", "searches", "generated_tokens")
 
@@ -35,14 +36,14 @@ Run = Mapping[str, Sequence[Outcome]]
 
 
 def read_run(path: str) -> dict[str, list[Outcome]]:
-    """Read the outcomes of a finished run.
+    """Read the outcomes of a finished evaluation: `path`, or what `sorl evaluate` has put into that run.
 
     Raises:
-        FileNotFoundError: `path` is not the directory of a finished run.
+        FileNotFoundError: there is none.
     """
-    folder = RunFolder(path)
+    folder = RunFolder(evaluation_in(path))
     if not folder.is_finished:
-        raise FileNotFoundError(f"{path} is not the directory of a finished run: it has no results")
+        raise FileNotFoundError(f"{path} holds no finished evaluation: `sorl evaluate {path}` makes one")
     return {name: folder.outcomes(name) for name in folder.settings["datasets"]}
 
 

@@ -2,7 +2,7 @@
 
 from sorl_trl.recipe.arguments import Arguments, TaskArguments, TrainerArguments, argument_groups, parse_arguments
 from sorl_trl.recipe.build import build_rollout, build_trainer, load_prompts, load_tokenizer
-from sorl_trl.recipe.settings import write_settings
+from sorl_trl.recipe.written import write_recipe
 
 __all__ = [
     "Arguments",
@@ -14,5 +14,5 @@ __all__ = [
     "load_prompts",
     "load_tokenizer",
     "parse_arguments",
-    "write_settings",
+    "write_recipe",
 ]

@@ -13,7 +13,7 @@ from trl import ModelConfig
 
 from sorl_trl import qa
 from sorl_trl.checks import POSITIVE_COUNT, SWITCH, OneOf, check_fields
-from sorl_trl.command_line import mistakes, parse_dataclasses, read_config, take_config
+from sorl_trl.command_line import given_words, mistakes, parse_dataclasses, read_config, take_config
 from sorl_trl.diagnostics.collapse_guard import ACTIONS
 from sorl_trl.experimental import GroupRefillTrainer, SeeUPOTrainer
 from sorl_trl.methods import METHODS, SETTINGS, method_from
@@ -123,6 +123,8 @@ class Arguments:
     search: SearchArguments
     config: TurnLevelConfig
     model: ModelConfig
+    given: dict[str, Any]
+    """What recipe and command line say, by name: all else is at its default."""
 
     @property
     def trainer_class(self) -> type[TurnLevelTrainer]:
@@ -169,4 +171,6 @@ def parse_arguments(words: Sequence[str] | None = None) -> Arguments:
     with mistakes():
         groups = argument_groups(TRAINERS[choice.trainer])
         command = f"{COMMAND} --trainer {choice.trainer}"
-        return Arguments(*parse_dataclasses(groups, words, {**choice.settings, **recipe}, command))
+        parsed = parse_dataclasses(groups, words, {**choice.settings, **recipe}, command)
+        given = {**recipe, **given_words(groups, words)}
+        return Arguments(*[*parsed, given])

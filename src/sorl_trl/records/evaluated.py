@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 
 from sorl_trl.files import write_whole
 from sorl_trl.qa import Question
+from sorl_trl.records import EVALUATION_FOLDER
 from sorl_trl.text import encodable
 from sorl_trl.types import Observation, Passage, Trajectory, Turn
 
@@ -115,6 +116,12 @@ def write_evaluated(shard: Path, rows: Sequence[EvaluatedTrajectory]) -> None:
     table = to_table(rows)
     shard.parent.mkdir(parents=True, exist_ok=True)
     write_whole(shard, lambda file: pq.write_table(table, file, compression="zstd"))
+
+
+def evaluation_in(run: str | os.PathLike[str]) -> Path:
+    """The evaluation in the folder of a policy, if there is one; else `run` itself."""
+    inside = Path(run) / EVALUATION_FOLDER
+    return inside if (inside / SETTINGS).is_file() else Path(run)
 
 
 def evaluated_shards(run: str | os.PathLike[str], dataset: str) -> list[Path]:

@@ -86,7 +86,9 @@ class World:
         target.mkdir(parents=True, exist_ok=True)
         write_corpus(self.passages, target / CORPUS_FILE)
         write_questions(self.train, target / TRAIN_FILE)
-        write_questions(self.evaluation, target / EVALUATION_FILE)
+        evaluation = list(self.evaluation)
+        random.Random(self.name).shuffle(evaluation)  # or the first hundred would all have one hop
+        write_questions(evaluation, target / EVALUATION_FILE)
         return target
 
     def guess_rate(self) -> float:

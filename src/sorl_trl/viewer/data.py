@@ -16,6 +16,7 @@ from sorl_trl.records.evaluated import (
     RESULTS,
     SETTINGS,
     count_evaluated,
+    evaluation_in,
     read_evaluated,
     read_settings,
 )
@@ -76,17 +77,19 @@ def open_run(run: str | os.PathLike[str]) -> Source:
     Raises:
         FileNotFoundError: It is neither the folder of an evaluation nor that of a training run with dumps.
     """
-    if any(Path(run).glob(SHARDS)):  # beside which `sorl train` writes settings of its own
+    if any(Path(run).glob(SHARDS)):
         steps = {_step_name(step): (step, size) for step, size in count_trained(run).items()}
         sizes = {name: size for name, (_, size) in steps.items()}
         return Source(TRAINING, sizes, lambda name: _step(run, steps[name][0]))
-    if (Path(run) / SETTINGS).is_file() and "datasets" in (settings := read_settings(run)):
+    run = evaluation_in(run)
+    if (Path(run) / SETTINGS).is_file():
+        settings = read_settings(run)
         finished = (Path(run) / RESULTS).exists()
         notes = [] if finished else ["The evaluation is not finished: its finished batches are here."]
         sizes = {name: count_evaluated(run, name) for name in settings["datasets"]}
         return Source(EVALUATION, sizes, lambda name: map(evaluation_entry, read_evaluated(run, name)), notes)
     raise FileNotFoundError(
-        f"{run} holds neither the {SETTINGS} of an evaluation nor {SHARDS}, which training writes with "
+        f"{run} holds no trajectories: `sorl evaluate {run}` makes some of a policy, and training keeps its own with "
         "`save_trajectories_steps`"
     )
 

@@ -45,7 +45,11 @@ def test_training_reads_what_was_prepared(
     assert seen[:4] == ["--accelerate_config", "single_cpu", "--config", "quickstart"]
     given = dict(zip(seen[4::2], seen[5::2], strict=True))
     paths = {"model_name_or_path": "warm-start", "output_dir": "policy"}
-    paths |= {"train_questions": "world/train.jsonl", "corpus": "world/corpus.jsonl"}
+    paths |= {
+        "train_questions": "world/train.jsonl",
+        "eval_questions": "world/eval.jsonl",
+        "corpus": "world/corpus.jsonl",
+    }
     assert given == {"--seed": "1"} | ({f"--{k}": str(run / v) for k, v in paths.items()} if elsewhere else {})
 
 

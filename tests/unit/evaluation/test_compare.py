@@ -51,7 +51,7 @@ def test_nothing_in_common_is_refused() -> None:
 def test_a_run_must_be_finished(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.claim({"datasets": {"nq": {}}})
-    with pytest.raises(FileNotFoundError, match="not the directory of a finished run"):
+    with pytest.raises(FileNotFoundError, match="holds no finished evaluation"):
         read_run(str(tmp_path))
     folder.finish({}, "")
     assert read_run(str(tmp_path)) == {"nq": []}

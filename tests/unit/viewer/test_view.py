@@ -66,5 +66,5 @@ def test_the_command_says_what_it_wrote(tmp_path: Path, capsys: pytest.CaptureFi
 
 @pytest.mark.parametrize("words", [["{}", "-o", "{}/page.html"], ["{}", "--limit", "0"]])
 def test_a_mistake_is_a_sentence(tmp_path: Path, words: list[str]) -> None:
-    with pytest.raises(UserMistake, match=r"holds neither|at least 1"):
+    with pytest.raises(UserMistake, match=r"holds no trajectories|at least 1"):
         main([word.format(tmp_path) for word in words])

@@ -1,0 +1,42 @@
+"""What training was told, kept beside what it makes: `recipe.yaml`, by which a run can be evaluated and made again."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from sorl_trl.files import write_whole
+from sorl_trl.recipe.arguments import Arguments
+from sorl_trl.records import RECIPE_FILE
+from sorl_trl.text import without_user
+
+SECRET = "_token"
+"""Names that end so are those of secrets, as in transformers."""
+PATHS = ("model_name_or_path", "train_questions", "eval_questions", "corpus", "index", "search_cache")
+"""Arguments that may name a file or a folder, which are written so that they are found from anywhere."""
+
+
+def recipe_of(arguments: Arguments) -> dict[str, Any]:
+    """What recipe and command line said, and all that shapes the agent: its defaults may change one day."""
+    written = {**asdict(arguments.rollout), **arguments.given, "trainer": arguments.trainer.trainer}
+    written["max_completion_length"] = arguments.config.max_completion_length
+    return {name: _written(name, value) for name, value in written.items() if not name.endswith(SECRET)}
+
+
+def _written(name: str, value: Any) -> Any:
+    """Without the user of a URL, who may have a password."""
+    if not isinstance(value, str):
+        return value
+    return str(Path(value).resolve()) if name in PATHS and Path(value).exists() else without_user(value)
+
+
+def write_recipe(arguments: Arguments, folder: Path) -> None:
+    """Write `recipe.yaml` into the output folder of a run, made if missing."""
+    folder.mkdir(parents=True, exist_ok=True)
+    text = yaml.safe_dump(recipe_of(arguments), sort_keys=False, allow_unicode=True)
+    head = f"# What trained the policy in this folder, with sorl-trl {version('sorl-trl')}.\n"
+    write_whole(folder / RECIPE_FILE, (head + text).encode("utf-8"))

@@ -1,0 +1,59 @@
+"""`recipe.yaml`, which a run leaves behind: what was said, all that shapes the agent, and no secret."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from sorl_trl.recipe import parse_arguments, write_recipe
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Any:
+    """Writes the recipe of a run with some words more, and reads it."""
+    (tmp_path / "data.jsonl").touch()
+
+    def write(recipe: str, *words: str) -> dict[str, Any]:
+        data = str(tmp_path / "data.jsonl")
+        here = ["--train_questions", data, "--eval_questions", data, "--corpus", data]
+        config = ["--config", str(ROOT / f"recipes/{recipe}.yaml"), "--output_dir", str(tmp_path / "new" / "out")]
+        write_recipe(parse_arguments([*config, *here, *words]), tmp_path / "new" / "out")
+        read: dict[str, Any] = yaml.safe_load((tmp_path / "new" / "out" / "recipe.yaml").read_text())
+        return read
+
+    return write
+
+
+def test_what_was_said_and_what_shapes_the_agent(written: Any) -> None:
+    found = written("so_ppo", "--method", "starpo_s", "--kl_in_reward", "true", "--beta", "0.1")
+    said = {"trainer": "so_ppo", "method": "starpo_s", "kl_in_reward": True, "beta": 0.1, "learning_rate": 3e-4}
+    agent = {"protocol": "terse", "max_turns": 3, "chat": False, "max_completion_length": 200, "search_top_k": 1}
+    assert {name: found[name] for name in said | agent} == said | agent
+    assert not {"dry_run", "gamma", "lora_r", "epsilon_high"} & found.keys()
+
+
+def test_the_same_arguments_come_of_it_from_anywhere(
+    written: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = written("so_ppo_lora", "--corpus", "data.jsonl", "--rewards", "f1", "format", "--gamma", "0.9")
+    assert found["corpus"] == str(tmp_path / "data.jsonl")
+    monkeypatch.chdir("/")
+    again = parse_arguments(["--config", str(tmp_path / "new/out/recipe.yaml")])
+    assert again.task.rewards == ["f1", "format"]
+    assert (again.config.gamma, again.config.steps_per_generation, again.model.use_peft) == (0.9, 4, True)
+    assert again.given == found
+
+
+def test_no_secret_is_written(written: Any) -> None:
+    assert "hub_token" not in written("so_grpo", "--hub_token", "s3cret")
+
+
+def test_no_user_of_a_url_is_written(written: Any) -> None:
+    found = written("so_grpo", "--vllm_server_base_url", "http://me:s3cret@127.0.0.1:8000/retrieve")
+    assert found["vllm_server_base_url"] == "http://127.0.0.1:8000/retrieve"
