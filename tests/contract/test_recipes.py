@@ -100,7 +100,7 @@ class TestTrainer:
 )
 def test_bad_arguments_are_named(tmp_path: Path, name: str, value: str, allowed: str) -> None:
     with pytest.raises(UserMistake) as error:
-        parse("so_grpo", tmp_path, name, value)
+        parse("so_grpo", tmp_path, "--eval_strategy", "epoch", "--eval_questions", "nq", name, value)
     assert name.removeprefix("--") in str(error.value)
     assert value in str(error.value)
     assert allowed in str(error.value)

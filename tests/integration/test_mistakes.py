@@ -121,7 +121,7 @@ EVALUATE = ["--model_name_or_path", "policy", "--questions", "questions.jsonl", 
     ("words", "said"),
     [
         ([], "the following arguments are required: --model_name_or_path"),
-        (["--config", "nowhere.yaml"], "nowhere.yaml: [Errno 2] No such file or directory: 'nowhere.yaml'"),
+        (["--config", "nowhere.yaml"], "--config: 'nowhere.yaml' is neither a file nor the name of one of"),
         ([*EVALUATE, "run", "--protocl", "terse"], "`--protocl` is no argument of sorl evaluate; is it `--protocol`?"),
         ([*EVALUATE, "questions.jsonl"], "File exists: 'questions.jsonl'"),
     ],

@@ -101,14 +101,14 @@ def test_questions_of_public_sets(folder: Path, monkeypatch: pytest.MonkeyPatch)
         write(folder / name / f"{split}.jsonl", [{**QUESTION, "question": f"{name} {split}"}])
         local = replace(qa.BENCHMARKS[name], hub_id=str(folder / name), config=None)
         monkeypatch.setitem(qa.BENCHMARKS, name, local)
-    found = arguments(folder, "--no_search", train_questions="nq", eval_questions="musique")
+    found = arguments(folder, "--no_search", train_questions="nq", eval_questions="musique", eval_strategy="epoch")
     prompts = recipe.load_prompts(found)
     assert [[(row["prompt"], row["data_source"]) for row in rows] for rows in prompts] == [
         [("where nq train", "nq")],
         [("where musique dev", "musique")],
     ]
-    found.task.eval_questions = None
-    assert recipe.load_prompts(found)[1] is None
+    found.config.eval_strategy = "no"
+    assert recipe.load_prompts(found)[1] is None, "nobody asks them while it trains"
 
 
 def test_options_are_shown_and_choice_needs_them(folder: Path) -> None:

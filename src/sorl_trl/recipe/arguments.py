@@ -84,7 +84,9 @@ class TaskArguments:
     )
     eval_questions: str | None = field(
         default=None,
-        metadata={"help": "The same for `eval_strategy`; of a public set its evaluation split is taken."},
+        metadata={
+            "help": "The same for `eval_strategy` and `sorl evaluate`; of a public set its evaluation split is taken."
+        },
     )
     rewards: list[str] = field(
         default_factory=lambda: ["exact_match"],
@@ -100,13 +102,7 @@ class TaskArguments:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for name in ("train_questions", "eval_questions"):
-            value = getattr(self, name)
-            if value is not None and value not in qa.BENCHMARKS and not Path(value).is_file():
-                raise ValueError(
-                    f"`{name}` is {value!r}, but there is no such file, nor a public set of this name "
-                    f"({', '.join(qa.BENCHMARKS)})."
-                )
+        check_questions("train_questions", self.train_questions)
         # A recipe may say `rewards: exact_match`.
         if not isinstance(self.rewards, list) or not self.rewards or not {*self.rewards} <= {*REWARDS}:
             raise ValueError(f"`rewards` is {self.rewards!r}, but must be a list of some of {', '.join(REWARDS)}.")
@@ -132,6 +128,8 @@ class Arguments:
 
     def __post_init__(self) -> None:
         POSITIVE_COUNT.check("max_completion_length", self.config.max_completion_length)
+        if self.config.eval_strategy != "no":
+            check_questions("eval_questions", self.task.eval_questions or "")
         if self.search.no_search and "f1_plus" in self.task.rewards:
             raise ValueError(
                 "`rewards` has 'f1_plus', which takes 0.1 off a trajectory that has not searched, but with "
@@ -148,6 +146,15 @@ class Arguments:
                 f"`resume_from_checkpoint` is {checkpoint!r}, but must be the folder of a checkpoint, with its "
                 f"{TRAINER_STATE_NAME}."
             )
+
+
+def check_questions(name: str, value: str) -> None:
+    """Raise ValueError unless `value` is a file or the name of a public set."""
+    if value not in qa.BENCHMARKS and not Path(value).is_file():
+        raise ValueError(
+            f"`{name}` is {value!r}, but there is no such file, nor a public set of this name "
+            f"({', '.join(qa.BENCHMARKS)})."
+        )
 
 
 def argument_groups(trainer_class: type[TurnLevelTrainer]) -> tuple[type, ...]:

@@ -25,7 +25,8 @@ def load_prompts(arguments: Arguments) -> tuple[Dataset, Dataset | None]:
     task = arguments.task
     with arguments.config.main_process_first(desc="loading the questions"):
         train = _load_questions(task.train_questions, "train")
-        evaluation = None if task.eval_questions is None else _load_questions(task.eval_questions, None)
+        is_evaluated = arguments.config.eval_strategy != "no"
+        evaluation = _load_questions(str(task.eval_questions), None) if is_evaluated else None
     if "choice" in task.rewards:
         check_choices([*train, *(evaluation or ())])
     return _as_prompts(train, arguments.rollout), evaluation and _as_prompts(evaluation, arguments.rollout)

@@ -46,7 +46,7 @@ def test_every_command_has_help_under_its_name(name: str, capsys: pytest.Capture
         (["index", "--corpse", "x"], "the following arguments are required: --corpus"),
         (["evaluate", "--protocl", "x"], "`--protocl` is no argument of sorl evaluate; is it `--pro"),
         (["compare", "a"], "the following arguments are required: RUN"),
-        (["compare", "a", "b"], "a is not the directory of a finished run: it has no results"),
+        (["compare", "a", "b"], "a holds no finished evaluation: `sorl evaluate a` makes one"),
         (["train", "--accelerate_config", "zero8"], "--accelerate_config: 'zero8' is neither a file nor the name of"),
     ],
 )
