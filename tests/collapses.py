@@ -6,12 +6,13 @@ import copy
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import TrainerCallback
 
 from sorl_trl import SOGRPOTrainer, SOPPOTrainer
-from sorl_trl.diagnostics import CollapseGuard, GuardSettings, Level
+from sorl_trl.diagnostics import CollapseGuard, Level, collapse_guard
 from sorl_trl.learning_rate import scale_learning_rate
 from sorl_trl.search import BM25Index
 from sorl_trl.trainers.base import TurnLevelTrainer
@@ -26,7 +27,7 @@ ALARM = JUMP + UPDATES + 1
 """With this step's log entry, iteration 4 is complete."""
 RATE = 0.02
 RULES = (Level("high_kl", "kl_to_old", "lower the learning rate", threshold=0.2),)
-ALWAYS = (Level("always", "entropy", "nothing is wrong", threshold=0.0),)
+ALWAYS = (Level("always", "entropy", "nothing is wrong", threshold=0.0, patience=3),)
 
 
 class LearningRateJump(TrainerCallback):
@@ -87,11 +88,16 @@ def build(folder: Path, trainer_class: Any = SOGRPOTrainer, **overrides: Any) ->
     return trainer
 
 
+def set_numbers(monkeypatch: pytest.MonkeyPatch, **numbers: float) -> None:
+    """Of the guard, for runs of a few iterations."""
+    for name, value in {"LR_FACTOR": 0.1, "COOLDOWN": 1, "MARGIN": 1, **numbers}.items():
+        monkeypatch.setattr(collapse_guard, name, value)
+
+
 def guarded(folder: Path, action: str, trainer_class: Any = SOGRPOTrainer, **overrides: Any) -> tuple[Any, Any]:
     rules = overrides.pop("rules", RULES)
-    settings = overrides.pop("settings", GuardSettings(lr_factor=0.1, cooldown=1, margin=1))
     trainer = build(folder, trainer_class, **overrides)
-    guard = CollapseGuard(action, trainer if action == "roll_back" else None, rules, settings)
+    guard = CollapseGuard(action, trainer if action == "roll_back" else None, rules)
     trainer.add_callback(guard)
     return trainer, guard
 

@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from sorl_trl import SOGRPOTrainer, SOPPOTrainer
-from sorl_trl.diagnostics import Level
 from sorl_trl.methods import SETTINGS, MicroBatch
 from tests.agents import steps_after
-from tests.collapses import GRPOThatRemembers, build, checkpoint, guarded, logged
+from tests.collapses import ALWAYS, GRPOThatRemembers, build, checkpoint, guarded, logged, set_numbers
 
 TARGET = 0.02
 HOT = 0.3
@@ -91,10 +90,10 @@ def test_a_resumed_run_goes_on_exactly(tmp_path: Path, trainer_class: Any) -> No
 
 
 class TestGuard:
-    def test_a_roll_back_restores_the_factor(self, tmp_path: Path) -> None:
-        rules = [Level("high", "entropy", "nothing is wrong", threshold=0.0, patience=3)]
+    def test_a_roll_back_restores_the_factor(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        set_numbers(monkeypatch)
         fields = {"learning_rate": HOT, "max_steps": 15, "target_kl": TARGET, "save_steps": 2, "callbacks": []}
-        trainer, _ = guarded(tmp_path, "roll_back", GRPOThatRemembers, rules=rules, **fields)
+        trainer, _ = guarded(tmp_path, "roll_back", GRPOThatRemembers, rules=ALWAYS, **fields)
         trainer.train()
         factors, rates = logged(trainer, "lr_factor"), logged(trainer, "learning_rate")
         (intervention,) = logged(trainer, "guard/interventions")

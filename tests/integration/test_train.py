@@ -139,7 +139,7 @@ def test_rewards_are_those_named(folder: Path) -> None:
     assert trainer.reward_func_names == [qa.REWARDS[name].__name__ for name in ("exact_match", "f1")]
 
 
-@pytest.mark.parametrize("collapse_guard", ["off", "warn", "lower_lr"])
+@pytest.mark.parametrize("collapse_guard", ["off", "warn", "stop"])
 def test_the_guard_acts_as_it_is_told(folder: Path, collapse_guard: str) -> None:
     trainer = trainer_of(folder, collapse_guard=collapse_guard)
     actions = [each.action for each in trainer.callback_handler.callbacks if isinstance(each, CollapseGuard)]

@@ -130,7 +130,7 @@ class TestCommands:
     def test_report(self, trained: Home) -> None:
         trained.sorl("report", "runs/mine", "runs/quickstart/policy", "-o", "report")
         written = {path.name for path in (trained.folder / "report").iterdir()}
-        assert written == {"report.html", "report.png"}
+        assert written == {"report.html"}
 
     @pytest.mark.parametrize(
         ("words", "said"),

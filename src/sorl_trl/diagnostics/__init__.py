@@ -4,7 +4,7 @@
 """
 
 from sorl_trl.diagnostics.collapse_detector import Alarm, CollapseDetector, detect
-from sorl_trl.diagnostics.collapse_guard import CollapseGuard, GuardSettings
+from sorl_trl.diagnostics.collapse_guard import CollapseGuard
 from sorl_trl.diagnostics.collapse_rules import DEFAULT_RULES, Fall, Level, NotFinite, Rule
 from sorl_trl.diagnostics.progress import TurnProgressCallback
 
@@ -14,7 +14,6 @@ __all__ = [
     "CollapseDetector",
     "CollapseGuard",
     "Fall",
-    "GuardSettings",
     "Level",
     "NotFinite",
     "Rule",

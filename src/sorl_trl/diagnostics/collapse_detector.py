@@ -18,19 +18,17 @@ class Alarm:
     """The news that the condition of a rule has begun to hold."""
 
     rule: Rule
-    iteration: int
-    """The iteration that was judged, from 0; of `NotFinite`, the one that the entry is in."""
     step: int
-    """The step of the log entry after it, which completed it; of `NotFinite`, the step of the entry itself."""
+    """The step of the log entry with which it came: the first one after the iteration that was judged."""
     message: str
 
 
 class CollapseDetector:
     """Judges each iteration by `rules` when it is complete, with the first log entry of the next one: never the last.
 
-    Within an iteration, a metric is averaged over the entries that have it; of names that end in `_max` or `_min` the
-    largest or smallest value is taken. None and NaN count as absent, and a metric that is absent fires nothing. So do
-    all others where every trajectory was masked: that iteration says nothing about the policy.
+    Within an iteration, a metric is averaged over the entries that have it; of names that end in `_max` the largest
+    value is taken. None and NaN count as absent, and a metric that is absent fires nothing. So do all others where
+    every trajectory was masked: that iteration says nothing about the policy.
 
     A rule fires when its condition begins to hold, and again only after the condition has not held once. `NotFinite`
     fires with the entry that tells of it, also in iterations that the others do not judge. Rules have different names.
@@ -38,87 +36,63 @@ class CollapseDetector:
 
     def __init__(self, rules: Iterable[Rule] = DEFAULT_RULES) -> None:
         self.rules = tuple(rules)
-        self.starts: list[int] = []
-        """Step of the first log entry of each iteration; the last one is not complete yet."""
         self.judged: list[int] = []
-        """The iterations that were judged: all but the last one, and what `restart` has left out."""
-        self._values: dict[str, list[float]] = {}
-        self._blind_until = 0
-        self._clear()
-
-    def _clear(self) -> None:
-        self._history: dict[str, list[float]] = {rule.metric: [] for rule in self.rules}
-        self._breached: set[str] = set()
+        """The steps with whose log entries an iteration was judged: all but those that `restart` has left out."""
+        self._entries: list[Mapping[str, Any]] = []
+        self.restart(cooldown=0)
 
     def restart(self, cooldown: int) -> None:
         """Forget what was seen, and leave out the iteration that has begun and the `cooldown` ones after it."""
-        self._clear()
-        self._blind_until = len(self.starts) + cooldown
-
-    def rearm(self) -> None:
-        """Let rules fire again whose condition still holds."""
-        self._breached.clear()
+        self._left_out = 1 + cooldown
+        self._history: dict[str, list[float]] = {rule.name: [] for rule in self.rules}
+        self.holding: set[str] = set()
+        """The rules that have fired and whose condition still holds; those that are taken out may fire again."""
 
     def observe(self, entry: Mapping[str, Any]) -> list[Alarm]:
         """Take the next entry of a `log_history`, and return the alarms of the iteration that it completes."""
-        alarms: list[Alarm] = []
-        if ITERATION_METRIC in entry:
-            if len(self.starts) > self._blind_until:
-                alarms = self._judge(int(entry["step"]))
-            self.starts.append(int(entry["step"]))
-            self._values = {metric: [] for metric in (*self._history, MASKED_METRIC)}
-        for metric, values in self._values.items():
-            value = entry.get(metric)
-            if isinstance(value, int | float) and not math.isnan(value):
-                values.append(float(value))
-        return alarms + self._faults(entry)
+        step = int(entry["step"])
+        alarms = self._judge(step) if ITERATION_METRIC in entry else []
+        self._entries.append(entry)
+        for rule in self.rules:
+            value = entry.get(rule.metric)
+            if isinstance(rule, NotFinite) and isinstance(value, int | float):
+                alarms += self._check(rule, [value], step)
+        return alarms
 
     def _judge(self, step: int) -> list[Alarm]:
         """The alarms of the iteration that an entry of `step` completes."""
-        iteration = len(self.starts) - 1
-        self.judged.append(iteration)
-        new = {metric: _summary(metric, values) for metric, values in self._values.items() if values}
-        if new.get(MASKED_METRIC) == 1.0:
-            new = {MASKED_METRIC: 1.0}
-        for metric in new.keys() & self._history.keys():
-            self._history[metric].append(new[metric])
+        entries, self._entries = self._entries, []
+        if self._left_out:
+            self._left_out -= 1
+            return []
+        self.judged.append(step)
+        masked = _summary(MASKED_METRIC, entries) == 1.0
         alarms = []
         for rule in self.rules:
-            if rule.metric not in new or isinstance(rule, NotFinite):
+            value = _summary(rule.metric, entries)
+            if value is None or isinstance(rule, NotFinite) or (masked and rule.metric != MASKED_METRIC):
                 continue
-            breach = rule.breach(self._history[rule.metric])
-            if self._begins(rule, breach):
-                message = f"{rule.name}: in iteration {iteration} (before step {step}) `{rule.metric}` {breach}: "
-                alarms.append(Alarm(rule, iteration, step, f"{message}{rule.hint}."))
+            self._history[rule.name].append(value)
+            alarms += self._check(rule, self._history[rule.name], step)
         return alarms
 
-    def _faults(self, entry: Mapping[str, Any]) -> list[Alarm]:
-        """The alarms of an entry by itself; entries without the rule's metric, as of an evaluation, say nothing."""
-        alarms = []
-        for rule in self.rules:
-            if not isinstance(rule, NotFinite) or rule.metric not in entry:
-                continue
-            fault = rule.fault(entry)
-            if self._begins(rule, fault):
-                step = int(entry["step"])
-                message = f"{rule.name}: {fault} in the log entry of step {step}: {rule.hint}."
-                alarms.append(Alarm(rule, len(self.starts) - 1, step, message))
-        return alarms
-
-    def _begins(self, rule: Rule, breach: str | None) -> bool:
-        """Whether the condition of a rule holds, and has not held when it was judged before."""
+    def _check(self, rule: Rule, history: Sequence[float], step: int) -> list[Alarm]:
+        """The alarm of a rule whose condition holds, and has not held when it was judged before."""
+        breach = rule.breach(history)
         if breach is None:
-            self._breached.discard(rule.name)
-            return False
-        begins = rule.name not in self._breached
-        self._breached.add(rule.name)
-        return begins
+            self.holding.discard(rule.name)
+        elif rule.name not in self.holding:
+            self.holding.add(rule.name)
+            return [Alarm(rule, step, f"{rule.name}: by step {step} `{rule.metric}` {breach}: {rule.hint}.")]
+        return []
 
 
-def _summary(metric: str, values: Sequence[float]) -> float:
-    if metric.endswith("_max"):
-        return max(values)
-    return min(values) if metric.endswith("_min") else mean(values)
+def _summary(metric: str, entries: Iterable[Mapping[str, Any]]) -> float | None:
+    logged = [entry.get(metric) for entry in entries]
+    values = [float(value) for value in logged if isinstance(value, int | float) and not math.isnan(value)]
+    if not values:
+        return None
+    return max(values) if metric.endswith("_max") else mean(values)
 
 
 def detect(log_history: Iterable[Mapping[str, Any]], rules: Iterable[Rule] = DEFAULT_RULES) -> list[Alarm]:

@@ -3,51 +3,34 @@
 from __future__ import annotations
 
 import logging
-from bisect import bisect_right
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Any
 
 from torch import distributed
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from sorl_trl.checks import COUNT, Number, check_choice, check_fields
+from sorl_trl.checks import check_choice
 from sorl_trl.diagnostics.collapse_detector import Alarm, CollapseDetector
-from sorl_trl.diagnostics.collapse_rules import DEFAULT_RULES, NotFinite, Rule
+from sorl_trl.diagnostics.collapse_rules import DEFAULT_RULES, MASKED_METRIC, NotFinite, Rule
 from sorl_trl.learning_rate import check_scheduler, scale_learning_rate
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
-ACTIONS = ("warn", "stop", "lower_lr", "roll_back")
+ACTIONS = ("warn", "stop", "roll_back")
 ALARMS = "guard/alarms"
 INTERVENTIONS = "guard/interventions"
 
-
-@dataclass(frozen=True)
-class GuardSettings:
-    """How `CollapseGuard` intervenes with `action="lower_lr"` and `"roll_back"`. Iterations are those of the detector.
-
-    Raises:
-        ValueError: a field is out of range.
-    """
-
-    lr_factor: Annotated[float, Number(above=0, below=1)] = 0.5
-    """By what each intervention multiplies the learning rates."""
-    max_interventions: Annotated[int, COUNT] = 3
-    """The alarm after so many stops training."""
-    cooldown: Annotated[int, COUNT] = 5
-    """Iterations after an intervention that the rules do not see."""
-    margin: Annotated[int, COUNT] = 5
-    """A checkpoint is healthy if no alarm came in so many iterations after it, those that the rules saw: alarms come
-    late. One of `NotFinite` comes in the same iteration."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
+LR_FACTOR = 0.5
+"""By what going back multiplies the learning rates."""
+MAX_INTERVENTIONS = 3
+"""The alarm after so many stops training."""
+COOLDOWN = 5
+"""Iterations after going back that the rules do not see. Iterations are those of the detector."""
+MARGIN = 5
+"""A checkpoint is healthy if no alarm came in so many iterations after its own, of those that the rules saw."""
 
 
 class CollapseGuard(TrainerCallback):
@@ -55,14 +38,11 @@ class CollapseGuard(TrainerCallback):
 
     - `"warn"`: log a warning. The other actions do so too.
     - `"stop"`: write a checkpoint (unless `save_strategy` is "no") and end training.
-    - `"lower_lr"`: multiply all learning rates by `lr_factor`, for the rest of the schedule.
-    - `"roll_back"`: go back to the newest healthy checkpoint and lower the learning rates. The step counts on.
+    - `"roll_back"`: go back to the newest healthy checkpoint and halve the learning rates. The step counts on, and the
+      rules start anew. Where nothing can be trained on, after three times, or without a healthy checkpoint, stop.
 
-    Where a cause lies outside of the policy, after `max_interventions`, or without a healthy checkpoint, the last two
-    stop. After an intervention the rules start anew.
-
-    After an alarm of `NotFinite`, `"lower_lr"` stops, and a stop writes no checkpoint. With `fp16`, gradient norms
-    that are no numbers are usual, and do not count: the gradient scaler leaves such steps out.
+    After an alarm of `NotFinite`, a stop writes no checkpoint. With `fp16` these rules are left out: gradient norms
+    that are no numbers are usual there, and the gradient scaler leaves such steps out.
 
     The log entries of alarms get `guard/alarms` and `guard/interventions`, from which a resumed run learns what has
     been; loggers that were called before this callback do not see them.
@@ -71,176 +51,130 @@ class CollapseGuard(TrainerCallback):
         action: one of the above.
         trainer: for `"roll_back"`, whose trainer must have `roll_back(checkpoint)`, as those of this package do.
         rules: what fires.
-        settings: of `"lower_lr"` and `"roll_back"`.
 
     Raises:
         ValueError: `action` is unknown, or `trainer` cannot roll back or writes no checkpoints to go back to. When
             training begins: it logs nothing, or the schedule does not let its learning rates be lowered.
     """
 
-    def __init__(
-        self,
-        action: str = "warn",
-        trainer: Any = None,
-        rules: Iterable[Rule] = DEFAULT_RULES,
-        settings: GuardSettings | None = None,
-    ) -> None:
+    def __init__(self, action: str = "warn", trainer: Any = None, rules: Iterable[Rule] = DEFAULT_RULES) -> None:
         check_choice("action", action, ACTIONS)
         if action == "roll_back":
             _check_trainer(trainer)
         self.action = action
         self.trainer = trainer
-        self.settings = settings or GuardSettings()
         self.rules = tuple(rules)
-        self._forget()
-
-    def _forget(self) -> None:
-        self._detector = CollapseDetector(self.rules)
         self.alarms: list[Alarm] = []
         """All that have fired."""
-        self._interventions: list[int] = []  # steps
-        self._checkpoints: set[int] = set()  # steps
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         if args.logging_strategy == "no":
             raise ValueError("`logging_strategy` is 'no', but CollapseGuard reads log entries: set it to 'steps'.")
-        if self.action in ("lower_lr", "roll_back"):
+        if self.action == "roll_back":
             check_scheduler(kwargs["lr_scheduler"])
-        self._forget()
+        self._detector = CollapseDetector(
+            rule for rule in self.rules if not (args.fp16 and isinstance(rule, NotFinite))
+        )
+        self.alarms.clear()
         for entry in state.log_history:  # of the run that is resumed
-            self.alarms += self._observe(args, entry)
+            self.alarms += self._detector.observe(entry)
             if INTERVENTIONS in entry:
-                self._note_intervention(int(entry["step"]))
-        self._detector.rearm()  # what made it stop may not have been mended
-        if state.global_step:
-            self._checkpoints = {step for step in _steps_on_disk(args) if step <= state.global_step}
+                self._detector.restart(COOLDOWN)
+        self._detector.holding.clear()  # what made it stop may not have been mended
+        self._saved = list(range(state.global_step + 1))  # all that the resumed run may have saved
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        self._checkpoints.add(state.global_step)
+        self._saved.append(state.global_step)
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         entry = state.log_history[-1]  # with the step, which `logs` does not have
-        alarms = _from_main_process(self._observe(args, entry))
+        alarms: list[Alarm] = _from_main_process(self._detector.observe(entry))
         if not alarms:
             return
         self.alarms += alarms
         for alarm in alarms:
             _warn(state, alarm.message)
-        marks = {ALARMS: len(alarms)}
-        if self._intervene(args, state, control, alarms, **kwargs):
-            self._note_intervention(state.global_step)
-            marks[INTERVENTIONS] = len(self._interventions)
-        entry.update(marks)
-        kwargs["logs"].update(marks)
+        entry[ALARMS] = len(alarms)
+        if self.action != "warn":
+            self._act(args, state, control, alarms)
+        kwargs["logs"].update({name: entry[name] for name in (ALARMS, INTERVENTIONS) if name in entry})
 
-    def _observe(self, args: TrainingArguments, entry: dict[str, Any]) -> list[Alarm]:
-        return self._detector.observe({**entry, "grad_norm": None} if args.fp16 and "grad_norm" in entry else entry)
+    def _act(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, alarms: list[Alarm]) -> None:
+        """Go back, or stop."""
+        interventions = [int(entry["step"]) for entry in state.log_history if INTERVENTIONS in entry]
+        destination = self._destination(args, alarms, len(interventions))
+        if isinstance(destination, Path):
+            self._go_back(destination, state, interventions)
+            state.log_history[-1][INTERVENTIONS] = len(interventions) + 1
+            self._detector.restart(COOLDOWN)
+            return
+        _warn(state, f"CollapseGuard stops training: {destination}.")
+        control.should_training_stop = True
+        broken = any(isinstance(alarm.rule, NotFinite) for alarm in alarms)
+        control.should_save = args.save_strategy != "no" and not broken
 
-    def _intervene(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, alarms: list[Alarm], **kwargs: Any
-    ) -> bool:
-        """Act as `action` says; whether training goes on in another state."""
-        if self.action == "warn":
-            return False
-        checkpoint = self._healthy_checkpoint(args, state) if self.action == "roll_back" else None
-        reason = self._reason_to_stop(alarms, checkpoint)
-        if reason is not None:
-            _warn(state, f"CollapseGuard stops training: {reason}.")
-            control.should_training_stop = True
-            control.should_save = not _not_finite(alarms) and (control.should_save or args.save_strategy != "no")
-            return False
-        lowered = self.settings.lr_factor
-        if checkpoint is not None:
-            lowered = self._go_back(checkpoint)
-            _warn(state, f"CollapseGuard has gone back to {checkpoint}.")
-        scale_learning_rate(kwargs["optimizer"], kwargs["lr_scheduler"], lowered)
-        _warn(state, f"CollapseGuard has multiplied the learning rates by {lowered:g}.")
-        return True
-
-    def _go_back(self, checkpoint: Path) -> float:
-        """Restore `checkpoint`; by what to lower its learning rates, which know nothing of the interventions since."""
-        self.trainer.roll_back(checkpoint)
-        saved_at = int(checkpoint.name.rpartition("-")[2])
-        undone = sum(step > saved_at for step in self._interventions)
-        return float(self.settings.lr_factor ** (1 + undone))
-
-    def _reason_to_stop(self, alarms: list[Alarm], checkpoint: Path | None) -> str | None:
+    def _destination(self, args: TrainingArguments, alarms: list[Alarm], interventions: int) -> Path | str:
+        """The checkpoint to go back to, or why to stop."""
         if self.action == "stop":
             return "`action` is 'stop'"
-        outside = [alarm.rule.name for alarm in alarms if alarm.rule.from_outside]
-        if outside:
-            return f"what {outside[0]} tells of is not for `action={self.action!r}` to mend"
-        if self.action == "lower_lr" and _not_finite(alarms):
-            return "no learning rate mends weights that are no numbers"
-        if len(self._interventions) >= self.settings.max_interventions:
-            return f"`max_interventions={self.settings.max_interventions}` have been made"
-        if self.action == "roll_back" and checkpoint is None:
-            return (
-                f"no checkpoint is left from more than `margin={self.settings.margin}` iterations before an alarm. "
-                "Save more often, and keep more (`save_steps`, "
-                "`save_total_limit`)"
-            )
-        return None
+        if any(alarm.rule.metric == MASKED_METRIC for alarm in alarms):
+            return "nothing can be trained on, and going back does not change that"
+        if interventions >= MAX_INTERVENTIONS:
+            return f"it has gone back {interventions} times"
+        return self._healthy_checkpoint(args) or (
+            f"no checkpoint is left from more than {MARGIN} iterations before an alarm. Save more often, and keep "
+            "more (`save_steps`, `save_total_limit`)"
+        )
 
-    def _note_intervention(self, step: int) -> None:
-        self._interventions.append(step)
-        self._detector.restart(self.settings.cooldown)
+    def _healthy_checkpoint(self, args: TrainingArguments) -> Path | None:
+        """The newest that is still there and after which no alarm came soon, as the main process sees it."""
+        steps = (step for step in reversed(self._saved) if self._is_healthy(step))
+        folders = (Path(str(args.output_dir)) / f"{PREFIX_CHECKPOINT_DIR}-{step}" for step in steps)
+        present = (folder for folder in folders if (folder / TRAINER_STATE_NAME).is_file())
+        newest: Path | None = _from_main_process(next(present, None))
+        return newest
 
-    def _healthy_checkpoint(self, args: TrainingArguments, state: TrainerState) -> Path | None:
-        """The newest that is still there and after which no alarm came soon."""
-        newest = None
-        if state.is_world_process_zero:
-            steps = sorted(self._checkpoints, reverse=True)
-            folders = ((step, Path(str(args.output_dir)) / f"{PREFIX_CHECKPOINT_DIR}-{step}") for step in steps)
-            newest = next((folder for step, folder in folders if self._is_healthy(step, folder)), None)
-        return _from_main_process(newest)
+    def _is_healthy(self, step: int) -> bool:
+        """Whether no alarm came soon after `step`: alarms come late, but those of `NotFinite` in the same iteration.
 
-    def _is_healthy(self, step: int, folder: Path) -> bool:
-        """A checkpoint that is written at the first step of an iteration has trained on that iteration's rollout."""
-        judged = self._detector.judged
-        iteration = bisect_right(self._detector.starts, step) - 1
-        before = bisect_right(judged, iteration)
+        A checkpoint that is written at the first step of an iteration has trained on that iteration's rollout.
+        """
         for alarm in self.alarms:
-            is_late = bisect_right(judged, alarm.iteration) - before <= self.settings.margin
-            if isinstance(alarm.rule, NotFinite):  # which comes at once
-                is_late = alarm.iteration == iteration
-            if step <= alarm.step and is_late:
+            judged = sum(step < each <= alarm.step for each in self._detector.judged)
+            soon = 0 if isinstance(alarm.rule, NotFinite) else 1 + MARGIN  # 1: the checkpoint's own iteration
+            if step <= alarm.step and judged <= soon:
                 return False
-        return (folder / TRAINER_STATE_NAME).is_file()
+        return True
 
-
-def _not_finite(alarms: list[Alarm]) -> bool:
-    return any(isinstance(alarm.rule, NotFinite) for alarm in alarms)
+    def _go_back(self, checkpoint: Path, state: TrainerState, interventions: list[int]) -> None:
+        """Restore `checkpoint`, and lower its learning rates, which know nothing of the interventions since."""
+        self.trainer.roll_back(checkpoint)
+        saved_at = int(checkpoint.name.rpartition("-")[2])
+        factor = LR_FACTOR ** (1 + sum(step > saved_at for step in interventions))
+        scale_learning_rate(self.trainer.optimizer, self.trainer.lr_scheduler, factor)
+        _warn(state, f"CollapseGuard has gone back to {checkpoint}, and multiplied its learning rates by {factor:g}.")
 
 
 def _check_trainer(trainer: Any) -> None:
-    needed = "but `action='roll_back'` needs"
     if not callable(getattr(trainer, "roll_back", None)):
         raise ValueError(
-            f"`trainer` is a {type(trainer).__name__}, {needed} one with `roll_back(checkpoint)`, such as "
-            "SOGRPOTrainer or SOPPOTrainer."
+            f"`trainer` is a {type(trainer).__name__}, but `action='roll_back'` needs one with "
+            "`roll_back(checkpoint)`, such as SOGRPOTrainer or SOPPOTrainer."
         )
-    if trainer.args.save_strategy == "no":
-        raise ValueError(f"`save_strategy` is 'no', {needed} checkpoints: set it to 'steps'.")
-    if trainer.args.save_only_model:
-        raise ValueError(f"`save_only_model` is True, {needed} the optimizer too: set it to False.")
+    if trainer.args.save_strategy == "no" or trainer.args.save_only_model:
+        raise ValueError(
+            "`save_strategy` is 'no' or `save_only_model` is True, but `action='roll_back'` needs checkpoints with "
+            "the optimizer: set them to 'steps' and False."
+        )
 
 
-def _steps_on_disk(args: TrainingArguments) -> set[int]:
-    """Of all checkpoints in the output folder."""
-    prefix = f"{PREFIX_CHECKPOINT_DIR}-"
-    names = (folder.name.removeprefix(prefix) for folder in Path(str(args.output_dir)).glob(f"{prefix}*"))
-    return {int(name) for name in names if name.isdecimal()}
-
-
-def _from_main_process(value: T) -> T:
+def _from_main_process(value: Any) -> Any:
     """The main process's `value`, so that all ranks do the same."""
-    if not (distributed.is_available() and distributed.is_initialized()):
-        return value
     box = [value]
-    distributed.broadcast_object_list(box, src=0)
+    if distributed.is_available() and distributed.is_initialized():
+        distributed.broadcast_object_list(box, src=0)
     return box[0]
 
 

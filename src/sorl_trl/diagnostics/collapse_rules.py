@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Annotated, Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
 
 from sorl_trl.checks import POSITIVE_COUNT, Number, check_fields
 
@@ -22,8 +22,6 @@ class Rule(ABC):
     metric: str
     hint: str
     """What to do about it: the end of the alarm's message."""
-    from_outside: bool = field(default=False, kw_only=True)
-    """Whether the cause lies outside of the policy, so that neither going back nor going slower helps."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -68,22 +66,14 @@ class Fall(Rule):
 
 @dataclass(frozen=True)
 class NotFinite(Rule):
-    """The loss or `metric`, the gradient norm, of a log entry is NaN or infinite. It is judged at once and by itself.
+    """`metric`, the gradient norm, is NaN or infinite, or negative, by which DeepSpeed says so.
 
-    So is a negative norm, by which DeepSpeed says so. A loss that is NaN is not in the log of its step unless
-    `logging_nan_inf_filter` is off, but the gradient norm is.
+    It is judged at once, in each log entry by itself. The loss says no more: its gradient is NaN where it is.
     """
 
     def breach(self, history: Sequence[float]) -> str | None:
-        return None  # `fault` has said it
-
-    def fault(self, entry: Mapping[str, Any]) -> str | None:
-        """Find the metric of `entry` that is NaN or infinite, and what it is."""
-        for name in ("loss", self.metric):
-            value = entry.get(name)
-            if isinstance(value, int | float) and (not math.isfinite(value) or (name == self.metric and value < 0)):
-                return f"`{name}` is {value:g}"
-        return None
+        last = history[-1]
+        return None if math.isfinite(last) and last >= 0 else f"is {last:g}"
 
 
 def mean(values: Sequence[float]) -> float:
@@ -106,7 +96,6 @@ DEFAULT_RULES: tuple[Rule, ...] = (
         "the search engine answers no query, start it again and resume",
         threshold=1.0,
         patience=2,
-        from_outside=True,
     ),
     Level("high_kl", "kl_to_old", f"{_SLOWER}, or set or lower `target_kl`", threshold=0.082, patience=2),
     Level("high_turn_ratio", "turns/ratio_max", _SLOWER, threshold=4.3, patience=2),

@@ -44,7 +44,7 @@ def write_report(runs: Sequence[Run], folder: str | Path) -> Path:
 
     Raises:
         ImportError: matplotlib is not installed.
-        ValueError: No run has any of the metrics of `plots.PANELS`.
+        ValueError: No run has any of the metrics of `plots.METRICS`.
     """
     page = render_page(runs, draw_runs(runs))
     folder = Path(folder)
@@ -53,18 +53,14 @@ def write_report(runs: Sequence[Run], folder: str | Path) -> Path:
     return folder / "report.html"
 
 
-def summary_of(runs: Sequence[Run]) -> dict[str, list[str]]:
-    """How far each run got, its reward, and the alarms of the guard's rules."""
-    alarms = [[alarm.message for alarm in detect(run.log_history)] for run in runs]
+def summary_of(run: Run) -> dict[str, str]:
+    """How far it got, its reward, and the alarms of the guard's rules."""
     return {
-        "optimizer steps": [_steps(run) for run in runs],
-        "reward at the end": [_last_and_best(run.series("reward").smoothed()) for run in runs],
-        "alarms": ["\n".join(messages) or "–" for messages in alarms],
+        "run": run.name,
+        "optimizer steps": f"{run.last_step:,}" + (f" of {run.max_steps:,}" if run.max_steps else ""),
+        "reward at the end": _last_and_best(run.series("reward").smoothed()),
+        "alarms": "\n".join(alarm.message for alarm in detect(run.log_history)) or "–",
     }
-
-
-def _steps(run: Run) -> str:
-    return f"{run.last_step:,}" + (f" of {run.max_steps:,}" if run.max_steps else "")
 
 
 def _last_and_best(reward: Series) -> str:
@@ -87,7 +83,7 @@ def render_page(runs: Sequence[Run], picture: bytes) -> str:
 </head>
 <body>
 <h1>Training report</h1>
-{_table([run.name for run in runs], summary_of(runs))}
+{_table([summary_of(run) for run in runs])}
 <p><img alt='Curves of {names}' src='data:image/png;base64,{base64.b64encode(picture).decode("ascii")}'></p>
 <p><small>{escape(NOTE)}</small></p>
 </body>
@@ -95,10 +91,10 @@ def render_page(runs: Sequence[Run], picture: bytes) -> str:
 """
 
 
-def _table(columns: Sequence[str], rows: Mapping[str, Sequence[str]]) -> str:
-    lines = ["<td></td>" + "".join(f"<th scope='col'>{escape(name)}</th>" for name in columns)]
-    for title, cells in rows.items():
-        lines.append(f"<th scope='row'>{escape(title)}</th>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells))
+def _table(rows: Sequence[Mapping[str, str]]) -> str:
+    """With the keys of the rows, which are the same in each, as its head."""
+    lines = ["".join(f"<th scope='col'>{escape(title)}</th>" for title in rows[0])]
+    lines += ["".join(f"<td>{escape(cell)}</td>" for cell in row.values()) for row in rows]
     return "<table>\n" + "\n".join(f"<tr>{line}</tr>" for line in lines) + "\n</table>"
 
 

@@ -64,12 +64,8 @@ class Run:
 
 
 def load_runs(folders: Sequence[str | Path]) -> list[Run]:
-    """The runs in these folders, each once, under the last part of its path, or as many parts as tell them apart."""
-    paths = list(dict.fromkeys(Path(folder).resolve() for folder in folders))
-    parts = 1
-    while len(set(names := ["/".join(path.parts[-parts:]) for path in paths])) < len(paths):
-        parts += 1
-    return [load_run(path, name) for path, name in zip(paths, names, strict=True)]
+    """The runs in these folders, each once, with its path as its name."""
+    return [load_run(path, str(path)) for path in dict.fromkeys(map(Path, folders))]
 
 
 def load_run(folder: Path, name: str) -> Run:

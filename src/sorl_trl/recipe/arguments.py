@@ -95,8 +95,8 @@ class TaskArguments:
     collapse_guard: Annotated[str, OneOf(("off", *ACTIONS))] = field(
         default="warn",
         metadata={
-            "help": "What to do when training seems to collapse: 'warn', 'stop', 'lower_lr', 'roll_back' to the last "
-            "healthy checkpoint, or 'off'."
+            "help": "What to do when training seems to collapse: 'warn', 'stop', 'roll_back' to the last healthy "
+            "checkpoint, or 'off'."
         },
     )
 

@@ -65,5 +65,6 @@ class TestLoadRun:
     def test_several_runs_each_once(self, tmp_path: Path) -> None:
         for number, name in enumerate("cab"):
             write_state(tmp_path / name, number)
-        runs = load_runs([tmp_path / "c", tmp_path / "a", str(tmp_path / "b"), tmp_path / "b" / ".." / "a"])
-        assert [(run.name, run.last_step) for run in runs] == [("c", 0), ("a", 1), ("b", 2)]
+        runs = load_runs([tmp_path / "c", tmp_path / "a", str(tmp_path / "b"), f"{tmp_path / 'a'}/"])
+        expected = [(str(tmp_path / name), number) for number, name in enumerate("cab")]
+        assert [(run.name, run.last_step) for run in runs] == expected
