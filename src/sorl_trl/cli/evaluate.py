@@ -163,15 +163,10 @@ def generation_config(evaluation: EvaluationArguments) -> GenerationConfig:
 def report(run: RunFolder) -> tuple[str, int]:
     """Write the results of a run whose batches are all there; their table, and how many trajectories were masked."""
     settings = run.settings
-    datasets = settings["datasets"]
-    summaries = [summarize(name, run.outcomes(name)) for name in datasets]
-    table = format_results(summaries)
-    results = {
-        "datasets": {summary.name: summary.to_json() for summary in summaries},
-        "settings": settings,
-    }
-    run.finish(results, table)
-    return table, sum(summary.masked for summary in summaries)
+    summaries = {name: summarize(name, run.outcomes(name)) for name in settings["datasets"]}
+    table = format_results(list(summaries.values()))
+    run.finish({"datasets": summaries, "settings": settings}, table)
+    return table, sum(summary["masked"] for summary in summaries.values())
 
 
 def run_evaluation(arguments: Arguments) -> None:

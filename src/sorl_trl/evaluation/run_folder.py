@@ -74,9 +74,7 @@ class RunFolder:
         return [outcome for shard in evaluated_shards(self.path, dataset) for outcome in _outcomes(shard)]
 
     def finish(self, results: Mapping[str, Any], table: str) -> None:
-        """Write the results, and delete what killed processes left unfinished."""
-        for partial in (self.path / FOLDER).glob("*/.*"):
-            partial.unlink()
+        """Write the results."""
         write_whole(self.path / TABLE, table.encode())
         _write_json(self.path / RESULTS, results)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from sorl_trl.evaluation import RunFolder
-from sorl_trl.evaluation.plan import Batch, Sample
+from sorl_trl.evaluation.plan import Batch
 from sorl_trl.records import evaluated as records
 from sorl_trl.records.evaluated import read_evaluated, to_table, write_evaluated
 from sorl_trl.types import StopReason
@@ -16,7 +16,7 @@ SETTINGS = {"model": {"dtype": "auto"}, "seed": 0, "datasets": {"nq": {}, "own":
 
 
 def batch(index: int, dataset: str = "nq") -> Batch:
-    return Batch(dataset, index, (Sample(question("Ann"), 0),))
+    return Batch(dataset, index, ((question("Ann"), 0),))
 
 
 @pytest.fixture
