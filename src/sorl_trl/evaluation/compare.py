@@ -9,7 +9,7 @@ import numpy as np
 
 from sorl_trl.evaluation.figures import bootstrap, by_question, figure, p_value, question_columns
 from sorl_trl.evaluation.run_folder import Outcome, RunFolder
-from sorl_trl.records.evaluated import evaluation_in
+from sorl_trl.records.evaluated import RESULTS, evaluation_in, read_settings
 
 COMPARED = ("exact_match", "f1", "sub_exact_match", "choice_accuracy", "searches", "generated_tokens")
 Run = Mapping[str, Sequence[Outcome]]
@@ -23,9 +23,9 @@ def read_run(path: str) -> dict[str, list[Outcome]]:
         FileNotFoundError: there is none.
     """
     folder = RunFolder(evaluation_in(path))
-    if not folder.is_finished:
+    if not (folder.path / RESULTS).exists():
         raise FileNotFoundError(f"{path} holds no finished evaluation: `sorl evaluate {path}` makes one")
-    return {name: folder.outcomes(name) for name in folder.settings["datasets"]}
+    return {name: folder.outcomes(name) for name in read_settings(folder.path)["datasets"]}
 
 
 def compare_runs(before: Run, after: Run) -> list[dict[str, Any]]:

@@ -78,8 +78,7 @@ def _with_interval(figure: Figure | None, sign: str = "") -> str:
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Columns padded to one width, so that the table reads well as plain text too."""
-    # A bar would end its cell.
-    cells = [[cell.replace("|", "\\|") for cell in row] for row in (header, *rows)]
+    cells = [header, *rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = ["| " + " | ".join(map(str.ljust, row, widths)) + " |" for row in cells]
     rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
