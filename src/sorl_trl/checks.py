@@ -25,9 +25,7 @@ class Allowed:
         """Raise ValueError, with the argument's name, unless `value` is allowed; None is if `or_none` says so."""
         if self.allows(value) or (or_none and value is None):
             return
-        otherwise = ", or None" if or_none else ""
-        if or_none and value in ("None", "none", "null"):
-            otherwise = ", or left out (null in YAML)"
+        otherwise = ", or None (null in YAML)" if or_none else ""
         raise ValueError(f"`{name}` is {value!r}, but must be {self}{otherwise}.")
 
 
@@ -64,26 +62,15 @@ class Number(Allowed):
 
 @dataclass(frozen=True)
 class OneOf(Allowed):
-    """Some names, and nothing else."""
+    """Some names or truth values, and nothing that merely counts as one: the text 'false' is true, and so is 1."""
 
-    choices: tuple[str, ...]
+    choices: tuple[str | bool, ...]
 
     def allows(self, value: Any) -> bool:
-        return isinstance(value, str) and value in self.choices
+        return isinstance(value, str | bool) and value in self.choices
 
     def __str__(self) -> str:
         return f"one of {', '.join(map(repr, self.choices))}"
-
-
-@dataclass(frozen=True)
-class Switch(Allowed):
-    """True or False, and nothing that merely counts as one: the text 'false' is true."""
-
-    def allows(self, value: Any) -> bool:
-        return isinstance(value, bool)
-
-    def __str__(self) -> str:
-        return "True or False"
 
 
 COUNT = Number(least=0, whole=True)
@@ -92,7 +79,7 @@ NOT_NEGATIVE = Number(least=0)
 SHARE = Number(least=0, most=1)
 SECONDS = Number(least=0, finite=False)
 """Infinity is for ever."""
-SWITCH = Switch()
+SWITCH = OneOf((True, False))
 
 
 def check_fields(instance: Any, inherited: Mapping[str, Allowed] | None = None) -> None:

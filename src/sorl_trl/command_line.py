@@ -153,18 +153,11 @@ def given_words(classes: Sequence[type], words: Sequence[str]) -> dict[str, Any]
 
 
 def take_config(words: Sequence[str]) -> tuple[str | None, list[str]]:
-    """The value of `--config` on a command line, and the other words.
-
-    Raises:
-        UserMistake: None follows.
-    """
-    words = [part for word in words for part in (word.split("=", 1) if word.startswith("--config=") else [word])]
-    if "--config" not in words:
-        return None, words
-    place = words.index("--config")
-    if place + 1 == len(words):
-        raise UserMistake("`--config` is the last word, but must be followed by a YAML file")
-    return words[place + 1], words[:place] + words[place + 2 :]
+    """The value of `--config` on a command line, and the other words."""
+    parser = Parser(add_help=False)
+    parser.add_argument("--config")
+    known, others = parser.parse_known_args(words)
+    return known.config, others
 
 
 def read_config(path: Path, words: Sequence[str], alternatives: Sequence[str] = ()) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from difflib import get_close_matches
 from itertools import takewhile
 from pathlib import Path
 
@@ -39,9 +38,8 @@ class Shipped:
             return Path(name)
         if name in self.paths:
             return self.paths[name]
-        close = get_close_matches(name, self.paths, n=1)
-        meant = f"; is it `{close[0]}`?" if close else f" (`sorl {self.command}` lists them)"
-        raise UserMistake(f"{self.option}: {name!r} is neither a file nor the name of one of our {self.kind}s{meant}")
+        ours = f"one of our {self.kind}s (`sorl {self.command}` lists them)"
+        raise UserMistake(f"{self.option}: {name!r} is neither a file nor the name of {ours}")
 
     def listing(self) -> str:
         """A line for each: its name, and the first sentence of the comment that it begins with."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 _USER_OF_URL = re.compile(r"(?<=://)[^/?#\s]*@")
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
@@ -18,6 +19,15 @@ def encodable(text: str, half: str = "\N{REPLACEMENT CHARACTER}") -> str:
     if not _HALF_CHARACTER.search(text):
         return text
     return _HALF_CHARACTER.sub(half, text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass"))
+
+
+def storable(value: Any) -> Any:
+    """Make `encodable`, with question marks, every text in a value of dictionaries, lists and tuples."""
+    if isinstance(value, str):
+        return encodable(value, "?")
+    if isinstance(value, dict):
+        return {name: storable(each) for name, each in value.items()}
+    return [storable(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def one_line(text: object) -> str:

@@ -69,7 +69,7 @@ TRAIN += ["--output_dir", "out", "--use_cpu", "--bf16=false", "--max_steps=1"]
     ("words", "said"),
     [
         ([], "the following arguments are required: --train_questions"),
-        (["--config"], "`--config` is the last word, but must be followed by a YAML file"),
+        (["--config"], "argument --config: expected one argument"),
         (["--config", "nowhere.yaml"], "--config: 'nowhere.yaml' is neither a file nor the name of one of"),
         (["--config=nowhere.yaml"], "--config: 'nowhere.yaml' is neither a file nor the name of one of"),
         (["--config", "empty"], "--config: 'empty' is neither a file nor the name of one of our recipes"),

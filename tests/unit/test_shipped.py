@@ -60,11 +60,6 @@ def test_a_file_of_the_users_goes_before_ours(tmp_path: Path, monkeypatch: pytes
     assert RECIPES.find("so_grpo") == Path("so_grpo")
 
 
-@pytest.mark.parametrize(
-    ("name", "hint"), [("zero8", "; is it `zero3`?"), ("x/y.yaml", " (`sorl configs` lists them)")]
-)
-def test_neither_a_file_nor_ours(name: str, hint: str) -> None:
-    with pytest.raises(UserMistake) as error:
-        CONFIGS.find(name)
-    assert str(error.value).startswith(f"--accelerate_config: {name!r} is neither a file nor the name of one of")
-    assert str(error.value).endswith(hint)
+def test_neither_a_file_nor_ours() -> None:
+    with pytest.raises(UserMistake, match=r"^--accelerate_config: 'zero8' is neither a file nor .* lists them"):
+        CONFIGS.find("zero8")

@@ -43,6 +43,7 @@ from sorl_trl.evaluation import (
 )
 from sorl_trl.evaluation.checkpoint import ModelArguments, files_hash, load_model, load_tokenizer, message_ends
 from sorl_trl.records import EVALUATION_FOLDER, RECIPE_FILE
+from sorl_trl.records.evaluated import read_settings
 from sorl_trl.rollout import Collector, EngineOptions, RolloutArguments, TurnEnd, model_engine
 from sorl_trl.search import SearchArguments, SearchBackend, SearchUnavailable
 from sorl_trl.search.arguments import SOURCES
@@ -162,16 +163,11 @@ def generation_config(evaluation: EvaluationArguments) -> GenerationConfig:
 
 def report(run: RunFolder) -> tuple[str, int]:
     """Write the results of a run whose batches are all there; their table, and how many trajectories were masked."""
-    settings = run.settings
-    datasets = settings["datasets"]
-    summaries = [summarize(name, run.outcomes(name)) for name in datasets]
-    table = format_results(summaries)
-    results = {
-        "datasets": {summary.name: summary.to_json() for summary in summaries},
-        "settings": settings,
-    }
-    run.finish(results, table)
-    return table, sum(summary.masked for summary in summaries)
+    settings = read_settings(run.path)
+    summaries = {name: summarize(name, run.outcomes(name)) for name in settings["datasets"]}
+    table = format_results(list(summaries.values()))
+    run.finish({"datasets": summaries, "settings": settings}, table)
+    return table, sum(summary["masked"] for summary in summaries.values())
 
 
 def run_evaluation(arguments: Arguments) -> None:

@@ -46,21 +46,13 @@ class EvaluationArguments:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if unknown := [name for name in self.benchmarks if name not in BENCHMARKS]:
-            raise ValueError(f"`benchmarks` has {unknown[0]!r}, but must be of {', '.join(BENCHMARKS)}.")
-        if not self.dataset_names:
+        names = [*self.benchmarks, *(Path(path).stem for path in self.questions)]
+        if not names:
             raise ValueError("`benchmarks` and `questions` are both empty: at least one dataset must be named.")
-        if twice := [name for name, count in Counter(self.dataset_names).items() if count > 1]:
+        if twice := [name for name, count in Counter(names).items() if count > 1]:
             raise ValueError(f"`benchmarks` and `questions` name {twice[0]!r} twice: datasets need different names.")
-        if missing := [path for path in self.questions if not Path(path).is_file()]:
-            raise ValueError(f"`questions` has {missing[0]!r}, but there is no such file.")
         if self.temperature == 0 and (self.num_samples > 1 or self.top_p < 1):
             raise ValueError(
                 f"`temperature` is 0, which is greedy, but `num_samples` is {self.num_samples} and `top_p` "
                 f"{self.top_p}: sampling needs a temperature above 0."
             )
-
-    @property
-    def dataset_names(self) -> list[str]:
-        """In the order in which they are asked and reported."""
-        return [*self.benchmarks, *(Path(path).stem for path in self.questions)]

@@ -88,9 +88,8 @@ def run_batches(
     Torch is seeded anew for each batch: what a batch samples does not depend on the batches before it.
     """
     for batch in batches:
-        rows = qa.build_prompt_rows(
-            [sample.question for sample in batch.samples], agent.prompt_template, agent.conversational
-        )
+        questions = [question for question, _ in batch.samples]
+        rows = qa.build_prompt_rows(questions, agent.prompt_template, agent.conversational)
         prompts = encode_prompts(agent.tokenizer, rows)
         torch.manual_seed(batch.seed(seed))
         trajectories = agent.collector.collect(prompts, agent.generator)
@@ -99,13 +98,13 @@ def run_batches(
             [
                 EvaluatedTrajectory(
                     dataset=batch.dataset,
-                    question=sample.question,
-                    sample=sample.index,
+                    question=question,
+                    sample=index,
                     prompt=decode(agent.tokenizer, trajectory.prompt_ids),
                     trajectory=trajectory,
-                    measures=measure(sample.question, trajectory),
+                    measures=measure(question, trajectory),
                 )
-                for sample, trajectory in zip(batch.samples, trajectories, strict=True)
+                for (question, index), trajectory in zip(batch.samples, trajectories, strict=True)
             ],
         )
 

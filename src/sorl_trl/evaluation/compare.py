@@ -3,34 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from sorl_trl.evaluation.aggregate import by_question, question_columns
-from sorl_trl.evaluation.bootstrap import Estimate, Floats, bootstrap
+from sorl_trl.evaluation.figures import bootstrap, by_question, figure, p_value, question_columns
 from sorl_trl.evaluation.run_folder import Outcome, RunFolder
-from sorl_trl.records.evaluated import evaluation_in
+from sorl_trl.records.evaluated import RESULTS, evaluation_in, read_settings
 
 COMPARED = ("exact_match", "f1", "sub_exact_match", "choice_accuracy", "searches", "generated_tokens")
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """The comparison of two runs on one dataset."""
-
-    name: str
-    questions: int
-    """The questions that enter: both runs were asked them, and each has a trajectory of them that is not masked."""
-    left_out: int
-    """The questions that do not: only one run was asked them, or every trajectory that it has of them is masked."""
-    before: Mapping[str, float]
-    after: Mapping[str, float]
-    """Measure -> mean over those questions."""
-    differences: Mapping[str, Estimate]
-    """Measure -> mean of after minus before."""
-
-
 Run = Mapping[str, Sequence[Outcome]]
 """Dataset -> what the run has of it."""
 
@@ -42,17 +23,22 @@ def read_run(path: str) -> dict[str, list[Outcome]]:
         FileNotFoundError: there is none.
     """
     folder = RunFolder(evaluation_in(path))
-    if not folder.is_finished:
+    if not (folder.path / RESULTS).exists():
         raise FileNotFoundError(f"{path} holds no finished evaluation: `sorl evaluate {path}` makes one")
-    return {name: folder.outcomes(name) for name in folder.settings["datasets"]}
+    return {name: folder.outcomes(name) for name in read_settings(folder.path)["datasets"]}
 
 
-def compare_runs(before: Run, after: Run) -> list[Comparison]:
+def compare_runs(before: Run, after: Run) -> list[dict[str, Any]]:
     """Compare each dataset that both runs have, on the questions that both were asked.
 
     Args:
         before: The one run.
         after: The other; differences are `after` minus `before`.
+
+    Returns:
+        Of each dataset its `name`, how many `questions` enter, because each run has a trajectory of them that is not
+        masked, how many others are `left_out`, and its `measures`: the means over those questions `before` and
+        `after`, and the difference as a figure with its `p`.
 
     Raises:
         ValueError: The runs have no scored question in common.
@@ -64,26 +50,25 @@ def compare_runs(before: Run, after: Run) -> list[Comparison]:
     return compared
 
 
-def _compare_dataset(name: str, before: Sequence[Outcome], after: Sequence[Outcome]) -> Comparison | None:
+def _compare_dataset(name: str, before: Sequence[Outcome], after: Sequence[Outcome]) -> dict[str, Any] | None:
     """None if there is no question to compare."""
     asked = [by_question(run) for run in (before, after)]
     common = [key for key in asked[0] if key in asked[1]]
-    columns = [question_columns({key: questions[key] for key in common}, COMPARED) for questions in asked]
+    first, second = (question_columns({key: questions[key] for key in common}, COMPARED) for questions in asked)
     # Counts apply to every trajectory that is not masked.
-    scored = ~np.isnan(columns[0]["searches"] + columns[1]["searches"])
+    scored = ~np.isnan(first["searches"] + second["searches"])
     if not scored.any():
         return None
-    first, second = ({measure: column[scored] for measure, column in run.items()} for run in columns)
-    differences = bootstrap({measure: second[measure] - first[measure] for measure in COMPARED}, name)
-    return Comparison(
-        name=name,
-        questions=int(scored.sum()),
-        left_out=len(asked[0].keys() | asked[1].keys()) - int(scored.sum()),
-        before=_means(first, differences),
-        after=_means(second, differences),
-        differences=differences,
-    )
-
-
-def _means(columns: Mapping[str, Floats], measures: Mapping[str, Estimate]) -> dict[str, float]:
-    return {name: float(np.nanmean(columns[name])) for name in measures}
+    differences = bootstrap({measure: (second[measure] - first[measure])[scored] for measure in COMPARED}, name)
+    measures = {
+        measure: {
+            "before": float(np.nanmean(first[measure][scored])),
+            "after": float(np.nanmean(second[measure][scored])),
+            **figure(mean, resampled),
+            "p": p_value(resampled),
+        }
+        for measure, (mean, resampled) in differences.items()
+    }
+    questions = int(scored.sum())
+    left_out = len(asked[0].keys() | asked[1].keys()) - questions
+    return {"name": name, "questions": questions, "left_out": left_out, "measures": measures}

@@ -14,21 +14,14 @@ from sorl_trl.qa import Question, load_benchmark, load_questions
 
 
 @dataclass(frozen=True)
-class Sample:
-    """One trajectory to make: the `index`-th of its question, from 0."""
-
-    question: Question
-    index: int
-
-
-@dataclass(frozen=True)
 class Batch:
     """Trajectories that advance together, all of one dataset."""
 
     dataset: str
     index: int
     """Among the batches of its dataset, from 0."""
-    samples: tuple[Sample, ...]
+    samples: tuple[tuple[Question, int], ...]
+    """Each a question, and which of the question's trajectories it is, from 0."""
 
     def seed(self, run_seed: int) -> int:
         """The seed of the batch's random numbers, which depends on the run's seed, the dataset and the index alone."""
@@ -39,8 +32,8 @@ def load_datasets(arguments: EvaluationArguments) -> dict[str, list[Question]]:
     """Load the questions that the arguments name: name -> questions.
 
     Raises:
-        ValueError: A file or folder is not in its schema, or two questions of one file have the same id.
-        FileNotFoundError: `data_source_folder` lacks a benchmark.
+        ValueError: There is no benchmark of a name, or a file or folder is not in its schema.
+        FileNotFoundError: `data_source_folder` lacks a benchmark, or there is no such file.
     """
     folder = arguments.data_source_folder
     datasets = {
@@ -56,7 +49,7 @@ def plan_batches(datasets: Mapping[str, Sequence[Question]], num_samples: int, b
     """Plan the batches, dataset by dataset and question by question; samples of a question stay together."""
     batches = []
     for name, questions in datasets.items():
-        samples = [Sample(question, index) for question in questions for index in range(num_samples)]
+        samples = [(question, index) for question in questions for index in range(num_samples)]
         starts = range(0, len(samples), batch_size)
         batches += [Batch(name, i, tuple(samples[start : start + batch_size])) for i, start in enumerate(starts)]
     return batches
@@ -64,6 +57,5 @@ def plan_batches(datasets: Mapping[str, Sequence[Question]], num_samples: int, b
 
 def questions_hash(questions: Sequence[Question]) -> str:
     """Name the content: other questions, golden answers or another order give another name."""
-    return hashlib.sha256(json.dumps([asdict(question) for question in questions], default=str).encode()).hexdigest()[
-        :16
-    ]
+    content = json.dumps([asdict(question) for question in questions], default=str)
+    return hashlib.sha256(content.encode()).hexdigest()[:16]

@@ -51,18 +51,13 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             _write_json(file, settings)
             return
-        before, now = self.settings, json.loads(json.dumps(settings))
+        before, now = read_settings(self.path), json.loads(json.dumps(settings))
         for name in dict.fromkeys([*before, *now]):
             if before.get(name) != now.get(name):
                 raise ValueError(
                     f"output {self.path} holds a run with other settings: `{name}` was {before.get(name)} and is "
                     f"{now.get(name)}. Take the same ones to go on with it, or name another directory"
                 )
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Raises FileNotFoundError if no run was started here."""
-        return read_settings(self.path)
 
     def has(self, batch: Batch) -> bool:
         """Whether a batch was made and no infrastructure failure ended any of its trajectories."""
@@ -74,15 +69,9 @@ class RunFolder:
         return [outcome for shard in evaluated_shards(self.path, dataset) for outcome in _outcomes(shard)]
 
     def finish(self, results: Mapping[str, Any], table: str) -> None:
-        """Write the results, and delete what killed processes left unfinished."""
-        for partial in (self.path / FOLDER).glob("*/.*"):
-            partial.unlink()
+        """Write the results."""
         write_whole(self.path / TABLE, table.encode())
         _write_json(self.path / RESULTS, results)
-
-    @property
-    def is_finished(self) -> bool:
-        return (self.path / RESULTS).exists()
 
     def shard(self, batch: Batch) -> Path:
         """Where a batch is kept."""

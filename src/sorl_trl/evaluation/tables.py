@@ -2,37 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from sorl_trl.evaluation.aggregate import DatasetSummary
-from sorl_trl.evaluation.bootstrap import Estimate
-from sorl_trl.evaluation.compare import Comparison
+from sorl_trl.evaluation.figures import Figure
 
 _SCORES = {"exact_match": "EM", "f1": "F1", "sub_exact_match": "sub-EM", "choice_accuracy": "choice"}
 _COUNTS = {"searches": "searches", "turns": "turns", "generated_tokens": "tokens"}
 
 
-def format_results(summaries: Sequence[DatasetSummary]) -> str:
+def format_results(summaries: Sequence[Mapping[str, Any]]) -> str:
     """Write a line per dataset, a line with the mean of several datasets, and what the figures mean.
 
     Scores with their 95 % intervals, counts per trajectory, the share that was answered and the number of masked
     trajectories. A figure that does not apply is a dash.
     """
-    n = max(round(summary.trajectories / summary.questions) for summary in summaries)
+    n = max(round(summary["trajectories"] / summary["questions"]) for summary in summaries)
     best = [f"pass@{n}"] if n > 1 else []
     header = ["dataset", "questions", *_SCORES.values(), *best, *_COUNTS.values(), "answered", "masked"]
-    rows = [
-        [
-            *(summary.name, str(summary.questions)),
-            *_figures(summary, with_best=n > 1),
-            *(f"{summary.stop_reasons['answered']:.3f}", str(summary.masked)),
-        ]
-        for summary in summaries
-    ]
+    rows = [_result(summary, with_best=n > 1) for summary in summaries]
     if len(summaries) > 1:
-        scores = [
-            _average([summary.means[name].mean for summary in summaries if name in summary.means]) for name in _SCORES
-        ]
+        scores = [_average([summary["means"].get(name) for summary in summaries]) for name in _SCORES]
         rows.append(["**mean**", "-", *scores, *["-"] * (len(header) - len(scores) - 2)])
     return _table(header, rows) + (
         "\nIn brackets: 95 % bootstrap intervals over questions. Searches, turns, tokens: per trajectory. Masked "
@@ -41,22 +31,22 @@ def format_results(summaries: Sequence[DatasetSummary]) -> str:
     )
 
 
-def format_comparison(comparisons: Sequence[Comparison], before: str, after: str) -> str:
+def format_comparison(comparisons: Sequence[Mapping[str, Any]], before: str, after: str) -> str:
     """Write a line per dataset and measure: both means, their difference with its 95 % interval, and p."""
     rows = [
         [
-            comparison.name,
-            str(comparison.questions),
+            comparison["name"],
+            str(comparison["questions"]),
             _SCORES.get(measure, measure),
-            f"{comparison.before[measure]:.3f}",
-            f"{comparison.after[measure]:.3f}",
-            _with_interval(difference, signed=True),
-            f"{difference.p_value:.4f}",
+            f"{figure['before']:.3f}",
+            f"{figure['after']:.3f}",
+            _with_interval(figure, sign="+"),
+            f"{figure['p']:.4f}",
         ]
         for comparison in comparisons
-        for measure, difference in comparison.differences.items()
+        for measure, figure in comparison["measures"].items()
     ]
-    left_out = sum(comparison.left_out for comparison in comparisons)
+    left_out = sum(comparison["left_out"] for comparison in comparisons)
     return (
         _table(["dataset", "questions", "measure", "A", "B", "B - A", "p"], rows)
         + f"\nA: {before}. B: {after}. In brackets: 95 % intervals; p: two-sided; both from a paired bootstrap over "
@@ -65,28 +55,30 @@ def format_comparison(comparisons: Sequence[Comparison], before: str, after: str
     )
 
 
-def _average(values: Sequence[float]) -> str:
-    return f"{sum(values) / len(values):.3f}" if values else "-"
-
-
-def _figures(summary: DatasetSummary, with_best: bool) -> list[str]:
-    means, best = summary.means, summary.best_of_n
+def _result(summary: Mapping[str, Any], with_best: bool) -> list[str]:
+    means = summary["means"]
     scores = [_with_interval(means.get(name)) for name in _SCORES]
-    scores += [_with_interval(best.get("correct"))] if with_best else []
-    return scores + [f"{means[name].mean:.2f}" if name in means else "-" for name in _COUNTS]
+    best = [_with_interval(summary["best_of_n"].get("correct"))] if with_best else []
+    counts = [f"{means[name]['mean']:.2f}" if name in means else "-" for name in _COUNTS]
+    ended = [f"{summary['stop_reasons']['answered']:.3f}", str(summary["masked"])]
+    return [summary["name"], str(summary["questions"]), *scores, *best, *counts, *ended]
 
 
-def _with_interval(estimate: Estimate | None, signed: bool = False) -> str:
-    if estimate is None:
+def _average(figures: Sequence[Figure | None]) -> str:
+    means = [figure["mean"] for figure in figures if figure]
+    return f"{sum(means) / len(means):.3f}" if means else "-"
+
+
+def _with_interval(figure: Figure | None, sign: str = "") -> str:
+    if figure is None:
         return "-"
-    mean, low, high = (f"{value:{'+' if signed else ''}.3f}" for value in (estimate.mean, *estimate.interval))
+    mean, low, high = (f"{figure[name]:{sign}.3f}" for name in ("mean", "low", "high"))
     return f"{mean} [{low}, {high}]"
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Columns padded to one width, so that the table reads well as plain text too."""
-    # A bar would end its cell.
-    cells = [[cell.replace("|", "\\|") for cell in row] for row in (header, *rows)]
+    cells = [header, *rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = ["| " + " | ".join(map(str.ljust, row, widths)) + " |" for row in cells]
     rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|"

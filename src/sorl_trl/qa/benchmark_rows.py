@@ -1,8 +1,8 @@
 """From one row of a public data set to a `Question`: a pure function for each schema.
 
-A row is a mapping from column to value. Each parser raises a ValueError that names the field where the row is not in
-its schema, and `UnusableRow` where it is, but no question with an answer can be made from it. `id` and `data_source`
-are columns too: the loader adds them where a set has none.
+A row is a mapping from column to value. Each parser raises a KeyError or a ValueError that names the field where the
+row is not in its schema, and `UnusableRow` where it is, but no question with an answer can be made from it. `id` and
+`data_source` are columns too: the loader adds them where a set has none.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class UnusableRow(ValueError):
 def parse_flashrag(row: Row) -> Question:
     """FlashRAG: `id, question, golden_answers, metadata`, of which `metadata` may be missing or `None`."""
     return Question(
-        id=identifier("id", _field(row, "id")),
+        id=identifier("id", row["id"]),
         question=_text(row, "question"),
-        golden_answers=_answers("golden_answers", _field(row, "golden_answers")),
+        golden_answers=_answers("golden_answers", row["golden_answers"]),
         metadata=mapping("metadata", row.get("metadata")),
         data_source=_text(row, "data_source"),
     )
@@ -45,14 +45,12 @@ def parse_search_r1(row: Row) -> Question:
 
 def parse_medqa(row: Row) -> Question:
     """MedQA: `question, options{A…}, answer_idx`, a letter; the other columns become metadata."""
-    options = _field(row, "options")
-    if not isinstance(options, Mapping):
-        raise ValueError(f"`options` must be an object of letters and texts, got {options!r}")
-    letters = [letter for letter, each in options.items() if each is not None]  # a row with fewer letters than others
+    letters = [letter for letter, each in row["options"].items() if each is not None]  # others may have more
+    options = {letter: _text(row["options"], letter) for letter in letters}
     right = _text(row, "answer_idx")
-    if right not in letters:
+    if right not in options:
         raise ValueError(f"`answer_idx` must be one of {letters}, got {right!r}")
-    return _choice(row, {letter: _text(options, letter) for letter in letters}, right, "answer_idx")
+    return _choice(row, options, options[right], "answer_idx")
 
 
 def parse_medmcqa(row: Row) -> Question:
@@ -61,13 +59,13 @@ def parse_medmcqa(row: Row) -> Question:
     `cop` counts from 0; -1 or `None` is a question without label.
     """
     columns = ("opa", "opb", "opc", "opd")
-    cop = _field(row, "cop")
+    cop = row["cop"]
     if cop in (None, -1):
         raise UnusableRow("`cop` is no label")
     if isinstance(cop, bool) or not isinstance(cop, int) or cop not in range(len(columns)):
         raise ValueError(f"`cop` must be 0 to 3, counted from 0, or -1 for no label, got {cop!r}")
     options = {letter: _text(row, column) for letter, column in zip("ABCD", columns, strict=True)}
-    return _choice(row, options, "ABCD"[cop], "cop", *columns)
+    return _choice(row, options, options["ABCD"[cop]], "cop", *columns)
 
 
 def parse_pubmedqa(row: Row) -> Question:
@@ -75,17 +73,12 @@ def parse_pubmedqa(row: Row) -> Question:
 
     The abstract in `context` is not shown, for the agent is to search; it becomes metadata, as the other columns.
     """
-    decision = _text(row, "final_decision")
-    letters = [letter for letter, each in _DECISIONS.items() if each == decision]
-    if not letters:
-        raise ValueError(f"`final_decision` must be one of {list(_DECISIONS.values())}, got {decision!r}")
-    row = {**row, "id": identifier("pubid", _field(row, "pubid"))}
-    return _choice(row, _DECISIONS, letters[0], "pubid", "final_decision")
+    row = {**row, "id": identifier("pubid", row["pubid"])}
+    return _choice(row, _DECISIONS, _text(row, "final_decision"), "pubid", "final_decision")
 
 
-def _choice(row: Row, options: Mapping[str, str], letter: str, *used: str) -> Question:
-    """A multiple-choice question; the columns that are not `used` become metadata."""
-    right = options[letter]
+def _choice(row: Row, options: Mapping[str, str], right: str, *used: str) -> Question:
+    """A multiple-choice question with the text of its right option; the columns not `used` become metadata."""
     if list(options.values()).count(right) > 1:
         raise UnusableRow("the right option's text is another option's too")
     known = {"id", "question", "options", "data_source", *used}
@@ -99,14 +92,8 @@ def _choice(row: Row, options: Mapping[str, str], letter: str, *used: str) -> Qu
     )
 
 
-def _field(row: Row, name: str) -> Any:
-    if name not in row:
-        raise ValueError(f"`{name}` is missing; the row has {sorted(row)}")
-    return row[name]
-
-
 def _text(row: Row, name: str) -> str:
-    value = _field(row, name)
+    value = row[name]
     if value is None or (isinstance(value, str) and not value.strip()):
         raise UnusableRow(f"`{name}` is blank")
     return text(name, value).strip()

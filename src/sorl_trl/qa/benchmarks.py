@@ -6,11 +6,11 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sorl_trl.checks import POSITIVE_COUNT, check_choice
+from sorl_trl.checks import check_choice
 from sorl_trl.qa.benchmark_rows import (
     RowParser,
     UnusableRow,
@@ -71,7 +71,7 @@ def load_benchmark(
     """Load the questions of a public set.
 
     Rows without one clear answer are left out; how many, and why, is logged as a warning. In a set without ids a row
-    gets "<split>_<row>"; the second of two equal ids gets "#2" at its end.
+    gets "<split>_<row>".
 
     Args:
         name: A key of `BENCHMARKS`.
@@ -81,13 +81,11 @@ def load_benchmark(
         limit: Stop after so many questions.
 
     Raises:
-        ValueError: `name`, `split` or `limit` is not allowed, a file is broken, a row is not in the set's schema (the
-            message names set, row, counted from 0, and field), or no row can be used.
+        ValueError: `name` or `split` is not allowed, a file is broken, a row is not in the set's schema (the message
+            names set, row, counted from 0, and field), or no row can be used.
         FileNotFoundError: There is no such folder, or it has no data files.
     """
     check_choice("name", name, BENCHMARKS)
-    if limit is not None:
-        POSITIVE_COUNT.check("limit", limit)
     benchmark = BENCHMARKS[name]
     split = benchmark.evaluation_split if split is None else split
     splits = _load(benchmark, source)
@@ -121,31 +119,22 @@ def _load(benchmark: Benchmark, source: str | os.PathLike[str] | None) -> Mappin
 
 
 def _questions(rows: Iterable[dict[str, Any]], parse: RowParser, limit: int | None, where: str) -> list[Question]:
-    questions: dict[str, Question] = {}
+    questions: list[Question] = []
     left_out: Counter[str] = Counter()
     for number, row in enumerate(rows):
         if len(questions) == limit:
             break
         try:
-            question = parse(row)
+            questions.append(parse(row))
         except UnusableRow as reason:
             left_out[str(reason)] += 1
+        except KeyError as error:
+            raise ValueError(f"{where}, row {number}: {error} is missing; the row has {sorted(row)}") from error
         except ValueError as error:
             raise ValueError(f"{where}, row {number}: {error}") from error
-        else:
-            own = _unused(question.id, questions)
-            questions[own] = replace(question, id=own)
     reasons = "; ".join(f"{count}: {reason}" for reason, count in left_out.most_common())
     if not questions:
         raise ValueError(f"{where}: no row can be used ({reasons or 'there are none'})")
     if left_out:
         logger.warning("%s: rows left out: %d (%s)", where, left_out.total(), reasons)
-    return list(questions.values())
-
-
-def _unused(identifier: str, taken: Mapping[str, object]) -> str:
-    """The identifier, with a suffix if a question before has it."""
-    own, number = identifier, 2
-    while own in taken:
-        own, number = f"{identifier}#{number}", number + 1
-    return own
+    return questions

@@ -19,15 +19,6 @@ _PREFIX = re.compile(r"[\s(\[*\"']*(?:(?:answer|option|choice)\b[\s:.*]*)+", re.
 _LETTER_A = re.compile(r"\ba\b(?![ \t]+\w)", re.IGNORECASE)
 
 
-def check_options(options: Mapping[str, str]) -> None:
-    """Raise a ValueError unless every letter is one of A to Z, and every text a string that is not blank."""
-    for letter, text in options.items():
-        if not re.fullmatch("[A-Z]", letter):
-            raise ValueError(f"`options` must have the letters A to Z as keys, got {letter!r}")
-        if not isinstance(text, str) or not text.strip():
-            raise ValueError(f"`options` must have texts that are not blank, got {text!r} for {letter}")
-
-
 def right_letter(golden_answers: Sequence[str], options: Mapping[str, str]) -> str:
     """Return the letter of the option whose text is the golden answer.
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from sorl_trl.qa.choices import check_options, right_letter
+from sorl_trl.qa.choices import right_letter
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,7 @@ class Question:
 
     Raises:
         ValueError: There are options, and `golden_answers` is not the text of exactly one of them, or a letter is not
-            one of A to Z, or a text is blank.
+            one of A to Z.
     """
 
     id: str
@@ -34,7 +35,8 @@ class Question:
 
     def __post_init__(self) -> None:
         if self.options:
-            check_options(self.options)
+            if wrong := [letter for letter in self.options if not re.fullmatch("[A-Z]", letter)]:
+                raise ValueError(f"`options` must have the letters A to Z as keys, got {wrong[0]!r}")
             right_letter(self.golden_answers, self.options)
 
 
@@ -101,14 +103,11 @@ def _parse(line: bytes) -> Question:
     golden_answers = record.get("golden_answers")
     if not isinstance(golden_answers, list) or not golden_answers:
         raise ValueError(f"`golden_answers` must be a list of at least one string, got {golden_answers!r}")
-    data_source = record.get("data_source") or ""
-    if not isinstance(data_source, str):
-        raise ValueError(f"`data_source` must be a string or missing, got {data_source!r}")
     return Question(
         id=identifier("id", record.get("id")),
         question=text("question", record.get("question")),
         golden_answers=tuple(text("golden_answers", answer) for answer in golden_answers),
         metadata=mapping("metadata", record.get("metadata")),
         options={letter: text("options", each) for letter, each in mapping("options", record.get("options")).items()},
-        data_source=data_source,
+        data_source=str(record.get("data_source") or ""),
     )

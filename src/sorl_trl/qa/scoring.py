@@ -38,13 +38,8 @@ def score_choice(trajectory: Trajectory, golden_answers: Sequence[str], options:
         options: Letter -> text.
 
     Raises:
-        ValueError: The question is open, or the golden answer is not the text of exactly one option.
+        ValueError: The golden answer is not the text of exactly one option; an open question has none.
     """
-    if not options:
-        raise ValueError(
-            f"`options` must not be empty for choice accuracy, but the question with golden_answers "
-            f"{list(golden_answers)} is open; `score_answer` scores open questions by exact match"
-        )
     right = right_letter(golden_answers, options)
     return float(named_letter(trajectory.answer or "", options) == right)
 

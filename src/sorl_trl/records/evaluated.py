@@ -20,8 +20,8 @@ import pyarrow.parquet as pq
 from sorl_trl.files import write_whole
 from sorl_trl.qa import Question
 from sorl_trl.records import EVALUATION_FOLDER
-from sorl_trl.text import encodable
-from sorl_trl.types import Observation, Passage, Trajectory, Turn
+from sorl_trl.text import storable
+from sorl_trl.types import Observation, Trajectory, Turn
 
 SETTINGS, FOLDER, RESULTS = "settings.json", "trajectories", "results.json"
 SCORES = ("correct", "exact_match", "f1", "sub_exact_match", "choice_accuracy")
@@ -86,16 +86,16 @@ class EvaluatedTrajectory:
 
 
 def to_row(evaluated: EvaluatedTrajectory) -> dict[str, Any]:
-    """The row of a trajectory. Half of a surrogate pair, which no file takes, becomes a question mark."""
+    """The row of a trajectory."""
     question, trajectory = evaluated.question, evaluated.trajectory
     return {
         "dataset": evaluated.dataset,
-        "question_id": encodable(question.id, "?"),
+        "question_id": question.id,
         "sample": evaluated.sample,
-        "question": encodable(question.question, "?"),
-        "golden_answers": [encodable(golden, "?") for golden in question.golden_answers],
-        "options": [{"letter": letter, "text": encodable(text, "?")} for letter, text in question.options.items()],
-        "data_source": encodable(question.data_source, "?"),
+        "question": question.question,
+        "golden_answers": question.golden_answers,
+        "options": [{"letter": letter, "text": text} for letter, text in question.options.items()],
+        "data_source": question.data_source,
         "metadata": json.dumps(dict(question.metadata), default=str),
         "prompt": evaluated.prompt,
         "prompt_ids": trajectory.prompt_ids,
@@ -108,7 +108,7 @@ def to_row(evaluated: EvaluatedTrajectory) -> dict[str, Any]:
 
 def to_table(rows: Sequence[EvaluatedTrajectory]) -> pa.Table:
     """A table of `SCHEMA`."""
-    return pa.Table.from_pylist([to_row(row) for row in rows], SCHEMA)
+    return pa.Table.from_pylist([storable(to_row(row)) for row in rows], SCHEMA)
 
 
 def write_evaluated(shard: Path, rows: Sequence[EvaluatedTrajectory]) -> None:
@@ -148,19 +148,7 @@ def read_settings(run: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _segment_row(segment: Turn | Observation) -> dict[str, Any]:
-    common = {"text": segment.text, "token_ids": segment.token_ids}
     if isinstance(segment, Turn):
         action = {"action": segment.action.kind.value, "content": segment.action.content, "tool": segment.action.tool}
-        return {"kind": "turn", **common, **action, "reward": segment.reward, "logprobs": segment.logprobs}
-    return {
-        "kind": "observation",
-        **common,
-        "passages": [_passage_row(passage) for passage in segment.passages],
-        "truncated": segment.truncated,
-        "neutralized": segment.neutralized,
-    }
-
-
-def _passage_row(passage: Passage) -> dict[str, Any]:
-    texts = {name: encodable(getattr(passage, name), "?") for name in ("id", "title", "text")}
-    return {**texts, "score": passage.score}
+        return {"kind": "turn", **vars(segment), **action}
+    return {"kind": "observation", **vars(segment), "passages": list(map(vars, segment.passages))}

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sorl_trl.files import write_whole
-from sorl_trl.text import encodable
+from sorl_trl.text import storable
 
 FOLDER = "trajectories"
 SHARDS = f"{FOLDER}/step_*_rank_*.parquet"
@@ -81,7 +81,7 @@ def write_trained(run: str | os.PathLike[str], step: int, rank: int, rows: Seque
     """Keep what the process `rank` trained on in an optimizer step, in place of what was kept before; the file."""
     path = Path(run) / FOLDER / f"step_{step:08d}_rank_{rank:04d}.parquet"
     path.parent.mkdir(parents=True, exist_ok=True)
-    table = pa.Table.from_pylist([_row(trained) for trained in rows], SCHEMA)
+    table = pa.Table.from_pylist([storable(vars(trained)) for trained in rows], SCHEMA)
     write_whole(path, lambda file: pq.write_table(table, file, compression="zstd"))
     return path
 
@@ -122,14 +122,3 @@ def _shards(run: str | os.PathLike[str]) -> list[tuple[int, Path]]:
 def _trained(row: dict[str, Any]) -> TrainedTrajectory:
     columns: dict[str, Any] = {name: tuple(value) if name in _LISTS else value for name, value in row.items()}
     return TrainedTrajectory(**columns)
-
-
-def _row(trained: TrainedTrajectory) -> dict[str, object]:
-    """Half of a surrogate pair, which no file takes, becomes a question mark."""
-    return {field.name: _writable(getattr(trained, field.name)) for field in fields(trained)}
-
-
-def _writable(value: object) -> object:
-    if isinstance(value, str):
-        return encodable(value, "?")
-    return [_writable(item) for item in value] if isinstance(value, tuple) else value

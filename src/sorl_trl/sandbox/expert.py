@@ -6,11 +6,9 @@ import random
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated
 
 from transformers import PreTrainedTokenizerBase
 
-from sorl_trl.checks import SHARE, check_fields
 from sorl_trl.qa import Question
 from sorl_trl.rollout import PROTOCOLS, Generation, RolloutLimits
 from sorl_trl.sandbox.world import Relation
@@ -39,19 +37,14 @@ class ExpertNoise:
     improve because the right action is still the likeliest.
     """
 
-    missing_keyword: Annotated[float, SHARE] = 0.25
+    missing_keyword: float = 0.25
     """Of searching for the bare name."""
-    wrong_keyword: Annotated[float, SHARE] = 0.25
+    wrong_keyword: float = 0.25
     """Of searching by another relation."""
-    half_name: Annotated[float, SHARE] = 0.2
+    half_name: float = 0.2
     """Of searching for one word of a name that has several."""
-    early_answer: Annotated[float, SHARE] = 0.2
+    early_answer: float = 0.2
     """Of answering with the name at hand instead of searching, at each hop."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        if (both := self.missing_keyword + self.wrong_keyword) > 1:
-            raise ValueError(f"`missing_keyword` + `wrong_keyword` is {both}, but must be at most 1.")
 
 
 NO_NOISE = ExpertNoise(0.0, 0.0, 0.0, 0.0)

@@ -8,14 +8,13 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 import transformers
 from tqdm.auto import trange
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from sorl_trl.checks import POSITIVE_COUNT, Number, check_fields
 from sorl_trl.rollout import Collector, Generator, RolloutLimits, assemble
 from sorl_trl.sandbox.expert import (
     LIMITS,
@@ -43,15 +42,12 @@ class WarmStartConfig:
     noise: ExpertNoise = field(default_factory=ExpertNoise)
     limits: RolloutLimits = LIMITS
     """Of the expert's trajectories."""
-    trajectories: Annotated[int, POSITIVE_COUNT] = 12000
+    trajectories: int = 12000
     """How many the expert makes, in equal parts from the practice worlds."""
-    steps: Annotated[int, POSITIVE_COUNT] = 800
-    batch_size: Annotated[int, POSITIVE_COUNT] = 16
-    learning_rate: Annotated[float, Number(above=0)] = 3e-3
+    steps: int = 800
+    batch_size: int = 16
+    learning_rate: float = 3e-3
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def expert(self, tokenizer: PreTrainedTokenizerBase, world: World) -> Generator:
         """Who is imitated on the train questions of a world. A subclass may name another."""
@@ -71,7 +67,7 @@ class ThinkingWarmStart(WarmStartConfig):
 
     noise: ExpertNoise = THINKING_NOISE
     limits: RolloutLimits = THINKING_LIMITS
-    steps: Annotated[int, POSITIVE_COUNT] = 1200
+    steps: int = 1200
 
     def expert(self, tokenizer: PreTrainedTokenizerBase, world: World) -> Generator:
         return Thinker(tokenizer, world.relations, world.train, self.noise, self.seed)
@@ -97,18 +93,14 @@ def warm_start(
 
     Args:
         world: Where the policy will be used; it gives words to the tokenizer and nothing else.
-        practice: Where the expert works, on the train questions. Worlds with other facts keep those of `world` unseen.
+        practice: At least one world, where the expert works, on the train questions. Those with other facts keep the
+            facts of `world` unseen.
         cache_dir: Made where missing.
         config: Of the policy, the expert and the training.
 
     Returns:
         A directory that `AutoModelForCausalLM` and `AutoTokenizer` load.
-
-    Raises:
-        ValueError: `practice` is empty.
     """
-    if not practice:
-        raise ValueError("practice is empty; it must hold at least one world")
     config = config or WarmStartConfig()
     target = Path(cache_dir) / f"warm-start-{_cache_key(world, practice, config)}"
     if target.is_dir():

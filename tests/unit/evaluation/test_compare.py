@@ -18,27 +18,26 @@ def test_differences_are_taken_question_by_question() -> None:
     before = run(nq={"ann": 0.0, "bob": 1.0, "cy": 0.0, "di": 1.0})
     after = run(nq={"di": 1.0, "cy": 1.0, "bob": 1.0, "ann": 1.0})  # in another order
     (nq,) = compare_runs(before, after)
-    assert (nq.name, nq.questions, nq.left_out) == ("nq", 4, 0)
-    assert (nq.before["exact_match"], nq.after["exact_match"]) == (0.5, 1.0)
-    difference = nq.differences["exact_match"]
-    assert difference.mean == 0.5
+    assert (nq["name"], nq["questions"], nq["left_out"]) == ("nq", 4, 0)
+    compared = nq["measures"]["exact_match"]
+    assert (compared["before"], compared["after"], compared["mean"]) == (0.5, 1.0, 0.5)
     # Of four questions two got better: no gain is drawn with probability 1/16, and none gets worse.
-    assert difference.interval == (0.0, 1.0)
-    assert difference.p_value == pytest.approx(2 / 16, abs=0.02)
+    assert (compared["low"], compared["high"]) == (0.0, 1.0)
+    assert compared["p"] == pytest.approx(2 / 16, abs=0.02)
 
 
 def test_questions_without_a_score_in_either_run_are_left_out_and_counted() -> None:
     before = run(nq={"ann": None, "bob": 1.0, "cy": 1.0}, popqa={"x": 1.0})
     after = run(nq={"ann": 1.0, "bob": 0.0, "cy": None}, popqa={"x": 0.0})
     nq, _ = compare_runs(before, after)
-    assert (nq.questions, nq.left_out, nq.differences["exact_match"].mean) == (1, 2, -1)
+    assert (nq["questions"], nq["left_out"], nq["measures"]["exact_match"]["mean"]) == (1, 2, -1)
 
 
 def test_questions_that_one_run_was_not_asked_are_left_out_and_counted() -> None:
     before = run(nq={"ann": 1.0, "bob": 1.0}, popqa={"x": 0.0})
     after = run(nq={"ann": 0.0, **{str(i): 0.0 for i in range(5)}})
     (nq,) = compare_runs(before, after)
-    assert (nq.questions, nq.left_out, nq.differences["exact_match"].mean) == (1, 6, -1)
+    assert (nq["questions"], nq["left_out"], nq["measures"]["exact_match"]["mean"]) == (1, 6, -1)
 
 
 def test_nothing_in_common_is_refused() -> None:

@@ -13,7 +13,7 @@ QUESTIONS = [Question(str(i), f"question {i} ?", (f"answer {i}",)) for i in rang
 def test_samples_of_a_question_are_neighbours_and_batches_never_mix_datasets() -> None:
     batches = plan_batches({"nq": QUESTIONS[:3], "own": QUESTIONS[3:]}, num_samples=2, batch_size=4)
     assert [(batch.dataset, batch.index) for batch in batches] == [("nq", 0), ("nq", 1), ("own", 0)]
-    samples = [[(sample.question.id, sample.index) for sample in batch.samples] for batch in batches]
+    samples = [[(question.id, index) for question, index in batch.samples] for batch in batches]
     assert samples == [
         [("0", 0), ("0", 1), ("1", 0), ("1", 1)],
         [("2", 0), ("2", 1)],
@@ -43,5 +43,6 @@ def test_benchmarks_come_from_a_folder_each_and_own_questions_from_a_file(tmp_pa
         "run", ["bamboogle"], str(tmp_path / "sets"), questions=[str(tmp_path / "own.jsonl")], limit=2
     )
     datasets = load_datasets(arguments)
+    assert list(datasets) == ["bamboogle", "own"]
     assert [question.id for question in datasets["bamboogle"]] == ["test_0", "test_1"]
     assert datasets["own"] == QUESTIONS[:2]

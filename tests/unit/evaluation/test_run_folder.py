@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from sorl_trl.evaluation import RunFolder
-from sorl_trl.evaluation.plan import Batch, Sample
+from sorl_trl.evaluation.plan import Batch
 from sorl_trl.records import evaluated as records
-from sorl_trl.records.evaluated import read_evaluated, to_table, write_evaluated
+from sorl_trl.records.evaluated import read_evaluated, read_settings, to_table, write_evaluated
 from sorl_trl.types import StopReason
 
 from .trajectories import answered, ended, evaluated, question
@@ -16,7 +16,7 @@ SETTINGS = {"model": {"dtype": "auto"}, "seed": 0, "datasets": {"nq": {}, "own":
 
 
 def batch(index: int, dataset: str = "nq") -> Batch:
-    return Batch(dataset, index, (Sample(question("Ann"), 0),))
+    return Batch(dataset, index, ((question("Ann"), 0),))
 
 
 @pytest.fixture
@@ -66,9 +66,9 @@ def test_the_same_settings_go_on_and_others_are_refused_by_name(run: RunFolder) 
         run.claim(other)
     assert "`model` was {'dtype': 'auto'} and is {'dtype': 'bfloat16'}" in str(refusal.value)
     assert "seed" not in str(refusal.value)
-    assert run.settings == SETTINGS
+    assert read_settings(run.path) == SETTINGS
 
 
 def test_a_start_that_made_nothing_binds_nobody(run: RunFolder) -> None:
     run.claim({"model": "right at last"})
-    assert run.settings == {"model": "right at last"}
+    assert read_settings(run.path) == {"model": "right at last"}

@@ -120,7 +120,7 @@ def test_choice_reward(episode):
 
 def test_choice_reward_of_an_open_question_is_refused(episode):
     trajectories = [episode().answer("B"), episode().answer("Paris")]
-    with pytest.raises(ValueError, match=r"the question with golden_answers \['Paris'\] is open"):
+    with pytest.raises(ValueError, match=r"exactly one of the options \{\}, got \['Paris'\]"):
         call(choice_reward, trajectories, [["Rome"], ["Paris"]], **columns(CHOICE, OPEN))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sorl_trl.evaluation import EvaluatedTrajectory, RunFolder
-from sorl_trl.evaluation.plan import Batch, Sample
+from sorl_trl.evaluation.plan import Batch
 from sorl_trl.records.evaluated import to_table, write_evaluated
 from sorl_trl.records.trained import TrainedTrajectory
 from sorl_trl.viewer.data import Entry, evaluation_entry
@@ -49,7 +49,7 @@ def write_evaluation(run: Path, *rows: EvaluatedTrajectory) -> None:
     folder.claim({"datasets": dict.fromkeys(datasets, "hash")})
     for name in datasets:
         of_it = [row for row in rows if row.dataset == name]
-        write_evaluated(folder.shard(Batch(name, 0, tuple(Sample(row.question, row.sample) for row in of_it))), of_it)
+        write_evaluated(folder.shard(Batch(name, 0, tuple((row.question, row.sample) for row in of_it))), of_it)
 
 
 class Parsed(HTMLParser):

@@ -1,0 +1,118 @@
+"""From outcomes to figures: means over questions, and how far they could be off by the percentile bootstrap.
+
+Questions are drawn with replacement, as many as there are, and the mean is taken; the middle 95 % of many such means
+are the interval. What is drawn depends on nothing but the number of questions and the name of the dataset.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sorl_trl.evaluation.run_folder import Outcome, is_masked
+from sorl_trl.records.evaluated import MEASURES, SCORES
+from sorl_trl.types import StopReason
+
+Floats = npt.NDArray[np.float64]
+Figure = dict[str, float]
+"""A `mean`, and its 95 % interval from `low` to `high`."""
+
+RESAMPLES = 10_000
+"""Ours: the ends of an interval then vary by about a hundredth of its width."""
+
+
+def summarize(name: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """The figures of a dataset, which has at least one outcome, as `results.json` holds them.
+
+    `means` are over questions, of the mean over a question's trajectories; `best_of_n` of the best of them (that of
+    `correct` is pass@n), and empty where each question was asked once. `stop_reasons` are shares of all trajectories.
+    Those `masked`, which an infrastructure failure ended, enter no mean.
+    """
+    questions = by_question(outcomes)
+    is_sampled = len(outcomes) > len(questions)
+    reasons = Counter(outcome["stop_reason"] for outcome in outcomes)
+    return {
+        "name": name,
+        "questions": len(questions),
+        "trajectories": len(outcomes),
+        "masked": sum(map(is_masked, outcomes)),
+        "means": _figures(question_columns(questions, MEASURES), name),
+        "best_of_n": _figures(question_columns(questions, SCORES, max), name) if is_sampled else {},
+        "stop_reasons": {reason.value: reasons[reason.value] / len(outcomes) for reason in StopReason},
+    }
+
+
+def by_question(outcomes: Sequence[Outcome]) -> dict[tuple[str, str], list[Outcome]]:
+    """The outcomes of each question, in the order of first appearance, by its id and text: ids may be row numbers."""
+    questions: dict[tuple[str, str], list[Outcome]] = {}
+    for outcome in outcomes:
+        questions.setdefault((outcome["question_id"], outcome["question"]), []).append(outcome)
+    return questions
+
+
+def question_columns(
+    questions: Mapping[tuple[str, str], Sequence[Outcome]],
+    measures: Sequence[str],
+    combine: Callable[[list[float]], float] = lambda values: sum(values) / len(values),
+) -> dict[str, Floats]:
+    """Measure -> one value per question, shape (questions,): its trajectories' values combined, NaN without any."""
+    columns = {}
+    for name in measures:
+        known = ([each[name] for each in outcomes if each[name] is not None] for outcomes in questions.values())
+        columns[name] = np.array([combine(values) if values else float("nan") for values in known])
+    return columns
+
+
+def bootstrap(columns: Mapping[str, Floats], stream: str) -> dict[str, tuple[float, Floats]]:
+    """The mean of each column, and the means of its resamples; all columns are resampled together.
+
+    Args:
+        columns: Name -> values, shape (questions,), NaN where a question has none. A column of nothing else is left
+            out.
+        stream: Names the random numbers: those of different streams are independent.
+
+    Returns:
+        Name -> mean, and the means of the resamples, shape (RESAMPLES,), NaN where a resample held no value.
+    """
+    known = {name: column for name, column in columns.items() if not np.isnan(column).all()}
+    if not known:
+        return {}
+    values = np.stack(list(known.values()), axis=1)
+    resampled = _resampled_means(values, np.random.default_rng(random.Random(f"bootstrap/{stream}").getrandbits(64)))
+    means = np.nanmean(values, axis=0)
+    return {name: (float(means[i]), resampled[:, i]) for i, name in enumerate(known)}
+
+
+def figure(mean: float, resampled: Floats) -> Figure:
+    """A mean with the 95 % interval that its resamples give it."""
+    low, high = np.nanquantile(resampled, (0.025, 0.975))
+    return {"mean": mean, "low": float(low), "high": float(high)}
+
+
+def p_value(resampled: Floats) -> float:
+    """The two-sided p of a mean of zero: twice the share of resamples on the rarer side of it, at most 1."""
+    known = resampled[~np.isnan(resampled)]
+    rarer = min(int((known <= 0).sum()), int((known >= 0).sum()))
+    # Plus one, for the data itself: a finite number of resamples proves no probability of zero.
+    return min(1.0, 2 * (rarer + 1) / (len(known) + 1))
+
+
+def _figures(columns: Mapping[str, Floats], stream: str) -> dict[str, Figure]:
+    return {name: figure(*estimate) for name, estimate in bootstrap(columns, stream).items()}
+
+
+def _resampled_means(values: Floats, rng: np.random.Generator) -> Floats:
+    """Shape (RESAMPLES, M), of `values` of shape (Q, M)."""
+    size = len(values)
+    known, filled = ~np.isnan(values), np.nan_to_num(values)
+    means = []
+    with np.errstate(invalid="ignore"):  # 0 / 0 is the NaN that says so
+        for _ in range(RESAMPLES):
+            times = np.bincount(rng.integers(size, size=size), minlength=size).astype(np.float64)
+            means.append((times @ filled) / (times @ known))
+    return np.array(means)
