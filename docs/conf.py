@@ -39,7 +39,7 @@ nitpick_ignore_regex = [
     ("py:obj", r"[\s\S]*"),
     (
         "py:.*",
-        r"(Path|(collections|concurrent|contextlib|datasets|numpy|os|pathlib|peft|tantivy|torch|transformers|trl|typing)\..*)",
+        r"(Path|(bm25s|collections|concurrent|contextlib|datasets|numpy|os|pathlib|peft|tantivy|tenacity|torch|transformers|trl|typing)\..*)",
     ),
     # TRL's signatures name what it imports for type checkers alone.
     ("py:.*", r"BitsAndBytesConfig|GRPOTrainer|PeftConfig|PeftModel|PreTrainedModel"),
@@ -47,7 +47,7 @@ nitpick_ignore_regex = [
     (
         "py:.*",
         r"Encoder|Factory|HarmlessText|Index|Manifest|Tensor|Tool|UserMistake|inf|sorl_trl\.checks\..*|"
-        r"sorl_trl\.(rollout\.observation\.HarmlessText|search\.engines\.(saved\.Index|manifest\.Manifest|postings\.Postings))|types\.Annotated",
+        r"sorl_trl\.(rollout\.observation\.HarmlessText|search\.engines\.(saved\.Index|manifest\.Manifest))|types\.Annotated",
     ),
 ]
 

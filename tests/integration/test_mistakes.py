@@ -97,7 +97,7 @@ TRAIN += ["--output_dir", "out", "--use_cpu", "--bf16=false", "--max_steps=1"]
         ([*TRAIN, "--model_name_or_path", "empty"], "`model_name_or_path` is 'empty', which cannot be loaded: "),
         ([*TRAIN, "--model_name_or_path", "no/such"], "`model_name_or_path` is 'no/such', which cannot be loaded: "),
         ([*TRAIN, "--train_questions", "broken.jsonl"], "broken.jsonl, line 1: not JSON"),
-        ([*TRAIN, "--index", "empty", "--corpus", ""], "index empty: there is none, for manifest.json is missing"),
+        ([*TRAIN, "--index", "empty", "--corpus", ""], "index empty: there is no manifest.json"),
         (
             [*TRAIN, "--resume_from_checkpoint", "empty"],
             "`resume_from_checkpoint` is 'empty', but must be the folder of",

@@ -17,7 +17,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from sorl_trl.rollout.environments.search import Retriever, SearchFailure
+from sorl_trl.rollout import SearchResponder, TagProtocol
 from sorl_trl.search import BM25Index, HTTPSearch, RetryPolicy, write_corpus
 from sorl_trl.types import Passage
 
@@ -110,11 +110,11 @@ def test_whatever_a_policy_asks_the_client_gets_an_answer_or_a_refusal(index, ur
     """One query of a megabyte spoils no other; the embedded engine would have served it too."""
     huge = "Norway " * 150_000
     queries = ["", " ", "日本", "\ud800 Rome", "\x00", "field:(Paris", huge, "capital"]
-    found = Retriever(HTTPSearch(f"{url}/retrieve"), top_k=3, retry=RetryPolicy(attempts=1)).search(queries)
-    assert found.pop(huge) is SearchFailure.REFUSED
+    found = SearchResponder(HTTPSearch(f"{url}/retrieve"), retry=RetryPolicy(attempts=1)).search(queries)
+    assert found.pop(huge).text == TagProtocol().search_failed
     queries.remove(huge)
     expected = [tuple(hits) for hits in index[1].search_batch(queries, 3)]
-    assert [found[query] for query in queries] == expected
+    assert [found[query].passages for query in queries] == expected
     assert [len(hits) for hits in expected] == [0, 0, 1, 1, 0, 1, 3]
 
 
@@ -152,8 +152,8 @@ def test_a_port_that_is_taken_is_one_line(index, url):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--index", "nowhere"], "index_dir nowhere is not a directory; build the index first"),
-        (["--index", "."], "index .: there is none, for manifest.json is missing; name another, or build one"),
+        (["--index", "nowhere"], "index nowhere: there is no manifest.json; name another, or build the index"),
+        (["--index", "."], "index .: there is no manifest.json; name another, or build the index"),
         (["--index", "index", "--port", "65536"], "bind(): port must be 0-65535."),
         (["--index", "index", "--host", "no host"], ".+no host.+8000.+"),
     ],

@@ -4,7 +4,7 @@ from sorl_trl.rollout.collector import Collector
 from sorl_trl.rollout.engine import Engine, EngineWork, LockStepEngine, generate_turns
 from sorl_trl.rollout.environments.environment import BatchResponder, Environment, Reply, Responder, RowTurn
 from sorl_trl.rollout.environments.responder import EnvironmentResponder
-from sorl_trl.rollout.environments.search import Retriever, SearchFailure, SearchResponder
+from sorl_trl.rollout.environments.search import SearchResponder
 from sorl_trl.rollout.environments.tool_box import ToolBox
 from sorl_trl.rollout.environments.tools import Unavailable
 from sorl_trl.rollout.generation import Generation, Generator, HFGenerator, TurnEnd
@@ -12,13 +12,7 @@ from sorl_trl.rollout.observation import ObservationEncoder, Sanitizer
 from sorl_trl.rollout.options import PROTOCOLS, EngineOptions, RolloutArguments, RolloutLimits
 from sorl_trl.rollout.protocol import Frame, TagProtocol, chat_message_frame
 from sorl_trl.rollout.slots import NotServed, SlotEngine, model_engine
-from sorl_trl.rollout.trajectories import (
-    AssembledTrajectory,
-    RolloutTime,
-    assemble,
-    rollout_statistics,
-    time_statistics,
-)
+from sorl_trl.rollout.trajectories import AssembledTrajectory, assemble, rollout_statistics
 from sorl_trl.search import RetryPolicy
 
 __all__ = [
@@ -40,14 +34,11 @@ __all__ = [
     "ObservationEncoder",
     "Reply",
     "Responder",
-    "Retriever",
     "RetryPolicy",
     "RolloutArguments",
     "RolloutLimits",
-    "RolloutTime",
     "RowTurn",
     "Sanitizer",
-    "SearchFailure",
     "SearchResponder",
     "SlotEngine",
     "TagProtocol",
@@ -59,5 +50,4 @@ __all__ = [
     "generate_turns",
     "model_engine",
     "rollout_statistics",
-    "time_statistics",
 ]

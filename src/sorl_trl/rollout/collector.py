@@ -23,7 +23,6 @@ from sorl_trl.rollout.options import EngineOptions, RolloutLimits
 from sorl_trl.rollout.protocol import TagProtocol
 from sorl_trl.rollout.row import Row
 from sorl_trl.rollout.tokens import decode
-from sorl_trl.rollout.trajectories import RolloutTime
 from sorl_trl.search import SearchBackend
 from sorl_trl.types import ActionKind, Observation, Trajectory, Turn
 
@@ -54,8 +53,8 @@ class Collector:
     a `rejoin_after` below 0.
     """
 
-    time: RolloutTime
-    """Where the time of the last rollout went; there is none before the first."""
+    time: dict[str, float]
+    """Where the time of the last rollout went, as it is logged under `rollout/`; there is none before the first."""
 
     def __init__(
         self,
@@ -108,18 +107,18 @@ class Collector:
         examples = [{}] * len(prompts) if examples is None else examples
         # A generator that may be sharded is called equally often by all ranks.
         engine = generator if isinstance(generator, Engine) else LockStepEngine(generator, polls_together=True)
-        self.time = RolloutTime()
         began = time.perf_counter()
         try:
             engine.open(len(prompts))
             rows = [Row(i, tuple(prompt), self.limits, engine.window) for i, prompt in enumerate(prompts)]
             _end_overlong(rows)
             self.responder.open(examples)
-            _Rollout(self, engine, rows).run(any_active)
+            rollout = _Rollout(self, engine, rows)
+            rollout.run(any_active)
         finally:
-            self.time.seconds = time.perf_counter() - began
             with closing(engine):  # whatever the environment's own end may raise
                 self.responder.close()
+        self.time = rollout.time_spent(time.perf_counter() - began)
         return [row.finished() for row in rows]
 
 
@@ -143,6 +142,7 @@ class _Rollout:
         self._polls = 0
         self._due: deque[_Due] = deque()
         self._rejoin_after = 0 if engine.in_turns else collector.rejoin_after
+        self._seconds_generating = self._seconds_waiting = 0.0
 
     def run(self, any_active: Callable[[bool], bool]) -> None:
         """Every rank makes one call of `any_active` and one poll after the other."""
@@ -158,6 +158,15 @@ class _Rollout:
             if self._generating and self._engine.idle:
                 raise RuntimeError(f"the engine is idle, but has not returned the turns of rows {[*self._generating]}")
 
+    def time_spent(self, seconds: float) -> dict[str, float]:
+        """Where the seconds of the rollout went: polling the engine, and standing still until a reply was there."""
+        sampled = sum(len(each.token_ids) for row in self._rows for each in row.segments if isinstance(each, Turn))
+        return {
+            "seconds_generating": self._seconds_generating,
+            "seconds_waiting": self._seconds_waiting,
+            "tokens_per_second": sampled / seconds,
+        }
+
     def _submit(self, row: Row) -> None:
         self._generating[row.index] = row.budget
         self._engine.submit(row.index, row.context, row.budget)
@@ -165,14 +174,13 @@ class _Rollout:
     def _poll(self) -> list[tuple[int, Generation]]:
         began = time.perf_counter()
         ended = self._engine.poll()
-        self._collector.time.seconds_generating += time.perf_counter() - began
-        self._collector.time.sampled_tokens += sum(len(generation.token_ids) for _, generation in ended)
+        self._seconds_generating += time.perf_counter() - began
         return ended
 
     def _wait(self, replies: Iterable[Future[Reply]], until: str) -> None:
         began = time.perf_counter()
         wait(set(replies), return_when=until)
-        self._collector.time.seconds_waiting += time.perf_counter() - began
+        self._seconds_waiting += time.perf_counter() - began
 
     def _take_turns(self, ended: Sequence[tuple[int, Generation]]) -> None:
         """Append the turns that have ended, and ask the environment about them."""

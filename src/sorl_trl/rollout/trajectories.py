@@ -50,28 +50,6 @@ def _assemble_one(trajectory: Trajectory) -> AssembledTrajectory:
     return AssembledTrajectory(completion_ids, env_mask, turn_ids, logprobs if has_logprobs else None)
 
 
-@dataclass
-class RolloutTime:
-    """Where the time of one rollout went."""
-
-    seconds: float = 0.0
-    """Of the whole rollout."""
-    seconds_generating: float = 0.0
-    """In which the engine was being polled."""
-    seconds_waiting: float = 0.0
-    """In which the rollout stood still for a reply: no row was generating."""
-    sampled_tokens: int = 0
-
-
-def time_statistics(time: RolloutTime) -> dict[str, float]:
-    """Say where the time of a rollout went, and how many tokens were sampled in a second of it."""
-    return {
-        "seconds_generating": time.seconds_generating,
-        "seconds_waiting": time.seconds_waiting,
-        "tokens_per_second": _ratio(time.sampled_tokens, time.seconds),
-    }
-
-
 def rollout_statistics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Compute means and shares over a batch. The keys are always the same; a mean over nothing is 0.
 

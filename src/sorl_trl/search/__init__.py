@@ -1,4 +1,4 @@
-"""Search engines for agents: what the rollout asks of one, three to embed, one over HTTP, a cache and retries."""
+"""Search engines for agents: what the rollout asks of one, three to embed, one over HTTP, and a cache."""
 
 from sorl_trl.search.arguments import BuiltSearch, SearchArguments
 from sorl_trl.search.backend import NoSearch, SearchBackend, SearchError, SearchUnavailable
@@ -11,7 +11,7 @@ from sorl_trl.search.engines.dense import DenseIndex, DenseOptions
 from sorl_trl.search.engines.manifest import IndexCorrupted, IndexOutdated
 from sorl_trl.search.engines.saved import SavedIndex
 from sorl_trl.search.engines.tantivy import TantivyIndex
-from sorl_trl.search.retry import RetryingSearch, RetryPolicy
+from sorl_trl.search.retry import RetryPolicy
 from sorl_trl.search.wire import MalformedResponse
 
 __all__ = [
@@ -29,7 +29,6 @@ __all__ = [
     "MalformedResponse",
     "NoSearch",
     "RetryPolicy",
-    "RetryingSearch",
     "SavedIndex",
     "SearchArguments",
     "SearchBackend",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,12 +11,7 @@ import httpx2
 
 from sorl_trl.checks import Number
 from sorl_trl.search.backend import SearchError, SearchUnavailable, check_request
-from sorl_trl.search.wire import (
-    EXCERPT_LENGTH,
-    MalformedResponse,
-    parse_response,
-    request_body,
-)
+from sorl_trl.search.wire import EXCERPT_LENGTH, MalformedResponse, parse_response, request_body
 from sorl_trl.text import encodable, without_user
 from sorl_trl.types import Passage
 
@@ -23,6 +19,8 @@ BATCH_SIZE = 64
 """The most queries per request."""
 CONCURRENCY = 8
 """The most requests at a time that one search makes."""
+LONGEST_RESPONSE = 1 << 28
+"""In bytes (ours)."""
 WORTH_RETRYING = (408, 429)
 """Refusals that mean "later": beside any HTTP 5xx, they say nothing about the request."""
 REFUSED = (400, 413, 414, 422)
@@ -32,13 +30,13 @@ REFUSED = (400, 413, 414, 422)
 class HTTPSearch:
     """A `SearchBackend` that asks a Search-R1 `/retrieve` server over pooled connections.
 
-    It tries once: `RetryingSearch` asks again. A query with half of a surrogate pair is sent with U+FFFD in its place.
-    Threads may share it.
+    It tries once: rollouts ask again. A query with half of a surrogate pair is sent with U+FFFD in its place. Threads
+    may share it.
 
     Args:
         url: Where to POST, with its path: `http://127.0.0.1:8000/retrieve`. A server that asks for a user and a
             password has them from `http://user:password@…`; no message shows them.
-        timeout_s: For connecting, and for each wait for bytes.
+        timeout_s: For connecting, for each wait for bytes, and for the whole of a response.
 
     Raises:
         ValueError: An argument is out of range; later, as MalformedResponse, the server is not what it should be.
@@ -50,25 +48,25 @@ class HTTPSearch:
         _check_url(url)
         Number(above=0, finite=False).check("timeout_s", timeout_s)
         self._url, self._shown_url = url, without_user(url)
+        self._timeout_s = timeout_s
         self._client = httpx2.Client(timeout=timeout_s)
 
     def search_batch(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """See `SearchBackend.search_batch`. Raises `MalformedResponse` where the server is not what it should be."""
         check_request(queries, k)
         batches = [queries[i : i + BATCH_SIZE] for i in range(0, len(queries), BATCH_SIZE)]
-        if len(batches) <= 1:
-            return [passages for batch in batches for passages in self._ask(batch, k)]
-        with ThreadPoolExecutor(min(CONCURRENCY, len(batches))) as pool:
+        with ThreadPoolExecutor(CONCURRENCY) as pool:
             return [passages for results in pool.map(self._ask, batches, [k] * len(batches)) for passages in results]
 
     def _ask(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         request = json.dumps(request_body([encodable(query) for query in queries], k)).encode()
+        headers = {"Content-Type": "application/json", "Accept": "application/json"}
+        deadline = time.monotonic() + self._timeout_s
         try:
-            headers = {"Content-Type": "application/json", "Accept": "application/json"}
-            response = self._client.post(self._url, content=request, headers=headers)
+            with self._client.stream("POST", self._url, content=request, headers=headers) as response:
+                body = self._read(response, deadline)
         except (httpx2.TransportError, httpx2.DecodingError) as error:
             raise SearchUnavailable(f"{self._shown_url}: {error!r}") from error
-        body = response.content
         self._check_status(response, body)
         try:
             answer = json.loads(body)
@@ -77,6 +75,17 @@ class HTTPSearch:
                 f"{self._shown_url}: the response is not JSON ({error}): {_text(body)!r}"
             ) from error
         return parse_response(answer, len(queries), k)
+
+    def _read(self, response: httpx2.Response, deadline: float) -> bytes:
+        """The body, unless it comes byte by byte for ever."""
+        body = bytearray()
+        for piece in response.iter_bytes():
+            body += piece
+            if time.monotonic() > deadline:
+                raise httpx2.ReadTimeout(f"the response is not whole after {self._timeout_s} s")
+            if len(body) > LONGEST_RESPONSE:
+                raise MalformedResponse(f"{self._shown_url}: more than {LONGEST_RESPONSE:,} bytes", _text(body))
+        return bytes(body)
 
     def _check_status(self, response: httpx2.Response, body: bytes) -> None:
         status = f"{self._shown_url}: HTTP {response.status_code}"
@@ -106,17 +115,14 @@ def server_identity(url: str, timeout_s: float = 5.0) -> str | None:
 
 def _check_url(url: str) -> None:
     """Raise ValueError unless it is the URL of something on a server: without a path it answers no search."""
-    shown = without_user(url)
+    rule = "url must be an http or https URL with a path, such as http://127.0.0.1:8000/retrieve"
     try:
         parsed = httpx2.URL(url)
     except httpx2.InvalidURL as error:
-        raise ValueError(f"url must be an http or https URL, got {shown!r} ({error})") from error
-    if parsed.scheme not in ("http", "https") or not parsed.host:
-        raise ValueError(f"url must be an http or https URL, got {shown!r}")
-    if parsed.path == "/":
-        hint = without_user(str(parsed.join("/retrieve")))
-        raise ValueError(f"url must have the path of the search, such as {hint}, got {shown!r}")
+        raise ValueError(f"{rule}, got {without_user(url)!r} ({error})") from error
+    if parsed.scheme not in ("http", "https") or not parsed.host or parsed.path == "/":
+        raise ValueError(f"{rule}, got {without_user(url)!r}")
 
 
-def _text(body: bytes) -> str:
+def _text(body: bytes | bytearray) -> str:
     return body[: 4 * EXCERPT_LENGTH].decode("utf-8", "replace")[:EXCERPT_LENGTH]

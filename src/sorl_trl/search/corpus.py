@@ -74,13 +74,13 @@ def corpus_files(paths: CorpusPaths) -> list[Path]:
             for the `.jsonl` and `.jsonl.gz` files in it, by name.
 
     Raises:
-        CorpusError: A folder holds no such file, or no path is given.
-        FileNotFoundError: There is no such file.
+        CorpusError: The folders hold no such file, or no path is given.
     """
-    listed = [paths] if isinstance(paths, str | os.PathLike) else paths
-    files = [file for path in listed for file in _files_of(Path(path))]
+    files: list[Path] = []
+    for path in map(Path, [paths] if isinstance(paths, str | os.PathLike) else paths):
+        files += sorted(file for file in path.iterdir() if file.name.endswith(ENDINGS)) if path.is_dir() else [path]
     if not files:
-        raise CorpusError("corpus: at least one file or folder is needed, got none")
+        raise CorpusError(f"corpus {paths}: it holds no file that ends in {' or '.join(ENDINGS)}")
     return files
 
 
@@ -135,15 +135,6 @@ def split_contents(contents: str) -> tuple[str, str]:
     title = first_line.strip()
     quoted = len(title) >= 2 and title[0] == title[-1] == '"'
     return (title[1:-1] if quoted else title, rest) if newline else ("", contents)
-
-
-def _files_of(path: Path) -> list[Path]:
-    if not path.is_dir():
-        return [path]
-    files = sorted(file for file in path.iterdir() if file.name.endswith(ENDINGS))
-    if not files:
-        raise CorpusError(f"{path}: the folder holds no file that ends in {' or '.join(ENDINGS)}")
-    return files
 
 
 def _passages(path: Path) -> Iterator[Passage]:

@@ -1,10 +1,8 @@
-"""Asks a search engine that is down again, for a while."""
+"""How long a search engine that is down is asked again."""
 
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -18,8 +16,7 @@ from tenacity import (
 )
 
 from sorl_trl.checks import POSITIVE_COUNT, SECONDS, check_fields
-from sorl_trl.search.backend import INFRASTRUCTURE_ERRORS, SearchBackend, SearchUnavailable, is_thread_safe
-from sorl_trl.types import Passage
+from sorl_trl.search.backend import INFRASTRUCTURE_ERRORS
 
 logger = logging.getLogger(__name__)
 
@@ -41,42 +38,11 @@ class RetryPolicy:
     def __post_init__(self) -> None:
         check_fields(self)
 
-
-class RetryingSearch:
-    """A `SearchBackend` that asks another one again when it is unavailable.
-
-    A `ConnectionError`, a `TimeoutError` or a name that does not resolve counts as unavailable too. Rollouts put one
-    around the backend they are given.
-
-    Args:
-        backend: Asked up to `policy.attempts` times.
-        policy: When to give up.
-    """
-
-    def __init__(self, backend: SearchBackend, policy: RetryPolicy | None = None) -> None:
-        self._backend = backend
-        self._policy = policy or RetryPolicy()
-
-    @property
-    def thread_safe(self) -> bool:
-        """Whether what it asks is."""
-        return is_thread_safe(self._backend)
-
-    def search_batch(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        """See `SearchBackend.search_batch`. Raises `SearchUnavailable` when it gives up."""
-        started = time.monotonic()
-        retrying = self._retrying()
-        try:
-            return retrying(self._backend.search_batch, queries, k)
-        except INFRASTRUCTURE_ERRORS as error:
-            attempts, seconds = retrying.statistics["attempt_number"], time.monotonic() - started
-            raise SearchUnavailable(f"given up after {attempts} attempts in {seconds:.1f} s: {error!r}") from error
-
-    def _retrying(self) -> Retrying:
-        policy = self._policy
+    def retrying(self, patient: bool = True) -> Retrying:
+        """What calls a function again while it raises that something is down; once only, unless `patient`."""
         return Retrying(
-            stop=stop_after_attempt(policy.attempts) | stop_before_delay(policy.deadline_s),
-            wait=wait_random_exponential(multiplier=policy.initial_wait_s, max=policy.max_wait_s),
+            stop=stop_after_attempt(self.attempts if patient else 1) | stop_before_delay(self.deadline_s),
+            wait=wait_random_exponential(multiplier=self.initial_wait_s, max=self.max_wait_s),
             retry=retry_if_exception_type(INFRASTRUCTURE_ERRORS),
             before_sleep=before_sleep_log(logger, logging.INFO),
             reraise=True,

@@ -141,7 +141,7 @@ def test_a_late_reply_is_waited_for_at_its_poll() -> None:
     (first, _) = held_by.collect([(1,), (2,)], engine)
     assert engine.submitted == [(0, 0), (0, 1), (7, 0)]
     assert first.observations[0].text == "<information> Paris </information>"
-    assert held_by.time.seconds_waiting > 0
+    assert held_by.time["seconds_waiting"] > 0
 
 
 def test_where_no_row_is_generating_nothing_is_polled_while_replies_are_on_their_way() -> None:

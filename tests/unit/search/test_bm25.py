@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from sorl_trl.search import BM25Index, write_corpus
-from sorl_trl.search.engines.postings import Postings, top_k
+from sorl_trl.search.engines.bm25 import top_k
 from sorl_trl.search.engines.tokenize import tokenize
 from sorl_trl.types import Passage
 
@@ -65,43 +65,6 @@ def test_builds_are_byte_for_byte_equal_in_every_process(corpus_path, index_dir,
     subprocess.run(command, check=True, env=os.environ | {"PYTHONHASHSEED": hash_seed})
     for path in index_dir.iterdir():
         assert (tmp_path / "again" / path.name).read_bytes() == path.read_bytes()
-
-
-TOKENS = "abcdef"
-tokens = st.lists(st.sampled_from([*TOKENS, "unknown"]), max_size=8)
-scores_of = st.one_of(
-    st.floats(0.0625, 8, width=32),
-    st.sampled_from([0.5, 1.0, 1.5]),  # so that many are equal
-)
-
-
-@st.composite
-def matrices(draw):
-    num_documents = draw(st.integers(1, 300))
-    passage = st.integers(0, num_documents - 1)
-    columns = [draw(st.dictionaries(passage, scores_of, min_size=1, max_size=40)) for _ in TOKENS]
-    data = np.array([column[i] for column in columns for i in sorted(column)], dtype=np.float32)
-    indices = np.array([i for column in columns for i in sorted(column)], dtype=np.int32)
-    indptr = np.cumsum([0, *map(len, columns)])
-    return Postings(data, indices, indptr, {token: i for i, token in enumerate(TOKENS)}, num_documents)
-
-
-def by_full_sort(postings: Postings, query: list[str], k: int) -> list[tuple[int, float]]:
-    """One float32 addition after the other, in the order of the columns."""
-    scores = np.zeros(postings.num_documents, dtype=np.float32)
-    for column in sorted({postings.vocabulary[token] for token in query if token in postings.vocabulary}):
-        for place in range(postings.indptr[column], postings.indptr[column + 1]):
-            scores[postings.indices[place]] += postings.data[place]
-    best = sorted((-score, i) for i, score in enumerate(scores.tolist()) if score > 0)
-    return [(i, -score) for score, i in best[:k]]
-
-
-@settings(deadline=None, max_examples=150)
-@given(postings=matrices(), query=tokens, k=st.sampled_from([1, 2, 3, 5, 7, 100, 1000]))
-def test_the_best_are_those_of_a_full_sort(postings, query, k):
-    found = postings.best(query, k)
-    assert found == by_full_sort(postings, query, k)
-    assert all(isinstance(i, int) and isinstance(score, float) for i, score in found)
 
 
 @settings(deadline=None)

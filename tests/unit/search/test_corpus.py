@@ -110,9 +110,9 @@ def test_files_of_a_corpus_keep_the_order_given_and_folders_theirs_by_name(tmp_p
 
 
 def test_no_corpus_is_an_error(tmp_path):
-    with pytest.raises(CorpusError, match=rf"{tmp_path}: the folder holds no file that ends in .jsonl or .jsonl.gz"):
+    with pytest.raises(CorpusError, match=rf"corpus {tmp_path}: it holds no file that ends in .jsonl or .jsonl.gz"):
         corpus_files(tmp_path)
-    with pytest.raises(CorpusError, match="at least one file or folder is needed"):
+    with pytest.raises(CorpusError, match="it holds no file"):
         corpus_files([])
     with pytest.raises(FileNotFoundError, match=r"nowhere\.jsonl"):
         list(read_passages(corpus_files(tmp_path / "nowhere.jsonl"), show_progress=False))

@@ -3,14 +3,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as npst
 from tests.unit.search.passages import PASSAGES
 from transformers import AutoModel, AutoTokenizer
 
 from sorl_trl.search.engines import dense as dense_module
-from sorl_trl.search.engines.dense import DenseIndex, DenseOptions, Encoder, nearest
+from sorl_trl.search.engines.dense import DenseIndex, DenseOptions, Encoder
 
 
 @pytest.fixture(scope="module")
@@ -64,20 +61,6 @@ def test_passages_are_embedded_in_blocks(corpus_path, options, dense_dir, tmp_pa
     monkeypatch.setattr(dense_module, "ENCODED_AT_ONCE", 2)
     DenseIndex.build(corpus_path, tmp_path / "blocks", False, options)
     np.testing.assert_allclose(np.load(tmp_path / "blocks/vectors.npy"), np.load(dense_dir / "vectors.npy"), atol=1e-6)
-
-
-vectors = npst.arrays(
-    np.float32, st.tuples(st.integers(1, 12), st.just(2)), elements=st.sampled_from([-1.0, 0.0, 0.5, 1.0])
-)
-
-
-@settings(deadline=None)
-@given(rows=vectors, queries=vectors, k=st.integers(1, 14), at_once=st.integers(1, 40))
-def test_nearest_equals_a_full_sort_in_blocks_of_any_size(rows, queries, k, at_once):
-    expected = [sorted(enumerate((rows @ query).tolist()), key=lambda hit: (-hit[1], hit[0]))[:k] for query in queries]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dense_module, "SCORES_AT_ONCE", at_once)
-        assert nearest(torch.from_numpy(rows), torch.from_numpy(queries), k) == expected
 
 
 def test_a_model_that_overflows_is_an_error(options, monkeypatch):

@@ -49,7 +49,7 @@ def test_a_password_is_sent_and_never_shown(server: Server) -> None:
     assert str(refused.value).startswith(f"{server.url}: HTTP 401")
     with pytest.raises(ValueError) as error:
         HTTPSearch("http://me:s3cret@127.0.0.1")
-    assert "http://127.0.0.1/retrieve" in str(error.value) and "s3cret" not in str(error.value)
+    assert "got 'http://127.0.0.1'" in str(error.value) and "s3cret" not in str(error.value)
 
 
 def test_connections_are_reused(server: Server) -> None:
@@ -99,6 +99,23 @@ def test_a_redirect_is_not_followed(server: Server) -> None:
         HTTPSearch(server.url).search_batch(["a"], 3)
 
 
+def test_a_body_that_drips_for_ever_is_given_up(server: Server) -> None:
+    """Each byte comes in time, and the whole never does."""
+    ended = threading.Event()
+    pieces = [b" "] * 100_000
+    server.reply = lambda _: Reply(pieces, pause=lambda: ended.wait(0.01))
+    with pytest.raises(SearchUnavailable, match=r"not whole after 0\.1 s"):
+        HTTPSearch(server.url, timeout_s=0.1).search_batch(["a"], 3)
+    ended.set()
+
+
+def test_a_body_without_end_is_no_search_result(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sorl_trl.search.client.LONGEST_RESPONSE", 1000)
+    server.reply = lambda _: Reply([b"x" * 100] * 1000)
+    with pytest.raises(MalformedResponse, match="more than 1,000 bytes"):
+        HTTPSearch(server.url).search_batch(["a"], 3)
+
+
 def test_one_failed_request_fails_the_batch(server: Server) -> None:
     server.reply = lambda request: Reply(status=503) if "q99" in request["queries"] else echo(request)
     with pytest.raises(SearchUnavailable, match="HTTP 503"):
@@ -115,7 +132,7 @@ def test_a_url_without_a_server_is_named(url: str) -> None:
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:8000", "http://127.0.0.1:8000/", "http://127.0.0.1:8000/?k=3"])
 def test_a_url_without_a_path_is_refused_with_a_hint(url: str) -> None:
-    with pytest.raises(ValueError, match=r"must have the path .* such as http://127.0.0.1:8000/retrieve, got 'http"):
+    with pytest.raises(ValueError, match=r"with a path, such as http://127.0.0.1:8000/retrieve, got 'http"):
         HTTPSearch(url)
 
 

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from sorl_trl.search import BM25Index, IndexCorrupted, TantivyIndex, write_corpus
 from sorl_trl.search.engines import tantivy as module
-from sorl_trl.search.engines.manifest import Manifest, library_of, write_manifest
 from sorl_trl.search.engines.tantivy import best_hits
 from sorl_trl.types import Passage
 
@@ -62,6 +61,5 @@ def test_ties_keep_the_order_of_the_corpus_in_any_order_of_segments(k):
 def test_what_tantivy_cannot_open_is_named(tmp_path):
     build(tmp_path, "cat")
     (tmp_path / "index/tantivy/meta.json").write_text("{}")
-    write_manifest(tmp_path / "index", Manifest("tantivy", library_of("tantivy"), 1, []))
     with pytest.raises(IndexCorrupted, match="tantivy cannot open it"):
         TantivyIndex.load(tmp_path / "index")

@@ -4,76 +4,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from enum import Enum
 from typing import Any
 
 from sorl_trl.checks import POSITIVE_COUNT
 from sorl_trl.rollout.environments.environment import BatchResponder, Reply, RowTurn
 from sorl_trl.rollout.protocol import TagProtocol
-from sorl_trl.search import RetryingSearch, RetryPolicy, SearchBackend, SearchError, SearchUnavailable
-from sorl_trl.search.backend import check_backend, check_results, is_thread_safe
-from sorl_trl.types import Passage, StopReason
+from sorl_trl.search import RetryPolicy, SearchBackend, SearchError
+from sorl_trl.search.backend import INFRASTRUCTURE_ERRORS, check_backend, check_results, is_thread_safe
+from sorl_trl.types import StopReason
 
 logger = logging.getLogger(__name__)
 
-
-class SearchFailure(Enum):
-    """Why a query has no result."""
-
-    REFUSED = "refused"
-    """The engine works and refuses this query: something to tell the policy."""
-    UNAVAILABLE = "unavailable"
-    """The engine is down: nothing the policy could have done."""
-
-
-SearchOutcome = tuple[Passage, ...] | SearchFailure
-
-
-class Retriever:
-    """Searches for the queries of a step in one call, each distinct query once."""
-
-    def __init__(self, backend: SearchBackend, top_k: int, retry: RetryPolicy) -> None:
-        self._backend = RetryingSearch(backend, retry)
-        self._top_k = top_k
-
-    def search(self, queries: Sequence[str]) -> dict[str, SearchOutcome]:
-        """The outcome of each distinct query.
-
-        A refused batch is asked again query by query, so that one bad query spoils no other. Raises RuntimeError if
-        the engine returns another number of results than it was asked for, and whatever else it raises.
-        """
-        unique = list(dict.fromkeys(queries))
-        if not unique:
-            return {}
-        try:
-            return dict(zip(unique, self._ask(unique), strict=True))
-        except SearchError as error:
-            if len(unique) > 1:
-                return self._search_one_by_one(unique)
-            logger.info("The search engine refused %r: %s", unique[0], error)
-            return {unique[0]: SearchFailure.REFUSED}
-        except SearchUnavailable as error:
-            logger.warning("The search engine is unavailable, %d queries are given up: %r", len(unique), error)
-            return dict.fromkeys(unique, SearchFailure.UNAVAILABLE)
-
-    def _search_one_by_one(self, queries: Sequence[str]) -> dict[str, SearchOutcome]:
-        outcomes: dict[str, SearchOutcome] = {}
-        for query in queries:
-            outcomes.update(self.search([query]))
-            if outcomes[query] is SearchFailure.UNAVAILABLE:
-                # Its retries are spent: waiting as long again for every other query would stall the step.
-                return dict.fromkeys(queries, SearchFailure.UNAVAILABLE) | outcomes
-        return outcomes
-
-    def _ask(self, queries: list[str]) -> list[tuple[Passage, ...]]:
-        results = self._backend.search_batch(queries, self._top_k)
-        check_results(results, queries)
-        return [tuple(passages) for passages in results]
-
-
 _THREADS = 8
 """Ours: enough for what ends while a slow search is on its way."""
+_DOWN = Reply(stop=StopReason.SEARCH_UNAVAILABLE)
 
 
 class SearchResponder(BatchResponder):
@@ -101,10 +45,10 @@ class SearchResponder(BatchResponder):
         check_backend(backend)
         super().__init__((_THREADS if is_thread_safe(backend) else 1) if concurrency is None else concurrency)
         POSITIVE_COUNT.check("top_k", top_k)
+        self._backend = backend
         self._protocol = protocol or TagProtocol()
-        retry = retry or RetryPolicy()
-        self._retriever = Retriever(backend, top_k, retry)
-        self._impatient = Retriever(backend, top_k, replace(retry, attempts=1))
+        self._top_k = top_k
+        self._retry = retry or RetryPolicy()
         self._is_down = False
 
     def open(self, examples: Sequence[Mapping[str, Any]]) -> None:
@@ -114,13 +58,36 @@ class SearchResponder(BatchResponder):
     def respond(self, turns: Sequence[RowTurn]) -> list[Reply]:
         """See `BatchResponder`. Once retries were in vain, the rest of the rollout makes an attempt each."""
         queries = [each.turn.action.content for each in turns]
-        outcomes = (self._impatient if self._is_down else self._retriever).search(queries)
-        self._is_down = SearchFailure.UNAVAILABLE in outcomes.values()
-        return [self._reply(outcomes[query]) for query in queries]
+        replies = self.search(queries, patient=not self._is_down)
+        self._is_down = _DOWN in replies.values()
+        return [replies[query] for query in queries]
 
-    def _reply(self, outcome: SearchOutcome) -> Reply:
-        if outcome is SearchFailure.UNAVAILABLE:
-            return Reply(stop=StopReason.SEARCH_UNAVAILABLE)
-        if outcome is SearchFailure.REFUSED:
-            return Reply(self._protocol.search_failed)
-        return Reply(self._protocol.render_passages(outcome), outcome)
+    def search(self, queries: Sequence[str], patient: bool = True) -> dict[str, Reply]:
+        """The reply to each distinct query, all asked for in one call; with one attempt only, unless `patient`.
+
+        A refused batch is asked again query by query, so that one bad query spoils no other. Raises RuntimeError if
+        the engine returns another number of results than it was asked for, and whatever else it raises.
+        """
+        unique = list(dict.fromkeys(queries))
+        try:
+            found = self._retry.retrying(patient)(self._backend.search_batch, unique, self._top_k)
+        except SearchError as error:
+            if len(unique) > 1:
+                return self._search_one_by_one(unique, patient)
+            logger.info("The search engine refused %r: %s", unique[0], error)
+            return {unique[0]: Reply(self._protocol.search_failed)}
+        except INFRASTRUCTURE_ERRORS as error:
+            logger.warning("The search engine is unavailable, %d queries are given up: %r", len(unique), error)
+            return dict.fromkeys(unique, _DOWN)
+        check_results(found, unique)
+        replies = [Reply(self._protocol.render_passages(passages), tuple(passages)) for passages in found]
+        return dict(zip(unique, replies, strict=True))
+
+    def _search_one_by_one(self, queries: Sequence[str], patient: bool) -> dict[str, Reply]:
+        replies: dict[str, Reply] = {}
+        for query in queries:
+            replies |= self.search([query], patient)
+            if replies[query] == _DOWN:
+                # Its retries are spent: waiting as long again for every other query would stall the step.
+                return dict.fromkeys(queries, _DOWN) | replies
+        return replies

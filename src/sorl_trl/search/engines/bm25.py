@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import ClassVar
 
 import bm25s
+import numpy as np
+import numpy.typing as npt
 from tqdm.auto import tqdm
 
 from sorl_trl.search.backend import check_request
-from sorl_trl.search.corpus import Corpus, CorpusError, CorpusPaths, write_corpus
-from sorl_trl.search.engines.manifest import Manifest, check_manifest
-from sorl_trl.search.engines.postings import Postings
-from sorl_trl.search.engines.saved import CORPUS, SavedIndex, write_index
+from sorl_trl.search.corpus import Corpus, CorpusError, write_corpus
+from sorl_trl.search.engines.manifest import Manifest, read_manifest
+from sorl_trl.search.engines.saved import CORPUS, SavedIndex
 from sorl_trl.search.engines.tokenize import tokenize
 from sorl_trl.types import Passage
 
@@ -32,45 +33,51 @@ class BM25Index(SavedIndex):
 
     engine: ClassVar[str] = "bm25"
 
-    def __init__(self, postings: Postings, corpus: Corpus, manifest: Manifest) -> None:
+    def __init__(self, scorer: bm25s.BM25, corpus: Corpus, manifest: Manifest) -> None:
         super().__init__(manifest)
-        self._postings = postings
+        self._scorer = scorer
         self._corpus = corpus
-
-    @classmethod
-    def build(
-        cls, corpus_path: CorpusPaths, index_dir: str | os.PathLike[str], show_progress: bool = True
-    ) -> BM25Index:
-        """See `SavedIndex.build`. It holds the tokens of the whole corpus in memory."""
-        write_index(cls.engine, corpus_path, index_dir, _write, show_progress)
-        return cls.load(index_dir)
 
     @classmethod
     def load(cls, index_dir: str | os.PathLike[str]) -> BM25Index:
         """See `SavedIndex.load`. The files are mapped into memory, which processes on one machine share."""
-        manifest = check_manifest(Path(index_dir), cls.engine)
-        postings = Postings.of(bm25s.BM25.load(index_dir, mmap=True, allow_pickle=False))
-        return cls(postings, Corpus(Path(index_dir) / CORPUS), manifest)
+        manifest = read_manifest(Path(index_dir), cls.engine)
+        scorer = bm25s.BM25.load(index_dir, mmap=True, allow_pickle=False)
+        return cls(scorer, Corpus(Path(index_dir) / CORPUS), manifest)
 
     def search_batch(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """See `SavedIndex.search_batch`."""
         check_request(queries, k)
-        # One kind of work after the other, which finds its code and tables in the processor's caches.
-        tokens = [tokenize(query) for query in queries]
-        found = [self._postings.best(words, k) for words in tokens]
-        return [[replace(self._corpus[index], score=score) for index, score in best] for best in found]
+        return [self._search(query, k) for query in queries]
+
+    def _search(self, query: str, k: int) -> list[Passage]:
+        vocabulary = self._scorer.vocab_dict
+        scores = self._scorer.get_scores_from_ids(sorted({vocabulary[t] for t in tokenize(query) if t in vocabulary}))
+        hits = np.flatnonzero(scores)
+        best = hits[top_k(scores[hits], k)]
+        return [replace(self._corpus[index], score=scores.item(index)) for index in best.tolist()]
+
+    @staticmethod
+    def _write(passages: Iterable[Passage], directory: Path, show_progress: bool) -> int:
+        """See `SavedIndex.build`. It holds the tokens of the whole corpus in memory."""
+        write_corpus(passages, directory / CORPUS)
+        corpus = Corpus(directory / CORPUS)  # What is indexed is what was written, even if a source changes meanwhile.
+        token_ids, vocabulary = _encode(corpus, show_progress)
+        if not vocabulary:
+            raise CorpusError("corpus: no passage holds a letter or digit outside the stop words")
+        scorer = bm25s.BM25(method="lucene", k1=1.5, b=0.75)
+        scorer.index((token_ids, vocabulary), create_empty_token=False, show_progress=show_progress)
+        scorer.save(directory)
+        return len(corpus)
 
 
-def _write(passages: Iterable[Passage], directory: Path, show_progress: bool) -> int:
-    write_corpus(passages, directory / CORPUS)
-    corpus = Corpus(directory / CORPUS)  # What is indexed is what was written, even if a source changes meanwhile.
-    token_ids, vocabulary = _encode(corpus, show_progress)
-    if not vocabulary:
-        raise CorpusError("corpus: no passage holds a letter or digit outside the stop words")
-    scorer = bm25s.BM25(method="lucene", k1=1.5, b=0.75)
-    scorer.index((token_ids, vocabulary), create_empty_token=False, show_progress=show_progress)
-    scorer.save(directory)
-    return len(corpus)
+def top_k(scores: npt.NDArray[np.float32], k: int) -> npt.NDArray[np.intp]:
+    """The indices of the `k` highest scores, best first, equal scores in index order; `scores` is (N,)."""
+    kept = np.arange(len(scores))
+    if len(scores) > k:
+        # Whatever ties with the k-th highest stays in, so that the sort below decides between them, not chance.
+        kept = np.flatnonzero(scores >= np.partition(scores, -k)[-k])
+    return kept[np.argsort(-scores[kept], kind="stable")[:k]]
 
 
 def _encode(corpus: Corpus, show_progress: bool) -> tuple[list[list[int]], dict[str, int]]:

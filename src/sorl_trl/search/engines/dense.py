@@ -17,7 +17,7 @@ from tqdm.auto import trange
 from sorl_trl.checks import POSITIVE_COUNT, check_fields
 from sorl_trl.search.backend import check_request
 from sorl_trl.search.corpus import Corpus, CorpusPaths, as_contents, write_corpus
-from sorl_trl.search.engines.manifest import Manifest, check_manifest
+from sorl_trl.search.engines.manifest import Manifest, read_manifest
 from sorl_trl.search.engines.saved import CORPUS, SavedIndex, write_index
 from sorl_trl.text import encodable
 from sorl_trl.types import Passage
@@ -30,8 +30,6 @@ Vectors = npt.NDArray[np.float32]
 VECTORS = "vectors.npy"
 ENCODED_AT_ONCE = 4096
 """Passages handed to the model together: it sorts them by length, so that batches hold little padding."""
-SCORES_AT_ONCE = 1 << 28
-"""Query-passage scores held in memory at a time, if there are more than one query's: 1 GiB of float32."""
 
 
 @dataclass(frozen=True)
@@ -117,8 +115,8 @@ class DenseIndex(SavedIndex):
     """A `SearchBackend` by meaning: it finds the passages whose vectors are nearest to the query's, by inner product.
 
     Vectors have length 1, so that scores are cosines. The search is exact. Every passage is a hit of every query, save
-    a query of white space alone, which has none; equal scores keep the order of the corpus. On a GPU the vectors lie
-    in its memory, else they are mapped from the file, and processes on one machine share them.
+    a query of white space alone, which has none; hits with equal scores are in the order of the corpus. On a GPU the
+    vectors lie in its memory, else they are mapped from the file, and processes on one machine share them.
 
     Made by `build` or `load`; needs `pip install 'sorl-trl[dense]'`.
     """
@@ -169,7 +167,7 @@ class DenseIndex(SavedIndex):
         import torch
 
         index_dir = Path(index_dir)
-        manifest = check_manifest(index_dir, cls.engine)
+        manifest = read_manifest(index_dir, cls.engine)
         encoder = Encoder(DenseOptions(**manifest.settings, device=device))
         corpus = Corpus(index_dir / CORPUS)
         # Copy on write: torch warns of what it may not write to, and we do not write.
@@ -179,40 +177,19 @@ class DenseIndex(SavedIndex):
     def search_batch(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """See `SavedIndex.search_batch`."""
         import torch
+        from sentence_transformers.util import dot_score, semantic_search
 
         check_request(queries, k)
-        asked = [number for number, query in enumerate(queries) if query.strip()]
-        found: list[list[Passage]] = [[] for _ in queries]
-        if asked:
-            vectors = torch.from_numpy(self._encoder.queries([queries[number] for number in asked]))
-            for number, hits in zip(asked, nearest(self._vectors, vectors.to(self._vectors.device), k), strict=True):
-                found[number] = [replace(self._corpus[row], score=score) for row, score in hits]
-        return found
+        asked = [query for query in queries if query.strip()]
+        if not asked:
+            return [[] for _ in queries]
+        vectors = torch.from_numpy(self._encoder.queries(asked))
+        found = iter(semantic_search(vectors, self._vectors, top_k=k, score_function=dot_score))
+        return [self._passages(next(found)) if query.strip() else [] for query in queries]
 
-
-def nearest(vectors: torch.Tensor, queries: torch.Tensor, k: int) -> list[list[tuple[int, float]]]:
-    """The rows of `vectors` with the largest inner products, best first, equal ones in the order of the rows.
-
-    Exact, some queries at a time, in plain torch.
-
-    Args:
-        vectors: (N, D), float32.
-        queries: (Q, D), float32, on the same device.
-        k: At most so many per query.
-
-    Returns:
-        For each query, pairs of a row and its inner product.
-    """
-    size = max(1, SCORES_AT_ONCE // len(vectors))
-    blocks = [queries[start : start + size] for start in range(0, len(queries), size)]
-    return [_best(scores, k) for block in blocks for scores in block @ vectors.T]
-
-
-def _best(scores: torch.Tensor, k: int) -> list[tuple[int, float]]:
-    # `topk` alone would choose between equal scores by chance: whatever ties with the k-th stays in for the sort.
-    kept = (scores >= scores.topk(min(k, len(scores))).values[-1]).nonzero().flatten()
-    rows = kept[(-scores[kept]).argsort(stable=True)[:k]]
-    return list(zip(rows.tolist(), scores[rows].tolist(), strict=True))
+    def _passages(self, hits: list[dict[str, Any]]) -> list[Passage]:
+        in_order = sorted(hits, key=lambda hit: (-hit["score"], hit["corpus_id"]))
+        return [replace(self._corpus[hit["corpus_id"]], score=hit["score"]) for hit in in_order]
 
 
 def _write(encoder: Encoder, passages: Iterable[Passage], directory: Path, show_progress: bool) -> int:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field
-from importlib.metadata import version
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 MANIFEST = "manifest.json"
-# Goes up with any change to the files or to `tokenize`: an index of other tokens would not fail, but find too little.
+# Goes up with any change to the files, be it a library's, or to `tokenize`: an index of other tokens would not fail,
+# but find too little.
 FORMAT_VERSION = 3
-LIBRARIES = {"bm25": "bm25s", "tantivy": "tantivy"}
-"""Engine -> what reads its files. Those of the others are plain arrays, which outlive any version of a library."""
 
 
 class IndexCorrupted(ValueError):
@@ -36,8 +34,6 @@ class Manifest:
     """The content of `manifest.json`."""
 
     engine: str
-    library: str
-    """Whose files these are, with the series that can read them, as `library_of` gives it."""
     num_documents: int
     sources: list[Fingerprint]
     """Of the corpus files that it was made from, in the order of reading."""
@@ -48,63 +44,30 @@ class Manifest:
     @property
     def identity(self) -> str:
         """A short name of the content: of the corpus, and of how the engine reads it."""
-        content = [self.format_version, self.engine, self.library, self.settings, self.sources]
+        content = [self.format_version, self.engine, self.settings, self.sources]
         return f"{self.engine}-{hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]}"
 
 
-def write_manifest(directory: Path, manifest: Manifest) -> None:
-    """Write `manifest.json`."""
-    (directory / MANIFEST).write_text(json.dumps(asdict(manifest), indent=2) + "\n", encoding="utf-8")
-
-
-def read_manifest(directory: Path) -> Manifest:
-    """Read `manifest.json`.
+def read_manifest(directory: Path, engine: str | None = None) -> Manifest:
+    """Read `manifest.json`, of any engine or of the one that is named. Fields that are not known are passed over.
 
     Raises:
-        FileNotFoundError: There is no such directory.
-        ValueError: There is no manifest: whatever the directory holds, it is no index.
+        FileNotFoundError: There is none: whatever the directory holds, it is no index.
         IndexCorrupted: The manifest is one of another version.
+        ValueError: Another engine made it.
     """
-    if not directory.is_dir():
-        raise FileNotFoundError(f"index_dir {directory} is not a directory; build the index first")
     if not (directory / MANIFEST).is_file():
-        raise ValueError(f"index {directory}: there is none, for {MANIFEST} is missing; name another, or build one")
+        raise FileNotFoundError(f"index {directory}: there is no {MANIFEST}; name another, or build the index")
     try:
         record = json.loads((directory / MANIFEST).read_bytes())
         if record["format_version"] != FORMAT_VERSION:
             raise ValueError(f"format_version is {record['format_version']!r}, allowed is {FORMAT_VERSION}")
-        return Manifest(**record)
+        manifest = Manifest(**{each.name: record[each.name] for each in fields(Manifest)})
     except (ValueError, TypeError, LookupError) as error:
         raise IndexCorrupted(directory, f"{MANIFEST} cannot be read ({error})") from error
-
-
-def check_manifest(directory: Path, engine: str) -> Manifest:
-    """Read `manifest.json`, and check that an engine can use what is in `directory`.
-
-    Raises:
-        FileNotFoundError: There is no such directory.
-        IndexCorrupted: It was written by another version.
-        ValueError: Another engine made it.
-    """
-    manifest = read_manifest(directory)
-    if manifest.engine != engine:
-        raise ValueError(
-            f"index {directory}: made by the engine {manifest.engine!r}, not {engine!r}; use `open_index`"
-        )
-    if manifest.library != (library := library_of(engine)):
-        raise IndexCorrupted(directory, f"{MANIFEST} says library {manifest.library!r}, installed is {library!r}")
+    if engine not in (None, manifest.engine):
+        raise ValueError(f"index {directory}: its engine is {manifest.engine!r}, not {engine!r}; use `open_index`")
     return manifest
-
-
-def library_of(engine: str) -> str:
-    """The "bm25s 0.3" of bm25s 0.3.11: libraries keep their files readable within a minor version.
-
-    Raises:
-        PackageNotFoundError: It is not installed (an `ImportError`).
-    """
-    if engine not in LIBRARIES:
-        return "numpy npy"
-    return " ".join([LIBRARIES[engine], ".".join(version(LIBRARIES[engine]).split(".")[:2])])
 
 
 def fingerprint(path: Path) -> Fingerprint:

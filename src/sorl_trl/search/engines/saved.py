@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import ClassVar, TypeVar
 from uuid import uuid4
 
 from sorl_trl.search.corpus import CorpusPaths, corpus_files, read_passages
-from sorl_trl.search.engines.manifest import (
-    IndexOutdated,
-    Manifest,
-    fingerprint,
-    library_of,
-    read_manifest,
-    write_manifest,
-)
+from sorl_trl.search.engines.manifest import MANIFEST, IndexOutdated, Manifest, fingerprint, read_manifest
 from sorl_trl.types import Passage
 
 CORPUS = "corpus.jsonl"
 """The passages, in the index directory of an engine that does not store them itself."""
 
+Write = Callable[[Iterable[Passage], Path, bool], int]
+"""Puts passages into a directory, showing progress or not, and returns their number."""
 Index = TypeVar("Index", bound="SavedIndex")
 
 
@@ -33,6 +30,8 @@ class SavedIndex(ABC):
     thread_safe = True
     engine: ClassVar[str]
     """Its name in the manifest."""
+    _write: ClassVar[staticmethod[[Iterable[Passage], Path, bool], int]]
+    """Of an engine whose `build` needs nothing but the corpus."""
 
     def __init__(self, manifest: Manifest) -> None:
         self._manifest = manifest
@@ -50,7 +49,6 @@ class SavedIndex(ABC):
         """See `SearchBackend.search_batch`. Gives fewer than `k` passages, or none, where there are no more hits."""
 
     @classmethod
-    @abstractmethod
     def build(
         cls: type[Index], corpus_path: CorpusPaths, index_dir: str | os.PathLike[str], show_progress: bool = True
     ) -> Index:
@@ -68,6 +66,8 @@ class SavedIndex(ABC):
             FileExistsError: There is already something at `index_dir`.
             ImportError: The engine's library is not installed.
         """
+        write_index(cls.engine, corpus_path, index_dir, cls._write, show_progress)
+        return cls.load(index_dir)
 
     @classmethod
     def open(cls: type[Index], corpus_path: CorpusPaths, index_dir: str | os.PathLike[str]) -> Index:
@@ -94,7 +94,7 @@ class SavedIndex(ABC):
         """Open an index directory, if its manifest says that this version can.
 
         Raises:
-            FileNotFoundError: There is no such directory.
+            FileNotFoundError: There is no such directory, or no index in it.
             ImportError: The engine's library is not installed.
             IndexCorrupted: It is of another version.
             ValueError: Another engine made it.
@@ -105,14 +105,13 @@ def write_index(
     engine: str,
     corpus_path: CorpusPaths,
     index_dir: str | os.PathLike[str],
-    write: Callable[[Iterator[Passage], Path, bool], int],
+    write: Write,
     show_progress: bool,
     settings: Mapping[str, str] | None = None,
 ) -> None:
     """Write an index and its manifest into a hidden directory, and rename it when complete.
 
-    A build that is killed leaves the hidden directory behind. `write` puts the passages into the directory, showing
-    progress or not, and returns their number.
+    A build that is killed leaves the hidden directory behind.
     """
     index_dir, files = Path(index_dir), corpus_files(corpus_path)
     if index_dir.exists():
@@ -122,7 +121,8 @@ def write_index(
     try:
         sources = [fingerprint(file) for file in files]
         size = write(read_passages(files, show_progress), staging, show_progress)
-        write_manifest(staging, Manifest(engine, library_of(engine), size, sources, dict(settings or {})))
+        manifest = Manifest(engine, size, sources, dict(settings or {}))
+        (staging / MANIFEST).write_text(json.dumps(asdict(manifest), indent=2) + "\n", encoding="utf-8")
         staging.rename(index_dir)
     except BaseException as error:  # Ctrl-C too must not leave a gigabyte behind.
         shutil.rmtree(staging, ignore_errors=True)

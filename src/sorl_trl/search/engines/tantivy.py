@@ -10,9 +10,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from sorl_trl.search.backend import check_request
-from sorl_trl.search.corpus import CorpusPaths
-from sorl_trl.search.engines.manifest import IndexCorrupted, Manifest, check_manifest
-from sorl_trl.search.engines.saved import SavedIndex, write_index
+from sorl_trl.search.engines.manifest import IndexCorrupted, Manifest, read_manifest
+from sorl_trl.search.engines.saved import SavedIndex
 from sorl_trl.search.engines.tokenize import tokenize
 from sorl_trl.types import Passage
 
@@ -43,18 +42,10 @@ class TantivyIndex(SavedIndex):
         self._index = index
 
     @classmethod
-    def build(
-        cls, corpus_path: CorpusPaths, index_dir: str | os.PathLike[str], show_progress: bool = True
-    ) -> TantivyIndex:
-        """See `SavedIndex.build`. Memory stays within a buffer of fixed size."""
-        write_index(cls.engine, corpus_path, index_dir, _write, show_progress)
-        return cls.load(index_dir)
-
-    @classmethod
     def load(cls, index_dir: str | os.PathLike[str]) -> TantivyIndex:
         """See `SavedIndex.load`."""
         tantivy = _tantivy()
-        manifest = check_manifest(Path(index_dir), cls.engine)
+        manifest = read_manifest(Path(index_dir), cls.engine)
         try:
             index = tantivy.Index.open(str(Path(index_dir) / FOLDER))
             index.config_reader("manual")  # Nothing is written any more: no thread has to watch the files.
@@ -79,6 +70,23 @@ class TantivyIndex(SavedIndex):
         any_of = tantivy.Query.boolean_query([(tantivy.Occur.Should, term) for term in terms])
         return [_read_passage(searcher, address, score) for score, address in best_hits(searcher, any_of, k)]
 
+    @staticmethod
+    def _write(passages: Iterable[Passage], directory: Path, show_progress: bool) -> int:
+        """See `SavedIndex.build`. Memory stays within a buffer of fixed size."""
+        tantivy = _tantivy()
+        folder, number = directory / FOLDER, 0
+        folder.mkdir()
+        # One thread: cutting text into tokens, in Python, is what takes the time. Leaving the block ends the writer's
+        # threads, after an error too: they would go on writing into a folder that is being deleted.
+        with tantivy.Index(_schema(), path=str(folder)).writer(heap_size=HEAP_BYTES, num_threads=1) as writer:
+            for number, passage in enumerate(passages, start=1):
+                document = tantivy.Document()
+                document.add_unsigned(POSITION, number)
+                document.add_text(TOKENS, " ".join(tokenize(f"{passage.title}\n{passage.text}")))
+                document.add_bytes(PASSAGE, json.dumps([passage.id, passage.title, passage.text]).encode())
+                writer.add_document(document)
+        return number
+
 
 def best_hits(searcher: tantivy.Searcher, query: tantivy.Query, k: int) -> list[tuple[float, tantivy.DocAddress]]:
     """The `k` best hits; equal scores in the order of the corpus, which is not that of tantivy's segments."""
@@ -97,22 +105,6 @@ def best_hits(searcher: tantivy.Searcher, query: tantivy.Query, k: int) -> list[
 def _read_passage(searcher: tantivy.Searcher, address: tantivy.DocAddress, score: float) -> Passage:
     identifier, title, text = json.loads(searcher.doc(address).to_dict()[PASSAGE][0])
     return Passage(identifier, title, text, score)
-
-
-def _write(passages: Iterable[Passage], directory: Path, show_progress: bool) -> int:
-    tantivy = _tantivy()
-    folder, number = directory / FOLDER, 0
-    folder.mkdir()
-    # One thread: cutting text into tokens, in Python, is what takes the time. Leaving the block ends the writer's
-    # threads, after an error too: they would go on writing into a folder that is being deleted.
-    with tantivy.Index(_schema(), path=str(folder)).writer(heap_size=HEAP_BYTES, num_threads=1) as writer:
-        for number, passage in enumerate(passages, start=1):
-            document = tantivy.Document()
-            document.add_unsigned(POSITION, number)
-            document.add_text(TOKENS, " ".join(tokenize(f"{passage.title}\n{passage.text}")))
-            document.add_bytes(PASSAGE, json.dumps([passage.id, passage.title, passage.text]).encode())
-            writer.add_document(document)
-    return number
 
 
 def _schema() -> Any:

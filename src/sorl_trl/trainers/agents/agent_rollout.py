@@ -20,7 +20,6 @@ from sorl_trl.rollout import (
     assemble,
     chat_message_frame,
     rollout_statistics,
-    time_statistics,
 )
 from sorl_trl.rollout.greetings import Greeter
 from sorl_trl.search import SearchBackend
@@ -105,7 +104,7 @@ class AgentRollout:
                 raise failure
         finally:
             collector.responder.close()
-        statistics = rollout_statistics(trajectories) | time_statistics(collector.time)
+        statistics = rollout_statistics(trajectories) | collector.time
         statistics["neutralized_per_trajectory"] += greeter.neutralized / max(len(trajectories), 1)
         for name, value in statistics.items():
             trainer._log_metric(f"rollout/{name}", value)

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from sorl_trl.checks import POSITIVE_COUNT
-from sorl_trl.rollout import Retriever, SearchFailure, TagProtocol, Unavailable
+from sorl_trl.rollout import SearchResponder, TagProtocol, Unavailable
 from sorl_trl.rollout.greetings import Greeter, is_image, is_text
 from sorl_trl.search import RetryPolicy, SearchBackend
 from sorl_trl.types import ActionKind
@@ -24,8 +24,7 @@ def search_tool(backend: SearchBackend, k: int = 3, retry: RetryPolicy | None = 
     Raises ValueError for a `k` below 1.
     """
     POSITIVE_COUNT.check("k", k)
-    protocol = TagProtocol()
-    retriever = Retriever(backend, k, retry or RetryPolicy())
+    responder = SearchResponder(backend, top_k=k, retry=retry)
 
     def search(query: str) -> str:
         """
@@ -37,12 +36,8 @@ def search_tool(backend: SearchBackend, k: int = 3, retry: RetryPolicy | None = 
         Returns:
             The passages that fit best, each with its title.
         """
-        outcome = retriever.search([query])[query]
-        if outcome is SearchFailure.UNAVAILABLE:
-            return Unavailable("the search engine is unavailable")
-        if outcome is SearchFailure.REFUSED:
-            return protocol.search_failed
-        return protocol.render_passages(outcome)
+        reply = responder.search([query])[query]
+        return reply.text if reply.stop is None else Unavailable("the search engine is unavailable")
 
     return search
 

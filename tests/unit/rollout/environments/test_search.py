@@ -4,36 +4,40 @@ from collections.abc import Sequence
 
 import pytest
 
-from sorl_trl.rollout import RetryPolicy
-from sorl_trl.rollout.environments.search import Retriever, SearchFailure
+from sorl_trl.rollout import Reply, RetryPolicy, SearchResponder, TagProtocol
 from sorl_trl.search import SearchError, SearchUnavailable
-from sorl_trl.types import Passage
+from sorl_trl.types import Passage, StopReason
 
 from ..fakes import PARIS, FakeSearch
 
 NO_WAIT = RetryPolicy(attempts=3, initial_wait_s=0)
 
 
-def retriever(search: FakeSearch, retry: RetryPolicy = NO_WAIT) -> Retriever:
-    return Retriever(search, top_k=3, retry=retry)
+FOUND = Reply(TagProtocol().render_passages([PARIS]), (PARIS,))
+REFUSED = Reply(TagProtocol().search_failed)
+DOWN = Reply(stop=StopReason.SEARCH_UNAVAILABLE)
+
+
+def responder(search: FakeSearch) -> SearchResponder:
+    return SearchResponder(search, retry=NO_WAIT)
 
 
 def test_each_distinct_query_is_asked_once_in_order() -> None:
     search = FakeSearch()
-    assert retriever(search).search(["b", "a", "b", "a"]) == {"b": (PARIS,), "a": (PARIS,)}
+    assert responder(search).search(["b", "a", "b", "a"]) == {"b": FOUND, "a": FOUND}
     assert search.calls == [["b", "a"]]
 
 
 @pytest.mark.parametrize("error", [SearchUnavailable("down"), ConnectionError("reset"), TimeoutError("slow")])
 def test_an_engine_that_recovers_is_waited_for(error: Exception) -> None:
     search = FakeSearch([error, error])
-    assert retriever(search).search(["a"]) == {"a": (PARIS,)}
+    assert responder(search).search(["a"]) == {"a": FOUND}
     assert len(search.calls) == 3
 
 
 def test_an_engine_that_stays_down_is_given_up() -> None:
     search = FakeSearch([SearchUnavailable("down")] * 9)
-    assert retriever(search).search(["a", "b"]) == dict.fromkeys("ab", SearchFailure.UNAVAILABLE)
+    assert responder(search).search(["a", "b"]) == dict.fromkeys("ab", DOWN)
     assert len(search.calls) == 3
 
 
@@ -55,15 +59,14 @@ class PickySearch(FakeSearch):
 
 def test_a_refused_query_spoils_no_other() -> None:
     search = PickySearch(bad="b")
-    assert retriever(search).search("abc") == {"a": (PARIS,), "b": SearchFailure.REFUSED, "c": (PARIS,)}
+    assert responder(search).search("abc") == {"a": FOUND, "b": REFUSED, "c": FOUND}
     assert search.calls == [["a", "b", "c"], ["a"], ["b"], ["c"]]
-    assert retriever(PickySearch(bad="b")).search("b") == {"b": SearchFailure.REFUSED}
+    assert responder(PickySearch(bad="b")).search("b") == {"b": REFUSED}
 
 
 def test_an_engine_that_goes_down_in_between_is_not_asked_on() -> None:
     search = PickySearch(bad="b", fatal="c")
-    down = SearchFailure.UNAVAILABLE
-    assert retriever(search).search("abcd") == {"a": (PARIS,), "b": SearchFailure.REFUSED, "c": down, "d": down}
+    assert responder(search).search("abcd") == {"a": FOUND, "b": REFUSED, "c": DOWN, "d": DOWN}
     assert ["d"] not in search.calls
 
 
@@ -74,6 +77,6 @@ class ShortSearch(FakeSearch):
 
 def test_programming_errors_propagate() -> None:
     with pytest.raises(RuntimeError, match="1 results for 2 queries"):
-        retriever(ShortSearch()).search("ab")
+        responder(ShortSearch()).search("ab")
     with pytest.raises(KeyError):
-        retriever(FakeSearch([KeyError("bug")])).search("ab")
+        responder(FakeSearch([KeyError("bug")])).search("ab")
