@@ -124,7 +124,7 @@ class TestFixedTrajectories:
         """One rank has trajectories of one turn, so that it scores nothing, and makes the other's passes."""
         case = replace(fixed, turn_rewards=True, gain=True, method={"credit": "separate"}, options={"gamma": 0.9})
         result = launch(config, case)
-        assert any(abs(log.get("information_gain/mean", 0.0)) > 1e-4 for log in result["logs"])
+        assert any(abs(log.get("rewards/information_gain/mean", 0.0)) > 1e-4 for log in result["logs"])
         assert_as_alone(case, result)
 
     def test_bias_norm_under_ddp(self, fixed: Case) -> None:

@@ -77,7 +77,6 @@ class InformationGain:
             )
         recorder = self._trainer._recorder
         gains, has_gain = self._gains(recorder.generated, recorder.turns, columns[self.column])
-        self._log(gains, has_gain, recorder.turns.counts)
         rows = zip(gains.tolist(), has_gain.tolist(), recorder.turns.counts.tolist(), strict=True)
         return [
             [self.coef * gain if found else None for gain, found in zip(row[:turns], has[:turns], strict=True)]
@@ -89,13 +88,12 @@ class InformationGain:
         scores = torch.full(turns.turn_mask.shape, torch.nan, device=turns.turn_mask.device)
         values = self._scores(asked)
         if asked:
-            rows, columns = (torch.tensor(index, device=scores.device) for index in zip(*_cells(asked), strict=True))
-            scores[rows, columns] = values.to(scores)
+            scores[[one.trajectory for one in asked], [one.turn for one in asked]] = values.to(scores)
         return information_gains(scores, turns.turn_mask)
 
     def _answer(self, golden: Any) -> tuple[list[int], list[int]]:
         """The prefix's tokens and the answer's, as they are written one after the other."""
-        text = first_answer(golden, self.column).strip()
+        text = first_answer(golden).strip()
         prefix, whole = (self._encode(each) for each in (self._prefix, f"{self._prefix}{text}" if text else ""))
         shared = next((i for i, pair in enumerate(zip(prefix, whole, strict=False)) if pair[0] != pair[1]), None)
         split = min(len(prefix), len(whole)) if shared is None else shared
@@ -150,26 +148,8 @@ class InformationGain:
         logps, _, _ = self._trainer._get_per_token_logps_and_entropies(self._trainer.model, ids, mask, after)
         return masked_mean(logps, mask[:, before:], dim=1)
 
-    def _log(self, gains: Tensor, has_gain: Tensor, counts: Tensor) -> None:
-        """Over all ranks: the mean gain of a turn, and the share of turns before a last one that have none."""
-        possible = (counts - 1).clamp(min=0).sum()
-        sums = torch.stack([gains.sum(), has_gain.sum().to(gains), possible.to(gains)])
-        total, found, turns = self._trainer.accelerator.gather(sums[None]).sum(0).tolist()
-        metrics = self._trainer._metrics["train" if self._trainer.model.training else "eval"]
-        metrics["information_gain/mean"].append(total / max(found, 1))
-        metrics["information_gain/missing"].append(1 - found / max(turns, 1) if turns else 0.0)
 
-
-def _cells(asked: Sequence[_Scored]) -> list[tuple[int, int]]:
-    return [(one.trajectory, one.turn) for one in asked]
-
-
-def first_answer(golden: Any, column: str) -> str:
+def first_answer(golden: Any) -> str:
     """The answer of a row, empty where it has none."""
     is_list = isinstance(golden, Iterable) and not isinstance(golden, str)
-    first = next(iter(golden), None) if is_list else golden
-    if first is not None and not isinstance(first, str):
-        raise ValueError(
-            f"The column {column!r} holds {golden!r}, but must hold a string or a list of strings: the golden answer."
-        )
-    return first or ""
+    return (next(iter(golden), None) if is_list else golden) or ""
