@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from benchmarks.worlds.invented import Population, build_invented
+
 from sorl_trl.sandbox import PolicyConfig, WarmStartConfig, World, WorldSize, warm_start
-from tests.invented import Population, build_invented
 
 POPULATION = Population(people=120, companies=20, cities=24, lands=8, first_names=14, last_names=16)
 PRACTICE_WORLDS = 4

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 import sorl_trl
 
 SOURCE = Path(sorl_trl.__file__).parent
+ROOT = Path(__file__).parents[2]
 LAYERS = (
     {"types", "text", "checks", "files", "learning_rate"},
     {"command_line"},
@@ -189,3 +191,8 @@ def test_every_module_imports_without_the_optional_libraries() -> None:
     without = f"sys.modules.update(dict.fromkeys({sorted(OPTIONAL)}))"
     imported = loaded_by(f"import importlib; {without}; [importlib.import_module(name) for name in {names}]")
     assert imported >= set(names)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "benchmarks").rglob("*.py")), ids=lambda path: path.stem)
+def test_each_benchmark_can_be_imported(path: Path) -> None:
+    import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))

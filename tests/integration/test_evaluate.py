@@ -14,6 +14,7 @@ from typing import Any
 
 import datasets
 import pytest
+from benchmarks.worlds.invented import Population, build_invented
 from peft import LoraConfig, get_peft_model
 from transformers import AutoTokenizer, GenerationConfig, LlamaForCausalLM
 
@@ -32,7 +33,6 @@ from sorl_trl.sandbox import (
 )
 from sorl_trl.search import BM25Index
 from tests.distributed.launch import CONFIGS, ENVIRONMENT, ROOT, run
-from tests.invented import Population, build_invented
 
 POPULATION = Population(people=30, companies=8, cities=9, lands=4, first_names=8, last_names=9)
 QUESTIONS = 12

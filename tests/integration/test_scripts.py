@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import quickstart
 import torch
+from benchmarks.worlds.invented import Population, build_invented
 from transformers import AutoModelForCausalLM
 
 from sorl_trl import load_critic
@@ -20,7 +21,6 @@ from sorl_trl.records.evaluated import read_settings
 from sorl_trl.sandbox import WorldSize, make_policy, train_tokenizer
 from sorl_trl.sandbox.policy import PolicyConfig
 from sorl_trl.search import BM25Index
-from tests.invented import Population, build_invented
 from tests.worlds import build_world, taught_policy
 
 ROOT = Path(__file__).parents[2]

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import pytest
+from benchmarks.worlds.invented import Population, build_invented
 
 from sorl_trl.sandbox import World, WorldSize, build_atlas
-from tests.invented import Population, build_invented
 
 
 @pytest.fixture(scope="session")
