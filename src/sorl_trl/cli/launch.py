@@ -92,36 +92,44 @@ def read_launch_arguments(launch: Sequence[str], training: Sequence[str], parser
 
 def _launch(arguments: Namespace, command: str) -> int:
     """The exit code. Training has said itself what went wrong, so that no traceback of the launcher follows."""
-    from accelerate.commands.launch import launch_command
     from accelerate.utils import patch_environment
-    from torch.distributed.elastic.multiprocessing import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     arguments.quiet = False  # which would make every exit code 1
-    for name in ("agent.server.api", "multiprocessing.api"):  # each process that they end is a warning to them
-        logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.ERROR)
     before = signal.signal(signal.SIGINT, _leave_to_training)
     try:
         # Safe, or `python -m` would import what lies where it is started.
         with patch_environment(PYTHONSAFEPATH="1", **{COMMAND_LINE: command}):
-            launch_command(arguments)
-    except subprocess.CalledProcessError as error:
-        code = error.returncode
-    except ChildFailedError as error:
-        code = error.get_first_failure()[1].exitcode
-    except SignalException as error:  # with several processes; by a second one while it waits for them to end
-        code = -error.sigval
-        for process in _children():
-            process.kill()
-    else:
-        return 0
+            code = _exit_code(arguments)
     finally:
         signal.signal(signal.SIGINT, before)
-    if code == -signal.SIGINT:
+    if code in (INTERRUPTED, -signal.SIGINT):
         return INTERRUPTED
     if code < 0:
         print(f"error: training was ended by {signal.Signals(-code).name}", file=sys.stderr)
-    return code if code > 0 else 1
+    return code if code >= 0 else 1
+
+
+def _exit_code(arguments: Namespace) -> int:
+    """Of training, when it has ended; the negative number of the signal that ended it."""
+    from accelerate.commands.launch import launch_command
+    from torch.distributed.elastic.agent.server import api as agent
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing import api as workers
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    for module in (agent, workers):  # they warn of each process that they end
+        logging.getLogger(module.__name__).setLevel(logging.ERROR)
+    try:
+        launch_command(arguments)
+    except subprocess.CalledProcessError as error:
+        return int(error.returncode)
+    except ChildFailedError as error:
+        return int(error.get_first_failure()[1].exitcode)
+    except SignalException as error:  # with several processes; by a second one while it waits for them to end
+        for process in _children():
+            process.kill()
+        return -int(error.sigval)
+    return 0
 
 
 def _leave_to_training(*_: Any) -> None:
