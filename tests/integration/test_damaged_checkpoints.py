@@ -62,7 +62,7 @@ def test_the_file_is_named_and_the_newest_whole_checkpoint(
 def test_weights_that_are_gone(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run / NEWEST, tmp_path / NEWEST)
     (tmp_path / NEWEST / "model.safetensors").unlink()
-    with pytest.raises(ValueError, match=r"holds no weights.*no other checkpoint is whole"):
+    with pytest.raises(ValueError, match=r"holds no weights.*there is no whole checkpoint"):
         resume_point(SimpleNamespace(output_dir=tmp_path), "latest")
 
 

@@ -55,7 +55,7 @@ def _mistake(arguments: Arguments) -> str | None:
     if goes_on:
         return None
     go_on = "`--resume_from_checkpoint latest` goes on with it, " if checkpoints(folder) else ""
-    return f"`output_dir` is {folder}, which holds a run: {go_on}`--overwrite_output_dir` removes it and starts anew"
+    return f"`output_dir` is {folder}, which holds a run: {go_on}`--overwrite_output_dir` removes it first"
 
 
 def _is_used(folder: Path) -> bool:

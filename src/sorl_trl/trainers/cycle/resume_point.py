@@ -52,7 +52,7 @@ def resume_point(args: TrainingArguments, checkpoint: str | Path | bool | None) 
         )
     if problem:
         whole = newest_whole(folder.parent if _NAME.fullmatch(folder.name) else output)
-        instead = f"the newest whole checkpoint is {whole}" if whole else "no other checkpoint is whole"
+        instead = f"the newest whole checkpoint is {whole}" if whole else "there is no whole checkpoint to go on from"
         raise ValueError(f"`resume_from_checkpoint` is {checkpoint!r}, but {problem}; {instead}.")
     return str(folder)
 
