@@ -22,6 +22,10 @@ from typing import Any, NoReturn
 from sorl_trl.text import one_line
 
 EXIT_CODE = 2
+INTERRUPTED = 130
+"""The exit code after Ctrl-C, as of a shell."""
+COMMAND_LINE = "SORL_COMMAND_LINE"
+"""In the environment of launched processes: what the user typed."""
 DEBUG = "SORL_DEBUG"
 HUB_ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 
@@ -45,6 +49,10 @@ def run_command(main: Callable[[Sequence[str]], int | None], words: Sequence[str
         if os.environ.get("LOCAL_RANK", "0") == "0" or not isinstance(error, UserMistake):
             say_error(error)
         return EXIT_CODE
+    except KeyboardInterrupt:
+        if os.environ.get("LOCAL_RANK", "0") == "0":
+            print("interrupted", file=sys.stderr)
+        return INTERRUPTED
 
 
 def say_error(error: BaseException) -> None:

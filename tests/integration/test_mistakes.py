@@ -100,7 +100,7 @@ TRAIN += ["--output_dir", "out", "--use_cpu", "--bf16=false", "--max_steps=1"]
         ([*TRAIN, "--index", "empty", "--corpus", ""], "index empty: there is no manifest.json"),
         (
             [*TRAIN, "--resume_from_checkpoint", "empty"],
-            "`resume_from_checkpoint` is 'empty', but must be the folder of",
+            "`resume_from_checkpoint` is 'empty', but empty is no whole checkpoint",
         ),
     ],
 )

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+import shlex
+import signal
 import subprocess
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from itertools import islice
-from signal import Signals
+from typing import Any
 
-from sorl_trl.command_line import UserMistake, mistakes, read_config, refuse
+import psutil
+
+from sorl_trl.command_line import COMMAND_LINE, INTERRUPTED, UserMistake, mistakes, read_config, refuse
 from sorl_trl.shipped import CONFIGS
 
 MODULE = "sorl_trl.cli.train"
@@ -33,13 +38,14 @@ def main(words: Sequence[str] | None = None) -> int:
     """Train; returns the exit code."""
     with mistakes():
         parser = _parser()
-        for_launch, for_training = split(sys.argv[1:] if words is None else words, parser)
+        words = sys.argv[1:] if words is None else words
+        for_launch, for_training = split(words, parser)
         if {"-h", "--help"}.intersection(for_training):
             from sorl_trl.cli.train import main as train
 
             print(HELP)
             return train(for_training)
-        return _launch(read_launch_arguments(for_launch, for_training, parser))
+        return _launch(read_launch_arguments(for_launch, for_training, parser), shlex.join(["sorl", "train", *words]))
 
 
 def _parser() -> ArgumentParser:
@@ -84,22 +90,54 @@ def read_launch_arguments(launch: Sequence[str], training: Sequence[str], parser
     return parser.parse_args([*launch, "--module", MODULE, *training])
 
 
-def _launch(arguments: Namespace) -> int:
+def _launch(arguments: Namespace, command: str) -> int:
     """The exit code. Training has said itself what went wrong, so that no traceback of the launcher follows."""
-    from accelerate.commands.launch import launch_command
     from accelerate.utils import patch_environment
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     arguments.quiet = False  # which would make every exit code 1
+    before = signal.signal(signal.SIGINT, _leave_to_training)
     try:
-        with patch_environment(PYTHONSAFEPATH="1"):  # or `python -m` would import what lies where it is started
-            launch_command(arguments)
-    except subprocess.CalledProcessError as error:
-        code = error.returncode
-    except ChildFailedError as error:
-        code = error.get_first_failure()[1].exitcode
-    else:
-        return 0
+        # Safe, or `python -m` would import what lies where it is started.
+        with patch_environment(PYTHONSAFEPATH="1", **{COMMAND_LINE: command}):
+            code = _exit_code(arguments)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if code in (INTERRUPTED, -signal.SIGINT):
+        return INTERRUPTED
     if code < 0:
-        print(f"error: training was ended by {Signals(-code).name}", file=sys.stderr)
-    return code if code > 0 else 1
+        print(f"error: training was ended by {signal.Signals(-code).name}", file=sys.stderr)
+    return code if code >= 0 else 1
+
+
+def _exit_code(arguments: Namespace) -> int:
+    """Of training, when it has ended; the negative number of the signal that ended it."""
+    from accelerate.commands.launch import launch_command
+    from torch.distributed.elastic.agent.server import api as agent
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing import api as workers
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    for module in (agent, workers):  # they warn of each process that they end
+        logging.getLogger(module.__name__).setLevel(logging.ERROR)
+    try:
+        launch_command(arguments)
+    except subprocess.CalledProcessError as error:
+        return int(error.returncode)
+    except ChildFailedError as error:
+        return int(error.get_first_failure()[1].exitcode)
+    except SignalException as error:  # with several processes; by a second one while it waits for them to end
+        for process in _children():
+            process.kill()
+        return -int(error.sigval)
+    return 0
+
+
+def _leave_to_training(*_: Any) -> None:
+    """Ctrl-C reaches the one process that a terminal runs as well. Several are told by torch's own handler."""
+    if not _children():
+        raise KeyboardInterrupt
+
+
+def _children() -> list[psutil.Process]:
+    found: list[psutil.Process] = psutil.Process().children(recursive=True)
+    return found

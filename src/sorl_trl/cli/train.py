@@ -10,10 +10,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from sorl_trl.cli.dry_run import try_out
+from sorl_trl.cli.interrupt import interruptible
 from sorl_trl.command_line import mistakes, run_command
-from sorl_trl.recipe import build_trainer, parse_arguments, write_recipe
-from sorl_trl.trainers import SOPPOTrainer
 
 DRY_RUN = frozenset({"--dry_run", "--dry-run", "--dry_run=true", "--dry-run=true"})
 
@@ -21,6 +19,12 @@ DRY_RUN = frozenset({"--dry_run", "--dry-run", "--dry_run=true", "--dry-run=true
 def main(words: Sequence[str] | None = None) -> int:
     """Train; returns the exit code."""
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # `rollout_func` is: that is why TRL is pinned
+    # Here, because it takes seconds, in which Ctrl-C is to show no traceback either.
+    from sorl_trl.cli.dry_run import try_out
+    from sorl_trl.cli.output_folder import check_output_folder, clear_output_folder
+    from sorl_trl.recipe import RecipeWriter, build_trainer, parse_arguments
+    from sorl_trl.trainers import SOPPOTrainer
+
     words = sys.argv[1:] if words is None else words
     if DRY_RUN.intersection(words):
         return try_out(words)
@@ -28,11 +32,15 @@ def main(words: Sequence[str] | None = None) -> int:
         arguments = parse_arguments(words)
         if arguments.trainer.dry_run:  # as the recipe has it
             return try_out(words)
+        check_output_folder(arguments)
         trainer = build_trainer(arguments)
     folder = trainer.args.output_dir
-    if trainer.accelerator.is_main_process:
-        write_recipe(arguments, Path(folder))
-    trainer.train(resume_from_checkpoint=trainer.args.resume_from_checkpoint)
+    with trainer.accelerator.main_process_first():
+        if trainer.accelerator.is_main_process and arguments.trainer.overwrite_output_dir:
+            clear_output_folder(Path(folder))
+    trainer.add_callback(RecipeWriter(arguments))
+    with interruptible(trainer, words):
+        trainer.train(resume_from_checkpoint=trainer.args.resume_from_checkpoint)
     trainer.save_model(folder)
     trainer.save_state()
     trainer.accelerator.print(f"The policy is in {folder}: a plain checkpoint, load it as any other.")

@@ -2,10 +2,11 @@
 
 from sorl_trl.recipe.arguments import Arguments, TaskArguments, TrainerArguments, argument_groups, parse_arguments
 from sorl_trl.recipe.build import build_rollout, build_trainer, load_prompts, load_tokenizer
-from sorl_trl.recipe.written import write_recipe
+from sorl_trl.recipe.written import RecipeWriter, write_recipe
 
 __all__ = [
     "Arguments",
+    "RecipeWriter",
     "TaskArguments",
     "TrainerArguments",
     "argument_groups",

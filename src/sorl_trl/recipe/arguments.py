@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from transformers.trainer import TRAINER_STATE_NAME
 from trl import ModelConfig
 
 from sorl_trl import qa
@@ -59,6 +58,13 @@ class TrainerArguments:
     dry_run: Annotated[bool, SWITCH] = field(
         default=False,
         metadata={"help": "Build everything, ask the policy two questions, say what a step would do, and end."},
+    )
+    overwrite_output_dir: Annotated[bool, SWITCH] = field(
+        default=False,
+        metadata={
+            "help": "Remove the run that `output_dir` holds (checkpoints, policy, evaluation, trajectories) before "
+            "training. Without it such a folder is refused, unless the run is resumed."
+        },
     )
 
     def __post_init__(self) -> None:
@@ -140,12 +146,6 @@ class Arguments:
             raise ValueError(
                 f"`rewards` has {per_turn[0]!r}, one float per generation: `turn_boundary_tags` makes more turns."
             )
-        checkpoint = self.config.resume_from_checkpoint
-        if checkpoint is not None and not (Path(checkpoint) / TRAINER_STATE_NAME).is_file():
-            raise ValueError(
-                f"`resume_from_checkpoint` is {checkpoint!r}, but must be the folder of a checkpoint, with its "
-                f"{TRAINER_STATE_NAME}."
-            )
 
 
 def check_questions(name: str, value: str) -> None:
@@ -178,6 +178,9 @@ def parse_arguments(words: Sequence[str] | None = None) -> Arguments:
     with mistakes():
         groups = argument_groups(TRAINERS[choice.trainer])
         command = f"{COMMAND} --trainer {choice.trainer}"
+        options = {word.partition("=")[0].replace("-", "_") for word in words}
+        if "__save_steps" in options:
+            recipe["save_strategy"] = "steps"  # a recipe that saves nothing would silently win over it
         parsed = parse_dataclasses(groups, words, {**choice.settings, **recipe}, command)
         given = {**recipe, **given_words(groups, words)}
         return Arguments(*[*parsed, given])

@@ -8,23 +8,34 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from sorl_trl.files import write_whole
 from sorl_trl.recipe.arguments import Arguments
 from sorl_trl.records import RECIPE_FILE
 from sorl_trl.text import without_user
+from sorl_trl.trainers.cycle.run_settings import RESTORED
 
 SECRET = "_token"
 """Names that end so are those of secrets, as in transformers."""
+OF_ONE_START = ("dry_run", "overwrite_output_dir", "resume_from_checkpoint")
+"""Arguments that say what to do with a run, and nothing of what it is."""
 PATHS = ("model_name_or_path", "train_questions", "eval_questions", "corpus", "index", "search_cache")
 """Arguments that may name a file or a folder, which are written so that they are found from anywhere."""
 
 
 def recipe_of(arguments: Arguments) -> dict[str, Any]:
-    """What recipe and command line said, and all that shapes the agent: its defaults may change one day."""
+    """What recipe and command line said, and all that shapes the agent: its defaults may change one day.
+
+    What a resumed run takes from its checkpoint is written as it acts.
+    """
+    config = arguments.config
     written = {**asdict(arguments.rollout), **arguments.given, "trainer": arguments.trainer.trainer}
-    written["max_completion_length"] = arguments.config.max_completion_length
-    return {name: _written(name, value) for name, value in written.items() if not name.endswith(SECRET)}
+    for name in ("max_completion_length", *RESTORED):
+        if hasattr(config, name):
+            written[name] = getattr(config, name)
+    kept = [name for name in written if not name.endswith(SECRET) and name not in OF_ONE_START]
+    return {name: _written(name, written[name]) for name in kept}
 
 
 def _written(name: str, value: Any) -> Any:
@@ -40,3 +51,16 @@ def write_recipe(arguments: Arguments, folder: Path) -> None:
     text = yaml.safe_dump(recipe_of(arguments), sort_keys=False, allow_unicode=True)
     head = f"# What trained the policy in this folder, with sorl-trl {version('sorl-trl')}.\n"
     write_whole(folder / RECIPE_FILE, (head + text).encode("utf-8"))
+
+
+class RecipeWriter(TrainerCallback):
+    """Writes the recipe when training begins, when it is known what of it a resumed run takes from its checkpoint."""
+
+    def __init__(self, arguments: Arguments) -> None:
+        self.arguments = arguments
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if state.is_world_process_zero:
+            write_recipe(self.arguments, Path(str(args.output_dir)))

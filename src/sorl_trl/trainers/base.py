@@ -25,8 +25,9 @@ from sorl_trl.trainers.checks import check_dataset, check_method, disable_dropou
 from sorl_trl.trainers.config import TRLS_LOSS_TYPES, TurnLevelConfig
 from sorl_trl.trainers.cycle.epoch_sampler import EpochRepeatSampler
 from sorl_trl.trainers.cycle.generation_cycle import GenerationCycle
+from sorl_trl.trainers.cycle.resume_point import resume_point
 from sorl_trl.trainers.cycle.roll_back import roll_back
-from sorl_trl.trainers.cycle.shared_storage import check_resumable
+from sorl_trl.trainers.cycle.run_settings import save_settings, take_up_settings
 from sorl_trl.trainers.loss.bias_norm import bias_normalizer
 from sorl_trl.trainers.loss.kl_schedule import KLSchedule
 from sorl_trl.trainers.loss.metrics import MetricLog, MetricSums
@@ -264,13 +265,15 @@ class TurnLevelTrainer(GRPOTrainer):
     # ---------------------------------------------------------------------------------------------------------------
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        check_resumable(self.args, resume_from_checkpoint)
+        checkpoint = resume_point(self.args, resume_from_checkpoint)
+        if checkpoint is not None:
+            take_up_settings(self, Path(checkpoint))
         if self.args.is_on_policy:
             logger.warning(
                 f"Updates per rollout: {self.args.updates_per_rollout:g}, so that every importance ratio is 1 and "
                 "nothing is clipped. Set `steps_per_generation` or `num_iterations` for several."
             )
-        return super().train(resume_from_checkpoint, *args, **kwargs)
+        return super().train(checkpoint, *args, **kwargs)
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
         return self._cycle.prepare_inputs(generation_batch, super()._prepare_inputs)
@@ -289,7 +292,10 @@ class TurnLevelTrainer(GRPOTrainer):
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         if not self.args.save_only_model:
             name = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-            self._cycle.save(Path(self._get_output_dir(trial=trial)) / name)
+            folder = Path(self._get_output_dir(trial=trial)) / name
+            self._cycle.save(folder)
+            if self.args.should_save:
+                save_settings(self, folder)
         # transformers writes the trainer's state last: where that is, all of the checkpoint is.
         super()._save_checkpoint(model, trial)
 
@@ -297,6 +303,7 @@ class TurnLevelTrainer(GRPOTrainer):
         prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
         if resume_from_checkpoint is not None:
             self._cycle.load(Path(resume_from_checkpoint))
+            self.state.compute_steps(self.args, max_steps)  # as this run is told
         return prepared
 
     def roll_back(self, checkpoint: str | Path) -> None:

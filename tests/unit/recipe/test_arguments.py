@@ -84,3 +84,19 @@ class TestMethod:
         with pytest.raises(UserMistake) as caught:
             parse(f"method: {value}\n")
         assert str(caught.value).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "words", "expected"),
+    [
+        ("save_strategy: 'no'\n", ["--save_steps", "10"], ("steps", 10)),
+        ("save_strategy: 'no'\n", ["--save-steps=10"], ("steps", 10)),
+        ("save_strategy: 'no'\n", [], ("no", 500)),
+        ("save_steps: 50\n", ["--save_strategy", "no", "--save_steps", "10"], ("no", 10)),
+    ],
+)
+def test_who_asks_for_checkpoints_gets_them(
+    folder: Path, recipe: str, words: list[str], expected: tuple[str, int]
+) -> None:
+    config = parse(f"max_completion_length: 9\n{recipe}", *words).config
+    assert (config.save_strategy, config.save_steps) == expected

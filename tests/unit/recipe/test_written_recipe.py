@@ -57,3 +57,8 @@ def test_no_secret_is_written(written: Any) -> None:
 def test_no_user_of_a_url_is_written(written: Any) -> None:
     found = written("so_grpo", "--vllm_server_base_url", "http://me:s3cret@127.0.0.1:8000/retrieve")
     assert found["vllm_server_base_url"] == "http://127.0.0.1:8000/retrieve"
+
+
+def test_how_a_run_was_started_is_not_written(written: Any) -> None:
+    found = written("so_grpo", "--overwrite_output_dir", "--resume_from_checkpoint", "latest")
+    assert not {"overwrite_output_dir", "resume_from_checkpoint"} & found.keys()

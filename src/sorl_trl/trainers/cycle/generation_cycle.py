@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sorl_trl.command_line import UserMistake
 from sorl_trl.files import write_whole
-from sorl_trl.trainers.cycle.shared_storage import ranks_where
+from sorl_trl.trainers.cycle.resume_point import ranks_where
 from sorl_trl.trainers.turns.batch import ON_HOST, policy_pass
 
 logger = get_logger(__name__)

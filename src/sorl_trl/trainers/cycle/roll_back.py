@@ -10,7 +10,7 @@ from transformers.integrations.deepspeed import deepspeed_load_checkpoint
 from transformers.trainer import TRAINER_STATE_NAME
 
 from sorl_trl.trainers.cycle.generation_cycle import GenerationCycle
-from sorl_trl.trainers.cycle.shared_storage import ranks_where
+from sorl_trl.trainers.cycle.resume_point import ranks_where
 
 
 def roll_back(trainer: Any, cycle: GenerationCycle, checkpoint: str | Path) -> None:

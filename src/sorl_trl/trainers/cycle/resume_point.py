@@ -1,0 +1,129 @@
+"""The checkpoint that a run goes on from: found, whole, and the same on all ranks, before anything of it is loaded."""
+
+from __future__ import annotations
+
+import json
+import re
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from accelerate.utils import gather_object
+from transformers import TrainerState, TrainingArguments
+from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, WEIGHTS_INDEX_NAME, WEIGHTS_NAME
+
+NEWEST = ("latest", "true", "True")
+WEIGHTS = (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME, WEIGHTS_NAME, WEIGHTS_INDEX_NAME)
+ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin")
+_PARTS = (OPTIMIZER_NAME, SCHEDULER_NAME)
+_NAME = re.compile(r"checkpoint-(\d+)")
+_HEADER_LENGTH = 8
+
+
+def ranks_where(holds: bool) -> list[int]:
+    """The processes that say True here. All of them must ask together."""
+    return [rank for rank, each in enumerate(gather_object([holds])) if each]
+
+
+def resume_point(args: TrainingArguments, checkpoint: str | Path | bool | None) -> str | None:
+    """The folder of the checkpoint to resume from, or None for a new run. All ranks must ask together.
+
+    Args:
+        args: of the trainer.
+        checkpoint: a folder; True, "true" or "latest" for the newest in the output folder; else none.
+
+    Raises:
+        ValueError: on all ranks: some see another checkpoint than others, or none; or a file of it is missing or
+            damaged. The message names it, and the newest checkpoint that is whole.
+    """
+    if not checkpoint or checkpoint in ("false", "False"):
+        return None
+    output, folder = Path(str(args.output_dir)), Path(str(checkpoint))
+    if checkpoint is True or checkpoint in NEWEST:
+        folder = next(iter(checkpoints(output)), output)
+    problem = damage(folder) if folder != output else f"there is no checkpoint in {output}"
+    seen = gather_object([None if problem else folder.name])
+    if len(set(seen)) > 1:
+        found = ", ".join(f"{name or 'none'} on process {rank}" for rank, name in enumerate(seen))
+        raise ValueError(
+            f"`resume_from_checkpoint` is {checkpoint!r}, but not all processes see the same whole checkpoint: "
+            f"{found}. Use storage that all machines share, or copy the pieces of each together on every machine."
+        )
+    if problem:
+        whole = newest_whole(folder.parent if _NAME.fullmatch(folder.name) else output)
+        instead = f"the newest whole checkpoint is {whole}" if whole else "there is no whole checkpoint to go on from"
+        raise ValueError(f"`resume_from_checkpoint` is {checkpoint!r}, but {problem}; {instead}.")
+    return str(folder)
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints of a run, whole or not, the newest first."""
+    found = [path for path in folder.glob("checkpoint-*") if _NAME.fullmatch(path.name) and path.is_dir()]
+    return sorted(found, key=lambda path: int(path.name.rpartition("-")[2]), reverse=True)
+
+
+def newest_whole(folder: Path) -> Path | None:
+    """The newest checkpoint of a run that can be resumed from."""
+    return next((path for path in checkpoints(folder) if damage(path) is None), None)
+
+
+def damage(folder: Path) -> str | None:
+    """Which file a checkpoint lacks, or which is damaged; None where it is whole, as far as its ends show."""
+    return next(_problems(folder), None)
+
+
+def _problems(folder: Path) -> Iterator[str]:
+    state = folder / TRAINER_STATE_NAME
+    if not state.is_file():  # transformers writes it last
+        yield f"{folder} is no whole checkpoint, for its {TRAINER_STATE_NAME} is missing"
+    elif not _is_state(state):
+        yield f"{state} cannot be read"
+    sharded = [*folder.glob("global_step*"), *folder.glob("pytorch_model_fsdp*")]  # by DeepSpeed, or by FSDP
+    if not sharded:
+        yield from (f"{folder / name} is missing" for name in _PARTS if not (folder / name).is_file())
+        named = [folder / name for name in (*WEIGHTS, *ADAPTERS)]
+        if not any(file.is_file() for file in [*named, *folder.glob(f"*/{ADAPTERS[0]}")]):
+            yield f"{folder} holds no weights, such as {SAFE_WEIGHTS_NAME}"
+    elif sharded[0].name.startswith("global_step") and not _names_a_shard(folder / "latest"):
+        yield f"{folder / 'latest'}, by which DeepSpeed finds its shards, is missing or names none"
+    for index in folder.rglob("*.safetensors.index.json"):
+        yield from (f"{file} is missing" for file in _shards(index) if not file.is_file())
+    for file in sorted(folder.rglob("*.safetensors")):
+        if not _is_complete(file):
+            yield f"{file} is empty or cut off"
+    for file in sorted([*folder.rglob("*.pt"), *folder.rglob("*.pth")]):
+        if not zipfile.is_zipfile(file):  # its table of contents is at its end
+            yield f"{file} is empty or cut off"
+
+
+def _is_state(file: Path) -> bool:
+    try:
+        return bool(TrainerState.load_from_json(str(file)).global_step)
+    except (ValueError, TypeError, AttributeError):  # no JSON, or of something else
+        return False
+
+
+def _names_a_shard(latest: Path) -> bool:
+    return latest.is_file() and any((latest.parent / latest.read_text().strip()).glob("*.pt"))
+
+
+def _shards(index: Path) -> list[Path]:
+    try:
+        return [index.parent / name for name in sorted(set(json.loads(index.read_bytes())["weight_map"].values()))]
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return [index.parent / "the shards that its damaged index would name"]
+
+
+def _is_complete(file: Path) -> bool:
+    """Whether a safetensors file has all bytes that its header announces."""
+    with file.open("rb") as opened:
+        length = int.from_bytes(opened.read(_HEADER_LENGTH), "little")
+        if not 0 < length <= file.stat().st_size:
+            return False
+        try:
+            header = json.loads(opened.read(length))
+            ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+        except (ValueError, TypeError, KeyError, AttributeError):
+            return False
+    return file.stat().st_size == _HEADER_LENGTH + length + max(ends, default=0)

@@ -1,0 +1,91 @@
+"""What a run was told, kept in its checkpoints: a resumed run says what differs, and what of it has no effect."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, fields
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from accelerate.logging import get_logger
+from transformers import TrainingArguments
+
+from sorl_trl.files import write_whole
+from sorl_trl.rollout import RolloutLimits
+from sorl_trl.trainers.agents.agent_rollout import AgentRollout
+
+logger = get_logger(__name__)
+
+SETTINGS_FILE = "run_settings.json"
+RESTORED = (
+    "learning_rate",
+    "critic_learning_rate",
+    "weight_decay",
+    "adam_beta1",
+    "adam_beta2",
+    "adam_epsilon",
+)
+"""Options that the restored optimizer and scheduler hold: those of the checkpoint go on."""
+OF_TRANSFORMERS = (
+    *("optim", "optim_args", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "max_grad_norm"),
+    *("max_steps", "num_train_epochs", "per_device_train_batch_size", "gradient_accumulation_steps"),
+    *("seed", "data_seed", "bf16", "fp16"),
+)
+"""Of its many options those that are compared; of TRL's and ours all but these."""
+NOT_COMPARED = ("log_", "model_init_kwargs", "num_completions_to_print", "save_", "vllm_group", "vllm_server")
+
+
+def settings_of(trainer: Any) -> dict[str, Any]:
+    """The options of a trainer and of its rollout, as JSON has them, and the version of this package."""
+    args = trainer.args
+    general = {field.name for field in fields(TrainingArguments)} - {*RESTORED, *OF_TRANSFORMERS}
+    names = [field.name for field in fields(args) if field.name not in general]
+    found: dict[str, Any] = {name: getattr(args, name) for name in names if not name.startswith(NOT_COMPARED)}
+    found |= {"trainer": type(trainer).__name__, "method": trainer.method.describe()}
+    rollout = getattr(trainer.rollout_func, "__wrapped__", None)
+    if isinstance(rollout, AgentRollout):
+        limits = rollout.limits or RolloutLimits()
+        found |= {"limits": asdict(limits), "engine": asdict(rollout.engine), "protocol": asdict(rollout.protocol)}
+    found["sorl_trl"] = version("sorl-trl")
+    as_json: dict[str, Any] = json.loads(json.dumps(found, default=str))
+    return as_json
+
+
+def save_settings(trainer: Any, checkpoint: Path) -> None:
+    """Write them into a checkpoint, whose folder is made if missing."""
+    checkpoint.mkdir(parents=True, exist_ok=True)
+    write_whole(checkpoint / SETTINGS_FILE, (json.dumps(settings_of(trainer), indent=2) + "\n").encode())
+
+
+def take_up_settings(trainer: Any, checkpoint: Path) -> None:
+    """Say what differs from the checkpoint, and set the options that go on from it to what they are there.
+
+    A checkpoint that has none, TRL's for example, changes nothing.
+    """
+    file = checkpoint / SETTINGS_FILE
+    if not file.is_file():
+        return
+    before, now = json.loads(file.read_bytes()), settings_of(trainer)
+    for name in RESTORED:
+        if name in before and name in now and before[name] != now[name]:
+            logger.warning(
+                f"`{name}` is {now[name]} here, but the checkpoint's {before[name]} goes on: it is part of the state "
+                "of the optimizer. Another one takes a new run, which may start from the checkpoint's policy."
+            )
+            setattr(trainer.args, name, before[name])
+    made_with = before.pop("sorl_trl", "an unknown version")
+    then, here = dict(_flat(before)), dict(_flat(now))
+    others = [name for name in then if name in here and then[name] != here[name] and name not in RESTORED]
+    if others:
+        listed = "; ".join(f"`{name}` was {then[name]!r}, is {here[name]!r}" for name in others)
+        logger.warning(f"This run differs from {checkpoint}, which sorl-trl {made_with} wrote: {listed}.")
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value

@@ -1,0 +1,83 @@
+"""What a resumed run is told otherwise than the run that it goes on with."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sorl_trl import SOPPOTrainer
+from sorl_trl.search import BM25Index
+from sorl_trl.trainers.cycle.run_settings import SETTINGS_FILE
+from tests.agents import LIMITS, build_agent, search_index
+
+FIELDS = {"num_iterations": 1, "steps_per_generation": 2, "save_strategy": "steps", "lr_scheduler_type": "linear"}
+CHANGED = {
+    "learning_rate": 0.5,
+    "critic_learning_rate": 0.4,
+    "weight_decay": 0.3,
+    "adam_beta1": 0.2,
+    "adam_beta2": 0.1,
+    "adam_epsilon": 0.6,
+}
+
+
+def build(folder: Path, **overrides: Any) -> Any:
+    index = folder / "index"
+    search = BM25Index.load(index) if index.exists() else search_index(folder)
+    return build_agent(folder, search, SOPPOTrainer, **{**FIELDS, "max_steps": 4, "save_steps": 2, **overrides})
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    build(tmp_path).train()
+    return tmp_path / "checkpoint-2"
+
+
+def test_what_the_optimizer_holds_goes_on_and_is_reported_as_it_acts(
+    tmp_path: Path, checkpoint: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    saved = json.loads((checkpoint / SETTINGS_FILE).read_text())
+    resumed = build(tmp_path, **CHANGED, save_steps=3)
+    with caplog.at_level(logging.WARNING):
+        resumed.train(resume_from_checkpoint=str(checkpoint))
+    for name, value in CHANGED.items():
+        assert f"`{name}` is {value} here, but the checkpoint's {saved[name]} goes on" in caplog.text
+        assert getattr(resumed.args, name) == saved[name]
+    assert "This run differs" not in caplog.text
+    groups = {bool(group.get("critic")): group for group in resumed.optimizer.param_groups}
+    assert groups[False]["initial_lr"] == saved["learning_rate"] == 1e-3
+    assert groups[False]["betas"] == (saved["adam_beta1"], saved["adam_beta2"])
+    assert (groups[False]["eps"], groups[True]["weight_decay"]) == (saved["adam_epsilon"], saved["weight_decay"])
+    assert groups[True]["initial_lr"] == 1e-2
+    assert (tmp_path / "checkpoint-3").is_dir(), "checkpoints are saved as this run is told"
+
+
+def test_what_else_differs_is_one_line(tmp_path: Path, checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Also where a default has changed since: of the checkpoint's version, that was another one."""
+    file = checkpoint / SETTINGS_FILE
+    file.write_text(json.dumps({**json.loads(file.read_text()), "sorl_trl": "0.1.0", "gone": 1, "vf_coef": 7}))
+    limits = LIMITS.__class__(max_turns=1, max_turn_tokens=6, max_observation_tokens=6, max_trajectory_tokens=32)
+    resumed = build(tmp_path, lr_scheduler_type="constant", limits=limits, max_steps=3)
+    with caplog.at_level(logging.WARNING):
+        resumed.train(resume_from_checkpoint=str(checkpoint))
+    (line,) = [record.getMessage() for record in caplog.records if "This run differs" in record.getMessage()]
+    assert "which sorl-trl 0.1.0 wrote" in line
+    for said in (
+        "`max_steps` was 4, is 3",
+        "`limits.max_turns` was 2, is 1",
+        "`vf_coef` was 7, is ",
+        "`limits.top_k` was 1, is 3",
+    ):
+        assert said in line
+    assert "`lr_scheduler_type` was 'linear', is 'constant'" in line
+    assert "gone" not in line
+
+
+def test_the_same_says_nothing(tmp_path: Path, checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="sorl_trl"):
+        build(tmp_path).train(True)
+    assert "checkpoint" not in caplog.text
