@@ -88,6 +88,13 @@ class TaskArguments:
             "help": "The same for `eval_strategy` and `sorl evaluate`; of a public set its evaluation split is taken."
         },
     )
+    eval_limit: Annotated[int | None, POSITIVE_COUNT] = field(
+        default=None,
+        metadata={
+            "help": "Evaluate on so many of `eval_questions` while training, the same each time, evenly spaced. "
+            "Default: on all; `sorl evaluate` asks all."
+        },
+    )
     rewards: list[str] = field(
         default_factory=lambda: ["exact_match"],
         metadata={"help": f"Reward functions, summed with `reward_weights`: {', '.join(REWARDS)}."},
