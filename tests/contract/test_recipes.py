@@ -51,7 +51,7 @@ def test_the_method_is_that_of_the_defaults_or_of_the_name_it_gives(recipe: Path
 
 @pytest.mark.parametrize(("recipe", "gpus"), ON_GPUS.items())
 def test_what_a_recipe_for_gpus_says_of_itself(recipe: str, gpus: int, tmp_path: Path) -> None:
-    """Its trajectories fit, its rollouts are whole groups for two updates, it evaluates between rollouts, and sleeps."""
+    """Its trajectories fit, a rollout serves two updates, it evaluates between rollouts, and vLLM sleeps."""
     arguments = parse(recipe, tmp_path)
     config, rollout = arguments.config, arguments.rollout
     longest = rollout.max_turns * (rollout.max_turn_tokens + rollout.max_observation_tokens) + rollout.max_turn_tokens

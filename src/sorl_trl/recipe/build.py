@@ -26,7 +26,8 @@ def load_prompts(arguments: Arguments) -> tuple[Dataset, Dataset | None]:
     with arguments.config.main_process_first(desc="loading the questions"):
         train = _load_questions(task.train_questions, "train")
         is_evaluated = arguments.config.eval_strategy != "no"
-        evaluation = _spread(_load_questions(str(task.eval_questions), None), task.eval_limit) if is_evaluated else None
+        evaluation = _load_questions(str(task.eval_questions), None) if is_evaluated else None
+    evaluation = evaluation and _spread(evaluation, task.eval_limit)
     if "choice" in task.rewards:
         check_choices([*train, *(evaluation or ())])
     return _as_prompts(train, arguments.rollout), evaluation and _as_prompts(evaluation, arguments.rollout)
