@@ -109,6 +109,8 @@ def test_questions_of_public_sets(folder: Path, monkeypatch: pytest.MonkeyPatch)
     ]
     found.config.eval_strategy = "no"
     assert recipe.load_prompts(found)[1] is None, "nobody asks them while it trains"
+    found.config.eval_on_start = True
+    assert recipe.load_prompts(found)[1] is not None, "they are asked once, before it trains"
 
 
 @pytest.mark.parametrize(("limit", "asked"), [("2", ["a", "c"]), ("5", list("abcde")), ("9", list("abcde"))])

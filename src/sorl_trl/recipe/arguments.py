@@ -133,9 +133,14 @@ class Arguments:
     def trainer_class(self) -> type[TurnLevelTrainer]:
         return TRAINERS[self.trainer.trainer]
 
+    @property
+    def is_evaluated(self) -> bool:
+        """Whether training evaluates, before its first step or later."""
+        return self.config.eval_strategy != "no" or bool(self.config.eval_on_start)
+
     def __post_init__(self) -> None:
         POSITIVE_COUNT.check("max_completion_length", self.config.max_completion_length)
-        if self.config.eval_strategy != "no":
+        if self.is_evaluated:
             check_questions("eval_questions", self.task.eval_questions or "")
         if self.search.no_search and "f1_plus" in self.task.rewards:
             raise ValueError(

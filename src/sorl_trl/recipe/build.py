@@ -25,8 +25,7 @@ def load_prompts(arguments: Arguments) -> tuple[Dataset, Dataset | None]:
     task = arguments.task
     with arguments.config.main_process_first(desc="loading the questions"):
         train = _load_questions(task.train_questions, "train")
-        is_evaluated = arguments.config.eval_strategy != "no"
-        evaluation = _load_questions(str(task.eval_questions), None) if is_evaluated else None
+        evaluation = _load_questions(str(task.eval_questions), None) if arguments.is_evaluated else None
     evaluation = evaluation and _spread(evaluation, task.eval_limit)
     if "choice" in task.rewards:
         check_choices([*train, *(evaluation or ())])
