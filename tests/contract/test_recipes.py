@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from sorl_trl.recipe import Arguments, parse_arguments
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
+ON_GPUS = {"so_grpo_qwen2.5_3b": 8, "so_grpo_qwen2.5_7b_lora": 1, "so_ppo_qwen2.5_7b_lora": 8}
 
 
 def parse(recipe: str | Path, folder: Path, *overrides: str) -> Arguments:
@@ -45,6 +47,24 @@ def test_the_method_is_that_of_the_defaults_or_of_the_name_it_gives(recipe: Path
     )
     for name in ("importance_sampling_level", "loss_type", "epsilon", "clip_range_scaling", "target_kl", "bias_norm"):
         assert getattr(arguments.config, name) == getattr(plain, name)
+
+
+@pytest.mark.parametrize(("recipe", "gpus"), ON_GPUS.items())
+def test_what_a_recipe_for_gpus_says_of_itself(recipe: str, gpus: int, tmp_path: Path) -> None:
+    """Its trajectories fit, a rollout serves two updates, it evaluates between rollouts, and vLLM sleeps."""
+    arguments = parse(recipe, tmp_path)
+    config, rollout = arguments.config, arguments.rollout
+    longest = rollout.max_turns * (rollout.max_turn_tokens + rollout.max_observation_tokens) + rollout.max_turn_tokens
+    assert longest == config.max_completion_length <= config.vllm_max_model_length - 512, "nor is a prompt cut"
+    said = re.search(r"# (\d+) trajectories a rollout", (ROOT / f"recipes/{recipe}.yaml").read_text())
+    assert said is not None
+    assert int(said[1]) == gpus * config.generation_batch_size
+    updates = config.steps_per_generation * config.num_iterations / config.gradient_accumulation_steps
+    assert updates == 2
+    assert config.max_steps % updates == config.eval_steps % updates == config.save_steps % updates == 0
+    assert arguments.task.eval_limit is not None
+    assert arguments.task.eval_limit % config.per_device_eval_batch_size == 0
+    assert config.vllm_enable_sleep_mode
 
 
 def test_every_field_can_be_overridden(tmp_path: Path) -> None:

@@ -109,6 +109,20 @@ def test_questions_of_public_sets(folder: Path, monkeypatch: pytest.MonkeyPatch)
     ]
     found.config.eval_strategy = "no"
     assert recipe.load_prompts(found)[1] is None, "nobody asks them while it trains"
+    found.config.eval_on_start = True
+    assert recipe.load_prompts(found)[1] is not None, "they are asked once, before it trains"
+
+
+@pytest.mark.parametrize(("limit", "asked"), [("2", ["a", "c"]), ("5", list("abcde")), ("9", list("abcde"))])
+def test_the_questions_to_evaluate_on_are_a_fixed_spread_of_all(folder: Path, limit: str, asked: list[str]) -> None:
+    """The first two of five would be one set's alone where a file joins sets."""
+    write(folder / "eval.jsonl", [{**QUESTION, "id": name, "question": name} for name in "abcde"])
+    told = {"eval_questions": folder / "eval.jsonl", "eval_strategy": "epoch", "eval_limit": limit}
+    found = arguments(folder, "--no_search", **told)
+    trained, evaluated = recipe.load_prompts(found)
+    assert evaluated is not None
+    assert [row["prompt"] for row in evaluated] == [f"where {name}" for name in asked]
+    assert len(trained) == 8, "all are trained on"
 
 
 def test_options_are_shown_and_choice_needs_them(folder: Path) -> None:

@@ -38,6 +38,8 @@ class Benchmark:
     parse: RowParser
     evaluation_split: str
     """The test split, or the development split where the test split is missing or has no labels."""
+    own_files: tuple[str, ...] = ()
+    """Splits that are one Parquet file each, of columns that differ: `datasets` can only read them one by one."""
 
 
 def _flashrag(config: str, evaluation_split: str) -> Benchmark:
@@ -53,7 +55,9 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "musique": _flashrag("musique", "dev"),
     "bamboogle": _flashrag("bamboogle", "test"),
     # The training splits of nq and hotpotqa; the evaluation splits of the seven sets above.
-    "nq_hotpotqa_train": Benchmark("PeterGriffinJin/nq_hotpotqa_train", None, parse_search_r1, "test"),
+    "nq_hotpotqa_train": Benchmark(
+        "PeterJinGo/nq_hotpotqa_train", None, parse_search_r1, "test", own_files=("train", "test")
+    ),
     "medqa": Benchmark("GBaker/MedQA-USMLE-4-options", None, parse_medqa, "test"),
     "medmcqa": Benchmark("openlifescienceai/medmcqa", None, parse_medmcqa, "validation"),
     # The only split of the labelled questions.
@@ -88,7 +92,7 @@ def load_benchmark(
     check_choice("name", name, BENCHMARKS)
     benchmark = BENCHMARKS[name]
     split = benchmark.evaluation_split if split is None else split
-    splits = _load(benchmark, source)
+    splits = _load(benchmark, source, split)
     found = split if split in splits else _SYNONYMS.get(split, split)
     if found not in splits:
         raise ValueError(f"split of {name} must be one of {', '.join(splits)}, got {split!r}")
@@ -97,8 +101,8 @@ def load_benchmark(
     return _questions(rows, benchmark.parse, limit, where)
 
 
-def _load(benchmark: Benchmark, source: str | os.PathLike[str] | None) -> Mapping[str, Any]:
-    """Split -> its rows."""
+def _load(benchmark: Benchmark, source: str | os.PathLike[str] | None, split: str) -> Mapping[str, Any]:
+    """Split -> its rows; of splits with files of their own, `split` alone."""
     # Here, because importing it takes seconds that whoever only scores answers need not wait.
     from datasets import get_dataset_config_names, load_dataset
     from datasets.exceptions import DatasetGenerationError
@@ -112,10 +116,22 @@ def _load(benchmark: Benchmark, source: str | os.PathLike[str] | None) -> Mappin
         # A copy of the Hub's repository has the config, a folder with this set's files alone has not.
         config = config if config in get_dataset_config_names(path) else None
     try:
-        splits: Mapping[str, Any] = load_dataset(path, config)
+        splits: Mapping[str, Any]
+        if split in benchmark.own_files and (file := _own_file(path, split, source is None)):
+            splits = load_dataset("parquet", data_files={split: file})
+        elif benchmark.own_files and source is None:
+            splits = dict.fromkeys(benchmark.own_files)
+        else:
+            splits = load_dataset(path, config)
     except DatasetGenerationError as error:
         raise ValueError(f"{path}: cannot be read ({error.__cause__})") from error
     return splits
+
+
+def _own_file(path: str, split: str, is_on_hub: bool) -> str | None:
+    """Where a split's Parquet file is; None for a folder that holds it in another form."""
+    file = f"{path}/{split}.parquet"
+    return f"hf://datasets/{file}" if is_on_hub else file if Path(file).is_file() else None
 
 
 def _questions(rows: Iterable[dict[str, Any]], parse: RowParser, limit: int | None, where: str) -> list[Question]:

@@ -94,6 +94,13 @@ class TaskArguments:
             "help": "The same for `eval_strategy` and `sorl evaluate`; of a public set its evaluation split is taken."
         },
     )
+    eval_limit: Annotated[int | None, POSITIVE_COUNT] = field(
+        default=None,
+        metadata={
+            "help": "Evaluate on so many of `eval_questions` while training, the same each time, evenly spaced. "
+            "Default: on all; `sorl evaluate` asks all."
+        },
+    )
     rewards: list[str] = field(
         default_factory=lambda: ["exact_match"],
         metadata={"help": f"Reward functions, summed with `reward_weights`: {', '.join(REWARDS)}."},
@@ -132,9 +139,14 @@ class Arguments:
     def trainer_class(self) -> type[TurnLevelTrainer]:
         return TRAINERS[self.trainer.trainer]
 
+    @property
+    def is_evaluated(self) -> bool:
+        """Whether training evaluates, before its first step or later."""
+        return self.config.eval_strategy != "no" or bool(self.config.eval_on_start)
+
     def __post_init__(self) -> None:
         POSITIVE_COUNT.check("max_completion_length", self.config.max_completion_length)
-        if self.config.eval_strategy != "no":
+        if self.is_evaluated:
             check_questions("eval_questions", self.task.eval_questions or "")
         if self.search.no_search and "f1_plus" in self.task.rewards:
             raise ValueError(

@@ -25,8 +25,8 @@ def load_prompts(arguments: Arguments) -> tuple[Dataset, Dataset | None]:
     task = arguments.task
     with arguments.config.main_process_first(desc="loading the questions"):
         train = _load_questions(task.train_questions, "train")
-        is_evaluated = arguments.config.eval_strategy != "no"
-        evaluation = _load_questions(str(task.eval_questions), None) if is_evaluated else None
+        evaluation = _load_questions(str(task.eval_questions), None) if arguments.is_evaluated else None
+    evaluation = evaluation and _spread(evaluation, task.eval_limit)
     if "choice" in task.rewards:
         check_choices([*train, *(evaluation or ())])
     return _as_prompts(train, arguments.rollout), evaluation and _as_prompts(evaluation, arguments.rollout)
@@ -34,6 +34,12 @@ def load_prompts(arguments: Arguments) -> tuple[Dataset, Dataset | None]:
 
 def _load_questions(source: str, split: str | None) -> list[qa.Question]:
     return qa.load_benchmark(source, split) if source in qa.BENCHMARKS else qa.load_questions(source)
+
+
+def _spread(questions: Sequence[qa.Question], limit: int | None) -> list[qa.Question]:
+    """So many of them at most, evenly spaced: of a set that joins others, its first ones would be of one alone."""
+    count = min(limit or len(questions), len(questions))
+    return [questions[place * len(questions) // count] for place in range(count)]
 
 
 def _as_prompts(questions: Sequence[qa.Question], rollout: RolloutArguments) -> Dataset:

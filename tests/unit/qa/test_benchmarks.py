@@ -60,6 +60,27 @@ def test_parquet(folder):
     ]
 
 
+def test_splits_of_columns_that_differ(folder):
+    """As Search-R1's: its test split joins sets whose metadata its training split lacks."""
+    for split, metadata in (("train", {"level": "easy"}), ("test", {"level": None, "hops": 2})):
+        row = rows.SEARCH_R1 | {"metadata": metadata}
+        datasets.Dataset.from_list([row]).to_parquet(folder / f"{split}.parquet")
+    for split, metadata in (("train", {"level": "easy"}), ("test", {"level": None, "hops": 2})):
+        [question] = load_benchmark("nq_hotpotqa_train", split, folder)
+        assert question.metadata == metadata
+
+
+def test_splits_with_files_of_their_own_are_asked_for_one_by_one(monkeypatch):
+    asked = []
+    monkeypatch.setattr(datasets, "load_dataset", lambda *words, **more: asked.append((words, more)) or {"test": []})
+    with pytest.raises(ValueError, match="no row can be used"):
+        load_benchmark("nq_hotpotqa_train")
+    file = "hf://datasets/PeterJinGo/nq_hotpotqa_train/test.parquet"
+    assert asked == [(("parquet",), {"data_files": {"test": file}})]
+    with pytest.raises(ValueError, match="must be one of train, test, got 'dev'"):
+        load_benchmark("nq_hotpotqa_train", "dev")
+
+
 @pytest.mark.parametrize("name", FLASHRAG_SETS)
 def test_the_evaluation_split_is_test_else_dev(folder, name):
     for split in ("train", "dev", "test"):
