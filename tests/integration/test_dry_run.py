@@ -84,6 +84,9 @@ def test_what_a_step_will_do(folder: Path, trainer: str, capsys: pytest.CaptureF
             "the longest prompt has 2102 tokens, but the model has 2048",
         ),
         ({"chat": "true"}, "chat template"),
+        ({"use_vllm": "true"}, "`use_vllm` needs vllm, which is not installed: pip install 'sorl-trl[vllm]'"),
+        ({"report_to": "wandb"}, "`report_to` 'wandb' needs wandb, which is not installed: pip install wandb"),
+        ({"load_in_4bit": "true"}, "`load_in_4bit` needs bitsandbytes, which is not installed: pip install bits"),
     ],
 )
 def test_why_it_cannot_train(

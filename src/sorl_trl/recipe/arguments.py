@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
+from accelerate.commands.launch import launch_command_parser
 from transformers.trainer import TRAINER_STATE_NAME
 from trl import ModelConfig
 
@@ -17,6 +18,7 @@ from sorl_trl.command_line import given_words, mistakes, parse_dataclasses, read
 from sorl_trl.diagnostics.collapse_guard import ACTIONS
 from sorl_trl.experimental import GroupRefillTrainer, SeeUPOTrainer
 from sorl_trl.methods import METHODS, SETTINGS, method_from
+from sorl_trl.recipe.libraries import check_libraries
 from sorl_trl.rollout import EngineOptions, RolloutArguments
 from sorl_trl.search import SearchArguments
 from sorl_trl.search.arguments import SOURCES
@@ -127,6 +129,7 @@ class Arguments:
         return TRAINERS[self.trainer.trainer]
 
     def __post_init__(self) -> None:
+        check_libraries(self.config, self.model)
         POSITIVE_COUNT.check("max_completion_length", self.config.max_completion_length)
         if self.config.eval_strategy != "no":
             check_questions("eval_questions", self.task.eval_questions or "")
@@ -178,6 +181,11 @@ def parse_arguments(words: Sequence[str] | None = None) -> Arguments:
     with mistakes():
         groups = argument_groups(TRAINERS[choice.trainer])
         command = f"{COMMAND} --trainer {choice.trainer}"
-        parsed = parse_dataclasses(groups, words, {**choice.settings, **recipe}, command)
+        parsed = parse_dataclasses(groups, words, {**choice.settings, **recipe}, command, others=_of_launcher())
         given = {**recipe, **given_words(groups, words)}
         return Arguments(*[*parsed, given])
+
+
+def _of_launcher() -> list[str]:
+    """Options of `sorl train` that are not training's: one may have meant one of them."""
+    return ["--accelerate_config", *launch_command_parser()._option_string_actions]
