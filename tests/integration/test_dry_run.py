@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,9 @@ def test_what_a_step_will_do(folder: Path, trainer: str, capsys: pytest.CaptureF
     before = sorted(folder.rglob("*"))
     said = dry_run(capsys, words(folder, trainer=trainer))
     lines = {line[:10].strip(): line[11:] for line in said.splitlines() if not line.startswith(" ")}
-    assert lines["trainer"].startswith(f"{trainer}, credit: GroupMean()")
+    assert lines["trainer"] == f"{trainer}, all weights of {folder / 'policy'}"
+    assert lines["method"].startswith("credit: GroupMean()")
+    assert re.search(r"\n {11}at most, while training +0\.\d\d GiB\n", said)
     assert lines["rollout"] == "16 trajectories = 4 questions x 4, for 6 updates, on 1 process"
     assert lines["loss"].startswith("turn, turn ratios")
     assert lines["rehearsal"] == "2 questions x 4 trajectories"

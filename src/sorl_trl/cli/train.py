@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sorl_trl.cli.dry_run import try_out
+from sorl_trl.cli.run_table import run_table, show
 from sorl_trl.command_line import mistakes, run_command
+from sorl_trl.diagnostics.progress import whole_lines
 from sorl_trl.recipe import build_trainer, parse_arguments, write_recipe
 from sorl_trl.trainers import SOPPOTrainer
 
@@ -20,8 +22,12 @@ DRY_RUN = frozenset({"--dry_run", "--dry-run", "--dry_run=true", "--dry-run=true
 
 def main(words: Sequence[str] | None = None) -> int:
     """Train; returns the exit code."""
+    with whole_lines():
+        return _train(sys.argv[1:] if words is None else words)
+
+
+def _train(words: Sequence[str]) -> int:
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # `rollout_func` is: that is why TRL is pinned
-    words = sys.argv[1:] if words is None else words
     if DRY_RUN.intersection(words):
         return try_out(words)
     with mistakes():
@@ -32,6 +38,7 @@ def main(words: Sequence[str] | None = None) -> int:
     folder = trainer.args.output_dir
     if trainer.accelerator.is_main_process:
         write_recipe(arguments, Path(folder))
+    show(run_table(arguments, trainer), trainer)
     trainer.train(resume_from_checkpoint=trainer.args.resume_from_checkpoint)
     trainer.save_model(folder)
     trainer.save_state()
