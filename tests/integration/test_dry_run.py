@@ -100,6 +100,15 @@ def test_why_it_cannot_train(
     assert said in line
 
 
+def test_what_to_turn_where_memory_does_not_suffice(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sorl_trl.cli.dry_run.available_bytes", lambda device: 2**20)
+    line = dry_run(capsys, words(folder, gradient_checkpointing="false"), code=1)
+    assert line.startswith("error: a step needs about 0.")
+    assert "in this order: gradient_checkpointing true; half of per_device_train_batch_size" in line
+
+
 def test_a_search_server_that_refuses(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It is asked, whether the policy happens to search or not."""
     server = Server()
