@@ -62,5 +62,5 @@ def whole_lines() -> Iterator[None]:
 
     loggers = [logging.getLogger(), logging.getLogger("transformers")]
     with warnings.catch_warnings(), logging_redirect_tqdm(loggers):
-        warnings.showwarning = show
+        warnings.showwarning = show  # type: ignore[assignment]
         yield

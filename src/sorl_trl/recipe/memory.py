@@ -219,4 +219,4 @@ def available_bytes(device: torch.device) -> int:
     """All of a GPU's memory; of a CPU's the share of this process of what is available."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
-    return psutil.virtual_memory().available // max(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1)
+    return int(psutil.virtual_memory().available) // max(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1)
