@@ -87,9 +87,6 @@ def test_what_a_step_will_do(folder: Path, trainer: str, capsys: pytest.CaptureF
             "the longest prompt has 2102 tokens, but the model has 2048",
         ),
         ({"chat": "true"}, "chat template"),
-        ({"use_vllm": "true"}, "`use_vllm` needs vllm, which is not installed: pip install 'sorl-trl[vllm]'"),
-        ({"report_to": "wandb"}, "`report_to` 'wandb' needs wandb, which is not installed: pip install wandb"),
-        ({"load_in_4bit": "true"}, "`load_in_4bit` needs bitsandbytes, which is not installed: pip install bits"),
     ],
 )
 def test_why_it_cannot_train(
@@ -98,6 +95,25 @@ def test_why_it_cannot_train(
     line = dry_run(capsys, words(folder, **changed), code=1)
     assert line.startswith("error: ")
     assert said in line
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"use_vllm": "true"}, "`use_vllm` needs vllm, which is not installed: pip install 'sorl-trl[vllm]'"),
+        ({"report_to": "wandb"}, "`report_to` 'wandb' needs wandb, which is not installed: pip install wandb"),
+        ({"load_in_4bit": "true"}, "`load_in_4bit` needs bitsandbytes, which is not installed: pip install bits"),
+    ],
+)
+def test_a_library_that_is_not_installed(
+    changed: dict[str, Any],
+    said: str,
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sorl_trl.recipe.libraries.find_spec", lambda module: None)
+    assert said in dry_run(capsys, words(folder, **changed), code=1)
 
 
 def test_what_to_turn_where_memory_does_not_suffice(
