@@ -100,7 +100,8 @@ class Cycles:
         self.updates = sizes.updates
         self.trainer.create_optimizer()
         # What `train` does before the first step.
-        self.trainer.model.gradient_checkpointing_enable(self.trainer.args.gradient_checkpointing_kwargs)
+        if self.trainer.args.gradient_checkpointing:
+            self.trainer.model.gradient_checkpointing_enable(self.trainer.args.gradient_checkpointing_kwargs)
         self.trainer.current_gradient_accumulation_steps = 1
         self.trainer.accelerator.gradient_state._set_sync_gradients(True)
         self.rows = [self.trainer.train_dataset[0]] * sizes.batch

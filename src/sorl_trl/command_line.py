@@ -13,7 +13,7 @@ import re
 import sys
 import traceback
 from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
@@ -95,8 +95,28 @@ class Parser(ArgumentParser):
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False, **settings})
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        check_options(sys.argv[1:] if args is None else args, self._option_string_actions, self.prog)
+        return super().parse_known_args(args, namespace)
+
     def error(self, message: str) -> NoReturn:
         refuse(message)
+
+
+def check_options(words: Sequence[str], known: Iterable[str], command: str, others: Iterable[str] = ()) -> None:
+    """Refuse what is no option, with the name that is meant: also where argparse would take it for an abbreviation.
+
+    Args:
+        words: The command line.
+        known: The options of `command`, with their dashes.
+        others: Options to which a name may belong that is none of `command`.
+    """
+    given = [word.partition("=")[0] for word in words if word.startswith("--") and word != "--"]
+    unknown = next((option for option in given if option not in {*known}), None)
+    if unknown is not None:
+        meant = sorted({*known, *others})
+        close = [name for name in meant if name.startswith(unknown)] or get_close_matches(unknown, meant, 1, 0.7)
+        refuse(f"`{unknown}` is no argument of {command}" + (f"; is it `{close[0]}`?" if close else ""))
 
 
 def at_least(least: int) -> Callable[[str], int]:
@@ -116,6 +136,7 @@ def parse_dataclasses(
     defaults: Mapping[str, Any],
     command: str,
     first_look: bool = False,
+    others: Iterable[str] = (),
 ) -> tuple[Any, ...]:
     """Make dataclasses of a command line, as `HfArgumentParser` reads it.
 
@@ -125,6 +146,7 @@ def parse_dataclasses(
         defaults: What a recipe says, in the place of the dataclasses' own defaults.
         command: Whose arguments they are.
         first_look: Leave arguments alone that these dataclasses do not have, and `--help`.
+        others: Options that one may have meant, beside those of the dataclasses.
 
     Raises:
         UserMistake: An argument is unknown, or its value is refused.
@@ -133,12 +155,9 @@ def parse_dataclasses(
 
     parser = TrlParser(classes, prog=command, allow_abbrev=False, add_help=not first_look)
     parser.error = refuse
-    known = {*parser._option_string_actions}
-    options = [word.partition("=")[0] for word in words if word.startswith("--")]
-    unknown = [*parser.set_defaults_with_config(**defaults), *(option for option in options if option not in known)]
-    if unknown and not first_look:  # which may be why another is missing
-        close = get_close_matches(unknown[0], known, n=1, cutoff=0.7)
-        refuse(f"`{unknown[0]}` is no argument of {command}" + (f"; is it `{close[0]}`?" if close else ""))
+    unknown = parser.set_defaults_with_config(**defaults)
+    if not first_look:  # what is unknown may be why another is missing
+        check_options([*unknown, *words], parser._option_string_actions, command, ["--config", *others])
     try:
         with mistakes():
             *groups, strays = parser.parse_args_into_dataclasses([*words], return_remaining_strings=True)

@@ -35,7 +35,7 @@ HEIGHT = {package: height for height, layer in enumerate(LAYERS) for package in 
 
 ONLY_IN = {
     "trl": {"trainers", "experimental", "sandbox", "command_line", "recipe", "cli"},
-    "accelerate": {"trainers", "experimental", "cli"},
+    "accelerate": {"trainers", "experimental", "recipe", "cli"},
 }
 """Library -> the packages that may import it."""
 FOREIGN: dict[str, set[str]] = {

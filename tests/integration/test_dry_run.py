@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,9 @@ def test_what_a_step_will_do(folder: Path, trainer: str, capsys: pytest.CaptureF
     before = sorted(folder.rglob("*"))
     said = dry_run(capsys, words(folder, trainer=trainer))
     lines = {line[:10].strip(): line[11:] for line in said.splitlines() if not line.startswith(" ")}
-    assert lines["trainer"].startswith(f"{trainer}, credit: GroupMean()")
+    assert lines["trainer"] == f"{trainer}, all weights of {folder / 'policy'}"
+    assert lines["method"].startswith("credit: GroupMean()")
+    assert re.search(r"\n {11}at most, while training +0\.\d\d GiB\n", said)
     assert lines["rollout"] == "16 trajectories = 4 questions x 4, for 6 updates, on 1 process"
     assert lines["loss"].startswith("turn, turn ratios")
     assert lines["rehearsal"] == "2 questions x 4 trajectories"
@@ -92,6 +95,34 @@ def test_why_it_cannot_train(
     line = dry_run(capsys, words(folder, **changed), code=1)
     assert line.startswith("error: ")
     assert said in line
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"use_vllm": "true"}, "`use_vllm` needs vllm, which is not installed: pip install 'sorl-trl[vllm]'"),
+        ({"report_to": "wandb"}, "`report_to` 'wandb' needs wandb, which is not installed: pip install wandb"),
+        ({"load_in_4bit": "true"}, "`load_in_4bit` needs bitsandbytes, which is not installed: pip install bits"),
+    ],
+)
+def test_a_library_that_is_not_installed(
+    changed: dict[str, Any],
+    said: str,
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sorl_trl.recipe.libraries.find_spec", lambda module: None)
+    assert said in dry_run(capsys, words(folder, **changed), code=1)
+
+
+def test_what_to_turn_where_memory_does_not_suffice(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sorl_trl.cli.dry_run.available_bytes", lambda device: 2**20)
+    line = dry_run(capsys, words(folder, gradient_checkpointing="false"), code=1)
+    assert line.startswith("error: a step needs about 0.")
+    assert "in this order: gradient_checkpointing true; half of per_device_train_batch_size" in line
 
 
 def test_a_search_server_that_refuses(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -83,6 +83,14 @@ TRAIN += ["--output_dir", "out", "--use_cpu", "--bf16=false", "--max_steps=1"]
         (["--config", "no_number.yaml", *TRAIN], "`gamma` is None, but must be in [0, 1]"),
         (["--config", "letters.yaml", *TRAIN], "argument --max_turns/--max-turns: invalid int value: 'two'"),
         (["--config", str(RECIPE)], "`train_questions` is 'runs/quickstart/world/train.jsonl', but there is no such"),
+        (
+            [*TRAIN, "--learning_rat", "1"],
+            "`--learning_rat` is no argument of sorl train --trainer so_grpo; is it `--learning_rate`?",
+        ),
+        (
+            [*TRAIN, "--num_proc", "2"],
+            "`--num_proc` is no argument of sorl train --trainer so_grpo; is it `--num_processes`?",
+        ),
         ([*TRAIN, "--learningrate", "1"], "is no argument of sorl train --trainer so_grpo; is it `--learning_rate`?"),
         ([*TRAIN, "--gae_lambda", "1"], "`--gae_lambda` is no argument of sorl train --trainer so_grpo"),
         ([*TRAIN, "stray"], "'stray' belongs to no argument of sorl train"),
@@ -150,7 +158,7 @@ def test_a_run_that_could_not_load_its_model_binds_nobody(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--wrld", "atlas"], "unrecognized arguments: --wrld atlas"),
+        (["--wrld", "atlas"], "`--wrld` is no argument of sorl quickstart"),
         (["--max-steps", "0"], "argument --max-steps: must be a whole number of at least 1, got '0'"),
         (["--output", "questions.jsonl"], "Not a directory: '"),
         (["--output", "policy"], "policy holds something else than a quickstart; name another directory."),

@@ -84,7 +84,7 @@ class TestParser:
     @pytest.mark.parametrize(
         ("words", "said"),
         [
-            (["--output", "x", "--wat=1"], "unrecognized arguments: --wat=1"),
+            (["--output", "x", "--wat=1"], "`--wat` is no argument of tool (--help"),
             ([], "the following arguments are required: --output"),
             (["--output"], "argument --output: expected one argument"),
             (["--output", "x", "--size", "0"], "argument --size: must be a whole number of at least 1, got '0'"),

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sorl_trl.command_line import Parser, mistakes
-from sorl_trl.evaluation import compare_runs, format_comparison, read_run
 
 
 def main(words: Sequence[str] | None = None) -> None:
     parser = Parser(prog="sorl compare", description="The difference B - A of two finished evaluations.")
     parser.add_argument("runs", nargs=2, metavar="RUN", help="what `sorl evaluate` evaluated, or its `--output`")
     before, after = parser.parse_args(words).runs
+    from sorl_trl.evaluation import compare_runs, format_comparison, read_run  # after `--help`: it takes seconds
+
     with mistakes():
         comparisons = compare_runs(read_run(before), read_run(after))
     print(format_comparison(comparisons, before, after))

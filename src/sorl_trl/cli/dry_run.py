@@ -15,13 +15,16 @@ from tempfile import TemporaryDirectory
 import torch
 from accelerate import PartialState
 
+from sorl_trl.cli.run_table import run_table, show
 from sorl_trl.command_line import say_error
 from sorl_trl.recipe import Arguments, build_rollout, build_trainer, load_tokenizer, parse_arguments
+from sorl_trl.recipe.memory import available_bytes, estimate, remedies, sizes_of
 from sorl_trl.rollout.generation import positions_of
 from sorl_trl.text import one_line
 from sorl_trl.trainers import SearchRollout
 from sorl_trl.trainers.base import TurnLevelTrainer
 
+GIB = 2**30
 REHEARSED = 2
 LONGEST = 64
 """So many prompts, those of the most characters, are tokenized to find the longest."""
@@ -36,8 +39,7 @@ def try_out(words: Sequence[str]) -> int:
             output_dir, arguments.config.output_dir = arguments.config.output_dir, folder
             rollout = build_rollout(arguments, load_tokenizer(arguments))
             trainer = build_trainer(arguments, rollout)
-            for name, text in chain(plan(arguments, trainer, rollout), rehearse(trainer)):
-                trainer.accelerator.print(f"{name:10} {text}")
+            show(chain(run_table(arguments, trainer), plan(arguments, trainer, rollout), rehearse(trainer)), trainer)
     except Exception as error:  # whatever TRL, transformers, an engine or a search server raises
         if os.environ.get("LOCAL_RANK", "0") == "0":
             say_error(error)
@@ -48,27 +50,36 @@ def try_out(words: Sequence[str]) -> int:
 
 
 def plan(arguments: Arguments, trainer: TurnLevelTrainer, rollout: SearchRollout) -> Iterator[tuple[str, str]]:
-    """What one step will do, and with what."""
-    config = arguments.config
-    yield "trainer", f"{arguments.trainer.trainer}, {trainer.method.describe()}"
-    yield (
-        "loss",
-        f"{config.loss_type}, {config.importance_sampling_level} ratios, epsilon {config.epsilon:g}, target_kl "
-        f"{config.target_kl:g}",
-    )
-    yield "rollout", _batches(trainer)
-    yield "lengths", _lengths(arguments, trainer)
+    """What fits, and whether the search engine answers.
+
+    Raises:
+        ValueError: A prompt leaves no room for a single token, or the memory of a device does not suffice.
+    """
+    longest = longest_prompt(trainer)
+    yield "lengths", _lengths(arguments, trainer, longest)
+    yield from _memory(arguments, trainer, longest)
     yield "search", _search(rollout, str(trainer.train_dataset[0]["question"]), arguments.rollout.search_top_k)
 
 
-def _batches(trainer: TurnLevelTrainer) -> str:
-    config, processes = trainer.args, trainer.accelerator.num_processes
-    size = config.generation_batch_size
-    updates = config.steps_per_generation * config.num_iterations / config.gradient_accumulation_steps
-    return (
-        f"{size} trajectories = {size // config.num_generations} questions x {config.num_generations}, for "
-        f"{updates:g} updates, on {processes} process{'es' * (processes > 1)}"
-    )
+def _memory(arguments: Arguments, trainer: TurnLevelTrainer, prompt: int) -> Iterator[tuple[str, str]]:
+    """A row for each of the things that take memory on one device."""
+    config = arguments.config
+    longest = prompt + int(config.max_completion_length)
+    longest = min(longest, _positions(trainer) or longest)
+    sizes = sizes_of(trainer.model, config, longest, arguments.engine.kv_cache_gib)
+    limit = available_bytes(config.device)
+    if not sizes.on_gpu:
+        limit += sizes.weights + sizes.reference  # which are there already
+    needed = estimate(sizes)
+    for number, (name, size) in enumerate(needed.rows.items()):
+        yield "" if number else "memory", f"{name:30} {size / GIB:7.2f} GiB"
+    yield "", f"{'at most, while training':30} {needed.training / GIB:7.2f} GiB"
+    yield "", f"{'at most, while generating':30} {needed.generating / GIB:7.2f} GiB of {limit / GIB:.2f}"
+    if needed.peak > limit:
+        raise ValueError(
+            f"a step needs about {needed.peak / GIB:.1f} GiB on each device, which has {limit / GIB:.1f}. Turn, in "
+            f"this order: {'; '.join(remedies(sizes))}"
+        )
 
 
 def longest_prompt(trainer: TurnLevelTrainer) -> int:
@@ -77,11 +88,16 @@ def longest_prompt(trainer: TurnLevelTrainer) -> int:
     return max(map(len, trainer._tokenize_prompts(prompts)[0]))
 
 
-def _lengths(arguments: Arguments, trainer: TurnLevelTrainer) -> str:
+def _positions(trainer: TurnLevelTrainer) -> int | None:
+    """What the model has, or less that vLLM is told; None where there is no end to them."""
+    found = [positions_of(trainer.model), trainer.args.vllm_max_model_length if trainer.use_vllm else None]
+    return min((positions for positions in found if positions), default=None)
+
+
+def _lengths(arguments: Arguments, trainer: TurnLevelTrainer, longest: int) -> str:
     """Raises ValueError where a prompt leaves no room for a single token."""
     rollout, budget = arguments.rollout, int(arguments.config.max_completion_length)
-    longest = longest_prompt(trainer)
-    positions = positions_of(trainer.model)
+    positions = _positions(trainer)
     if positions is not None and longest >= positions:
         raise ValueError(f"the longest prompt has {longest} tokens, but the model has {positions} positions")
     both = rollout.max_turn_tokens + rollout.max_observation_tokens

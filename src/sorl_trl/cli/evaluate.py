@@ -49,6 +49,8 @@ from sorl_trl.search import SearchArguments, SearchBackend, SearchUnavailable
 from sorl_trl.search.arguments import SOURCES
 from sorl_trl.shipped import RECIPES
 
+GROUPS = (ModelArguments, RolloutArguments, EngineOptions, EvaluationArguments, SearchArguments)
+"""In the order of `Arguments`."""
 ALSO_IN_RECIPES = ("max_completion_length", "dtype", "attn_implementation", "trust_remote_code")
 """Arguments of other groups that shape what the policy does, and mean the same in training."""
 POLICY_FILES = ("config.json", "adapter_config.json")
@@ -79,8 +81,7 @@ def parse_arguments(words: Sequence[str]) -> Arguments:
         beside = (Path(model) / RECIPE_FILE, Path(model).parent / RECIPE_FILE)
         recipe = recipe or next((path for path in beside if path.is_file()), None)
     defaults = {} if recipe is None else _of_evaluation(read_config(recipe, words, SOURCES), words)
-    groups = (ModelArguments, RolloutArguments, EngineOptions, EvaluationArguments, SearchArguments)
-    return Arguments(*parse_dataclasses(groups, words, defaults, "sorl evaluate"))
+    return Arguments(*parse_dataclasses(GROUPS, words, defaults, "sorl evaluate"))
 
 
 def newest_policy(run: Path) -> str:

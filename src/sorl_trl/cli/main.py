@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
 from importlib.metadata import version
+from pathlib import Path
 
 from sorl_trl.command_line import Parser, UserMistake, run_command
 from sorl_trl.shipped import CONFIGS, RECIPES, Shipped
@@ -17,7 +18,7 @@ COMMANDS = {
     "recipes": ("sorl_trl.cli.main:recipes", "list the recipes, or print one"),
     "configs": ("sorl_trl.cli.main:configs", "list the configs for accelerate, or print one"),
     "train": ("sorl_trl.cli.launch:main", "train an agent, through `accelerate launch`, or try it with --dry_run"),
-    "report": ("sorl_trl.diagnostics.report:main", "curves and figures of training runs"),
+    "report": ("sorl_trl.cli.report:main", "curves and figures of training runs"),
     "evaluate": ("sorl_trl.cli.evaluate:main", "ask a checkpoint questions, and score it"),
     "compare": ("sorl_trl.cli.compare:main", "compare two evaluations, question by question"),
     "view": ("sorl_trl.viewer.command:main", "a page to read trajectories in"),
@@ -26,12 +27,19 @@ COMMANDS = {
 }
 """Name -> `module:function`, imported when the command is run, and its help. In the order of a first day."""
 
+HELP = Path(__file__).parent / "help"
+"""Pages for commands whose arguments take seconds to import. `tests/help_pages.py` writes them."""
+
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run `sorl` with `words`, by default those of the command line; returns the exit code."""
     words = list(sys.argv[1:] if words is None else words)
     if not words or words[0] not in COMMANDS:
         return run_command(_without_command, words)
+    page = HELP / f"{words[0]}.txt"
+    if {"-h", "--help"}.intersection(words) and "all" not in words and page.is_file():
+        print(page.read_text(encoding="utf-8"), end="")
+        return 0
     module, _, function = COMMANDS[words[0]][0].partition(":")
     return run_command(lambda rest: getattr(import_module(module), function)(rest), words[1:])
 

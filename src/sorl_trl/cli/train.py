@@ -18,14 +18,21 @@ DRY_RUN = frozenset({"--dry_run", "--dry-run", "--dry_run=true", "--dry-run=true
 
 def main(words: Sequence[str] | None = None) -> int:
     """Train; returns the exit code."""
+    from sorl_trl.diagnostics.progress import whole_lines
+
+    with whole_lines():
+        return _train(sys.argv[1:] if words is None else words)
+
+
+def _train(words: Sequence[str]) -> int:
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # `rollout_func` is: that is why TRL is pinned
     # Here, because it takes seconds, in which Ctrl-C is to show no traceback either.
     from sorl_trl.cli.dry_run import try_out
     from sorl_trl.cli.output_folder import check_output_folder, clear_output_folder
+    from sorl_trl.cli.run_table import run_table, show
     from sorl_trl.recipe import RecipeWriter, build_trainer, parse_arguments
     from sorl_trl.trainers import SOPPOTrainer
 
-    words = sys.argv[1:] if words is None else words
     if DRY_RUN.intersection(words):
         return try_out(words)
     with mistakes():
@@ -39,6 +46,7 @@ def main(words: Sequence[str] | None = None) -> int:
         if trainer.accelerator.is_main_process and arguments.trainer.overwrite_output_dir:
             clear_output_folder(Path(folder))
     trainer.add_callback(RecipeWriter(arguments))
+    show(run_table(arguments, trainer), trainer)
     with interruptible(trainer, words):
         trainer.train(resume_from_checkpoint=trainer.args.resume_from_checkpoint)
     trainer.save_model(folder)
@@ -46,6 +54,7 @@ def main(words: Sequence[str] | None = None) -> int:
     trainer.accelerator.print(f"The policy is in {folder}: a plain checkpoint, load it as any other.")
     if isinstance(trainer, SOPPOTrainer):
         trainer.accelerator.print(f"Its critic is in {folder}/critic: `sorl_trl.load_critic({folder!r})` loads it.")
+    trainer.accelerator.print(f"Next: sorl evaluate {folder}   sorl view {folder}   sorl report {folder}")
     trainer.end()
     return 0
 

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from tqdm.contrib.logging import logging_redirect_tqdm
+from tqdm.std import tqdm
 from transformers import ProgressCallback, TrainerControl, TrainerState, TrainingArguments
+
+from sorl_trl.text import one_line
 
 SHOWN = {
     "reward": "reward",
@@ -40,3 +50,17 @@ class TurnProgressCallback(ProgressCallback):
             if isinstance(logs.get(metric), float):
                 self._latest[label] = f"{logs[metric]:.3f}"
         self.training_bar.set_postfix(self._latest, refresh=False)
+
+
+@contextmanager
+def whole_lines() -> Iterator[None]:
+    """Within it every warning and every message of a log is a line of its own, above the bar, once per machine."""
+
+    def show(message: Warning | str, *_: Any) -> None:
+        if os.environ.get("LOCAL_RANK", "0") == "0":
+            tqdm.write(f"warning: {one_line(message)}", file=sys.stderr)
+
+    loggers = [logging.getLogger(), logging.getLogger("transformers")]
+    with warnings.catch_warnings(), logging_redirect_tqdm(loggers):
+        warnings.showwarning = show  # type: ignore[assignment]
+        yield

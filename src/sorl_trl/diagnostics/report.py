@@ -11,10 +11,9 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 
-from sorl_trl.command_line import Parser, mistakes
 from sorl_trl.diagnostics.collapse_detector import detect
 from sorl_trl.diagnostics.plots import draw_runs
-from sorl_trl.diagnostics.runs import Run, Series, load_runs
+from sorl_trl.diagnostics.runs import Run, Series
 from sorl_trl.files import write_whole
 
 NOTE = (
@@ -96,18 +95,3 @@ def _table(rows: Sequence[Mapping[str, str]]) -> str:
     lines = ["".join(f"<th scope='col'>{escape(title)}</th>" for title in rows[0])]
     lines += ["".join(f"<td>{escape(cell)}</td>" for cell in row.values()) for row in rows]
     return "<table>\n" + "\n".join(f"<tr>{line}</tr>" for line in lines) + "\n</table>"
-
-
-def main(words: Sequence[str] | None = None) -> None:
-    parser = Parser(
-        prog="sorl report",
-        description="Curves and figures of training runs, side by side, as one HTML page.",
-        epilog="A run that is still training can be read once it has saved a checkpoint.",
-    )
-    parser.add_argument("runs", nargs="+", type=Path, metavar="run", help="its `output_dir`: holds trainer_state.json")
-    where = "default: %(default)s"
-    parser.add_argument("-o", "--output", type=Path, default=Path("report"), metavar="DIR", help=where)
-    arguments = parser.parse_args(words)
-    with mistakes():
-        page = write_report(load_runs(arguments.runs), arguments.output)
-    print(f"Page: {page}")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
+from accelerate.commands.launch import launch_command_parser
 from trl import ModelConfig
 
 from sorl_trl import qa
@@ -16,6 +17,7 @@ from sorl_trl.command_line import given_words, mistakes, parse_dataclasses, read
 from sorl_trl.diagnostics.collapse_guard import ACTIONS
 from sorl_trl.experimental import GroupRefillTrainer, SeeUPOTrainer
 from sorl_trl.methods import METHODS, SETTINGS, method_from
+from sorl_trl.recipe.libraries import check_libraries
 from sorl_trl.rollout import EngineOptions, RolloutArguments
 from sorl_trl.search import SearchArguments
 from sorl_trl.search.arguments import SOURCES
@@ -145,6 +147,7 @@ class Arguments:
         return self.config.eval_strategy != "no" or bool(self.config.eval_on_start)
 
     def __post_init__(self) -> None:
+        check_libraries(self.config, self.model)
         POSITIVE_COUNT.check("max_completion_length", self.config.max_completion_length)
         if self.is_evaluated:
             check_questions("eval_questions", self.task.eval_questions or "")
@@ -193,6 +196,11 @@ def parse_arguments(words: Sequence[str] | None = None) -> Arguments:
         options = {word.partition("=")[0].replace("-", "_") for word in words}
         if "__save_steps" in options:
             recipe["save_strategy"] = "steps"  # a recipe that saves nothing would silently win over it
-        parsed = parse_dataclasses(groups, words, {**choice.settings, **recipe}, command)
+        parsed = parse_dataclasses(groups, words, {**choice.settings, **recipe}, command, others=_of_launcher())
         given = {**recipe, **given_words(groups, words)}
         return Arguments(*[*parsed, given])
+
+
+def _of_launcher() -> list[str]:
+    """Options of `sorl train` that are not training's: one may have meant one of them."""
+    return ["--accelerate_config", *launch_command_parser()._option_string_actions]

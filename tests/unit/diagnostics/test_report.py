@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from sorl_trl.cli.report import main
 from sorl_trl.command_line import UserMistake
-from sorl_trl.diagnostics.report import main, render_page, summary_of, write_report
+from sorl_trl.diagnostics.report import render_page, summary_of, write_report
 from sorl_trl.diagnostics.runs import Run
 from tests.unit.viewer.entries import Parsed
 

@@ -1,0 +1,89 @@
+"""How far the dry run's estimate of memory is from what training takes: a policy of SmolLM2-135M's shape on the CPU.
+
+    python -m benchmarks.memory_check
+
+Each case trains in a process of its own: the peak of its resident memory over what it had before the policy was built,
+beside the estimate. What is trained on does not matter, nor do the weights, so that they are random. Memory that is
+freed goes back to the system at once (`MALLOC_MMAP_THRESHOLD_`), or the peak would hang on what malloc keeps. Writes
+`benchmarks/results/memory.md` if no case is named.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+
+import psutil
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from benchmarks.critic_cycles import Cycles, Sizes, Variant
+from sorl_trl.command_line import Parser, run_command
+from sorl_trl.recipe.memory import estimate, sizes_of
+
+RESULTS = Path(__file__).parent / "results" / "memory.md"
+SIZES = Sizes(hidden_size=576, layers=30, batch=4, prompt=120, turns=2, turn=8, observation=8, vocabulary=49152)
+SMOLLM2 = LlamaConfig(
+    hidden_size=576,
+    intermediate_size=1536,
+    num_hidden_layers=30,
+    num_attention_heads=9,
+    num_key_value_heads=3,
+    vocab_size=49152,
+    max_position_embeddings=8192,
+    tie_word_embeddings=True,
+    pad_token_id=0,
+    eos_token_id=1,
+)
+CASES: dict[str, tuple[Variant, dict[str, Any]]] = {
+    "LoRA": (Variant(lora=True), {}),
+    "all weights": (Variant(), {}),
+    "all weights, no checkpointing": (Variant(), {"gradient_checkpointing": False}),
+    "all weights, bfloat16 by autocast": (Variant(), {"bf16": True}),
+}
+
+
+def peak(name: str) -> tuple[float, float]:
+    """Bytes of a cycle: measured, and estimated."""
+    variant, options = CASES[name]
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        policy = Path(folder) / "policy"
+        LlamaForCausalLM(SMOLLM2).save_pretrained(policy)
+        before = psutil.Process().memory_info().rss
+        cycles = Cycles(variant, SIZES, policy, **options)
+        longest = SIZES.prompt + SIZES.completion
+        estimated = estimate(sizes_of(cycles.trainer.model, cycles.trainer.args, longest)).peak
+        cycles.run()  # its second update has all there is
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before, estimated
+
+
+def main(words: Sequence[str]) -> None:
+    parser = Parser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("cases", nargs="*", metavar="case", help=f"some of: {', '.join(CASES)}")
+    lines = ["| case | measured, GiB | estimated, GiB | estimated / measured |", "|---|---|---|---|"]
+    cases = parser.parse_args(words).cases
+    os.environ["MALLOC_MMAP_THRESHOLD_"] = str(2**20)
+    for name in cases or CASES:
+        with ProcessPoolExecutor(1, get_context("spawn")) as alone:
+            measured, estimated = alone.submit(peak, name).result()
+        lines.append(
+            f"| {name} | {measured / 2**30:.2f} | {estimated / 2**30:.2f} | {estimated / measured:.2f} |",
+        )
+        print(lines[-1], flush=True)
+    if not cases:
+        RESULTS.write_text("# Memory: estimated and measured\n\n" + "\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

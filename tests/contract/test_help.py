@@ -1,0 +1,31 @@
+"""Help is there at once: pages that are kept beside the code say what the code says."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from sorl_trl.cli.main import COMMANDS, HELP
+from tests.help_pages import PAGES
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_pages_are_what_the_arguments_say(name: str) -> None:
+    page = (HELP / f"{name}.txt").read_text(encoding="utf-8")
+    assert page.split() == PAGES[name]().split(), "`python -m tests.help_pages` writes them anew"
+
+
+@pytest.mark.trains
+def test_help_imports_nothing_heavy() -> None:
+    """Which is what would make it slow."""
+    code = (
+        "import sys\nfrom sorl_trl.cli.main import main\n"
+        f"for name in {[*COMMANDS]}:\n"
+        "    try:\n        main([name, '--help'])\n    except SystemExit:\n        pass\n"
+        "heavy = {'torch', 'transformers', 'trl', 'accelerate', 'datasets'} & {*sys.modules}\n"
+        "sys.exit(f'imported: {heavy}' if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
