@@ -95,9 +95,9 @@ class Parser(ArgumentParser):
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False, **settings})
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         check_options(sys.argv[1:] if args is None else args, self._option_string_actions, self.prog)
-        return super().parse_known_args(args, namespace)
+        return super().parse_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
         refuse(message)
