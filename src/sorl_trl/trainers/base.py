@@ -31,6 +31,7 @@ from sorl_trl.trainers.loss.bias_norm import bias_normalizer
 from sorl_trl.trainers.loss.kl_schedule import KLSchedule
 from sorl_trl.trainers.loss.metrics import MetricLog, MetricSums
 from sorl_trl.trainers.loss.policy_loss import is_trls, micro_batch, policy_loss
+from sorl_trl.trainers.model_card import credited, rewrite_card
 from sorl_trl.trainers.turns.batch import (
     GENERATED_AT,
     GOOD_TOKENS,
@@ -96,6 +97,7 @@ class TurnLevelTrainer(GRPOTrainer):
             disable_dropout(self.model)
         check_dataset(self)
         self._set_up_rewards()
+        self._name, self._paper = credited(self)
         self._bias_normalizer = bias_normalizer(self)
         self._metric_log = MetricLog(self)
         self._dump = TrajectoryDump(args, self._tokenizer)
@@ -292,6 +294,11 @@ class TurnLevelTrainer(GRPOTrainer):
             self._cycle.save(Path(self._get_output_dir(trial=trial)) / name)
         # transformers writes the trainer's state last: where that is, all of the checkpoint is.
         super()._save_checkpoint(model, trial)
+
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        super().create_model_card(*args, **kwargs)
+        if self.is_world_process_zero():
+            rewrite_card(self, Path(self.args.output_dir) / "README.md")
 
     def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None) -> Any:
         prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
