@@ -81,10 +81,10 @@ class SeeUPOConfig(TurnLevelConfig):
         for name, (only, why) in _ONLY.items():
             if getattr(self, name) != only:
                 raise ValueError(f"`{name}` is {getattr(self, name)!r}, but must be {only!r} with SeeUPO: {why}.")
-        if self.loss_type == "bnpo":
+        if self.loss_type not in ("turn", "grpo", "dr_grpo", "dapo"):
             raise ValueError(
-                "`loss_type` is 'bnpo', but a micro-batch may not have the turn that is trained: use 'turn', 'grpo', "
-                "'dr_grpo' or 'dapo'."
+                f"`loss_type` is {self.loss_type!r}, but must be 'turn', 'grpo', 'dr_grpo' or 'dapo' with SeeUPO: a "
+                "turn is trained alone, and a micro-batch may not have it."
             )
         if int(self.steps_per_generation or 1) % int(self.gradient_accumulation_steps):
             raise ValueError(

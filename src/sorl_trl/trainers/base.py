@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from accelerate.logging import get_logger
 from torch import Tensor
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer
@@ -21,7 +20,14 @@ from sorl_trl.methods import Method, MicroBatch, ScoredRollout, method_from
 from sorl_trl.ops import good_trajectories, turn_broadcast, turn_counts
 from sorl_trl.trainers.agents.agent_rollout import AgentRollout
 from sorl_trl.trainers.agents.native_tools import HarmlessTools
-from sorl_trl.trainers.checks import check_dataset, check_method, disable_dropout
+from sorl_trl.trainers.checks import (
+    check_config,
+    check_dataset,
+    check_method,
+    disable_dropout,
+    say_once,
+    settle_trls_loss,
+)
 from sorl_trl.trainers.config import TRLS_LOSS_TYPES, TurnLevelConfig
 from sorl_trl.trainers.cycle.epoch_sampler import EpochRepeatSampler
 from sorl_trl.trainers.cycle.generation_cycle import GenerationCycle
@@ -52,8 +58,6 @@ from sorl_trl.trainers.turns.recording import (
 from sorl_trl.trainers.turns.spans import check_turn_ids, checked_rollout, split_at_tags, turn_ids_of
 from sorl_trl.trainers.turns.trajectory_dump import TrajectoryDump
 
-logger = get_logger(__name__)
-
 
 class TurnLevelTrainer(GRPOTrainer):
     """`GRPOTrainer` that records turns, and whose advantages and loss are those of a `Method`."""
@@ -81,8 +85,8 @@ class TurnLevelTrainer(GRPOTrainer):
         if args is None:
             name = model if isinstance(model, str) else model.config._name_or_path
             args = self.config_class(f"{name.split('/')[-1]}-{type(self).__name__.removesuffix('Trainer')}")
-        if not isinstance(args, self.config_class):
-            raise TypeError(f"`args` is a {type(args).__name__}, but must be a {self.config_class.__name__}.")
+        check_config(self, args)
+        settle_trls_loss(args)
         self.method = method_from(self.default_method if method is None else method)
         check_method(self.method, args)
         if isinstance(rollout := named.get("rollout_func"), AgentRollout):
@@ -268,9 +272,10 @@ class TurnLevelTrainer(GRPOTrainer):
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         check_resumable(self.args, resume_from_checkpoint)
         if self.args.is_on_policy:
-            logger.warning(
+            say_once(
+                self.args,
                 f"Updates per rollout: {self.args.updates_per_rollout:g}, so that every importance ratio is 1 and "
-                "nothing is clipped. Set `steps_per_generation` or `num_iterations` for several."
+                "nothing is clipped. Set `steps_per_generation` or `num_iterations` for several.",
             )
         return super().train(resume_from_checkpoint, *args, **kwargs)
 

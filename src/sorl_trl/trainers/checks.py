@@ -1,7 +1,8 @@
-"""What is looked at before a run: pieces that do not go with a loss type, too few prompts, dropout."""
+"""What is looked at before a run: the config's class, losses that are TRL's, pieces, too few prompts, dropout."""
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from datasets import Dataset
@@ -10,6 +11,38 @@ from trl.trainer.utils import disable_dropout_in_model
 
 from sorl_trl.methods import Method
 from sorl_trl.trainers.config import TRLS_LOSS_TYPES, TurnLevelConfig
+
+logger = logging.getLogger(__name__)
+
+
+def say_once(args: TurnLevelConfig, message: str) -> None:
+    """Warn on the main process alone, in the message's own words: accelerate's logger puts the rank before it."""
+    if args.process_index == 0:
+        logger.warning(message)
+
+
+def check_config(trainer: Any, args: Any) -> None:
+    """Raise TypeError for a config of another trainer, and say which import to change."""
+    wanted, given = trainer.config_class, type(args)
+    if not isinstance(args, wanted):
+        package = ".".join(wanted.__module__.split(".")[: 2 if "experimental" in wanted.__module__ else 1])
+        raise TypeError(
+            f"`args` is a {given.__name__} of {given.__module__.split('.')[0]}, but must be a {wanted.__name__}: "
+            f"write `from {package} import {wanted.__name__}`, and the same arguments."
+        )
+
+
+def settle_trls_loss(args: TurnLevelConfig) -> None:
+    """Where TRL computes the loss, which knows no turns, take TRL's default level. Say so, and the cap on ratios."""
+    said = f"`loss_type` is {args.loss_type!r}, which TRL computes"
+    if args.importance_sampling_level == "turn" and args.loss_type in TRLS_LOSS_TYPES:
+        args.importance_sampling_level = "token"
+        said += ", of tokens: `importance_sampling_level` is 'token'"
+    elif args.loss_type != "cispo" or args.epsilon_high is not None:
+        return
+    if args.loss_type == "cispo" and args.epsilon_high is None:
+        said += f". It caps ratios at `epsilon`, {args.epsilon:g}, because `epsilon_high` is not set; ScaleRL sets 5"
+    say_once(args, said + ".")
 
 
 def check_method(method: Method, args: TurnLevelConfig) -> None:
