@@ -250,14 +250,14 @@ def test_the_losses_of_trl_run_as_they_are(
     """A swapped script sets nothing but the loss; what it then means is said in one line."""
     config = {"loss_type": loss_type, "epsilon": 0.25, "num_iterations": 2}
     trainer = build(trainer_class, config_class, tmp_path, tokenizer, reward, config=config)
-    (said,) = [record.getMessage() for record in caplog.records if "loss_type" in record.getMessage()]
+    (said,) = [record.getMessage() for record in caplog.records if "`loss_type=" in record.getMessage()]
     assert "'token'" in said and ("0.25" in said) == (loss_type == "cispo")
     trainer.train()
     assert trainer.state.global_step == 1
     caplog.clear()
     named = {**config, "importance_sampling_level": "token", "epsilon_high": 5.0}
     build(trainer_class, config_class, tmp_path, tokenizer, reward, config=named)
-    assert not [record for record in caplog.records if "which TRL computes" in record.getMessage()]
+    assert not [record for record in caplog.records if "`loss_type=" in record.getMessage()]
 
 
 def test_one_update_per_rollout_is_said_once_on_one_line(tmp_path: Path, tokenizer: Any, caplog: Any) -> None:

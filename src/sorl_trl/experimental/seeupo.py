@@ -39,9 +39,6 @@ _ONLY: Mapping[str, tuple[Any, str]] = {
 }
 """Field to the only value that it may have, and why."""
 
-SEEUPO_PAPER = {"title": "SeeUPO", "id": "2602.06554"}
-"""Known to us from a summary of its method, not from its text: no authors to cite."""
-
 
 @dataclass
 class SeeUPOConfig(TurnLevelConfig):
@@ -132,7 +129,8 @@ class SeeUPOTrainer(TurnLevelTrainer):
     args: SeeUPOConfig
     _tag_names: ClassVar[list[str]] = ["trl", "grpo", "seeupo"]
     _name = "SeeUPO"
-    _paper = SEEUPO_PAPER
+    # Known to us from a summary of its method, not from its text: no authors to cite.
+    _paper: dict[str, str] = {"title": "SeeUPO", "id": "2602.06554"}  # noqa: RUF012 - TRL's is not a ClassVar
 
     def __init__(self, model: Any, reward_funcs: Any = None, args: Any = None, *positional: Any, **named: Any) -> None:
         super().__init__(model, reward_funcs, args, *positional, **named)

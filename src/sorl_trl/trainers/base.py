@@ -20,14 +20,7 @@ from sorl_trl.methods import Method, MicroBatch, ScoredRollout, method_from
 from sorl_trl.ops import good_trajectories, turn_broadcast, turn_counts
 from sorl_trl.trainers.agents.agent_rollout import AgentRollout
 from sorl_trl.trainers.agents.native_tools import HarmlessTools
-from sorl_trl.trainers.checks import (
-    check_config,
-    check_dataset,
-    check_method,
-    disable_dropout,
-    say_once,
-    settle_trls_loss,
-)
+from sorl_trl.trainers.checks import check_config, check_dataset, check_method, disable_dropout, say_once
 from sorl_trl.trainers.config import TRLS_LOSS_TYPES, TurnLevelConfig
 from sorl_trl.trainers.cycle.epoch_sampler import EpochRepeatSampler
 from sorl_trl.trainers.cycle.generation_cycle import GenerationCycle
@@ -85,8 +78,7 @@ class TurnLevelTrainer(GRPOTrainer):
         if args is None:
             name = model if isinstance(model, str) else model.config._name_or_path
             args = self.config_class(f"{name.split('/')[-1]}-{type(self).__name__.removesuffix('Trainer')}")
-        check_config(self, args)
-        settle_trls_loss(args)
+        check_config(self.config_class, args)
         self.method = method_from(self.default_method if method is None else method)
         check_method(self.method, args)
         if isinstance(rollout := named.get("rollout_func"), AgentRollout):

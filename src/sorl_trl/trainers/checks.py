@@ -21,28 +21,22 @@ def say_once(args: TurnLevelConfig, message: str) -> None:
         logger.warning(message)
 
 
-def check_config(trainer: Any, args: Any) -> None:
-    """Raise TypeError for a config of another trainer, and say which import to change."""
-    wanted, given = trainer.config_class, type(args)
+def check_config(wanted: type[TurnLevelConfig], args: Any) -> None:
+    """Raise TypeError for a config of another trainer. Where TRL computes the loss, take TRL's level for 'turn'."""
     if not isinstance(args, wanted):
-        package = ".".join(wanted.__module__.split(".")[: 2 if "experimental" in wanted.__module__ else 1])
+        package = "sorl_trl.experimental" if "experimental" in wanted.__module__ else wanted.__module__.split(".")[0]
         raise TypeError(
-            f"`args` is a {given.__name__} of {given.__module__.split('.')[0]}, but must be a {wanted.__name__}: "
-            f"write `from {package} import {wanted.__name__}`, and the same arguments."
+            f"`args` is a {type(args).__name__}, but must be a {wanted.__name__}: write `from {package} import "
+            f"{wanted.__name__}` and keep the arguments."
         )
-
-
-def settle_trls_loss(args: TurnLevelConfig) -> None:
-    """Where TRL computes the loss, which knows no turns, take TRL's default level. Say so, and the cap on ratios."""
-    said = f"`loss_type` is {args.loss_type!r}, which TRL computes"
-    if args.importance_sampling_level == "turn" and args.loss_type in TRLS_LOSS_TYPES:
+    said = []
+    if args.loss_type in TRLS_LOSS_TYPES and args.importance_sampling_level == "turn":
         args.importance_sampling_level = "token"
-        said += ", of tokens: `importance_sampling_level` is 'token'"
-    elif args.loss_type != "cispo" or args.epsilon_high is not None:
-        return
+        said.append("`importance_sampling_level` is 'token', because this loss knows no turns")
     if args.loss_type == "cispo" and args.epsilon_high is None:
-        said += f". It caps ratios at `epsilon`, {args.epsilon:g}, because `epsilon_high` is not set; ScaleRL sets 5"
-    say_once(args, said + ".")
+        said.append(f"ratios are capped at `epsilon`, {args.epsilon:g}, because `epsilon_high` is not set")
+    if said:
+        say_once(args, f"With `loss_type={args.loss_type!r}` {', and '.join(said)}.")
 
 
 def check_method(method: Method, args: TurnLevelConfig) -> None:
