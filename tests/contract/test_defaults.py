@@ -32,15 +32,17 @@ def differing(config_class: Any) -> dict[str, tuple[Any, Any]]:
     return {name: (theirs, ours[name]) for name, theirs in defaults(GRPOConfig).items() if theirs != ours[name]}
 
 
-def tables(page: Path) -> dict[str, tuple[str, str]]:
-    """The rows of a page whose first column names a field: what TRL's column says, and ours."""
-    rows = re.findall(r"^\| `(\w+)`[^|]* \| ([^|]+) \| ([^|]+?) \|", page.read_text(), re.MULTILINE)
-    return {name: (theirs.strip("`"), ours.strip("`")) for name, theirs, ours in reversed(rows)}  # the first table's
+def table(page: Path) -> dict[str, tuple[str, str]]:
+    """Field to what the columns "TRL" and "here" of a page's table say."""
+    rows = page.read_text().partition("| TRL | here |")[2].partition("\n\n")[0]
+    found = re.findall(r"^\| `(\w+)`[^|]* \| ([^|]+) \| ([^|]+?) \|", rows, re.MULTILINE)
+    return {name: (theirs.strip("`"), ours.strip("`")) for name, theirs, ours in found}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_default_that_differs_is_in_the_table(page: Path) -> None:
-    said = tables(page)
+    said = table(page)
+    assert {*said} == {*differing(SOGRPOConfig), *OF_OURS_ALONE}
     for name, (theirs, ours) in differing(SOGRPOConfig).items():
         assert said[name][0] == str(theirs)
         assert re.split(r"\W*[,:]", said[name][1])[0] == str(ours), name
