@@ -36,7 +36,7 @@ def check_config(wanted: type[TurnLevelConfig], args: Any) -> None:
     if args.loss_type == "cispo" and args.epsilon_high is None:
         said.append(f"ratios are capped at `epsilon`, {args.epsilon:g}, because `epsilon_high` is not set")
     if said:
-        say_once(args, f"With `loss_type={args.loss_type!r}` {', and '.join(said)}.")
+        say_once(args, f"With `loss_type={args.loss_type!r}`, {', and '.join(said)}.")
 
 
 def check_method(method: Method, args: TurnLevelConfig) -> None:
