@@ -17,6 +17,12 @@ RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
 ON_GPUS = {"so_grpo_qwen2.5_3b": 8, "so_grpo_qwen2.5_7b_lora": 1, "so_ppo_qwen2.5_7b_lora": 8}
 
 
+@pytest.fixture(autouse=True)
+def libraries_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM is in an environment of its own."""
+    monkeypatch.setattr("sorl_trl.recipe.libraries.find_spec", lambda module: object())
+
+
 def parse(recipe: str | Path, folder: Path, *overrides: str) -> Arguments:
     """As `train.py` does; files and the GPU, which are not here, are replaced."""
     (folder / "data.jsonl").touch()

@@ -188,7 +188,3 @@ def test_what_does_not_combine_is_refused(tmp_path: Path, tokenizer: Any) -> Non
         build(tmp_path, tokenizer, METHODS["dapo"], loss_type="bnpo")
     with pytest.raises(ValueError, match="`loss_type` is 'cispo', which has a surrogate of its own"):
         build(tmp_path, tokenizer, METHODS["double_sided"], loss_type="cispo", importance_sampling_level="token")
-    with pytest.raises(
-        ValueError, match="`loss_type` is 'cispo', which TRL computes: set `importance_sampling_level`"
-    ):
-        SOGRPOConfig(**settings(tmp_path, loss_type="cispo"))

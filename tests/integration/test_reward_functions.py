@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from datasets import IterableDataset
 from trl import GRPOConfig, GRPOTrainer
 
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
@@ -69,7 +70,7 @@ async def documented_async(
 
 
 def weighted(weight: float, **kwargs: Any) -> list[float]:
-    return [weight * reward for reward in documented(**{k: v for k, v in kwargs.items() if k != "turn_ids"})]
+    return [weight * reward for reward in documented(**kwargs)]
 
 
 def with_a_meaning_of_its_own(turn_ids: int, completion_ids: Any, **_: Any) -> list[float]:
@@ -81,8 +82,33 @@ def only_by_position(turn_ids: int = 0, /, **kwargs: Any) -> list[float]:
     return weighted(1.0, **kwargs)
 
 
+def bare_decorator(function: Any) -> Any:
+    """One that does not say what it decorates."""
+
+    def decorated(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return decorated
+
+
+def of_columns(
+    prompts: Any,
+    completions: Any,
+    completion_ids: Any,
+    trainer_state: Any,
+    log_extra: Any,
+    log_metric: Any,
+    **columns: Any,
+) -> list[float]:
+    assert not columns, "the data set has prompts alone"
+    return [float(len(ids)) for ids in completion_ids]
+
+
 PLAIN: dict[str, Any] = {
     "function": documented,
+    "lambda of keywords": lambda **kwargs: documented(**kwargs),
+    "bare decorator": bare_decorator(documented),
+    "columns": of_columns,
     "callable object": Documented(),
     "bound method": Documented().method,
     "partial": functools.partial(documented),
@@ -192,3 +218,50 @@ def test_a_subclass_may_change_the_rewards(
     assert trainer._metrics["train"]["reward"][0] > 2
     with pytest.raises(ValueError, match=r"does not call `super\(\)\._calculate_rewards`"):
         batch_of(build(Own, config_class, tmp_path, tokenizer, length))
+
+
+@pytest.mark.parametrize(("trainer_class", "config_class"), TRAINERS)
+def test_a_stream_is_read_when_training_reads_it(
+    tmp_path: Path, tokenizer: Any, trainer_class: Any, config_class: Any
+) -> None:
+    """Opened once, from its first row on, and the one to evaluate on not before an evaluation."""
+    read: list[str] = []
+
+    def rows(name: str) -> Any:
+        for i in range(16):
+            read.append(f"{name} {i}")
+            yield {"prompt": f"w{i} w{i + 1}"}
+
+    of = {name: IterableDataset.from_generator(rows, gen_kwargs={"name": name}) for name in ("train", "eval")}
+    streams = {"train_dataset": of["train"], "eval_dataset": of["eval"]}
+    trainer = build(trainer_class, config_class, tmp_path, tokenizer, reward, **streams)
+    assert read == []
+    trainer.train()
+    assert read == [f"train {i}" for i in range(len(read))]
+    trainer.evaluate()
+    assert read.count("train 0") == read.count("eval 0") == 1
+
+
+@pytest.mark.parametrize("loss_type", ["cispo", "sapo", "luspo", "vespo"])
+@pytest.mark.parametrize(("trainer_class", "config_class"), TRAINERS)
+def test_the_losses_of_trl_run_as_they_are(
+    tmp_path: Path, tokenizer: Any, trainer_class: Any, config_class: Any, loss_type: str, caplog: Any
+) -> None:
+    """A swapped script sets nothing but the loss; what it then means is said in one line."""
+    config = {"loss_type": loss_type, "epsilon": 0.25, "num_iterations": 2}
+    trainer = build(trainer_class, config_class, tmp_path, tokenizer, reward, config=config)
+    (said,) = [record.getMessage() for record in caplog.records if "`loss_type=" in record.getMessage()]
+    assert "'token'" in said and ("0.25" in said) == (loss_type == "cispo")
+    trainer.train()
+    assert trainer.state.global_step == 1
+    caplog.clear()
+    named = {**config, "importance_sampling_level": "token", "epsilon_high": 5.0}
+    build(trainer_class, config_class, tmp_path, tokenizer, reward, config=named)
+    assert not [record for record in caplog.records if "`loss_type=" in record.getMessage()]
+
+
+def test_one_update_per_rollout_is_said_once_on_one_line(tmp_path: Path, tokenizer: Any, caplog: Any) -> None:
+    once = {"num_iterations": 1, "steps_per_generation": 2}
+    build(SOGRPOTrainer, SOGRPOConfig, tmp_path, tokenizer, reward, config=once).train()
+    (said,) = [record.getMessage() for record in caplog.records if "Updates per rollout" in record.getMessage()]
+    assert said.startswith("Updates per rollout: 1,") and "\n" not in said

@@ -162,7 +162,7 @@ class TestSearchFailures:
 
 class TestBadInput:
     def test_arguments_of_another_kind(self, tokenizer: Any) -> None:
-        with pytest.raises(TypeError, match="`args` is a GRPOConfig, but must be a SOGRPOConfig"):
+        with pytest.raises(TypeError, match="write `from sorl_trl import SOGRPOConfig`"):
             SOGRPOTrainer(agent_policy(), parity_reward, GRPOConfig(use_cpu=True, bf16=False), prompts())
 
     def test_a_rollout_may_render_messages_itself(self, tmp_path: Path, tokenizer: Any) -> None:

@@ -78,10 +78,10 @@ class SeeUPOConfig(TurnLevelConfig):
         for name, (only, why) in _ONLY.items():
             if getattr(self, name) != only:
                 raise ValueError(f"`{name}` is {getattr(self, name)!r}, but must be {only!r} with SeeUPO: {why}.")
-        if self.loss_type == "bnpo":
+        if self.loss_type not in ("turn", "grpo", "dr_grpo", "dapo"):
             raise ValueError(
-                "`loss_type` is 'bnpo', but a micro-batch may not have the turn that is trained: use 'turn', 'grpo', "
-                "'dr_grpo' or 'dapo'."
+                f"`loss_type` is {self.loss_type!r}, but must be 'turn', 'grpo', 'dr_grpo' or 'dapo' with SeeUPO: a "
+                "turn is trained alone, and a micro-batch may not have it."
             )
         if int(self.steps_per_generation or 1) % int(self.gradient_accumulation_steps):
             raise ValueError(
@@ -130,7 +130,7 @@ class SeeUPOTrainer(TurnLevelTrainer):
     _tag_names: ClassVar[list[str]] = ["trl", "grpo", "seeupo"]
     _name = "SeeUPO"
     # Known to us from a summary of its method, not from its text: no authors to cite.
-    _paper: ClassVar[dict[str, str]] = {"title": "SeeUPO", "id": "2602.06554"}
+    _paper: dict[str, str] = {"title": "SeeUPO", "id": "2602.06554"}  # noqa: RUF012 - TRL's is not a ClassVar
 
     def __init__(self, model: Any, reward_funcs: Any = None, args: Any = None, *positional: Any, **named: Any) -> None:
         super().__init__(model, reward_funcs, args, *positional, **named)

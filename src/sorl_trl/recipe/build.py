@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
@@ -29,7 +30,9 @@ def load_prompts(arguments: Arguments) -> tuple[Dataset, Dataset | None]:
     evaluation = evaluation and _spread(evaluation, task.eval_limit)
     if "choice" in task.rewards:
         check_choices([*train, *(evaluation or ())])
-    return _as_prompts(train, arguments.rollout), evaluation and _as_prompts(evaluation, arguments.rollout)
+    prompts = _as_prompts(train, arguments.rollout)
+    prompts.info.dataset_name = Path(task.train_questions).name  # for the model card
+    return prompts, evaluation and _as_prompts(evaluation, arguments.rollout)
 
 
 def _load_questions(source: str, split: str | None) -> list[qa.Question]:

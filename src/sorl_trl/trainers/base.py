@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from accelerate.logging import get_logger
 from torch import Tensor
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer
@@ -21,7 +20,7 @@ from sorl_trl.methods import Method, MicroBatch, ScoredRollout, method_from
 from sorl_trl.ops import good_trajectories, turn_broadcast, turn_counts
 from sorl_trl.trainers.agents.agent_rollout import AgentRollout
 from sorl_trl.trainers.agents.native_tools import HarmlessTools
-from sorl_trl.trainers.checks import check_dataset, check_method, disable_dropout
+from sorl_trl.trainers.checks import check_config, check_dataset, check_method, disable_dropout, say_once
 from sorl_trl.trainers.config import TRLS_LOSS_TYPES, TurnLevelConfig
 from sorl_trl.trainers.cycle.epoch_sampler import EpochRepeatSampler
 from sorl_trl.trainers.cycle.generation_cycle import GenerationCycle
@@ -32,6 +31,7 @@ from sorl_trl.trainers.loss.bias_norm import bias_normalizer
 from sorl_trl.trainers.loss.kl_schedule import KLSchedule
 from sorl_trl.trainers.loss.metrics import MetricLog, MetricSums
 from sorl_trl.trainers.loss.policy_loss import is_trls, micro_batch, policy_loss
+from sorl_trl.trainers.model_card import credited, rewrite_card
 from sorl_trl.trainers.turns.batch import (
     GENERATED_AT,
     GOOD_TOKENS,
@@ -51,8 +51,6 @@ from sorl_trl.trainers.turns.recording import (
 )
 from sorl_trl.trainers.turns.spans import check_turn_ids, checked_rollout, split_at_tags, turn_ids_of
 from sorl_trl.trainers.turns.trajectory_dump import TrajectoryDump
-
-logger = get_logger(__name__)
 
 
 class TurnLevelTrainer(GRPOTrainer):
@@ -81,8 +79,7 @@ class TurnLevelTrainer(GRPOTrainer):
         if args is None:
             name = model if isinstance(model, str) else model.config._name_or_path
             args = self.config_class(f"{name.split('/')[-1]}-{type(self).__name__.removesuffix('Trainer')}")
-        if not isinstance(args, self.config_class):
-            raise TypeError(f"`args` is a {type(args).__name__}, but must be a {self.config_class.__name__}.")
+        check_config(self.config_class, args)
         self.method = method_from(self.default_method if method is None else method)
         check_method(self.method, args)
         if isinstance(rollout := named.get("rollout_func"), AgentRollout):
@@ -97,6 +94,7 @@ class TurnLevelTrainer(GRPOTrainer):
             disable_dropout(self.model)
         check_dataset(self)
         self._set_up_rewards()
+        self._name, self._paper = credited(self)
         self._bias_normalizer = bias_normalizer(self)
         self._metric_log = MetricLog(self)
         self._dump = TrajectoryDump(args, self._tokenizer)
@@ -269,9 +267,10 @@ class TurnLevelTrainer(GRPOTrainer):
         if checkpoint is not None:
             take_up_settings(self, Path(checkpoint))
         if self.args.is_on_policy:
-            logger.warning(
+            say_once(
+                self.args,
                 f"Updates per rollout: {self.args.updates_per_rollout:g}, so that every importance ratio is 1 and "
-                "nothing is clipped. Set `steps_per_generation` or `num_iterations` for several."
+                "nothing is clipped. Set `steps_per_generation` or `num_iterations` for several.",
             )
         return super().train(checkpoint, *args, **kwargs)
 
@@ -298,6 +297,11 @@ class TurnLevelTrainer(GRPOTrainer):
                 save_settings(self, folder)
         # transformers writes the trainer's state last: where that is, all of the checkpoint is.
         super()._save_checkpoint(model, trial)
+
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        super().create_model_card(*args, **kwargs)
+        if self.is_world_process_zero():
+            rewrite_card(self, Path(self.args.output_dir) / "README.md")
 
     def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None) -> Any:
         prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)

@@ -1,7 +1,8 @@
-"""What is looked at before a run: pieces that do not go with a loss type, too few prompts, dropout."""
+"""What is looked at before a run: the config's class, losses that are TRL's, pieces, too few prompts, dropout."""
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from datasets import Dataset
@@ -10,6 +11,32 @@ from trl.trainer.utils import disable_dropout_in_model
 
 from sorl_trl.methods import Method
 from sorl_trl.trainers.config import TRLS_LOSS_TYPES, TurnLevelConfig
+
+logger = logging.getLogger(__name__)
+
+
+def say_once(args: TurnLevelConfig, message: str) -> None:
+    """Warn on the main process alone, in the message's own words: accelerate's logger puts the rank before it."""
+    if args.process_index == 0:
+        logger.warning(message)
+
+
+def check_config(wanted: type[TurnLevelConfig], args: Any) -> None:
+    """Raise TypeError for a config of another trainer. Where TRL computes the loss, take TRL's level for 'turn'."""
+    if not isinstance(args, wanted):
+        package = "sorl_trl.experimental" if "experimental" in wanted.__module__ else wanted.__module__.split(".")[0]
+        raise TypeError(
+            f"`args` is a {type(args).__name__}, but must be a {wanted.__name__}: write `from {package} import "
+            f"{wanted.__name__}` and keep the arguments."
+        )
+    said = []
+    if args.loss_type in TRLS_LOSS_TYPES and args.importance_sampling_level == "turn":
+        args.importance_sampling_level = "token"
+        said.append("`importance_sampling_level` is 'token', because this loss knows no turns")
+    if args.loss_type == "cispo" and args.epsilon_high is None:
+        said.append(f"ratios are capped at `epsilon`, {args.epsilon:g}, because `epsilon_high` is not set")
+    if said:
+        say_once(args, f"With `loss_type={args.loss_type!r}`, {', and '.join(said)}.")
 
 
 def check_method(method: Method, args: TurnLevelConfig) -> None:

@@ -75,8 +75,8 @@ class TurnLevelConfig(GRPOConfig):
         metadata={
             "help": "How the losses of tokens are averaged. 'turn' (default): over the tokens of each turn, then over "
             "the turns of each trajectory, then over trajectories (the SO-PPO objective). 'grpo', 'dr_grpo', 'dapo', "
-            "'bnpo', 'cispo', 'sapo', 'luspo' and 'vespo' are TRL's; the last four know no turns: set "
-            "`importance_sampling_level` to 'token' or 'sequence'."
+            "'bnpo', 'cispo', 'sapo', 'luspo' and 'vespo' are TRL's; the last four know no turns: with "
+            "them an `importance_sampling_level` of 'turn' becomes 'token'."
         },
     )
     epsilon: float = field(
@@ -168,8 +168,6 @@ class TurnLevelConfig(GRPOConfig):
 
     def _check_trls_loss(self) -> None:
         of_type = f"`loss_type` is {self.loss_type!r}, which TRL computes"
-        if self.importance_sampling_level == "turn":
-            raise ValueError(f"{of_type}: set `importance_sampling_level` to 'token' or 'sequence'.")
         if self.clip_range_scaling != "none":
             raise ValueError(f"{of_type} with its own range: set `clip_range_scaling='none'`.")
         if self.bias_norm:

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from sorl_trl.trainers.base import TurnLevelTrainer
 from sorl_trl.trainers.config import SOGRPOConfig, TurnLevelConfig
-from sorl_trl.trainers.paper import SORL_PAPER
+from sorl_trl.trainers.model_card import SORL_PAPER
 
 
 class SOGRPOTrainer(TurnLevelTrainer):
@@ -44,4 +44,4 @@ class SOGRPOTrainer(TurnLevelTrainer):
     default_method: ClassVar[str] = "so_grpo"
     _tag_names: ClassVar[list[str]] = ["trl", "grpo", "so-grpo"]
     _name = "SO-GRPO"
-    _paper: ClassVar[dict[str, str]] = SORL_PAPER
+    _paper = SORL_PAPER

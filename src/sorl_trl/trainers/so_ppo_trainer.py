@@ -19,7 +19,7 @@ from sorl_trl.trainers.critic.experience import critic_metrics, token_experience
 from sorl_trl.trainers.critic.model import Critic, ValuesBesideLogps, is_critic_name
 from sorl_trl.trainers.critic.optimizer import add_critic_groups, check_deepspeed, hold_policy_back
 from sorl_trl.trainers.critic.policy_alone import FollowPolicy, detached_critic, send_policy_alone
-from sorl_trl.trainers.paper import SORL_PAPER
+from sorl_trl.trainers.model_card import SORL_PAPER
 from sorl_trl.trainers.so_ppo_config import SOPPOConfig
 from sorl_trl.trainers.turns.batch import drop, policy_pass
 from sorl_trl.trainers.turns.recording import corrects_sampling, gather_rows, own_rows, show_advantages
@@ -59,7 +59,7 @@ class SOPPOTrainer(TurnLevelTrainer):
     default_method: ClassVar[str] = "so_ppo"
     _tag_names: ClassVar[list[str]] = ["trl", "grpo", "so-ppo"]
     _name = "SO-PPO"
-    _paper: ClassVar[dict[str, str]] = SORL_PAPER
+    _paper = SORL_PAPER
     args: SOPPOConfig
     critic: Critic
 

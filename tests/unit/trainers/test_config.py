@@ -82,7 +82,6 @@ def test_counts_of_a_batch_are_refused_before_trl_divides_by_them(
 @pytest.mark.parametrize(
     ("config_class", "given", "named", "instead"),
     [
-        (SOGRPOConfig, {"loss_type": "sapo"}, "importance_sampling_level", {"importance_sampling_level": "token"}),
         (SOGRPOConfig, {**SAPO, "clip_range_scaling": "length"}, "clip_range_scaling", {"clip_range_scaling": "none"}),
         (SOGRPOConfig, {**SAPO, "bias_norm": True}, "bias_norm", {"bias_norm": False}),
         (SOGRPOConfig, {"clip_range_scaling": "length", **MEAN}, "turn_ratio", {"clip_range_scaling": "sqrt_length"}),
@@ -95,6 +94,7 @@ def test_counts_of_a_batch_are_refused_before_trl_divides_by_them(
         (GroupRefillConfig, {"scale_rewards": "batch"}, "scale_rewards", {"scale_rewards": "none"}),
         (SeeUPOConfig, {"scale_rewards": "group"}, "scale_rewards", {"scale_rewards": "batch"}),
         (SeeUPOConfig, {"loss_type": "bnpo"}, "loss_type", {"loss_type": "grpo"}),
+        (SeeUPOConfig, {"loss_type": "sapo"}, "loss_type", {"loss_type": "grpo"}),
     ],
 )
 def test_options_that_do_not_go_together(

@@ -1,0 +1,73 @@
+"""The model card beside each checkpoint: where the policy comes from, and the settings that trained it."""
+
+from __future__ import annotations
+
+import re
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import ModelCard
+from trl import GRPOTrainer
+
+from sorl_trl.methods import SETTINGS, ClipPenalty
+from sorl_trl.methods.method import piece_name
+
+SORL_PAPER = {
+    "title": "Stabilizing Off-Policy Training for Long-Horizon LLM Agent via Turn-Level Importance Sampling and "
+    "Clipping-Triggered Normalization",
+    "id": "2511.20718",
+    "citation": """\
+@article{li2025sorl,
+    title   = {{Stabilizing Off-Policy Training for Long-Horizon LLM Agent via Turn-Level Importance Sampling and Clipping-Triggered Normalization}},
+    author  = {Chenliang Li and Adel Elmahdy and others},
+    year    = 2025,
+    eprint  = {arXiv:2511.20718},
+}""",  # noqa: E501
+}
+SHOWN = sorted({name for settings in SETTINGS.values() for name in settings} | {"beta", "learning_rate"})
+"""The fields of a config that the card gives: those by which methods differ, and two more."""
+TRLS_PART = "## Training procedure"
+"""The heading of TRL's card from which on it is kept: trackers, method, versions, citations."""
+_WITHOUT_A_VALUE = re.compile(r", \w+=None")
+
+
+def credited(trainer: Any) -> tuple[str, dict[str, str]]:
+    """What the card calls the method, and its paper: SORL as far as the settings hold something of it."""
+    name, paper, args = trainer._name, trainer._paper, trainer.args
+    if paper is not SORL_PAPER:  # that of a subclass
+        return name, paper
+    of_sorl = ["turn-level importance ratios"] if args.importance_sampling_level == "turn" else []
+    if args.bias_norm or any(isinstance(term, ClipPenalty) for term in trainer.method.terms):
+        of_sorl.append("clipping-triggered normalization")
+    plain = name.removeprefix("SO-")
+    if len(of_sorl) == 1:
+        return f"{plain} with {of_sorl[0]}", paper
+    return (name, paper) if of_sorl else (plain, GRPOTrainer._paper if plain == GRPOTrainer._name else {})
+
+
+def rewrite_card(trainer: Any, readme: Path) -> None:
+    """Begin the card that TRL has written with what the run was, in place of a base model that may be `None`."""
+    card = ModelCard.load(readme)
+    idle = "credit" if hasattr(trainer, "critic") else None  # which a critic takes the place of
+    pieces = [f"{name}: {piece_name(piece)}" for name, piece in trainer.method.pieces() if name != idle]
+    settings = {name: getattr(trainer.args, name, None) for name in SHOWN}
+    rows = {
+        "base model": card.data.base_model or Path(trainer.model.config._name_or_path).name,
+        "data set": card.data.datasets or _name_of(trainer.train_dataset),
+        "trainer": f"`{type(trainer).__name__}` of sorl-trl {version('sorl-trl')}",
+        "rewards": ", ".join(trainer.reward_func_names),
+        "method": f"`{_WITHOUT_A_VALUE.sub('', ', '.join(pieces))}`",
+        "settings": ", ".join(f"`{name}={value!r}`" for name, value in settings.items() if value is not None),
+    }
+    table = "".join(f"| {name} | {said} |\n" for name, said in rows.items() if said)
+    _, _, kept = card.text.partition(TRLS_PART)
+    card.text = f"\n# {card.data.model_name}\n\n| | |\n|---|---|\n{table}\n{TRLS_PART}{kept}"
+    card.save(readme)
+
+
+def _name_of(dataset: Any) -> str | None:
+    """Of a set from the Hub its id, which is in the cache's paths, else the name that it was built under."""
+    parts = [part for file in getattr(dataset, "cache_files", ()) for part in Path(file["filename"]).parts]
+    named = None if dataset.info.dataset_name == dataset.info.builder_name else dataset.info.dataset_name
+    return next((part.replace("___", "/") for part in parts if "___" in part), named)

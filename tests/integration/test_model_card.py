@@ -1,0 +1,70 @@
+"""The model card beside each checkpoint names what trained the policy, and credits what the settings hold."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import ModelCard
+
+from sorl_trl import SOGRPOTrainer, SOPPOTrainer
+from sorl_trl.experimental import SeeUPOTrainer
+from sorl_trl.methods import Method
+from tests.training import saved_policy, settings
+from tests.trajectories import FixedRollout, parity_reward, prompts
+
+SORL, GRPO, SEEUPO = "2511.20718", "2402.03300", "2602.06554"
+TOKEN = {"importance_sampling_level": "token"}
+
+
+def card_of(trainer_class: Any, folder: Path, tokenizer: Any, method: Any = None, **config: Any) -> ModelCard:
+    rows = prompts()
+    rows.info.dataset_name = "questions.jsonl"
+    arguments = settings(folder, max_steps=1, save_strategy="steps", save_steps=1, save_only_model=True, **config)
+    trainer = trainer_class(
+        saved_policy(folder), parity_reward, trainer_class.config_class(**arguments), rows,
+        processing_class=tokenizer, rollout_func=FixedRollout(), method=method,
+    )  # fmt: skip
+    trainer.train()
+    return ModelCard.load(folder / "README.md")
+
+
+@pytest.mark.parametrize(
+    ("trainer_class", "method", "config", "named", "papers"),
+    [
+        (SOGRPOTrainer, None, {}, "trained with SO-GRPO,", {SORL}),
+        (SOGRPOTrainer, "grpo", {}, "trained with GRPO with turn-level importance ratios,", {SORL}),
+        (SOGRPOTrainer, None, TOKEN, "trained with GRPO with clipping-triggered normalization,", {SORL}),
+        (SOGRPOTrainer, "grpo", TOKEN, "trained with GRPO,", {GRPO}),
+        (SOPPOTrainer, None, {}, "trained with SO-PPO,", {SORL}),
+        (SOPPOTrainer, Method(), TOKEN, "trained with PPO.", set()),
+        (SeeUPOTrainer, None, {"num_iterations": 3}, "trained with SeeUPO,", {SEEUPO}),
+    ],
+)
+def test_what_is_credited(
+    tmp_path: Path, tokenizer: Any, trainer_class: Any, method: Any, config: Any, named: str, papers: set[str]
+) -> None:
+    text = card_of(trainer_class, tmp_path, tokenizer, method, **config).text
+    assert named in text
+    assert {paper for paper in (SORL, GRPO, SEEUPO) if paper in text} == papers
+
+
+def test_what_the_run_was(tmp_path: Path, tokenizer: Any) -> None:
+    card = card_of(SOGRPOTrainer, tmp_path, tokenizer, "loop", epsilon=0.15, scale_rewards="none")
+    for said in (
+        "| policy |",
+        "| questions.jsonl |",
+        f"sorl-trl {version('sorl-trl')} |",
+        "parity_reward",
+        "LeaveOneOut()",
+    ):
+        assert said in card.text
+    assert "`epsilon=0.15`" in card.text and "`importance_sampling_level='turn'`" in card.text
+    assert "None" not in card.text
+    assert {"trl", "so-grpo", "generated_from_trainer"} <= {*card.data.tags}, "the metadata is TRL's"
+
+
+def test_a_critic_gives_the_credit(tmp_path: Path, tokenizer: Any) -> None:
+    assert "credit:" not in card_of(SOPPOTrainer, tmp_path, tokenizer).text
