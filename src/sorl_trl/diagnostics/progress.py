@@ -8,7 +8,7 @@ from transformers import ProgressCallback, TrainerControl, TrainerState, Trainin
 
 SHOWN = {
     "reward": "reward",
-    "clip": "clip_fraction/token",
+    "clip": "clip_ratio/region_mean",
     "kl": "kl_to_old",
     "turns": "turns/per_trajectory",
     "entropy": "entropy",
