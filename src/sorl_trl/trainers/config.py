@@ -139,10 +139,7 @@ class TurnLevelConfig(GRPOConfig):
     )
     log_turn_details: Annotated[bool, SWITCH] = field(
         default=False,
-        metadata={
-            "help": "Log every metric of docs/metrics.md. False (default): of the loss and the rollout, the dozen that "
-            "matter most."
-        },
+        metadata={"help": "Log every metric of docs/metrics.md, and not only the dozen that matter most."},
     )
     turn_boundary_tags: list[str] | None = field(
         default=None,

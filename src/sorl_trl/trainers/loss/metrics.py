@@ -22,11 +22,13 @@ from sorl_trl.ops import (
 )
 from sorl_trl.types import StopReason
 
-
 DETAILS = (
     *("turns/length", "turns/ratio_mean", "turns/ratio_min", "clip_fraction/", "clip_penalty_gate", "critic/turn_"),
-    *("rollout/turns_", "rollout/neutralized_", "rollout/masked_", "rollout/tokens_per_turn", "rollout/tokens_per_obs"),
-    *("rollout/truncated_", "rollout/unique_", "rollout/passages_", "rollout/empty_", "rollout/seconds_"),
+    *(
+        f"rollout/{name}"
+        for name in ("turns_", "neutralized_", "masked_", "tokens_per_turn", "tokens_per_observation")
+    ),
+    *(f"rollout/{name}" for name in ("truncated_", "unique_", "passages_", "empty_", "seconds_")),
     *(f"rollout/stop_reason/{reason.value}" for reason in StopReason if reason is not StopReason.ANSWERED),
 )
 """How the names begin of what is logged with `log_turn_details` alone."""
