@@ -188,7 +188,7 @@ def build_trainer(job: Job, folder: Path, output: Path) -> Any:
         save_strategy="no",
         report_to=[],
         disable_tqdm=True,
-        **({} if is_trl else {"rollout_staleness": regime.staleness}),
+        **({} if is_trl else {"rollout_staleness": regime.staleness, "log_turn_details": True}),
         **own_settings(method),
     )
     tokenizer = AutoTokenizer.from_pretrained(folder / POLICY)

@@ -20,6 +20,7 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
+    "formulas",
     "github_markdown",
     "docstrings",
 ]
@@ -51,9 +52,10 @@ nitpick_ignore_regex = [
     ),
 ]
 
+html_math_renderer = "mathml"
 html_theme = "furo"
 html_title = "sorl-trl"
 html_static_path = ["site_static"]
-html_css_files = ["wide_tables.css"]
+html_css_files = ["site.css"]
 html_extra_path = ["site_root"]
 html_theme_options = {"top_of_page_buttons": []}

@@ -78,6 +78,8 @@ def build_agent(tmp_path: Path, search: Any = None, trainer_class: Any = SOGRPOT
     defaults = {"max_completion_length": 32, "max_steps": 4, "learning_rate": 1e-3}
     arguments = settings(tmp_path, **{**defaults, **overrides})
     config_class = trainer_class.config_class if issubclass(trainer_class, TurnLevelTrainer) else GRPOConfig
+    if config_class is not GRPOConfig:
+        arguments = {"log_turn_details": True, **arguments}
     return trainer_class(
         model,
         reward_funcs,

@@ -42,15 +42,26 @@ def small(config_class: type[Any]) -> Callable[..., Any]:
     return config
 
 
+def write_questions() -> None:
+    """`questions.jsonl` and `corpus.jsonl`, here."""
+    corpus = [{"id": "0", "title": "Oslo", "content": "where oslo"}]
+    questions = [{"id": str(i), "question": "where oslo", "golden_answers": ["oslo"]} for i in range(8)]
+    for name, rows in (("corpus", corpus), ("questions", questions)):
+        Path(f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def logged(trainer: Any, metric: str) -> float:
+    """What a trainer has logged once."""
+    (value,) = [entry[metric] for entry in trainer.state.log_history if metric in entry]
+    return float(value)
+
+
 def set_stage(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     """Go to a folder with a tiny policy, a corpus and questions, and make what the pages configure small."""
     monkeypatch.chdir(folder)
     agent_policy().save_pretrained("policy")
     agent_tokenizer().save_pretrained("policy")
-    corpus = [{"id": "0", "title": "Oslo", "content": "where oslo"}]
-    questions = [{"id": str(i), "question": "where oslo", "golden_answers": ["oslo"]} for i in range(8)]
-    for name, rows in (("corpus", corpus), ("questions", questions)):
-        Path(f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_questions()
     for name in ("SOGRPOConfig", "SOPPOConfig"):
         monkeypatch.setattr(sorl_trl.trainers, name, small(getattr(sorl_trl, name)))
 

@@ -42,6 +42,7 @@ OVERRIDDEN = {
     "trl:GRPOTrainer.create_model_card": "2aebe4e18ec78cbe",
     "trl:GRPOTrainer.create_optimizer": "60fe92fa5a7a1f16",
     "trl:GRPOTrainer.create_scheduler": "1fdb89c1792ed94a",
+    "trl:GRPOTrainer.log": "9afed6e81fcaa128",
     "trl:GRPOTrainer.save_model": "82d10d1ed0afcf21",
     "trl:GRPOTrainer.train": "a050a3bd5da5ee44",
     "trl:GRPOTrainer.training_step": "f5f415b14b0ceecd",

@@ -186,6 +186,7 @@ def build_config(case: Case) -> SOGRPOConfig:
         "shuffle_dataset": False,
         "top_k": 1,
         "logging_steps": 1,
+        "log_turn_details": True,
         "save_strategy": "no",
         "report_to": "none",
         "disable_tqdm": True,

@@ -40,9 +40,11 @@ def protocol(*tools: str) -> TagProtocol:
 
 def build(tmp_path: Path, rollout: AgentRollout, reward: Any, trainer_class: Any = SOGRPOTrainer) -> Any:
     tokenizer = acting_tokenizer(rollout.protocol.tools)
-    config = SOGRPOConfig if trainer_class is SOGRPOTrainer else GRPOConfig
+    config, details = (
+        (SOGRPOConfig, {"log_turn_details": True}) if trainer_class is SOGRPOTrainer else (GRPOConfig, {})
+    )
     rows = [{"prompt": f"{1 + i % 3} :", "number": 1 + i % 3} for i in range(8)]
-    arguments = settings(tmp_path, max_completion_length=90, max_steps=2, learning_rate=1e-3)
+    arguments = settings(tmp_path, max_completion_length=90, max_steps=2, learning_rate=1e-3, **details)
     return trainer_class(
         acting_policy(tokenizer),
         reward,

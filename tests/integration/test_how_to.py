@@ -10,7 +10,7 @@ import pytest
 
 from sorl_trl import SOGRPOTrainer
 from tests.agents import build_agent
-from tests.documentation import ROOT, run_blocks, set_stage
+from tests.documentation import ROOT, logged, run_blocks, set_stage
 from tests.policies import acting_policy, acting_tokenizer, build_policy
 from tests.tools import qwen_tokenizer
 
@@ -37,27 +37,10 @@ def chat_policy(monkeypatch: pytest.MonkeyPatch, call: dict[str, Any], answer: s
     return "chat"
 
 
-def logged(trainer: Any, metric: str) -> float:
-    (value,) = [entry[metric] for entry in trainer.state.log_history if metric in entry]
-    return float(value)
-
-
 def test_concepts() -> None:
     names = run_blocks(DOCS / "concepts.md")
     assert names["trainer"].state.global_step == 1
     assert json.loads(Path("out-ppo/critic/critic_config.json").read_text())["kind"] == "adapter"
-
-
-def test_own_reward() -> None:
-    trainer = run_blocks(DOCS / "how_to" / "own_reward.md")["trainer"]
-    assert 0 <= logged(trainer, "rewards/well_formed/mean") <= 0.3
-    assert logged(trainer, "rewards/right_and_brief/mean") <= 1
-
-
-def test_own_method() -> None:
-    trainer = run_blocks(DOCS / "how_to" / "own_method.md")["trainer"]
-    assert logged(trainer, "stay_close") >= 0
-    assert all(callable(piece) for _, piece in trainer.method.pieces())
 
 
 def test_own_engine() -> None:
@@ -78,9 +61,7 @@ def test_own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SOGRPOTrainer, "train", recorded(SOGRPOTrainer.train, trainers))
     acts_with(("guess",), "Qwen/Qwen2.5-3B")  # which the page has for policies that write tags
     names = run_blocks(DOCS / "how_to" / "own_environment.md", policy)
-    own, tagged, game, hint = trainers
-    assert logged(own, "rollout/tool_calls_per_trajectory") > 0
-    assert -1.3 <= logged(own, "rewards/environment_reward/mean") <= 1
+    tagged, game, hint = trainers
     assert logged(tagged, "rollout/tool_calls_per_trajectory") > 0
     assert names["games"].instructions.startswith('<guess> {"number": "integer')
     assert logged(game, "tools/call_frequency") == 1

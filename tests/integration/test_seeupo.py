@@ -47,7 +47,7 @@ def build(folder: Path, tokenizer: Any, **overrides: Any) -> Any:
     return SeeUPOTrainer(
         str(folder / "policy"),
         overrides.pop("reward_funcs", parity_reward),
-        SeeUPOConfig(**settings(folder, **{**BATCHES, **overrides})),
+        SeeUPOConfig(**settings(folder, **{**BATCHES, "log_turn_details": True, **overrides})),
         prompts(),
         processing_class=tokenizer,
         rollout_func=rollout,

@@ -113,6 +113,25 @@ class TestCollector:
         assert trainer.model.is_gradient_checkpointing
 
 
+@pytest.mark.parametrize("details", [False, True])
+def test_a_dozen_metrics_beyond_trls_are_logged(tmp_path: Path, details: bool) -> None:
+    """And those that cannot change where each rollout serves one update are not among them."""
+    search = search_index(tmp_path)
+    ours = build_agent(tmp_path, search, log_turn_details=details, max_steps=3)
+    theirs = build_agent(tmp_path, search, GRPOTrainer, max_steps=3)
+    for trainer in (ours, theirs):
+        trainer.train()
+    of_trl, logged = ({name for log in t.state.log_history for name in log} for t in (theirs, ours))
+    beyond = {name for name in logged if name not in of_trl or name.startswith("rollout/")}
+    assert len(beyond) > 24 if details else len(beyond) == 12, sorted(beyond)
+    assert {"kl_to_old", "off_policy_age", "lr_factor", "rollout/searches_per_trajectory"} <= beyond
+    if not details:
+        on_policy = build_agent(tmp_path, search, log_turn_details=False, num_iterations=1, steps_per_generation=2)
+        on_policy.train()
+        logged = {name for log in on_policy.state.log_history for name in log}
+        assert beyond - logged == {"off_policy_age", "clip_penalty", "lr_factor"}
+
+
 class TestSearchFailures:
     def test_trajectories_without_search_are_masked_and_counted(self, tmp_path: Path) -> None:
         trainer = build_agent(tmp_path, search=DownAfter(search_index(tmp_path), calls=0))
@@ -209,7 +228,7 @@ def test_turns_split_at_tags(tmp_path: Path, tokenizer: Any) -> None:
         SOGRPOTrainer,
         SOGRPOConfig,
         tokenizer,
-        **settings(tmp_path, turn_boundary_tags=["</think>"]),
+        **settings(tmp_path, turn_boundary_tags=["</think>"], log_turn_details=True),
         rollout_func=Thinking(),
     )
     assert trainer.state.log_history[0]["turns/per_trajectory"] == 2

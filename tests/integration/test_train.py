@@ -74,7 +74,7 @@ def searches(found: recipe.Arguments) -> list[float]:
     trainer.train()
     logs = [log for log in trainer.state.log_history if "loss" in log]
     assert len(logs) == 2
-    assert all(log["rollout/masked_share"] == 0 for log in logs)
+    assert all(log["trajectories_without_turn"] == 0 for log in logs)
     return [log["rollout/searches_per_trajectory"] for log in logs]
 
 

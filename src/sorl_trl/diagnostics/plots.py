@@ -14,9 +14,6 @@ if TYPE_CHECKING:
 METRICS = (
     "reward",
     "rewards/exact_match_reward/mean",
-    "clip_fraction/token",
-    "clip_fraction/turn",
-    "clip_fraction/sequence",
     "clip_ratio/region_mean",
     "kl_to_old",
     "lr_factor",
@@ -24,7 +21,7 @@ METRICS = (
     "kl",
     "entropy",
     "grad_norm",
-    "rollout/turns_per_trajectory",
+    "turns/per_trajectory",
     "rollout/searches_per_trajectory",
     "rollout/invalid_actions_per_trajectory",
     "completions/mean_length",

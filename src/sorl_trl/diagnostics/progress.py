@@ -18,7 +18,7 @@ from sorl_trl.text import one_line
 
 SHOWN = {
     "reward": "reward",
-    "clip": "clip_fraction/token",
+    "clip": "clip_ratio/region_mean",
     "kl": "kl_to_old",
     "turns": "turns/per_trajectory",
     "entropy": "entropy",

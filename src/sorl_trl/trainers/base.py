@@ -252,6 +252,10 @@ class TurnLevelTrainer(GRPOTrainer):
         for key, value in sums.reduce(self.accelerator).items():
             logged[key].append(value)
 
+    def log(self, *args: Any, **kwargs: Any) -> None:
+        self._metric_log.shorten("train" if self.model.training else "eval")
+        super().log(*args, **kwargs)
+
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any) -> Tensor:
         loss = super().training_step(model, inputs, num_items_in_batch)
         if self._bias_normalizer is not None and self.accelerator.sync_gradients:

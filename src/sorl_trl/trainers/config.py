@@ -59,6 +59,7 @@ class TurnLevelConfig(GRPOConfig):
         gamma: Discount per turn.
         rollout_staleness: How many rollouts late each rollout is trained on.
         save_trajectories_steps: Every how many steps to write the trajectories that are trained on.
+        log_turn_details: Log every metric instead of the dozen that matter most.
         turn_boundary_tags: Closing tags after which a new turn starts.
         disable_dropout: Set every dropout probability to 0 (TRL's default is False).
     """
@@ -135,6 +136,10 @@ class TurnLevelConfig(GRPOConfig):
             "advantage and clip state of every token, to `<output_dir>/trajectories`: `sorl view <output_dir>` shows "
             "them. 0 (default): never."
         },
+    )
+    log_turn_details: Annotated[bool, SWITCH] = field(
+        default=False,
+        metadata={"help": "Log every metric of docs/metrics.md, and not only the dozen that matter most."},
     )
     turn_boundary_tags: list[str] | None = field(
         default=None,

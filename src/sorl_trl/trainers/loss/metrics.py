@@ -20,6 +20,20 @@ from sorl_trl.ops import (
     range_of_turns,
     turn_reduce,
 )
+from sorl_trl.types import StopReason
+
+DETAILS = (
+    *("turns/length", "turns/ratio_mean", "turns/ratio_min", "clip_fraction/", "clip_penalty_gate", "critic/turn_"),
+    *(
+        f"rollout/{name}"
+        for name in ("turns_", "neutralized_", "masked_", "tokens_per_turn", "tokens_per_observation")
+    ),
+    *(f"rollout/{name}" for name in ("truncated_", "unique_", "passages_", "empty_", "seconds_")),
+    *(f"rollout/stop_reason/{reason.value}" for reason in StopReason if reason is not StopReason.ANSWERED),
+)
+"""How the names begin of what is logged with `log_turn_details` alone."""
+ON_POLICY_CONSTANTS = ("off_policy_age", "clip_penalty", "lr_factor")
+"""What says nothing where each rollout serves one update."""
 
 
 class MetricSums:
@@ -102,6 +116,13 @@ class MetricLog:
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         self._waiting: list[MetricSums] = []
+
+    def shorten(self, mode: str) -> None:
+        """Forget what is not to be logged."""
+        args, metrics = self._trainer.args, self._trainer._metrics[mode]
+        left_out = () if args.log_turn_details else DETAILS + ON_POLICY_CONSTANTS * args.is_on_policy
+        for name in [name for name in metrics if name.startswith(left_out)]:
+            del metrics[name]
 
     def observe(self, batch: MicroBatch, objective: Objective | None, terms: Mapping[str, Any]) -> None:
         """Take note of a micro-batch; log it and those before it if the optimizer steps after it.

@@ -1,0 +1,57 @@
+"""An environment of your own: a game in which the policy guesses a number, by the tag `<guess>`.
+
+python examples/own_environment.py --model Qwen/Qwen2.5-0.5B-Instruct --output_dir out
+"""
+
+from dataclasses import dataclass
+
+from datasets import Dataset
+from trl import TrlParser
+
+from sorl_trl import AgentRollout, SOGRPOConfig, SOGRPOTrainer
+from sorl_trl.qa import environment_reward
+from sorl_trl.rollout import EnvironmentResponder, Reply, RolloutLimits, TagProtocol
+from sorl_trl.types import StopReason
+
+PROMPT = "Guess a number from 1 to 9. A guess looks like this: <guess> 5 </guess>"
+
+
+@dataclass
+class Arguments:
+    model: str = "Qwen/Qwen2.5-0.5B-Instruct"
+    rows: int = 1000
+
+
+class HighLow:
+    def reset(self, number):
+        """`number` is a column of the dataset."""
+        self.number, self.left = number, 4
+
+    def step(self, turn):
+        guess = turn.action.content
+        self.left -= 1
+        if guess == str(self.number):
+            return Reply(reward=1.0, stop=StopReason.ENVIRONMENT_DONE)
+        if self.left == 0:
+            return Reply(reward=-1.0, stop=StopReason.ENVIRONMENT_DONE)
+        if not guess.isdecimal():
+            return Reply("That is no number.", reward=-0.1)
+        return Reply("Higher." if int(guess) < self.number else "Lower.")
+
+
+if __name__ == "__main__":
+    parser = TrlParser((Arguments, SOGRPOConfig))
+    parser.set_defaults(output_dir="out", max_completion_length=512, steps_per_generation=8)
+    arguments, config = parser.parse_args_and_config()
+    prompt = [{"role": "user", "content": PROMPT}]
+    trainer = SOGRPOTrainer(
+        model=arguments.model,
+        reward_funcs=environment_reward,  # what `step` gave to each turn
+        args=config,
+        train_dataset=Dataset.from_list([{"prompt": prompt, "number": n % 9 + 1} for n in range(arguments.rows)]),
+        rollout_func=AgentRollout(
+            EnvironmentResponder(HighLow), TagProtocol(tools=("guess",)), RolloutLimits(max_turns=4)
+        ),
+    )
+    trainer.train()
+    trainer.save_model()

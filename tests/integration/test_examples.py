@@ -1,0 +1,97 @@
+"""The scripts of examples/, as they stand, with tiny policies: each trains one step."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.agents import agent_policy, agent_tokenizer
+from tests.documentation import ROOT, logged, write_questions
+from tests.policies import acting_policy, acting_tokenizer, build_policy
+from tests.tools import qwen_tokenizer
+
+STEP = ["--max_steps", "1", "--per_device_train_batch_size", "4", "--num_generations", "4"]
+QUICK = [*STEP, "--use_cpu", "--bf16", "False", "--report_to", "none", "--model", "policy"]
+SEARCH = ["--questions", "questions.jsonl", "--corpus", "corpus.jsonl", "--index", "index"]
+CHAT = "{% for message in messages %}{{ message.content }} {% endfor %}"
+
+
+@pytest.fixture(autouse=True)
+def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def run(monkeypatch: pytest.MonkeyPatch, name: str, policy: Any, tokenizer: Any, *words: str) -> Any:
+    """Run a script as a user would, with a policy that is saved first, and return its trainer."""
+    policy.save_pretrained("policy")
+    tokenizer.save_pretrained("policy")
+    script = str(ROOT / "examples" / f"{name}.py")
+    monkeypatch.setattr("sys.argv", [script, *QUICK, *words])
+    trainer = runpy.run_path(script, run_name="__main__")["trainer"]
+    assert trainer.state.global_step == 1
+    return trainer
+
+
+def searches(monkeypatch: pytest.MonkeyPatch, name: str, *words: str) -> Any:
+    write_questions()
+    short = ["--max_completion_length", "48"]
+    return run(monkeypatch, name, agent_policy(), agent_tokenizer(), *SEARCH, *short, *words)
+
+
+def test_swap(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = qwen_tokenizer()
+    policy = build_policy(vocab_size=len(tokenizer))
+    trainer = run(monkeypatch, "swap", policy, tokenizer, "--rows", "8", "--max_completion_length", "8")
+    assert logged(trainer, "rewards/right/mean") == 0
+    assert logged(trainer, "tools/call_frequency") == 0
+    assert [tool.__name__ for tool in trainer.tools] == ["multiply"]
+
+
+def test_own_reward(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = searches(monkeypatch, "own_reward", "--reward_weights", "1.0", "0.5")
+    assert 0 <= logged(trainer, "rewards/well_formed/mean") <= 0.3
+    assert logged(trainer, "rewards/right_and_brief/mean") <= 1
+
+
+def test_own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = acting_tokenizer(("guess",))
+    tokenizer.chat_template = CHAT
+    trainer = run(monkeypatch, "own_environment", acting_policy(tokenizer), tokenizer, "--rows", "8")
+    assert logged(trainer, "rollout/tool_calls_per_trajectory") > 0
+    assert -1.4 <= logged(trainer, "rewards/environment_reward/mean") <= 1
+
+
+def test_own_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = searches(monkeypatch, "own_method")
+    assert logged(trainer, "stay_close") >= 0
+    assert all(callable(piece) for _, piece in trainer.method.pieces())
+
+
+def test_ppo(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    trainer = searches(monkeypatch, "ppo")
+    assert "critic/value_loss" in trainer.state.log_history[0]
+    assert json.loads(Path("out-ppo/critic/critic_config.json").read_text())["kind"] == "head"
+    assert "['" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)
+def test_they_are_short(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= 60
+
+
+@pytest.mark.parametrize("steps", [8, pytest.param(240, marks=pytest.mark.slow)])
+def test_the_notebook(steps: int) -> None:
+    """Cell by cell; with all of its steps, the agent wins more games in the end."""
+    cells = json.loads((ROOT / "examples" / "first_run.ipynb").read_text())["cells"]
+    code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+    assert "max_steps=240" in code
+    names: dict[str, Any] = {"__name__": "notebook"}
+    exec(compile(code.replace("max_steps=240", f"max_steps={steps}"), "first_run.ipynb", "exec"), names)
+    assert names["trainer"].state.global_step == steps
+    rewards = names["rewards"]
+    assert len(rewards) == steps // 8
+    assert steps == 8 or sum(rewards[-5:]) > sum(rewards[:5]) + 0.5
