@@ -110,8 +110,10 @@ def run_settings(
 ) -> dict[str, Any]:
     """What decides the outcome of a run: not where it is written, nor the number of processes."""
     model, evaluation = arguments.model, arguments.evaluation
+    path = Path(model.model_name_or_path)
+    named = str(path.resolve()) if path.exists() else model.model_name_or_path
     return {
-        "model": {**asdict(model), "files": files_hash(model.model_name_or_path)},
+        "model": {**asdict(model), "model_name_or_path": named, "files": files_hash(named)},
         "rollout": {**asdict(arguments.rollout), "max_completion_length": evaluation.max_completion_length},
         "sampling": {
             **{

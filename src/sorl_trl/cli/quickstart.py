@@ -111,7 +111,7 @@ def answers(run: Path, name: str, mode: str, words: Sequence[str]) -> list[dict[
     output = folder / EVALUATION_FOLDER if (name, mode) == ("after", "greedy") else run / f"{mode}_{name}"
     recipe = ["--config", str(run / "policy" / RECIPE_FILE)]
     with redirect_stdout(None):
-        evaluate.main([str(folder), *recipe, "--batch_size", "128", "--output", str(output), *words])
+        evaluate.main([str(folder), *recipe, "--output", str(output), *words])
     (dataset,) = read_settings(output)["datasets"]
     rows = list(read_evaluated(output, dataset))
     return [{**row, "hops": str(json.loads(row["metadata"])["hops"])} for row in rows]

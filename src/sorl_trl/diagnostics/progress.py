@@ -63,4 +63,6 @@ def whole_lines() -> Iterator[None]:
     loggers = [logging.getLogger(), logging.getLogger("transformers")]
     with warnings.catch_warnings(), logging_redirect_tqdm(loggers):
         warnings.showwarning = show  # type: ignore[assignment]
+        # What will change in libraries one day is for those who call them.
+        warnings.filterwarnings("ignore", category=FutureWarning, module="transformers|trl|accelerate|torch")
         yield

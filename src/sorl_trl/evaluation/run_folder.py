@@ -56,7 +56,7 @@ class RunFolder:
             if before.get(name) != now.get(name):
                 raise ValueError(
                     f"output {self.path} holds a run with other settings: `{name}` was {before.get(name)} and is "
-                    f"{now.get(name)}. Take the same ones to go on with it, or name another directory"
+                    f"{now.get(name)}. Take the same ones to go on with it, or name another directory (`--output`)"
                 )
 
     def has(self, batch: Batch) -> bool:
