@@ -53,28 +53,13 @@ def interruptible(trainer: Any, words: Sequence[str]) -> Iterator[None]:
 
 
 def _how_to_go_on(trainer: Any, words: Sequence[str]) -> str:
-    from sorl_trl.trainers.cycle.resume_point import checkpoints, newest_whole
+    from sorl_trl.trainers.cycle.resume_point import newest_whole
 
-    output = Path(trainer.args.output_dir)
-    whole = newest_whole(output)
+    whole = newest_whole(Path(trainer.args.output_dir))
     at = f"interrupted at step {trainer.state.global_step}"
-    command = os.environ.get(COMMAND_LINE) or shlex.join(["sorl", "train", *words])
-    command = shlex.join(_without_start(shlex.split(command)))
+    said = shlex.split(os.environ.get(COMMAND_LINE, "")) or ["sorl", "train", *words]
+    command = shlex.join(word for word in said if word.replace("-", "_") != ANEW.replace("-", "_"))
     if whole is None:
         return f"{at}, before a checkpoint was saved; start anew with: {command} {ANEW}"
-    newest = "latest" if whole == checkpoints(output)[0] else shlex.quote(str(whole))
-    return f"{at}; go on with: {command} {RESUME} {newest}"
-
-
-def _without_start(words: Sequence[str]) -> list[str]:
-    """A command line without what it says of an earlier run."""
-    kept: list[str] = []
-    left = iter(words)
-    for word in left:
-        option, _, value = word.replace("-", "_").partition("=")
-        if option == RESUME.replace("-", "_"):
-            if not value:
-                next(left, None)
-        elif option != ANEW.replace("-", "_"):
-            kept.append(word)
-    return kept
+    # After what the command line may say of it already, whose last word counts.
+    return f"{at}; go on with: {command} {RESUME} {shlex.quote(str(whole))}"
