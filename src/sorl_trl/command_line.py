@@ -135,7 +135,6 @@ def parse_dataclasses(
     words: Sequence[str],
     defaults: Mapping[str, Any],
     command: str,
-    first_look: bool = False,
     others: Iterable[str] = (),
 ) -> tuple[Any, ...]:
     """Make dataclasses of a command line, as `HfArgumentParser` reads it.
@@ -145,7 +144,6 @@ def parse_dataclasses(
         words: The command line.
         defaults: What a recipe says, in the place of the dataclasses' own defaults.
         command: Whose arguments they are.
-        first_look: Leave arguments alone that these dataclasses do not have, and `--help`.
         others: Options that one may have meant, beside those of the dataclasses.
 
     Raises:
@@ -153,17 +151,17 @@ def parse_dataclasses(
     """
     from trl import TrlParser
 
-    parser = TrlParser(classes, prog=command, allow_abbrev=False, add_help=not first_look)
+    parser = TrlParser(classes, prog=command, allow_abbrev=False)
     parser.error = refuse
     unknown = parser.set_defaults_with_config(**defaults)
-    if not first_look:  # what is unknown may be why another is missing
-        check_options([*unknown, *words], parser._option_string_actions, command, ["--config", *others])
+    # First, for what is unknown may be why another is missing.
+    check_options([*unknown, *words], parser._option_string_actions, command, ["--config", *others])
     try:
         with mistakes():
             *groups, strays = parser.parse_args_into_dataclasses([*words], return_remaining_strings=True)
     except (TypeError, AttributeError) as error:  # dataclasses compare what a YAML file gave them
         raise UserMistake(f"a value is of the wrong kind: {one_line(error)}") from error
-    if strays and not first_look:
+    if strays:
         refuse(f"{strays[0]!r} belongs to no argument of {command}")
     return tuple(groups)
 

@@ -17,7 +17,8 @@ from accelerate import PartialState
 
 from sorl_trl.cli.run_table import run_table, show
 from sorl_trl.command_line import say_error
-from sorl_trl.recipe import Arguments, build_rollout, build_trainer, load_tokenizer, parse_arguments
+from sorl_trl.recipe.arguments import Arguments, parse_arguments
+from sorl_trl.recipe.build import build_rollout, build_trainer, load_tokenizer
 from sorl_trl.recipe.memory import available_bytes, estimate, remedies
 from sorl_trl.rollout.generation import positions_of
 from sorl_trl.text import one_line

@@ -30,18 +30,13 @@ from sorl_trl.command_line import (
     run_command,
     take_config,
 )
-from sorl_trl.evaluation import (
-    Agent,
-    EvaluationArguments,
-    RunFolder,
-    complete,
-    format_results,
-    load_datasets,
-    plan_batches,
-    questions_hash,
-    summarize,
-)
+from sorl_trl.evaluation.arguments import EvaluationArguments
+from sorl_trl.evaluation.batches import Agent, complete
 from sorl_trl.evaluation.checkpoint import ModelArguments, files_hash, load_model, load_tokenizer, message_ends
+from sorl_trl.evaluation.figures import summarize
+from sorl_trl.evaluation.plan import load_datasets, plan_batches, questions_hash
+from sorl_trl.evaluation.run_folder import RunFolder
+from sorl_trl.evaluation.tables import format_results
 from sorl_trl.records import EVALUATION_FOLDER, RECIPE_FILE
 from sorl_trl.records.evaluated import read_settings
 from sorl_trl.rollout import Collector, EngineOptions, RolloutArguments, TurnEnd, model_engine
@@ -53,6 +48,7 @@ GROUPS = (ModelArguments, RolloutArguments, EngineOptions, EvaluationArguments, 
 """In the order of `Arguments`."""
 ALSO_IN_RECIPES = ("max_completion_length", "dtype", "attn_implementation", "trust_remote_code")
 """Arguments of other groups that shape what the policy does, and mean the same in training."""
+SAMPLING = ("num_samples", "temperature", "top_p", "batch_size", "seed", "rollout_engine", "rejoin_after")
 POLICY_FILES = ("config.json", "adapter_config.json")
 LONGEST_WAIT = timedelta(days=7)
 """Of a process that is done for the others: process groups give up after minutes by default."""
@@ -113,13 +109,7 @@ def run_settings(
     return {
         "model": {**asdict(model), "files": files_hash(model.model_name_or_path)},
         "rollout": {**asdict(arguments.rollout), "max_completion_length": evaluation.max_completion_length},
-        "sampling": {
-            **{
-                name: getattr(evaluation, name)
-                for name in ("num_samples", "temperature", "top_p", "batch_size", "seed")
-            },
-            **{name: getattr(arguments.engine, name) for name in ("rollout_engine", "rejoin_after")},
-        },
+        "sampling": {name: {**vars(evaluation), **vars(arguments.engine)}[name] for name in SAMPLING},
         "search": search_identity,
         "datasets": {
             name: {"questions": len(questions), "content": questions_hash(questions)}

@@ -8,7 +8,7 @@ from pathlib import Path
 from accelerate.utils import broadcast_object_list
 
 from sorl_trl.evaluation.run_folder import TABLE
-from sorl_trl.recipe import Arguments
+from sorl_trl.recipe.arguments import Arguments
 from sorl_trl.records import EVALUATION_FOLDER, RECIPE_FILE
 from sorl_trl.records.evaluated import FOLDER, RESULTS, SETTINGS
 from sorl_trl.records.trained import SHARDS

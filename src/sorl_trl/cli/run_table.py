@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from transformers.trainer_utils import SaveStrategy
 
-from sorl_trl.recipe import Arguments
+from sorl_trl.recipe.arguments import Arguments
 from sorl_trl.trainers.base import TurnLevelTrainer
 
 

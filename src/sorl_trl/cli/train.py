@@ -30,7 +30,9 @@ def _train(words: Sequence[str]) -> int:
     from sorl_trl.cli.dry_run import try_out
     from sorl_trl.cli.output_folder import check_output_folder, clear_output_folder
     from sorl_trl.cli.run_table import run_table, show
-    from sorl_trl.recipe import RecipeWriter, build_trainer, parse_arguments
+    from sorl_trl.recipe.arguments import parse_arguments
+    from sorl_trl.recipe.build import build_trainer
+    from sorl_trl.recipe.written import RecipeWriter
     from sorl_trl.trainers import SOPPOTrainer
 
     if DRY_RUN.intersection(words):

@@ -26,6 +26,7 @@ _SETTINGS = (
     "steps_per_generation",
     "num_iterations",
     "gradient_accumulation_steps",
+    "rollout_staleness",
 )
 """Fields of the configuration that say what a step of a generation cycle is."""
 
@@ -86,7 +87,6 @@ class GenerationCycle:
             "step": trainer._step,
             "buffered_inputs": trainer._buffered_inputs if is_unfinished else None,
             "waiting_rollouts": list(self.waiting),
-            "rollout_staleness": self.staleness,
             **{name: getattr(trainer.args, name) for name in _SETTINGS},
         }
         folder.mkdir(parents=True, exist_ok=True)
@@ -101,7 +101,7 @@ class GenerationCycle:
 
         Raises:
             UserMistake: trajectories are still to be trained on, and it was written by another number of processes or
-                with other batch settings; or it was written with another `rollout_staleness`.
+                with other batch settings or another `rollout_staleness`.
         """
         self._warn_of_what_differs()
         if without := ranks_where(not self._file(folder).is_file()):  # all ranks must collect in the same steps
@@ -115,24 +115,12 @@ class GenerationCycle:
         if state["buffered_inputs"] is None and not state["waiting_rollouts"]:
             self._trainer._step = 0  # the next step begins a cycle, which may be another one
             return
-        if state["rollout_staleness"] != self.staleness:
-            raise UserMistake(
-                f"`rollout_staleness` is {self.staleness}, but was {state['rollout_staleness']} when {folder} "
-                "was written, and its rollouts are still to be trained on. Resume with the same, or start a new run."
-            )
-        self._check_settings(state, folder)
-        self._restore(state)
-
-    def _check_settings(self, state: dict[str, Any], folder: Path) -> None:
         for name in _SETTINGS:
             if state[name] != getattr(self._trainer.args, name):
                 raise UserMistake(
                     f"`{name}` is {getattr(self._trainer.args, name)}, but was {state[name]} when {folder} was "
-                    "written, with trajectories still to be trained on. Resume with the same or, without "
-                    "`rollout_staleness`, from the end of a generation cycle; or start a new run."
+                    "written, with trajectories still to be trained on. Resume with the same, or start a new run."
                 )
-
-    def _restore(self, state: dict[str, Any]) -> None:
         device = self._trainer.accelerator.device
         self._trainer._step = state["step"]
         self._trainer._buffered_inputs = send_to_device(state["buffered_inputs"], device, skip_keys=ON_HOST)
