@@ -47,19 +47,14 @@ def run_command(main: Callable[[Sequence[str]], int | None], words: Sequence[str
         return main(sys.argv[1:] if words is None else words) or 0
     except (UserMistake, OSError) as error:
         if os.environ.get("LOCAL_RANK", "0") == "0" or not isinstance(error, UserMistake):
-            say_error(error)
+            if os.environ.get(DEBUG):
+                traceback.print_exception(error)
+            print(f"error: {one_line(error)}", file=sys.stderr)
         return EXIT_CODE
     except KeyboardInterrupt:
         if os.environ.get("LOCAL_RANK", "0") == "0":
             print("interrupted", file=sys.stderr)
         return INTERRUPTED
-
-
-def say_error(error: BaseException) -> None:
-    """Say in one line on stderr what went wrong, after its traceback if SORL_DEBUG is set."""
-    if os.environ.get(DEBUG):
-        traceback.print_exception(error)
-    print(f"error: {one_line(error)}", file=sys.stderr)
 
 
 @contextmanager
@@ -78,10 +73,7 @@ def mistakes(about: str = "") -> Iterator[None]:
 def check_checkpoint(name: str) -> None:
     """Raises `UserMistake` for a path that is not there: the Hub's rules for ids, cited otherwise, are no help."""
     if not Path(name).exists() and not HUB_ID.fullmatch(name):
-        made = "; `sorl quickstart` makes it, in this folder" if name.startswith("runs/quickstart/") else ""
-        raise UserMistake(
-            f"`model_name_or_path` is {name!r}, but there is no such folder, nor can it be a Hub id{made}"
-        )
+        raise UserMistake(f"`model_name_or_path` is {name!r}, but there is no such folder, nor can it be a Hub id")
 
 
 def refuse(message: str) -> NoReturn:

@@ -6,8 +6,7 @@ nothing is written into `output_dir`; an index that is missing is built, as trai
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import chain
 from math import inf
 from tempfile import TemporaryDirectory
@@ -16,8 +15,8 @@ import torch
 from accelerate import PartialState
 
 from sorl_trl.cli.run_table import run_table, show
-from sorl_trl.command_line import say_error
-from sorl_trl.recipe.arguments import Arguments, parse_arguments
+from sorl_trl.command_line import UserMistake
+from sorl_trl.recipe.arguments import Arguments
 from sorl_trl.recipe.build import build_rollout, build_trainer, load_tokenizer
 from sorl_trl.recipe.memory import available_bytes, estimate, remedies
 from sorl_trl.rollout.generation import positions_of
@@ -29,25 +28,22 @@ GIB = 2**30
 REHEARSED = 2
 LONGEST = 64
 """So many prompts, those of the most characters, are tokenized to find the longest."""
-SHOWN = ("reward", "frac_reward_zero_std", "completions/mean_length", "completions/clipped_ratio")
+SHOWN = ("reward", "frac_reward_zero_std", "completions/mean_length", "rollout/stop_reason/")
+"""The metrics whose names begin so."""
 
 
-def try_out(words: Sequence[str]) -> int:
-    """Try a run out; returns 0 if it can train, and 1 after the one line that says why it cannot."""
+def try_out(arguments: Arguments) -> None:
+    """Raises UserMistake, whose one line says why the run cannot train."""
     try:
         with TemporaryDirectory() as folder:
-            arguments = parse_arguments(words)
             output_dir, arguments.config.output_dir = arguments.config.output_dir, folder
             rollout = build_rollout(arguments, load_tokenizer(arguments))
             trainer = build_trainer(arguments, rollout)
             show(chain(run_table(arguments, trainer), plan(arguments, trainer, rollout), rehearse(trainer)), trainer)
     except Exception as error:  # whatever TRL, transformers, an engine or a search server raises
-        if os.environ.get("LOCAL_RANK", "0") == "0":
-            say_error(error)
-        return 1
+        raise UserMistake(one_line(error)) from error
     trainer.accelerator.print(f"This can train, into {output_dir}.")
     PartialState().destroy_process_group()
-    return 0
 
 
 def plan(arguments: Arguments, trainer: TurnLevelTrainer, rollout: SearchRollout) -> Iterator[tuple[str, str]]:
@@ -102,8 +98,6 @@ def rehearse(trainer: TurnLevelTrainer) -> Iterator[tuple[str, str]]:
         trainer._generate_and_score_completions([row for row in rows for _ in range(trainer.num_generations_eval)])
     metrics = {name: sum(values) / len(values) for name, values in trainer._metrics["eval"].items() if values}
     yield "rehearsal", f"{REHEARSED} questions x {trainer.num_generations_eval} trajectories"
-    for name in (*SHOWN, *sorted(name for name in metrics if name.startswith("rollout/stop_reason/"))):
-        if metrics.get(name):
-            yield "", f"{name} {metrics[name]:.3g}"
+    yield from (("", f"{name} {mean:.3g}") for name, mean in metrics.items() if name.startswith(SHOWN) and mean)
     yield "", f"prompt      {one_line(trainer._logs['prompt'][0])[-300:]}"
     yield "", f"completion  {one_line(trainer._logs['completion'][0])[:1000]}"

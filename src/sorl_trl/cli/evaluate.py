@@ -129,27 +129,17 @@ def load_agent(arguments: Arguments, search: SearchBackend, device: torch.device
         protocol = rollout.tag_protocol(tokenizer)
         limits = rollout.limits(arguments.evaluation.max_completion_length)
         collector = Collector(tokenizer, search, protocol, limits, rejoin_after=arguments.engine.rejoin_after)
-    end = TurnEnd(tokenizer, protocol.stop_strings, message_ends(model, tokenizer))
-    with mistakes():
-        sampling = generation_config(arguments.evaluation)
-        engine = model_engine(
-            model, end, sampling, arguments.engine.rollout_engine, kv_cache_gib=arguments.engine.kv_cache_gib
-        )
+        end = TurnEnd(tokenizer, protocol.stop_strings, message_ends(model, tokenizer))
+        kind, gib = arguments.engine.rollout_engine, arguments.engine.kv_cache_gib
+        engine = model_engine(model, end, generation_config(arguments.evaluation), kind, kv_cache_gib=gib)
     return Agent(tokenizer, collector, engine, rollout.prompt_template, rollout.chat)
 
 
 def generation_config(evaluation: EvaluationArguments) -> GenerationConfig:
     """Greedy or sampled, without the penalties and cuts that a checkpoint's own generation config may ask for."""
-    if evaluation.temperature == 0:
-        return GenerationConfig(do_sample=False, repetition_penalty=1.0)  # type: ignore[no-untyped-call]
-    return GenerationConfig(  # type: ignore[no-untyped-call]
-        do_sample=True,
-        temperature=evaluation.temperature,
-        top_p=evaluation.top_p,
-        top_k=0,
-        min_p=0.0,
-        repetition_penalty=1.0,
-    )
+    how = {"temperature": evaluation.temperature, "top_p": evaluation.top_p, "top_k": 0, "min_p": 0.0}
+    sampled = how if evaluation.temperature else {}
+    return GenerationConfig(do_sample=bool(sampled), repetition_penalty=1.0, **sampled)  # type: ignore[no-untyped-call]
 
 
 def report(run: RunFolder) -> tuple[str, int]:

@@ -79,12 +79,12 @@ def read_launch_arguments(launch: Sequence[str], training: Sequence[str], parser
     Raises:
         UserMistake: A value is refused, or there is no such config.
     """
-    named = parser.parse_args([*launch, "--module", MODULE])
-    if named.accelerate_config is not None:
-        config = CONFIGS.find(named.accelerate_config)
+    arguments = parser.parse_args([*launch, "--module", MODULE, *training])
+    if arguments.accelerate_config is not None:
+        config = CONFIGS.find(arguments.accelerate_config)
         read_config(config, ())  # accelerate fails with a traceback on what is no mapping
-        launch = ["--config_file", str(config), *launch]
-    return parser.parse_args([*launch, "--module", MODULE, *training])
+        arguments.config_file = str(config)
+    return arguments
 
 
 def _launch(arguments: Namespace, command: str) -> int:

@@ -41,7 +41,7 @@ from sorl_trl.search import BM25Index
 
 RUN = Path("runs/quickstart")
 CACHE = Path("runs/cache")
-"""Of warm-started policies. Both start where the command is run, or at the root of a clone."""
+"""Of warm-started policies. Both are where the command is run."""
 RECIPE = "quickstart"
 QUIET = {
     "DS_ACCELERATOR": "cpu",  # or DeepSpeed, if installed, warns that it found no GPU
@@ -146,10 +146,10 @@ def show_learnt(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str
             print(f"  {speaker:<12} {' '.join(segment['text'].split())}")
 
 
-def parse_arguments(words: Sequence[str] | None, home: Path) -> Namespace:
+def parse_arguments(words: Sequence[str] | None) -> Namespace:
     parser = Parser(prog="sorl quickstart", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=at_least(0), default=0, help="of the world and of training")
-    parser.add_argument("--output", type=Path, default=home / RUN, help="directory; an earlier run is replaced")
+    parser.add_argument("--output", type=Path, default=RUN, help="directory; an earlier run is replaced")
     parser.add_argument("--max-steps", type=at_least(1), help="optimizer steps, instead of the recipe's")
     arguments: Namespace = parser.parse_args(words)
     return arguments
@@ -162,9 +162,8 @@ def check_extras() -> None:
         raise UserMistake(f"the quickstart needs: pip install 'sorl-trl[{','.join(missing)}]'")
 
 
-def main(words: Sequence[str] | None = None, home: Path = Path()) -> None:
-    """Run it; `runs/` is in `home`, but for what `--output` says."""
-    arguments = parse_arguments(words, home)
+def main(words: Sequence[str] | None = None) -> None:
+    arguments = parse_arguments(words)
     check_extras()
     started = time.monotonic()
     for name, value in QUIET.items():
@@ -172,7 +171,7 @@ def main(words: Sequence[str] | None = None, home: Path = Path()) -> None:
     torch.set_num_threads(1)  # matrices this small lose more to a second thread than they gain
     run = arguments.output.resolve()
     clear(run)
-    world = prepare(arguments.seed, run, home / CACHE)
+    world = prepare(arguments.seed, run, CACHE)
     steps = [] if arguments.max_steps is None else ["--max_steps", str(arguments.max_steps)]
     train(run, ["--seed", str(arguments.seed + 1), *steps])
     (run / "curves.png").write_bytes(draw_runs([load_run(run / "policy", f"SO-GRPO on the {world.name}")]))

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from accelerate.logging import get_logger
 from accelerate.utils import send_to_device
-from datasets import IterableDataset
 from torch import Tensor
 
 from sorl_trl.command_line import UserMistake
@@ -95,15 +94,19 @@ class GenerationCycle:
     def load(self, folder: Path) -> None:
         """Restore the step within the cycle and the trajectories that are still to be trained on.
 
-        Not exact, and warned of: an iterable dataset after its first pass, since transformers cannot tell how long a
-        pass is; and a reference that `sync_ref_model` has moved, which would make each checkpoint as large again.
+        Not exact: an iterable dataset after its first pass, since transformers cannot tell how long a pass is; and,
+        which is warned of, a reference that `sync_ref_model` has moved.
         What is summed up between two log entries is lost, as it is with transformers' own trainer.
 
         Raises:
             UserMistake: trajectories are still to be trained on, and it was written by another number of processes or
                 with other batch settings or another `rollout_staleness`.
         """
-        self._warn_of_what_differs()
+        if self._trainer.args.sync_ref_model:
+            logger.warning(
+                "`sync_ref_model` moves the reference, which is in no checkpoint: the run goes on with the reference "
+                "that a new run starts from."
+            )
         if without := ranks_where(not self._file(folder).is_file()):  # all ranks must collect in the same steps
             logger.warning(
                 f"{folder} does not say to processes {without} where in a generation cycle it was written "
@@ -125,20 +128,6 @@ class GenerationCycle:
         self._trainer._step = state["step"]
         self._trainer._buffered_inputs = send_to_device(state["buffered_inputs"], device, skip_keys=ON_HOST)
         self.waiting = deque(send_to_device(state["waiting_rollouts"], device, skip_keys=ON_HOST))
-
-    def _warn_of_what_differs(self) -> None:
-        trainer = self._trainer
-        # Of an iterable dataset, transformers counts a pass as whole only where a next one was begun.
-        if isinstance(trainer.train_dataset, IterableDataset) and trainer.state.epoch >= 1:
-            logger.warning(
-                "The run was interrupted after the first pass over an iterable `train_dataset`, whose length is not "
-                "known: it goes on with the first prompts of a pass. Use a dataset with a length to resume exactly."
-            )
-        if trainer.args.sync_ref_model:
-            logger.warning(
-                "`sync_ref_model` moves the reference, which is in no checkpoint: the run goes on with the reference "
-                "that a new run starts from."
-            )
 
     def _file(self, folder: Path) -> Path:
         return folder / f"generation_cycle_{self._trainer.args.process_index}.pt"
