@@ -7,7 +7,6 @@ import os
 import shlex
 import signal
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,8 +14,6 @@ from typing import Any
 
 from sorl_trl.command_line import COMMAND_LINE, INTERRUPTED
 
-GRACE_S = 10.0
-"""For trackers to send what they have, and for threads that still search."""
 RESUME, ANEW = "--resume_from_checkpoint", "--overwrite_output_dir"
 
 
@@ -27,24 +24,22 @@ def interruptible(trainer: Any, words: Sequence[str]) -> Iterator[None]:
     A signal interrupts training wherever it is, and what that breaks on its way out would be many tracebacks, of
     other processes too: none is shown.
     """
-    interrupted = threading.Event()
+    interrupted = False
 
     def interrupt(*_: Any) -> None:
+        nonlocal interrupted
         signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
-        interrupted.set()
+        interrupted = True
         if trainer.is_world_process_zero():
             # Not by `print`, which may be what is interrupted; the progress bar has left its line open.
             os.write(sys.stderr.fileno(), f"\n{_how_to_go_on(trainer, words)}\n".encode())
-        last = threading.Timer(GRACE_S, os._exit, [INTERRUPTED])
-        last.daemon = True
-        last.start()
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGINT, interrupt)
     try:
         yield
     except BaseException:
-        if not interrupted.is_set():
+        if not interrupted:
             raise
         atexit._run_exitfuncs()  # of trackers; the rest of an orderly end waits for all threads
         os._exit(INTERRUPTED)
