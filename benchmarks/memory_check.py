@@ -29,7 +29,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.critic_cycles import Cycles, Sizes, Variant
 from sorl_trl.command_line import Parser, run_command
-from sorl_trl.recipe.memory import estimate, sizes_of
+from sorl_trl.recipe.memory import estimate
 
 RESULTS = Path(__file__).parent / "results" / "memory.md"
 SIZES = Sizes(hidden_size=576, layers=30, batch=4, prompt=120, turns=2, turn=8, observation=8, vocabulary=49152)
@@ -63,7 +63,7 @@ def peak(name: str) -> tuple[float, float]:
         before = psutil.Process().memory_info().rss
         cycles = Cycles(variant, SIZES, policy, **options)
         longest = SIZES.prompt + SIZES.completion
-        estimated = estimate(sizes_of(cycles.trainer.model, cycles.trainer.args, longest)).peak
+        estimated = estimate(cycles.trainer.model, cycles.trainer.args, longest).peak
         cycles.run()  # its second update has all there is
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before, estimated
 

@@ -14,7 +14,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 from benchmarks.worlds.invented import build_invented
 from benchmarks.worlds.world import BenchmarkWorld, Examination
 from sorl_trl import SearchRollout, qa
-from sorl_trl.evaluation import encode_prompts
+from sorl_trl.evaluation.batches import encode_prompts
 from sorl_trl.rollout import Collector, EngineOptions, RolloutLimits, TurnEnd, model_engine
 from sorl_trl.sandbox import (
     CORPUS_FILE,

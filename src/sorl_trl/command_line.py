@@ -47,19 +47,14 @@ def run_command(main: Callable[[Sequence[str]], int | None], words: Sequence[str
         return main(sys.argv[1:] if words is None else words) or 0
     except (UserMistake, OSError) as error:
         if os.environ.get("LOCAL_RANK", "0") == "0" or not isinstance(error, UserMistake):
-            say_error(error)
+            if os.environ.get(DEBUG):
+                traceback.print_exception(error)
+            print(f"error: {one_line(error)}", file=sys.stderr)
         return EXIT_CODE
     except KeyboardInterrupt:
         if os.environ.get("LOCAL_RANK", "0") == "0":
             print("interrupted", file=sys.stderr)
         return INTERRUPTED
-
-
-def say_error(error: BaseException) -> None:
-    """Say in one line on stderr what went wrong, after its traceback if SORL_DEBUG is set."""
-    if os.environ.get(DEBUG):
-        traceback.print_exception(error)
-    print(f"error: {one_line(error)}", file=sys.stderr)
 
 
 @contextmanager
@@ -78,10 +73,7 @@ def mistakes(about: str = "") -> Iterator[None]:
 def check_checkpoint(name: str) -> None:
     """Raises `UserMistake` for a path that is not there: the Hub's rules for ids, cited otherwise, are no help."""
     if not Path(name).exists() and not HUB_ID.fullmatch(name):
-        made = "; `sorl quickstart` makes it, in this folder" if name.startswith("runs/quickstart/") else ""
-        raise UserMistake(
-            f"`model_name_or_path` is {name!r}, but there is no such folder, nor can it be a Hub id{made}"
-        )
+        raise UserMistake(f"`model_name_or_path` is {name!r}, but there is no such folder, nor can it be a Hub id")
 
 
 def refuse(message: str) -> NoReturn:
@@ -135,7 +127,6 @@ def parse_dataclasses(
     words: Sequence[str],
     defaults: Mapping[str, Any],
     command: str,
-    first_look: bool = False,
     others: Iterable[str] = (),
 ) -> tuple[Any, ...]:
     """Make dataclasses of a command line, as `HfArgumentParser` reads it.
@@ -145,7 +136,6 @@ def parse_dataclasses(
         words: The command line.
         defaults: What a recipe says, in the place of the dataclasses' own defaults.
         command: Whose arguments they are.
-        first_look: Leave arguments alone that these dataclasses do not have, and `--help`.
         others: Options that one may have meant, beside those of the dataclasses.
 
     Raises:
@@ -153,17 +143,17 @@ def parse_dataclasses(
     """
     from trl import TrlParser
 
-    parser = TrlParser(classes, prog=command, allow_abbrev=False, add_help=not first_look)
+    parser = TrlParser(classes, prog=command, allow_abbrev=False)
     parser.error = refuse
     unknown = parser.set_defaults_with_config(**defaults)
-    if not first_look:  # what is unknown may be why another is missing
-        check_options([*unknown, *words], parser._option_string_actions, command, ["--config", *others])
+    # First, for what is unknown may be why another is missing.
+    check_options([*unknown, *words], parser._option_string_actions, command, ["--config", *others])
     try:
         with mistakes():
             *groups, strays = parser.parse_args_into_dataclasses([*words], return_remaining_strings=True)
     except (TypeError, AttributeError) as error:  # dataclasses compare what a YAML file gave them
         raise UserMistake(f"a value is of the wrong kind: {one_line(error)}") from error
-    if strays and not first_look:
+    if strays:
         refuse(f"{strays[0]!r} belongs to no argument of {command}")
     return tuple(groups)
 

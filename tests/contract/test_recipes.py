@@ -10,7 +10,7 @@ import pytest
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
 from sorl_trl.command_line import UserMistake
 from sorl_trl.methods import SETTINGS
-from sorl_trl.recipe import Arguments, parse_arguments
+from sorl_trl.recipe.arguments import Arguments, parse_arguments
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
@@ -136,10 +136,3 @@ def test_rewards_of_turns_need_the_turns_of_the_rollout(tmp_path: Path) -> None:
     turns = ["--turn_boundary_tags", "</think>", "--rewards", "exact_match", "turn_format"]
     with pytest.raises(UserMistake, match="`rewards` has 'turn_format', one float per generation"):
         parse("so_grpo", tmp_path, *turns)
-
-
-def test_nothing_is_found_by_who_must_not_search(tmp_path: Path) -> None:
-    words = ["--rewards", "f1_plus", "--train_questions", str(tmp_path / "data.jsonl"), "--no_search"]
-    (tmp_path / "data.jsonl").touch()
-    with pytest.raises(UserMistake, match="`rewards` has 'f1_plus'"):
-        parse_arguments(["--config", "so_grpo", *words])

@@ -88,7 +88,7 @@ def test_deepspeeds_shards(run: Path, tmp_path: Path) -> None:
     (folder / "latest").write_text("global_step2")
     assert resume_point(args, "latest") == str(folder)
     cut(folder / "global_step2" / "zero_pp_rank_0_mp_rank_00_optim_states.pt")
-    with pytest.raises(ValueError, match=r"optim_states\.pt is empty or cut off"):
+    with pytest.raises(ValueError, match=r"optim_states\.pt is empty or damaged"):
         resume_point(args, "latest")
 
 
@@ -110,5 +110,5 @@ def test_a_script_is_told_before_anything_is_loaded(run: Path, tmp_path: Path) -
     shutil.copytree(run / NEWEST, tmp_path / NEWEST)
     cut(tmp_path / NEWEST / "model.safetensors")
     trainer = build_agent(tmp_path, max_steps=4)
-    with pytest.raises(ValueError, match=r"model\.safetensors is empty or cut off"):
+    with pytest.raises(ValueError, match=r"model\.safetensors is empty or damaged"):
         trainer.train(resume_from_checkpoint=True)

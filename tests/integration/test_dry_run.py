@@ -92,7 +92,7 @@ def test_what_a_step_will_do(folder: Path, trainer: str, capsys: pytest.CaptureF
 def test_why_it_cannot_train(
     changed: dict[str, Any], said: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    line = dry_run(capsys, words(folder, **changed), code=1)
+    line = dry_run(capsys, words(folder, **changed), code=2)
     assert line.startswith("error: ")
     assert said in line
 
@@ -113,14 +113,14 @@ def test_a_library_that_is_not_installed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("sorl_trl.recipe.libraries.find_spec", lambda module: None)
-    assert said in dry_run(capsys, words(folder, **changed), code=1)
+    assert said in dry_run(capsys, words(folder, **changed), code=2)
 
 
 def test_what_to_turn_where_memory_does_not_suffice(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sorl_trl.cli.dry_run.available_bytes", lambda device: 2**20)
-    line = dry_run(capsys, words(folder, gradient_checkpointing="false"), code=1)
+    line = dry_run(capsys, words(folder, gradient_checkpointing="false"), code=2)
     assert line.startswith("error: a step needs about 0.")
     assert "in this order: gradient_checkpointing true; half of per_device_train_batch_size" in line
 
@@ -133,7 +133,7 @@ def test_a_search_server_that_refuses(folder: Path, capsys: pytest.CaptureFixtur
     place = given.index("--index")
     given[place : place + 2] = ["--search_url", server.url]
     try:
-        assert server.url in dry_run(capsys, given, code=1)
+        assert server.url in dry_run(capsys, given, code=2)
     finally:
         server.close()
 

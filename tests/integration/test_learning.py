@@ -12,7 +12,7 @@ from datasets import Dataset
 from transformers import AutoTokenizer, GenerationConfig
 
 from sorl_trl import SearchRollout, SOGRPOConfig, SOGRPOTrainer, qa
-from sorl_trl.evaluation import encode_prompts
+from sorl_trl.evaluation.batches import encode_prompts
 from sorl_trl.rollout import Collector, HFGenerator
 from sorl_trl.sandbox import (
     CORPUS_FILE,

@@ -48,8 +48,9 @@ def test_forgets_the_rollouts_that_wait(tmp_path: Path) -> None:
 
 def test_refuses_what_is_no_checkpoint(tmp_path: Path) -> None:
     trainer = build(tmp_path, GRPOThatRemembers, max_steps=1)
-    with pytest.raises(ValueError, match=r"`checkpoint` is .*/nowhere, but must be a folder with a trainer_state"):
+    with pytest.raises(ValueError, match=r"`checkpoint` is .*/nowhere, .* trainer_state\.json is missing"):
         trainer.roll_back(tmp_path / "nowhere")
-    trainer = build(tmp_path, GRPOThatRemembers, max_steps=1, save_only_model=True)
-    with pytest.raises(ValueError, match="`save_only_model` is True"):
-        trainer.roll_back(tmp_path)
+    trainer = build(tmp_path, GRPOThatRemembers, max_steps=1, save_steps=1, save_only_model=True, callbacks=[])
+    trainer.train()
+    with pytest.raises(ValueError, match=r"optimizer\.pt is missing"):
+        trainer.roll_back(checkpoint(trainer, 1))

@@ -11,11 +11,12 @@ from typing import Any
 import datasets
 import pytest
 
-from sorl_trl import SOGRPOTrainer, SOPPOTrainer, qa, recipe
+from sorl_trl import SOGRPOTrainer, SOPPOTrainer, qa
 from sorl_trl.diagnostics import CollapseGuard
 from sorl_trl.experimental import GroupRefillTrainer, SeeUPOTrainer
 from sorl_trl.methods import GroupMean, LeaveOneOut
-from sorl_trl.recipe.build import reward_functions
+from sorl_trl.recipe.arguments import Arguments, parse_arguments
+from sorl_trl.recipe.build import build_rollout, build_trainer, load_prompts, reward_functions
 from sorl_trl.search import TantivyIndex
 from sorl_trl.trainers import InformationGain
 from tests.agents import LIMITS, NAMES, agent_policy, agent_tokenizer, search_index
@@ -47,7 +48,7 @@ def write(path: Path, rows: list[dict[str, Any]]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def arguments(folder: Path, *words: str, **changed: Any) -> recipe.Arguments:
+def arguments(folder: Path, *words: str, **changed: Any) -> Arguments:
     """Two steps of the recipe for SO-GRPO."""
     values = {
         "config": ROOT / "recipes/so_grpo.yaml",
@@ -65,12 +66,12 @@ def arguments(folder: Path, *words: str, **changed: Any) -> recipe.Arguments:
         "disable_tqdm": "true",
         **changed,
     }
-    return recipe.parse_arguments([*(w for name, value in values.items() for w in (f"--{name}", str(value))), *words])
+    return parse_arguments([*(w for name, value in values.items() for w in (f"--{name}", str(value))), *words])
 
 
-def searches(found: recipe.Arguments) -> list[float]:
+def searches(found: Arguments) -> list[float]:
     """Train; searches per trajectory of each step."""
-    trainer = recipe.build_trainer(found)
+    trainer = build_trainer(found)
     trainer.train()
     logs = [log for log in trainer.state.log_history if "loss" in log]
     assert len(logs) == 2
@@ -102,15 +103,15 @@ def test_questions_of_public_sets(folder: Path, monkeypatch: pytest.MonkeyPatch)
         local = replace(qa.BENCHMARKS[name], hub_id=str(folder / name), config=None)
         monkeypatch.setitem(qa.BENCHMARKS, name, local)
     found = arguments(folder, "--no_search", train_questions="nq", eval_questions="musique", eval_strategy="epoch")
-    prompts = recipe.load_prompts(found)
+    prompts = load_prompts(found)
     assert [[(row["prompt"], row["data_source"]) for row in rows] for rows in prompts] == [
         [("where nq train", "nq")],
         [("where musique dev", "musique")],
     ]
     found.config.eval_strategy = "no"
-    assert recipe.load_prompts(found)[1] is None, "nobody asks them while it trains"
+    assert load_prompts(found)[1] is None, "nobody asks them while it trains"
     found.config.eval_on_start = True
-    assert recipe.load_prompts(found)[1] is not None, "they are asked once, before it trains"
+    assert load_prompts(found)[1] is not None, "they are asked once, before it trains"
 
 
 @pytest.mark.parametrize(("limit", "asked"), [("2", ["a", "c"]), ("5", list("abcde")), ("9", list("abcde"))])
@@ -119,7 +120,7 @@ def test_the_questions_to_evaluate_on_are_a_fixed_spread_of_all(folder: Path, li
     write(folder / "eval.jsonl", [{**QUESTION, "id": name, "question": name} for name in "abcde"])
     told = {"eval_questions": folder / "eval.jsonl", "eval_strategy": "epoch", "eval_limit": limit}
     found = arguments(folder, "--no_search", **told)
-    trained, evaluated = recipe.load_prompts(found)
+    trained, evaluated = load_prompts(found)
     assert evaluated is not None
     assert [row["prompt"] for row in evaluated] == [f"where {name}" for name in asked]
     assert len(trained) == 8, "all are trained on"
@@ -129,23 +130,23 @@ def test_options_are_shown_and_choice_needs_them(folder: Path) -> None:
     choice = {**QUESTION, "options": {"A": "oslo", "B": "rome"}}
     write(folder / "train.jsonl", [choice])
     found = arguments(folder, "--no_search", "--rewards", "choice", "turn_format")
-    (row,) = recipe.load_prompts(found)[0]
+    (row,) = load_prompts(found)[0]
     assert row["prompt"].splitlines()[:3] == ["where rome", "A. oslo", "B. rome"]
     write(folder / "train.jsonl", [choice, {**QUESTION, "id": "open"}])
     with pytest.raises(ValueError, match="1 of 2 questions have no options, the first is 'open'"):
-        recipe.load_prompts(found)
+        load_prompts(found)
 
 
 def test_a_policy_that_cannot_act_is_refused_before_the_search_engine_is_opened(folder: Path) -> None:
     (folder / "corpus.jsonl").write_text("no passage\n")
     found = arguments(folder, corpus=folder / "corpus.jsonl", max_observation_tokens=1)
     with pytest.raises(ValueError, match="max_observation_tokens=1 must be at least 2"):
-        recipe.build_rollout(found, agent_tokenizer())
+        build_rollout(found, agent_tokenizer())
     assert not (folder / "corpus.jsonl.index").exists()
 
 
 def trainer_of(folder: Path, *words: str, **changed: Any) -> Any:
-    return recipe.build_trainer(arguments(folder, "--no_search", *words, **changed))
+    return build_trainer(arguments(folder, "--no_search", *words, **changed))
 
 
 def test_rewards_are_those_named(folder: Path) -> None:

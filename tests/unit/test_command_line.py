@@ -154,10 +154,6 @@ class TestParseDataclasses:
         assert str(caught.value).startswith(said)
         assert capsys.readouterr() == ("", "")
 
-    def test_a_first_look_leaves_other_arguments_alone(self) -> None:
-        words = ["--share", "1", "--size", "2", "--help"]
-        assert parse_dataclasses((Options,), words, {}, "tool", first_look=True) == (Options(2),)
-
 
 class TestConfig:
     def test_the_file_may_be_joined_to_config(self) -> None:

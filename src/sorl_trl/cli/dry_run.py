@@ -6,19 +6,19 @@ nothing is written into `output_dir`; an index that is missing is built, as trai
 
 from __future__ import annotations
 
-import os
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import chain
+from math import inf
 from tempfile import TemporaryDirectory
 
 import torch
 from accelerate import PartialState
 
 from sorl_trl.cli.run_table import run_table, show
-from sorl_trl.command_line import say_error
-from sorl_trl.recipe import Arguments, build_rollout, build_trainer, load_tokenizer, parse_arguments
-from sorl_trl.recipe.memory import available_bytes, estimate, remedies, sizes_of
+from sorl_trl.command_line import UserMistake
+from sorl_trl.recipe.arguments import Arguments
+from sorl_trl.recipe.build import build_rollout, build_trainer, load_tokenizer
+from sorl_trl.recipe.memory import available_bytes, estimate, remedies
 from sorl_trl.rollout.generation import positions_of
 from sorl_trl.text import one_line
 from sorl_trl.trainers import SearchRollout
@@ -28,57 +28,56 @@ GIB = 2**30
 REHEARSED = 2
 LONGEST = 64
 """So many prompts, those of the most characters, are tokenized to find the longest."""
-SHOWN = ("reward", "frac_reward_zero_std", "completions/mean_length", "completions/clipped_ratio")
+SHOWN = ("reward", "frac_reward_zero_std", "completions/mean_length", "rollout/stop_reason/")
+"""The metrics whose names begin so."""
 
 
-def try_out(words: Sequence[str]) -> int:
-    """Try a run out; returns 0 if it can train, and 1 after the one line that says why it cannot."""
+def try_out(arguments: Arguments) -> None:
+    """Raises UserMistake, whose one line says why the run cannot train."""
     try:
         with TemporaryDirectory() as folder:
-            arguments = parse_arguments(words)
             output_dir, arguments.config.output_dir = arguments.config.output_dir, folder
             rollout = build_rollout(arguments, load_tokenizer(arguments))
             trainer = build_trainer(arguments, rollout)
             show(chain(run_table(arguments, trainer), plan(arguments, trainer, rollout), rehearse(trainer)), trainer)
     except Exception as error:  # whatever TRL, transformers, an engine or a search server raises
-        if os.environ.get("LOCAL_RANK", "0") == "0":
-            say_error(error)
-        return 1
+        raise UserMistake(one_line(error)) from error
     trainer.accelerator.print(f"This can train, into {output_dir}.")
     PartialState().destroy_process_group()
-    return 0
 
 
 def plan(arguments: Arguments, trainer: TurnLevelTrainer, rollout: SearchRollout) -> Iterator[tuple[str, str]]:
-    """What fits, and whether the search engine answers.
+    """What fits, and whether the search engine answers: the policy might not search in the rehearsal.
 
     Raises:
         ValueError: A prompt leaves no room for a single token, or the memory of a device does not suffice.
     """
-    longest = longest_prompt(trainer)
-    yield "lengths", _lengths(arguments, trainer, longest)
-    yield from _memory(arguments, trainer, longest)
-    yield "search", _search(rollout, str(trainer.train_dataset[0]["question"]), arguments.rollout.search_top_k)
+    prompt, positions = longest_prompt(trainer), positions_of(trainer.model) or inf
+    if prompt >= positions:
+        raise ValueError(f"the longest prompt has {prompt} tokens, but the model has {positions} positions")
+    most, limits = int(arguments.config.max_completion_length), arguments.rollout
+    both = limits.max_turn_tokens + limits.max_observation_tokens
+    yield "lengths", f"longest prompt {prompt} + max_completion_length {most} of {positions} positions"
+    yield "", f"{limits.max_turns} turns take up to {limits.max_turns * both + limits.max_turn_tokens} tokens"
+    yield from _memory(arguments, trainer, int(min(prompt + most, positions)))
+    (found,) = rollout.search.search_batch([str(trainer.train_dataset[0]["question"])], limits.search_top_k)
+    yield "search", f"{len(found)} passages for a question"
 
 
-def _memory(arguments: Arguments, trainer: TurnLevelTrainer, prompt: int) -> Iterator[tuple[str, str]]:
+def _memory(arguments: Arguments, trainer: TurnLevelTrainer, longest: int) -> Iterator[tuple[str, str]]:
     """A row for each of the things that take memory on one device."""
     config = arguments.config
-    longest = prompt + int(config.max_completion_length)
-    longest = min(longest, _positions(trainer) or longest)
-    sizes = sizes_of(trainer.model, config, longest, arguments.engine.kv_cache_gib)
-    limit = available_bytes(config.device)
-    if not sizes.on_gpu:
-        limit += sizes.weights + sizes.reference  # which are there already
-    needed = estimate(sizes)
-    for number, (name, size) in enumerate(needed.rows.items()):
+    needed = estimate(trainer.model, config, longest, arguments.engine.kv_cache_gib)
+    limit: float = available_bytes(config.device)
+    if config.device.type != "cuda":
+        limit += needed.rows["weights"]  # which are there already
+    peaks = {"at most, while training": needed.training, "at most, while generating": needed.generating}
+    for number, (name, size) in enumerate({**needed.rows, **peaks, "there is": limit}.items()):
         yield "" if number else "memory", f"{name:30} {size / GIB:7.2f} GiB"
-    yield "", f"{'at most, while training':30} {needed.training / GIB:7.2f} GiB"
-    yield "", f"{'at most, while generating':30} {needed.generating / GIB:7.2f} GiB of {limit / GIB:.2f}"
     if needed.peak > limit:
         raise ValueError(
             f"a step needs about {needed.peak / GIB:.1f} GiB on each device, which has {limit / GIB:.1f}. Turn, in "
-            f"this order: {'; '.join(remedies(sizes))}"
+            f"this order: {'; '.join(remedies(trainer.model, config))}"
         )
 
 
@@ -86,34 +85,6 @@ def longest_prompt(trainer: TurnLevelTrainer) -> int:
     """Tokens of the longest prompt to train on."""
     prompts = sorted(trainer.train_dataset["prompt"], key=lambda prompt: len(str(prompt)))[-LONGEST:]
     return max(map(len, trainer._tokenize_prompts(prompts)[0]))
-
-
-def _positions(trainer: TurnLevelTrainer) -> int | None:
-    """What the model has, or less that vLLM is told; None where there is no end to them."""
-    found = [positions_of(trainer.model), trainer.args.vllm_max_model_length if trainer.use_vllm else None]
-    return min((positions for positions in found if positions), default=None)
-
-
-def _lengths(arguments: Arguments, trainer: TurnLevelTrainer, longest: int) -> str:
-    """Raises ValueError where a prompt leaves no room for a single token."""
-    rollout, budget = arguments.rollout, int(arguments.config.max_completion_length)
-    positions = _positions(trainer)
-    if positions is not None and longest >= positions:
-        raise ValueError(f"the longest prompt has {longest} tokens, but the model has {positions} positions")
-    both = rollout.max_turn_tokens + rollout.max_observation_tokens
-    needed = rollout.max_turns * both + rollout.max_turn_tokens
-    said = f"longest prompt {longest} + max_completion_length {budget} of {positions} positions; "
-    said += f"{rollout.max_turns} turns with observations and a last one take up to {needed} tokens"
-    if positions is not None and longest + budget > positions:
-        said += ". Too long for the model: such trajectories end early"
-    return said + ". Longer than max_completion_length: such trajectories are cut" * (needed > budget)
-
-
-def _search(rollout: SearchRollout, question: str, top_k: int) -> str:
-    """One query, which the policy might not make in the rehearsal."""
-    started = time.monotonic()
-    (found,) = rollout.search.search_batch([question], top_k)
-    return f"{len(found)} passages for a question in {1000 * (time.monotonic() - started):.3g} ms"
 
 
 def rehearse(trainer: TurnLevelTrainer) -> Iterator[tuple[str, str]]:
@@ -127,8 +98,6 @@ def rehearse(trainer: TurnLevelTrainer) -> Iterator[tuple[str, str]]:
         trainer._generate_and_score_completions([row for row in rows for _ in range(trainer.num_generations_eval)])
     metrics = {name: sum(values) / len(values) for name, values in trainer._metrics["eval"].items() if values}
     yield "rehearsal", f"{REHEARSED} questions x {trainer.num_generations_eval} trajectories"
-    for name in (*SHOWN, *sorted(name for name in metrics if name.startswith("rollout/stop_reason/"))):
-        if metrics.get(name):
-            yield "", f"{name} {metrics[name]:.3g}"
+    yield from (("", f"{name} {mean:.3g}") for name, mean in metrics.items() if name.startswith(SHOWN) and mean)
     yield "", f"prompt      {one_line(trainer._logs['prompt'][0])[-300:]}"
     yield "", f"completion  {one_line(trainer._logs['completion'][0])[:1000]}"

@@ -30,18 +30,13 @@ from sorl_trl.command_line import (
     run_command,
     take_config,
 )
-from sorl_trl.evaluation import (
-    Agent,
-    EvaluationArguments,
-    RunFolder,
-    complete,
-    format_results,
-    load_datasets,
-    plan_batches,
-    questions_hash,
-    summarize,
-)
+from sorl_trl.evaluation.arguments import EvaluationArguments
+from sorl_trl.evaluation.batches import Agent, complete
 from sorl_trl.evaluation.checkpoint import ModelArguments, files_hash, load_model, load_tokenizer, message_ends
+from sorl_trl.evaluation.figures import summarize
+from sorl_trl.evaluation.plan import load_datasets, plan_batches, questions_hash
+from sorl_trl.evaluation.run_folder import RunFolder
+from sorl_trl.evaluation.tables import format_results
 from sorl_trl.records import EVALUATION_FOLDER, RECIPE_FILE
 from sorl_trl.records.evaluated import read_settings
 from sorl_trl.rollout import Collector, EngineOptions, RolloutArguments, TurnEnd, model_engine
@@ -53,6 +48,7 @@ GROUPS = (ModelArguments, RolloutArguments, EngineOptions, EvaluationArguments, 
 """In the order of `Arguments`."""
 ALSO_IN_RECIPES = ("max_completion_length", "dtype", "attn_implementation", "trust_remote_code")
 """Arguments of other groups that shape what the policy does, and mean the same in training."""
+SAMPLING = ("num_samples", "temperature", "top_p", "batch_size", "seed", "rollout_engine", "rejoin_after")
 POLICY_FILES = ("config.json", "adapter_config.json")
 LONGEST_WAIT = timedelta(days=7)
 """Of a process that is done for the others: process groups give up after minutes by default."""
@@ -115,13 +111,7 @@ def run_settings(
     return {
         "model": {**asdict(model), "model_name_or_path": named, "files": files_hash(named)},
         "rollout": {**asdict(arguments.rollout), "max_completion_length": evaluation.max_completion_length},
-        "sampling": {
-            **{
-                name: getattr(evaluation, name)
-                for name in ("num_samples", "temperature", "top_p", "batch_size", "seed")
-            },
-            **{name: getattr(arguments.engine, name) for name in ("rollout_engine", "rejoin_after")},
-        },
+        "sampling": {name: {**vars(evaluation), **vars(arguments.engine)}[name] for name in SAMPLING},
         "search": search_identity,
         "datasets": {
             name: {"questions": len(questions), "content": questions_hash(questions)}
@@ -141,27 +131,17 @@ def load_agent(arguments: Arguments, search: SearchBackend, device: torch.device
         protocol = rollout.tag_protocol(tokenizer)
         limits = rollout.limits(arguments.evaluation.max_completion_length)
         collector = Collector(tokenizer, search, protocol, limits, rejoin_after=arguments.engine.rejoin_after)
-    end = TurnEnd(tokenizer, protocol.stop_strings, message_ends(model, tokenizer))
-    with mistakes():
-        sampling = generation_config(arguments.evaluation)
-        engine = model_engine(
-            model, end, sampling, arguments.engine.rollout_engine, kv_cache_gib=arguments.engine.kv_cache_gib
-        )
+        end = TurnEnd(tokenizer, protocol.stop_strings, message_ends(model, tokenizer))
+        kind, gib = arguments.engine.rollout_engine, arguments.engine.kv_cache_gib
+        engine = model_engine(model, end, generation_config(arguments.evaluation), kind, kv_cache_gib=gib)
     return Agent(tokenizer, collector, engine, rollout.prompt_template, rollout.chat)
 
 
 def generation_config(evaluation: EvaluationArguments) -> GenerationConfig:
     """Greedy or sampled, without the penalties and cuts that a checkpoint's own generation config may ask for."""
-    if evaluation.temperature == 0:
-        return GenerationConfig(do_sample=False, repetition_penalty=1.0)  # type: ignore[no-untyped-call]
-    return GenerationConfig(  # type: ignore[no-untyped-call]
-        do_sample=True,
-        temperature=evaluation.temperature,
-        top_p=evaluation.top_p,
-        top_k=0,
-        min_p=0.0,
-        repetition_penalty=1.0,
-    )
+    how = {"temperature": evaluation.temperature, "top_p": evaluation.top_p, "top_k": 0, "min_p": 0.0}
+    sampled = how if evaluation.temperature else {}
+    return GenerationConfig(do_sample=bool(sampled), repetition_penalty=1.0, **sampled)  # type: ignore[no-untyped-call]
 
 
 def report(run: RunFolder) -> tuple[str, int]:

@@ -7,7 +7,6 @@ import os
 import shlex
 import signal
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,8 +14,6 @@ from typing import Any
 
 from sorl_trl.command_line import COMMAND_LINE, INTERRUPTED
 
-GRACE_S = 10.0
-"""For trackers to send what they have, and for threads that still search."""
 RESUME, ANEW = "--resume_from_checkpoint", "--overwrite_output_dir"
 
 
@@ -27,24 +24,22 @@ def interruptible(trainer: Any, words: Sequence[str]) -> Iterator[None]:
     A signal interrupts training wherever it is, and what that breaks on its way out would be many tracebacks, of
     other processes too: none is shown.
     """
-    interrupted = threading.Event()
+    interrupted = False
 
     def interrupt(*_: Any) -> None:
+        nonlocal interrupted
         signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
-        interrupted.set()
+        interrupted = True
         if trainer.is_world_process_zero():
             # Not by `print`, which may be what is interrupted; the progress bar has left its line open.
             os.write(sys.stderr.fileno(), f"\n{_how_to_go_on(trainer, words)}\n".encode())
-        last = threading.Timer(GRACE_S, os._exit, [INTERRUPTED])
-        last.daemon = True
-        last.start()
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGINT, interrupt)
     try:
         yield
     except BaseException:
-        if not interrupted.is_set():
+        if not interrupted:
             raise
         atexit._run_exitfuncs()  # of trackers; the rest of an orderly end waits for all threads
         os._exit(INTERRUPTED)
@@ -53,28 +48,13 @@ def interruptible(trainer: Any, words: Sequence[str]) -> Iterator[None]:
 
 
 def _how_to_go_on(trainer: Any, words: Sequence[str]) -> str:
-    from sorl_trl.trainers.cycle.resume_point import checkpoints, newest_whole
+    from sorl_trl.trainers.cycle.resume_point import newest_whole
 
-    output = Path(trainer.args.output_dir)
-    whole = newest_whole(output)
+    whole = newest_whole(Path(trainer.args.output_dir))
     at = f"interrupted at step {trainer.state.global_step}"
-    command = os.environ.get(COMMAND_LINE) or shlex.join(["sorl", "train", *words])
-    command = shlex.join(_without_start(shlex.split(command)))
+    said = shlex.split(os.environ.get(COMMAND_LINE, "")) or ["sorl", "train", *words]
+    command = shlex.join(word for word in said if word.replace("-", "_") != ANEW.replace("-", "_"))
     if whole is None:
         return f"{at}, before a checkpoint was saved; start anew with: {command} {ANEW}"
-    newest = "latest" if whole == checkpoints(output)[0] else shlex.quote(str(whole))
-    return f"{at}; go on with: {command} {RESUME} {newest}"
-
-
-def _without_start(words: Sequence[str]) -> list[str]:
-    """A command line without what it says of an earlier run."""
-    kept: list[str] = []
-    left = iter(words)
-    for word in left:
-        option, _, value = word.replace("-", "_").partition("=")
-        if option == RESUME.replace("-", "_"):
-            if not value:
-                next(left, None)
-        elif option != ANEW.replace("-", "_"):
-            kept.append(word)
-    return kept
+    # After what the command line may say of it already, whose last word counts.
+    return f"{at}; go on with: {command} {RESUME} {shlex.quote(str(whole))}"

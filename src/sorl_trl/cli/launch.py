@@ -10,11 +10,10 @@ import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from itertools import islice
-from typing import Any
 
 import psutil
 
-from sorl_trl.command_line import COMMAND_LINE, INTERRUPTED, UserMistake, mistakes, read_config, refuse
+from sorl_trl.command_line import COMMAND_LINE, INTERRUPTED, mistakes, read_config, refuse
 from sorl_trl.shipped import CONFIGS
 
 MODULE = "sorl_trl.cli.train"
@@ -78,16 +77,14 @@ def read_launch_arguments(launch: Sequence[str], training: Sequence[str], parser
     """What the launcher is to do.
 
     Raises:
-        UserMistake: A value is refused, there is no such config, or two are named.
+        UserMistake: A value is refused, or there is no such config.
     """
-    named = parser.parse_args([*launch, "--module", MODULE])
-    if named.accelerate_config is not None:
-        if named.config_file is not None:
-            raise UserMistake("--accelerate_config and --config_file name the same thing: give one of them")
-        config = CONFIGS.find(named.accelerate_config)
+    arguments = parser.parse_args([*launch, "--module", MODULE, *training])
+    if arguments.accelerate_config is not None:
+        config = CONFIGS.find(arguments.accelerate_config)
         read_config(config, ())  # accelerate fails with a traceback on what is no mapping
-        launch = ["--config_file", str(config), *launch]
-    return parser.parse_args([*launch, "--module", MODULE, *training])
+        arguments.config_file = str(config)
+    return arguments
 
 
 def _launch(arguments: Namespace, command: str) -> int:
@@ -95,7 +92,8 @@ def _launch(arguments: Namespace, command: str) -> int:
     from accelerate.utils import patch_environment
 
     arguments.quiet = False  # which would make every exit code 1
-    before = signal.signal(signal.SIGINT, _leave_to_training)
+    # Ctrl-C reaches the one process that a terminal runs as well. Several are told by torch's own handler.
+    before = signal.signal(signal.SIGINT, lambda *_: None)
     try:
         # Safe, or `python -m` would import what lies where it is started.
         with patch_environment(PYTHONSAFEPATH="1", **{COMMAND_LINE: command}):
@@ -126,18 +124,7 @@ def _exit_code(arguments: Namespace) -> int:
     except ChildFailedError as error:
         return int(error.get_first_failure()[1].exitcode)
     except SignalException as error:  # with several processes; by a second one while it waits for them to end
-        for process in _children():
+        for process in psutil.Process().children(recursive=True):
             process.kill()
         return -int(error.sigval)
     return 0
-
-
-def _leave_to_training(*_: Any) -> None:
-    """Ctrl-C reaches the one process that a terminal runs as well. Several are told by torch's own handler."""
-    if not _children():
-        raise KeyboardInterrupt
-
-
-def _children() -> list[psutil.Process]:
-    found: list[psutil.Process] = psutil.Process().children(recursive=True)
-    return found

@@ -8,7 +8,7 @@ from pathlib import Path
 from accelerate.utils import broadcast_object_list
 
 from sorl_trl.evaluation.run_folder import TABLE
-from sorl_trl.recipe import Arguments
+from sorl_trl.recipe.arguments import Arguments
 from sorl_trl.records import EVALUATION_FOLDER, RECIPE_FILE
 from sorl_trl.records.evaluated import FOLDER, RESULTS, SETTINGS
 from sorl_trl.records.trained import SHARDS
@@ -43,16 +43,12 @@ def check_output_folder(arguments: Arguments) -> None:
 def _mistake(arguments: Arguments) -> str | None:
     folder = Path(str(arguments.config.output_dir))
     resumed, model = arguments.config.resume_from_checkpoint, Path(str(arguments.model.model_name_or_path))
-    if not _is_used(folder):
-        return None
     goes_on = resumed is not None and Path(resumed).resolve().parent == folder.resolve()
     if arguments.trainer.overwrite_output_dir:
-        if goes_on or (model.exists() and model.resolve().is_relative_to(folder.resolve())):
-            return (
-                f"`overwrite_output_dir` would remove what the run starts from, in {folder}: name another `output_dir`"
-            )
-        return None
-    if goes_on:
+        is_inside = goes_on or (model.exists() and model.resolve().is_relative_to(folder.resolve()))
+        said = f"`overwrite_output_dir` would remove what the run starts from, in {folder}: name another `output_dir`"
+        return said if is_inside else None
+    if goes_on or not _is_used(folder):
         return None
     go_on = "`--resume_from_checkpoint latest` goes on with it, " if checkpoints(folder) else ""
     return f"`output_dir` is {folder}, which holds a run: {go_on}`--overwrite_output_dir` removes it first"

@@ -41,7 +41,7 @@ from sorl_trl.search import BM25Index
 
 RUN = Path("runs/quickstart")
 CACHE = Path("runs/cache")
-"""Of warm-started policies. Both start where the command is run, or at the root of a clone."""
+"""Of warm-started policies. Both are where the command is run."""
 RECIPE = "quickstart"
 QUIET = {
     "DS_ACCELERATOR": "cpu",  # or DeepSpeed, if installed, warns that it found no GPU
@@ -56,6 +56,12 @@ POLICIES = {
     "no_search": ("after RL, search off", "policy", ["--no_search", "true"]),
 }
 """Name in `summary.json` -> title, the policy's folder, and how its search is changed."""
+FIGURES = {
+    "sampled_em": ("sampled", "exact_match"),
+    "greedy_em": ("greedy", "exact_match"),
+    "greedy_searches": ("greedy", "searches"),
+}
+"""Name in `summary.json` -> of which trajectories which measure."""
 SAMPLED = ["--temperature", "1", "--num_samples", "4"]
 
 
@@ -93,15 +99,17 @@ def prepare(seed: int, run: Path, cache: Path, start: WarmStartConfig = START) -
 
 
 def train(run: Path, overrides: list[str]) -> None:
-    """As `sorl train` does, on the recipe, whose paths are those of a run in `RUN`."""
-    if run != RUN.resolve():
-        world = run / "world"
-        overrides = [*overrides, "--model_name_or_path", str(run / "warm-start"), "--output_dir", str(run / "policy")]
-        overrides += ["--train_questions", str(world / TRAIN_FILE), "--eval_questions", str(world / EVALUATION_FILE)]
-        overrides += ["--corpus", str(world / CORPUS_FILE)]
-    words = ["--accelerate_config", "single_cpu", "--config", RECIPE, *overrides]
-    say("Training with SO-GRPO: " + " ".join(["sorl train", *words]))
-    if code := launch.main(words):
+    """As `sorl train` does, on the recipe."""
+    paths = {
+        "model_name_or_path": run / "warm-start",
+        "train_questions": run / "world" / TRAIN_FILE,
+        "eval_questions": run / "world" / EVALUATION_FILE,
+        "corpus": run / "world" / CORPUS_FILE,
+        "output_dir": run / "policy",
+    }
+    given = [word for name, path in paths.items() for word in (f"--{name}", str(path))]
+    say(f"Training with SO-GRPO: sorl train --config {RECIPE}, in {run}")
+    if code := launch.main(["--accelerate_config", "single_cpu", "--config", RECIPE, *given, *overrides]):
         raise SystemExit(code)  # training has said what went wrong
 
 
@@ -117,23 +125,14 @@ def answers(run: Path, name: str, mode: str, words: Sequence[str]) -> list[dict[
     return [{**row, "hops": str(json.loads(row["metadata"])["hops"])} for row in rows]
 
 
-def figures_of(sampled: Sequence[Mapping[str, Any]], greedy: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Means over trajectories."""
-
-    def mean(rows: Sequence[Mapping[str, Any]], measure: str) -> float:
-        return float(sum(row[measure] for row in rows) / len(rows))
-
-    of_samples = {"sampled_em": mean(sampled, "exact_match"), "f1": mean(sampled, "f1")}
-    return {**of_samples, "greedy_em": mean(greedy, "exact_match"), "greedy_searches": mean(greedy, "searches")}
-
-
-def summarize(sampled: Sequence[Mapping[str, Any]], greedy: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The figures of one policy, over all questions and by their hops."""
-    by_hops = {
-        hops: figures_of(*([row for row in rows if row["hops"] == hops] for rows in (sampled, greedy)))
-        for hops in ("1", "2")
-    }
-    return {**figures_of(sampled, greedy), "by_hops": by_hops}
+def summarize(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, float]:
+    """Means over the trajectories of one policy: of all questions, and of those with one hop or two."""
+    figures = {}
+    for name, (mode, measure) in FIGURES.items():
+        for hops in ("", "1", "2"):
+            values = [row[measure] for row in found[mode] if hops in ("", row["hops"])]
+            figures[f"{name}_of_{hops}_hops" if hops else name] = float(sum(values) / len(values))
+    return figures
 
 
 def show_learnt(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> None:
@@ -147,10 +146,10 @@ def show_learnt(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str
             print(f"  {speaker:<12} {' '.join(segment['text'].split())}")
 
 
-def parse_arguments(words: Sequence[str] | None, home: Path) -> Namespace:
+def parse_arguments(words: Sequence[str] | None) -> Namespace:
     parser = Parser(prog="sorl quickstart", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=at_least(0), default=0, help="of the world and of training")
-    parser.add_argument("--output", type=Path, default=home / RUN, help="directory; an earlier run is replaced")
+    parser.add_argument("--output", type=Path, default=RUN, help="directory; an earlier run is replaced")
     parser.add_argument("--max-steps", type=at_least(1), help="optimizer steps, instead of the recipe's")
     arguments: Namespace = parser.parse_args(words)
     return arguments
@@ -163,9 +162,8 @@ def check_extras() -> None:
         raise UserMistake(f"the quickstart needs: pip install 'sorl-trl[{','.join(missing)}]'")
 
 
-def main(words: Sequence[str] | None = None, home: Path = Path()) -> None:
-    """Run it; `runs/` is in `home`, but for what `--output` says."""
-    arguments = parse_arguments(words, home)
+def main(words: Sequence[str] | None = None) -> None:
+    arguments = parse_arguments(words)
     check_extras()
     started = time.monotonic()
     for name, value in QUIET.items():
@@ -173,7 +171,7 @@ def main(words: Sequence[str] | None = None, home: Path = Path()) -> None:
     torch.set_num_threads(1)  # matrices this small lose more to a second thread than they gain
     run = arguments.output.resolve()
     clear(run)
-    world = prepare(arguments.seed, run, home / CACHE)
+    world = prepare(arguments.seed, run, CACHE)
     steps = [] if arguments.max_steps is None else ["--max_steps", str(arguments.max_steps)]
     train(run, ["--seed", str(arguments.seed + 1), *steps])
     (run / "curves.png").write_bytes(draw_runs([load_run(run / "policy", f"SO-GRPO on the {world.name}")]))
@@ -184,12 +182,11 @@ def main(words: Sequence[str] | None = None, home: Path = Path()) -> None:
         for name, (_, _, flags) in POLICIES.items()
     }
     show_learnt(found["before"]["greedy"], found["after"]["greedy"])
-    say("Exact match (EM) and F1 on unseen questions; two-hop: those that need a second search")
-    summary: dict[str, Any] = {name: summarize(**results) for name, results in found.items()}
+    say("Exact match (EM) on unseen questions; of two hops are those that need a second search")
+    summary: dict[str, Any] = {name: summarize(results) for name, results in found.items()}
     for name, (title, _, _) in POLICIES.items():
-        figures = {**summary[name], "two_hop_greedy_em": summary[name]["by_hops"]["2"]["greedy_em"]}
-        del figures["by_hops"]
-        print(f"{title:<22}" + "   ".join(f"{key} {value:.3f}" for key, value in figures.items()))
+        said = (f"{key} {value:.3f}" for key, value in summary[name].items() if not key.endswith("_of_1_hops"))
+        print(f"{title:<22}" + "   ".join(said))
     summary |= {"guess_rate": world.guess_rate(), "seconds": time.monotonic() - started, "world": world.name}
     (run / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     print(f"Always giving the commonest answer to each kind of question scores {summary['guess_rate']:.3f}.")

@@ -13,8 +13,6 @@ from pathlib import Path
 from sorl_trl.cli.interrupt import interruptible
 from sorl_trl.command_line import mistakes, run_command
 
-DRY_RUN = frozenset({"--dry_run", "--dry-run", "--dry_run=true", "--dry-run=true"})
-
 
 def main(words: Sequence[str] | None = None) -> int:
     """Train; returns the exit code."""
@@ -30,15 +28,16 @@ def _train(words: Sequence[str]) -> int:
     from sorl_trl.cli.dry_run import try_out
     from sorl_trl.cli.output_folder import check_output_folder, clear_output_folder
     from sorl_trl.cli.run_table import run_table, show
-    from sorl_trl.recipe import RecipeWriter, build_trainer, parse_arguments
+    from sorl_trl.recipe.arguments import parse_arguments
+    from sorl_trl.recipe.build import build_trainer
+    from sorl_trl.recipe.written import RecipeWriter
     from sorl_trl.trainers import SOPPOTrainer
 
-    if DRY_RUN.intersection(words):
-        return try_out(words)
     with mistakes():
         arguments = parse_arguments(words)
-        if arguments.trainer.dry_run:  # as the recipe has it
-            return try_out(words)
+        if arguments.trainer.dry_run:
+            try_out(arguments)
+            return 0
         check_output_folder(arguments)
         trainer = build_trainer(arguments)
     folder = trainer.args.output_dir

@@ -158,16 +158,10 @@ class CollapseGuard(TrainerCallback):
 
 
 def _check_trainer(trainer: Any) -> None:
-    if not callable(getattr(trainer, "roll_back", None)):
-        raise ValueError(
-            f"`trainer` is a {type(trainer).__name__}, but `action='roll_back'` needs one with "
-            "`roll_back(checkpoint)`, such as SOGRPOTrainer or SOPPOTrainer."
-        )
+    if not hasattr(trainer, "roll_back"):
+        raise ValueError(f"`trainer` is a {type(trainer).__name__}, which has no `roll_back(checkpoint)`.")
     if trainer.args.save_strategy == "no" or trainer.args.save_only_model:
-        raise ValueError(
-            "`save_strategy` is 'no' or `save_only_model` is True, but `action='roll_back'` needs checkpoints with "
-            "the optimizer: set them to 'steps' and False."
-        )
+        raise ValueError("`save_strategy` is 'no' or `save_only_model` is True, but `roll_back` needs checkpoints.")
 
 
 def _from_main_process(value: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -36,14 +37,9 @@ class Agent:
 
 def encode_prompts(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Mapping[str, Any]]) -> list[list[int]]:
     """Encode the prompts of `build_prompt_rows`: text as it is, messages by the chat template."""
-    return [_encode_prompt(tokenizer, row["prompt"]) for row in rows]
-
-
-def _encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str | list[dict[str, str]]) -> list[int]:
-    if isinstance(prompt, str):
-        return list(tokenizer.encode(prompt))
-    ids: Any = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=True, return_dict=False)
-    return list(ids)
+    by_template: Any = partial(tokenizer.apply_chat_template, add_generation_prompt=True, return_dict=False)
+    prompts = [row["prompt"] for row in rows]
+    return [list((tokenizer.encode if isinstance(each, str) else by_template)(each)) for each in prompts]
 
 
 def measure(question: qa.Question, trajectory: Trajectory) -> dict[str, float | None]:
@@ -54,23 +50,14 @@ def measure(question: qa.Question, trajectory: Trajectory) -> dict[str, float | 
     """
     if trajectory.stop_reason.is_infrastructure_failure:
         return dict.fromkeys(MEASURES)
-    return {**_scores(question, trajectory), **_counts(trajectory)}
-
-
-def _scores(question: qa.Question, trajectory: Trajectory) -> dict[str, float | None]:
     golden, options = question.golden_answers, question.options
+    statistics = rollout_statistics([trajectory])
     return {
         "correct": qa.score_answer(trajectory, golden, options),
         "exact_match": qa.exact_match(trajectory.answer, golden),
         "f1": qa.token_f1(trajectory.answer, golden),
         "sub_exact_match": qa.sub_exact_match(trajectory.answer, golden),
         "choice_accuracy": qa.score_choice(trajectory, golden, options) if options else None,
-    }
-
-
-def _counts(trajectory: Trajectory) -> dict[str, float]:
-    statistics = rollout_statistics([trajectory])
-    return {
         "searches": statistics["searches_per_trajectory"],
         "turns": statistics["turns_per_trajectory"],
         "invalid_actions": statistics["invalid_actions_per_trajectory"],

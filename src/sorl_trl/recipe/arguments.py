@@ -13,7 +13,7 @@ from trl import ModelConfig
 
 from sorl_trl import qa
 from sorl_trl.checks import POSITIVE_COUNT, SWITCH, OneOf, check_fields
-from sorl_trl.command_line import given_words, mistakes, parse_dataclasses, read_config, take_config
+from sorl_trl.command_line import Parser, given_words, mistakes, parse_dataclasses, read_config, take_config
 from sorl_trl.diagnostics.collapse_guard import ACTIONS
 from sorl_trl.experimental import GroupRefillTrainer, SeeUPOTrainer
 from sorl_trl.methods import METHODS, SETTINGS, method_from
@@ -151,11 +151,6 @@ class Arguments:
         POSITIVE_COUNT.check("max_completion_length", self.config.max_completion_length)
         if self.is_evaluated:
             check_questions("eval_questions", self.task.eval_questions or "")
-        if self.search.no_search and "f1_plus" in self.task.rewards:
-            raise ValueError(
-                "`rewards` has 'f1_plus', which takes 0.1 off a trajectory that has not searched, but with "
-                "`no_search` nothing can be found: all would pay it or search in vain. Use 'f1'."
-            )
         per_turn = [name for name in self.task.rewards if name in TURN_REWARDS]
         if self.config.turn_boundary_tags and per_turn:
             raise ValueError(
@@ -188,9 +183,11 @@ def parse_arguments(words: Sequence[str] | None = None) -> Arguments:
     """
     config, words = take_config(sys.argv[1:] if words is None else words)
     recipe = {} if config is None else read_config(RECIPES.find(config), words, SOURCES)
-    first = {name: value for name, value in recipe.items() if name in TrainerArguments.__dataclass_fields__}
-    (choice,) = parse_dataclasses((TrainerArguments,), words, first, COMMAND, first_look=True)
+    first = Parser(add_help=False)
+    for name in ("trainer", "method"):
+        first.add_argument(f"--{name}", default=recipe.get(name, getattr(TrainerArguments, name)))
     with mistakes():
+        choice = TrainerArguments(**vars(first.parse_known_args(words)[0]))
         groups = argument_groups(TRAINERS[choice.trainer])
         command = f"{COMMAND} --trainer {choice.trainer}"
         options = {word.partition("=")[0].replace("-", "_") for word in words}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,53 +19,6 @@ TILE_COPIES = 7.25
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """A policy and how it is trained: bytes, parameters and tokens, of one process before anything is sharded."""
-
-    weights: int
-    """Bytes of the policy with its critic."""
-    trained: int
-    """Parameters that are trained."""
-    gradients: int
-    """Bytes of their gradients."""
-    optimizer: int
-    """Bytes of the optimizer's state."""
-    layers: int
-    hidden: int
-    inner: int
-    """Width of the layers' feed-forward part."""
-    keys_and_values: int
-    """Numbers per token and layer in the cache."""
-    vocabulary: int
-    rows: int
-    """Trajectories of a micro-batch."""
-    longest: int
-    """Tokens of the longest trajectory, its prompt included."""
-    generated: int
-    """Trajectories that the process generates at a time; 0 where vLLM generates."""
-    element: int = 4
-    """Bytes of an activation: 2 in half precision."""
-    reference: int = 0
-    """Bytes of the reference model."""
-    copies: int = 0
-    """Bytes of the weights' copies in half precision, which autocast keeps through a forward pass."""
-    accumulates: bool = False
-    checkpoints: bool = True
-    """Whether activations are computed again in the backward pass."""
-    head_is_trained: bool = True
-    on_gpu: bool = False
-    stage: int = 0
-    """Of ZeRO; 3 for FSDP."""
-    processes: int = 1
-    vllm: int = 0
-    """Bytes that a colocated vLLM takes."""
-    sleeps: bool = False
-    """Whether it gives them back while the policy trains."""
-    cache_limit: int | None = None
-    """The most bytes of the cache that keys and values are kept in."""
-
-
-@dataclass(frozen=True)
 class Memory:
     """Bytes on one device. Not all rows are there at once: `training` and `generating` are the two peaks."""
 
@@ -78,72 +31,12 @@ class Memory:
         return max(self.training, self.generating)
 
 
-def estimate(sizes: Sizes) -> Memory:
-    """What one device holds.
+def estimate(model: Any, config: TurnLevelConfig, longest: int, cache_gib: float | None = None) -> Memory:
+    """What one device holds, with Adam.
 
     Weights and optimizer state are always there. A backward pass begins with all activations that were kept, the
     logits of a tile and the head's gradient in float32, and ends with all gradients, that of the embeddings once
-    more, and the activations of one layer; gradients are there at its beginning only where they accumulate. A layer
-    keeps, for each token, the inputs of its norms in float32 (3 numbers of the hidden size each), and queries, keys,
-    values and outputs of its attention and its feed-forward part.
-    """
-    part = [sizes.processes if sizes.stage >= stage else 1 for stage in (3, 2, 1)]
-    weights, reference = sizes.weights / part[0], sizes.reference / part[0]
-    gradients, optimizer = sizes.gradients / part[1], sizes.optimizer / part[2]
-    tokens = sizes.rows * sizes.longest
-    layer = tokens * (6 * sizes.hidden * 4 + (6 * sizes.hidden + 4 * sizes.inner) * sizes.element)
-    kept = sizes.layers * (tokens * sizes.hidden * 4 if sizes.checkpoints else layer) + sizes.copies
-    of_head = 4 * sizes.vocabulary * sizes.hidden * sizes.head_is_trained
-    logits = _logits(sizes, tokens) + of_head
-    cache = sizes.generated * sizes.longest * sizes.layers * sizes.keys_and_values * sizes.element
-    cache = cache if sizes.cache_limit is None else min(cache, sizes.cache_limit)
-    always = weights + reference + optimizer
-    step = kept + max(logits + gradients * sizes.accumulates, gradients + of_head + layer)
-    gathered = sizes.weights - weights if sizes.generated else 0
-    rows = {
-        "weights": weights,
-        "reference model": reference,
-        "gradients": gradients,
-        "optimizer": optimizer,
-        "activations": kept + layer * sizes.checkpoints,
-        "logits": logits,
-        "keys and values": cache,
-        "weights gathered to generate": gathered,
-        "vLLM, asleep while training" if sizes.sleeps else "vLLM": sizes.vllm,
-    }
-    return Memory(
-        {name: size for name, size in rows.items() if size},
-        training=always + step + sizes.vllm * (not sizes.sleeps),
-        generating=always + gathered + max(cache, sizes.vllm),
-    )
-
-
-def _logits(sizes: Sizes, tokens: int) -> float:
-    tile = min(tokens, TILE[0]) * TILE[1]
-    words = min(sizes.vocabulary, TILE[1])
-    folded = 0 if sizes.on_gpu else TILE_COPIES * 4 * min(tokens, TILE[0]) * words
-    return tile * sizes.element + folded
-
-
-def remedies(sizes: Sizes) -> Iterator[str]:
-    """What makes a run smaller, in the order in which to try it: what costs nothing comes first."""
-    if sizes.vllm and not sizes.sleeps:
-        yield "vllm_enable_sleep_mode true"
-    if not sizes.checkpoints:
-        yield "gradient_checkpointing true"
-    if sizes.rows > 1:
-        yield "half of per_device_train_batch_size with twice the steps_per_generation and gradient_accumulation_steps"
-    if sizes.processes > 1 and sizes.stage < 3:
-        yield f"--accelerate_config zero{2 if sizes.stage < 2 else 3}"
-    if sizes.vllm:
-        yield "less vllm_gpu_memory_utilization"
-    if sizes.trained * 10 > sizes.weights / 4:
-        yield "use_peft true"
-    yield "less max_completion_length"
-
-
-def sizes_of(model: Any, config: TurnLevelConfig, longest: int, cache_gib: float | None = None) -> Sizes:
-    """The numbers of a run.
+    more, and the activations of one layer; gradients are there at its beginning only where they accumulate.
 
     Args:
         model: the policy as it is trained, with its adapters and its critic.
@@ -151,49 +44,102 @@ def sizes_of(model: Any, config: TurnLevelConfig, longest: int, cache_gib: float
         longest: tokens of the longest trajectory, its prompt included.
         cache_gib: `kv_cache_gib`.
     """
-    shape, on_gpu = model.config.get_text_config(), config.device.type == "cuda"
-    critic = getattr(config, "critic", "head") or ("adapter" if hasattr(model, "peft_config") else "head")
-    passes = 1 if critic == "head" else 2
-    head = shape.head_dim if getattr(shape, "head_dim", None) else shape.hidden_size // shape.num_attention_heads
-    available = available_bytes(config.device)
-    colocated = config.use_vllm and config.vllm_mode == "colocate" and on_gpu
-    return Sizes(
-        **_of_parameters(model, config),
-        reference=0 if not config.beta or hasattr(model, "peft_config") else _bytes(model.parameters()),
-        layers=shape.num_hidden_layers * passes,
-        hidden=shape.hidden_size,
-        inner=shape.intermediate_size,
-        keys_and_values=2 * head * getattr(shape, "num_key_value_heads", shape.num_attention_heads),
-        vocabulary=shape.vocab_size,
-        rows=config.per_device_train_batch_size,
-        longest=longest,
-        generated=0 if config.use_vllm else config.generation_batch_size // config.world_size,
-        element=2 if _halves(config) else model.dtype.itemsize,
-        accumulates=config.gradient_accumulation_steps > 1,
-        checkpoints=config.gradient_checkpointing,
-        head_is_trained=model.get_output_embeddings().weight.requires_grad,
-        on_gpu=on_gpu,
-        stage=_stage(config),
-        processes=config.world_size,
-        vllm=int(available * config.vllm_gpu_memory_utilization) * colocated,
-        sleeps=colocated and config.vllm_enable_sleep_mode,
-        cache_limit=int(available / 2 if cache_gib is None else cache_gib * 2**30),
+    parts = [config.world_size if _stage(config) >= stage else 1 for stage in (3, 2, 1)]
+    weights, gradients, optimizer = (size / part for size, part in zip(_state(model, config), parts, strict=True))
+    reference = weights if config.beta and not hasattr(model, "peft_config") else 0
+    tokens = config.per_device_train_batch_size * longest
+    kept, layer = _activations(model, config, tokens)
+    head = model.get_output_embeddings().weight
+    of_head = 4 * _count([head]) if head.requires_grad else 0
+    logits = _logits(model, config, tokens) + of_head
+    before = gradients if config.gradient_accumulation_steps > 1 else 0
+    cache = 0 if config.use_vllm else _cache(model, config, longest, cache_gib)
+    gathered = 0 if config.use_vllm else weights * (parts[0] - 1)
+    vllm = available_bytes(config.device) * config.vllm_gpu_memory_utilization if _has_vllm(config) else 0
+    always = weights + reference + optimizer
+    rows = {
+        "weights": weights,
+        "reference model": reference,
+        "gradients": gradients,
+        "optimizer": optimizer,
+        "activations": kept + (layer if config.gradient_checkpointing else 0),
+        "logits": logits,
+        "keys and values": cache,
+        "weights gathered to generate": gathered,
+        "vLLM": vllm,
+    }
+    return Memory(
+        {name: size for name, size in rows.items() if size},
+        training=always
+        + kept
+        + max(logits + before, gradients + of_head + layer)
+        + (0 if config.vllm_enable_sleep_mode else vllm),
+        generating=always + gathered + max(cache, vllm),
     )
 
 
-def _of_parameters(model: Any, config: TurnLevelConfig) -> dict[str, int]:
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    count = _count(trained)
-    sizes = {"weights": _bytes(model.parameters()), "trained": count, "gradients": _bytes(trained)}
+def _state(model: Any, config: TurnLevelConfig) -> tuple[int, int, int]:
+    """Bytes of weights, gradients and optimizer, before anything is sharded."""
+    everything, trained = list(model.parameters()), _trained(model)
     if config.deepspeed_plugin is not None and _halves(config):  # all weights in half precision, float32 in its state
-        weights = 2 * _count(model.parameters())
-        return {**sizes, "weights": weights, "gradients": 2 * count, "optimizer": 12 * count, "copies": 0}
-    states = 2 if "adam" in config.optim else 1
-    return {
-        **sizes,
-        "optimizer": states * (count if "8bit" in config.optim else _bytes(trained)),
-        "copies": 2 * count if _halves(config) and trained[0].dtype == torch.float32 else 0,
+        return 2 * _count(everything), 2 * _count(trained), 12 * _count(trained)
+    return _bytes(everything), _bytes(trained), 2 * (_count if "8bit" in config.optim else _bytes)(trained)
+
+
+def _activations(model: Any, config: TurnLevelConfig, tokens: int) -> tuple[float, float]:
+    """What is kept for the backward pass, and all of one layer.
+
+    A layer has, for each token, the inputs of its norms in float32 (3 numbers of the hidden size each), and queries,
+    keys, values and outputs of its attention and its feed-forward part. Checkpointing keeps its input; autocast the
+    weights' copies in half precision.
+    """
+    shape = model.config.get_text_config()
+    critic = getattr(config, "critic", "head") or ("adapter" if hasattr(model, "peft_config") else "head")
+    layers = shape.num_hidden_layers * (1 if critic == "head" else 2)
+    hidden, inner = shape.hidden_size, shape.intermediate_size
+    layer = tokens * (6 * hidden * 4 + (6 * hidden + 4 * inner) * _element(model, config))
+    trained = _trained(model)
+    by_autocast = _halves(config) and config.deepspeed_plugin is None and trained[0].dtype == torch.float32
+    copies = 2 * _count(trained) if by_autocast else 0
+    return layers * (tokens * hidden * 4 if config.gradient_checkpointing else layer) + copies, layer
+
+
+def _logits(model: Any, config: TurnLevelConfig, tokens: int) -> float:
+    rows = min(tokens, TILE[0])
+    words = min(model.config.get_text_config().vocab_size, TILE[1])
+    copies = 0 if config.device.type == "cuda" else TILE_COPIES * 4 * rows * words
+    return rows * TILE[1] * _element(model, config) + copies
+
+
+def _cache(model: Any, config: TurnLevelConfig, longest: int, gib: float | None) -> float:
+    """Keys and values of the trajectories that one process generates together."""
+    shape = model.config.get_text_config()
+    head = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
+    heads = getattr(shape, "num_key_value_heads", shape.num_attention_heads)
+    of_token = 2 * head * heads * shape.num_hidden_layers * _element(model, config)
+    limit = available_bytes(config.device) / 2 if gib is None else gib * 2**30
+    return float(min(config.generation_batch_size // config.world_size * longest * of_token, limit))
+
+
+def remedies(model: Any, config: TurnLevelConfig) -> list[str]:
+    """What makes a run smaller, in the order in which to try it: what costs nothing comes first."""
+    stage = _stage(config)
+    helps = {
+        "vllm_enable_sleep_mode true": _has_vllm(config) and not config.vllm_enable_sleep_mode,
+        "gradient_checkpointing true": not config.gradient_checkpointing,
+        "half of per_device_train_batch_size with twice the steps_per_generation and gradient_accumulation_steps": (
+            config.per_device_train_batch_size > 1
+        ),
+        f"--accelerate_config zero{2 if stage < 2 else 3}": config.world_size > 1 and stage < 3,
+        "less vllm_gpu_memory_utilization": _has_vllm(config),
+        "use_peft true": not hasattr(model, "peft_config"),
+        "less max_completion_length": True,
     }
+    return [remedy for remedy, does in helps.items() if does]
+
+
+def _trained(model: Any) -> list[torch.Tensor]:
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
 def _count(parameters: Iterable[torch.Tensor]) -> int:
@@ -209,7 +155,18 @@ def _halves(config: TurnLevelConfig) -> bool:
     return bool(config.bf16 or config.fp16)
 
 
+def _element(model: Any, config: TurnLevelConfig) -> int:
+    """Bytes of an activation."""
+    return 2 if _halves(config) else int(model.dtype.itemsize)
+
+
+def _has_vllm(config: TurnLevelConfig) -> bool:
+    """On the policy's own GPU."""
+    return bool(config.use_vllm and config.vllm_mode == "colocate" and config.device.type == "cuda")
+
+
 def _stage(config: TurnLevelConfig) -> int:
+    """Of ZeRO; FSDP is as 3."""
     if config.deepspeed_plugin is not None:
         return int(config.deepspeed_plugin.zero_stage)
     return 3 if os.environ.get("ACCELERATE_USE_FSDP") == "true" else 0

@@ -52,9 +52,10 @@ def rewrite_card(trainer: Any, readme: Path) -> None:
     idle = "credit" if hasattr(trainer, "critic") else None  # which a critic takes the place of
     pieces = [f"{name}: {piece_name(piece)}" for name, piece in trainer.method.pieces() if name != idle]
     settings = {name: getattr(trainer.args, name, None) for name in SHOWN}
+    info = trainer.train_dataset.info
     rows = {
         "base model": card.data.base_model or Path(trainer.model.config._name_or_path).name,
-        "data set": card.data.datasets or _name_of(trainer.train_dataset),
+        "data set": card.data.datasets or (info.dataset_name if info.dataset_name != info.builder_name else ""),
         "trainer": f"`{type(trainer).__name__}` of sorl-trl {version('sorl-trl')}",
         "rewards": ", ".join(trainer.reward_func_names),
         "method": f"`{_WITHOUT_A_VALUE.sub('', ', '.join(pieces))}`",
@@ -64,10 +65,3 @@ def rewrite_card(trainer: Any, readme: Path) -> None:
     _, _, kept = card.text.partition(TRLS_PART)
     card.text = f"\n# {card.data.model_name}\n\n| | |\n|---|---|\n{table}\n{TRLS_PART}{kept}"
     card.save(readme)
-
-
-def _name_of(dataset: Any) -> str | None:
-    """Of a set from the Hub its id, which is in the cache's paths, else the name that it was built under."""
-    parts = [part for file in getattr(dataset, "cache_files", ()) for part in Path(file["filename"]).parts]
-    named = None if dataset.info.dataset_name == dataset.info.builder_name else dataset.info.dataset_name
-    return next((part.replace("___", "/") for part in parts if "___" in part), named)

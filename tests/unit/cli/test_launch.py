@@ -66,7 +66,6 @@ class TestReadLaunchArguments:
             "--accelerate_config: 'zero9' is neither a file nor the name",
         ),
         (["--accelerate_config"], "argument --accelerate_config/--accelerate-config: expected one argument"),
-        (["--accelerate_config", "single", "--config_file", "x"], "--accelerate_config and --config_file name the"),
         (["--num_processes", "two"], "argument --num_processes/--num-processes: invalid int value: 'two'"),
         (["--accelerate_config", "list.yaml"], "list.yaml must contain a YAML mapping"),
         (["--accelerate_config", "odd.yaml"], "'DEEPSPED' is not a valid DistributedType"),

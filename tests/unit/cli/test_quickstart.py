@@ -32,25 +32,15 @@ def test_what_is_missing_is_said_before_anything_is_written(
     assert [*tmp_path.iterdir()] == []
 
 
-@pytest.mark.parametrize("elsewhere", [False, True])
-def test_training_reads_what_was_prepared(
-    elsewhere: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The recipe's paths are those of a run in `runs/quickstart`; another run names its own."""
+def test_training_reads_what_was_prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sorl_trl.cli.launch.main", lambda words: seen.extend(words))
-    run = tmp_path / "other" if elsewhere else tmp_path / quickstart.RUN
-    quickstart.train(run, ["--seed", "1"])
+    quickstart.train(tmp_path, ["--seed", "1"])
     assert seen[:4] == ["--accelerate_config", "single_cpu", "--config", "quickstart"]
-    given = dict(zip(seen[4::2], seen[5::2], strict=True))
-    paths = {"model_name_or_path": "warm-start", "output_dir": "policy"}
-    paths |= {
-        "train_questions": "world/train.jsonl",
-        "eval_questions": "world/eval.jsonl",
-        "corpus": "world/corpus.jsonl",
-    }
-    assert given == {"--seed": "1"} | ({f"--{k}": str(run / v) for k, v in paths.items()} if elsewhere else {})
+    paths = {"model_name_or_path": "warm-start", "output_dir": "policy", "corpus": "world/corpus.jsonl"}
+    paths |= {"train_questions": "world/train.jsonl", "eval_questions": "world/eval.jsonl"}
+    expected = {"--seed": "1"} | {f"--{name}": str(tmp_path / path) for name, path in paths.items()}
+    assert dict(zip(seen[4::2], seen[5::2], strict=True)) == expected
 
 
 def test_a_training_that_failed_ends_it_with_its_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from sorl_trl.evaluation import RunFolder, compare_runs, read_run
-from sorl_trl.evaluation.compare import Run
+from sorl_trl.evaluation.compare import Run, compare_runs, read_run
+from sorl_trl.evaluation.run_folder import RunFolder
 
 from .trajectories import outcome
 

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
-from sorl_trl.evaluation import MEASURES, measure
+from sorl_trl.evaluation.batches import measure
 from sorl_trl.qa import Question
+from sorl_trl.records.evaluated import MEASURES
 from sorl_trl.types import Action, ActionKind, Observation, StopReason, Trajectory, Turn
 
 from .trajectories import answered, ended, question

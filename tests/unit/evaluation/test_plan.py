@@ -4,7 +4,8 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from sorl_trl.evaluation import EvaluationArguments, load_datasets, plan_batches, questions_hash
+from sorl_trl.evaluation.arguments import EvaluationArguments
+from sorl_trl.evaluation.plan import load_datasets, plan_batches, questions_hash
 from sorl_trl.qa import Question, write_questions
 
 QUESTIONS = [Question(str(i), f"question {i} ?", (f"answer {i}",)) for i in range(5)]

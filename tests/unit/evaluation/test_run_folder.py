@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from sorl_trl.evaluation import RunFolder
 from sorl_trl.evaluation.plan import Batch
+from sorl_trl.evaluation.run_folder import RunFolder
 from sorl_trl.records import evaluated as records
 from sorl_trl.records.evaluated import read_evaluated, read_settings, to_table, write_evaluated
 from sorl_trl.types import StopReason

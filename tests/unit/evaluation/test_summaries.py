@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from sorl_trl.evaluation import summarize
+from sorl_trl.evaluation.figures import summarize
 from sorl_trl.types import StopReason
 
 from .trajectories import outcome

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sorl_trl.evaluation import EvaluatedTrajectory, measure
+from sorl_trl.evaluation.batches import measure
 from sorl_trl.evaluation.run_folder import Outcome
 from sorl_trl.qa import Question
-from sorl_trl.records.evaluated import MEASURES
+from sorl_trl.records.evaluated import MEASURES, EvaluatedTrajectory
 from sorl_trl.types import Action, ActionKind, Observation, Passage, StopReason, Trajectory, Turn
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from sorl_trl.command_line import UserMistake
 from sorl_trl.methods import METHODS, SETTINGS
-from sorl_trl.recipe import Arguments, TaskArguments, parse_arguments
+from sorl_trl.recipe.arguments import Arguments, TaskArguments, parse_arguments
 
 
 @pytest.mark.parametrize("rewards", ["f1", 7, {"f1": 1}, [], ["f1", "taste"]])

@@ -2,84 +2,114 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
-from sorl_trl.recipe.memory import Sizes, estimate, remedies
+from sorl_trl.recipe import memory
+from sorl_trl.recipe.memory import estimate, remedies
 
-GIB = 2**30
-SIZES = Sizes(
-    weights=4 * GIB,
-    trained=GIB,
-    gradients=4 * GIB,
-    optimizer=8 * GIB,
-    layers=2,
-    hidden=64,
-    inner=256,
-    keys_and_values=32,
-    vocabulary=1000,
-    rows=4,
-    longest=1024,
-    generated=16,
-    on_gpu=True,
-    head_is_trained=False,
-)
-LAYER = 4 * 1024 * (6 * 64 * 4 + (6 * 64 + 4 * 256) * 4)
-KEPT = 2 * 4 * 1024 * 64 * 4
+SHAPE = {"hidden_size": 64, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 1}
+LONGEST = 1024
+LAYER = 4 * LONGEST * (6 * 64 * 4 + (6 * 64 + 4 * 256) * 4)
+KEPT = 2 * 4 * LONGEST * 64 * 4
 TILE = 4096 * 32768 * 4
+CACHE = 16 * LONGEST * 2 * 32 * 4
 
 
-def test_a_step_by_hand() -> None:
-    memory = estimate(SIZES)
-    assert memory.rows == {
-        "weights": 4 * GIB,
-        "gradients": 4 * GIB,
-        "optimizer": 8 * GIB,
-        "activations": KEPT + LAYER,
-        "logits": TILE,
-        "keys and values": 16 * 1024 * 2 * 32 * 4,
+@pytest.fixture(scope="module")
+def model() -> Any:
+    config = LlamaConfig(**SHAPE, num_hidden_layers=2, vocab_size=1000, tie_word_embeddings=True)
+    with torch.device("meta"):
+        return LlamaForCausalLM(config)
+
+
+@pytest.fixture(scope="module")
+def weights(model: Any) -> int:
+    return 4 * sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.fixture(autouse=True)
+def device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "available_bytes", lambda device: 2**30)
+
+
+def config(**changed: Any) -> Any:
+    told = {
+        **{"device": SimpleNamespace(type="cuda"), "world_size": 1, "deepspeed_plugin": None, "beta": 0.0},
+        **{"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1, "gradient_checkpointing": True},
+        **{"generation_batch_size": 16, "optim": "adamw_torch", "bf16": False, "fp16": False},
+        **{"use_vllm": False, "vllm_mode": "colocate", "vllm_enable_sleep_mode": False},
+        "vllm_gpu_memory_utilization": 0.5,
     }
-    assert memory.training == 16 * GIB + KEPT + LAYER, "the tile is gone when all gradients are there"
-    assert memory.generating == 12 * GIB + 16 * 1024 * 2 * 32 * 4
-    assert memory.peak == memory.training
-    assert estimate(replace(SIZES, accumulates=True)).training == 16 * GIB + KEPT + TILE
+    return SimpleNamespace(**{**told, **changed})
 
 
-@pytest.mark.parametrize(("stage", "gib"), [(0, 16), (1, 10), (2, 7), (3, 4)])
-def test_what_is_sharded(stage: int, gib: int) -> None:
-    sharded = estimate(replace(SIZES, stage=stage, processes=4))
-    assert (
-        sharded.training
-        == max(gib * GIB + LAYER, (4 if stage < 3 else 1) * GIB + sharded.rows["optimizer"] + TILE) + KEPT
-    )
-    assert sharded.rows.get("weights gathered to generate", 0) == (3 * GIB if stage == 3 else 0)
+def zero(stage: int, processes: int = 4) -> dict[str, Any]:
+    sizes = {"world_size": processes, "generation_batch_size": 16 * processes}
+    return {**sizes, "deepspeed_plugin": SimpleNamespace(zero_stage=stage)}
 
 
-def test_a_vllm_that_sleeps_leaves_its_memory_to_training() -> None:
-    awake = estimate(replace(SIZES, generated=0, vllm=30 * GIB))
-    asleep = estimate(replace(SIZES, generated=0, vllm=30 * GIB, sleeps=True))
-    assert awake.training - asleep.training == 30 * GIB
-    assert awake.generating == asleep.generating == 42 * GIB
+def test_a_step_by_hand(model: Any, weights: int) -> None:
+    head = 4 * 1000 * 64
+    found = estimate(model, config(), LONGEST)
+    assert found.rows == {
+        "weights": weights,
+        "gradients": weights,
+        "optimizer": 2 * weights,
+        "activations": KEPT + LAYER,
+        "logits": TILE + head,
+        "keys and values": CACHE,
+    }
+    assert found.training == 3 * weights + KEPT + TILE + head, "the gradients are not there with the tile"
+    assert found.generating == 3 * weights + CACHE
+    assert found.peak == found.training
+    assert estimate(model, config(gradient_accumulation_steps=2), LONGEST).training == found.training + weights
+    assert estimate(model, config(beta=0.1), LONGEST).training == found.training + weights
 
 
-def test_without_checkpoints_all_layers_are_kept() -> None:
-    assert estimate(replace(SIZES, checkpoints=False)).rows["activations"] == 2 * LAYER
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_what_is_sharded(model: Any, weights: int, stage: int) -> None:
+    rows = estimate(model, config(**zero(stage)), LONGEST).rows
+    assert rows["optimizer"] == 2 * weights / (4 if stage >= 1 else 1)
+    assert rows["gradients"] == weights / (4 if stage >= 2 else 1)
+    assert rows["weights"] == weights / (4 if stage >= 3 else 1)
+    assert rows.get("weights gathered to generate", 0) == (weights * 3 / 4 if stage == 3 else 0)
 
 
-def test_what_to_turn_is_not_turned_already() -> None:
-    assert [line.split()[0] for line in remedies(SIZES)] == ["half", "use_peft", "less"]
-    much = replace(SIZES, checkpoints=False, vllm=GIB, processes=8)
-    assert [line.split()[0] for line in remedies(much)] == [
-        *(
-            "vllm_enable_sleep_mode",
-            "gradient_checkpointing",
-            "half",
-            "--accelerate_config",
-            "less",
-            "use_peft",
-            "less",
-        )
+def test_half_precision_keeps_copies_of_the_weights(model: Any, weights: int) -> None:
+    by_autocast = estimate(model, config(bf16=True), LONGEST).rows
+    assert (by_autocast["weights"], by_autocast["optimizer"]) == (weights, 2 * weights)
+    assert by_autocast["activations"] > weights / 2 + KEPT
+    by_deepspeed = estimate(model, config(**zero(0), bf16=True), LONGEST).rows
+    assert (by_deepspeed["weights"], by_deepspeed["optimizer"]) == (weights / 2, 3 * weights)
+
+
+def test_a_vllm_that_sleeps_leaves_its_memory_to_training(model: Any, weights: int) -> None:
+    awake = estimate(model, config(use_vllm=True), LONGEST)
+    asleep = estimate(model, config(use_vllm=True, vllm_enable_sleep_mode=True), LONGEST)
+    assert awake.training - asleep.training == 2**29
+    assert awake.generating == asleep.generating == 3 * weights + 2**29
+
+
+def test_without_checkpoints_all_layers_are_kept(model: Any) -> None:
+    assert estimate(model, config(gradient_checkpointing=False), LONGEST).rows["activations"] == 2 * LAYER
+
+
+def test_the_cache_has_a_limit(model: Any) -> None:
+    assert estimate(model, config(), LONGEST, 0.001).rows["keys and values"] == 0.001 * 2**30
+
+
+def test_what_to_turn_is_not_turned_already(model: Any) -> None:
+    assert [line.split()[0] for line in remedies(model, config())] == ["half", "use_peft", "less"]
+    much = config(gradient_checkpointing=False, use_vllm=True, **zero(0, processes=8))
+    assert [line.split()[0] for line in remedies(model, much)] == [
+        *("vllm_enable_sleep_mode", "gradient_checkpointing", "half", "--accelerate_config"),
+        *("less", "use_peft", "less"),
     ]
-    little = replace(SIZES, rows=1, trained=2**20, processes=8, stage=3)
-    assert [*remedies(little)] == ["less max_completion_length"]
+    little = config(per_device_train_batch_size=1, **zero(3))
+    assert [*remedies(model, little)][-1] == "less max_completion_length"
+    assert "half" not in " ".join(remedies(model, little))

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from sorl_trl.recipe import parse_arguments, write_recipe
+from sorl_trl.recipe.arguments import parse_arguments
+from sorl_trl.recipe.written import write_recipe
 
 ROOT = Path(__file__).parents[3]
 

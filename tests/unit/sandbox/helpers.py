@@ -2,8 +2,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sorl_trl.evaluation import Agent, EvaluatedTrajectory, plan_batches, run_batches
+from sorl_trl.evaluation.batches import Agent, run_batches
+from sorl_trl.evaluation.plan import plan_batches
 from sorl_trl.qa import Question
+from sorl_trl.records.evaluated import EvaluatedTrajectory
 from sorl_trl.rollout import Collector
 from sorl_trl.sandbox import CORPUS_FILE, PROMPT_TEMPLATE, PROTOCOL, WarmStartConfig, World, train_tokenizer
 from sorl_trl.sandbox.world import Relation

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sorl_trl.evaluation import EvaluatedTrajectory
+from sorl_trl.records.evaluated import EvaluatedTrajectory
 from sorl_trl.sandbox import (
     NO_NOISE,
     ThinkingWarmStart,

@@ -7,9 +7,9 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-from sorl_trl.evaluation import EvaluatedTrajectory, RunFolder
 from sorl_trl.evaluation.plan import Batch
-from sorl_trl.records.evaluated import to_table, write_evaluated
+from sorl_trl.evaluation.run_folder import RunFolder
+from sorl_trl.records.evaluated import EvaluatedTrajectory, to_table, write_evaluated
 from sorl_trl.records.trained import TrainedTrajectory
 from sorl_trl.viewer.data import Entry, evaluation_entry
 from tests.unit.evaluation.trajectories import answered, evaluated, question

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sorl_trl.evaluation import RunFolder
+from sorl_trl.evaluation.run_folder import RunFolder
 from sorl_trl.qa import Question
 from sorl_trl.records.trained import write_trained
 from sorl_trl.types import Action, ActionKind, Observation, Passage, StopReason, Trajectory, Turn

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from accelerate.logging import get_logger
 from accelerate.utils import send_to_device
-from datasets import IterableDataset
 from torch import Tensor
 
 from sorl_trl.command_line import UserMistake
@@ -26,6 +25,7 @@ _SETTINGS = (
     "steps_per_generation",
     "num_iterations",
     "gradient_accumulation_steps",
+    "rollout_staleness",
 )
 """Fields of the configuration that say what a step of a generation cycle is."""
 
@@ -86,7 +86,6 @@ class GenerationCycle:
             "step": trainer._step,
             "buffered_inputs": trainer._buffered_inputs if is_unfinished else None,
             "waiting_rollouts": list(self.waiting),
-            "rollout_staleness": self.staleness,
             **{name: getattr(trainer.args, name) for name in _SETTINGS},
         }
         folder.mkdir(parents=True, exist_ok=True)
@@ -95,15 +94,19 @@ class GenerationCycle:
     def load(self, folder: Path) -> None:
         """Restore the step within the cycle and the trajectories that are still to be trained on.
 
-        Not exact, and warned of: an iterable dataset after its first pass, since transformers cannot tell how long a
-        pass is; and a reference that `sync_ref_model` has moved, which would make each checkpoint as large again.
+        Not exact: an iterable dataset after its first pass, since transformers cannot tell how long a pass is; and,
+        which is warned of, a reference that `sync_ref_model` has moved.
         What is summed up between two log entries is lost, as it is with transformers' own trainer.
 
         Raises:
             UserMistake: trajectories are still to be trained on, and it was written by another number of processes or
-                with other batch settings; or it was written with another `rollout_staleness`.
+                with other batch settings or another `rollout_staleness`.
         """
-        self._warn_of_what_differs()
+        if self._trainer.args.sync_ref_model:
+            logger.warning(
+                "`sync_ref_model` moves the reference, which is in no checkpoint: the run goes on with the reference "
+                "that a new run starts from."
+            )
         if without := ranks_where(not self._file(folder).is_file()):  # all ranks must collect in the same steps
             logger.warning(
                 f"{folder} does not say to processes {without} where in a generation cycle it was written "
@@ -115,42 +118,16 @@ class GenerationCycle:
         if state["buffered_inputs"] is None and not state["waiting_rollouts"]:
             self._trainer._step = 0  # the next step begins a cycle, which may be another one
             return
-        if state["rollout_staleness"] != self.staleness:
-            raise UserMistake(
-                f"`rollout_staleness` is {self.staleness}, but was {state['rollout_staleness']} when {folder} "
-                "was written, and its rollouts are still to be trained on. Resume with the same, or start a new run."
-            )
-        self._check_settings(state, folder)
-        self._restore(state)
-
-    def _check_settings(self, state: dict[str, Any], folder: Path) -> None:
         for name in _SETTINGS:
             if state[name] != getattr(self._trainer.args, name):
                 raise UserMistake(
                     f"`{name}` is {getattr(self._trainer.args, name)}, but was {state[name]} when {folder} was "
-                    "written, with trajectories still to be trained on. Resume with the same or, without "
-                    "`rollout_staleness`, from the end of a generation cycle; or start a new run."
+                    "written, with trajectories still to be trained on. Resume with the same, or start a new run."
                 )
-
-    def _restore(self, state: dict[str, Any]) -> None:
         device = self._trainer.accelerator.device
         self._trainer._step = state["step"]
         self._trainer._buffered_inputs = send_to_device(state["buffered_inputs"], device, skip_keys=ON_HOST)
         self.waiting = deque(send_to_device(state["waiting_rollouts"], device, skip_keys=ON_HOST))
-
-    def _warn_of_what_differs(self) -> None:
-        trainer = self._trainer
-        # Of an iterable dataset, transformers counts a pass as whole only where a next one was begun.
-        if isinstance(trainer.train_dataset, IterableDataset) and trainer.state.epoch >= 1:
-            logger.warning(
-                "The run was interrupted after the first pass over an iterable `train_dataset`, whose length is not "
-                "known: it goes on with the first prompts of a pass. Use a dataset with a length to resume exactly."
-            )
-        if trainer.args.sync_ref_model:
-            logger.warning(
-                "`sync_ref_model` moves the reference, which is in no checkpoint: the run goes on with the reference "
-                "that a new run starts from."
-            )
 
     def _file(self, folder: Path) -> Path:
         return folder / f"generation_cycle_{self._trainer.args.process_index}.pt"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from zipfile import BadZipFile, ZipFile
 
 from accelerate.utils import gather_object
-from transformers import TrainerState, TrainingArguments
+from safetensors import SafetensorError, safe_open
+from transformers import TrainingArguments
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, WEIGHTS_INDEX_NAME, WEIGHTS_NAME
 
@@ -18,7 +19,6 @@ WEIGHTS = (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME, WEIGHTS_NAME, WEIGHTS_IND
 ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin")
 _PARTS = (OPTIMIZER_NAME, SCHEDULER_NAME)
 _NAME = re.compile(r"checkpoint-(\d+)")
-_HEADER_LENGTH = 8
 
 
 def ranks_where(holds: bool) -> list[int]:
@@ -77,53 +77,29 @@ def _problems(folder: Path) -> Iterator[str]:
     state = folder / TRAINER_STATE_NAME
     if not state.is_file():  # transformers writes it last
         yield f"{folder} is no whole checkpoint, for its {TRAINER_STATE_NAME} is missing"
-    elif not _is_state(state):
-        yield f"{state} cannot be read"
     sharded = [*folder.glob("global_step*"), *folder.glob("pytorch_model_fsdp*")]  # by DeepSpeed, or by FSDP
     if not sharded:
         yield from (f"{folder / name} is missing" for name in _PARTS if not (folder / name).is_file())
         named = [folder / name for name in (*WEIGHTS, *ADAPTERS)]
         if not any(file.is_file() for file in [*named, *folder.glob(f"*/{ADAPTERS[0]}")]):
             yield f"{folder} holds no weights, such as {SAFE_WEIGHTS_NAME}"
-    elif sharded[0].name.startswith("global_step") and not _names_a_shard(folder / "latest"):
-        yield f"{folder / 'latest'}, by which DeepSpeed finds its shards, is missing or names none"
+    elif sharded[0].name.startswith("global_step") and not (folder / "latest").is_file():
+        yield f"{folder / 'latest'}, by which DeepSpeed finds its shards, is missing"
+    yield from (f"{file} is empty or damaged" for file in sorted(folder.rglob("*")) if _is_damaged(file))
     for index in folder.rglob("*.safetensors.index.json"):
-        yield from (f"{file} is missing" for file in _shards(index) if not file.is_file())
-    for file in sorted(folder.rglob("*.safetensors")):
-        if not _is_complete(file):
-            yield f"{file} is empty or cut off"
-    for file in sorted([*folder.rglob("*.pt"), *folder.rglob("*.pth")]):
-        if not zipfile.is_zipfile(file):  # its table of contents is at its end
-            yield f"{file} is empty or cut off"
+        shards = sorted({*json.loads(index.read_bytes())["weight_map"].values()})
+        yield from (f"{index.parent / name} is missing" for name in shards if not (index.parent / name).is_file())
 
 
-def _is_state(file: Path) -> bool:
+def _is_damaged(file: Path) -> bool:
+    """Whether it cannot be opened, as far as its kind and its ends tell: no weights are read."""
     try:
-        return bool(TrainerState.load_from_json(str(file)).global_step)
-    except (ValueError, TypeError, AttributeError):  # no JSON, or of something else
-        return False
-
-
-def _names_a_shard(latest: Path) -> bool:
-    return latest.is_file() and any((latest.parent / latest.read_text().strip()).glob("*.pt"))
-
-
-def _shards(index: Path) -> list[Path]:
-    try:
-        return [index.parent / name for name in sorted(set(json.loads(index.read_bytes())["weight_map"].values()))]
-    except (ValueError, TypeError, KeyError, AttributeError):
-        return [index.parent / "the shards that its damaged index would name"]
-
-
-def _is_complete(file: Path) -> bool:
-    """Whether a safetensors file has all bytes that its header announces."""
-    with file.open("rb") as opened:
-        length = int.from_bytes(opened.read(_HEADER_LENGTH), "little")
-        if not 0 < length <= file.stat().st_size:
-            return False
-        try:
-            header = json.loads(opened.read(length))
-            ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-        except (ValueError, TypeError, KeyError, AttributeError):
-            return False
-    return file.stat().st_size == _HEADER_LENGTH + length + max(ends, default=0)
+        if file.suffix == ".json":
+            json.loads(file.read_bytes())
+        elif file.suffix == ".safetensors":
+            safe_open(file, "pt")  # compares its length with what its header announces
+        elif file.suffix in (".pt", ".pth"):
+            ZipFile(file).close()  # its table of contents is at its end
+    except (ValueError, BadZipFile, SafetensorError):
+        return True
+    return False

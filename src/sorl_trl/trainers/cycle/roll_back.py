@@ -7,10 +7,9 @@ from typing import Any
 
 from peft import PeftModel
 from transformers.integrations.deepspeed import deepspeed_load_checkpoint
-from transformers.trainer import TRAINER_STATE_NAME
 
 from sorl_trl.trainers.cycle.generation_cycle import GenerationCycle
-from sorl_trl.trainers.cycle.resume_point import ranks_where
+from sorl_trl.trainers.cycle.resume_point import damage, ranks_where
 
 
 def roll_back(trainer: Any, cycle: GenerationCycle, checkpoint: str | Path) -> None:
@@ -29,15 +28,9 @@ def roll_back(trainer: Any, cycle: GenerationCycle, checkpoint: str | Path) -> N
     """
     folder = Path(checkpoint)
     trainer.accelerator.wait_for_everyone()  # one rank writes for all
-    if trainer.args.save_only_model:
-        raise ValueError(
-            "`save_only_model` is True, so that checkpoints hold no optimizer to go back to: set it to False."
-        )
-    if without := ranks_where(not (folder / TRAINER_STATE_NAME).is_file()):  # transformers writes it last
-        raise ValueError(
-            f"`checkpoint` is {folder}, but must be a folder with a {TRAINER_STATE_NAME}: processes {without} see "
-            "none."
-        )
+    problem = damage(folder)
+    if without := ranks_where(problem is not None):
+        raise ValueError(f"`checkpoint` is {folder}, which processes {without} cannot go back to: {problem}.")
     if trainer.is_deepspeed_enabled:
         is_peft = isinstance(trainer.model, PeftModel)
         deepspeed_load_checkpoint(trainer.model_wrapped, str(folder), load_module_strict=not is_peft)  # type: ignore[no-untyped-call]

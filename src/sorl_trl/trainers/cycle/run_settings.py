@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
 from dataclasses import asdict, fields
 from importlib.metadata import version
 from pathlib import Path
@@ -46,8 +45,8 @@ def settings_of(trainer: Any) -> dict[str, Any]:
     found |= {"trainer": type(trainer).__name__, "method": trainer.method.describe()}
     rollout = getattr(trainer.rollout_func, "__wrapped__", None)
     if isinstance(rollout, AgentRollout):
-        limits = rollout.limits or RolloutLimits()
-        found |= {"limits": asdict(limits), "engine": asdict(rollout.engine), "protocol": asdict(rollout.protocol)}
+        parts = {"limits": rollout.limits or RolloutLimits(), "engine": rollout.engine, "protocol": rollout.protocol}
+        found |= {f"{kind}.{name}": value for kind, part in parts.items() for name, value in asdict(part).items()}
     found["sorl_trl"] = version("sorl-trl")
     as_json: dict[str, Any] = json.loads(json.dumps(found, default=str))
     return as_json
@@ -76,16 +75,7 @@ def take_up_settings(trainer: Any, checkpoint: Path) -> None:
             )
             setattr(trainer.args, name, before[name])
     made_with = before.pop("sorl_trl", "an unknown version")
-    then, here = dict(_flat(before)), dict(_flat(now))
-    others = [name for name in then if name in here and then[name] != here[name] and name not in RESTORED]
+    others = [name for name in before if name in now and before[name] != now[name] and name not in RESTORED]
     if others:
-        listed = "; ".join(f"`{name}` was {then[name]!r}, is {here[name]!r}" for name in others)
+        listed = "; ".join(f"`{name}` was {before[name]!r}, is {now[name]!r}" for name in others)
         logger.warning(f"This run differs from {checkpoint}, which sorl-trl {made_with} wrote: {listed}.")
-
-
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in settings.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value
