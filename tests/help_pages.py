@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping
 from contextlib import redirect_stdout, suppress
 from dataclasses import MISSING, Field, fields
 from io import StringIO
-from pathlib import Path
 from typing import Any
 
 from trl import ModelConfig
@@ -96,7 +95,7 @@ def quickstart_page() -> str:
     """As argparse prints it."""
     shown = StringIO()
     with redirect_stdout(shown), suppress(SystemExit):
-        quickstart.parse_arguments(["--help"], Path())
+        quickstart.parse_arguments(["--help"])
     return shown.getvalue()
 
 
