@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 import torch
 from accelerate import PartialState
 
+from sorl_trl.cli.output_folder import check_output_folder
 from sorl_trl.cli.run_table import run_table, show
 from sorl_trl.command_line import UserMistake
 from sorl_trl.recipe.arguments import Arguments
@@ -35,6 +36,7 @@ SHOWN = ("reward", "frac_reward_zero_std", "completions/mean_length", "rollout/s
 def try_out(arguments: Arguments) -> None:
     """Raises UserMistake, whose one line says why the run cannot train."""
     try:
+        check_output_folder(arguments)
         with TemporaryDirectory() as folder:
             output_dir, arguments.config.output_dir = arguments.config.output_dir, folder
             rollout = build_rollout(arguments, load_tokenizer(arguments))

@@ -22,6 +22,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from sorl_trl import qa
 from sorl_trl.command_line import (
+    Parser,
     UserMistake,
     check_checkpoint,
     mistakes,
@@ -66,11 +67,16 @@ class Arguments:
 
 
 def parse_arguments(words: Sequence[str]) -> Arguments:
-    """Parse a command line: a model if the first word is one, options, and `--config`."""
+    """Parse a command line: a model (the first word, or `--model_name_or_path`), options, and `--config`."""
     config, words = take_config(words)
     recipe = None if config is None else RECIPES.find(config)
+    parser = Parser(add_help=False)
+    parser.add_argument("--model_name_or_path", default=None)
+    named, words = parser.parse_known_args(words)
+    if named.model_name_or_path is not None:
+        words = [named.model_name_or_path, *words]
     if words and not words[0].startswith("-"):
-        model = newest_policy(Path(words[0]))
+        model = newest_policy(words[0])
         words = ["--model_name_or_path", model, *words[1:]]
         if Path(model).is_dir() and "--output" not in words:
             words += ["--output", str(Path(model) / EVALUATION_FOLDER)]
@@ -80,11 +86,12 @@ def parse_arguments(words: Sequence[str]) -> Arguments:
     return Arguments(*parse_dataclasses(GROUPS, words, defaults, "sorl evaluate"))
 
 
-def newest_policy(run: Path) -> str:
+def newest_policy(name: str) -> str:
     """The policy in a folder: the run's, or while it trains that of its last checkpoint."""
-    checkpoint = get_last_checkpoint(str(run)) if (run / RECIPE_FILE).is_file() else None  # type: ignore[no-untyped-call]
+    run = Path(name)
+    checkpoint = get_last_checkpoint(name) if (run / RECIPE_FILE).is_file() else None  # type: ignore[no-untyped-call]
     if checkpoint is None or any((run / name).is_file() for name in POLICY_FILES):
-        return str(run)
+        return name
     print(f"{run} has no final policy yet: evaluating {checkpoint}")
     return str(checkpoint)
 

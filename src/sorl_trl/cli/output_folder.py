@@ -43,6 +43,10 @@ def check_output_folder(arguments: Arguments) -> None:
 def _mistake(arguments: Arguments) -> str | None:
     folder = Path(str(arguments.config.output_dir))
     resumed, model = arguments.config.resume_from_checkpoint, Path(str(arguments.model.model_name_or_path))
+    most = arguments.config.max_steps
+    step = Path(resumed or "").name.rpartition("-")[2]
+    if step.isdecimal() and 0 < most <= int(step):
+        return f"{resumed} is at step {step}, and `max_steps` is {most}: raise it to go on"
     goes_on = resumed is not None and Path(resumed).resolve().parent == folder.resolve()
     if arguments.trainer.overwrite_output_dir:
         is_inside = goes_on or (model.exists() and model.resolve().is_relative_to(folder.resolve()))

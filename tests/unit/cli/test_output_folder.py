@@ -35,7 +35,7 @@ def make(folder: Path, *names: str) -> Path:
 def mistake(folder: Path, resume: Any = None, overwrite: bool = False, model: str = "elsewhere") -> str | None:
     return _mistake(
         SimpleNamespace(
-            config=SimpleNamespace(output_dir=str(folder), resume_from_checkpoint=resume),
+            config=SimpleNamespace(output_dir=str(folder), resume_from_checkpoint=resume, max_steps=20),
             trainer=SimpleNamespace(overwrite_output_dir=overwrite),
             model=SimpleNamespace(model_name_or_path=model),
         )
@@ -53,6 +53,8 @@ def test_a_used_folder_is_refused_with_the_ways_out(tmp_path: Path, name: str) -
 def test_a_run_goes_on_in_its_own_folder_only(tmp_path: Path) -> None:
     folder = make(tmp_path / "run", "checkpoint-10/config.json")
     assert mistake(folder, resume=str(folder / "checkpoint-10")) is None
+    said = mistake(folder, resume=str(folder / "checkpoint-20"))
+    assert said is not None and "is at step 20, and `max_steps` is 20" in said
     said = mistake(folder, resume=str(tmp_path / "other" / "checkpoint-10"))
     assert said is not None and "which holds a run" in said
 
