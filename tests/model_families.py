@@ -28,6 +28,8 @@ SHAPE: dict[str, Any] = {
 GQA = {**SHAPE, "num_key_value_heads": 2}
 MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 GPT2 = {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256, "eos_token_id": 1}
+LOCAL = [[["global", "local"], 1]]
+GPT_NEO = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "attention_types": LOCAL}
 BLOOM = {"vocab_size": VOCABULARY, "hidden_size": 32, "n_layer": 2, "n_head": 4}
 STOPS = ("w5 w6", "w7", "w11")
 
@@ -52,6 +54,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "phi3": (lambda: hf.Phi3ForCausalLM(hf.Phi3Config(**GQA)), "`prepare_inputs_for_generation` of its own"),
     "bloom": (lambda: hf.BloomForCausalLM(hf.BloomConfig(**BLOOM)), "does not take position_ids"),
     "qwen3_next": (lambda: hf.Qwen3NextForCausalLM(hf.Qwen3NextConfig(**GQA)), "LinearAttentionLayer"),
+    "gpt_neo": (lambda: hf.GPTNeoForCausalLM(hf.GPTNeoConfig(**GPT_NEO)), "local attention"),
     "t5": (lambda: hf.T5ForConditionalGeneration(hf.T5Config(vocab_size=32, d_model=8, num_layers=1)), "an encoder"),
 }
 """Those that slots do not serve, and a part of the reason that is given."""

@@ -80,6 +80,8 @@ def _layer_reasons(config: Any) -> Iterator[str]:
     if not getattr(config, "is_causal", True):
         yield "its attention is not causal"
     others = sorted({type(layer).__name__ for layer in DynamicCache(config=config).layers} - {DynamicLayer.__name__})
+    if "local" in (getattr(config, "attention_layers", None) or ()):  # GPT-Neo's: that cache does not know
+        others.append("local attention")
     if others:
         yield f"it has layers that do not attend to the whole context ({', '.join(others)})"
 
