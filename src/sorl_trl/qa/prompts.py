@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
+
+from transformers import PreTrainedTokenizerBase
 
 from sorl_trl.qa.questions import Question
 
@@ -69,3 +72,10 @@ def build_prompt_rows(
         }
         for question, prompt in zip(questions, prompts, strict=True)
     ]
+
+
+def encode_prompts(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Mapping[str, Any]]) -> list[list[int]]:
+    """Encode the prompts of `build_prompt_rows`: text as it is, messages by the chat template."""
+    by_template: Any = partial(tokenizer.apply_chat_template, add_generation_prompt=True, return_dict=False)
+    prompts = [row["prompt"] for row in rows]
+    return [list((tokenizer.encode if isinstance(each, str) else by_template)(each)) for each in prompts]

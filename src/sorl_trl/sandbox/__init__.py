@@ -13,11 +13,13 @@ from sorl_trl.sandbox.expert import (
 )
 from sorl_trl.sandbox.imitation import (
     Example,
+    LanguageModelWarmStart,
     ThinkingWarmStart,
     WarmStartConfig,
     example_of,
     imitate,
     store_policy,
+    teach,
     warm_start,
 )
 from sorl_trl.sandbox.policy import PolicyConfig, make_policy, train_tokenizer, word_tokenizer
@@ -34,6 +36,7 @@ __all__ = [
     "TRAIN_FILE",
     "Example",
     "ExpertNoise",
+    "LanguageModelWarmStart",
     "PolicyConfig",
     "ScriptedExpert",
     "Thinker",
@@ -46,6 +49,7 @@ __all__ = [
     "imitate",
     "make_policy",
     "store_policy",
+    "teach",
     "train_tokenizer",
     "warm_start",
     "word_tokenizer",

@@ -11,10 +11,10 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import PreTrainedTokenizerFast
 
-from sorl_trl.evaluation.batches import Agent, complete, encode_prompts, run_batches
+from sorl_trl.evaluation.batches import Agent, complete, run_batches
 from sorl_trl.evaluation.plan import plan_batches
 from sorl_trl.evaluation.run_folder import RunFolder, is_masked
-from sorl_trl.qa import Question
+from sorl_trl.qa import Question, encode_prompts
 from sorl_trl.records.evaluated import read_evaluated
 from sorl_trl.rollout import Collector, Frame, Generation, RetryPolicy, SearchResponder, TagProtocol
 from sorl_trl.search import NoSearch, SearchUnavailable
