@@ -31,11 +31,15 @@ def show_titles(app: Sphinx, document: nodes.document, page: str) -> None:
 def break_lines_well(
     app: Sphinx, page: str, template: str, context: dict[str, Any], document: nodes.document | None
 ) -> None:
-    """In code, no line ends within the dashes of an option; a long name may go on behind `_` and `/` of it."""
+    """No line ends behind the dashes of an option; the name of anything else may go on behind its `_`, `/` and `.`."""
     if document is not None:
-        body = re.sub(r"(?<=\s)--\w+(?=[^<>]*<)", r'<span class="option">\g<0></span>', context["body"])
+        long = re.sub(
+            r'(?<=<span class="pre">)[^<]+',
+            lambda code: re.sub(r"([_/.])(?=\w)", r"\1<wbr>", code[0]),
+            context["body"],
+        )
         context["body"] = re.sub(
-            r'(?<=<span class="pre">)[^<]+', lambda code: re.sub(r"([_/.])(?=\w)", r"\1<wbr>", code[0]), body
+            r"(?<=[\s>])--(?:[\w-]|<wbr>)+(?=[^<>]*<)", r'<span class="option">\g<0></span>', long
         )
 
 
