@@ -68,7 +68,7 @@ def set_stage(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
 
 def run_blocks(path: Path, policy: str = "policy", **given: Any) -> dict[str, Any]:
     """Run a page's Python from top to bottom, with `policy` for its models and names it takes as given; its names."""
-    names: dict[str, Any] = {"__name__": "page", **given}
+    names: dict[str, Any] = {"__name__": __name__, **given}  # a module that exists, for dataclasses
     for block in code_blocks(path, "python"):
         for model in MODELS:
             block = block.replace(model, policy)

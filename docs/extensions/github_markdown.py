@@ -1,8 +1,9 @@
-"""What is written for GitHub, as the site shows it: math in backticks, and links whose text is a file's name."""
+"""What is written for GitHub, as the site shows it: math in backticks, links named after files, long code."""
 
 from __future__ import annotations
 
 import posixpath
+import re
 from typing import Any
 
 from docutils import nodes
@@ -27,7 +28,23 @@ def show_titles(app: Sphinx, document: nodes.document, page: str) -> None:
                 link.children = [nodes.inline(text=title.astext())]
 
 
+def break_lines_well(
+    app: Sphinx, page: str, template: str, context: dict[str, Any], document: nodes.document | None
+) -> None:
+    """No line ends behind the dashes of an option; the name of anything else may go on behind its `_`, `/` and `.`."""
+    if document is not None:
+        long = re.sub(
+            r'(?<=<span class="pre">)[^<]+',
+            lambda code: re.sub(r"([_/.])(?=\w)", r"\1<wbr>", code[0]),
+            context["body"],
+        )
+        context["body"] = re.sub(
+            r"(?<=[\s>])--(?:[\w-]|<wbr>)+(?=[^<>]*<)", r'<span class="option">\g<0></span>', long
+        )
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("doctree-read", strip_backticks)
     app.connect("doctree-resolved", show_titles)
+    app.connect("html-page-context", break_lines_well)
     return {"parallel_read_safe": True}

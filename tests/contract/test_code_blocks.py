@@ -14,6 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import tomllib
 
 from sorl_trl.cli.main import COMMANDS as COMMANDS_OF_SORL
 from tests.documentation import PAGES, ROOT, code_blocks, page_name
@@ -99,6 +100,24 @@ def check_command(words: list[str]) -> None:
         check_script(rest[script], rest[script + 1 :])
     else:
         assert program in FOREIGN or rest[:2] == ["-m", "pip"], f"which command is {program}?"
+
+
+@pytest.mark.parametrize("path", PAGES, ids=page_name)
+def test_installed_from_a_clone_with_extras_that_exist(path: Path) -> None:
+    """The package is on no index, and its versions are those that were tested."""
+    known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    text = path.read_text()
+    assert "pip install 'sorl-trl" not in text
+    for words in [each for block in code_blocks(path, "bash") for each in commands(block) if "pip" in each]:
+        assert words[:5] == ["python", "-m", "pip", "install", "-c"]
+        extras = words[6].removeprefix(".").strip("[]")
+        assert {*filter(None, extras.split(","))} <= {*known}
+
+
+@pytest.mark.parametrize("example", ["own_environment", "own_method", "own_reward"])
+def test_pages_show_the_examples_as_they_are(example: str) -> None:
+    code = (ROOT / "examples" / f"{example}.py").read_text()
+    assert code in code_blocks(ROOT / "docs" / "how_to" / f"{example}.md", "python")
 
 
 @pytest.mark.parametrize(("page", "words"), COMMANDS)
