@@ -13,6 +13,7 @@ from trl import get_peft_config, get_quantization_config
 from sorl_trl import qa
 from sorl_trl.command_line import check_checkpoint, mistakes
 from sorl_trl.diagnostics import CollapseGuard, TurnProgressCallback
+from sorl_trl.methods import method_from
 from sorl_trl.recipe.arguments import INFORMATION_GAIN, Arguments
 from sorl_trl.rollout import Collector, RolloutArguments
 from sorl_trl.search import NoSearch
@@ -116,7 +117,7 @@ def build_trainer(arguments: Arguments, rollout: SearchRollout | None = None) ->
         quantization_config=get_quantization_config(model),
         peft_config=get_peft_config(model),
         rollout_func=rollout or build_rollout(arguments, tokenizer),
-        **({} if method is None else {"method": method}),
+        **({} if method is None else {"method": method_from(method)}),  # whose options are settled
     )
     if task.collapse_guard != "off":
         trainer.add_callback(CollapseGuard(task.collapse_guard, trainer))
