@@ -65,15 +65,11 @@ def evaluated_policy(name: str, output: str | None) -> str:
     if not folder.exists():
         check_checkpoint(name)
         if output is None:
-            raise UserMistake(
-                f"{name} does not exist here: name the folder of a run, or of a Hub id an `--output` too"
-            )
+            raise UserMistake(f"{name} does not exist: name the folder of a run, or a model on the Hub and `--output`")
         return name
     policy = policy_in(folder)
     if policy is None:
-        raise UserMistake(
-            f"{name} holds no policy: name the folder of a run that has saved one, or a checkpoint in it"
-        )
+        raise UserMistake(f"{name} holds no policy: name the folder of a run that has saved one, or of a checkpoint")
     if policy != folder:
         print(f"{folder} has no final policy yet: evaluating {policy}")
     return str(policy)

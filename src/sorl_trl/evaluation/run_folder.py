@@ -17,12 +17,12 @@ import pyarrow.parquet as pq
 from sorl_trl.evaluation.plan import Batch
 from sorl_trl.files import write_whole
 from sorl_trl.records.evaluated import (
-    FILES,
     FOLDER,
     MEASURES,
     RESULTS,
     SETTINGS,
     evaluated_shards,
+    outdated,
     read_settings,
 )
 from sorl_trl.types import StopReason
@@ -52,15 +52,14 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             _write_json(file, settings)
             return
+        if problem := outdated(self.path):
+            raise ValueError(problem)
         before, now = dict(_leaves(read_settings(self.path))), dict(_leaves(json.loads(json.dumps(settings))))
         for name in dict.fromkeys([*before, *now]):
             if before.get(name) != now.get(name):
-                differs = f"`{name}` was {before.get(name)!r} and is {now.get(name)!r}"
-                if name == f"model.{FILES}":
-                    differs = "the policy has changed since"
                 raise ValueError(
-                    f"output {self.path} holds a run with other settings: {differs}. Take the same ones to go on with "
-                    "it, remove it, or name another folder (`--output`)"
+                    f"output {self.path} holds a run with other settings: `{name}` was {before.get(name)!r} and is "
+                    f"{now.get(name)!r}. Take the same ones to go on with it, or name another folder (`--output`)"
                 )
 
     def has(self, batch: Batch) -> bool:
