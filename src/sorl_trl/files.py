@@ -33,10 +33,9 @@ def write_whole(path: Path, content: bytes | Callable[[IO[bytes]], object]) -> N
 
 def missing(name: str, path: str | os.PathLike[str], kind: str = "file or folder") -> str:
     """Says that what the argument `name` names is not there, and who makes it if it is of the quickstart."""
-    made = (
-        "; `sorl quickstart`, run in this folder, makes it" if Path(path).parts[:2] == ("runs", "quickstart") else ""
-    )
-    return f"`{name}` is {str(path)!r}, but there is no such {kind}{made}"
+    if Path(path).parts[:2] == ("runs", "quickstart"):
+        kind = f"{kind.partition(',')[0]}: run `sorl quickstart` in this folder first, which makes it"
+    return f"`{name}` is {str(path)!r}, but there is no such {kind}"
 
 
 def check_run_folder(path: str | os.PathLike[str]) -> None:

@@ -63,7 +63,7 @@ def test_every_command_has_help_under_its_name(name: str, capsys: pytest.Capture
         (["evaluate", "policy", "--questions", "a"], "`questions` is 'a', but there is no such file or folder"),
         (
             ["evaluate", "policy", "--config", "so_grpo"],
-            "`corpus` is 'runs/quickstart/world/corpus.jsonl', but there is no such file or folder; `sorl quickstart`",
+            "`corpus` is 'runs/quickstart/world/corpus.jsonl', but there is no such file or folder: run `sorl q",
         ),
         (["serve", "--index", "a"], "`index` is 'a', but there is no such file or folder"),
         (["train", "--accelerate_config", "zero8"], "--accelerate_config: 'zero8' is neither a file nor the name of"),
