@@ -73,7 +73,9 @@ def _show(shipped: Shipped, words: Sequence[str]) -> None:
     parser = Parser(prog=f"sorl {shipped.command}", description=about)
     parser.add_argument("name", nargs="?", help="of which one; without it they are listed")
     name = parser.parse_args(words).name
-    print(shipped.listing() if name is None else shipped.find(name).read_text(encoding="utf-8").rstrip("\n"))
+    print(
+        shipped.listing() if name is None else shipped.find(name, parser.prog).read_text(encoding="utf-8").rstrip("\n")
+    )
 
 
 recipes = partial(_show, RECIPES)

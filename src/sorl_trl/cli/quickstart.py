@@ -3,6 +3,11 @@
 Builds the atlas, warm-starts a tiny policy that searches once and answers, trains it with SO-GRPO as `sorl train`
 does, and evaluates it as `sorl evaluate` does on questions it has never seen: it has learnt to make a second search
 where the first passage is half the way.
+
+It writes world/, warm-start/, policy/, evaluations, curves.png and summary.json; the recipes for the sandbox read the
+first two.
+
+example: sorl quickstart --max-steps 16
 """
 
 from __future__ import annotations
@@ -147,10 +152,16 @@ def show_learnt(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str
 
 
 def parse_arguments(words: Sequence[str] | None) -> Namespace:
-    parser = Parser(prog="sorl quickstart", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=at_least(0), default=0, help="of the world and of training")
-    parser.add_argument("--output", type=Path, default=RUN, help="directory; an earlier run is replaced")
-    parser.add_argument("--max-steps", type=at_least(1), help="optimizer steps, instead of the recipe's")
+    usage = "sorl quickstart [--max-steps N] [--seed N] [--output DIR]"
+    parser = Parser(
+        prog="sorl quickstart", usage=usage, description=__doc__, formatter_class=RawDescriptionHelpFormatter
+    )
+    steps = "optimizer steps (default: the recipe's; `sorl recipes quickstart` prints it)"
+    parser.add_argument("--max-steps", type=at_least(1), metavar="N", help=steps)
+    seed = "of the world and of training (default: %(default)s)"
+    parser.add_argument("--seed", type=at_least(0), default=0, metavar="N", help=seed)
+    folder = "folder of the run; an earlier quickstart there is replaced (default: %(default)s)"
+    parser.add_argument("--output", type=Path, default=RUN, metavar="DIR", help=folder)
     arguments: Namespace = parser.parse_args(words)
     return arguments
 

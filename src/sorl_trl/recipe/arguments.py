@@ -16,6 +16,7 @@ from sorl_trl.checks import POSITIVE_COUNT, SWITCH, OneOf, check_fields
 from sorl_trl.command_line import Parser, given_words, mistakes, parse_dataclasses, read_config, take_config
 from sorl_trl.diagnostics.collapse_guard import ACTIONS
 from sorl_trl.experimental import GroupRefillTrainer, SeeUPOTrainer
+from sorl_trl.files import missing
 from sorl_trl.methods import METHODS, SETTINGS, method_from
 from sorl_trl.recipe.libraries import check_libraries
 from sorl_trl.rollout import EngineOptions, RolloutArguments
@@ -161,10 +162,7 @@ class Arguments:
 def check_questions(name: str, value: str) -> None:
     """Raise ValueError unless `value` is a file or the name of a public set."""
     if value not in qa.BENCHMARKS and not Path(value).is_file():
-        raise ValueError(
-            f"`{name}` is {value!r}, but there is no such file, nor a public set of this name "
-            f"({', '.join(qa.BENCHMARKS)})."
-        )
+        raise ValueError(missing(name, value, f"file, nor a public set of this name ({', '.join(qa.BENCHMARKS)})"))
 
 
 def argument_groups(trainer_class: type[TurnLevelTrainer]) -> tuple[type, ...]:
