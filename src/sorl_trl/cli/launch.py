@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shlex
 import signal
 import subprocess
@@ -101,7 +102,7 @@ def _launch(arguments: Namespace, command: str) -> int:
     before = signal.signal(signal.SIGINT, lambda *_: None)
     try:
         # Safe, or `python -m` would import what lies where it is started.
-        with patch_environment(PYTHONSAFEPATH="1", **{COMMAND_LINE: command}):
+        with patch_environment(PYTHONSAFEPATH="1", **{COMMAND_LINE: command}, **_said_to_deepspeed()):
             code = _exit_code(arguments)
     finally:
         signal.signal(signal.SIGINT, before)
@@ -110,6 +111,13 @@ def _launch(arguments: Namespace, command: str) -> int:
     if code < 0:
         print(f"error: training was ended by {signal.Signals(-code).name}", file=sys.stderr)
     return code if code >= 0 else 1
+
+
+def _said_to_deepspeed() -> dict[str, str]:
+    """Where there is no GPU, which it would say on stdout wherever it is installed."""
+    from torch import accelerator
+
+    return {} if accelerator.is_available() else {"DS_ACCELERATOR": os.environ.get("DS_ACCELERATOR", "cpu")}
 
 
 def _exit_code(arguments: Namespace) -> int:
