@@ -6,6 +6,7 @@ nothing is written into `output_dir`; an index that is missing is built, as trai
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from itertools import chain
 from math import ceil, inf
@@ -30,6 +31,8 @@ GIB = 2**30
 REHEARSED = 2
 LONGEST = 64
 """So many prompts, those of the most characters, are tokenized to find the longest."""
+THRESHOLD = "MALLOC_MMAP_THRESHOLD_"
+"""In the environment: what glibc's allocator gives back to the system when it is freed, in bytes."""
 SHOWN = ("reward", "frac_reward_zero_std", "completions/mean_length", "rollout/stop_reason/")
 """The metrics whose names begin so."""
 
@@ -91,6 +94,8 @@ def _memory(arguments: Arguments, trainer: TurnLevelTrainer, longest: int) -> It
     peaks = {"at most, while training": needed.training, "at most, while generating": needed.generating}
     for number, (name, size) in enumerate({**needed.rows, **peaks, "there is": limit}.items()):
         yield "" if number else "memory", f"{name:30} {size / GIB:7.2f} GiB"
+    if config.device.type == "cpu" and THRESHOLD not in os.environ:
+        yield "", f"glibc may keep half as much again; with {THRESHOLD}=1048576 it does not, and takes more time"
     if needed.peak > limit:
         raise ValueError(
             f"a step needs about {needed.peak / GIB:.1f} GiB on each device, which has {limit / GIB:.1f}. Turn, in "
