@@ -63,9 +63,9 @@ def evaluated_policy(name: str, output: str | None) -> str:
     """The policy in a folder, or the Hub id."""
     folder = Path(name)
     if not folder.exists():
-        check_checkpoint(name)
         if output is None:
             raise UserMistake(f"{name} does not exist: name the folder of a run, or a model on the Hub and `--output`")
+        check_checkpoint(name)
         return name
     policy = policy_in(folder)
     if policy is None:

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, ProgressCallbac
 from trl import get_peft_config, get_quantization_config
 
 from sorl_trl import qa
-from sorl_trl.command_line import check_checkpoint, mistakes
+from sorl_trl.command_line import UserMistake, check_checkpoint, mistakes
 from sorl_trl.diagnostics import CollapseGuard, TurnProgressCallback
 from sorl_trl.methods import method_from
 from sorl_trl.recipe.arguments import INFORMATION_GAIN, Arguments
@@ -79,7 +79,9 @@ def reward_functions(names: Sequence[str]) -> list[Any]:
 def load_tokenizer(arguments: Arguments) -> PreTrainedTokenizerBase:
     """The policy's tokenizer. Raises UserMistake where there is none."""
     model, config = arguments.model, arguments.config
-    check_checkpoint(str(model.model_name_or_path))
+    if model.model_name_or_path is None:
+        raise UserMistake("`model_name_or_path` is missing: name a checkpoint's folder or a Hub id")
+    check_checkpoint(model.model_name_or_path)
     with mistakes(f"`model_name_or_path` is {model.model_name_or_path!r}, which cannot be loaded"):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             model.model_name_or_path, revision=model.model_revision, trust_remote_code=config.trust_remote_code
