@@ -1,14 +1,14 @@
 """Methods on a pretrained language model: which of them hold, and which collapse.
 
-SmolLM2-135M-Instruct learns to search a second time (`recipes/smollm2_search.yaml`), with every method in three regimes.
-The plan, written before the first judging seed ran, is in docs/results.md.
+SmolLM2-135M-Instruct learns to search a second time (`recipes/smollm2_search.yaml`), with nine methods in three
+regimes. The plan, written before the first judging seed ran, is in docs/results.md.
 
     sorl model smollm2-135m models/smollm2-135m
     python -m benchmarks.real_model
 
 Each run is `sorl train` and `sorl evaluate` in processes of their own, and adds a row to `results/real_model.json`. A
-run that is there is not made again, and one that was interrupted goes on from its checkpoint. Several of these commands
-may work side by side: each takes runs that nobody works on.
+run that is there is not made again, and one that was interrupted goes on from its checkpoint. Several of these
+commands may work side by side: each takes runs that nobody works on.
 """
 
 from __future__ import annotations
@@ -156,8 +156,8 @@ def run(job: Job, start_em: float) -> dict[str, Any]:
     recipe = ("--accelerate_config", "single_cpu", "--config", RUNS / "recipe.yaml", "--collapse_guard", "off")
     seconds = sorl(job.folder, "train", *recipe, *given)
     log = json.loads((policy / "trainer_state.json").read_text())["log_history"]
-    steps = [step for step in log if "reward" in step]
-    rewards = [step["reward"] for step in steps[:: 4 * settings["num_iterations"]]]
+    steps = [step for step in log if "kl_to_old" in step]
+    rewards = [step["reward"] for step in steps if "reward" in step]
     final, greedy = exact_match(policy, job.folder / "sampled", *SAMPLED), exact_match(policy, job.folder / "greedy")
     shutil.rmtree(policy)
     best = max(final, *map(float, rewards))

@@ -18,7 +18,7 @@ from trl import ModelConfig
 
 from sorl_trl import SOGRPOConfig
 from sorl_trl.cli import quickstart
-from sorl_trl.cli.evaluate import GROUPS
+from sorl_trl.cli.evaluation_run import GROUPS
 from sorl_trl.cli.main import HELP
 from sorl_trl.recipe.arguments import TRAINERS, TaskArguments, TrainerArguments
 from sorl_trl.rollout import EngineOptions, RolloutArguments
@@ -44,11 +44,14 @@ options, TRL's too.
       the recipe: a YAML file, or one of ours by its name (`sorl recipes` lists them)
 """
 EVALUATE = """\
-usage: sorl evaluate [RUN] [--config NAME_OR_PATH] [--OPTION VALUE ...]
+usage: sorl evaluate RUN [--config NAME_OR_PATH] [--OPTION VALUE ...]
 
-Asks a checkpoint questions, and scores it. RUN is what `sorl train` has written, a checkpoint in it, a PEFT adapter's
-folder, or a Hub id. How the agent is asked and where it searches is read from RUN, or from `--config`; an option
-overrides it.
+Asks a policy questions, scores it, prints a table, and writes results and trajectories into RUN/evaluation. RUN
+is what `sorl train` has written, a checkpoint in it, or a PEFT adapter's folder. How the agent is asked, its questions
+and where it searches are read from RUN, or from `--config`, and an option overrides that: the defaults below are for
+what neither says. Of another model they must be named, and of a Hub id `--output` too.
+
+example: sorl evaluate runs/so_grpo --limit 100
 """
 
 
@@ -87,7 +90,7 @@ def of_names(group: type, names: Mapping[str, Any]) -> list[Field[Any]]:
 
 
 def evaluate_page() -> str:
-    options = [field for group in GROUPS for field in fields(group)]
+    options = [field for group in GROUPS for field in fields(group) if field.name != "model_name_or_path"]
     return "\n".join([EVALUATE.rstrip("\n"), section("options", options), ""])
 
 

@@ -19,6 +19,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
+from sorl_trl.files import missing
 from sorl_trl.text import one_line
 
 EXIT_CODE = 2
@@ -72,8 +73,15 @@ def mistakes(about: str = "") -> Iterator[None]:
 
 def check_checkpoint(name: str) -> None:
     """Raises `UserMistake` for a path that is not there: the Hub's rules for ids, cited otherwise, are no help."""
-    if not Path(name).exists() and not HUB_ID.fullmatch(name):
-        raise UserMistake(f"`model_name_or_path` is {name!r}, but there is no such folder, nor can it be a Hub id")
+    from huggingface_hub import constants
+
+    if Path(name).exists():
+        return
+    if not HUB_ID.fullmatch(name):
+        raise UserMistake(missing("model_name_or_path", name, "folder, nor can it be a Hub id"))
+    if constants.HF_HUB_OFFLINE and not Path(constants.HF_HUB_CACHE, f"models--{name.replace('/', '--')}").exists():
+        cache = f"the Hub's cache ({constants.HF_HUB_CACHE}) does not have it either, and HF_HUB_OFFLINE is set"
+        raise UserMistake(missing("model_name_or_path", name, f"folder; {cache}"))
 
 
 def refuse(message: str) -> NoReturn:

@@ -1,4 +1,4 @@
-"""Files that are there as a whole or not at all."""
+"""Files that are there as a whole or not at all, and what is said of those that are not there."""
 
 from __future__ import annotations
 
@@ -29,3 +29,19 @@ def write_whole(path: Path, content: bytes | Callable[[IO[bytes]], object]) -> N
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def missing(name: str, path: str | os.PathLike[str], kind: str = "file or folder") -> str:
+    """Says that what the argument `name` names is not there, and who makes it if it is of the quickstart."""
+    if Path(path).parts[:2] == ("runs", "quickstart"):
+        kind = f"{kind.partition(',')[0]}: run `sorl quickstart` in this folder first, which makes it"
+    return f"`{name}` is {str(path)!r}, but there is no such {kind}"
+
+
+def check_run_folder(path: str | os.PathLike[str]) -> None:
+    """Raise FileNotFoundError for a path that cannot be the folder of a run."""
+    if not Path(path).is_dir():
+        problem = "is no folder" if Path(path).exists() else "does not exist"
+        raise FileNotFoundError(
+            f"{path} {problem}: name the folder of a run, as `sorl train` or `sorl evaluate` wrote it"
+        )

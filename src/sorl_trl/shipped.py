@@ -28,8 +28,8 @@ class Shipped:
         """Name -> file, in alphabetical order."""
         return {path.stem: path for path in sorted((PACKAGE / self.folder).glob("*.yaml"))}
 
-    def find(self, name: str) -> Path:
-        """The user's own file of this path, else ours of this name.
+    def find(self, name: str, argument: str = "") -> Path:
+        """The user's own file of this path, else ours of this name; `argument` says who named it.
 
         Raises:
             UserMistake: There is neither.
@@ -39,7 +39,7 @@ class Shipped:
         if name in self.paths:
             return self.paths[name]
         ours = f"one of our {self.kind}s (`sorl {self.command}` lists them)"
-        raise UserMistake(f"{self.option}: {name!r} is neither a file nor the name of {ours}")
+        raise UserMistake(f"{argument or self.option}: {name!r} is neither a file nor the name of {ours}")
 
     def listing(self) -> str:
         """A line for each: its name, and the first sentence of the comment that it begins with."""

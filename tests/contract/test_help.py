@@ -24,13 +24,24 @@ def test_the_first_page_has_the_same_ten_options() -> None:
     assert re.findall(r"^\| `(\w+)`", table, re.MULTILINE) == [*THAT_MATTER]
 
 
+WRONG_PATHS = [
+    *(["evaluate", "nope"], ["compare", "nope", "nope"], ["report", "nope"], ["view", "nope"], ["recipes", "nope"]),
+    *(
+        ["evaluate", "org/model", "--output", "nope", "--corpus", "nope"],
+        ["index", "--corpus", "nope", "--output", "x"],
+    ),
+    ["serve", "--index", "nope"],
+]
+
+
 @pytest.mark.trains
-def test_help_imports_nothing_heavy() -> None:
-    """Which is what would make it slow."""
+@pytest.mark.parametrize("lines", [[[name, "--help"] for name in COMMANDS], WRONG_PATHS], ids=["help", "wrong paths"])
+def test_help_and_wrong_paths_import_nothing_heavy(lines: list[list[str]]) -> None:
+    """Which is what would make them slow."""
     code = (
         "import sys\nfrom sorl_trl.cli.main import main\n"
-        f"for name in {[*COMMANDS]}:\n"
-        "    try:\n        main([name, '--help'])\n    except SystemExit:\n        pass\n"
+        f"for words in {lines}:\n"
+        "    try:\n        main(words)\n    except SystemExit:\n        pass\n"
         "heavy = {'torch', 'transformers', 'trl', 'accelerate', 'datasets'} & {*sys.modules}\n"
         "sys.exit(f'imported: {heavy}' if heavy else 0)"
     )

@@ -44,7 +44,7 @@ FOREIGN: dict[str, set[str]] = {
     "checks": set(),
     "files": set(),
     "learning_rate": {"torch"},
-    "command_line": {"yaml", "trl"},
+    "command_line": {"huggingface_hub", "trl", "yaml"},
     "shipped": set(),
     "ops": {"torch"},
     "methods": {"torch"},

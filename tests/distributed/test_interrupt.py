@@ -13,11 +13,11 @@ from tests.interrupts import interrupted, make_world, training_words
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("times", [1, 2])
-def test_two_processes(tmp_path: Path, times: int) -> None:
+@pytest.mark.parametrize(("config", "times"), [("ddp_cpu", 1), ("ddp_cpu", 2), ("zero2_cpu", 1)])
+def test_two_processes(config: str, times: int, tmp_path: Path) -> None:
     make_world(tmp_path)
     words = training_words(tmp_path, save_steps=1, save_total_limit=2, per_device_train_batch_size=4)
-    words = ["--accelerate_config", str(CONFIGS / "ddp_cpu.yaml"), *words]
+    words = ["--accelerate_config", str(CONFIGS / f"{config}.yaml"), *words]
     code, shown = interrupted(tmp_path, words, lambda: newest_whole(tmp_path / "out") is not None, times)
     assert code == 130
     assert "Traceback" not in shown and "death signal" not in shown

@@ -12,6 +12,7 @@ import train
 
 from sorl_trl.command_line import run_command
 from tests.agents import LIMITS, NAMES, agent_policy, agent_tokenizer, search_index
+from tests.interrupts import ROOT
 from tests.unit.search.servers import Reply, Server
 
 
@@ -71,6 +72,31 @@ def test_what_a_step_will_do(folder: Path, trainer: str, capsys: pytest.CaptureF
     assert "prompt      where " in said
     assert said.splitlines()[-1] == f"This can train, into {folder / 'out'}."
     assert sorted(folder.rglob("*")) == before, "nothing is written"
+
+
+def test_the_documented_output_has_its_rows(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    documented = re.search(r"```\n(trainer .*?)```", (ROOT / "docs/commands.md").read_text(), re.DOTALL)
+    rows = [
+        [line[:10].strip() for line in text.splitlines() if not line.startswith(" ")]
+        for text in (documented.group(1), dry_run(capsys, words(folder)))
+    ]
+    assert rows[0] == rows[1]
+
+
+@pytest.mark.parametrize(
+    ("changed", "steps", "warned"),
+    [
+        ({"steps_per_generation": 1, "num_iterations": 1}, "240 optimizer steps: 240 rollouts x 1", True),
+        ({"max_steps": -1, "num_train_epochs": 2}, "24 optimizer steps: 4 rollouts x 6", False),
+    ],
+)
+def test_updates(
+    changed: dict[str, Any], steps: str, warned: bool, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Eight questions are two rollouts of four; with one update for each, ratios and clipping do nothing."""
+    said = dry_run(capsys, words(folder, **changed))
+    assert f"updates    {steps}\n" in said
+    assert ("set steps_per_generation or num_iterations" in said) == warned
 
 
 @pytest.mark.parametrize(

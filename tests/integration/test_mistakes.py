@@ -128,7 +128,8 @@ EVALUATE = ["--model_name_or_path", "policy", "--questions", "questions.jsonl", 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "the following arguments are required: --model_name_or_path"),
+        ([], "sorl evaluate needs the folder of a run"),
+        (["--limit", "1"], "the following arguments are required: --model_name_or_path"),
         (["--config", "nowhere.yaml"], "--config: 'nowhere.yaml' is neither a file nor the name of one of"),
         ([*EVALUATE, "run", "--protocl", "terse"], "`--protocl` is no argument of sorl evaluate; is it `--protocol`?"),
         ([*EVALUATE, "questions.jsonl"], "File exists: 'questions.jsonl'"),
@@ -149,8 +150,8 @@ def test_a_run_that_could_not_load_its_model_binds_nobody(
 ) -> None:
     monkeypatch.chdir(folder)
     words = [*EVALUATE, str(tmp_path / "run"), "--model_name_or_path"]
-    assert run_command(evaluate.main, [*words, "empty"]) == 2
-    assert "`model_name_or_path` is 'empty', which cannot be loaded: " in capsys.readouterr().err
+    assert run_command(evaluate.main, [*words, "no/such"]) == 2
+    assert "`model_name_or_path` is 'no/such', which cannot be loaded: " in capsys.readouterr().err
     assert run_command(evaluate.main, [*words, "./nowhere"]) == 2
     assert "`model_name_or_path` is './nowhere', but there is no such folder" in capsys.readouterr().err
 

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from sorl_trl import SOPPOTrainer
+from sorl_trl.command_line import UserMistake
 from sorl_trl.search import BM25Index
-from sorl_trl.trainers.cycle.run_settings import SETTINGS_FILE
+from sorl_trl.trainers.cycle.run_settings import ONE_STATE, SETTINGS_FILE
 from tests.agents import LIMITS, build_agent, search_index
 
 FIELDS = {"num_iterations": 1, "steps_per_generation": 2, "save_strategy": "steps", "lr_scheduler_type": "linear"}
@@ -75,6 +76,20 @@ def test_what_else_differs_is_one_line(tmp_path: Path, checkpoint: Path, caplog:
         assert said in line
     assert "`lr_scheduler_type` was 'linear', is 'constant'" in line
     assert "gone" not in line
+
+
+def test_an_optimizer_that_cannot_read_the_state_is_refused(tmp_path: Path, checkpoint: Path) -> None:
+    with pytest.raises(
+        UserMistake, match=r"`optim` is 'adafactor', but .*checkpoint-2 holds the state of 'adamw_torch"
+    ):
+        build(tmp_path, optim="adafactor").train(resume_from_checkpoint=str(checkpoint))
+
+
+@pytest.mark.parametrize("optim", sorted(ONE_STATE))
+def test_optimizers_of_one_state_go_on_from_one_another(tmp_path: Path, checkpoint: Path, optim: str) -> None:
+    resumed = build(tmp_path, optim=optim)
+    resumed.train(resume_from_checkpoint=str(checkpoint))
+    assert resumed.state.global_step == 4
 
 
 def test_the_same_says_nothing(tmp_path: Path, checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:

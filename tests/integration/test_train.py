@@ -137,6 +137,21 @@ def test_options_are_shown_and_choice_needs_them(folder: Path) -> None:
         load_prompts(found)
 
 
+def test_a_named_methods_settings_are_warned_of_in_scripts_alone(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A command line has taken them, but for what it says itself; trackers log the name of both."""
+    found = arguments(folder, "--no_search", method="grpo", target_kl=0.005, importance_sampling_level="turn")
+    trainer = build_trainer(found)
+    assert "SETTINGS" not in caplog.text
+    assert trainer.args.to_dict()["method"] == "grpo"
+    script = SOGRPOTrainer(
+        str(folder / "policy"), qa.exact_match_reward, found.config, trainer.train_dataset, method="gspo"
+    )
+    assert "SETTINGS" in caplog.text
+    assert script.args.to_dict()["method"] == "gspo"
+
+
 def test_a_policy_that_cannot_act_is_refused_before_the_search_engine_is_opened(folder: Path) -> None:
     (folder / "corpus.jsonl").write_text("no passage\n")
     found = arguments(folder, corpus=folder / "corpus.jsonl", max_observation_tokens=1)

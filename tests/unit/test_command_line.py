@@ -191,5 +191,14 @@ def test_a_checkpoint_that_is_not_there(name: str, tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("name", ["gpt2", "Qwen/Qwen2.5-3B"])
-def test_an_id_of_the_hub_is_left_to_the_hub(name: str) -> None:
+def test_an_id_of_the_hub_is_left_to_the_hub_or_its_cache(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    check_checkpoint(name)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(UserMistake, match="HF_HUB_OFFLINE is set"):
+        check_checkpoint(name)
+    (tmp_path / f"models--{name.replace('/', '--')}").mkdir()
     check_checkpoint(name)

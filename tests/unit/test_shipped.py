@@ -47,7 +47,7 @@ class TestCommands:
         assert main([command, "nope"]) == 2
         shown = capsys.readouterr()
         assert shown.out == ""
-        assert shown.err.startswith(f"error: {ours.option}: 'nope' is neither a file nor the name of one of our ")
+        assert shown.err.startswith(f"error: sorl {command}: 'nope' is neither a file nor the name of one of our ")
 
 
 def test_a_file_of_the_users_goes_before_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,13 +6,15 @@ nothing is written into `output_dir`; an index that is missing is built, as trai
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from itertools import chain
-from math import inf
+from math import ceil, inf
 from tempfile import TemporaryDirectory
 
 import torch
 from accelerate import PartialState
+from transformers import SchedulerType
 
 from sorl_trl.cli.output_folder import check_output_folder
 from sorl_trl.cli.run_table import run_table, show
@@ -29,6 +31,8 @@ GIB = 2**30
 REHEARSED = 2
 LONGEST = 64
 """So many prompts, those of the most characters, are tokenized to find the longest."""
+THRESHOLD = "MALLOC_MMAP_THRESHOLD_"
+"""In the environment: what glibc's allocator gives back to the system when it is freed, in bytes."""
 SHOWN = ("reward", "frac_reward_zero_std", "completions/mean_length", "rollout/stop_reason/")
 """The metrics whose names begin so."""
 
@@ -59,11 +63,25 @@ def plan(arguments: Arguments, trainer: TurnLevelTrainer, rollout: SearchRollout
         raise ValueError(f"the longest prompt has {prompt} tokens, but the model has {positions} positions")
     most, limits = int(arguments.config.max_completion_length), arguments.rollout
     both = limits.max_turn_tokens + limits.max_observation_tokens
+    yield from _updates(trainer)
     yield "lengths", f"longest prompt {prompt} + max_completion_length {most} of {positions} positions"
     yield "", f"{limits.max_turns} turns take up to {limits.max_turns * both + limits.max_turn_tokens} tokens"
     yield from _memory(arguments, trainer, int(min(prompt + most, positions)))
     (found,) = rollout.search.search_batch([str(trainer.train_dataset[0]["question"])], limits.search_top_k)
     yield "search", f"{len(found)} passages for a question"
+
+
+def _updates(trainer: TurnLevelTrainer) -> Iterator[tuple[str, str]]:
+    """How many there are, and how far each goes."""
+    config = trainer.args
+    *_, steps = trainer.set_initial_training_values(config, trainer.get_train_dataloader())
+    rollouts = ceil(steps / config.updates_per_rollout)
+    yield "updates", f"{steps} optimizer steps: {rollouts} rollouts x {config.updates_per_rollout:g}"
+    schedule, warmup = SchedulerType(config.lr_scheduler_type).value, config.get_warmup_steps(steps)
+    yield "", f"learning rate {config.learning_rate:g}, {schedule}, {warmup} steps of warm-up"
+    if config.is_on_policy:
+        yield "", "warning: ratios, clipping and target_kl act from a rollout's second update on, and there is one:"
+        yield "", "set steps_per_generation or num_iterations for several"
 
 
 def _memory(arguments: Arguments, trainer: TurnLevelTrainer, longest: int) -> Iterator[tuple[str, str]]:
@@ -76,6 +94,8 @@ def _memory(arguments: Arguments, trainer: TurnLevelTrainer, longest: int) -> It
     peaks = {"at most, while training": needed.training, "at most, while generating": needed.generating}
     for number, (name, size) in enumerate({**needed.rows, **peaks, "there is": limit}.items()):
         yield "" if number else "memory", f"{name:30} {size / GIB:7.2f} GiB"
+    if config.device.type == "cpu" and THRESHOLD not in os.environ:
+        yield "", f"glibc may keep half as much again; with {THRESHOLD}=1048576 it does not, and takes more time"
     if needed.peak > limit:
         raise ValueError(
             f"a step needs about {needed.peak / GIB:.1f} GiB on each device, which has {limit / GIB:.1f}. Turn, in "

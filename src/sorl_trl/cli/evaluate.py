@@ -9,192 +9,99 @@ goes on where it was when started again; so does one whose search engine failed,
 from __future__ import annotations
 
 import sys
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import torch
-from accelerate import PartialState
-from transformers import GenerationConfig
-from transformers.trainer_utils import get_last_checkpoint
-
 from sorl_trl import qa
-from sorl_trl.command_line import (
-    Parser,
-    UserMistake,
-    check_checkpoint,
-    mistakes,
-    parse_dataclasses,
-    read_config,
-    run_command,
-    take_config,
-)
-from sorl_trl.evaluation.arguments import EvaluationArguments
-from sorl_trl.evaluation.batches import Agent, complete
-from sorl_trl.evaluation.checkpoint import ModelArguments, files_hash, load_model, load_tokenizer, message_ends
-from sorl_trl.evaluation.figures import summarize
-from sorl_trl.evaluation.plan import load_datasets, plan_batches, questions_hash
-from sorl_trl.evaluation.run_folder import RunFolder
-from sorl_trl.evaluation.tables import format_results
-from sorl_trl.records import EVALUATION_FOLDER, RECIPE_FILE
-from sorl_trl.records.evaluated import read_settings
-from sorl_trl.rollout import Collector, EngineOptions, RolloutArguments, TurnEnd, model_engine
-from sorl_trl.search import SearchArguments, SearchBackend, SearchUnavailable
+from sorl_trl.command_line import Parser, UserMistake, check_checkpoint, read_config, refuse, run_command, take_config
+from sorl_trl.files import missing
+from sorl_trl.records import EVALUATION_FOLDER, RECIPE_FILE, policy_in
 from sorl_trl.search.arguments import SOURCES
 from sorl_trl.shipped import RECIPES
 
-GROUPS = (ModelArguments, RolloutArguments, EngineOptions, EvaluationArguments, SearchArguments)
-"""In the order of `Arguments`."""
-ALSO_IN_RECIPES = ("max_completion_length", "dtype", "attn_implementation", "trust_remote_code")
-"""Arguments of other groups that shape what the policy does, and mean the same in training."""
-SAMPLING = ("num_samples", "temperature", "top_p", "batch_size", "seed", "rollout_engine", "rejoin_after")
-POLICY_FILES = ("config.json", "adapter_config.json")
-LONGEST_WAIT = timedelta(days=7)
-"""Of a process that is done for the others: process groups give up after minutes by default."""
+PATHS = ("corpus", "index", "data_source_folder")
 
 
-@dataclass
-class Arguments:
-    """Everything that the command line says about one run."""
+def read_words(words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+    """A command line with its model and its output written out, and what the recipe says.
 
-    model: ModelArguments
-    rollout: RolloutArguments
-    engine: EngineOptions
-    evaluation: EvaluationArguments
-    search: SearchArguments
-
-
-def parse_arguments(words: Sequence[str]) -> Arguments:
-    """Parse a command line: a model (the first word, or `--model_name_or_path`), options, and `--config`."""
+    Raises:
+        UserMistake: What they name is not there. Nothing that takes seconds to import has been imported yet.
+    """
     config, words = take_config(words)
-    recipe = None if config is None else RECIPES.find(config)
-    parser = Parser(add_help=False)
-    parser.add_argument("--model_name_or_path", default=None)
-    named, words = parser.parse_known_args(words)
-    if named.model_name_or_path is not None:
-        words = [named.model_name_or_path, *words]
     if words and not words[0].startswith("-"):
-        model = newest_policy(words[0])
-        words = ["--model_name_or_path", model, *words[1:]]
-        if Path(model).is_dir() and "--output" not in words:
-            words += ["--output", str(Path(model) / EVALUATION_FOLDER)]
-        beside = (Path(model) / RECIPE_FILE, Path(model).parent / RECIPE_FILE)
-        recipe = recipe or next((path for path in beside if path.is_file()), None)
-    defaults = {} if recipe is None else _of_evaluation(read_config(recipe, words, SOURCES), words)
-    return Arguments(*parse_dataclasses(GROUPS, words, defaults, "sorl evaluate"))
+        words = ["--model_name_or_path", *words]
+    given = _given(words)
+    said = {} if config is None else read_config(RECIPES.find(config), words, SOURCES)
+    own = {} if "train_questions" in said else said  # a file of arguments for evaluation
+    name, output = (vars(given)[each] or own.get(each) for each in ("model_name_or_path", "output"))
+    if name is not None:
+        policy = evaluated_policy(name, output)
+        output = output or str(Path(policy) / EVALUATION_FOLDER)
+        words = [*words, "--model_name_or_path", policy, "--output", output]
+        beside = (Path(policy) / RECIPE_FILE, Path(policy).parent / RECIPE_FILE)
+        found = next((path for path in beside if path.is_file()), None)
+        said = said if config or found is None else read_config(found, words, SOURCES)
+    _take_questions(said, given)
+    check_paths({**said, **{name: value for name, value in vars(given).items() if value}})
+    return words, said
 
 
-def newest_policy(name: str) -> str:
-    """The policy in a folder: the run's, or while it trains that of its last checkpoint."""
-    run = Path(name)
-    checkpoint = get_last_checkpoint(name) if (run / RECIPE_FILE).is_file() else None  # type: ignore[no-untyped-call]
-    if checkpoint is None or any((run / name).is_file() for name in POLICY_FILES):
+def _given(words: Sequence[str]) -> Namespace:
+    """What the command line says itself of what must be there."""
+    parser = Parser(add_help=False)
+    for name in ("model_name_or_path", "output", *PATHS):
+        parser.add_argument(f"--{name}")
+    for name in ("questions", "benchmarks"):
+        parser.add_argument(f"--{name}", nargs="*")
+    return parser.parse_known_args(words)[0]
+
+
+def evaluated_policy(name: str, output: str | None) -> str:
+    """The policy in a folder, or the Hub id."""
+    folder = Path(name)
+    if not folder.exists():
+        if output is None:
+            raise UserMistake(f"{name} does not exist: name the folder of a run, or a model on the Hub and `--output`")
+        check_checkpoint(name)
         return name
-    print(f"{run} has no final policy yet: evaluating {checkpoint}")
-    return str(checkpoint)
+    policy = policy_in(folder)
+    if policy is None:
+        raise UserMistake(f"{name} holds no policy: name the folder of a run that has saved one, or of a checkpoint")
+    if policy != folder:
+        print(f"{folder} has no final policy yet: evaluating {policy}")
+    return str(policy)
 
 
-def _of_evaluation(config: Mapping[str, Any], words: Sequence[str]) -> dict[str, Any]:
-    """What evaluation reads of a recipe: the agent, the search, and the questions that training evaluates on."""
-    if "train_questions" not in config:  # a file of arguments for evaluation
-        return dict(config)
-    agent = [field.name for group in (RolloutArguments, EngineOptions, SearchArguments) for field in fields(group)]
-    taken = {name: value for name, value in config.items() if name in (*agent, *ALSO_IN_RECIPES)}
-    asked = config.get("eval_questions")
-    if asked is not None and not {"--questions", "--benchmarks"}.intersection(words):
-        taken["benchmarks" if asked in qa.BENCHMARKS else "questions"] = [asked]
-    return taken
+def check_paths(arguments: Mapping[str, Any]) -> None:
+    """Raises UserMistake for what is not there, and for an output among the files of a policy."""
+    named = [(name, arguments[name]) for name in PATHS if arguments.get(name)]
+    named += [("questions", path) for path in arguments.get("questions") or ()]
+    for name, path in named:
+        if not Path(path).exists():
+            raise UserMistake(missing(name, path))
+    output = arguments.get("output")
+    if output and policy_in(output):
+        raise UserMistake(f"`output` is {output!r}, which holds a policy: name a folder where nothing else is")
 
 
-def run_settings(
-    arguments: Arguments, datasets: Mapping[str, Sequence[qa.Question]], search_identity: str
-) -> dict[str, Any]:
-    """What decides the outcome of a run: not where it is written, nor the number of processes."""
-    model, evaluation = arguments.model, arguments.evaluation
-    path = Path(model.model_name_or_path)
-    named = str(path.resolve()) if path.exists() else model.model_name_or_path
-    return {
-        "model": {**asdict(model), "model_name_or_path": named, "files": files_hash(named)},
-        "rollout": {**asdict(arguments.rollout), "max_completion_length": evaluation.max_completion_length},
-        "sampling": {name: {**vars(evaluation), **vars(arguments.engine)}[name] for name in SAMPLING},
-        "search": search_identity,
-        "datasets": {
-            name: {"questions": len(questions), "content": questions_hash(questions)}
-            for name, questions in datasets.items()
-        },
-    }
-
-
-def load_agent(arguments: Arguments, search: SearchBackend, device: torch.device) -> Agent:
-    """The same collector as in training; the generator samples from the policy alone, as trainers do."""
-    rollout, checkpoint = arguments.rollout, arguments.model
-    check_checkpoint(checkpoint.model_name_or_path)
-    with mistakes(f"`model_name_or_path` is {checkpoint.model_name_or_path!r}, which cannot be loaded"):
-        tokenizer = load_tokenizer(checkpoint)
-        model = load_model(checkpoint, device)
-    with mistakes():
-        protocol = rollout.tag_protocol(tokenizer)
-        limits = rollout.limits(arguments.evaluation.max_completion_length)
-        collector = Collector(tokenizer, search, protocol, limits, rejoin_after=arguments.engine.rejoin_after)
-        end = TurnEnd(tokenizer, protocol.stop_strings, message_ends(model, tokenizer))
-        kind, gib = arguments.engine.rollout_engine, arguments.engine.kv_cache_gib
-        engine = model_engine(model, end, generation_config(arguments.evaluation), kind, kv_cache_gib=gib)
-    return Agent(tokenizer, collector, engine, rollout.prompt_template, rollout.chat)
-
-
-def generation_config(evaluation: EvaluationArguments) -> GenerationConfig:
-    """Greedy or sampled, without the penalties and cuts that a checkpoint's own generation config may ask for."""
-    how = {"temperature": evaluation.temperature, "top_p": evaluation.top_p, "top_k": 0, "min_p": 0.0}
-    sampled = how if evaluation.temperature else {}
-    return GenerationConfig(do_sample=bool(sampled), repetition_penalty=1.0, **sampled)  # type: ignore[no-untyped-call]
-
-
-def report(run: RunFolder) -> tuple[str, int]:
-    """Write the results of a run whose batches are all there; their table, and how many trajectories were masked."""
-    settings = read_settings(run.path)
-    summaries = {name: summarize(name, run.outcomes(name)) for name in settings["datasets"]}
-    table = format_results(list(summaries.values()))
-    run.finish({"datasets": summaries, "settings": settings}, table)
-    return table, sum(summary["masked"] for summary in summaries.values())
-
-
-def run_evaluation(arguments: Arguments) -> None:
-    """Make what is left of the run, with the other processes if there are any, and report."""
-    state = PartialState(cpu=not torch.accelerator.is_available(), timeout=LONGEST_WAIT)
-    with mistakes(), state.main_process_first():  # what is downloaded or indexed is so once
-        datasets = load_datasets(arguments.evaluation)
-        search = arguments.search.build_search()
-        run = RunFolder(arguments.evaluation.output)
-        run.claim(run_settings(arguments, datasets, search.identity))
-    batches = plan_batches(datasets, arguments.evaluation.num_samples, arguments.evaluation.batch_size)
-    try:
-        complete(
-            run,
-            batches[state.process_index :: state.num_processes],
-            lambda: load_agent(arguments, search.backend, state.device),
-            arguments.evaluation.seed,
-            show_progress=state.is_main_process,
-        )
-    except SearchUnavailable as error:
-        raise UserMistake(str(error)) from error
-    state.wait_for_everyone()
-    masked = 0
-    if state.is_main_process:
-        table, masked = report(run)
-        print(table)
-        print(f"Results and trajectories: {run.path}")
-    state.destroy_process_group()
-    if masked:
-        raise SystemExit(
-            f"{masked} trajectories were lost to the search engine, and none that did not search, so that the means "
-            "above are biased: the same command makes what was lost anew."
-        )
+def _take_questions(recipe: dict[str, Any], given: Namespace) -> None:
+    """Those that training evaluates on, where the command line names none."""
+    asked = recipe.get("eval_questions")
+    if asked is not None and not given.questions and not given.benchmarks:
+        recipe["benchmarks" if asked in qa.BENCHMARKS else "questions"] = [asked]
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    run_evaluation(parse_arguments(sys.argv[1:] if words is None else words))
+    words = sys.argv[1:] if words is None else words
+    if not words:
+        refuse("sorl evaluate needs the folder of a run")
+    words, config = read_words(words)
+    from sorl_trl.cli.evaluation_run import parse_arguments, run_evaluation  # takes seconds
+
+    run_evaluation(parse_arguments(words, config))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shlex
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from itertools import islice
 import psutil
 
 from sorl_trl.command_line import COMMAND_LINE, INTERRUPTED, mistakes, read_config, refuse
+from sorl_trl.recipe.first_look import look_over
 from sorl_trl.shipped import CONFIGS
 
 MODULE = "sorl_trl.cli.train"
@@ -36,10 +38,13 @@ to training, and may stand in the recipe as well.
 def main(words: Sequence[str] | None = None) -> int:
     """Train; returns the exit code."""
     with mistakes():
-        parser = _parser()
         words = sys.argv[1:] if words is None else words
+        asks_for_help = not {"-h", "--help"}.isdisjoint(words)
+        if not asks_for_help:
+            look_over(words)
+        parser = _parser()
         for_launch, for_training = split(words, parser)
-        if {"-h", "--help"}.intersection(for_training):
+        if asks_for_help:
             from sorl_trl.cli.train import main as train
 
             print(HELP)
@@ -96,7 +101,7 @@ def _launch(arguments: Namespace, command: str) -> int:
     before = signal.signal(signal.SIGINT, lambda *_: None)
     try:
         # Safe, or `python -m` would import what lies where it is started.
-        with patch_environment(PYTHONSAFEPATH="1", **{COMMAND_LINE: command}):
+        with patch_environment(PYTHONSAFEPATH="1", **{COMMAND_LINE: command}, **_said_to_deepspeed()):
             code = _exit_code(arguments)
     finally:
         signal.signal(signal.SIGINT, before)
@@ -107,18 +112,25 @@ def _launch(arguments: Namespace, command: str) -> int:
     return code if code >= 0 else 1
 
 
+def _said_to_deepspeed() -> dict[str, str]:
+    """Where there is no GPU, which it would say on stdout wherever it is installed."""
+    from torch import accelerator
+
+    return {} if accelerator.is_available() else {"DS_ACCELERATOR": os.environ.get("DS_ACCELERATOR", "cpu")}
+
+
 def _exit_code(arguments: Namespace) -> int:
     """Of training, when it has ended; the negative number of the signal that ended it."""
-    from accelerate.commands.launch import launch_command
+    from accelerate.commands import launch as launcher
     from torch.distributed.elastic.agent.server import api as agent
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing import api as workers
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    for module in (agent, workers):  # they warn of each process that they end
+    for module in (launcher, agent, workers):  # of its own defaults, and of each process that they end
         logging.getLogger(module.__name__).setLevel(logging.ERROR)
     try:
-        launch_command(arguments)
+        launcher.launch_command(arguments)
     except subprocess.CalledProcessError as error:
         return int(error.returncode)
     except ChildFailedError as error:

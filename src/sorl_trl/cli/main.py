@@ -37,12 +37,25 @@ def main(words: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if words is None else words)
     if not words or words[0] not in COMMANDS:
         return run_command(_without_command, words)
-    page = HELP / f"{words[0]}.txt"
-    if {"-h", "--help"}.intersection(words) and "all" not in words and page.is_file():
-        print(page.read_text(encoding="utf-8"), end="")
+    if shows_page(words[0], words[1:]):
         return 0
     module, _, function = COMMANDS[words[0]][0].partition(":")
     return run_command(lambda rest: getattr(import_module(module), function)(rest), words[1:])
+
+
+def help_page(command: str) -> str:
+    """Of a command that has one; else empty."""
+    page = HELP / f"{command}.txt"
+    return page.read_text(encoding="utf-8") if page.is_file() else ""
+
+
+def shows_page(command: str, words: Sequence[str]) -> bool:
+    """Print the page of a command if its words ask for it."""
+    page = help_page(command)
+    asked = bool(page) and not {"-h", "--help"}.isdisjoint(words) and "all" not in words
+    if asked:
+        print(page, end="")
+    return asked
 
 
 def _without_command(words: Sequence[str]) -> None:
@@ -74,7 +87,9 @@ def _show(shipped: Shipped, words: Sequence[str]) -> None:
     parser = Parser(prog=f"sorl {shipped.command}", description=about)
     parser.add_argument("name", nargs="?", help="of which one; without it they are listed")
     name = parser.parse_args(words).name
-    print(shipped.listing() if name is None else shipped.find(name).read_text(encoding="utf-8").rstrip("\n"))
+    print(
+        shipped.listing() if name is None else shipped.find(name, parser.prog).read_text(encoding="utf-8").rstrip("\n")
+    )
 
 
 recipes = partial(_show, RECIPES)

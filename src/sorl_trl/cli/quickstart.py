@@ -5,7 +5,10 @@ does, and evaluates it as `sorl evaluate` does on questions it has never seen: i
 where the first passage is half the way. With `--model`, the policy is a language model (`sorl model` writes one), the
 atlas is in plain English, and it takes most of an hour.
 
-A run that was interrupted goes on with the same command; one that has ended is replaced.
+It writes world/, warm-start/, policy/, evaluations, curves.png and summary.json; the recipes for the sandbox read the
+first two. A run that was interrupted goes on with the same command; one that has ended is replaced.
+
+example: sorl quickstart --max-steps 16
 """
 
 from __future__ import annotations
@@ -188,13 +191,18 @@ def show_learnt(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str
 
 
 def parse_arguments(words: Sequence[str] | None) -> Namespace:
-    parser = Parser(prog="sorl quickstart", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=at_least(0), default=0, help="of the world and of training")
-    parser.add_argument("--output", type=Path, help="directory, by default a folder in runs/")
-    parser.add_argument(
-        "--model", help="a language model, as a folder or by its name on the Hub; a tiny one if left out"
+    usage = "sorl quickstart [--max-steps N] [--seed N] [--output DIR] [--model MODEL]"
+    parser = Parser(
+        prog="sorl quickstart", usage=usage, description=__doc__, formatter_class=RawDescriptionHelpFormatter
     )
-    parser.add_argument("--max-steps", type=at_least(1), help="optimizer steps, instead of the recipe's")
+    steps = "optimizer steps (default: the recipe's; `sorl recipes quickstart` prints it)"
+    parser.add_argument("--max-steps", type=at_least(1), metavar="N", help=steps)
+    seed = "of the world and of training (default: %(default)s)"
+    parser.add_argument("--seed", type=at_least(0), default=0, metavar="N", help=seed)
+    folder = f"folder of the run (default: {TINY.run}, with a model {PRETRAINED.run})"
+    parser.add_argument("--output", type=Path, metavar="DIR", help=folder)
+    model = "a language model, by its folder or Hub id (default: a tiny policy, made for the task)"
+    parser.add_argument("--model", metavar="MODEL", help=model)
     arguments: Namespace = parser.parse_args(words)
     return arguments
 

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from argparse import RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from pathlib import Path
 
 from sorl_trl.command_line import Parser, mistakes
 
+ABOUT = """\
+Draws the curves of training runs side by side, with a table of how far each got. It writes DIR/report.html, which
+needs no other file. A run that is still training can be read once it has saved a checkpoint.
+
+example: sorl report runs/so_grpo runs/sequence -o report
+"""
+
 
 def main(words: Sequence[str] | None = None) -> None:
-    parser = Parser(
-        prog="sorl report",
-        description="Curves and figures of training runs, side by side, as one HTML page.",
-        epilog="A run that is still training can be read once it has saved a checkpoint.",
-    )
-    parser.add_argument("runs", nargs="+", type=Path, metavar="run", help="its `output_dir`: holds trainer_state.json")
-    where = "default: %(default)s"
+    usage = "sorl report RUN [RUN ...] [-o DIR]"
+    parser = Parser(prog="sorl report", usage=usage, description=ABOUT, formatter_class=RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="`output_dir` of a training run")
+    where = "folder of the page, made if missing (default: %(default)s)"
     parser.add_argument("-o", "--output", type=Path, default=Path("report"), metavar="DIR", help=where)
     arguments = parser.parse_args(words)
     from sorl_trl.diagnostics.report import write_report  # after `--help`: it takes seconds

@@ -11,15 +11,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sorl_trl.cli.interrupt import interruptible
+from sorl_trl.cli.main import shows_page
 from sorl_trl.command_line import mistakes, run_command
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Train; returns the exit code."""
+    words = sys.argv[1:] if words is None else words
+    if shows_page("train", words):
+        return 0
     from sorl_trl.diagnostics.progress import whole_lines
 
     with whole_lines():
-        return _train(sys.argv[1:] if words is None else words)
+        return _train(words)
 
 
 def _train(words: Sequence[str]) -> int:

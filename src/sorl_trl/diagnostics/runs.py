@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from sorl_trl.files import check_run_folder
+
 STATE_FILE = "trainer_state.json"
 
 SMOOTHED_FROM = 20
@@ -77,11 +79,11 @@ def load_run(folder: Path, name: str) -> Run:
         FileNotFoundError: There is no `trainer_state.json`.
         ValueError: A file is not complete, as while training writes it.
     """
+    check_run_folder(folder)
     paths = [path for path in (folder / STATE_FILE, *folder.glob(f"checkpoint-*/{STATE_FILE}")) if path.is_file()]
     if not paths:
         raise FileNotFoundError(
-            f"{folder} holds no {STATE_FILE}, nor has it a checkpoint-* that does. Give the `output_dir` of a run "
-            "that has saved a checkpoint or called `trainer.save_state()`."
+            f"{folder} holds no {STATE_FILE}, nor a checkpoint-* that does: name the `output_dir` of a run with one"
         )
     # Where steps tie, that is the first: the folder's own, to which the end of training has added a log entry.
     state = max(map(_read, paths), key=lambda state: int(state["global_step"]))

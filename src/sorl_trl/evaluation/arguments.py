@@ -15,7 +15,9 @@ from sorl_trl.qa import BENCHMARKS
 class EvaluationArguments:
     """The arguments of a run. Raises ValueError for a value that is not allowed."""
 
-    output: str = field(metadata={"help": "Directory of the run. A run that was interrupted there goes on."})
+    output: str = field(
+        metadata={"help": "Folder for the results. An interrupted run there goes on. Default: `evaluation` in RUN."}
+    )
     benchmarks: list[str] = field(
         default_factory=list, metadata={"help": f"Public question sets by name: {', '.join(BENCHMARKS)}."}
     )

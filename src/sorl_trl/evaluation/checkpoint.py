@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -70,10 +69,3 @@ def message_ends(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> 
     configured: Any = model.generation_config and model.generation_config.eos_token_id
     ends = configured if isinstance(configured, list) else [configured]
     return sorted({token_id for token_id in (tokenizer.eos_token_id, *ends) if token_id is not None})
-
-
-def files_hash(checkpoint: str) -> str | None:
-    """Changes with a folder that is trained on, without reading gigabytes; None where there is no such folder."""
-    files = sorted(path for path in Path(checkpoint).glob("*") if path.is_file())
-    states = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
-    return hashlib.sha256(json.dumps(states).encode()).hexdigest()[:16] if states else None

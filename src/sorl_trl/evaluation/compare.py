@@ -9,7 +9,9 @@ import numpy as np
 
 from sorl_trl.evaluation.figures import bootstrap, by_question, figure, p_value, question_columns
 from sorl_trl.evaluation.run_folder import Outcome, RunFolder
-from sorl_trl.records.evaluated import RESULTS, evaluation_in, read_settings
+from sorl_trl.files import check_run_folder
+from sorl_trl.records import policy_in
+from sorl_trl.records.evaluated import RESULTS, evaluation_in, outdated, read_settings
 
 COMPARED = ("exact_match", "f1", "sub_exact_match", "choice_accuracy", "searches", "generated_tokens")
 Run = Mapping[str, Sequence[Outcome]]
@@ -20,11 +22,18 @@ def read_run(path: str) -> dict[str, list[Outcome]]:
     """Read the outcomes of a finished evaluation: `path`, or what `sorl evaluate` has put into that run.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: There is none.
+        ValueError: The policy has changed since.
     """
+    check_run_folder(path)
     folder = RunFolder(evaluation_in(path))
     if not (folder.path / RESULTS).exists():
-        raise FileNotFoundError(f"{path} holds no finished evaluation: `sorl evaluate {path}` makes one")
+        made = (
+            f"`sorl evaluate {path}` makes one" if policy_in(path) else "name a run that `sorl evaluate` has evaluated"
+        )
+        raise FileNotFoundError(f"{path} holds no finished evaluation: {made}")
+    if problem := outdated(folder.path):
+        raise ValueError(problem)
     return {name: folder.outcomes(name) for name in read_settings(folder.path)["datasets"]}
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from sorl_trl.records.evaluated import (
     RESULTS,
     SETTINGS,
     evaluated_shards,
+    outdated,
     read_settings,
 )
 from sorl_trl.types import StopReason
@@ -43,7 +44,7 @@ class RunFolder:
         Every process may call this, all with equal settings.
 
         Raises:
-            ValueError: Its run was started with other settings; the message names one.
+            ValueError: Its run was started with other settings; the message names the first.
         """
         file = self.path / SETTINGS
         # A first start that made nothing, with a wrong model perhaps, binds nobody.
@@ -51,12 +52,14 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             _write_json(file, settings)
             return
-        before, now = read_settings(self.path), json.loads(json.dumps(settings))
+        if problem := outdated(self.path):
+            raise ValueError(problem)
+        before, now = dict(_leaves(read_settings(self.path))), dict(_leaves(json.loads(json.dumps(settings))))
         for name in dict.fromkeys([*before, *now]):
             if before.get(name) != now.get(name):
                 raise ValueError(
-                    f"output {self.path} holds a run with other settings: `{name}` was {before.get(name)} and is "
-                    f"{now.get(name)}. Take the same ones to go on with it, or name another directory (`--output`)"
+                    f"output {self.path} holds a run with other settings: `{name}` was {before.get(name)!r} and is "
+                    f"{now.get(name)!r}. Take the same ones to go on with it, or name another folder (`--output`)"
                 )
 
     def has(self, batch: Batch) -> bool:
@@ -81,6 +84,12 @@ class RunFolder:
 def is_masked(outcome: Outcome) -> bool:
     """Whether an infrastructure failure ended it: it says nothing about the policy."""
     return StopReason(outcome["stop_reason"]).is_infrastructure_failure
+
+
+def _leaves(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """The settings in groups of groups, each with its whole name."""
+    for name, value in settings.items():
+        yield from _leaves(value, f"{above}{name}.") if isinstance(value, dict) else [(f"{above}{name}", value)]
 
 
 def _outcomes(shard: Path) -> list[Outcome]:

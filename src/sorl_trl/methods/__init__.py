@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from sorl_trl.methods import parsing
@@ -14,7 +15,7 @@ from sorl_trl.methods.surrogate import DoubleSided, MiniRL, PPOMin
 from sorl_trl.methods.terms import LLDS, ClipPenalty
 from sorl_trl.methods.weight import TurnRatio, Unweighted
 
-METHODS: dict[str, Method] = {
+_PIECES = {
     "so_grpo": Method(terms=(ClipPenalty(),)),
     "so_ppo": Method(terms=(ClipPenalty(),)),
     "so_grpo_note": Method(terms=(ClipPenalty(coef=3.0, epsilon=None),)),
@@ -41,6 +42,7 @@ METHODS: dict[str, Method] = {
     "llds": Method(terms=(LLDS(),)),
     "dppo": Method(surrogate=DPPO(), weight=Unweighted()),
 }
+METHODS: dict[str, Method] = {name: replace(method, name=name) for name, method in _PIECES.items()}
 """Every named method as its pieces. What else its source sets is in `SETTINGS`."""
 
 _TOKEN = {"importance_sampling_level": "token", "loss_type": "grpo", "epsilon": 0.2, "target_kl": 0.0}

@@ -45,6 +45,8 @@ class Method:
     """What is maximised, and what is clipped."""
     terms: tuple[Term, ...] = ()
     """What is added to the loss."""
+    name: str = field(default="", compare=False)
+    """What trackers call it: that of `METHODS`, or yours."""
 
     def __post_init__(self) -> None:
         for name in ("keep", "terms"):
@@ -58,7 +60,7 @@ class Method:
     def pieces(self) -> list[tuple[str, Any]]:
         """Every piece that is there, with the name of its field."""
         found = []
-        for each in fields(self):
+        for each in fields(self)[:-1]:
             value = getattr(self, each.name)
             several = value if isinstance(value, tuple) else () if value is None else (value,)
             found += [(each.name, piece) for piece in several]

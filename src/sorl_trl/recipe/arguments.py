@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated, Any
 
 from accelerate.commands.launch import launch_command_parser
@@ -17,6 +16,7 @@ from sorl_trl.command_line import Parser, given_words, mistakes, parse_dataclass
 from sorl_trl.diagnostics.collapse_guard import ACTIONS
 from sorl_trl.experimental import GroupRefillTrainer, SeeUPOTrainer
 from sorl_trl.methods import METHODS, SETTINGS, method_from
+from sorl_trl.recipe.first_look import COMMAND, check_questions
 from sorl_trl.recipe.libraries import check_libraries
 from sorl_trl.rollout import EngineOptions, RolloutArguments
 from sorl_trl.search import SearchArguments
@@ -26,7 +26,6 @@ from sorl_trl.trainers import SOGRPOTrainer, SOPPOTrainer
 from sorl_trl.trainers.base import TurnLevelTrainer
 from sorl_trl.trainers.config import TurnLevelConfig
 
-COMMAND = "sorl train"
 TRAINERS: dict[str, type[TurnLevelTrainer]] = {
     "so_grpo": SOGRPOTrainer,
     "so_ppo": SOPPOTrainer,
@@ -156,15 +155,6 @@ class Arguments:
             raise ValueError(
                 f"`rewards` has {per_turn[0]!r}, one float per generation: `turn_boundary_tags` makes more turns."
             )
-
-
-def check_questions(name: str, value: str) -> None:
-    """Raise ValueError unless `value` is a file or the name of a public set."""
-    if value not in qa.BENCHMARKS and not Path(value).is_file():
-        raise ValueError(
-            f"`{name}` is {value!r}, but there is no such file, nor a public set of this name "
-            f"({', '.join(qa.BENCHMARKS)})."
-        )
 
 
 def argument_groups(trainer_class: type[TurnLevelTrainer]) -> tuple[type, ...]:

@@ -11,8 +11,9 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, ProgressCallbac
 from trl import get_peft_config, get_quantization_config
 
 from sorl_trl import qa
-from sorl_trl.command_line import check_checkpoint, mistakes
+from sorl_trl.command_line import UserMistake, check_checkpoint, mistakes
 from sorl_trl.diagnostics import CollapseGuard, TurnProgressCallback
+from sorl_trl.methods import method_from
 from sorl_trl.recipe.arguments import INFORMATION_GAIN, Arguments
 from sorl_trl.rollout import Collector, RolloutArguments
 from sorl_trl.search import NoSearch
@@ -78,7 +79,9 @@ def reward_functions(names: Sequence[str]) -> list[Any]:
 def load_tokenizer(arguments: Arguments) -> PreTrainedTokenizerBase:
     """The policy's tokenizer. Raises UserMistake where there is none."""
     model, config = arguments.model, arguments.config
-    check_checkpoint(str(model.model_name_or_path))
+    if model.model_name_or_path is None:
+        raise UserMistake("`model_name_or_path` is missing: name a checkpoint's folder or a Hub id")
+    check_checkpoint(model.model_name_or_path)
     with mistakes(f"`model_name_or_path` is {model.model_name_or_path!r}, which cannot be loaded"):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             model.model_name_or_path, revision=model.model_revision, trust_remote_code=config.trust_remote_code
@@ -116,7 +119,7 @@ def build_trainer(arguments: Arguments, rollout: SearchRollout | None = None) ->
         quantization_config=get_quantization_config(model),
         peft_config=get_peft_config(model),
         rollout_func=rollout or build_rollout(arguments, tokenizer),
-        **({} if method is None else {"method": method}),
+        **({} if method is None else {"method": method_from(method)}),  # whose options are settled
     )
     if task.collapse_guard != "off":
         trainer.add_callback(CollapseGuard(task.collapse_guard, trainer))

@@ -7,6 +7,7 @@ results.json                           written once every batch is there
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,11 +20,15 @@ import pyarrow.parquet as pq
 
 from sorl_trl.files import write_whole
 from sorl_trl.qa import Question
-from sorl_trl.records import EVALUATION_FOLDER
+from sorl_trl.records import EVALUATION_FOLDER, policy_in
 from sorl_trl.text import storable
 from sorl_trl.types import Observation, Trajectory, Turn
 
 SETTINGS, FOLDER, RESULTS = "settings.json", "trajectories", "results.json"
+FILES = "policy_files"
+"""In the settings of the model: `files_hash` of its folder."""
+POLICY_SUFFIXES = {".safetensors", ".bin", ".json", ".jinja", ".model", ".txt", ".py"}
+"""Of what makes up a policy: not a page or a picture that was put beside it."""
 SCORES = ("correct", "exact_match", "f1", "sub_exact_match", "choice_accuracy")
 """In [0, 1]. `correct` is choice accuracy where the question has options, else exact match."""
 COUNTS = ("searches", "turns", "invalid_actions", "neutralized", "generated_tokens", "observation_tokens")
@@ -120,7 +125,7 @@ def write_evaluated(shard: Path, rows: Sequence[EvaluatedTrajectory]) -> None:
 
 def evaluation_in(run: str | os.PathLike[str]) -> Path:
     """The evaluation in the folder of a policy, if there is one; else `run` itself."""
-    inside = Path(run) / EVALUATION_FOLDER
+    inside = (policy_in(run) or Path(run)) / EVALUATION_FOLDER
     return inside if (inside / SETTINGS).is_file() else Path(run)
 
 
@@ -145,6 +150,25 @@ def read_settings(run: str | os.PathLike[str]) -> dict[str, Any]:
     """The settings of the run; raises FileNotFoundError if none was started here."""
     settings: dict[str, Any] = json.loads((Path(run) / SETTINGS).read_bytes())
     return settings
+
+
+def files_hash(policy: str) -> str | None:
+    """Changes with a folder that is trained on, without reading gigabytes; None where there is no such folder."""
+    files = sorted(path for path in Path(policy).glob("*") if path.suffix in POLICY_SUFFIXES)
+    states = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    return hashlib.sha256(json.dumps(states).encode()).hexdigest()[:16] if states else None
+
+
+def outdated(evaluation: str | os.PathLike[str]) -> str | None:
+    """Says that the policy has changed since it was evaluated, and what to do; None where nothing shows that."""
+    model = read_settings(evaluation).get("model", {})
+    name, before = model.get("model_name_or_path"), model.get(FILES)
+    if before is None or files_hash(name) in (None, before):
+        return None
+    return (
+        f"{evaluation} is outdated, for the policy in {name} has changed since: remove it, or name another folder as "
+        f"`--output`, and `sorl evaluate {name}` evaluates anew"
+    )
 
 
 def _segment_row(segment: Turn | Observation) -> dict[str, Any]:

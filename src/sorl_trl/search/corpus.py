@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tqdm.auto import tqdm
 
+from sorl_trl.files import missing
 from sorl_trl.types import Passage
 
 CorpusPaths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -75,12 +76,15 @@ def corpus_files(paths: CorpusPaths) -> list[Path]:
 
     Raises:
         CorpusError: The folders hold no such file, or no path is given.
+        FileNotFoundError: There is no such file or folder.
     """
     files: list[Path] = []
     for path in map(Path, [paths] if isinstance(paths, str | os.PathLike) else paths):
         files += sorted(file for file in path.iterdir() if file.name.endswith(ENDINGS)) if path.is_dir() else [path]
     if not files:
         raise CorpusError(f"corpus {paths}: it holds no file that ends in {' or '.join(ENDINGS)}")
+    if absent := next((file for file in files if not file.exists()), None):
+        raise FileNotFoundError(missing("corpus", absent))
     return files
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from argparse import Namespace
+from argparse import Namespace, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -14,6 +14,13 @@ from sorl_trl.command_line import Parser, mistakes, run_command
 from sorl_trl.search.engines import ENGINES
 from sorl_trl.search.engines.dense import DenseIndex, DenseOptions
 from sorl_trl.search.engines.saved import SavedIndex
+
+ABOUT = """\
+Builds a search index of a corpus. It writes the folder DIR, which `sorl serve` and `--index` of `sorl train` and
+`sorl evaluate` take.
+
+example: sorl index --corpus corpus.jsonl --output index
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -26,27 +33,29 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _parser() -> Parser:
-    parser = Parser(prog="sorl index", description="Build a search index of a corpus.")
+    usage = "sorl index --corpus PATH [PATH ...] --output DIR [--engine NAME]"
+    parser = Parser(prog="sorl index", usage=usage, description=ABOUT, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument(
         "--corpus",
         nargs="+",
         required=True,
         metavar="PATH",
-        help="JSONL files, with or without gzip, or folders of them; lines as in wiki-18 or MedRAG",
+        help="JSONL files, with or without gzip, or folders of them; lines as in wiki-18 or MedRAG (required)",
     )
-    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="the directory to make")
+    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="the folder to make (required)")
     parser.add_argument(
         "--engine",
         choices=ENGINES,
         default="bm25",
-        help="bm25 (default) up to about a million passages, tantivy beyond, dense to search by meaning",
+        metavar="NAME",
+        help="bm25 up to about a million passages, tantivy beyond, dense to search by meaning (default: %(default)s)",
     )
     dense = parser.add_argument_group("only for --engine dense")
     defaults = DenseOptions()
-    dense.add_argument("--model", help=f"embedding model: a Hub id or a folder (default {defaults.model})")
-    dense.add_argument("--query-prefix", help=f"put before every query (default {defaults.query_prefix!r})")
-    dense.add_argument("--passage-prefix", help=f"put before every passage (default {defaults.passage_prefix!r})")
-    dense.add_argument("--batch-size", type=int, help=f"texts per forward pass (default {defaults.batch_size})")
+    dense.add_argument("--model", help=f"embedding model: a Hub id or a folder (default: {defaults.model})")
+    dense.add_argument("--query-prefix", help=f"put before every query (default: {defaults.query_prefix!r})")
+    dense.add_argument("--passage-prefix", help=f"put before every passage (default: {defaults.passage_prefix!r})")
+    dense.add_argument("--batch-size", type=int, help=f"texts per forward pass (default: {defaults.batch_size})")
     dense.add_argument("--device", help="where the model runs (default: a GPU where there is one)")
     return parser
 

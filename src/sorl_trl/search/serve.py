@@ -22,6 +22,7 @@ from __future__ import annotations
 import signal
 import socket
 import sys
+from argparse import RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from types import FrameType
 
@@ -29,6 +30,12 @@ from sorl_trl.command_line import Parser, mistakes, run_command
 from sorl_trl.search.app import create_app
 from sorl_trl.search.engines import open_index
 
+ABOUT = """\
+Serves a search index over HTTP, in Search-R1's wire format, until Ctrl-C. It writes nothing but the address for
+`--search_url` of `sorl train` and `sorl evaluate`, on stdout.
+
+example: sorl serve --index index --port 8000
+"""
 SHUTDOWN_S = 30
 """How long a request may go on after the server was told to stop."""
 PENDING_CONNECTIONS = 2048
@@ -54,10 +61,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _parser() -> Parser:
-    parser = Parser(prog="sorl serve", description="Serve a search index over HTTP.")
-    parser.add_argument("--index", required=True, metavar="DIR", help="as sorl_trl.search.index made it")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    parser.add_argument("--port", type=int, default=8000, help="0 chooses a free one (default: %(default)s)")
+    usage = "sorl serve --index DIR [--host ADDRESS] [--port N]"
+    parser = Parser(prog="sorl serve", usage=usage, description=ABOUT, formatter_class=RawDescriptionHelpFormatter)
+    parser.add_argument("--index", required=True, metavar="DIR", help="what `sorl index` made (required)")
+    parser.add_argument(
+        "--host", default="127.0.0.1", metavar="ADDRESS", help="address to listen on (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--port", type=int, default=8000, metavar="N", help="0 chooses a free one (default: %(default)s)"
+    )
     return parser
 
 

@@ -81,7 +81,8 @@ class TurnLevelTrainer(GRPOTrainer):
             args = self.config_class(f"{name.split('/')[-1]}-{type(self).__name__.removesuffix('Trainer')}")
         check_config(self.config_class, args)
         self.method = method_from(self.default_method if method is None else method)
-        check_method(self.method, args)
+        check_method(self.method, args, by_name=isinstance(method, str))
+        args.method_name = self.method.name or self.method.describe()
         if isinstance(rollout := named.get("rollout_func"), AgentRollout):
             rollout.check(args, named.get("tools"), named.get("environment_factory"))
         self._tools = HarmlessTools(self)

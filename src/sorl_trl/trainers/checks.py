@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import fields
 from typing import Any
 
 from datasets import Dataset
 from torch import nn
 from trl.trainer.utils import disable_dropout_in_model
 
-from sorl_trl.methods import Method
+from sorl_trl.methods import SETTINGS, Method, TopK, TopP, ZeroVariance
 from sorl_trl.trainers.config import TRLS_LOSS_TYPES, TurnLevelConfig
 
 logger = logging.getLogger(__name__)
@@ -39,8 +40,13 @@ def check_config(wanted: type[TurnLevelConfig], args: Any) -> None:
         say_once(args, f"With `loss_type={args.loss_type!r}`, {', and '.join(said)}.")
 
 
-def check_method(method: Method, args: TurnLevelConfig) -> None:
-    """Raise ValueError where a piece of the method does not go with the loss type."""
+def check_method(method: Method, args: TurnLevelConfig, by_name: bool = False) -> None:
+    """Raise ValueError for a method that does not go with the config; warn if a name has not brought its settings."""
+    if by_name:
+        _check_settings(method.name, args)
+    filters = [piece for piece in method.keep if isinstance(piece, ZeroVariance | TopK | TopP)]
+    if filters and args.num_generations == 1:
+        raise ValueError(f"`num_generations` is 1, but must be at least 2: {filters[0]!r} drops groups that agree.")
     if method.keep and args.loss_type in ("bnpo", "sapo", "luspo"):
         raise ValueError(
             f"`loss_type` is {args.loss_type!r}, whose mean over a micro-batch cannot leave out what `keep` drops: "
@@ -50,6 +56,25 @@ def check_method(method: Method, args: TurnLevelConfig) -> None:
         raise ValueError(
             f"`loss_type` is {args.loss_type!r}, which has a surrogate of its own beside the method's: use 'turn', "
             "'grpo', 'dr_grpo', 'dapo' or 'bnpo'."
+        )
+
+
+def _check_settings(method: str, args: TurnLevelConfig) -> None:
+    """Warn of fields that the settings of a named method have, and that were left at the defaults of the config."""
+    config, published = type(args).__name__, SETTINGS.get(method, {})
+    defaults = {each.name: each.default for each in fields(args)}
+    if unknown := [name for name in published if name not in defaults]:
+        raise ValueError(
+            f"`method` is {method!r}, whose settings have `{unknown[0]}`, but {config} has no such field: it is for "
+            "`SOPPOTrainer`."
+        )
+    left = {name: value for name, value in published.items() if getattr(args, name) == defaults[name] != value}
+    if left:
+        listed = ", ".join(f"`{name}` is {defaults[name]!r}, not {value!r}" for name, value in left.items())
+        say_once(
+            args,
+            f"`method` is {method!r}, but its settings are left out: {listed}. Write "
+            f'`{config}(..., **SETTINGS["{method}"])`, with `from sorl_trl.methods import SETTINGS`.',
         )
 
 

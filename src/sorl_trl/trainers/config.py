@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
 
 from trl import GRPOConfig
 
@@ -155,6 +155,12 @@ class TurnLevelConfig(GRPOConfig):
             "default is False). With dropout, policy and old policy differ by its noise before any update."
         },
     )
+
+    method_name = ""
+    """What trackers log as `method`: the trainer says it."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return super().to_dict() | ({"method": self.method_name} if self.method_name else {})
 
     def __post_init__(self) -> None:
         check_fields(self, inherited=OF_TRL)

@@ -1,11 +1,11 @@
 """The trajectories of a run as one HTML page: `sorl view run/ -o page.html`.
 
-`run` is the `--output` of evaluate.py, finished or not, or the `output_dir` of a training run that dumps trajectories.
-The page needs no server and no network. `--help` lists the arguments; its keys are listed by `?`.
+The keys of the page are listed by `?`.
 """
 
 from __future__ import annotations
 
+from argparse import RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
@@ -15,22 +15,33 @@ from sorl_trl.files import write_whole
 from sorl_trl.viewer.data import open_run
 from sorl_trl.viewer.page import render_page
 
+ABOUT = """\
+Writes the trajectories of a training run or of an evaluation as one HTML page, to filter and to read. The page needs
+no server and no network. Of a run that has both, RUN shows training and RUN/evaluation the evaluation.
+
+example: sorl view runs/quickstart/policy -o page.html
+"""
 LIMIT = 1000
 """By default. Ours: as many dumped trajectories of 1,000 tokens are 33 MB, which a browser opens in seconds."""
 
 
-def write_page(run: Path, output: Path, limit: int = LIMIT) -> tuple[int, int]:
-    """Write the page of a run, in place of what was there before; how many trajectories it shows, and of how many.
+def write_page(run: Path, output: Path, limit: int = LIMIT) -> tuple[int, int, list[str]]:
+    """Write the page of a run, in place of what was there before.
 
     Args:
         run: The folder of an evaluation or of a training run.
         output: The file to write; its folder must be there.
         limit: At most so many trajectories, the first of each dataset or step, and of each as many.
 
+    Returns:
+        How many trajectories it shows, of how many, and what a reader must know, a sentence each.
+
     Raises:
         FileNotFoundError: `run` holds no trajectories.
-        ValueError: `run` holds no trajectory yet.
+        ValueError: `run` holds no trajectory yet, or `output` cannot be a file.
     """
+    if not output.parent.is_dir() or output.is_dir():
+        raise ValueError(f"`output` is {str(output)!r}, but must be a file in a folder that is there")
     source = open_run(run)
     total = sum(source.sizes.values())
     share = max(1, limit // max(1, len(source.sizes))) if total > limit else total
@@ -42,20 +53,19 @@ def write_page(run: Path, output: Path, limit: int = LIMIT) -> tuple[int, int]:
         notes.append(f"{total - len(entries):,} of {total:,} trajectories are left out: --limit is {limit:,}.")
     page = render_page(f"Trajectories of {run.resolve().name}", source.kind, entries, notes)
     write_whole(output, page.encode("utf-8", "replace"))
-    return len(entries), total
+    return len(entries), total, notes
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    parser = Parser(
-        prog="sorl view",
-        description="The trajectories of an evaluation or of a training run as one HTML page, to filter and to read.",
-    )
-    parser.add_argument("run", type=Path, help="`--output` of evaluate.py, or `output_dir` of training with dumps")
+    usage = "sorl view RUN [-o FILE] [--limit N]"
+    parser = Parser(prog="sorl view", usage=usage, description=ABOUT, formatter_class=RawDescriptionHelpFormatter)
+    kinds = "`output_dir` of training with `save_trajectories_steps`; or what `sorl evaluate` evaluated, or its output"
+    parser.add_argument("run", type=Path, metavar="RUN", help=kinds)
     where, page = "the page (default: %(default)s)", Path("trajectories.html")
     parser.add_argument("-o", "--output", type=Path, default=page, metavar="FILE", help=where)
     limit = "at most so many trajectories, of each dataset or step as many (default: %(default)s)"
     parser.add_argument("--limit", type=at_least(1), default=LIMIT, metavar="N", help=limit)
     arguments = parser.parse_args(words)
     with mistakes():
-        shown, total = write_page(**vars(arguments))
-    print(f"{shown:,} of {total:,} trajectories: {arguments.output}")
+        shown, total, notes = write_page(**vars(arguments))
+    print("\n".join([f"{shown:,} of {total:,} trajectories: {arguments.output}", *notes]))

@@ -11,12 +11,15 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from sorl_trl.files import check_run_folder
+from sorl_trl.records import policy_in
 from sorl_trl.records.evaluated import (
     MEASURES,
     RESULTS,
     SETTINGS,
     count_evaluated,
     evaluation_in,
+    outdated,
     read_evaluated,
     read_settings,
 )
@@ -77,20 +80,25 @@ def open_run(run: str | os.PathLike[str]) -> Source:
     Raises:
         FileNotFoundError: It is neither the folder of an evaluation nor that of a training run with dumps.
     """
+    check_run_folder(run)
+    evaluation = evaluation_in(run)
+    evaluated = (evaluation / SETTINGS).is_file()
     if any(Path(run).glob(SHARDS)):
         steps = {_step_name(step): (step, size) for step, size in count_trained(run).items()}
         sizes = {name: size for name, (_, size) in steps.items()}
-        return Source(TRAINING, sizes, lambda name: _step(run, steps[name][0]))
-    run = evaluation_in(run)
-    if (Path(run) / SETTINGS).is_file():
-        settings = read_settings(run)
-        finished = (Path(run) / RESULTS).exists()
+        beside = evaluated and evaluation != Path(run)  # else the settings are another's
+        notes = [f"Of training; the evaluation beside it: sorl view {evaluation}"] if beside else []
+        return Source(TRAINING, sizes, lambda name: _step(run, steps[name][0]), notes)
+    if evaluated:
+        settings = read_settings(evaluation)
+        finished = (evaluation / RESULTS).exists()
         notes = [] if finished else ["The evaluation is not finished: its finished batches are here."]
-        sizes = {name: count_evaluated(run, name) for name in settings["datasets"]}
-        return Source(EVALUATION, sizes, lambda name: map(evaluation_entry, read_evaluated(run, name)), notes)
+        notes += [problem] if (problem := outdated(evaluation)) else []
+        sizes = {name: count_evaluated(evaluation, name) for name in settings["datasets"]}
+        return Source(EVALUATION, sizes, lambda name: map(evaluation_entry, read_evaluated(evaluation, name)), notes)
+    made = f"`sorl evaluate {run}` makes some" if policy_in(run) else "name the folder of a run"
     raise FileNotFoundError(
-        f"{run} holds no trajectories: `sorl evaluate {run}` makes some of a policy, and training keeps its own with "
-        "`save_trajectories_steps`"
+        f"{run} holds no trajectories: {made}; training keeps its own with `save_trajectories_steps`"
     )
 
 

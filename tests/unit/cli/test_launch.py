@@ -17,6 +17,7 @@ from sorl_trl.shipped import PACKAGE
 
 PARSER = launch._parser()
 CONFIGS = PACKAGE / "accelerate_configs"
+TRAIN = ["--train_questions", "nq", "--model_name_or_path", "."]
 
 
 @pytest.mark.parametrize(
@@ -85,7 +86,7 @@ def test_mistakes(
     (tmp_path / "list.yaml").write_text("- a\n")
     (tmp_path / "odd.yaml").write_text("distributed_type: DEEPSPED\n")
     (tmp_path / "broken.yaml").write_text("a: [1\nb: 2\n")
-    assert run_command(launch.main, words) == 2
+    assert run_command(launch.main, [*TRAIN, *words]) == 2
     assert capsys.readouterr().err.startswith(f"error: {said}")
 
 
@@ -118,7 +119,7 @@ def test_the_end_of_a_training_that_failed(
         raise error
 
     ending(monkeypatch, fail)
-    assert run_command(launch.main, ["--accelerate_config", "single_cpu", "--quiet"]) == code
+    assert run_command(launch.main, [*TRAIN, "--accelerate_config", "single_cpu", "--quiet"]) == code
     assert capsys.readouterr().err == said
 
 
@@ -126,6 +127,6 @@ def test_the_folder_in_which_it_is_started_is_not_imported_from(monkeypatch: pyt
     seen: list[str | None] = []
     monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
     ending(monkeypatch, lambda arguments: seen.append(os.environ.get("PYTHONSAFEPATH")))
-    assert run_command(launch.main, ["--accelerate_config", "single_cpu"]) == 0
+    assert run_command(launch.main, [*TRAIN, "--accelerate_config", "single_cpu"]) == 0
     assert seen == ["1"]
     assert "PYTHONSAFEPATH" not in os.environ

@@ -47,8 +47,25 @@ def test_every_command_has_help_under_its_name(name: str, capsys: pytest.Capture
         (["index"], "the following arguments are required: --corpus"),
         (["evaluate", "--protocl", "x"], "`--protocl` is no argument of sorl evaluate; is it `--pro"),
         (["evaluate", "--conf", "x"], "`--conf` is no argument of sorl evaluate; is it `--config`?"),
-        (["compare", "a"], "the following arguments are required: RUN"),
-        (["compare", "a", "b"], "a holds no finished evaluation: `sorl evaluate a` makes one"),
+        (["compare", "a"], "`sorl compare BEFORE AFTER` compares two runs that `sorl evaluate` has evaluated, got 1"),
+        (["compare", "a", "b"], "a does not exist: name the folder of a run"),
+        (["compare", "empty", "b"], "empty holds no finished evaluation: name a run that"),
+        (["view", "a"], "a does not exist: name the folder of a run"),
+        (["report", "a"], "a does not exist: name the folder of a run"),
+        (["report", "empty"], "empty holds no trainer_state.json"),
+        (["evaluate"], "sorl evaluate needs the folder of a run"),
+        (["evaluate", "a"], "a does not exist: name the folder of a run"),
+        (["evaluate", "./a/b"], "`model_name_or_path` is './a/b', but there is no such folder"),
+        (["evaluate", "empty"], "empty holds no policy: name the folder of a run"),
+        (["evaluate", "policy", "--output", "policy"], "`output` is 'policy', which holds a policy: name a folder"),
+        (["evaluate", "policy", "--corpus", "a"], "`corpus` is 'a', but there is no such file or folder"),
+        (["evaluate", "policy", "--index=a"], "`index` is 'a', but there is no such file or folder"),
+        (["evaluate", "policy", "--questions", "a"], "`questions` is 'a', but there is no such file or folder"),
+        (
+            ["evaluate", "policy", "--config", "so_grpo"],
+            "`corpus` is 'runs/quickstart/world/corpus.jsonl', but there is no such file or folder: run `sorl q",
+        ),
+        (["serve", "--index", "a"], "`index` is 'a', but there is no such file or folder"),
         (["train", "--accelerate_config", "zero8"], "--accelerate_config: 'zero8' is neither a file nor the name of"),
     ],
 )
@@ -60,6 +77,9 @@ def test_a_mistake_is_one_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    Path("empty").mkdir()
+    Path("policy").mkdir()
+    Path("policy/config.json").touch()
     assert main(words) == 2
     shown = capsys.readouterr()
     assert shown.out == ""

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from sorl_trl.evaluation.checkpoint import ModelArguments, files_hash, load_tokenizer, message_ends
+from sorl_trl.evaluation.checkpoint import ModelArguments, load_tokenizer, message_ends
+from sorl_trl.records.evaluated import files_hash
 
 
 @pytest.mark.parametrize(
@@ -35,7 +36,10 @@ def test_the_hash_of_a_folder_changes_with_its_files(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"22")
     second = files_hash(str(tmp_path))
     (tmp_path / "adapter_config.json").touch()
-    assert len({first, second, files_hash(str(tmp_path))}) == 3
+    third = files_hash(str(tmp_path))
+    assert len({first, second, third}) == 3
+    (tmp_path / "trajectories.html").touch()  # a page of it is no part of the policy
+    assert files_hash(str(tmp_path)) == third
 
 
 def write_adapter(folder: Path, base: str | None) -> None:

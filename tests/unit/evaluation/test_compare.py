@@ -6,6 +6,7 @@ import pytest
 
 from sorl_trl.evaluation.compare import Run, compare_runs, read_run
 from sorl_trl.evaluation.run_folder import RunFolder
+from sorl_trl.records.evaluated import files_hash
 
 from .trajectories import outcome
 
@@ -54,3 +55,17 @@ def test_a_run_must_be_finished(tmp_path: Path) -> None:
         read_run(str(tmp_path))
     folder.finish({}, "")
     assert read_run(str(tmp_path)) == {"nq": []}
+
+
+def test_a_policy_that_was_trained_on_is_not_compared_by_its_old_evaluation(tmp_path: Path) -> None:
+    weights = tmp_path / "model.safetensors"
+    (tmp_path / "config.json").touch()
+    weights.write_bytes(b"1")
+    model = {"model_name_or_path": str(tmp_path), "policy_files": files_hash(str(tmp_path))}
+    folder = RunFolder(tmp_path / "evaluation")
+    folder.claim({"datasets": {}, "model": model})
+    folder.finish({}, "")
+    assert read_run(str(tmp_path)) == {}
+    weights.write_bytes(b"22")
+    with pytest.raises(ValueError, match=rf"evaluation is outdated.*`sorl evaluate {tmp_path}` evaluates anew"):
+        read_run(str(tmp_path))

@@ -64,9 +64,18 @@ def test_the_same_settings_go_on_and_others_are_refused_by_name(run: RunFolder) 
     other = {**SETTINGS, "model": {"dtype": "bfloat16"}, "temperature": 0.5}
     with pytest.raises(ValueError, match="other settings") as refusal:
         run.claim(other)
-    assert "`model` was {'dtype': 'auto'} and is {'dtype': 'bfloat16'}" in str(refusal.value)
+    assert "`model.dtype` was 'auto' and is 'bfloat16'" in str(refusal.value)
     assert "seed" not in str(refusal.value)
     assert read_settings(run.path) == SETTINGS
+
+
+def test_a_policy_that_was_trained_on_is_said_in_words(run: RunFolder, tmp_path: Path) -> None:
+    (tmp_path / "config.json").touch()
+    settings = {"model": {"model_name_or_path": str(tmp_path), "policy_files": "of before"}}
+    run.claim(settings)
+    write_evaluated(run.shard(batch(0)), [evaluated(question("Ann"), answered("Ann"))])
+    with pytest.raises(ValueError, match=rf"is outdated, for the policy in {tmp_path} has changed since"):
+        run.claim(settings)
 
 
 def test_a_start_that_made_nothing_binds_nobody(run: RunFolder) -> None:

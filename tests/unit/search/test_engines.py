@@ -201,7 +201,7 @@ def test_a_manifest_may_have_fields_that_are_not_known(directory: Path, tmp_path
 
 
 def test_what_is_no_index_is_named(directory: Path, tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"index .*nowhere: there is no manifest\.json"):
+    with pytest.raises(FileNotFoundError, match=r"`index` is '.*nowhere', but there is no such"):
         open_index(tmp_path / "nowhere")
     with pytest.raises(FileNotFoundError, match=r"there is no manifest\.json; name another") as refusal:
         open_index(tmp_path)

@@ -39,7 +39,7 @@ def test_the_command_line_hands_the_options_of_the_model_on(corpus_path: Path, e
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--corpus", "nowhere.jsonl"], r".*No such file or directory: 'nowhere\.jsonl'"),
+        (["--corpus", "nowhere.jsonl"], r"`corpus` is 'nowhere\.jsonl', but there is no such file or folder"),
         (["--corpus", "broken.jsonl"], r"broken\.jsonl, line 2: not JSON .*"),
         (["--corpus", "empty.jsonl"], r"empty\.jsonl: the corpus is empty; .*"),
         (["--corpus", "folder"], r".*'folder'.*: it holds no file .*"),

@@ -96,8 +96,8 @@ def test_bad_arguments_are_refused(values: dict[str, Any], message: str) -> None
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"index": "gone"}, r"index gone: there is no manifest\.json; name another, or build the index"),
-        ({"corpus": "gone.jsonl"}, r"No such file or directory: 'gone\.jsonl'"),
+        ({"index": "gone"}, "`index` is 'gone', but there is no such file or folder"),
+        ({"corpus": "gone.jsonl"}, r"`corpus` is 'gone\.jsonl', but there is no such file or folder"),
         ({"search_url": "http://127.0.0.1:8000"}, "url must .* such as http://127.0.0.1:8000/retrieve, got"),
         ({"search_url": "127.0.0.1:8000/retrieve"}, "url must be an http or https URL"),
         ({"no_search": True, "search_cache": "gone/c.db"}, r"cache gone/c\.db: unable to open database file"),

@@ -23,7 +23,7 @@ def shown(page: Path) -> Any:
 
 def test_of_an_evaluation(tmp_path: Path) -> None:
     write_evaluation(tmp_path / "eval-mine", evaluated(question("Ada"), answered("Ada", searches=2)))
-    assert write_page(tmp_path / "eval-mine", tmp_path / "page.html") == (1, 1)
+    assert write_page(tmp_path / "eval-mine", tmp_path / "page.html")[:2] == (1, 1)
     found = shown(tmp_path / "page.html")
     assert found["kind"] == EVALUATION
     assert [entry["key"] for entry in found["trajectories"]] == ["nq/q/0"]
@@ -42,12 +42,12 @@ def test_of_training_beside_the_settings_that_it_was_told(tmp_path: Path) -> Non
 def test_each_step_has_as_many_and_what_is_left_out_is_said(tmp_path: Path) -> None:
     for step in (10, 20):
         write_trained(tmp_path, step, 0, [replace(TRAINED, step=step)] * 5)
-    assert write_page(tmp_path, tmp_path / "page.html", limit=4) == (4, 10)
+    assert write_page(tmp_path, tmp_path / "page.html", limit=4)[:2] == (4, 10)
     found = shown(tmp_path / "page.html")
     assert [entry["key"] for entry in found["trajectories"]] == ["step-10/1", "step-10/2", "step-20/1", "step-20/2"]
     assert found["notes"] == ["6 of 10 trajectories are left out: --limit is 4."]
-    assert write_page(tmp_path, tmp_path / "page.html", limit=1) == (1, 10)
-    assert write_page(tmp_path, tmp_path / "page.html", limit=10) == (10, 10)
+    assert write_page(tmp_path, tmp_path / "page.html", limit=1)[:2] == (1, 10)
+    assert write_page(tmp_path, tmp_path / "page.html", limit=10)[:2] == (10, 10)
 
 
 def test_a_run_without_a_finished_batch(tmp_path: Path) -> None:
@@ -60,11 +60,34 @@ def test_the_command_says_what_it_wrote(tmp_path: Path, capsys: pytest.CaptureFi
     write_trained(tmp_path / "mine", 10, 0, [TRAINED] * 3)
     output = tmp_path / "page.html"
     main([str(tmp_path / "mine"), "-o", str(output), "--limit", "2"])
-    assert capsys.readouterr().out == f"2 of 3 trajectories: {output}\n"
+    said = f"2 of 3 trajectories: {output}\n1 of 3 trajectories are left out: --limit is 2.\n"
+    assert capsys.readouterr().out == said
     assert "<title>Trajectories of mine</title>" in output.read_text("utf-8")
 
 
-@pytest.mark.parametrize("words", [["{}", "-o", "{}/page.html"], ["{}", "--limit", "0"]])
-def test_a_mistake_is_a_sentence(tmp_path: Path, words: list[str]) -> None:
-    with pytest.raises(UserMistake, match=r"holds no trajectories|at least 1"):
+def test_of_training_says_where_the_evaluation_beside_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").touch()
+    write_trained(tmp_path, 10, 0, [TRAINED])
+    write_evaluation(tmp_path / "evaluation", evaluated(question("Ada"), answered("Ada")))
+    main([str(tmp_path), "-o", str(tmp_path / "page.html")])
+    hint = f"sorl view {tmp_path / 'evaluation'}"
+    assert hint in capsys.readouterr().out
+    assert hint in shown(tmp_path / "page.html")["notes"][0]
+    assert shown(tmp_path / "page.html")["kind"] == TRAINING
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["{}"], "holds no trajectories"),
+        (["{}/none"], "none does not exist"),
+        (["{}", "--limit", "0"], "at least 1"),
+        (["{}", "-o", "{}/none/page.html"], "`output` is '.*/none/page.html', but must be a file in a folder"),
+        (["{}", "-o", "{}"], "but must be a file in a folder"),
+    ],
+)
+def test_a_mistake_is_a_sentence(tmp_path: Path, words: list[str], said: str) -> None:
+    with pytest.raises(UserMistake, match=said):
         main([word.format(tmp_path) for word in words])

@@ -115,6 +115,6 @@ class TestOpenRun:
         assert keys(source) == [*(f"step-10/{n}" for n in (1, 2, 3, 4)), "step-20/1", "step-20/2"]
 
     def test_a_folder_of_neither_kind(self, tmp_path: Path) -> None:
-        (tmp_path / "recipe.yaml").write_text("seed: 7")  # of a training run without dumps
+        (tmp_path / "config.json").touch()  # of a training run without dumps
         with pytest.raises(FileNotFoundError, match=r"`sorl evaluate \S+` makes some"):
             open_run(tmp_path)

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from sorl_trl.files import missing
+
 MANIFEST = "manifest.json"
 # Goes up with any change to the files, be it a library's, or to `tokenize`: an index of other tokens would not fail,
 # but find too little.
@@ -56,6 +58,8 @@ def read_manifest(directory: Path, engine: str | None = None) -> Manifest:
         IndexCorrupted: The manifest is one of another version.
         ValueError: Another engine made it.
     """
+    if not directory.exists():
+        raise FileNotFoundError(missing("index", directory))
     if not (directory / MANIFEST).is_file():
         raise FileNotFoundError(f"index {directory}: there is no {MANIFEST}; name another, or build the index")
     try:

@@ -8,16 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.logging import get_logger
 from accelerate.utils import send_to_device
 from torch import Tensor
 
 from sorl_trl.command_line import UserMistake
 from sorl_trl.files import write_whole
+from sorl_trl.trainers.checks import say_once
 from sorl_trl.trainers.cycle.resume_point import ranks_where
 from sorl_trl.trainers.turns.batch import ON_HOST, policy_pass
-
-logger = get_logger(__name__)
 
 _SETTINGS = (
     "world_size",
@@ -103,14 +101,16 @@ class GenerationCycle:
                 with other batch settings or another `rollout_staleness`.
         """
         if self._trainer.args.sync_ref_model:
-            logger.warning(
+            say_once(
+                self._trainer.args,
                 "`sync_ref_model` moves the reference, which is in no checkpoint: the run goes on with the reference "
-                "that a new run starts from."
+                "that a new run starts from.",
             )
         if without := ranks_where(not self._file(folder).is_file()):  # all ranks must collect in the same steps
-            logger.warning(
+            say_once(
+                self._trainer.args,
                 f"{folder} does not say to processes {without} where in a generation cycle it was written "
-                "(`trl.GRPOTrainer` wrote it, or it was copied in part): the run goes on with new trajectories."
+                "(`trl.GRPOTrainer` wrote it, or it was copied in part): the run goes on with new trajectories.",
             )
             return
         # Not straight to the device: accelerate puts several CPU processes on "cpu:0", which torch.load refuses.

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from accelerate.utils import gather_object
 from peft import PeftModel
 from transformers.integrations.deepspeed import deepspeed_load_checkpoint
 
 from sorl_trl.trainers.cycle.generation_cycle import GenerationCycle
-from sorl_trl.trainers.cycle.resume_point import damage, ranks_where
+from sorl_trl.trainers.cycle.resume_point import damage
 
 
 def roll_back(trainer: Any, cycle: GenerationCycle, checkpoint: str | Path) -> None:
@@ -28,9 +29,10 @@ def roll_back(trainer: Any, cycle: GenerationCycle, checkpoint: str | Path) -> N
     """
     folder = Path(checkpoint)
     trainer.accelerator.wait_for_everyone()  # one rank writes for all
-    problem = damage(folder)
-    if without := ranks_where(problem is not None):
-        raise ValueError(f"`checkpoint` is {folder}, which processes {without} cannot go back to: {problem}.")
+    problems = gather_object([damage(folder)])
+    if without := [rank for rank, problem in enumerate(problems) if problem]:
+        first = problems[without[0]]
+        raise ValueError(f"`checkpoint` is {folder}, which processes {without} cannot go back to: {first}.")
     if trainer.is_deepspeed_enabled:
         is_peft = isinstance(trainer.model, PeftModel)
         deepspeed_load_checkpoint(trainer.model_wrapped, str(folder), load_module_strict=not is_peft)  # type: ignore[no-untyped-call]

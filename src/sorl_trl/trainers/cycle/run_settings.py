@@ -8,14 +8,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from accelerate.logging import get_logger
 from transformers import TrainingArguments
 
+from sorl_trl.command_line import UserMistake
 from sorl_trl.files import write_whole
 from sorl_trl.rollout import RolloutLimits
 from sorl_trl.trainers.agents.agent_rollout import AgentRollout
-
-logger = get_logger(__name__)
+from sorl_trl.trainers.checks import say_once
 
 SETTINGS_FILE = "run_settings.json"
 RESTORED = (
@@ -33,6 +32,8 @@ OF_TRANSFORMERS = (
     *("seed", "data_seed", "bf16", "fp16"),
 )
 """Of its many options those that are compared; of TRL's and ours all but these."""
+ONE_STATE = {"adamw_torch", "adamw_torch_fused"}
+"""Optimizers that can go on from one another's state."""
 NOT_COMPARED = ("log_", "model_init_kwargs", "num_completions_to_print", "save_", "vllm_group", "vllm_server")
 
 
@@ -62,20 +63,30 @@ def take_up_settings(trainer: Any, checkpoint: Path) -> None:
     """Say what differs from the checkpoint, and set the options that go on from it to what they are there.
 
     A checkpoint that has none, TRL's for example, changes nothing.
+
+    Raises:
+        UserMistake: its optimizer is another one, whose state this run's cannot read.
     """
     file = checkpoint / SETTINGS_FILE
     if not file.is_file():
         return
     before, now = json.loads(file.read_bytes()), settings_of(trainer)
+    optim = before.get("optim", now["optim"])
+    if optim != now["optim"] and not {optim, now["optim"]} <= ONE_STATE:
+        raise UserMistake(
+            f"`optim` is {now['optim']!r}, but {checkpoint} holds the state of {optim!r}. Resume with the same, or "
+            "start a new run from the checkpoint's policy."
+        )
     for name in RESTORED:
         if name in before and name in now and before[name] != now[name]:
-            logger.warning(
+            say_once(
+                trainer.args,
                 f"`{name}` is {now[name]} here, but the checkpoint's {before[name]} goes on: it is part of the state "
-                "of the optimizer. Another one takes a new run, which may start from the checkpoint's policy."
+                "of the optimizer. Another one takes a new run, which may start from the checkpoint's policy.",
             )
             setattr(trainer.args, name, before[name])
     made_with = before.pop("sorl_trl", "an unknown version")
     others = [name for name in before if name in now and before[name] != now[name] and name not in RESTORED]
     if others:
         listed = "; ".join(f"`{name}` was {before[name]!r}, is {now[name]!r}" for name in others)
-        logger.warning(f"This run differs from {checkpoint}, which sorl-trl {made_with} wrote: {listed}.")
+        say_once(trainer.args, f"This run differs from {checkpoint}, which sorl-trl {made_with} wrote: {listed}.")

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.logging import get_logger
 from torch import Tensor
 from trl.models.utils import disable_gradient_checkpointing
 
 from sorl_trl.ops import TurnLayout, turn_ids_from_mask, turn_layout, turn_starts
 
-logger = get_logger(__name__)
+logger = logging.getLogger(__name__)
 
 ROW_SCALE = "row_scale"
 """Field of a batch from which trajectories were dropped: all rows over those that still count."""
@@ -90,7 +90,7 @@ def drop(batch: dict[str, Any], keep: Tensor, accelerator: Accelerator) -> None:
     rows, emptied_rows, tokens_before, tokens = counts.tolist()
     if tokens == tokens_before:
         return
-    if tokens == 0:
+    if tokens == 0 and accelerator.is_main_process:
         logger.warning("Every trajectory of this generation batch is dropped: the policy learns nothing from it.")
     batch["tool_mask"] = batch.get("tool_mask", torch.ones_like(batch["completion_mask"])) * keep
     batch["turn_ids"] = _renumbered(torch.where(kept, batch["turn_ids"], -1))

@@ -1,0 +1,138 @@
+"""What `sorl evaluate` does when its command line has been read: asks, scores, and reports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from transformers import GenerationConfig
+
+from sorl_trl import qa
+from sorl_trl.command_line import UserMistake, mistakes, parse_dataclasses
+from sorl_trl.evaluation.arguments import EvaluationArguments
+from sorl_trl.evaluation.batches import Agent, complete
+from sorl_trl.evaluation.checkpoint import ModelArguments, load_model, load_tokenizer, message_ends
+from sorl_trl.evaluation.figures import summarize
+from sorl_trl.evaluation.plan import load_datasets, plan_batches, questions_hash
+from sorl_trl.evaluation.run_folder import RunFolder
+from sorl_trl.evaluation.tables import format_results
+from sorl_trl.records.evaluated import FILES, files_hash, read_settings
+from sorl_trl.rollout import Collector, EngineOptions, RolloutArguments, TurnEnd, model_engine
+from sorl_trl.search import SearchArguments, SearchBackend, SearchUnavailable
+
+GROUPS = (ModelArguments, RolloutArguments, EngineOptions, EvaluationArguments, SearchArguments)
+"""In the order of `Arguments`."""
+ALSO_IN_RECIPES = ("max_completion_length", "dtype", "attn_implementation", "trust_remote_code")
+"""Arguments of other groups that shape what the policy does, and mean the same in training."""
+SAMPLING = ("num_samples", "temperature", "top_p", "batch_size", "seed", "rollout_engine", "rejoin_after")
+LONGEST_WAIT = timedelta(days=7)
+"""Of a process that is done for the others: process groups give up after minutes by default."""
+
+
+@dataclass
+class Arguments:
+    """Everything that the command line says about one run."""
+
+    model: ModelArguments
+    rollout: RolloutArguments
+    engine: EngineOptions
+    evaluation: EvaluationArguments
+    search: SearchArguments
+
+
+def parse_arguments(words: Sequence[str], config: Mapping[str, Any]) -> Arguments:
+    """Parse a command line, with what its recipe or its file of arguments says in the place of defaults."""
+    if "train_questions" in config:  # a recipe: what else it says is training's
+        agent = [field.name for group in (RolloutArguments, EngineOptions, SearchArguments) for field in fields(group)]
+        taken = (*agent, *ALSO_IN_RECIPES, "questions", "benchmarks")
+        config = {name: value for name, value in config.items() if name in taken}
+    return Arguments(*parse_dataclasses(GROUPS, words, config, "sorl evaluate"))
+
+
+def run_settings(
+    arguments: Arguments, datasets: Mapping[str, Sequence[qa.Question]], search_identity: str
+) -> dict[str, Any]:
+    """What decides the outcome of a run: not where it is written, nor the number of processes."""
+    model, evaluation = arguments.model, arguments.evaluation
+    path = Path(model.model_name_or_path)
+    named = str(path.resolve()) if path.exists() else model.model_name_or_path
+    return {
+        "model": {**asdict(model), "model_name_or_path": named, FILES: files_hash(named)},
+        "rollout": {**asdict(arguments.rollout), "max_completion_length": evaluation.max_completion_length},
+        "sampling": {name: {**vars(evaluation), **vars(arguments.engine)}[name] for name in SAMPLING},
+        "search": search_identity,
+        "datasets": {
+            name: {"questions": len(questions), "content": questions_hash(questions)}
+            for name, questions in datasets.items()
+        },
+    }
+
+
+def load_agent(arguments: Arguments, search: SearchBackend, device: torch.device) -> Agent:
+    """The same collector as in training; the generator samples from the policy alone, as trainers do."""
+    rollout, checkpoint = arguments.rollout, arguments.model
+    with mistakes(f"`model_name_or_path` is {checkpoint.model_name_or_path!r}, which cannot be loaded"):
+        tokenizer = load_tokenizer(checkpoint)
+        model = load_model(checkpoint, device)
+    with mistakes():
+        protocol = rollout.tag_protocol(tokenizer)
+        limits = rollout.limits(arguments.evaluation.max_completion_length)
+        collector = Collector(tokenizer, search, protocol, limits, rejoin_after=arguments.engine.rejoin_after)
+        end = TurnEnd(tokenizer, protocol.stop_strings, message_ends(model, tokenizer))
+        kind, gib = arguments.engine.rollout_engine, arguments.engine.kv_cache_gib
+        engine = model_engine(model, end, generation_config(arguments.evaluation), kind, kv_cache_gib=gib)
+    return Agent(tokenizer, collector, engine, rollout.prompt_template, rollout.chat)
+
+
+def generation_config(evaluation: EvaluationArguments) -> GenerationConfig:
+    """Greedy or sampled, without the penalties and cuts that a checkpoint's own generation config may ask for."""
+    how = {"temperature": evaluation.temperature, "top_p": evaluation.top_p, "top_k": 0, "min_p": 0.0}
+    sampled = how if evaluation.temperature else {}
+    return GenerationConfig(do_sample=bool(sampled), repetition_penalty=1.0, **sampled)  # type: ignore[no-untyped-call]
+
+
+def report(run: RunFolder) -> tuple[str, int]:
+    """Write the results of a run whose batches are all there; their table, and how many trajectories were masked."""
+    settings = read_settings(run.path)
+    summaries = {name: summarize(name, run.outcomes(name)) for name in settings["datasets"]}
+    table = format_results(list(summaries.values()))
+    run.finish({"datasets": summaries, "settings": settings}, table)
+    return table, sum(summary["masked"] for summary in summaries.values())
+
+
+def run_evaluation(arguments: Arguments) -> None:
+    """Make what is left of the run, with the other processes if there are any, and report."""
+    state = PartialState(cpu=not torch.accelerator.is_available(), timeout=LONGEST_WAIT)
+    with mistakes(), state.main_process_first():  # what is downloaded or indexed is so once
+        datasets = load_datasets(arguments.evaluation)
+        search = arguments.search.build_search()
+        run = RunFolder(arguments.evaluation.output)
+        run.claim(run_settings(arguments, datasets, search.identity))
+    batches = plan_batches(datasets, arguments.evaluation.num_samples, arguments.evaluation.batch_size)
+    try:
+        complete(
+            run,
+            batches[state.process_index :: state.num_processes],
+            lambda: load_agent(arguments, search.backend, state.device),
+            arguments.evaluation.seed,
+            show_progress=state.is_main_process,
+        )
+    except SearchUnavailable as error:
+        raise UserMistake(str(error)) from error
+    state.wait_for_everyone()
+    masked = 0
+    if state.is_main_process:
+        table, masked = report(run)
+        print(table)
+        print(f"Results and trajectories: {run.path}")
+    state.destroy_process_group()
+    if masked:
+        raise SystemExit(
+            f"{masked} trajectories were lost to the search engine, and none that did not search, so that the means "
+            "above are biased: the same command makes what was lost anew."
+        )

@@ -1,0 +1,61 @@
+"""What is said of a method's name before a run."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sorl_trl import SOGRPOConfig, SOPPOConfig
+from sorl_trl.methods import METHODS, SETTINGS
+from sorl_trl.trainers.checks import check_method
+
+
+def config(folder: Path, config_class: Any = SOGRPOConfig, **fields: Any) -> Any:
+    return config_class(str(folder), use_cpu=True, bf16=False, **fields)
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture, name: str, args: Any) -> list[str]:
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        check_method(METHODS[name], args, by_name=True)
+    return [record.getMessage() for record in caplog.records]
+
+
+class TestSettings:
+    def test_a_name_alone_is_one_warning(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        (line,) = warnings_of(caplog, "sequence", config(tmp_path))
+        assert all(f"`{name}`" in line and repr(value) in line for name, value in SETTINGS["sequence"].items())
+        assert 'SOGRPOConfig(..., **SETTINGS["sequence"])' in line
+        assert "\n" not in line
+
+    def test_only_what_was_left_at_its_default_is_named(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        chosen = {"epsilon": 0.3, "loss_type": "grpo"}
+        (line,) = warnings_of(caplog, "sequence", config(tmp_path, **chosen))
+        assert "`importance_sampling_level`" in line
+        assert "`epsilon`" not in line
+        assert "`loss_type`" not in line
+
+    @pytest.mark.parametrize("name", SETTINGS)
+    def test_its_settings_say_nothing(self, tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str) -> None:
+        config_class = SOPPOConfig if "ppo" in name or "advantage_level" in SETTINGS[name] else SOGRPOConfig
+        assert not warnings_of(caplog, name, config(tmp_path, config_class, num_generations=2, **SETTINGS[name]))
+
+    def test_a_method_of_the_other_trainer(self, tmp_path: Path) -> None:
+        with pytest.raises(
+            ValueError, match="`method` is 'ppo', whose settings have `advantage_level`, but SOGRPOConfig"
+        ):
+            check_method(METHODS["ppo"], config(tmp_path), by_name=True)
+
+
+def test_groups_of_one_have_nothing_to_choose_from(tmp_path: Path) -> None:
+    """Each filter would drop them all, and the policy would learn nothing."""
+    args = config(tmp_path, SOPPOConfig)
+    for name in ("dapo", "starpo_s", "ragen2"):
+        with pytest.raises(ValueError, match="`num_generations` is 1, but must be at least 2"):
+            check_method(METHODS[name], args)
+    check_method(METHODS["void"], args)
