@@ -55,7 +55,7 @@ def test_every_command_has_help_under_its_name(name: str, capsys: pytest.Capture
         (["report", "empty"], "empty holds no trainer_state.json"),
         (["evaluate"], "sorl evaluate needs the folder of a run"),
         (["evaluate", "a"], "a does not exist: name the folder of a run"),
-        (["evaluate", "./a/b"], "`model_name_or_path` is './a/b', but there is no such folder"),
+        (["evaluate", "./a/b"], "./a/b does not exist: name the folder of a run"),
         (["evaluate", "empty"], "empty holds no policy: name the folder of a run"),
         (["evaluate", "policy", "--output", "policy"], "`output` is 'policy', which holds a policy: name a folder"),
         (["evaluate", "policy", "--corpus", "a"], "`corpus` is 'a', but there is no such file or folder"),
