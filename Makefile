@@ -26,9 +26,10 @@ models/smollm2-135m/config.json: | $(VENV)/.installed
 
 model: models/smollm2-135m/config.json
 
-# Both cores. On a CPU the allocator keeps what it has: a step takes and frees gigabytes of logits.
+# Two threads, for two idle cores. The allocator keeps what a step frees, or the kernel maps gigabytes at each.
 train-lm: $(VENV)/.installed model
-	$(BIN)/python quickstart.py --model models/smollm2-135m
+	OMP_NUM_THREADS=2 MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=8589934592 \
+		$(BIN)/python quickstart.py --model models/smollm2-135m
 
 # A worker for each core, up to eight: each loads torch and TRL anew.
 PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal

@@ -59,7 +59,7 @@ TRAINED = "trained"
 """An empty file that says that training has ended."""
 QUIET = {
     "DS_ACCELERATOR": "cpu",  # or DeepSpeed, if installed, warns that it found no GPU
-    "OMP_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",  # a second thread costs a tiny policy more than it gains; `make train-lm` has two
     "PYTHONWARNINGS": "ignore::FutureWarning",
 }
 PRACTICE_WORLDS = 8
@@ -220,7 +220,7 @@ def main(words: Sequence[str] | None = None) -> None:
     started = time.monotonic()
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
-    torch.set_num_threads(1)  # matrices this small lose more to a second thread than they gain
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     course = PRETRAINED if arguments.model else TINY
     run = (arguments.output or course.run).resolve()
     clear(run, {"seed": arguments.seed, "model": arguments.model, "max_steps": arguments.max_steps})
