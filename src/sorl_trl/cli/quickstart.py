@@ -121,7 +121,9 @@ def prepare(seed: int, course: Course, run: Path, model: str | None) -> World:
     say(f"Building the atlas and warm-starting {model or 'a tiny policy'} on worlds with other facts")
     world, practice = build_worlds(seed, course)
     world.write(run / "world")
-    BM25Index.build(run / "world" / CORPUS_FILE, run / "world" / f"{CORPUS_FILE}.index", show_progress=False)
+    index = run / "world" / f"{CORPUS_FILE}.index"
+    if not index.exists():
+        BM25Index.build(run / "world" / CORPUS_FILE, index, show_progress=False)
     if model is None:
         taught = warm_start(world, practice, CACHE, ThinkingWarmStart())
         shutil.copytree(taught, run / "warm-start", dirs_exist_ok=True)

@@ -30,6 +30,7 @@ from sorl_trl.sandbox.expert import (
     PLAIN_TEMPLATE,
     PROMPT_TEMPLATE,
     PROTOCOL,
+    SURE_NOISE,
     THINKING_LIMITS,
     ExpertNoise,
     Hasty,
@@ -100,12 +101,12 @@ class ThinkingWarmStart(WarmStartConfig):
 class LanguageModelWarmStart(WarmStartConfig):
     """For a pretrained model with a chat template, which a hundred examples in plain English teach the protocol."""
 
-    noise: ExpertNoise = HASTY_NOISE
+    noise: ExpertNoise = SURE_NOISE
     limits: RolloutLimits = PLAIN_LIMITS
-    trajectories: int = 96
-    steps: int = 12
+    trajectories: int = 128
+    steps: int = 16
     batch_size: int = 8
-    learning_rate: float = 5e-5
+    learning_rate: float = 1e-4
 
     warmup_steps: ClassVar[int] = 2
     prompt_template: ClassVar[str] = PLAIN_TEMPLATE
