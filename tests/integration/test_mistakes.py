@@ -103,7 +103,7 @@ TRAIN += ["--output_dir", "out", "--use_cpu", "--bf16=false", "--max_steps=1"]
             "`model_name_or_path` is '/no/such', but there is no such folder",
         ),
         ([*TRAIN, "--model_name_or_path", "empty"], "`model_name_or_path` is 'empty', which cannot be loaded: "),
-        ([*TRAIN, "--model_name_or_path", "no/such"], "`model_name_or_path` is 'no/such', which cannot be loaded: "),
+        ([*TRAIN, "--model_name_or_path", "no/such"], "`model_name_or_path` is 'no/such', but there is no such"),
         ([*TRAIN, "--train_questions", "broken.jsonl"], "broken.jsonl, line 1: not JSON"),
         ([*TRAIN, "--index", "empty", "--corpus", ""], "index empty: there is no manifest.json"),
         (
@@ -151,7 +151,7 @@ def test_a_run_that_could_not_load_its_model_binds_nobody(
     monkeypatch.chdir(folder)
     words = [*EVALUATE, str(tmp_path / "run"), "--model_name_or_path"]
     assert run_command(evaluate.main, [*words, "no/such"]) == 2
-    assert "`model_name_or_path` is 'no/such', which cannot be loaded: " in capsys.readouterr().err
+    assert "`model_name_or_path` is 'no/such', but there is no such folder; the Hub's cache" in capsys.readouterr().err
     assert run_command(evaluate.main, [*words, "./nowhere"]) == 2
     assert "`model_name_or_path` is './nowhere', but there is no such folder" in capsys.readouterr().err
 

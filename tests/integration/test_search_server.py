@@ -152,7 +152,7 @@ def test_a_port_that_is_taken_is_one_line(index, url):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--index", "nowhere"], "index nowhere: there is no manifest.json; name another, or build the index"),
+        (["--index", "nowhere"], "`index` is 'nowhere', but there is no such file or folder"),
         (["--index", "."], "index .: there is no manifest.json; name another, or build the index"),
         (["--index", "index", "--port", "65536"], "bind(): port must be 0-65535."),
         (["--index", "index", "--host", "no host"], ".+no host.+8000.+"),
