@@ -78,7 +78,8 @@ def check_template(policy: str, given: Mapping[str, Any], trust_remote_code: boo
         return
     processing_class: Any = given.get("processing_class")
     if processing_class is None:
-        processing_class = AutoProcessor.from_pretrained(policy, trust_remote_code=trust_remote_code)
+        of_policy: Any = AutoProcessor
+        processing_class = of_policy.from_pretrained(policy, trust_remote_code=trust_remote_code)
     if not supports_tool_calling(processing_class):
         raise ValueError(
             "`tools` or `environment_factory` is given, but the chat template shows no tool calls: "
