@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
 
-from transformers import AutoProcessor
+from transformers import AutoProcessor, PreTrainedTokenizerBase
 from trl.chat_template_utils import qwen3_template, supports_tool_calling
-
-Tokenizer = TypeVar("Tokenizer")
 
 _START, _END = "<|im_start|>", "<|im_end|>"
 # What a message says goes on to its end as it is, so that what has been rendered never changes.
@@ -44,7 +42,7 @@ _TEMPLATE = r"""
 {%- endif %}"""
 
 
-def chatml_tools(tokenizer: Tokenizer) -> Tokenizer:
+def chatml_tools(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
     """Give the tokenizer of a ChatML model a chat template that shows tools and their results; the same object.
 
     What has no tools in it is rendered as before, for templates that write role, content and nothing else; the system
