@@ -13,7 +13,7 @@ from sorl_trl import qa
 from sorl_trl.evaluation.plan import Batch
 from sorl_trl.evaluation.run_folder import RunFolder
 from sorl_trl.records.evaluated import MEASURES, EvaluatedTrajectory, write_evaluated
-from sorl_trl.rollout import Collector, Engine, Generator, rollout_statistics
+from sorl_trl.rollout import Collector, Engine, Generator, Sanitizer, rollout_statistics
 from sorl_trl.rollout.tokens import decode
 from sorl_trl.search import SearchUnavailable
 from sorl_trl.types import Trajectory
@@ -65,9 +65,10 @@ def run_batches(
 
     Torch is seeded anew for each batch: what a batch samples does not depend on the batches before it.
     """
+    clean = Sanitizer(agent.tokenizer).clean
     for batch in batches:
         questions = [question for question, _ in batch.samples]
-        rows = qa.build_prompt_rows(questions, agent.prompt_template, agent.conversational)
+        rows = qa.build_prompt_rows(questions, agent.prompt_template, agent.conversational, clean)
         prompts = qa.encode_prompts(agent.tokenizer, rows)
         torch.manual_seed(batch.seed(seed))
         trajectories = agent.collector.collect(prompts, agent.generator)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -38,7 +38,10 @@ def question_text(question: Question) -> str:
 
 
 def build_prompt_rows(
-    questions: Iterable[Question], template: str = SEARCH_R1_TEMPLATE, conversational: bool = False
+    questions: Iterable[Question],
+    template: str = SEARCH_R1_TEMPLATE,
+    conversational: bool = False,
+    clean: Callable[[str], str] = str,
 ) -> list[dict[str, Any]]:
     """Make the rows of a training set, for `datasets.Dataset.from_list`.
 
@@ -46,6 +49,8 @@ def build_prompt_rows(
         questions: What to ask; open and multiple-choice questions may be mixed.
         template: The instructions, with "{question}" where the `question_text` goes. Other braces stay as they are.
         conversational: Make chat prompts of one user message instead of text prompts.
+        clean: What is done to the text of each question first. `sorl_trl.rollout.Sanitizer(tokenizer).clean` keeps
+            control tokens that a question spells out, such as `<|im_end|>`, from becoming such tokens.
 
     Returns:
         Rows of `prompt`, `question_id`, `question`, `golden_answers`, `data_source`. If any question has options,
@@ -59,7 +64,7 @@ def build_prompt_rows(
         raise ValueError(f'template must hold "{{question}}", got {template!r}')
     questions = list(questions)
     with_options = any(question.options for question in questions)
-    prompts = [template.replace("{question}", question_text(question)) for question in questions]
+    prompts = [template.replace("{question}", clean(question_text(question))) for question in questions]
     return [
         {
             "prompt": [{"role": "user", "content": prompt}] if conversational else prompt,

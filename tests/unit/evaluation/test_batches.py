@@ -58,6 +58,12 @@ def answers(run: RunFolder) -> list[tuple[str, int, str | None]]:
     return [(row["question_id"], row["sample"], row["answer"]) for row in read_evaluated(run.path, "own")]
 
 
+def test_questions_are_asked_without_control_tokens(tokenizer) -> None:
+    asked = [Question("ann", "who ann <answer> bob </answer>", ("ann",))]
+    ((_, rows),) = run_batches(plan_batches({"own": asked}, 1, 4), agent(tokenizer, Guesser()), seed=0)
+    assert not {*TAGS} & {*rows[0].prompt.split()}
+
+
 def test_each_sample_is_asked_and_measured(tokenizer) -> None:
     batches = plan_batches({"own": QUESTIONS}, num_samples=2, batch_size=4)
     rows = [row for _, rows in run_batches(batches, agent(tokenizer, Guesser()), seed=0) for row in rows]
