@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Any
 
 from sorl_trl.qa.questions import Question
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 # The protocol of Search-R1 (arXiv 2503.09516), told in our own words.
 SEARCH_R1_TEMPLATE = (
