@@ -28,9 +28,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ |= {"HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1", "OMP_NUM_THREADS": "1"}
 
 import torch
 from torch import Tensor
@@ -42,11 +40,9 @@ from sorl_trl.recipe.arguments import parse_arguments
 from sorl_trl.recipe.build import build_trainer
 from sorl_trl.sandbox import CORPUS_FILE, TRAIN_FILE, build_atlas
 
-RESULTS = Path(__file__).parent / "results" / "real_model_cost"
-FASTER = {"MALLOC_MMAP_THRESHOLD_": str(2**32), "MALLOC_TRIM_THRESHOLD_": str(2**33)}
-"""Memory that is freed is kept for the next step."""
-EXACT = {"MALLOC_MMAP_THRESHOLD_": str(2**20)}
-"""Memory that is freed goes back at once, so that the peak is of what was needed."""
+FILE = Path(__file__).parent / "results" / "real_model_cost.json"
+FASTER = {"MALLOC_MMAP_THRESHOLD_": str(2**32), "MALLOC_TRIM_THRESHOLD_": str(2**33)}  # what is freed is kept
+EXACT = {"MALLOC_MMAP_THRESHOLD_": str(2**20)}  # it goes back at once, so that the peak is of what was needed
 FIELDS = ("prompt_mask", "completion_mask", "completion_ids", "turn_ids", "old_per_token_logps")
 _LORA = ["--use_peft", "true", "--lora_r", "16", "--lora_target_modules", "all-linear"]
 _BF16 = ["--bf16", "true"]
@@ -76,23 +72,20 @@ def trainer_of(case: str, model: str, folder: Path) -> Any:
     trainer.create_optimizer()
     trainer.current_gradient_accumulation_steps = 1
     trainer.accelerator.gradient_state._set_sync_gradients(True)
+    trainer.model.train()
     return trainer
 
 
-class Clock:
-    """CPU-seconds of what is called, by name."""
+def timed(seconds: dict[str, list[float]], name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, whose CPU-seconds are added to a list."""
 
-    def __init__(self) -> None:
-        self.seconds: dict[str, list[float]] = {}
+    def run(*args: Any, **kwargs: Any) -> Any:
+        started = time.process_time()
+        result = function(*args, **kwargs)
+        seconds.setdefault(name, []).append(time.process_time() - started)
+        return result
 
-    def __call__(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            started = time.process_time()
-            result = function(*args, **kwargs)
-            self.seconds.setdefault(name, []).append(time.process_time() - started)
-            return result
-
-        return timed
+    return run
 
 
 def descend(trainer: Any) -> None:
@@ -101,10 +94,10 @@ def descend(trainer: Any) -> None:
     trainer.optimizer.zero_grad()
 
 
-def rollout_of(trainer: Any, rows: list[Any]) -> list[dict[str, Tensor]]:
-    """Its two micro-batches, with old log-probabilities."""
+def rollout_of(trainer: Any, first: int) -> list[dict[str, Tensor]]:
+    """Of two prompts, from the first one on: its two micro-batches, with old log-probabilities."""
     trainer._step = 0
-    type(trainer)._prepare_inputs(trainer, rows)
+    type(trainer)._prepare_inputs(trainer, [trainer.train_dataset[first + row // 8] for row in range(16)])
     return list(trainer._buffered_inputs)
 
 
@@ -129,8 +122,7 @@ def bare_score(trainer: Any, batch: dict[str, Tensor], autocast: bool = True) ->
 
 def bare_logits(trainer: Any, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Of the completions' tokens, and the tokens."""
-    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
-    mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
+    ids, mask = (torch.cat([batch[f"prompt_{name}"], batch[f"completion_{name}"]], 1) for name in ("ids", "mask"))
     targets = batch["completion_ids"]
     output = trainer.model(ids, attention_mask=mask, use_cache=False, logits_to_keep=targets.shape[1] + 1)
     return output.logits[:, :-1].flatten(0, 1), targets.flatten()
@@ -155,63 +147,47 @@ def bare_rollout(trainer: Any, contexts: list[int], sampled: list[int]) -> None:
 
 def seconds(case: str, model: str, rounds: int) -> dict[str, Any]:
     """CPU-seconds, ours and the model's alone, and what ratios were before anything had changed."""
-    clock = Clock()
+    spent, difference = dict[str, list[float]](), list[Tensor]()
     with tempfile.TemporaryDirectory() as folder:
         trainer = trainer_of(case, model, Path(folder))
-        trainer.model.train()
-        trainer.rollout_func = clock("rollout", trainer.rollout_func)
-        score = trainer._get_per_token_logps_and_entropies
-        timed = clock("scoring", score)
-        trainer._get_per_token_logps_and_entropies = lambda *args, **kwargs: (
-            score if torch.is_grad_enabled() else timed
-        )(*args, **kwargs)
-        difference: list[Tensor] = []
+        trainer.rollout_func = timed(spent, "rollout", trainer.rollout_func)
+        by_grad = {True: (score := trainer._get_per_token_logps_and_entropies), False: timed(spent, "scoring", score)}
+        trainer._get_per_token_logps_and_entropies = lambda *a, **k: by_grad[torch.is_grad_enabled()](*a, **k)
         for round_ in range(rounds):
-            rows = [trainer.train_dataset[2 * round_ + row // 8] for row in range(16)]
-            batches = rollout_of(trainer, rows)
+            batches = rollout_of(trainer, 2 * round_)
             for batch in batches:
-                clock("step", our_step)(trainer, batch)
-                clock("bare_step", bare_step)(trainer, batch)
-            for batch in batches:
-                clock("bare_scoring", bare_score)(trainer, batch)
+                timed(spent, "step", our_step)(trainer, batch)
+                timed(spent, "bare_step", bare_step)(trainer, batch)
+                timed(spent, "bare_scoring", bare_score)(trainer, batch)
             whole: dict[str, Tensor] = {name: torch.cat([batch[name] for batch in batches]) for name in FIELDS}
             kept = (whole["turn_ids"] >= 0) & whole["completion_mask"].bool()
             read = whole["prompt_mask"].sum(1) + whole["completion_mask"].sum(1) - kept.sum(1)
-            clock("bare_rollout", bare_rollout)(trainer, read.tolist(), kept.sum(1).tolist())
-            sizes = {"read": int(read.sum()), "sampled": int(kept.sum()), "padded": whole["completion_ids"].numel()}
-            # What the rollout's engine, which runs without autocast, sampled from.
-            sampling = torch.cat([bare_score(trainer, batch, autocast=False) for batch in batches])
+            timed(spent, "bare_rollout", bare_rollout)(trainer, read.tolist(), kept.sum(1).tolist())
+            sampling = torch.cat([bare_score(trainer, batch, autocast=False) for batch in batches])  # as the engine
             difference.append((whole["old_per_token_logps"] - sampling)[kept].abs())
-        of_step = ("turns/ratio_min", "turns/ratio_max", "clip_fraction/token", "kl_to_old")
-        logged = {name: trainer._metrics["train"][name] for name in of_step}
+        shown = ("turns/ratio_min", "turns/ratio_max", "clip_fraction/token")
+        logged = {name: trainer._metrics["train"][name] for name in shown}
     apart = torch.cat(difference)
     found = {"mean": float(apart.mean()), "max": float(apart.max()), "above_0.2": float((apart > 0.2).float().mean())}
-    return {"seconds": clock.seconds, **sizes, "before_any_change": logged, "old_logps_off_sampling": found}
+    return {"seconds": spent, "before_any_change": logged, "old_logps_off_sampling": found}
 
 
 def peak(case: str, model: str, bare: bool) -> int:
     """Bytes resident at the peak of a rollout and its updates, which are ours, or those of the model alone."""
-    torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         trainer = trainer_of(case, model, Path(folder))
-        trainer.model.train()
-        rows = [trainer.train_dataset[row // 8] for row in range(16)]
-        for batch in rollout_of(trainer, rows):
+        for batch in rollout_of(trainer, 0):
             (bare_step if bare else our_step)(trainer, batch)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def alone(environment: dict[str, str], function: Callable[..., Any], *args: Any) -> Any:
     """The result, from a process that starts with this environment."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
-    os.environ.clear()
-    os.environ.update(kept | environment)
+    for name in FASTER:
+        os.environ.pop(name, None)
+    os.environ.update(environment)
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         return pool.submit(function, *args).result()
-
-
-def median_ratio(ours: Sequence[float], bare: Sequence[float]) -> float:
-    return statistics.median(a / b for a, b in zip(ours, bare, strict=True))
 
 
 def table(rows: dict[str, Any]) -> str:
@@ -220,7 +196,8 @@ def table(rows: dict[str, Any]) -> str:
         "",
         "Processor seconds of one thread: a rollout of 16 trajectories, the scoring of them under the old policy, and "
         "an update on 8. After each its ratio to what the model alone takes for the same tokens, with the same "
-        "adapters and precision; memory is the peak of a process.",
+        "adapters and precision; memory is the peak of a process. The model alone reads the prompt of each "
+        "trajectory, ours that of a group once; a critic's share is in the ratios.",
         "",
         "| case | rollout | ratio | scoring | ratio | update | ratio | GiB | ratio | a rollout with its updates |",
         "|---|---|---|---|---|---|---|---|---|---|",
@@ -233,14 +210,24 @@ def table(rows: dict[str, Any]) -> str:
             if name == "scoring":
                 bare = [a + b for a, b in zip(bare[::2], bare[1::2], strict=True)]
             whole += times * statistics.median(ours)
-            cells += [f"{statistics.median(ours):.1f}", f"{median_ratio(ours, bare):.2f}"]
+            ratio = statistics.median(a / b for a, b in zip(ours, bare, strict=True))
+            cells += [f"{statistics.median(ours):.1f}", f"{ratio:.2f}"]
         cells += [f"{memory['ours'] / 2**30:.2f}", f"{memory['ours'] / memory['bare']:.2f}", f"{whole:.1f}"]
         lines.append(f"| {CASES[case][0]} | {' | '.join(cells)} |")
-    lines += ["", "| case | old log-probability off the sampled one, mean | largest | off by more than 0.2 |"]
-    lines += ["|---|---|---|---|"]
+    lines += [
+        "",
+        "Before any change: ratios of turns, tokens out of range, old log-probabilities off the sampling ones.",
+        "",
+    ]
+    lines += [
+        "| case | ratios | out of range | off, mean | off, largest | off by > 0.2 |",
+        "|---|---|---|---|---|---|",
+    ]
     for case, row in rows.items():
-        off = row["old_logps_off_sampling"]
-        lines.append(f"| {CASES[case][0]} | {off['mean']:.1e} | {off['max']:.1e} | {off['above_0.2']:.1%} |")
+        off, (least, most, clipped) = row["old_logps_off_sampling"], list(row["before_any_change"].values())[:3]
+        cells = [f"{min(least):.4f} to {max(most):.4f}", f"{max(clipped):.1%}"]
+        cells += [f"{off['mean']:.1e}", f"{off['max']:.1e}"]
+        lines.append(f"| {CASES[case][0]} | {' | '.join(cells)} | {off['above_0.2']:.1%} |")
     return "\n".join(lines) + "\n"
 
 
@@ -250,15 +237,13 @@ def main(words: Sequence[str]) -> None:
     parser.add_argument("--model", required=True, help="folder of the policy")
     parser.add_argument("--rounds", type=at_least(1), default=3, help="rollouts of each case")
     arguments = parser.parse_args(words)
-    file = RESULTS.with_suffix(".json")
     for case in arguments.cases or CASES:
         row = alone(CASES[case][2], seconds, case, arguments.model, arguments.rounds)
-        memory = {who: alone(EXACT, peak, case, arguments.model, who == "bare") for who in ("ours", "bare")}
-        rows = json.loads(file.read_text()) if file.is_file() else {}
-        rows[case] = {**row, "peak_bytes": memory}
+        row["peak_bytes"] = {who: alone(EXACT, peak, case, arguments.model, who == "bare") for who in ("ours", "bare")}
+        rows = {**(json.loads(FILE.read_text()) if FILE.is_file() else {}), case: row}
         rows = {name: rows[name] for name in CASES if name in rows}
-        file.write_text(json.dumps(rows) + "\n")
-        RESULTS.with_suffix(".md").write_text(table(rows))
+        FILE.write_text(json.dumps(rows) + "\n")
+        FILE.with_suffix(".md").write_text(table(rows))
         print(table({case: rows[case]}).splitlines()[6], flush=True)
 
 
