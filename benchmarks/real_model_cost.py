@@ -8,8 +8,8 @@ tokens take: a step of AdamW on the cross-entropy of the completions, a forward 
 context and decodes as many tokens as were sampled. Time is the processor's, of one thread; ratios are medians over
 interleaved pairs. Memory is the most that a process of its own had resident, the model alone in another one.
 
-DIR is a policy that knows the protocol, such as `runs/train-lm/warm-start`. Writes
-`benchmarks/results/real_model_cost.json` and `.md`; with names of cases, only their rows anew.
+DIR is a policy that knows the protocol, such as `runs/train-lm/warm-start`. Writes `real_model_cost.json` and `.md` in
+`benchmarks/results`; of cases that are named, only their rows anew.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ from sorl_trl.sandbox import CORPUS_FILE, TRAIN_FILE, build_atlas
 FILE = Path(__file__).parent / "results" / "real_model_cost.json"
 FASTER = {"MALLOC_MMAP_THRESHOLD_": str(2**32), "MALLOC_TRIM_THRESHOLD_": str(2**33)}  # what is freed is kept
 EXACT = {"MALLOC_MMAP_THRESHOLD_": str(2**20)}  # it goes back at once, so that the peak is of what was needed
+SHOWN = ("turns/ratio_min", "turns/ratio_max", "clip_fraction/token")
 FIELDS = ("prompt_mask", "completion_mask", "completion_ids", "turn_ids", "old_per_token_logps")
 _LORA = ["--use_peft", "true", "--lora_r", "16", "--lora_target_modules", "all-linear"]
 _BF16 = ["--bf16", "true"]
@@ -147,7 +148,7 @@ def bare_rollout(trainer: Any, contexts: list[int], sampled: list[int]) -> None:
 
 def seconds(case: str, model: str, rounds: int) -> dict[str, Any]:
     """CPU-seconds, ours and the model's alone, and what ratios were before anything had changed."""
-    spent, difference = dict[str, list[float]](), list[Tensor]()
+    spent, apart = dict[str, list[float]](), list[Tensor]()
     with tempfile.TemporaryDirectory() as folder:
         trainer = trainer_of(case, model, Path(folder))
         trainer.rollout_func = timed(spent, "rollout", trainer.rollout_func)
@@ -164,11 +165,10 @@ def seconds(case: str, model: str, rounds: int) -> dict[str, Any]:
             read = whole["prompt_mask"].sum(1) + whole["completion_mask"].sum(1) - kept.sum(1)
             timed(spent, "bare_rollout", bare_rollout)(trainer, read.tolist(), kept.sum(1).tolist())
             sampling = torch.cat([bare_score(trainer, batch, autocast=False) for batch in batches])  # as the engine
-            difference.append((whole["old_per_token_logps"] - sampling)[kept].abs())
-        shown = ("turns/ratio_min", "turns/ratio_max", "clip_fraction/token")
-        logged = {name: trainer._metrics["train"][name] for name in shown}
-    apart = torch.cat(difference)
-    found = {"mean": float(apart.mean()), "max": float(apart.max()), "above_0.2": float((apart > 0.2).float().mean())}
+            apart.append((whole["old_per_token_logps"] - sampling)[kept].abs())
+        logged = {name: trainer._metrics["train"][name] for name in SHOWN}
+    off = torch.cat(apart)
+    found = {"mean": float(off.mean()), "max": float(off.max()), "above_0.2": float((off > 0.2).float().mean())}
     return {"seconds": spent, "before_any_change": logged, "old_logps_off_sampling": found}
 
 
@@ -210,8 +210,8 @@ def table(rows: dict[str, Any]) -> str:
             if name == "scoring":
                 bare = [a + b for a, b in zip(bare[::2], bare[1::2], strict=True)]
             whole += times * statistics.median(ours)
-            ratio = statistics.median(a / b for a, b in zip(ours, bare, strict=True))
-            cells += [f"{statistics.median(ours):.1f}", f"{ratio:.2f}"]
+            over = [a / b for a, b in zip(ours, bare, strict=True)]
+            cells += [f"{statistics.median(ours):.1f}", f"{statistics.median(over):.2f}"]
         cells += [f"{memory['ours'] / 2**30:.2f}", f"{memory['ours'] / memory['bare']:.2f}", f"{whole:.1f}"]
         lines.append(f"| {CASES[case][0]} | {' | '.join(cells)} |")
     lines += [
@@ -225,9 +225,8 @@ def table(rows: dict[str, Any]) -> str:
     ]
     for case, row in rows.items():
         off, (least, most, clipped) = row["old_logps_off_sampling"], list(row["before_any_change"].values())[:3]
-        cells = [f"{min(least):.4f} to {max(most):.4f}", f"{max(clipped):.1%}"]
-        cells += [f"{off['mean']:.1e}", f"{off['max']:.1e}"]
-        lines.append(f"| {CASES[case][0]} | {' | '.join(cells)} | {off['above_0.2']:.1%} |")
+        ratios = f"{min(least):.4f} to {max(most):.4f} | {max(clipped):.1%} | {off['mean']:.1e} | {off['max']:.1e}"
+        lines.append(f"| {CASES[case][0]} | {ratios} | {off['above_0.2']:.1%} |")
     return "\n".join(lines) + "\n"
 
 
