@@ -103,10 +103,10 @@ class LanguageModelWarmStart(WarmStartConfig):
 
     noise: ExpertNoise = SURE_NOISE
     limits: RolloutLimits = PLAIN_LIMITS
-    trajectories: int = 128
-    steps: int = 16
+    trajectories: int = 192
+    steps: int = 24
     batch_size: int = 8
-    learning_rate: float = 1e-4
+    learning_rate: float = 5e-5
 
     warmup_steps: ClassVar[int] = 2
     prompt_template: ClassVar[str] = PLAIN_TEMPLATE
