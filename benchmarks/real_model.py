@@ -150,6 +150,7 @@ def run(job: Job, start_em: float) -> dict[str, Any]:
     """Train, evaluate on 200 questions that nobody trained on, and make the row."""
     policy, method = job.folder / "policy", METHODS[job.method]
     settings = {"learning_rate": job.learning_rate, "seed": job.seed, "output_dir": policy, "save_steps": 16}
+    settings["steps_per_generation"] = 4
     settings |= REGIMES[job.regime] | (_OF_PPO if method.get("trainer") == "so_ppo" else {}) | method
     again = {"resume_from_checkpoint": "latest"} if any(policy.glob("checkpoint-*")) else {}
     given = [word for name, value in {**settings, **again}.items() for word in (f"--{name}", value)]
