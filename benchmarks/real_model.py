@@ -20,7 +20,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -188,10 +188,10 @@ def start(model: str) -> float:
     return exact_match(RUNS / "warm-start", RUNS / "sampled", *SAMPLED)
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="models/smollm2-135m", help="folder that `sorl model` wrote")
-    model = parser.parse_args().model
+    model = parser.parse_args(words).model
     RUNS.mkdir(parents=True, exist_ok=True)
     with (RUNS / "start.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the others wait for the warm start
