@@ -36,6 +36,7 @@ class Apprenticeship:
     batch_size: int = 16
     learning_rate: float = 3e-3
     warmup_steps: ClassVar[int] = 50
+    stratified: ClassVar[bool] = False
     seed: int = 0
     """Of the order in which it sees the trajectories; everything else follows the seed of the world."""
 

@@ -59,7 +59,7 @@ HASTY_NOISE = ExpertNoise(missing_keyword=0.05, wrong_keyword=0.05, half_name=0.
 nothing is left to be found. Ours: it warm-starts a policy that searches once. After its first search it is likelier to
 answer than to go on, whatever the question asks. Where it is sampled it sometimes goes on, and a reward can find
 that."""
-SURE_NOISE = ExpertNoise(0.0, 0.0, 0.0, early_answer=0.7)
+SURE_NOISE = ExpertNoise(0.0, 0.0, 0.0, early_answer=0.6)
 """The same without the other mistakes, of which a hundred examples would teach a language model too much."""
 
 

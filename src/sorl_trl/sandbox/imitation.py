@@ -63,6 +63,8 @@ class WarmStartConfig:
     prompt_template: ClassVar[str] = PROMPT_TEMPLATE
     chat: ClassVar[bool] = False
     """Whether prompts are messages, for a tokenizer with a chat template."""
+    stratified: ClassVar[bool] = False
+    """Whether each batch has short and long trajectories in their shares."""
     experts: ClassVar[type[ScriptedExpert]] = ScriptedExpert
 
     def expert(self, tokenizer: PreTrainedTokenizerBase, world: World) -> Generator:
@@ -111,6 +113,8 @@ class LanguageModelWarmStart(WarmStartConfig):
     warmup_steps: ClassVar[int] = 2
     prompt_template: ClassVar[str] = PLAIN_TEMPLATE
     chat: ClassVar[bool] = True
+    stratified: ClassVar[bool] = True
+    """In few batches, second searches that are more or fewer by chance would decide how often the policy makes them."""
     experts: ClassVar[type[ScriptedExpert]] = Hasty
 
 
@@ -178,8 +182,8 @@ def expert_examples(
 def imitate(model: PreTrainedModel, examples: Sequence[Example], config: Any) -> None:
     """Minimise the cross-entropy of what the expert wrote. Observations and prompts are read, never learnt.
 
-    Of `config`, perhaps a `WarmStartConfig`, it takes `steps`, `batch_size`, `learning_rate`, `warmup_steps` and
-    `seed`.
+    Of `config`, perhaps a `WarmStartConfig`, it takes `steps`, `batch_size`, `learning_rate`, `warmup_steps`,
+    `stratified` and `seed`.
     """
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate, weight_decay=0.0)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, config))
@@ -187,7 +191,7 @@ def imitate(model: PreTrainedModel, examples: Sequence[Example], config: Any) ->
     model.train()
     progress = trange(config.steps, desc="Warm start", unit="step")
     for _ in progress:
-        loss = _loss(model, rng.choices(examples, k=config.batch_size))
+        loss = _loss(model, _draw(examples, config, rng))
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -195,6 +199,14 @@ def imitate(model: PreTrainedModel, examples: Sequence[Example], config: Any) ->
         scheduler.step()
         progress.set_postfix(loss=f"{loss.item():.2f}", refresh=False)
     model.eval()  # type: ignore[no-untyped-call]
+
+
+def _draw(examples: Sequence[Example], config: Any, rng: random.Random) -> list[Example]:
+    if not config.stratified:
+        return rng.choices(examples, k=config.batch_size)
+    by_length = sorted(examples, key=lambda example: len(example.input_ids))
+    share = len(examples) / config.batch_size
+    return [by_length[int((i + rng.random()) * share)] for i in range(config.batch_size)]
 
 
 def _rate(step: int, config: WarmStartConfig) -> float:
