@@ -114,7 +114,7 @@ class LanguageModelWarmStart(WarmStartConfig):
     prompt_template: ClassVar[str] = PLAIN_TEMPLATE
     chat: ClassVar[bool] = True
     stratified: ClassVar[bool] = True
-    """In few batches, second searches that are more or fewer by chance would decide how often the policy makes them."""
+    """In few batches, chance would decide how many have a second search, and so how often the policy makes one."""
     experts: ClassVar[type[ScriptedExpert]] = Hasty
 
 
