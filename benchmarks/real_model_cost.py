@@ -199,7 +199,7 @@ def table(rows: dict[str, Any]) -> str:
         "adapters and precision; memory is the peak of a process. The model alone reads the prompt of each "
         "trajectory, ours that of a group once; a critic's share is in the ratios.",
         "",
-        "| case | rollouts | rollout | ratio | scoring | ratio | update | ratio | GiB | ratio | one with its updates |",
+        "| case | rollouts | rollout | ratio | scoring | ratio | update | ratio | GiB | ratio | one and updates |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for case, row in rows.items():
