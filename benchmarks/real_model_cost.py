@@ -199,12 +199,12 @@ def table(rows: dict[str, Any]) -> str:
         "adapters and precision; memory is the peak of a process. The model alone reads the prompt of each "
         "trajectory, ours that of a group once; a critic's share is in the ratios.",
         "",
-        "| case | rollout | ratio | scoring | ratio | update | ratio | GiB | ratio | a rollout with its updates |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| case | rollouts | rollout | ratio | scoring | ratio | update | ratio | GiB | ratio | one and updates |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for case, row in rows.items():
         spent, memory, whole = row["seconds"], row["peak_bytes"], 0.0
-        cells = []
+        cells = [str(len(spent["rollout"]))]
         for name, times in (("rollout", 1), ("scoring", 1), ("step", 2)):
             ours, bare = spent[name], spent[f"bare_{name}"]
             if name == "scoring":
