@@ -8,6 +8,7 @@ from sorl_trl.sandbox.expert import (
     PROTOCOL,
     THINKING_LIMITS,
     ExpertNoise,
+    Hasty,
     ScriptedExpert,
     Thinker,
 )
@@ -37,6 +38,7 @@ __all__ = [
     "TRAIN_FILE",
     "Example",
     "ExpertNoise",
+    "Hasty",
     "LanguageModelWarmStart",
     "PolicyConfig",
     "ScriptedExpert",
