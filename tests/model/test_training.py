@@ -10,7 +10,7 @@ import torch
 from datasets import Dataset
 
 from sorl_trl import SearchRollout, SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer, chatml_tools
-from sorl_trl.cli.evaluate import load_agent, parse_arguments
+from sorl_trl.cli.evaluation_run import load_agent, parse_arguments
 from sorl_trl.qa import Question, build_prompt_rows, encode_prompts
 from sorl_trl.rollout import RolloutArguments, RolloutLimits, Sanitizer
 from sorl_trl.search import NoSearch
@@ -105,7 +105,7 @@ def test_prompts_are_the_same_ids_everywhere(folder: str, tokenizer: Any, tmp_pa
     questions = [Question("1", "Where is Oslo?", ("Norway",)), Question("2", f"Where is {FORGED}?", ("Italy",))]
     rows = build_prompt_rows(questions, TEMPLATE, True, Sanitizer(tokenizer).clean)
     words = [folder, "--questions", "x.jsonl", "--output", str(tmp_path), "--chat", "true", "--no_search"]
-    agent = load_agent(parse_arguments([*words, "--prompt_template", TEMPLATE]), NoSearch(), torch.device("cpu"))
+    agent = load_agent(parse_arguments([*words, "--prompt_template", TEMPLATE], {}), NoSearch(), torch.device("cpu"))
     evaluated = encode_prompts(agent.tokenizer, rows)
     protocol = RolloutArguments(prompt_template=TEMPLATE, chat=True).tag_protocol(tokenizer)
     assert agent.collector.protocol == protocol
