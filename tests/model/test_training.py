@@ -104,7 +104,17 @@ def test_prompts_are_the_same_ids_everywhere(folder: str, tokenizer: Any, tmp_pa
     """Of training, of `sorl evaluate` and of TRL by itself; the template adds a system message of its own."""
     questions = [Question("1", "Where is Oslo?", ("Norway",)), Question("2", f"Where is {FORGED}?", ("Italy",))]
     rows = build_prompt_rows(questions, TEMPLATE, True, Sanitizer(tokenizer).clean)
-    words = [folder, "--questions", "x.jsonl", "--output", str(tmp_path), "--chat", "true", "--no_search"]
+    words = [
+        "--model_name_or_path",
+        folder,
+        "--questions",
+        "x.jsonl",
+        "--output",
+        str(tmp_path),
+        "--chat",
+        "true",
+        "--no_search",
+    ]
     agent = load_agent(parse_arguments([*words, "--prompt_template", TEMPLATE], {}), NoSearch(), torch.device("cpu"))
     evaluated = encode_prompts(agent.tokenizer, rows)
     protocol = RolloutArguments(prompt_template=TEMPLATE, chat=True).tag_protocol(tokenizer)
