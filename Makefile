@@ -7,7 +7,7 @@ export OMP_NUM_THREADS ?= 1
 # Byte code is kept, whatever the environment says: dozens of processes import what is here.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart test test-fast test-all test-launch test-distributed test-vllm test-wheel gpu-check lint docs docs-links \
+.PHONY: quickstart model train-lm test test-fast test-all test-launch test-distributed test-vllm test-wheel test-model gpu-check lint docs docs-links \
 	bench bench-rollout bench-search \
 	bench-stability bench-stability-quick clean
 
@@ -21,11 +21,21 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 quickstart: $(VENV)/.installed
 	$(BIN)/python quickstart.py
 
+models/smollm2-135m/config.json: | $(VENV)/.installed
+	$(BIN)/sorl model smollm2-135m models/smollm2-135m
+
+model: models/smollm2-135m/config.json
+
+# Two threads, for two idle cores. The allocator keeps what a step frees, or the kernel maps gigabytes at each.
+train-lm: $(VENV)/.installed model
+	OMP_NUM_THREADS=2 MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=8589934592 \
+		$(BIN)/python quickstart.py --model models/smollm2-135m
+
 # A worker for each core, up to eight: each loads torch and TRL anew.
 PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal
 
 test: $(VENV)/.installed
-	$(PYTEST) -m "not slow and not distributed and not vllm and not wheel"
+	$(PYTEST) -m "not slow and not distributed and not vllm and not wheel and not model"
 
 # On every save: nothing that trains or starts a process, and few examples of each property.
 test-fast: $(VENV)/.installed
@@ -33,7 +43,7 @@ test-fast: $(VENV)/.installed
 		tests/unit tests/contract
 
 test-all: $(VENV)/.installed
-	$(PYTEST) -m "not distributed and not vllm and not wheel"
+	$(PYTEST) -m "not distributed and not vllm and not wheel and not model"
 	$(BIN)/python -m pytest -m distributed
 
 # Two of the distributed tests, for CI: SO-GRPO under ZeRO-3 and SO-PPO under DDP.
@@ -60,6 +70,12 @@ test-vllm: .venv-vllm/.installed
 # Needs PyPI: the wheel is installed in an empty environment, and each subcommand is run there.
 test-wheel: $(VENV)/.installed
 	$(BIN)/python -m pytest tests/wheel
+
+# With a real tokenizer and a real chat template. The allocator keeps what it has, as for train-lm.
+test-model: export MALLOC_MMAP_THRESHOLD_ = 4294967296
+test-model: export MALLOC_TRIM_THRESHOLD_ = 8589934592
+test-model: $(VENV)/.installed model
+	$(PYTEST) -m model tests/model
 
 gpu-check: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.gpu_check

@@ -42,8 +42,8 @@ nitpick_ignore_regex = [
         "py:.*",
         r"(Path|(bm25s|collections|concurrent|contextlib|datasets|numpy|os|pathlib|peft|tantivy|tenacity|torch|transformers|trl|typing)\..*)",
     ),
-    # TRL's signatures name what it imports for type checkers alone.
-    ("py:.*", r"BitsAndBytesConfig|GRPOTrainer|PeftConfig|PeftModel|PreTrainedModel"),
+    # What signatures name, and is imported for type checkers alone.
+    ("py:.*", r"BitsAndBytesConfig|GRPOTrainer|PeftConfig|PeftModel|PreTrainedModel|PreTrainedTokenizerBase"),
     # Nobody outside of the package makes one.
     (
         "py:.*",

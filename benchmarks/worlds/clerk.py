@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from benchmarks.worlds.dated import DATED_RELATIONS, YEARS, Entry, Pair, current
+from sorl_trl.qa import Question
 from sorl_trl.sandbox import ExpertNoise, ScriptedExpert
-from sorl_trl.sandbox.expert import UNKNOWN
+from sorl_trl.sandbox.expert import UNKNOWN, observations_in
 from sorl_trl.sandbox.world import Relation
 
 _QUERY = re.compile(r"<search>(.*?)</search>")
@@ -171,7 +172,7 @@ class Clerk(ScriptedExpert):
 
     Args:
         verbosity: one of `VERBOSITIES`.
-        *args: as `ScriptedExpert`, with the questions and relations of a dated world.
+        *args: as `ScriptedExpert`, with the prompts and relations of a dated world.
     """
 
     _noise: WorkingNoise
@@ -182,11 +183,11 @@ class Clerk(ScriptedExpert):
         super().__init__(*args)  # type: ignore[arg-type]
         self._working = VERBOSITIES[verbosity]
 
-    def _turn(self, context: str) -> str:
-        question, observations = self._read(context)
+    def _turn(self, question: Question, text: str) -> str:
+        observations = observations_in(text)
         data = question.metadata
         steps = tuple(self._relations[name].noun for name in data["relations"])
-        queried = [query.strip().rpartition(" ")[0] for query in _QUERY.findall(context)[1:]]
+        queried = [query.strip().rpartition(" ")[0] for query in _QUERY.findall(text)[1:]]
         mistakes = [self._rng.random() for _ in range(3)]
         facts = self._facts_of(observations, queried, mistakes[0] < self._noise.wrong_entry)
         name = facts[-1].taken.name if facts else data["subject"]

@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import transformers
@@ -35,6 +35,8 @@ class Apprenticeship:
     steps: int = 700
     batch_size: int = 16
     learning_rate: float = 3e-3
+    warmup_steps: ClassVar[int] = 50
+    stratified: ClassVar[bool] = False
     seed: int = 0
     """Of the order in which it sees the trajectories; everything else follows the seed of the world."""
 

@@ -14,7 +14,6 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 from benchmarks.worlds.invented import build_invented
 from benchmarks.worlds.world import BenchmarkWorld, Examination
 from sorl_trl import SearchRollout, qa
-from sorl_trl.evaluation.batches import encode_prompts
 from sorl_trl.rollout import Collector, EngineOptions, RolloutLimits, TurnEnd, model_engine
 from sorl_trl.sandbox import (
     CORPUS_FILE,
@@ -100,7 +99,7 @@ class _Questions(Examination):
         self._tokenizer = tokenizer
         questions = qa.load_questions(folder / EVALUATION_FILE)
         self._questions = sorted(questions, key=lambda question: int(question.id.rpartition("-")[2]))
-        self._prompts = encode_prompts(tokenizer, qa.build_prompt_rows(self._questions, PROMPT_TEMPLATE))
+        self._prompts = qa.encode_prompts(tokenizer, qa.build_prompt_rows(self._questions, PROMPT_TEMPLATE))
         index = BM25Index.load(folder / "index")
         self._collector = Collector(tokenizer, index, PROTOCOL, limits, rejoin_after=engine.rejoin_after)
 

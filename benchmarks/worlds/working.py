@@ -30,7 +30,8 @@ class WorkingWarmStart(WarmStartConfig):
     verbosity: int = 40
 
     def expert(self, tokenizer: PreTrainedTokenizerBase, world: World) -> Generator:
-        return Clerk(self.verbosity, tokenizer, world.relations, world.train, self.noise, self.seed)
+        prompts = self.prompts(tokenizer, world.train)
+        return Clerk(self.verbosity, tokenizer, world.relations, prompts, self.noise, self.seed)
 
     def texts(self) -> Iterable[str]:
         return words()

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         SOPPOConfig,
         SOPPOTrainer,
         answer_in_messages,
+        chatml_tools,
         load_critic,
         search_tool,
     )
@@ -29,6 +30,7 @@ __all__ = [
     "SOPPOTrainer",
     "SearchRollout",
     "answer_in_messages",
+    "chatml_tools",
     "load_critic",
     "search_tool",
 ]

@@ -12,7 +12,6 @@ from datasets import Dataset
 from transformers import AutoTokenizer, GenerationConfig
 
 from sorl_trl import SearchRollout, SOGRPOConfig, SOGRPOTrainer, qa
-from sorl_trl.evaluation.batches import encode_prompts
 from sorl_trl.rollout import Collector, HFGenerator
 from sorl_trl.sandbox import (
     CORPUS_FILE,
@@ -74,7 +73,7 @@ def exact_matches(model: Any, tokenizer: Any, questions: Sequence[qa.Question], 
     asked = [*questions] * SAMPLES
     generator = HFGenerator(model, tokenizer, PROTOCOL.stop_strings, SAMPLED, [tokenizer.eos_token_id])
     with torch.no_grad():
-        prompts = encode_prompts(tokenizer, qa.build_prompt_rows(asked, PROMPT_TEMPLATE))
+        prompts = qa.encode_prompts(tokenizer, qa.build_prompt_rows(asked, PROMPT_TEMPLATE))
         trajectories = Collector(tokenizer, search, PROTOCOL, LIMITS).collect(prompts, generator)
     return [qa.exact_match(t.answer, q.golden_answers) for t, q in zip(trajectories, asked, strict=True)]
 

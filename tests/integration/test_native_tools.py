@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.utils import get_json_schema
 
-from sorl_trl import SOGRPOConfig, SOGRPOTrainer
+from sorl_trl import SOGRPOConfig, SOGRPOTrainer, chatml_tools
 from sorl_trl.rollout import TagProtocol
 from sorl_trl.search import RetryPolicy, SearchError, SearchUnavailable
 from sorl_trl.trainers.agents.native_tools import answer_in_messages, search_tool
@@ -73,6 +73,78 @@ def test_native_tools(tmp_path: Path, chat_tokenizer: Any, native: dict[str, Any
     assert 1 < trainer.state.log_history[0]["turns/per_trajectory"] < 2
     assert trainer.state.log_history[0]["tools/call_frequency"] == 0.5
     assert all(torch.isfinite(p).all() for p in trainer.model.parameters())
+
+
+SIMPLE = (
+    "{% for m in messages %}{% if loop.first and m['role'] != 'system' %}<|im_start|>system\nIt's \"you\".<|im_end|>\n"
+    "{% endif %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""Of a ChatML model that has never seen a tool, as SmolLM2's."""
+PLAIN = (QUESTION, [{"role": "system", "content": "Be kind."}, *QUESTION, {"role": "assistant", "content": "Here."}])
+
+
+@pytest.fixture
+def simple_tokenizer(chat_tokenizer: Any) -> Any:
+    chat_tokenizer.chat_template = SIMPLE
+    return chat_tokenizer
+
+
+@pytest.mark.parametrize("native", [{"tools": [lookup]}, {"environment_factory": Atlas}], ids=["tools", "environment"])
+@pytest.mark.parametrize("by_name", [False, True])
+def test_a_template_that_shows_no_tools(
+    tmp_path: Path, simple_tokenizer: Any, native: dict[str, Any], by_name: bool
+) -> None:
+    simple_tokenizer.save_pretrained(tmp_path / "policy")
+    build_policy(vocab_size=len(simple_tokenizer)).save_pretrained(tmp_path / "policy")
+    given = {"policy": str(tmp_path / "policy")} if by_name else {}
+    with pytest.raises(
+        ValueError, match=r"shows no tool calls: `processing_class=chatml_tools\(tokenizer\)`"
+    ) as error:
+        build(tmp_path, None if by_name else simple_tokenizer, lambda **_: [], **native, **given)
+    assert "\n" not in str(error.value)
+
+
+def test_a_template_of_ours_shows_them(tmp_path: Path, simple_tokenizer: Any) -> None:
+    before = [simple_tokenizer.apply_chat_template(said, tokenize=False) for said in PLAIN]
+    tokenizer = chatml_tools(simple_tokenizer)
+    assert [tokenizer.apply_chat_template(said, tokenize=False) for said in PLAIN] == before
+    seen: list[Any] = []
+
+    def reward(completions: Any, **_: Any) -> list[float]:
+        seen[:] = completions
+        return [float(len(each)) for each in completions]
+
+    trainer = build(tmp_path, tokenizer, reward, tools=[lookup])
+    batch, logged = rollout(trainer)
+    assert [len(each) for each in seen] == [3, 1] * 4
+    assert seen[0][1]["content"] == "Oslo is in Norway"
+    assert seen[0][0]["tool_calls"][0]["function"] == {"name": "lookup", "arguments": {"city": "Oslo"}}
+    assert logged["tools/call_frequency"] == 0.5
+    said = tokenizer.decode(batch["completion_ids"][0][batch["completion_mask"][0].bool()])
+    reply = (
+        "\n<|im_start|>user\n<tool_response>\nOslo is in Norway\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert said == CALL + reply + ANSWER
+    tools = tokenizer.decode(batch["prompt_ids"][0]).partition("# Tools")[2].partition("<|im_end|>")[0]
+    assert '"name": "lookup"' in tools
+    trainer.train()
+    trainer.save_model(str(tmp_path / "policy"))
+    saved = AutoTokenizer.from_pretrained(tmp_path / "policy")
+    assert (saved.chat_template, saved.response_template) == (tokenizer.chat_template, tokenizer.response_template)
+
+
+@pytest.mark.parametrize("change", [{"eos_token": "<|endoftext|>"}, {"chat_template": None}])
+def test_a_template_of_ours_is_for_chatml(simple_tokenizer: Any, change: dict[str, Any]) -> None:
+    for name, value in change.items():
+        setattr(simple_tokenizer, name, value)
+    with pytest.raises(ValueError, match="must have a template of ChatML"):
+        chatml_tools(simple_tokenizer)
+
+
+def test_a_template_that_shows_tools_is_left_as_it_is(chat_tokenizer: Any) -> None:
+    with pytest.raises(ValueError, match="shows tools: it must be left as it is"):
+        chatml_tools(chat_tokenizer)
 
 
 class Engine:

@@ -128,7 +128,7 @@ def test_quickstart_in_a_small_world(
     """All that it does, and training in a process of its own, but for the size of world and policy."""
 
     module = sys.modules[quickstart.main.__module__]
-    monkeypatch.setattr(module, "build_worlds", lambda seed: (build_world(seed, 200, 40), []))
+    monkeypatch.setattr(module, "build_worlds", lambda seed, course: (build_world(seed, 200, 40), []))
     monkeypatch.setattr(module, "warm_start", lambda *worlds: taught_policy(1, shared_cache))
     quickstart.main(["--max-steps", "2", "--output", str(tmp_path / "run")])
     assert assert_summed_up(tmp_path / "run", "invented")["before"]["greedy_em"] > 0.6

@@ -2,10 +2,11 @@
 
 Builds the atlas, warm-starts a tiny policy that searches once and answers, trains it with SO-GRPO as `sorl train`
 does, and evaluates it as `sorl evaluate` does on questions it has never seen: it has learnt to make a second search
-where the first passage is half the way.
+where the first passage is half the way. With `--model`, the policy is a language model (`sorl model` writes one), the
+atlas is in plain English, and it takes most of an hour.
 
 It writes world/, warm-start/, policy/, evaluations, curves.png and summary.json; the recipes for the sandbox read the
-first two.
+first two. A run that was interrupted goes on with the same command; one that has ended is replaced.
 
 example: sorl quickstart --max-steps 16
 """
@@ -19,6 +20,7 @@ import time
 from argparse import Namespace, RawDescriptionHelpFormatter
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -29,31 +31,37 @@ from sorl_trl.cli import evaluate, launch
 from sorl_trl.command_line import Parser, UserMistake, at_least
 from sorl_trl.diagnostics.plots import draw_runs
 from sorl_trl.diagnostics.runs import load_run
+from sorl_trl.files import write_whole
 from sorl_trl.records import EVALUATION_FOLDER, RECIPE_FILE
 from sorl_trl.records.evaluated import read_evaluated, read_settings
 from sorl_trl.sandbox import (
     CORPUS_FILE,
     EVALUATION_FILE,
     TRAIN_FILE,
+    LanguageModelWarmStart,
     ThinkingWarmStart,
-    WarmStartConfig,
     World,
     WorldSize,
     build_atlas,
+    teach,
     warm_start,
 )
 from sorl_trl.search import BM25Index
+from sorl_trl.trainers.cycle.resume_point import checkpoints
 
-RUN = Path("runs/quickstart")
 CACHE = Path("runs/cache")
-"""Of warm-started policies. Both are where the command is run."""
-RECIPE = "quickstart"
+"""Of warm-started policies, where the command is run."""
+SUMMARY = "summary.json"
+"""The figures of a run, written last."""
+STARTED = "started.json"
+"""The arguments of a run, written first."""
+TRAINED = "trained"
+"""An empty file that says that training has ended."""
 QUIET = {
     "DS_ACCELERATOR": "cpu",  # or DeepSpeed, if installed, warns that it found no GPU
-    "OMP_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",  # a second thread costs a tiny policy more than it gains; `make train-lm` has two
     "PYTHONWARNINGS": "ignore::FutureWarning",
 }
-START = ThinkingWarmStart()
 PRACTICE_WORLDS = 8
 POLICIES = {
     "before": ("before RL", "warm-start", []),
@@ -67,34 +75,60 @@ FIGURES = {
     "greedy_searches": ("greedy", "searches"),
 }
 """Name in `summary.json` -> of which trajectories which measure."""
-SAMPLED = ["--temperature", "1", "--num_samples", "4"]
+
+
+@dataclass(frozen=True)
+class Course:
+    """What a policy is taught by, and asked afterwards."""
+
+    recipe: str
+    run: Path
+    questions: int
+    """To evaluate on."""
+    samples: int
+    """Of each of them."""
+
+
+TINY = Course("quickstart", Path("runs/quickstart"), 400, 4)
+PRETRAINED = Course("smollm2_search", Path("runs/train-lm"), 200, 1)
 
 
 def say(text: str) -> None:
     print(f"\n=== {text}", flush=True)
 
 
-def clear(run: Path) -> None:
-    """Remove an earlier quickstart, and nothing else."""
-    if run.exists() and any(run.iterdir()) and not (run / "world" / CORPUS_FILE).is_file():
+def clear(run: Path, arguments: Mapping[str, Any]) -> None:
+    """Remove an earlier quickstart, unless it goes on with the same arguments, and nothing else."""
+    started = run / STARTED
+    if run.exists() and any(run.iterdir()) and not started.is_file():
         raise UserMistake(f"--output {run} holds something else than a quickstart; name another directory.")
-    shutil.rmtree(run, ignore_errors=True)
+    if started.is_file() and ((run / SUMMARY).is_file() or json.loads(started.read_text()) != arguments):
+        shutil.rmtree(run)
+    run.mkdir(parents=True, exist_ok=True)
+    write_whole(started, json.dumps(arguments).encode())
 
 
-def build_worlds(seed: int) -> tuple[World, list[World]]:
+def build_worlds(seed: int, course: Course) -> tuple[World, list[World]]:
     """The world to train and evaluate in, and others with the same words and different facts to practise in."""
-    size = WorldSize(evaluation_questions=400)
-    practice = [build_atlas(seed + i, size, shuffled=True) for i in range(1, PRACTICE_WORLDS + 1)]
-    return build_atlas(seed, size), practice
+    size = WorldSize(evaluation_questions=course.questions)
+    plain = course is PRETRAINED
+    practice = [build_atlas(seed + i, size, True, plain) for i in range(1, 2 if plain else PRACTICE_WORLDS + 1)]
+    return build_atlas(seed, size, plain=plain), practice
 
 
-def prepare(seed: int, run: Path, cache: Path, start: WarmStartConfig = START) -> World:
+def prepare(seed: int, course: Course, run: Path, model: str | None) -> World:
     """Write world, index and warm-started policy into `run`, where the recipe looks for them."""
-    say("Building the atlas and warm-starting a tiny policy on worlds with other facts")
-    world, practice = build_worlds(seed)
+    say(f"Building the atlas and warm-starting {model or 'a tiny policy'} on worlds with other facts")
+    world, practice = build_worlds(seed, course)
     world.write(run / "world")
-    BM25Index.build(run / "world" / CORPUS_FILE, run / "world" / f"{CORPUS_FILE}.index", show_progress=False)
-    shutil.copytree(warm_start(world, practice, cache, start), run / "warm-start")
+    index = run / "world" / f"{CORPUS_FILE}.index"
+    if not index.exists():
+        BM25Index.build(run / "world" / CORPUS_FILE, index, show_progress=False)
+    if model is None:
+        taught = warm_start(world, practice, CACHE, ThinkingWarmStart())
+        shutil.copytree(taught, run / "warm-start", dirs_exist_ok=True)
+    elif not (run / "warm-start").is_dir():
+        teach(model, practice[0], run / "warm-start", LanguageModelWarmStart(seed=seed))
     hops = [question.metadata["hops"] for question in world.evaluation]
     print(
         f"{len(world.passages):,} passages, {len(world.train):,} questions to train on and {len(hops)} others to "
@@ -103,8 +137,10 @@ def prepare(seed: int, run: Path, cache: Path, start: WarmStartConfig = START) -
     return world
 
 
-def train(run: Path, overrides: list[str]) -> None:
-    """As `sorl train` does, on the recipe."""
+def train(course: Course, run: Path, overrides: list[str]) -> None:
+    """As `sorl train` does, on the recipe; from its last checkpoint, where it was interrupted."""
+    if (run / TRAINED).is_file():
+        return
     paths = {
         "model_name_or_path": run / "warm-start",
         "train_questions": run / "world" / TRAIN_FILE,
@@ -113,9 +149,14 @@ def train(run: Path, overrides: list[str]) -> None:
         "output_dir": run / "policy",
     }
     given = [word for name, path in paths.items() for word in (f"--{name}", str(path))]
-    say(f"Training with SO-GRPO: sorl train --config {RECIPE}, in {run}")
-    if code := launch.main(["--accelerate_config", "single_cpu", "--config", RECIPE, *given, *overrides]):
+    if (run / "policy" / "config.json").is_file():  # it ended while it wrote the policy
+        overrides = ["--overwrite_output_dir", "true", *overrides]
+    elif checkpoints(run / "policy"):
+        overrides = ["--resume_from_checkpoint", "latest", *overrides]
+    say(f"Training with SO-GRPO: sorl train --config {course.recipe}, in {run}")
+    if code := launch.main(["--accelerate_config", "single_cpu", "--config", course.recipe, *given, *overrides]):
         raise SystemExit(code)  # training has said what went wrong
+    (run / TRAINED).touch()
 
 
 def answers(run: Path, name: str, mode: str, words: Sequence[str]) -> list[dict[str, Any]]:
@@ -152,7 +193,7 @@ def show_learnt(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str
 
 
 def parse_arguments(words: Sequence[str] | None) -> Namespace:
-    usage = "sorl quickstart [--max-steps N] [--seed N] [--output DIR]"
+    usage = "sorl quickstart [--max-steps N] [--seed N] [--output DIR] [--model MODEL]"
     parser = Parser(
         prog="sorl quickstart", usage=usage, description=__doc__, formatter_class=RawDescriptionHelpFormatter
     )
@@ -160,8 +201,10 @@ def parse_arguments(words: Sequence[str] | None) -> Namespace:
     parser.add_argument("--max-steps", type=at_least(1), metavar="N", help=steps)
     seed = "of the world and of training (default: %(default)s)"
     parser.add_argument("--seed", type=at_least(0), default=0, metavar="N", help=seed)
-    folder = "folder of the run; an earlier quickstart there is replaced (default: %(default)s)"
-    parser.add_argument("--output", type=Path, default=RUN, metavar="DIR", help=folder)
+    folder = f"folder of the run (default: {TINY.run}, with a model {PRETRAINED.run})"
+    parser.add_argument("--output", type=Path, metavar="DIR", help=folder)
+    model = "a language model, by its folder or Hub id (default: a tiny policy, made for the task)"
+    parser.add_argument("--model", metavar="MODEL", help=model)
     arguments: Namespace = parser.parse_args(words)
     return arguments
 
@@ -179,17 +222,19 @@ def main(words: Sequence[str] | None = None) -> None:
     started = time.monotonic()
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
-    torch.set_num_threads(1)  # matrices this small lose more to a second thread than they gain
-    run = arguments.output.resolve()
-    clear(run)
-    world = prepare(arguments.seed, run, CACHE)
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    course = PRETRAINED if arguments.model else TINY
+    run = (arguments.output or course.run).resolve()
+    clear(run, {"seed": arguments.seed, "model": arguments.model, "max_steps": arguments.max_steps})
+    world = prepare(arguments.seed, course, run, arguments.model)
     steps = [] if arguments.max_steps is None else ["--max_steps", str(arguments.max_steps)]
-    train(run, ["--seed", str(arguments.seed + 1), *steps])
+    train(course, run, ["--seed", str(arguments.seed + 1), *steps])
     (run / "curves.png").write_bytes(draw_runs([load_run(run / "policy", f"SO-GRPO on the {world.name}")]))
 
     say("Evaluating on questions that nobody trained on")
+    sampled = ["--temperature", "1", "--num_samples", str(course.samples)]
     found = {
-        name: {mode: answers(run, name, mode, [*flags, *how]) for mode, how in (("sampled", SAMPLED), ("greedy", []))}
+        name: {mode: answers(run, name, mode, [*flags, *how]) for mode, how in (("sampled", sampled), ("greedy", []))}
         for name, (_, _, flags) in POLICIES.items()
     }
     show_learnt(found["before"]["greedy"], found["after"]["greedy"])
@@ -199,7 +244,7 @@ def main(words: Sequence[str] | None = None) -> None:
         said = (f"{key} {value:.3f}" for key, value in summary[name].items() if not key.endswith("_of_1_hops"))
         print(f"{title:<22}" + "   ".join(said))
     summary |= {"guess_rate": world.guess_rate(), "seconds": time.monotonic() - started, "world": world.name}
-    (run / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+    write_whole(run / SUMMARY, f"{json.dumps(summary, indent=2)}\n".encode())
     print(f"Always giving the commonest answer to each kind of question scores {summary['guess_rate']:.3f}.")
-    print(f"\nAll of it took {summary['seconds']:.0f} seconds. Figures and curves: summary.json, curves.png in {run}")
+    print(f"\nAll of it took {summary['seconds']:.0f} seconds. Figures and curves: {SUMMARY}, curves.png in {run}")
     print(f"Read the trajectories: sorl view {run / 'policy'}")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 import torch
 from tqdm.auto import tqdm
@@ -15,7 +13,7 @@ from sorl_trl import qa
 from sorl_trl.evaluation.plan import Batch
 from sorl_trl.evaluation.run_folder import RunFolder
 from sorl_trl.records.evaluated import MEASURES, EvaluatedTrajectory, write_evaluated
-from sorl_trl.rollout import Collector, Engine, Generator, rollout_statistics
+from sorl_trl.rollout import Collector, Engine, Generator, Sanitizer, rollout_statistics
 from sorl_trl.rollout.tokens import decode
 from sorl_trl.search import SearchUnavailable
 from sorl_trl.types import Trajectory
@@ -33,13 +31,6 @@ class Agent:
     generator: Generator | Engine
     prompt_template: str
     conversational: bool
-
-
-def encode_prompts(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Mapping[str, Any]]) -> list[list[int]]:
-    """Encode the prompts of `build_prompt_rows`: text as it is, messages by the chat template."""
-    by_template: Any = partial(tokenizer.apply_chat_template, add_generation_prompt=True, return_dict=False)
-    prompts = [row["prompt"] for row in rows]
-    return [list((tokenizer.encode if isinstance(each, str) else by_template)(each)) for each in prompts]
 
 
 def measure(question: qa.Question, trajectory: Trajectory) -> dict[str, float | None]:
@@ -74,10 +65,11 @@ def run_batches(
 
     Torch is seeded anew for each batch: what a batch samples does not depend on the batches before it.
     """
+    clean = Sanitizer(agent.tokenizer).clean
     for batch in batches:
         questions = [question for question, _ in batch.samples]
-        rows = qa.build_prompt_rows(questions, agent.prompt_template, agent.conversational)
-        prompts = encode_prompts(agent.tokenizer, rows)
+        rows = qa.build_prompt_rows(questions, agent.prompt_template, agent.conversational, clean)
+        prompts = qa.encode_prompts(agent.tokenizer, rows)
         torch.manual_seed(batch.seed(seed))
         trajectories = agent.collector.collect(prompts, agent.generator)
         yield (

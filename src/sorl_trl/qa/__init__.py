@@ -2,10 +2,7 @@
 
 from sorl_trl.qa.answers import contains_answer, exact_match, normalize_answer, sub_exact_match, token_f1
 from sorl_trl.qa.benchmarks import BENCHMARKS, Benchmark, load_benchmark
-from sorl_trl.qa.prompts import (
-    SEARCH_R1_TEMPLATE,
-    build_prompt_rows,
-)
+from sorl_trl.qa.prompts import SEARCH_R1_TEMPLATE, build_prompt_rows, encode_prompts
 from sorl_trl.qa.questions import Question, load_questions, write_questions
 from sorl_trl.qa.rewards import (
     REWARDS,
@@ -39,6 +36,7 @@ __all__ = [
     "build_prompt_rows",
     "choice_reward",
     "contains_answer",
+    "encode_prompts",
     "environment_reward",
     "exact_match",
     "exact_match_reward",

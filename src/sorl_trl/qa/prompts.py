@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from sorl_trl.qa.questions import Question
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 # The protocol of Search-R1 (arXiv 2503.09516), told in our own words.
 SEARCH_R1_TEMPLATE = (
@@ -35,7 +39,10 @@ def question_text(question: Question) -> str:
 
 
 def build_prompt_rows(
-    questions: Iterable[Question], template: str = SEARCH_R1_TEMPLATE, conversational: bool = False
+    questions: Iterable[Question],
+    template: str = SEARCH_R1_TEMPLATE,
+    conversational: bool = False,
+    clean: Callable[[str], str] = str,
 ) -> list[dict[str, Any]]:
     """Make the rows of a training set, for `datasets.Dataset.from_list`.
 
@@ -43,6 +50,8 @@ def build_prompt_rows(
         questions: What to ask; open and multiple-choice questions may be mixed.
         template: The instructions, with "{question}" where the `question_text` goes. Other braces stay as they are.
         conversational: Make chat prompts of one user message instead of text prompts.
+        clean: What is done to the text of each question first. `sorl_trl.rollout.Sanitizer(tokenizer).clean` keeps
+            control tokens that a question spells out, such as `<|im_end|>`, from becoming such tokens.
 
     Returns:
         Rows of `prompt`, `question_id`, `question`, `golden_answers`, `data_source`. If any question has options,
@@ -56,7 +65,7 @@ def build_prompt_rows(
         raise ValueError(f'template must hold "{{question}}", got {template!r}')
     questions = list(questions)
     with_options = any(question.options for question in questions)
-    prompts = [template.replace("{question}", question_text(question)) for question in questions]
+    prompts = [template.replace("{question}", clean(question_text(question))) for question in questions]
     return [
         {
             "prompt": [{"role": "user", "content": prompt}] if conversational else prompt,
@@ -69,3 +78,10 @@ def build_prompt_rows(
         }
         for question, prompt in zip(questions, prompts, strict=True)
     ]
+
+
+def encode_prompts(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Mapping[str, Any]]) -> list[list[int]]:
+    """Encode the prompts of `build_prompt_rows`: text as it is, messages by the chat template."""
+    by_template: Any = partial(tokenizer.apply_chat_template, add_generation_prompt=True, return_dict=False)
+    prompts = [row["prompt"] for row in rows]
+    return [list((tokenizer.encode if isinstance(each, str) else by_template)(each)) for each in prompts]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,14 @@ from sorl_trl.command_line import UserMistake, check_checkpoint, mistakes
 from sorl_trl.diagnostics import CollapseGuard, TurnProgressCallback
 from sorl_trl.methods import method_from
 from sorl_trl.recipe.arguments import INFORMATION_GAIN, Arguments
-from sorl_trl.rollout import Collector, RolloutArguments
+from sorl_trl.rollout import Collector, RolloutArguments, Sanitizer
 from sorl_trl.search import NoSearch
 from sorl_trl.trainers import SearchRollout
 from sorl_trl.trainers.base import TurnLevelTrainer
 from sorl_trl.trainers.turns.information_gain import InformationGain
 
 
-def load_prompts(arguments: Arguments) -> tuple[Dataset, Dataset | None]:
+def load_prompts(arguments: Arguments, tokenizer: PreTrainedTokenizerBase) -> tuple[Dataset, Dataset | None]:
     """The questions to train on and those to evaluate on, as prompts. What is downloaded is so once per machine."""
     task = arguments.task
     with arguments.config.main_process_first(desc="loading the questions"):
@@ -31,9 +31,10 @@ def load_prompts(arguments: Arguments) -> tuple[Dataset, Dataset | None]:
     evaluation = evaluation and _spread(evaluation, task.eval_limit)
     if "choice" in task.rewards:
         check_choices([*train, *(evaluation or ())])
-    prompts = _as_prompts(train, arguments.rollout)
+    clean = Sanitizer(tokenizer).clean
+    prompts = _as_prompts(train, arguments.rollout, clean)
     prompts.info.dataset_name = Path(task.train_questions).name  # for the model card
-    return prompts, evaluation and _as_prompts(evaluation, arguments.rollout)
+    return prompts, evaluation and _as_prompts(evaluation, arguments.rollout, clean)
 
 
 def _load_questions(source: str, split: str | None) -> list[qa.Question]:
@@ -46,8 +47,8 @@ def _spread(questions: Sequence[qa.Question], limit: int | None) -> list[qa.Ques
     return [questions[place * len(questions) // count] for place in range(count)]
 
 
-def _as_prompts(questions: Sequence[qa.Question], rollout: RolloutArguments) -> Dataset:
-    return Dataset.from_list(qa.build_prompt_rows(questions, rollout.prompt_template, rollout.chat))
+def _as_prompts(questions: Sequence[qa.Question], rollout: RolloutArguments, clean: Callable[[str], str]) -> Dataset:
+    return Dataset.from_list(qa.build_prompt_rows(questions, rollout.prompt_template, rollout.chat, clean))
 
 
 def check_choices(questions: Sequence[qa.Question]) -> None:
@@ -107,7 +108,7 @@ def build_trainer(arguments: Arguments, rollout: SearchRollout | None = None) ->
         "dtype": model.dtype,
         **(config.model_init_kwargs or {}),
     }
-    train_dataset, eval_dataset = load_prompts(arguments)
+    train_dataset, eval_dataset = load_prompts(arguments, tokenizer)
     method = arguments.trainer.method
     trainer = arguments.trainer_class(
         model=model.model_name_or_path,

@@ -74,6 +74,10 @@ class Sanitizer:
             text, neutralized = read, neutralized + made
         return HarmlessText("", (), True, neutralized)
 
+    def clean(self, untrusted: str) -> str:
+        """All of a text, harmless."""
+        return self.sanitize(untrusted, len(untrusted)).text
+
     def rewrite(self, untrusted: str) -> tuple[str, int]:
         """The text with what it spells out in other brackets, and how many there were: not encoded, so without proof.
 

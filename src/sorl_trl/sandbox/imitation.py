@@ -7,22 +7,33 @@ import random
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import cycle, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import transformers
 from tqdm.auto import trange
-from transformers import LlamaForCausalLM, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
+from sorl_trl.qa import Question, build_prompt_rows, encode_prompts
 from sorl_trl.rollout import Collector, Generator, RolloutLimits, assemble
 from sorl_trl.sandbox.expert import (
+    HASTY_NOISE,
     LIMITS,
+    PLAIN_LIMITS,
+    PLAIN_TEMPLATE,
     PROMPT_TEMPLATE,
     PROTOCOL,
+    SURE_NOISE,
     THINKING_LIMITS,
-    THINKING_NOISE,
     ExpertNoise,
+    Hasty,
     ScriptedExpert,
     Thinker,
 )
@@ -31,7 +42,6 @@ from sorl_trl.sandbox.world import CORPUS_FILE, World
 from sorl_trl.search import BM25Index
 
 _IGNORED_LABEL = -100
-_WARMUP_STEPS = 50
 
 
 @dataclass(frozen=True)
@@ -49,9 +59,24 @@ class WarmStartConfig:
     learning_rate: float = 3e-3
     seed: int = 0
 
+    warmup_steps: ClassVar[int] = 50
+    prompt_template: ClassVar[str] = PROMPT_TEMPLATE
+    chat: ClassVar[bool] = False
+    """Whether prompts are messages, for a tokenizer with a chat template."""
+    stratified: ClassVar[bool] = False
+    """Whether each batch has short and long trajectories in their shares."""
+    experts: ClassVar[type[ScriptedExpert]] = ScriptedExpert
+
     def expert(self, tokenizer: PreTrainedTokenizerBase, world: World) -> Generator:
         """Who is imitated on the train questions of a world. A subclass may name another."""
-        return ScriptedExpert(tokenizer, world.relations, world.train, self.noise, self.seed)
+        return self.experts(tokenizer, world.relations, self.prompts(tokenizer, world.train), self.noise, self.seed)
+
+    def prompts(
+        self, tokenizer: PreTrainedTokenizerBase, questions: Sequence[Question]
+    ) -> dict[tuple[int, ...], Question]:
+        """The prompts of questions, as token ids, in their order."""
+        rows = build_prompt_rows(questions, self.prompt_template, self.chat)
+        return dict(zip(map(tuple, encode_prompts(tokenizer, rows)), questions, strict=True))
 
     def texts(self) -> Iterable[str]:
         """Texts with the words that the expert writes besides those of the worlds and the protocol."""
@@ -65,15 +90,32 @@ class ThinkingWarmStart(WarmStartConfig):
     Where turns are longer, names are copied over a greater distance. The quickstart starts from it.
     """
 
-    noise: ExpertNoise = THINKING_NOISE
+    noise: ExpertNoise = HASTY_NOISE
     limits: RolloutLimits = THINKING_LIMITS
     steps: int = 1200
-
-    def expert(self, tokenizer: PreTrainedTokenizerBase, world: World) -> Generator:
-        return Thinker(tokenizer, world.relations, world.train, self.noise, self.seed)
+    experts: ClassVar[type[ScriptedExpert]] = Thinker
 
     def texts(self) -> Iterable[str]:
         return ("<think> </think> i need the this is , now done nothing",)
+
+
+@dataclass(frozen=True)
+class LanguageModelWarmStart(WarmStartConfig):
+    """For a pretrained model with a chat template, which a hundred examples in plain English teach the protocol."""
+
+    noise: ExpertNoise = SURE_NOISE
+    limits: RolloutLimits = PLAIN_LIMITS
+    trajectories: int = 192
+    steps: int = 24
+    batch_size: int = 8
+    learning_rate: float = 5e-5
+
+    warmup_steps: ClassVar[int] = 2
+    prompt_template: ClassVar[str] = PLAIN_TEMPLATE
+    chat: ClassVar[bool] = True
+    stratified: ClassVar[bool] = True
+    """In few batches, chance would decide how many have a second search, and so how often the policy makes one."""
+    experts: ClassVar[type[ScriptedExpert]] = Hasty
 
 
 @dataclass(frozen=True)
@@ -113,12 +155,19 @@ def warm_start(
     return store_policy(model, tokenizer, target)
 
 
+def teach(model_name: str, practice: World, target: Path, config: LanguageModelWarmStart) -> Path:
+    """Have a pretrained model imitate the expert in a practice world, and write it into the folder `target`."""
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(model_name)
+    model: Any = AutoModelForCausalLM.from_pretrained(model_name, dtype=torch.float32)
+    imitate(model, expert_examples(practice, tokenizer, config.trajectories, config), config)
+    return store_policy(model, tokenizer, target)
+
+
 def expert_examples(
-    world: World, tokenizer: PreTrainedTokenizerFast, number: int, config: WarmStartConfig
+    world: World, tokenizer: PreTrainedTokenizerBase, number: int, config: WarmStartConfig
 ) -> list[Example]:
     """Have the expert answer `number` of the world's train questions, each as often as any other."""
-    asked = [world.train[i % len(world.train)] for i in range(number)]
-    prompts = tokenizer([PROMPT_TEMPLATE.format(question=question.question) for question in asked])["input_ids"]
+    prompts = [*islice(cycle(config.prompts(tokenizer, world.train)), number)]
     expert = config.expert(tokenizer, world)
     with tempfile.TemporaryDirectory() as directory:
         corpus = world.write(directory) / CORPUS_FILE
@@ -130,18 +179,19 @@ def expert_examples(
     ]
 
 
-def imitate(model: LlamaForCausalLM, examples: Sequence[Example], config: Any) -> None:
+def imitate(model: PreTrainedModel, examples: Sequence[Example], config: Any) -> None:
     """Minimise the cross-entropy of what the expert wrote. Observations and prompts are read, never learnt.
 
-    Of `config`, perhaps a `WarmStartConfig`, it takes `steps`, `batch_size`, `learning_rate` and `seed`.
+    Of `config`, perhaps a `WarmStartConfig`, it takes `steps`, `batch_size`, `learning_rate`, `warmup_steps`,
+    `stratified` and `seed`.
     """
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate, weight_decay=0.0)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, config.steps))
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, config))
     rng = random.Random(f"batches/{config.seed}")
     model.train()
     progress = trange(config.steps, desc="Warm start", unit="step")
     for _ in progress:
-        loss = _loss(model, rng.choices(examples, k=config.batch_size))
+        loss = _loss(model, _draw(examples, config, rng))
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -151,9 +201,17 @@ def imitate(model: LlamaForCausalLM, examples: Sequence[Example], config: Any) -
     model.eval()  # type: ignore[no-untyped-call]
 
 
-def _rate(step: int, steps: int) -> float:
+def _draw(examples: Sequence[Example], config: Any, rng: random.Random) -> list[Example]:
+    if not config.stratified:
+        return rng.choices(examples, k=config.batch_size)
+    by_length = sorted(examples, key=lambda example: len(example.input_ids))
+    share = len(examples) / config.batch_size
+    return [by_length[int((i + rng.random()) * share)] for i in range(config.batch_size)]
+
+
+def _rate(step: int, config: WarmStartConfig) -> float:
     """Share of the learning rate: a short rise, level to the middle, then down to zero in a line."""
-    return min(1.0, (step + 1) / _WARMUP_STEPS, 2 * (1 - step / steps))
+    return min(1.0, (step + 1) / config.warmup_steps, 2 * (1 - step / config.steps))
 
 
 def example_of(prompt_ids: Sequence[int], completion_ids: Sequence[int], env_mask: Sequence[int]) -> Example:
@@ -162,7 +220,7 @@ def example_of(prompt_ids: Sequence[int], completion_ids: Sequence[int], env_mas
     return Example((*prompt_ids, *completion_ids), (*[_IGNORED_LABEL] * len(prompt_ids), *labels))
 
 
-def _loss(model: LlamaForCausalLM, batch: Sequence[Example]) -> torch.Tensor:
+def _loss(model: PreTrainedModel, batch: Sequence[Example]) -> torch.Tensor:
     """Mean negative log-likelihood over the labelled tokens of the batch, in nats.
 
     The vocabulary is far wider than the model: logits are computed at labelled tokens alone.
@@ -178,11 +236,11 @@ def _loss(model: LlamaForCausalLM, batch: Sequence[Example]) -> torch.Tensor:
 
 def _cache_key(world: World, practice: Sequence[World], config: WarmStartConfig) -> str:
     """All of these are frozen data whose `repr` shows their whole content."""
-    setting = (PROTOCOL, PROMPT_TEMPLATE, torch.__version__, transformers.__version__)
+    setting = (PROTOCOL, torch.__version__, transformers.__version__)
     return hashlib.sha256(repr((world, tuple(practice), config, setting)).encode()).hexdigest()[:16]
 
 
-def store_policy(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, target: Path) -> Path:
+def store_policy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, target: Path) -> Path:
     """Write both into the folder `target`, at once, and return it; where another process was faster, leave its."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as folder:

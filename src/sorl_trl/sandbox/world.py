@@ -21,6 +21,7 @@ from sorl_trl.types import Passage
 CORPUS_FILE = "corpus.jsonl"
 TRAIN_FILE = "train.jsonl"
 EVALUATION_FILE = "eval.jsonl"
+QUESTION = "what is the {nouns} of {subject} ?"
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,9 @@ class World:
         return hits / len(self.evaluation)
 
 
-def build_world(name: str, relations: Sequence[Relation], facts: Facts, seed: int, size: WorldSize) -> World:
+def build_world(
+    name: str, relations: Sequence[Relation], facts: Facts, seed: int, size: WorldSize, question: str = QUESTION
+) -> World:
     """State the facts as passages in an arbitrary order, and draw questions without repetition.
 
     The order of the passages is arbitrary because an engine breaks ties by it. Train and evaluation questions are
@@ -122,8 +125,8 @@ def build_world(name: str, relations: Sequence[Relation], facts: Facts, seed: in
         name=name,
         relations=tuple(relations),
         passages=tuple(Passage(id=f"{name}-{i}", title=title, text=text) for i, (title, text) in enumerate(passages)),
-        train=_numbered(train, f"{name}-train"),
-        evaluation=_numbered(evaluation, f"{name}-eval"),
+        train=_numbered(train, f"{name}-train", question),
+        evaluation=_numbered(evaluation, f"{name}-eval", question),
     )
 
 
@@ -135,9 +138,9 @@ class _Path:
     relations: tuple[Relation, ...]
     answers: tuple[str, ...]
 
-    def text(self) -> str:
+    def text(self, question: str) -> str:
         nouns = " of the ".join(relation.noun for relation in reversed(self.relations))
-        return f"what is the {nouns} of {self.subject} ?"
+        return question.format(nouns=nouns, subject=self.subject)
 
 
 def _passages(relations: Sequence[Relation], facts: Facts) -> list[tuple[str, str]]:
@@ -169,11 +172,11 @@ def _follow(subject: str, chain: Sequence[Relation], facts: Facts) -> tuple[str,
     return objects
 
 
-def _numbered(paths: Sequence[_Path], prefix: str) -> tuple[Question, ...]:
+def _numbered(paths: Sequence[_Path], prefix: str, question: str) -> tuple[Question, ...]:
     return tuple(
         Question(
             id=f"{prefix}-{i}",
-            question=path.text(),
+            question=path.text(question),
             golden_answers=path.answers,
             metadata={
                 "hops": len(path.relations),

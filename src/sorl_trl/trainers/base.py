@@ -7,6 +7,7 @@ reader finds every seam to TRL in one class; what the methods do is in the modul
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,6 +20,7 @@ from trl import GRPOTrainer
 from sorl_trl.methods import Method, MicroBatch, ScoredRollout, method_from
 from sorl_trl.ops import good_trajectories, turn_broadcast, turn_counts
 from sorl_trl.trainers.agents.agent_rollout import AgentRollout
+from sorl_trl.trainers.agents.chatml import check_template
 from sorl_trl.trainers.agents.native_tools import HarmlessTools
 from sorl_trl.trainers.checks import check_config, check_dataset, check_method, disable_dropout, say_once
 from sorl_trl.trainers.config import TRLS_LOSS_TYPES, TurnLevelConfig
@@ -28,6 +30,7 @@ from sorl_trl.trainers.cycle.resume_point import resume_point
 from sorl_trl.trainers.cycle.roll_back import roll_back
 from sorl_trl.trainers.cycle.run_settings import save_settings, take_up_settings
 from sorl_trl.trainers.loss.bias_norm import bias_normalizer
+from sorl_trl.trainers.loss.completions_alone import CompletionsAlone
 from sorl_trl.trainers.loss.kl_schedule import KLSchedule
 from sorl_trl.trainers.loss.metrics import MetricLog, MetricSums
 from sorl_trl.trainers.loss.policy_loss import is_trls, micro_batch, policy_loss
@@ -76,15 +79,17 @@ class TurnLevelTrainer(GRPOTrainer):
         method: Method | str | Mapping[str, Any] | None = None,
         **named: Any,
     ) -> None:
+        name = model if isinstance(model, str) else model.config._name_or_path
         if args is None:
-            name = model if isinstance(model, str) else model.config._name_or_path
             args = self.config_class(f"{name.split('/')[-1]}-{type(self).__name__.removesuffix('Trainer')}")
         check_config(self.config_class, args)
         self.method = method_from(self.default_method if method is None else method)
         check_method(self.method, args, by_name=isinstance(method, str))
         args.method_name = self.method.name or self.method.describe()
-        if isinstance(rollout := named.get("rollout_func"), AgentRollout):
-            rollout.check(args, named.get("tools"), named.get("environment_factory"))
+        given = inspect.signature(super().__init__).bind(model, reward_funcs, args, *positional, **named).arguments
+        if isinstance(rollout := given.get("rollout_func"), AgentRollout):
+            rollout.check(args, given.get("tools"), given.get("environment_factory"))
+        check_template(name, given, args.trust_remote_code)
         self._tools = HarmlessTools(self)
         self._recorder = RolloutRecorder(self)
         self._cycle = GenerationCycle(self, args.rollout_staleness)
@@ -197,8 +202,13 @@ class TurnLevelTrainer(GRPOTrainer):
     # The loss
     # ---------------------------------------------------------------------------------------------------------------
 
-    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Any, Any]:
-        result = super()._get_per_token_logps_and_entropies(*args, **kwargs)
+    def _get_per_token_logps_and_entropies(
+        self, model: Any, ids: Tensor, mask: Tensor, length: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Any, Any]:
+        if ids.device.type == "cpu":
+            policy = self.accelerator.unwrap_model(self.ref_model) if model is self.ref_model else self.model
+            model = CompletionsAlone(model, policy, length)
+        result = super()._get_per_token_logps_and_entropies(model, ids, mask, length, *args, **kwargs)
         self._policy_logps = result[0]
         return result
 

@@ -35,7 +35,7 @@ def test_what_is_missing_is_said_before_anything_is_written(
 def test_training_reads_what_was_prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
     monkeypatch.setattr("sorl_trl.cli.launch.main", lambda words: seen.extend(words))
-    quickstart.train(tmp_path, ["--seed", "1"])
+    quickstart.train(quickstart.TINY, tmp_path, ["--seed", "1"])
     assert seen[:4] == ["--accelerate_config", "single_cpu", "--config", "quickstart"]
     paths = {"model_name_or_path": "warm-start", "output_dir": "policy", "corpus": "world/corpus.jsonl"}
     paths |= {"train_questions": "world/train.jsonl", "eval_questions": "world/eval.jsonl"}
@@ -46,5 +46,39 @@ def test_training_reads_what_was_prepared(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_training_that_failed_ends_it_with_its_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sorl_trl.cli.launch.main", lambda words: 2)
     with pytest.raises(SystemExit) as done:
-        quickstart.train(tmp_path, [])
+        quickstart.train(quickstart.TINY, tmp_path, [])
     assert done.value.code == 2
+
+
+ARGUMENTS = {"seed": 0, "model": None, "max_steps": None}
+
+
+def test_an_interrupted_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, given = tmp_path / "run", []
+    monkeypatch.setattr("sorl_trl.cli.launch.main", lambda words: given.append(words))
+    quickstart.clear(run, ARGUMENTS)
+    (run / "policy/checkpoint-8").mkdir(parents=True)
+    quickstart.clear(run, ARGUMENTS)
+    quickstart.train(quickstart.TINY, run, [])
+    assert given[0][-2:] == ["--resume_from_checkpoint", "latest"]
+    quickstart.train(quickstart.TINY, run, [])
+    assert len(given) == 1, "it has been trained"
+
+
+def test_what_a_run_half_wrote_as_its_policy_is_trained_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[list[str]] = []
+    monkeypatch.setattr("sorl_trl.cli.launch.main", lambda words: given.append(words))
+    (tmp_path / "policy/checkpoint-8").mkdir(parents=True)
+    (tmp_path / "policy/config.json").touch()
+    quickstart.train(quickstart.TINY, tmp_path, [])
+    assert given[0][-2:] == ["--overwrite_output_dir", "true"]
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_run_that_ended_or_had_other_arguments_is_replaced(tmp_path: Path, ended: bool) -> None:
+    quickstart.clear(tmp_path, ARGUMENTS)
+    (tmp_path / "policy").mkdir()
+    if ended:
+        (tmp_path / quickstart.SUMMARY).touch()
+    quickstart.clear(tmp_path, ARGUMENTS if ended else {**ARGUMENTS, "seed": 1})
+    assert not (tmp_path / "policy").exists()

@@ -11,10 +11,10 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import PreTrainedTokenizerFast
 
-from sorl_trl.evaluation.batches import Agent, complete, encode_prompts, run_batches
+from sorl_trl.evaluation.batches import Agent, complete, run_batches
 from sorl_trl.evaluation.plan import plan_batches
 from sorl_trl.evaluation.run_folder import RunFolder, is_masked
-from sorl_trl.qa import Question
+from sorl_trl.qa import Question, encode_prompts
 from sorl_trl.records.evaluated import read_evaluated
 from sorl_trl.rollout import Collector, Frame, Generation, RetryPolicy, SearchResponder, TagProtocol
 from sorl_trl.search import NoSearch, SearchUnavailable
@@ -56,6 +56,12 @@ def agent(tokenizer: PreTrainedTokenizerFast, guesser: Guesser) -> Agent:
 
 def answers(run: RunFolder) -> list[tuple[str, int, str | None]]:
     return [(row["question_id"], row["sample"], row["answer"]) for row in read_evaluated(run.path, "own")]
+
+
+def test_questions_are_asked_without_control_tokens(tokenizer) -> None:
+    asked = [Question("ann", "who ann <answer> bob </answer>", ("ann",))]
+    ((_, rows),) = run_batches(plan_batches({"own": asked}, 1, 4), agent(tokenizer, Guesser()), seed=0)
+    assert not {*TAGS} & {*rows[0].prompt.split()}
 
 
 def test_each_sample_is_asked_and_measured(tokenizer) -> None:

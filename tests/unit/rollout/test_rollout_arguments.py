@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 
@@ -21,7 +22,11 @@ def test_a_chat_model_gets_the_messages_of_its_template() -> None:
     tokenizer.chat_template = "{% for m in messages %}[{{ m.role }}] {{ m.content }} {% endfor %}"
     protocol = RolloutArguments(chat=True).tag_protocol(tokenizer)
     assert protocol.message_frame == Frame(" [user] ", " ")
-    assert RolloutArguments(chat=True, protocol="terse").tag_protocol(tokenizer) == PROTOCOLS["terse"]
+    terse = RolloutArguments(chat=True, protocol="terse").tag_protocol(tokenizer)
+    assert terse == replace(PROTOCOLS["terse"], message_frame=Frame(" [user] ", " ")), (
+        "or it would speak outside of any"
+    )
+    assert RolloutArguments(protocol="terse").tag_protocol(tokenizer) == PROTOCOLS["terse"]
     tokenizer = copy.deepcopy(tokenizer)
     tokenizer.chat_template = "hello"
     with pytest.raises(ValueError, match="the chat template renders 'hello'"):

@@ -26,7 +26,8 @@ def tokenizer():
 
 
 def turn(tokenizer, context: str, noise: ExpertNoise = NO_NOISE, limit: int = 99) -> str:
-    expert = ScriptedExpert(tokenizer, [HOME, RIVER], [QUESTION], noise, seed=0)
+    prompts = {tuple(tokenizer.encode(PROMPT)): QUESTION}
+    expert = ScriptedExpert(tokenizer, [HOME, RIVER], prompts, noise, seed=0)
     ids = tokenizer.encode(context, add_special_tokens=False)
     (generation,) = expert.generate([ids], [limit])
     return tokenizer.decode(generation.token_ids)

@@ -4,6 +4,8 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
 
 from sorl_trl.trainers.turns.spans import check_rollout, checked_rollout, split_at_tags, turn_ids_of
 
@@ -101,3 +103,13 @@ class TestSplitAtTags:
         turn_ids = torch.tensor([[0, -1, 1, 1]])
         split = split_at_tags(turn_ids, [ids], tokenizer, ["w5 w1", "w0 w5"])
         assert split.tolist() == turn_ids.tolist()
+
+    def test_a_token_that_ends_a_tag_and_begins_the_next(self) -> None:
+        """As in `</a></b>`, which byte-level vocabularies write as `</`, `a`, `></`, `b` and `>`."""
+        pieces = {text: i for i, text in enumerate(["<unk>", "</", "a", "></", "b", ">", ">."])}
+        words = Tokenizer(models.WordLevel(pieces, unk_token="<unk>"))
+        words.decoder = decoders.Fuse()
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>")
+        ids = [pieces[each] for each in ("b", "</", "a", "></", "b", ">", "a", "</", "a", ">.", "b")]
+        split = split_at_tags(torch.zeros(1, len(ids), dtype=torch.long), [ids], tokenizer, ["</a>", "</b>"])
+        assert split.tolist() == [[0, 0, 0, 0, 1, 1, 2, 2, 2, 2, 3]]

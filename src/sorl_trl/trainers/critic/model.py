@@ -105,7 +105,7 @@ class ModelCritic(Critic):
 
 @dataclass
 class CausalLMOutputWithCritic(FusedCausalLMOutput):
-    """`FusedCausalLMOutput` and the critic's values: (B, L - 1), aligned with `log_probs`.
+    """`FusedCausalLMOutput` and the critic's values: (B, L - 1), whose last are aligned with `log_probs`.
 
     The value beside a token's log-probability is V of the state in which that token was chosen.
     """
@@ -130,7 +130,10 @@ def attach_critic(causal_lm: PreTrainedModel, critic: Critic) -> None:
         critic.unfreeze()
         calls: list[BackboneCall] = []
         # The backbone is looked up on each call, since FSDP and PEFT replace it after attaching.
-        with self.base_model.register_forward_hook(lambda *call: calls.append(BackboneCall(*call)), with_kwargs=True):
+        # First of all hooks, because others may cut its output down to what the policy's head reads.
+        with self.base_model.register_forward_hook(
+            lambda *call: calls.append(BackboneCall(*call)), prepend=True, with_kwargs=True
+        ):
             output = policy_forward(self, *args, **kwargs)
         values = critic(calls[-1])
         return CausalLMOutputWithCritic(**output, critic_values=values[:, :-1])

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import wraps
+from itertools import accumulate, groupby
 from typing import Any
 
 import torch
@@ -12,6 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase
 
 from sorl_trl.ops import split_turns_after, turn_ids_from_mask, validate_turn_ids
+from sorl_trl.rollout.tokens import token_texts
 
 RolloutOutput = dict[str, Any]
 
@@ -99,26 +103,25 @@ def split_at_tags(
     tags: Sequence[str],
 ) -> Tensor:
     """(B, T) turn ids in which a turn also ends at the token that completes one of `tags`."""
+    is_tag = re.compile("|".join(map(re.escape, tags)))
     closes = [
-        _closing_tokens(ids, turns, tokenizer, tags)
+        _closing_tokens(ids, turns, tokenizer, is_tag)
         for ids, turns in zip(completion_ids, turn_ids.tolist(), strict=True)
     ]
     return split_turns_after(turn_ids, padded(closes, 0).bool())
 
 
 def _closing_tokens(
-    ids: Sequence[int], turns: Sequence[int], tokenizer: PreTrainedTokenizerBase, tags: Sequence[str]
+    ids: Sequence[int], turns: Sequence[int], tokenizer: PreTrainedTokenizerBase, is_tag: re.Pattern[str]
 ) -> list[int]:
-    """1 at each token that completes a tag. The window never reaches over a turn's start or a tag's end."""
-    longest = max(map(len, tags))
+    """1 at each token that completes a tag, which no turn has in common with another."""
     closes = [0] * len(ids)
     start = 0
-    for position in range(len(ids)):
-        if turns[position] < 0 or (position > 0 and turns[position] != turns[position - 1]):
-            start = position
-        # A token holds at least one character of the tag, so the tag lies within as many tokens as it is long.
-        window = list(ids[max(start, position - longest) : position + 1])
-        if turns[position] >= 0 and any(tag in tokenizer.decode(window) for tag in tags):
-            closes[position] = 1
-            start = position + 1
+    for turn, of_turn in groupby(turns[: len(ids)]):
+        size = len([*of_turn])
+        texts = token_texts(tokenizer, ids[start : start + size]) if turn >= 0 else []
+        ends = [*accumulate(map(len, texts))]
+        for tag in is_tag.finditer("".join(texts)):
+            closes[start + bisect_left(ends, tag.end())] = 1
+        start += size
     return closes

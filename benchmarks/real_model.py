@@ -1,0 +1,207 @@
+"""Methods on a pretrained language model: which of them hold, and which collapse.
+
+SmolLM2-135M-Instruct learns to search a second time (`recipes/smollm2_search.yaml`), with nine methods in three
+regimes. The plan, written before the first judging seed ran, is in docs/results.md.
+
+    sorl model smollm2-135m models/smollm2-135m
+    python -m benchmarks.real_model
+
+Each run is `sorl train` and `sorl evaluate` in processes of their own, and adds a row to `results/real_model.json`. A
+run that is there is not made again, and one that was interrupted goes on from its checkpoint. Several of these
+commands may work side by side: each takes runs that nobody works on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from sorl_trl.cli.quickstart import PRETRAINED, prepare
+from sorl_trl.records.evaluated import read_evaluated
+from sorl_trl.shipped import RECIPES
+
+ROWS = Path(__file__).parent / "results" / "real_model.json"
+RUNS = Path("runs/real_model")
+CHOOSING, JUDGING = 1, (11, 12, 13)
+"""Seeds of training: of the order of questions and of sampling. World and warm start are the same in all runs."""
+RATES = (5e-6, 1.5e-5, 5e-5)
+REGIMES: dict[str, dict[str, Any]] = {
+    "gentle": {"num_iterations": 1, "max_steps": 56},
+    "many_updates": {"num_iterations": 4, "max_steps": 96},
+    "late": {"num_iterations": 1, "rollout_staleness": 4, "max_steps": 56},
+}
+"""Rollouts of 32 trajectories: 14 with 4 updates each, 6 with 16 each, and 14 with 4 each, trained on four rollouts
+late."""
+METHODS: dict[str, dict[str, Any]] = {
+    "grpo": {"method": "grpo"},
+    "gspo": {"method": "gspo"},
+    "grpo_target_kl": {"method": "grpo", "target_kl": 0.005},
+    "so_grpo": {},
+    "sequence": {"method": "sequence"},
+    "so_grpo_note": {"method": "so_grpo_note"},
+    "so_grpo_bias_norm": {"method": "st_grpo"},
+    "ppo": {"trainer": "so_ppo", "method": "ppo"},
+    "so_ppo": {"trainer": "so_ppo"},
+}
+THREE_SEEDS = ("grpo", "gspo", "so_grpo", "sequence")
+"""In the regimes that are hard; the other methods, and all in the gentle one, are judged by one seed."""
+_OF_PPO = {"critic": "head", "num_generations": 1, "critic_learning_rate": 1e-3, "critic_warmup_steps": 8}
+CPU = {"MALLOC_MMAP_THRESHOLD_": str(2**32), "MALLOC_TRIM_THRESHOLD_": str(2**33), "DS_ACCELERATOR": "cpu"}
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run."""
+
+    method: str
+    regime: str
+    seed: int
+    learning_rate: float
+
+    @property
+    def folder(self) -> Path:
+        return RUNS / f"{self.regime}-{self.method}-{self.learning_rate:g}-{self.seed}"
+
+    def is_of(self, row: dict[str, Any]) -> bool:
+        return all(row[name] == value for name, value in vars(self).items())
+
+
+def read_rows() -> list[dict[str, Any]]:
+    return json.loads(ROWS.read_text()) if ROWS.is_file() else []
+
+
+def add_row(row: dict[str, Any]) -> None:
+    """Also where several processes add theirs."""
+    with (RUNS / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        rows = [*read_rows(), row]
+        rows.sort(key=lambda row: (row["regime"], row["method"], row["judging"], row["learning_rate"], row["seed"]))
+        ROWS.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
+
+
+def jobs() -> Iterator[Job]:
+    """What is left to run: first what chooses rates, then what judges, for which a rate must have been chosen."""
+    rows = read_rows()
+    hard_first = ("many_updates", "late", "gentle")
+    methods = (*THREE_SEEDS, *(method for method in METHODS if method not in THREE_SEEDS))
+    pairs = [(regime, method) for regime in hard_first for method in methods]
+    planned = [Job(method, regime, CHOOSING, rate) for regime, method in pairs for rate in RATES]
+    for regime, method in pairs:
+        if (rate := chosen_rate(rows, method, regime)) is not None:
+            seeds = JUDGING if method in THREE_SEEDS and regime != "gentle" else JUDGING[:1]
+            planned += [Job(method, regime, seed, rate) for seed in seeds]
+    yield from (job for job in planned if not any(map(job.is_of, rows)))
+
+
+def chosen_rate(rows: list[dict[str, Any]], method: str, regime: str) -> float | None:
+    """The rate with the best sampled exact match on the choosing seed; none until all have run."""
+    found = [row for row in rows if (row["method"], row["regime"], row["judging"]) == (method, regime, False)]
+    if {row["learning_rate"] for row in found} < {*RATES}:
+        return None
+    return float(max(found, key=lambda row: (row["final_em"], row["final_greedy_em"]))["learning_rate"])
+
+
+def claim(job: Job) -> bool:
+    """Whether this process may make the run: nobody that lives works on it."""
+    job.folder.mkdir(parents=True, exist_ok=True)
+    path = job.folder / "claimed"
+    with (RUNS / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if path.is_file() and psutil.pid_exists(int(path.read_text())):
+            return False
+        path.write_text(str(os.getpid()))
+    return True
+
+
+def sorl(folder: Path, *words: Any) -> float:
+    """Run a command of `sorl`; the CPU-seconds that it took."""
+    before = os.times()
+    with (folder / "log.txt").open("a") as log:
+        command = [sys.executable, "-c", "import sys; from sorl_trl.cli.main import main; sys.exit(main())"]
+        done = subprocess.run([*command, *map(str, words)], stdout=log, stderr=log, env={**os.environ, **CPU})
+    if done.returncode:
+        raise RuntimeError(f"sorl {words[0]} failed with code {done.returncode}: see {folder / 'log.txt'}")
+    after = os.times()
+    return after.children_user + after.children_system - before.children_user - before.children_system
+
+
+def exact_match(policy: Path, output: Path, *words: Any) -> float:
+    sorl(output.parent, "evaluate", policy, "--config", RUNS / "recipe.yaml", "--output", output, *words)
+    scores = [row["exact_match"] for row in read_evaluated(output, "eval")]
+    return sum(scores) / len(scores)
+
+
+SAMPLED = ("--temperature", 1)
+
+
+def run(job: Job, start_em: float) -> dict[str, Any]:
+    """Train, evaluate on 200 questions that nobody trained on, and make the row."""
+    policy, method = job.folder / "policy", METHODS[job.method]
+    settings = {"learning_rate": job.learning_rate, "seed": job.seed, "output_dir": policy, "save_steps": 16}
+    settings["steps_per_generation"] = 4
+    settings |= REGIMES[job.regime] | (_OF_PPO if method.get("trainer") == "so_ppo" else {}) | method
+    again = {"resume_from_checkpoint": "latest"} if any(policy.glob("checkpoint-*")) else {}
+    given = [word for name, value in {**settings, **again}.items() for word in (f"--{name}", value)]
+    recipe = ("--accelerate_config", "single_cpu", "--config", RUNS / "recipe.yaml", "--collapse_guard", "off")
+    seconds = sorl(job.folder, "train", *recipe, *given)
+    log = json.loads((policy / "trainer_state.json").read_text())["log_history"]
+    steps = [step for step in log if "kl_to_old" in step]
+    rewards = [step["reward"] for step in steps if "reward" in step]
+    final, greedy = exact_match(policy, job.folder / "sampled", *SAMPLED), exact_match(policy, job.folder / "greedy")
+    shutil.rmtree(policy)
+    best = max(final, *map(float, rewards))
+    return {
+        **vars(job),
+        "judging": job.seed != CHOOSING,
+        "policy_parameters": 134_515_008,
+        "start_em": start_em,
+        "final_em": final,
+        "final_greedy_em": greedy,
+        "best_em": best,
+        "collapsed": final < start_em or final < best / 2,
+        "kl_max": max(step["kl_to_old"] for step in steps),
+        "clip_fraction_max": max(step["clip_ratio/region_mean"] for step in steps),
+        "grad_norm_max": max(step["grad_norm"] for step in steps),
+        "rollout_rewards": rewards,
+        "cpu_seconds": round(seconds),
+    }
+
+
+def start(model: str) -> float:
+    """Prepare world, warm start and recipe, where they are missing; returns the exact match of the warm start."""
+    if not (RUNS / "recipe.yaml").is_file():
+        prepare(0, PRETRAINED, RUNS, model)
+        recipe = RECIPES.find(PRETRAINED.recipe).read_text()
+        (RUNS / "recipe.yaml").write_text(recipe.replace(str(PRETRAINED.run), str(RUNS)))
+    return exact_match(RUNS / "warm-start", RUNS / "sampled", *SAMPLED)
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="models/smollm2-135m", help="folder that `sorl model` wrote")
+    model = parser.parse_args(words).model
+    RUNS.mkdir(parents=True, exist_ok=True)
+    with (RUNS / "start.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the others wait for the warm start
+        start_em = start(model)
+    while job := next(filter(claim, jobs()), None):
+        print(f"{datetime.now():%H:%M} {job.folder.name}", flush=True)
+        row = run(job, start_em)
+        add_row(row)
+        print(f"{datetime.now():%H:%M} {job.folder.name}: {row['final_em']:.3f} sampled", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""Tool calls for chat models whose template shows none: those of ChatML, in the words of Qwen2.5's template."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from transformers import AutoProcessor, PreTrainedTokenizerBase
+from trl.chat_template_utils import qwen3_template, supports_tool_calling
+
+_START, _END = "<|im_start|>", "<|im_end|>"
+# What a message says goes on to its end as it is, so that what has been rendered never changes.
+_TEMPLATE = r"""
+{%- if messages[0].role != 'system' and (default or tools) %}
+    {%- set messages = [{'role': 'system', 'content': default}] + messages %}
+{%- endif %}
+{%- for message in messages %}
+    {{- '<|im_start|>' + ('user' if message.role == 'tool' else message.role) + '\n' }}
+    {%- if message.role == 'tool' %}
+        {{- '<tool_response>\n' + message.content + '\n</tool_response>' }}
+    {%- else %}
+        {{- message.content or '' }}
+    {%- endif %}
+    {%- if loop.first and tools %}
+        {{- '\n\n# Tools\n\nYou may call these functions:\n<tools>' }}
+        {%- for tool in tools %}
+            {{- '\n' + (tool | tojson) }}
+        {%- endfor %}
+        {{- '\n</tools>\nFor a call, write its name and its arguments as JSON between tags:\n<tool_call>\n' }}
+        {{- '{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>' }}
+    {%- endif %}
+    {%- for call in message.tool_calls or [] %}
+        {%- set call = call.function or call %}
+        {{- '\n' if message.content or not loop.first }}
+        {{- '<tool_call>\n{"name": "' + call.name + '", "arguments": ' + (call.arguments | tojson) }}
+        {{- '}\n</tool_call>' }}
+    {%- endfor %}
+    {{- '<|im_end|>\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\n' }}
+{%- endif %}"""
+
+
+def chatml_tools(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """Give the tokenizer of a ChatML model a chat template that shows tools and their results; the same object.
+
+    What has no tools in it is rendered as before, for templates that write role, content and nothing else; the system
+    message that the old template writes by default stays. Calls are those of Qwen2.5: JSON between `<tool_call>` tags.
+    The model must learn them. Checkpoints are saved with the new template.
+
+    Raises ValueError for a tokenizer whose messages do not end with `<|im_end|>`, or whose chat template shows tools.
+    """
+    given: Any = tokenizer
+    if given.chat_template is None or given.eos_token != _END or _START not in given.get_vocab():
+        raise ValueError(f"tokenizer ends messages with {given.eos_token!r}, but must have a template of ChatML")
+    if supports_tool_calling(given):
+        raise ValueError("tokenizer has a chat template that shows tools: it must be left as it is")
+    shown = given.apply_chat_template([{"role": "user", "content": ""}], tokenize=False)
+    before = shown.partition(f"{_START}user\n")[0]
+    default = before.removeprefix(f"{_START}system\n").removesuffix(f"{_END}\n")
+    given.chat_template = f"{{%- set default = {default!r} %}}{_TEMPLATE}"
+    given.response_template = qwen3_template
+    return tokenizer
+
+
+def check_template(policy: str, given: Mapping[str, Any], trust_remote_code: bool) -> None:
+    """Raise ValueError where a trainer is given tools, and a chat template that cannot show their calls and results.
+
+    Args:
+        policy: Its name or path, where its tokenizer is, unless a `processing_class` is given.
+        given: To the trainer, by name.
+        trust_remote_code: Of the trainer's config.
+    """
+    if not (given.get("tools") or given.get("environment_factory")):
+        return
+    processing_class: Any = given.get("processing_class")
+    if processing_class is None:
+        of_policy: Any = AutoProcessor
+        processing_class = of_policy.from_pretrained(policy, trust_remote_code=trust_remote_code)
+    if not supports_tool_calling(processing_class):
+        raise ValueError(
+            "`tools` or `environment_factory` is given, but the chat template shows no tool calls: "
+            "`processing_class=chatml_tools(tokenizer)` gives a model of ChatML another template, and "
+            "`rollout_func=AgentRollout(ToolBox(tools, environment_factory))` needs none."
+        )

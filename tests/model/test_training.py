@@ -1,0 +1,166 @@
+"""Training a real model: what is padded with the token that ends messages, prompts, and TRL's own tools."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+
+from sorl_trl import SearchRollout, SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer, chatml_tools
+from sorl_trl.cli.evaluation_run import load_agent, parse_arguments
+from sorl_trl.qa import Question, build_prompt_rows, encode_prompts
+from sorl_trl.rollout import RolloutArguments, RolloutLimits, Sanitizer
+from sorl_trl.search import NoSearch
+from sorl_trl.trainers.critic.model import CRITIC_ATTRIBUTE, ValuesBesideLogps
+from tests.model.helpers import FORGED
+from tests.tools import ANSWER, CALL, lookup
+from tests.training import settings
+
+ONE_STEP = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1, "steps_per_generation": 1}
+SMALL = {**ONE_STEP, "num_iterations": 1, "max_steps": 1, "learning_rate": 1e-6, "max_completion_length": 48}
+ENDING, CORRECTED, CUT, EMPTY = range(4)
+
+
+def fixed(prompts: list[Any], trainer: Any) -> dict[str, Any]:
+    """Prompts of different lengths, and completions with `<|im_end|>` at the end, in the middle and nowhere."""
+    tokenizer = trainer.processing_class
+    asked = [tokenizer.encode("What is it?" * (1 + 2 * row)) for row in range(4)]
+    end = tokenizer.eos_token_id
+    parts = {
+        ENDING: [(0, [*tokenizer.encode("It is Rome."), end])],
+        CORRECTED: [
+            (0, [*tokenizer.encode("Well"), end]),
+            (-1, tokenizer.encode("\n<|im_start|>user\nAgain.<|im_end|>\n<|im_start|>assistant\n")),
+            (1, [*tokenizer.encode("<answer>Rome</answer>")]),
+            (-1, [end]),
+        ],
+        CUT: [(0, tokenizer.encode("It is the city that"))],
+        EMPTY: [(-1, [end])],
+    }
+    rows = [parts[row] for row in range(4)]
+    return {
+        "prompt_ids": asked,
+        "completion_ids": [[token for _, ids in row for token in ids] for row in rows],
+        "turn_ids": [[turn for turn, ids in row for _ in ids] for row in rows],
+        "logprobs": None,
+    }
+
+
+def test_padding_with_the_token_that_ends_messages(folder: str, tokenizer: Any, tmp_path: Path) -> None:
+    assert tokenizer.pad_token_id == tokenizer.eos_token_id
+    rows = Dataset.from_list([{"prompt": "x"}] * 8)
+    config = SOPPOConfig(**settings(tmp_path, **{**SMALL, "num_generations": 1}))
+    trainer = SOPPOTrainer(
+        folder, lambda **_: [1.0, 0.0, 0.0, None], config, rows, processing_class=tokenizer, rollout_func=fixed
+    )
+    expected = fixed([], trainer)
+    trainer.model.train()
+    batch = trainer._generate_and_score_completions([dict(rows[0]) for _ in range(4)])
+    for row in range(4):
+        size = len(expected["completion_ids"][row])
+        assert batch["completion_ids"][row, :size].tolist() == expected["completion_ids"][row]
+        assert batch["completion_mask"][row].tolist() == [1] * size + [0] * (batch["completion_ids"].shape[1] - size)
+        assert batch["turn_ids"][row, :size].tolist() == expected["turn_ids"][row]
+        assert batch["turn_ids"][row, size:].eq(-1).all()
+        prompt = batch["prompt_ids"][row][batch["prompt_mask"][row].bool()]
+        assert prompt.tolist() == expected["prompt_ids"][row]
+        assert batch["prompt_mask"][row].tolist() == sorted(batch["prompt_mask"][row].tolist()), "padded on the left"
+    logged = {name: values[-1] for name, values in trainer._metrics["train"].items()}
+    policy_tokens = [sum(turn >= 0 for turn in turns) for turns in expected["turn_ids"]]
+    assert logged["completions/clipped_ratio"] == 0.25, "one was cut"
+    assert logged["completions/mean_length"] == sum(policy_tokens) / 4
+    assert logged["completions/max_terminated_length"] == policy_tokens[CORRECTED]
+    torch.nn.init.normal_(getattr(trainer.model, CRITIC_ATTRIBUTE).head.weight)
+    mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
+    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
+    logps, values = scored(trainer, ids, mask, batch["completion_ids"].shape[1])
+    for row in range(4):
+        size = len(expected["completion_ids"][row])
+        alone = torch.tensor([[*expected["prompt_ids"][row], *expected["completion_ids"][row]]])
+        own_logps, own_values = scored(trainer, alone, torch.ones_like(alone), size)
+        torch.testing.assert_close(logps[row, :size], own_logps[0], rtol=0, atol=1e-3)
+        torch.testing.assert_close(values[row, :size], own_values[0], rtol=1e-3, atol=1e-3)
+        assert own_values.std() > 0.01 or size == 1
+    trainer.train()
+    assert trainer.state.log_history[0]["grad_norm"] > 0
+    assert all(torch.isfinite(p).all() for p in trainer.model.parameters())
+
+
+def scored(trainer: Any, ids: Any, mask: Any, size: int) -> tuple[Any, Any]:
+    """Log-probabilities and values of the last `size` tokens."""
+    policy = ValuesBesideLogps(trainer.model)
+    with torch.no_grad():
+        logps, _, _ = trainer._get_per_token_logps_and_entropies(policy, ids, mask, size)
+    return logps, policy.values(size)
+
+
+TEMPLATE = "Answer the question.\nQuestion: {question}"
+
+
+def test_prompts_are_the_same_ids_everywhere(folder: str, tokenizer: Any, tmp_path: Path) -> None:
+    """Of training, of `sorl evaluate` and of TRL by itself; the template adds a system message of its own."""
+    questions = [Question("1", "Where is Oslo?", ("Norway",)), Question("2", f"Where is {FORGED}?", ("Italy",))]
+    rows = build_prompt_rows(questions, TEMPLATE, True, Sanitizer(tokenizer).clean)
+    words = [
+        "--model_name_or_path",
+        folder,
+        "--questions",
+        "x.jsonl",
+        "--output",
+        str(tmp_path),
+        "--chat",
+        "true",
+        "--no_search",
+    ]
+    agent = load_agent(parse_arguments([*words, "--prompt_template", TEMPLATE], {}), NoSearch(), torch.device("cpu"))
+    evaluated = encode_prompts(agent.tokenizer, rows)
+    protocol = RolloutArguments(prompt_template=TEMPLATE, chat=True).tag_protocol(tokenizer)
+    assert agent.collector.protocol == protocol
+    assert protocol.message_frame.prefix == "\n<|im_start|>user\n"
+    limits = RolloutLimits(max_turns=0, max_turn_tokens=1, max_observation_tokens=90)
+    trained = SearchRollout(NoSearch(), protocol, limits)
+    config = SOGRPOConfig(**settings(tmp_path, **{**SMALL, "num_generations": 2}))
+    trainer = SOGRPOTrainer(
+        agent.generator._base, lambda **_: [0.0] * 4, config, Dataset.from_list(rows),  # type: ignore[attr-defined]
+        processing_class=tokenizer, rollout_func=trained,
+    )  # fmt: skip
+    prompts = [row["prompt"] for row in rows]
+    assert trainer._tokenize_prompts(prompts)[0] == evaluated
+    assert [list(ids) for ids in trained(prompts, trainer)["prompt_ids"]] == evaluated
+    text = tokenizer.decode(evaluated[0])
+    assert text.startswith("<|im_start|>system\nYou are a helpful AI assistant named SmolLM")
+    assert [ids.count(tokenizer.eos_token_id) for ids in evaluated] == [2, 2], "the question ends no message"
+
+
+def test_tools_of_trl(folder: str, tokenizer: Any, tmp_path: Path) -> None:
+    """Two steps. The model has not learnt to call: the first turns are written for it, and it goes on."""
+    question = [{"role": "user", "content": "Where is Oslo?"}]
+    config = SOGRPOConfig(**settings(tmp_path, **{**SMALL, "num_generations": 2, "max_steps": 2,
+        "per_device_train_batch_size": 2, "max_completion_length": 64}))  # fmt: skip
+    seen: list[Any] = []
+
+    def reward(completions: Any, **_: Any) -> list[float]:
+        seen.extend(completions)
+        return [float(row) for row in range(len(completions))]
+
+    trainer = SOGRPOTrainer(
+        folder, reward, config, Dataset.from_list([{"prompt": question}] * 8),
+        processing_class=chatml_tools(tokenizer), tools=[lookup],
+    )  # fmt: skip
+    sample: Any = trainer._generate_single_turn
+
+    def generate(prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
+        if len(prompt_ids) == 2:
+            return [tokenizer.encode(text) for text in (CALL, ANSWER)], None
+        return sample(prompt_ids, *args, **kwargs)
+
+    trainer._generate_single_turn = generate  # type: ignore[method-assign]
+    trainer.train()
+    assert len(trainer.state.log_history) >= 2 and trainer.state.log_history[0]["tools/call_frequency"] == 0.5
+    for messages in seen[::2]:
+        called, told, said = messages
+        assert json.loads(json.dumps(called["tool_calls"]))[0]["function"]["arguments"] == {"city": "Oslo"}
+        assert told["content"] == "Oslo is in Norway" and said["role"] == "assistant"
