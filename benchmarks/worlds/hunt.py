@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import transformers
@@ -35,8 +35,6 @@ class Apprenticeship:
     steps: int = 700
     batch_size: int = 16
     learning_rate: float = 3e-3
-    warmup_steps: ClassVar[int] = 50
-    stratified: ClassVar[bool] = False
     seed: int = 0
     """Of the order in which it sees the trajectories; everything else follows the seed of the world."""
 
@@ -91,7 +89,8 @@ class HuntWorld(BenchmarkWorld):
     def _teach(self, fields: Sequence[Field], seed: int, target: Path) -> Path:
         tokenizer = word_tokenizer(vocabulary(self.rules))
         model = make_policy(tokenizer, self.apprenticeship.policy, seed, 2 * self.max_completion_length)
-        imitate(model, watch(fields, self.rules, self.apprenticeship.noise, tokenizer, seed), self.apprenticeship)
+        how, examples = self.apprenticeship, watch(fields, self.rules, self.apprenticeship.noise, tokenizer, seed)
+        imitate(model, examples, how.steps, how.batch_size, how.learning_rate, how.seed)
         return store_policy(model, tokenizer, target)
 
     def _cache_key(self, seed: int) -> str:

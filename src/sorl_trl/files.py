@@ -31,10 +31,17 @@ def write_whole(path: Path, content: bytes | Callable[[IO[bytes]], object]) -> N
         partial.unlink(missing_ok=True)
 
 
+MADE_BY: dict[tuple[str, ...], str] = {
+    ("runs", "quickstart"): "sorl quickstart",
+    ("runs", "train-lm"): "sorl quickstart --model MODEL",
+}
+"""Folder that recipes read -> the command that writes it."""
+
+
 def missing(name: str, path: str | os.PathLike[str], kind: str = "file or folder") -> str:
-    """Says that what the argument `name` names is not there, and who makes it if it is of the quickstart."""
-    if Path(path).parts[:2] == ("runs", "quickstart"):
-        kind = f"{kind.partition(',')[0]}: run `sorl quickstart` in this folder first, which makes it"
+    """Says that what the argument `name` names is not there, and what makes it if that is the quickstart."""
+    if made_by := MADE_BY.get(Path(path).parts[:2]):
+        kind = f"{kind.partition(',')[0]}: run `{made_by}` in this folder first, which makes it"
     return f"`{name}` is {str(path)!r}, but there is no such {kind}"
 
 

@@ -9,10 +9,10 @@ from accelerate.utils import broadcast_object_list
 
 from sorl_trl.evaluation.run_folder import TABLE
 from sorl_trl.recipe.arguments import Arguments
-from sorl_trl.records import EVALUATION_FOLDER, RECIPE_FILE
+from sorl_trl.records import EVALUATION_FOLDER, RECIPE_FILE, checkpoints
 from sorl_trl.records.evaluated import FOLDER, RESULTS, SETTINGS
 from sorl_trl.records.trained import SHARDS
-from sorl_trl.trainers.cycle.resume_point import ADAPTERS, WEIGHTS, checkpoints, resume_point
+from sorl_trl.trainers.cycle.resume_point import ADAPTERS, WEIGHTS, resume_point
 
 SIGNS = (RECIPE_FILE, *WEIGHTS, *ADAPTERS)
 """With one of these files, a folder holds a run or a policy."""

@@ -28,11 +28,11 @@ from typing import Any
 import torch
 
 from sorl_trl.cli import evaluate, launch
-from sorl_trl.command_line import Parser, UserMistake, at_least
+from sorl_trl.command_line import Parser, UserMistake, at_least, check_checkpoint, mistakes
 from sorl_trl.diagnostics.plots import draw_runs
 from sorl_trl.diagnostics.runs import load_run
 from sorl_trl.files import write_whole
-from sorl_trl.records import EVALUATION_FOLDER, RECIPE_FILE
+from sorl_trl.records import EVALUATION_FOLDER, RECIPE_FILE, checkpoints
 from sorl_trl.records.evaluated import read_evaluated, read_settings
 from sorl_trl.sandbox import (
     CORPUS_FILE,
@@ -47,7 +47,6 @@ from sorl_trl.sandbox import (
     warm_start,
 )
 from sorl_trl.search import BM25Index
-from sorl_trl.trainers.cycle.resume_point import checkpoints
 
 CACHE = Path("runs/cache")
 """Of warm-started policies, where the command is run."""
@@ -128,7 +127,8 @@ def prepare(seed: int, course: Course, run: Path, model: str | None) -> World:
         taught = warm_start(world, practice, CACHE, ThinkingWarmStart())
         shutil.copytree(taught, run / "warm-start", dirs_exist_ok=True)
     elif not (run / "warm-start").is_dir():
-        teach(model, practice[0], run / "warm-start", LanguageModelWarmStart(seed=seed))
+        with mistakes(f"--model {model} cannot be taught"):
+            teach(model, practice[0], run / "warm-start", LanguageModelWarmStart(seed=seed))
     hops = [question.metadata["hops"] for question in world.evaluation]
     print(
         f"{len(world.passages):,} passages, {len(world.train):,} questions to train on and {len(hops)} others to "
@@ -223,6 +223,8 @@ def main(words: Sequence[str] | None = None) -> None:
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    if arguments.model:
+        check_checkpoint(arguments.model)
     course = PRETRAINED if arguments.model else TINY
     run = (arguments.output or course.run).resolve()
     clear(run, {"seed": arguments.seed, "model": arguments.model, "max_steps": arguments.max_steps})

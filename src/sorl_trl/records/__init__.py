@@ -13,9 +13,13 @@ POLICY_FILES = ("config.json", "adapter_config.json")
 """A folder with one of them holds a policy."""
 
 
+def checkpoints(run: str | os.PathLike[str]) -> list[Path]:
+    """The checkpoints of a run, whole or not, the newest first."""
+    steps = {path: path.name.removeprefix("checkpoint-") for path in Path(run).glob("checkpoint-*") if path.is_dir()}
+    return sorted((path for path in steps if steps[path].isdecimal()), key=lambda path: int(steps[path]), reverse=True)
+
+
 def policy_in(folder: str | os.PathLike[str]) -> Path | None:
     """The folder of the policy of a run: its own, or while it trains its newest checkpoint; None where it has none."""
-    checkpoints = [path for path in Path(folder).glob("checkpoint-*") if path.name[len("checkpoint-") :].isdecimal()]
-    newest_first = sorted(checkpoints, key=lambda path: int(path.name.rpartition("-")[2]), reverse=True)
-    folders = (Path(folder), *newest_first)
+    folders = (Path(folder), *checkpoints(folder))
     return next((path for path in folders if any((path / name).is_file() for name in POLICY_FILES)), None)

@@ -59,12 +59,9 @@ class WarmStartConfig:
     learning_rate: float = 3e-3
     seed: int = 0
 
-    warmup_steps: ClassVar[int] = 50
     prompt_template: ClassVar[str] = PROMPT_TEMPLATE
     chat: ClassVar[bool] = False
     """Whether prompts are messages, for a tokenizer with a chat template."""
-    stratified: ClassVar[bool] = False
-    """Whether each batch has short and long trajectories in their shares."""
     experts: ClassVar[type[ScriptedExpert]] = ScriptedExpert
 
     def expert(self, tokenizer: PreTrainedTokenizerBase, world: World) -> Generator:
@@ -110,11 +107,8 @@ class LanguageModelWarmStart(WarmStartConfig):
     batch_size: int = 8
     learning_rate: float = 5e-5
 
-    warmup_steps: ClassVar[int] = 2
     prompt_template: ClassVar[str] = PLAIN_TEMPLATE
     chat: ClassVar[bool] = True
-    stratified: ClassVar[bool] = True
-    """In few batches, chance would decide how many have a second search, and so how often the policy makes one."""
     experts: ClassVar[type[ScriptedExpert]] = Hasty
 
 
@@ -151,7 +145,7 @@ def warm_start(
     share = -(-config.trajectories // len(practice))
     examples = [example for part in practice for example in expert_examples(part, tokenizer, share, config)]
     model = make_policy(tokenizer, config.policy, config.seed, 2 * (config.limits.max_trajectory_tokens or 0))
-    imitate(model, examples, config)
+    imitate(model, examples, config.steps, config.batch_size, config.learning_rate, config.seed)
     return store_policy(model, tokenizer, target)
 
 
@@ -159,7 +153,10 @@ def teach(model_name: str, practice: World, target: Path, config: LanguageModelW
     """Have a pretrained model imitate the expert in a practice world, and write it into the folder `target`."""
     tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(model_name)
     model: Any = AutoModelForCausalLM.from_pretrained(model_name, dtype=torch.float32)
-    imitate(model, expert_examples(practice, tokenizer, config.trajectories, config), config)
+    examples = expert_examples(practice, tokenizer, config.trajectories, config)
+    # In few batches, chance would decide how many have a second search, and so how often the policy makes one.
+    size, rate = config.batch_size, config.learning_rate
+    imitate(model, examples, config.steps, size, rate, config.seed, warmup_steps=2, stratified=True)
     return store_policy(model, tokenizer, target)
 
 
@@ -179,19 +176,27 @@ def expert_examples(
     ]
 
 
-def imitate(model: PreTrainedModel, examples: Sequence[Example], config: Any) -> None:
+def imitate(
+    model: PreTrainedModel,
+    examples: Sequence[Example],
+    steps: int,
+    batch_size: int,
+    learning_rate: float,
+    seed: int,
+    warmup_steps: int = 50,
+    stratified: bool = False,
+) -> None:
     """Minimise the cross-entropy of what the expert wrote. Observations and prompts are read, never learnt.
 
-    Of `config`, perhaps a `WarmStartConfig`, it takes `steps`, `batch_size`, `learning_rate`, `warmup_steps`,
-    `stratified` and `seed`.
+    With `stratified` each batch has short and long examples in their shares; otherwise chance decides.
     """
-    optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate, weight_decay=0.0)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, config))
-    rng = random.Random(f"batches/{config.seed}")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.0)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, steps, warmup_steps))
+    rng = random.Random(f"batches/{seed}")
     model.train()
-    progress = trange(config.steps, desc="Warm start", unit="step")
+    progress = trange(steps, desc="Warm start", unit="step")
     for _ in progress:
-        loss = _loss(model, _draw(examples, config, rng))
+        loss = _loss(model, _draw(examples, batch_size, rng) if stratified else rng.choices(examples, k=batch_size))
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -201,17 +206,16 @@ def imitate(model: PreTrainedModel, examples: Sequence[Example], config: Any) ->
     model.eval()  # type: ignore[no-untyped-call]
 
 
-def _draw(examples: Sequence[Example], config: Any, rng: random.Random) -> list[Example]:
-    if not config.stratified:
-        return rng.choices(examples, k=config.batch_size)
+def _draw(examples: Sequence[Example], batch_size: int, rng: random.Random) -> list[Example]:
+    """One example of each part, where they are sorted by length and cut into equal parts."""
     by_length = sorted(examples, key=lambda example: len(example.input_ids))
-    share = len(examples) / config.batch_size
-    return [by_length[int((i + rng.random()) * share)] for i in range(config.batch_size)]
+    share = len(examples) / batch_size
+    return [by_length[int((i + rng.random()) * share)] for i in range(batch_size)]
 
 
-def _rate(step: int, config: WarmStartConfig) -> float:
+def _rate(step: int, steps: int, warmup_steps: int) -> float:
     """Share of the learning rate: a short rise, level to the middle, then down to zero in a line."""
-    return min(1.0, (step + 1) / config.warmup_steps, 2 * (1 - step / config.steps))
+    return min(1.0, (step + 1) / warmup_steps, 2 * (1 - step / steps))
 
 
 def example_of(prompt_ids: Sequence[int], completion_ids: Sequence[int], env_mask: Sequence[int]) -> Example:
@@ -229,9 +233,10 @@ def _loss(model: PreTrainedModel, batch: Sequence[Example]) -> torch.Tensor:
     input_ids = torch.tensor([(*row.input_ids, *[0] * (width - len(row.input_ids))) for row in batch])
     attention_mask = torch.tensor([[1] * len(row.input_ids) + [0] * (width - len(row.input_ids)) for row in batch])
     labels = torch.tensor([(*row.labels, *[_IGNORED_LABEL] * (width - len(row.labels))) for row in batch])[:, 1:]
-    hidden = model.model(input_ids, attention_mask=attention_mask).last_hidden_state[:, :-1]
+    hidden = model.base_model(input_ids, attention_mask=attention_mask).last_hidden_state[:, :-1]
     labelled = labels != _IGNORED_LABEL
-    return torch.nn.functional.cross_entropy(model.lm_head(hidden[labelled]), labels[labelled])
+    head: torch.nn.Module = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    return torch.nn.functional.cross_entropy(head(hidden[labelled]), labels[labelled])
 
 
 def _cache_key(world: World, practice: Sequence[World], config: WarmStartConfig) -> str:

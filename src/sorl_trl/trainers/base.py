@@ -1,7 +1,7 @@
 """`trl.GRPOTrainer` with turns, a method of five pieces, and runs that resume exactly.
 
 TRL 1.16's private methods are overridden narrowly: `super()` plus what differs. docs/architecture.md lists them, and
-tests/contract/test_trl_seams.py fails when one of their bodies changes. The file has a little over 300 lines so that a
+tests/contract/test_trl_seams.py fails when one of their bodies changes. The file has more than 300 lines so that a
 reader finds every seam to TRL in one class; what the methods do is in the modules they call.
 """
 

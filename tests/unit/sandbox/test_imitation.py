@@ -46,7 +46,7 @@ def test_imitation_lowers_the_loss(tokenizer, invented: World):
     examples = expert_examples(invented, tokenizer, 40, TINY)
     model = make_policy(tokenizer, TINY.policy, 0)
     before = _loss(model, examples).item()
-    imitate(model, examples, replace(TINY, steps=40, learning_rate=1e-2))
+    imitate(model, examples, 40, TINY.batch_size, 1e-2, TINY.seed)
     assert _loss(model, examples).item() < 0.8 * before
     assert not model.training
 

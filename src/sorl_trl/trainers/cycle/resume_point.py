@@ -14,6 +14,8 @@ from transformers import TrainingArguments
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, WEIGHTS_INDEX_NAME, WEIGHTS_NAME
 
+from sorl_trl.records import checkpoints
+
 NEWEST = ("latest", "true", "True")
 WEIGHTS = (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME, WEIGHTS_NAME, WEIGHTS_INDEX_NAME)
 ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin")
@@ -55,12 +57,6 @@ def resume_point(args: TrainingArguments, checkpoint: str | Path | bool | None) 
         instead = f"the newest whole checkpoint is {whole}" if whole else "there is no whole checkpoint to go on from"
         raise ValueError(f"`resume_from_checkpoint` is {checkpoint!r}, but {problem}; {instead}.")
     return str(folder)
-
-
-def checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints of a run, whole or not, the newest first."""
-    found = [path for path in folder.glob("checkpoint-*") if _NAME.fullmatch(path.name) and path.is_dir()]
-    return sorted(found, key=lambda path: int(path.name.rpartition("-")[2]), reverse=True)
 
 
 def newest_whole(folder: Path) -> Path | None:
