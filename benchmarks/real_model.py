@@ -92,17 +92,21 @@ def add_row(row: dict[str, Any]) -> None:
 
 
 def jobs() -> Iterator[Job]:
-    """What is left to run: first what chooses rates, then what judges, for which a rate must have been chosen."""
+    """What is left to run, the four main methods first: what chooses rates, then what judges at those chosen."""
     rows = read_rows()
-    hard_first = ("many_updates", "late", "gentle")
-    methods = (*THREE_SEEDS, *(method for method in METHODS if method not in THREE_SEEDS))
-    pairs = [(regime, method) for regime in hard_first for method in methods]
-    planned = [Job(method, regime, CHOOSING, rate) for regime, method in pairs for rate in RATES]
-    for regime, method in pairs:
-        if (rate := chosen_rate(rows, method, regime)) is not None:
-            seeds = JUDGING if method in THREE_SEEDS and regime != "gentle" else JUDGING[:1]
-            planned += [Job(method, regime, seed, rate) for seed in seeds]
-    yield from (job for job in planned if not any(map(job.is_of, rows)))
+    others = tuple(method for method in METHODS if method not in THREE_SEEDS)
+    hard = ("many_updates", "late")
+    for methods, regimes, seeds in (
+        (THREE_SEEDS, hard, JUDGING),
+        (others, hard, JUDGING[:1]),
+        (tuple(METHODS), ("gentle",), JUDGING[:1]),
+    ):
+        for regime in regimes:
+            planned = [Job(method, regime, CHOOSING, rate) for method in methods for rate in RATES]
+            for method in methods:
+                if (rate := chosen_rate(rows, method, regime)) is not None:
+                    planned += [Job(method, regime, seed, rate) for seed in seeds]
+            yield from (job for job in planned if not any(map(job.is_of, rows)))
 
 
 def chosen_rate(rows: list[dict[str, Any]], method: str, regime: str) -> float | None:
@@ -110,7 +114,7 @@ def chosen_rate(rows: list[dict[str, Any]], method: str, regime: str) -> float |
     found = [row for row in rows if (row["method"], row["regime"], row["judging"]) == (method, regime, False)]
     if {row["learning_rate"] for row in found} < {*RATES}:
         return None
-    return float(max(found, key=lambda row: (row["final_em"], row["final_greedy_em"]))["learning_rate"])
+    return float(max(found, key=lambda row: row["final_em"])["learning_rate"])  # of equals, the lowest
 
 
 def claim(job: Job) -> bool:
@@ -147,10 +151,10 @@ SAMPLED = ("--temperature", 1)
 
 
 def run(job: Job, start_em: float) -> dict[str, Any]:
-    """Train, evaluate on 200 questions that nobody trained on, and make the row."""
+    """Train, evaluate on 200 questions that nobody trained on, and make the row: greedy answers where it judges."""
     policy, method = job.folder / "policy", METHODS[job.method]
     settings = {"learning_rate": job.learning_rate, "seed": job.seed, "output_dir": policy, "save_steps": 16}
-    settings["steps_per_generation"] = 4
+    settings |= {"steps_per_generation": 4, "bf16": True}
     settings |= REGIMES[job.regime] | (_OF_PPO if method.get("trainer") == "so_ppo" else {}) | method
     again = {"resume_from_checkpoint": "latest"} if any(policy.glob("checkpoint-*")) else {}
     given = [word for name, value in {**settings, **again}.items() for word in (f"--{name}", value)]
@@ -159,12 +163,14 @@ def run(job: Job, start_em: float) -> dict[str, Any]:
     log = json.loads((policy / "trainer_state.json").read_text())["log_history"]
     steps = [step for step in log if "kl_to_old" in step]
     rewards = [step["reward"] for step in steps if "reward" in step]
-    final, greedy = exact_match(policy, job.folder / "sampled", *SAMPLED), exact_match(policy, job.folder / "greedy")
+    judging = job.seed != CHOOSING
+    final = exact_match(policy, job.folder / "sampled", *SAMPLED)
+    greedy = exact_match(policy, job.folder / "greedy") if judging else None
     shutil.rmtree(policy)
     best = max(final, *(sum(rewards[i : i + 3]) / 3 for i in range(len(rewards) - 2)))  # one rollout is noise
     return {
         **vars(job),
-        "judging": job.seed != CHOOSING,
+        "judging": judging,
         "policy_parameters": 134_515_008,
         "start_em": start_em,
         "final_em": final,

@@ -30,7 +30,7 @@ class Server:
 
 
 @contextmanager
-def serving(policy: Path, window: int, log: Path) -> Iterator[Server]:
+def serving(policy: Path, window: int, log: Path, dtype: str = "float32") -> Iterator[Server]:
     """A server that samples from `policy` and reads `window` tokens.
 
     Raises AssertionError with the end of its output if it does not start.
@@ -38,7 +38,7 @@ def serving(policy: Path, window: int, log: Path) -> Iterator[Server]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    flags = {"host": "127.0.0.1", "port": port, "dtype": "float32", "max-model-len": window, "max-logprobs": -1}
+    flags = {"host": "127.0.0.1", "port": port, "dtype": dtype, "max-model-len": window, "max-logprobs": -1}
     flags |= {"logprobs-mode": "processed_logprobs", "kv-cache-memory-bytes": shims.KV_CACHE_BYTES}
     flags |= {"worker-extension-cls": "tests.vllm.serve.LoadsTrained"}
     command = [sys.executable, "-m", "tests.vllm.serve", "serve", str(policy), "--enforce-eager"]

@@ -1,0 +1,339 @@
+"""Engines on a pretrained language model: do they sample the same, how far off are they, and what do they cost?
+
+    make .venv-vllm/.installed
+    .venv-vllm/bin/python -m benchmarks.real_engines --run runs/train-lm
+
+All ask the policy that `make train-lm` leaves in RUN/warm-start the questions of RUN/world. vLLM runs on the CPU, in
+this process and as a server. Writes `real_engines.json` and `.md` in `benchmarks/results`.
+
+- *The same tokens*: the likeliest ones, in 100 turns, against transformers' `generate` in float32. Where they differ,
+  the margin is that between the two best logits at the first token that does.
+- *How far off*: 64 sampled trajectories an engine, scored by the trainer in float32 and under bfloat16 autocast.
+- *What corrections keep* at those differences.
+- *Cost*: processor seconds of a rollout, of which the model's forward passes take so many.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+os.environ |= {"HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1", "OMP_NUM_THREADS": "1"}
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, pad
+from transformers import GenerationConfig
+
+from sorl_trl.command_line import Parser, run_command
+from sorl_trl.methods import EngineTurnMask
+from sorl_trl.ops import turn_layout, turn_mismatch
+from sorl_trl.ops.mismatch import within
+from sorl_trl.recipe.arguments import parse_arguments
+from sorl_trl.recipe.build import build_trainer
+from sorl_trl.rollout import Collector, Engine, TurnEnd, assemble, generate_turns, model_engine
+from sorl_trl.sandbox import CORPUS_FILE, EVALUATION_FILE
+from sorl_trl.types import Trajectory, Turn
+
+FILE = Path(__file__).parent / "results" / "real_engines.json"
+ENGINES = {
+    "lockstep": "`model.generate` in lock-step",
+    "slots": "slots",
+    "colocate-float32": "vLLM in the process, float32",
+    "server-float32": "vLLM as a server, float32",
+    "colocate-bfloat16": "vLLM in the process, bfloat16",
+    "server-bfloat16": "vLLM as a server, bfloat16",
+}
+TURNS, TRAJECTORIES, WINDOW = 100, 64, 512
+TRUNCATED_AT, TRLS_CAP = 2.0, 3.0
+PERCENTILES = (50, 90, 99, 100)
+
+
+class Bench:
+    """The policy, its trainer, and the questions."""
+
+    def __init__(self, run: Path, folder: Path) -> None:
+        self.policy = run / "warm-start"
+        paths = {"model_name_or_path": self.policy, "output_dir": folder / "out", "report_to": "none"}
+        paths |= {"train_questions": run / "world" / EVALUATION_FILE, "corpus": run / "world" / CORPUS_FILE}
+        given = [word for name, value in paths.items() for word in (f"--{name}", str(value))]
+        recipe = ["--config", "smollm2_search", "--eval_questions", "", "--collapse_guard", "off"]
+        self.trainer: Any = build_trainer(parse_arguments([*recipe, *given]))
+        self.folder = folder
+        questions = [self.trainer.train_dataset[i]["prompt"] for i in range(TRAJECTORIES)]
+        rollout = self.trainer.rollout_func
+        self.collector: Collector = rollout._build_collector(
+            self.trainer, rollout._protocol_for(questions, self.trainer)
+        )
+        self.prompts: list[list[int]] = self.trainer._tokenize_prompts(questions)[0]
+        self.end = TurnEnd(self.trainer._tokenizer, self.collector.protocol.stop_strings, self.trainer.eos_token_ids)
+
+    @contextmanager
+    def engine(self, name: str, greedy: bool) -> Iterator[Engine]:
+        """One that samples from the policy, and is shut down afterwards."""
+        kind, _, dtype = name.partition("-")
+        if not dtype:
+            config: Any = GenerationConfig(do_sample=not greedy, top_k=0)
+            with torch.no_grad():
+                yield model_engine(self.trainer.model.eval(), self.end, config, kind)
+            return
+        from sorl_trl.trainers.agents.vllm import vllm_engine
+
+        with self._vllm(kind, dtype, 0.0 if greedy else 1.0) as vllm:
+            yield vllm_engine(vllm, self.end)
+
+    @contextmanager
+    def _vllm(self, kind: str, dtype: str, temperature: float) -> Iterator[Any]:
+        """TRL's wrapper around a vLLM that has read the policy from its folder."""
+        from tests.vllm import servers, shims
+
+        os.environ.update(shims.ENVIRONMENT)
+        shims.KV_CACHE_BYTES = 2**30
+        shims.install()
+        from trl.generation import vllm_generation
+        from vllm import LLM
+
+        def start(**arguments: Any) -> Any:
+            del arguments["enable_sleep_mode"]
+            arguments |= {"dtype": dtype, "enforce_eager": True, "kv_cache_memory_bytes": shims.KV_CACHE_BYTES}
+            llm = LLM(**arguments)
+            llm.llm_engine.vllm_config.scheduler_config.enable_chunked_prefill = False
+            return llm
+
+        vllm_generation.LLM = start
+        wrap = partial(
+            vllm_generation.VLLMGeneration,
+            self.trainer.model,
+            self.trainer.accelerator,
+            self.trainer._tokenizer,
+            temperature=temperature,
+        )
+        if kind == "server":
+            with servers.serving(self.policy, WINDOW, self.folder / "server.txt", dtype) as server:
+                yield wrap(mode="server", server_base_url=server.url)
+            return
+        vllm = wrap(max_model_length=WINDOW, max_num_seqs=TURNS, gpu_memory_utilization=0.3)
+        try:
+            yield vllm
+        finally:
+            vllm.llm.llm_engine.engine_core.shutdown()
+            gc.collect()
+
+    def rollout(self, engine: Engine, rows: int = TRAJECTORIES) -> list[Trajectory]:
+        torch.manual_seed(0)
+        return self.collector.collect(self.prompts[:rows], engine)
+
+    def contexts(self, trajectories: Sequence[Trajectory]) -> list[tuple[int, ...]]:
+        """What stood before each turn, of the first so many turns."""
+        found = []
+        for trajectory in trajectories:
+            before = trajectory.prompt_ids
+            for segment in trajectory.segments:
+                if isinstance(segment, Turn):
+                    found.append(tuple(before))
+                before = (*before, *segment.token_ids)
+        return found[:TURNS]
+
+    def greedy_turns(self, name: str, contexts: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+        with self.engine(name, greedy=True) as engine:
+            engine.open(len(contexts))
+            try:
+                limits = [self.collector.limits.max_turn_tokens] * len(contexts)
+                return [each.token_ids for each in generate_turns(engine, contexts, limits)]
+            finally:
+                engine.close()
+
+    @torch.no_grad()
+    def margin(self, ids: Sequence[int]) -> float:
+        """Between the two best logits after these tokens."""
+        best = self.trainer.model(torch.tensor([ids])).logits[0, -1].topk(2).values
+        return float(best[0] - best[1])
+
+    @torch.no_grad()
+    def mismatch(self, trajectories: Sequence[Trajectory], autocast: bool) -> tuple[Tensor, Tensor]:
+        """(B, T) d_t of each sampled token, trainer less engine, and turn ids."""
+        rows = []
+        for each, laid in zip(trajectories, assemble(trajectories), strict=True):
+            ids = torch.tensor([[*each.prompt_ids, *laid.completion_ids]])
+            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                logits = self.trainer.model(ids, logits_to_keep=len(laid.completion_ids) + 1).logits[0, :-1].float()
+            scored = -cross_entropy(logits, torch.tensor(laid.completion_ids), reduction="none")
+            assert laid.logprobs is not None
+            rows.append((scored - torch.tensor(laid.logprobs), torch.tensor(laid.turn_ids)))
+        width = max(len(turns) for _, turns in rows)
+        differences = torch.stack([pad(row, (0, width - len(row))) for row, _ in rows])
+        turn_ids = torch.stack([pad(turns, (0, width - len(turns)), value=-1) for _, turns in rows])
+        return torch.where(turn_ids >= 0, differences, 0.0), turn_ids
+
+
+def agreement(bench: Bench) -> dict[str, Any]:
+    """How many of 100 greedy turns are those of lock-step, and how close the others were to being so."""
+    with bench.engine("lockstep", greedy=True) as engine:
+        contexts = bench.contexts(bench.rollout(engine))
+    expected = bench.greedy_turns("lockstep", contexts)
+    found = {}
+    for name in list(ENGINES)[1:]:
+        turns = bench.greedy_turns(name, contexts)
+        margins = []
+        for context, ours, theirs in zip(contexts, expected, turns, strict=True):
+            if ours != theirs:
+                same = next(i for i, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1])
+                margins.append(bench.margin([*context, *ours[:same]]))
+        found[name] = {"turns": len(turns), "equal": len(turns) - len(margins), "margins": margins}
+        print(name, found[name], flush=True)
+    return found
+
+
+def differences(bench: Bench) -> dict[str, Any]:
+    """Percentiles of the difference of log-probabilities, and what corrections make of it."""
+    found = {}
+    for name in ENGINES:
+        with bench.engine(name, greedy=False) as engine:
+            trajectories = bench.rollout(engine)
+        for scoring in ("float32", "bfloat16"):
+            row = spread(*bench.mismatch(trajectories, autocast=scoring == "bfloat16"))
+            found[f"{name}/{scoring}"] = row
+            print(name, scoring, row, flush=True)
+    return found
+
+
+def spread(difference: Tensor, turn_ids: Tensor) -> dict[str, Any]:
+    turns = turn_layout(turn_ids)
+    tokens = difference[turns.loss_mask].abs()
+    ratios = turn_mismatch(difference, turns)[turns.turn_mask.bool()]
+    sequences = difference.sum(dim=1).exp()
+    mask = EngineTurnMask()
+    return {
+        "tokens": len(tokens),
+        "of_token": [float(tokens.quantile(q / 100)) for q in PERCENTILES],
+        "of_turn": [float((ratios - 1).abs().quantile(q / 100)) for q in PERCENTILES],
+        "turn_truncate_cuts": float((ratios > TRUNCATED_AT).float().mean()),
+        "turn_mask_keeps": float(within(ratios, mask.low, mask.high).float().mean()),
+        "sequence_mask_keeps": float((sequences <= TRLS_CAP).float().mean()),
+        "sequence_ratios": [float(sequences.min()), float(sequences.max())],
+    }
+
+
+def costs(bench: Bench, rounds: int) -> list[dict[str, Any]]:
+    """CPU-seconds of a rollout in slots and in lock-step, in turn, and of the model's forward passes in it."""
+    found = []
+    for rows in (32, 64):
+        for _ in range(rounds):
+            for name in ("lockstep", "slots"):
+                forward, in_model = bench.trainer.model.forward, 0.0
+
+                def timed(*args: Any, forward: Any = forward, **kwargs: Any) -> Any:
+                    nonlocal in_model
+                    began = time.process_time()
+                    result = forward(*args, **kwargs)
+                    in_model += time.process_time() - began
+                    return result
+
+                bench.trainer.model.forward = timed
+                began = time.process_time()
+                try:
+                    with bench.engine(name, greedy=False) as engine:
+                        trajectories = bench.rollout(engine, rows)
+                finally:
+                    bench.trainer.model.forward = forward
+                spent = time.process_time() - began
+                sampled = sum(len(turn.token_ids) for each in trajectories for turn in each.turns)
+                work = {"prefilled_tokens": engine.work.prefilled_tokens, "row_steps": engine.work.row_steps}
+                row = {"engine": name, "rows": rows, "seconds": spent, "in_model": in_model, "sampled": sampled}
+                found.append(row | work)
+                print(row | work, flush=True)
+    return found
+
+
+def table(measured: dict[str, Any]) -> str:
+    lines = ["# Engines on SmolLM2-135M-Instruct", ""]
+    lines += [
+        "## The same tokens",
+        "",
+        "| engine | turns | equal to lock-step | margins where not |",
+        "|---|---|---|---|",
+    ]
+    for name, row in measured["agreement"].items():
+        margins = ", ".join(f"{each:.4f}" for each in row["margins"]) or "–"
+        lines.append(f"| {ENGINES[name]} | {row['turns']} | {row['equal']} | {margins} |")
+    heads = " | ".join("largest" if q == 100 else f"{q} %" for q in PERCENTILES)
+    lines += [
+        "",
+        "## How far engine and trainer are apart",
+        "",
+        "Percentiles of the difference of a token's log-probabilities, and of how far the ratio of a turn is off 1.",
+        "",
+        f"| engine | trainer | token: {heads} | turn: {heads} |",
+        f"|---|---|{'---|' * 2 * len(PERCENTILES)}",
+    ]
+    for key, row in measured["differences"].items():
+        name, scoring = key.split("/")
+        cells = " | ".join(f"{each:.1e}" for each in (*row["of_token"], *row["of_turn"]))
+        lines.append(f"| {ENGINES[name]} | {scoring} | {cells} |")
+    lines += [
+        "",
+        "## What corrections keep",
+        "",
+        "| engine | trainer | `turn_truncate` at 2 cuts | `turn_mask` .8 to 1.2 keeps | `sequence_mask` at 3 keeps | "
+        "ratios of trajectories |",
+        "|---|---|---|---|---|---|",
+    ]
+    for key, row in measured["differences"].items():
+        name, scoring = key.split("/")
+        shares = " | ".join(
+            f"{row[each]:.1%}" for each in ("turn_truncate_cuts", "turn_mask_keeps", "sequence_mask_keeps")
+        )
+        low, high = row["sequence_ratios"]
+        lines.append(f"| {ENGINES[name]} | {scoring} | {shares} | {low:.2f} to {high:.2f} |")
+    lines += [
+        "",
+        "## What a rollout costs",
+        "",
+        "Processor seconds of one thread, medians. Tokens are those of all rows, and of the contexts that were read.",
+        "",
+        "| rows | engine | seconds | in the model | read | decoded | lock-step over slots |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for rows in sorted({row["rows"] for row in measured["costs"]}):
+        of = {
+            name: [row for row in measured["costs"] if (row["rows"], row["engine"]) == (rows, name)]
+            for name in ("lockstep", "slots")
+        }
+        pairs = zip(of["lockstep"], of["slots"], strict=True)
+        ratio = statistics.median(a["seconds"] / b["seconds"] for a, b in pairs)
+        for name, found in of.items():
+            keys = ("seconds", "in_model", "prefilled_tokens", "row_steps")
+            seconds, in_model, read, decoded = (statistics.median(row[key] for row in found) for key in keys)
+            over = f"{ratio:.2f}" if name == "slots" else ""
+            lines.append(f"| {rows} | {name} | {seconds:.1f} | {in_model:.1f} | {read:.0f} | {decoded:.0f} | {over} |")
+    return "\n".join(lines) + "\n"
+
+
+def main(words: Sequence[str]) -> None:
+    parser = Parser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--run", type=Path, default=Path("runs/train-lm"), help="folder with a warm start and a world")
+    parser.add_argument("--rounds", type=int, default=3, help="rollouts of each engine whose cost is measured")
+    arguments = parser.parse_args(words)
+    with TemporaryDirectory() as folder:
+        bench = Bench(arguments.run, Path(folder))
+        parts = {"costs": partial(costs, bench, arguments.rounds), "agreement": partial(agreement, bench)}
+        parts["differences"] = partial(differences, bench)
+        measured = json.loads(FILE.read_text()) if FILE.is_file() else {}
+        for name, part in parts.items():
+            measured[name] = part()
+            FILE.write_text(json.dumps(measured) + "\n")
+    FILE.with_suffix(".md").write_text(table(measured))
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))
