@@ -76,6 +76,8 @@ class Turn:
     """Log-probabilities under the sampling engine, one per token, where it reports them."""
     reward: float | None = None
     """What the environment gave for this turn, if it gives rewards."""
+    versions: tuple[int, int] | None = None
+    """Of the weights when it was asked for and when it was there, counted in batches, where sampling runs ahead."""
 
 
 @dataclass(frozen=True)

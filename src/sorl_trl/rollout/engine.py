@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
 from sorl_trl.rollout.generation import Generation, Generator
 
 # What a rank without live rows generates from: id 0 is in every vocabulary, and the result is thrown away.
@@ -22,6 +24,11 @@ class EngineWork:
     """Decode steps, each counted once for every row that took part: also those of rows that had ended."""
     steps: int = 0
     """Decode steps."""
+
+
+def draw_seed() -> int:
+    """The seed of a rollout, from torch's global generator."""
+    return int(torch.randint(2**62, ()))
 
 
 class Engine(ABC):
@@ -42,6 +49,8 @@ class Engine(ABC):
 
     def __init__(self) -> None:
         self.work = EngineWork()
+        self.seed: int | None = None
+        """Of the rollout; without one, `open` draws it."""
 
     def open(self, rows: int) -> None:
         """Begin a rollout of so many rows: nothing is kept of the one before.
@@ -50,6 +59,10 @@ class Engine(ABC):
         is in checkpoints, and what a row samples depends on no other row.
         """
         self.work = EngineWork()
+
+    def rollout_seed(self) -> int:
+        """The one that the engine has been given, or a new one."""
+        return draw_seed() if self.seed is None else self.seed
 
     @abstractmethod
     def submit(self, row: int, context_ids: Sequence[int], limit: int) -> None:

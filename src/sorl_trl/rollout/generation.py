@@ -27,12 +27,14 @@ class Generation:
     `token_ids` holds every sampled id: the end-of-sequence token, and what a last token holds beyond the stop string.
     `logprobs` are those of the sampling engine, one per token, where it reports them.
     `stopped` is whether a stop string or an end-of-sequence token ended it, be it with the last token allowed; if not,
-    `max_new_tokens` did.
+    `max_new_tokens` did. `versions` are those of the weights when it was asked for and when it was there, where they
+    change while it is sampled.
     """
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...] | None
     stopped: bool
+    versions: tuple[int, int] | None = None
 
 
 class Generator(Protocol):

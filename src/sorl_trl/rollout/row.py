@@ -43,7 +43,7 @@ class Row:
     def take_turn(self, generation: Generation, text: str, action: Action) -> None:
         """Append what was sampled; set the stop reason if the row ends here."""
         room, reason = self._room()
-        self._append(Turn(generation.token_ids, text, action, generation.logprobs))
+        self._append(Turn(generation.token_ids, text, action, generation.logprobs, versions=generation.versions))
         self.turns += 1
         if action.kind is ActionKind.ANSWER:
             self.stop_reason = StopReason.ANSWERED

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,12 +18,21 @@ from torch import Tensor
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer
 
-from sorl_trl.methods import Method, MicroBatch, ScoredRollout, method_from
+from sorl_trl.methods import Method, MicroBatch, ScoredRollout, TurnRatio, method_from
 from sorl_trl.ops import good_trajectories, turn_broadcast, turn_counts
 from sorl_trl.trainers.agents.agent_rollout import AgentRollout
 from sorl_trl.trainers.agents.chatml import check_template
 from sorl_trl.trainers.agents.native_tools import HarmlessTools
-from sorl_trl.trainers.checks import check_config, check_dataset, check_method, disable_dropout, say_once
+from sorl_trl.trainers.agents.vllm.client import weight_client
+from sorl_trl.trainers.ahead.rollouts import sampling_ahead, use_behaviour_policy
+from sorl_trl.trainers.checks import (
+    check_ahead,
+    check_config,
+    check_dataset,
+    check_method,
+    disable_dropout,
+    say_once,
+)
 from sorl_trl.trainers.config import TRLS_LOSS_TYPES, TurnLevelConfig
 from sorl_trl.trainers.cycle.epoch_sampler import EpochRepeatSampler
 from sorl_trl.trainers.cycle.generation_cycle import GenerationCycle
@@ -93,12 +103,14 @@ class TurnLevelTrainer(GRPOTrainer):
         self._tools = HarmlessTools(self)
         self._recorder = RolloutRecorder(self)
         self._cycle = GenerationCycle(self, args.rollout_staleness)
-        super().__init__(model, reward_funcs, args, *positional, **named)
+        with weight_client():
+            super().__init__(model, reward_funcs, args, *positional, **named)
         if self.rollout_func is not None:
             self.rollout_func = checked_rollout(self.rollout_func)
         if args.disable_dropout:
             disable_dropout(self.model)
         check_dataset(self)
+        check_ahead(self)
         self._set_up_rewards()
         self._name, self._paper = credited(self)
         self._bias_normalizer = bias_normalizer(self)
@@ -152,6 +164,8 @@ class TurnLevelTrainer(GRPOTrainer):
         self._tools.note_prompts(inputs)
         self.rollout_examples = [dict(row) for row in inputs]
         output = super()._generate_and_score_completions(inputs)
+        if self.args.async_staleness and self.args.async_old_policy == "behaviour" and self.model.training:
+            use_behaviour_policy(output)
         output["turn_ids"] = self._turn_ids(output)
         output[GENERATED_AT] = torch.tensor(self.state.global_step)
         rollout = self._recorder.scored(output, inputs)
@@ -176,9 +190,10 @@ class TurnLevelTrainer(GRPOTrainer):
         self._set_advantages(output, rollout)
         for mask in (each for each in kept if each.dim() == 2):
             drop(output, mask, self.accelerator)
-        if self.method.weight is not None and corrects_sampling(self):
+        weight = self.method.weight or (TurnRatio(high=2.0) if self.args.async_staleness else None)
+        if weight is not None and corrects_sampling(self):
             turns = turns_of(output)
-            weights = self.method.weight(mismatch_of(output, turns.turn_ids), turns)
+            weights = weight(mismatch_of(output, turns.turn_ids), turns)
             output["importance_sampling_ratio"] = weights.to(output["old_per_token_logps"].dtype)
         good = good_trajectories(advantages_of(output), output["turn_ids"] >= 0)
         tokens = ((output["turn_ids"] >= 0) & good.unsqueeze(1)).sum()
@@ -287,7 +302,9 @@ class TurnLevelTrainer(GRPOTrainer):
                 f"Updates per rollout: {self.args.updates_per_rollout:g}, so that every importance ratio is 1 and "
                 "nothing is clipped. Set `steps_per_generation` or `num_iterations` for several.",
             )
-        return super().train(checkpoint, *args, **kwargs)
+        ahead = self.args.async_staleness
+        with sampling_ahead(self, ahead) if ahead else nullcontext():
+            return super().train(checkpoint, *args, **kwargs)
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
         return self._cycle.prepare_inputs(generation_batch, super()._prepare_inputs)

@@ -11,6 +11,7 @@ from torch import nn
 from trl.trainer.utils import disable_dropout_in_model
 
 from sorl_trl.methods import SETTINGS, Method, TopK, TopP, ZeroVariance
+from sorl_trl.trainers.agents.agent_rollout import AgentRollout
 from sorl_trl.trainers.config import TRLS_LOSS_TYPES, TurnLevelConfig
 
 logger = logging.getLogger(__name__)
@@ -87,6 +88,29 @@ def check_dataset(trainer: Any) -> None:
             f"`train_dataset` has {len(dataset)} prompts, but a rollout takes {prompts}: `generation_batch_size` "
             f"{args.generation_batch_size} / `num_generations` {args.num_generations}."
         )
+
+
+def check_ahead(trainer: Any) -> None:
+    """Raise ValueError for what cannot be sampled ahead of training."""
+    args = trainer.args
+    if not args.async_staleness:
+        return
+    asked = f"`async_staleness` is {args.async_staleness}, but "
+    if not isinstance(getattr(trainer.rollout_func, "__wrapped__", None), AgentRollout):
+        raise ValueError(
+            f"{asked}what is sampled ahead is an `AgentRollout` or a `SearchRollout`: give one as `rollout_func`, and "
+            "tools in a `ToolBox`."
+        )
+    if not isinstance(trainer.train_dataset, Dataset):
+        raise ValueError(f"{asked}`train_dataset` must be a `datasets.Dataset`: others do not show what comes next.")
+    if trainer.use_vllm and trainer.vllm_mode != "server":
+        raise ValueError(
+            f"{asked}`vllm_mode` is {trainer.vllm_mode!r}, which samples or trains: use 'server' on another GPU."
+        )
+    if not trainer.use_vllm and (trainer._dist.is_fsdp or trainer._dist.is_zero3):
+        raise ValueError(f"{asked}sharded parameters are not copied: set `use_vllm=True` and `vllm_mode='server'`.")
+    if not trainer.use_vllm and args.async_old_policy == "proximal":
+        raise ValueError(f"{asked}`async_old_policy='proximal'` needs `use_vllm=True`, whose correction weighs turns.")
 
 
 def disable_dropout(model: nn.Module) -> None:

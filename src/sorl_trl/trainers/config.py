@@ -24,6 +24,8 @@ OUR_LOSS_TYPES = ("turn", "grpo", "dr_grpo", "dapo", "bnpo")
 """The loss types that the loss of this package computes, with every level and every surrogate."""
 TRLS_LOSS_TYPES = ("cispo", "sapo", "luspo", "vespo")
 """The loss types that TRL alone computes."""
+OLD_POLICIES = ("behaviour", "proximal")
+"""What ratios compare with where rollouts are sampled ahead of training."""
 OF_TRL: Mapping[str, Allowed] = {
     "epsilon": NOT_NEGATIVE,
     "epsilon_high": NOT_NEGATIVE,
@@ -58,6 +60,8 @@ class TurnLevelConfig(GRPOConfig):
         target_kl: Ours: the KL to the old policy near which the learning rate holds the policy.
         gamma: Discount per turn.
         rollout_staleness: How many rollouts late each rollout is trained on.
+        async_staleness: How many rollouts are sampled ahead, while one is trained on.
+        async_old_policy: What ratios then compare with: "behaviour" or "proximal".
         save_trajectories_steps: Every how many steps to write the trajectories that are trained on.
         log_turn_details: Log every metric instead of the dozen that matter most.
         turn_boundary_tags: Closing tags after which a new turn starts.
@@ -129,6 +133,22 @@ class TurnLevelConfig(GRPOConfig):
             "of the policy that sampled it: what an asynchronous trainer does, at a fixed lag."
         },
     )
+    async_staleness: Annotated[int, COUNT] = field(
+        default=0,
+        metadata={
+            "help": "Sample so many rollouts ahead, while one is trained on: none is trained on more than so many "
+            "rollouts late. With a vLLM server, or, for tests and small models, with copies of the policy in this "
+            "process. 0 (default): sampling and training take turns."
+        },
+    )
+    async_old_policy: Annotated[str, OneOf(OLD_POLICIES)] = field(
+        default="behaviour",
+        metadata={
+            "help": "What ratios compare with where rollouts are sampled ahead. 'behaviour' (default): the policy "
+            "that sampled. 'proximal', with vLLM: the policy as it is when it begins to train on the rollout, each "
+            "turn weighted by its ratio to the one that sampled, cut at 2 (AReaL's decoupled objective)."
+        },
+    )
     save_trajectories_steps: Annotated[int, COUNT] = field(
         default=0,
         metadata={
@@ -171,6 +191,11 @@ class TurnLevelConfig(GRPOConfig):
                 "`clip_range_scaling` is 'length', but that is for geometric means: with `turn_ratio='arithmetic'` "
                 "set 'sqrt_length'."
             )
+        if self.async_staleness and self.rollout_staleness:
+            raise ValueError(
+                f"`async_staleness` is {self.async_staleness} and `rollout_staleness` {self.rollout_staleness}, but "
+                "one of them must be 0: the one samples ahead, the other lets rollouts wait."
+            )
         if isinstance(self.turn_boundary_tags, str) or (self.turn_boundary_tags and not all(self.turn_boundary_tags)):
             raise ValueError(
                 f"`turn_boundary_tags` is {self.turn_boundary_tags!r}, but must be a list of tags or None."
@@ -196,7 +221,10 @@ class TurnLevelConfig(GRPOConfig):
         It is TRL's criterion for doing without old log-probabilities.
         """
         micro_batches = int(self.num_iterations) * int(self.steps_per_generation or 1)
-        return self.rollout_staleness == 0 and int(self.gradient_accumulation_steps) % micro_batches == 0
+        return (
+            self.rollout_staleness == self.async_staleness == 0
+            and int(self.gradient_accumulation_steps) % micro_batches == 0
+        )
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import threading
 from abc import ABC, abstractmethod
@@ -81,6 +82,13 @@ class Responder(ABC):
     environments: Sequence[Any] = ()
     protocol: TagProtocol | None = None
 
+    def fork(self) -> Responder:
+        """One for another rollout, which may go on at the same time: a shallow copy, that shares what is not its own.
+
+        What `greet`, `open` and `close` change must be assigned anew in them, not changed in place.
+        """
+        return copy.copy(self)
+
     def greet(self, examples: Sequence[Mapping[str, Any]]) -> Sequence[str | None]:
         """Say what is added to each row's prompt, before prompts are encoded; `open` follows with the same examples.
 
@@ -118,7 +126,7 @@ class BatchResponder(Responder):
     def ask(self, turns: Sequence[RowTurn]) -> list[Future[Reply]]:
         asked = [(turn, Future[Reply]()) for turn in turns]
         with self._lock:
-            self._asked += asked
+            self._asked = [*self._asked, *asked]  # a new list: a fork has the old one
         self._threads.submit(self._answer)
         return [reply for _, reply in asked]
 

@@ -56,6 +56,8 @@ class SlotEngine(Engine):
         prefill_tokens: int = 2048,
     ) -> None:
         super().__init__()
+        self.gives_logprobs = False
+        """Whether generations hold log-probabilities."""
         self._cache_bytes = cache_bytes
         self._prefill_tokens = prefill_tokens
         self._end = end
@@ -73,7 +75,7 @@ class SlotEngine(Engine):
 
     def open(self, rows: int) -> None:
         super().open(rows)
-        base = int(torch.randint(2**62, ())) if self._sampler.is_random else None
+        base = self.rollout_seed() if self._sampler.is_random else None
         self._rows = [Row(i, None if base is None else draws(base, i)) for i in range(rows)]
         self._waiting = []
         self._ended = 0
@@ -186,15 +188,19 @@ class SlotEngine(Engine):
     def _take(self, rows: Sequence[Row], logits: torch.Tensor) -> list[tuple[int, Generation]]:
         """Sample a token for each row, and park those whose turn it ends."""
         uniforms = [next(row.draws) for row in rows if row.draws is not None]
-        for row, token in zip(rows, self._sampler.choose(logits, uniforms), strict=True):
-            row.sampled.append(token)
+        tokens, logprobs = self._sampler.choose(logits, uniforms, self.gives_logprobs)
+        for i, row in enumerate(rows):
+            row.sampled.append(tokens[i])
+            if logprobs is not None:
+                row.logprobs.append(logprobs[i])
         ended = []
         for row, stopped in zip(rows, self._end.reached([row.sampled for row in rows]), strict=True):
             if stopped or len(row.sampled) >= row.limit:
                 self._ended += 1
                 row.parked_at = self._ended
                 self._table.park(row)
-                ended.append((row.index, Generation(tuple(row.sampled), None, stopped)))
+                said = tuple(row.logprobs) if self.gives_logprobs else None
+                ended.append((row.index, Generation(tuple(row.sampled), said, stopped)))
         return ended
 
 

@@ -26,6 +26,7 @@ class Row:
     context: tuple[int, ...] = ()
     limit: int = 0
     sampled: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
     busy: bool = False
     """Generating, or waiting to."""
     parked_at: int = 0
@@ -33,7 +34,7 @@ class Row:
 
     def begin(self, context: Sequence[int], limit: int) -> None:
         self.context, self.limit, self.busy = tuple(context), limit, True
-        self.sampled = []
+        self.sampled, self.logprobs = [], []
 
     def known(self) -> int:
         """Tokens at the front of the context that are in the slot; the last one is computed again in any case."""

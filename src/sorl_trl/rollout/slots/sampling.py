@@ -61,8 +61,10 @@ class Sampler:
         if config.min_p is not None:
             self._processors.append(MinPLogitsWarper(config.min_p))
 
-    def choose(self, logits: torch.Tensor, uniforms: Sequence[float]) -> list[int]:
-        """One token per row of `logits` (B, V).
+    def choose(
+        self, logits: torch.Tensor, uniforms: Sequence[float], logprobs: bool = False
+    ) -> tuple[list[int], list[float] | None]:
+        """One token per row of `logits` (B, V), and with `logprobs` the log-probability with which it is sampled.
 
         `uniforms` holds a number per row, or nothing where the likeliest is chosen.
         """
@@ -72,8 +74,8 @@ class Sampler:
             chosen = _at(torch.tensor(uniforms, dtype=torch.float64), scores)
         else:
             chosen = scores.argmax(-1, keepdim=True)
-        tokens: list[int] = chosen[:, 0].tolist()
-        return tokens
+        said = torch.log_softmax(scores, -1).gather(-1, chosen)[:, 0].tolist() if logprobs else None
+        return chosen[:, 0].tolist(), said
 
 
 def _at(uniforms: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:

@@ -156,7 +156,8 @@ class AgentRollout:
 
     def _build_collector(self, trainer: GRPOTrainer, protocol: TagProtocol) -> Collector:
         limits = (self.limits or RolloutLimits()).within(trainer.max_completion_length)
-        return Collector(trainer._tokenizer, self._responder, protocol, limits, rejoin_after=self.engine.rejoin_after)
+        responder = self._responder.fork()  # rollouts may overlap
+        return Collector(trainer._tokenizer, responder, protocol, limits, rejoin_after=self.engine.rejoin_after)
 
 
 class SearchRollout(AgentRollout):

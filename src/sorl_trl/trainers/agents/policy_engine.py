@@ -21,8 +21,12 @@ def policy_engine(
     """The engine that samples from the trainer's policy, and "is any rank still active?".
 
     Parameters that stay sharded while generating (FSDP, ZeRO-3 with `ds3_gather_for_generation=False`) and a vLLM that
-    is spread over ranks need every rank to poll equally often; elsewhere ranks are independent.
+    is spread over ranks need every rank to poll equally often; elsewhere ranks are independent. A rollout that goes on
+    ahead of training brings its engine along, as `trainer.engine_ahead`.
     """
+    if (ahead := getattr(trainer, "engine_ahead", None)) is not None:
+        yield ahead, bool
+        return
     accelerator = trainer.accelerator
     end = TurnEnd(trainer._tokenizer, stop_strings, trainer.eos_token_ids)
     if trainer.use_vllm:

@@ -31,7 +31,7 @@ def test_the_distribution_is_that_of_generate(options: dict[str, Any]) -> None:
     logits = torch.randn(1, 12) * 2
     expected = torch.softmax(processors(torch.zeros(1, 1, dtype=torch.long), logits.clone()), -1)[0]
     points = torch.linspace(0, 1, 20001)[:-1].tolist()
-    tokens = Sampler(config).choose(logits.expand(len(points), -1), points)
+    tokens, _ = Sampler(config).choose(logits.expand(len(points), -1), points)
     shares = torch.bincount(torch.tensor(tokens), minlength=12) / len(points)
     torch.testing.assert_close(shares, expected, atol=2e-4, rtol=0)
 
@@ -48,7 +48,7 @@ def test_what_is_none_comes_from_the_model_and_then_from_the_defaults() -> None:
 def test_the_likeliest_is_not_filtered() -> None:
     logits = torch.tensor([[0.0, 3.0, 1.0], [2.0, 0.0, 2.0]])
     sampler = Sampler(GenerationConfig(do_sample=False, temperature=0.1, top_k=1))
-    assert sampler.choose(logits, []) == [1, 0]
+    assert sampler.choose(logits, [])[0] == [1, 0]
 
 
 def test_a_token_without_probability_is_never_chosen() -> None:
@@ -57,7 +57,7 @@ def test_a_token_without_probability_is_never_chosen() -> None:
     for size in (3, 1000):
         logits = torch.full((2, size), -torch.inf)
         logits[:, 1 : size - 1] = torch.randn(size - 2)
-        tokens = sampler.choose(logits, [0.0, 1 - 2**-53])
+        tokens, _ = sampler.choose(logits, [0.0, 1 - 2**-53])
         assert tokens[0] == 1 and tokens[1] < size - 1
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from sorl_trl.rollout import TurnEnd
 from sorl_trl.trainers.agents.vllm.colocate import VLLMColocateEngine
-from sorl_trl.trainers.agents.vllm.connection import EngineUnavailable
-from sorl_trl.trainers.agents.vllm.server import VLLMServerEngine
+from sorl_trl.trainers.agents.vllm.connection import EngineUnavailable, VLLMServer
+from sorl_trl.trainers.agents.vllm.server import VLLMServerEngine, server_url
 from sorl_trl.trainers.agents.vllm.turns import VLLMEngine
 
 __all__ = ["EngineUnavailable", "VLLMColocateEngine", "VLLMEngine", "VLLMServerEngine", "vllm_engine"]
@@ -20,5 +20,6 @@ def vllm_engine(vllm_generation: Any, end: TurnEnd) -> VLLMEngine:
     engines raise.
     """
     if vllm_generation.mode == "server":
-        return VLLMServerEngine(vllm_generation, end)
+        vllm_generation.accelerator.wait_for_everyone()  # none generates before the main process has sent the weights
+        return VLLMServerEngine(vllm_generation, end, VLLMServer(server_url(vllm_generation)))
     return VLLMColocateEngine(vllm_generation, end)

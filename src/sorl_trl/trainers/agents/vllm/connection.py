@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import httpx2
@@ -38,13 +39,23 @@ class VLLMServer:
     """
 
     def __init__(self, base_url: str, answer_s: float = ANSWER_S) -> None:
+        self.free = threading.Semaphore(AT_ONCE)
+        """Requests that may still be sent."""
+        self.version: int | None = None
+        """Of its weights, where rollouts go on while they change."""
         self._base_url = base_url
         self._answer_s = answer_s
+        self._is_closed = False
         self._client = httpx2.Client(
             verify=base_url.startswith("https:"),  # where nothing is encrypted, no certificates need be read
             timeout=httpx2.Timeout(answer_s, connect=_CONNECT_S),
             limits=httpx2.Limits(max_connections=AT_ONCE, max_keepalive_connections=AT_ONCE),
         )
+
+    def close(self) -> None:
+        """Cut what is being answered: whoever waits for it hears that the server cannot be reached."""
+        self._is_closed = True
+        self._client.close()
 
     def ask(self, method: str, path: str, body: Any = None) -> Any:
         """The server's answer.
@@ -61,6 +72,8 @@ class VLLMServer:
         return retrying(self._ask_once, method, f"{self._base_url}{path}", body)
 
     def _ask_once(self, method: str, url: str, body: Any) -> Any:
+        if self._is_closed:
+            raise EngineUnavailable(f"{url} is no longer asked: the run has ended")
         try:
             response = self._client.request(method, url, json=body)
         except (httpx2.ReadTimeout, httpx2.WriteTimeout) as error:

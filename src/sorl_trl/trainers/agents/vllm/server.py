@@ -6,10 +6,11 @@ import math
 import queue
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from sorl_trl.rollout import Generation, TurnEnd
-from sorl_trl.trainers.agents.vllm.connection import ANSWER_S, AT_ONCE, VLLMServer
+from sorl_trl.trainers.agents.vllm.connection import VLLMServer
 from sorl_trl.trainers.agents.vllm.turns import Sampled, TurnRequest, VLLMEngine, sampling_settings
 
 Answers: TypeAlias = "queue.SimpleQueue[tuple[TurnRequest, Sampled | Exception] | None]"
@@ -22,12 +23,10 @@ class VLLMServerEngine(VLLMEngine):
     Steps are the server's own and are not counted; nor does a server say what it found in its cache (unless started
     with `--enable-prompt-tokens-details`), so that whole contexts count as prefilled.
 
-    All ranks must build theirs together, after the weights have been synchronized.
-
     Args:
         vllm_generation: TRL's, in server mode.
         end: Where turns end.
-        answer_s: How long an answer is waited for.
+        server: Its connection, which several engines may share.
 
     Raises:
         EngineUnavailable: The server is gone, or hangs; in `poll`, too.
@@ -36,16 +35,12 @@ class VLLMServerEngine(VLLMEngine):
 
     in_steps = False
 
-    def __init__(self, vllm_generation: Any, end: TurnEnd, answer_s: float = ANSWER_S) -> None:
-        vllm = vllm_generation
-        vllm.accelerator.wait_for_everyone()  # none generates before the main process has sent the weights
-        base_url = vllm.server_base_url or f"http://{vllm.server_host}:{vllm.server_port}"
-        self._server = VLLMServer(base_url, answer_s)
+    def __init__(self, vllm_generation: Any, end: TurnEnd, server: VLLMServer) -> None:
+        self._server = server
         (model, *_) = self._server.ask("GET", "/v1/models")["data"]
         super().__init__(end, int(model["max_model_len"]))
         self._model = model["id"]
-        self._settings = sampling_settings(vllm, end)
-        self._free = threading.Semaphore(AT_ONCE)
+        self._settings = sampling_settings(vllm_generation, end)
         self._asked = 0
         """Requests whose answer has not been taken."""
         self._answers: Answers = queue.SimpleQueue()
@@ -80,11 +75,14 @@ class VLLMServerEngine(VLLMEngine):
         self._generating, self._answers = {}, queue.SimpleQueue()
 
     def _answer(self, request: TurnRequest, answers: Answers) -> None:
-        with self._free:
+        with self._server.free:
             if answers is not self._answers:
                 return
             try:
-                answers.put((request, self._ask(request)))
+                asked = self._server.version
+                sampled = self._ask(request)
+                versions = None if asked is None else (asked, int(self._server.version or 0))
+                answers.put((request, replace(sampled, versions=versions)))
             except Exception as error:  # whatever it is, `poll` raises it
                 answers.put((request, error))
 
@@ -99,6 +97,12 @@ class VLLMServerEngine(VLLMEngine):
             "return_tokens_as_token_ids": True,  # the text of a token may be no JSON
         }
         return _sampled(self._server.ask("POST", "/v1/completions", body))
+
+
+def server_url(vllm_generation: Any) -> str:
+    """Where TRL's server listens."""
+    vllm = vllm_generation
+    return str(vllm.server_base_url or f"http://{vllm.server_host}:{vllm.server_port}")
 
 
 def _heard(outcome: Sampled | Exception) -> Sampled:

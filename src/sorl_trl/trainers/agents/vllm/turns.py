@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from sorl_trl.rollout import Generation, TurnEnd
 from sorl_trl.rollout.engine import Engine
 
@@ -38,6 +36,8 @@ class Sampled:
     finish_reason: str | None
     cached_tokens: int
     """Tokens of the context that it had read before; 0 where it does not say."""
+    versions: tuple[int, int] | None = None
+    """Of the weights when it was asked and when it answered, where they change meanwhile."""
 
 
 class VLLMEngine(Engine):
@@ -60,7 +60,7 @@ class VLLMEngine(Engine):
 
     def open(self, rows: int) -> None:
         super().open(rows)
-        self._base_seed = int(torch.randint(2**62, ()))
+        self._base_seed = self.rollout_seed()
         self._turns = Counter()
         self._generating = {}
 
@@ -90,7 +90,7 @@ class VLLMEngine(Engine):
         self.work.prefilled_tokens += len(request.context_ids) - sampled.cached_tokens
         self.work.row_steps += len(sampled.token_ids) - 1
         (stopped,) = self._end.reached([sampled.token_ids])
-        return request.row, Generation(sampled.token_ids, sampled.logprobs, stopped)
+        return request.row, Generation(sampled.token_ids, sampled.logprobs, stopped, sampled.versions)
 
 
 def turn_seed(base: int, row: int, turn: int) -> int:

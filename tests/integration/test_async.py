@@ -1,0 +1,275 @@
+"""Rollouts that are sampled while the ones before are trained on."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig
+from torch import Tensor
+from transformers import TrainerCallback
+
+from sorl_trl import SOGRPOConfig, SOGRPOTrainer, SOPPOTrainer
+from sorl_trl.search import BM25Index, SearchUnavailable
+from sorl_trl.trainers.ahead.rollouts import sampling_ahead
+from sorl_trl.trainers.base import TurnLevelTrainer
+from sorl_trl.types import Passage
+from tests.agents import agent_policy, build_agent, questions, search_index, steps_after
+
+REUSED: dict[str, Any] = {"num_iterations": 2, "steps_per_generation": 2, "gradient_accumulation_steps": 1}
+"""Four updates of each rollout; a pass over the eight prompts has four rollouts."""
+TRAINERS = pytest.mark.parametrize("trainer_class", [SOGRPOTrainer, SOPPOTrainer])
+
+
+class Slow:
+    """A search engine that takes its time."""
+
+    thread_safe = True
+
+    def __init__(self, search: BM25Index, seconds: float) -> None:
+        self.search, self.seconds = search, seconds
+
+    def search_batch(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        time.sleep(self.seconds)
+        return self.search.search_batch(queries, k)
+
+
+def build(folder: Path, trainer_class: Any = SOGRPOTrainer, seconds: float = 0.02, **overrides: Any) -> Any:
+    folder.mkdir(exist_ok=True)
+    arguments = {**REUSED, "max_steps": 24, "async_staleness": 2, "logging_steps": 1, "disable_tqdm": True}
+    if trainer_class is SOPPOTrainer:
+        arguments |= {"num_generations": 1, "critic_warmup_steps": 0}
+    torch.manual_seed(0)
+    search = Slow(search_index(folder), seconds)
+    trainer = build_agent(folder, search, trainer_class, model=agent_policy(), **{**arguments, **overrides})
+    trainer.asked = []
+    generate = trainer._generate
+
+    def noted(prompts: list[Any]) -> Any:
+        result = generate(prompts)
+        trainer.asked.append((list(prompts), [list(row) for row in result[1]]))
+        return result
+
+    trainer._generate = noted
+    return trainer
+
+
+def logged(trainer: Any, name: str) -> list[float]:
+    return [log[name] for log in trainer.state.log_history if name in log]
+
+
+def threads() -> list[threading.Thread]:
+    return [each for each in threading.enumerate() if each.name.startswith("sorl-") and each.name[5:].isdigit()]
+
+
+@TRAINERS
+def test_without_staleness_it_is_synchronous_training(
+    tmp_path: Path, trainer_class: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead, plain = (
+        build(tmp_path / name, trainer_class, async_staleness=0, max_steps=12) for name in ("ahead", "plain")
+    )
+    torch.manual_seed(1)
+    plain.train()
+    torch.manual_seed(1)
+    with sampling_ahead(ahead, 0):
+        ahead.train()
+    assert ahead.asked == plain.asked and len(plain.asked) == 3
+    named = dict(plain.model.named_parameters())
+    assert all(torch.equal(value, named[name]) for name, value in ahead.model.named_parameters())
+    ours, theirs = (steps_after(0, each.state.log_history) for each in (ahead, plain))
+    assert [{k: v for k, v in log.items() if "async" not in k and "sampling" not in k} for log in ours] == theirs
+
+
+@pytest.mark.parametrize("staleness", [1, 2, 5])
+def test_what_is_trained_on_is_as_late_as_allowed_and_nothing_is_dropped(tmp_path: Path, staleness: int) -> None:
+    trainer = build(tmp_path / "ahead", async_staleness=staleness)
+    trainer.train()
+    assert logged(trainer, "async/age_max") == [min(batch, staleness) for batch in range(6)]
+    plain = build(tmp_path / "plain", async_staleness=0)
+    plain.train()
+    assert [prompts for prompts, _ in trainer.asked] == [prompts for prompts, _ in plain.asked]
+    assert not threads()
+
+
+@TRAINERS
+@pytest.mark.parametrize("peft_config", [None, LoraConfig(r=2, target_modules="all-linear")])
+def test_a_policy_that_stands_still_is_the_one_that_sampled(
+    tmp_path: Path, trainer_class: Any, peft_config: Any
+) -> None:
+    trainer = build(tmp_path, trainer_class, learning_rate=0.0, max_steps=12, peft_config=peft_config)
+    trainer.train()
+    ratios = [*logged(trainer, "turns/ratio_min"), *logged(trainer, "turns/ratio_max")]
+    assert ratios == pytest.approx([1.0] * 24, abs=1e-5)
+
+
+def test_a_late_rollout_is_compared_with_the_policy_that_sampled_it(tmp_path: Path) -> None:
+    """Each batch of the log-ratio that it starts from: 0 with the weights of then, and not with those of now."""
+    trainer = build(tmp_path, learning_rate=1e-2, num_iterations=1, steps_per_generation=1, max_steps=5)
+    weights: list[dict[str, Tensor]] = []
+    differences: list[list[float]] = []
+    compute, other = trainer._compute_loss, agent_policy()
+
+    @torch.no_grad()
+    def difference(at: dict[str, Tensor], inputs: Any) -> float:
+        other.load_state_dict(at)
+        ids, mask = (
+            torch.cat([inputs[f"prompt_{name}"], inputs[f"completion_{name}"]], 1) for name in ("ids", "mask")
+        )
+        targets = inputs["completion_ids"]
+        scores = other(ids, attention_mask=mask).logits[:, -targets.size(1) - 1 : -1].log_softmax(-1)
+        logps = scores.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+        return float((logps - inputs["old_per_token_logps"])[inputs["turn_ids"] >= 0].abs().max())
+
+    def compute_loss(model: Any, inputs: Any) -> Tensor:
+        weights.append({name: value.detach().clone() for name, value in trainer.model.state_dict().items()})
+        differences.append([difference(at, inputs) for at in weights])
+        return compute(model, inputs)
+
+    trainer._compute_loss = compute_loss
+    trainer.train()
+    for batch, of in enumerate(differences):
+        sampled_by = max(batch - 2, 0)
+        assert of[sampled_by] < 1e-5
+        assert all(each > 1e-3 for version, each in enumerate(of) if version != sampled_by)
+
+
+class Stop(TrainerCallback):  # type: ignore[misc]
+    """Raises at a step."""
+
+    def __init__(self, step: int, error: BaseException) -> None:
+        self.step, self.error = step, error
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == self.step:
+            raise self.error
+
+
+@pytest.mark.parametrize("step", [6, 8])
+def test_a_resumed_run_asks_the_prompts_that_are_left(tmp_path: Path, step: int) -> None:
+    """In the middle of a rollout's updates, and after them. What was under way is sampled anew."""
+    whole = build(tmp_path / "whole", save_steps=2)
+    whole.train()
+    first = build(tmp_path / "first", save_steps=2)
+    first.add_callback(Stop(step + 1, RuntimeError("power")))
+    with pytest.raises(RuntimeError, match="power"):
+        first.train()
+    rest = build(tmp_path / "rest")
+    rest.train(resume_from_checkpoint=str(tmp_path / f"first/checkpoint-{step}"))
+    begun = -(-step // 4)
+    assert [prompts for prompts, _ in rest.asked] == [prompts for prompts, _ in whole.asked[begun:]]
+    assert max(logged(rest, "async/age_max")[-(6 - begun) :]) <= 2
+
+
+def test_a_failure_under_way_reaches_the_training_thread(tmp_path: Path) -> None:
+    trainer = build(tmp_path)
+    down = ValueError("the index is gone")
+    search = trainer.rollout_func.__wrapped__.search
+
+    def fail(queries: Any, k: int) -> Any:
+        raise down
+
+    search.search_batch = fail
+    with pytest.raises(ValueError, match="the index is gone"):
+        trainer.train()
+    assert not threads()
+
+
+def test_a_search_that_is_down_masks_trajectories(tmp_path: Path) -> None:
+    trainer = build(tmp_path, max_steps=12)
+
+    def fail(queries: Any, k: int) -> Any:
+        raise SearchUnavailable("connection refused")
+
+    trainer.rollout_func.__wrapped__.search.search_batch = fail
+    trainer.train()
+    assert max(logged(trainer, "rollout/masked_share")) > 0
+
+
+def test_ctrl_c_ends_it_while_a_search_takes_long(tmp_path: Path) -> None:
+    trainer = build(tmp_path, max_steps=24)
+    search, hung = trainer.rollout_func.__wrapped__.search, threading.Event()
+
+    def hang(queries: Any, k: int) -> Any:
+        hung.wait(60)
+        raise SearchUnavailable("it took too long")
+
+    class Hang(Stop):
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == 4:
+                search.search_batch = hang
+
+    trainer.add_callback(Hang(5, KeyboardInterrupt()))
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    assert not hung.is_set(), "nobody has waited for the search"
+    hung.set()
+    for thread in threads():
+        thread.join(10)
+    assert not threads(), "and what waited for it ends with its answer"
+
+
+def test_nothing_that_belongs_to_the_main_thread_happens_in_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = build(tmp_path, max_steps=12)
+    wrong: list[str] = []
+
+    def main_alone(owner: Any, name: str) -> None:
+        function = getattr(owner, name)
+
+        def checked(*args: Any, **kwargs: Any) -> Any:
+            if threading.current_thread() is not threading.main_thread():
+                wrong.append(name)
+            return function(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, checked)
+
+    for name in ("gather", "reduce", "wait_for_everyone", "pad_across_processes"):
+        main_alone(trainer.accelerator, name)
+    main_alone(torch, "randint")
+    main_alone(torch, "multinomial")
+    main_alone(trainer, "_log_metric")
+    main_alone(trainer._tokenizer, "decode")
+    trainer.train()
+    assert not wrong and logged(trainer, "rollout/turns_per_trajectory")
+
+
+def test_evaluation_asks_the_policy_as_it_is(tmp_path: Path) -> None:
+    trainer = build(tmp_path, eval_strategy="steps", eval_steps=6, eval_dataset=questions(4), max_steps=12)
+    trainer.train()
+    assert len(logged(trainer, "eval_reward")) == 2
+    assert not any(name.startswith("eval_async") for log in trainer.state.log_history for name in log)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"rollout_staleness": 1}, "`rollout_staleness` 1"),
+        ({"async_old_policy": "proximal"}, "needs `use_vllm=True`"),
+        ({"async_old_policy": "older"}, "async_old_policy"),
+        ({"async_staleness": -1}, "async_staleness"),
+    ],
+)
+def test_what_cannot_be_is_said_before_the_run(tmp_path: Path, changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build(tmp_path, **changed)
+
+
+def test_a_rollout_of_another_kind_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="give one as `rollout_func`"):
+        TurnLevelTrainer(
+            agent_policy(), lambda **_: [0.0], SOGRPOConfig(str(tmp_path), async_staleness=1, use_cpu=True, bf16=False),
+            questions(), processing_class=build_tokenizer(),
+        )  # fmt: skip
+
+
+def build_tokenizer() -> Any:
+    from tests.agents import agent_tokenizer
+
+    return agent_tokenizer()
