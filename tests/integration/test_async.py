@@ -14,12 +14,11 @@ from peft import LoraConfig
 from torch import Tensor
 from transformers import TrainerCallback
 
-from sorl_trl import SOGRPOConfig, SOGRPOTrainer, SOPPOTrainer
+from sorl_trl import SOGRPOTrainer, SOPPOTrainer
 from sorl_trl.search import BM25Index, SearchUnavailable
 from sorl_trl.trainers.ahead.rollouts import sampling_ahead
-from sorl_trl.trainers.base import TurnLevelTrainer
 from sorl_trl.types import Passage
-from tests.agents import agent_policy, build_agent, questions, search_index, steps_after
+from tests.agents import agent_policy, build_agent, native_agent, questions, search_index, steps_after
 
 REUSED: dict[str, Any] = {"num_iterations": 2, "steps_per_generation": 2, "gradient_accumulation_steps": 1}
 """Four updates of each rollout; a pass over the eight prompts has four rollouts."""
@@ -153,9 +152,9 @@ class Stop(TrainerCallback):  # type: ignore[misc]
 @pytest.mark.parametrize("step", [6, 8])
 def test_a_resumed_run_asks_the_prompts_that_are_left(tmp_path: Path, step: int) -> None:
     """In the middle of a rollout's updates, and after them. What was under way is sampled anew."""
-    whole = build(tmp_path / "whole", save_steps=2)
+    whole = build(tmp_path / "whole")
     whole.train()
-    first = build(tmp_path / "first", save_steps=2)
+    first = build(tmp_path / "first", save_strategy="steps", save_steps=2)
     first.add_callback(Stop(step + 1, RuntimeError("power")))
     with pytest.raises(RuntimeError, match="power"):
         first.train()
@@ -235,7 +234,14 @@ def test_nothing_that_belongs_to_the_main_thread_happens_in_another(
     main_alone(torch, "randint")
     main_alone(torch, "multinomial")
     main_alone(trainer, "_log_metric")
-    main_alone(trainer._tokenizer, "decode")
+    tokenizer, decode = trainer._tokenizer, type(trainer._tokenizer).decode
+
+    def decoded(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self is tokenizer and threading.current_thread() is not threading.main_thread():
+            wrong.append("decode")
+        return decode(self, *args, **kwargs)
+
+    monkeypatch.setattr(type(tokenizer), "decode", decoded)
     trainer.train()
     assert not wrong and logged(trainer, "rollout/turns_per_trajectory")
 
@@ -263,13 +269,4 @@ def test_what_cannot_be_is_said_before_the_run(tmp_path: Path, changed: dict[str
 
 def test_a_rollout_of_another_kind_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="give one as `rollout_func`"):
-        TurnLevelTrainer(
-            agent_policy(), lambda **_: [0.0], SOGRPOConfig(str(tmp_path), async_staleness=1, use_cpu=True, bf16=False),
-            questions(), processing_class=build_tokenizer(),
-        )  # fmt: skip
-
-
-def build_tokenizer() -> Any:
-    from tests.agents import agent_tokenizer
-
-    return agent_tokenizer()
+        native_agent(tmp_path, agent_policy(), async_staleness=1)

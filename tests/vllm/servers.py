@@ -40,8 +40,9 @@ def serving(policy: Path, window: int, log: Path, dtype: str = "float32") -> Ite
         port = probe.getsockname()[1]
     flags = {"host": "127.0.0.1", "port": port, "dtype": dtype, "max-model-len": window, "max-logprobs": -1}
     flags |= {"logprobs-mode": "processed_logprobs", "kv-cache-memory-bytes": shims.KV_CACHE_BYTES}
-    flags |= {"worker-extension-cls": "tests.vllm.serve.LoadsTrained"}
+    flags |= {"weight-transfer-config": '{"backend": "file"}'}
     command = [sys.executable, "-m", "tests.vllm.serve", "serve", str(policy), "--enforce-eager"]
+    command += ["--no-enable-chunked-prefill"]  # a seeded request that is read in parts ends the engine on a CPU
     command += [f"--{name}={value}" for name, value in flags.items()]
     environment = {**os.environ, **shims.ENVIRONMENT, "VLLM_SERVER_DEV_MODE": "1", "OMP_NUM_THREADS": "1"}
     environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"  # a server has its engine in a process of its own

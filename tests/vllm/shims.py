@@ -5,7 +5,7 @@
 - TRL does not hand on a dtype: "auto" makes bfloat16 of a float32 checkpoint, whose log-probabilities differ by more
   than 1e-4 anyway. Compilation takes a minute per engine. So engines are float32 and eager, and the cache is
   small.
-- TRL's server mode sends weights by NCCL, between GPUs: here they travel in a file, which the server is told to load.
+- TRL's server mode sends weights by NCCL, between GPUs: here by the package's own way, through a file.
 - Whenever vLLM has read only a part of a context it turns the request's random numbers back by a draw, and a generator
   on a CPU cannot do that (vLLM 0.30): here contexts are read in one step.
 - Sleep mode exists on GPUs alone: here sleeping turns every weight into NaN, so that an engine that is not sent its
@@ -17,8 +17,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from functools import partial
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -47,14 +45,15 @@ def keep_linear_weights() -> None:
 
 
 def install() -> None:
-    """Make TRL's wrapper and client work on the CPU, in this process."""
+    """Make TRL's wrapper work on the CPU, in this process."""
     keep_linear_weights()
-    from trl.generation import vllm_client, vllm_generation
+    from trl.generation import vllm_generation
     from vllm import LLM
 
+    from sorl_trl.trainers.agents.vllm.client import WeightClient
+
     vllm_generation.LLM = partial(_start, LLM)
-    vllm_client.VLLMClient.init_communicator = lambda self, device: None
-    vllm_client.VLLMClient.update_named_params = _send_file
+    vllm_generation.VLLMClient = WeightClient  # for wrappers that no trainer of this package makes
 
 
 def _start(llm_class: Any, **arguments: Any) -> Any:
@@ -82,16 +81,3 @@ def _sleep(llm: Any, level: int) -> None:
 
 def _wake(llm: Any, tags: list[str]) -> None:
     llm.counted[f"wake {tags[0]}"] += 1
-
-
-def _send_file(client: Any, metadata: Any, named_params: Any) -> None:
-    """In place of `VLLMClient.update_named_params`."""
-    from safetensors.torch import save_file
-
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "weights.safetensors"
-        save_file({name: value.detach().clone().contiguous() for name, value in named_params}, path)
-        response = client.session.post(
-            f"{client.base_url}/collective_rpc", json={"method": "load_trained", "args": [str(path)]}
-        )
-        response.raise_for_status()

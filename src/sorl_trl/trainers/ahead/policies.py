@@ -3,28 +3,58 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from accelerate.utils import broadcast_object_list
 from torch import nn
 from trl import GRPOTrainer
 
-from sorl_trl.rollout import Engine, EngineOptions, TurnEnd, model_engine
+from sorl_trl.rollout import Engine, EngineOptions, TurnEnd, generate_turns, model_engine
 from sorl_trl.rollout.slots import SlotEngine
 from sorl_trl.trainers.agents.vllm.connection import VLLMServer
 from sorl_trl.trainers.agents.vllm.server import VLLMServerEngine, server_url
+
+TOLERANCE = 0.1
+"""Nats, on average: a server in float32 is off by 1e-5, one in bfloat16 by .01."""
+_PROBED_TOKENS = 8
 
 
 class ServerPolicy:
     """The policy as a vLLM server has it. Turns that it is generating while its weights change go on with the new."""
 
     def __init__(self, trainer: Any) -> None:
-        self._vllm = trainer.vllm_generation
+        self._trainer, self._vllm = trainer, trainer.vllm_generation
         self._server = VLLMServer(server_url(self._vllm))
 
-    def begin(self, version: int) -> None:
-        """From now on it has the weights of this version; each turn is stamped with what it was sampled from."""
+    def begin(self, version: int, prompt_ids: Sequence[int]) -> None:
+        """From now on it has the weights of this version; each turn is stamped with what it was sampled from.
+
+        Raises RuntimeError where it samples from others: where the log-probabilities that it says of a few tokens
+        after a prompt differ from the trainer's by more than `TOLERANCE` on average. All processes ask together.
+        """
         self._server.version = version
+        trainer, accelerator = self._trainer, self._trainer.accelerator
+        sampled: list[Any] = [None]
+        if accelerator.is_main_process:
+            engine = self.engine(TurnEnd(trainer._tokenizer, (), trainer.eos_token_ids), EngineOptions())
+            engine.seed = version
+            engine.open(1)
+            sampled = generate_turns(engine, [prompt_ids], [_PROBED_TOKENS])
+        (probe,) = broadcast_object_list(sampled)
+        ids = torch.tensor([[*prompt_ids, *probe.token_ids]], device=accelerator.device)
+        with torch.no_grad():
+            logps, _, _ = GRPOTrainer._get_per_token_logps_and_entropies(  # ours would take it for a rollout
+                trainer, trainer.model, ids, torch.ones_like(ids), len(probe.token_ids)
+            )
+        difference = (logps[0].float().cpu() - torch.tensor(probe.logprobs)).abs().nanmean().item()
+        if difference > TOLERANCE:
+            raise RuntimeError(
+                f"The vLLM server at {server_url(self._vllm)} samples from other weights than the trainer's: the "
+                f"log-probabilities of a probe differ by {difference:.2g} on average, and {TOLERANCE} is allowed. Was "
+                "it started with another model, or did an update not arrive?"
+            )
 
     def engine(self, end: TurnEnd, options: EngineOptions) -> Engine:
         """For a rollout that begins now."""
@@ -50,7 +80,7 @@ class PolicyCopies:
         self._free: list[nn.Module] = []
         self._in_use: dict[Engine, nn.Module] = {}
 
-    def begin(self, version: int) -> None:
+    def begin(self, version: int, prompt_ids: Sequence[int]) -> None:
         """Nothing is to be told: copies are made when rollouts begin."""
 
     def engine(self, end: TurnEnd, options: EngineOptions) -> Engine:

@@ -78,7 +78,7 @@ class RolloutsAhead:
         one that was looked ahead to.
         """
         self._trainer.accelerator.wait_for_everyone()  # no process counts on weights that are still under way
-        self._policy.begin(self._taken)
+        self._policy.begin(self._taken, self._trainer._tokenize_prompts(prompts[:1])[0][0])
         self._begin_next()
         begun = self._begun[0]
         if begun.prompts != prompts:

@@ -41,6 +41,11 @@ class WeightClient(VLLMClient):
     def update_named_params(
         self, metadata: Sequence[tuple[str, str, list[int]]], named_params: Iterator[tuple[str, torch.Tensor]]
     ) -> None:
+        if self.version and (has := self._get(f"{self.base_url}/weight_info")["weight_version"]) != str(self.version):
+            raise RuntimeError(
+                f"The vLLM server at {self.base_url} has the weights {has!r}, not '{self.version}', which it was sent "
+                "last: it was started anew, or another trainer uses it. Resume from the last checkpoint."
+            )
         with ExitStack() as stack:
             path = stack.enter_context(_written(named_params)) if self._through_file else None
             self._post(f"{self.base_url}/pause", params={"mode": "keep"})

@@ -1,0 +1,116 @@
+"""Rollouts ahead of training, with a real server: weights change while turns are under way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig
+
+from sorl_trl import SOGRPOTrainer, SOPPOTrainer
+from sorl_trl.trainers.agents.vllm.client import WeightClient
+from sorl_trl.types import Passage
+from tests.agents import search_index
+from tests.vllm.policies import GAP, logged, vllm_agent, weights_of
+
+EXACT = 1e-4
+
+
+class Slow:
+    """A search engine that takes its time."""
+
+    thread_safe = True
+
+    def __init__(self, folder: Path) -> None:
+        self.search = search_index(folder)
+
+    def search_batch(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        time.sleep(0.1)
+        return self.search.search_batch(queries, k)
+
+
+def agent(folder: Path, server: str, trainer_class: Any = SOGRPOTrainer, **overrides: Any) -> Any:
+    mode = {"vllm_mode": "server", "vllm_server_base_url": server, "async_staleness": 2, "max_steps": 12}
+    return vllm_agent(folder, trainer_class, search=Slow(folder), **{**mode, **overrides})
+
+
+@pytest.mark.parametrize("trainer_class", [SOGRPOTrainer, SOPPOTrainer])
+def test_ages_are_bounded_and_every_rollout_is_trained_on(tmp_path: Path, server: str, trainer_class: Any) -> None:
+    alone = {"num_generations": 1, "per_device_train_batch_size": 4, "steps_per_generation": 2}
+    trainer = agent(tmp_path, server, trainer_class, **(alone if trainer_class is SOPPOTrainer else {}))
+    before = weights_of(trainer)
+    trainer.train()
+    ages = logged(trainer, "async/age_max")
+    assert len(ages) == 6 and max(ages) <= 2 and ages[0] == 0
+    assert any((before[name] - now).abs().max() > 1e-3 for name, now in weights_of(trainer).items())
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_a_policy_that_stands_still_is_the_one_that_sampled(tmp_path: Path, server: str, lora: bool) -> None:
+    """The server began with another policy: these weights came through the file, for rollouts of every age."""
+    peft_config = LoraConfig(r=4, target_modules="all-linear", lora_dropout=0.0) if lora else None
+    trainer = agent(tmp_path, server, learning_rate=0.0, peft_config=peft_config)
+    trainer.train()
+    ratios = [*logged(trainer, "turns/ratio_min"), *logged(trainer, "turns/ratio_max")]
+    assert max(abs(each - 1) for each in ratios) < EXACT
+
+
+def test_proximal_ratios_begin_at_one(tmp_path: Path, server: str) -> None:
+    trainer = agent(tmp_path, server, async_old_policy="proximal", max_steps=8)
+    trainer.train()
+    first_updates = logged(trainer, "turns/ratio_min")[::2]
+    assert first_updates == pytest.approx([1.0] * len(first_updates), abs=1e-4)
+    gaps = logged(trainer, GAP)
+    assert gaps[0] < EXACT and max(gaps[1:]) > 1e-3
+
+
+def test_the_server_has_the_last_weights_and_says_their_version(tmp_path: Path, server: str) -> None:
+    trainer = agent(tmp_path, server, max_steps=4)
+    trainer.train()
+    client = trainer.vllm_generation.vllm_client
+    trainer.vllm_generation.sync_weights()
+    assert client._get(f"{server}/weight_info")["weight_version"] == str(client.version)
+    assert not client._get(f"{server}/is_paused")["is_paused"]
+    assert torch.isfinite(torch.tensor(logged(trainer, "loss"))).all()
+
+
+def test_an_update_that_does_not_arrive_ends_the_run(
+    tmp_path: Path, server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = agent(tmp_path, server)
+    send, calls = WeightClient.update_named_params, []
+
+    def first_alone(self: Any, metadata: Any, named_params: Any) -> None:
+        calls.append(self)
+        if len(calls) == 1:
+            send(self, metadata, named_params)
+
+    monkeypatch.setattr(WeightClient, "update_named_params", first_alone)
+    with pytest.raises(RuntimeError, match="samples from other weights"):
+        trainer.train()
+    assert len(calls) > 1
+
+
+def test_a_server_that_was_started_anew_is_told(tmp_path: Path, server: str) -> None:
+    trainer = agent(tmp_path, server)
+    client = trainer.vllm_generation.vllm_client
+    trainer.vllm_generation.sync_weights()
+    client.version = 7
+    with pytest.raises(RuntimeError, match="has the weights '1', not '7'"):
+        trainer.vllm_generation.sync_weights()
+
+
+def test_an_update_that_fails_leaves_no_paused_server(
+    tmp_path: Path, server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = agent(tmp_path, server)
+    client = trainer.vllm_generation.vllm_client
+    with monkeypatch.context() as patch:
+        patch.setattr(client, "_start_weight_update", lambda: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            trainer.vllm_generation.sync_weights()
+    assert not client._get(f"{server}/is_paused")["is_paused"]
