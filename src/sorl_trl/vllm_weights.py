@@ -31,18 +31,18 @@ def register() -> None:
 
 
 @dataclass
-class FileInit(WeightTransferInitInfo):
+class FileInit(WeightTransferInitInfo):  # type: ignore[misc]
     """Nothing has to be agreed upon."""
 
 
 @dataclass
-class FileUpdate(WeightTransferUpdateInfo):
+class FileUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]
     """A safetensors file with the names that `load_weights` knows."""
 
     path: str
 
 
-class FileWeightTransferEngine(WeightTransferEngine[FileInit, FileUpdate]):
+class FileWeightTransferEngine(WeightTransferEngine[FileInit, FileUpdate]):  # type: ignore[misc]
     """Loads all weights anew, layer by layer, and makes of them what vLLM made when it started."""
 
     init_info_cls = FileInit

@@ -63,7 +63,7 @@ def logged(trainer: Any, name: str) -> list[float]:
 
 
 def threads() -> list[threading.Thread]:
-    return [each for each in threading.enumerate() if each.name.startswith("sorl-") and each.name[5:].isdigit()]
+    return [each for each in threading.enumerate() if each.name.startswith("sorl-ahead")]
 
 
 @TRAINERS
@@ -94,6 +94,30 @@ def test_what_is_trained_on_is_as_late_as_allowed_and_nothing_is_dropped(tmp_pat
     plain.train()
     assert [prompts for prompts, _ in trainer.asked] == [prompts for prompts, _ in plain.asked]
     assert not threads()
+
+
+def test_groups_that_are_completed_first_are_trained_on_first(tmp_path: Path) -> None:
+    """A search in five takes longer than the others together."""
+    trainer = build(tmp_path, async_order="completed", per_device_train_batch_size=8, max_steps=24)
+    search, asked = trainer.rollout_func.__wrapped__.search, iter(range(1000))
+
+    def straggle(queries: Any, k: int) -> Any:
+        time.sleep(0.3 if next(asked) % 5 == 0 else 0.0)
+        return search.search.search_batch(queries, k)
+
+    search.search_batch = straggle
+    rewarded: list[tuple[str, str]] = []
+    reward = trainer.reward_funcs[0]
+
+    def noted(*, prompts: Any, golden_answers: Any, **columns: Any) -> Any:
+        rewarded.extend(zip(prompts, (each[0] for each in golden_answers), strict=True))
+        return reward(prompts=prompts, golden_answers=golden_answers, **columns)
+
+    noted.__name__ = "noted"
+    trainer.reward_funcs[0] = noted
+    trainer.train()
+    assert max(logged(trainer, "async/age_max")) <= 4
+    assert rewarded and all(prompt == f"where {answer}" for prompt, answer in rewarded), "rows keep their columns"
 
 
 @TRAINERS

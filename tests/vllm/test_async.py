@@ -45,7 +45,7 @@ def test_ages_are_bounded_and_every_rollout_is_trained_on(tmp_path: Path, server
     before = weights_of(trainer)
     trainer.train()
     ages = logged(trainer, "async/age_max")
-    assert len(ages) == 6 and max(ages) <= 2 and ages[0] == 0
+    assert ages[0] == 0 < max(ages) <= 2
     assert any((before[name] - now).abs().max() > 1e-3 for name, now in weights_of(trainer).items())
 
 

@@ -27,6 +27,8 @@ from sorl_trl.rollout import (
 )
 from sorl_trl.sandbox import PROTOCOL
 from sorl_trl.trainers.agents.vllm import EngineUnavailable, VLLMServerEngine, vllm_engine
+from sorl_trl.trainers.agents.vllm.connection import VLLMServer
+from sorl_trl.trainers.agents.vllm.server import server_url
 from tests.agents import agent_tokenizer
 from tests.engines import take_turns
 from tests.vllm.policies import FIGURES, WINDOW, each_mode, load_policy, save_policy, wrap
@@ -136,7 +138,7 @@ def assert_empty(wrapper: Any) -> None:
 @pytest.mark.parametrize("shared", ["server"], indirect=True)
 def test_a_server_that_hangs_is_an_error(wrapper: Any, server_process: Any, expected: list[tuple[int, ...]]) -> None:
     wrapper.temperature = 0.0
-    engine = VLLMServerEngine(wrapper, END, 3.0)
+    engine = VLLMServerEngine(wrapper, END, VLLMServer(server_url(wrapper), 3.0))
     try:
         with pytest.raises(EngineUnavailable, match="did not answer within 3 s"):
             collect(engine, World(lambda: server_process.process.send_signal(signal.SIGSTOP)))

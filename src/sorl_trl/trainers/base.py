@@ -24,7 +24,7 @@ from sorl_trl.trainers.agents.agent_rollout import AgentRollout
 from sorl_trl.trainers.agents.chatml import check_template
 from sorl_trl.trainers.agents.native_tools import HarmlessTools
 from sorl_trl.trainers.agents.vllm.client import weight_client
-from sorl_trl.trainers.ahead.rollouts import sampling_ahead, use_behaviour_policy
+from sorl_trl.trainers.ahead.rollouts import RolloutsAhead, sampling_ahead, use_behaviour_policy
 from sorl_trl.trainers.checks import (
     check_ahead,
     check_config,
@@ -78,6 +78,7 @@ class TurnLevelTrainer(GRPOTrainer):
     rollout_examples: list[dict[str, Any]] | None = None
     """The rows of the data set of the last rollout, for a `rollout_func` that wants more than prompts."""
     _train_sampler: EpochRepeatSampler | None = None
+    _ahead: RolloutsAhead | None = None
     _policy_logps: Tensor
 
     def __init__(
@@ -161,6 +162,8 @@ class TurnLevelTrainer(GRPOTrainer):
 
     def _scored(self, inputs: list[dict[str, Any]]) -> tuple[dict[str, Any], ScoredRollout]:
         """TRL's batch of this process's rows of the data set, with their turns, and the rollout of all processes."""
+        if self._ahead is not None and self.model.training:
+            inputs = self._ahead.take(inputs)
         self._tools.note_prompts(inputs)
         self.rollout_examples = [dict(row) for row in inputs]
         output = super()._generate_and_score_completions(inputs)
@@ -302,8 +305,8 @@ class TurnLevelTrainer(GRPOTrainer):
                 f"Updates per rollout: {self.args.updates_per_rollout:g}, so that every importance ratio is 1 and "
                 "nothing is clipped. Set `steps_per_generation` or `num_iterations` for several.",
             )
-        ahead = self.args.async_staleness
-        with sampling_ahead(self, ahead) if ahead else nullcontext():
+        late, by_completion = self.args.async_staleness, self.args.async_order == "completed"
+        with sampling_ahead(self, late, by_completion) if late else nullcontext():
             return super().train(checkpoint, *args, **kwargs)
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:

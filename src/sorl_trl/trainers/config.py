@@ -24,6 +24,8 @@ OUR_LOSS_TYPES = ("turn", "grpo", "dr_grpo", "dapo", "bnpo")
 """The loss types that the loss of this package computes, with every level and every surrogate."""
 TRLS_LOSS_TYPES = ("cispo", "sapo", "luspo", "vespo")
 """The loss types that TRL alone computes."""
+ORDERS = ("dataset", "completed")
+"""In which rollouts that are sampled ahead of training are trained on."""
 OLD_POLICIES = ("behaviour", "proximal")
 """What ratios compare with where rollouts are sampled ahead of training."""
 OF_TRL: Mapping[str, Allowed] = {
@@ -61,6 +63,7 @@ class TurnLevelConfig(GRPOConfig):
         gamma: Discount per turn.
         rollout_staleness: How many rollouts late each rollout is trained on.
         async_staleness: How many rollouts are sampled ahead, while one is trained on.
+        async_order: Which of these is trained on next: of the "dataset", or "completed" first.
         async_old_policy: What ratios then compare with: "behaviour" or "proximal".
         save_trajectories_steps: Every how many steps to write the trajectories that are trained on.
         log_turn_details: Log every metric instead of the dozen that matter most.
@@ -139,6 +142,14 @@ class TurnLevelConfig(GRPOConfig):
             "help": "Sample so many rollouts ahead, while one is trained on: none is trained on more than so many "
             "rollouts late. With a vLLM server, or, for tests and small models, with copies of the policy in this "
             "process. 0 (default): sampling and training take turns."
+        },
+    )
+    async_order: Annotated[str, OneOf(ORDERS)] = field(
+        default="dataset",
+        metadata={
+            "help": "Which rollouts are trained on next. 'dataset' (default): those of the next prompts. 'completed': "
+            "the groups that are there first, where a few take very long; a group is then passed by for "
+            "`async_staleness` batches at the most, and is up to twice as many rollouts late."
         },
     )
     async_old_policy: Annotated[str, OneOf(OLD_POLICIES)] = field(

@@ -11,6 +11,7 @@ import torch
 
 from sorl_trl.rollout import TurnEnd
 from sorl_trl.trainers.agents.vllm import EngineUnavailable, VLLMServerEngine, connection, vllm_engine
+from sorl_trl.trainers.agents.vllm.connection import VLLMServer
 from tests.engines import take_turns
 from tests.scripted_vllm import (
     LOGPROB,
@@ -46,7 +47,7 @@ def wrap(served: ScriptedServer, **settings: Any) -> Any:
 
 
 def engine_of(served: ScriptedServer, answer_s: float = 30.0) -> VLLMServerEngine:
-    return VLLMServerEngine(wrap(served), END, answer_s)
+    return VLLMServerEngine(wrap(served), END, VLLMServer(served.url, answer_s))
 
 
 def ids(generations: Any) -> list[tuple[int, ...]]:
@@ -71,7 +72,7 @@ def test_each_row_is_a_request_with_its_own_limit(served: ScriptedServer) -> Non
 
 def test_what_is_sent(served: ScriptedServer) -> None:
     wrapper = wrap(served, generation_kwargs={"presence_penalty": 0.2}, structured_outputs_regex="a+", temperature=0.7)
-    engine = VLLMServerEngine(wrapper, END)
+    engine = vllm_engine(wrapper, END)
     torch.manual_seed(0)
     take_turns(engine, [(DOC,)], [4])
     ((_, body),) = served.script.asked

@@ -1,4 +1,4 @@
-"""The rollout of a trainer that samples the next batches while it trains on this one."""
+"""The rollouts of a trainer that samples the next batches while it trains on this one."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ import copy
 import math
 import threading
 import time
-from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
 import torch
@@ -34,13 +32,16 @@ class RunEnded(RuntimeError):
 
 
 @dataclass
-class Begun:
-    """A rollout that goes on in a thread of its own."""
+class Part:
+    """Rows of a batch that are sampled together, in a thread of their own: all of it, or a group."""
 
     batch: int
+    number: int
+    """Which part of its batch it is."""
     version: int
-    """How many batches had been trained on when it began."""
-    prompts: list[Any]
+    """How many batches had been taken when it began."""
+    rows: list[dict[str, Any]]
+    """Of the data set."""
     engine: Engine
     metrics: list[tuple[str, float]] = field(default_factory=list)
     output: Future[dict[str, Any]] = field(default_factory=Future)
@@ -48,71 +49,118 @@ class Begun:
 
 
 class RolloutsAhead:
-    """A `rollout_func` that has the batches of this process sampled ahead, and hands them out in their order.
+    """Has the batches of this process sampled ahead, and hands them out.
 
-    Batch b begins once b - `staleness` batches have been trained on and the policy that samples has their weights. So
-    no turn is more than `staleness` versions old when its batch is trained on, and nothing is dropped. Whatever
-    touches random numbers, other processes, or metrics happens in the training thread: when a batch begins, and when
-    it is taken.
+    Batch b begins once the policy that samples has the weights that b - `staleness` batches have trained. In the order
+    of the data set, batch b is the b-th that is trained on: no turn is then more than `staleness` versions old. In the
+    order of completion a batch takes the groups that are there first, and a group waits for `staleness` batches at the
+    most: no turn is more than twice `staleness` versions old. Nothing is ever dropped.
+
+    Whatever touches random numbers, other processes, or metrics happens in the training thread: when a part begins,
+    and when it is taken.
 
     Args:
         trainer: Trains on one batch after the other.
         rollout: How a batch is sampled.
         staleness: How many batches may be ahead.
+        by_completion: Take groups in the order in which they are completed.
     """
 
-    def __init__(self, trainer: Any, rollout: AgentRollout, staleness: int) -> None:
+    output: dict[str, Any]
+    """What was sampled for the rows that were taken last."""
+
+    def __init__(self, trainer: Any, rollout: AgentRollout, staleness: int, by_completion: bool = False) -> None:
         self._trainer, self._rollout, self._staleness = trainer, rollout, staleness
+        self._grace = staleness if by_completion else 0
+        rows = int(trainer.args.generation_batch_size) // trainer.accelerator.num_processes
+        has_groups = by_completion and rows % trainer.num_generations == 0
+        self._rows_of_part = int(trainer.num_generations) if has_groups else rows
+        self._parts_of_batch = rows // self._rows_of_part
         self._policy = policy_ahead(trainer)
-        steps = trainer.args.gradient_accumulation_steps
-        self._taken = trainer.state.global_step * steps // cycle_steps(trainer)
-        self._last = math.ceil(trainer.state.max_steps * steps / cycle_steps(trainer))
-        self._upcoming = enumerate(upcoming_batches(trainer, self._taken), start=self._taken)
-        self._begun: deque[Begun] = deque()
+        self._under_way: list[Part] = []
         self._ended = threading.Event()
+        self._taken = self._begun = self._last = -1
+        self._upcoming: Iterator[list[dict[str, Any]]] = iter(())
+        self._shown: dict[int, list[Any]] = {}
+        """The prompts of the batches that have begun, which the dataloader is to bring."""
+        self._late: set[tuple[int, int]] = set()
+        """Parts of batches before the one that was taken last, that are still to be trained on."""
+        self._early: set[tuple[int, int]] = set()
+        """Parts of later batches that have been trained on."""
 
-    def take(self, prompts: list[Any]) -> dict[str, Any]:
-        """What was sampled for the next batch, whose prompts these are; the weights have just been synchronized.
+    def take(self, inputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The rows to train on next, with `output` for them. All processes call it together.
 
-        Raises RuntimeError for what a rollout under way has raised, on all processes, and for a batch that is not the
-        one that was looked ahead to.
+        Args:
+            inputs: The rows that the dataloader has brought.
+
+        Raises RuntimeError for what a rollout under way has raised, on all processes, and for a batch of the
+        dataloader that is not the one that was looked ahead to.
         """
-        self._trainer.accelerator.wait_for_everyone()  # no process counts on weights that are still under way
-        self._policy.begin(self._taken, self._trainer._tokenize_prompts(prompts[:1])[0][0])
+        trainer = self._trainer
+        if self._taken < 0:
+            self._start()
+        if trainer.use_vllm and trainer.state.global_step != trainer._last_loaded_step:
+            trainer.vllm_generation.sync_weights()
+            trainer._last_loaded_step = trainer.state.global_step
+        trainer.accelerator.wait_for_everyone()  # no process counts on weights that are still under way
+        prompts = [row["prompt"] for row in inputs]
+        self._policy.begin(self._taken, trainer._tokenize_prompts(prompts[:1])[0][0])
         self._begin_next()
-        begun = self._begun[0]
-        if begun.prompts != prompts:
+        if self._shown.pop(self._taken) != prompts:
             raise RuntimeError(
-                f"`async_staleness` is {self._staleness}, but batch {begun.batch} of the dataloader is not what its "
+                f"`async_staleness` is {self._staleness}, but batch {self._taken} of the dataloader is not what its "
                 "sampler has shown: rollouts cannot be sampled ahead of a dataloader that changes or skips rows."
             )
-        waited = self._wait_for(begun)
-        self._begun.popleft()
-        self._policy.finish(begun.engine)
-        output = begun.output.result()
-        self._log(begun, output, waited)
+        parts, waited = self._wait_for_parts()
+        self._take(parts)
+        outputs = [part.output.result() for part in parts]
+        self.output = {key: [each for output in outputs for each in output[key]] for key in outputs[0]}
+        self._log(parts, waited)
         self._taken += 1
-        return output
+        return [row for part in parts for row in part.rows]
+
+    def state(self) -> dict[str, list[tuple[int, int]]]:
+        """What a resumed run must know beside the number of batches: what was trained on out of turn."""
+        return {"late": sorted(self._late), "early": sorted(self._early)}
+
+    def load(self, state: dict[str, list[tuple[int, int]]]) -> None:
+        """Go on from what `state` said."""
+        self._late, self._early = ({(batch, number) for batch, number in state[key]} for key in ("late", "early"))
 
     def close(self) -> None:
         """Give up what is under way. Threads that wait for a tool end when it answers, and nobody hears it."""
         self._ended.set()
         self._policy.close()
-        for begun in self._begun:
-            begun.engine.wake()
+        for part in self._under_way:
+            part.engine.wake()
         until = time.monotonic() + _JOIN_S
-        for begun in self._begun:
-            assert begun.thread is not None
-            begun.thread.join(max(until - time.monotonic(), 0.0))
+        for part in self._under_way:
+            assert part.thread is not None
+            part.thread.join(max(until - time.monotonic(), 0.0))
+
+    def _start(self) -> None:
+        """Find out where the run stands."""
+        trainer = self._trainer
+        steps = trainer.args.gradient_accumulation_steps
+        self._taken = trainer.state.global_step * steps // cycle_steps(trainer)
+        self._last = math.ceil(trainer.state.max_steps * steps / cycle_steps(trainer))
+        self._begun = min((batch for batch, _ in self._late), default=self._taken)
+        self._upcoming = upcoming_batches(trainer, self._begun)
 
     def _begin_next(self) -> None:
         """Begin the batches that may: up to `staleness` ahead, and none that the run does not come to."""
-        under_way = self._taken + len(self._begun)
         until = min(self._taken + self._staleness + 1, self._last)
-        for batch, rows in islice(self._upcoming, max(until - under_way, 0)):
-            self._begin(batch, rows)
+        while self._begun < until:
+            rows = next(self._upcoming)
+            self._shown[self._begun] = [row["prompt"] for row in rows]
+            for number in range(self._parts_of_batch):
+                place = self._begun, number
+                if place in self._late if self._begun < self._taken else place not in self._early:
+                    self._begin(*place, rows[number * self._rows_of_part :][: self._rows_of_part])
+            self._begun += 1
 
-    def _begin(self, batch: int, rows: list[dict[str, Any]]) -> None:
+    def _begin(self, batch: int, number: int, rows: list[dict[str, Any]]) -> None:
         trainer = self._trainer
         view = copy.copy(trainer)  # in its thread it is only read
         view.processing_class = copy.deepcopy(trainer.processing_class)  # one cannot serve two threads
@@ -120,43 +168,70 @@ class RolloutsAhead:
         end = TurnEnd(view._tokenizer, self._rollout.protocol.stop_strings, trainer.eos_token_ids)
         engine = _stoppable(self._policy.engine(end, self._rollout.engine), self._ended)
         engine.seed = draw_seed()
-        begun = Begun(batch, self._taken, [row["prompt"] for row in rows], engine)
+        part = Part(batch, number, self._taken, rows, engine)
         view.rollout_examples, view.engine_ahead = rows, engine
-        view._log_metric = lambda name, value: begun.metrics.append((name, value))
-        begun.thread = threading.Thread(target=self._collect, args=(begun, view), name=f"sorl-{batch}", daemon=True)
-        self._begun.append(begun)
-        begun.thread.start()
+        view._log_metric = lambda name, value: part.metrics.append((name, value))
+        name = f"sorl-ahead-{batch}.{number}"
+        part.thread = threading.Thread(target=self._collect, args=(part, view), name=name, daemon=True)
+        self._under_way.append(part)
+        part.thread.start()
 
-    def _collect(self, begun: Begun, view: Any) -> None:
+    def _collect(self, part: Part, view: Any) -> None:
         try:
             with torch.no_grad():  # which is each thread's own
-                begun.output.set_result(self._rollout(copy.deepcopy(begun.prompts), view))
+                prompts = copy.deepcopy([row["prompt"] for row in part.rows])
+                part.output.set_result(self._rollout(prompts, view))
         except BaseException as error:  # whatever it is, the training thread raises it
-            begun.output.set_exception(error)
+            part.output.set_exception(error)
 
-    def _wait_for(self, begun: Begun) -> float:
-        """Wait for a rollout, on all processes; the seconds that it took. Raises what one of them has raised."""
+    def _wait_for_parts(self) -> tuple[list[Part], float]:
+        """The parts to train on next, on all processes; the seconds waited. Raises what one of them has raised."""
         began = time.perf_counter()
-        while not begun.output.done():
-            wait([begun.output], timeout=_LISTEN_S)
+        due = [part for part in self._under_way if part.batch <= self._taken - self._grace]
+        others = [part for part in self._under_way if part not in due]
+        missing = self._parts_of_batch - len(due)
+        while True:
+            failed = [part for part in self._under_way if part.output.done() and part.output.exception() is not None]
+            there = [part for part in others if part.output.done()]
+            if failed or (len(there) >= missing and all(part.output.done() for part in due)):
+                break
+            wait([part.output for part in self._under_way if not part.output.done()], _LISTEN_S, FIRST_COMPLETED)
         waited = time.perf_counter() - began
-        error = begun.output.exception()
-        failures = [each for each in gather_object([None if error is None else repr(error)]) if each is not None]
+        error = failed[0].output.exception() if failed else None
+        said = [each for each in gather_object([None if error is None else repr(error)]) if each is not None]
         if error is not None:
             raise error
-        if failures:
-            raise RuntimeError(f"the rollout of another process failed: {failures[0]}")
-        return waited
+        if said:
+            raise RuntimeError(f"the rollout of another process failed: {said[0]}")
+        return [*due, *there[:missing]], waited
 
-    def _log(self, begun: Begun, output: dict[str, Any], waited: float) -> None:
-        turns = [turn for trajectory in output["trajectory"] for turn in trajectory.turns]
-        versions = [turn.versions or (begun.version, begun.version) for turn in turns]
+    def _take(self, parts: list[Part]) -> None:
+        for part in parts:
+            self._under_way.remove(part)
+            self._policy.finish(part.engine)
+            place = part.batch, part.number
+            self._late.discard(place)
+            if part.batch > self._taken:
+                self._early.add(place)
+        self._late |= {(part.batch, part.number) for part in self._under_way if part.batch <= self._taken}
+        self._early = {place for place in self._early if place[0] > self._taken}
+
+    def _log(self, parts: list[Part], waited: float) -> None:
+        for part in parts:
+            for name, value in part.metrics:
+                self._trainer._log_metric(name, value)
+        versions = [
+            turn.versions or (part.version, part.version)
+            for part in parts
+            for trajectory in part.output.result()["trajectory"]
+            for turn in trajectory.turns
+        ]
         ages = [self._taken - asked for asked, _ in versions]
         changed = [asked != answered for asked, answered in versions]
         own = {"age_mean": sum(ages) / max(len(ages), 1), "age_max": max(ages, default=0), "seconds_waiting": waited}
         own["turns_across_versions"] = sum(changed) / max(len(changed), 1)
-        for name, value in (*begun.metrics, *((f"async/{name}", value) for name, value in own.items())):
-            self._trainer._log_metric(name, float(value))
+        for name, value in own.items():
+            self._trainer._log_metric(f"async/{name}", float(value))
 
 
 def _stoppable(engine: Engine, ended: threading.Event) -> Engine:
@@ -173,25 +248,16 @@ def _stoppable(engine: Engine, ended: threading.Event) -> Engine:
 
 
 @contextmanager
-def sampling_ahead(trainer: Any, staleness: int) -> Iterator[None]:
+def sampling_ahead(trainer: Any, staleness: int, by_completion: bool = False) -> Iterator[None]:
     """In a run, its batches are sampled ahead. Evaluation samples as ever, from one version of the weights."""
-    sampled_at_once = trainer.rollout_func
-    ahead: RolloutsAhead | None = None
-
-    def rollout(prompts: list[Any], of: Any) -> dict[str, Any]:
-        nonlocal ahead
-        if not trainer.model.training:
-            return dict(sampled_at_once(prompts, of))
-        ahead = ahead or RolloutsAhead(trainer, sampled_at_once.__wrapped__, staleness)
-        return ahead.take(prompts)
-
-    trainer.rollout_func = rollout
+    at_once = trainer.rollout_func
+    trainer._ahead = ahead = RolloutsAhead(trainer, at_once.__wrapped__, staleness, by_completion)
+    trainer.rollout_func = lambda prompts, of: ahead.output if trainer.model.training else at_once(prompts, of)
     try:
         yield
     finally:
-        trainer.rollout_func = sampled_at_once
-        if ahead is not None:
-            ahead.close()
+        trainer.rollout_func, trainer._ahead = at_once, None
+        ahead.close()
 
 
 def use_behaviour_policy(output: dict[str, Any]) -> None:

@@ -84,6 +84,7 @@ class GenerationCycle:
             "step": trainer._step,
             "buffered_inputs": trainer._buffered_inputs if is_unfinished else None,
             "waiting_rollouts": list(self.waiting),
+            "ahead": None if trainer._ahead is None else trainer._ahead.state(),
             **{name: getattr(trainer.args, name) for name in _SETTINGS},
         }
         folder.mkdir(parents=True, exist_ok=True)
@@ -115,6 +116,8 @@ class GenerationCycle:
             return
         # Not straight to the device: accelerate puts several CPU processes on "cpu:0", which torch.load refuses.
         state = torch.load(self._file(folder), map_location="cpu", weights_only=True)
+        if state.get("ahead") and self._trainer._ahead is not None:
+            self._trainer._ahead.load(state["ahead"])
         if state["buffered_inputs"] is None and not state["waiting_rollouts"]:
             self._trainer._step = 0  # the next step begins a cycle, which may be another one
             return

@@ -1,0 +1,144 @@
+"""Which rollouts begin when, and in which order they are trained on, whatever they take."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from trl.trainer.utils import RepeatSampler
+
+from sorl_trl.trainers.ahead import rollouts
+from sorl_trl.trainers.ahead.rollouts import RolloutsAhead
+
+GROUPS, ROWS, PROMPTS = 2, 2, 6
+"""Of a batch, of a group, and in the data set: an epoch is three batches."""
+
+
+class Run:
+    """A trainer without a policy: it takes one batch after the other, and their rollouts take as long as is said."""
+
+    def __init__(self, batches: int, staleness: int, by_completion: bool, latencies: list[float], first: int = 0):
+        self.latencies, self.begun, self.now = latencies, list[tuple[Any, int]](), first
+        dataset = [{"prompt": number} for number in range(PROMPTS)]
+        trainer = SimpleNamespace(
+            args=SimpleNamespace(
+                generation_batch_size=GROUPS * ROWS, steps_per_generation=1, gradient_accumulation_steps=1
+            ),
+            num_iterations=1,
+            num_generations=ROWS,
+            state=SimpleNamespace(global_step=first, max_steps=batches),
+            accelerator=SimpleNamespace(num_processes=1, process_index=0, wait_for_everyone=lambda: None),
+            train_dataset=dataset,
+            _get_train_sampler=self.sampler,
+            use_vllm=False,
+            processing_class=object(),
+            eos_token_ids=[1],
+            _tokenize_prompts=lambda prompts: ([[0]], None, None),
+            _log_metric=lambda name, value: self.logged.setdefault(name, []).append(value),
+        )
+        self.logged: dict[str, list[float]] = {}
+        rollout: Any = self.sample
+        self.ahead = RolloutsAhead(trainer, rollout, staleness, by_completion)
+        self.trainer, self.batches = trainer, batches
+
+    def sampler(self) -> RepeatSampler:
+        return RepeatSampler(list(range(PROMPTS)), ROWS, GROUPS, 4, shuffle=True, seed=3)
+
+    def expected(self) -> list[list[int]]:
+        """The prompts of all batches."""
+        sampler, size = self.sampler(), GROUPS * ROWS
+        sampler.repeat_count = 1
+        found: list[list[int]] = []
+        while len(found) < self.batches:
+            indices = list(sampler)
+            found += [indices[i : i + size] for i in range(0, len(indices), size)]
+        return found[: self.batches]
+
+    def sample(self, prompts: list[int], view: Any) -> dict[str, Any]:
+        self.begun.append((tuple(prompts), self.now))
+        time.sleep(self.latencies[len(self.begun) % len(self.latencies)])
+        turn = SimpleNamespace(versions=None)
+        return {"completion_ids": list(prompts), "trajectory": [SimpleNamespace(turns=[turn])] * len(prompts)}
+
+    def train(self, until: int | None = None) -> list[list[int]]:
+        taken = []
+        expected = self.expected()
+        for batch in range(self.now, self.batches if until is None else until):
+            self.now = batch
+            rows = self.ahead.take([{"prompt": prompt} for prompt in expected[batch]])
+            assert self.ahead.output["completion_ids"] == [row["prompt"] for row in rows]
+            taken.append([row["prompt"] for row in rows])
+        return taken
+
+
+class Engine:
+    """It samples nothing."""
+
+    def poll(self) -> None: ...
+    def wake(self) -> None: ...
+
+
+@pytest.fixture(autouse=True)
+def _no_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = SimpleNamespace(
+        begin=lambda version, prompt_ids: None,
+        engine=lambda end, options: Engine(),
+        finish=lambda engine: None,
+        close=lambda: None,
+    )
+    monkeypatch.setattr(rollouts, "policy_ahead", lambda trainer: policy)
+    monkeypatch.setattr(RolloutsAhead, "__call__", None, raising=False)
+    monkeypatch.setattr(Run.sample, "protocol", SimpleNamespace(stop_strings=()), raising=False)
+    monkeypatch.setattr(Run.sample, "engine", None, raising=False)
+
+
+LATENCIES = st.lists(st.sampled_from([0.0, 0.0, 0.001, 0.003, 0.02]), min_size=1, max_size=7)
+
+
+@settings(deadline=None, max_examples=40)
+@given(staleness=st.integers(0, 4), by_completion=st.booleans(), latencies=LATENCIES)
+def test_everything_is_trained_on_once_and_never_too_late(
+    staleness: int, by_completion: bool, latencies: list[float]
+) -> None:
+    run = Run(7, staleness, by_completion, latencies)
+    taken, expected = run.train(), run.expected()
+    run.ahead.close()
+    assert max(run.logged["async/age_max"]) <= staleness * (1 + by_completion)
+    assert sorted(prompt for batch in taken for prompt in batch) == sorted(p for batch in expected for p in batch)
+    assert by_completion or taken == expected
+    parts = GROUPS if by_completion else 1
+    assert len(run.begun) == 7 * parts, "none began that the run does not come to"
+
+
+@settings(deadline=None, max_examples=20)
+@given(staleness=st.integers(1, 3), latencies=LATENCIES, stopped=st.integers(1, 6))
+def test_a_resumed_run_goes_on_with_what_was_passed_by(staleness: int, latencies: list[float], stopped: int) -> None:
+    first = Run(7, staleness, True, latencies)
+    taken = first.train(until=stopped)
+    state = first.ahead.state()
+    first.ahead.close()
+    rest = Run(7, staleness, True, latencies[::-1], first=stopped)
+    rest.ahead.load(state)
+    taken += rest.train()
+    rest.ahead.close()
+    assert sorted(prompt for batch in taken for prompt in batch) == sorted(p for b in rest.expected() for p in b)
+    assert max(rest.logged["async/age_max"]) <= 2 * staleness
+
+
+def test_a_straggler_is_passed_by_for_as_many_batches_as_allowed() -> None:
+    run = Run(6, 2, True, [0.0, 0.3, 0.0, 0.0, 0.0, 0.0, 0.0])
+    taken = run.train()
+    late = [batch for batch in range(6) if taken[batch] != run.expected()[batch]]
+    assert late and late[0] == 0, "its place is taken by a group that is there"
+    assert max(run.logged["async/seconds_waiting"]) > 0.1, "and in the end it is waited for"
+
+
+def test_another_batch_than_the_sampler_has_shown_is_an_error() -> None:
+    run = Run(4, 1, False, [0.0])
+    with pytest.raises(RuntimeError, match="changes or skips rows"):
+        run.ahead.take([{"prompt": 99}] * 4)
+    run.ahead.close()
