@@ -82,12 +82,14 @@ class UnevenRollout(FixedRollout):
         return super()._trajectory(index)
 
 
-class RecordedRollout:
+class RecordedRollout(SearchRollout):
     """A `rollout_func` that remembers the largest number of turns of each call on this rank."""
 
     def __init__(self, rollout: Any) -> None:
         self.rollout = rollout
         self.turns: list[int] = []
+        if isinstance(rollout, SearchRollout):  # it is looked at as one that samples ahead
+            super().__init__(rollout.search, rollout.protocol, rollout.limits)
 
     def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
         output = self.rollout(prompts, trainer)

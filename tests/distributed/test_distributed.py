@@ -150,6 +150,18 @@ class TestCollector:
         assert result["polls"] == [2 * 2, 2 * 6], "a turn of three tokens takes two polls, as the first gives two"
         assert_as_alone(search, result)
 
+    @pytest.mark.parametrize("config", ["ddp_cpu", pytest.param("zero2_cpu", marks=needs_deepspeed)])
+    def test_ranks_sample_ahead_as_one_process_does(self, search: Case, config: str) -> None:
+        case = replace(search, options={"async_staleness": 1, "num_iterations": 1, "max_steps": 3, "beta": 0.0})
+        result = launch(config, case)
+        assert [log["async/age_max"] for log in result["logs"][:-1]] == [0.0, 1.0, 1.0]
+        assert_as_alone(case, result)
+
+    @needs_deepspeed
+    def test_sharded_ranks_are_not_copied(self, search: Case) -> None:
+        result = launch("zero3_cpu", replace(search, options={"async_staleness": 1}))
+        assert "sharded parameters are not copied" in result["refused"]
+
     @needs_deepspeed
     def test_sharded_ranks_generate_equally_often(self, search: Case) -> None:
         """Parameters that are not gathered need all ranks in every call: rank 0 fills up with dummy rows."""
