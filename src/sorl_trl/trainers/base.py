@@ -162,15 +162,17 @@ class TurnLevelTrainer(GRPOTrainer):
 
     def _scored(self, inputs: list[dict[str, Any]]) -> tuple[dict[str, Any], ScoredRollout]:
         """TRL's batch of this process's rows of the data set, with their turns, and the rollout of all processes."""
+        sampled_at = self.state.global_step
         if self._ahead is not None and self.model.training:
             inputs = self._ahead.take(inputs)
+            sampled_at = self._ahead.sampled_at
         self._tools.note_prompts(inputs)
         self.rollout_examples = [dict(row) for row in inputs]
         output = super()._generate_and_score_completions(inputs)
         if self.args.async_staleness and self.args.async_old_policy == "behaviour" and self.model.training:
             use_behaviour_policy(output)
         output["turn_ids"] = self._turn_ids(output)
-        output[GENERATED_AT] = torch.tensor(self.state.global_step)
+        output[GENERATED_AT] = torch.tensor(sampled_at)
         rollout = self._recorder.scored(output, inputs)
         totals = own_rows(rollout.totals(), len(inputs), self.accelerator)
         lengths = [len(row) for row in self._recorder.generated.turn_ids]

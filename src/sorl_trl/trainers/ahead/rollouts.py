@@ -40,6 +40,8 @@ class Part:
     """Which part of its batch it is."""
     version: int
     """How many batches had been taken when it began."""
+    step: int
+    """How many optimizer steps had been made then."""
     rows: list[dict[str, Any]]
     """Of the data set."""
     engine: Engine
@@ -68,6 +70,8 @@ class RolloutsAhead:
 
     output: dict[str, Any]
     """What was sampled for the rows that were taken last."""
+    sampled_at: int
+    """The optimizer step at which the oldest of them began."""
 
     def __init__(self, trainer: Any, rollout: AgentRollout, staleness: int, by_completion: bool = False) -> None:
         self._trainer, self._rollout, self._staleness = trainer, rollout, staleness
@@ -116,6 +120,7 @@ class RolloutsAhead:
         self._take(parts)
         outputs = [part.output.result() for part in parts]
         self.output = {key: [each for output in outputs for each in output[key]] for key in outputs[0]}
+        self.sampled_at = min(part.step for part in parts)
         self._log(parts, waited)
         self._taken += 1
         return [row for part in parts for row in part.rows]
@@ -168,7 +173,7 @@ class RolloutsAhead:
         end = TurnEnd(view._tokenizer, self._rollout.protocol.stop_strings, trainer.eos_token_ids)
         engine = _stoppable(self._policy.engine(end, self._rollout.engine), self._ended)
         engine.seed = draw_seed()
-        part = Part(batch, number, self._taken, rows, engine)
+        part = Part(batch, number, self._taken, trainer.state.global_step, rows, engine)
         view.rollout_examples, view.engine_ahead = rows, engine
         view._log_metric = lambda name, value: part.metrics.append((name, value))
         name = f"sorl-ahead-{batch}.{number}"

@@ -1,0 +1,245 @@
+"""How long training takes where the next rollouts are sampled meanwhile: a real vLLM server on the CPU.
+
+    make .venv-vllm/.installed
+    .venv-vllm/bin/python -m benchmarks.async_speed
+    .venv/bin/python -m benchmarks.async_speed --draw
+
+A tiny policy has learnt to search twice and then to answer. A search takes 0.5 to 1 s; with stragglers, three of a
+hundred take ten. An optimizer step takes a second more than it would: a GPU that trains, and takes no core. Each case
+trains on 12 rollouts of 16 trajectories, two updates each, after one run that warms everything up. Cases are
+interleaved. Writes `async.json`, `async.md` and `async.png` (who samples, who trains, who waits) in
+`benchmarks/results`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+os.environ |= {"HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1", "OMP_NUM_THREADS": "1"}
+
+import torch
+from datasets import Dataset
+from tests.agents import LIMITS, NAMES, agent_tokenizer
+from transformers import LlamaForCausalLM
+
+from sorl_trl import SearchRollout, SOGRPOConfig, SOGRPOTrainer
+from sorl_trl.command_line import Parser, at_least, run_command
+from sorl_trl.sandbox import PROTOCOL
+from sorl_trl.trainers.ahead.rollouts import RolloutsAhead
+from sorl_trl.types import Passage
+
+FILE = Path(__file__).parent / "results" / "async.json"
+SEARCH_S, STRAGGLER_S, STRAGGLERS, TRAINING_S = (0.5, 1.0), 10.0, 0.03, 1.0
+ROLLOUTS, WINDOW = 12, 64
+CASES: list[dict[str, Any]] = [
+    {"staleness": 0, "order": "dataset", "stragglers": False},
+    {"staleness": 1, "order": "dataset", "stragglers": False},
+    {"staleness": 2, "order": "dataset", "stragglers": False},
+    {"staleness": 0, "order": "dataset", "stragglers": True},
+    {"staleness": 2, "order": "dataset", "stragglers": True},
+    {"staleness": 2, "order": "completed", "stragglers": True},
+    {"staleness": 4, "order": "completed", "stragglers": True},
+]
+
+
+class SlowSearch:
+    """Answers from a dictionary, and takes as long as its random numbers say."""
+
+    thread_safe = True
+
+    def __init__(self, stragglers: bool) -> None:
+        self._random, self._share = random.Random(0), STRAGGLERS if stragglers else 0.0
+
+    def search_batch(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        time.sleep(STRAGGLER_S if self._random.random() < self._share else self._random.uniform(*SEARCH_S))
+        return [[Passage("0", "", f"where {query}")] for query in queries]
+
+
+def taught_policy(folder: Path) -> Path:
+    """One that searches twice for whatever it is asked, and whose attention vLLM's kernels can compute."""
+    from tests.vllm.policies import save_policy
+
+    tokenizer = agent_tokenizer()
+    save_policy(folder, tokenizer, positions=WINDOW)
+    policy = LlamaForCausalLM.from_pretrained(folder)
+    known = NAMES[:4]
+    scripts = [
+        f"where {name} <search> {name} </search> <information> where {name} </information> <search> {other} </search> "
+        f"<information> where {other} </information> <answer> {other} </answer>"
+        for name in known
+        for other in known
+    ]
+    rows = tokenizer(scripts, padding=True, return_tensors="pt")
+    labels = rows["input_ids"].masked_fill(rows["attention_mask"] == 0, -100)
+    optimizer = torch.optim.Adam(policy.parameters(), lr=1e-2)
+    for _ in range(100):
+        loss = policy(input_ids=rows["input_ids"], attention_mask=rows["attention_mask"], labels=labels).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    policy.save_pretrained(folder)
+    return folder
+
+
+def train(policy: Path, url: str, folder: Path, case: dict[str, Any], rollouts: int) -> dict[str, Any]:
+    """One run: its row, with the times at which parts were sampled and steps were made."""
+    torch.manual_seed(0)
+    arguments = SOGRPOConfig(
+        str(folder / "out"),
+        **{"use_cpu": True, "bf16": False, "report_to": "none", "save_strategy": "no", "disable_tqdm": True},
+        **{"per_device_train_batch_size": 8, "steps_per_generation": 2, "num_generations": 4},
+        **{"max_steps": 2 * rollouts, "max_completion_length": 48, "learning_rate": 1e-4, "logging_steps": 1},
+        **{"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": url},
+        **{"async_staleness": case["staleness"], "async_order": case["order"]},
+    )
+    rows = [{"prompt": f"where {NAMES[i % 4]}", "golden_answers": [NAMES[i % 4]]} for i in range(64)]
+    trainer = SOGRPOTrainer(
+        LlamaForCausalLM.from_pretrained(policy),
+        lambda trajectory, **_: [float(len(each.turns)) for each in trajectory],
+        arguments,
+        Dataset.from_list(rows),
+        processing_class=agent_tokenizer(),
+        rollout_func=SearchRollout(SlowSearch(case["stragglers"]), PROTOCOL, LIMITS),
+    )
+    spans: dict[str, list[tuple[float, float]]] = {"samples": [], "trains": [], "waits": []}
+    began = time.perf_counter()
+
+    def timed(kind: str, function: Any, more: float = 0.0) -> Any:
+        def run(*given: Any, **named: Any) -> Any:
+            start = time.perf_counter() - began
+            result = function(*given, **named)
+            time.sleep(more)
+            spans[kind].append((start, time.perf_counter() - began))
+            return result
+
+        return run
+
+    trainer.training_step = timed("trains", trainer.training_step, TRAINING_S)
+    if case["staleness"]:
+        collect, wait = RolloutsAhead._collect, RolloutsAhead._wait_for_parts
+        RolloutsAhead._collect = timed("samples", collect)
+        RolloutsAhead._wait_for_parts = timed("waits", wait)
+        try:
+            trainer.train()
+        finally:
+            RolloutsAhead._collect, RolloutsAhead._wait_for_parts = collect, wait
+    else:
+        trainer.rollout_func = timed("samples", trainer.rollout_func)
+        trainer.train()
+    wall = time.perf_counter() - began
+    logs = trainer.state.log_history
+    found = {
+        name: [log[f"async/{name}"] for log in logs if f"async/{name}" in log] for name in ("age_mean", "age_max")
+    }
+    trained = sum(log["rollout/turns_per_trajectory"] > 0 for log in logs if "rollout/turns_per_trajectory" in log)
+    return {
+        "mode": "asynchronous" if case["staleness"] else "synchronous",
+        **case,
+        "engine": "vllm serve",
+        "search_ms": [int(1000 * each) for each in SEARCH_S],
+        "rollouts": trained,
+        "dropped": rollouts - trained,
+        "wall_seconds": wall,
+        "waited_seconds": sum(end - start for start, end in spans["waits" if case["staleness"] else "samples"]),
+        "age_mean": statistics.mean(found["age_mean"]) if case["staleness"] else 0.0,
+        "age_max": max(found["age_max"], default=0.0),
+        "load": os.getloadavg()[0],
+        "spans": spans,
+    }
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    lines = [
+        "# What sampling ahead saves",
+        "",
+        f"{ROLLOUTS} rollouts of 16 trajectories from a vLLM server on the CPU, searches of 0.5 to 1 s, two updates "
+        "of a second each: medians over repeats. *Faster* is against synchronous training with the same searches.",
+        "",
+        "| searches | staleness | order | runs | seconds | faster | waited | mean age | largest age | dropped |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for case in CASES:
+        of = [row for row in rows if all(row[name] == value for name, value in case.items())]
+        alike = [row for row in rows if row["mode"] == "synchronous" and row["stragglers"] == case["stragglers"]]
+        if not of or not alike:
+            continue
+        wall, base = (statistics.median(row["wall_seconds"] for row in each) for each in (of, alike))
+        searches = "3 % of ten seconds" if case["stragglers"] else "even"
+        lines.append(
+            f"| {searches} | {case['staleness']} | {case['order']} | {len(of)} "
+            f"| {wall:.1f} | {base / wall:.2f} | {statistics.median(row['waited_seconds'] for row in of):.1f} "
+            f"| {statistics.median(row['age_mean'] for row in of):.2f} | {max(row['age_max'] for row in of):.0f} "
+            f"| {sum(row['dropped'] for row in of)} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def draw(rows: list[dict[str, Any]]) -> None:
+    """Timelines of the last run of three cases."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    chosen = [CASES[0], CASES[2], CASES[5]]
+    last = [[row for row in rows if all(row[k] == v for k, v in case.items())][-1:] for case in chosen]
+    found = [each[0] for each in last if each]
+    figure, axes = pyplot.subplots(len(found), 1, sharex=True, figsize=(9, 1.9 * len(found)), squeeze=False)
+    colours = {"samples": "#1f77b4", "trains": "#2ca02c", "waits": "#d62728"}
+    for axis, row in zip(axes[:, 0], found, strict=True):
+        lanes: list[float] = []
+        for start, end in sorted(row["spans"]["samples"]):
+            lane = next((i for i, free in enumerate(lanes) if free <= start), len(lanes))
+            lanes[lane : lane + 1] = [end]
+            axis.broken_barh([(start, end - start)], (2 + lane, 0.8), color=colours["samples"], linewidth=0)
+        for place, kind in ((1, "trains"), (0, "waits")):
+            bars = [(start, end - start) for start, end in row["spans"][kind]]
+            axis.broken_barh(bars, (place, 0.8), color=colours[kind], linewidth=0)
+        axis.set_yticks([0.4, 1.4, 2.4], ["waits", "trains", "samples"])
+        name = f"staleness {row['staleness']}, order {row['order']}" if row["staleness"] else "synchronous"
+        axis.set_title(name + (", stragglers" if row["stragglers"] else ""), loc="left", fontsize=9)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[-1, 0].set_xlabel("seconds")
+    figure.tight_layout()
+    figure.savefig(FILE.with_suffix(".png"), dpi=110)
+
+
+def main(words: Sequence[str]) -> None:
+    parser = Parser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--rounds", type=at_least(1), default=2, help="runs of each case")
+    parser.add_argument("--rollouts", type=at_least(2), default=ROLLOUTS, help="rollouts of each run")
+    parser.add_argument("--draw", action="store_true", help="draw the last runs again; needs matplotlib")
+    arguments = parser.parse_args(words)
+    if arguments.draw:
+        draw(json.loads(FILE.read_text()))
+        return
+    from tests.vllm import shims
+    from tests.vllm.servers import serving
+
+    os.environ.update(shims.ENVIRONMENT)
+    rows: list[dict[str, Any]] = []
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        policy = taught_policy(folder / "policy")
+        with serving(policy, WINDOW, folder / "server.txt") as server:
+            train(policy, server.url, folder, CASES[2], 2)
+            for _ in range(arguments.rounds):
+                for case in CASES:
+                    row = train(policy, server.url, folder, case, arguments.rollouts)
+                    rows.append(row)
+                    print({key: value for key, value in row.items() if key != "spans"}, flush=True)
+    FILE.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
+    FILE.with_suffix(".md").write_text(table(rows))
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))
