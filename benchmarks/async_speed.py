@@ -97,14 +97,14 @@ def train(policy: Path, url: str, folder: Path, case: dict[str, Any], rollouts: 
         str(folder / "out"),
         **{"use_cpu": True, "bf16": False, "report_to": "none", "save_strategy": "no", "disable_tqdm": True},
         **{"per_device_train_batch_size": 8, "steps_per_generation": 2, "num_generations": 4},
-        **{"max_steps": 2 * rollouts, "max_completion_length": 48, "learning_rate": 1e-4, "logging_steps": 1},
+        **{"max_steps": 2 * rollouts, "max_completion_length": 48, "learning_rate": 1e-5, "logging_steps": 1},
         **{"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": url},
         **{"async_staleness": case["staleness"], "async_order": case["order"]},
     )
     rows = [{"prompt": f"where {NAMES[i % 4]}", "golden_answers": [NAMES[i % 4]]} for i in range(64)]
     trainer = SOGRPOTrainer(
         LlamaForCausalLM.from_pretrained(policy),
-        lambda trajectory, **_: [float(len(each.turns)) for each in trajectory],
+        lambda completion_ids, **_: [float(sum(ids) % 2) for ids in completion_ids],
         arguments,
         Dataset.from_list(rows),
         processing_class=agent_tokenizer(),
@@ -140,7 +140,7 @@ def train(policy: Path, url: str, folder: Path, case: dict[str, Any], rollouts: 
     found = {
         name: [log[f"async/{name}"] for log in logs if f"async/{name}" in log] for name in ("age_mean", "age_max")
     }
-    trained = sum(log["rollout/turns_per_trajectory"] > 0 for log in logs if "rollout/turns_per_trajectory" in log)
+    trained = sum("reward" in log for log in logs)
     return {
         "mode": "asynchronous" if case["staleness"] else "synchronous",
         **case,

@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import TrainerCallback
 
 from sorl_trl import SOGRPOTrainer, SOPPOTrainer
+from sorl_trl.ops import turn_broadcast, turn_layout, turn_mismatch
 from sorl_trl.search import BM25Index, SearchUnavailable
 from sorl_trl.trainers.ahead.rollouts import sampling_ahead
 from sorl_trl.types import Passage
@@ -162,6 +163,33 @@ def test_a_late_rollout_is_compared_with_the_policy_that_sampled_it(tmp_path: Pa
         assert all(each > 1e-3 for version, each in enumerate(of) if version != sampled_by)
 
 
+@TRAINERS
+@pytest.mark.parametrize("cycle", [REUSED, {"num_iterations": 1, "steps_per_generation": 1}])
+def test_proximal_ratios_begin_at_one_and_turns_are_weighted(
+    tmp_path: Path, trainer_class: Any, cycle: dict[str, int]
+) -> None:
+    trainer = build(tmp_path, trainer_class, async_old_policy="proximal", learning_rate=1e-2, max_steps=12, **cycle)
+    weights: list[tuple[float, float]] = []
+    compute = trainer._compute_loss
+
+    def compute_loss(model: Any, inputs: Any) -> Tensor:
+        turns = turn_layout(inputs["turn_ids"])
+        difference = inputs["old_per_token_logps"] - inputs["sampling_per_token_logps"]
+        by_hand = turn_mismatch(torch.where(turns.loss_mask, difference, 0.0), turns).clamp(max=2.0)
+        expected = torch.where(turns.loss_mask, turn_broadcast(by_hand, turns), 1.0)
+        torch.testing.assert_close(inputs["importance_sampling_ratio"], expected)
+        weights.append((expected.min().item(), expected.max().item()))
+        return compute(model, inputs)
+
+    trainer._compute_loss = compute_loss
+    trainer.train()
+    updates = cycle["num_iterations"] * cycle["steps_per_generation"]
+    for name in ("turns/ratio_min", "turns/ratio_max"):
+        first_updates = logged(trainer, name)[::updates]
+        assert first_updates == pytest.approx([1.0] * len(first_updates), abs=1e-4)
+    assert min(low for low, _ in weights) < 0.99 and max(high for _, high in weights) > 1.01
+
+
 class Stop(TrainerCallback):  # type: ignore[misc]
     """Raises at a step."""
 
@@ -281,7 +309,7 @@ def test_evaluation_asks_the_policy_as_it_is(tmp_path: Path) -> None:
     ("changed", "message"),
     [
         ({"rollout_staleness": 1}, "`rollout_staleness` 1"),
-        ({"async_old_policy": "proximal"}, "needs `use_vllm=True`"),
+        ({"async_old_policy": "proximal", "loss_type": "cispo"}, "take 'behaviour'"),
         ({"async_old_policy": "older"}, "async_old_policy"),
         ({"async_staleness": -1}, "async_staleness"),
     ],

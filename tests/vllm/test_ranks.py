@@ -21,20 +21,27 @@ class Launch:
     options: dict[str, Any]
 
 
-@pytest.mark.parametrize("mode", ["colocate", "tensor_parallel", "server"])
+@pytest.mark.parametrize("mode", ["colocate", "tensor_parallel", "server", "ahead"])
 def test_two_ranks(tmp_path: Path, mode: str, request: pytest.FixtureRequest) -> None:
-    options: dict[str, Any] = {"vllm_mode": "server" if mode == "server" else "colocate"}
-    if mode == "server":
+    is_served = mode in ("server", "ahead")
+    options: dict[str, Any] = {"vllm_mode": "server" if is_served else "colocate"}
+    if is_served:
         options["vllm_server_base_url"] = request.getfixturevalue("server")
+    if mode == "ahead":
+        options["async_staleness"] = 1
     if mode == "tensor_parallel":
         options["vllm_tensor_parallel_size"] = 2
     save_policy(tmp_path / "policy")
     search_index(tmp_path)  # here, because the ranks would build theirs in the same place
     result = launch("ddp_cpu", Launch(str(tmp_path), options), timeout_s=400.0, worker="tests.vllm.worker")
     assert result["wrapper"] == "DistributedDataParallel"
-    engine = "VLLMServerEngine" if mode == "server" else "VLLMColocateEngine"
+    engine = "VLLMServerEngine" if is_served else "VLLMColocateEngine"
     assert result["engines"] == [[engine, mode == "tensor_parallel"]] * 2
-    assert largest_difference(result["gaps"]) < 1e-4
+    first, *later = result["gaps"]
+    if mode == "ahead":
+        assert first < 1e-4 and max(later) > 1e-2, "later ones were sampled before an update"
+    else:
+        assert largest_difference([first, *later]) < 1e-4
     assert result["moved"] > 1e-3 and result["spread"] == 0.0
     assert min(map(len, result["sampled"])) > 4
     assert len({tuple(map(tuple, rank)) for rank in result["sampled"]}) == 2, "ranks sample for themselves"

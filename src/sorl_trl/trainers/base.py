@@ -24,7 +24,7 @@ from sorl_trl.trainers.agents.agent_rollout import AgentRollout
 from sorl_trl.trainers.agents.chatml import check_template
 from sorl_trl.trainers.agents.native_tools import HarmlessTools
 from sorl_trl.trainers.agents.vllm.client import weight_client
-from sorl_trl.trainers.ahead.rollouts import RolloutsAhead, sampling_ahead, use_behaviour_policy
+from sorl_trl.trainers.ahead.rollouts import RolloutsAhead, sampling_ahead, set_old_policy
 from sorl_trl.trainers.checks import (
     check_ahead,
     check_config,
@@ -169,8 +169,8 @@ class TurnLevelTrainer(GRPOTrainer):
         self._tools.note_prompts(inputs)
         self.rollout_examples = [dict(row) for row in inputs]
         output = super()._generate_and_score_completions(inputs)
-        if self.args.async_staleness and self.args.async_old_policy == "behaviour" and self.model.training:
-            use_behaviour_policy(output)
+        if self.args.async_staleness and self.model.training:
+            set_old_policy(self, output)
         output["turn_ids"] = self._turn_ids(output)
         output[GENERATED_AT] = torch.tensor(sampled_at)
         rollout = self._recorder.scored(output, inputs)

@@ -109,8 +109,6 @@ def check_ahead(trainer: Any) -> None:
         )
     if not trainer.use_vllm and (trainer._dist.is_fsdp or trainer._dist.is_zero3):
         raise ValueError(f"{asked}sharded parameters are not copied: set `use_vllm=True` and `vllm_mode='server'`.")
-    if not trainer.use_vllm and args.async_old_policy == "proximal":
-        raise ValueError(f"{asked}`async_old_policy='proximal'` needs `use_vllm=True`, whose correction weighs turns.")
 
 
 def disable_dropout(model: nn.Module) -> None:

@@ -156,8 +156,8 @@ class TurnLevelConfig(GRPOConfig):
         default="behaviour",
         metadata={
             "help": "What ratios compare with where rollouts are sampled ahead. 'behaviour' (default): the policy "
-            "that sampled. 'proximal', with vLLM: the policy as it is when it begins to train on the rollout, each "
-            "turn weighted by its ratio to the one that sampled, cut at 2 (AReaL's decoupled objective)."
+            "that sampled. 'proximal': the policy as it is when it begins to train on the rollout, each turn "
+            "weighted by its ratio to the one that sampled, cut at 2 (AReaL's decoupled objective)."
         },
     )
     save_trajectories_steps: Annotated[int, COUNT] = field(
@@ -217,6 +217,8 @@ class TurnLevelConfig(GRPOConfig):
         of_type = f"`loss_type` is {self.loss_type!r}, which TRL computes"
         if self.clip_range_scaling != "none":
             raise ValueError(f"{of_type} with its own range: set `clip_range_scaling='none'`.")
+        if self.async_staleness and self.async_old_policy == "proximal":
+            raise ValueError(f"{of_type} without the weights of `async_old_policy='proximal'`: take 'behaviour'.")
         if self.bias_norm:
             raise ValueError(f"{of_type}, and `bias_norm` needs a loss of this package: set it to False.")
 

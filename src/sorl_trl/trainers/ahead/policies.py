@@ -88,8 +88,10 @@ class PolicyCopies:
         policy = self._trainer.accelerator.unwrap_model(self._trainer.model)
         model = self._free.pop() if self._free else _copied(policy)
         model.load_state_dict(policy.state_dict())
-        engine = model_engine(model, end, self._trainer.generation_config, "slots", options.kv_cache_gib)
-        assert isinstance(engine, SlotEngine)
+        kind = "slots" if options.rollout_engine == "auto" else options.rollout_engine
+        engine = model_engine(model, end, self._trainer.generation_config, kind, options.kv_cache_gib)
+        if not isinstance(engine, SlotEngine):
+            raise ValueError(f"`rollout_engine` is {kind!r}, but copies of the policy sample in 'slots'.")
         engine.gives_logprobs = True
         self._in_use[engine] = model
         return engine
@@ -114,5 +116,4 @@ def _copied(policy: nn.Module) -> nn.Module:
         module.__dict__.pop("forward", None)
     for parameter in model.parameters():
         parameter.grad = None
-    with torch.no_grad():
-        return model
+    return model

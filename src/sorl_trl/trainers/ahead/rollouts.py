@@ -20,6 +20,7 @@ from sorl_trl.rollout.engine import draw_seed
 from sorl_trl.trainers.agents.agent_rollout import AgentRollout
 from sorl_trl.trainers.ahead.look_ahead import cycle_steps, upcoming_batches
 from sorl_trl.trainers.ahead.policies import policy_ahead
+from sorl_trl.trainers.turns.batch import policy_pass
 
 _LISTEN_S = 0.5
 """How often the training thread hears of Ctrl-C while it waits."""
@@ -45,6 +46,7 @@ class Part:
     rows: list[dict[str, Any]]
     """Of the data set."""
     engine: Engine
+    processing_class: Any
     metrics: list[tuple[str, float]] = field(default_factory=list)
     output: Future[dict[str, Any]] = field(default_factory=Future)
     thread: threading.Thread | None = None
@@ -82,6 +84,8 @@ class RolloutsAhead:
         self._parts_of_batch = rows // self._rows_of_part
         self._policy = policy_ahead(trainer)
         self._under_way: list[Part] = []
+        self._idle: list[Any] = []
+        """Copies of the tokenizer that no thread uses."""
         self._ended = threading.Event()
         self._taken = self._begun = self._last = -1
         self._upcoming: Iterator[list[dict[str, Any]]] = iter(())
@@ -168,12 +172,13 @@ class RolloutsAhead:
     def _begin(self, batch: int, number: int, rows: list[dict[str, Any]]) -> None:
         trainer = self._trainer
         view = copy.copy(trainer)  # in its thread it is only read
-        view.processing_class = copy.deepcopy(trainer.processing_class)  # one cannot serve two threads
+        # One cannot serve two threads, and a copy takes its time.
+        view.processing_class = self._idle.pop() if self._idle else copy.deepcopy(trainer.processing_class)
         view._tokenizer = getattr(view.processing_class, "tokenizer", view.processing_class)
         end = TurnEnd(view._tokenizer, self._rollout.protocol.stop_strings, trainer.eos_token_ids)
         engine = _stoppable(self._policy.engine(end, self._rollout.engine), self._ended)
         engine.seed = draw_seed()
-        part = Part(batch, number, self._taken, trainer.state.global_step, rows, engine)
+        part = Part(batch, number, self._taken, trainer.state.global_step, rows, engine, view.processing_class)
         view.rollout_examples, view.engine_ahead = rows, engine
         view._log_metric = lambda name, value: part.metrics.append((name, value))
         name = f"sorl-ahead-{batch}.{number}"
@@ -214,6 +219,7 @@ class RolloutsAhead:
         for part in parts:
             self._under_way.remove(part)
             self._policy.finish(part.engine)
+            self._idle.append(part.processing_class)
             place = part.batch, part.number
             self._late.discard(place)
             if part.batch > self._taken:
@@ -265,9 +271,14 @@ def sampling_ahead(trainer: Any, staleness: int, by_completion: bool = False) ->
         ahead.close()
 
 
-def use_behaviour_policy(output: dict[str, Any]) -> None:
-    """Take what sampled for the old policy: its log-probabilities, where it gives them, and no weight beside them."""
-    sampling = output["sampling_per_token_logps"]
-    old = output.get("old_per_token_logps", sampling)
-    output["old_per_token_logps"] = torch.where(sampling.isnan(), old, sampling)
-    output.pop("importance_sampling_ratio", None)
+def set_old_policy(trainer: Any, output: dict[str, Any]) -> None:
+    """Put into a batch the log-probabilities of what sampled, or of the policy as it is now.
+
+    Tokens that vLLM says none of keep those of the policy.
+    """
+    if trainer.args.async_old_policy == "behaviour":
+        sampling = output["sampling_per_token_logps"]
+        old = output.get("old_per_token_logps", sampling)
+        output["old_per_token_logps"] = torch.where(sampling.isnan(), old, sampling)
+    elif "old_per_token_logps" not in output:  # each batch makes one update
+        output["old_per_token_logps"] = policy_pass(trainer, output)

@@ -140,8 +140,10 @@ def kept_masks(trainer: Any, rollout: ScoredRollout, batch: Mapping[str, Any]) -
 
 
 def corrects_sampling(trainer: Any) -> bool:
-    """Whether the loss is weighted by the ratio of the old policy to vLLM."""
-    return bool(trainer.use_vllm and trainer.vllm_importance_sampling_correction)
+    """Whether the loss is weighted by the ratio of the old policy to what sampled: vLLM, or an earlier policy."""
+    args = trainer.args
+    is_proximal = args.async_staleness > 0 and args.async_old_policy == "proximal" and trainer.model.training
+    return is_proximal or bool(trainer.use_vllm and trainer.vllm_importance_sampling_correction)
 
 
 def mismatch_of(batch: Mapping[str, Any], turn_ids: Tensor) -> Tensor:
