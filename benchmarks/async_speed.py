@@ -7,7 +7,7 @@
 A tiny policy has learnt to search twice and then to answer. A search takes 0.5 to 1 s; with stragglers, three of a
 hundred take ten. An optimizer step takes a second more than it would: a GPU that trains, and takes no core. Each case
 trains on 12 rollouts of 16 trajectories, two updates each, after one run that warms everything up. Cases are
-interleaved. Writes `async.json`, `async.md` and `async.png` (who samples, who trains, who waits) in
+interleaved. Writes `async.json`, `async.md` and the picture of docs/async.md (who samples, who trains, who waits), in
 `benchmarks/results`.
 """
 
@@ -38,6 +38,7 @@ from sorl_trl.trainers.ahead.rollouts import RolloutsAhead
 from sorl_trl.types import Passage
 
 FILE = Path(__file__).parent / "results" / "async.json"
+PICTURE = Path(__file__).parents[1] / "docs" / "pictures" / "async.png"
 SEARCH_S, STRAGGLER_S, STRAGGLERS, TRAINING_S = (0.5, 1.0), 10.0, 0.03, 1.0
 ROLLOUTS, WINDOW = 12, 64
 CASES: list[dict[str, Any]] = [
@@ -193,24 +194,38 @@ def draw(rows: list[dict[str, Any]]) -> None:
     chosen = [CASES[0], CASES[2], CASES[5]]
     last = [[row for row in rows if all(row[k] == v for k, v in case.items())][-1:] for case in chosen]
     found = [each[0] for each in last if each]
-    figure, axes = pyplot.subplots(len(found), 1, sharex=True, figsize=(9, 1.9 * len(found)), squeeze=False)
+    placed = [lanes_of(row["spans"]["samples"]) for row in found]
+    heights = [3 + max(lane for lane, _ in each) for each in placed]
+    size = {"figsize": (9, 0.25 * sum(heights) + 2), "gridspec_kw": {"height_ratios": heights}}
+    figure, axes = pyplot.subplots(len(found), 1, sharex=True, squeeze=False, **size)
     colours = {"samples": "#1f77b4", "trains": "#2ca02c", "waits": "#d62728"}
-    for axis, row in zip(axes[:, 0], found, strict=True):
-        lanes: list[float] = []
-        for start, end in sorted(row["spans"]["samples"]):
-            lane = next((i for i, free in enumerate(lanes) if free <= start), len(lanes))
-            lanes[lane : lane + 1] = [end]
+    for axis, row, lanes in zip(axes[:, 0], found, placed, strict=True):
+        for lane, (start, end) in lanes:
             axis.broken_barh([(start, end - start)], (2 + lane, 0.8), color=colours["samples"], linewidth=0)
-        for place, kind in ((1, "trains"), (0, "waits")):
-            bars = [(start, end - start) for start, end in row["spans"][kind]]
-            axis.broken_barh(bars, (place, 0.8), color=colours[kind], linewidth=0)
+        spans = row["spans"]
+        stood = spans["waits"] if row["staleness"] else spans["samples"]
+        # A training step begins with its rollout, or by waiting for it.
+        trains = [(max([start, *(e for s, e in stood if start <= s <= end)]), end) for start, end in spans["trains"]]
+        for place, kind, bars in ((1, "trains", trains), (0, "waits", spans["waits"])):
+            widths = [(start, end - start) for start, end in bars]
+            axis.broken_barh(widths, (place, 0.8), color=colours[kind], linewidth=0)
         axis.set_yticks([0.4, 1.4, 2.4], ["waits", "trains", "samples"])
         name = f"staleness {row['staleness']}, order {row['order']}" if row["staleness"] else "synchronous"
         axis.set_title(name + (", stragglers" if row["stragglers"] else ""), loc="left", fontsize=9)
         axis.spines[["top", "right"]].set_visible(False)
     axes[-1, 0].set_xlabel("seconds")
     figure.tight_layout()
-    figure.savefig(FILE.with_suffix(".png"), dpi=110)
+    figure.savefig(PICTURE, dpi=110)
+
+
+def lanes_of(spans: list[tuple[float, float]]) -> list[tuple[int, tuple[float, float]]]:
+    """Each span with a lane in which it overlaps no other."""
+    free, placed = list[float](), []
+    for start, end in sorted(spans):
+        lane = next((i for i, until in enumerate(free) if until <= start), len(free))
+        free[lane : lane + 1] = [end]
+        placed.append((lane, (start, end)))
+    return placed
 
 
 def main(words: Sequence[str]) -> None:

@@ -117,7 +117,7 @@ def test_groups_that_are_completed_first_are_trained_on_first(tmp_path: Path) ->
     noted.__name__ = "noted"
     trainer.reward_funcs[0] = noted
     trainer.train()
-    assert max(logged(trainer, "async/age_max")) <= 4
+    assert max(logged(trainer, "async/age_max")) <= 6
     assert rewarded and all(prompt == f"where {answer}" for prompt, answer in rewarded), "rows keep their columns"
 
 

@@ -148,8 +148,8 @@ class TurnLevelConfig(GRPOConfig):
         default="dataset",
         metadata={
             "help": "Which rollouts are trained on next. 'dataset' (default): those of the next prompts. 'completed': "
-            "the groups that are there first, where a few take very long; a group is then passed by for "
-            "`async_staleness` batches at the most, and is up to twice as many rollouts late."
+            "the groups that are there first, where a few take very long; such a group is passed by for twice "
+            "`async_staleness` batches at the most, and is up to three times as many rollouts late."
         },
     )
     async_old_policy: Annotated[str, OneOf(OLD_POLICIES)] = field(

@@ -107,7 +107,7 @@ def test_everything_is_trained_on_once_and_never_too_late(
     run = Run(7, staleness, by_completion, latencies)
     taken, expected = run.train(), run.expected()
     run.ahead.close()
-    assert max(run.logged["async/age_max"]) <= staleness * (1 + by_completion)
+    assert max(run.logged["async/age_max"]) <= staleness * (1 + 2 * by_completion)
     assert sorted(prompt for batch in taken for prompt in batch) == sorted(p for batch in expected for p in batch)
     assert by_completion or taken == expected
     parts = GROUPS if by_completion else 1
@@ -126,13 +126,13 @@ def test_a_resumed_run_goes_on_with_what_was_passed_by(staleness: int, latencies
     taken += rest.train()
     rest.ahead.close()
     assert sorted(prompt for batch in taken for prompt in batch) == sorted(p for b in rest.expected() for p in b)
-    assert max(rest.logged["async/age_max"]) <= 2 * staleness
+    assert max(rest.logged["async/age_max"]) <= 3 * staleness
 
 
 def test_a_straggler_is_passed_by_for_as_many_batches_as_allowed() -> None:
-    run = Run(6, 2, True, [0.0, 0.3, 0.0, 0.0, 0.0, 0.0, 0.0])
+    run = Run(8, 1, True, [0.0, 0.3, *[0.0] * 16])
     taken = run.train()
-    late = [batch for batch in range(6) if taken[batch] != run.expected()[batch]]
+    late = [batch for batch in range(8) if taken[batch] != run.expected()[batch]]
     assert late and late[0] == 0, "its place is taken by a group that is there"
     assert max(run.logged["async/seconds_waiting"]) > 0.1, "and in the end it is waited for"
 

@@ -57,8 +57,8 @@ class RolloutsAhead:
 
     Batch b begins once the policy that samples has the weights that b - `staleness` batches have trained. In the order
     of the data set, batch b is the b-th that is trained on: no turn is then more than `staleness` versions old. In the
-    order of completion a batch takes the groups that are there first, and a group waits for `staleness` batches at the
-    most: no turn is more than twice `staleness` versions old. Nothing is ever dropped.
+    order of completion a batch takes the groups that are there first, and one that takes long is passed by for
+    2 * `staleness` batches at the most: no turn is more than 3 * `staleness` versions old. Nothing is ever dropped.
 
     Whatever touches random numbers, other processes, or metrics happens in the training thread: when a part begins,
     and when it is taken.
@@ -77,7 +77,7 @@ class RolloutsAhead:
 
     def __init__(self, trainer: Any, rollout: AgentRollout, staleness: int, by_completion: bool = False) -> None:
         self._trainer, self._rollout, self._staleness = trainer, rollout, staleness
-        self._grace = staleness if by_completion else 0
+        self._grace = 2 * staleness if by_completion else 0
         rows = int(trainer.args.generation_batch_size) // trainer.accelerator.num_processes
         has_groups = by_completion and rows % trainer.num_generations == 0
         self._rows_of_part = int(trainer.num_generations) if has_groups else rows

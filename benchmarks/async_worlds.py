@@ -1,0 +1,151 @@
+"""Which methods hold when rollouts are sampled ahead: two-hop questions, a tiny policy, real threads.
+
+    python -m benchmarks.async_worlds
+
+The regime is "stale" of `benchmarks.stability` (8 updates of each of 32 rollouts, at a learning rate of 1e-3), but the
+next batches are sampled by copies of the policy while one is trained on, as with `async_staleness`. Rows are added to
+`results/async_worlds.json`, and a run that is there is not made again; `async_worlds.md` is their table. Several of
+these commands may work side by side.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+from transformers import AutoTokenizer
+
+from benchmarks.stability_grid import REGIMES
+from benchmarks.stability_methods import GROUP, PPO_SETTINGS
+from benchmarks.stability_run import Examiner, prepare
+from benchmarks.stability_statistics import LAST
+from benchmarks.worlds.world import POLICY
+from sorl_trl import SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
+from sorl_trl.command_line import Parser, run_command
+from sorl_trl.methods import SETTINGS
+
+FILE = Path(__file__).parent / "results" / "async_worlds.json"
+FOLDER = Path("runs/async_worlds")
+SEEDS = (201, 202, 203, 204, 205)
+STALENESS = (0, 1, 2, 4, 8)
+METHODS = ("grpo", "gspo", "so_grpo", "sequence", "so_ppo")
+REGIME = replace(REGIMES["stale"], staleness=0)
+Key = tuple[str, int, str, int]
+"""Method, staleness, old policy, seed."""
+
+
+def jobs() -> Iterator[Key]:
+    """A seed after the other, so that a part of them is a table too."""
+    for seed in SEEDS:
+        for method in METHODS:
+            for staleness in STALENESS:
+                for old_policy in ("behaviour", "proximal") if staleness else ("behaviour",):
+                    yield method, staleness, old_policy, seed
+
+
+def run(key: Key) -> dict[str, Any]:
+    method, staleness, old_policy, seed = key
+    world = prepare(REGIME.world, seed, FOLDER)
+    tokenizer = AutoTokenizer.from_pretrained(world / POLICY)
+    is_ppo = method == "so_ppo"
+    own = dict(PPO_SETTINGS) if is_ppo else {"num_generations": GROUP, **SETTINGS.get(method, {})}
+    with tempfile.TemporaryDirectory() as output:
+        config = (SOPPOConfig if is_ppo else SOGRPOConfig)(
+            output,
+            **{"seed": seed, "learning_rate": REGIME.learning_rate, "lr_scheduler_type": "constant"},
+            **{"per_device_train_batch_size": REGIME.minibatch, "num_iterations": REGIME.epochs},
+            **{"steps_per_generation": REGIME.trajectories // REGIME.minibatch},
+            **{"max_steps": REGIME.rollouts * REGIME.updates, "logging_steps": 1, "save_strategy": "no"},
+            **{"max_completion_length": REGIME.world.max_completion_length, "use_cpu": True, "bf16": False},
+            **{"gradient_checkpointing": False, "report_to": [], "disable_tqdm": True},
+            **{"async_staleness": staleness, "async_old_policy": old_policy},
+            **own,
+        )
+        examiner = Examiner(REGIME, REGIME.world.examination(world, tokenizer))
+        trainer = (SOPPOTrainer if is_ppo else SOGRPOTrainer)(
+            model=str(world / POLICY),
+            args=config,
+            processing_class=tokenizer,
+            callbacks=[examiner],
+            method=method,
+            **REGIME.world.trainer_arguments(world),
+        )
+        trainer.train()
+    log = trainer.state.log_history
+    scores = [each["sampled_em"] for each in examiner.evaluations]
+    last = statistics.fmean(scores[-LAST:])
+
+    def logged(name: str) -> list[float]:
+        return [entry[name] for entry in log if entry.get(name) is not None]
+
+    return {
+        **{"method": method, "staleness": staleness, "old_policy": old_policy, "seed": seed},
+        **{"start_em": scores[0], "final_em": last, "best_em": max(scores)},
+        "collapsed": last < scores[0] or last < max(scores) / 2,
+        "age_mean": statistics.fmean(logged("async/age_mean") or [0.0]),
+        "age_max": max(logged("async/age_max"), default=0.0),
+        "clip_fraction": statistics.fmean(logged("clip_ratio/region_mean")),
+        "kl_max": max(logged("kl_to_old")),
+        "policy_parameters": trainer.model.num_parameters(),
+    }
+
+
+def read_rows() -> list[dict[str, Any]]:
+    return json.loads(FILE.read_text()) if FILE.is_file() else []
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    lines = [
+        "# Rollouts ahead of training, on two-hop questions",
+        "",
+        "Final sampled exact match, mean over seeds, and how many runs ended below their start or half of their best.",
+        "",
+        f"| method | old policy | seeds | {' | '.join(f'{each} ahead' for each in STALENESS)} |",
+        f"|---|---|---|{'---|' * len(STALENESS)}",
+    ]
+    for method in METHODS:
+        for old_policy in ("behaviour", "proximal"):
+            cells, seeds = [], set()
+            for staleness in STALENESS:
+                wanted = (method, staleness, old_policy if staleness else "behaviour")
+                of = [row for row in rows if (row["method"], row["staleness"], row["old_policy"]) == wanted]
+                seeds.add(len(of))
+                fallen = sum(row["collapsed"] for row in of)
+                mean = f"{statistics.fmean(row['final_em'] for row in of):.2f}" if of else "–"
+                cells.append(f"{mean}, {fallen} of {len(of)}" if fallen else mean)
+            lines.append(f"| `{method}` | {old_policy} | {min(seeds)} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def main(words: Sequence[str]) -> None:
+    parser = Parser(description=(__doc__ or "").split("\n")[0])
+    parser.parse_args(words)
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for key in jobs():
+        claimed = FOLDER / "-".join(map(str, key))
+        if claimed.is_file() and psutil.pid_exists(int(claimed.read_text() or 0)):
+            continue
+        claimed.write_text(str(os.getpid()))
+        if any((row["method"], row["staleness"], row["old_policy"], row["seed"]) == key for row in read_rows()):
+            continue
+        row = run(key)
+        with (FOLDER / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            rows = sorted([*read_rows(), row], key=lambda row: [str(row[name]) for name in ("method", "staleness")])
+            FILE.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
+            FILE.with_suffix(".md").write_text(table(rows))
+        print(*key, f"{row['final_em']:.3f}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))
