@@ -106,7 +106,7 @@ def observed(weights: nn.Parameter, stopped: list[bool], is_training: bool = Tru
         token_range=none, turn_range=none, clip_range=none, is_training=is_training,
     )  # fmt: skip
     normalizer = ClippingBiasNormalizer([weights])
-    trainer: Any = SimpleNamespace(use_vllm=False, _micro_batches=lambda: 2.0)
+    trainer: Any = SimpleNamespace(args=SimpleNamespace(async_staleness=0), use_vllm=False, _micro_batches=lambda: 2.0)
     normalizer.observe(trainer, batch, Objective(log_ratio, torch.tensor(stopped).view(2, 2)))
     return normalizer
 
