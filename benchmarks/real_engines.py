@@ -71,7 +71,7 @@ class Bench:
         self.trainer: Any = build_trainer(parse_arguments([*recipe, *given]))
         self.folder = folder
         questions = [self.trainer.train_dataset[i]["prompt"] for i in range(TRAJECTORIES)]
-        rollout = self.trainer.rollout_func
+        rollout = self.trainer.rollout_func.__wrapped__
         self.collector: Collector = rollout._build_collector(
             self.trainer, rollout._protocol_for(questions, self.trainer)
         )
