@@ -41,7 +41,7 @@ from sorl_trl.ops import turn_layout, turn_mismatch
 from sorl_trl.ops.mismatch import within
 from sorl_trl.recipe.arguments import parse_arguments
 from sorl_trl.recipe.build import build_trainer
-from sorl_trl.rollout import Collector, Engine, TurnEnd, assemble, generate_turns, model_engine
+from sorl_trl.rollout import Collector, Engine, SlotEngine, TurnEnd, assemble, generate_turns, model_engine
 from sorl_trl.sandbox import CORPUS_FILE, EVALUATION_FILE
 from sorl_trl.types import Trajectory, Turn
 
@@ -85,7 +85,10 @@ class Bench:
         if not dtype:
             config: Any = GenerationConfig(do_sample=not greedy, top_k=0)
             with torch.no_grad():
-                yield model_engine(self.trainer.model.eval(), self.end, config, kind)
+                engine = model_engine(self.trainer.model.eval(), self.end, config, kind)
+                if isinstance(engine, SlotEngine):
+                    engine.gives_logprobs = True
+                yield engine
             return
         from sorl_trl.trainers.agents.vllm import vllm_engine
 
@@ -197,7 +200,7 @@ def agreement(bench: Bench) -> dict[str, Any]:
 def differences(bench: Bench) -> dict[str, Any]:
     """Percentiles of the difference of log-probabilities, and what corrections make of it."""
     found = {}
-    for name in ENGINES:
+    for name in list(ENGINES)[1:]:  # `generate` says none
         with bench.engine(name, greedy=False) as engine:
             trajectories = bench.rollout(engine)
         for scoring in ("float32", "bfloat16"):
@@ -323,14 +326,15 @@ def main(words: Sequence[str]) -> None:
     parser = Parser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--run", type=Path, default=Path("runs/train-lm"), help="folder with a warm start and a world")
     parser.add_argument("--rounds", type=int, default=3, help="rollouts of each engine whose cost is measured")
+    parser.add_argument("parts", nargs="*", help="of: costs, agreement, differences; all, if none is named")
     arguments = parser.parse_args(words)
     with TemporaryDirectory() as folder:
         bench = Bench(arguments.run, Path(folder))
         parts = {"costs": partial(costs, bench, arguments.rounds), "agreement": partial(agreement, bench)}
         parts["differences"] = partial(differences, bench)
         measured = json.loads(FILE.read_text()) if FILE.is_file() else {}
-        for name, part in parts.items():
-            measured[name] = part()
+        for name in arguments.parts or parts:
+            measured[name] = parts[name]()
             FILE.write_text(json.dumps(measured) + "\n")
     FILE.with_suffix(".md").write_text(table(measured))
 
