@@ -82,17 +82,29 @@ class UnevenRollout(FixedRollout):
         return super()._trajectory(index)
 
 
-class RecordedRollout(SearchRollout):
+class RecordedRollout:
     """A `rollout_func` that remembers the largest number of turns of each call on this rank."""
 
     def __init__(self, rollout: Any) -> None:
         self.rollout = rollout
         self.turns: list[int] = []
-        if isinstance(rollout, SearchRollout):  # it is looked at as one that samples ahead
-            super().__init__(rollout.search, rollout.protocol, rollout.limits)
 
     def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
         output = self.rollout(prompts, trainer)
+        self.turns.append(max(map(max, output["turn_ids"])) + 1)
+        return output
+
+
+class RecordedSearch(SearchRollout):
+    """The same of a search, which may be sampled ahead."""
+
+    def __init__(self, search: Any) -> None:
+        super().__init__(search, PROTOCOL, LIMITS)
+        self.rollout = self
+        self.turns: list[int] = []
+
+    def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
+        output = super().__call__(prompts, trainer)
         self.turns.append(max(map(max, output["turn_ids"])) + 1)
         return output
 
@@ -138,16 +150,15 @@ def taught_policy(folder: Path, scripts: Sequence[str] = SCRIPTS) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def build_trainer(case: Case) -> tuple[SOGRPOTrainer, RecordedRollout]:
+def build_trainer(case: Case) -> tuple[SOGRPOTrainer, RecordedRollout | RecordedSearch]:
     """The trainer of this process, with its rollout. Its share of the batch follows from the number of processes."""
     folder = Path(case.folder)
     if case.rollout == "fixed":
         rows = prompts()
-        dataset, rollout = rows.add_column("golden", rows["prompt"]), UnevenRollout()
+        dataset, recorded = rows.add_column("golden", rows["prompt"]), RecordedRollout(UnevenRollout())
     else:
-        dataset, rollout = questions(2), SearchRollout(CountingSearch(open_search(case)), PROTOCOL, LIMITS)
+        dataset, recorded = questions(2), RecordedSearch(CountingSearch(open_search(case)))
     torch.manual_seed(0)  # of the adapter's weights
-    recorded = RecordedRollout(rollout)
     reward = agreeing_reward if case.agreeing else uneven_turn_reward if case.turn_rewards else parity_reward
     trainer = SOGRPOTrainer(
         str(folder / "policy"),

@@ -15,10 +15,13 @@ from torch import Tensor
 from transformers import TrainerCallback
 
 from sorl_trl import SOGRPOTrainer, SOPPOTrainer
+from sorl_trl.command_line import UserMistake
 from sorl_trl.ops import turn_broadcast, turn_layout, turn_mismatch
+from sorl_trl.rollout import RowTurn, ToolBox
+from sorl_trl.sandbox import PROTOCOL
 from sorl_trl.search import BM25Index, SearchUnavailable
-from sorl_trl.trainers.ahead.rollouts import sampling_ahead
-from sorl_trl.types import Passage
+from sorl_trl.trainers.ahead.rollouts import load_ahead, sampling_ahead
+from sorl_trl.types import Action, ActionKind, Passage, Turn
 from tests.agents import agent_policy, build_agent, native_agent, questions, search_index, steps_after
 
 REUSED: dict[str, Any] = {"num_iterations": 2, "steps_per_generation": 2, "gradient_accumulation_steps": 1}
@@ -215,6 +218,49 @@ def test_a_resumed_run_asks_the_prompts_that_are_left(tmp_path: Path, step: int)
     begun = -(-step // 4)
     assert [prompts for prompts, _ in rest.asked] == [prompts for prompts, _ in whole.asked[begun:]]
     assert max(logged(rest, "async/age_max")[-(6 - begun) :]) <= 2
+
+
+@pytest.mark.parametrize("step", [6, 8])
+def test_going_back_collects_anew(tmp_path: Path, step: int) -> None:
+    """In the middle of a rollout's updates, and after them."""
+    trainer = build(tmp_path, save_strategy="steps", save_steps=4, max_steps=16)
+
+    class Back(TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == step:
+                trainer.roll_back(Path(args.output_dir) / "checkpoint-4")
+
+    trainer.add_callback(Back())
+    trainer.train()
+    asked = [prompts for prompts, _ in trainer.asked]
+    assert len(asked) == (5 if step == 6 else 4) and trainer.state.global_step == 16
+    assert step == 8 or asked[2] == asked[1], "the dataloader brings the same prompts again"
+    ages = logged(trainer, "async/age_max")
+    assert ages[2] == 0.0, "what it had begun with the policy of before is not trained on"
+
+
+def test_a_run_in_another_order_does_not_take_up_what_was_passed_by(tmp_path: Path) -> None:
+    trainer = build(tmp_path, async_order="completed", per_device_train_batch_size=8)
+    with sampling_ahead(trainer, 2, True):
+        said = trainer._ahead.state() | {"late": [(0, 1)]}
+    with sampling_ahead(trainer, 2, False), pytest.raises(UserMistake, match="`async_order`"):
+        load_ahead(trainer, said)
+    with pytest.raises(UserMistake, match="`async_order`"):
+        load_ahead(trainer, said)
+
+
+def test_tool_boxes_of_rollouts_that_overlap_share_nothing(tmp_path: Path) -> None:
+    """A search that one thread answers: what one rollout has asked for is not dropped as another ends."""
+    search = Slow(search_index(tmp_path), 0.02)
+    search.thread_safe = False
+    box = ToolBox(search=search, protocol=PROTOCOL)
+    first, second = box.fork(), box.fork()
+    turn = Turn((5,), "", Action(ActionKind.SEARCH, "rome"))
+    for each in (first, second):
+        each.open([{}] * 4)
+    asked = [each.ask([RowTurn(row, turn) for row in range(4)]) for each in (first, second)]
+    first.close()
+    assert all("rome" in reply.result(10).text for reply in asked[1])
 
 
 def test_a_failure_under_way_reaches_the_training_thread(tmp_path: Path) -> None:

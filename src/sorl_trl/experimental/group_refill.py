@@ -49,6 +49,8 @@ class GroupRefillConfig(TurnLevelConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.async_staleness:
+            raise ValueError(f"`async_staleness` is {self.async_staleness}, but must be 0 where groups are refilled.")
         if self.scale_rewards == "batch" or self.multi_objective_aggregation != "sum_then_normalize":
             raise ValueError(
                 f"`scale_rewards` is {self.scale_rewards!r} and `multi_objective_aggregation` is "

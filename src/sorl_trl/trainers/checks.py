@@ -103,6 +103,12 @@ def check_ahead(trainer: Any) -> None:
         )
     if not isinstance(trainer.train_dataset, Dataset):
         raise ValueError(f"{asked}`train_dataset` must be a `datasets.Dataset`: others do not show what comes next.")
+    rows = int(args.generation_batch_size) // trainer.accelerator.num_processes
+    if args.async_order == "completed" and rows % int(args.num_generations):
+        raise ValueError(
+            f"`async_order` is 'completed', but a process has {rows} rows of a batch, no multiple of "
+            f"`num_generations`, {args.num_generations}: its groups would lie across processes."
+        )
     if trainer.use_vllm and trainer.vllm_mode != "server":
         raise ValueError(
             f"{asked}`vllm_mode` is {trainer.vllm_mode!r}, which samples or trains: use 'server' on another GPU."

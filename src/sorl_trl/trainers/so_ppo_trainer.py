@@ -22,7 +22,7 @@ from sorl_trl.trainers.critic.policy_alone import FollowPolicy, detached_critic,
 from sorl_trl.trainers.model_card import SORL_PAPER
 from sorl_trl.trainers.so_ppo_config import SOPPOConfig
 from sorl_trl.trainers.turns.batch import drop, policy_pass
-from sorl_trl.trainers.turns.recording import corrects_sampling, gather_rows, own_rows, show_advantages
+from sorl_trl.trainers.turns.recording import gather_rows, own_rows, show_advantages, trl_corrects_sampling
 
 _PASS = "policy_pass"
 """Field of a micro-batch within its loss: the policy, once it was asked for log-probabilities and values."""
@@ -105,7 +105,7 @@ class SOPPOTrainer(TurnLevelTrainer):
         """Whether TRL passes over new trajectories first of all with the policy that generated them."""
         micro_batches = self.args.steps_per_generation * self.num_iterations
         is_reused = self.args.gradient_accumulation_steps % micro_batches != 0
-        return is_reused or corrects_sampling(self)
+        return is_reused or trl_corrects_sampling(self)
 
     def _of_old_policy(self, output: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """(B, T) log-probabilities and values of the policy that generated `output`.

@@ -33,7 +33,7 @@ class Run:
             state=SimpleNamespace(global_step=first, max_steps=batches),
             accelerator=SimpleNamespace(num_processes=1, process_index=0, wait_for_everyone=lambda: None),
             train_dataset=dataset,
-            _get_train_sampler=self.sampler,
+            _train_sampler=self.sampler(),
             use_vllm=False,
             processing_class=object(),
             eos_token_ids=[1],
@@ -85,7 +85,7 @@ class Engine:
 @pytest.fixture(autouse=True)
 def _no_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = SimpleNamespace(
-        begin=lambda version, prompt_ids: None,
+        begin=lambda version: None,
         engine=lambda end, options: Engine(),
         finish=lambda engine: None,
         close=lambda: None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -88,6 +89,12 @@ class ToolBox(EnvironmentResponder):
     def environments(self) -> Sequence[Any]:  # type: ignore[override]
         """The objects of the last rollout, one per row."""
         return [caller.inner for caller in self._environments] if {*self._factories.values()} != {None} else ()
+
+    def fork(self) -> ToolBox:
+        """See `Responder.fork`."""
+        forked = copy.copy(self)
+        forked._search = None if self._search is None else self._search.fork()
+        return forked
 
     def open(self, examples: Sequence[Mapping[str, Any]]) -> None:
         """See `Responder.open`."""

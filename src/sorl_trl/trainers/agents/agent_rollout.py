@@ -156,7 +156,7 @@ class AgentRollout:
 
     def _build_collector(self, trainer: GRPOTrainer, protocol: TagProtocol) -> Collector:
         limits = (self.limits or RolloutLimits()).within(trainer.max_completion_length)
-        responder = self._responder.fork()  # rollouts may overlap
+        responder = self._responder if getattr(trainer, "engine_ahead", None) is None else self._responder.fork()
         return Collector(trainer._tokenizer, responder, protocol, limits, rejoin_after=self.engine.rejoin_after)
 
 

@@ -6,20 +6,21 @@ import copy
 import math
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from accelerate.utils import gather_object
+from accelerate.utils import broadcast_object_list, gather_object
 
+from sorl_trl.command_line import UserMistake
 from sorl_trl.rollout import Engine, TurnEnd
 from sorl_trl.rollout.engine import draw_seed
 from sorl_trl.trainers.agents.agent_rollout import AgentRollout
 from sorl_trl.trainers.ahead.look_ahead import cycle_steps, upcoming_batches
-from sorl_trl.trainers.ahead.policies import policy_ahead
+from sorl_trl.trainers.ahead.policies import ServerPolicy, policy_ahead
 from sorl_trl.trainers.turns.batch import policy_pass
 
 _LISTEN_S = 0.5
@@ -46,7 +47,6 @@ class Part:
     rows: list[dict[str, Any]]
     """Of the data set."""
     engine: Engine
-    processing_class: Any
     metrics: list[tuple[str, float]] = field(default_factory=list)
     output: Future[dict[str, Any]] = field(default_factory=Future)
     thread: threading.Thread | None = None
@@ -84,10 +84,12 @@ class RolloutsAhead:
         self._parts_of_batch = rows // self._rows_of_part
         self._policy = policy_ahead(trainer)
         self._under_way: list[Part] = []
-        self._idle: list[Any] = []
-        """Copies of the tokenizer that no thread uses."""
+        self._processing_class = copy.deepcopy(trainer.processing_class)
+        """For the threads, which only read it: the training thread changes how its own pads."""
         self._ended = threading.Event()
         self._taken = self._begun = self._last = -1
+        self._resumed_at: int | None = None
+        """How many batches had been taken where this run begins, where that is known."""
         self._upcoming: Iterator[list[dict[str, Any]]] = iter(())
         self._shown: dict[int, list[Any]] = {}
         """The prompts of the batches that have begun, which the dataloader is to bring."""
@@ -105,21 +107,15 @@ class RolloutsAhead:
         Raises RuntimeError for what a rollout under way has raised, on all processes, and for a batch of the
         dataloader that is not the one that was looked ahead to.
         """
-        trainer = self._trainer
+        prompts = [row["prompt"] for row in inputs]
         if self._taken < 0:
             self._start()
-        if trainer.use_vllm and trainer.state.global_step != trainer._last_loaded_step:
-            trainer.vllm_generation.sync_weights()
-            trainer._last_loaded_step = trainer.state.global_step
-        trainer.accelerator.wait_for_everyone()  # no process counts on weights that are still under way
-        prompts = [row["prompt"] for row in inputs]
-        self._policy.begin(self._taken, trainer._tokenize_prompts(prompts[:1])[0][0])
-        self._begin_next()
-        if self._shown.pop(self._taken) != prompts:
-            raise RuntimeError(
-                f"`async_staleness` is {self._staleness}, but batch {self._taken} of the dataloader is not what its "
-                "sampler has shown: rollouts cannot be sampled ahead of a dataloader that changes or skips rows."
-            )
+        self._together(self._raise_failures)  # before the weights are sent: a server may be gone
+        self._together(self._synchronize)  # no process counts on weights that are still under way
+        if isinstance(self._policy, ServerPolicy):
+            self._check_server(self._policy, prompts)
+        self._policy.begin(self._taken)
+        self._together(self._begin_next, prompts)
         parts, waited = self._wait_for_parts()
         self._take(parts)
         outputs = [part.output.result() for part in parts]
@@ -129,13 +125,26 @@ class RolloutsAhead:
         self._taken += 1
         return [row for part in parts for row in part.rows]
 
-    def state(self) -> dict[str, list[tuple[int, int]]]:
-        """What a resumed run must know beside the number of batches: what was trained on out of turn."""
-        return {"late": sorted(self._late), "early": sorted(self._early)}
+    def state(self) -> dict[str, Any]:
+        """What a resumed run must know: how many batches were taken, and what of which was trained on out of turn."""
+        out_of_turn = {"late": sorted(self._late), "early": sorted(self._early)}
+        return {"taken": self._taken, "parts_of_batch": self._parts_of_batch, "grace": self._grace, **out_of_turn}
 
-    def load(self, state: dict[str, list[tuple[int, int]]]) -> None:
+    def load(self, state: dict[str, Any]) -> None:
         """Go on from what `state` said."""
+        self._resumed_at = state["taken"]
         self._late, self._early = ({(batch, number) for batch, number in state[key]} for key in ("late", "early"))
+
+    def restart(self) -> None:
+        """Give up what is under way, and begin with what the dataloader brings next."""
+        self._ended.set()
+        for part in self._under_way:
+            part.engine.wake()
+        self._ended = threading.Event()
+        is_within = self._trainer._step % cycle_steps(self._trainer) != 0
+        self._resumed_at = self._taken - is_within if self._taken > 0 else None
+        self._under_way, self._shown, self._late, self._early = [], {}, set(), set()
+        self._taken = -1
 
     def close(self) -> None:
         """Give up what is under way. Threads that wait for a tool end when it answers, and nobody hears it."""
@@ -145,40 +154,65 @@ class RolloutsAhead:
             part.engine.wake()
         until = time.monotonic() + _JOIN_S
         for part in self._under_way:
-            assert part.thread is not None
-            part.thread.join(max(until - time.monotonic(), 0.0))
+            if part.thread is not None and part.thread.is_alive():
+                part.thread.join(max(until - time.monotonic(), 0.0))
 
     def _start(self) -> None:
         """Find out where the run stands."""
         trainer = self._trainer
         steps = trainer.args.gradient_accumulation_steps
-        self._taken = trainer.state.global_step * steps // cycle_steps(trainer)
+        counted = trainer.state.global_step * steps // cycle_steps(trainer)
+        self._taken = counted if self._resumed_at is None else self._resumed_at
         self._last = math.ceil(trainer.state.max_steps * steps / cycle_steps(trainer))
+        trainer._last_loaded_step = -1  # whatever another run has sent
         self._begun = min((batch for batch, _ in self._late), default=self._taken)
         self._upcoming = upcoming_batches(trainer, self._begun)
 
-    def _begin_next(self) -> None:
+    def _synchronize(self) -> None:
+        """Send the weights to a server, where they have changed."""
+        trainer = self._trainer
+        if trainer.use_vllm and trainer.state.global_step != trainer._last_loaded_step:
+            trainer.vllm_generation.sync_weights()
+            trainer._last_loaded_step = trainer.state.global_step
+
+    def _check_server(self, policy: ServerPolicy, prompts: list[Any]) -> None:
+        """Compare what the server samples with the trainer's policy, on all processes the same."""
+        probe: list[Any] = [None]
+
+        def ask() -> None:
+            if self._trainer.accelerator.is_main_process:
+                probe[0] = policy.probe(self._trainer._tokenize_prompts(prompts[:1])[0][0], self._taken)
+
+        self._together(ask)
+        policy.check(*broadcast_object_list(probe)[0])
+
+    def _begin_next(self, prompts: list[Any]) -> None:
         """Begin the batches that may: up to `staleness` ahead, and none that the run does not come to."""
-        until = min(self._taken + self._staleness + 1, self._last)
+        until = max(min(self._taken + self._staleness + 1, self._last), self._taken + 1)
         while self._begun < until:
             rows = next(self._upcoming)
-            self._shown[self._begun] = [row["prompt"] for row in rows]
+            if self._begun >= self._taken:
+                self._shown[self._begun] = [row["prompt"] for row in rows]
             for number in range(self._parts_of_batch):
                 place = self._begun, number
                 if place in self._late if self._begun < self._taken else place not in self._early:
                     self._begin(*place, rows[number * self._rows_of_part :][: self._rows_of_part])
             self._begun += 1
+        if self._shown.pop(self._taken) != prompts:
+            raise RuntimeError(
+                f"`async_staleness` is {self._staleness}, but batch {self._taken} of the dataloader is not what its "
+                "sampler has shown: rollouts cannot be sampled ahead of a dataloader that changes or skips rows."
+            )
 
     def _begin(self, batch: int, number: int, rows: list[dict[str, Any]]) -> None:
         trainer = self._trainer
         view = copy.copy(trainer)  # in its thread it is only read
-        # One cannot serve two threads, and a copy takes its time.
-        view.processing_class = self._idle.pop() if self._idle else copy.deepcopy(trainer.processing_class)
+        view.processing_class = self._processing_class
         view._tokenizer = getattr(view.processing_class, "tokenizer", view.processing_class)
         end = TurnEnd(view._tokenizer, self._rollout.protocol.stop_strings, trainer.eos_token_ids)
         engine = _stoppable(self._policy.engine(end, self._rollout.engine), self._ended)
         engine.seed = draw_seed()
-        part = Part(batch, number, self._taken, trainer.state.global_step, rows, engine, view.processing_class)
+        part = Part(batch, number, self._taken, trainer.state.global_step, rows, engine)
         view.rollout_examples, view.engine_ahead = rows, engine
         view._log_metric = lambda name, value: part.metrics.append((name, value))
         name = f"sorl-ahead-{batch}.{number}"
@@ -201,25 +235,38 @@ class RolloutsAhead:
         others = [part for part in self._under_way if part not in due]
         missing = self._parts_of_batch - len(due)
         while True:
-            failed = [part for part in self._under_way if part.output.done() and part.output.exception() is not None]
+            failed = any(part.output.done() and part.output.exception() is not None for part in self._under_way)
             there = [part for part in others if part.output.done()]
             if failed or (len(there) >= missing and all(part.output.done() for part in due)):
                 break
             wait([part.output for part in self._under_way if not part.output.done()], _LISTEN_S, FIRST_COMPLETED)
         waited = time.perf_counter() - began
-        error = failed[0].output.exception() if failed else None
+        self._together(self._raise_failures)
+        return [*due, *there[:missing]], waited
+
+    def _raise_failures(self) -> None:
+        """Raise what a rollout under way has raised."""
+        for part in self._under_way:
+            if part.output.done():
+                part.output.result()
+
+    def _together(self, function: Callable[..., None], *args: Any) -> None:
+        """Call a function, and raise on all processes what it has raised on one of them."""
+        error: Exception | None = None
+        try:
+            function(*args)
+        except Exception as raised:
+            error = raised
         said = [each for each in gather_object([None if error is None else repr(error)]) if each is not None]
         if error is not None:
             raise error
         if said:
-            raise RuntimeError(f"the rollout of another process failed: {said[0]}")
-        return [*due, *there[:missing]], waited
+            raise RuntimeError(f"another process failed: {said[0]}")
 
     def _take(self, parts: list[Part]) -> None:
         for part in parts:
             self._under_way.remove(part)
             self._policy.finish(part.engine)
-            self._idle.append(part.processing_class)
             place = part.batch, part.number
             self._late.discard(place)
             if part.batch > self._taken:
@@ -271,14 +318,35 @@ def sampling_ahead(trainer: Any, staleness: int, by_completion: bool = False) ->
         ahead.close()
 
 
+def load_ahead(trainer: Any, state: dict[str, Any] | None) -> None:
+    """Have a resumed run take up what its checkpoint says of rollouts ahead.
+
+    Raises UserMistake where rollouts were trained on out of turn, and this run orders or bounds them otherwise.
+    """
+    if state is None:
+        return
+    ahead: RolloutsAhead | None = getattr(trainer, "_ahead", None)
+    now = {} if ahead is None else ahead.state()
+    is_same = all(now.get(key) == state[key] for key in ("parts_of_batch", "grace"))
+    if not is_same and (state["late"] or state["early"]):
+        raise UserMistake(
+            "The checkpoint was written where rollouts were trained on in the order of completion: resume with the "
+            "same `async_order`, `async_staleness` and batch settings, or start a new run."
+        )
+    if ahead is not None:
+        ahead.load(state)
+
+
 def set_old_policy(trainer: Any, output: dict[str, Any]) -> None:
     """Put into a batch the log-probabilities of what sampled, or of the policy as it is now.
 
-    Tokens that vLLM says none of keep those of the policy.
+    Tokens that vLLM says none of get those of the policy.
     """
-    if trainer.args.async_old_policy == "behaviour":
-        sampling = output["sampling_per_token_logps"]
-        old = output.get("old_per_token_logps", sampling)
-        output["old_per_token_logps"] = torch.where(sampling.isnan(), old, sampling)
-    elif "old_per_token_logps" not in output:  # each batch makes one update
+    is_behaviour = trainer.args.async_old_policy == "behaviour"
+    sampling = output["sampling_per_token_logps"]
+    if "old_per_token_logps" not in output and (not is_behaviour or bool(sampling.isnan().any())):
         output["old_per_token_logps"] = policy_pass(trainer, output)
+    if is_behaviour:
+        output["old_per_token_logps"] = torch.where(
+            sampling.isnan(), output.get("old_per_token_logps", sampling), sampling
+        )

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from sorl_trl.command_line import UserMistake
 from sorl_trl.files import write_whole
+from sorl_trl.trainers.ahead.rollouts import load_ahead
 from sorl_trl.trainers.checks import say_once
 from sorl_trl.trainers.cycle.resume_point import ranks_where
 from sorl_trl.trainers.turns.batch import ON_HOST, policy_pass
@@ -75,6 +76,8 @@ class GenerationCycle:
         """Forget all trajectories that are still to be trained on: the next step collects new ones."""
         self._trainer._buffered_inputs = None
         self.waiting.clear()
+        if (ahead := getattr(self._trainer, "_ahead", None)) is not None:
+            ahead.restart()
 
     def save(self, folder: Path) -> None:
         """Write it into the checkpoint `folder`, a file for each rank."""
@@ -84,7 +87,7 @@ class GenerationCycle:
             "step": trainer._step,
             "buffered_inputs": trainer._buffered_inputs if is_unfinished else None,
             "waiting_rollouts": list(self.waiting),
-            "ahead": None if trainer._ahead is None else trainer._ahead.state(),
+            "ahead": None if (ahead := getattr(trainer, "_ahead", None)) is None else ahead.state(),
             **{name: getattr(trainer.args, name) for name in _SETTINGS},
         }
         folder.mkdir(parents=True, exist_ok=True)
@@ -116,8 +119,7 @@ class GenerationCycle:
             return
         # Not straight to the device: accelerate puts several CPU processes on "cpu:0", which torch.load refuses.
         state = torch.load(self._file(folder), map_location="cpu", weights_only=True)
-        if state.get("ahead") and self._trainer._ahead is not None:
-            self._trainer._ahead.load(state["ahead"])
+        load_ahead(self._trainer, state.get("ahead"))
         if state["buffered_inputs"] is None and not state["waiting_rollouts"]:
             self._trainer._step = 0  # the next step begins a cycle, which may be another one
             return

@@ -31,7 +31,7 @@ from sorl_trl.trainers.turns.batch import (
     row_scale,
     turns_of,
 )
-from sorl_trl.trainers.turns.recording import corrects_sampling
+from sorl_trl.trainers.turns.recording import corrects_sampling, trl_corrects_sampling
 
 _LOWEST_LOGP = -1e4
 """Infinite log-probabilities are cut to this: a difference of two of them is no number."""
@@ -46,8 +46,10 @@ def is_trls(trainer: Any, inputs: Mapping[str, Any]) -> bool:
         args.importance_sampling_level == "sequence" and inputs["advantages"].dim() == 1
     )
     has_trls_mean = args.loss_type != "turn" and row_scale(inputs) == 1.0
+    has_trls_weights = corrects_sampling(trainer) == trl_corrects_sampling(trainer)
     has_trls_clip = isinstance(trainer.method.surrogate, PPOMin) and args.clip_range_scaling == "none"
-    return has_trls_ratio and has_trls_mean and has_trls_clip and trainer._reference_beta == trainer.beta
+    has_trls_terms = has_trls_weights and trainer._reference_beta == trainer.beta
+    return has_trls_ratio and has_trls_mean and has_trls_clip and has_trls_terms
 
 
 def policy_loss(trainer: Any, model: Any, inputs: Mapping[str, Any]) -> tuple[Tensor, MicroBatch, Objective]:

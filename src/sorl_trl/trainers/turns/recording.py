@@ -143,7 +143,12 @@ def corrects_sampling(trainer: Any) -> bool:
     """Whether the loss is weighted by the ratio of the old policy to what sampled: vLLM, or an earlier policy."""
     args = trainer.args
     is_proximal = args.async_staleness > 0 and args.async_old_policy == "proximal" and trainer.model.training
-    return is_proximal or bool(trainer.use_vllm and trainer.vllm_importance_sampling_correction)
+    return is_proximal or trl_corrects_sampling(trainer)
+
+
+def trl_corrects_sampling(trainer: Any) -> bool:
+    """Whether TRL does, which scores every rollout for it."""
+    return bool(trainer.use_vllm and trainer.vllm_importance_sampling_correction)
 
 
 def mismatch_of(batch: Mapping[str, Any], turn_ids: Tensor) -> Tensor:

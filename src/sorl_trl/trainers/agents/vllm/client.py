@@ -48,14 +48,16 @@ class WeightClient(VLLMClient):
             )
         with ExitStack() as stack:
             path = stack.enter_context(_written(named_params)) if self._through_file else None
-            self._post(f"{self.base_url}/pause", params={"mode": "keep"})
             stack.callback(self._post, f"{self.base_url}/resume")  # also where the update fails
+            self._post(f"{self.base_url}/pause", params={"mode": "keep"})
             if path is None:
                 super().update_named_params(metadata, named_params)
                 return
             self._start_weight_update()
-            self._post(f"{self.base_url}/update_weights", json={"update_info": {"path": str(path)}})
-            self._finish_weight_update()
+            try:
+                self._post(f"{self.base_url}/update_weights", json={"update_info": {"path": str(path)}})
+            finally:
+                self._finish_weight_update()
 
     def _finish_weight_update(self) -> None:
         self.version += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import cached_property
 from typing import Any
 
 import httpx2
@@ -52,8 +53,14 @@ class VLLMServer:
             limits=httpx2.Limits(max_connections=AT_ONCE, max_keepalive_connections=AT_ONCE),
         )
 
+    @cached_property
+    def model(self) -> tuple[str, int]:
+        """The name of what it serves, and the tokens that it reads; asked for once."""
+        (model, *_) = self.ask("GET", "/v1/models")["data"]
+        return str(model["id"]), int(model["max_model_len"])
+
     def close(self) -> None:
-        """Cut what is being answered: whoever waits for it hears that the server cannot be reached."""
+        """Ask nothing more, and hear nothing more."""
         self._is_closed = True
         self._client.close()
 

@@ -37,10 +37,10 @@ class VLLMServerEngine(VLLMEngine):
 
     def __init__(self, vllm_generation: Any, end: TurnEnd, server: VLLMServer) -> None:
         self._server = server
-        (model, *_) = self._server.ask("GET", "/v1/models")["data"]
-        super().__init__(end, int(model["max_model_len"]))
-        self._model = model["id"]
-        self._settings = sampling_settings(vllm_generation, end)
+        self._model, window = server.model
+        super().__init__(end, window)
+        self.settings = sampling_settings(vllm_generation, end)
+        """What every turn is sampled with."""
         self._asked = 0
         """Requests whose answer has not been taken."""
         self._answers: Answers = queue.SimpleQueue()
@@ -88,7 +88,7 @@ class VLLMServerEngine(VLLMEngine):
 
     def _ask(self, request: TurnRequest) -> Sampled:
         body = {
-            **self._settings,
+            **self.settings,
             "model": self._model,
             "prompt": list(request.context_ids),
             "max_tokens": request.limit,
