@@ -31,7 +31,7 @@ def test_two_ranks(tmp_path: Path, mode: str, request: pytest.FixtureRequest) ->
         options["async_staleness"] = 1
     if mode == "tensor_parallel":
         options["vllm_tensor_parallel_size"] = 2
-    save_policy(tmp_path / "policy")
+    save_policy(tmp_path / "policy", sharpness=4.0 if mode == "ahead" else 1.0)
     search_index(tmp_path)  # here, because the ranks would build theirs in the same place
     result = launch("ddp_cpu", Launch(str(tmp_path), options), timeout_s=400.0, worker="tests.vllm.worker")
     assert result["wrapper"] == "DistributedDataParallel"
