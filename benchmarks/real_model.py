@@ -38,11 +38,11 @@ CHOOSING, JUDGING = 1, (11, 12, 13)
 """Seeds of training: of the order of questions and of sampling. World and warm start are the same in all runs."""
 RATES = (5e-6, 1.5e-5, 5e-5)
 REGIMES: dict[str, dict[str, Any]] = {
-    "gentle": {"num_iterations": 1, "max_steps": 56},
-    "many_updates": {"num_iterations": 4, "max_steps": 96},
-    "late": {"num_iterations": 1, "rollout_staleness": 4, "max_steps": 56},
+    "gentle": {"num_iterations": 1, "max_steps": 80},
+    "many_updates": {"num_iterations": 3, "max_steps": 120},
+    "late": {"num_iterations": 1, "rollout_staleness": 4, "max_steps": 80},
 }
-"""Rollouts of 32 trajectories: 14 with 4 updates each, 6 with 16 each, and 14 with 4 each, trained on four rollouts
+"""Rollouts of 64 trajectories: 10 with 8 updates each, 5 with 24 each, and 10 with 8 each, trained on four rollouts
 late."""
 METHODS: dict[str, dict[str, Any]] = {
     "grpo": {"method": "grpo"},
@@ -154,7 +154,7 @@ def run(job: Job, start_em: float) -> dict[str, Any]:
     """Train, evaluate on 200 questions that nobody trained on, and make the row: greedy answers where it judges."""
     policy, method = job.folder / "policy", METHODS[job.method]
     settings = {"learning_rate": job.learning_rate, "seed": job.seed, "output_dir": policy, "save_steps": 16}
-    settings |= {"steps_per_generation": 4, "bf16": True}
+    settings |= {"steps_per_generation": 8, "bf16": True}
     settings |= REGIMES[job.regime] | (_OF_PPO if method.get("trainer") == "so_ppo" else {}) | method
     again = {"resume_from_checkpoint": "latest"} if any(policy.glob("checkpoint-*")) else {}
     given = [word for name, value in {**settings, **again}.items() for word in (f"--{name}", value)]
