@@ -28,7 +28,7 @@ os.environ |= {"HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1", "OMP_NUM_
 
 import torch
 from datasets import Dataset
-from tests.agents import LIMITS, NAMES, agent_tokenizer
+from tests.agents import LIMITS, NAMES, agent_tokenizer, teach
 from transformers import LlamaForCausalLM
 
 from sorl_trl import SearchRollout, SOGRPOConfig, SOGRPOTrainer
@@ -79,14 +79,7 @@ def taught_policy(folder: Path) -> Path:
         for name in known
         for other in known
     ]
-    rows = tokenizer(scripts, padding=True, return_tensors="pt")
-    labels = rows["input_ids"].masked_fill(rows["attention_mask"] == 0, -100)
-    optimizer = torch.optim.Adam(policy.parameters(), lr=1e-2)
-    for _ in range(100):
-        loss = policy(input_ids=rows["input_ids"], attention_mask=rows["attention_mask"], labels=labels).loss
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+    teach(policy, tokenizer, scripts)
     policy.save_pretrained(folder)
     return folder
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from datasets import Dataset
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from trl import GRPOConfig
@@ -36,6 +38,18 @@ def agent_tokenizer() -> PreTrainedTokenizerFast:
 def agent_policy(seed: int = 0) -> LlamaForCausalLM:
     """Samples about uniformly: some of what it writes is a search or an answer, most is invalid."""
     return build_policy(seed, vocab_size=len(VOCABULARY))
+
+
+def teach(policy: Any, tokenizer: PreTrainedTokenizerFast, scripts: Sequence[str]) -> None:
+    """Have a policy follow the scripts."""
+    rows = tokenizer(list(scripts), padding=True, return_tensors="pt")
+    labels = rows["input_ids"].masked_fill(rows["attention_mask"] == 0, -100)
+    optimizer = torch.optim.Adam(policy.parameters(), lr=1e-2)
+    for _ in range(120):
+        loss = policy(input_ids=rows["input_ids"], attention_mask=rows["attention_mask"], labels=labels).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
 
 
 def policy_without(*token_ids: int) -> LlamaForCausalLM:

@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 from sorl_trl import InformationGain, SearchRollout, SOGRPOConfig, SOGRPOTrainer
 from sorl_trl.search import BM25Index, SearchArguments
 from sorl_trl.types import Action, ActionKind, StopReason, Trajectory, Turn
-from tests.agents import LIMITS, PROTOCOL, agent_policy, agent_tokenizer, questions
+from tests.agents import LIMITS, PROTOCOL, agent_policy, agent_tokenizer, questions, teach
 from tests.trajectories import FixedRollout, parity_reward, prompts
 
 # The greedy policy answers the first question at once, and searches twice for the second.
@@ -138,14 +138,7 @@ class CountingSearch:
 def taught_policy(folder: Path, scripts: Sequence[str] = SCRIPTS) -> None:
     """Write a policy that follows `scripts` when it is sampled greedily."""
     tokenizer, policy = agent_tokenizer(), agent_policy()
-    rows = tokenizer(list(scripts), padding=True, return_tensors="pt")
-    labels = rows["input_ids"].masked_fill(rows["attention_mask"] == 0, -100)
-    optimizer = torch.optim.Adam(policy.parameters(), lr=1e-2)
-    for _ in range(120):
-        loss = policy(input_ids=rows["input_ids"], attention_mask=rows["attention_mask"], labels=labels).loss
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+    teach(policy, tokenizer, scripts)
     policy.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 

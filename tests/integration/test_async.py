@@ -20,7 +20,7 @@ from sorl_trl.ops import turn_broadcast, turn_layout, turn_mismatch
 from sorl_trl.rollout import RowTurn, ToolBox
 from sorl_trl.sandbox import PROTOCOL
 from sorl_trl.search import BM25Index, SearchUnavailable
-from sorl_trl.trainers.ahead.rollouts import load_ahead, sampling_ahead
+from sorl_trl.trainers.ahead.training import load_ahead, sampling_ahead
 from sorl_trl.types import Action, ActionKind, Passage, Turn
 from tests.agents import agent_policy, build_agent, native_agent, questions, search_index, steps_after
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,12 +13,15 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig
+from transformers import TrainerCallback
 
 from sorl_trl import SOGRPOTrainer, SOPPOTrainer
+from sorl_trl.trainers.agents.vllm import EngineUnavailable
 from sorl_trl.trainers.agents.vllm.client import WeightClient
 from sorl_trl.types import Passage
 from tests.agents import search_index
-from tests.vllm.policies import GAP, logged, vllm_agent, weights_of
+from tests.vllm.policies import GAP, WINDOW, logged, save_policy, vllm_agent, weights_of
+from tests.vllm.servers import serving
 
 EXACT = 1e-4
 
@@ -114,3 +120,20 @@ def test_an_update_that_fails_leaves_no_paused_server(
         with pytest.raises(ZeroDivisionError):
             trainer.vllm_generation.sync_weights()
     assert not client._get(f"{server}/is_paused")["is_paused"]
+
+
+def test_a_server_that_dies_ends_the_run(tmp_path: Path) -> None:
+    """While turns are under way: nobody waits for ever, and no thread is left."""
+    with serving(save_policy(tmp_path / "other"), WINDOW, tmp_path / "output.txt") as mortal:
+        trainer = agent(tmp_path, mortal.url, max_steps=40)
+
+        class Kill(TrainerCallback):  # type: ignore[misc]
+            def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+                if state.global_step == 3:
+                    os.killpg(mortal.process.pid, signal.SIGKILL)
+
+        trainer.add_callback(Kill())
+        with pytest.raises(EngineUnavailable):
+            trainer.train()
+    assert trainer.state.global_step < 40
+    assert not [each for each in threading.enumerate() if each.name.startswith("sorl-ahead")]

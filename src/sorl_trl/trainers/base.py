@@ -24,7 +24,8 @@ from sorl_trl.trainers.agents.agent_rollout import AgentRollout
 from sorl_trl.trainers.agents.chatml import check_template
 from sorl_trl.trainers.agents.native_tools import HarmlessTools
 from sorl_trl.trainers.agents.vllm.client import weight_client
-from sorl_trl.trainers.ahead.rollouts import RolloutsAhead, sampling_ahead, set_old_policy
+from sorl_trl.trainers.ahead.rollouts import RolloutsAhead
+from sorl_trl.trainers.ahead.training import sampling_ahead, set_old_policy
 from sorl_trl.trainers.checks import (
     check_ahead,
     check_config,

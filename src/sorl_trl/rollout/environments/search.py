@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -55,10 +54,6 @@ class SearchResponder(BatchResponder):
     def open(self, examples: Sequence[Mapping[str, Any]]) -> None:
         """See `Responder.open`."""
         self._is_down = False
-
-    def fork(self) -> SearchResponder:
-        """See `Responder.fork`."""
-        return copy.copy(self)
 
     def respond(self, turns: Sequence[RowTurn]) -> list[Reply]:
         """See `BatchResponder`. Once retries were in vain, the rest of the rollout makes an attempt each."""

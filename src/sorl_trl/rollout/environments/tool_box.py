@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 
-from sorl_trl.rollout.environments.environment import Reply, RowTurn
+from sorl_trl.rollout.environments.environment import Reply, Responder, RowTurn
 from sorl_trl.rollout.environments.responder import CONCURRENCY, TIMEOUT_S, EnvironmentResponder
 from sorl_trl.rollout.environments.search import SearchResponder
 from sorl_trl.rollout.environments.tools import Caller, Tool, instruction
@@ -76,7 +76,7 @@ class ToolBox(EnvironmentResponder):
         names = dict.fromkeys(tool.__name__ for tool in self._tools)
         if search is not None and not isinstance(search, SearchResponder):
             search = SearchResponder(search, protocol)
-        self._search = search
+        self._search: Responder | None = search
         if search is not None:
             if SEARCH in names:
                 raise ValueError(f"tools have the names {[*names]}, but {SEARCH!r} is the search engine's")

@@ -34,6 +34,10 @@ class ServerPolicy:
         """From now on it has the weights of this version; each turn is stamped with what it was sampled from."""
         self._server.version = version
 
+    def reach(self) -> None:
+        """Raise EngineUnavailable where the server is gone, for whom TRL's client would wait a minute."""
+        self._for_probes.ask("GET", "/weight_info")
+
     def probe(self, prompt_ids: Sequence[int], seed: int) -> tuple[list[int], Generation]:
         """The beginning of a prompt, and what the server samples after it, at the trainer's temperature alone."""
         end = TurnEnd(self._trainer._tokenizer, (), self._trainer.eos_token_ids)

@@ -7,30 +7,23 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import contextmanager
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from accelerate.utils import broadcast_object_list, gather_object
 
-from sorl_trl.command_line import UserMistake
 from sorl_trl.rollout import Engine, TurnEnd
 from sorl_trl.rollout.engine import draw_seed
 from sorl_trl.trainers.agents.agent_rollout import AgentRollout
 from sorl_trl.trainers.ahead.look_ahead import cycle_steps, upcoming_batches
 from sorl_trl.trainers.ahead.policies import ServerPolicy, policy_ahead
-from sorl_trl.trainers.turns.batch import policy_pass
 
 _LISTEN_S = 0.5
 """How often the training thread hears of Ctrl-C while it waits."""
 _JOIN_S = 1.0
 """How long a thread may take for the step that it is in, when a run ends."""
-
-
-class RunEnded(RuntimeError):
-    """A rollout under way is no longer wanted."""
 
 
 @dataclass
@@ -79,8 +72,7 @@ class RolloutsAhead:
         self._trainer, self._rollout, self._staleness = trainer, rollout, staleness
         self._grace = 2 * staleness if by_completion else 0
         rows = int(trainer.args.generation_batch_size) // trainer.accelerator.num_processes
-        has_groups = by_completion and rows % trainer.num_generations == 0
-        self._rows_of_part = int(trainer.num_generations) if has_groups else rows
+        self._rows_of_part = int(trainer.num_generations) if by_completion else rows
         self._parts_of_batch = rows // self._rows_of_part
         self._policy = policy_ahead(trainer)
         self._under_way: list[Part] = []
@@ -140,9 +132,11 @@ class RolloutsAhead:
         self._ended.set()
         for part in self._under_way:
             part.engine.wake()
+            self._policy.finish(part.engine)
         self._ended = threading.Event()
+        known = self._resumed_at if self._taken < 0 else self._taken
         is_within = self._trainer._step % cycle_steps(self._trainer) != 0
-        self._resumed_at = self._taken - is_within if self._taken > 0 else None
+        self._resumed_at = None if known is None else known - is_within
         self._under_way, self._shown, self._late, self._early = [], {}, set(), set()
         self._taken = -1
 
@@ -171,7 +165,8 @@ class RolloutsAhead:
     def _synchronize(self) -> None:
         """Send the weights to a server, where they have changed."""
         trainer = self._trainer
-        if trainer.use_vllm and trainer.state.global_step != trainer._last_loaded_step:
+        if isinstance(self._policy, ServerPolicy) and trainer.state.global_step != trainer._last_loaded_step:
+            self._policy.reach()
             trainer.vllm_generation.sync_weights()
             trainer._last_loaded_step = trainer.state.global_step
 
@@ -298,55 +293,8 @@ def _stoppable(engine: Engine, ended: threading.Event) -> Engine:
 
     def guarded() -> Any:
         if ended.is_set():
-            raise RunEnded("the run has ended")
+            raise CancelledError("the run has ended")
         return poll()
 
     engine.poll = guarded  # type: ignore[method-assign]
     return engine
-
-
-@contextmanager
-def sampling_ahead(trainer: Any, staleness: int, by_completion: bool = False) -> Iterator[None]:
-    """In a run, its batches are sampled ahead. Evaluation samples as ever, from one version of the weights."""
-    at_once = trainer.rollout_func
-    trainer._ahead = ahead = RolloutsAhead(trainer, at_once.__wrapped__, staleness, by_completion)
-    trainer.rollout_func = lambda prompts, of: ahead.output if trainer.model.training else at_once(prompts, of)
-    try:
-        yield
-    finally:
-        trainer.rollout_func, trainer._ahead = at_once, None
-        ahead.close()
-
-
-def load_ahead(trainer: Any, state: dict[str, Any] | None) -> None:
-    """Have a resumed run take up what its checkpoint says of rollouts ahead.
-
-    Raises UserMistake where rollouts were trained on out of turn, and this run orders or bounds them otherwise.
-    """
-    if state is None:
-        return
-    ahead: RolloutsAhead | None = getattr(trainer, "_ahead", None)
-    now = {} if ahead is None else ahead.state()
-    is_same = all(now.get(key) == state[key] for key in ("parts_of_batch", "grace"))
-    if not is_same and (state["late"] or state["early"]):
-        raise UserMistake(
-            "The checkpoint was written where rollouts were trained on in the order of completion: resume with the "
-            "same `async_order`, `async_staleness` and batch settings, or start a new run."
-        )
-    if ahead is not None:
-        ahead.load(state)
-
-
-def set_old_policy(trainer: Any, output: dict[str, Any]) -> None:
-    """Put into a batch the log-probabilities of what sampled, or of the policy as it is now.
-
-    Tokens that vLLM says none of get those of the policy.
-    """
-    is_behaviour = trainer.args.async_old_policy == "behaviour"
-    sampling = output["sampling_per_token_logps"]
-    if "old_per_token_logps" not in output and (not is_behaviour or bool(sampling.isnan().any())):
-        output["old_per_token_logps"] = policy_pass(trainer, output)
-    if is_behaviour:
-        output["old_per_token_logps"] = torch.where(
-            sampling.isnan(), output.get("old_per_token_logps", sampling), sampling
-        )

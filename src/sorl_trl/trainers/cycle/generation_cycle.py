@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sorl_trl.command_line import UserMistake
 from sorl_trl.files import write_whole
-from sorl_trl.trainers.ahead.rollouts import load_ahead
+from sorl_trl.trainers.ahead.training import load_ahead
 from sorl_trl.trainers.checks import say_once
 from sorl_trl.trainers.cycle.resume_point import ranks_where
 from sorl_trl.trainers.turns.batch import ON_HOST, policy_pass

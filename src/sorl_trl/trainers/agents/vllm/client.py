@@ -75,7 +75,7 @@ def _written(named_params: Iterator[tuple[str, torch.Tensor]]) -> Iterator[Path]
     folder = None if "TMPDIR" in os.environ or not _IN_MEMORY.is_dir() else _IN_MEMORY
     with tempfile.TemporaryDirectory(prefix="sorl-weights-", dir=folder) as name:
         path = Path(name) / "weights.safetensors"
-        save_file({name: value.detach().cpu().clone() for name, value in named_params}, path)
+        save_file({name: value.to("cpu", copy=True).contiguous() for name, value in named_params}, path)
         yield path
 
 

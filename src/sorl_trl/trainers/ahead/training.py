@@ -1,0 +1,60 @@
+"""How a trainer has its rollouts sampled ahead: for the length of a run, in its checkpoints, and in its batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from sorl_trl.command_line import UserMistake
+from sorl_trl.trainers.ahead.rollouts import RolloutsAhead
+from sorl_trl.trainers.turns.batch import policy_pass
+
+
+@contextmanager
+def sampling_ahead(trainer: Any, staleness: int, by_completion: bool = False) -> Iterator[None]:
+    """In a run, its batches are sampled ahead. Evaluation samples as ever, from one version of the weights."""
+    at_once = trainer.rollout_func
+    trainer._ahead = ahead = RolloutsAhead(trainer, at_once.__wrapped__, staleness, by_completion)
+    trainer.rollout_func = lambda prompts, of: ahead.output if trainer.model.training else at_once(prompts, of)
+    try:
+        yield
+    finally:
+        trainer.rollout_func, trainer._ahead = at_once, None
+        ahead.close()
+
+
+def load_ahead(trainer: Any, state: dict[str, Any] | None) -> None:
+    """Have a resumed run take up what its checkpoint says of rollouts ahead.
+
+    Raises UserMistake where rollouts were trained on out of turn, and this run orders or bounds them otherwise.
+    """
+    if state is None:
+        return
+    ahead: RolloutsAhead | None = getattr(trainer, "_ahead", None)
+    now = {} if ahead is None else ahead.state()
+    is_same = all(now.get(key) == state[key] for key in ("parts_of_batch", "grace"))
+    if not is_same and (state["late"] or state["early"]):
+        raise UserMistake(
+            "The checkpoint was written where rollouts were trained on in the order of completion: resume with the "
+            "same `async_order`, `async_staleness` and batch settings, or start a new run."
+        )
+    if ahead is not None:
+        ahead.load(state)
+
+
+def set_old_policy(trainer: Any, output: dict[str, Any]) -> None:
+    """Put into a batch the log-probabilities of what sampled, or of the policy as it is now.
+
+    Tokens that vLLM says none of get those of the policy.
+    """
+    is_behaviour = trainer.args.async_old_policy == "behaviour"
+    sampling = output["sampling_per_token_logps"]
+    if "old_per_token_logps" not in output and (not is_behaviour or bool(sampling.isnan().any())):
+        output["old_per_token_logps"] = policy_pass(trainer, output)
+    if is_behaviour:
+        output["old_per_token_logps"] = torch.where(
+            sampling.isnan(), output.get("old_per_token_logps", sampling), sampling
+        )
