@@ -41,13 +41,15 @@ class ActionKind(str, Enum):
     TOOL = "tool"
     """A call of any other tool: `Action.tool` names it."""
     ANSWER = "answer"
+    MESSAGE = "message"
+    """A whole message, which the environment reads: see `ChatProtocol`."""
     INVALID = "invalid"
     """No well-formed action: the policy gets a corrective observation."""
 
 
 @dataclass(frozen=True)
 class Action:
-    """A parsed turn: `content` is the query, what a tool is given, the answer, or empty for an invalid action."""
+    """A parsed turn: `content` is the query, what a tool is given, the answer or message, or empty if invalid."""
 
     kind: ActionKind
     content: str = ""
@@ -91,6 +93,8 @@ class Observation:
     """Cut to `max_observation_tokens`."""
     neutralized: int = 0
     """How many control tokens or protocol tags the environment's text tried to bring in."""
+    role: str = "tool"
+    """Who speaks: a "tool", or the "user"."""
 
 
 @dataclass(frozen=True)

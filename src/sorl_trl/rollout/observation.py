@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from transformers import PreTrainedTokenizerBase
 
@@ -117,8 +117,15 @@ class ObservationEncoder:
         self._sanitizer = Sanitizer(tokenizer, protocol)
         self._frame_ids = {frame: self._encode_frame(frame) for frame in protocol.frames}
 
-    def information(self, text: str, passages: Sequence[Passage] = ()) -> Observation:
-        """Encode what the environment says to a turn; `passages` are those that `text` shows, if it shows any."""
+    def information(self, text: str, passages: Sequence[Passage] = (), role: str = "tool") -> Observation:
+        """Encode what the environment says to a turn; `passages` are those that `text` shows, if it shows any.
+
+        Raises ValueError for the role "user", where the policy's turns are no messages that one could answer.
+        """
+        if role == "user":
+            if not self._protocol.turns_are_messages:
+                raise ValueError("role='user' needs turns that are messages: `AgentRollout(…, protocol=ChatProtocol())`")
+            return replace(self._encode(self._protocol.message_frame, text), role=role)
         return self._encode(self._protocol.information_frame, text, tuple(passages))
 
     def invalid_feedback(self, message_closed: bool) -> Observation:

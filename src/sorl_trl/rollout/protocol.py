@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 from transformers import PreTrainedTokenizerBase
 
@@ -69,6 +69,9 @@ class TagProtocol:
     tools: tuple[str, ...] = ("search",)
     """The tags by which the policy acts. `<search>` is a search; any other name is a tool of the environment's."""
 
+    turns_are_messages: ClassVar[bool] = False
+    """Whether a turn is a whole message, so that a user can answer it."""
+
     @property
     def stop_strings(self) -> tuple[str, ...]:
         """A turn ends where one of these is closed."""
@@ -91,6 +94,17 @@ class TagProtocol:
     @property
     def frames(self) -> tuple[Frame, ...]:
         return (self.information_frame, self.feedback_frame, self.message_frame)
+
+    def in_chat(
+        self, tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None = None
+    ) -> TagProtocol:
+        """The same where prompts are messages: what follows the policy's own message is one of the chat template's.
+
+        A `message_frame` of one's own stays. Raises what `chat_message_frame` raises.
+        """
+        if self.message_frame not in (TagProtocol().message_frame, Frame()):
+            return self
+        return replace(self, message_frame=chat_message_frame(tokenizer, template_kwargs))
 
     def check(self, tokenizer: PreTrainedTokenizerBase) -> None:
         """Raise ValueError if `tokenizer` cannot write an action tag: such a policy could never act."""
@@ -148,25 +162,28 @@ def _any_tag(names: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile(rf"<\s*(?P<slash>/\s*)?(?P<name>{either})\s*(?:/\s*)?>", re.IGNORECASE)
 
 
-def chat_message_frame(tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None = None) -> Frame:
-    """Read what surrounds a user message between two of the assistant's from the tokenizer's chat template.
+def chat_message_frame(
+    tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None = None, role: str = "user"
+) -> Frame:
+    """Read what surrounds a message between two of the assistant's from the tokenizer's chat template.
 
-    `template_kwargs` go to the template, as `chat_template_kwargs` of the trainer do for prompts.
+    `role` says whose message: the "user"'s or a "tool"'s. `template_kwargs` go to the template, as
+    `chat_template_kwargs` of the trainer do for prompts.
 
     The token that ends the assistant's message is not part of it: the policy has sampled that itself. It need not be
     the tokenizer's end-of-sequence token; Gemma's messages end otherwise.
     Raises ValueError if the template does not show both messages.
     """
-    said, heard = "first-message-of-the-assistant", "second-message-of-the-user"
+    said, heard = "first-message-of-the-assistant", "second-message-of-another"
     messages = [{"role": "user", "content": "question"}, {"role": "assistant", "content": said}]
     options: Any = dict(template_kwargs or {})
     closing = str(tokenizer.apply_chat_template(messages, tokenize=False, **options)).partition(said)[2]
-    messages.append({"role": "user", "content": heard})
+    messages.append({"role": role, "content": heard})
     text = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **options))
     between, shown, suffix = text.partition(said)[2].partition(heard)
     if not shown:
         raise ValueError(
-            f"the chat template renders {text!r}: it must show the assistant's and then the user's message"
+            f"the chat template renders {text!r}: it must show the assistant's and then the {role}'s message"
         )
     end = _first_control(tokenizer, closing)
     if end is not None and end not in between:  # GPT-OSS ends the last message otherwise than those before it

@@ -47,7 +47,7 @@ class Row:
         self.turns += 1
         if action.kind is ActionKind.ANSWER:
             self.stop_reason = StopReason.ANSWERED
-        elif action.kind is ActionKind.INVALID and not generation.stopped:
+        elif action.kind in (ActionKind.INVALID, ActionKind.MESSAGE) and not generation.stopped:
             self.stop_reason = reason if room < self.limits.max_turn_tokens else StopReason.TURN_LIMIT
         elif self.turns > self.limits.max_turns:
             self.stop_reason = StopReason.MAX_TURNS

@@ -25,8 +25,8 @@ class Reply:
     `text` is untrusted: the rollout sanitizes it, cuts it to `max_observation_tokens` and frames it. A reply with a
     `stop` ends the trajectory there, and its text is not read any more.
 
-    Raises ValueError for a `reward` that is not finite and a `stop` that is not the environment's to say:
-    `ENVIRONMENT_DONE`, or that it is down.
+    Raises ValueError for a `reward` that is not finite, a `stop` that is not the environment's to say
+    (`ENVIRONMENT_DONE`, or that it is down), and a `role` that is neither "tool" nor "user".
     """
 
     text: str = ""
@@ -35,8 +35,12 @@ class Reply:
     reward: float | None = None
     """For this turn: see `Turn.reward`."""
     stop: StopReason | None = None
+    role: str = "tool"
+    """Who speaks. A "user" who speaks again, in the middle of the trajectory, needs a `ChatProtocol`."""
 
     def __post_init__(self) -> None:
+        if self.role not in ("tool", "user"):
+            raise ValueError(f"role={self.role!r} must be 'tool' or 'user'")
         if self.reward is not None and not math.isfinite(self.reward):
             raise ValueError(f"reward={self.reward!r} must be finite")
         if self.stop is not None and self.stop not in _STOPS:
@@ -54,7 +58,7 @@ class Environment(Protocol):
     """
 
     def step(self, turn: Turn) -> Reply | Awaitable[Reply]:
-        """Answer a turn that calls a tool. Answers to the question and invalid turns never come here."""
+        """Answer a turn that calls a tool, or any message. Answers to the question and invalid turns never come here."""
         ...
 
 

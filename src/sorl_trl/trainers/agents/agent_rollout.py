@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from trl import GRPOTrainer
@@ -18,7 +17,6 @@ from sorl_trl.rollout import (
     SearchResponder,
     TagProtocol,
     assemble,
-    chat_message_frame,
     rollout_statistics,
 )
 from sorl_trl.rollout.greetings import Greeter
@@ -147,11 +145,8 @@ class AgentRollout:
 
     def _protocol_for(self, prompts: list[Any], trainer: GRPOTrainer) -> TagProtocol:
         """In a conversation, feedback after the policy has ended its message is a message of the chat template."""
-        is_default = self.protocol.message_frame == TagProtocol().message_frame
-        if is_default and is_conversational({"prompt": prompts[0]}):
-            return replace(
-                self.protocol, message_frame=chat_message_frame(trainer._tokenizer, trainer.chat_template_kwargs)
-            )
+        if is_conversational({"prompt": prompts[0]}):
+            return self.protocol.in_chat(trainer._tokenizer, trainer.chat_template_kwargs)
         return self.protocol
 
     def _build_collector(self, trainer: GRPOTrainer, protocol: TagProtocol) -> Collector:

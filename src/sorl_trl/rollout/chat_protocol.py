@@ -1,0 +1,61 @@
+"""Turns that are whole messages of a chat: the environment reads each, and answers as a tool or as the user."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from transformers import PreTrainedTokenizerBase
+
+from sorl_trl.rollout.protocol import Frame, TagProtocol, chat_message_frame
+from sorl_trl.types import Action, ActionKind
+
+
+@dataclass(frozen=True)
+class ChatProtocol(TagProtocol):
+    """A turn is a message, which ends where the policy ends it. What it asks for, the environment finds out.
+
+    A reply is a message of the chat template: a tool's, or the user's (`Reply.role`). Templates that know no tools say
+    what a tool says as the user. Prompts must be messages.
+    """
+
+    tools: tuple[str, ...] = ()
+    message_end: str | None = None
+    """What the template writes after a message; `in_chat` reads it there."""
+
+    turns_are_messages: ClassVar[bool] = True
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """None: a turn ends at an end-of-sequence token."""
+        return ()
+
+    def in_chat(
+        self, tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None = None
+    ) -> ChatProtocol:
+        """The protocol with the messages of a chat template. Raises what `chat_message_frame` raises."""
+        user = chat_message_frame(tokenizer, template_kwargs)
+        return replace(
+            self,
+            information_frame=_tool_frame(tokenizer, template_kwargs) or user,
+            message_frame=user,
+            message_end=str(tokenizer.eos_token),
+        )
+
+    def check(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Raise ValueError where prompts are plain text."""
+        if self.message_end is None:
+            raise ValueError("`ChatProtocol` needs prompts that are messages, such as [{'role': 'user', …}]")
+
+    def parse(self, text: str) -> Action:
+        """All of the message."""
+        return Action(ActionKind.MESSAGE, text.removesuffix(self.message_end or "").strip())
+
+
+def _tool_frame(tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None) -> Frame | None:
+    """What surrounds a tool's message; None where the template shows none, or none without a call in its own form."""
+    try:
+        return chat_message_frame(tokenizer, template_kwargs, "tool")
+    except Exception:  # whatever a template's own code raises
+        return None

@@ -1,0 +1,10 @@
+"""The multi-turn sets of the Berkeley Function Calling Leaderboard: eight worlds, and users who speak again.
+
+The worlds, the tasks and the calls that solve them are those of the package `bfcl-eval`.
+"""
+
+from sorl_trl.rollout.environments.bfcl.environment import BFCLEnvironment, BFCLTools
+from sorl_trl.rollout.environments.bfcl.tasks import BFCL_SETS, Task, load_tasks, prompt_rows, task_of
+from sorl_trl.rollout.environments.bfcl.worlds import Worlds
+
+__all__ = ["BFCL_SETS", "BFCLEnvironment", "BFCLTools", "Task", "Worlds", "load_tasks", "prompt_rows", "task_of"]

@@ -1,0 +1,163 @@
+"""The tasks of the leaderboard's multi-turn sets, and how a policy is told of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from sorl_trl.checks import check_choice
+
+BFCL_SETS = ("base", "miss_func", "miss_param", "long_context")
+_INSTALL = "python -m pip install --no-deps bfcl-eval==2026.3.23 && python -m pip install mpmath"
+_PREFIX = "multi_turn_"
+_COMPACT = (
+    "You call functions for the user. To call some, write a list of calls and nothing else, such as [f(a=1), g(b='x')]. "
+    "Their results come back. Once the user has what they asked for, say so.\nFunctions:\n"
+)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a user asks for, request by request, and the calls that do it."""
+
+    id: str
+    """Such as "multi_turn_base_0"."""
+    requests: tuple[str, ...]
+    """What the user says, one message for each of their turns."""
+    worlds: tuple[str, ...]
+    """The classes whose functions the policy may call."""
+    state: Mapping[str, Any]
+    """Of each world at the beginning."""
+    solution: tuple[tuple[str, ...], ...]
+    """The calls that solve each request; none where nothing can be done yet."""
+    functions: tuple[Mapping[str, Any], ...]
+    """The documents of the functions that the policy is told of."""
+    later: Mapping[int, tuple[Mapping[str, Any], ...]]
+    """Documents that it is told of with a later request, by its number."""
+
+    @property
+    def long_context(self) -> bool:
+        """Whether the worlds hold much that is of no use."""
+        return "long_context" in self.id
+
+
+def package(name: str) -> Any:
+    """A module of `bfcl-eval`. Raises ImportError, which says how to install it."""
+    if find_spec("bfcl_eval") is None or find_spec("mpmath") is None:
+        raise ImportError(f"the leaderboard's worlds need: {_INSTALL}")
+    return import_module(f"bfcl_eval.{name}")
+
+
+@cache
+def load_tasks(name: str) -> tuple[Task, ...]:
+    """The 200 tasks of a set of `BFCL_SETS`, in the package's order.
+
+    Raises ValueError for another name, and ImportError where the package is missing.
+    """
+    check_choice("name", name, BFCL_SETS)
+    file = f"BFCL_v4_{_PREFIX}{name}.json"
+    solutions = {each["id"]: each["ground_truth"] for each in _lines(f"possible_answer/{file}")}
+    return tuple(_task(row, solutions[row["id"]]) for row in _lines(file))
+
+
+def task_of(task_id: str) -> Task:
+    """The task of an id. Raises ValueError where there is none."""
+    name, _, number = task_id.removeprefix(_PREFIX).rpartition("_")
+    tasks = {task.id: task for task in load_tasks(name)} if name in BFCL_SETS and number.isdigit() else {}
+    if task_id not in tasks:
+        raise ValueError(f"task={task_id!r} is no task: their ids are such as 'multi_turn_base_0'")
+    return tasks[task_id]
+
+
+def prompt_rows(tasks: Iterable[Task], compact: bool = False) -> list[dict[str, Any]]:
+    """Rows of a training set, for `datasets.Dataset.from_list`: `prompt` and `task`.
+
+    Args:
+        tasks: What to ask for.
+        compact: Describe each function in a line and the rules in three, for small models. Otherwise the system
+            message is the leaderboard's, with its documents as JSON.
+    """
+    return [
+        {
+            "prompt": [
+                {"role": "system", "content": _system_message(task.functions, compact)},
+                {"role": "user", "content": task.requests[0]},
+            ],
+            "task": task.id,
+        }
+        for task in tasks
+    ]
+
+
+def request_of(task: Task, number: int, compact: bool) -> str:
+    """What the user says in their turn `number`, with the documents of functions that come with it."""
+    if number not in task.later:
+        return task.requests[number]
+    prompts = package("constants.default_prompts")
+    text: str = prompts.DEFAULT_USER_PROMPT_FOR_ADDITIONAL_FUNCTION_PROMPTING
+    return text.format(functions=_documents(task.later[number], compact))
+
+
+def _system_message(functions: Sequence[Mapping[str, Any]], compact: bool) -> str:
+    if compact:
+        return _COMPACT + _documents(functions, compact)
+    prompts = package("constants.default_prompts")
+    style = prompts.PROMPT_STYLE_TEMPLATES["classic"]
+    form = prompts.OUTPUT_FORMAT_MAPPING["python"]
+    text: str = prompts._PLAINTEXT_SYSTEM_PROMPT_TEMPLATE.format(
+        persona=style["persona"],
+        task=style["task"],
+        tool_call_format=style["tool_call_no_tag"].format(output_format=form, param_types=""),
+        multiturn_behavior=style["multiturn_behavior"],
+        available_tools=style["available_tools"].format(format="json", functions=_documents(functions, compact)),
+    )
+    return text
+
+
+def _documents(functions: Sequence[Mapping[str, Any]], compact: bool) -> str:
+    if compact:
+        return "\n".join(map(_in_a_line, functions))
+    hint = " Note that the provided function is in Python 3 syntax."  # as the leaderboard adds it
+    return json.dumps([{**each, "description": each["description"] + hint} for each in functions], indent=4)
+
+
+def _in_a_line(function: Mapping[str, Any]) -> str:
+    """Such as `cd(folder): Change the current working directory to the specified folder.`"""
+    parameters, needed = function["parameters"]["properties"], function["parameters"].get("required", ())
+    names = ", ".join(name if name in needed else f"{name}=None" for name in parameters)
+    description = str(function["description"]).partition("Tool description: ")[2] or str(function["description"])
+    return f"{function['name']}({names}): {description.partition('. ')[0].rstrip('.')}"
+
+
+def _task(row: Mapping[str, Any], solution: Sequence[Sequence[str]]) -> Task:
+    documents = [document for world in row["involved_classes"] for document in _functions(world)]
+    later: dict[int, tuple[Mapping[str, Any], ...]] = {}
+    for number, names in (row.get("missed_function") or {}).items():
+        later[int(number)] = tuple(each for each in documents if each["name"] in names)
+        documents = [each for each in documents if each["name"] not in names]
+    return Task(
+        id=row["id"],
+        requests=tuple(said[0]["content"] if said else "" for said in row["question"]),
+        worlds=tuple(row["involved_classes"]),
+        state=row["initial_config"],
+        solution=tuple(map(tuple, solution)),
+        functions=tuple(documents),
+        later=later,
+    )
+
+
+@cache
+def _functions(world: str) -> list[dict[str, Any]]:
+    names = package("constants.executable_backend_config").MULTI_TURN_FUNC_DOC_FILE_MAPPING
+    return _lines(f"multi_turn_func_doc/{names[world]}")
+
+
+def _lines(path: str) -> list[dict[str, Any]]:
+    folder = Path(package("constants").__path__[0]).parent / "data"
+    return [json.loads(line) for line in (folder / path).read_text(encoding="utf-8").splitlines()]

@@ -1,0 +1,120 @@
+"""Calls that a policy writes in a message, as Python or as JSON: read, and never evaluated."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+_MOST_CHARACTERS, _DEEPEST, _MOST_DIGITS = 16_384, 50, 15
+_PYTHON = re.compile(r"\[\s*[A-Za-z_][\w.]*\s*\(|[A-Za-z_][\w.]*\(")
+_FENCE = re.compile(r"```(?:\w*\n)?(.*?)\s*(?:```)?", re.DOTALL)
+_JSON = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+
+
+class WrongCall(Exception):
+    """A call that cannot be made: the message is for the policy."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A function's name, perhaps with that of its world (`MathAPI.add`), and its arguments."""
+
+    name: str
+    positional: tuple[Any, ...] = ()
+    named: dict[str, Any] = field(default_factory=dict)
+
+
+def read_calls(message: str) -> list[Call]:
+    """The calls of a message, in order; none of one that only says something.
+
+    A message calls functions as Python, `[cd(folder='a'), ls()]` or one of them without the list, or as JSON,
+    `<tool_call>{"name": "cd", "arguments": {"folder": "a"}}</tool_call>`, as often as it likes. What comes before
+    `</think>` is no call. Arguments are literals.
+
+    Raises WrongCall for a message that begins like calls and cannot be read as such, for one of more than 16,384
+    characters, brackets that are nested more than 50 deep, and a whole number of more than 15 digits.
+    """
+    said = message.rpartition("</think>")[2].strip()
+    is_json = "<tool_call>" in said
+    if not is_json and (fenced := _FENCE.fullmatch(said)):
+        said = fenced[1].strip()
+    if not is_json and not _PYTHON.match(said):
+        return []
+    if len(said) > _MOST_CHARACTERS:
+        raise WrongCall(f"the message has {len(said)} characters, and {_MOST_CHARACTERS} are read")
+    if _depth(said) > _DEEPEST:
+        raise WrongCall(f"brackets are nested more than {_DEEPEST} deep")
+    calls = [*(_json_calls(said) if is_json else _python_calls(said))]
+    for call in calls:
+        _check_numbers([*call.positional, *call.named.values()])
+    return calls
+
+
+def _python_calls(said: str) -> Iterator[Call]:
+    try:
+        body = ast.parse(said.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise WrongCall(f"the calls cannot be read: {_reason(error)}") from error
+    for node in body.elts if isinstance(body, ast.List) else [body]:
+        if not isinstance(node, ast.Call):
+            raise WrongCall("a list of calls must hold nothing else")
+        try:
+            positional = tuple(map(ast.literal_eval, node.args))
+            named = {str(each.arg): ast.literal_eval(each.value) for each in node.keywords if each.arg is not None}
+        except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
+            raise WrongCall(f"{_name(node.func)}: arguments must be literals, such as 'a', 3 or [1, 2]") from error
+        if len(named) < len(node.keywords):
+            raise WrongCall(f"{_name(node.func)}: each argument must have a name of its own")
+        yield Call(_name(node.func), positional, named)
+
+
+def _name(node: ast.expr) -> str:
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+        return f"{node.value.id}.{node.attr}"
+    if isinstance(node, ast.Name):
+        return node.id
+    raise WrongCall("a function must be called by its name")
+
+
+def _json_calls(said: str) -> Iterator[Call]:
+    if said.count("<tool_call>") != len(_JSON.findall(said)):
+        raise WrongCall("each <tool_call> needs its </tool_call>")
+    for text in _JSON.findall(said):
+        try:
+            call = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise WrongCall(f"a call cannot be read as JSON: {_reason(error)}") from error
+        is_call = isinstance(call, dict) and isinstance(call.get("name"), str)
+        arguments = (call.get("arguments") or {}) if is_call else None
+        if not isinstance(arguments, dict):
+            raise WrongCall('a call is an object such as {"name": "ls", "arguments": {"a": true}}')
+        yield Call(call["name"], (), arguments)
+
+
+def _depth(text: str) -> int:
+    """How deep brackets are nested; in texts within quotation marks they count too."""
+    depth = deepest = 0
+    for character in text:
+        depth += (character in "([{") - (character in ")]}")
+        deepest = max(deepest, depth)
+    return deepest
+
+
+def _check_numbers(values: list[Any]) -> None:
+    """What a world computes with them must not take for ever."""
+    while values:
+        value = values.pop()
+        if isinstance(value, int) and abs(value) >= 10**_MOST_DIGITS:
+            raise WrongCall(f"a number has more than {_MOST_DIGITS} digits")
+        if isinstance(value, dict):
+            values += [*value, *value.values()]
+        elif isinstance(value, list | tuple | set):
+            values += value
+
+
+def _reason(error: BaseException) -> str:
+    return " ".join(str(error.msg if isinstance(error, SyntaxError) else error).split())[:200] or type(error).__name__
