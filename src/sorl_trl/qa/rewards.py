@@ -89,6 +89,11 @@ def environment_reward(*, trajectory: Trajectories, **_: object) -> list[list[fl
     return _score_each(lambda each: [turn.reward or 0.0 for turn in each.turns], trajectory)
 
 
+def solved_reward(*, trajectory: Trajectories, environments: Sequence[Any], **_: object) -> list[float | None]:
+    """Give 1.0 where the environment says, in its attribute `solved`, that its task has been done, else 0.0."""
+    return _score_each(lambda _, environment: float(environment.solved), trajectory, environments)
+
+
 REWARDS: dict[str, Callable[..., list[Any]]] = {
     "answer": answer_reward,
     "exact_match": exact_match_reward,

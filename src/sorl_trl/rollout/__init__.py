@@ -1,5 +1,6 @@
 """Collects trajectories: a policy and its environment taking turns. Token ids in, token ids out."""
 
+from sorl_trl.rollout.chat_protocol import ChatProtocol
 from sorl_trl.rollout.collector import Collector
 from sorl_trl.rollout.engine import Engine, EngineWork, LockStepEngine, generate_turns
 from sorl_trl.rollout.environments.environment import BatchResponder, Environment, Reply, Responder, RowTurn
@@ -12,13 +13,14 @@ from sorl_trl.rollout.observation import ObservationEncoder, Sanitizer
 from sorl_trl.rollout.options import PROTOCOLS, EngineOptions, RolloutArguments, RolloutLimits
 from sorl_trl.rollout.protocol import Frame, TagProtocol, chat_message_frame
 from sorl_trl.rollout.slots import NotServed, SlotEngine, model_engine
-from sorl_trl.rollout.trajectories import AssembledTrajectory, assemble, rollout_statistics
+from sorl_trl.rollout.trajectories import AssembledTrajectory, assemble, environment_statistics, rollout_statistics
 from sorl_trl.search import RetryPolicy
 
 __all__ = [
     "PROTOCOLS",
     "AssembledTrajectory",
     "BatchResponder",
+    "ChatProtocol",
     "Collector",
     "Engine",
     "EngineOptions",
@@ -47,6 +49,7 @@ __all__ = [
     "Unavailable",
     "assemble",
     "chat_message_frame",
+    "environment_statistics",
     "generate_turns",
     "model_engine",
     "rollout_statistics",

@@ -124,7 +124,7 @@ class ObservationEncoder:
         """
         if role == "user":
             if not self._protocol.turns_are_messages:
-                raise ValueError("role='user' needs turns that are messages: `AgentRollout(…, protocol=ChatProtocol())`")
+                raise ValueError("role='user' needs turns that are messages: AgentRollout(…, protocol=ChatProtocol())")
             return replace(self._encode(self._protocol.message_frame, text), role=role)
         return self._encode(self._protocol.information_frame, text, tuple(passages))
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from sorl_trl.rollout.environments.environment import Responder
 from sorl_trl.types import ActionKind, Observation, StopReason, Trajectory, Turn
 
 
@@ -79,6 +80,26 @@ def rollout_statistics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     }
     reasons = Counter(trajectory.stop_reason for trajectory in trajectories)
     return statistics | {f"stop_reason/{r.value}": _ratio(reasons[r], per_trajectory) for r in StopReason}
+
+
+def environment_statistics(trajectories: Sequence[Trajectory], responder: Responder) -> dict[str, float]:
+    """Means over trajectories of what their environments measured, of each kind apart where there are several.
+
+    Beside that, of each kind, how many turns and what `reward` its trajectories had, where the environment gives some.
+    Trajectories that an infrastructure failure ended say nothing.
+    """
+    found: dict[str, list[float]] = {}
+    for row, trajectory in enumerate(trajectories):
+        if trajectory.stop_reason.is_infrastructure_failure:
+            continue
+        kind = responder.kinds[row] if responder.kinds else None
+        rewards = [turn.reward for turn in trajectory.turns if turn.reward is not None]
+        figures = dict(responder.measures(row)) | ({"reward": sum(rewards)} if rewards else {})
+        if kind is not None:
+            figures["turns"] = len(trajectory.turns)
+        for name, value in figures.items():
+            found.setdefault(name if kind is None else f"{kind}/{name}", []).append(value)
+    return {name: sum(values) / len(values) for name, values in found.items()}
 
 
 def _answered_searches(trajectory: Trajectory) -> list[tuple[Turn, Observation]]:

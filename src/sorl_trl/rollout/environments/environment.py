@@ -54,11 +54,12 @@ class Environment(Protocol):
     protocol has read in it (`turn.action`). Raise `SearchUnavailable`, `ConnectionError` or `TimeoutError` for a world
     that is down: the trajectory is masked out of the loss. Any other exception is a programming error and ends the
     run. A method `reset`, if there is one, is given the columns of the row's example that it takes, and may return
-    text for the end of the prompt. `EnvironmentResponder` makes one environment per trajectory.
+    text for the end of the prompt. A method `measures`, if there is one, is called after the rollout, and returns
+    figures of the trajectory by name. `EnvironmentResponder` makes one environment per trajectory.
     """
 
     def step(self, turn: Turn) -> Reply | Awaitable[Reply]:
-        """Answer a turn that calls a tool, or any message. Answers to the question and invalid turns never come here."""
+        """Answer a turn that calls a tool, or any message. Answers and invalid turns never come here."""
         ...
 
 
@@ -80,10 +81,12 @@ class Responder(ABC):
 
     Attributes:
         environments: An object per row of the last rollout, for reward functions; empty where there are none.
+        kinds: The name of each row's environment, where there are several.
         protocol: How a policy calls it, where it says so itself.
     """
 
     environments: Sequence[Any] = ()
+    kinds: Sequence[str | None] = ()
     protocol: TagProtocol | None = None
 
     def fork(self) -> Responder:
@@ -102,6 +105,10 @@ class Responder(ABC):
 
     def open(self, examples: Sequence[Mapping[str, Any]]) -> None:
         """Begin a rollout; one example per row says what is known of it: its `prompt`, the columns of the dataset."""
+
+    def measures(self, row: int) -> Mapping[str, float]:
+        """Figures of a row whose trajectory has ended, by name."""
+        return {}
 
     @abstractmethod
     def ask(self, turns: Sequence[RowTurn]) -> list[Future[Reply]]:

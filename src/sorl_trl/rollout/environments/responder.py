@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from sorl_trl.checks import POSITIVE_COUNT, Number
 from sorl_trl.rollout.environments.calls import Calls
@@ -22,6 +22,9 @@ TIMEOUT_S = 60.0
 """Ours, as long as a search is tried again."""
 CONCURRENCY = 64
 """Ours: as many steps go on at the same time."""
+ENVIRONMENT = "environment"
+"""The column that names the factory of a row, where there are several: TRL's own."""
+Factory: TypeAlias = "Callable[[], Environment]"
 DOWN = (*INFRASTRUCTURE_ERRORS, asyncio.TimeoutError)  # which is a `TimeoutError` since Python 3.11 only
 UNAVAILABLE = Reply(stop=StopReason.ENVIRONMENT_UNAVAILABLE)
 
@@ -29,9 +32,10 @@ UNAVAILABLE = Reply(stop=StopReason.ENVIRONMENT_UNAVAILABLE)
 class EnvironmentResponder(Responder):
     """Answers each row's turns with an environment of its own, while other rows go on.
 
-    At the beginning of a rollout, `factory` is called once per row, in order. Where the objects have a method `reset`,
-    it is called with the row's example: its columns as keyword arguments, of which it gets those that it takes. Text
-    that it returns is added to the prompt.
+    At the beginning of a rollout, `factory` is called once per row, in order; of several factories, the one that the
+    column `environment` of the row names. Where the objects have a method `reset`, it is called with the row's
+    example: its columns as keyword arguments, of which it gets those that it takes. Text that it returns is added to
+    the prompt. Figures that a method `measures` returns after the rollout are averaged and logged.
 
     All that is done with an object is done in one thread, which is its own; what is a coroutine goes on in an event
     loop that all rows share. A `reset` or `step` that takes longer than `timeout_s`, or raises `SearchUnavailable`,
@@ -39,19 +43,20 @@ class EnvironmentResponder(Responder):
     other exceptions are programming errors, and end the run.
 
     Args:
-        factory: Makes an environment: a class, or a function without arguments.
+        factory: Makes an environment: a class, or a function without arguments; or several, by their names.
         timeout_s: For one step, or one `reset`; infinity is for ever.
         concurrency: How many steps may go on at the same time.
 
-    Raises ValueError for a number out of range.
+    Raises ValueError for a number out of range, and for a row whose column `environment` names no factory.
     """
 
     def __init__(
-        self, factory: Callable[[], Environment], timeout_s: float = TIMEOUT_S, concurrency: int = CONCURRENCY
+        self, factory: Factory | Mapping[str, Factory], timeout_s: float = TIMEOUT_S, concurrency: int = CONCURRENCY
     ) -> None:
         Number(above=0, finite=False).check("timeout_s", timeout_s)
         POSITIVE_COUNT.check("concurrency", concurrency)
-        self._factory = factory
+        self._factories: Mapping[Any, Factory] = factory if isinstance(factory, Mapping) else {None: factory}
+        self.kinds: Sequence[str | None] = ()
         self._timeout_s = timeout_s
         self._concurrency = concurrency
         self._calls: Calls | None = None
@@ -71,10 +76,15 @@ class EnvironmentResponder(Responder):
         or returns neither text nor None, TimeoutError for a `factory` that does not return, and what either raises.
         """
         self.close()
+        if None not in self._factories:
+            self.kinds = [self._kind(example) for example in examples]
+            examples = [{key: value for key, value in each.items() if key != ENVIRONMENT} for each in examples]
+        else:
+            self.kinds = [None] * len(examples)
         self._calls = Calls(len(examples), self._timeout_s, self._concurrency)
         try:
             self._down = set()
-            self._environments = [self._made(self._calls, row, example) for row, example in enumerate(examples)]
+            self._environments = [self._made(self._calls, row) for row in range(len(examples))]
             self._greetings = self._reset(self._calls, examples)
         except BaseException:
             self.close()
@@ -91,6 +101,11 @@ class EnvironmentResponder(Responder):
                 "are encoded, or have `reset` return None"
             )
         self._greetings = None
+
+    def measures(self, row: int) -> Mapping[str, float]:
+        """See `Responder.measures`: what the row's environment says, if it has such a method."""
+        measures: Callable[[], Mapping[str, float]] | None = getattr(self._environments[row], "measures", None)
+        return measures() if callable(measures) else {}
 
     def ask(self, turns: Sequence[RowTurn]) -> list[Future[Reply]]:
         """See `Responder.ask`."""
@@ -112,14 +127,17 @@ class EnvironmentResponder(Responder):
         environment = self._environments[row]
         return self._calls.make(row, partial(environment.step, turn), UNAVAILABLE, partial(_reply, environment))
 
-    def _environment(self, example: Mapping[str, Any]) -> Any:
-        """What the factory makes for a row."""
-        return self._factory()
+    def _kind(self, example: Mapping[str, Any]) -> str:
+        """The name of a row's factory."""
+        name = example.get(ENVIRONMENT)
+        if name not in self._factories:
+            raise ValueError(f"a row has {ENVIRONMENT}={name!r}, but there are {[*self._factories]}")
+        return str(name)
 
-    def _made(self, calls: Calls, row: int, example: Mapping[str, Any]) -> Any:
+    def _made(self, calls: Calls, row: int) -> Any:
         """A row's environment, made in its thread; before the next row's, so that factories may count."""
         late = object()
-        environment = calls.make(row, partial(self._environment, example), late, _value).result()
+        environment = calls.make(row, self._factories[self.kinds[row]], late, _value).result()
         if environment is late:
             raise TimeoutError(f"the factory of environments did not return within timeout_s={self._timeout_s}")
         if not callable(getattr(environment, "step", None)):

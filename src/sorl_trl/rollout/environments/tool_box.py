@@ -20,8 +20,6 @@ from sorl_trl.types import ActionKind
 
 Factory: TypeAlias = "Callable[[], Any]"
 SEARCH = ActionKind.SEARCH.value
-ENVIRONMENT = "environment"
-"""The column that names the factory of a row, where there are several: TRL's own."""
 _USE_OF_SEARCH = "a search query; passages are then shown to you"
 
 
@@ -67,12 +65,12 @@ class ToolBox(EnvironmentResponder):
         timeout_s: float = TIMEOUT_S,
         concurrency: int = CONCURRENCY,
     ) -> None:
-        super().__init__(partial(Caller, tools, None), timeout_s, concurrency)
-        self._shared = tools
-        self._several = isinstance(environment_factory, Mapping)
-        factories: Any = environment_factory if self._several else {None: environment_factory}
-        self._factories: Mapping[Any, Factory | None] = factories
-        self._tools = {tool: None for name in factories for tool in self._probe(name).tools.values()}
+        several = isinstance(environment_factory, Mapping)
+        given: Any = environment_factory if several else {None: environment_factory}
+        callers = {name: partial(Caller, tools, factory) for name, factory in given.items()}
+        super().__init__(callers if several else callers[None], timeout_s, concurrency)
+        self._has_objects = {*given.values()} != {None}
+        self._tools = {tool: None for caller in callers.values() for tool in _probed(caller()).tools.values()}
         names = dict.fromkeys(tool.__name__ for tool in self._tools)
         if search is not None and not isinstance(search, SearchResponder):
             search = SearchResponder(search, protocol)
@@ -88,7 +86,7 @@ class ToolBox(EnvironmentResponder):
     @property
     def environments(self) -> Sequence[Any]:  # type: ignore[override]
         """The objects of the last rollout, one per row."""
-        return [caller.inner for caller in self._environments] if {*self._factories.values()} != {None} else ()
+        return [caller.inner for caller in self._environments] if self._has_objects else ()
 
     def fork(self) -> ToolBox:
         """See `Responder.fork`."""
@@ -116,22 +114,6 @@ class ToolBox(EnvironmentResponder):
         if self._search is not None:
             self._search.close()
 
-    def _environment(self, example: Mapping[str, Any]) -> Caller:
-        """The tools of a row; its object is that of its factory."""
-        name = example.get(ENVIRONMENT) if self._several else None
-        if name not in self._factories:
-            raise ValueError(f"a row has {ENVIRONMENT}={name!r}, but `environment_factory` has {[*self._factories]}")
-        factory = self._factories[name]
-        return Caller(self._shared, None if factory is None else factory(), ENVIRONMENT if self._several else None)
-
-    def _probe(self, name: str | None) -> Caller:
-        """What the tools of a factory are: those of an object that it makes."""
-        probe = self._environment({ENVIRONMENT: name})
-        if probe.inner is not None and not callable(getattr(probe.inner, "reset", None)):
-            made = type(probe.inner).__name__
-            raise TypeError(f"the factory made a {made}: TRL's environments have a method `reset`")
-        return probe
-
     @property
     def instructions(self) -> str:
         """What a prompt may say about the tools, a line each, from annotations and docstrings.
@@ -148,6 +130,14 @@ class ToolBox(EnvironmentResponder):
             None if each.stop_reason.is_infrastructure_failure else await _value_of(environment.get_reward())
             for environment, each in zip(environments, trajectory, strict=True)
         ]
+
+
+def _probed(caller: Caller) -> Caller:
+    """What the tools of a factory are: those of an object that it makes."""
+    if caller.inner is not None and not callable(getattr(caller.inner, "reset", None)):
+        made = type(caller.inner).__name__
+        raise TypeError(f"the factory made a {made}: TRL's environments have a method `reset`")
+    return caller
 
 
 async def _value_of(reward: Any) -> float:

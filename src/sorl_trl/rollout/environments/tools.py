@@ -53,16 +53,14 @@ def methods_of(environment: Any) -> list[Tool]:
 
 
 class Caller:
-    """Some functions and an object as the `Environment` of a row; the object is not told the column `hidden`."""
+    """Some functions and an object, if a factory makes one, as the `Environment` of a row."""
 
-    def __init__(self, tools: Sequence[Tool], inner: Any, hidden: str | None = None) -> None:
-        self.inner = inner
-        self._hidden = hidden
-        self.tools = named([*tools, *methods_of(inner)])
+    def __init__(self, tools: Sequence[Tool], factory: Callable[[], Any] | None) -> None:
+        self.inner = None if factory is None else factory()
+        self.tools = named([*tools, *methods_of(self.inner)])
 
     def reset(self, **example: Any) -> Any:
-        told = {name: value for name, value in example.items() if name != self._hidden}
-        said = None if self.inner is None else call_with(self.inner.reset, told)
+        said = None if self.inner is None else call_with(self.inner.reset, example)
         if isinstance(said, list):
             name = type(self.inner).__name__
             raise TypeError(f"{name}.reset returned content blocks, but a policy that writes tags is told text alone")

@@ -17,6 +17,7 @@ from sorl_trl.rollout import (
     SearchResponder,
     TagProtocol,
     assemble,
+    environment_statistics,
     rollout_statistics,
 )
 from sorl_trl.rollout.greetings import Greeter
@@ -106,6 +107,8 @@ class AgentRollout:
         statistics["neutralized_per_trajectory"] += greeter.neutralized / max(len(trajectories), 1)
         for name, value in statistics.items():
             trainer._log_metric(f"rollout/{name}", value)
+        for name, value in environment_statistics(trajectories, collector.responder).items():
+            trainer._log_metric(f"environment/{name}", value)
         output = rollout_output(trajectories, trainer._tokenizer.eos_token_id)
         environments = collector.responder.environments
         return {**output, "environments": [*environments]} if environments else output

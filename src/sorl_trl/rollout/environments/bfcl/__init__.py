@@ -4,7 +4,21 @@ The worlds, the tasks and the calls that solve them are those of the package `bf
 """
 
 from sorl_trl.rollout.environments.bfcl.environment import BFCLEnvironment, BFCLTools
+from sorl_trl.rollout.environments.bfcl.questions import BFCL_BENCHMARKS, are_tasks, bfcl_questions, question_of
 from sorl_trl.rollout.environments.bfcl.tasks import BFCL_SETS, Task, load_tasks, prompt_rows, task_of
 from sorl_trl.rollout.environments.bfcl.worlds import Worlds
 
-__all__ = ["BFCL_SETS", "BFCLEnvironment", "BFCLTools", "Task", "Worlds", "load_tasks", "prompt_rows", "task_of"]
+__all__ = [
+    "BFCL_BENCHMARKS",
+    "BFCL_SETS",
+    "BFCLEnvironment",
+    "BFCLTools",
+    "Task",
+    "Worlds",
+    "are_tasks",
+    "bfcl_questions",
+    "load_tasks",
+    "prompt_rows",
+    "question_of",
+    "task_of",
+]

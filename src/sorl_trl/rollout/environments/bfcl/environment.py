@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
 from sorl_trl.rollout.environments.bfcl.tasks import Task, request_of, task_of
 from sorl_trl.rollout.environments.bfcl.worlds import Function, Worlds
@@ -12,6 +12,7 @@ from sorl_trl.rollout.environments.environment import Reply
 from sorl_trl.rollout.environments.function_calls import Call, WrongCall, read_calls
 from sorl_trl.types import StopReason, Turn
 
+Prompt: TypeAlias = "Sequence[Mapping[str, str]]"
 MOST_STEPS = 20
 """Messages with calls that the leaderboard allows between two of the user's."""
 ERRORS = (
@@ -22,16 +23,17 @@ ERRORS = (
     "execution_response_mismatch",
     "force_terminated",
 )
-"""What can go wrong. `wrong_call`: a message or a call that cannot be read, or of no function; `failed_call`: the world
-raised; the others are the leaderboard's verdicts."""
+"""What can go wrong: a `wrong_call` cannot be read, or is of no function; a `failed_call` makes the world raise; the
+others are the leaderboard's verdicts."""
 
 
 class BFCLEnvironment:
     """The world of one trajectory, for an `EnvironmentResponder` and a `ChatProtocol`.
 
     ```python
+    dataset = Dataset.from_list(prompt_rows(load_tasks("base")))
     rollout = AgentRollout(EnvironmentResponder(BFCLEnvironment), ChatProtocol(), RolloutLimits(max_turns=40))
-    trainer = SOGRPOTrainer(..., train_dataset=Dataset.from_list(prompt_rows(load_tasks("base"))), rollout_func=rollout)
+    trainer = SOGRPOTrainer(..., train_dataset=dataset, rollout_func=rollout)
     ```
 
     A message that calls functions is answered by their results, one that calls none by what the user says next.
@@ -48,9 +50,9 @@ class BFCLEnvironment:
     def __init__(self, compact: bool = False, tools: Sequence[Function] = (), most_steps: int = MOST_STEPS) -> None:
         self._compact, self._tools, self._most_steps = compact, tools, most_steps
 
-    def reset(self, task: str) -> None:
-        """Begin the task of this id."""
-        self.task: Task = task_of(task)
+    def reset(self, prompt: Prompt) -> None:
+        """Begin the task whose prompt `prompt_rows` has made."""
+        self.task: Task = task_of(prompt[0]["task"])
         self._worlds, self._solved_worlds = Worlds(self.task, self._tools), Worlds(self.task)
         self._results: list[str] = []
         """Of all calls of the policy so far."""
@@ -142,10 +144,10 @@ class BFCLEnvironment:
 class BFCLTools:
     """The same for TRL's own `environment_factory`, where nobody speaks but tools: `done` brings the next request."""
 
-    def reset(self, task: str, **_: Any) -> None:
-        """Begin the task of this id."""
+    def reset(self, prompt: Prompt, **_: Any) -> None:
+        """Begin the task whose prompt `prompt_rows` has made."""
         self._environment = BFCLEnvironment()
-        self._environment.reset(task)
+        self._environment.reset(prompt)
 
     def call(self, calls: str) -> str:
         """

@@ -17,8 +17,8 @@ BFCL_SETS = ("base", "miss_func", "miss_param", "long_context")
 _INSTALL = "python -m pip install --no-deps bfcl-eval==2026.3.23 && python -m pip install mpmath"
 _PREFIX = "multi_turn_"
 _COMPACT = (
-    "You call functions for the user. To call some, write a list of calls and nothing else, such as [f(a=1), g(b='x')]. "
-    "Their results come back. Once the user has what they asked for, say so.\nFunctions:\n"
+    "You call functions for the user. To call some, write a list of calls and nothing else, such as [f(a=1), "
+    "g(b='x')]. Their results come back. Once the user has what they asked for, say so.\nFunctions:\n"
 )
 
 
@@ -76,7 +76,9 @@ def task_of(task_id: str) -> Task:
 
 
 def prompt_rows(tasks: Iterable[Task], compact: bool = False) -> list[dict[str, Any]]:
-    """Rows of a training set, for `datasets.Dataset.from_list`: `prompt` and `task`.
+    """Rows of a training set, for `datasets.Dataset.from_list`: a `prompt`, whose first message names the `task` too.
+
+    A `rollout_func` of TRL is given prompts and nothing else.
 
     Args:
         tasks: What to ask for.
@@ -86,10 +88,9 @@ def prompt_rows(tasks: Iterable[Task], compact: bool = False) -> list[dict[str, 
     return [
         {
             "prompt": [
-                {"role": "system", "content": _system_message(task.functions, compact)},
-                {"role": "user", "content": task.requests[0]},
-            ],
-            "task": task.id,
+                {"role": "system", "content": _system_message(task.functions, compact), "task": task.id},
+                {"role": "user", "content": task.requests[0], "task": task.id},
+            ]
         }
         for task in tasks
     ]

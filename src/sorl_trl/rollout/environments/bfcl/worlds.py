@@ -32,7 +32,7 @@ class Worlds:
         task: Whose worlds they are.
         tools: Functions of other origin, which calls may name too.
 
-    A function is called by its name, or as `World.name`, where the world of `tools` is `tools`. A name that two of them
+    A function is called by its name, or as `World.name`, where the world of `tools` is `tools`. A name that two worlds
     have must be written in the second way.
     """
 
