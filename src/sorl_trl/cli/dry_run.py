@@ -24,7 +24,7 @@ from sorl_trl.recipe.build import build_rollout, build_trainer, load_tokenizer
 from sorl_trl.recipe.memory import available_bytes, estimate, remedies
 from sorl_trl.rollout.generation import positions_of
 from sorl_trl.text import one_line
-from sorl_trl.trainers import SearchRollout
+from sorl_trl.trainers import AgentRollout, SearchRollout
 from sorl_trl.trainers.base import TurnLevelTrainer
 
 GIB = 2**30
@@ -52,7 +52,7 @@ def try_out(arguments: Arguments) -> None:
     PartialState().destroy_process_group()
 
 
-def plan(arguments: Arguments, trainer: TurnLevelTrainer, rollout: SearchRollout) -> Iterator[tuple[str, str]]:
+def plan(arguments: Arguments, trainer: TurnLevelTrainer, rollout: AgentRollout) -> Iterator[tuple[str, str]]:
     """What fits, and whether the search engine answers: the policy might not search in the rehearsal.
 
     Raises:
@@ -67,8 +67,9 @@ def plan(arguments: Arguments, trainer: TurnLevelTrainer, rollout: SearchRollout
     yield "lengths", f"longest prompt {prompt} + max_completion_length {most} of {positions} positions"
     yield "", f"{limits.max_turns} turns take up to {limits.max_turns * both + limits.max_turn_tokens} tokens"
     yield from _memory(arguments, trainer, int(min(prompt + most, positions)))
-    (found,) = rollout.search.search_batch([str(trainer.train_dataset[0]["question"])], limits.search_top_k)
-    yield "search", f"{len(found)} passages for a question"
+    if isinstance(rollout, SearchRollout):
+        (found,) = rollout.search.search_batch([str(trainer.train_dataset[0]["question"])], limits.search_top_k)
+        yield "search", f"{len(found)} passages for a question"
 
 
 def _updates(trainer: TurnLevelTrainer) -> Iterator[tuple[str, str]]:

@@ -1,11 +1,12 @@
 """Question answering: question sets, prompts, and the one scorer that rewards and evaluation share."""
 
 from sorl_trl.qa.answers import contains_answer, exact_match, normalize_answer, sub_exact_match, token_f1
-from sorl_trl.qa.benchmarks import BENCHMARKS, Benchmark, load_benchmark
+from sorl_trl.qa.benchmarks import BENCHMARKS, BFCL_BENCHMARKS, Benchmark, load_benchmark
 from sorl_trl.qa.prompts import SEARCH_R1_TEMPLATE, build_prompt_rows, encode_prompts
 from sorl_trl.qa.questions import Question, load_questions, write_questions
 from sorl_trl.qa.rewards import (
     REWARDS,
+    TASK_REWARDS,
     TURN_REWARDS,
     answer_reward,
     choice_reward,
@@ -15,6 +16,7 @@ from sorl_trl.qa.rewards import (
     f1_reward,
     format_reward,
     search_hit_turn_reward,
+    solved_reward,
     sub_exact_match_reward,
     turn_format_reward,
 )
@@ -27,8 +29,10 @@ from sorl_trl.qa.scoring import (
 
 __all__ = [
     "BENCHMARKS",
+    "BFCL_BENCHMARKS",
     "REWARDS",
     "SEARCH_R1_TEMPLATE",
+    "TASK_REWARDS",
     "TURN_REWARDS",
     "Benchmark",
     "Question",
@@ -51,6 +55,7 @@ __all__ = [
     "score_f1_plus",
     "score_search_hits",
     "search_hit_turn_reward",
+    "solved_reward",
     "sub_exact_match",
     "sub_exact_match_reward",
     "token_f1",

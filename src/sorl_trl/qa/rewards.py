@@ -104,9 +104,13 @@ REWARDS: dict[str, Callable[..., list[Any]]] = {
     "format": format_reward,
     "turn_format": turn_format_reward,
     "search_hit": search_hit_turn_reward,
+    "environment": environment_reward,
+    "solved": solved_reward,
 }
-"""The reward functions by the names that recipes use: all but `environment_reward`, for a search engine gives none."""
-TURN_REWARDS = frozenset({"turn_format", "search_hit"})
+"""The reward functions by the names that recipes use."""
+TASK_REWARDS = frozenset({"environment", "solved"})
+"""The names of those for tasks, whose environment says what was done well; the others are for questions."""
+TURN_REWARDS = frozenset({"turn_format", "search_hit", "environment"})
 """The names of those that return one float per turn."""
 
 

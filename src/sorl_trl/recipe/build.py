@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +16,27 @@ from sorl_trl import qa
 from sorl_trl.command_line import UserMistake, check_checkpoint, mistakes
 from sorl_trl.diagnostics import CollapseGuard, TurnProgressCallback
 from sorl_trl.methods import method_from
-from sorl_trl.recipe.arguments import INFORMATION_GAIN, Arguments
-from sorl_trl.rollout import Collector, RolloutArguments, Sanitizer
-from sorl_trl.search import NoSearch
-from sorl_trl.trainers import SearchRollout
+from sorl_trl.recipe.arguments import INFORMATION_GAIN, REWARDS, Arguments
+from sorl_trl.rollout import ChatProtocol, Collector, EnvironmentResponder, RolloutArguments, Sanitizer
+from sorl_trl.rollout.environments.bfcl import (
+    BFCL_BENCHMARKS,
+    BFCLEnvironment,
+    are_tasks,
+    bfcl_questions,
+    prompt_rows,
+    task_of,
+)
+from sorl_trl.search import NoSearch, SearchArguments
+from sorl_trl.trainers import AgentRollout, SearchRollout
 from sorl_trl.trainers.base import TurnLevelTrainer
 from sorl_trl.trainers.turns.information_gain import InformationGain
 
 
 def load_prompts(arguments: Arguments, tokenizer: PreTrainedTokenizerBase) -> tuple[Dataset, Dataset | None]:
-    """The questions to train on and those to evaluate on, as prompts. What is downloaded is so once per machine."""
+    """The questions to train on and those to evaluate on, as prompts. What is downloaded is so once per machine.
+
+    Raises ValueError where what is given does not go together.
+    """
     task = arguments.task
     with arguments.config.main_process_first(desc="loading the questions"):
         train = _load_questions(task.train_questions, "train")
@@ -31,6 +44,7 @@ def load_prompts(arguments: Arguments, tokenizer: PreTrainedTokenizerBase) -> tu
     evaluation = evaluation and _spread(evaluation, task.eval_limit)
     if "choice" in task.rewards:
         check_choices([*train, *(evaluation or ())])
+    check_kind(arguments, are_tasks([*train, *(evaluation or ())]))
     clean = Sanitizer(tokenizer).clean
     prompts = _as_prompts(train, arguments.rollout, clean)
     prompts.info.dataset_name = Path(task.train_questions).name  # for the model card
@@ -38,6 +52,8 @@ def load_prompts(arguments: Arguments, tokenizer: PreTrainedTokenizerBase) -> tu
 
 
 def _load_questions(source: str, split: str | None) -> list[qa.Question]:
+    if source in BFCL_BENCHMARKS:
+        return bfcl_questions(source)
     return qa.load_benchmark(source, split) if source in qa.BENCHMARKS else qa.load_questions(source)
 
 
@@ -48,6 +64,8 @@ def _spread(questions: Sequence[qa.Question], limit: int | None) -> list[qa.Ques
 
 
 def _as_prompts(questions: Sequence[qa.Question], rollout: RolloutArguments, clean: Callable[[str], str]) -> Dataset:
+    if are_tasks(questions):
+        return Dataset.from_list(prompt_rows([task_of(each.id) for each in questions], rollout.is_terse))
     return Dataset.from_list(qa.build_prompt_rows(questions, rollout.prompt_template, rollout.chat, clean))
 
 
@@ -61,11 +79,26 @@ def check_choices(questions: Sequence[qa.Question]) -> None:
         )
 
 
-def build_rollout(arguments: Arguments, tokenizer: PreTrainedTokenizerBase) -> SearchRollout:
+def check_kind(arguments: Arguments, of_tasks: bool) -> None:
+    """Raise ValueError for rewards that questions, or else tasks, do not give, and what tasks take no notice of."""
+    allowed = [name for name in REWARDS if (name in qa.TASK_REWARDS) == of_tasks]
+    if wrong := [name for name in arguments.task.rewards if name not in allowed]:
+        kind = "tasks" if of_tasks else "questions"
+        raise ValueError(f"`rewards` has {wrong[0]!r}, but `train_questions` holds {kind}, with {', '.join(allowed)}.")
+    idle = ("prompt_template", "chat", "search_top_k", *(field.name for field in fields(SearchArguments)))
+    if of_tasks and (given := [name for name in idle if name in arguments.given]):
+        raise ValueError(f"`{given[0]}` is for questions, but `train_questions` holds tasks: leave it out.")
+
+
+def build_rollout(arguments: Arguments, tokenizer: PreTrainedTokenizerBase) -> AgentRollout:
     """Protocol and limits are checked against the tokenizer before a large corpus is indexed."""
     config = arguments.config
-    protocol = arguments.rollout.tag_protocol(tokenizer, config.chat_template_kwargs)
     limits = arguments.rollout.limits(config.max_completion_length)
+    source = arguments.task.train_questions
+    if source not in qa.BENCHMARKS and are_tasks(_load_questions(source, None)):
+        responder = EnvironmentResponder(partial(BFCLEnvironment, arguments.rollout.is_terse))
+        return AgentRollout(responder, ChatProtocol(), limits, arguments.engine)
+    protocol = arguments.rollout.tag_protocol(tokenizer, config.chat_template_kwargs)
     Collector(tokenizer, NoSearch(), protocol, limits)
     with config.main_process_first(desc="opening the search engine"):
         search = arguments.search.build_search().backend
@@ -90,7 +123,7 @@ def load_tokenizer(arguments: Arguments) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def build_trainer(arguments: Arguments, rollout: SearchRollout | None = None) -> TurnLevelTrainer:
+def build_trainer(arguments: Arguments, rollout: AgentRollout | None = None) -> TurnLevelTrainer:
     """Build the trainer that a recipe and a command line describe, with its model, data, rollout and callbacks.
 
     Args:

@@ -115,7 +115,10 @@ class RolloutArguments:
     )
     protocol: Annotated[str, OneOf(tuple(PROTOCOLS))] = field(
         default="search_r1",
-        metadata={"help": "How observations are worded: 'search_r1', or 'terse' for the sandbox's tiny policies."},
+        metadata={
+            "help": "How things are worded: 'search_r1', or 'terse' for small policies (short observations; of tasks, "
+            "functions in a line each instead of the leaderboard's prompt)."
+        },
     )
     max_turns: Annotated[int, COUNT] = field(
         default=2, metadata={"help": "Searches (or invalid actions) before the last generation."}
@@ -130,6 +133,11 @@ class RolloutArguments:
         check_fields(self)
         if "{question}" not in self.prompt_template:
             raise ValueError(f"`prompt_template` is {self.prompt_template!r}, but must hold '{{question}}'.")
+
+    @property
+    def is_terse(self) -> bool:
+        """Whether things are worded for a small policy."""
+        return self.protocol == "terse"
 
     def limits(self, max_trajectory_tokens: int) -> RolloutLimits:
         """Limit a trajectory to so many tokens after the prompt. Raises ValueError for a number below 1."""

@@ -31,6 +31,7 @@ from sorl_trl.trainers.checks import (
     check_config,
     check_dataset,
     check_method,
+    check_processor,
     disable_dropout,
     say_once,
 )
@@ -111,6 +112,7 @@ class TurnLevelTrainer(GRPOTrainer):
             self.rollout_func = checked_rollout(self.rollout_func)
         if args.disable_dropout:
             disable_dropout(self.model)
+        check_processor(args)
         check_dataset(self)
         check_ahead(self)
         self._set_up_rewards()

@@ -6,6 +6,7 @@ import logging
 from dataclasses import fields
 from typing import Any
 
+import torch
 from datasets import Dataset
 from torch import nn
 from trl.trainer.utils import disable_dropout_in_model
@@ -76,6 +77,16 @@ def _check_settings(method: str, args: TurnLevelConfig) -> None:
             args,
             f"`method` is {method!r}, but its settings are left out: {listed}. Write "
             f'`{config}(..., **SETTINGS["{method}"])`, with `from sorl_trl.methods import SETTINGS`.',
+        )
+
+
+def check_processor(args: TurnLevelConfig) -> None:
+    """Warn where bfloat16, which is TRL's default, would be computed without instructions for it."""
+    if args.bf16 and args.device.type == "cpu" and torch.backends.cpu.get_cpu_capability() == "AVX2":
+        say_once(
+            args,
+            "`bf16` is True, but this processor has no instructions for bfloat16, and takes many times as long as in "
+            "float32: set `bf16=False`.",
         )
 
 

@@ -39,16 +39,16 @@ def read_calls(message: str) -> list[Call]:
     characters, brackets that are nested more than 50 deep, and a whole number of more than 15 digits.
     """
     said = message.rpartition("</think>")[2].strip()
-    is_json = "<tool_call>" in said
-    if not is_json and (fenced := _FENCE.fullmatch(said)):
+    if fenced := _FENCE.fullmatch(said):
         said = fenced[1].strip()
-    if not is_json and not _PYTHON.match(said):
+    is_python = bool(_PYTHON.match(said))
+    if not is_python and "<tool_call>" not in said:
         return []
     if len(said) > _MOST_CHARACTERS:
         raise WrongCall(f"the message has {len(said)} characters, and {_MOST_CHARACTERS} are read")
     if _depth(said) > _DEEPEST:
         raise WrongCall(f"brackets are nested more than {_DEEPEST} deep")
-    calls = [*(_json_calls(said) if is_json else _python_calls(said))]
+    calls = [*(_python_calls(said) if is_python else _json_calls(said))]
     for call in calls:
         _check_numbers([*call.positional, *call.named.values()])
     return calls

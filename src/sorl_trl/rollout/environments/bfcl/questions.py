@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sorl_trl.qa import Question
-from sorl_trl.rollout.environments.bfcl.tasks import BFCL_SETS, Task, load_tasks
-
-BFCL_BENCHMARKS = tuple(f"bfcl_multi_turn_{name}" for name in BFCL_SETS)
-"""Names of the sets."""
+from sorl_trl.qa import BFCL_BENCHMARKS, Question
+from sorl_trl.rollout.environments.bfcl.tasks import Task, load_tasks
 
 
 def bfcl_questions(name: str) -> list[Question]:

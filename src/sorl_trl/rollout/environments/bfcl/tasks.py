@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sorl_trl.checks import check_choice
+from sorl_trl.rollout.environments.function_calls import read_calls
 
 BFCL_SETS = ("base", "miss_func", "miss_param", "long_context")
 _INSTALL = "python -m pip install --no-deps bfcl-eval==2026.3.23 && python -m pip install mpmath"
@@ -46,6 +47,26 @@ class Task:
         """Whether the worlds hold much that is of no use."""
         return "long_context" in self.id
 
+    def shortened(self, requests: int) -> Task:
+        """The task up to so many requests, with the functions that solve these and their worlds alone.
+
+        Its id, such as "multi_turn_base_0:2", says so. Raises ValueError where there are fewer requests.
+        """
+        if not 1 <= requests <= len(self.requests):
+            raise ValueError(f"requests={requests} must be 1 to {len(self.requests)}, of {self.id}")
+        solution = self.solution[:requests]
+        needed = {call.name for calls in solution for text in calls for call in read_calls(text)}
+        by_world = {world: {each["name"] for each in _functions(world)} for world in self.worlds}
+        return replace(
+            self,
+            id=f"{self.id}:{requests}",
+            requests=self.requests[:requests],
+            worlds=tuple(world for world, names in by_world.items() if names & needed),
+            solution=solution,
+            functions=tuple(each for each in self.functions if each["name"] in needed),
+            later={number: documents for number, documents in self.later.items() if number < requests},
+        )
+
 
 def package(name: str) -> Any:
     """A module of `bfcl-eval`. Raises ImportError, which says how to install it."""
@@ -67,12 +88,13 @@ def load_tasks(name: str) -> tuple[Task, ...]:
 
 
 def task_of(task_id: str) -> Task:
-    """The task of an id. Raises ValueError where there is none."""
-    name, _, number = task_id.removeprefix(_PREFIX).rpartition("_")
-    tasks = {task.id: task for task in load_tasks(name)} if name in BFCL_SETS and number.isdigit() else {}
-    if task_id not in tasks:
+    """The task of an id, shortened where it says so. Raises ValueError where there is none."""
+    whole, _, requests = task_id.partition(":")
+    name = whole.removeprefix(_PREFIX).rpartition("_")[0]
+    tasks = {task.id: task for task in load_tasks(name)} if name in BFCL_SETS else {}
+    if whole not in tasks:
         raise ValueError(f"task={task_id!r} is no task: their ids are such as 'multi_turn_base_0'")
-    return tasks[task_id]
+    return tasks[whole].shortened(int(requests)) if requests else tasks[whole]
 
 
 def prompt_rows(tasks: Iterable[Task], compact: bool = False) -> list[dict[str, Any]]:
