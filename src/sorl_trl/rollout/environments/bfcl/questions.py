@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from sorl_trl.qa import Question
 from sorl_trl.rollout.environments.bfcl.tasks import BFCL_SETS, Task, load_tasks
 
-BFCL_BENCHMARKS = tuple(f"bfcl_multi_turn_{name}" for name in BFCL_SETS)
+BFCL = "bfcl_multi_turn"
+"""Names all sets together."""
+BFCL_BENCHMARKS = tuple(f"{BFCL}_{name}" for name in BFCL_SETS)
 """Names of the sets."""
 
 
 def bfcl_questions(name: str) -> list[Question]:
     """The tasks of a set of `BFCL_BENCHMARKS`. Raises ImportError where the package is missing."""
-    return [question_of(task) for task in load_tasks(name.removeprefix("bfcl_multi_turn_"))]
+    return [question_of(task) for task in load_tasks(name.removeprefix(f"{BFCL}_"))]
 
 
 def question_of(task: Task) -> Question:
