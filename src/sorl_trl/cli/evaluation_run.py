@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,10 @@ from accelerate import PartialState
 from transformers import GenerationConfig
 
 from sorl_trl import qa
-from sorl_trl.command_line import UserMistake, mistakes, parse_dataclasses
+from sorl_trl.command_line import UserMistake, given_words, mistakes, parse_dataclasses
+from sorl_trl.evaluation.agents import Agent, in_search, in_worlds
 from sorl_trl.evaluation.arguments import EvaluationArguments
-from sorl_trl.evaluation.batches import Agent, complete
+from sorl_trl.evaluation.batches import complete
 from sorl_trl.evaluation.checkpoint import ModelArguments, load_model, load_tokenizer, message_ends
 from sorl_trl.evaluation.figures import summarize
 from sorl_trl.evaluation.plan import load_datasets, plan_batches, questions_hash
@@ -23,6 +24,7 @@ from sorl_trl.evaluation.run_folder import RunFolder
 from sorl_trl.evaluation.tables import format_results
 from sorl_trl.records.evaluated import FILES, files_hash, read_settings
 from sorl_trl.rollout import Collector, EngineOptions, RolloutArguments, TurnEnd, model_engine
+from sorl_trl.rollout.environments.bfcl import MOST_STEPS, are_tasks, task_of
 from sorl_trl.search import SearchArguments, SearchBackend, SearchUnavailable
 
 GROUPS = (ModelArguments, RolloutArguments, EngineOptions, EvaluationArguments, SearchArguments)
@@ -30,6 +32,11 @@ GROUPS = (ModelArguments, RolloutArguments, EngineOptions, EvaluationArguments, 
 ALSO_IN_RECIPES = ("max_completion_length", "dtype", "attn_implementation", "trust_remote_code")
 """Arguments of other groups that shape what the policy does, and mean the same in training."""
 SAMPLING = ("num_samples", "temperature", "top_p", "batch_size", "seed", "rollout_engine", "rejoin_after")
+FOR_QUESTIONS = (
+    *("prompt_template", "chat", "search_top_k", "data_source_folder"),
+    *(field.name for field in fields(SearchArguments)),
+)
+"""Arguments that mean nothing to tasks."""
 LONGEST_WAIT = timedelta(days=7)
 """Of a process that is done for the others: process groups give up after minutes by default."""
 
@@ -43,6 +50,8 @@ class Arguments:
     engine: EngineOptions
     evaluation: EvaluationArguments
     search: SearchArguments
+    given: dict[str, Any]
+    """What recipe and command line say, by name: all else is at its default."""
 
 
 def parse_arguments(words: Sequence[str], config: Mapping[str, Any]) -> Arguments:
@@ -51,11 +60,12 @@ def parse_arguments(words: Sequence[str], config: Mapping[str, Any]) -> Argument
         agent = [field.name for group in (RolloutArguments, EngineOptions, SearchArguments) for field in fields(group)]
         taken = (*agent, *ALSO_IN_RECIPES, "questions", "benchmarks")
         config = {name: value for name, value in config.items() if name in taken}
-    return Arguments(*parse_dataclasses(GROUPS, words, config, "sorl evaluate"))
+    parsed = parse_dataclasses(GROUPS, words, config, "sorl evaluate")
+    return Arguments(*[*parsed, {**config, **given_words(GROUPS, words)}])
 
 
 def run_settings(
-    arguments: Arguments, datasets: Mapping[str, Sequence[qa.Question]], search_identity: str
+    arguments: Arguments, datasets: Mapping[str, Sequence[qa.Question]], search_identity: str | None
 ) -> dict[str, Any]:
     """What decides the outcome of a run: not where it is written, nor the number of processes."""
     model, evaluation = arguments.model, arguments.evaluation
@@ -73,20 +83,42 @@ def run_settings(
     }
 
 
-def load_agent(arguments: Arguments, search: SearchBackend, device: torch.device) -> Agent:
-    """The same collector as in training; the generator samples from the policy alone, as trainers do."""
+def for_tasks(arguments: Arguments, tasks: Sequence[qa.Question]) -> Arguments:
+    """The arguments for tasks of the leaderboard: if nobody said how many, as many turns as the tasks may take.
+
+    Raises:
+        UserMistake: One is given that means nothing there.
+        ValueError: There is no task of an id.
+    """
+    if unused := next((name for name in FOR_QUESTIONS if arguments.given.get(name)), None):
+        raise UserMistake(
+            f"`{unused}` is {arguments.given[unused]!r}, but is for questions: tasks of the leaderboard have prompts "
+            "and functions of their own. Leave it out, or name another recipe (`--config`)"
+        )
+    most = (MOST_STEPS + 1) * max(len(task_of(task.id).requests) for task in tasks)
+    given = arguments.rollout.max_turns if "max_turns" in arguments.given else most
+    return replace(arguments, rollout=replace(arguments.rollout, max_turns=given))
+
+
+def load_agent(arguments: Arguments, search: SearchBackend | None, device: torch.device) -> Agent:
+    """The same collector as in training; the generator samples from the policy alone, as trainers do.
+
+    Without `search` it is for tasks of the leaderboard.
+    """
     rollout, checkpoint = arguments.rollout, arguments.model
     with mistakes(f"`model_name_or_path` is {checkpoint.model_name_or_path!r}, which cannot be loaded"):
         tokenizer = load_tokenizer(checkpoint)
         model = load_model(checkpoint, device)
     with mistakes():
-        protocol = rollout.tag_protocol(tokenizer)
+        protocol, environment, rows = (
+            in_search(rollout, tokenizer, search) if search else in_worlds(rollout, tokenizer)
+        )
         limits = rollout.limits(arguments.evaluation.max_completion_length)
-        collector = Collector(tokenizer, search, protocol, limits, rejoin_after=arguments.engine.rejoin_after)
+        collector = Collector(tokenizer, environment, protocol, limits, rejoin_after=arguments.engine.rejoin_after)
         end = TurnEnd(tokenizer, protocol.stop_strings, message_ends(model, tokenizer))
         kind, gib = arguments.engine.rollout_engine, arguments.engine.kv_cache_gib
         engine = model_engine(model, end, generation_config(arguments.evaluation), kind, kv_cache_gib=gib)
-    return Agent(tokenizer, collector, engine, rollout.prompt_template, rollout.chat)
+    return Agent(tokenizer, collector, engine, rows)
 
 
 def generation_config(evaluation: EvaluationArguments) -> GenerationConfig:
@@ -110,15 +142,19 @@ def run_evaluation(arguments: Arguments) -> None:
     state = PartialState(cpu=not torch.accelerator.is_available(), timeout=LONGEST_WAIT)
     with mistakes(), state.main_process_first():  # what is downloaded or indexed is so once
         datasets = load_datasets(arguments.evaluation)
-        search = arguments.search.build_search()
+        questions = [question for each in datasets.values() for question in each]
+        if are_tasks(questions):
+            arguments, search, identity = for_tasks(arguments, questions), None, None
+        else:
+            search, identity = arguments.search.build_search()
         run = RunFolder(arguments.evaluation.output)
-        run.claim(run_settings(arguments, datasets, search.identity))
+        run.claim(run_settings(arguments, datasets, identity))
     batches = plan_batches(datasets, arguments.evaluation.num_samples, arguments.evaluation.batch_size)
     try:
         complete(
             run,
             batches[state.process_index :: state.num_processes],
-            lambda: load_agent(arguments, search.backend, state.device),
+            lambda: load_agent(arguments, search, state.device),
             arguments.evaluation.seed,
             show_progress=state.is_main_process,
         )
@@ -133,6 +169,6 @@ def run_evaluation(arguments: Arguments) -> None:
     state.destroy_process_group()
     if masked:
         raise SystemExit(
-            f"{masked} trajectories were lost to the search engine, and none that did not search, so that the means "
-            "above are biased: the same command makes what was lost anew."
+            f"{masked} trajectories were lost because the search engine or the environment was down, and none that "
+            "did not ask it, so that the means above are biased: the same command makes what was lost anew."
         )

@@ -9,6 +9,7 @@ from typing import Annotated
 
 from sorl_trl.checks import NOT_NEGATIVE, POSITIVE_COUNT, Number, check_fields
 from sorl_trl.qa import BENCHMARKS
+from sorl_trl.rollout.environments.bfcl import BFCL, BFCL_BENCHMARKS
 
 
 @dataclass
@@ -19,7 +20,11 @@ class EvaluationArguments:
         metadata={"help": "Folder for the results. An interrupted run there goes on. Default: `evaluation` in RUN."}
     )
     benchmarks: list[str] = field(
-        default_factory=list, metadata={"help": f"Public question sets by name: {', '.join(BENCHMARKS)}."}
+        default_factory=list,
+        metadata={
+            "help": f"Public question sets by name: {', '.join(BENCHMARKS)}; or tasks of the Berkeley Function "
+            f"Calling Leaderboard: {', '.join(BFCL_BENCHMARKS)}, and {BFCL} for all of these."
+        },
     )
     data_source_folder: str | None = field(
         default=None,
@@ -48,6 +53,7 @@ class EvaluationArguments:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        self.benchmarks = [each for name in self.benchmarks for each in (BFCL_BENCHMARKS if name == BFCL else [name])]
         names = [*self.benchmarks, *(Path(path).stem for path in self.questions)]
         if not names:
             raise ValueError("`benchmarks` and `questions` are both empty: at least one dataset must be named.")

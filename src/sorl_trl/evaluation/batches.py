@@ -2,59 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from tqdm.auto import tqdm
-from transformers import PreTrainedTokenizerBase
 
 from sorl_trl import qa
+from sorl_trl.evaluation.agents import Agent
 from sorl_trl.evaluation.plan import Batch
 from sorl_trl.evaluation.run_folder import RunFolder
 from sorl_trl.records.evaluated import MEASURES, EvaluatedTrajectory, write_evaluated
-from sorl_trl.rollout import Collector, Engine, Generator, Sanitizer, rollout_statistics
+from sorl_trl.rollout import rollout_statistics
 from sorl_trl.rollout.tokens import decode
 from sorl_trl.search import SearchUnavailable
 from sorl_trl.types import Trajectory
 
 LOST_BATCHES = 3
-"""After so many in a row in which every trajectory was masked, a run stops: the search engine is down."""
+"""After so many in a row in which every trajectory was masked, a run stops: what answers turns is down."""
 
 
-@dataclass(frozen=True)
-class Agent:
-    """A policy with everything that is needed to ask it questions."""
-
-    tokenizer: PreTrainedTokenizerBase
-    collector: Collector
-    generator: Generator | Engine
-    prompt_template: str
-    conversational: bool
-
-
-def measure(question: qa.Question, trajectory: Trajectory) -> dict[str, float | None]:
+def measure(
+    question: qa.Question, trajectory: Trajectory, environment: Mapping[str, float] | None = None
+) -> dict[str, float | None]:
     """Take every measure of `MEASURES`; one that does not apply is `None`.
 
-    That is choice accuracy of an open question, and everything after an infrastructure failure, which says nothing
-    about the policy.
+    That is choice accuracy of an open question, answers and searches where an `environment` has measured whether its
+    task is solved, and everything after an infrastructure failure, which says nothing about the policy.
     """
     if trajectory.stop_reason.is_infrastructure_failure:
         return dict.fromkeys(MEASURES)
-    golden, options = question.golden_answers, question.options
     statistics = rollout_statistics([trajectory])
+    measures = _scores(question, trajectory) | {"searches": statistics["searches_per_trajectory"]}
+    if environment:
+        measures = dict.fromkeys(measures) | {"correct": environment["solved"]}
+    return {
+        **measures,
+        "turns": statistics["turns_per_trajectory"],
+        "invalid_actions": statistics["invalid_actions_per_trajectory"],
+        "neutralized": statistics["neutralized_per_trajectory"],
+        "generated_tokens": float(sum(len(turn.token_ids) for turn in trajectory.turns)),
+        "observation_tokens": float(sum(len(seen.token_ids) for seen in trajectory.observations)),
+    }
+
+
+def _scores(question: qa.Question, trajectory: Trajectory) -> dict[str, float | None]:
+    golden, options = question.golden_answers, question.options
     return {
         "correct": qa.score_answer(trajectory, golden, options),
         "exact_match": qa.exact_match(trajectory.answer, golden),
         "f1": qa.token_f1(trajectory.answer, golden),
         "sub_exact_match": qa.sub_exact_match(trajectory.answer, golden),
         "choice_accuracy": qa.score_choice(trajectory, golden, options) if options else None,
-        "searches": statistics["searches_per_trajectory"],
-        "turns": statistics["turns_per_trajectory"],
-        "invalid_actions": statistics["invalid_actions_per_trajectory"],
-        "neutralized": statistics["neutralized_per_trajectory"],
-        "generated_tokens": float(sum(len(turn.token_ids) for turn in trajectory.turns)),
-        "observation_tokens": float(sum(len(seen.token_ids) for seen in trajectory.observations)),
     }
 
 
@@ -65,27 +63,27 @@ def run_batches(
 
     Torch is seeded anew for each batch: what a batch samples does not depend on the batches before it.
     """
-    clean = Sanitizer(agent.tokenizer).clean
     for batch in batches:
-        questions = [question for question, _ in batch.samples]
-        rows = qa.build_prompt_rows(questions, agent.prompt_template, agent.conversational, clean)
+        rows = agent.rows([question for question, _ in batch.samples])
         prompts = qa.encode_prompts(agent.tokenizer, rows)
         torch.manual_seed(batch.seed(seed))
-        trajectories = agent.collector.collect(prompts, agent.generator)
-        yield (
-            batch,
-            [
-                EvaluatedTrajectory(
-                    dataset=batch.dataset,
-                    question=question,
-                    sample=index,
-                    prompt=decode(agent.tokenizer, trajectory.prompt_ids),
-                    trajectory=trajectory,
-                    measures=measure(question, trajectory),
-                )
-                for (question, index), trajectory in zip(batch.samples, trajectories, strict=True)
-            ],
-        )
+        trajectories = agent.collector.collect(prompts, agent.generator, examples=rows)
+        yield batch, [_evaluated(batch, agent, row, trajectory) for row, trajectory in enumerate(trajectories)]
+
+
+def _evaluated(batch: Batch, agent: Agent, row: int, trajectory: Trajectory) -> EvaluatedTrajectory:
+    question, sample = batch.samples[row]
+    is_masked = trajectory.stop_reason.is_infrastructure_failure
+    environment = None if is_masked else agent.collector.responder.measures(row) or None
+    return EvaluatedTrajectory(
+        dataset=batch.dataset,
+        question=question,
+        sample=sample,
+        prompt=decode(agent.tokenizer, trajectory.prompt_ids),
+        trajectory=trajectory,
+        measures=measure(question, trajectory, environment),
+        environment=environment,
+    )
 
 
 def complete(
@@ -117,5 +115,6 @@ def complete(
             lost = lost + 1 if all(row.trajectory.stop_reason.is_infrastructure_failure for row in rows) else 0
             if lost == LOST_BATCHES:
                 raise SearchUnavailable(
-                    f"the search engine was down in {lost} batches in a row: start it, then the same command goes on"
+                    f"the search engine or the environment was down in {lost} batches in a row: start it, then the "
+                    "same command goes on"
                 )

@@ -13,7 +13,11 @@ from sorl_trl.files import check_run_folder
 from sorl_trl.records import policy_in
 from sorl_trl.records.evaluated import RESULTS, evaluation_in, outdated, read_settings
 
-COMPARED = ("exact_match", "f1", "sub_exact_match", "choice_accuracy", "searches", "generated_tokens")
+COMPARED = (
+    *("exact_match", "f1", "sub_exact_match", "choice_accuracy", "solved", "requests_solved"),
+    *("searches", "calls_per_request", "generated_tokens"),
+)
+"""Measures of answers and of what environments measure; a run has some of them."""
 Run = Mapping[str, Sequence[Outcome]]
 """Dataset -> what the run has of it."""
 
@@ -61,11 +65,11 @@ def compare_runs(before: Run, after: Run) -> list[dict[str, Any]]:
 
 def _compare_dataset(name: str, before: Sequence[Outcome], after: Sequence[Outcome]) -> dict[str, Any] | None:
     """None if there is no question to compare."""
-    asked = [by_question(run) for run in (before, after)]
+    asked = [by_question([{**each, **each["environment"]} for each in run]) for run in (before, after)]
     common = [key for key in asked[0] if key in asked[1]]
     first, second = (question_columns({key: questions[key] for key in common}, COMPARED) for questions in asked)
     # Counts apply to every trajectory that is not masked.
-    scored = ~np.isnan(first["searches"] + second["searches"])
+    scored = ~np.isnan(first["generated_tokens"] + second["generated_tokens"])
     if not scored.any():
         return None
     differences = bootstrap({measure: (second[measure] - first[measure])[scored] for measure in COMPARED}, name)

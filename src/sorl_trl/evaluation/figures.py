@@ -31,7 +31,7 @@ def summarize(name: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
     `means` are over questions, of the mean over a question's trajectories; `best_of_n` of the best of them (that of
     `correct` is pass@n), and empty where each question was asked once. `stop_reasons` are shares of all trajectories.
-    Those `masked`, which an infrastructure failure ended, enter no mean.
+    Those `masked`, which an infrastructure failure ended, enter no mean. Tasks have more: see `_task_figures`.
     """
     questions = by_question(outcomes)
     is_sampled = len(outcomes) > len(questions)
@@ -44,6 +44,7 @@ def summarize(name: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "means": _figures(question_columns(questions, MEASURES), name),
         "best_of_n": _figures(question_columns(questions, SCORES, max), name) if is_sampled else {},
         "stop_reasons": {reason.value: reasons[reason.value] / len(outcomes) for reason in StopReason},
+        **_task_figures(name, questions),
     }
 
 
@@ -63,7 +64,7 @@ def question_columns(
     """Measure -> one value per question, shape (questions,): its trajectories' values combined, NaN without any."""
     columns = {}
     for name in measures:
-        known = ([each[name] for each in outcomes if each[name] is not None] for outcomes in questions.values())
+        known = ([each[name] for each in outcomes if each.get(name) is not None] for outcomes in questions.values())
         columns[name] = np.array([combine(values) if values else float("nan") for values in known])
     return columns
 
@@ -100,6 +101,28 @@ def p_value(resampled: Floats) -> float:
     rarer = min(int((known <= 0).sum()), int((known >= 0).sum()))
     # Plus one, for the data itself: a finite number of resamples proves no probability of zero.
     return min(1.0, 2 * (rarer + 1) / (len(known) + 1))
+
+
+def _task_figures(name: str, questions: Mapping[tuple[str, str], Sequence[Outcome]]) -> dict[str, Any]:
+    """Of tasks: the means of what their `environment` has measured, and the share that is solved in each of `worlds`.
+
+    A task counts for each of its worlds. Of questions, whose environments measure nothing, it is empty.
+    """
+    measured = {key: [each["environment"] for each in outcomes] for key, outcomes in questions.items()}
+    names = next((list(first) for first, *_ in measured.values() if first), [])
+    if not names:
+        return {}
+    solved = question_columns(questions, ("correct",))["correct"]
+    worlds_of = [first["worlds"] for first, *_ in questions.values()]
+    worlds = {
+        world: np.where([world in each for each in worlds_of], solved, np.nan)
+        for world in sorted({world for each in worlds_of for world in each})
+    }
+    tasks = {world: {"tasks": int(np.sum(~np.isnan(column)))} for world, column in worlds.items()}
+    return {
+        "environment": _figures(question_columns(measured, names), name),
+        "worlds": {world: {**tasks[world], **figure} for world, figure in _figures(worlds, name).items()},
+    }
 
 
 def _figures(columns: Mapping[str, Floats], stream: str) -> dict[str, Figure]:

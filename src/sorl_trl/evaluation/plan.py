@@ -11,6 +11,7 @@ from pathlib import Path
 
 from sorl_trl.evaluation.arguments import EvaluationArguments
 from sorl_trl.qa import Question, load_benchmark, load_questions
+from sorl_trl.rollout.environments.bfcl import BFCL_BENCHMARKS, bfcl_questions
 
 
 @dataclass(frozen=True)
@@ -34,15 +35,19 @@ def load_datasets(arguments: EvaluationArguments) -> dict[str, list[Question]]:
     Raises:
         ValueError: There is no benchmark of a name, or a file or folder is not in its schema.
         FileNotFoundError: `data_source_folder` lacks a benchmark, or there is no such file.
+        ImportError: The package of the leaderboard's tasks is missing.
     """
-    folder = arguments.data_source_folder
-    datasets = {
-        name: load_benchmark(name, source=None if folder is None else Path(folder) / name, limit=arguments.limit)
-        for name in arguments.benchmarks
-    }
+    datasets = {name: _load_benchmark(name, arguments)[: arguments.limit] for name in arguments.benchmarks}
     for path in arguments.questions:
         datasets[Path(path).stem] = load_questions(path)[: arguments.limit]
     return datasets
+
+
+def _load_benchmark(name: str, arguments: EvaluationArguments) -> list[Question]:
+    if name in BFCL_BENCHMARKS:
+        return bfcl_questions(name)
+    folder = arguments.data_source_folder
+    return load_benchmark(name, source=None if folder is None else Path(folder) / name, limit=arguments.limit)
 
 
 def plan_batches(datasets: Mapping[str, Sequence[Question]], num_samples: int, batch_size: int) -> list[Batch]:

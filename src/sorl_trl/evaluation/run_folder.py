@@ -29,7 +29,8 @@ from sorl_trl.types import StopReason
 
 TABLE = "results.md"
 Outcome = Mapping[str, Any]
-"""Of the row of a trajectory its `question_id`, `question`, `stop_reason` and measures."""
+"""Of the row of a trajectory its `question_id`, `question`, `stop_reason` and measures; what its `environment` has
+measured, by name; and the `worlds` of its task."""
 
 
 class RunFolder:
@@ -93,9 +94,13 @@ def _leaves(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str,
 
 
 def _outcomes(shard: Path) -> list[Outcome]:
-    columns = ["question_id", "question", "stop_reason", *MEASURES]
-    rows: list[Outcome] = pq.ParquetFile(shard).read(columns=columns).to_pylist()
-    return rows
+    columns = ["question_id", "question", "stop_reason", *MEASURES, "metadata", "environment"]
+    return [*map(_outcome, pq.ParquetFile(shard).read(columns=columns).to_pylist())]
+
+
+def _outcome(row: dict[str, Any]) -> Outcome:
+    environment = json.loads(row.pop("environment", None) or "{}")
+    return {**row, "environment": environment, "worlds": json.loads(row.pop("metadata")).get("worlds", [])}
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -9,6 +9,16 @@ from sorl_trl.evaluation.figures import Figure
 
 _SCORES = {"exact_match": "EM", "f1": "F1", "sub_exact_match": "sub-EM", "choice_accuracy": "choice"}
 _COUNTS = {"searches": "searches", "turns": "turns", "generated_tokens": "tokens"}
+_ERRORS = {
+    "wrong_call": "wrong call",
+    "failed_call": "failed call",
+    "empty_turn_model_response": "no call",
+    "instance_state_mismatch": "wrong state",
+    "execution_response_mismatch": "missing result",
+    "force_terminated": "too many messages",
+}
+"""What the environment counts -> its column."""
+_CUT = ("turn_limit", "trajectory_limit", "context_limit", "max_turns")
 
 
 def format_results(summaries: Sequence[Mapping[str, Any]]) -> str:
@@ -17,6 +27,8 @@ def format_results(summaries: Sequence[Mapping[str, Any]]) -> str:
     Scores with their 95 % intervals, counts per trajectory, the share that was answered and the number of masked
     trajectories. A figure that does not apply is a dash.
     """
+    if any("environment" in summary for summary in summaries):
+        return _format_tasks(summaries)
     n = max(round(summary["trajectories"] / summary["questions"]) for summary in summaries)
     best = [f"pass@{n}"] if n > 1 else []
     header = ["dataset", "questions", *_SCORES.values(), *best, *_COUNTS.values(), "answered", "masked"]
@@ -28,6 +40,33 @@ def format_results(summaries: Sequence[Mapping[str, Any]]) -> str:
         "\nIn brackets: 95 % bootstrap intervals over questions. Searches, turns, tokens: per trajectory. Masked "
         "trajectories, which an infrastructure failure ended, are in no mean; started again, the run makes them anew. "
         "Mean: over the datasets, each with the same weight.\n"
+    )
+
+
+def _format_tasks(summaries: Sequence[Mapping[str, Any]]) -> str:
+    """The same of tasks, then what went wrong, and the share that is solved in each world."""
+    n = max(round(summary["trajectories"] / summary["questions"]) for summary in summaries)
+    best = [f"pass@{n}"] if n > 1 else []
+    header = ["dataset", "tasks", "solved", *best, "requests solved", "calls per request", "tokens", "cut", "masked"]
+    rows = [_task_result(summary, with_best=n > 1) for summary in summaries]
+    measured = {summary["name"]: summary.get("environment", {}) for summary in summaries}
+    if len(summaries) > 1:
+        scores = [_average([each.get(name) for each in measured.values()]) for name in ("solved", "requests_solved")]
+        rows.append(["**mean**", "-", scores[0], *["-"] * len(best), scores[1], *["-"] * 4])
+    errors = [[name, *(_mean(each.get(error)) for error in _ERRORS)] for name, each in measured.items()]
+    of_worlds = [summary.get("worlds", {}) for summary in summaries]
+    names = dict.fromkeys(world for each in of_worlds for world in each)
+    worlds = [[world, *(_of_world(each.get(world)) for each in of_worlds)] for world in names]
+    return "\n".join(
+        [
+            _table(header, rows),
+            f"Per trajectory:\n\n{_table(['dataset', *_ERRORS.values()], errors)}",
+            f"Solved in each world:\n\n{_table(['world', *measured], worlds)}",
+            "In brackets: 95 % bootstrap intervals over tasks. Calls, tokens: means over trajectories. Cut: the share "
+            "that a limit of tokens or turns ended. Masked trajectories, whose environment was down, are in no mean; "
+            "started again, the run makes them anew. Mean: over the datasets, each with the same weight. A task "
+            "counts for each of its worlds.\n",
+        ]
     )
 
 
@@ -59,9 +98,26 @@ def _result(summary: Mapping[str, Any], with_best: bool) -> list[str]:
     means = summary["means"]
     scores = [_with_interval(means.get(name)) for name in _SCORES]
     best = [_with_interval(summary["best_of_n"].get("correct"))] if with_best else []
-    counts = [f"{means[name]['mean']:.2f}" if name in means else "-" for name in _COUNTS]
+    counts = [_mean(means.get(name)) for name in _COUNTS]
     ended = [f"{summary['stop_reasons']['answered']:.3f}", str(summary["masked"])]
     return [summary["name"], str(summary["questions"]), *scores, *best, *counts, *ended]
+
+
+def _task_result(summary: Mapping[str, Any], with_best: bool) -> list[str]:
+    measured = summary.get("environment", {})
+    best = [_with_interval(summary["best_of_n"].get("correct"))] if with_best else []
+    solved, requests = (_with_interval(measured.get(name)) for name in ("solved", "requests_solved"))
+    counts = [_mean(measured.get("calls_per_request")), _mean(summary["means"].get("generated_tokens"))]
+    ended = [f"{sum(summary['stop_reasons'][reason] for reason in _CUT):.3f}", str(summary["masked"])]
+    return [summary["name"], str(summary["questions"]), solved, *best, requests, *counts, *ended]
+
+
+def _of_world(figure: Figure | None) -> str:
+    return f"{_with_interval(figure)} of {figure['tasks']}" if figure else "-"
+
+
+def _mean(figure: Figure | None) -> str:
+    return f"{figure['mean']:.2f}" if figure else "-"
 
 
 def _average(figures: Sequence[Figure | None]) -> str:

@@ -64,7 +64,9 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "pubmedqa": Benchmark("qiaojin/PubMedQA", "pqa_labeled", parse_pubmedqa, "train"),
 }
 """Name -> set. The names are those of FlashRAG where it has the set."""
-BFCL_BENCHMARKS = tuple(f"bfcl_multi_turn_{name}" for name in ("base", "miss_func", "miss_param", "long_context"))
+BFCL = "bfcl_multi_turn"
+"""Names all sets of tasks together."""
+BFCL_BENCHMARKS = tuple(f"{BFCL}_{name}" for name in ("base", "miss_func", "miss_param", "long_context"))
 """Sets of tasks, not of questions: see `sorl_trl.rollout.environments.bfcl`."""
 
 

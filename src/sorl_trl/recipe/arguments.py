@@ -19,6 +19,7 @@ from sorl_trl.methods import METHODS, SETTINGS, method_from
 from sorl_trl.recipe.first_look import COMMAND, check_questions
 from sorl_trl.recipe.libraries import check_libraries
 from sorl_trl.rollout import EngineOptions, RolloutArguments
+from sorl_trl.rollout.environments.bfcl import names_tasks
 from sorl_trl.search import SearchArguments
 from sorl_trl.search.arguments import SOURCES
 from sorl_trl.shipped import RECIPES
@@ -150,6 +151,8 @@ class Arguments:
         POSITIVE_COUNT.check("max_completion_length", self.config.max_completion_length)
         if self.is_evaluated:
             check_questions("eval_questions", self.task.eval_questions or "")
+        if not any(getattr(self.search, name) for name in SOURCES) and not names_tasks(self.task.train_questions):
+            self.search.check_sources()
         per_turn = [name for name in self.task.rewards if name in TURN_REWARDS]
         if self.config.turn_boundary_tags and per_turn:
             raise ValueError(

@@ -23,6 +23,7 @@ from sorl_trl.rollout.environments.bfcl import (
     BFCLEnvironment,
     are_tasks,
     bfcl_questions,
+    names_tasks,
     prompt_rows,
     task_of,
 )
@@ -94,8 +95,7 @@ def build_rollout(arguments: Arguments, tokenizer: PreTrainedTokenizerBase) -> A
     """Protocol and limits are checked against the tokenizer before a large corpus is indexed."""
     config = arguments.config
     limits = arguments.rollout.limits(config.max_completion_length)
-    source = arguments.task.train_questions
-    if source not in qa.BENCHMARKS and are_tasks(_load_questions(source, None)):
+    if names_tasks(arguments.task.train_questions):
         responder = EnvironmentResponder(partial(BFCLEnvironment, arguments.rollout.is_terse))
         return AgentRollout(responder, ChatProtocol(), limits, arguments.engine)
     protocol = arguments.rollout.tag_protocol(tokenizer, config.chat_template_kwargs)

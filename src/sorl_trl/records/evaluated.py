@@ -30,7 +30,8 @@ FILES = "policy_files"
 POLICY_SUFFIXES = {".safetensors", ".bin", ".json", ".jinja", ".model", ".txt", ".py"}
 """Of what makes up a policy: not a page or a picture that was put beside it."""
 SCORES = ("correct", "exact_match", "f1", "sub_exact_match", "choice_accuracy")
-"""In [0, 1]. `correct` is choice accuracy where the question has options, else exact match."""
+"""In [0, 1]. `correct` is choice accuracy where the question has options, else exact match; of a task, whether its
+environment says that it is solved."""
 COUNTS = ("searches", "turns", "invalid_actions", "neutralized", "generated_tokens", "observation_tokens")
 """Of one trajectory. Searches are those that were answered; neutralized is what observations tried to bring in."""
 MEASURES = SCORES + COUNTS
@@ -50,6 +51,7 @@ _SEGMENT = pa.struct(
         "passages": pa.list_(_PASSAGE),
         "truncated": pa.bool_(),
         "neutralized": pa.int32(),
+        "role": pa.string(),
     }
 )
 SCHEMA = pa.schema(
@@ -68,11 +70,13 @@ SCHEMA = pa.schema(
         "answer": pa.string(),
         "stop_reason": pa.string(),
         **dict.fromkeys(MEASURES, pa.float64()),
+        "environment": pa.string(),
     }
 )
 """One row per trajectory. A segment's `kind` is "turn", which has `action`, `content`, `tool` and perhaps `reward` and
-`logprobs`, or "observation", which has `passages`, `truncated` and `neutralized`; the others' are null. `metadata` is
-JSON. A measure is null where it does not apply (see `sorl_trl.evaluation.measure`)."""
+`logprobs`, or "observation", which has `passages`, `truncated`, `neutralized` and `role`; the others' are null.
+`metadata` is JSON, and so is `environment`, null where an environment measures nothing itself. A measure is null where
+it does not apply (see `sorl_trl.evaluation.measure`). Runs of before 0.3 lack `role` and `environment`."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,8 @@ class EvaluatedTrajectory:
     trajectory: Trajectory
     measures: Mapping[str, float | None]
     """See `sorl_trl.evaluation.measure`."""
+    environment: Mapping[str, float] | None = None
+    """What its environment has measured itself: see `Responder.measures`."""
 
 
 def to_row(evaluated: EvaluatedTrajectory) -> dict[str, Any]:
@@ -108,6 +114,7 @@ def to_row(evaluated: EvaluatedTrajectory) -> dict[str, Any]:
         "answer": trajectory.answer,
         "stop_reason": trajectory.stop_reason.value,
         **evaluated.measures,
+        "environment": evaluated.environment and json.dumps(dict(evaluated.environment)),
     }
 
 

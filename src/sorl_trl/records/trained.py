@@ -61,6 +61,8 @@ class TrainedTrajectory:
     `SearchRollout` or other `AgentRollout` collected the trajectory."""
     turn_rewards: tuple[float | None, ...] = ()
     """Likewise: what the environment gave for each turn."""
+    roles: tuple[str, ...] = ()
+    """Likewise: who spoke in each observation, a "tool" or the "user"."""
 
 
 _ARROW = {

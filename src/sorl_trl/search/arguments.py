@@ -25,9 +25,9 @@ class BuiltSearch(NamedTuple):
 
 @dataclass
 class SearchArguments:
-    """Say where searches go: exactly one of `index`, `corpus`, `search_url` and `no_search`.
+    """Say where searches go: one of `index`, `corpus`, `search_url` and `no_search`, or none where nobody searches.
 
-    Raises ValueError for none or several of them.
+    Raises ValueError for several of them.
     """
 
     index: str | None = field(
@@ -56,21 +56,26 @@ class SearchArguments:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        given = [name for name in SOURCES if getattr(self, name)]
-        if len(given) != 1:
-            raise ValueError(f"Exactly one of {', '.join(SOURCES)} must be given, got {', '.join(given) or 'none'}.")
+        self.check_sources(least=0)
 
     def build_search(self) -> BuiltSearch:
         """Open the engine, with a cache around it if there is to be one.
 
         Raises:
             FileNotFoundError, CorpusError, IndexCorrupted, IndexOutdated, CacheError, ValueError: What is named is
-                not there or cannot be used; the message says what to do.
+                not there or cannot be used, or nothing is named; the message says what to do.
         """
+        self.check_sources()
         backend, identity = self._engine()
         if self.search_cache:
             backend = CachedSearch(backend, identity, self.search_cache)
         return BuiltSearch(backend, identity)
+
+    def check_sources(self, least: int = 1) -> None:
+        """Raise ValueError for several sources, and for fewer than that."""
+        given = [name for name in SOURCES if getattr(self, name)]
+        if not least <= len(given) <= 1:
+            raise ValueError(f"Exactly one of {', '.join(SOURCES)} must be given, got {', '.join(given) or 'none'}.")
 
     def _engine(self) -> BuiltSearch:
         if self.search_url:

@@ -58,7 +58,7 @@ class Entry:
     prompt: str
     segments: Sequence[Mapping[str, Any]]
     """A "turn" has `action`, `token_count`, either `text` or `tokens`, and perhaps `reward`; an "observation" `text`,
-    `token_count`, `passages`, `truncated` and `neutralized`."""
+    `token_count`, `passages`, `truncated`, `neutralized`, and `role` where the rollout has told it."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +115,7 @@ def evaluation_entry(row: Mapping[str, Any]) -> Entry:
     """The entry of a row of an evaluation. Token ids and log-probabilities stay behind."""
     about = {"id": row["question_id"], **{name: row[name] for name in ("sample", "data_source")}}
     about |= json.loads(row["metadata"])
+    measures = {name: row[name] for name in MEASURES} | json.loads(row.get("environment") or "{}")
     return Entry(
         key=f"{row['dataset']}/{row['question_id']}/{row['sample']}",
         group=row["dataset"],
@@ -127,7 +128,7 @@ def evaluation_entry(row: Mapping[str, Any]) -> Entry:
         stop_reason=row["stop_reason"],
         token_count=sum(len(segment["token_ids"]) for segment in row["segments"] if segment["kind"] == "turn"),
         facts={name: _fact(value) for name, value in about.items() if value not in ("", None)},
-        measures={name: _number(row[name]) for name in MEASURES},
+        measures={name: _number(value) for name, value in measures.items()},
         prompt=row["prompt"],
         segments=tuple(map(_segment, row["segments"])),
     )
@@ -158,25 +159,28 @@ def _segment(row: Mapping[str, Any]) -> dict[str, Any]:
     if row["kind"] == "turn":
         return {**common, "action": row["tool"] or row["action"], **_reward(row["reward"])}
     passages = [{**passage, "score": _number(passage["score"])} for passage in row["passages"]]
-    return {**common, "passages": passages, "truncated": row["truncated"], "neutralized": row["neutralized"]}
+    marks = {"truncated": row["truncated"], "neutralized": row["neutralized"], "role": row.get("role")}
+    return {**common, "passages": passages, **marks}
 
 
 def _trained_segments(each: TrainedTrajectory) -> Iterator[dict[str, Any]]:
     """A dump knows turns by their ids; what they did is known where the rollout has told it."""
-    start = 0
+    start, last = 0, ENVIRONMENT
     is_told = len(each.actions) == len(set(each.turn_ids) - {ENVIRONMENT})
     for turn_id, tokens_of_turn in groupby(each.turn_ids):
         stop = start + len(list(tokens_of_turn))
         span, start = slice(start, stop), stop
         text = "".join(each.tokens[span])
         if turn_id == ENVIRONMENT:
-            marks = {"passages": [], "truncated": False, "neutralized": 0}
+            role = each.roles[last] if is_told and 0 <= last < len(each.roles) else None
+            marks = {"passages": [], "truncated": False, "neutralized": 0, "role": role}
             yield {"kind": "observation", "text": text, "token_count": len(each.tokens[span]), **marks}
         else:
             turn: dict[str, Any] = {"action": None}
             if is_told:
                 turn = {"action": each.actions[turn_id], **_reward(each.turn_rewards[turn_id])}
             yield {"kind": "turn", **turn, "token_count": len(each.tokens[span]), "tokens": _tokens(each, span)}
+        last = turn_id
 
 
 def _reward(reward: float | None) -> dict[str, Any]:

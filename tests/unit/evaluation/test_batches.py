@@ -11,7 +11,8 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import PreTrainedTokenizerFast
 
-from sorl_trl.evaluation.batches import Agent, complete, run_batches
+from sorl_trl.evaluation.agents import Agent, question_rows
+from sorl_trl.evaluation.batches import complete, run_batches
 from sorl_trl.evaluation.plan import plan_batches
 from sorl_trl.evaluation.run_folder import RunFolder, is_masked
 from sorl_trl.qa import Question, encode_prompts
@@ -51,7 +52,8 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def agent(tokenizer: PreTrainedTokenizerFast, guesser: Guesser) -> Agent:
-    return Agent(tokenizer, Collector(tokenizer, NoSearch(), PROTOCOL), guesser, "{question}", conversational=False)
+    rows = question_rows(tokenizer, "{question}", conversational=False)
+    return Agent(tokenizer, Collector(tokenizer, NoSearch(), PROTOCOL), guesser, rows)
 
 
 def answers(run: RunFolder) -> list[tuple[str, int, str | None]]:
@@ -143,7 +145,7 @@ def test_a_run_whose_engine_is_down_stops(tokenizer, tmp_path: Path) -> None:
             raise SearchUnavailable("down")
 
     collector = Collector(tokenizer, SearchResponder(Down(), PROTOCOL, retry=RetryPolicy(attempts=1)), PROTOCOL)
-    searcher = Agent(tokenizer, collector, Searcher(), "{question}", conversational=False)
+    searcher = replace(agent(tokenizer, Searcher()), collector=collector)
     run = RunFolder(tmp_path)
     run.claim({"datasets": {"own": {}}})
     batches = plan_batches({"own": QUESTIONS}, num_samples=4, batch_size=1)

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from sorl_trl.evaluation.plan import Batch
@@ -9,6 +11,7 @@ from sorl_trl.evaluation.run_folder import RunFolder
 from sorl_trl.records import evaluated as records
 from sorl_trl.records.evaluated import read_evaluated, read_settings, to_table, write_evaluated
 from sorl_trl.types import StopReason
+from sorl_trl.viewer.data import evaluation_entry
 
 from .trajectories import answered, ended, evaluated, question
 
@@ -35,6 +38,18 @@ def test_a_finished_batch_is_read_back(run: RunFolder) -> None:
     first, second = run.outcomes("nq")
     assert (first["question_id"], first["question"], first["exact_match"]) == ("q", "who ?", 1.0)
     assert second["stop_reason"] == StopReason.MAX_TURNS.value
+
+
+def test_a_run_of_before_roles_and_environments_is_read(run: RunFolder) -> None:
+    write_evaluated(run.shard(batch(0)), [evaluated(question("Ann"), answered("Ann", 1))])
+    table = pq.read_table(run.shard(batch(0)))
+    without_role = [{k: v for k, v in each.items() if k != "role"} for each in table["segments"][0].as_py()]
+    old = table.drop_columns(["environment", "segments"]).append_column("segments", pa.array([without_role]))
+    pq.write_table(old, run.shard(batch(0)))
+    (row,), (outcome,) = read_evaluated(run.path, "nq"), run.outcomes("nq")
+    assert "environment" not in row and "role" not in row["segments"][1]
+    assert (outcome["exact_match"], outcome["environment"]) == (1.0, {})
+    assert evaluation_entry(row).segments[1]["role"] is None
 
 
 def test_batches_are_read_in_the_order_of_the_plan(run: RunFolder) -> None:

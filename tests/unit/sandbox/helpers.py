@@ -2,7 +2,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sorl_trl.evaluation.batches import Agent, run_batches
+from sorl_trl.evaluation.agents import Agent, question_rows
+from sorl_trl.evaluation.batches import run_batches
 from sorl_trl.evaluation.plan import plan_batches
 from sorl_trl.qa import Question
 from sorl_trl.records.evaluated import EvaluatedTrajectory
@@ -27,6 +28,7 @@ def run_expert(world: World, config: WarmStartConfig, directory: Path) -> list[E
     tokenizer = train_tokenizer([world], config.texts())
     index = BM25Index.build(world.write(directory) / CORPUS_FILE, directory / "index", show_progress=False)
     collector = Collector(tokenizer, index, PROTOCOL, config.limits)
-    agent = Agent(tokenizer, collector, config.expert(tokenizer, world), PROMPT_TEMPLATE, conversational=False)
+    rows = question_rows(tokenizer, PROMPT_TEMPLATE, conversational=False)
+    agent = Agent(tokenizer, collector, config.expert(tokenizer, world), rows)
     batches = plan_batches({world.name: world.train}, num_samples=1, batch_size=4000)
     return [row for _, rows in run_batches(batches, agent, seed=0) for row in rows]

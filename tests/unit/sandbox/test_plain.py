@@ -9,7 +9,8 @@ import pytest
 from tokenizers import ByteLevelBPETokenizer
 from transformers import PreTrainedTokenizerFast
 
-from sorl_trl.evaluation.batches import Agent, run_batches
+from sorl_trl.evaluation.agents import Agent, question_rows
+from sorl_trl.evaluation.batches import run_batches
 from sorl_trl.evaluation.plan import plan_batches
 from sorl_trl.records.evaluated import EvaluatedTrajectory
 from sorl_trl.rollout import Collector
@@ -52,7 +53,8 @@ def answered(
 ) -> list[EvaluatedTrajectory]:
     index = BM25Index.build(world.write(folder) / CORPUS_FILE, folder / "index", show_progress=False)
     collector = Collector(tokenizer, index, PROTOCOL, replace(config.limits, max_trajectory_tokens=400))
-    agent = Agent(tokenizer, collector, config.expert(tokenizer, world), config.prompt_template, config.chat)
+    rows = question_rows(tokenizer, config.prompt_template, config.chat)
+    agent = Agent(tokenizer, collector, config.expert(tokenizer, world), rows)
     batches = plan_batches({world.name: world.train}, num_samples=1, batch_size=4000)
     return [row for _, rows in run_batches(batches, agent, seed=0) for row in rows]
 

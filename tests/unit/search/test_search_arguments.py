@@ -80,7 +80,6 @@ def test_a_server_is_named_by_its_index_or_else_by_its_url() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({}, "got none"),
         ({"no_search": True, "search_url": "http://127.0.0.1"}, "got search_url, no_search"),
         (
             {"no_search": True, "search_engine": "faiss"},
@@ -96,6 +95,7 @@ def test_bad_arguments_are_refused(values: dict[str, Any], message: str) -> None
 @pytest.mark.parametrize(
     ("values", "message"),
     [
+        ({}, "Exactly one of .* must be given, got none"),
         ({"index": "gone"}, "`index` is 'gone', but there is no such file or folder"),
         ({"corpus": "gone.jsonl"}, r"`corpus` is 'gone\.jsonl', but there is no such file or folder"),
         ({"search_url": "http://127.0.0.1:8000"}, "url must .* such as http://127.0.0.1:8000/retrieve, got"),

@@ -60,12 +60,19 @@ def test_what_is_shown_of_an_evaluation(tmp_path: Path) -> None:
     )
     seen = Observation((3,), "\n<information>Doc 1</information>\n", passages, truncated=True, neutralized=3)
     answer = Turn((4,), "<answer> the Ada Lovelace </answer>", Action(ActionKind.ANSWER, "the Ada Lovelace"))
+    user = Observation((5,), "And then?", role="user")
     asked = Question("q1", "who\u200b ?", ("Ada Lovelace", "US"), {"hops": 2})
-    row = evaluated(asked, Trajectory((0,), (search, seen, answer), StopReason.ANSWERED))
+    row = evaluated(asked, Trajectory((0,), (search, seen, search, user, answer), StopReason.ANSWERED))
     document = in_browser(tmp_path, render_page("Mine", EVALUATION, [shown(row)], ["3 are left out."]))
     for part in (
         *("3 are left out.", "1 of 1 trajectories", "who\u200b ?", "✓ right stopped: answered", "hops2"),
-        *("exact match1", "Turn 1search2 tokens", "the <b> \u202eend", "Environment1 tokentruncated3 neutralized"),
+        *(
+            "exact match1",
+            "Turn 1search2 tokens",
+            "the <b> \u202eend",
+            "Environment1 tokentruncated3 neutralized",
+            "User1 token",
+        ),
         *(
             "1. Lovelacescore 2.5gold",
             "2. <img src=x onerror=alert(1)>",

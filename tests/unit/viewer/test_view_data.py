@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from sorl_trl.evaluation.batches import measure
 from sorl_trl.evaluation.run_folder import RunFolder
 from sorl_trl.qa import Question
 from sorl_trl.records.trained import write_trained
@@ -46,6 +47,7 @@ class TestEvaluationEntry:
                 "passages": [{"id": "p", "title": "Ada", "text": "Lovelace", "score": 1.5}],
                 "truncated": True,
                 "neutralized": 2,
+                "role": "tool",
             },
             {"kind": "turn", "action": "answer", "text": "<answer> B </answer>", "token_count": 1},
         )
@@ -54,6 +56,21 @@ class TestEvaluationEntry:
         call = Turn((1,), "<calculate> 1 </calculate>", Action(ActionKind.TOOL, "1", "calculate"), reward=-0.25)
         entry = shown(evaluated(question("Ada"), Trajectory((0,), (call,), StopReason.ENVIRONMENT_DONE)))
         assert (entry.segments[0]["action"], entry.segments[0]["reward"]) == ("calculate", -0.25)
+
+    def test_tasks_show_who_speaks_their_worlds_and_what_the_environment_measures(self) -> None:
+        said = Turn((1,), "Done.", Action(ActionKind.MESSAGE, "Done."))
+        segments = (said, Observation((2,), "[]"), said, Observation((3,), "And now?", role="user"), said)
+        task = Question("multi_turn_base_0", "do it", ("ls()",), {"worlds": ["TicketAPI"]})
+        row = evaluated(task, Trajectory((0,), segments, StopReason.ENVIRONMENT_DONE))
+        measured = {"solved": 1.0, "requests_solved": 1.0}
+        entry = shown(replace(row, measures=measure(task, row.trajectory, measured), environment=measured))
+        assert [segment.get("role") for segment in entry.segments] == [None, "tool", None, "user", None]
+        assert entry.facts["worlds"] == '["TicketAPI"]'
+        assert (entry.verdict, entry.measures["requests_solved"], entry.measures["exact_match"]) == (
+            "right",
+            1.0,
+            None,
+        )
 
     def test_what_an_infrastructure_failure_ended_is_unscored(self) -> None:
         entry = shown(evaluated(question("Ada"), ended(StopReason.SEARCH_UNAVAILABLE)))
@@ -82,6 +99,9 @@ class TestTrainingEntry:
         told = training_entry(replace(TRAINED, actions=("calculate", "answer"), turn_rewards=(0.5, None)), "step-10/1")
         assert [turn.get("action") for turn in told.segments] == ["calculate", None, "answer"]
         assert [turn.get("reward") for turn in told.segments] == [0.5, None, None]
+        for roles in (("user",), ("tool",), ()):
+            spoken = training_entry(replace(TRAINED, roles=roles), "step-10/1")
+            assert [each.get("role") for each in spoken.segments] == [None, *(roles or [None]), None]
         masked = replace(TRAINED, actions=("calculate", "answer"), turn_rewards=(0.5, None), turn_ids=(-1,) * 7)
         assert [segment["kind"] for segment in training_entry(masked, "step-10/1").segments] == ["observation"]
 

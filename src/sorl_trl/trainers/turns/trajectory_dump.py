@@ -148,4 +148,5 @@ def _asked(example: Mapping[str, Any], length: int, reward: float) -> dict[str, 
         "stop_reason": trajectory and trajectory.stop_reason.value,
         "actions": [turn.action.tool or turn.action.kind.value for turn in trajectory.turns] if trajectory else [],
         "turn_rewards": [turn.reward for turn in trajectory.turns] if trajectory else [],
+        "roles": [seen.role for seen in trajectory.observations] if trajectory else [],
     }

@@ -37,7 +37,7 @@ function trajectoryView(entry, data) {
   let turn = 0;
   for (const segment of entry.segments) {
     if (segment.kind === "turn") view.append(turnCard(segment, ++turn, pattern));
-    else view.append(observationCard(segment, environment, pattern));
+    else view.append(observationCard(segment, segment.role === "user" ? "User" : environment, pattern));
   }
   return view;
 }

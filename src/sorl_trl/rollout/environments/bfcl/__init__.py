@@ -3,15 +3,17 @@
 The worlds, the tasks and the calls that solve them are those of the package `bfcl-eval`.
 """
 
-from sorl_trl.qa import BFCL_BENCHMARKS
-from sorl_trl.rollout.environments.bfcl.environment import BFCLEnvironment, BFCLTools
-from sorl_trl.rollout.environments.bfcl.questions import are_tasks, bfcl_questions, question_of
+from sorl_trl.qa import BFCL, BFCL_BENCHMARKS
+from sorl_trl.rollout.environments.bfcl.environment import MOST_STEPS, BFCLEnvironment, BFCLTools
+from sorl_trl.rollout.environments.bfcl.questions import are_tasks, bfcl_questions, names_tasks, question_of
 from sorl_trl.rollout.environments.bfcl.tasks import BFCL_SETS, Task, load_tasks, prompt_rows, task_of
 from sorl_trl.rollout.environments.bfcl.worlds import Worlds
 
 __all__ = [
+    "BFCL",
     "BFCL_BENCHMARKS",
     "BFCL_SETS",
+    "MOST_STEPS",
     "BFCLEnvironment",
     "BFCLTools",
     "Task",
@@ -19,6 +21,7 @@ __all__ = [
     "are_tasks",
     "bfcl_questions",
     "load_tasks",
+    "names_tasks",
     "prompt_rows",
     "question_of",
     "task_of",

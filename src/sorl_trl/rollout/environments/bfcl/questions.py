@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sorl_trl.qa import BFCL_BENCHMARKS, Question
+from sorl_trl.qa import BENCHMARKS, BFCL, BFCL_BENCHMARKS, Question, load_questions
 from sorl_trl.rollout.environments.bfcl.tasks import Task, load_tasks
 
 
 def bfcl_questions(name: str) -> list[Question]:
     """The tasks of a set of `BFCL_BENCHMARKS`. Raises ImportError where the package is missing."""
-    return [question_of(task) for task in load_tasks(name.removeprefix("bfcl_multi_turn_"))]
+    return [question_of(task) for task in load_tasks(name.removeprefix(f"{BFCL}_"))]
 
 
 def question_of(task: Task) -> Question:
@@ -30,3 +30,8 @@ def are_tasks(questions: Sequence[Question]) -> bool:
     if len(kinds) > 1:
         raise ValueError("questions and tasks of the leaderboard need runs of their own")
     return kinds == {True}
+
+
+def names_tasks(source: str) -> bool:
+    """Whether a file or a public set holds tasks. Raises what `load_questions` and `are_tasks` raise."""
+    return source in BFCL_BENCHMARKS or (source not in BENCHMARKS and are_tasks(load_questions(source)))

@@ -44,7 +44,7 @@ class Worlds:
             world = self._worlds[name] = getattr(package(module), name)()
             if name not in config.STATELESS_CLASSES:
                 world._load_scenario(copy.deepcopy(task.state.get(name, {})), long_context=task.long_context)
-        self._functions = {
+        self._functions: dict[str, dict[str, Function]] = {
             name: {key: method for key, method in inspect.getmembers(world, inspect.ismethod) if key[0] != "_"}
             for name, world in self._worlds.items()
         }
@@ -106,7 +106,7 @@ def _check_bounds(function: Function, call: Call) -> None:
 
 
 def _is_full(world: Any) -> bool:
-    root = getattr(world, "root", None)
+    root: Any = getattr(world, "root", None)
     left, count = [root] if hasattr(root, "contents") else [], 0
     while left and count < _MOST_FILES:
         children = left.pop().contents.values()

@@ -1,0 +1,65 @@
+"""How a policy is asked: questions, which it answers with a search engine, or tasks, which it does in worlds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias
+
+from transformers import PreTrainedTokenizerBase
+
+from sorl_trl import qa
+from sorl_trl.rollout import (
+    ChatProtocol,
+    Collector,
+    Engine,
+    EnvironmentResponder,
+    Generator,
+    Responder,
+    RolloutArguments,
+    Sanitizer,
+    TagProtocol,
+)
+from sorl_trl.rollout.environments.bfcl import BFCLEnvironment, prompt_rows, task_of
+from sorl_trl.search import SearchBackend
+
+Rows: TypeAlias = Callable[[Sequence[qa.Question]], list[dict[str, Any]]]
+"""Makes a row per question, with its `prompt`: an environment is given what the row holds."""
+
+
+@dataclass(frozen=True)
+class Agent:
+    """A policy with everything that is needed to ask it."""
+
+    tokenizer: PreTrainedTokenizerBase
+    collector: Collector
+    generator: Generator | Engine
+    rows: Rows
+
+
+def in_search(
+    rollout: RolloutArguments, tokenizer: PreTrainedTokenizerBase, search: SearchBackend
+) -> tuple[TagProtocol, SearchBackend, Rows]:
+    """Questions: the protocol, what answers turns, and the prompts."""
+    rows = question_rows(tokenizer, rollout.prompt_template, rollout.chat)
+    return rollout.tag_protocol(tokenizer), search, rows
+
+
+def in_worlds(rollout: RolloutArguments, tokenizer: PreTrainedTokenizerBase) -> tuple[TagProtocol, Responder, Rows]:
+    """The same of the leaderboard's tasks. Where the protocol is "terse", a function is described in a line."""
+    responder = EnvironmentResponder(partial(BFCLEnvironment, rollout.is_terse))
+    return ChatProtocol().in_chat(tokenizer), responder, partial(_task_rows, Sanitizer(tokenizer), rollout.is_terse)
+
+
+def question_rows(tokenizer: PreTrainedTokenizerBase, template: str, conversational: bool) -> Rows:
+    """Makes the rows of questions, without control tokens that a question spells out."""
+    clean = Sanitizer(tokenizer).clean
+    return lambda questions: qa.build_prompt_rows(questions, template, conversational, clean)
+
+
+def _task_rows(sanitizer: Sanitizer, compact: bool, questions: Sequence[qa.Question]) -> list[dict[str, Any]]:
+    rows = prompt_rows([task_of(question.id) for question in questions], compact)
+    for message in (message for row in rows for message in row["prompt"]):
+        message["content"] = sanitizer.clean(message["content"])
+    return rows
