@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 from sorl_trl.checks import NOT_NEGATIVE, POSITIVE_COUNT, Number, check_fields
-from sorl_trl.qa import BENCHMARKS
-from sorl_trl.rollout.environments.bfcl import BFCL, BFCL_BENCHMARKS
+from sorl_trl.qa import BENCHMARKS, BFCL, BFCL_BENCHMARKS
 
 
 @dataclass

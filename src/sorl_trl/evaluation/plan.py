@@ -10,8 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from sorl_trl.evaluation.arguments import EvaluationArguments
-from sorl_trl.qa import Question, load_benchmark, load_questions
-from sorl_trl.rollout.environments.bfcl import BFCL_BENCHMARKS, bfcl_questions
+from sorl_trl.qa import BFCL_BENCHMARKS, Question, load_benchmark, load_questions
 
 
 @dataclass(frozen=True)
@@ -45,6 +44,8 @@ def load_datasets(arguments: EvaluationArguments) -> dict[str, list[Question]]:
 
 def _load_benchmark(name: str, arguments: EvaluationArguments) -> list[Question]:
     if name in BFCL_BENCHMARKS:
+        from sorl_trl.rollout.environments.bfcl import bfcl_questions  # `sorl compare` needs nothing so heavy
+
         return bfcl_questions(name)
     folder = arguments.data_source_folder
     return load_benchmark(name, source=None if folder is None else Path(folder) / name, limit=arguments.limit)

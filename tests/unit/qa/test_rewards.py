@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -37,6 +38,7 @@ def call(reward, trajectories, golden_answers, **columns):
         completion_ids=[[1]] * rows,
         trajectory=trajectories,
         golden_answers=golden_answers,
+        environments=[SimpleNamespace(solved=True)] * rows,
         **columns,
         trainer_state=None,
         log_metric=print,

@@ -1,0 +1,116 @@
+"""The leaderboard's tasks in training: with our trainers, with TRL's, and through TRL's own tool loop."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("bfcl_eval")
+
+import torch
+from datasets import Dataset
+from transformers import LlamaConfig, LlamaForCausalLM
+from trl import GRPOConfig, GRPOTrainer
+
+from sorl_trl import AgentRollout, SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
+from sorl_trl.qa import environment_reward, solved_reward
+from sorl_trl.rollout import ChatProtocol, EngineOptions, EnvironmentResponder, Reply, RolloutLimits
+from sorl_trl.rollout.environments.bfcl import BFCLEnvironment, BFCLTools, prompt_rows, task_of
+from sorl_trl.types import StopReason, Turn
+from tests.policies import SHAPE, build_policy
+from tests.tools import following, qwen_tokenizer, tool_call
+from tests.training import settings
+
+CONFIGS = {SOGRPOTrainer: SOGRPOConfig, SOPPOTrainer: SOPPOConfig, GRPOTrainer: GRPOConfig}
+LIMITS = RolloutLimits(max_turns=6, max_turn_tokens=24, max_observation_tokens=120)
+SOLUTION = "ls(a=True)"
+TASK = task_of("multi_turn_base_1:1")
+
+
+def talking_policy() -> LlamaForCausalLM:
+    """Says the solution or `D.`, and sometimes breaks off: a Markov chain of bytes in the weights of a Llama."""
+    tokenizer: Any = qwen_tokenizer()
+    torch.manual_seed(0)
+    width = 288
+    policy = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **{**SHAPE, "hidden_size": width}))
+    follows = {"\n": "lD", **{said: then for text in (SOLUTION, "D.") for said, then in pairwise(text)}}
+    with torch.no_grad():
+        policy.model.embed_tokens.weight.copy_(torch.eye(len(tokenizer), width))
+        policy.lm_head.weight.zero_()
+        for said, then in follows.items():
+            policy.lm_head.weight[tokenizer.encode(then), tokenizer.encode(said)[0]] = 0.8
+        policy.lm_head.weight[tokenizer.eos_token_id, tokenizer.encode(").")] = 1.0
+    return policy
+
+
+def train(folder: Path, trainer_class: Any, rows: Any, environment: Any, engine: Any = None, **options: Any) -> Any:
+    arguments = settings(folder, max_completion_length=400, max_steps=3, learning_rate=1e-3, **options)
+    trainer = trainer_class(
+        talking_policy(),
+        [environment_reward if trainer_class is not GRPOTrainer else solved_reward],
+        CONFIGS[trainer_class](**arguments),
+        Dataset.from_list(rows),
+        processing_class=qwen_tokenizer(),
+        rollout_func=AgentRollout(EnvironmentResponder(environment), ChatProtocol(), LIMITS, engine),
+    )
+    trainer.train()
+    return trainer
+
+
+@pytest.mark.parametrize("engine", ["slots", "lockstep"])
+@pytest.mark.parametrize("trainer_class", [SOGRPOTrainer, SOPPOTrainer, GRPOTrainer])
+def test_tasks_are_trained_on(tmp_path: Path, trainer_class: Any, engine: str) -> None:
+    assert TASK.solution == ((SOLUTION,),)
+    rows = prompt_rows([TASK], compact=True) * 8
+    environment = partial(BFCLEnvironment, True)
+    trainer = train(tmp_path, trainer_class, rows, environment, EngineOptions(rollout_engine=engine))
+    first = next(entry for entry in trainer.state.log_history if "environment/solved" in entry)
+    assert 0.1 < first["environment/solved"] < 0.9
+    assert first["reward"] == pytest.approx(first["environment/solved"])
+    assert first["environment/calls_per_request"] > 0.1
+    pairs = zip(trainer.model.parameters(), talking_policy().parameters(), strict=False)
+    assert any(not torch.equal(after, before) for after, before in pairs)
+
+
+class Counting:
+    """An environment of another kind: it ends with the first message."""
+
+    def step(self, turn: Turn) -> Reply:
+        return Reply(reward=0.25, stop=StopReason.ENVIRONMENT_DONE)
+
+
+def test_environments_of_several_kinds_share_a_batch(tmp_path: Path) -> None:
+    kinds = {"bfcl": BFCLEnvironment, "counting": Counting}
+    (row,) = prompt_rows([TASK], compact=True)
+    rows = [{**row, "environment": kind} for kind in kinds] * 4
+    trainer = train(tmp_path, SOGRPOTrainer, rows, kinds, num_generations=2)
+    first = next(entry for entry in trainer.state.log_history if "environment/bfcl/solved" in entry)
+    assert (first["environment/counting/turns"], first["environment/counting/reward"]) == (1.0, 0.25)
+    assert first["environment/bfcl/turns"] >= 1.0
+    assert "environment/solved" not in first
+
+
+def test_trls_own_loop_goes_through_all_requests(tmp_path: Path) -> None:
+    """With `environment_factory`: the calls are JSON in the chat template, and a tool brings the next request."""
+    task = task_of("multi_turn_base_1:2")
+    tokenizer: Any = qwen_tokenizer()
+    made = [tool_call("call", calls=f"[{', '.join(calls)}]") for calls in task.solution]
+    script = [made[0], tool_call("done"), made[1], tool_call("done"), "That was all."]
+    (row,) = prompt_rows([task], compact=True)
+    row["prompt"][-1]["content"] = f"Row 0. {task.requests[0]}"
+    trainer = GRPOTrainer(
+        build_policy(vocab_size=len(tokenizer)),
+        lambda environments, **_: [environment.get_reward() for environment in environments],
+        GRPOConfig(**settings(tmp_path, max_completion_length=2000, max_steps=1)),
+        Dataset.from_list([row] * 8),
+        processing_class=tokenizer,
+        environment_factory=BFCLTools,
+    )
+    trainer._generate_single_turn = following(tokenizer, lambda row, turn: script[turn])
+    trainer.train()
+    (entry,) = [entry for entry in trainer.state.log_history if "reward" in entry]
+    assert entry["reward"] == 1.0
