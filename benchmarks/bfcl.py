@@ -1,0 +1,181 @@
+"""A pretrained language model learns to call functions in the leaderboard's worlds: before and after RL.
+
+SmolLM2-135M-Instruct imitates the solutions of some short tasks, is trained on others by the environment's reward, and
+is evaluated on yet others, with SO-GRPO and GRPO (`recipes/smollm2_bfcl.yaml`).
+
+    sorl model smollm2-135m models/smollm2-135m
+    python -m benchmarks.bfcl
+
+A run that is in `results/bfcl.json` is not made again, and one that was interrupted goes on from its checkpoint.
+`--seeds` names some of the seeds, so that two of these commands may work side by side.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from benchmarks.real_model import sorl
+from sorl_trl.files import write_whole
+from sorl_trl.qa import write_questions
+from sorl_trl.records.evaluated import read_evaluated
+from sorl_trl.rollout import RolloutLimits
+from sorl_trl.rollout.environments.bfcl import BFCL_SETS, Task, load_tasks, question_of
+from sorl_trl.sandbox import imitate, store_policy
+from sorl_trl.sandbox.tool_expert import solved_examples
+
+RESULTS = Path(__file__).parent / "results"
+RUNS = Path("runs/bfcl")
+RECIPE = "smollm2_bfcl"
+SEEDS = (11, 12, 13)
+METHODS = ("so_grpo", "grpo")
+LIMITS = RolloutLimits(max_turns=8, max_turn_tokens=160, max_observation_tokens=96, max_trajectory_tokens=560)
+SHORT = 320
+"""Tokens of a task that is solved, its prompt included."""
+STEPS, BATCH, RATE = 16, 8, 5e-5
+"""Of imitation."""
+
+
+def split(tokenizer: Any) -> dict[str, list[Task]]:
+    """The first request of each task of the base set, and the first two, by the task's number modulo four.
+
+    Every fourth task is held out, every fourth imitated, and the others are trained on; of each kind those that are
+    solved in few tokens.
+    """
+    base = load_tasks("base")
+    parts: dict[str, list[Task]] = {"eval": [], "imitated": [], "train": []}
+    for number, task in enumerate(base):
+        name = {0: "eval", 1: "imitated"}.get(number % 4, "train")
+        parts[name] += [task.shortened(requests) for requests in (1, 2) if requests <= len(task.requests)]
+    return {name: _short(tokenizer, tasks) for name, tasks in parts.items()}
+
+
+def _short(tokenizer: Any, tasks: Sequence[Task]) -> list[Task]:
+    examples = solved_examples(tokenizer, tasks, LIMITS, compact=True)
+    return [task for task, each in zip(tasks, examples, strict=True) if len(each.input_ids) <= SHORT]
+
+
+def prepare(model_name: str) -> None:
+    """Write tasks and warm start, where they are missing."""
+    tokenizer: Any = AutoTokenizer.from_pretrained(model_name)
+    parts = split(tokenizer)
+    RUNS.mkdir(parents=True, exist_ok=True)
+    for name in ("eval", "train"):
+        write_questions(map(question_of, parts[name]), RUNS / f"{name}.jsonl")
+    for name, rests in {"train": (1, 2, 3), "eval": (0,)}.items():
+        whole = [task for each in BFCL_SETS for i, task in enumerate(load_tasks(each)) if i % 4 in rests]
+        write_questions(map(question_of, whole), RUNS / f"whole-{name}.jsonl")
+    if not (RUNS / "warm-start").is_dir():
+        model: Any = AutoModelForCausalLM.from_pretrained(model_name, dtype=torch.float32)
+        examples = solved_examples(tokenizer, parts["imitated"], LIMITS, compact=True)
+        imitate(model, examples, STEPS, BATCH, RATE, seed=0, warmup_steps=4)
+        store_policy(model, tokenizer, RUNS / "warm-start")
+
+
+def measured(policy: Path, output: Path, *words: Any) -> dict[str, float]:
+    """What `sorl evaluate` finds on the held-out tasks."""
+    sorl(output.parent, "evaluate", policy, "--config", RECIPE, "--output", output, *words)
+    rows = list(read_evaluated(output, "eval"))
+    found = [json.loads(row["environment"]) for row in rows]
+    names = ("solved", "requests_solved", "calls_per_request", "wrong_call", "failed_call")
+    return {name: sum(each[name] for each in found) / len(found) for name in names} | {"tasks": len(rows)}
+
+
+def both(policy: Path, folder: Path) -> dict[str, dict[str, float]]:
+    sampled = measured(policy, folder / "sampled", "--temperature", 1, "--num_samples", 4)
+    return {"greedy": measured(policy, folder / "greedy"), "sampled": sampled}
+
+
+def run(method: str, seed: int) -> dict[str, Any]:
+    folder = RUNS / f"{method}-{seed}"
+    folder.mkdir(exist_ok=True)
+    policy = folder / "policy"
+    words: list[Any] = [
+        "--config",
+        RECIPE,
+        "--accelerate_config",
+        "single_cpu",
+        "--output_dir",
+        policy,
+        "--seed",
+        seed,
+    ]
+    words += ["--collapse_guard", "off", *(() if method == "so_grpo" else ("--method", method))]
+    if any(policy.glob("checkpoint-*")):
+        words += ["--resume_from_checkpoint", "latest"]
+    seconds = sorl(folder, "train", *words)
+    log = json.loads((policy / "trainer_state.json").read_text())["log_history"]
+    rollouts = [entry for entry in log if "environment/solved" in entry]
+    row = {
+        "method": method,
+        "seed": seed,
+        **both(policy, folder),
+        "rollout_solved": [entry["environment/solved"] for entry in rollouts],
+        "rollout_rewards": [entry["reward"] for entry in rollouts],
+        "kl_max": max(entry["kl_to_old"] for entry in log if "kl_to_old" in entry),
+        "clip_fraction_max": max(entry.get("clip_ratio/region_mean", 0.0) for entry in log),
+        "cpu_seconds": round(seconds),
+    }
+    shutil.rmtree(policy)
+    return row
+
+
+def read_rows() -> list[dict[str, Any]]:
+    file = RESULTS / "bfcl.json"
+    return json.loads(file.read_text()) if file.is_file() else []
+
+
+def add(row: dict[str, Any]) -> None:
+    """With the table of all rows."""
+    rows = sorted([*read_rows(), row], key=lambda row: (row["method"] != "warm_start", row["method"], row["seed"]))
+    write_whole(RESULTS / "bfcl.json", ("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n").encode())
+    write_whole(RESULTS / "bfcl.md", table(rows).encode())
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    lines = [
+        "# Short tasks of the leaderboard, before and after RL",
+        "",
+        "`python -m benchmarks.bfcl`: SmolLM2-135M-Instruct, held-out tasks of one or two requests; the share solved,",
+        "greedy and sampled (four trajectories a task), and the share of requests.",
+        "",
+        "| | seed | solved, greedy | solved, sampled | requests, sampled | rollouts | CPU-seconds |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        rollouts = " ".join(f"{value:.2f}" for value in row["rollout_solved"]) or "-"
+        scores = [f"{row[mode][name]:.3f}" for mode, name in _COLUMNS]
+        lines.append(f"| {row['method']} | {row['seed']} | {' | '.join(scores)} | {rollouts} | {row['cpu_seconds']} |")
+    return "\n".join(lines) + "\n"
+
+
+_COLUMNS = (("greedy", "solved"), ("sampled", "solved"), ("sampled", "requests_solved"))
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="models/smollm2-135m", help="folder that `sorl model` wrote")
+    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, help="default: %(default)s")
+    parser.add_argument("--split", action="store_true", help="write the files of tasks and the warm start, no more")
+    arguments = parser.parse_args(words)
+    prepare(arguments.model)
+    if arguments.split:
+        return
+    if not any(row["method"] == "warm_start" for row in read_rows()):
+        start = both(RUNS / "warm-start", RUNS)
+        add({"method": "warm_start", "seed": 0, **start, "rollout_solved": [], "cpu_seconds": 0})
+    for seed in arguments.seeds:
+        for method in METHODS:
+            if not any((row["method"], row["seed"]) == (method, seed) for row in read_rows()):
+                add(run(method, seed))
+
+
+if __name__ == "__main__":
+    main()
