@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,9 +28,17 @@ from sorl_trl.files import write_whole
 from sorl_trl.qa import write_questions
 from sorl_trl.records.evaluated import read_evaluated
 from sorl_trl.rollout import RolloutLimits
-from sorl_trl.rollout.environments.bfcl import BFCL_SETS, Task, load_tasks, question_of
+from sorl_trl.rollout.environments.bfcl import (
+    BFCL_SETS,
+    BFCLEnvironment,
+    Task,
+    load_tasks,
+    prompt_rows,
+    question_of,
+)
 from sorl_trl.sandbox import imitate, store_policy
 from sorl_trl.sandbox.tool_expert import solved_examples
+from sorl_trl.types import Action, ActionKind, Turn
 
 RESULTS = Path(__file__).parent / "results"
 RUNS = Path("runs/bfcl")
@@ -159,12 +168,38 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 _COLUMNS = (("greedy", "solved"), ("sampled", "solved"), ("sampled", "requests_solved"))
 
 
+def replay() -> None:
+    """Say what a call costs: all solutions, with the check after each request."""
+    messages = [
+        (task, f"[{', '.join(calls)}]" if calls else "", len(calls))
+        for name in BFCL_SETS
+        for task in load_tasks(name)
+        for calls in task.solution
+    ]
+    rows = {task.id: prompt_rows([task], compact=True)[0]["prompt"] for task, _, _ in messages}
+    began, environments = time.process_time(), {}
+    for task, said, _ in messages:
+        if task.id not in environments:
+            environments[task.id] = BFCLEnvironment(compact=True)
+            environments[task.id].reset(rows[task.id])
+        for text in filter(None, (said, "Done.")):
+            environments[task.id].step(Turn((), text, Action(ActionKind.MESSAGE, text)))
+    seconds, calls = time.process_time() - began, sum(number for _, _, number in messages)
+    assert all(environment.solved for environment in environments.values())
+    print(
+        f"{len(environments)} tasks, {calls} calls: {1000 * seconds / calls:.2f} ms a call, worlds and checks included"
+    )
+
+
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="models/smollm2-135m", help="folder that `sorl model` wrote")
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, help="default: %(default)s")
     parser.add_argument("--split", action="store_true", help="write the files of tasks and the warm start, no more")
+    parser.add_argument("--replay", action="store_true", help="time the worlds, no more")
     arguments = parser.parse_args(words)
+    if arguments.replay:
+        return replay()
     prepare(arguments.model)
     if arguments.split:
         return

@@ -72,6 +72,24 @@ def trajectory() -> Picture:
     return 244, drawn
 
 
+def bfcl() -> Picture:
+    said = [
+        (GREY, "user", "“Put the notes into the archive.”"),
+        (BLUE, "policy", "[cd(folder='docs'), mv('notes', 'archive')]"),
+        (ORANGE, "worlds", '{"result": "\'notes\' moved to …"}'),
+        (BLUE, "policy", "“Done.”"),
+        (GREY, "user", "“And how many lines do they have?”"),
+        (BLUE, "policy", "[cd(folder='archive'), wc('notes')]"),
+    ]
+    drawn = []
+    for i, (fill, who, words) in enumerate(said):
+        drawn += [box(16, 16 + 38 * i, 68, 30, fill, who), text(96, 36 + 38 * i, words, 14)]
+        if words == "“Done.”":
+            drawn.append(text(464, 36 + 38 * i, "check, reward", 14, GREEN, "end", bold=True))
+    drawn.append(text(16, 262, "Blue messages are the turns that are trained on.", 14, GREY))
+    return 276, drawn
+
+
 def rollout() -> Picture:
     def row(y: float, *spans: tuple[float, float, str]) -> list[str]:
         return [rect(16 + 1.7 * start, y, 1.7 * (end - start) - 2, 18, fill) for start, end, fill in spans]
@@ -234,7 +252,8 @@ def engines() -> Picture:
 
 
 PICTURES: dict[str, Callable[[], Picture]] = {
-    made.__name__: made for made in (trajectory, rollout, critics, machines, vllm, resume, collapses, holds, engines)
+    made.__name__: made
+    for made in (trajectory, bfcl, rollout, critics, machines, vllm, resume, collapses, holds, engines)
 }
 
 

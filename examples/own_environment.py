@@ -28,12 +28,11 @@ class HighLow:
         self.number, self.left = number, 4
 
     def step(self, turn):
-        guess = turn.action.content
-        self.left -= 1
+        guess, self.left = turn.action.content, self.left - 1
         if guess == str(self.number):
             return Reply(reward=1.0, stop=StopReason.ENVIRONMENT_DONE)
         if self.left == 0:
-            return Reply(reward=-1.0, stop=StopReason.ENVIRONMENT_DONE)
+            return Reply(stop=StopReason.ENVIRONMENT_DONE)
         if not guess.isdecimal():
             return Reply("That is no number.", reward=-0.1)
         return Reply("Higher." if int(guess) < self.number else "Lower.")
