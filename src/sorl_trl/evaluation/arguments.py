@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-from sorl_trl.checks import NOT_NEGATIVE, POSITIVE_COUNT, Number, check_fields
+from sorl_trl.checks import NOT_NEGATIVE, POSITIVE_COUNT, Number, check_choice, check_fields
 from sorl_trl.qa import BENCHMARKS
 from sorl_trl.rollout.environments.bfcl import BFCL, BFCL_BENCHMARKS
 
@@ -53,6 +53,8 @@ class EvaluationArguments:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        for name in self.benchmarks:
+            check_choice("benchmarks", name, (*BENCHMARKS, BFCL, *BFCL_BENCHMARKS))
         self.benchmarks = [each for name in self.benchmarks for each in (BFCL_BENCHMARKS if name == BFCL else [name])]
         names = [*self.benchmarks, *(Path(path).stem for path in self.questions)]
         if not names:
