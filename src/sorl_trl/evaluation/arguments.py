@@ -32,7 +32,7 @@ class EvaluationArguments:
     )
     questions: list[str] = field(
         default_factory=list,
-        metadata={"help": "JSONL files of questions of one's own, each a dataset named as the file."},
+        metadata={"help": "JSONL files of questions of one's own, or of tasks, each a dataset named as the file."},
     )
     limit: Annotated[int | None, POSITIVE_COUNT] = field(
         default=None, metadata={"help": "Ask the first so many questions of each dataset."}

@@ -115,13 +115,16 @@ class RolloutArguments:
     )
     protocol: Annotated[str, OneOf(tuple(PROTOCOLS))] = field(
         default="search_r1",
-        metadata={"help": "How observations are worded: 'search_r1', or 'terse' for the sandbox's tiny policies."},
+        metadata={
+            "help": "How observations are worded: 'search_r1', or 'terse' for the sandbox's tiny policies. Of the "
+            "leaderboard's tasks: 'terse' describes a function in a line; otherwise the prompt is the leaderboard's."
+        },
     )
     max_turns: Annotated[int, COUNT] = field(
         default=2,
         metadata={
-            "help": "Searches (or invalid actions) before the last generation. Of the leaderboard's tasks: messages, "
-            "by default as many as they may take, 21 for each request of the longest."
+            "help": "Searches (or invalid actions) before the last generation, by default 2. Of the leaderboard's "
+            "tasks: messages, by default as many as they may take, 21 for each request of the longest."
         },
     )
     max_turn_tokens: Annotated[int, POSITIVE_COUNT] = field(default=500, metadata={"help": "Tokens of one turn."})
