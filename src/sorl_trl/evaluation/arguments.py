@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-from sorl_trl.checks import NOT_NEGATIVE, POSITIVE_COUNT, Number, check_fields
+from sorl_trl.checks import NOT_NEGATIVE, POSITIVE_COUNT, Number, check_choice, check_fields
 from sorl_trl.qa import BENCHMARKS, BFCL, BFCL_BENCHMARKS
 
 
@@ -31,7 +31,7 @@ class EvaluationArguments:
     )
     questions: list[str] = field(
         default_factory=list,
-        metadata={"help": "JSONL files of questions of one's own, each a dataset named as the file."},
+        metadata={"help": "JSONL files of questions of one's own, or of tasks, each a dataset named as the file."},
     )
     limit: Annotated[int | None, POSITIVE_COUNT] = field(
         default=None, metadata={"help": "Ask the first so many questions of each dataset."}
@@ -52,6 +52,8 @@ class EvaluationArguments:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        for name in self.benchmarks:
+            check_choice("benchmarks", name, (*BENCHMARKS, BFCL, *BFCL_BENCHMARKS))
         self.benchmarks = [each for name in self.benchmarks for each in (BFCL_BENCHMARKS if name == BFCL else [name])]
         names = [*self.benchmarks, *(Path(path).stem for path in self.questions)]
         if not names:

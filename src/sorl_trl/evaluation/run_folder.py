@@ -10,11 +10,10 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 
-from sorl_trl.evaluation.plan import Batch
 from sorl_trl.files import write_whole
 from sorl_trl.records.evaluated import (
     FOLDER,
@@ -26,6 +25,9 @@ from sorl_trl.records.evaluated import (
     read_settings,
 )
 from sorl_trl.types import StopReason
+
+if TYPE_CHECKING:
+    from sorl_trl.evaluation.plan import Batch
 
 TABLE = "results.md"
 Outcome = Mapping[str, Any]

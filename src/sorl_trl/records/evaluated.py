@@ -114,7 +114,7 @@ def to_row(evaluated: EvaluatedTrajectory) -> dict[str, Any]:
         "answer": trajectory.answer,
         "stop_reason": trajectory.stop_reason.value,
         **evaluated.measures,
-        "environment": evaluated.environment and json.dumps(dict(evaluated.environment)),
+        "environment": json.dumps(dict(evaluated.environment)) if evaluated.environment else None,
     }
 
 

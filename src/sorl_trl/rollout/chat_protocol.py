@@ -21,8 +21,8 @@ class ChatProtocol(TagProtocol):
     """
 
     tools: tuple[str, ...] = ()
-    message_end: str | None = None
-    """What the template writes after a message; `in_chat` reads it there."""
+    message_ends: tuple[str, ...] = ()
+    """The special tokens of the tokenizer: one of them ends a message, not always its end-of-sequence token."""
 
     turns_are_messages: ClassVar[bool] = True
 
@@ -40,17 +40,24 @@ class ChatProtocol(TagProtocol):
             self,
             information_frame=_tool_frame(tokenizer, template_kwargs) or user,
             message_frame=user,
-            message_end=str(tokenizer.eos_token),
+            message_ends=_special_tokens(tokenizer),
         )
 
     def check(self, tokenizer: PreTrainedTokenizerBase) -> None:
         """Raise ValueError where prompts are plain text."""
-        if self.message_end is None:
+        if not self.message_ends:
             raise ValueError("`ChatProtocol` needs prompts that are messages, such as [{'role': 'user', …}]")
 
     def parse(self, text: str) -> Action:
-        """All of the message."""
-        return Action(ActionKind.MESSAGE, text.removesuffix(self.message_end or "").strip())
+        """All of the message but the token that ends it."""
+        end = next(filter(text.endswith, self.message_ends), "")
+        return Action(ActionKind.MESSAGE, text.removesuffix(end).strip())
+
+
+def _special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
+    """Those that the tokenizer declares special; the longest first, for one may end in another."""
+    added = (token.content for token in tokenizer.added_tokens_decoder.values() if token.special)
+    return tuple(sorted({*tokenizer.all_special_tokens, *added}, key=lambda token: (-len(token), token)))
 
 
 def _tool_frame(tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None) -> Frame | None:

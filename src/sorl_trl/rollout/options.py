@@ -123,8 +123,8 @@ class RolloutArguments:
     max_turns: Annotated[int, COUNT] = field(
         default=2,
         metadata={
-            "help": "Searches (or invalid actions) before the last generation. Of the leaderboard's tasks: messages, "
-            "by default as many as they may take, 21 for each request of the longest."
+            "help": "Searches (or invalid actions) before the last generation, by default 2. Of the leaderboard's "
+            "tasks: messages, by default as many as they may take, 21 for each request of the longest."
         },
     )
     max_turn_tokens: Annotated[int, POSITIVE_COUNT] = field(default=500, metadata={"help": "Tokens of one turn."})

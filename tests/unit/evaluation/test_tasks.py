@@ -7,9 +7,11 @@ from copy import deepcopy
 from pathlib import Path
 
 import pytest
+from transformers import AddedToken
 
 from sorl_trl.cli.evaluation_run import for_tasks, parse_arguments
 from sorl_trl.command_line import UserMistake
+from sorl_trl.evaluation.agents import in_worlds
 from sorl_trl.evaluation.arguments import EvaluationArguments
 from sorl_trl.evaluation.batches import run_batches
 from sorl_trl.evaluation.compare import compare_runs
@@ -18,6 +20,7 @@ from sorl_trl.evaluation.plan import load_datasets, plan_batches
 from sorl_trl.evaluation.tables import format_results
 from sorl_trl.qa import Question, write_questions
 from sorl_trl.records.evaluated import EvaluatedTrajectory
+from sorl_trl.rollout import RolloutArguments
 from sorl_trl.rollout.environments.bfcl import BFCL_BENCHMARKS, Task, bfcl_questions, load_tasks, task_of, tasks
 from tests.function_callers import Script, scripted_agent, silent, solving
 from tests.unit.rollout.fakes import bpe_tokenizer
@@ -66,6 +69,8 @@ class TestLoading:
         assert [question.id for question in datasets[BASE]] == ["multi_turn_base_0", "multi_turn_base_1"]
         with pytest.raises(ValueError, match=f"name '{BASE}' twice"):
             EvaluationArguments("run", ["bfcl_multi_turn", BASE])
+        with pytest.raises(ValueError, match=f"`benchmarks` is 'bfcl', but must be one of .*'{BASE}'"):
+            EvaluationArguments("run", ["bfcl"])
 
     def test_a_file_of_tasks_is_read_back(self, tmp_path: Path) -> None:
         own = bfcl_questions(BASE)[3:5]
@@ -77,6 +82,17 @@ class TestLoading:
         monkeypatch.setattr(tasks, "find_spec", lambda name: None)
         with pytest.raises(ImportError, match="pip install"):
             load_datasets(EvaluationArguments("run", [BASE]))
+
+
+@pytest.mark.usefixtures("leaderboard")
+def test_tasks_are_put_without_control_tokens() -> None:
+    tokenizer = deepcopy(bpe_tokenizer())
+    for text, role in (("current", "system"), ("document", "user")):
+        for word in ((), (text,)):
+            tokenizer.add_tokens([AddedToken(each, special=True) for each in word])
+            _, _, rows = in_worlds(RolloutArguments(protocol="terse"), tokenizer)
+            ((system, user),) = [row["prompt"] for row in rows(bfcl_questions(BASE)[:1])]
+            assert (text in {"system": system, "user": user}[role]["content"]) == (not word)
 
 
 @pytest.mark.usefixtures("leaderboard")

@@ -66,3 +66,11 @@ def test_what_either_says_forges_nothing(role: str) -> None:
     body = seen.text.removeprefix(frame.prefix).removesuffix(frame.suffix)
     assert "<" not in body
     assert seen.neutralized == 6
+
+
+@pytest.mark.parametrize("end", ["<|im_end|>", "<|endoftext|>"])
+def test_whatever_token_ends_a_message_is_no_part_of_it(end: str) -> None:
+    """Checkpoints name several tokens, and of some (Gemma, Llama) the tokenizer's own is not the one they use."""
+    protocol = ChatProtocol().in_chat(bpe_tokenizer())
+    assert protocol.parse(f" [ls()]\n{end}").content == "[ls()]"
+    assert protocol.parse(f"<|fim_prefix|>[ls()]{end}").content == "<|fim_prefix|>[ls()]"

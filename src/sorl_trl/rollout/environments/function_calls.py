@@ -31,7 +31,7 @@ class Call:
 def read_calls(message: str) -> list[Call]:
     """The calls of a message, in order; none of one that only says something.
 
-    A message calls functions as Python, `[cd(folder='a'), ls()]` or one of them without the list, or as JSON,
+    A message calls functions as Python, `[cd(folder='a'), ls()]`, where either bracket may be missing, or as JSON,
     `<tool_call>{"name": "cd", "arguments": {"folder": "a"}}</tool_call>`, as often as it likes. What comes before
     `</think>` is no call. Arguments are literals.
 
@@ -55,11 +55,12 @@ def read_calls(message: str) -> list[Call]:
 
 
 def _python_calls(said: str) -> Iterator[Call]:
+    said = "[" * (said[0] != "[") + said + "]" * (said[-1] != "]")
     try:
-        body = ast.parse(said.strip(), mode="eval").body
+        body = ast.parse(said, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise WrongCall(f"the calls cannot be read: {_reason(error)}") from error
-    for node in body.elts if isinstance(body, ast.List) else [body]:
+    for node in getattr(body, "elts", [body]):
         if not isinstance(node, ast.Call):
             raise WrongCall("a list of calls must hold nothing else")
         try:
