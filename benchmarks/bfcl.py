@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from benchmarks.real_model import sorl
+from benchmarks.real_model import by_itself, sorl
 from sorl_trl.files import write_whole
 from sorl_trl.qa import write_questions
 from sorl_trl.records.evaluated import read_evaluated
@@ -200,7 +200,7 @@ def main(words: Sequence[str] | None = None) -> None:
     arguments = parser.parse_args(words)
     if arguments.replay:
         return replay()
-    prepare(arguments.model)
+    by_itself(prepare, arguments.model)
     if arguments.split:
         return
     if not any(row["method"] == "warm_start" for row in read_rows()):

@@ -20,9 +20,10 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -154,7 +155,7 @@ def run(job: Job, start_em: float) -> dict[str, Any]:
     """Train, evaluate on 200 questions that nobody trained on, and make the row: greedy answers where it judges."""
     policy, method = job.folder / "policy", METHODS[job.method]
     settings = {"learning_rate": job.learning_rate, "seed": job.seed, "output_dir": policy, "save_steps": 16}
-    settings |= {"steps_per_generation": 8, "bf16": True}
+    settings |= {"steps_per_generation": 8}
     settings |= REGIMES[job.regime] | (_OF_PPO if method.get("trainer") == "so_ppo" else {}) | method
     again = {"resume_from_checkpoint": "latest"} if any(policy.glob("checkpoint-*")) else {}
     given = [word for name, value in {**settings, **again}.items() for word in (f"--{name}", value)]
@@ -185,10 +186,19 @@ def run(job: Job, start_em: float) -> dict[str, Any]:
     }
 
 
+def by_itself(function: Callable[..., Any], *arguments: Any) -> None:
+    """Call a function in a process of its own: gigabytes that it leaves to the allocator are given back."""
+    process = get_context("spawn").Process(target=function, args=arguments)
+    process.start()
+    process.join()
+    if process.exitcode:
+        raise RuntimeError(f"{function.__name__} failed: its error stands above")
+
+
 def start(model: str) -> float:
     """Prepare world, warm start and recipe, where they are missing; returns the exact match of the warm start."""
     if not (RUNS / "recipe.yaml").is_file():
-        prepare(0, PRETRAINED, RUNS, model)
+        by_itself(prepare, 0, PRETRAINED, RUNS, model)
         recipe = RECIPES.find(PRETRAINED.recipe).read_text()
         (RUNS / "recipe.yaml").write_text(recipe.replace(str(PRETRAINED.run), str(RUNS)))
     return exact_match(RUNS / "warm-start", RUNS / "sampled", *SAMPLED)

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
 
-from transformers import PreTrainedTokenizerBase
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
 from sorl_trl.evaluation.agents import Agent, in_worlds
 from sorl_trl.rollout import Collector, Engine, Generation, Responder, RolloutArguments, RolloutLimits
 from sorl_trl.rollout.environments.bfcl import Task
+from tests.policies import SHAPE
+from tests.tools import qwen_tokenizer
 
 Script = Callable[[Task], Sequence[str]]
 """The messages of a policy in a task, in order."""
@@ -67,3 +72,24 @@ def scripted_agent(tokenizer: PreTrainedTokenizerBase, script: Script, protocol:
     return Agent(
         tokenizer, Collector(tokenizer, responder, chat, limits), ScriptedEngine(tokenizer, responder, script), rows
     )
+
+
+SOLUTION = "ls(a=True)"
+"""Of the first request of `multi_turn_base_1`."""
+
+
+def talking_policy() -> LlamaForCausalLM:
+    """Says the solution or `D.`, and sometimes breaks off: a Markov chain of bytes in the weights of a Llama."""
+    tokenizer: Any = qwen_tokenizer()
+    torch.manual_seed(0)
+    width = 320  # of five heads, each as wide as vLLM wants them
+    shape = {**SHAPE, "hidden_size": width, "num_attention_heads": 5, "num_key_value_heads": 5}
+    policy = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **shape))
+    follows = {"\n": "lD", **{said: then for text in (SOLUTION, "D.") for said, then in pairwise(text)}}
+    with torch.no_grad():
+        policy.model.embed_tokens.weight.copy_(torch.eye(len(tokenizer), width))
+        policy.lm_head.weight.zero_()
+        for said, then in follows.items():
+            policy.lm_head.weight[tokenizer.encode(then), tokenizer.encode(said)[0]] = 0.8
+        policy.lm_head.weight[tokenizer.eos_token_id, tokenizer.encode(").")] = 1.0
+    return policy

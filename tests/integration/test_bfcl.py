@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ pytest.importorskip("bfcl_eval")
 
 import torch
 from datasets import Dataset
-from transformers import LlamaConfig, LlamaForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
 from sorl_trl import AgentRollout, SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
@@ -21,30 +19,14 @@ from sorl_trl.qa import environment_reward, solved_reward
 from sorl_trl.rollout import ChatProtocol, EngineOptions, EnvironmentResponder, Reply, RolloutLimits
 from sorl_trl.rollout.environments.bfcl import BFCLEnvironment, BFCLTools, prompt_rows, task_of
 from sorl_trl.types import StopReason, Turn
-from tests.policies import SHAPE, build_policy
+from tests.function_callers import SOLUTION, talking_policy
+from tests.policies import build_policy
 from tests.tools import following, qwen_tokenizer, tool_call
 from tests.training import settings
 
 CONFIGS = {SOGRPOTrainer: SOGRPOConfig, SOPPOTrainer: SOPPOConfig, GRPOTrainer: GRPOConfig}
 LIMITS = RolloutLimits(max_turns=6, max_turn_tokens=24, max_observation_tokens=120)
-SOLUTION = "ls(a=True)"
 TASK = task_of("multi_turn_base_1:1")
-
-
-def talking_policy() -> LlamaForCausalLM:
-    """Says the solution or `D.`, and sometimes breaks off: a Markov chain of bytes in the weights of a Llama."""
-    tokenizer: Any = qwen_tokenizer()
-    torch.manual_seed(0)
-    width = 288
-    policy = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **{**SHAPE, "hidden_size": width}))
-    follows = {"\n": "lD", **{said: then for text in (SOLUTION, "D.") for said, then in pairwise(text)}}
-    with torch.no_grad():
-        policy.model.embed_tokens.weight.copy_(torch.eye(len(tokenizer), width))
-        policy.lm_head.weight.zero_()
-        for said, then in follows.items():
-            policy.lm_head.weight[tokenizer.encode(then), tokenizer.encode(said)[0]] = 0.8
-        policy.lm_head.weight[tokenizer.eos_token_id, tokenizer.encode(").")] = 1.0
-    return policy
 
 
 def train(folder: Path, trainer_class: Any, rows: Any, environment: Any, engine: Any = None, **options: Any) -> Any:

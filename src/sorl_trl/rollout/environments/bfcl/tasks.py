@@ -15,7 +15,7 @@ from sorl_trl.checks import check_choice
 from sorl_trl.rollout.environments.function_calls import read_calls
 
 BFCL_SETS = ("base", "miss_func", "miss_param", "long_context")
-_INSTALL = "python -m pip install --no-deps bfcl-eval==2026.3.23 && python -m pip install mpmath"
+_INSTALL = "python -m pip install --no-deps bfcl-eval==2026.3.23"
 _PREFIX = "multi_turn_"
 _COMPACT = (
     "You call functions for the user. To call some, write a list of calls and nothing else, such as [f(a=1), "
@@ -70,7 +70,7 @@ class Task:
 
 def package(name: str) -> Any:
     """A module of `bfcl-eval`. Raises ImportError, which says how to install it."""
-    if find_spec("bfcl_eval") is None or find_spec("mpmath") is None:
+    if find_spec("bfcl_eval") is None:
         raise ImportError(f"the leaderboard's worlds need: {_INSTALL}")
     return import_module(f"bfcl_eval.{name}")
 
