@@ -35,6 +35,7 @@ from sorl_trl.rollout.environments.bfcl import (
     load_tasks,
     prompt_rows,
     question_of,
+    task_of,
 )
 from sorl_trl.sandbox import imitate, store_policy
 from sorl_trl.sandbox.tool_expert import solved_examples
@@ -46,8 +47,10 @@ RECIPE = "smollm2_bfcl"
 SEEDS = (11, 12, 13)
 METHODS = ("so_grpo", "grpo")
 LIMITS = RolloutLimits(max_turns=8, max_turn_tokens=160, max_observation_tokens=96, max_trajectory_tokens=560)
-SHORT = 320
-"""Tokens of a task that is solved, its prompt included."""
+SHORT, SHORTER = 320, 240
+"""Tokens of a task that is solved, its prompt included; of those that are trained on, to save time."""
+TRIES = 8
+"""Of the warm start at each task to train on: those that it solves now and then are kept, for others teach nothing."""
 STEPS, BATCH, RATE = 16, 8, 5e-5
 """Of imitation."""
 
@@ -63,12 +66,12 @@ def split(tokenizer: Any) -> dict[str, list[Task]]:
     for number, task in enumerate(base):
         name = {0: "eval", 1: "imitated"}.get(number % 4, "train")
         parts[name] += [task.shortened(requests) for requests in (1, 2) if requests <= len(task.requests)]
-    return {name: _short(tokenizer, tasks) for name, tasks in parts.items()}
+    return {name: _short(tokenizer, tasks, SHORTER if name == "train" else SHORT) for name, tasks in parts.items()}
 
 
-def _short(tokenizer: Any, tasks: Sequence[Task]) -> list[Task]:
+def _short(tokenizer: Any, tasks: Sequence[Task], most: int) -> list[Task]:
     examples = solved_examples(tokenizer, tasks, LIMITS, compact=True)
-    return [task for task, each in zip(tasks, examples, strict=True) if len(each.input_ids) <= SHORT]
+    return [task for task, each in zip(tasks, examples, strict=True) if len(each.input_ids) <= most]
 
 
 def prepare(model_name: str) -> None:
@@ -76,8 +79,8 @@ def prepare(model_name: str) -> None:
     tokenizer: Any = AutoTokenizer.from_pretrained(model_name)
     parts = split(tokenizer)
     RUNS.mkdir(parents=True, exist_ok=True)
-    for name in ("eval", "train"):
-        write_questions(map(question_of, parts[name]), RUNS / f"{name}.jsonl")
+    for name, file in {"eval": "eval", "train": "candidates"}.items():
+        write_questions(map(question_of, parts[name]), RUNS / f"{file}.jsonl")
     for name, rests in {"train": (1, 2, 3), "eval": (0,)}.items():
         whole = [task for each in BFCL_SETS for i, task in enumerate(load_tasks(each)) if i % 4 in rests]
         write_questions(map(question_of, whole), RUNS / f"whole-{name}.jsonl")
@@ -86,6 +89,22 @@ def prepare(model_name: str) -> None:
         examples = solved_examples(tokenizer, parts["imitated"], LIMITS, compact=True)
         imitate(model, examples, STEPS, BATCH, RATE, seed=0, warmup_steps=4)
         store_policy(model, tokenizer, RUNS / "warm-start")
+
+
+def choose() -> None:
+    """Write the tasks to train on: those of the candidates that the warm start solves now and then."""
+    tried = RUNS / "candidates"
+    words = ("--temperature", 1, "--num_samples", TRIES, "--questions", RUNS / "candidates.jsonl")
+    sorl(RUNS, "evaluate", RUNS / "warm-start", "--config", RECIPE, "--output", tried, *words)
+    rows = list(read_evaluated(tried, "candidates"))
+    solved = {name: [row["correct"] for row in rows if row["question_id"] == name] for name in _ids(rows)}
+    kept = [name for name, correct in solved.items() if 0 < sum(correct) < TRIES]
+    write_questions([question_of(task_of(name)) for name in kept], RUNS / "train.jsonl")
+    print(f"{len(kept)} of {len(solved)} tasks are solved now and then", flush=True)
+
+
+def _ids(rows: Sequence[dict[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(row["question_id"] for row in rows))
 
 
 def measured(policy: Path, output: Path, *words: Any) -> dict[str, float]:
@@ -203,6 +222,8 @@ def main(words: Sequence[str] | None = None) -> None:
     by_itself(prepare, arguments.model)
     if arguments.split:
         return
+    if not (RUNS / "train.jsonl").is_file():
+        choose()
     if not any(row["method"] == "warm_start" for row in read_rows()):
         start = both(RUNS / "warm-start", RUNS)
         add({"method": "warm_start", "seed": 0, **start, "rollout_solved": [], "cpu_seconds": 0})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,10 @@ _MOST_CHARACTERS, _DEEPEST, _MOST_DIGITS = 16_384, 50, 15
 _PYTHON = re.compile(r"\[\s*[A-Za-z_][\w.]*\s*\(|[A-Za-z_][\w.]*\(")
 _FENCE = re.compile(r"```(?:\w*\n)?(.*?)\s*(?:```)?", re.DOTALL)
 _JSON = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+
+
+_PARSING = threading.Lock()
+"""Python counts for all threads together how deep it is in a tree (gh-106905): at a wrong sum it raises SystemError."""
 
 
 class WrongCall(Exception):
@@ -57,7 +62,8 @@ def read_calls(message: str) -> list[Call]:
 def _python_calls(said: str) -> Iterator[Call]:
     said = "[" * (said[0] != "[") + said + "]" * (said[-1] != "]")
     try:
-        body = ast.parse(said, mode="eval").body
+        with _PARSING:
+            body = ast.parse(said, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise WrongCall(f"the calls cannot be read: {_reason(error)}") from error
     for node in getattr(body, "elts", [body]):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import keyword
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -73,6 +76,28 @@ def test_no_message_does_more_than_be_refused(message: str) -> None:
     except WrongCall:
         return
     assert all(isinstance(call, Call) for call in calls)
+
+
+class Slow:
+    """Garbage that lets other threads go on when it is collected."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+    def __del__(self) -> None:
+        time.sleep(0)
+
+
+def test_threads_read_at_the_same_time() -> None:
+    """Without a lock, Python 3.11 loses count where the collector runs in the middle of a tree."""
+    before = gc.get_threshold()
+    gc.set_threshold(20)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            found = list(threads.map(lambda _: (Slow(), read_calls("[f(a=[1, {'x': [(3, 4)]}])]"))[1], range(1000)))
+    finally:
+        gc.set_threshold(*before)
+    assert found == [[Call("f", (), {"a": [1, {"x": [(3, 4)]}]})]] * 1000
 
 
 names = st.from_regex(r"[a-z_]{1,8}", fullmatch=True).filter(lambda name: not keyword.iskeyword(name))
