@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
+from math import inf
 
 from transformers import PreTrainedTokenizerBase
 
 from sorl_trl.evaluation.agents import Agent, in_worlds
-from sorl_trl.rollout import Collector, Engine, Generation, Responder, RolloutArguments, RolloutLimits
-from sorl_trl.rollout.environments.bfcl import Task
+from sorl_trl.rollout import (
+    Collector,
+    Engine,
+    EnvironmentResponder,
+    Generation,
+    Responder,
+    RolloutArguments,
+    RolloutLimits,
+)
+from sorl_trl.rollout.environments.bfcl import BFCLEnvironment, Task
 
 Script = Callable[[Task], Sequence[str]]
 """The messages of a policy in a task, in order."""
@@ -60,10 +70,10 @@ class ScriptedEngine(Engine):
         pass
 
 
-def scripted_agent(tokenizer: PreTrainedTokenizerBase, script: Script, protocol: str = "terse") -> Agent:
-    """An agent for the leaderboard's tasks."""
-    chat, responder, rows = in_worlds(RolloutArguments(protocol=protocol), tokenizer)
+def scripted_agent(tokenizer: PreTrainedTokenizerBase, script: Script) -> Agent:
+    """An agent for the leaderboard's tasks. Its worlds may take their time: on a machine that is busy, they do."""
+    chat, _, rows = in_worlds(RolloutArguments(protocol="terse"), tokenizer)
+    responder = EnvironmentResponder(partial(BFCLEnvironment, True), timeout_s=inf)
     limits = RolloutLimits(max_turns=1000, max_turn_tokens=100_000, max_observation_tokens=100_000)
-    return Agent(
-        tokenizer, Collector(tokenizer, responder, chat, limits), ScriptedEngine(tokenizer, responder, script), rows
-    )
+    collector = Collector(tokenizer, responder, chat, limits)
+    return Agent(tokenizer, collector, ScriptedEngine(tokenizer, responder, script), rows)
