@@ -17,7 +17,7 @@ _JSON = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 
 
 _PARSING = threading.Lock()
-"""Python counts for all threads together how deep it is in a tree (gh-106905): at a wrong sum it raises SystemError."""
+"""Python counts for all threads together how deep it is in a tree (gh-106905), and raises where the sum is wrong."""
 
 
 class WrongCall(Exception):
