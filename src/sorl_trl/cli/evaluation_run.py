@@ -24,7 +24,7 @@ from sorl_trl.evaluation.run_folder import RunFolder
 from sorl_trl.evaluation.tables import format_results
 from sorl_trl.records.evaluated import FILES, files_hash, read_settings
 from sorl_trl.rollout import Collector, EngineOptions, RolloutArguments, TurnEnd, model_engine
-from sorl_trl.rollout.environments.bfcl import MOST_STEPS, are_tasks, task_of
+from sorl_trl.rollout.environments.bfcl import are_tasks, most_messages
 from sorl_trl.search import SearchArguments, SearchBackend, SearchUnavailable
 
 GROUPS = (ModelArguments, RolloutArguments, EngineOptions, EvaluationArguments, SearchArguments)
@@ -88,15 +88,13 @@ def for_tasks(arguments: Arguments, tasks: Sequence[qa.Question]) -> Arguments:
 
     Raises:
         UserMistake: One is given that means nothing there.
-        ValueError: There is no task of an id.
     """
     if unused := next((name for name in FOR_QUESTIONS if arguments.given.get(name)), None):
         raise UserMistake(
             f"`{unused}` is {arguments.given[unused]!r}, but is for questions: tasks of the leaderboard have prompts "
             "and functions of their own. Leave it out, or name another recipe (`--config`)"
         )
-    most = (MOST_STEPS + 1) * max(len(task_of(task.id).requests) for task in tasks)
-    given = arguments.rollout.max_turns if "max_turns" in arguments.given else most
+    given = arguments.rollout.max_turns if "max_turns" in arguments.given else most_messages(tasks)
     return replace(arguments, rollout=replace(arguments.rollout, max_turns=given))
 
 

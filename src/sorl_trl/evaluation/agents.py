@@ -21,7 +21,7 @@ from sorl_trl.rollout import (
     Sanitizer,
     TagProtocol,
 )
-from sorl_trl.rollout.environments.bfcl import BFCLEnvironment, prompt_rows, task_of
+from sorl_trl.rollout.environments.bfcl import BFCLEnvironment, task_rows
 from sorl_trl.search import SearchBackend
 
 Rows: TypeAlias = Callable[[Sequence[qa.Question]], list[dict[str, Any]]]
@@ -49,17 +49,11 @@ def in_search(
 def in_worlds(rollout: RolloutArguments, tokenizer: PreTrainedTokenizerBase) -> tuple[TagProtocol, Responder, Rows]:
     """The same of the leaderboard's tasks. Where the protocol is "terse", a function is described in a line."""
     responder = EnvironmentResponder(partial(BFCLEnvironment, rollout.is_terse))
-    return ChatProtocol().in_chat(tokenizer), responder, partial(_task_rows, Sanitizer(tokenizer), rollout.is_terse)
+    rows = partial(task_rows, tokenizer=tokenizer, compact=rollout.is_terse)
+    return ChatProtocol().in_chat(tokenizer), responder, rows
 
 
 def question_rows(tokenizer: PreTrainedTokenizerBase, template: str, conversational: bool) -> Rows:
     """Makes the rows of questions, without control tokens that a question spells out."""
     clean = Sanitizer(tokenizer).clean
     return lambda questions: qa.build_prompt_rows(questions, template, conversational, clean)
-
-
-def _task_rows(sanitizer: Sanitizer, compact: bool, questions: Sequence[qa.Question]) -> list[dict[str, Any]]:
-    rows = prompt_rows([task_of(question.id) for question in questions], compact)
-    for message in (message for row in rows for message in row["prompt"]):
-        message["content"] = sanitizer.clean(message["content"])
-    return rows

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import fields
+from collections.abc import Sequence
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,9 @@ from sorl_trl.rollout.environments.bfcl import (
     BFCLEnvironment,
     are_tasks,
     bfcl_questions,
+    most_messages,
     names_tasks,
-    prompt_rows,
-    task_of,
+    task_rows,
 )
 from sorl_trl.search import NoSearch, SearchArguments
 from sorl_trl.trainers import AgentRollout, SearchRollout
@@ -46,10 +46,9 @@ def load_prompts(arguments: Arguments, tokenizer: PreTrainedTokenizerBase) -> tu
     if "choice" in task.rewards:
         check_choices([*train, *(evaluation or ())])
     check_kind(arguments, are_tasks([*train, *(evaluation or ())]))
-    clean = Sanitizer(tokenizer).clean
-    prompts = _as_prompts(train, arguments.rollout, clean)
+    prompts = _as_prompts(train, arguments.rollout, tokenizer)
     prompts.info.dataset_name = Path(task.train_questions).name  # for the model card
-    return prompts, evaluation and _as_prompts(evaluation, arguments.rollout, clean)
+    return prompts, evaluation and _as_prompts(evaluation, arguments.rollout, tokenizer)
 
 
 def _load_questions(source: str, split: str | None) -> list[qa.Question]:
@@ -64,9 +63,12 @@ def _spread(questions: Sequence[qa.Question], limit: int | None) -> list[qa.Ques
     return [questions[place * len(questions) // count] for place in range(count)]
 
 
-def _as_prompts(questions: Sequence[qa.Question], rollout: RolloutArguments, clean: Callable[[str], str]) -> Dataset:
+def _as_prompts(
+    questions: Sequence[qa.Question], rollout: RolloutArguments, tokenizer: PreTrainedTokenizerBase
+) -> Dataset:
     if are_tasks(questions):
-        return Dataset.from_list(prompt_rows([task_of(each.id) for each in questions], rollout.is_terse))
+        return Dataset.from_list(task_rows(questions, tokenizer, rollout.is_terse))
+    clean = Sanitizer(tokenizer).clean
     return Dataset.from_list(qa.build_prompt_rows(questions, rollout.prompt_template, rollout.chat, clean))
 
 
@@ -95,7 +97,10 @@ def build_rollout(arguments: Arguments, tokenizer: PreTrainedTokenizerBase) -> A
     """Protocol and limits are checked against the tokenizer before a large corpus is indexed."""
     config = arguments.config
     limits = arguments.rollout.limits(config.max_completion_length)
-    if names_tasks(arguments.task.train_questions):
+    source = arguments.task.train_questions
+    if names_tasks(source):
+        if "max_turns" not in arguments.given:
+            limits = replace(limits, max_turns=most_messages(_load_questions(source, None)))
         responder = EnvironmentResponder(partial(BFCLEnvironment, arguments.rollout.is_terse))
         return AgentRollout(responder, ChatProtocol(), limits, arguments.engine)
     protocol = arguments.rollout.tag_protocol(tokenizer, config.chat_template_kwargs)

@@ -26,6 +26,10 @@ class ChatProtocol(TagProtocol):
 
     turns_are_messages: ClassVar[bool] = True
 
+    def __post_init__(self) -> None:
+        if self.tools:
+            raise ValueError(f"tools={self.tools!r} must be empty: the environment reads whole messages")
+
     @property
     def stop_strings(self) -> tuple[str, ...]:
         """None: a turn ends at an end-of-sequence token."""
@@ -34,12 +38,16 @@ class ChatProtocol(TagProtocol):
     def in_chat(
         self, tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None = None
     ) -> ChatProtocol:
-        """The protocol with the messages of a chat template. Raises what `chat_message_frame` raises."""
-        user = chat_message_frame(tokenizer, template_kwargs)
+        """The protocol with the messages of a chat template, but for frames of one's own.
+
+        Raises what `chat_message_frame` raises.
+        """
+        plain, user = TagProtocol(), chat_message_frame(tokenizer, template_kwargs)
+        tool = _tool_frame(tokenizer, template_kwargs) or user
         return replace(
             self,
-            information_frame=_tool_frame(tokenizer, template_kwargs) or user,
-            message_frame=user,
+            information_frame=tool if self.information_frame == plain.information_frame else self.information_frame,
+            message_frame=user if self.message_frame == plain.message_frame else self.message_frame,
             message_ends=_special_tokens(tokenizer),
         )
 
@@ -49,9 +57,10 @@ class ChatProtocol(TagProtocol):
             raise ValueError("`ChatProtocol` needs prompts that are messages, such as [{'role': 'user', …}]")
 
     def parse(self, text: str) -> Action:
-        """All of the message but the token that ends it."""
-        end = next(filter(text.endswith, self.message_ends), "")
-        return Action(ActionKind.MESSAGE, text.removesuffix(end).strip())
+        """All of the message but the tokens that end it."""
+        while end := next(filter(text.endswith, self.message_ends), ""):
+            text = text.removesuffix(end)
+        return Action(ActionKind.MESSAGE, text.strip())
 
 
 def _special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:

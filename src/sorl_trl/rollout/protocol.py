@@ -174,7 +174,8 @@ def chat_message_frame(
     the tokenizer's end-of-sequence token; Gemma's messages end otherwise.
     Raises ValueError if the template does not show both messages.
     """
-    said, heard = "first-message-of-the-assistant", "second-message-of-another"
+    said = "first-message-of-the-assistant"
+    heard = 'second "message"\nof another'  # which a template that writes JSON would change
     messages = [{"role": "user", "content": "question"}, {"role": "assistant", "content": said}]
     options: Any = dict(template_kwargs or {})
     closing = str(tokenizer.apply_chat_template(messages, tokenize=False, **options)).partition(said)[2]

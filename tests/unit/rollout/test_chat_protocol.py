@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from sorl_trl.rollout import ChatProtocol, Frame, ObservationEncoder, Reply, TagProtocol
+from sorl_trl import SearchRollout
+from sorl_trl.rollout import ChatProtocol, Frame, ObservationEncoder, Reply, TagProtocol, ToolBox
+from sorl_trl.search import NoSearch
 from sorl_trl.types import Action, ActionKind
 from tests.tools import qwen_tokenizer
 from tests.unit.rollout.fakes import bpe_tokenizer
@@ -38,6 +40,27 @@ def test_a_turn_is_its_whole_message() -> None:
     assert protocol.stop_strings == ()
     said = " <search>x</search> and <answer>y</answer> "
     assert protocol.parse(f"{said}<|im_end|>") == Action(ActionKind.MESSAGE, said.strip())
+
+
+def test_what_it_would_not_heed_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"tools=.* must be empty"):
+        ChatProtocol(tools=("look",))
+    for build in (lambda: ToolBox([len], protocol=ChatProtocol()), lambda: SearchRollout(NoSearch(), ChatProtocol())):
+        with pytest.raises(ValueError, match="use `TagProtocol`"):
+            build()
+    own = Frame("(", ")")
+    assert ChatProtocol(information_frame=own).in_chat(qwen_tokenizer()).information_frame == own
+
+
+def test_a_template_that_rewrites_results_says_them_as_the_user() -> None:
+    """Llama 3.1 writes them as JSON."""
+    tokenizer = qwen_tokenizer()
+    written = "{{ m.content | tojson if m.role == 'tool' else m.content }}"
+    tokenizer.chat_template = STRICT.replace("{{ raise_exception('no tools') }}", "").replace(
+        "{{ m.content }}", written
+    )
+    protocol = ChatProtocol().in_chat(tokenizer)
+    assert protocol.information_frame == protocol.message_frame
 
 
 def test_plain_prompts_are_refused() -> None:
@@ -73,4 +96,5 @@ def test_whatever_token_ends_a_message_is_no_part_of_it(end: str) -> None:
     """Checkpoints name several tokens, and of some (Gemma, Llama) the tokenizer's own is not the one they use."""
     protocol = ChatProtocol().in_chat(bpe_tokenizer())
     assert protocol.parse(f" [ls()]\n{end}").content == "[ls()]"
+    assert protocol.parse(f"[ls()]{end}<|im_end|>").content == "[ls()]"
     assert protocol.parse(f"<|fim_prefix|>[ls()]{end}").content == "<|fim_prefix|>[ls()]"

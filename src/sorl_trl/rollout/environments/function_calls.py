@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-_MOST_CHARACTERS, _DEEPEST, _MOST_DIGITS = 16_384, 50, 15
+_MOST_CHARACTERS, _MOST_CALLS, _DEEPEST, _MOST_DIGITS = 16_384, 100, 50, 15
 _PYTHON = re.compile(r"\[\s*[A-Za-z_][\w.]*\s*\(|[A-Za-z_][\w.]*\(")
-_FENCE = re.compile(r"```(?:\w*\n)?(.*?)\s*(?:```)?", re.DOTALL)
+_FENCE = re.compile(r"```(?:\w*\n)?(.*?)(?:```)?", re.DOTALL)
 _JSON = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 
 
@@ -41,7 +41,7 @@ def read_calls(message: str) -> list[Call]:
     `</think>` is no call. Arguments are literals.
 
     Raises WrongCall for a message that begins like calls and cannot be read as such, for one of more than 16,384
-    characters, brackets that are nested more than 50 deep, and a whole number of more than 15 digits.
+    characters or 100 calls, brackets that are nested more than 50 deep, and a whole number of more than 15 digits.
     """
     said = message.rpartition("</think>")[2].strip()
     if fenced := _FENCE.fullmatch(said):
@@ -54,6 +54,8 @@ def read_calls(message: str) -> list[Call]:
     if _depth(said) > _DEEPEST:
         raise WrongCall(f"brackets are nested more than {_DEEPEST} deep")
     calls = [*(_python_calls(said) if is_python else _json_calls(said))]
+    if len(calls) > _MOST_CALLS:
+        raise WrongCall(f"the message has {len(calls)} calls, and {_MOST_CALLS} are made")
     for call in calls:
         _check_numbers([*call.positional, *call.named.values()])
     return calls
@@ -72,7 +74,7 @@ def _python_calls(said: str) -> Iterator[Call]:
         try:
             positional = tuple(map(ast.literal_eval, node.args))
             named = {str(each.arg): ast.literal_eval(each.value) for each in node.keywords if each.arg is not None}
-        except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
+        except (ValueError, TypeError, ArithmeticError, SyntaxError, RecursionError, MemoryError) as error:
             raise WrongCall(f"{_name(node.func)}: arguments must be literals, such as 'a', 3 or [1, 2]") from error
         if len(named) < len(node.keywords):
             raise WrongCall(f"{_name(node.func)}: each argument must have a name of its own")
@@ -88,7 +90,7 @@ def _name(node: ast.expr) -> str:
 
 
 def _json_calls(said: str) -> Iterator[Call]:
-    if said.count("<tool_call>") != len(_JSON.findall(said)):
+    if said.count("<tool_call>") != said.count("</tool_call>"):
         raise WrongCall("each <tool_call> needs its </tool_call>")
     for text in _JSON.findall(said):
         try:

@@ -47,6 +47,10 @@ class SearchResponder(BatchResponder):
         POSITIVE_COUNT.check("top_k", top_k)
         self._backend = backend
         self._protocol = protocol or TagProtocol()
+        if self._protocol.turns_are_messages:
+            raise ValueError(
+                "protocol has turns that are whole messages, but a search is a tag in one: use `TagProtocol`"
+            )
         self._top_k = top_k
         self._retry = retry or RetryPolicy()
         self._is_down = False

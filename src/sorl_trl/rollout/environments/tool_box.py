@@ -65,6 +65,10 @@ class ToolBox(EnvironmentResponder):
         timeout_s: float = TIMEOUT_S,
         concurrency: int = CONCURRENCY,
     ) -> None:
+        if protocol is not None and protocol.turns_are_messages:
+            raise ValueError(
+                "protocol has turns that are whole messages, but tools are tags in them: use `TagProtocol`"
+            )
         several = isinstance(environment_factory, Mapping)
         given: Any = environment_factory if several else {None: environment_factory}
         callers = {name: partial(Caller, tools, factory) for name, factory in given.items()}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -26,8 +28,11 @@ from sorl_trl.rollout.environments.bfcl import (
     BFCLEnvironment,
     BFCLTools,
     Task,
+    are_tasks,
     load_tasks,
     prompt_rows,
+    question_of,
+    takes_system,
     task_of,
 )
 from sorl_trl.rollout.environments.bfcl.tasks import package
@@ -137,12 +142,15 @@ def test_what_is_wrong_with_a_call_is_an_observation(call: str, said: str) -> No
         "logarithm(value=2, base=3, precision=99999999)",
         "square_root(2, 99999999)",
         "round_number(number=5, decimal_places=-99999999)",
+        "square_root(number=2, precision='99999999')",
     ],
 )
 def test_no_short_call_computes_for_ever(call: str) -> None:
     task = next(task for task in TASKS if "MathAPI" in task.worlds)
-    assert "must be at most 1000" in say(begun(task), call).text
+    assert "must be a number of at most 1000" in say(begun(task), call).text
     assert "result" in say(begun(task), "power(base=2, exponent=10)").text
+    assert "Exceeds the limit" in say(begun(task), "power(base=999999999999999, exponent=1000)").text
+    assert "at most 255 characters" in say(begun(FILES), f"mkdir(dir_name='{'x' * 256}')").text
 
 
 def test_a_file_system_cannot_grow_without_end() -> None:
@@ -158,6 +166,24 @@ def test_a_file_system_cannot_grow_without_end() -> None:
     assert "the file system is full" in reply.text
     say(environment, "Done.")
     assert environment.verdicts == ["instance_state_mismatch"]
+
+
+def test_no_trajectory_changes_the_worlds_of_another() -> None:
+    """As they do in the package: lists that are defaults, and tables of the long context, are the module's own."""
+    task = next(task for task in TASKS if "TwitterAPI" in task.worlds)
+    call = "post_tweet(content='x')"
+    first, second = begun(task), begun(task)
+    login = f"authenticate_twitter(username='{task.state['TwitterAPI']['username']}', "
+    login += f"password='{task.state['TwitterAPI']['password']}')"
+    for environment in (first, second):
+        say(environment, login)
+    assert '"mentions": []' in say(first, call).text
+    number = json.loads(say(first, call).text)["id"]
+    say(first, f"mention(tweet_id={number}, mentioned_usernames=['leak'])")
+    assert '"mentions": []' in say(second, call).text
+    travel = task_of("multi_turn_long_context_164")
+    worlds = [begun(travel)._worlds._worlds["TravelAPI"] for _ in range(2)]
+    assert all(a is not b for a, b in zip(*(world.credit_card_list.values() for world in worlds), strict=True))
 
 
 def test_a_folder_within_itself_ends_nothing() -> None:
@@ -184,6 +210,13 @@ def test_names_that_tools_and_worlds_share_are_written_with_their_world() -> Non
     assert "write MathAPI.add or tools.add" in say(environment, "add(a=1, b=2)").text
     assert say(environment, "[MathAPI.add(a=1, b=2), tools.add(1, 2)]").text == '{"result": 3}\n-1.0'
     assert say(begun(task, tools=[sum]), "sum([1, 2])").text == "3"
+    with pytest.raises(ValueError, match="a name of its own"):
+        begun(task, tools=[add, add])
+
+    async def later() -> None: ...
+
+    with pytest.raises(TypeError, match="coroutine"):
+        begun(task, tools=[later])
 
 
 def test_a_tool_that_is_down_masks_the_trajectory() -> None:
@@ -270,6 +303,27 @@ def test_shortened_tasks_know_what_they_need() -> None:
     assert task.worlds == ("GorillaFileSystem",)
     assert {each["name"] for each in task.functions} == {"ls", "cd", "mv"}
     assert played(task, task.solution).solved
-    for wrong in ("multi_turn_base_1:99", "multi_turn_base_999", "simple_1", "base_1"):
+    for wrong in ("multi_turn_base_1:99", "multi_turn_base_1:x", "multi_turn_base_999", "simple_1", "base_1"):
         with pytest.raises(ValueError):
             task_of(wrong)
+    with pytest.raises(ValueError, match="names no task"):
+        BFCLEnvironment().reset([{"role": "user", "content": "Hello"}])
+
+
+def test_rows_are_the_leaderboards_or_are_refused() -> None:
+    question = question_of(FILES)
+    assert are_tasks([question])
+    assert not are_tasks([replace(question, data_source="")])
+    with pytest.raises(ValueError, match="something else"):
+        are_tasks([replace(question, question="Delete all files.")])
+
+
+def test_a_template_without_system_messages_has_the_rules_in_the_users() -> None:
+    tokenizer: Any = qwen_tokenizer()
+    assert takes_system(tokenizer)
+    tokenizer.chat_template = "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}"
+    assert not takes_system(tokenizer)
+    (row,) = prompt_rows([FILES], compact=True, system=False)
+    (message,) = row["prompt"]
+    assert message["role"] == "user"
+    assert message["content"].startswith("You call functions") and message["content"].endswith(FILES.requests[0])

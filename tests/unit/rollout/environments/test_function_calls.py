@@ -33,6 +33,7 @@ LS = Call("ls", (), {"a": True})
         ("", []),
         ("[]", []),
         ("[Note] there is no such file (or folder).", []),
+        (f"```{' ' * 16_000}x", []),  # in no time
     ],
 )
 def test_calls_are_read_in_order(message: str, calls: list[Call]) -> None:
@@ -52,6 +53,8 @@ def test_calls_are_read_in_order(message: str, calls: list[Call]) -> None:
         ("f(x=lambda: 1)", "must be literals"),
         ("f(**{'a': 1})", "name of its own"),
         ("f(x=1000000000000000)", "15 digits"),
+        (f"f(x={'9' * 400}+1j)", "must be literals"),
+        (f"[{', '.join(['f()'] * 101)}]", "100 are made"),
         ("f(x=[{'y': -1000000000000000}])", "15 digits"),
         (f"f({'9' * 5000})", "cannot be read|digits"),
         (f"f({'(' * 51}", "50 deep"),

@@ -5,8 +5,22 @@ The worlds, the tasks and the calls that solve them are those of the package `bf
 
 from sorl_trl.qa import BFCL, BFCL_BENCHMARKS
 from sorl_trl.rollout.environments.bfcl.environment import MOST_STEPS, BFCLEnvironment, BFCLTools
-from sorl_trl.rollout.environments.bfcl.questions import are_tasks, bfcl_questions, names_tasks, question_of
-from sorl_trl.rollout.environments.bfcl.tasks import BFCL_SETS, Task, load_tasks, prompt_rows, task_of
+from sorl_trl.rollout.environments.bfcl.questions import (
+    are_tasks,
+    bfcl_questions,
+    most_messages,
+    names_tasks,
+    question_of,
+    task_rows,
+)
+from sorl_trl.rollout.environments.bfcl.tasks import (
+    BFCL_SETS,
+    Task,
+    load_tasks,
+    prompt_rows,
+    takes_system,
+    task_of,
+)
 from sorl_trl.rollout.environments.bfcl.worlds import Worlds
 
 __all__ = [
@@ -21,8 +35,11 @@ __all__ = [
     "are_tasks",
     "bfcl_questions",
     "load_tasks",
+    "most_messages",
     "names_tasks",
     "prompt_rows",
     "question_of",
+    "takes_system",
     "task_of",
+    "task_rows",
 ]

@@ -13,6 +13,8 @@ from sorl_trl.rollout.environments.function_calls import Call, WrongCall, read_c
 from sorl_trl.types import StopReason, Turn
 
 Prompt: TypeAlias = "Sequence[Mapping[str, str]]"
+MOST_SHOWN = 200_000
+"""Characters of what a call returns."""
 MOST_STEPS = 20
 """Messages with calls that the leaderboard allows between two of the user's."""
 ERRORS = (
@@ -52,10 +54,12 @@ class BFCLEnvironment:
 
     def reset(self, prompt: Prompt) -> None:
         """Begin the task whose prompt `prompt_rows` has made."""
+        if "task" not in prompt[0]:
+            raise ValueError("prompt names no task: `prompt_rows` makes prompts whose first message does")
         self.task: Task = task_of(prompt[0]["task"])
         self._worlds, self._solved_worlds = Worlds(self.task, self._tools), Worlds(self.task)
-        self._results: list[str] = []
-        """Of all calls of the policy so far."""
+        self._results: Counter[int] = Counter()
+        """Hashes of what all calls of the policy so far have returned."""
         self._steps = self._read = 0
         """Messages that called something since the user has spoken, and calls that could be read."""
         self.verdicts: list[str | None] = []
@@ -82,11 +86,20 @@ class BFCLEnvironment:
 
     def step(self, turn: Turn) -> Reply:
         """Answer a message."""
+        results = self.answers(turn.action.content)
+        if self._steps > self._most_steps:
+            self.errors["force_terminated"] += 1
+            return Reply(stop=StopReason.ENVIRONMENT_DONE)
+        return Reply("\n".join(results)) if results else self._served()
+
+    def answers(self, message: str) -> list[str]:
+        """What the calls of a message return; nothing where it makes none."""
         try:
-            calls = read_calls(turn.action.content)
+            results = [self.call(call) for call in read_calls(message)]
         except WrongCall as error:
-            return self._called([self._wrong(error)])
-        return self._called([self.call(call) for call in calls]) if calls else self._served()
+            results = [self._wrong(error)]
+        self._steps += bool(results)
+        return results
 
     def call(self, call: Call) -> str:
         """Make a call; what it returns, or what is wrong with it."""
@@ -98,8 +111,8 @@ class BFCLEnvironment:
             return self._wrong(error)
         if result.startswith("Error during execution"):
             self.errors["failed_call"] += 1
-        self._results.append(result)
-        return result
+        self._results[hash(result)] += 1
+        return result[:MOST_SHOWN]
 
     def serve(self) -> float:
         """End the request that is being served, with the leaderboard's check; its reward."""
@@ -113,13 +126,6 @@ class BFCLEnvironment:
         """What the user says next; None where all requests have been served."""
         number = len(self.verdicts)
         return None if number == len(self.task.requests) else request_of(self.task, number, self._compact)
-
-    def _called(self, results: Sequence[str]) -> Reply:
-        self._steps += 1
-        if self._steps > self._most_steps:
-            self.errors["force_terminated"] += 1
-            return Reply(stop=StopReason.ENVIRONMENT_DONE)
-        return Reply("\n".join(results))
 
     def _served(self) -> Reply:
         reward, request = self.serve(), self.next_request()
@@ -137,16 +143,22 @@ class BFCLEnvironment:
             return "empty_turn_model_response"
         if not self._worlds.equals(self._solved_worlds):
             return "instance_state_mismatch"
-        missing = Counter(results) - Counter(self._results)
+        missing = Counter(map(hash, results)) - self._results
         return "execution_response_mismatch" if missing else None
 
 
 class BFCLTools:
-    """The same for TRL's own `environment_factory`, where nobody speaks but tools: `done` brings the next request."""
+    """The same for TRL's own `environment_factory`, where nobody speaks but tools: `done` brings the next request.
+
+    How many calls there may be, TRL's `max_tool_calling_iterations` says. For `compact`, see `BFCLEnvironment`.
+    """
+
+    def __init__(self, compact: bool = False) -> None:
+        self._compact = compact
 
     def reset(self, prompt: Prompt, **_: Any) -> None:
         """Begin the task whose prompt `prompt_rows` has made."""
-        self._environment = BFCLEnvironment()
+        self._environment = BFCLEnvironment(self._compact)
         self._environment.reset(prompt)
 
     def call(self, calls: str) -> str:
@@ -159,11 +171,7 @@ class BFCLTools:
         Returns:
             What each returns, a line each.
         """
-        try:
-            made = read_calls(calls)
-        except WrongCall as error:
-            return str(error)
-        return "\n".join(map(self._environment.call, made)) or "there is no call in that"
+        return "\n".join(self._environment.answers(calls)) or "there is no call in that"
 
     def done(self) -> str:
         """

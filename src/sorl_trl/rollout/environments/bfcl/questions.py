@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
 
 from sorl_trl.qa import BENCHMARKS, BFCL, BFCL_BENCHMARKS, Question, load_questions
-from sorl_trl.rollout.environments.bfcl.tasks import Task, load_tasks
+from sorl_trl.rollout.environments.bfcl.environment import MOST_STEPS
+from sorl_trl.rollout.environments.bfcl.tasks import Task, load_tasks, prompt_rows, takes_system, task_of
+from sorl_trl.rollout.observation import Sanitizer
 
 
 def bfcl_questions(name: str) -> list[Question]:
@@ -25,11 +30,34 @@ def question_of(task: Task) -> Question:
 
 
 def are_tasks(questions: Sequence[Question]) -> bool:
-    """Whether rows are tasks of the leaderboard. Raises ValueError where some are, and some are not."""
+    """Whether rows are tasks of the leaderboard.
+
+    Raises ValueError where some are, and some are not, and for a task that is not as the leaderboard has it.
+    """
     kinds = {question.data_source in BFCL_BENCHMARKS for question in questions}
     if len(kinds) > 1:
         raise ValueError("questions and tasks of the leaderboard need runs of their own")
-    return kinds == {True}
+    if kinds != {True}:
+        return False
+    if changed := [each.id for each in questions if each.question != task_of(each.id).requests[0]]:
+        raise ValueError(f"the task {changed[0]!r} asks for something else than the leaderboard's of that id")
+    return True
+
+
+def task_rows(
+    questions: Sequence[Question], tokenizer: PreTrainedTokenizerBase, compact: bool
+) -> list[dict[str, Any]]:
+    """The prompts of tasks for a chat template, without control tokens that they spell out."""
+    clean = Sanitizer(tokenizer).clean
+    rows = prompt_rows([task_of(question.id) for question in questions], compact, takes_system(tokenizer))
+    for message in (message for row in rows for message in row["prompt"]):
+        message["content"] = clean(message["content"])
+    return rows
+
+
+def most_messages(tasks: Sequence[Question]) -> int:
+    """As many as the longest task may take."""
+    return (MOST_STEPS + 1) * max(len(task_of(task.id).requests) for task in tasks)
 
 
 def names_tasks(source: str) -> bool:

@@ -11,6 +11,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from transformers import PreTrainedTokenizerBase
+
 from sorl_trl.checks import check_choice
 from sorl_trl.rollout.environments.function_calls import read_calls
 
@@ -91,13 +93,18 @@ def task_of(task_id: str) -> Task:
     """The task of an id, shortened where it says so. Raises ValueError where there is none."""
     whole, _, requests = task_id.partition(":")
     name = whole.removeprefix(_PREFIX).rpartition("_")[0]
-    tasks = {task.id: task for task in load_tasks(name)} if name in BFCL_SETS else {}
-    if whole not in tasks:
+    task = _by_id(name).get(whole) if name in BFCL_SETS else None
+    if task is None or not (requests or "1").isdecimal():
         raise ValueError(f"task={task_id!r} is no task: their ids are such as 'multi_turn_base_0'")
-    return tasks[whole].shortened(int(requests)) if requests else tasks[whole]
+    return task.shortened(int(requests)) if requests else task
 
 
-def prompt_rows(tasks: Iterable[Task], compact: bool = False) -> list[dict[str, Any]]:
+@cache
+def _by_id(name: str) -> dict[str, Task]:
+    return {task.id: task for task in load_tasks(name)}
+
+
+def prompt_rows(tasks: Iterable[Task], compact: bool = False, system: bool = True) -> list[dict[str, Any]]:
     """Rows of a training set, for `datasets.Dataset.from_list`: a `prompt`, whose first message names the `task` too.
 
     A `rollout_func` of TRL is given prompts and nothing else.
@@ -106,16 +113,27 @@ def prompt_rows(tasks: Iterable[Task], compact: bool = False) -> list[dict[str, 
         tasks: What to ask for.
         compact: Describe each function in a line and the rules in three, for small models. Otherwise the system
             message is the leaderboard's, with its documents as JSON.
+        system: Whether this is a system message. Otherwise it stands at the head of the user's, for chat templates
+            that know no other: `takes_system` says of which kind one is.
     """
-    return [
-        {
-            "prompt": [
-                {"role": "system", "content": _system_message(task.functions, compact), "task": task.id},
-                {"role": "user", "content": task.requests[0], "task": task.id},
-            ]
-        }
-        for task in tasks
-    ]
+    return [{"prompt": _prompt(task, compact, system)} for task in tasks]
+
+
+def takes_system(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether a chat template shows a system message."""
+    messages = [{"role": "system", "content": "the-rules"}, {"role": "user", "content": "the-request"}]
+    try:
+        return "the-rules" in str(tokenizer.apply_chat_template(messages, tokenize=False))
+    except Exception:  # whatever a template's own code raises
+        return False
+
+
+def _prompt(task: Task, compact: bool, system: bool) -> list[dict[str, str]]:
+    rules, request = _system_message(task.functions, compact), task.requests[0]
+    if not system:
+        return [{"role": "user", "content": f"{rules}\n\n{request}", "task": task.id}]
+    said = {"system": rules, "user": request}
+    return [{"role": role, "content": text, "task": task.id} for role, text in said.items()]
 
 
 def request_of(task: Task, number: int, compact: bool) -> str:

@@ -7,22 +7,23 @@ import inspect
 import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from typing import Any
 
 from sorl_trl.rollout.environments.bfcl.tasks import Task, package
 from sorl_trl.rollout.environments.function_calls import Call, WrongCall
 from sorl_trl.rollout.environments.responder import DOWN
-from sorl_trl.rollout.environments.tools import Unavailable
+from sorl_trl.rollout.environments.tools import Unavailable, named
 
 Function = Callable[..., Any]
 
-_BOUNDED = {"exponent": 1_000, "precision": 1_000, "decimal_places": 1_000}
-"""Arguments of `MathAPI` by which a short call could compute for ever, and how large they may be."""
-_MOST_FILES = 20_000
-"""Of a file system, each counted as often as a path leads to it. `cp` shares what it copies: 30 calls make 2**30."""
+_BOUNDED = ("exponent", "precision", "decimal_places")
+"""Arguments of `MathAPI` by which a short call could compute for ever."""
+_MOST, _MOST_NAME, _MOST_FILES = 1_000, 255, 20_000
+"""How large those may be; the characters of a file's name; the files of a system, each counted as often as a path
+leads to it, for `cp` shares what it copies, and 30 calls make 2**30 of a few."""
 _ONE_AT_A_TIME = threading.Lock()
-"""`MathAPI` sets the precision of libraries for the whole process; a call takes microseconds."""
+"""The worlds set the precision of libraries, and share tables, in the whole process. A call takes microseconds."""
 
 
 class Worlds:
@@ -31,6 +32,8 @@ class Worlds:
     Args:
         task: Whose worlds they are.
         tools: Functions of other origin, which calls may name too.
+
+    Raises TypeError for a tool that is a coroutine, and ValueError where two tools have one name.
 
     A function is called by its name, or as `World.name`, where the world of `tools` is `tools`. A name that two worlds
     have must be written in the second way.
@@ -43,37 +46,39 @@ class Worlds:
             module = config.CLASS_FILE_PATH_MAPPING[name].removeprefix("bfcl_eval.")
             world = self._worlds[name] = getattr(package(module), name)()
             if name not in config.STATELESS_CLASSES:
-                world._load_scenario(copy.deepcopy(task.state.get(name, {})), long_context=task.long_context)
+                with _ONE_AT_A_TIME:
+                    world._load_scenario(copy.deepcopy(task.state.get(name, {})), long_context=task.long_context)
+                    vars(world).update(copy.deepcopy(vars(world)))  # some of it is the module's own
         self._functions: dict[str, dict[str, Function]] = {
             name: {key: method for key, method in inspect.getmembers(world, inspect.ismethod) if key[0] != "_"}
             for name, world in self._worlds.items()
         }
+        if waiting := [tool.__name__ for tool in tools if inspect.iscoroutinefunction(tool)]:
+            raise TypeError(f"tools has the coroutine {waiting[0]!r}: it must be a plain function")
         if tools:
-            self._functions["tools"] = {tool.__name__: tool for tool in tools}
+            self._functions["tools"] = named(tools)
         self._is_full = False
 
     def call(self, call: Call) -> str:
         """What a call returns, as the leaderboard writes it; of one that fails, the error.
 
-        Raises WrongCall for a function that there is not, or that two worlds have, and for a number that is too large,
-        and ConnectionError or the like where a tool is down.
+        Raises WrongCall for a function that there is not, or that two worlds have, and for what is too large, and
+        ConnectionError or the like where a tool is down.
         """
-        function = self._function(call.name)
-        _check_bounds(function, call)
+        world, function = self._function(call.name)
+        if world == "tools":
+            return _told(function, call)
         if self._is_full:
             raise WrongCall("the file system is full")
-        world = getattr(function, "__self__", None)
-        try:
-            with _ONE_AT_A_TIME if type(world).__name__ == "MathAPI" else nullcontext():
-                result = function(*call.positional, **call.named)
-        except DOWN:
-            raise
-        except Exception as error:  # as the leaderboard has it
-            return f"Error during execution: {error}"
-        if isinstance(result, Unavailable):
-            raise ConnectionError(result)
-        self._is_full = self._is_full or _is_full(world)
-        return _written(result)
+        with _ONE_AT_A_TIME:
+            try:
+                result = _written(function(*_own(function, call, world)))
+            except WrongCall:
+                raise
+            except Exception as error:  # as the leaderboard has it
+                return f"Error during execution: {error}"
+        self._is_full = function.__name__ in ("cp", "mv") and _is_full(self._worlds[world])
+        return result
 
     def equals(self, other: Worlds) -> bool:
         """Whether all worlds have the same state: every attribute whose name is public."""
@@ -84,25 +89,52 @@ class Worlds:
             if name[0] != "_"
         )
 
-    def _function(self, name: str) -> Function:
+    def _function(self, name: str) -> tuple[str, Function]:
+        """A function, and the world that it is of."""
         world, _, own = name.rpartition(".")
-        named: Mapping[str, Mapping[str, Function]] = self._functions
+        asked: Mapping[str, Mapping[str, Function]] = self._functions
         if world:
-            named = {world: self._functions.get(world, {})}
-        found = {key: functions[own] for key, functions in named.items() if own in functions}
+            asked = {world: self._functions.get(world, {})}
+        found = [(key, functions[own]) for key, functions in asked.items() if own in functions]
         if not found:
             raise WrongCall(f"there is no function {name}")
         if len(found) > 1:
-            raise WrongCall(f"{name} is the name of several: write {' or '.join(f'{key}.{own}' for key in found)}")
-        return next(iter(found.values()))
+            raise WrongCall(f"{name} is the name of several: write {' or '.join(f'{key}.{own}' for key, _ in found)}")
+        return found[0]
 
 
-def _check_bounds(function: Function, call: Call) -> None:
-    with suppress(TypeError):  # arguments that do not fit: the call says so
-        for name, value in inspect.signature(function).bind(*call.positional, **call.named).arguments.items():
-            most = _BOUNDED.get(name)
-            if most is not None and isinstance(value, int | float) and abs(value) > most:
-                raise WrongCall(f"{call.name}: {name} must be at most {most}")
+def _own(function: Function, call: Call, world: str) -> Sequence[Any]:
+    """The arguments of a call, by position; defaults are copied, for worlds keep and change them.
+
+    Raises TypeError for arguments that do not fit, and WrongCall for what is too large.
+    """
+    signature = inspect.signature(function)
+    try:
+        bound = signature.bind(*call.positional, **call.named)
+    except TypeError:
+        function(*call.positional, **call.named)  # which says it as the leaderboard does
+        raise
+    bound.apply_defaults()
+    for name, value in bound.arguments.items():
+        is_number = isinstance(value, int | float) and abs(value) <= _MOST
+        if world == "MathAPI" and name in _BOUNDED and not is_number:
+            raise WrongCall(f"{call.name}: {name} must be a number of at most {_MOST}")
+        if world == "GorillaFileSystem" and name != "content" and isinstance(value, str) and len(value) > _MOST_NAME:
+            raise WrongCall(f"{call.name}: {name} must have at most {_MOST_NAME} characters")
+    return copy.deepcopy(list(bound.arguments.values()))
+
+
+def _told(tool: Function, call: Call) -> str:
+    """What a tool of other origin returns or raises. Raises ConnectionError or the like where it is down."""
+    try:
+        result = tool(*call.positional, **call.named)
+    except DOWN:
+        raise
+    except Exception as error:
+        return f"Error during execution: {error}"
+    if isinstance(result, Unavailable):
+        raise ConnectionError(result)
+    return _written(result)
 
 
 def _is_full(world: Any) -> bool:
