@@ -20,7 +20,7 @@ FLAGS = ("--enforce-eager", "--gpu-memory-utilization=0.2", "--logprobs-mode=pro
 
 
 def vllm_ahead(context: Context) -> dict[str, Any]:
-    """The server begins with other weights, and the run ends unless the trainer's arrive, before an update and after."""
+    """The server begins with other weights: the run ends unless those of the trainer arrive, also after an update."""
     if context.other_gpu is None:
         raise Skipped("there is no second CUDA GPU here")
     if find_spec("vllm") is None:
