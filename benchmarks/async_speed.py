@@ -1,14 +1,15 @@
 """How long training takes where the next rollouts are sampled meanwhile: a real vLLM server on the CPU.
 
-    make .venv-vllm/.installed
+    make .venv-vllm/.installed model
     .venv-vllm/bin/python -m benchmarks.async_speed
+    .venv-vllm/bin/python -m benchmarks.async_speed --sync models/smollm2-135m
     .venv/bin/python -m benchmarks.async_speed --draw
 
 A tiny policy has learnt to search twice and then to answer. A search takes 0.5 to 1 s; with stragglers, three of a
 hundred take ten. An optimizer step takes a second more than it would: a GPU that trains, and takes no core. Each case
 trains on 12 rollouts of 16 trajectories, two updates each, after one run that warms everything up. Cases are
-interleaved. Writes `async.json`, `async.md` and the picture of docs/async.md (who samples, who trains, who waits), in
-`benchmarks/results`.
+interleaved. `--sync` measures how long a model's weights take. Writes `async.json`, `async.md` and the picture of
+docs/async.md (who samples, who trains, who waits), in `benchmarks/results`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import os
 import random
 import statistics
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,13 +36,14 @@ from transformers import LlamaForCausalLM
 from sorl_trl import SearchRollout, SOGRPOConfig, SOGRPOTrainer
 from sorl_trl.command_line import Parser, at_least, run_command
 from sorl_trl.sandbox import PROTOCOL
+from sorl_trl.trainers.agents.vllm.connection import VLLMServer
 from sorl_trl.trainers.ahead.rollouts import RolloutsAhead
 from sorl_trl.types import Passage
 
 FILE = Path(__file__).parent / "results" / "async.json"
 PICTURE = Path(__file__).parents[1] / "docs" / "pictures" / "async.png"
 SEARCH_S, STRAGGLER_S, STRAGGLERS, TRAINING_S = (0.5, 1.0), 10.0, 0.03, 1.0
-ROLLOUTS, WINDOW = 12, 64
+ROLLOUTS, WINDOW, SYNCS, SYNC_WINDOW = 12, 64, 5, 512
 CASES: list[dict[str, Any]] = [
     {"staleness": 0, "order": "dataset", "stragglers": False},
     {"staleness": 1, "order": "dataset", "stragglers": False},
@@ -151,6 +154,46 @@ def train(policy: Path, url: str, folder: Path, case: dict[str, Any], rollouts: 
     }
 
 
+def sync(model: Path, folder: Path) -> dict[str, Any]:
+    """Seconds until a server has new weights: where it is idle, and where a turn goes on with them."""
+    from tests.vllm.policies import wrap
+    from tests.vllm.servers import serving
+
+    def timed() -> float:
+        began = time.perf_counter()
+        trls.sync_weights()
+        return time.perf_counter() - began
+
+    with serving(model, SYNC_WINDOW, folder / "server.txt") as served:
+        trls, server = wrap(model, mode="server", server_base_url=served.url), VLLMServer(served.url)
+        idle = [timed() for _ in range(SYNCS)]
+        long = {"model": server.model[0], "prompt": [1], "max_tokens": SYNC_WINDOW - 1, "ignore_eos": True}
+        turn = threading.Thread(target=server.ask, args=("POST", "/v1/completions", long), daemon=True)
+        turn.start()
+        time.sleep(2.0)
+        busy = [timed() for _ in range(SYNCS)]
+        assert turn.is_alive(), "the turn has ended too early"
+    facts = {"mode": "weights", "model": model.name, "parameters": trls.model.num_parameters()}
+    return {**facts, "idle_seconds": idle, "busy_seconds": busy, "load": os.getloadavg()[0]}
+
+
+def write(found: list[dict[str, Any]]) -> None:
+    """Put rows into the file, in the place of those of the same modes."""
+    from benchmarks import async_scale
+
+    modes = {row["mode"] for row in found}
+    rows = [row for row in json.loads(FILE.read_text()) if row["mode"] not in modes] + found
+    FILE.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
+    sent = "".join(sync_line(row) for row in rows if row["mode"] == "weights")
+    FILE.with_suffix(".md").write_text("\n".join([table(rows), sent, async_scale.table(rows)]))
+
+
+def sync_line(row: dict[str, Any]) -> str:
+    seconds = (statistics.median(row[f"{name}_seconds"]) for name in ("idle", "busy"))
+    medians = "{:.1f} s, {:.1f} s with a turn under way".format(*seconds)
+    return f"- Sending the weights of {row['model']}: {medians} (medians of {SYNCS}, load {row['load']:.0f}).\n"
+
+
 def table(rows: list[dict[str, Any]]) -> str:
     lines = [
         "# What sampling ahead saves",
@@ -161,6 +204,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         "| searches | staleness | order | runs | seconds | faster | waited | mean age | largest age | dropped |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
+    rows = [row for row in rows if "rollouts" in row]
     for case in CASES:
         of = [row for row in rows if all(row[name] == value for name, value in case.items())]
         alike = [row for row in rows if row["mode"] == "synchronous" and row["stragglers"] == case["stragglers"]]
@@ -225,6 +269,7 @@ def main(words: Sequence[str]) -> None:
     parser = Parser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--rounds", type=at_least(1), default=2, help="runs of each case")
     parser.add_argument("--rollouts", type=at_least(2), default=ROLLOUTS, help="rollouts of each run")
+    parser.add_argument("--sync", type=Path, metavar="MODEL", help="only send a model's weights; its folder")
     parser.add_argument("--draw", action="store_true", help="draw the last runs again; needs matplotlib")
     arguments = parser.parse_args(words)
     if arguments.draw:
@@ -237,6 +282,9 @@ def main(words: Sequence[str]) -> None:
     rows: list[dict[str, Any]] = []
     with TemporaryDirectory() as name:
         folder = Path(name)
+        if arguments.sync:
+            write([sync(arguments.sync, folder)])
+            return
         policy = taught_policy(folder / "policy")
         with serving(policy, WINDOW, folder / "server.txt") as server:
             train(policy, server.url, folder, CASES[2], 2)
@@ -245,8 +293,7 @@ def main(words: Sequence[str]) -> None:
                     row = train(policy, server.url, folder, case, arguments.rollouts)
                     rows.append(row)
                     print({key: value for key, value in row.items() if key != "spans"}, flush=True)
-    FILE.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
-    FILE.with_suffix(".md").write_text(table(rows))
+    write(rows)
 
 
 if __name__ == "__main__":

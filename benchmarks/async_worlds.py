@@ -122,7 +122,8 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
                 fallen = sum(row["collapsed"] for row in of)
                 mean = f"{statistics.fmean(row['final_em'] for row in of):.2f}" if of else "–"
                 cells.append(f"{mean}, {fallen} of {len(of)}" if fallen else mean)
-            lines.append(f"| `{method}` | {old_policy} | {min(seeds)} | {' | '.join(cells)} |")
+            several = "–".join(map(str, sorted({min(seeds), max(seeds)})))
+            lines.append(f"| `{method}` | {old_policy} | {several} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 

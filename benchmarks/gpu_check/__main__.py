@@ -25,7 +25,7 @@ NO_GPU = "there is no CUDA GPU here"
 TRAINED = tuple(
     f"train/{name}" for name in ("so_grpo", "so_grpo_lora", "so_ppo_head", "so_ppo_adapter", "so_ppo_model")
 )
-NAMES = (*TRAINED, "losses_as_on_cpu", "overhead", "zero2", "zero3", "fsdp2", "vllm_colocate")
+NAMES = (*TRAINED, "losses_as_on_cpu", "overhead", "zero2", "zero3", "fsdp2", "vllm_colocate", "vllm_ahead")
 """Of all checks, in the order in which they run."""
 PACKAGES = ("torch", "transformers", "trl", "accelerate", "peft", "deepspeed", "vllm")
 BUDGET_S = 390.0
@@ -44,6 +44,10 @@ def load_check(name: str) -> Check:
         from benchmarks.gpu_check import losses
 
         return losses.losses_as_on_cpu if name == "losses_as_on_cpu" else losses.overhead_of_the_loss
+    if name == "vllm_ahead":
+        from benchmarks.gpu_check.ahead import vllm_ahead
+
+        return vllm_ahead
     from benchmarks.gpu_check.engines import under, vllm_colocate
 
     return vllm_colocate if name == "vllm_colocate" else under(name)
@@ -84,7 +88,9 @@ def write(records: Sequence[dict[str, Any]], device: str | None, path: Path) -> 
     partial.replace(path)
 
 
-def run_all(names: Iterable[str], device: str, output: Path, budget_s: float) -> list[dict[str, Any]]:
+def run_all(
+    names: Iterable[str], device: str, output: Path, budget_s: float, other_gpu: str | None
+) -> list[dict[str, Any]]:
     """Every check, the file written anew after each: what was found survives whatever comes."""
     named = str(torch.cuda.get_device_name(0)) if device == "cuda" else device
     started, records = time.monotonic(), []
@@ -93,7 +99,7 @@ def run_all(names: Iterable[str], device: str, output: Path, budget_s: float) ->
             if time.monotonic() - started > budget_s:
                 records.append(skipped(name, "out of time"))
             else:
-                records.append(run_check(name, Context(device, Path(folder) / name.replace("/", "_"))))
+                records.append(run_check(name, Context(device, Path(folder) / name.replace("/", "_"), other_gpu)))
             torch.cuda.empty_cache()
             write(records, named, output)
             print(
@@ -118,7 +124,9 @@ def _parser() -> argparse.ArgumentParser:
 def main(words: Sequence[str] | None = None) -> int:
     """Exit code: 1 if a check failed, else 0, also where all were skipped."""
     arguments = _parser().parse_args(words)
-    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")  # transformers would spread one process over all GPUs
+    gpus = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
+    gpu, *others = gpus.split(",")
+    os.environ["CUDA_VISIBLE_DEVICES"] = gpu  # transformers would spread one process over all
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     names = [name for name in NAMES if name in arguments.only]
@@ -126,7 +134,8 @@ def main(words: Sequence[str] | None = None) -> int:
         write([skipped(name, NO_GPU) for name in names], None, arguments.output)
         print(f"gpu_check skipped: {NO_GPU}. {arguments.output} says so.")
         return 0
-    records = run_all(names, arguments.device, arguments.output, arguments.budget_s)
+    other_gpu = others[0] if others and arguments.device == "cuda" else None
+    records = run_all(names, arguments.device, arguments.output, arguments.budget_s, other_gpu)
     print(f"gpu_check: {status_of(records)}. {arguments.output} has the figures.")
     return int(status_of(records) == "failed")
 

@@ -52,11 +52,11 @@ def vllm_colocate(context: Context) -> dict[str, Any]:
     return in_a_process(context, "vllm", [])
 
 
-def in_a_process(context: Context, engine: str, launcher: list[str]) -> dict[str, Any]:
+def in_a_process(context: Context, engine: str, launcher: list[str], **job: str) -> dict[str, Any]:
     """What the process writes; AssertionError with the end of its output if it writes nothing in time."""
-    job, result = context.folder / "job.json", context.folder / "result.json"
-    job.write_text(json.dumps({"engine": engine, "device": context.device}))
-    command = [sys.executable, "-m", *launcher, "benchmarks.gpu_check.engines", str(job)]
+    path, result = context.folder / "job.json", context.folder / "result.json"
+    path.write_text(json.dumps({"engine": engine, "device": context.device, **job}))
+    command = [sys.executable, "-m", *launcher, "benchmarks.gpu_check.engines", str(path)]
     with (context.folder / "output.txt").open("w") as out:
         process = subprocess.Popen(command, stdout=out, stderr=out, cwd=ROOT, env=environment(context.device))
         try:
@@ -125,7 +125,13 @@ def main(path: str) -> None:
         from deepspeed.ops.op_builder.all_ops import ALL_OPS
 
         deepspeed.ops.__compatible_ops__ = dict.fromkeys([*ALL_OPS, "deepspeed_not_implemented"], False)
-    figures = train(Context(job["device"], Path(path).parent), job["engine"])
+    context = Context(job["device"], Path(path).parent)
+    if job["engine"] == "ahead":
+        from benchmarks.gpu_check.ahead import train_ahead
+
+        figures = train_ahead(context, job["url"])
+    else:
+        figures = train(context, job["engine"])
     partial = Path(path).with_name("result.part")
     partial.write_text(json.dumps(figures))
     partial.replace(Path(path).with_name("result.json"))

@@ -18,6 +18,8 @@ class Context:
 
     device: str
     folder: Path
+    other_gpu: str | None = None
+    """A second one, as `CUDA_VISIBLE_DEVICES` names it, which this process does not see."""
 
     @property
     def small(self) -> bool:

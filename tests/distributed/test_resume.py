@@ -38,3 +38,14 @@ def test_checkpoints_continue_exactly(tmp_path: Path, config: str, trainer: str,
     if target_kl:
         assert min(log["lr_factor"] for log in result["logs"] if "lr_factor" in log) < 1
     assert max(log["grad_norm"] for log in result["logs"] if "grad_norm" in log) > 0
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("config", ["ddp_cpu", pytest.param("zero2_cpu", marks=needs_deepspeed)])
+def test_an_engine_that_is_gone_for_one_process_leaves_a_checkpoint_of_both(tmp_path: Path, config: str) -> None:
+    search_index(tmp_path)
+    case = ResumeCase(str(tmp_path), "so_grpo", [], 0.0)
+    result = launch(config, case, worker="tests.distributed.gone_worker")
+    checkpoint = tmp_path / "output" / "checkpoint-3"
+    assert result["said"] == [f"connection refused. Resume from {checkpoint}."] * 2
+    assert result["asked"] == result["whole"] and len(result["whole"][0]) == 6

@@ -20,6 +20,8 @@ from sorl_trl.ops import turn_broadcast, turn_layout, turn_mismatch
 from sorl_trl.rollout import RowTurn, ToolBox
 from sorl_trl.sandbox import PROTOCOL
 from sorl_trl.search import BM25Index, SearchUnavailable
+from sorl_trl.trainers.agents.vllm import EngineUnavailable
+from sorl_trl.trainers.ahead.policies import PolicyCopies
 from sorl_trl.trainers.ahead.training import load_ahead, sampling_ahead
 from sorl_trl.types import Action, ActionKind, Passage, Turn
 from tests.agents import agent_policy, build_agent, native_agent, questions, search_index, steps_after
@@ -218,6 +220,72 @@ def test_a_resumed_run_asks_the_prompts_that_are_left(tmp_path: Path, step: int)
     begun = -(-step // 4)
     assert [prompts for prompts, _ in rest.asked] == [prompts for prompts, _ in whole.asked[begun:]]
     assert max(logged(rest, "async/age_max")[-(6 - begun) :]) <= 2
+
+
+class Dies(TrainerCallback):  # type: ignore[misc]
+    """The engine of a trainer is gone once a step has been made."""
+
+    def __init__(self, trainer: Any, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.step, self.gone, self.saved = step, False, list[int]()
+        engine = PolicyCopies.engine
+
+        def mortal(copies: Any, *args: Any) -> Any:
+            made = engine(copies, *args)
+            poll = made.poll
+            made.poll = lambda: self.refuse() if self.gone and copies._trainer is trainer else poll()
+            return made
+
+        monkeypatch.setattr(PolicyCopies, "engine", mortal)
+        trainer.add_callback(self)
+
+    def refuse(self) -> None:
+        raise EngineUnavailable("connection refused")
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.gone |= state.global_step == self.step
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.saved.append(state.global_step)
+
+
+@TRAINERS
+def test_a_run_whose_engine_is_gone_goes_on_from_where_it_ended(
+    tmp_path: Path, trainer_class: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = build(tmp_path / "whole", trainer_class)
+    whole.train()
+    first = build(tmp_path / "first", trainer_class, save_strategy="steps", save_steps=100)
+    dies = Dies(first, 6, monkeypatch)
+    with pytest.raises(EngineUnavailable, match=r"connection refused\. Resume from .*checkpoint") as caught:
+        first.train()
+    assert not threads()
+    (step,) = dies.saved
+    folder = tmp_path / f"first/checkpoint-{step}"
+    assert str(folder) in str(caught.value) and step == first.state.global_step in (8, 12)
+    rest = build(tmp_path / "rest", trainer_class)
+    rest.train(resume_from_checkpoint=str(folder))
+    assert [prompts for prompts, _ in first.asked + rest.asked] == [prompts for prompts, _ in whole.asked]
+    assert rest.state.global_step == 24 and all(age <= 2 for age in logged(rest, "async/age_max"))
+
+
+SAVED_LATE: dict[str, Any] = {"save_strategy": "steps", "save_steps": 100}
+HALF_A_STEP = {"num_iterations": 1, "steps_per_generation": 1, "gradient_accumulation_steps": 2}
+"""Each step has two rollouts."""
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"save_strategy": "no"}, SAVED_LATE | {"save_only_model": True}, SAVED_LATE | HALF_A_STEP, {"save_steps": 1}],
+)
+def test_no_checkpoint_is_written_that_is_there_or_would_not_resume(
+    tmp_path: Path, changed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = build(tmp_path, **{"save_strategy": "steps", **changed})
+    dies = Dies(trainer, 6, monkeypatch)
+    with pytest.raises(EngineUnavailable, match=r"connection refused\. Resume from"):
+        trainer.train()
+    every_step = [*range(1, trainer.state.global_step + 1)]
+    assert dies.saved == (every_step if changed == {"save_steps": 1} else [])
 
 
 @pytest.mark.parametrize("step", [6, 8])

@@ -106,7 +106,7 @@ def test_a_server_that_was_started_anew_is_told(tmp_path: Path, server: str) -> 
     client = trainer.vllm_generation.vllm_client
     trainer.vllm_generation.sync_weights()
     client.version = 7
-    with pytest.raises(RuntimeError, match="has the weights '1', not '7'"):
+    with pytest.raises(EngineUnavailable, match="has the weights '1', not '7'"):
         trainer.vllm_generation.sync_weights()
 
 
@@ -122,10 +122,11 @@ def test_an_update_that_fails_leaves_no_paused_server(
     assert not client._get(f"{server}/is_paused")["is_paused"]
 
 
-def test_a_server_that_dies_ends_the_run(tmp_path: Path) -> None:
-    """While turns are under way: nobody waits for ever, and no thread is left."""
+def test_a_server_that_dies_ends_a_run_that_goes_on_with_another(tmp_path: Path, server: str) -> None:
+    """While turns are under way: nobody waits for ever, no thread is left, and nothing that was trained is lost."""
+    options = {"max_steps": 10, "save_strategy": "steps", "save_steps": 100}
     with serving(save_policy(tmp_path / "other"), WINDOW, tmp_path / "output.txt") as mortal:
-        trainer = agent(tmp_path, mortal.url, max_steps=40)
+        trainer = agent(tmp_path, mortal.url, **options)
 
         class Kill(TrainerCallback):  # type: ignore[misc]
             def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -133,7 +134,13 @@ def test_a_server_that_dies_ends_the_run(tmp_path: Path) -> None:
                     os.killpg(mortal.process.pid, signal.SIGKILL)
 
         trainer.add_callback(Kill())
-        with pytest.raises(EngineUnavailable):
+        with pytest.raises(EngineUnavailable, match=r"Resume from .*checkpoint") as caught:
             trainer.train()
-    assert trainer.state.global_step < 40
+    step = trainer.state.global_step
+    assert 3 < step < 10 and str(caught.value).endswith(f"checkpoint-{step}.")
     assert not [each for each in threading.enumerate() if each.name.startswith("sorl-ahead")]
+    (tmp_path / "rest").mkdir()
+    rest = agent(tmp_path / "rest", server, **options)
+    rest.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
+    assert rest.state.global_step == 10
+    assert [log["step"] for log in rest.state.log_history if "loss" in log] == list(range(1, 11))

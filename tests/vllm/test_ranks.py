@@ -1,14 +1,16 @@
-"""Two processes under DDP: with an engine each, with one engine that is spread over both, with one server for both."""
+"""Two processes: with an engine each, with one engine that is spread over both, with one server for both."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.agents import search_index
+from tests.distributed.cases import ENGINES
 from tests.distributed.launch import launch
 from tests.vllm.policies import largest_difference, save_policy
 
@@ -21,8 +23,17 @@ class Launch:
     options: dict[str, Any]
 
 
-@pytest.mark.parametrize("mode", ["colocate", "tensor_parallel", "server", "ahead"])
-def test_two_ranks(tmp_path: Path, mode: str, request: pytest.FixtureRequest) -> None:
+needs_deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
+
+
+@pytest.mark.parametrize(
+    ("mode", "config"),
+    [
+        *((mode, "ddp_cpu") for mode in ("colocate", "tensor_parallel", "server", "ahead")),
+        *(pytest.param(mode, "zero3_cpu", marks=needs_deepspeed) for mode in ("server", "ahead")),
+    ],
+)
+def test_two_ranks(tmp_path: Path, mode: str, config: str, request: pytest.FixtureRequest) -> None:
     is_served = mode in ("server", "ahead")
     options: dict[str, Any] = {"vllm_mode": "server" if is_served else "colocate"}
     if is_served:
@@ -33,8 +44,8 @@ def test_two_ranks(tmp_path: Path, mode: str, request: pytest.FixtureRequest) ->
         options["vllm_tensor_parallel_size"] = 2
     save_policy(tmp_path / "policy", sharpness=4.0 if mode == "ahead" else 1.0)
     search_index(tmp_path)  # here, because the ranks would build theirs in the same place
-    result = launch("ddp_cpu", Launch(str(tmp_path), options), timeout_s=400.0, worker="tests.vllm.worker")
-    assert result["wrapper"] == "DistributedDataParallel"
+    result = launch(config, Launch(str(tmp_path), options), timeout_s=400.0, worker="tests.vllm.worker")
+    assert result.items() >= ENGINES[config].items()
     engine = "VLLMServerEngine" if is_served else "VLLMColocateEngine"
     assert result["engines"] == [[engine, mode == "tensor_parallel"]] * 2
     first, *later = result["gaps"]

@@ -13,6 +13,7 @@ from accelerate.utils import gather_object
 
 from sorl_trl.search import BM25Index
 from sorl_trl.trainers.agents.vllm import VLLMEngine
+from tests.distributed.worker import engine_facts, skip_compilation
 from tests.vllm import shims
 from tests.vllm.policies import GAP, load_policy, logged, vllm_agent
 
@@ -23,7 +24,9 @@ ENGINES: set[tuple[str, bool]] = set()
 def main() -> None:
     case = json.loads(Path(sys.argv[2]).read_text())
     folder = Path(case["folder"])
+    before = load_policy(folder / "policy").state_dict()  # later, ZeRO-3 would shard it
     shims.install()
+    skip_compilation()
     finish = VLLMEngine._finish
 
     def noting(self: Any, request: Any, sampled: Any) -> Any:
@@ -34,12 +37,13 @@ def main() -> None:
     VLLMEngine._finish = noting  # type: ignore[method-assign]
     trainer = vllm_agent(folder, search=BM25Index.load(folder / "index"), **case["options"])
     trainer.train()
-    before = load_policy(folder / "policy").state_dict()
-    trained = trainer.accelerator.unwrap_model(trainer.model).state_dict()
+    policy = trainer.accelerator.unwrap_model(trainer.model)
+    with trainer._dist.gather_params([*policy.parameters()]):
+        trained = {name: value.clone() for name, value in policy.state_dict().items()}
     flat = torch.cat([value.flatten() for value in trained.values()])
     ranks = trainer.accelerator.gather(flat[None])
     result = {
-        "wrapper": type(trainer.model_wrapped).__name__,
+        **engine_facts(trainer),
         "engines": gather_object(sorted(ENGINES)),
         "gaps": logged(trainer, GAP),
         "moved": max((before[name] - value).abs().max().item() for name, value in trained.items()),

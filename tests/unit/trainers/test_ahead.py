@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trl.trainer.utils import RepeatSampler
 
-from sorl_trl.trainers.ahead import rollouts
+from sorl_trl.trainers.agents.vllm import EngineUnavailable
+from sorl_trl.trainers.ahead import failures, rollouts
 from sorl_trl.trainers.ahead.rollouts import RolloutsAhead
 
 GROUPS, ROWS, PROMPTS = 2, 2, 6
@@ -142,3 +143,16 @@ def test_another_batch_than_the_sampler_has_shown_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="changes or skips rows"):
         run.ahead.take([{"prompt": 99}] * 4)
     run.ahead.close()
+
+
+def test_a_mistake_of_another_process_is_not_taken_for_an_engine_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else this process would write a checkpoint alone, and wait for ever."""
+
+    def fail() -> None:
+        raise EngineUnavailable("connection refused")
+
+    monkeypatch.setattr(failures, "gather_object", lambda mine: [*mine, (False, "no such tool")])
+    with pytest.raises(EngineUnavailable, match=r"^connection refused$"):
+        failures.together(None, fail)
+    with pytest.raises(RuntimeError, match="another process failed: no such tool"):
+        failures.together(None, lambda: None)

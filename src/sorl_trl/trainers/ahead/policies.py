@@ -34,8 +34,16 @@ class ServerPolicy:
         """From now on it has the weights of this version; each turn is stamped with what it was sampled from."""
         self._server.version = version
 
-    def reach(self) -> None:
-        """Raise EngineUnavailable where the server is gone, for whom TRL's client would wait a minute."""
+    def send(self) -> None:
+        """Send the weights. Raise EngineUnavailable where the server is gone, for whom TRL's client would wait."""
+        self._reach()
+        try:
+            self._vllm.sync_weights()
+        except Exception:
+            self._reach()
+            raise
+
+    def _reach(self) -> None:
         self._for_probes.ask("GET", "/weight_info")
 
     def probe(self, prompt_ids: Sequence[int], seed: int) -> tuple[list[int], Generation]:

@@ -6,17 +6,18 @@ import copy
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from accelerate.utils import broadcast_object_list, gather_object
+from accelerate.utils import broadcast_object_list
 
 from sorl_trl.rollout import Engine, TurnEnd
 from sorl_trl.rollout.engine import draw_seed
 from sorl_trl.trainers.agents.agent_rollout import AgentRollout
+from sorl_trl.trainers.ahead.failures import together
 from sorl_trl.trainers.ahead.look_ahead import cycle_steps, upcoming_batches
 from sorl_trl.trainers.ahead.policies import ServerPolicy, policy_ahead
 
@@ -102,12 +103,12 @@ class RolloutsAhead:
         prompts = [row["prompt"] for row in inputs]
         if self._taken < 0:
             self._start()
-        self._together(self._raise_failures)  # before the weights are sent: a server may be gone
-        self._together(self._synchronize)  # no process counts on weights that are still under way
+        together(self._trainer, self._raise_failures)  # before the weights are sent: a server may be gone
+        together(self._trainer, self._synchronize)  # no process counts on weights that are still under way
         if isinstance(self._policy, ServerPolicy):
             self._check_server(self._policy, prompts)
         self._policy.begin(self._taken)
-        self._together(self._begin_next, prompts)
+        together(self._trainer, self._begin_next, prompts)
         parts, waited = self._wait_for_parts()
         self._take(parts)
         outputs = [part.output.result() for part in parts]
@@ -166,8 +167,7 @@ class RolloutsAhead:
         """Send the weights to a server, where they have changed."""
         trainer = self._trainer
         if isinstance(self._policy, ServerPolicy) and trainer.state.global_step != trainer._last_loaded_step:
-            self._policy.reach()
-            trainer.vllm_generation.sync_weights()
+            self._policy.send()
             trainer._last_loaded_step = trainer.state.global_step
 
     def _check_server(self, policy: ServerPolicy, prompts: list[Any]) -> None:
@@ -178,7 +178,7 @@ class RolloutsAhead:
             if self._trainer.accelerator.is_main_process:
                 probe[0] = policy.probe(self._trainer._tokenize_prompts(prompts[:1])[0][0], self._taken)
 
-        self._together(ask)
+        together(self._trainer, ask)
         policy.check(*broadcast_object_list(probe)[0])
 
     def _begin_next(self, prompts: list[Any]) -> None:
@@ -236,7 +236,7 @@ class RolloutsAhead:
                 break
             wait([part.output for part in self._under_way if not part.output.done()], _LISTEN_S, FIRST_COMPLETED)
         waited = time.perf_counter() - began
-        self._together(self._raise_failures)
+        together(self._trainer, self._raise_failures)
         return [*due, *there[:missing]], waited
 
     def _raise_failures(self) -> None:
@@ -244,19 +244,6 @@ class RolloutsAhead:
         for part in self._under_way:
             if part.output.done():
                 part.output.result()
-
-    def _together(self, function: Callable[..., None], *args: Any) -> None:
-        """Call a function, and raise on all processes what it has raised on one of them."""
-        error: Exception | None = None
-        try:
-            function(*args)
-        except Exception as raised:
-            error = raised
-        said = [each for each in gather_object([None if error is None else repr(error)]) if each is not None]
-        if error is not None:
-            raise error
-        if said:
-            raise RuntimeError(f"another process failed: {said[0]}")
 
     def _take(self, parts: list[Part]) -> None:
         for part in parts:

@@ -13,6 +13,8 @@ import torch
 from trl.generation import vllm_generation
 from trl.generation.vllm_client import VLLMClient
 
+from sorl_trl.trainers.agents.vllm.connection import EngineUnavailable
+
 _IN_MEMORY = Path("/dev/shm")
 
 
@@ -42,9 +44,9 @@ class WeightClient(VLLMClient):
         self, metadata: Sequence[tuple[str, str, list[int]]], named_params: Iterator[tuple[str, torch.Tensor]]
     ) -> None:
         if self.version and (has := self._get(f"{self.base_url}/weight_info")["weight_version"]) != str(self.version):
-            raise RuntimeError(
+            raise EngineUnavailable(
                 f"The vLLM server at {self.base_url} has the weights {has!r}, not '{self.version}', which it was sent "
-                "last: it was started anew, or another trainer uses it. Resume from the last checkpoint."
+                "last: it was started anew, or another trainer uses it"
             )
         with ExitStack() as stack:
             path = stack.enter_context(_written(named_params)) if self._through_file else None

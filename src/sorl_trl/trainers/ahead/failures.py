@@ -1,0 +1,49 @@
+"""What fails on one process fails on all, and a run whose engine is gone leaves a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from accelerate.utils import gather_object
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy
+
+from sorl_trl.trainers.agents.vllm.connection import EngineUnavailable
+from sorl_trl.trainers.ahead.look_ahead import cycle_steps
+from sorl_trl.trainers.cycle.resume_point import damage, ranks_where
+
+
+def together(trainer: Any, function: Callable[..., None], *args: Any) -> None:
+    """Call a function, and raise on all processes what it has raised on one of them.
+
+    Where it is nothing but an engine that is gone, there is a checkpoint to resume from before EngineUnavailable is
+    raised. Call it before anything is done of the next rollout.
+    """
+    error: Exception | None = None
+    try:
+        function(*args)
+    except Exception as raised:
+        error = raised
+    mine = None if error is None else (isinstance(error, EngineUnavailable), str(error) or repr(error))
+    said = [each for each in gather_object([mine]) if each is not None]
+    if said and all(is_gone for is_gone, _ in said):
+        raise EngineUnavailable(f"{said[0][1]}. {_checkpointed(trainer)}") from error
+    if error is not None:
+        raise error
+    if said:
+        raise RuntimeError(f"another process failed: {said[0][1]}")
+
+
+def _checkpointed(trainer: Any) -> str:
+    """Have a checkpoint of the optimizer step that was made last; a sentence that says from where to resume."""
+    args, step = trainer.args, trainer.state.global_step
+    folder = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{step}"
+    # Where one rollout is less than an optimizer step, a part of that step may be done, which no checkpoint holds.
+    is_between = cycle_steps(trainer) % args.gradient_accumulation_steps == 0
+    if step and is_between and args.save_strategy != SaveStrategy.NO and not args.save_only_model:
+        if not ranks_where(damage(folder) is None):
+            trainer._save_checkpoint(trainer.model_wrapped, None)
+            trainer.callback_handler.on_save(args, trainer.state, trainer.control)
+        return f"Resume from {folder}."
+    return "Resume from the last checkpoint, where there is one."
