@@ -11,14 +11,19 @@ import pytest
 pytest.importorskip("bfcl_eval")
 
 import torch
+import yaml
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
 from sorl_trl import AgentRollout, SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
-from sorl_trl.qa import environment_reward, solved_reward
+from sorl_trl.command_line import UserMistake
+from sorl_trl.qa import environment_reward, solved_reward, write_questions
+from sorl_trl.recipe.arguments import parse_arguments
+from sorl_trl.recipe.build import build_trainer
 from sorl_trl.rollout import ChatProtocol, EngineOptions, EnvironmentResponder, Reply, RolloutLimits
-from sorl_trl.rollout.environments.bfcl import BFCLEnvironment, BFCLTools, prompt_rows, task_of
+from sorl_trl.rollout.environments.bfcl import BFCLEnvironment, BFCLTools, prompt_rows, question_of, task_of
 from sorl_trl.types import StopReason, Turn
+from tests.documentation import ROOT
 from tests.function_callers import SOLUTION, talking_policy
 from tests.policies import build_policy
 from tests.tools import following, qwen_tokenizer, tool_call
@@ -74,6 +79,46 @@ def test_environments_of_several_kinds_share_a_batch(tmp_path: Path) -> None:
     assert (first["environment/counting/turns"], first["environment/counting/reward"]) == (1.0, 0.25)
     assert first["environment/bfcl/turns"] >= 1.0
     assert "environment/solved" not in first
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    talking_policy().save_pretrained(tmp_path / "policy")
+    qwen_tokenizer().save_pretrained(tmp_path / "policy")
+    write_questions([question_of(TASK)] * 8, tmp_path / "train.jsonl")
+    return tmp_path
+
+
+def from_recipe(folder: Path, *words: str) -> Any:
+    """Two steps of the recipe for SmolLM2, without its limit of turns."""
+    paths = {"model_name_or_path": "policy", "train_questions": "train.jsonl", "output_dir": "out"}
+    given = [word for name, path in paths.items() for word in (f"--{name}", str(folder / path))]
+    given += ["--max_steps", "2", "--max_turn_tokens", "24", "--disable_tqdm", "true"]
+    recipe = yaml.safe_load((ROOT / "recipes/smollm2_bfcl.yaml").read_text())
+    recipe.pop("max_turns")
+    (folder / "recipe.yaml").write_text(yaml.safe_dump({**recipe, "steps_per_generation": 4}))
+    return parse_arguments(["--config", str(folder / "recipe.yaml"), *given, *words])
+
+
+def test_tasks_of_a_recipe_are_trained_on(folder: Path) -> None:
+    trainer = build_trainer(from_recipe(folder, "--rewards", "environment", "solved"))
+    assert trainer.rollout_func.__wrapped__.limits.max_turns == 21, "as many as a task of one request may take"
+    trainer.train()
+    (first, *_) = [entry for entry in trainer.state.log_history if "environment/solved" in entry]
+    assert first["reward"] == pytest.approx(2 * first["environment/solved"])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--rewards", "exact_match"), "'exact_match', but .* holds tasks"),
+        (("--prompt_template", "{question}"), "`prompt_template` is for questions"),
+        (("--no_search", "true"), "`no_search` is for questions"),
+    ],
+)
+def test_what_tasks_take_no_notice_of_is_refused(folder: Path, words: tuple[str, ...], said: str) -> None:
+    with pytest.raises((ValueError, UserMistake), match=said):
+        build_trainer(from_recipe(folder, *words))
 
 
 def test_trls_own_loop_goes_through_all_requests(tmp_path: Path) -> None:
