@@ -26,7 +26,11 @@ def libraries_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 def parse(recipe: str | Path, folder: Path, *overrides: str) -> Arguments:
     """As `train.py` does; files and the GPU, which are not here, are replaced."""
     (folder / "data.jsonl").touch()
-    here = ["--train_questions", str(folder / "data.jsonl"), "--corpus", str(folder / "data.jsonl")]
+    here = [
+        word
+        for name in ("train_questions", "eval_questions", "corpus")
+        for word in (f"--{name}", str(folder / "data.jsonl"))
+    ]
     here += ["--use_cpu", "true", "--bf16", "false", "--output_dir", str(folder)]
     return parse_arguments(["--config", str(recipe), *here, *overrides])
 

@@ -102,7 +102,7 @@ class TagProtocol:
 
         A `message_frame` of one's own stays. Raises what `chat_message_frame` raises.
         """
-        if self.message_frame not in (TagProtocol().message_frame, Frame()):
+        if self.message_frame != TagProtocol().message_frame:
             return self
         return replace(self, message_frame=chat_message_frame(tokenizer, template_kwargs))
 
