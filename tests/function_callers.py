@@ -20,11 +20,6 @@ Script = Callable[[Task], Sequence[str]]
 """The messages of a policy in a task, in order."""
 
 
-def solving(task: Task) -> list[str]:
-    """All calls of a request in one message, then that it is done."""
-    return [said for calls in task.solution for said in ([f"[{', '.join(calls)}]"] if calls else []) + ["Done."]]
-
-
 def silent(task: Task) -> list[str]:
     return [""] * len(task.requests)
 

@@ -112,8 +112,8 @@ def test_tasks_of_a_recipe_are_trained_on(folder: Path) -> None:
     ("words", "said"),
     [
         (("--rewards", "exact_match"), "'exact_match', but .* holds tasks"),
-        (("--prompt_template", "{question}"), "`prompt_template` is for questions"),
-        (("--no_search", "true"), "`no_search` is for questions"),
+        (("--prompt_template", "{question}"), "`prompt_template` is .*, but is for questions"),
+        (("--no_search", "true"), "`no_search` is .*, but is for questions"),
     ],
 )
 def test_what_tasks_take_no_notice_of_is_refused(folder: Path, words: tuple[str, ...], said: str) -> None:

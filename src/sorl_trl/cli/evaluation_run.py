@@ -24,7 +24,7 @@ from sorl_trl.evaluation.run_folder import RunFolder
 from sorl_trl.evaluation.tables import format_results
 from sorl_trl.records.evaluated import FILES, files_hash, read_settings
 from sorl_trl.rollout import Collector, EngineOptions, RolloutArguments, TurnEnd, model_engine
-from sorl_trl.rollout.environments.bfcl import are_tasks, most_messages
+from sorl_trl.rollout.environments.bfcl import are_tasks, check_given, most_messages
 from sorl_trl.search import SearchArguments, SearchBackend, SearchUnavailable
 
 GROUPS = (ModelArguments, RolloutArguments, EngineOptions, EvaluationArguments, SearchArguments)
@@ -32,11 +32,6 @@ GROUPS = (ModelArguments, RolloutArguments, EngineOptions, EvaluationArguments, 
 ALSO_IN_RECIPES = ("max_completion_length", "dtype", "attn_implementation", "trust_remote_code")
 """Arguments of other groups that shape what the policy does, and mean the same in training."""
 SAMPLING = ("num_samples", "temperature", "top_p", "batch_size", "seed", "rollout_engine", "rejoin_after")
-FOR_QUESTIONS = (
-    *("prompt_template", "chat", "search_top_k", "data_source_folder"),
-    *(field.name for field in fields(SearchArguments)),
-)
-"""Arguments that mean nothing to tasks."""
 LONGEST_WAIT = timedelta(days=7)
 """Of a process that is done for the others: process groups give up after minutes by default."""
 
@@ -86,14 +81,9 @@ def run_settings(
 def for_tasks(arguments: Arguments, tasks: Sequence[qa.Question]) -> Arguments:
     """The arguments for tasks of the leaderboard: if nobody said how many, as many turns as the tasks may take.
 
-    Raises:
-        UserMistake: One is given that means nothing there.
+    Raises ValueError where one is given that means nothing there.
     """
-    if unused := next((name for name in FOR_QUESTIONS if arguments.given.get(name)), None):
-        raise UserMistake(
-            f"`{unused}` is {arguments.given[unused]!r}, but is for questions: tasks of the leaderboard have prompts "
-            "and functions of their own. Leave it out, or name another recipe (`--config`)"
-        )
+    check_given(arguments.given)
     given = arguments.rollout.max_turns if "max_turns" in arguments.given else most_messages(tasks)
     return replace(arguments, rollout=replace(arguments.rollout, max_turns=given))
 
@@ -109,7 +99,7 @@ def load_agent(arguments: Arguments, search: SearchBackend | None, device: torch
         model = load_model(checkpoint, device)
     with mistakes():
         protocol, environment, rows = (
-            in_search(rollout, tokenizer, search) if search else in_worlds(rollout, tokenizer)
+            in_worlds(rollout, tokenizer) if search is None else in_search(rollout, tokenizer, search)
         )
         limits = rollout.limits(arguments.evaluation.max_completion_length)
         collector = Collector(tokenizer, environment, protocol, limits, rejoin_after=arguments.engine.rejoin_after)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,12 @@ from sorl_trl.rollout.environments.bfcl import (
     BFCLEnvironment,
     are_tasks,
     bfcl_questions,
+    check_given,
     most_messages,
     names_tasks,
     task_rows,
 )
-from sorl_trl.search import NoSearch, SearchArguments
+from sorl_trl.search import NoSearch
 from sorl_trl.trainers import AgentRollout, SearchRollout
 from sorl_trl.trainers.base import TurnLevelTrainer
 from sorl_trl.trainers.turns.information_gain import InformationGain
@@ -88,9 +89,8 @@ def check_kind(arguments: Arguments, of_tasks: bool) -> None:
     if wrong := [name for name in arguments.task.rewards if name not in allowed]:
         kind = "tasks" if of_tasks else "questions"
         raise ValueError(f"`rewards` has {wrong[0]!r}, but `train_questions` holds {kind}, with {', '.join(allowed)}.")
-    idle = ("prompt_template", "chat", "search_top_k", *(field.name for field in fields(SearchArguments)))
-    if of_tasks and (given := [name for name in idle if name in arguments.given]):
-        raise ValueError(f"`{given[0]}` is for questions, but `train_questions` holds tasks: leave it out.")
+    if of_tasks:
+        check_given(arguments.given)
 
 
 def build_rollout(arguments: Arguments, tokenizer: PreTrainedTokenizerBase) -> AgentRollout:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from transformers import PreTrainedTokenizerBase
@@ -37,7 +37,7 @@ class SolutionPolicy:
         self.prompts = encode_prompts(tokenizer, rows)
         # A shortened task may be the beginning of another, with the same prompt.
         by_length = sorted(zip(map(tuple, self.prompts), tasks, strict=True), key=lambda each: len(each[1].requests))
-        self._messages = {prompt: [*_messages(task)] for prompt, task in by_length}
+        self._messages = {prompt: solution_messages(task) for prompt, task in by_length}
 
     def generate(self, contexts: Sequence[Sequence[int]], max_new_tokens: Sequence[int]) -> list[Generation]:
         """See `Generator.generate`."""
@@ -65,12 +65,7 @@ def solved_examples(
     ]
 
 
-def _messages(task: Task) -> Iterator[str]:
-    for calls in task.solution:
-        yield from _calls(calls)
-        yield DONE
-
-
-def _calls(calls: Iterable[str]) -> Iterator[str]:
-    if calls:
-        yield f"[{', '.join(calls)}]"
+def solution_messages(task: Task) -> list[str]:
+    """For each request the calls that solve it, if there are any, and that it is done."""
+    made = (([f"[{', '.join(calls)}]"] if calls else []) + [DONE] for calls in task.solution)
+    return [message for messages in made for message in messages]

@@ -10,7 +10,6 @@ import pytest
 from transformers import AddedToken
 
 from sorl_trl.cli.evaluation_run import for_tasks, parse_arguments
-from sorl_trl.command_line import UserMistake
 from sorl_trl.evaluation.agents import in_worlds
 from sorl_trl.evaluation.arguments import EvaluationArguments
 from sorl_trl.evaluation.batches import run_batches
@@ -22,7 +21,8 @@ from sorl_trl.qa import Question, write_questions
 from sorl_trl.records.evaluated import EvaluatedTrajectory
 from sorl_trl.rollout import RolloutArguments
 from sorl_trl.rollout.environments.bfcl import BFCL_BENCHMARKS, Task, bfcl_questions, load_tasks, task_of, tasks
-from tests.function_callers import Script, scripted_agent, silent, solving
+from sorl_trl.sandbox.tool_expert import solution_messages
+from tests.function_callers import Script, scripted_agent, silent
 from tests.unit.rollout.fakes import bpe_tokenizer
 
 from .trajectories import outcome
@@ -44,7 +44,7 @@ def evaluated_by(script: Script, every: int = 25) -> Iterator[tuple[Task, Evalua
 @pytest.mark.usefixtures("leaderboard")
 class TestPolicies:
     def test_one_that_makes_the_calls_of_the_solution_solves_all(self) -> None:
-        found = [(row.measures["correct"], row.environment) for _, row in evaluated_by(solving)]
+        found = [(row.measures["correct"], row.environment) for _, row in evaluated_by(solution_messages)]
         assert len(found) == 32
         assert {score for score, _ in found} == {1.0}
         assert all(each and each["requests_solved"] == 1.0 for _, each in found)
@@ -102,7 +102,7 @@ class TestArguments:
             arguments = parse_arguments(
                 ["--model_name_or_path", "m", "--output", "o", "--benchmarks", BASE, *words], {}
             )
-            with pytest.raises(UserMistake, match=f"`{words[0][2:]}` is .*, but is for questions"):
+            with pytest.raises(ValueError, match=f"`{words[0][2:]}` is .*, but is for questions"):
                 for_tasks(arguments, bfcl_questions(BASE))
 
     def test_turns_are_limited_by_the_tasks_where_nothing_else_is_said(self) -> None:

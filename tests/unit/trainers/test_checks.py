@@ -10,7 +10,7 @@ import pytest
 
 from sorl_trl import SOGRPOConfig, SOPPOConfig
 from sorl_trl.methods import METHODS, SETTINGS
-from sorl_trl.trainers.checks import check_method
+from sorl_trl.trainers.checks import check_method, check_processor
 
 
 def config(folder: Path, config_class: Any = SOGRPOConfig, **fields: Any) -> Any:
@@ -59,3 +59,21 @@ def test_groups_of_one_have_nothing_to_choose_from(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="`num_generations` is 1, but must be at least 2"):
             check_method(METHODS[name], args)
     check_method(METHODS["void"], args)
+
+
+@pytest.mark.parametrize(
+    ("processor", "bf16", "warnings"), [("AVX2", True, 1), ("AVX2", False, 0), ("AVX512", True, 0)]
+)
+def test_bfloat16_without_instructions_is_said(
+    processor: str,
+    bf16: bool,
+    warnings: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: processor)
+    args = config(tmp_path)
+    args.bf16 = bf16
+    check_processor(args)
+    assert len(caplog.records) == warnings

@@ -37,7 +37,7 @@ class EnvironmentResponder(Responder):
     example: its columns as keyword arguments, of which it gets those that it takes. Text that it returns is added to
     the prompt. Figures that a method `measures` returns after the rollout are averaged and logged.
 
-    All that is done with an object is done in one thread, which is its own; what is a coroutine goes on in an event
+    An object is made, reset and asked in one thread, which is its own; what is a coroutine goes on in an event
     loop that all rows share. A `reset` or `step` that takes longer than `timeout_s`, or raises `SearchUnavailable`,
     `ConnectionError` or `TimeoutError`, ends the trajectory as `ENVIRONMENT_UNAVAILABLE`, masked out of the loss. All
     other exceptions are programming errors, and end the run.

@@ -8,6 +8,7 @@ from sorl_trl.rollout.environments.bfcl.environment import MOST_STEPS, BFCLEnvir
 from sorl_trl.rollout.environments.bfcl.questions import (
     are_tasks,
     bfcl_questions,
+    check_given,
     most_messages,
     names_tasks,
     question_of,
@@ -21,7 +22,6 @@ from sorl_trl.rollout.environments.bfcl.tasks import (
     takes_system,
     task_of,
 )
-from sorl_trl.rollout.environments.bfcl.worlds import Worlds
 
 __all__ = [
     "BFCL",
@@ -31,9 +31,9 @@ __all__ = [
     "BFCLEnvironment",
     "BFCLTools",
     "Task",
-    "Worlds",
     "are_tasks",
     "bfcl_questions",
+    "check_given",
     "load_tasks",
     "most_messages",
     "names_tasks",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -11,6 +12,9 @@ from sorl_trl.qa import BENCHMARKS, BFCL, BFCL_BENCHMARKS, Question, load_questi
 from sorl_trl.rollout.environments.bfcl.environment import MOST_STEPS
 from sorl_trl.rollout.environments.bfcl.tasks import Task, load_tasks, prompt_rows, takes_system, task_of
 from sorl_trl.rollout.observation import Sanitizer
+from sorl_trl.search import SearchArguments
+
+_FOR_QUESTIONS = ("prompt_template", "chat", "search_top_k", "data_source_folder")
 
 
 def bfcl_questions(name: str) -> list[Question]:
@@ -42,6 +46,16 @@ def are_tasks(questions: Sequence[Question]) -> bool:
     if changed := [each.id for each in questions if each.question != task_of(each.id).requests[0]]:
         raise ValueError(f"the task {changed[0]!r} asks for something else than the leaderboard's of that id")
     return True
+
+
+def check_given(given: Mapping[str, Any]) -> None:
+    """Raise ValueError for an argument that somebody has given, and that means nothing to tasks."""
+    for name in (*_FOR_QUESTIONS, *(field.name for field in fields(SearchArguments))):
+        if given.get(name):
+            raise ValueError(
+                f"`{name}` is {given[name]!r}, but is for questions: tasks of the leaderboard have prompts and "
+                "functions of their own. Leave it out, or name another recipe (`--config`)"
+            )
 
 
 def task_rows(

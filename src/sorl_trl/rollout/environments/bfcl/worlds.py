@@ -83,7 +83,7 @@ class Worlds:
     def equals(self, other: Worlds) -> bool:
         """Whether all worlds have the same state: every attribute whose name is public."""
         return not (self._is_full or other._is_full) and all(
-            getattr(world, name) == value
+            name in vars(world) and vars(world)[name] == value  # a world may only have it after a call
             for key, world in self._worlds.items()
             for name, value in vars(other._worlds[key]).items()
             if name[0] != "_"
