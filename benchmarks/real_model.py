@@ -1,7 +1,8 @@
 """Methods on a pretrained language model: which of them hold, and which collapse.
 
 SmolLM2-135M-Instruct learns to search a second time (`recipes/smollm2_search.yaml`), with nine methods in three
-regimes. The plan, written before the first judging seed ran, is in docs/results.md.
+regimes, and with two of them while rollouts are sampled ahead. The plan, written before the first judging seed ran, is
+in docs/results.md.
 
     sorl model smollm2-135m models/smollm2-135m
     python -m benchmarks.real_model
@@ -18,6 +19,7 @@ import fcntl
 import json
 import os
 import shutil
+import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -41,10 +43,15 @@ RATES = (5e-6, 1.5e-5, 5e-5)
 REGIMES: dict[str, dict[str, Any]] = {
     "gentle": {"num_iterations": 1, "max_steps": 80},
     "many_updates": {"num_iterations": 3, "max_steps": 120},
-    "late": {"num_iterations": 1, "rollout_staleness": 4, "max_steps": 80},
+    "late": {"num_iterations": 1, "async_staleness": 4, "max_steps": 80},
 }
-"""Rollouts of 64 trajectories: 10 with 8 updates each, 5 with 24 each, and 10 with 8 each, trained on four rollouts
-late."""
+"""Rollouts of 64 trajectories: 10 with 8 updates each, 5 with 24 each, and 10 with 8 each, sampled up to four rollouts
+ahead."""
+AHEAD: dict[str, dict[str, Any]] = {
+    f"ahead_{ahead}": {"num_iterations": 1, "steps_per_generation": 4, "async_staleness": ahead, "max_steps": 80}
+    for ahead in (0, 2, 8)
+}
+"""20 rollouts of 32 trajectories with 4 updates each."""
 METHODS: dict[str, dict[str, Any]] = {
     "grpo": {"method": "grpo"},
     "gspo": {"method": "gspo"},
@@ -58,6 +65,9 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 THREE_SEEDS = ("grpo", "gspo", "so_grpo", "sequence")
 """In the regimes that are hard; the other methods, and all in the gentle one, are judged by one seed."""
+TWO_AHEAD = ("grpo", "so_grpo")
+RATE_AHEAD = 1.5e-5
+"""Three times the recipe's, so that what is late has something to spoil."""
 _OF_PPO = {"critic": "head", "num_generations": 1, "critic_learning_rate": 1e-3, "critic_warmup_steps": 8}
 CPU = {"MALLOC_MMAP_THRESHOLD_": str(2**32), "MALLOC_TRIM_THRESHOLD_": str(2**33), "DS_ACCELERATOR": "cpu"}
 
@@ -93,8 +103,13 @@ def add_row(row: dict[str, Any]) -> None:
 
 
 def jobs() -> Iterator[Job]:
-    """What is left to run, the four main methods first: what chooses rates, then what judges at those chosen."""
+    """What is left to run: rollouts ahead, then the four main methods, then the others.
+
+    What chooses rates comes before what judges at those chosen.
+    """
     rows = read_rows()
+    ahead = (Job(method, regime, JUDGING[0], RATE_AHEAD) for regime in AHEAD for method in TWO_AHEAD)
+    yield from (job for job in ahead if not any(map(job.is_of, rows)))
     others = tuple(method for method in METHODS if method not in THREE_SEEDS)
     hard = ("many_updates", "late")
     for methods, regimes, seeds in (
@@ -155,8 +170,8 @@ def run(job: Job, start_em: float) -> dict[str, Any]:
     """Train, evaluate on 200 questions that nobody trained on, and make the row: greedy answers where it judges."""
     policy, method = job.folder / "policy", METHODS[job.method]
     settings = {"learning_rate": job.learning_rate, "seed": job.seed, "output_dir": policy, "save_steps": 16}
-    settings |= {"steps_per_generation": 8}
-    settings |= REGIMES[job.regime] | (_OF_PPO if method.get("trainer") == "so_ppo" else {}) | method
+    settings |= {"steps_per_generation": 8, "kv_cache_gib": 0.5, "log_turn_details": True}
+    settings |= {**REGIMES, **AHEAD}[job.regime] | (_OF_PPO if method.get("trainer") == "so_ppo" else {}) | method
     again = {"resume_from_checkpoint": "latest"} if any(policy.glob("checkpoint-*")) else {}
     given = [word for name, value in {**settings, **again}.items() for word in (f"--{name}", value)]
     recipe = ("--accelerate_config", "single_cpu", "--config", RUNS / "recipe.yaml", "--collapse_guard", "off")
@@ -180,6 +195,9 @@ def run(job: Job, start_em: float) -> dict[str, Any]:
         "collapsed": final < start_em or final < best / 2,
         "kl_max": max(step["kl_to_old"] for step in steps),
         "clip_fraction_max": max(step["clip_ratio/region_mean"] for step in steps),
+        "clip_fraction": statistics.fmean(step["clip_ratio/region_mean"] for step in steps),
+        "effective_sample_size": statistics.fmean(step["effective_sample_size"] for step in steps),
+        "age_max": max(step.get("async/age_max", 0) for step in steps),
         "grad_norm_max": max(step["grad_norm"] for step in steps),
         "rollout_rewards": rewards,
         "cpu_seconds": round(seconds),

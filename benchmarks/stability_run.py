@@ -16,6 +16,7 @@ from transformers import AutoTokenizer, GenerationConfig, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from benchmarks import stability_grid
+from benchmarks.late_rollouts import LateRollouts
 from benchmarks.stability_grid import LENGTH_REGIMES, Regime
 from benchmarks.stability_methods import GROUP, METHODS, PPO_SETTINGS, BenchmarkMethod
 from benchmarks.stability_statistics import LAST
@@ -23,7 +24,6 @@ from benchmarks.worlds.world import POLICY, BenchmarkWorld, Examination
 from sorl_trl import InformationGain, SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
 from sorl_trl.ops import importance_ratio, is_outside, kl_to_old, turn_ids_from_mask
 from sorl_trl.qa import REWARDS
-from sorl_trl.trainers.cycle.generation_cycle import GenerationCycle
 
 REGIMES = stability_grid.REGIMES | LENGTH_REGIMES
 """All that can be run, whichever report it is for."""
@@ -73,16 +73,9 @@ def own_settings(method: BenchmarkMethod) -> dict[str, Any]:
 
 
 class MeasuredGRPOTrainer(GRPOTrainer):
-    """`trl.GRPOTrainer` as it is, which also logs our metrics and can train on older rollouts."""
+    """`trl.GRPOTrainer` as it is, which also logs our metrics."""
 
     _logps: torch.Tensor
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.cycle = GenerationCycle(self)
-
-    def _prepare_inputs(self, generation_batch: Any) -> Any:
-        return self.cycle.prepare_inputs(generation_batch, super()._prepare_inputs)
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
         result = super()._get_per_token_logps_and_entropies(*args, **kwargs)
@@ -188,7 +181,7 @@ def build_trainer(job: Job, folder: Path, output: Path) -> Any:
         save_strategy="no",
         report_to=[],
         disable_tqdm=True,
-        **({} if is_trl else {"rollout_staleness": regime.staleness, "log_turn_details": True}),
+        **({} if is_trl else {"log_turn_details": True}),
         **own_settings(method),
     )
     tokenizer = AutoTokenizer.from_pretrained(folder / POLICY)
@@ -200,8 +193,8 @@ def build_trainer(job: Job, folder: Path, output: Path) -> Any:
         **({} if is_trl or method.trainer == "seeupo" else {"method": method.method}),
         **regime.world.trainer_arguments(folder) | rewards_of(method),
     )
-    if is_trl:
-        trainer.cycle.staleness = regime.staleness
+    if regime.staleness:
+        LateRollouts(trainer, regime.staleness)
     return trainer
 
 

@@ -422,7 +422,6 @@ def test_evaluation_asks_the_policy_as_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"rollout_staleness": 1}, "`rollout_staleness` 1"),
         ({"async_old_policy": "proximal", "loss_type": "cispo"}, "take 'behaviour'"),
         ({"async_old_policy": "older"}, "async_old_policy"),
         ({"async_staleness": -1}, "async_staleness"),

@@ -28,9 +28,6 @@ CYCLES: dict[str, dict[str, Any]] = {
         **{"num_iterations": 1, "steps_per_generation": 4, "gradient_accumulation_steps": 2},
         "method": "llds",
     },
-    # Each rollout waits for two later ones, also where it makes one update only; a cycle of 4 and of 1.
-    "stale": {"num_iterations": 2, "steps_per_generation": 2, "rollout_staleness": 2},
-    "stale_once": {"num_iterations": 1, "steps_per_generation": 1, "rollout_staleness": 2},
     # Every batch is used once, and nothing has to be kept, an epoch of 4.
     "on_policy": {"num_iterations": 1, "steps_per_generation": 1, "gradient_accumulation_steps": 1},
 }
@@ -114,23 +111,6 @@ def test_a_run_killed_within_a_rollout_continues_exactly(tmp_path: Path) -> None
 
 def _checkpoint(trainer: Any, step: int) -> Path:
     return Path(trainer.args.output_dir) / f"checkpoint-{step}"
-
-
-def test_another_staleness_is_refused(tmp_path: Path) -> None:
-    whole = build(tmp_path / "whole", **CYCLES["stale_once"], max_steps=1)
-    whole.train()
-    resumed = build(tmp_path / "resumed", **{**CYCLES["stale_once"], "rollout_staleness": 1})
-    with pytest.raises(ValueError, match="`rollout_staleness` is 1, but was 2"):
-        resumed.train(resume_from_checkpoint=str(_checkpoint(whole, 1)))
-
-
-def test_another_staleness_may_begin_with_a_cycle(tmp_path: Path) -> None:
-    first = build(tmp_path / "first", **CYCLES["reused"], max_steps=4)
-    first.train()
-    second = build(tmp_path / "second", **{**CYCLES["reused"], "rollout_staleness": 1}, max_steps=6)
-    second.train(resume_from_checkpoint=str(_checkpoint(first, 4)))
-    assert second.state.global_step == 6
-    assert len(second._cycle.waiting) == 1
 
 
 class TestSampler:

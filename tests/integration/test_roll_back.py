@@ -37,15 +37,6 @@ def test_restores_adapters(tmp_path: Path, trainer_class: Any) -> None:
     assert list(logged(trainer, "reward")) == [1, 5, 7, 9]
 
 
-def test_forgets_the_rollouts_that_wait(tmp_path: Path) -> None:
-    trainer = build(tmp_path, GRPOThatRemembers, rollout_staleness=1, max_steps=9, callbacks=[])
-    trainer.add_callback(RollsBack(trainer, at=6, to=4))
-    trainer.train()
-    assert_same_as_saved(trainer.restored)
-    ages = logged(trainer, "off_policy_age")
-    assert [ages[step] for step in range(5, 10)] == [4, 5, 0, 1, 2]
-
-
 def test_refuses_what_is_no_checkpoint(tmp_path: Path) -> None:
     trainer = build(tmp_path, GRPOThatRemembers, max_steps=1)
     with pytest.raises(ValueError, match=r"`checkpoint` is .*/nowhere, .* trainer_state\.json is missing"):

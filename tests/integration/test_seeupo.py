@@ -218,7 +218,6 @@ def test_a_method_that_looks_at_several_turns_is_refused(tmp_path: Path, tokeniz
 
 REFUSED: dict[str, Any] = {
     "importance_sampling_level": "sequence",
-    "rollout_staleness": 1,
     "scale_rewards": "group",
     "multi_objective_aggregation": "normalize_then_sum",
     "gamma": 0.9,

@@ -30,7 +30,6 @@ TURN = "trained_turn"
 """Field of a batch: the turn that it was made ready for last; `num_iterations` before the first one."""
 _ONLY: Mapping[str, tuple[Any, str]] = {
     "importance_sampling_level": ("turn", "the ratio is that of the turn which is trained"),
-    "rollout_staleness": (0, "the old log-probabilities of a turn are taken right before it is trained"),
     "async_staleness": (0, "the old log-probabilities of a turn are taken right before it is trained"),
     "scale_rewards": ("batch", "all trajectories that have a turn are compared, whatever their group"),
     "multi_objective_aggregation": ("sum_then_normalize", "trajectories are compared by what they earned in all"),

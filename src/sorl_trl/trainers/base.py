@@ -105,7 +105,7 @@ class TurnLevelTrainer(GRPOTrainer):
         check_template(name, given, args.trust_remote_code)
         self._tools = HarmlessTools(self)
         self._recorder = RolloutRecorder(self)
-        self._cycle = GenerationCycle(self, args.rollout_staleness)
+        self._cycle = GenerationCycle(self)
         with weight_client():
             super().__init__(model, reward_funcs, args, *positional, **named)
         if self.rollout_func is not None:
@@ -313,9 +313,6 @@ class TurnLevelTrainer(GRPOTrainer):
         late, by_completion = self.args.async_staleness, self.args.async_order == "completed"
         with sampling_ahead(self, late, by_completion) if late else nullcontext():
             return super().train(checkpoint, *args, **kwargs)
-
-    def _prepare_inputs(self, generation_batch: Any) -> Any:
-        return self._cycle.prepare_inputs(generation_batch, super()._prepare_inputs)
 
     def _get_train_sampler(self, dataset: Any = None) -> EpochRepeatSampler:
         self._train_sampler = EpochRepeatSampler.like(super()._get_train_sampler(dataset))

@@ -61,7 +61,6 @@ class TurnLevelConfig(GRPOConfig):
         bias_norm: Clipping-triggered normalization as ST-PPO has it.
         target_kl: Ours: the KL to the old policy near which the learning rate holds the policy.
         gamma: Discount per turn.
-        rollout_staleness: How many rollouts late each rollout is trained on.
         async_staleness: How many rollouts are sampled ahead, while one is trained on.
         async_order: Which of these is trained on next: of the "dataset", or "completed" first.
         async_old_policy: What ratios then compare with: "behaviour" or "proximal".
@@ -129,13 +128,6 @@ class TurnLevelConfig(GRPOConfig):
         default=1.0,
         metadata={"help": "Discount per turn, in [0, 1]: a reward k turns later counts gamma**k."},
     )
-    rollout_staleness: Annotated[int, COUNT] = field(
-        default=0,
-        metadata={
-            "help": "How many rollouts late each rollout is trained on (0: at once), with the old log-probabilities "
-            "of the policy that sampled it: what an asynchronous trainer does, at a fixed lag."
-        },
-    )
     async_staleness: Annotated[int, COUNT] = field(
         default=0,
         metadata={
@@ -202,11 +194,6 @@ class TurnLevelConfig(GRPOConfig):
                 "`clip_range_scaling` is 'length', but that is for geometric means: with `turn_ratio='arithmetic'` "
                 "set 'sqrt_length'."
             )
-        if self.async_staleness and self.rollout_staleness:
-            raise ValueError(
-                f"`async_staleness` is {self.async_staleness} and `rollout_staleness` {self.rollout_staleness}, but "
-                "one of them must be 0: the one samples ahead, the other lets rollouts wait."
-            )
         if isinstance(self.turn_boundary_tags, str) or (self.turn_boundary_tags and not all(self.turn_boundary_tags)):
             raise ValueError(
                 f"`turn_boundary_tags` is {self.turn_boundary_tags!r}, but must be a list of tags or None."
@@ -234,10 +221,7 @@ class TurnLevelConfig(GRPOConfig):
         It is TRL's criterion for doing without old log-probabilities.
         """
         micro_batches = int(self.num_iterations) * int(self.steps_per_generation or 1)
-        return (
-            self.rollout_staleness == self.async_staleness == 0
-            and int(self.gradient_accumulation_steps) % micro_batches == 0
-        )
+        return self.async_staleness == 0 and int(self.gradient_accumulation_steps) % micro_batches == 0
 
 
 @dataclass

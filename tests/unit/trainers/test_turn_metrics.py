@@ -52,6 +52,8 @@ def test_hand_worked() -> None:
             "clip_fraction/turn": 2 / 3,
             "clip_fraction/negative_turn": 1 / 2,  # only below 1 - ε counts
             "kl_to_old": kl / 2,
+            # of the 4 tokens, two of the first turn
+            "effective_sample_size": (2 * first + second + 1) ** 2 / (4 * (2 * first**2 + second**2 + 1)),
         }
     )
 

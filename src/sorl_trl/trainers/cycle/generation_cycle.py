@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate.utils import send_to_device
-from torch import Tensor
 
 from sorl_trl.command_line import UserMistake
 from sorl_trl.files import write_whole
 from sorl_trl.trainers.ahead.training import load_ahead
 from sorl_trl.trainers.checks import say_once
 from sorl_trl.trainers.cycle.resume_point import ranks_where
-from sorl_trl.trainers.turns.batch import ON_HOST, policy_pass
+from sorl_trl.trainers.turns.batch import ON_HOST
 
 _SETTINGS = (
     "world_size",
@@ -24,7 +21,6 @@ _SETTINGS = (
     "steps_per_generation",
     "num_iterations",
     "gradient_accumulation_steps",
-    "rollout_staleness",
 )
 """Fields of the configuration that say what a step of a generation cycle is."""
 
@@ -32,50 +28,19 @@ _SETTINGS = (
 class GenerationCycle:
     """The rollouts of one rank between the steps in which they are collected and trained on.
 
-    With `staleness` 0 they are trained on as `GRPOTrainer` does it. With n, every trajectory is sampled, and its old
-    log-probabilities are taken, n rollouts before the policy's first update on it. The lag grows to n at the start,
-    while each batch of prompts is asked twice.
-
     Checkpoints hold it, so that a resumed run goes on within a cycle: TRL saves neither the step within the cycle nor
     the trajectories that the rest of the cycle is to train on, and would generate others at once.
 
     Args:
         trainer: a `GRPOTrainer`, whose step and buffered rollout this keeps.
-        staleness: how many rollouts late each is trained on.
     """
 
-    def __init__(self, trainer: Any, staleness: int = 0) -> None:
-        self.staleness = staleness
-        self.waiting: deque[list[dict[str, Tensor]]] = deque()
-        """Rollouts that later ones must be collected before, each split into micro-batches, the oldest first."""
+    def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
-
-    def prepare_inputs(self, generation_batch: Any, prepare: Callable[[Any], Any]) -> Any:
-        """The next micro-batch to train on; `prepare` is TRL's `_prepare_inputs`, which collects when it must."""
-        trainer = self._trainer
-        if not (self.staleness and trainer.model.training and self._needs_rollout()):
-            return prepare(generation_batch)
-        for _ in range(1 if len(self.waiting) == self.staleness else 2):
-            trainer._buffered_inputs = None
-            prepare(generation_batch)
-            for batch in trainer._buffered_inputs:
-                # Without staleness TRL needs none where a rollout makes one update only.
-                if "old_per_token_logps" not in batch:
-                    batch["old_per_token_logps"] = policy_pass(trainer, batch)
-            self.waiting.append(trainer._buffered_inputs)
-        trainer._buffered_inputs = self.waiting.popleft()
-        return trainer._buffered_inputs[trainer._step % trainer.args.steps_per_generation]
-
-    def _needs_rollout(self) -> bool:
-        """As TRL decides it."""
-        trainer = self._trainer
-        steps = trainer.args.steps_per_generation * trainer.num_iterations
-        return trainer._step % steps == 0 or not trainer._buffered_inputs
 
     def discard(self) -> None:
         """Forget all trajectories that are still to be trained on: the next step collects new ones."""
         self._trainer._buffered_inputs = None
-        self.waiting.clear()
         if (ahead := getattr(self._trainer, "_ahead", None)) is not None:
             ahead.restart()
 
@@ -86,7 +51,6 @@ class GenerationCycle:
         state = {
             "step": trainer._step,
             "buffered_inputs": trainer._buffered_inputs if is_unfinished else None,
-            "waiting_rollouts": list(self.waiting),
             "ahead": None if (ahead := getattr(trainer, "_ahead", None)) is None else ahead.state(),
             **{name: getattr(trainer.args, name) for name in _SETTINGS},
         }
@@ -102,7 +66,7 @@ class GenerationCycle:
 
         Raises:
             UserMistake: trajectories are still to be trained on, and it was written by another number of processes or
-                with other batch settings or another `rollout_staleness`.
+                with other batch settings.
         """
         if self._trainer.args.sync_ref_model:
             say_once(
@@ -120,7 +84,7 @@ class GenerationCycle:
         # Not straight to the device: accelerate puts several CPU processes on "cpu:0", which torch.load refuses.
         state = torch.load(self._file(folder), map_location="cpu", weights_only=True)
         load_ahead(self._trainer, state.get("ahead"))
-        if state["buffered_inputs"] is None and not state["waiting_rollouts"]:
+        if state["buffered_inputs"] is None:
             self._trainer._step = 0  # the next step begins a cycle, which may be another one
             return
         for name in _SETTINGS:
@@ -132,7 +96,6 @@ class GenerationCycle:
         device = self._trainer.accelerator.device
         self._trainer._step = state["step"]
         self._trainer._buffered_inputs = send_to_device(state["buffered_inputs"], device, skip_keys=ON_HOST)
-        self.waiting = deque(send_to_device(state["waiting_rollouts"], device, skip_keys=ON_HOST))
 
     def _file(self, folder: Path) -> Path:
         return folder / f"generation_cycle_{self._trainer.args.process_index}.pt"

@@ -24,6 +24,7 @@ from sorl_trl.types import StopReason
 
 DETAILS = (
     *("turns/length", "turns/ratio_mean", "turns/ratio_min", "clip_fraction/", "clip_penalty_gate", "critic/turn_"),
+    "effective_sample_size",
     *(
         f"rollout/{name}"
         for name in ("turns_", "neutralized_", "masked_", "tokens_per_turn", "tokens_per_observation")
@@ -167,6 +168,9 @@ def batch_metrics(batch: MicroBatch) -> MetricSums:
     below = is_outside(ratio, low, math.inf).float()
     sums.add_mean("clip_fraction/negative_turn", below, present & (turn_advantages < 0))
     sums.add_mean("kl_to_old", *kl_of_trajectories(log_ratio, turns))
+    of_tokens = torch.where(turns.loss_mask, batch.ratio.detach().float(), 0.0)
+    counted = turns.loss_mask.sum() * of_tokens.square().sum()
+    sums.add({"effective_sample_size": of_tokens.sum().square() / counted})
     if batch.level == "sequence":
         of_units = importance_ratio(log_ratio, turns, "sequence", batch.turn_ratio)
         outside = masked_mean(is_outside(of_units, *batch.clip_range[:2]).float(), turns.loss_mask, dim=1)
