@@ -110,7 +110,7 @@ def check_ahead(trainer: Any) -> None:
     if not isinstance(getattr(trainer.rollout_func, "__wrapped__", None), AgentRollout):
         raise ValueError(
             f"{asked}what is sampled ahead is an `AgentRollout` or a `SearchRollout`: give one as `rollout_func`, and "
-            "tools in a `ToolBox`."
+            "tools as `AgentRollout(ToolBox(tools, environment_factory, protocol=ChatProtocol()))`."
         )
     if not isinstance(trainer.train_dataset, Dataset):
         raise ValueError(f"{asked}`train_dataset` must be a `datasets.Dataset`: others do not show what comes next.")

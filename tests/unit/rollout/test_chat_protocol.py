@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sorl_trl import SearchRollout
-from sorl_trl.rollout import ChatProtocol, Frame, ObservationEncoder, Reply, TagProtocol, ToolBox
+from sorl_trl.rollout import ChatProtocol, Frame, ObservationEncoder, Reply, TagProtocol
 from sorl_trl.search import NoSearch
 from sorl_trl.types import Action, ActionKind
 from tests.tools import qwen_tokenizer
@@ -45,9 +45,8 @@ def test_a_turn_is_its_whole_message() -> None:
 def test_what_it_would_not_heed_is_refused() -> None:
     with pytest.raises(ValueError, match=r"tools=.* must be empty"):
         ChatProtocol(tools=("look",))
-    for build in (lambda: ToolBox([len], protocol=ChatProtocol()), lambda: SearchRollout(NoSearch(), ChatProtocol())):
-        with pytest.raises(ValueError, match="use `TagProtocol`"):
-            build()
+    with pytest.raises(ValueError, match="use `TagProtocol`"):
+        SearchRollout(NoSearch(), ChatProtocol())
     own = Frame("(", ")")
     assert ChatProtocol(information_frame=own).in_chat(qwen_tokenizer()).information_frame == own
 

@@ -6,9 +6,10 @@ import copy
 import math
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from sorl_trl.checks import POSITIVE_COUNT
@@ -83,11 +84,13 @@ class Responder(ABC):
         environments: An object per row of the last rollout, for reward functions; empty where there are none.
         kinds: The name of each row's environment, where there are several.
         protocol: How a policy calls it, where it says so itself.
+        shown: Functions that the chat template shows as tools, for rows of each of the `kinds`.
     """
 
     environments: Sequence[Any] = ()
     kinds: Sequence[str | None] = ()
     protocol: TagProtocol | None = None
+    shown: Mapping[str | None, Sequence[Callable[..., Any]]] = MappingProxyType({})
 
     def fork(self) -> Responder:
         """One for another rollout, which may go on at the same time: a shallow copy, that shares what is not its own.

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any, TypeAlias
 
 from sorl_trl.rollout.environments.environment import Reply, Responder, RowTurn
@@ -32,7 +33,9 @@ class ToolBox(EnvironmentResponder):
     ```
 
     A policy calls a tool by a tag of its name, around a JSON object of arguments: `<guess>{"number": 7}</guess>`;
-    plain text will do for a tool of one argument: `<guess>7</guess>`. Functions and methods may be coroutines.
+    plain text will do for a tool of one argument: `<guess>7</guess>`. With `protocol=ChatProtocol()` the chat template
+    shows the tools, and a message calls as many as it likes, as JSON between `<tool_call>` tags; one that calls none
+    ends the trajectory. Functions and methods may be coroutines.
     Arguments that do not fit, and whatever a tool raises, become a text to the policy, except for a tool that is down:
     see `EnvironmentResponder`, also for the time limit.
 
@@ -45,12 +48,14 @@ class ToolBox(EnvironmentResponder):
         tools: Functions, which must be safe to call from several threads unless `concurrency` is 1.
         environment_factory: A class, or a function without arguments; or several, by their names.
         search: Behind the tag `<search>`; a `SearchResponder` says how many passages there are, and how patient it is.
-        protocol: How things are worded; its `tools` are replaced.
+            With a `ChatProtocol`, `search_tool(engine)` is one of the `tools`.
+        protocol: How things are worded; the `tools` of a `TagProtocol` are replaced.
         timeout_s: For one call; a trajectory whose call takes longer is masked out of the loss.
         concurrency: Trajectories whose calls may go on at the same time.
 
     Attributes:
         protocol: With the tags of all tools. `AgentRollout` reads it.
+        shown: The tools that the chat template shows, with a `ChatProtocol`.
 
     Raises TypeError for a factory whose objects have no method `reset`; ValueError where there is no tool, where two
     have one name, and for one that is called `answer`; and for a row whose column `environment` names no factory.
@@ -65,16 +70,18 @@ class ToolBox(EnvironmentResponder):
         timeout_s: float = TIMEOUT_S,
         concurrency: int = CONCURRENCY,
     ) -> None:
-        if protocol is not None and protocol.turns_are_messages:
-            raise ValueError(
-                "protocol has turns that are whole messages, but tools are tags in them: use `TagProtocol`"
-            )
+        protocol = protocol or TagProtocol()
+        in_messages = protocol.turns_are_messages
+        if in_messages and search is not None:
+            raise ValueError("search is a tag, which a `ChatProtocol` has not: add `search_tool(engine)` to the tools")
         several = isinstance(environment_factory, Mapping)
         given: Any = environment_factory if several else {None: environment_factory}
         callers = {name: partial(Caller, tools, factory) for name, factory in given.items()}
         super().__init__(callers if several else callers[None], timeout_s, concurrency)
         self._has_objects = {*given.values()} != {None}
-        self._tools = {tool: None for caller in callers.values() for tool in _probed(caller()).tools.values()}
+        probed = {name: [*_probed(caller()).tools.values()] for name, caller in callers.items()}
+        self.shown = probed if in_messages else {}
+        self._tools = dict.fromkeys(chain.from_iterable(probed.values()))
         names = dict.fromkeys(tool.__name__ for tool in self._tools)
         if search is not None and not isinstance(search, SearchResponder):
             search = SearchResponder(search, protocol)
@@ -85,7 +92,7 @@ class ToolBox(EnvironmentResponder):
             names = {SEARCH: None, **names}
         if not names:
             raise ValueError("tools, environment_factory and search name no tool: there must be one at least")
-        self.protocol: TagProtocol = replace(protocol or TagProtocol(), tools=tuple(names))
+        self.protocol = protocol if in_messages else replace(protocol, tools=tuple(names))
 
     @property
     def environments(self) -> Sequence[Any]:  # type: ignore[override]

@@ -12,8 +12,9 @@ from typing import Any, TypeAlias, get_type_hints
 from transformers.utils.chat_template_utils import get_json_schema
 
 from sorl_trl.rollout.environments.environment import Reply, tool_of
+from sorl_trl.rollout.environments.function_calls import WrongCall, read_calls
 from sorl_trl.rollout.environments.responder import DOWN, UNAVAILABLE, call_with
-from sorl_trl.types import Turn
+from sorl_trl.types import ActionKind, StopReason, Turn
 
 logger = logging.getLogger(__name__)
 
@@ -67,12 +68,24 @@ class Caller:
         return said
 
     def step(self, turn: Turn) -> Reply | Awaitable[Reply]:
-        name = tool_of(turn.action)
+        """Answer a call, or the calls of a message; a message without any is the policy's last."""
+        if turn.action.kind is not ActionKind.MESSAGE:
+            return self._call(tool_of(turn.action), turn.action.content)
+        message = turn.action.content
+        try:
+            calls = read_calls(message) if "<tool_call>" in message else []
+        except WrongCall as error:
+            return Reply(f"error: {error}")
+        if not calls:
+            return Reply(stop=StopReason.ENVIRONMENT_DONE)
+        return _together([self._call(call.name, call.named) for call in calls])
+
+    def _call(self, name: str, arguments: str | Mapping[str, Any]) -> Reply | Awaitable[Reply]:
         if name not in self.tools:
             return Reply(f"error: there is no {name} here, only {', '.join(self.tools)}")
         tool = self.tools[name]
         try:
-            result = tool(**read_arguments(tool, turn.action.content))
+            result = tool(**read_arguments(tool, arguments))
         except Exception as error:
             return _failed(tool, error)
         return _awaited(tool, result) if inspect.isawaitable(result) else _told(result)
@@ -84,6 +97,21 @@ def named(tools: Sequence[Tool]) -> dict[str, Tool]:
     if len({*names}) < len(names):
         raise ValueError(f"tools have the names {names}: each must have a name of its own")
     return dict(zip(names, tools, strict=True))
+
+
+def _together(replies: Sequence[Reply | Awaitable[Reply]]) -> Reply | Awaitable[Reply]:
+    """Several replies as one, a line each; if a tool is down, so is the world."""
+    made = [each for each in replies if isinstance(each, Reply)]
+    return _joined(made) if len(made) == len(replies) else _gathered(replies)
+
+
+async def _gathered(replies: Sequence[Reply | Awaitable[Reply]]) -> Reply:
+    return _joined([each if isinstance(each, Reply) else await each for each in replies])
+
+
+def _joined(replies: Sequence[Reply]) -> Reply:
+    down = next((each for each in replies if each.stop is not None), None)
+    return down or Reply("\n".join(each.text for each in replies))
 
 
 async def _awaited(tool: Tool, result: Awaitable[Any]) -> Reply:
@@ -110,18 +138,15 @@ class WrongArguments(Exception):
     """They do not fit the method: the message is for the policy."""
 
 
-def read_arguments(method: Callable[..., Any], content: str) -> dict[str, Any]:
-    """The arguments of `method`: a JSON object of them or, where it has one argument, that as plain text.
+def read_arguments(method: Callable[..., Any], said: str | Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of `method`, by name, or as the JSON object of a text; plain text will do where it has but one.
 
     What is to be a number or a truth value may be written as text; what is annotated otherwise is taken as it is.
 
     Raises WrongArguments for what does not fit.
     """
     parameters = inspect.signature(method).parameters
-    named = _json_object(content)
-    is_one = len(parameters) == 1 and not any(each.kind is each.VAR_KEYWORD for each in parameters.values())
-    if is_one and (named is None or not set(named) <= set(parameters)):
-        named = dict.fromkeys(parameters, content)
+    named = _from_text(said, parameters) if isinstance(said, str) else said
     if named is None:
         raise WrongArguments(f"{method.__name__} takes a JSON object with {_expected(parameters)}")
     try:
@@ -130,6 +155,14 @@ def read_arguments(method: Callable[..., Any], content: str) -> dict[str, Any]:
         raise WrongArguments(f"{method.__name__}: {error}; it takes {_expected(parameters)}") from error
     hints = get_type_hints(method)
     return {name: _converted(method, name, value, hints.get(name)) for name, value in named.items()}
+
+
+def _from_text(content: str, parameters: Mapping[str, inspect.Parameter]) -> dict[str, Any] | None:
+    named = _json_object(content)
+    is_one = len(parameters) == 1 and not any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    if is_one and (named is None or not set(named) <= set(parameters)):
+        return dict.fromkeys(parameters, content)
+    return named
 
 
 def _json_object(content: str) -> dict[str, Any] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ from sorl_trl.rollout import (
 )
 from sorl_trl.rollout.greetings import Greeter
 from sorl_trl.search import SearchBackend
+from sorl_trl.trainers.agents.chatml import check_shows_tools
 from sorl_trl.trainers.agents.policy_engine import policy_engine
 from sorl_trl.types import StopReason, Trajectory
 
@@ -92,7 +94,7 @@ class AgentRollout:
         greeter = Greeter(trainer._tokenizer, collector.protocol, collector.limits.max_observation_tokens)
         try:
             greeted = greeter.add(prompts, collector.responder.greet(examples))
-            prompt_ids = self._encoded(greeted, trainer)
+            prompt_ids = self._encoded(greeted, trainer, collector.responder)
             failure: BaseException | None = None
             with policy_engine(trainer, collector.protocol.stop_strings, self.engine) as (engine, any_active):
                 try:
@@ -139,7 +141,13 @@ class AgentRollout:
         if config.max_completion_length is None:
             raise ValueError("`max_completion_length` is None, but limits a trajectory: set it.")
 
-    def _encoded(self, prompts: list[Any], trainer: GRPOTrainer) -> list[list[int]]:
+    def _encoded(self, prompts: list[Any], trainer: GRPOTrainer, responder: Responder) -> list[list[int]]:
+        if responder.shown:
+            check_shows_tools(trainer.processing_class)
+            trainer = copy.copy(trainer)
+            # TRL renders each prompt with the tools of its environment.
+            trainer.environment_factories = trainer._env_tools = responder.shown
+            trainer._batch_environments = responder.kinds
         prompt_ids, images, _ = trainer._tokenize_prompts(prompts)
         if images is not None:
             name = type(self).__name__

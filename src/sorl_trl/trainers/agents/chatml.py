@@ -78,9 +78,14 @@ def check_template(policy: str, given: Mapping[str, Any], trust_remote_code: boo
     if processing_class is None:
         of_policy: Any = AutoProcessor
         processing_class = of_policy.from_pretrained(policy, trust_remote_code=trust_remote_code)
+    check_shows_tools(processing_class)
+
+
+def check_shows_tools(processing_class: Any) -> None:
+    """Raise ValueError for a chat template that cannot show calls of tools and their results."""
     if not supports_tool_calling(processing_class):
         raise ValueError(
-            "`tools` or `environment_factory` is given, but the chat template shows no tool calls: "
+            "tools or an environment are given, but the chat template shows no tool calls: "
             "`processing_class=chatml_tools(tokenizer)` gives a model of ChatML another template, and "
             "`rollout_func=AgentRollout(ToolBox(tools, environment_factory))` needs none."
         )
