@@ -7,7 +7,7 @@
 
 A tiny policy has learnt to search twice and then to answer. A search takes 0.5 to 1 s; with stragglers, three of a
 hundred take ten. An optimizer step takes a second more than it would: a GPU that trains, and takes no core. Each case
-trains on 12 rollouts of 16 trajectories, two updates each, after one run that warms everything up. Cases are
+trains on 24 rollouts of 16 trajectories, two updates each, after one run that warms everything up. Cases are
 interleaved. `--sync` measures how long a model's weights take. Writes `async.json`, `async.md` and the picture of
 docs/async.md (who samples, who trains, who waits), in `benchmarks/results`.
 """
@@ -43,7 +43,7 @@ from sorl_trl.types import Passage
 FILE = Path(__file__).parent / "results" / "async.json"
 PICTURE = Path(__file__).parents[1] / "docs" / "pictures" / "async.png"
 SEARCH_S, STRAGGLER_S, STRAGGLERS, TRAINING_S = (0.5, 1.0), 10.0, 0.03, 1.0
-ROLLOUTS, WINDOW, SYNCS, SYNC_WINDOW = 12, 64, 5, 512
+ROLLOUTS, WINDOW, SYNCS, SYNC_WINDOW = 24, 64, 5, 512
 CASES: list[dict[str, Any]] = [
     {"staleness": 0, "order": "dataset", "stragglers": False},
     {"staleness": 1, "order": "dataset", "stragglers": False},
@@ -229,7 +229,8 @@ def draw(rows: list[dict[str, Any]]) -> None:
     from matplotlib import pyplot
 
     chosen = [CASES[0], CASES[2], CASES[5]]
-    last = [[row for row in rows if all(row[k] == v for k, v in case.items())][-1:] for case in chosen]
+    runs = [row for row in rows if "spans" in row]
+    last = [[row for row in runs if all(row[k] == v for k, v in case.items())][-1:] for case in chosen]
     found = [each[0] for each in last if each]
     placed = [lanes_of(row["spans"]["samples"]) for row in found]
     heights = [3 + max(lane for lane, _ in each) for each in placed]

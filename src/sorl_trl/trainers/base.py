@@ -42,9 +42,9 @@ from sorl_trl.trainers.cycle.resume_point import resume_point
 from sorl_trl.trainers.cycle.roll_back import roll_back
 from sorl_trl.trainers.cycle.run_settings import save_settings, take_up_settings
 from sorl_trl.trainers.loss.bias_norm import bias_normalizer
-from sorl_trl.trainers.loss.completions_alone import CompletionsAlone
 from sorl_trl.trainers.loss.kl_schedule import KLSchedule
 from sorl_trl.trainers.loss.metrics import MetricLog, MetricSums
+from sorl_trl.trainers.loss.no_padding import CompletionsAlone, NoPadding
 from sorl_trl.trainers.loss.policy_loss import is_trls, micro_batch, policy_loss
 from sorl_trl.trainers.model_card import credited, rewrite_card
 from sorl_trl.trainers.turns.batch import (
@@ -228,9 +228,11 @@ class TurnLevelTrainer(GRPOTrainer):
     def _get_per_token_logps_and_entropies(
         self, model: Any, ids: Tensor, mask: Tensor, length: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Any, Any]:
+        prompt = ids.size(1) - length
         if ids.device.type == "cpu":
             policy = self.accelerator.unwrap_model(self.ref_model) if model is self.ref_model else self.model
-            model = CompletionsAlone(model, policy, length)
+            model = CompletionsAlone(model, policy, prompt)
+        model = NoPadding(model, prompt)
         result = super()._get_per_token_logps_and_entropies(model, ids, mask, length, *args, **kwargs)
         self._policy_logps = result[0]
         return result

@@ -161,11 +161,12 @@ class ValuesBesideLogps:
 
     def __init__(self, model: Callable[..., Any]) -> None:
         self._model = model
-        self._chunks: list[Tensor] = []
+        self._chunks: list[CausalLMOutputWithCritic] = []
+        """As whoever asked leaves them: their values may be padded after the call."""
 
     def __call__(self, **kwargs: Any) -> Any:
         output = self._model(**kwargs, with_values=True)
-        self._chunks.append(output.critic_values)
+        self._chunks.append(output)
         return output
 
     @property
@@ -175,4 +176,4 @@ class ValuesBesideLogps:
 
     def values(self, length: int) -> Tensor:
         """(B, length): V of the state before each of the last `length` tokens."""
-        return torch.cat([chunk[:, -length:] for chunk in self._chunks])
+        return torch.cat([cast(Tensor, chunk.critic_values)[:, -length:] for chunk in self._chunks])

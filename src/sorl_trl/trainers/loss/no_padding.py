@@ -1,0 +1,67 @@
+"""What the policy's passes need not compute: padding behind the completions, and, on a CPU, logits of prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from sorl_trl.trainers.critic.model import causal_lm_of
+
+_TEXT_ALONE = {"fused_lm_head", "output_router_logits"}
+_PER_TOKEN = ("log_probs", "entropy", "critic_values")
+
+
+class NoPadding:
+    """A model for `GRPOTrainer._get_per_token_logps_and_entropies`, which only calls it, without columns of padding.
+
+    TRL makes a rollout as wide as its longest trajectory, and each micro-batch stays as wide. What stands behind the
+    longest trajectory of the micro-batch changes nothing before it, and is 0 in what this returns.
+
+    Args:
+        model: what it would call: a policy with TRL's fused head, under any wrapper.
+        prompt: tokens of a prompt, padding included.
+    """
+
+    def __init__(self, model: Callable[..., Any], prompt: int) -> None:
+        self._model = model
+        self._prompt = prompt
+
+    def __call__(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor, **kwargs: Any) -> Any:
+        width = end = input_ids.size(1)
+        if kwargs.keys() <= _TEXT_ALONE:
+            end = max([self._prompt + 1, *(attention_mask.any(0).nonzero()[-1:, 0] + 1).tolist()])
+        cut = {"input_ids": input_ids[:, :end], "attention_mask": attention_mask[:, :end], "labels": labels[:, :end]}
+        output = self._model(**cut, **kwargs)
+        for name in _PER_TOKEN:
+            if (values := getattr(output, name, None)) is not None:
+                setattr(output, name, nn.functional.pad(values, (0, width - end)))
+        return output
+
+
+class CompletionsAlone:
+    """The same whose head reads completions alone: on a CPU, TRL's would make logits of prompts too, for nothing.
+
+    Args:
+        model: what it would call.
+        policy: the same without accelerate's wrappers.
+        prompt: tokens of a prompt, padding included.
+    """
+
+    def __init__(self, model: Callable[..., Any], policy: Any, prompt: int) -> None:
+        self._model = model
+        self._backbone = causal_lm_of(policy).base_model
+        self._prompt = prompt
+
+    def __call__(self, labels: Tensor, **kwargs: Any) -> Any:
+        def cut(_backbone: Any, _args: Any, output: Any) -> Any:
+            hook.remove()  # a critic may ask the backbone again
+            before_completions = output.last_hidden_state[:, self._prompt - 1 : -1]
+            return type(output)(**{**output, "last_hidden_state": before_completions})
+
+        hook = self._backbone.register_forward_hook(cut)
+        try:
+            return self._model(**kwargs, shift_labels=labels[:, self._prompt :])
+        finally:
+            hook.remove()
