@@ -3,9 +3,10 @@
     python -m benchmarks.overhead
 
 Both train copies of one small Llama on the same fixed multi-turn trajectories, whose old log-probabilities lie far
-enough off for a good part of tokens and turns to be clipped. Steps are interleaved in one process, so that the
-machine's moods meet both; memory is what the tensors hold at the peak, counted by torch. Writes
-`benchmarks/results/overhead.json` and `overhead.md`.
+enough off for a good part of tokens and turns to be clipped; then on trajectories half as long as the batch is wide,
+for TRL pads all micro-batches to the longest trajectory of their rollout. Steps are interleaved in one process, so
+that the machine's moods meet both; time is the processor's, and memory what the tensors hold at the peak, counted by
+torch. Writes `benchmarks/results/overhead.json` and `overhead.md`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,8 +65,11 @@ VARIANTS: dict[str, tuple[Any, Any, str | None, dict[str, Any]]] = {
 """Title to trainer, its config, the method that it is given and the fields that this method sets."""
 
 
-def build(variant: str, folder: str, sizes: Sizes = SIZES, **options: Any) -> Any:
-    """A trainer on a batch that is always the same; `options` are further fields of its config."""
+def build(variant: str, folder: str, sizes: Sizes = SIZES, filled: float = 1.0, **options: Any) -> Any:
+    """A trainer on a batch that is always the same; `options` are further fields of its config.
+
+    `filled` is which part of the batch's width its trajectories fill.
+    """
     trainer_class, config_class, method, settings = VARIANTS[variant]
     fields = {
         "use_cpu": True,
@@ -89,22 +93,23 @@ def build(variant: str, folder: str, sizes: Sizes = SIZES, **options: Any) -> An
     trainer.create_optimizer()
     trainer.current_gradient_accumulation_steps = 1
     trainer.accelerator.gradient_state._set_sync_gradients(True)
-    batch = fixed_batch(trainer, sizes)
+    batch = fixed_batch(trainer, sizes, filled)
     trainer._prepare_inputs = lambda _: batch
     return trainer
 
 
-def fixed_batch(trainer: Any, sizes: Sizes) -> dict[str, Any]:
+def fixed_batch(trainer: Any, sizes: Sizes, filled: float) -> dict[str, Any]:
     """Trajectories with observations between their turns, off-policy; on the trainer's device."""
     generator = torch.Generator().manual_seed(0)
     rows, length, unit = sizes.batch, sizes.completion, sizes.turn + sizes.observation
-    mask = torch.tensor(([1] * sizes.turn + [0] * sizes.observation) * sizes.turns).expand(rows, length).contiguous()
+    completions = (torch.arange(length) < filled * length).long().expand(rows, length).contiguous()
+    mask = torch.tensor(([1] * sizes.turn + [0] * sizes.observation) * sizes.turns) * completions
     turns = torch.arange(sizes.turns).repeat_interleave(unit).expand(rows, length)
     batch: dict[str, Any] = {
         "prompt_ids": torch.randint(3, sizes.vocabulary, (rows, sizes.prompt), generator=generator),
         "prompt_mask": torch.ones(rows, sizes.prompt, dtype=torch.long),
         "completion_ids": torch.randint(3, sizes.vocabulary, (rows, length), generator=generator),
-        "completion_mask": torch.ones(rows, length, dtype=torch.long),
+        "completion_mask": completions,
         "tool_mask": mask,
         "turn_ids": torch.where(mask.bool(), turns, -1),
         "advantages": torch.randn(rows, generator=generator),
@@ -113,33 +118,33 @@ def fixed_batch(trainer: Any, sizes: Sizes) -> dict[str, Any]:
     device = trainer.accelerator.device
     batch = {name: tensor.to(device) for name, tensor in batch.items()}
     with torch.no_grad():
-        ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
-        logps, _, _ = trainer._get_per_token_logps_and_entropies(trainer.model, ids, torch.ones_like(ids), length)
+        ids, mask = (torch.cat([batch[f"prompt_{name}"], batch[f"completion_{name}"]], 1) for name in ("ids", "mask"))
+        logps, _, _ = trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, length)
     per_turn = 0.3 * torch.randn(rows, sizes.turns, generator=generator).repeat_interleave(unit, dim=1)
     batch["old_per_token_logps"] = logps + (per_turn + 0.3 * torch.randn(logps.shape, generator=generator)).to(device)
     return batch
 
 
-def step(trainer: Any) -> float:
+def step(trainer: Any, clock: Callable[[], float] = time.perf_counter) -> float:
     """Seconds of one optimizer step."""
-    started = time.perf_counter()
+    started = clock()
     trainer.training_step(trainer.model, None, None)
     torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), 1.0)
     trainer.optimizer.step()
     trainer.optimizer.zero_grad()
-    return time.perf_counter() - started
+    return clock() - started
 
 
-def interleaved_seconds(rounds: int) -> dict[str, list[float]]:
+def interleaved_seconds(rounds: int, filled: float = 1.0) -> dict[str, list[float]]:
     with tempfile.TemporaryDirectory() as folder:
-        trainers = {variant: build(variant, folder) for variant in VARIANTS}
+        trainers = {variant: build(variant, folder, filled=filled) for variant in VARIANTS}
         for trainer in trainers.values():
             step(trainer)
         seconds: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
         for round_ in range(rounds):
             order = list(VARIANTS) if round_ % 2 == 0 else list(reversed(VARIANTS))
             for variant in order:
-                seconds[variant].append(step(trainers[variant]))
+                seconds[variant].append(step(trainers[variant], time.process_time))
     return seconds
 
 
@@ -153,6 +158,10 @@ def peak_memory(variant: str) -> int:
     return live.peak
 
 
+def ratios(seconds: dict[str, list[float]], variant: str) -> dict[str, float]:
+    return spread([a / b for a, b in zip(seconds[variant], seconds["GRPO"], strict=True)])
+
+
 def spread(values: list[float]) -> dict[str, float]:
     quartiles = statistics.quantiles(values, n=4)
     return {"median": statistics.median(values), "q25": quartiles[0], "q75": quartiles[2]}
@@ -163,12 +172,12 @@ def main(words: Sequence[str]) -> None:
     parser.add_argument("--rounds", type=at_least(2), default=30, help="interleaved steps of each trainer")
     arguments = parser.parse_args(words)
     torch.set_num_threads(1)
-    seconds = interleaved_seconds(arguments.rounds)
+    seconds, halves = (interleaved_seconds(arguments.rounds, filled) for filled in (1.0, 0.5))
     memory = {variant: peak_memory(variant) for variant in VARIANTS}
-    baseline = seconds["GRPO"]
     rows = {
         variant: {
-            "time_ratio": spread([a / b for a, b in zip(seconds[variant], baseline, strict=True)]),
+            "time_ratio": ratios(seconds, variant),
+            "time_ratio_half": ratios(halves, variant),
             "seconds": statistics.median(seconds[variant]),
             "memory_ratio": memory[variant] / memory["GRPO"],
         }
@@ -188,15 +197,13 @@ def main(words: Sequence[str]) -> None:
         "",
         f"Median over {arguments.rounds} interleaved steps, ratios step by step (quartiles); one thread.",
         "",
-        "| trainer | step time over GRPO | peak memory over GRPO |",
-        "|---|---|---|",
+        "| trainer | step time over GRPO | in half of the width | peak memory over GRPO |",
+        "|---|---|---|---|",
     ]
     for variant, row in rows.items():
-        ratio = row["time_ratio"]
-        table.append(
-            f"| {variant} | {ratio['median']:.3f} ({ratio['q25']:.3f} to {ratio['q75']:.3f}) "
-            f"| {row['memory_ratio']:.3f} |"
-        )
+        times = (row[name] for name in ("time_ratio", "time_ratio_half"))
+        shown = [f"{each['median']:.3f} ({each['q25']:.3f} to {each['q75']:.3f})" for each in times]
+        table.append(f"| {variant} | {' | '.join(shown)} | {row['memory_ratio']:.3f} |")
     text = "\n".join(table) + "\n"
     (RESULTS / "overhead.md").write_text(text)
     print(text)

@@ -49,9 +49,10 @@ REGIMES: dict[str, dict[str, Any]] = {
 ahead."""
 AHEAD: dict[str, dict[str, Any]] = {
     f"ahead_{ahead}": {"num_iterations": 1, "steps_per_generation": 4, "async_staleness": ahead, "max_steps": 80}
+    | {"kv_cache_gib": 0.25}
     for ahead in (0, 2, 8)
 }
-"""20 rollouts of 32 trajectories with 4 updates each."""
+"""20 rollouts of 32 trajectories with 4 updates each. Up to nine are sampled at a time."""
 METHODS: dict[str, dict[str, Any]] = {
     "grpo": {"method": "grpo"},
     "gspo": {"method": "gspo"},
