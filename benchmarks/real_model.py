@@ -40,6 +40,7 @@ RUNS = Path("runs/real_model")
 CHOOSING, JUDGING = 1, (11, 12, 13)
 """Seeds of training: of the order of questions and of sampling. World and warm start are the same in all runs."""
 RATES = (5e-6, 1.5e-5, 5e-5)
+CHOOSING_REGIME = "many_updates"
 REGIMES: dict[str, dict[str, Any]] = {
     "gentle": {"num_iterations": 1, "max_steps": 80},
     "many_updates": {"num_iterations": 3, "max_steps": 120},
@@ -106,29 +107,27 @@ def add_row(row: dict[str, Any]) -> None:
 def jobs() -> Iterator[Job]:
     """What is left to run: rollouts ahead, then the four main methods, then the others.
 
-    What chooses rates comes before what judges at those chosen.
+    What chooses a method's rate comes before what judges it.
     """
     rows = read_rows()
-    ahead = (Job(method, regime, JUDGING[0], RATE_AHEAD) for regime in AHEAD for method in TWO_AHEAD)
-    yield from (job for job in ahead if not any(map(job.is_of, rows)))
+    planned = [Job(method, regime, JUDGING[0], RATE_AHEAD) for regime in AHEAD for method in TWO_AHEAD]
     others = tuple(method for method in METHODS if method not in THREE_SEEDS)
-    hard = ("many_updates", "late")
     for methods, regimes, seeds in (
-        (THREE_SEEDS, hard, JUDGING),
-        (others, hard, JUDGING[:1]),
+        (THREE_SEEDS, ("many_updates", "late"), JUDGING),
+        (others, ("many_updates", "late"), JUDGING[:1]),
         (tuple(METHODS), ("gentle",), JUDGING[:1]),
     ):
+        planned += [Job(method, CHOOSING_REGIME, CHOOSING, rate) for method in methods for rate in RATES]
+        rates = {method: chosen_rate(rows, method) for method in methods}
         for regime in regimes:
-            planned = [Job(method, regime, CHOOSING, rate) for method in methods for rate in RATES]
-            for method in methods:
-                if (rate := chosen_rate(rows, method, regime)) is not None:
-                    planned += [Job(method, regime, seed, rate) for seed in seeds]
-            yield from (job for job in planned if not any(map(job.is_of, rows)))
+            chosen = [(method, rate) for method, rate in rates.items() if rate is not None]
+            planned += [Job(method, regime, seed, rate) for method, rate in chosen for seed in seeds]
+    yield from (job for job in dict.fromkeys(planned) if not any(map(job.is_of, rows)))
 
 
-def chosen_rate(rows: list[dict[str, Any]], method: str, regime: str) -> float | None:
+def chosen_rate(rows: list[dict[str, Any]], method: str) -> float | None:
     """The rate with the best sampled exact match on the choosing seed; none until all have run."""
-    found = [row for row in rows if (row["method"], row["regime"], row["judging"]) == (method, regime, False)]
+    found = [row for row in rows if row["method"] == method and not row["judging"]]
     if {row["learning_rate"] for row in found} < {*RATES}:
         return None
     return float(max(found, key=lambda row: row["final_em"])["learning_rate"])  # of equals, the lowest
