@@ -11,6 +11,7 @@ import torch
 
 from sorl_trl.rollout import TurnEnd
 from sorl_trl.trainers.agents.vllm import EngineUnavailable, VLLMServerEngine, connection, vllm_engine
+from sorl_trl.trainers.agents.vllm.client import WeightClient
 from sorl_trl.trainers.agents.vllm.connection import VLLMServer
 from tests.engines import take_turns
 from tests.scripted_vllm import (
@@ -185,3 +186,15 @@ def test_closing_waits_for_nothing(served: ScriptedServer) -> None:
         if thread.name == "sorl-vllm":
             thread.join(30.0)
     assert len(served.headers) == 65
+
+
+def test_a_failed_update_takes_part_in_the_gathers_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under ZeRO-3 the other processes go on until the last parameter: who left before would leave them waiting."""
+    client: Any = object.__new__(WeightClient)
+    client.base_url, client.version = "http://127.0.0.1:1", 1
+    monkeypatch.setattr(client, "_get", lambda _: {"weight_version": "2"})
+    gathered: list[str] = []
+    parameters = ((name, gathered.append(name)) for name in "abc")
+    with pytest.raises(EngineUnavailable, match="started anew"):
+        client.update_named_params([], parameters)
+    assert gathered == ["a", "b", "c"]

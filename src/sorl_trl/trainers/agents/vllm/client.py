@@ -43,6 +43,16 @@ class WeightClient(VLLMClient):
     def update_named_params(
         self, metadata: Sequence[tuple[str, str, list[int]]], named_params: Iterator[tuple[str, torch.Tensor]]
     ) -> None:
+        try:
+            self._update(metadata, named_params)
+        except Exception:
+            for _ in named_params:  # the other processes gather the rest of sharded parameters
+                pass
+            raise
+
+    def _update(
+        self, metadata: Sequence[tuple[str, str, list[int]]], named_params: Iterator[tuple[str, torch.Tensor]]
+    ) -> None:
         if self.version and (has := self._get(f"{self.base_url}/weight_info")["weight_version"]) != str(self.version):
             raise EngineUnavailable(
                 f"The vLLM server at {self.base_url} has the weights {has!r}, not '{self.version}', which it was sent "
