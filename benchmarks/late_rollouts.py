@@ -32,7 +32,7 @@ class LateRollouts:
         """The next micro-batch to train on."""
         trainer = self._trainer
         steps = trainer.args.steps_per_generation * trainer.num_iterations
-        if trainer._step % steps and trainer._buffered_inputs:
+        if not trainer.model.training or (trainer._step % steps and trainer._buffered_inputs):
             return self._prepare(generation_batch)
         for _ in range(1 if len(self.waiting) == self._staleness else 2):
             trainer._buffered_inputs = None

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from datasets import Dataset
+from transformers.utils import DocstringParsingException
 
 from sorl_trl import AgentRollout, SOGRPOConfig, SOGRPOTrainer, search_tool
 from sorl_trl.rollout import ChatProtocol, Collector, Generation, RolloutLimits, ToolBox
@@ -83,6 +85,26 @@ async def double(number: float) -> str:
     return f"{2 * number:g}"
 
 
+class Notebook:
+    def reset(self) -> None:
+        self.lines: list[str] = []
+
+    async def write(self, line: str) -> str:
+        """
+        Write a line.
+
+        Args:
+            line: It.
+        """
+        await asyncio.sleep(0)
+        self.lines.append(line)
+        return "written"
+
+    def read(self) -> str:
+        """Read all lines."""
+        return ", ".join(self.lines)
+
+
 def broken() -> str:
     """Fail."""
     raise ConnectionError("no route")
@@ -103,6 +125,28 @@ def test_a_message_calls_several_tools_in_order() -> None:
     assert trajectory.stop_reason is StopReason.ENVIRONMENT_DONE
     assert "<tool_response>\n3\n8\n6\n</tool_response>" in heard[1]
     assert box.environments[0].total == 6
+
+
+def test_calls_of_coroutines_and_functions_are_made_in_order() -> None:
+    message = tool_call("write", line="a") + tool_call("read") + tool_call("write", line="b") + tool_call("read")
+    box = ToolBox([broken], Notebook, protocol=PROTOCOL)
+    engine = Scripted(f"{message}<|im_end|>", f"{tool_call('write', line='c')}{tool_call('broken')}<|im_end|>")
+    collector = Collector(TOKENIZER, box, PROTOCOL.in_chat(TOKENIZER), LIMITS)
+    (trajectory,) = collector.collect([TOKENIZER.encode("Begin.")], engine)
+    assert "<tool_response>\nwritten\na\nwritten\na, b\n</tool_response>" in engine.heard[1]
+    assert trajectory.stop_reason is StopReason.ENVIRONMENT_UNAVAILABLE
+    assert box.environments[0].lines == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    "message", ["f(x) grows.", "<think>no <tool_call> yet</think>add(number=1) would do.", "[add(number=1)]"]
+)
+def test_calls_are_json_alone(message: str) -> None:
+    trajectory, box, heard = collected(message)
+    assert trajectory.stop_reason is StopReason.ENVIRONMENT_DONE
+    assert (box.environments[0].total, len(heard)) == (1, 1)
+    trajectory, box, _ = collected(f"Step(s): one.\n{tool_call('add', number=10**16)}", "Done.")
+    assert box.environments[0].total == 1 + 10**16
 
 
 def test_what_is_wrong_with_a_call_is_said() -> None:
@@ -157,9 +201,13 @@ def test_refuses_a_template_without_tools_and_a_tag_for_searches(tmp_path: Path)
     plain: Any = qwen_tokenizer()
     plain.chat_template = "{% for m in messages %}<|im_start|>{{ m['role'] + m['content'] }}<|im_end|>{% endfor %}"
     rollout = AgentRollout(ToolBox([lookup], protocol=PROTOCOL), limits=LIMITS)
-    trainer = build(tmp_path, plain, lambda **_: [0.0] * 8, rollout_func=rollout)
     with pytest.raises(ValueError, match="the chat template shows no tool calls"):
-        batch_of(trainer)
+        build(tmp_path, plain, lambda **_: [0.0] * 8, rollout_func=rollout)
+    plain.chat_template = TOKENIZER.chat_template.replace("<tool_call>", "<call>")
+    with pytest.raises(ValueError, match="does not write calls as JSON between <tool_call> tags"):
+        build(tmp_path, plain, lambda **_: [0.0] * 8, rollout_func=rollout)
+    with pytest.raises(DocstringParsingException):
+        ToolBox([lambda number: number], protocol=PROTOCOL)
     with pytest.raises(ValueError, match=r"add `search_tool\(engine\)` to the tools"):
         ToolBox(search=NoSearch(), protocol=PROTOCOL)
     assert [tool.__name__ for tool in ToolBox([search_tool(NoSearch())], protocol=PROTOCOL).shown[None]] == ["search"]

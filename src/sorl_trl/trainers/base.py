@@ -44,7 +44,7 @@ from sorl_trl.trainers.cycle.run_settings import save_settings, take_up_settings
 from sorl_trl.trainers.loss.bias_norm import bias_normalizer
 from sorl_trl.trainers.loss.kl_schedule import KLSchedule
 from sorl_trl.trainers.loss.metrics import MetricLog, MetricSums
-from sorl_trl.trainers.loss.no_padding import CompletionsAlone, NoPadding
+from sorl_trl.trainers.loss.no_padding import CompletionsAlone, NoPadding, width_matters
 from sorl_trl.trainers.loss.policy_loss import is_trls, micro_batch, policy_loss
 from sorl_trl.trainers.model_card import credited, rewrite_card
 from sorl_trl.trainers.turns.batch import (
@@ -113,6 +113,8 @@ class TurnLevelTrainer(GRPOTrainer):
         if args.disable_dropout:
             disable_dropout(self.model)
         check_processor(args)
+        if isinstance(rollout, AgentRollout):
+            rollout.check_template(self.processing_class)
         check_dataset(self)
         check_ahead(self)
         self._set_up_rewards()
@@ -232,7 +234,8 @@ class TurnLevelTrainer(GRPOTrainer):
         if ids.device.type == "cpu":
             policy = self.accelerator.unwrap_model(self.ref_model) if model is self.ref_model else self.model
             model = CompletionsAlone(model, policy, prompt)
-        model = NoPadding(model, prompt)
+        if not width_matters(self.model):
+            model = NoPadding(model, prompt)
         result = super()._get_per_token_logps_and_entropies(model, ids, mask, length, *args, **kwargs)
         self._policy_logps = result[0]
         return result

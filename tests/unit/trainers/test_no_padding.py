@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from peft import PromptTuningConfig
 from torch import Tensor
+from transformers import Phi3Config
+from trl import GRPOTrainer
 
 from sorl_trl.trainers.critic.model import ValuesBesideLogps
-from sorl_trl.trainers.loss.no_padding import CompletionsAlone, NoPadding
+from sorl_trl.trainers.loss.no_padding import CompletionsAlone, NoPadding, width_matters
+from tests.agents import build_agent
 from tests.critics import policy_with
 
 PROMPT, COMPLETION = 5, 6
@@ -74,3 +80,27 @@ def test_inputs_of_images_stay_as_wide_as_they_are() -> None:
 
     NoPadding(model, PROMPT)(**inputs([5], [2]), token_type_ids=torch.zeros(1, PROMPT + COMPLETION))
     assert seen == [PROMPT + COMPLETION]
+
+
+def test_prompt_tuning_is_scored_as_by_trl(tmp_path: Path) -> None:
+    """Its virtual tokens stand before the prompt, so that hidden states have more columns than labels."""
+    virtual = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
+    given = inputs([5, 3], [6, 2])
+    trainer = build_agent(tmp_path, peft_config=virtual)
+    asked = trainer.model, given["input_ids"], given["attention_mask"], COMPLETION
+    ours, _, _ = trainer._get_per_token_logps_and_entropies(*asked)
+    theirs, _, _ = GRPOTrainer._get_per_token_logps_and_entropies(trainer, *asked)
+    kept = given["attention_mask"][:, PROMPT:].bool()
+    torch.testing.assert_close(ours[kept], theirs[kept])
+
+
+@pytest.mark.parametrize(("kind", "matters"), [("longrope", True), ("dynamic", True), ("yarn", False), (None, False)])
+def test_positions_that_depend_on_the_width_keep_it(kind: str | None, matters: bool) -> None:
+    rotary = {"rope_type": kind, "factor": 2.0, "rope_theta": 1e4, "original_max_position_embeddings": 64}
+    if kind == "longrope":
+        rotary |= {"short_factor": [1.0] * 2, "long_factor": [4.0] * 2}
+    config = Phi3Config(
+        **{"vocab_size": 32, "hidden_size": 16, "num_attention_heads": 4, "num_hidden_layers": 1, "pad_token_id": 0},
+        rope_parameters=rotary if kind else None,
+    )
+    assert width_matters(SimpleNamespace(config=config)) is matters

@@ -130,6 +130,7 @@ def test_a_server_that_is_gone_is_a_named_error(served: ScriptedServer) -> None:
     engine = engine_of(served)
     served.shutdown()
     served.server_close()
+    served.behaviours = [break_off] * 12  # the connection that `engine` has is still served
     with pytest.raises(EngineUnavailable, match="cannot be reached"):
         take_turns(engine, [(DOC,)] * 3, [4] * 3)
     with pytest.raises(EngineUnavailable, match="v1/models cannot be reached"):

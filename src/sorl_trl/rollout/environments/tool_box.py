@@ -11,6 +11,8 @@ from functools import partial
 from itertools import chain
 from typing import Any, TypeAlias
 
+from transformers.utils.chat_template_utils import get_json_schema
+
 from sorl_trl.rollout.environments.environment import Reply, Responder, RowTurn
 from sorl_trl.rollout.environments.responder import CONCURRENCY, TIMEOUT_S, EnvironmentResponder
 from sorl_trl.rollout.environments.search import SearchResponder
@@ -50,7 +52,7 @@ class ToolBox(EnvironmentResponder):
         search: Behind the tag `<search>`; a `SearchResponder` says how many passages there are, and how patient it is.
             With a `ChatProtocol`, `search_tool(engine)` is one of the `tools`.
         protocol: How things are worded; the `tools` of a `TagProtocol` are replaced.
-        timeout_s: For one call; a trajectory whose call takes longer is masked out of the loss.
+        timeout_s: For the calls of one turn; a trajectory whose calls take longer is masked out of the loss.
         concurrency: Trajectories whose calls may go on at the same time.
 
     Attributes:
@@ -59,6 +61,7 @@ class ToolBox(EnvironmentResponder):
 
     Raises TypeError for a factory whose objects have no method `reset`; ValueError where there is no tool, where two
     have one name, and for one that is called `answer`; and for a row whose column `environment` names no factory.
+    With a `ChatProtocol`, what `transformers.utils.get_json_schema` raises for tools without annotations or docstring.
     """
 
     def __init__(
@@ -81,6 +84,8 @@ class ToolBox(EnvironmentResponder):
         self._has_objects = {*given.values()} != {None}
         probed = {name: [*_probed(caller()).tools.values()] for name, caller in callers.items()}
         self.shown = probed if in_messages else {}
+        for tool in chain.from_iterable(self.shown.values()):
+            get_json_schema(tool)
         self._tools = dict.fromkeys(chain.from_iterable(probed.values()))
         names = dict.fromkeys(tool.__name__ for tool in self._tools)
         if search is not None and not isinstance(search, SearchResponder):

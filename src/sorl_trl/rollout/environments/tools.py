@@ -5,14 +5,14 @@ from __future__ import annotations
 import inspect
 import json
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeAlias, get_type_hints
 
 from transformers.utils.chat_template_utils import get_json_schema
 
 from sorl_trl.rollout.environments.environment import Reply, tool_of
-from sorl_trl.rollout.environments.function_calls import WrongCall, read_calls
+from sorl_trl.rollout.environments.function_calls import Call, WrongCall, read_json_calls
 from sorl_trl.rollout.environments.responder import DOWN, UNAVAILABLE, call_with
 from sorl_trl.types import ActionKind, StopReason, Turn
 
@@ -71,14 +71,29 @@ class Caller:
         """Answer a call, or the calls of a message; a message without any is the policy's last."""
         if turn.action.kind is not ActionKind.MESSAGE:
             return self._call(tool_of(turn.action), turn.action.content)
-        message = turn.action.content
         try:
-            calls = read_calls(message) if "<tool_call>" in message else []
+            calls = read_json_calls(turn.action.content)
         except WrongCall as error:
             return Reply(f"error: {error}")
-        if not calls:
-            return Reply(stop=StopReason.ENVIRONMENT_DONE)
-        return _together([self._call(call.name, call.named) for call in calls])
+        return self._made(iter(calls), []) if calls else Reply(stop=StopReason.ENVIRONMENT_DONE)
+
+    def _made(self, calls: Iterator[Call], said: list[str]) -> Reply | Awaitable[Reply]:
+        """Make calls, one after the other; what they say after what others have `said`, a line each."""
+        for call in calls:
+            reply = self._call(call.name, call.named)
+            if not isinstance(reply, Reply):
+                return self._gone_on(reply, calls, said)
+            if reply.stop is not None:
+                return reply
+            said.append(reply.text)
+        return Reply("\n".join(said))
+
+    async def _gone_on(self, awaited: Awaitable[Reply], calls: Iterator[Call], said: list[str]) -> Reply:
+        reply = await awaited
+        if reply.stop is not None:
+            return reply
+        rest = self._made(calls, [*said, reply.text])
+        return rest if isinstance(rest, Reply) else await rest
 
     def _call(self, name: str, arguments: str | Mapping[str, Any]) -> Reply | Awaitable[Reply]:
         if name not in self.tools:
@@ -97,21 +112,6 @@ def named(tools: Sequence[Tool]) -> dict[str, Tool]:
     if len({*names}) < len(names):
         raise ValueError(f"tools have the names {names}: each must have a name of its own")
     return dict(zip(names, tools, strict=True))
-
-
-def _together(replies: Sequence[Reply | Awaitable[Reply]]) -> Reply | Awaitable[Reply]:
-    """Several replies as one, a line each; if a tool is down, so is the world."""
-    made = [each for each in replies if isinstance(each, Reply)]
-    return _joined(made) if len(made) == len(replies) else _gathered(replies)
-
-
-async def _gathered(replies: Sequence[Reply | Awaitable[Reply]]) -> Reply:
-    return _joined([each if isinstance(each, Reply) else await each for each in replies])
-
-
-def _joined(replies: Sequence[Reply]) -> Reply:
-    down = next((each for each in replies if each.stop is not None), None)
-    return down or Reply("\n".join(each.text for each in replies))
 
 
 async def _awaited(tool: Tool, result: Awaitable[Any]) -> Reply:

@@ -87,12 +87,22 @@ def _layer_reasons(config: Any) -> Iterator[str]:
 
 
 def _position_reasons(config: Any) -> Iterator[str]:
+    if (kind := rope_of_batch(config)) is not None:
+        yield f"its rotary positions ({kind}) depend on the longest context of a batch"
+    if any("mrope_section" in parameters for parameters in _rotary(config)):
+        yield "its positions have several dimensions"
+
+
+def rope_of_batch(config: Any) -> str | None:
+    """The kind of a model's rotary positions, if they depend on the longest row of a batch; None for others."""
+    kinds = (parameters.get("rope_type", "default") for parameters in _rotary(config))
+    return next((kind for kind in kinds if kind not in _ROTARY), None)
+
+
+def _rotary(config: Any) -> list[dict[str, Any]]:
+    """Of a config, those of all layers, or of each kind of layer."""
     rotary = getattr(config, "rope_parameters", None) or {}
-    for parameters in [rotary, *(each for each in rotary.values() if isinstance(each, dict))]:
-        if (kind := parameters.get("rope_type", "default")) not in _ROTARY:
-            yield f"its rotary positions ({kind}) depend on the longest context of a batch"
-        if "mrope_section" in parameters:
-            yield "its positions have several dimensions"
+    return [rotary, *(each for each in rotary.values() if isinstance(each, dict))]
 
 
 def check_generation_config(generation_config: GenerationConfig, model: Any) -> GenerationConfig:

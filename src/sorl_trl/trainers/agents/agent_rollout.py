@@ -23,7 +23,7 @@ from sorl_trl.rollout import (
 )
 from sorl_trl.rollout.greetings import Greeter
 from sorl_trl.search import SearchBackend
-from sorl_trl.trainers.agents.chatml import check_shows_tools
+from sorl_trl.trainers.agents.chatml import check_calls_are_json, check_shows_tools
 from sorl_trl.trainers.agents.policy_engine import policy_engine
 from sorl_trl.types import StopReason, Trajectory
 
@@ -141,9 +141,15 @@ class AgentRollout:
         if config.max_completion_length is None:
             raise ValueError("`max_completion_length` is None, but limits a trajectory: set it.")
 
+    def check_template(self, processing_class: Any) -> None:
+        """Raise ValueError for a chat template that does not show tools, or calls, as the responder needs them."""
+        if self._responder.shown:
+            check_shows_tools(processing_class)
+            check_calls_are_json(processing_class)
+
     def _encoded(self, prompts: list[Any], trainer: GRPOTrainer, responder: Responder) -> list[list[int]]:
         if responder.shown:
-            check_shows_tools(trainer.processing_class)
+            self.check_template(trainer.processing_class)
             trainer = copy.copy(trainer)
             # TRL renders each prompt with the tools of its environment.
             trainer.environment_factories = trainer._env_tools = responder.shown

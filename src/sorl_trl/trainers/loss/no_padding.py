@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from sorl_trl.rollout.slots.support import rope_of_batch
 from sorl_trl.trainers.critic.model import causal_lm_of
 
 _TEXT_ALONE = {"fused_lm_head", "output_router_logits"}
@@ -17,7 +18,8 @@ class NoPadding:
     """A model for `GRPOTrainer._get_per_token_logps_and_entropies`, which only calls it, without columns of padding.
 
     TRL makes a rollout as wide as its longest trajectory, and each micro-batch stays as wide. What stands behind the
-    longest trajectory of the micro-batch changes nothing before it, and is 0 in what this returns.
+    longest trajectory of the micro-batch changes nothing before it, and is 0 in what this returns. It is not for those
+    models whose positions depend on the width: see `width_matters`.
 
     Args:
         model: what it would call: a policy with TRL's fused head, under any wrapper.
@@ -40,6 +42,11 @@ class NoPadding:
         return output
 
 
+def width_matters(model: Any) -> bool:
+    """Whether what a model says of a row depends on how long others of its batch are."""
+    return rope_of_batch(model.config.get_text_config(decoder=True)) is not None
+
+
 class CompletionsAlone:
     """The same whose head reads completions alone: on a CPU, TRL's would make logits of prompts too, for nothing.
 
@@ -57,7 +64,8 @@ class CompletionsAlone:
     def __call__(self, labels: Tensor, **kwargs: Any) -> Any:
         def cut(_backbone: Any, _args: Any, output: Any) -> Any:
             hook.remove()  # a critic may ask the backbone again
-            before_completions = output.last_hidden_state[:, self._prompt - 1 : -1]
+            # Counted from the end: prompt tuning puts tokens of its own in front.
+            before_completions = output.last_hidden_state[:, self._prompt - labels.size(1) - 1 : -1]
             return type(output)(**{**output, "last_hidden_state": before_completions})
 
         hook = self._backbone.register_forward_hook(cut)
