@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from peft import PromptTuningConfig
 from torch import Tensor
-from transformers import Phi3Config
+from transformers import LlamaConfig
 from trl import GRPOTrainer
 
 from sorl_trl.trainers.critic.model import ValuesBesideLogps
@@ -87,20 +87,25 @@ def test_prompt_tuning_is_scored_as_by_trl(tmp_path: Path) -> None:
     virtual = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
     given = inputs([5, 3], [6, 2])
     trainer = build_agent(tmp_path, peft_config=virtual)
-    asked = trainer.model, given["input_ids"], given["attention_mask"], COMPLETION
+    ids = given["input_ids"] % trainer.model.config.vocab_size
+    asked = trainer.model, ids, given["attention_mask"], COMPLETION
     ours, _, _ = trainer._get_per_token_logps_and_entropies(*asked)
     theirs, _, _ = GRPOTrainer._get_per_token_logps_and_entropies(trainer, *asked)
     kept = given["attention_mask"][:, PROMPT:].bool()
     torch.testing.assert_close(ours[kept], theirs[kept])
 
 
-@pytest.mark.parametrize(("kind", "matters"), [("longrope", True), ("dynamic", True), ("yarn", False), (None, False)])
-def test_positions_that_depend_on_the_width_keep_it(kind: str | None, matters: bool) -> None:
-    rotary = {"rope_type": kind, "factor": 2.0, "rope_theta": 1e4, "original_max_position_embeddings": 64}
-    if kind == "longrope":
-        rotary |= {"short_factor": [1.0] * 2, "long_factor": [4.0] * 2}
-    config = Phi3Config(
-        **{"vocab_size": 32, "hidden_size": 16, "num_attention_heads": 4, "num_hidden_layers": 1, "pad_token_id": 0},
-        rope_parameters=rotary if kind else None,
-    )
+@pytest.mark.parametrize(
+    ("rotary", "matters"),
+    [
+        ({"rope_type": "longrope", "short_factor": [1.0] * 2, "long_factor": [4.0] * 2}, True),
+        ({"rope_type": "dynamic"}, True),
+        ({"rope_type": "linear"}, False),
+        ({"rope_type": "default"}, False),
+    ],
+    ids=lambda each: each["rope_type"] if isinstance(each, dict) else "",
+)
+def test_positions_that_depend_on_the_width_keep_it(rotary: dict[str, Any], matters: bool) -> None:
+    rotary = {**rotary, "rope_theta": 1e4, "factor": 2.0}
+    config = LlamaConfig(vocab_size=32, hidden_size=16, num_attention_heads=4, rope_parameters=rotary)
     assert width_matters(SimpleNamespace(config=config)) is matters
