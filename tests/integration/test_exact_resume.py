@@ -48,11 +48,8 @@ def build(folder: Path, trainer_class: Any = SOGRPOTrainer, **overrides: Any) ->
     [
         pytest.param(SOGRPOTrainer, "reused", marks=pytest.mark.slow),
         (SOGRPOTrainer, "accumulated"),
-        pytest.param(SOGRPOTrainer, "stale", marks=pytest.mark.slow),
-        (SOGRPOTrainer, "stale_once"),
         (SOPPOTrainer, "reused"),
         pytest.param(SOPPOTrainer, "on_policy", marks=pytest.mark.slow),
-        (SOPPOTrainer, "stale"),
     ],
 )
 def test_every_checkpoint_continues_exactly(tmp_path: Path, trainer_class: Any, cycle: str) -> None:

@@ -61,7 +61,7 @@ def test_logps_values_and_gradients_are_those_of_the_whole(kind: str, rows: list
     whole, gradients_of_whole, _ = said(given, kind, cut=False)
     tokens, gradients, widths = said(given, kind, cut=True)
     torch.testing.assert_close(tokens, whole, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(gradients, gradients_of_whole, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(gradients, gradients_of_whole, rtol=1e-3, atol=1e-4)
     assert {*widths} == {PROMPT + max(*completions, 1)}
 
 

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from sorl_trl.rollout.slots.support import rope_of_batch
 from sorl_trl.trainers.critic.model import causal_lm_of
 
-_TEXT_ALONE = {"fused_lm_head", "output_router_logits"}
+_TEXT_ALONE = {"fused_lm_head"}
+"""Arguments besides ids, mask and labels: with others there are images, or a router loss, which counts padding too."""
 _PER_TOKEN = ("log_probs", "entropy", "critic_values")
 
 
