@@ -49,8 +49,10 @@ REGIMES: dict[str, dict[str, Any]] = {
 """Rollouts of 64 trajectories: 10 with 8 updates each, 5 with 24 each, and 10 with 8 each, sampled up to four rollouts
 ahead."""
 AHEAD: dict[str, dict[str, Any]] = {
-    f"ahead_{ahead}": {"num_iterations": 1, "steps_per_generation": 4, "async_staleness": ahead, "max_steps": 80}
-    | {"kv_cache_gib": 0.25}
+    f"ahead_{ahead}": {
+        **{"num_iterations": 1, "steps_per_generation": 4, "max_steps": 80},
+        **{"async_staleness": ahead, "kv_cache_gib": 0.25},
+    }
     for ahead in (0, 2, 8)
 }
 """20 rollouts of 32 trajectories with 4 updates each. Up to nine are sampled at a time."""

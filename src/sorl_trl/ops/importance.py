@@ -160,6 +160,15 @@ def is_outside(ratio: Tensor, epsilon_low: float | Tensor, epsilon_high: float |
     return (ratio < in_precision_of(ratio, 1 - epsilon_low)) | (ratio > in_precision_of(ratio, 1 + epsilon_high))
 
 
+def effective_sample_size(ratio: Tensor, mask: Tensor) -> Tensor:
+    """Say which share of N tokens still counts where they are weighted by their ratios: () (Σρ)² / (N Σρ²) (Kish).
+
+    `ratio` and `mask` are (B, T). 1 where all ratios are equal, NaN without a token.
+    """
+    ratio = at_least_float32(ratio)
+    return masked_mean(ratio, mask).square() / masked_mean(ratio.square(), mask)
+
+
 def range_of_turns(epsilon: float | Tensor, turns: TurnLayout) -> float | Tensor:
     """Take one ε per turn, (B, K), from one per token, (B, T) or what broadcasts to it; a float stays one."""
     if not isinstance(epsilon, Tensor):

@@ -11,6 +11,7 @@ from sorl_trl.ops import (
     CLIP_RANGE_SCALINGS,
     IMPORTANCE_SAMPLING_LEVELS,
     bounded_log_ratio,
+    effective_sample_size,
     importance_ratio,
     is_outside,
     log_importance_ratio,
@@ -213,3 +214,11 @@ class TestScaledClipRange:
     def test_empty(self, shape):
         for level in IMPORTANCE_SAMPLING_LEVELS:
             assert scaled_clip_range(0.2, torch.zeros(shape, dtype=torch.int64), level, "length").shape == shape
+
+
+def test_effective_sample_size() -> None:
+    """Of weights 1, 1 and 4: 36 / (3 * 18); what is masked, NaN too, does not count; nothing is NaN of nothing."""
+    ratio, mask = torch.tensor([[1.0, 1.0, math.nan], [4.0, 9.0, math.inf]]), torch.tensor([[1, 1, 0], [1, 0, 0]])
+    torch.testing.assert_close(effective_sample_size(ratio, mask), torch.tensor(2 / 3))
+    torch.testing.assert_close(effective_sample_size(torch.full((2, 2), 3.0), torch.ones(2, 2)), torch.tensor(1.0))
+    assert effective_sample_size(ratio, torch.zeros(2, 3)).isnan()

@@ -13,6 +13,7 @@ from torch import Tensor
 from sorl_trl.methods import MicroBatch, Objective
 from sorl_trl.ops import (
     TurnLayout,
+    effective_sample_size,
     importance_ratio,
     is_outside,
     kl_to_old,
@@ -168,9 +169,7 @@ def batch_metrics(batch: MicroBatch) -> MetricSums:
     below = is_outside(ratio, low, math.inf).float()
     sums.add_mean("clip_fraction/negative_turn", below, present & (turn_advantages < 0))
     sums.add_mean("kl_to_old", *kl_of_trajectories(log_ratio, turns))
-    of_tokens = torch.where(turns.loss_mask, batch.ratio.detach().float(), 0.0)
-    counted = turns.loss_mask.sum() * of_tokens.square().sum()
-    sums.add({"effective_sample_size": of_tokens.sum().square() / counted})
+    sums.add({"effective_sample_size": effective_sample_size(batch.ratio.detach(), turns.loss_mask)})
     if batch.level == "sequence":
         of_units = importance_ratio(log_ratio, turns, "sequence", batch.turn_ratio)
         outside = masked_mean(is_outside(of_units, *batch.clip_range[:2]).float(), turns.loss_mask, dim=1)
