@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any, NamedTuple
 
 
 class StopReason(str, Enum):
@@ -47,6 +48,14 @@ class ActionKind(str, Enum):
     """No well-formed action: the policy gets a corrective observation."""
 
 
+class ToolCall(NamedTuple):
+    """What a message asks of a tool."""
+
+    tool: str
+    arguments: Any
+    """By name, in what is not broken."""
+
+
 @dataclass(frozen=True)
 class Action:
     """A parsed turn: `content` is the query, what a tool is given, the answer or message, or empty if invalid."""
@@ -55,6 +64,8 @@ class Action:
     content: str = ""
     tool: str = ""
     """The name of the tool, for `ActionKind.TOOL` alone."""
+    calls: tuple[ToolCall, ...] = ()
+    """Of a message, in the form of the chat template, where that shows tools."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +76,13 @@ class Passage:
     title: str
     text: str
     score: float | None = None
+
+
+class ToolResult(NamedTuple):
+    """What a tool said to a call."""
+
+    tool: str
+    text: str
 
 
 @dataclass(frozen=True)
@@ -95,6 +113,8 @@ class Observation:
     """How many control tokens or protocol tags the environment's text tried to bring in."""
     role: str = "tool"
     """Who speaks: a "tool", or the "user"."""
+    results: tuple[ToolResult, ...] = ()
+    """What the tools said that a message called, as the policy read it."""
 
 
 @dataclass(frozen=True)

@@ -217,7 +217,7 @@ def test_trls_objects_are_trained_in(tmp_path: Path, trainer_class: Any) -> None
         return [0.0] * len(prompts)
 
     worded = protocol(*games.protocol.tools)
-    trainer = build(tmp_path, AgentRollout(games, worded, LIMITS), [games.reward, keep], trainer_class)
+    trainer = build(tmp_path, AgentRollout(games, worded, LIMITS), [*games.rewards, keep], trainer_class)
     trainer.train()
     assert all(type(each) is GuessingGame for each in seen["environments"])
     tokenizer = trainer._tokenizer
@@ -229,7 +229,7 @@ def test_trls_objects_are_trained_in(tmp_path: Path, trainer_class: Any) -> None
     assert any(game.won for game in seen["environments"])
     log = logs(trainer)[0]
     assert log["rollout/neutralized_per_trajectory"] >= 1.0, "each greeting held a tag"
-    assert "rewards/reward/mean" in log
+    assert "rewards/GuessingGame/mean" in log
 
 
 def test_responders_are_closed_where_prompts_cannot_be_encoded(tmp_path: Path) -> None:

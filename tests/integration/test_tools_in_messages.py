@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import pytest
 from datasets import Dataset
 from transformers.utils import DocstringParsingException
+from trl.chat_template_utils import add_response_schema
 
 from sorl_trl import AgentRollout, SOGRPOConfig, SOGRPOTrainer, search_tool
 from sorl_trl.rollout import ChatProtocol, Collector, Generation, RolloutLimits, ToolBox
@@ -19,9 +21,9 @@ from tests.policies import build_policy
 from tests.tools import ANSWER, CALL, QUESTION, Atlas, build, lookup, qwen_tokenizer, tool_call
 from tests.training import settings
 
-TOKENIZER: Any = qwen_tokenizer()
-PROTOCOL = ChatProtocol()
+TOKENIZER: Any = add_response_schema(qwen_tokenizer())
 LIMITS = RolloutLimits(max_turns=4, max_turn_tokens=400, max_observation_tokens=400)
+TWO_CALLS = f"Let me see.\n{tool_call('lookup', city='Oslo')}\n{tool_call('lookup', city='Rome')}<|im_end|>"
 
 
 class Scripted:
@@ -29,14 +31,21 @@ class Scripted:
 
     window = None
 
-    def __init__(self, *messages: str) -> None:
-        self.messages = [TOKENIZER.encode(message, add_special_tokens=False) for message in messages]
+    def __init__(self, *messages: str, tokenizer: Any = TOKENIZER) -> None:
+        self.tokenizer = tokenizer
+        self.messages = [tokenizer.encode(message, add_special_tokens=False) for message in messages]
         self.heard: list[str] = []
 
     def generate(self, contexts: Sequence[Sequence[int]], max_new_tokens: Sequence[int]) -> list[Generation]:
         ids = self.messages.pop(0)
-        self.heard.append(TOKENIZER.decode(contexts[0]))
+        self.heard.append(self.tokenizer.decode(contexts[0]))
         return [Generation(tuple(ids), None, stopped=True) for _ in contexts]
+
+
+def template(name: str) -> Any:
+    tokenizer: Any = qwen_tokenizer()
+    tokenizer.chat_template = files("trl").joinpath(f"chat_templates/{name}.jinja").read_text()
+    return tokenizer
 
 
 def batch_of(trainer: Any) -> dict[str, Any]:
@@ -44,20 +53,52 @@ def batch_of(trainer: Any) -> dict[str, Any]:
     return batch
 
 
+XML_CALL = "<tool_call>\n<function=lookup>\n<parameter=city>\nOslo\n</parameter>\n</function>\n</tool_call>"
+JSON_TEMPLATES = ("qwen2_5", "qwen3", "qwen3_instruct_2507", "qwen3_vl")
+XML_TEMPLATES = ("qwen3_5_think", "qwen3_5_nothink", "qwen3_6", "nemotron_3_nano")
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        *((name, CALL) for name in JSON_TEMPLATES),
+        *((name, f"I see.\n</think>\n\n{XML_CALL}<|im_end|>") for name in XML_TEMPLATES),
+        ("qwen2_5", TWO_CALLS),
+        ("qwen2_5", '<tool_call>\n{"name": "lookup"\n</tool_call><|im_end|>'),
+    ],
+)
 @pytest.mark.parametrize("native", [{"tools": [lookup]}, {"environment_factory": Atlas}], ids=["tools", "object"])
-def test_prompts_and_trajectories_are_those_of_trls_tool_loop(tmp_path: Path, native: dict[str, Any]) -> None:
-    theirs = batch_of(build(tmp_path / "theirs", TOKENIZER, lambda **_: [0.0] * 8, **native))
-    rollout = AgentRollout(ToolBox(**native, protocol=PROTOCOL), limits=LIMITS)
-    trainer = build(tmp_path / "ours", TOKENIZER, lambda **_: [0.0] * 8, rollout_func=rollout)
-    trainer.engine_ahead = Scripted(CALL, ANSWER)
+def test_prompts_trajectories_and_messages_are_those_of_trls_tool_loop(
+    tmp_path: Path, name: str, call: str, native: dict[str, Any]
+) -> None:
+    seen: list[Any] = []
+
+    def reward(completions: Any, **_: Any) -> list[float]:
+        seen.append(completions)
+        return [0.0] * len(completions)
+
+    said: list[str] = []
+
+    def say(prompt_ids: list[list[int]], *_: Any, **__: Any) -> tuple[list[list[int]], None]:
+        said.append(ANSWER if said else call)
+        return [tokenizer.encode(said[-1], add_special_tokens=False) for _ in prompt_ids], None
+
+    tokenizer = template(name)
+    native_loop = build(tmp_path / "theirs", tokenizer, reward, **native)
+    native_loop._generate_single_turn = say
+    theirs = batch_of(native_loop)
+    tokenizer = template(name)
+    trainer = build(tmp_path / "ours", tokenizer, reward, options={"async_staleness": 1}, **native)
+    trainer.engine_ahead = Scripted(call, ANSWER, tokenizer=tokenizer)
+    trainer.model.eval()  # where nothing is ahead
     ours = batch_of(trainer)
-    for row in (0, 2):  # the others answer at once in TRL's
-        for key in ("prompt_ids", "completion_ids", "turn_ids"):
-            assert ours[key][row].tolist() == theirs[key][row].tolist(), key
+    for key in ("prompt_ids", "completion_ids", "turn_ids"):
+        assert ours[key].tolist() == theirs[key].tolist(), key
+    assert seen[0] == seen[1]
 
 
 class Sum:
-    def reset(self, start: int = 0) -> str:
+    def reset(self, start: int = 0, **_: Any) -> str:
         self.total = start
         return f"The sum is {start}."
 
@@ -111,9 +152,9 @@ def broken() -> str:
 
 
 def collected(*messages: str) -> tuple[Trajectory, ToolBox, list[str]]:
-    box = ToolBox([double, broken], Sum, protocol=PROTOCOL)
+    box = ToolBox([double, broken], Sum, protocol=ChatProtocol())
     engine = Scripted(*(f"{message}<|im_end|>" for message in messages))
-    collector = Collector(TOKENIZER, box, PROTOCOL.in_chat(TOKENIZER), LIMITS)
+    collector = Collector(TOKENIZER, box, box.protocol.in_chat(TOKENIZER), LIMITS)
     box.greet([{"start": 1}])
     (trajectory,) = collector.collect([TOKENIZER.encode("Begin.")], engine, examples=[{"start": 1}])
     return trajectory, box, engine.heard
@@ -123,41 +164,41 @@ def test_a_message_calls_several_tools_in_order() -> None:
     calls = tool_call("add", number=2) + tool_call("double", number="4") + tool_call("add", number=3)
     trajectory, box, heard = collected(f"Let me see.\n{calls}", "It is print(6).")
     assert trajectory.stop_reason is StopReason.ENVIRONMENT_DONE
-    assert "<tool_response>\n3\n8\n6\n</tool_response>" in heard[1]
+    results = trajectory.observations[0].results
+    assert results == (("add", "3"), ("double", "8"), ("add", "6"))
+    assert all(f"<tool_response>\n{text}\n</tool_response>" in heard[1] for _, text in results)
     assert box.environments[0].total == 6
 
 
 def test_calls_of_coroutines_and_functions_are_made_in_order() -> None:
     message = tool_call("write", line="a") + tool_call("read") + tool_call("write", line="b") + tool_call("read")
-    box = ToolBox([broken], Notebook, protocol=PROTOCOL)
+    box = ToolBox([broken], Notebook, protocol=ChatProtocol())
     engine = Scripted(f"{message}<|im_end|>", f"{tool_call('write', line='c')}{tool_call('broken')}<|im_end|>")
-    collector = Collector(TOKENIZER, box, PROTOCOL.in_chat(TOKENIZER), LIMITS)
+    collector = Collector(TOKENIZER, box, box.protocol.in_chat(TOKENIZER), LIMITS)
     (trajectory,) = collector.collect([TOKENIZER.encode("Begin.")], engine)
-    assert "<tool_response>\nwritten\na\nwritten\na, b\n</tool_response>" in engine.heard[1]
+    assert [text for _, text in trajectory.observations[0].results] == ["written", "a", "written", "a, b"]
     assert trajectory.stop_reason is StopReason.ENVIRONMENT_UNAVAILABLE
     assert box.environments[0].lines == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize(
-    "message", ["f(x) grows.", "<think>no <tool_call> yet</think>add(number=1) would do.", "[add(number=1)]"]
+    "message",
+    ["f(x) grows.", f"<think>no {tool_call('add', number=1)} yet</think>add(number=1) would do.", "<tool_call>{"],
 )
-def test_calls_are_json_alone(message: str) -> None:
+def test_what_is_no_call_ends_the_trajectory(message: str) -> None:
     trajectory, box, heard = collected(message)
     assert trajectory.stop_reason is StopReason.ENVIRONMENT_DONE
     assert (box.environments[0].total, len(heard)) == (1, 1)
-    trajectory, box, _ = collected(f"Step(s): one.\n{tool_call('add', number=10**16)}", "Done.")
-    assert box.environments[0].total == 1 + 10**16
 
 
 def test_what_is_wrong_with_a_call_is_said() -> None:
-    wrong = ["<tool_call>{", tool_call("subtract", number=1), tool_call("add", amount=1)]
+    wrong = [tool_call("subtract", number=1), tool_call("add", amount=1), tool_call("double", number=[1])]
     trajectory, _, heard = collected(*wrong, "I give up.")
     assert trajectory.stop_reason is StopReason.ENVIRONMENT_DONE
     said = [text.rpartition("<tool_response>\n")[2].partition("\n</tool_response>")[0] for text in heard[1:]]
-    assert said[0].startswith("error: each")
-    assert said[1] == "error: there is no subtract here, only double, broken, add"
-    assert said[2].startswith("error: add: ")
-    assert "number" in said[2]
+    assert said[0] == "error: there is no subtract here, only double, broken, add"
+    assert said[1].startswith("error: add: ")
+    assert said[2] == "error: double: number must be float, not [1]"
 
 
 def test_a_tool_that_is_down_ends_the_trajectory() -> None:
@@ -165,49 +206,80 @@ def test_a_tool_that_is_down_ends_the_trajectory() -> None:
     assert trajectory.stop_reason is StopReason.ENVIRONMENT_UNAVAILABLE
 
 
-@pytest.mark.parametrize("options", [{}, {"async_staleness": 1}], ids=["at once", "ahead"])
-def test_trains(tmp_path: Path, options: dict[str, Any]) -> None:
-    box = ToolBox([double], {"sum": Sum, "atlas": Atlas}, protocol=PROTOCOL)
-    seen: list[str] = []
+def test_one_script_trains_with_tools_at_once_and_ahead(tmp_path: Path) -> None:
+    """What a reward function is shown, and what is logged of it, does not depend on when it was sampled."""
+    roles: dict[int, set[tuple[str, ...]]] = {0: set(), 1: set()}
+    for staleness in roles:
 
-    def reward(prompts: Any, completions: Any, environments: Any, **_: Any) -> list[float]:
-        seen.extend(type(each).__name__ for each in environments)
-        return [float(len(completion[0]["content"])) for completion in completions]
+        def reward(completions: Any, environments: Any, of: int = staleness, **_: Any) -> list[float]:
+            assert {type(each) for each in environments} == {Sum, Atlas}
+            roles[of] |= {tuple(message["role"] for message in each) for each in completions}
+            return [float(len(each[-1]["content"])) for each in completions]
 
-    rows = [{"prompt": QUESTION, "environment": name} for name in ("sum", "atlas")] * 8
-    trainer = SOGRPOTrainer(
-        build_policy(vocab_size=len(TOKENIZER)),
-        reward,
-        SOGRPOConfig(**settings(tmp_path, max_completion_length=64, max_steps=3, **options)),
-        Dataset.from_list(rows),
-        processing_class=TOKENIZER,
-        rollout_func=AgentRollout(box, limits=RolloutLimits(max_turns=2, max_turn_tokens=24)),
-    )
-    shown = trainer.rollout_func.__wrapped__
+        options = {"max_completion_length": 64, "max_steps": 3, "async_staleness": staleness, "reward_weights": [0.5]}
+        trainer = SOGRPOTrainer(
+            build_policy(vocab_size=len(TOKENIZER)),
+            reward,
+            SOGRPOConfig(**settings(tmp_path / str(staleness), **options)),
+            Dataset.from_list([{"prompt": QUESTION, "environment": name} for name in ("sum", "atlas")] * 8),
+            processing_class=TOKENIZER,
+            tools=[double],
+            environment_factory={"sum": Sum, "atlas": Atlas},
+        )
+        trainer.train()
+        assert trainer.state.global_step == 3
+        log = trainer.state.log_history[0]
+        assert log["rewards/Sum/mean"] >= 0.0, "what `get_reward` gives is a reward of its own"
+        assert trainer.reward_weights.tolist() == [0.5, 1.0]
+    assert roles[0] == roles[1] == {("assistant",)}
+
+
+def test_prompts_show_the_tools_of_their_environment(tmp_path: Path) -> None:
+    box = ToolBox([double], {"sum": Sum, "atlas": Atlas}, protocol=ChatProtocol())
+    trainer = build(tmp_path, TOKENIZER, lambda **_: [0.0] * 8, rollout_func=AgentRollout(box))
     box.kinds = ["sum", "atlas"]
-    for ids, own, other in zip(
-        shown._encoded([QUESTION, QUESTION], trainer, box), ('"add"', '"lookup"'), ('"lookup"', '"add"'), strict=True
-    ):
+    encoded = trainer.rollout_func.__wrapped__._encoded([QUESTION, QUESTION], trainer, box)
+    for ids, own, other in zip(encoded, ('"add"', '"lookup"'), ('"lookup"', '"add"'), strict=True):
         prompt = TOKENIZER.decode(ids)
         assert own in prompt
         assert '"double"' in prompt
         assert other not in prompt
-    trainer.train()
-    assert trainer.state.global_step == 3
-    assert {*seen} == {"Sum", "Atlas"}
+
+
+@pytest.mark.parametrize(("most", "turns"), [(None, 4), (2, 3), (0, 1)])
+def test_calls_are_limited_as_those_of_trls_tools(tmp_path: Path, most: int | None, turns: int) -> None:
+    trainer = build(
+        tmp_path,
+        TOKENIZER,
+        lambda **_: [0.0] * 8,
+        options={"async_staleness": 1, "max_tool_calling_iterations": most},
+        tools=[lookup],
+    )
+    trainer.engine_ahead = Scripted(CALL, CALL, CALL, ANSWER)
+    trainer.model.eval()
+    assert int(batch_of(trainer)["turn_ids"].max()) + 1 == turns
+    if most is not None:
+        rollout = AgentRollout(ToolBox([lookup], protocol=ChatProtocol()), limits=LIMITS)
+        with pytest.raises(ValueError, match=r"Set `RolloutLimits.max_turns`"):
+            rollout.check(trainer.args)
 
 
 def test_refuses_a_template_without_tools_and_a_tag_for_searches(tmp_path: Path) -> None:
     plain: Any = qwen_tokenizer()
     plain.chat_template = "{% for m in messages %}<|im_start|>{{ m['role'] + m['content'] }}<|im_end|>{% endfor %}"
-    rollout = AgentRollout(ToolBox([lookup], protocol=PROTOCOL), limits=LIMITS)
+    rollout = AgentRollout(ToolBox([lookup], protocol=ChatProtocol()))
     with pytest.raises(ValueError, match="the chat template shows no tool calls"):
         build(tmp_path, plain, lambda **_: [0.0] * 8, rollout_func=rollout)
-    plain.chat_template = TOKENIZER.chat_template.replace("<tool_call>", "<call>")
-    with pytest.raises(ValueError, match="does not write calls as JSON between <tool_call> tags"):
-        build(tmp_path, plain, lambda **_: [0.0] * 8, rollout_func=rollout)
+    with pytest.raises(ValueError, match="writes results of tools as a `ToolBox` cannot"):
+        build(tmp_path, template("llama3_1"), lambda **_: [0.0] * 8, rollout_func=rollout)
+    with pytest.raises(ValueError, match="give it to the `ToolBox`"):
+        AgentRollout(ToolBox([lookup], protocol=ChatProtocol()), ChatProtocol())
+    with pytest.raises(ValueError, match="no `response_template`"):
+        Collector(plain, ToolBox([lookup]), ChatProtocol(functions=({},)).in_chat(plain))
     with pytest.raises(DocstringParsingException):
-        ToolBox([lambda number: number], protocol=PROTOCOL)
+        ToolBox([lambda number: number], protocol=ChatProtocol())
     with pytest.raises(ValueError, match=r"add `search_tool\(engine\)` to the tools"):
-        ToolBox(search=NoSearch(), protocol=PROTOCOL)
-    assert [tool.__name__ for tool in ToolBox([search_tool(NoSearch())], protocol=PROTOCOL).shown[None]] == ["search"]
+        ToolBox(search=NoSearch(), protocol=ChatProtocol())
+    assert [tool.__name__ for tool in ToolBox([search_tool(NoSearch())], protocol=ChatProtocol()).shown[None]] == [
+        "search"
+    ]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from transformers import PreTrainedTokenizerBase
 
 from sorl_trl.rollout.protocol import Frame, TagProtocol, chat_message_frame
-from sorl_trl.types import Action, ActionKind
+from sorl_trl.types import Action, ActionKind, ToolCall
 
 
 @dataclass(frozen=True)
@@ -18,11 +18,18 @@ class ChatProtocol(TagProtocol):
 
     A reply is a message of the chat template: a tool's, or the user's (`Reply.role`). Templates that know no tools say
     what a tool says as the user. Prompts must be messages.
+
+    With `functions`, calls are read as TRL reads those of its own tools: by the tokenizer's `response_template`. What
+    cannot be read is no call.
     """
 
     tools: tuple[str, ...] = ()
+    functions: tuple[dict[str, Any], ...] = field(default=(), hash=False)
+    """JSON schemas of the tools that the chat template shows. A `ToolBox` puts its own here."""
     message_ends: tuple[str, ...] = ()
     """The special tokens of the tokenizer: one of them ends a message, not always its end-of-sequence token."""
+    tokenizer: PreTrainedTokenizerBase | None = field(default=None, repr=False, compare=False)
+    """Of the policy."""
 
     turns_are_messages: ClassVar[bool] = True
 
@@ -49,18 +56,37 @@ class ChatProtocol(TagProtocol):
             information_frame=tool if self.information_frame == plain.information_frame else self.information_frame,
             message_frame=user if self.message_frame == plain.message_frame else self.message_frame,
             message_ends=_special_tokens(tokenizer),
+            tokenizer=tokenizer,
         )
 
     def check(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Raise ValueError where prompts are plain text."""
+        """Raise ValueError where prompts are plain text, and where nobody knows how calls are written."""
         if not self.message_ends:
             raise ValueError("`ChatProtocol` needs prompts that are messages, such as [{'role': 'user', …}]")
+        if self.functions and getattr(tokenizer, "response_template", None) is None:
+            raise ValueError(
+                "the tokenizer has no `response_template`, by which calls of tools are read: "
+                "`trl.chat_template_utils.add_response_schema(tokenizer)` gives it one"
+            )
 
     def parse(self, text: str) -> Action:
         """All of the message but the tokens that end it."""
+        calls = self._calls(text) if self.functions else ()
         while end := next(filter(text.endswith, self.message_ends), ""):
             text = text.removesuffix(end)
-        return Action(ActionKind.MESSAGE, text.strip())
+        return Action(ActionKind.MESSAGE, text.strip(), calls=calls)
+
+    def _calls(self, text: str) -> tuple[ToolCall, ...]:
+        assert self.tokenizer is not None
+        begun = self.message_frame.suffix  # which may begin the message, with a tag of its thoughts
+        try:
+            message = self.tokenizer.parse_response(text, prefix=begun, tools=[*self.functions])
+            calls = [call.get("function", call) for call in message.get("tool_calls") or ()]
+        except (ValueError, TypeError, AttributeError):
+            return ()
+        if not all(isinstance(call.get("name"), str) for call in calls):
+            return ()
+        return tuple(ToolCall(call["name"], call.get("arguments") or {}) for call in calls)
 
 
 def _special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:

@@ -243,7 +243,7 @@ class _Rollout:
         if reply.stop is not None:
             row.stop_reason = reply.stop
         else:
-            row.observe(self._collector.encoder.information(reply.text, reply.passages, reply.role))
+            row.observe(self._collector.encoder.information(reply.text, reply.passages, reply.role, reply.results))
         self._go_on(row)
 
     def _go_on(self, row: Row) -> None:

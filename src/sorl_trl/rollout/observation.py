@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from sorl_trl.rollout.protocol import Frame, TagProtocol
 from sorl_trl.rollout.tokens import control_tokens, decode
 from sorl_trl.text import encodable, other_brackets
-from sorl_trl.types import Observation, Passage
+from sorl_trl.types import Observation, Passage, ToolResult
 
 _MAX_PASSES = 3
 _CHARACTERS_PER_TOKEN = 8
@@ -117,34 +117,63 @@ class ObservationEncoder:
         self._sanitizer = Sanitizer(tokenizer, protocol)
         self._frame_ids = {frame: self._encode_frame(frame) for frame in protocol.frames}
 
-    def information(self, text: str, passages: Sequence[Passage] = (), role: str = "tool") -> Observation:
+    def information(
+        self,
+        text: str,
+        passages: Sequence[Passage] = (),
+        role: str = "tool",
+        results: Sequence[ToolResult] = (),
+    ) -> Observation:
         """Encode what the environment says to a turn; `passages` are those that `text` shows, if it shows any.
+
+        In place of a text there may be `results` of tools.
 
         Raises ValueError for the role "user", where the policy's turns are no messages that one could answer.
         """
         if role == "user":
             if not self._protocol.turns_are_messages:
                 raise ValueError("role='user' needs turns that are messages: AgentRollout(…, protocol=ChatProtocol())")
-            return replace(self._encode(self._protocol.message_frame, text), role=role)
-        return self._encode(self._protocol.information_frame, text, tuple(passages))
+            return replace(self._encode(self._protocol.message_frame, [text])[0], role=role)
+        frame = self._protocol.information_frame
+        if not results:
+            return self._encode(frame, [text], tuple(passages))[0]
+        observation, said = self._encode(frame, [each.text for each in results])
+        heard = zip((self._sanitizer.clean(each.tool) for each in results), said, strict=False)
+        return replace(observation, results=tuple(map(ToolResult._make, heard)))
 
     def invalid_feedback(self, message_closed: bool) -> Observation:
         """Encode the corrective message; `message_closed` says that the policy ended its own by an end of sequence."""
         frame = self._protocol.message_frame if message_closed else self._protocol.feedback_frame
-        return self._encode(frame, self._protocol.invalid_feedback)
+        return self._encode(frame, [self._protocol.invalid_feedback])[0]
 
-    def _encode(self, frame: Frame, body: str, passages: tuple[Passage, ...] = ()) -> Observation:
-        prefix_ids, suffix_ids = self._frame_ids[frame]
-        harmless = self._sanitizer.sanitize(body, self._max_tokens - len(prefix_ids) - len(suffix_ids))
-        token_ids = (*prefix_ids, *harmless.token_ids, *suffix_ids)
-        text = decode(self._tokenizer, token_ids)
-        return Observation(token_ids, text, passages, harmless.truncated, harmless.neutralized)
+    def _encode(
+        self, frame: Frame, bodies: Sequence[str], passages: tuple[Passage, ...] = ()
+    ) -> tuple[Observation, list[str]]:
+        """What is said, one body after the other while there is room; and what is left of each."""
+        prefix_ids, suffix_ids, between_ids = self._frame_ids[frame]
+        token_ids, harmless = [*prefix_ids], list[HarmlessText]()
+        for body in bodies:
+            before = between_ids if harmless else []
+            room = self._max_tokens - len(token_ids) - len(before) - len(suffix_ids)
+            if room < 0:
+                break
+            harmless.append(self._sanitizer.sanitize(body, room))
+            token_ids += [*before, *harmless[-1].token_ids]
+        token_ids += suffix_ids
+        truncated = len(harmless) < len(bodies) or any(each.truncated for each in harmless)
+        neutralized = sum(each.neutralized for each in harmless)
+        observation = Observation(
+            tuple(token_ids), decode(self._tokenizer, token_ids), passages, truncated, neutralized
+        )
+        cut = [decode(self._tokenizer, each.token_ids) if each.truncated else each.text for each in harmless]
+        return observation, cut
 
-    def _encode_frame(self, frame: Frame) -> tuple[list[int], list[int]]:
-        prefix_ids, suffix_ids = (
-            list(self._tokenizer.encode(text, add_special_tokens=False)) for text in (frame.prefix, frame.suffix)
+    def _encode_frame(self, frame: Frame) -> tuple[list[int], list[int], list[int]]:
+        prefix_ids, suffix_ids, between_ids = (
+            list(self._tokenizer.encode(text, add_special_tokens=False))
+            for text in (frame.prefix, frame.suffix, frame.between)
         )
         size = len(prefix_ids) + len(suffix_ids)
         if size > self._max_tokens:
             raise ValueError(f"max_observation_tokens={self._max_tokens} must be at least {size}, the size of {frame}")
-        return prefix_ids, suffix_ids
+        return prefix_ids, suffix_ids, between_ids

@@ -41,6 +41,8 @@ class Frame:
 
     prefix: str = ""
     suffix: str = ""
+    between: str = "\n"
+    """Between what several tools say."""
 
 
 @dataclass(frozen=True)
@@ -171,10 +173,11 @@ def chat_message_frame(
     `chat_template_kwargs` of the trainer do for prompts.
 
     The token that ends the assistant's message is not part of it: the policy has sampled that itself. It need not be
-    the tokenizer's end-of-sequence token; Gemma's messages end otherwise.
+    the tokenizer's end-of-sequence token; Gemma's messages end otherwise. What stands between two messages is read for
+    a "tool" alone: several may answer one message.
     Raises ValueError if the template does not show both messages.
     """
-    said = "first-message-of-the-assistant"
+    said, another = "first-message-of-the-assistant", "third-message"
     heard = 'second "message"\nof another'  # which a template that writes JSON would change
     messages = [{"role": "user", "content": "question"}, {"role": "assistant", "content": said}]
     options: Any = dict(template_kwargs or {})
@@ -190,7 +193,13 @@ def chat_message_frame(
     if end is not None and end not in between:  # GPT-OSS ends the last message otherwise than those before it
         end = _first_control(tokenizer, between)
     _, ended, after_end = between.partition(end or str(tokenizer.eos_token))
-    return Frame(after_end if ended else between, suffix)
+    frame = Frame(after_end if ended else between, suffix)
+    if role != "tool":
+        return frame
+    messages.append({"role": role, "content": another})
+    text = str(tokenizer.apply_chat_template(messages, tokenize=False, **options))
+    middle, shown, _ = text.partition(heard)[2].partition(another)
+    return replace(frame, between=middle) if shown else frame
 
 
 def _first_control(tokenizer: PreTrainedTokenizerBase, text: str) -> str | None:

@@ -21,8 +21,9 @@ from trl import GRPOTrainer
 from sorl_trl.methods import Method, MicroBatch, ScoredRollout, TurnRatio, method_from
 from sorl_trl.ops import good_trajectories, turn_broadcast, turn_counts
 from sorl_trl.trainers.agents.agent_rollout import AgentRollout
+from sorl_trl.trainers.agents.chat_tools import know_calls, messages_of
 from sorl_trl.trainers.agents.chatml import check_template
-from sorl_trl.trainers.agents.native_tools import HarmlessTools
+from sorl_trl.trainers.agents.native_tools import HarmlessTools, tools_as_rollout
 from sorl_trl.trainers.agents.vllm.client import weight_client
 from sorl_trl.trainers.ahead.rollouts import RolloutsAhead
 from sorl_trl.trainers.ahead.training import sampling_ahead, set_old_policy
@@ -100,21 +101,26 @@ class TurnLevelTrainer(GRPOTrainer):
         check_method(self.method, args, by_name=isinstance(method, str))
         args.method_name = self.method.name or self.method.describe()
         given = inspect.signature(super().__init__).bind(model, reward_funcs, args, *positional, **named).arguments
+        check_template(name, given, args.trust_remote_code)
+        if args.async_staleness:
+            given = tools_as_rollout(given)
         if isinstance(rollout := given.get("rollout_func"), AgentRollout):
             rollout.check(args, given.get("tools"), given.get("environment_factory"))
-        check_template(name, given, args.trust_remote_code)
         self._tools = HarmlessTools(self)
         self._recorder = RolloutRecorder(self)
         self._cycle = GenerationCycle(self)
         with weight_client():
-            super().__init__(model, reward_funcs, args, *positional, **named)
+            super().__init__(**given)
         if self.rollout_func is not None:
             self.rollout_func = checked_rollout(self.rollout_func)
         if args.disable_dropout:
             disable_dropout(self.model)
         check_processor(args)
-        if isinstance(rollout, AgentRollout):
-            rollout.check_template(self.processing_class)
+        self._shows_tools = False
+        if isinstance(rollout, AgentRollout) and rollout.shows_tools:
+            self._shows_tools = True
+            know_calls(self)
+            rollout.protocol_for(self)
         check_dataset(self)
         check_ahead(self)
         self._set_up_rewards()
@@ -148,6 +154,9 @@ class TurnLevelTrainer(GRPOTrainer):
         if self.args.turn_boundary_tags:
             turn_ids = split_at_tags(turn_ids, completion_ids, self._tokenizer, self.args.turn_boundary_tags)
         self._recorder.note_turns(turn_ids, prompt_ids, completion_ids)
+        if self._shows_tools:
+            completions = [messages_of(each, self._tokenizer) for each in extra_fields["trajectory"]]
+            result = (*result[:3], completions, *result[4:])
         return result
 
     def _tool_call_loop(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:

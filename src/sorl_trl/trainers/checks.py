@@ -109,11 +109,12 @@ def check_ahead(trainer: Any) -> None:
     asked = f"`async_staleness` is {args.async_staleness}, but "
     if not isinstance(getattr(trainer.rollout_func, "__wrapped__", None), AgentRollout):
         raise ValueError(
-            f"{asked}what is sampled ahead is an `AgentRollout` or a `SearchRollout`: give one as `rollout_func`, and "
-            "tools as `AgentRollout(ToolBox(tools, environment_factory, protocol=ChatProtocol()))`."
+            f"{asked}what is sampled ahead is an `AgentRollout` or a `SearchRollout`, as `rollout_func`, or tools."
         )
     if not isinstance(trainer.train_dataset, Dataset):
         raise ValueError(f"{asked}`train_dataset` must be a `datasets.Dataset`: others do not show what comes next.")
+    if "prompt" not in trainer.train_dataset.column_names:
+        raise ValueError(f"{asked}`train_dataset` has no column `prompt`: its environments must not make them all.")
     rows = int(args.generation_batch_size) // trainer.accelerator.num_processes
     if args.async_order == "completed" and rows % int(args.num_generations):
         raise ValueError(

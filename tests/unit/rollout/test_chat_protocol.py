@@ -13,7 +13,11 @@ from sorl_trl.types import Action, ActionKind
 from tests.tools import qwen_tokenizer
 from tests.unit.rollout.fakes import bpe_tokenizer
 
-QWEN_TOOL = Frame("\n<|im_start|>user\n<tool_response>\n", "\n</tool_response><|im_end|>\n<|im_start|>assistant\n")
+QWEN_TOOL = Frame(
+    "\n<|im_start|>user\n<tool_response>\n",
+    "\n</tool_response><|im_end|>\n<|im_start|>assistant\n",
+    between="\n</tool_response>\n<tool_response>\n",
+)
 USER = Frame("\n<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n")
 STRICT = """{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}
 <|im_start|>{{ m.role }}

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from sorl_trl.checks import POSITIVE_COUNT
 from sorl_trl.rollout.protocol import TagProtocol
-from sorl_trl.types import Action, ActionKind, Passage, StopReason, Turn
+from sorl_trl.types import Action, ActionKind, Passage, StopReason, ToolResult, Turn
 
 _STOPS = (StopReason.ENVIRONMENT_DONE, StopReason.ENVIRONMENT_UNAVAILABLE, StopReason.SEARCH_UNAVAILABLE)
 
@@ -38,6 +38,8 @@ class Reply:
     stop: StopReason | None = None
     role: str = "tool"
     """Who speaks. A "user" who speaks again, in the middle of the trajectory, needs a `ChatProtocol`."""
+    results: tuple[ToolResult, ...] = ()
+    """In place of `text`: what several tools say, with a `ChatProtocol` a message of the chat template each."""
 
     def __post_init__(self) -> None:
         if self.role not in ("tool", "user"):

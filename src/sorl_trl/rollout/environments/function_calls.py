@@ -43,7 +43,7 @@ def read_calls(message: str) -> list[Call]:
     Raises WrongCall for a message that begins like calls and cannot be read as such, for one of more than 16,384
     characters or 100 calls, brackets that are nested more than 50 deep, and a whole number of more than 15 digits.
     """
-    said = _after_thinking(message)
+    said = message.rpartition("</think>")[2].strip()
     if fenced := _FENCE.fullmatch(said):
         said = fenced[1].strip()
     is_python = bool(_PYTHON.match(said))
@@ -53,29 +53,12 @@ def read_calls(message: str) -> list[Call]:
         raise WrongCall(f"the message has {len(said)} characters, and {_MOST_CHARACTERS} are read")
     if _depth(said) > _DEEPEST:
         raise WrongCall(f"brackets are nested more than {_DEEPEST} deep")
-    calls = _counted(_python_calls(said) if is_python else _json_calls(said))
+    calls = [*(_python_calls(said) if is_python else _json_calls(said))]
+    if len(calls) > _MOST_CALLS:
+        raise WrongCall(f"the message has {len(calls)} calls, and {_MOST_CALLS} are made")
     for call in calls:
         _check_numbers([*call.positional, *call.named.values()])
     return calls
-
-
-def read_json_calls(message: str) -> list[Call]:
-    """The calls of a message that are JSON between `<tool_call>` tags, whatever stands around them.
-
-    Raises WrongCall for those that cannot be read, and for more than 100.
-    """
-    return _counted(_json_calls(_after_thinking(message)))
-
-
-def _after_thinking(message: str) -> str:
-    return message.rpartition("</think>")[2].strip()
-
-
-def _counted(calls: Iterator[Call]) -> list[Call]:
-    read = [*calls]
-    if len(read) > _MOST_CALLS:
-        raise WrongCall(f"the message has {len(read)} calls, and {_MOST_CALLS} are made")
-    return read
 
 
 def _python_calls(said: str) -> Iterator[Call]:

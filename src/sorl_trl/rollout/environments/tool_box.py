@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 from transformers.utils.chat_template_utils import get_json_schema
 
+from sorl_trl.rollout.chat_protocol import ChatProtocol
 from sorl_trl.rollout.environments.environment import Reply, Responder, RowTurn
 from sorl_trl.rollout.environments.responder import CONCURRENCY, TIMEOUT_S, EnvironmentResponder
 from sorl_trl.rollout.environments.search import SearchResponder
@@ -31,13 +32,13 @@ class ToolBox(EnvironmentResponder):
 
     ```python
     tools = ToolBox([convert], environment_factory=GuessingGame, timeout_s=30.0)
-    trainer = SOGRPOTrainer(..., reward_funcs=tools.reward, rollout_func=AgentRollout(tools))
+    trainer = SOGRPOTrainer(..., reward_funcs=tools.rewards, rollout_func=AgentRollout(tools))
     ```
 
     A policy calls a tool by a tag of its name, around a JSON object of arguments: `<guess>{"number": 7}</guess>`;
     plain text will do for a tool of one argument: `<guess>7</guess>`. With `protocol=ChatProtocol()` the chat template
-    shows the tools, and a message calls as many as it likes, as JSON between `<tool_call>` tags; one that calls none
-    ends the trajectory. Functions and methods may be coroutines.
+    shows the tools, and a message calls as many as it likes, as the template writes it; one that calls none ends the
+    trajectory. Functions and methods may be coroutines.
     Arguments that do not fit, and whatever a tool raises, become a text to the policy, except for a tool that is down:
     see `EnvironmentResponder`, also for the time limit.
 
@@ -56,7 +57,7 @@ class ToolBox(EnvironmentResponder):
         concurrency: Trajectories whose calls may go on at the same time.
 
     Attributes:
-        protocol: With the tags of all tools. `AgentRollout` reads it.
+        protocol: With the tags of all tools, or their schemas. `AgentRollout` reads it.
         shown: The tools that the chat template shows, with a `ChatProtocol`.
 
     Raises TypeError for a factory whose objects have no method `reset`; ValueError where there is no tool, where two
@@ -74,7 +75,7 @@ class ToolBox(EnvironmentResponder):
         concurrency: int = CONCURRENCY,
     ) -> None:
         protocol = protocol or TagProtocol()
-        in_messages = protocol.turns_are_messages
+        in_messages = isinstance(protocol, ChatProtocol)
         if in_messages and search is not None:
             raise ValueError("search is a tag, which a `ChatProtocol` has not: add `search_tool(engine)` to the tools")
         several = isinstance(environment_factory, Mapping)
@@ -82,11 +83,11 @@ class ToolBox(EnvironmentResponder):
         callers = {name: partial(Caller, tools, factory) for name, factory in given.items()}
         super().__init__(callers if several else callers[None], timeout_s, concurrency)
         self._has_objects = {*given.values()} != {None}
-        probed = {name: [*_probed(caller()).tools.values()] for name, caller in callers.items()}
-        self.shown = probed if in_messages else {}
-        for tool in chain.from_iterable(self.shown.values()):
-            get_json_schema(tool)
-        self._tools = dict.fromkeys(chain.from_iterable(probed.values()))
+        probed = {name: _probed(caller()) for name, caller in callers.items()}
+        shown = {name: [*caller.tools.values()] for name, caller in probed.items()}
+        self.shown = shown if in_messages else {}
+        self._tools = dict.fromkeys(chain.from_iterable(shown.values()))
+        self._classes = dict.fromkeys(type(caller.inner) for caller in probed.values())
         names = dict.fromkeys(tool.__name__ for tool in self._tools)
         if search is not None and not isinstance(search, SearchResponder):
             search = SearchResponder(search, protocol)
@@ -97,7 +98,10 @@ class ToolBox(EnvironmentResponder):
             names = {SEARCH: None, **names}
         if not names:
             raise ValueError("tools, environment_factory and search name no tool: there must be one at least")
-        self.protocol = protocol if in_messages else replace(protocol, tools=tuple(names))
+        if isinstance(protocol, ChatProtocol):
+            self.protocol = replace(protocol, functions=tuple(map(get_json_schema, self._tools)))
+        else:
+            self.protocol = replace(protocol, tools=tuple(names))
 
     @property
     def environments(self) -> Sequence[Any]:  # type: ignore[override]
@@ -139,13 +143,26 @@ class ToolBox(EnvironmentResponder):
         lines = [] if self._search is None else [f"<{SEARCH}> {_USE_OF_SEARCH} </{SEARCH}>"]
         return "\n".join([*lines, *map(instruction, self._tools)])
 
-    @staticmethod
+    @property
+    def rewards(self) -> list[Callable[..., Any]]:
+        """Reward functions, one for each class of objects with `get_reward`, and named after it, as under TRL.
+
+        They give None for objects of other classes, and where the object's world was down.
+        """
+        return [_reward_of(each) for each in self._classes if callable(getattr(each, "get_reward", None))]
+
+
+def _reward_of(kind: Any) -> Callable[..., Any]:
     async def reward(environments: Sequence[Any], trajectory: Sequence[Any], **_: object) -> list[float | None]:
-        """A reward function: what `get_reward` of each object gives; None where its world was down."""
         return [
-            None if each.stop_reason.is_infrastructure_failure else await _value_of(environment.get_reward())
+            None
+            if type(environment) is not kind or each.stop_reason.is_infrastructure_failure
+            else await _value_of(environment.get_reward())
             for environment, each in zip(environments, trajectory, strict=True)
         ]
+
+    reward.__name__ = kind.__name__
+    return reward
 
 
 def _probed(caller: Caller) -> Caller:

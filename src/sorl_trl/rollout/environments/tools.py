@@ -12,9 +12,8 @@ from typing import Any, TypeAlias, get_type_hints
 from transformers.utils.chat_template_utils import get_json_schema
 
 from sorl_trl.rollout.environments.environment import Reply, tool_of
-from sorl_trl.rollout.environments.function_calls import Call, WrongCall, read_json_calls
 from sorl_trl.rollout.environments.responder import DOWN, UNAVAILABLE, call_with
-from sorl_trl.types import ActionKind, StopReason, Turn
+from sorl_trl.types import ActionKind, StopReason, ToolCall, ToolResult, Turn
 
 logger = logging.getLogger(__name__)
 
@@ -71,28 +70,27 @@ class Caller:
         """Answer a call, or the calls of a message; a message without any is the policy's last."""
         if turn.action.kind is not ActionKind.MESSAGE:
             return self._call(tool_of(turn.action), turn.action.content)
-        try:
-            calls = read_json_calls(turn.action.content)
-        except WrongCall as error:
-            return Reply(f"error: {error}")
+        calls = turn.action.calls
         return self._made(iter(calls), []) if calls else Reply(stop=StopReason.ENVIRONMENT_DONE)
 
-    def _made(self, calls: Iterator[Call], said: list[str]) -> Reply | Awaitable[Reply]:
-        """Make calls, one after the other; what they say after what others have `said`, a line each."""
+    def _made(self, calls: Iterator[ToolCall], said: list[ToolResult]) -> Reply | Awaitable[Reply]:
+        """Make calls, one after the other; what they say, after what others have `said`."""
         for call in calls:
-            reply = self._call(call.name, call.named)
+            reply = self._call(*call)
             if not isinstance(reply, Reply):
-                return self._gone_on(reply, calls, said)
+                return self._gone_on(call, reply, calls, said)
             if reply.stop is not None:
                 return reply
-            said.append(reply.text)
-        return Reply("\n".join(said))
+            said.append(ToolResult(call.tool, reply.text))
+        return Reply(results=tuple(said))
 
-    async def _gone_on(self, awaited: Awaitable[Reply], calls: Iterator[Call], said: list[str]) -> Reply:
+    async def _gone_on(
+        self, call: ToolCall, awaited: Awaitable[Reply], calls: Iterator[ToolCall], said: list[ToolResult]
+    ) -> Reply:
         reply = await awaited
         if reply.stop is not None:
             return reply
-        rest = self._made(calls, [*said, reply.text])
+        rest = self._made(calls, [*said, ToolResult(call.tool, reply.text)])
         return rest if isinstance(rest, Reply) else await rest
 
     def _call(self, name: str, arguments: str | Mapping[str, Any]) -> Reply | Awaitable[Reply]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,7 +23,7 @@ from sorl_trl.rollout import (
 )
 from sorl_trl.rollout.greetings import Greeter
 from sorl_trl.search import SearchBackend
-from sorl_trl.trainers.agents.chatml import check_calls_are_json, check_shows_tools
+from sorl_trl.trainers.agents.chat_tools import check_results, showing
 from sorl_trl.trainers.agents.policy_engine import policy_engine
 from sorl_trl.types import StopReason, Trajectory
 
@@ -58,7 +58,8 @@ class AgentRollout:
         protocol: how text becomes an action, and a reply becomes text; by default the responder's own, where it has
             one. For conversational prompts its default `message_frame` is replaced by the chat template's.
         limits: of one trajectory; `max_trajectory_tokens` must not exceed the trainer's `max_completion_length`,
-            which is also its default.
+            which is also its default. With tools that the chat template shows, the default is that of TRL's own tools:
+            `max_tool_calling_iterations` turns with calls, and no other limit than `max_completion_length`.
         engine: how turns are generated, and when replies rejoin.
 
     Of `generation_kwargs` the rollout takes how tokens are sampled; it says itself where a turn ends, what comes back,
@@ -81,6 +82,8 @@ class AgentRollout:
             )
         if engine is not None and not isinstance(engine, EngineOptions):
             raise TypeError(f"engine is {engine!r}, but must be of `EngineOptions`")
+        if responder.shown and protocol is not None:
+            raise ValueError("protocol is given beside tools that the chat template shows: give it to the `ToolBox`")
         self._responder = responder
         self.protocol = protocol or getattr(responder, "protocol", None) or TagProtocol()
         self.limits = limits
@@ -89,7 +92,8 @@ class AgentRollout:
     def __call__(self, prompts: list[Any], trainer: GRPOTrainer) -> dict[str, Any]:
         self.check(trainer.args, trainer.tools)  # trainers of this package have asked before; TRL's have not
         # Built anew each time: one rollout may serve several trainers, and it takes milliseconds.
-        collector = self._build_collector(trainer, self._protocol_for(prompts, trainer))
+        protocol = self.protocol_for(trainer, is_conversational({"prompt": prompts[0]}))
+        collector = self._build_collector(trainer, protocol)
         examples = getattr(trainer, "rollout_examples", None) or [{"prompt": prompt} for prompt in prompts]
         greeter = Greeter(trainer._tokenizer, collector.protocol, collector.limits.max_observation_tokens)
         try:
@@ -133,7 +137,7 @@ class AgentRollout:
                 "`use_transformers_continuous_batching` is True, but it ignores stop strings: a turn would not end "
                 "where it acts. Set it to False, and `use_vllm=True` for speed."
             )
-        if config.max_tool_calling_iterations is not None:
+        if config.max_tool_calling_iterations is not None and (self.limits or not self.shows_tools):
             raise ValueError(
                 f"`max_tool_calling_iterations` is {config.max_tool_calling_iterations}, but is for TRL's tool loop. "
                 "Set `RolloutLimits.max_turns` (`max_turns` in a recipe) instead."
@@ -141,34 +145,46 @@ class AgentRollout:
         if config.max_completion_length is None:
             raise ValueError("`max_completion_length` is None, but limits a trajectory: set it.")
 
-    def check_template(self, processing_class: Any) -> None:
-        """Raise ValueError for a chat template that does not show tools, or calls, as the responder needs them."""
-        if self._responder.shown:
-            check_shows_tools(processing_class)
-            check_calls_are_json(processing_class)
+    @property
+    def shows_tools(self) -> bool:
+        """Whether the chat template shows tools, and turns are messages that call them."""
+        return bool(self._responder.shown)
+
+    def _limits(self, config: Any) -> RolloutLimits:
+        most = config.max_completion_length
+        if self.limits is None and self.shows_tools:
+            calls = config.max_tool_calling_iterations
+            return RolloutLimits(sys.maxsize if calls is None else calls, most, most, most)
+        return (self.limits or RolloutLimits()).within(most)
 
     def _encoded(self, prompts: list[Any], trainer: GRPOTrainer, responder: Responder) -> list[list[int]]:
-        if responder.shown:
-            self.check_template(trainer.processing_class)
-            trainer = copy.copy(trainer)
-            # TRL renders each prompt with the tools of its environment.
-            trainer.environment_factories = trainer._env_tools = responder.shown
-            trainer._batch_environments = responder.kinds
+        if self.shows_tools:
+            trainer = showing(trainer, responder)
         prompt_ids, images, _ = trainer._tokenize_prompts(prompts)
         if images is not None:
             name = type(self).__name__
             raise ValueError(f"`{name}` is for text: the prompts hold images, which the policy would not see.")
         return prompt_ids
 
-    def _protocol_for(self, prompts: list[Any], trainer: GRPOTrainer) -> TagProtocol:
-        """In a conversation, feedback after the policy has ended its message is a message of the chat template."""
-        if is_conversational({"prompt": prompts[0]}):
+    def protocol_for(self, trainer: GRPOTrainer, conversational: bool = True) -> TagProtocol:
+        """In a conversation, feedback after the policy has ended its message is a message of the chat template.
+
+        Raises ValueError for a chat template whose calls or results of tools are not understood, where it shows tools.
+        """
+        if not conversational:
+            return self.protocol
+        if not self.shows_tools:
             return self.protocol.in_chat(trainer._tokenizer, trainer.chat_template_kwargs)
-        return self.protocol
+        view = showing(trainer, self._responder)
+        options = {**trainer.chat_template_kwargs, "chat_template": view.chat_template}
+        protocol = self.protocol.in_chat(trainer._tokenizer, options)
+        protocol.check(trainer._tokenizer)
+        check_results(view, protocol)
+        return protocol
 
     def _build_collector(self, trainer: GRPOTrainer, protocol: TagProtocol) -> Collector:
-        limits = (self.limits or RolloutLimits()).within(trainer.max_completion_length)
         responder = self._responder if getattr(trainer, "engine_ahead", None) is None else self._responder.fork()
+        limits = self._limits(trainer.args)
         return Collector(trainer._tokenizer, responder, protocol, limits, rejoin_after=self.engine.rejoin_after)
 
 

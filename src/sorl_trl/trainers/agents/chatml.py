@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -89,15 +88,4 @@ def check_shows_tools(processing_class: Any) -> None:
             "tools or an environment are given, but the chat template shows no tool calls: "
             "`processing_class=chatml_tools(tokenizer)` gives a model of ChatML another template, and "
             "`rollout_func=AgentRollout(ToolBox(tools, environment_factory))` needs none."
-        )
-
-
-def check_calls_are_json(processing_class: Any) -> None:
-    """Raise ValueError for a chat template that writes calls otherwise than as JSON between `<tool_call>` tags."""
-    call = {"type": "function", "function": {"name": "f", "arguments": {}}}
-    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
-    if not re.search(r"<tool_call>\s*\{", processing_class.apply_chat_template(messages, tokenize=False)):
-        raise ValueError(
-            "the chat template does not write calls as JSON between <tool_call> tags, which a `ToolBox` with a "
-            "`ChatProtocol` reads: give the trainer `tools=` and no rollout, or the `ToolBox` a `TagProtocol`."
         )

@@ -1,15 +1,17 @@
-"""TRL's own tool loop (`tools=`, `environment_factory=`), safe against what tools say and engines that fail."""
+"""TRL's own tools (`tools=`, `environment_factory=`): safe against what they say, and as a rollout."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 from sorl_trl.checks import POSITIVE_COUNT
-from sorl_trl.rollout import SearchResponder, TagProtocol, Unavailable
+from sorl_trl.rollout import ChatProtocol, SearchResponder, TagProtocol, ToolBox, Unavailable
 from sorl_trl.rollout.greetings import Greeter, is_image, is_text
 from sorl_trl.search import RetryPolicy, SearchBackend
+from sorl_trl.trainers.agents.agent_rollout import AgentRollout
 from sorl_trl.types import ActionKind
 
 
@@ -57,6 +59,29 @@ def answer_in_messages(completion: Sequence[Mapping[str, Any]]) -> str | None:
     said = [message.get("content") or "" for message in completion if message["role"] == "assistant"]
     actions = map(TagProtocol().parse, said)
     return next((action.content for action in actions if action.kind is ActionKind.ANSWER), None)
+
+
+def tools_as_rollout(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a trainer with an `AgentRollout` in place of `tools` and `environment_factory`, if it has some.
+
+    What `get_reward` of the environments gives is a reward, of weight 1, as under TRL.
+    """
+    tools, factory = given.get("tools"), given.get("environment_factory")
+    if not (tools or factory) or given.get("rollout_func") is not None:
+        return dict(given)
+    box = ToolBox(tools or (), factory, protocol=ChatProtocol())
+    functions = given.get("reward_funcs")
+    functions = [] if functions is None else functions if isinstance(functions, list) else [functions]
+    args, own = given["args"], box.rewards
+    if args.reward_weights is not None:
+        args = copy.copy(args)
+        args.reward_weights = [*args.reward_weights, *[1.0] * len(own)]
+    processors = given.get("reward_processing_classes")
+    if isinstance(processors, list):
+        processors = [*processors, *[None] * len(own)]
+    changed = {"args": args, "reward_funcs": [*functions, *own], "reward_processing_classes": processors}
+    without = {name: value for name, value in given.items() if name not in ("tools", "environment_factory")}
+    return {**without, **changed, "rollout_func": AgentRollout(box)}
 
 
 Render = Callable[[list[dict[str, Any]]], list[int]]

@@ -102,14 +102,23 @@ def test_their_own_reward_is_a_reward_function() -> None:
         async def get_reward(self) -> float:  # type: ignore[override]
             return 0.5
 
-    games = ToolBox(environment_factory=Game)
-    objects = [Game(), Judged(), Game()]
+    class NoReward:
+        def reset(self) -> None: ...
+
+        def look(self) -> str:
+            return ""
+
+    games = ToolBox(environment_factory={"game": Game, "judged": Judged, "none": NoReward})
+    objects = [Game(), Judged(), Game(), NoReward()]
     for game in objects:
         game.reset()
-    reasons = [StopReason.ANSWERED, StopReason.MAX_TURNS, StopReason.ENVIRONMENT_UNAVAILABLE]
+    reasons = [StopReason.ANSWERED, StopReason.MAX_TURNS, StopReason.ENVIRONMENT_UNAVAILABLE, StopReason.ANSWERED]
     trajectories = [Trajectory((1,), (), reason) for reason in reasons]
-    rewards = games.reward(environments=objects, trajectory=trajectories, prompts=[])
-    assert asyncio.run(rewards) == [0.0, 0.5, None]  # type: ignore[arg-type]
+    rewards = {
+        function.__name__: asyncio.run(function(environments=objects, trajectory=trajectories, prompts=[]))
+        for function in games.rewards
+    }
+    assert rewards == {"Game": [0.0, None, None, None], "Judged": [None, 0.5, None, None]}
 
 
 def typed(number: int, share: float = 0.5, is_it: bool = False, name: str | None = None, of: Any = None) -> None: ...

@@ -1,0 +1,63 @@
+"""Tools that the chat template shows, those of a `ToolBox` with a `ChatProtocol`, as TRL has its own."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+from trl.chat_template_utils import (
+    add_response_schema,
+    get_training_chat_template,
+    is_chat_template_prefix_preserving,
+    parse_response,
+)
+
+from sorl_trl.rollout import ObservationEncoder, Responder, TagProtocol
+from sorl_trl.trainers.agents.chatml import check_shows_tools
+from sorl_trl.types import Observation, ToolResult, Trajectory
+
+_RESULTS = (ToolResult("first", "12 degrees"), ToolResult("second", "and rain\nin Oslo"))
+
+
+def know_calls(trainer: Any) -> None:
+    """Give the tokenizer a `response_template`, by which calls are read, unless it has one.
+
+    Raises ValueError for a chat template that shows no tools, or is not among those that TRL knows.
+    """
+    check_shows_tools(trainer.processing_class)
+    if getattr(trainer._tokenizer, "response_template", None) is None:
+        add_response_schema(trainer.processing_class)
+
+
+def showing(trainer: Any, responder: Responder) -> Any:
+    """A view of the trainer for which TRL renders each prompt with the tools of its environment."""
+    view = copy.copy(trainer)
+    view.environment_factories = view._env_tools = responder.shown
+    view._batch_environments = responder.kinds
+    if not is_chat_template_prefix_preserving(view.processing_class):
+        view.chat_template = get_training_chat_template(view.processing_class)
+    return view
+
+
+def check_results(view: Any, protocol: TagProtocol) -> None:
+    """Raise ValueError for a chat template that writes results of tools otherwise than the protocol."""
+    ours = ObservationEncoder(view._tokenizer, protocol, 1000).information("", results=_RESULTS)
+    messages = [{"role": "tool", "name": name, "content": text} for name, text in _RESULTS]
+    if [*ours.token_ids] != [*view._get_tool_suffix_ids(messages)]:
+        raise ValueError(
+            "the chat template writes results of tools as a `ToolBox` cannot, as JSON or with the tool's name: give "
+            "the trainer `tools=` without `async_staleness`, or the `ToolBox` a `TagProtocol`."
+        )
+
+
+def messages_of(trajectory: Trajectory, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]]:
+    """What reward functions are shown of a trajectory: the completion that TRL makes of it with its own tools."""
+    context, messages = [*trajectory.prompt_ids], list[dict[str, Any]]()
+    for segment in trajectory.segments:
+        if isinstance(segment, Observation):
+            messages += [{"role": "tool", "name": name, "content": text} for name, text in segment.results]
+        else:
+            messages.append(parse_response(tokenizer, [*segment.token_ids], prefix=context))
+        context += segment.token_ids
+    return messages
