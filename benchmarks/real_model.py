@@ -128,7 +128,7 @@ def jobs() -> Iterator[Job]:
         rates = {method: chosen_rate(rows, method) for method in methods}
         for regime in regimes:
             chosen = [(method, rate) for method, rate in rates.items() if rate is not None]
-            planned += [Job(method, regime, seed, rate) for method, rate in chosen for seed in seeds]
+            planned += [Job(method, regime, seed, rate) for seed in seeds for method, rate in chosen]
     yield from (job for job in dict.fromkeys(planned) if not any(map(job.is_of, rows)))
 
 

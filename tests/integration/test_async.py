@@ -433,5 +433,5 @@ def test_what_cannot_be_is_said_before_the_run(tmp_path: Path, changed: dict[str
 
 
 def test_a_rollout_of_another_kind_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="give one as `rollout_func`"):
+    with pytest.raises(ValueError, match="no `AgentRollout`"):
         native_agent(tmp_path, agent_policy(), async_staleness=1)

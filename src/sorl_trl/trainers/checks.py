@@ -109,7 +109,8 @@ def check_ahead(trainer: Any) -> None:
     asked = f"`async_staleness` is {args.async_staleness}, but "
     if not isinstance(getattr(trainer.rollout_func, "__wrapped__", None), AgentRollout):
         raise ValueError(
-            f"{asked}what is sampled ahead is an `AgentRollout` or a `SearchRollout`, as `rollout_func`, or tools."
+            f"{asked}there are no `tools`, and `rollout_func` is no `AgentRollout` or `SearchRollout`: "
+            "nothing else is sampled ahead."
         )
     if not isinstance(trainer.train_dataset, Dataset):
         raise ValueError(f"{asked}`train_dataset` must be a `datasets.Dataset`: others do not show what comes next.")
