@@ -234,6 +234,20 @@ def test_one_script_trains_with_tools_at_once_and_ahead(tmp_path: Path) -> None:
     assert roles[0] == roles[1] == {("assistant",)}
 
 
+def test_prompts_that_environments_make_are_not_sampled_ahead(tmp_path: Path) -> None:
+    config = SOGRPOConfig(**settings(tmp_path, async_staleness=1))
+    rows = Dataset.from_list([{"start": 1}] * 8)
+    with pytest.raises(ValueError, match="no column `prompt`"):
+        SOGRPOTrainer(
+            build_policy(vocab_size=len(TOKENIZER)),
+            lambda **_: [0.0] * 8,
+            config,
+            rows,
+            processing_class=TOKENIZER,
+            environment_factory=Sum,
+        )
+
+
 def test_prompts_show_the_tools_of_their_environment(tmp_path: Path) -> None:
     box = ToolBox([double], {"sum": Sum, "atlas": Atlas}, protocol=ChatProtocol())
     trainer = build(tmp_path, TOKENIZER, lambda **_: [0.0] * 8, rollout_func=AgentRollout(box))
