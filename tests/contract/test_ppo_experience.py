@@ -91,7 +91,7 @@ def test_advantages_and_returns(tmp_path: Path, tokenizer: Any, level: str, whit
     assert_experience(batch, expected_experience(trainer, batch, rewards_of(batch)))
     assert_old_values(trainer, batch)
     if level == "turn":
-        shown = list(trainer._logs["extra"]["turn_advantage"])
+        shown = list(trainer._logs["advantages"])
         starts = [[span[0] for span in spans_of(row)] for row in batch["turn_ids"]]
         means = [batch["advantages"][i, rows].mean().item() for i, rows in enumerate(starts)]
         assert shown == pytest.approx(means, abs=1e-5)

@@ -187,7 +187,7 @@ def build_config(case: Case) -> SOGRPOConfig:
         # Linear in the gradient, where Adam would blow up rounding differences.
         "optim": "sgd",
         "learning_rate": 10.0 if case.lora else 1.0,
-        "target_kl": 0.0,  # test_resume.py has it
+        "target_kl": 0.0,
         "lr_scheduler_type": "constant",
         "shuffle_dataset": False,
         "top_k": 1,

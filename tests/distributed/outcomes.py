@@ -24,6 +24,7 @@ SAME_METRICS = (
     "turns/per_trajectory",
     "clipping_bias_norm",
     "llds/loss",
+    "lr_factor",
 )
 # An adapter's steps are ten times as long (`build_config`), and its two factors multiply rounding differences.
 WEIGHT_TOLERANCE = {"full": 1e-5, "lora": 1e-4}

@@ -127,6 +127,13 @@ class TestFixedTrajectories:
         assert any(abs(log.get("rewards/information_gain/mean", 0.0)) > 1e-4 for log in result["logs"])
         assert_as_alone(case, result)
 
+    def test_target_kl_under_ddp(self, fixed: Case) -> None:
+        """Each rank sees half of the trajectories, and both the KL of all."""
+        case = replace(fixed, turn_rewards=True, options={"target_kl": 1e-3})
+        result = launch("ddp_cpu", case)
+        assert min(log["lr_factor"] for log in result["logs"][:-1]) < 1.0, "a weak test"
+        assert_as_alone(case, result)
+
     def test_bias_norm_under_ddp(self, fixed: Case) -> None:
         case = replace(fixed, turn_rewards=True, method={}, options={"bias_norm": True, **LARGE_REWARDS})
         result = launch("ddp_cpu", case)
@@ -156,6 +163,13 @@ class TestCollector:
         result = launch(config, case)
         assert [log["async/age_max"] for log in result["logs"][:-1]] == [0.0, 1.0, 1.0]
         assert_as_alone(case, result)
+
+    def test_ranks_take_what_is_completed_first(self, search: Case) -> None:
+        """Of ages of its own on each rank: the learning rate, and so the weights, are the same on all."""
+        options = {"async_staleness": 1, "async_order": "completed", "num_iterations": 1, "max_steps": 6}
+        result = launch("ddp_cpu", replace(search, options={**options, "target_kl": 1e-4}))
+        assert min(log["lr_factor"] for log in result["logs"][:-1]) < 1.0, "a weak test"
+        assert result["spread"] == 0.0
 
     @needs_deepspeed
     def test_sharded_ranks_are_not_copied(self, search: Case) -> None:

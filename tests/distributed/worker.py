@@ -86,6 +86,10 @@ def train(case: Case, expected: dict[str, Any]) -> dict[str, Any]:
         "queries": gather_object([getattr(getattr(rollout.rollout, "search", None), "queries", 0)]),
     }
     check(case, facts, expected)
+    if facts["engine"] == "DistributedDataParallel":
+        flat = torch.cat([value.detach().flatten() for value in trainer.model.parameters()])
+        ranks = trainer.accelerator.gather(flat[None])
+        facts["spread"] = (ranks - ranks[0]).abs().max().item()
     weights = trainer.accelerator.get_state_dict(trainer.model_wrapped)
     if trainer.accelerator.is_main_process:
         torch.save(weights, Path(case.folder) / "weights.pt")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Sequence
@@ -23,8 +24,9 @@ from sorl_trl.search import BM25Index, SearchUnavailable
 from sorl_trl.trainers.agents.vllm import EngineUnavailable
 from sorl_trl.trainers.ahead.policies import PolicyCopies
 from sorl_trl.trainers.ahead.training import load_ahead, sampling_ahead
+from sorl_trl.trainers.cycle.run_settings import SETTINGS_FILE
 from sorl_trl.types import Action, ActionKind, Passage, Turn
-from tests.agents import agent_policy, build_agent, native_agent, questions, search_index, steps_after
+from tests.agents import LIMITS, agent_policy, build_agent, native_agent, questions, search_index, steps_after
 
 REUSED: dict[str, Any] = {"num_iterations": 2, "steps_per_generation": 2, "gradient_accumulation_steps": 1}
 """Four updates of each rollout; a pass over the eight prompts has four rollouts."""
@@ -417,6 +419,13 @@ def test_evaluation_asks_the_policy_as_it_is(tmp_path: Path) -> None:
     trainer.train()
     assert len(logged(trainer, "eval_reward")) == 2
     assert not any(name.startswith("eval_async") for log in trainer.state.log_history for name in log)
+
+
+def test_a_checkpoint_says_how_what_is_sampled_ahead_was_sampled(tmp_path: Path) -> None:
+    trainer = build(tmp_path, max_steps=2, save_steps=2, save_strategy="steps")
+    trainer.train()
+    saved = json.loads((tmp_path / "checkpoint-2" / SETTINGS_FILE).read_text())
+    assert saved["limits.max_turns"] == LIMITS.max_turns
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -16,7 +17,8 @@ from trl.chat_template_utils import add_response_schema
 from sorl_trl import AgentRollout, SOGRPOConfig, SOGRPOTrainer, search_tool
 from sorl_trl.rollout import ChatProtocol, Collector, Generation, RolloutLimits, ToolBox
 from sorl_trl.search import NoSearch
-from sorl_trl.types import StopReason, Trajectory
+from sorl_trl.trainers.agents.chat_tools import messages_of
+from sorl_trl.types import Action, ActionKind, StopReason, Trajectory, Turn
 from tests.policies import build_policy
 from tests.tools import ANSWER, CALL, QUESTION, Atlas, build, lookup, qwen_tokenizer, tool_call
 from tests.training import settings
@@ -129,6 +131,7 @@ async def double(number: float) -> str:
 class Notebook:
     def reset(self) -> None:
         self.lines: list[str] = []
+        self.thread = threading.current_thread()
 
     async def write(self, line: str) -> str:
         """
@@ -143,6 +146,7 @@ class Notebook:
 
     def read(self) -> str:
         """Read all lines."""
+        assert threading.current_thread() is self.thread, "what it holds may be bound to it"
         return ", ".join(self.lines)
 
 
@@ -189,6 +193,17 @@ def test_what_is_no_call_ends_the_trajectory(message: str) -> None:
     trajectory, box, heard = collected(message)
     assert trajectory.stop_reason is StopReason.ENVIRONMENT_DONE
     assert (box.environments[0].total, len(heard)) == (1, 1)
+
+
+def test_brackets_without_end_are_no_call() -> None:
+    """Which no JSON parser takes, and a policy that repeats itself writes."""
+    text = '<tool_call>\n{"name": "add", "arguments": ' + "[" * 5000 + "}\n</tool_call>"
+    protocol = ChatProtocol(functions=({},)).in_chat(TOKENIZER)
+    assert protocol.parse(f"{text}<|im_end|>").calls == ()
+    ids = tuple(TOKENIZER.encode(f"{text}<|im_end|>"))
+    turn = Turn(ids, text, Action(ActionKind.MESSAGE, text))
+    trajectory = Trajectory((1,), (turn,), StopReason.ENVIRONMENT_DONE)
+    assert messages_of(trajectory, TOKENIZER) == [{"role": "assistant", "content": text}]
 
 
 def test_what_is_wrong_with_a_call_is_said() -> None:

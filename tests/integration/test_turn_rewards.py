@@ -121,7 +121,7 @@ class TestAdvantages:
             batch = rollout_batch(trainer)
             per_token = batch["advantages"] if reward is as_turns else batch["advantages"].unsqueeze(1)
             advantages.append(torch.where(batch["turn_ids"] >= 0, per_token, 0.0))
-            tables.append(list(trainer._logs["extra"]["turn_advantage"] or trainer._logs["advantages"]))
+            tables.append(list(trainer._logs["advantages"]))
         torch.testing.assert_close(*advantages, rtol=0, atol=1e-5)
         assert tables[0] == pytest.approx(tables[1], abs=1e-5)
 
@@ -203,6 +203,6 @@ class TestWhatTheUserSees:
                 batch["advantages"], batch["turn_ids"], turns_of(batch), strict=True
             ):
                 shown.append(sum(advantages[turn_ids == k][0].item() for k in range(turns)) / turns)
-        assert list(trainer._logs["extra"]["turn_advantage"]) == pytest.approx(shown, abs=1e-6)
+        assert list(trainer._logs["advantages"]) == pytest.approx(shown, abs=1e-6)
         totals = trainer._logs["rewards"]["uneven_reward"]
         assert totals[8] == pytest.approx(sum(uneven(0, turn) for turn in range(turns_of(batch)[0])))

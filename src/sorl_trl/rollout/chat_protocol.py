@@ -82,7 +82,7 @@ class ChatProtocol(TagProtocol):
         try:
             message = self.tokenizer.parse_response(text, prefix=begun, tools=[*self.functions])
             calls = [call.get("function", call) for call in message.get("tool_calls") or ()]
-        except (ValueError, TypeError, AttributeError):
+        except (ValueError, TypeError, AttributeError, RecursionError):
             return ()
         if not all(isinstance(call.get("name"), str) for call in calls):
             return ()

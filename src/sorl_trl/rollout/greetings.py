@@ -72,10 +72,11 @@ class Greeter:
         return [*prompt[:-1], {**prompt[-1], "content": self.clean(own, own + added)}]
 
     def _harmless(self, own: str, said: str) -> str:
-        most = len(said) if self._max_tokens is None else self._max_tokens
-        harmless = self._sanitizer.sanitize(said, most)
+        most = self._max_tokens
+        harmless = self._sanitizer.sanitize(said, len(said) if most is None else most)
         self.neutralized += harmless.neutralized
-        text = decode(self._tokenizer, harmless.token_ids) if harmless.truncated else harmless.text
+        is_cut = most is not None and harmless.truncated  # a text may have more tokens than characters
+        text = decode(self._tokenizer, harmless.token_ids) if is_cut else harmless.text
         # The prompt's end and the greeting may be the halves of a tag.
         joined = self._sanitizer.rewrite(own + text)[1] - self._sanitizer.rewrite(own)[1]
         self.neutralized += max(joined, 0)

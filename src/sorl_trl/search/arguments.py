@@ -8,7 +8,7 @@ from typing import Annotated, NamedTuple
 from sorl_trl.checks import SWITCH, OneOf, check_fields
 from sorl_trl.search.backend import NoSearch, SearchBackend
 from sorl_trl.search.cache import CachedSearch
-from sorl_trl.search.client import HTTPSearch, server_identity
+from sorl_trl.search.client import HTTPSearch
 from sorl_trl.search.engines import ENGINES, open_index
 from sorl_trl.text import without_user
 
@@ -79,8 +79,7 @@ class SearchArguments:
 
     def _engine(self) -> BuiltSearch:
         if self.search_url:
-            identity = server_identity(self.search_url) or without_user(self.search_url)
-            return BuiltSearch(HTTPSearch(self.search_url), identity)
+            return BuiltSearch(HTTPSearch(self.search_url), without_user(self.search_url))
         if self.no_search:
             return BuiltSearch(NoSearch(), "no_search")
         if self.corpus:

@@ -99,20 +99,6 @@ class HTTPSearch:
             raise MalformedResponse(status, _text(body))
 
 
-def server_identity(url: str, timeout_s: float = 5.0) -> str | None:
-    """Ask a server what its index is called: `health` beside `url` tells it, if the server is of this package.
-
-    Asked once. `None` where the server does not know the question, says no identity, or is down.
-    """
-    try:
-        response = httpx2.get(httpx2.URL(url).join("health"), timeout=timeout_s)
-        health = response.json() if response.is_success else None
-    except (httpx2.HTTPError, ValueError, RecursionError):
-        return None
-    identity = health.get("identity") if isinstance(health, dict) else None
-    return identity if isinstance(identity, str) and identity else None
-
-
 def _check_url(url: str) -> None:
     """Raise ValueError unless it is the URL of something on a server: without a path it answers no search."""
     rule = "url must be an http or https URL with a path, such as http://127.0.0.1:8000/retrieve"

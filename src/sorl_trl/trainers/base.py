@@ -131,7 +131,7 @@ class TurnLevelTrainer(GRPOTrainer):
         self.add_callback(self._dump)
         self._kl_schedule: KLSchedule | None = None
         if args.target_kl:
-            self._kl_schedule = KLSchedule(args.target_kl, self.accelerator, self._record_lr_factor)
+            self._kl_schedule = KLSchedule(args.target_kl, self._record_lr_factor)
             self.add_callback(self._kl_schedule)
 
     def _set_up_rewards(self) -> None:
@@ -261,14 +261,14 @@ class TurnLevelTrainer(GRPOTrainer):
             value, of_term = term(batch)
             loss = loss + value / self._micro_batches()
             metrics |= of_term
-        self._metric_log.observe(batch, objective, metrics)
+        reduced = self._metric_log.observe(batch, objective, metrics)
         if objective is None and self.args.loss_type not in TRLS_LOSS_TYPES:
             objective = self.method.surrogate(batch)
         self._dump.observe(batch, objective)
         if self._bias_normalizer is not None and objective is not None:
             self._bias_normalizer.observe(self, batch, objective)
         if self._kl_schedule is not None:
-            self._kl_schedule.observe(batch)
+            self._kl_schedule.observe(batch, reduced)
         return loss
 
     def _own_term(self, batch: MicroBatch) -> tuple[Tensor | float, dict[str, Any]]:
@@ -316,6 +316,8 @@ class TurnLevelTrainer(GRPOTrainer):
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         checkpoint = resume_point(self.args, resume_from_checkpoint)
+        # Anew, without what a run that was interrupted within a step has left in them.
+        self._metric_log, self._bias_normalizer = MetricLog(self), bias_normalizer(self)
         if checkpoint is not None:
             take_up_settings(self, Path(checkpoint))
         if self.args.is_on_policy:

@@ -204,7 +204,8 @@ class TurnLevelConfig(GRPOConfig):
         of_type = f"`loss_type` is {self.loss_type!r}, which TRL computes"
         if self.clip_range_scaling != "none":
             raise ValueError(f"{of_type} with its own range: set `clip_range_scaling='none'`.")
-        if self.async_staleness and self.async_old_policy == "proximal" and not self.use_vllm:
+        is_weighted = self.use_vllm and self.vllm_importance_sampling_correction
+        if self.async_staleness and self.async_old_policy == "proximal" and not is_weighted:
             raise ValueError(f"{of_type} without the weights of `async_old_policy='proximal'`: take 'behaviour'.")
         if self.bias_norm:
             raise ValueError(f"{of_type}, and `bias_norm` needs a loss of this package: set it to False.")

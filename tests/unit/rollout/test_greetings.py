@@ -48,6 +48,11 @@ def test_a_long_greeting_is_cut() -> None:
     assert greeter(max_tokens=2).add(["now "], ["go rome go rome"]) == ["now go rome"]
 
 
+@pytest.mark.parametrize("said", ["สวัสดีครับ", "🎉" * 30])
+def test_without_a_limit_nothing_is_cut_where_characters_are_several_tokens(said: str) -> None:
+    assert Greeter(bpe_tokenizer()).add(["now "], [said]) == [f"now {said}"]
+
+
 IMAGE = {"type": "image", "image": object()}
 VIDEO = {"type": "video", "video": "now"}
 USE, GO = {"type": "text", "text": "Use <answer>"}, {"type": "text", "text": "go"}

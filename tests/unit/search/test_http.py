@@ -10,7 +10,7 @@ import pytest
 from tests.unit.search.servers import Reply, Server, echo
 
 from sorl_trl.search import SearchError, SearchUnavailable
-from sorl_trl.search.client import BATCH_SIZE, HTTPSearch, server_identity
+from sorl_trl.search.client import BATCH_SIZE, HTTPSearch
 from sorl_trl.search.wire import MalformedResponse
 from sorl_trl.types import Passage
 
@@ -134,34 +134,3 @@ def test_a_url_without_a_server_is_named(url: str) -> None:
 def test_a_url_without_a_path_is_refused_with_a_hint(url: str) -> None:
     with pytest.raises(ValueError, match=r"with a path, such as http://127.0.0.1:8000/retrieve, got 'http"):
         HTTPSearch(url)
-
-
-@pytest.mark.parametrize(
-    ("reply", "identity"),
-    [
-        (Reply(b'{"status": "ok", "identity": "bm25-0123"}'), "bm25-0123"),
-        (Reply(b'{"status": "ok"}'), None),
-        (Reply(b'{"identity": ""}'), None),
-        (Reply(b'{"identity": 7}'), None),
-        (Reply(b'["identity"]'), None),
-        (Reply(b"<html>"), None),
-        (Reply(b"\xff"), None),
-        (Reply(b"[" * 100_000), None),
-        (Reply(b'{"identity": "x"}', 500), None),
-        (Reply(b"", 404), None),
-        (Reply(b"{", headers={"Content-Length": "1000", "Connection": "close"}), None),
-    ],
-)
-def test_a_server_may_say_what_it_searches(server: Server, reply: Reply, identity: str | None) -> None:
-    server.pages["/health"] = reply
-    assert server_identity(server.url) == identity
-    assert server.requests == []
-
-
-def test_a_server_that_is_silent_or_down_says_nothing(server: Server) -> None:
-    released = threading.Event()
-    server.pages["/health"] = Reply(b"{}", pause=released.wait)
-    assert server_identity(server.url, timeout_s=0.05) is None
-    released.set()
-    server.close()
-    assert server_identity(server.url) is None

@@ -67,14 +67,14 @@ def test_a_corpus_is_indexed_with_the_engine_that_is_named(corpus: Path) -> None
         assert found(SearchArguments(index=f"{corpus}.{ending}")) == ["7"]
 
 
-def test_a_server_is_named_by_its_index_or_else_by_its_url() -> None:
+def test_a_server_is_named_by_its_url() -> None:
     with closing(Server()) as server:
         arguments = SearchArguments(search_url=server.url)
         assert arguments.build_search().identity == server.url
         private = SearchArguments(search_url=server.url.replace("://", "://me:s3cret@"))
         assert private.build_search().identity == server.url
-        server.pages["/health"] = Reply(b'{"status": "ok", "identity": "bm25-0123"}')
-        assert arguments.build_search().identity == "bm25-0123"
+    with pytest.raises(ValueError, match="url must be an http or https URL"):
+        SearchArguments(search_url="http://127.0.0.1:80a0/retrieve").build_search()
 
 
 @pytest.mark.parametrize(

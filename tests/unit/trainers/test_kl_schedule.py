@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from accelerate import Accelerator
 from accelerate.utils import DeepSpeedSchedulerWrapper
 from hypothesis import given
 from hypothesis import strategies as st
@@ -34,7 +33,7 @@ def policy_and_critic() -> torch.optim.Optimizer:
 
 
 def kl_schedule() -> KLSchedule:
-    return KLSchedule(TARGET, Accelerator(cpu=True), lambda factor: None)
+    return KLSchedule(TARGET, lambda factor: None)
 
 
 class Run:

@@ -9,11 +9,19 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
 Outcome: TypeAlias = "tuple[Any, BaseException | None]"
 Hear: TypeAlias = "Callable[[Any, BaseException | None], Any]"
+
+
+@dataclass(frozen=True)
+class Then:
+    """What an awaitable returns whose row has more to do, which is then called in the row's thread."""
+
+    function: Callable[[], Any]
 
 
 class Calls:
@@ -73,7 +81,7 @@ class Calls:
                 _settle(answer, error=raised)
 
     def _outcome(self, function: Callable[[], Any], answer: Future[Any]) -> Outcome:
-        """What the function returns or raises, KeyboardInterrupt too."""
+        """What the function returns or raises, KeyboardInterrupt too; or what follows it."""
         try:
             value = function()
         except BaseException as error:
@@ -87,9 +95,10 @@ class Calls:
         awaited = asyncio.run_coroutine_threadsafe(_contained(value), self._loop)
         answer.add_done_callback(lambda _: awaited.cancel())
         try:
-            return awaited.result()
+            value, error = awaited.result()
         except BaseException as error:
             return None, error
+        return self._outcome(value.function, answer) if isinstance(value, Then) else (value, error)
 
 
 def _settle(answer: Future[Any], value: Any = None, error: BaseException | None = None) -> None:

@@ -173,7 +173,8 @@ def call_with(method: Callable[..., Any], example: Mapping[str, Any]) -> Any:
         taken = dict(example)
     else:
         taken = {each.name: example[each.name] for each in parameters if each.name in example}
-    needed = [each.name for each in parameters if each.default is each.empty and each.kind is not each.VAR_KEYWORD]
+    named = [each for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
+    needed = [each.name for each in named if each.default is each.empty]
     if missing := [name for name in needed if name not in taken]:
         name = getattr(method, "__qualname__", repr(method))
         raise TypeError(f"{name} needs {missing}, but an example has {sorted(example)}")

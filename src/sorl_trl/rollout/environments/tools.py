@@ -7,10 +7,12 @@ import json
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeAlias, get_type_hints
 
 from transformers.utils.chat_template_utils import get_json_schema
 
+from sorl_trl.rollout.environments.calls import Then
 from sorl_trl.rollout.environments.environment import Reply, tool_of
 from sorl_trl.rollout.environments.responder import DOWN, UNAVAILABLE, call_with
 from sorl_trl.types import ActionKind, StopReason, ToolCall, ToolResult, Turn
@@ -66,14 +68,14 @@ class Caller:
             raise TypeError(f"{name}.reset returned content blocks, but a policy that writes tags is told text alone")
         return said
 
-    def step(self, turn: Turn) -> Reply | Awaitable[Reply]:
+    def step(self, turn: Turn) -> Reply | Awaitable[Reply | Then]:
         """Answer a call, or the calls of a message; a message without any is the policy's last."""
         if turn.action.kind is not ActionKind.MESSAGE:
             return self._call(tool_of(turn.action), turn.action.content)
         calls = turn.action.calls
         return self._made(iter(calls), []) if calls else Reply(stop=StopReason.ENVIRONMENT_DONE)
 
-    def _made(self, calls: Iterator[ToolCall], said: list[ToolResult]) -> Reply | Awaitable[Reply]:
+    def _made(self, calls: Iterator[ToolCall], said: list[ToolResult]) -> Reply | Awaitable[Reply | Then]:
         """Make calls, one after the other; what they say, after what others have `said`."""
         for call in calls:
             reply = self._call(*call)
@@ -86,12 +88,12 @@ class Caller:
 
     async def _gone_on(
         self, call: ToolCall, awaited: Awaitable[Reply], calls: Iterator[ToolCall], said: list[ToolResult]
-    ) -> Reply:
+    ) -> Reply | Then:
+        """The calls after one that is awaited are made in the thread of their row again."""
         reply = await awaited
         if reply.stop is not None:
             return reply
-        rest = self._made(calls, [*said, ToolResult(call.tool, reply.text)])
-        return rest if isinstance(rest, Reply) else await rest
+        return Then(partial(self._made, calls, [*said, ToolResult(call.tool, reply.text)]))
 
     def _call(self, name: str, arguments: str | Mapping[str, Any]) -> Reply | Awaitable[Reply]:
         if name not in self.tools:

@@ -58,6 +58,13 @@ def messages_of(trajectory: Trajectory, tokenizer: PreTrainedTokenizerBase) -> l
         if isinstance(segment, Observation):
             messages += [{"role": "tool", "name": name, "content": text} for name, text in segment.results]
         else:
-            messages.append(parse_response(tokenizer, [*segment.token_ids], prefix=context))
+            messages.append(_message(tokenizer, [*segment.token_ids], context))
         context += segment.token_ids
     return messages
+
+
+def _message(tokenizer: PreTrainedTokenizerBase, ids: list[int], context: list[int]) -> dict[str, Any]:
+    try:
+        return dict(parse_response(tokenizer, ids, prefix=context))
+    except RecursionError:  # deep brackets; of all else that cannot be read TRL makes the same
+        return {"role": "assistant", "content": tokenizer.decode(ids, skip_special_tokens=True)}

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from accelerate.utils import broadcast_object_list
+from accelerate.utils import broadcast_object_list, gather_object
 
 from sorl_trl.rollout import Engine, TurnEnd
 from sorl_trl.rollout.engine import draw_seed
@@ -67,7 +67,7 @@ class RolloutsAhead:
     output: dict[str, Any]
     """What was sampled for the rows that were taken last."""
     sampled_at: int
-    """The optimizer step at which the oldest of them began."""
+    """The optimizer step at which the oldest of all processes' began."""
 
     def __init__(self, trainer: Any, rollout: AgentRollout, staleness: int, by_completion: bool = False) -> None:
         self._trainer, self._rollout, self._staleness = trainer, rollout, staleness
@@ -113,7 +113,7 @@ class RolloutsAhead:
         self._take(parts)
         outputs = [part.output.result() for part in parts]
         self.output = {key: [each for output in outputs for each in output[key]] for key in outputs[0]}
-        self.sampled_at = min(part.step for part in parts)
+        self.sampled_at = min(gather_object([min(part.step for part in parts)]))
         self._log(parts, waited)
         self._taken += 1
         return [row for part in parts for row in part.rows]

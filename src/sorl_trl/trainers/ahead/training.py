@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import wraps
 from typing import Any
 
 import torch
@@ -18,7 +19,12 @@ def sampling_ahead(trainer: Any, staleness: int, by_completion: bool = False) ->
     """In a run, its batches are sampled ahead. Evaluation samples as ever, from one version of the weights."""
     at_once = trainer.rollout_func
     trainer._ahead = ahead = RolloutsAhead(trainer, at_once.__wrapped__, staleness, by_completion)
-    trainer.rollout_func = lambda prompts, of: ahead.output if trainer.model.training else at_once(prompts, of)
+
+    @wraps(at_once)
+    def taken(prompts: Any, of: Any) -> dict[str, Any]:
+        return ahead.output if trainer.model.training else at_once(prompts, of)
+
+    trainer.rollout_func = taken
     try:
         yield
     finally:

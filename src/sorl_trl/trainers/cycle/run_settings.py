@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from dataclasses import asdict, fields
 from importlib.metadata import version
@@ -44,7 +45,7 @@ def settings_of(trainer: Any) -> dict[str, Any]:
     names = [field.name for field in fields(args) if field.name not in general]
     found: dict[str, Any] = {name: getattr(args, name) for name in names if not name.startswith(NOT_COMPARED)}
     found |= {"trainer": type(trainer).__name__, "method": trainer.method.describe()}
-    rollout = getattr(trainer.rollout_func, "__wrapped__", None)
+    rollout = inspect.unwrap(trainer.rollout_func) if trainer.rollout_func else None
     if isinstance(rollout, AgentRollout):
         parts = {"limits": rollout.limits or RolloutLimits(), "engine": rollout.engine, "protocol": rollout.protocol}
         found |= {f"{kind}.{name}": value for kind, part in parts.items() for name, value in asdict(part).items()}

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from accelerate import Accelerator
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from sorl_trl.learning_rate import check_scheduler, scale_learning_rate
 from sorl_trl.methods import MicroBatch
-from sorl_trl.trainers.loss.metrics import MetricSums, kl_of_trajectories, mean_of_numbers, reduce_all
+from sorl_trl.trainers.loss.metrics import mean_of_numbers
 
 STEP = 1.5
 MIN_FACTOR = 0.01
@@ -48,20 +46,19 @@ class KLSchedule(TrainerCallback):
 
     Args:
         target_kl: nats per token.
-        accelerator: of the trainer.
         record: is told the factor of each update.
 
     Raises:
         ValueError: when training begins: the schedule does not let its learning rates be lowered.
     """
 
-    def __init__(self, target_kl: float, accelerator: Accelerator, record: Callable[[float], object]) -> None:
+    def __init__(self, target_kl: float, record: Callable[[float], object]) -> None:
         self.target_kl = target_kl
-        self._accelerator = accelerator
         self._record = record
         self._optimizer: Any = None
         self._scheduler: Any = None
-        self._waiting: list[MetricSums] = []
+        self._has_moved: list[bool] = []
+        """Of the micro-batches of this update: before, policy and old policy are the same, and the KL is rounding."""
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -70,26 +67,22 @@ class KLSchedule(TrainerCallback):
         check_scheduler(self._scheduler)
         # Set at once, so that a roll back to any checkpoint of this run restores it.
         setattr(self._scheduler, FACTOR, getattr(self._scheduler, FACTOR, 1.0))
-        self._waiting.clear()
+        self._has_moved.clear()
 
-    def observe(self, batch: MicroBatch) -> None:
-        """Take note of a micro-batch, and set the learning rate if the optimizer steps after it."""
-        if batch.age is None:
+    def observe(self, batch: MicroBatch, metrics: Sequence[Mapping[str, float]]) -> None:
+        """Take note of a micro-batch, and set the learning rate if the optimizer steps after it.
+
+        Args:
+            batch: the micro-batch.
+            metrics: of all micro-batches of the update, over all processes, if it is the last one.
+        """
+        if not batch.is_training:
             return
-        if batch.age > 0:  # before, policy and old policy are the same, and the KL is rounding
-            sums = MetricSums()
-            sums.add_mean("kl", *kl_of_trajectories(batch.log_ratio.detach(), batch.turns))
-            self._waiting.append(sums)
+        self._has_moved.append(bool(batch.age))
         if batch.ends_step:
-            self._record(self.adjust(self._observed_kl()))
-
-    def _observed_kl(self) -> float:
-        """The mean over the micro-batches of the update, the same on all ranks; NaN where none has a token."""
-        if not self._waiting:
-            return math.nan
-        kls = [metrics["kl"] for metrics in reduce_all(self._waiting, self._accelerator)]
-        self._waiting.clear()
-        return mean_of_numbers(kls)
+            pairs = zip(metrics, self._has_moved, strict=True)
+            self._record(self.adjust(mean_of_numbers([each["kl_to_old"] for each, moved in pairs if moved])))
+            self._has_moved.clear()
 
     def adjust(self, kl: float) -> float:
         """Set the policy's learning rate for an update that finds `kl`, and return the factor."""

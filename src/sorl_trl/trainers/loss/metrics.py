@@ -126,8 +126,10 @@ class MetricLog:
         for name in [name for name in metrics if name.startswith(left_out)]:
             del metrics[name]
 
-    def observe(self, batch: MicroBatch, objective: Objective | None, terms: Mapping[str, Any]) -> None:
-        """Take note of a micro-batch; log it and those before it if the optimizer steps after it.
+    def observe(
+        self, batch: MicroBatch, objective: Objective | None, terms: Mapping[str, Any]
+    ) -> list[dict[str, float]]:
+        """Take note of a micro-batch; log and return it and those before it if the optimizer steps after it.
 
         Args:
             batch: the micro-batch.
@@ -142,11 +144,13 @@ class MetricLog:
         logged = self._trainer._metrics["train" if batch.is_training else "eval"]
         if batch.age is not None:
             logged["off_policy_age"].append(batch.age)
-        if batch.ends_step:
-            for metrics in reduce_all(self._waiting, self._trainer.accelerator):
-                for name, value in metrics.items():
-                    logged[name].append(value)
-            self._waiting.clear()
+        if not batch.ends_step:
+            return []
+        reduced = reduce_all(self._waiting, self._trainer.accelerator)
+        for name, value in (item for metrics in reduced for item in metrics.items()):
+            logged[name].append(value)
+        self._waiting.clear()
+        return reduced
 
 
 @torch.no_grad()
@@ -168,18 +172,13 @@ def batch_metrics(batch: MicroBatch) -> MetricSums:
     sums.add_mean("clip_fraction/turn", is_outside(ratio, low, high).float(), present)
     below = is_outside(ratio, low, math.inf).float()
     sums.add_mean("clip_fraction/negative_turn", below, present & (turn_advantages < 0))
-    sums.add_mean("kl_to_old", *kl_of_trajectories(log_ratio, turns))
+    sums.add_mean("kl_to_old", kl_to_old(log_ratio, turns.loss_mask, "unbiased"), turns.counts > 0)
     sums.add({"effective_sample_size": effective_sample_size(batch.ratio.detach(), turns.loss_mask)})
     if batch.level == "sequence":
         of_units = importance_ratio(log_ratio, turns, "sequence", batch.turn_ratio)
         outside = masked_mean(is_outside(of_units, *batch.clip_range[:2]).float(), turns.loss_mask, dim=1)
         sums.add_mean("clip_fraction/sequence", outside, turns.counts > 0)
     return sums
-
-
-def kl_of_trajectories(log_ratio: Tensor, turns: TurnLayout) -> tuple[Tensor, Tensor]:
-    """(B,) KL to the old policy of each trajectory, nats per token, and (B,) whether it has a token."""
-    return kl_to_old(log_ratio, turns.loss_mask, "unbiased"), turns.counts > 0
 
 
 @torch.no_grad()

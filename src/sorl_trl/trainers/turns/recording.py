@@ -176,5 +176,8 @@ def gather_rows(accelerator: Accelerator, values: Tensor, padding: int = 0) -> T
 
 
 def show_advantages(trainer: Any, advantages: Tensor, mask: Tensor) -> None:
-    """Add the mean advantage of each trajectory to TRL's table of completions, from all processes' (N, U)."""
-    trainer._logs["extra"]["turn_advantage"].extend(masked_mean(advantages, mask, dim=1).tolist())
+    """Put the mean advantage of each trajectory, from all processes' (N, U), into TRL's table of completions."""
+    shown = trainer._logs["advantages"]  # with TRL's own of these N at its end, and at most as many as it holds
+    for _ in range(min(len(advantages), len(shown))):
+        shown.pop()
+    shown.extend(masked_mean(advantages, mask, dim=1).tolist())

@@ -1,4 +1,4 @@
-"""Keeps the trajectories of some updates, with what the loss made of each token, for `sorl_trl.evaluation.view`."""
+"""Keeps the trajectories of some updates, with what the loss made of each token, for `sorl_trl.viewer`."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ class TrajectoryDump(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """What an earlier run wrote of the steps to come is not this run's."""
+        """What an earlier run wrote or kept of the steps to come is not this run's."""
+        self._rows = []
         if self.args.save_trajectories_steps and state.is_local_process_zero:
             discard_later(self.args.output_dir, state.global_step)
 

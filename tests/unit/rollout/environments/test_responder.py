@@ -285,6 +285,18 @@ def test_a_reset_gets_the_columns_that_it_takes(opened: Any) -> None:
     assert [game.number for game in responder.environments] == [3, 4], "reward functions read them"
 
 
+class TakesAll:
+    def reset(self, *args: Any, **kwargs: Any) -> str:
+        return f"{args} {kwargs}"
+
+    def step(self, taken: Turn) -> Reply:
+        return Reply("here")
+
+
+def test_a_reset_may_take_whatever_there_is() -> None:
+    assert EnvironmentResponder(TakesAll).greet([{"number": 3}]) == ["() {'number': 3}"]
+
+
 def test_a_greeting_that_nobody_would_hear_is_refused() -> None:
     with pytest.raises(ValueError, match="'to 3, none', which belongs into the prompt"):
         EnvironmentResponder(Game).open([{"number": 3}])
