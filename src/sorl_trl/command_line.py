@@ -25,8 +25,6 @@ from sorl_trl.text import one_line
 EXIT_CODE = 2
 INTERRUPTED = 130
 """The exit code after Ctrl-C, as of a shell."""
-COMMAND_LINE = "SORL_COMMAND_LINE"
-"""In the environment of launched processes: what the user typed."""
 DEBUG = "SORL_DEBUG"
 HUB_ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 

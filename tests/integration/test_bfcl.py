@@ -16,10 +16,14 @@ from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
 from sorl_trl import AgentRollout, SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
+from sorl_trl.cli import evaluation_run
+from sorl_trl.cli.evaluate import read_words
+from sorl_trl.cli.evaluation_run import for_tasks
 from sorl_trl.command_line import UserMistake
 from sorl_trl.qa import environment_reward, solved_reward, write_questions
 from sorl_trl.recipe.arguments import parse_arguments
-from sorl_trl.recipe.build import build_trainer
+from sorl_trl.recipe.build import build_rollout, build_trainer
+from sorl_trl.recipe.written import write_recipe
 from sorl_trl.rollout import ChatProtocol, EngineOptions, EnvironmentResponder, Reply, RolloutLimits
 from sorl_trl.rollout.environments.bfcl import BFCLEnvironment, BFCLTools, prompt_rows, question_of, task_of
 from sorl_trl.types import StopReason, Turn
@@ -106,6 +110,19 @@ def test_tasks_of_a_recipe_are_trained_on(folder: Path) -> None:
     trainer.train()
     (first, *_) = [entry for entry in trainer.state.log_history if "environment/solved" in entry]
     assert first["reward"] == pytest.approx(2 * first["environment/solved"])
+
+
+def test_a_run_on_tasks_is_evaluated_and_made_again_by_its_own_recipe(folder: Path) -> None:
+    arguments = from_recipe(folder, "--eval_questions", "bfcl_multi_turn_base")
+    write_recipe(arguments, folder / "out")
+    (folder / "out" / "config.json").touch()
+    words, recipe = read_words([str(folder / "out")])
+    evaluated = for_tasks(evaluation_run.parse_arguments(words, recipe), [question_of(TASK)])
+    assert evaluated.evaluation.benchmarks == ["bfcl_multi_turn_base"]
+    asked = evaluated.rollout
+    assert (asked.max_turns, asked.protocol, asked.max_turn_tokens) == (21, "terse", 24)
+    again = parse_arguments(["--config", str(folder / "out" / "recipe.yaml")])
+    assert build_rollout(again, qwen_tokenizer()).limits == build_rollout(arguments, qwen_tokenizer()).limits
 
 
 @pytest.mark.parametrize(

@@ -224,11 +224,12 @@ def test_a_checkpoints_own_way_of_sampling_is_not_taken(world: Path, tmp_path: P
 def test_a_chat_model_is_asked_through_its_template(world: Path, tmp_path: Path) -> None:
     shutil.copytree(world / "policy", tmp_path / "policy")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "policy")
-    tokenizer.chat_template = "{% for m in messages %}{{ m.content }} [EOS] {% endfor %}question :"
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }} [EOS] {% endfor %}{{ told }} :"
     tokenizer.save_pretrained(tmp_path / "policy")
     changed = {"model_name_or_path": tmp_path / "policy", "protocol": "search_r1", "prompt_template": "{question}"}
     sizes = {"max_observation_tokens": 40, "max_completion_length": 160}
-    evaluate.main([*command_line(world, tmp_path / "run", **changed, **sizes), "--chat"])
+    told = ["--chat", "--chat_template_kwargs", '{"told": "question"}']
+    evaluate.main([*command_line(world, tmp_path / "run", **changed, **sizes), *told])
     for row in trajectories(tmp_path / "run"):
         assert row["prompt"] == f"{row['question']} [EOS] question :"
 

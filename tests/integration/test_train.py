@@ -12,6 +12,8 @@ import datasets
 import pytest
 
 from sorl_trl import SOGRPOTrainer, SOPPOTrainer, qa
+from sorl_trl.cli.train import main
+from sorl_trl.command_line import run_command
 from sorl_trl.diagnostics import CollapseGuard
 from sorl_trl.experimental import GroupRefillTrainer, SeeUPOTrainer
 from sorl_trl.methods import GroupMean, LeaveOneOut
@@ -20,6 +22,7 @@ from sorl_trl.recipe.build import build_rollout, build_trainer, load_prompts, re
 from sorl_trl.search import TantivyIndex
 from sorl_trl.trainers import InformationGain
 from tests.agents import LIMITS, NAMES, agent_policy, agent_tokenizer, search_index
+from tests.interrupts import make_world, training_words
 from tests.unit.rollout.fakes import bpe_tokenizer
 from tests.unit.search.servers import Server
 
@@ -78,6 +81,14 @@ def searches(found: Arguments) -> list[float]:
     assert len(logs) == 2
     assert all(log["trajectories_without_turn"] == 0 for log in logs)
     return [log["rollout/searches_per_trajectory"] for log in logs]
+
+
+def test_a_policy_that_has_lost_its_numbers_is_not_saved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_world(tmp_path)
+    changed = {"collapse_guard": "stop", "learning_rate": 1e38, "target_kl": 0.0, "steps_per_generation": 4}
+    assert run_command(main, training_words(tmp_path, **changed)) == 2
+    assert "no policy is saved" in capsys.readouterr().err
+    assert not (tmp_path / "out" / "config.json").exists()
 
 
 def test_passages_from_a_server_kept_in_a_cache(folder: Path, server: Server) -> None:

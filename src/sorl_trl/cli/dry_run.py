@@ -22,6 +22,7 @@ from sorl_trl.command_line import UserMistake
 from sorl_trl.recipe.arguments import Arguments
 from sorl_trl.recipe.build import build_rollout, build_trainer, load_tokenizer
 from sorl_trl.recipe.memory import available_bytes, estimate, remedies
+from sorl_trl.rollout import RolloutLimits
 from sorl_trl.rollout.generation import positions_of
 from sorl_trl.text import one_line
 from sorl_trl.trainers import AgentRollout, SearchRollout
@@ -61,14 +62,14 @@ def plan(arguments: Arguments, trainer: TurnLevelTrainer, rollout: AgentRollout)
     prompt, positions = longest_prompt(trainer), positions_of(trainer.model) or inf
     if prompt >= positions:
         raise ValueError(f"the longest prompt has {prompt} tokens, but the model has {positions} positions")
-    most, limits = int(arguments.config.max_completion_length), arguments.rollout
+    most, limits = int(arguments.config.max_completion_length), rollout.limits or RolloutLimits()
     both = limits.max_turn_tokens + limits.max_observation_tokens
     yield from _updates(trainer)
     yield "lengths", f"longest prompt {prompt} + max_completion_length {most} of {positions} positions"
     yield "", f"{limits.max_turns} turns take up to {limits.max_turns * both + limits.max_turn_tokens} tokens"
     yield from _memory(arguments, trainer, int(min(prompt + most, positions)))
     if isinstance(rollout, SearchRollout):
-        (found,) = rollout.search.search_batch([str(trainer.train_dataset[0]["question"])], limits.search_top_k)
+        (found,) = rollout.search.search_batch([str(trainer.train_dataset[0]["question"])], limits.top_k)
         yield "search", f"{len(found)} passages for a question"
 
 

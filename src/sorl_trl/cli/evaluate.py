@@ -17,7 +17,7 @@ from typing import Any
 from sorl_trl import qa
 from sorl_trl.command_line import Parser, UserMistake, check_checkpoint, read_config, refuse, run_command, take_config
 from sorl_trl.files import missing
-from sorl_trl.records import EVALUATION_FOLDER, RECIPE_FILE, policy_in
+from sorl_trl.records import EVALUATION_FOLDER, RECIPE_FILE, checkpoints, policy_in
 from sorl_trl.search.arguments import SOURCES
 from sorl_trl.shipped import RECIPES
 
@@ -41,7 +41,9 @@ def read_words(words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
         policy = evaluated_policy(name, output)
         output = output or str(Path(policy) / EVALUATION_FOLDER)
         words = [*words, "--model_name_or_path", policy, "--output", output]
-        beside = (Path(policy) / RECIPE_FILE, Path(policy).parent / RECIPE_FILE)
+        folder = Path(policy)
+        of_run = [folder.parent] if folder in checkpoints(folder.parent) else []
+        beside = [each / RECIPE_FILE for each in (folder, *of_run)]
         found = next((path for path in beside if path.is_file()), None)
         said = said if config or found is None else read_config(found, words, SOURCES)
     _take_questions(said, given)
@@ -91,7 +93,7 @@ def _take_questions(recipe: dict[str, Any], given: Namespace) -> None:
     """Those that training evaluates on, where the command line names none."""
     asked = recipe.get("eval_questions")
     if asked is not None and not given.questions and not given.benchmarks:
-        recipe["benchmarks" if asked in qa.BENCHMARKS else "questions"] = [asked]
+        recipe["benchmarks" if asked in (*qa.BENCHMARKS, *qa.BFCL_BENCHMARKS) else "questions"] = [asked]
 
 
 def main(words: Sequence[str] | None = None) -> None:

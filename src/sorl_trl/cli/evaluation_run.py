@@ -13,7 +13,7 @@ from accelerate import PartialState
 from transformers import GenerationConfig
 
 from sorl_trl import qa
-from sorl_trl.command_line import UserMistake, given_words, mistakes, parse_dataclasses
+from sorl_trl.command_line import given_words, mistakes, parse_dataclasses
 from sorl_trl.evaluation.agents import Agent, in_search, in_worlds
 from sorl_trl.evaluation.arguments import EvaluationArguments
 from sorl_trl.evaluation.batches import complete
@@ -29,7 +29,10 @@ from sorl_trl.search import SearchArguments, SearchBackend, SearchUnavailable
 
 GROUPS = (ModelArguments, RolloutArguments, EngineOptions, EvaluationArguments, SearchArguments)
 """In the order of `Arguments`."""
-ALSO_IN_RECIPES = ("max_completion_length", "dtype", "attn_implementation", "trust_remote_code")
+ALSO_IN_RECIPES = (
+    *("max_completion_length", "chat_template_kwargs"),
+    *("dtype", "attn_implementation", "trust_remote_code"),
+)
 """Arguments of other groups that shape what the policy does, and mean the same in training."""
 SAMPLING = ("num_samples", "temperature", "top_p", "batch_size", "seed", "rollout_engine", "rejoin_after")
 LONGEST_WAIT = timedelta(days=7)
@@ -68,7 +71,11 @@ def run_settings(
     named = str(path.resolve()) if path.exists() else model.model_name_or_path
     return {
         "model": {**asdict(model), "model_name_or_path": named, FILES: files_hash(named)},
-        "rollout": {**asdict(arguments.rollout), "max_completion_length": evaluation.max_completion_length},
+        "rollout": {
+            **asdict(arguments.rollout),
+            "max_completion_length": evaluation.max_completion_length,
+            **({"chat_template_kwargs": told} if (told := evaluation.template_kwargs) else {}),
+        },
         "sampling": {name: {**vars(evaluation), **vars(arguments.engine)}[name] for name in SAMPLING},
         "search": search_identity,
         "datasets": {
@@ -93,20 +100,20 @@ def load_agent(arguments: Arguments, search: SearchBackend | None, device: torch
 
     Without `search` it is for tasks of the leaderboard.
     """
-    rollout, checkpoint = arguments.rollout, arguments.model
+    rollout, checkpoint, told = arguments.rollout, arguments.model, arguments.evaluation.template_kwargs
     with mistakes(f"`model_name_or_path` is {checkpoint.model_name_or_path!r}, which cannot be loaded"):
         tokenizer = load_tokenizer(checkpoint)
         model = load_model(checkpoint, device)
     with mistakes():
         protocol, environment, rows = (
-            in_worlds(rollout, tokenizer) if search is None else in_search(rollout, tokenizer, search)
+            in_worlds(rollout, tokenizer, told) if search is None else in_search(rollout, tokenizer, search, told)
         )
         limits = rollout.limits(arguments.evaluation.max_completion_length)
         collector = Collector(tokenizer, environment, protocol, limits, rejoin_after=arguments.engine.rejoin_after)
         end = TurnEnd(tokenizer, protocol.stop_strings, message_ends(model, tokenizer))
         kind, gib = arguments.engine.rollout_engine, arguments.engine.kv_cache_gib
         engine = model_engine(model, end, generation_config(arguments.evaluation), kind, kv_cache_gib=gib)
-    return Agent(tokenizer, collector, engine, rows)
+    return Agent(tokenizer, collector, engine, rows, told)
 
 
 def generation_config(evaluation: EvaluationArguments) -> GenerationConfig:
@@ -147,7 +154,7 @@ def run_evaluation(arguments: Arguments) -> None:
             show_progress=state.is_main_process,
         )
     except SearchUnavailable as error:
-        raise UserMistake(str(error)) from error
+        raise ConnectionError(str(error)) from error  # which each process says, for it is not all that have met it
     state.wait_for_everyone()
     masked = 0
     if state.is_main_process:

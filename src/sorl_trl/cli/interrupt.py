@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import atexit
 import os
-import shlex
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sorl_trl.command_line import COMMAND_LINE, INTERRUPTED
-
-RESUME, ANEW = "--resume_from_checkpoint", "--overwrite_output_dir"
+from sorl_trl.command_line import INTERRUPTED
 
 
 @contextmanager
-def interruptible(trainer: Any, words: Sequence[str]) -> Iterator[None]:
-    """Around training with a command line.
+def interruptible(trainer: Any) -> Iterator[None]:
+    """Around training.
 
     A signal interrupts training wherever it is, and what that breaks on its way out would be many tracebacks, of
     other processes too: none is shown.
@@ -32,7 +29,7 @@ def interruptible(trainer: Any, words: Sequence[str]) -> Iterator[None]:
         interrupted = True
         if trainer.is_world_process_zero():
             # Not by `print`, which may be what is interrupted; the progress bar has left its line open.
-            os.write(sys.stderr.fileno(), f"\n{_how_to_go_on(trainer, words)}\n".encode())
+            os.write(sys.stderr.fileno(), f"\n{_how_to_go_on(trainer)}\n".encode())
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGINT, interrupt)
@@ -47,14 +44,11 @@ def interruptible(trainer: Any, words: Sequence[str]) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _how_to_go_on(trainer: Any, words: Sequence[str]) -> str:
+def _how_to_go_on(trainer: Any) -> str:
+    """Of two arguments of one name the last counts: these may follow whatever was given."""
     from sorl_trl.trainers.cycle.resume_point import newest_whole
 
-    whole = newest_whole(Path(trainer.args.output_dir))
     at = f"interrupted at step {trainer.state.global_step}"
-    said = shlex.split(os.environ.get(COMMAND_LINE, "")) or ["sorl", "train", *words]
-    command = shlex.join(word for word in said if word.replace("-", "_") != ANEW.replace("-", "_"))
-    if whole is None:
-        return f"{at}, before a checkpoint was saved; start anew with: {command} {ANEW}"
-    # After what the command line may say of it already, whose last word counts.
-    return f"{at}; go on with: {command} {RESUME} {shlex.quote(str(whole))}"
+    if newest_whole(Path(trainer.args.output_dir)) is None:
+        return f"{at}, before a checkpoint was saved: the same command with `--overwrite_output_dir` starts anew"
+    return f"{at}: the same command with `--overwrite_output_dir false --resume_from_checkpoint latest` goes on"

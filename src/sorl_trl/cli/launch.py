@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -14,7 +13,7 @@ from itertools import islice
 
 import psutil
 
-from sorl_trl.command_line import COMMAND_LINE, INTERRUPTED, mistakes, read_config, refuse
+from sorl_trl.command_line import INTERRUPTED, mistakes, read_config, refuse
 from sorl_trl.recipe.first_look import look_over
 from sorl_trl.shipped import CONFIGS
 
@@ -49,7 +48,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
             print(HELP)
             return train(for_training)
-        return _launch(read_launch_arguments(for_launch, for_training, parser), shlex.join(["sorl", "train", *words]))
+        return _launch(read_launch_arguments(for_launch, for_training, parser))
 
 
 def _parser() -> ArgumentParser:
@@ -92,7 +91,7 @@ def read_launch_arguments(launch: Sequence[str], training: Sequence[str], parser
     return arguments
 
 
-def _launch(arguments: Namespace, command: str) -> int:
+def _launch(arguments: Namespace) -> int:
     """The exit code. Training has said itself what went wrong, so that no traceback of the launcher follows."""
     from accelerate.utils import patch_environment
 
@@ -101,7 +100,7 @@ def _launch(arguments: Namespace, command: str) -> int:
     before = signal.signal(signal.SIGINT, lambda *_: None)
     try:
         # Safe, or `python -m` would import what lies where it is started.
-        with patch_environment(PYTHONSAFEPATH="1", **{COMMAND_LINE: command}, **_said_to_deepspeed()):
+        with patch_environment(PYTHONSAFEPATH="1", **_said_to_deepspeed()):
             code = _exit_code(arguments)
     finally:
         signal.signal(signal.SIGINT, before)

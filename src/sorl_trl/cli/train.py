@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sorl_trl.cli.interrupt import interruptible
 from sorl_trl.cli.main import shows_page
-from sorl_trl.command_line import mistakes, run_command
+from sorl_trl.command_line import UserMistake, mistakes, run_command
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -32,6 +32,7 @@ def _train(words: Sequence[str]) -> int:
     from sorl_trl.cli.dry_run import try_out
     from sorl_trl.cli.output_folder import check_output_folder, clear_output_folder
     from sorl_trl.cli.run_table import run_table, show
+    from sorl_trl.diagnostics import CollapseGuard
     from sorl_trl.recipe.arguments import parse_arguments
     from sorl_trl.recipe.build import build_trainer
     from sorl_trl.recipe.written import RecipeWriter
@@ -50,8 +51,10 @@ def _train(words: Sequence[str]) -> int:
             clear_output_folder(Path(folder))
     trainer.add_callback(RecipeWriter(arguments))
     show(run_table(arguments, trainer), trainer)
-    with interruptible(trainer, words):
+    with interruptible(trainer):
         trainer.train(resume_from_checkpoint=trainer.args.resume_from_checkpoint)
+    if any(isinstance(each, CollapseGuard) and each.is_broken for each in trainer.callback_handler.callbacks):
+        raise UserMistake(f"no policy is saved, for training met NaN: {folder} has the checkpoints before")
     trainer.save_model(folder)
     trainer.save_state()
     trainer.accelerator.print(f"The policy is in {folder}: a plain checkpoint, load it as any other.")

@@ -66,6 +66,8 @@ class CollapseGuard(TrainerCallback):
         self.rules = tuple(rules)
         self.alarms: list[Alarm] = []
         """All that have fired."""
+        self.is_broken = False
+        """Whether it has stopped a run whose policy may have lost its numbers."""
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -78,6 +80,7 @@ class CollapseGuard(TrainerCallback):
             rule for rule in self.rules if not (args.fp16 and isinstance(rule, NotFinite))
         )
         self.alarms.clear()
+        self.is_broken = False
         for entry in state.log_history:  # of the run that is resumed
             self.alarms += self._detector.observe(entry)
             if INTERVENTIONS in entry:
@@ -112,8 +115,8 @@ class CollapseGuard(TrainerCallback):
             return
         _warn(state, f"CollapseGuard stops training: {destination}.")
         control.should_training_stop = True
-        broken = any(isinstance(alarm.rule, NotFinite) for alarm in alarms)
-        control.should_save = args.save_strategy != "no" and not broken
+        self.is_broken = any(isinstance(alarm.rule, NotFinite) for alarm in alarms)
+        control.should_save = args.save_strategy != "no" and not self.is_broken
 
     def _destination(self, args: TrainingArguments, alarms: list[Alarm], interventions: int) -> Path | str:
         """The checkpoint to go back to, or why to stop."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -36,21 +36,28 @@ class Agent:
     collector: Collector
     generator: Generator | Engine
     rows: Rows
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """What the chat template is given beside the messages."""
 
 
 def in_search(
-    rollout: RolloutArguments, tokenizer: PreTrainedTokenizerBase, search: SearchBackend
+    rollout: RolloutArguments,
+    tokenizer: PreTrainedTokenizerBase,
+    search: SearchBackend,
+    template_kwargs: Mapping[str, Any] | None = None,
 ) -> tuple[TagProtocol, SearchBackend, Rows]:
     """Questions: the protocol, what answers turns, and the prompts."""
     rows = question_rows(tokenizer, rollout.prompt_template, rollout.chat)
-    return rollout.tag_protocol(tokenizer), search, rows
+    return rollout.tag_protocol(tokenizer, template_kwargs), search, rows
 
 
-def in_worlds(rollout: RolloutArguments, tokenizer: PreTrainedTokenizerBase) -> tuple[TagProtocol, Responder, Rows]:
+def in_worlds(
+    rollout: RolloutArguments, tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None = None
+) -> tuple[TagProtocol, Responder, Rows]:
     """The same of the leaderboard's tasks. Where the protocol is "terse", a function is described in a line."""
     responder = EnvironmentResponder(partial(BFCLEnvironment, rollout.is_terse))
     rows = partial(task_rows, tokenizer=tokenizer, compact=rollout.is_terse)
-    return ChatProtocol().in_chat(tokenizer), responder, rows
+    return ChatProtocol().in_chat(tokenizer, template_kwargs), responder, rows
 
 
 def question_rows(tokenizer: PreTrainedTokenizerBase, template: str, conversational: bool) -> Rows:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from sorl_trl.checks import NOT_NEGATIVE, POSITIVE_COUNT, Number, check_choice, check_fields
 from sorl_trl.qa import BENCHMARKS, BFCL, BFCL_BENCHMARKS
@@ -49,9 +50,16 @@ class EvaluationArguments:
         metadata={"help": "Trajectories that advance together. As part of the arithmetic it decides the last digits."},
     )
     seed: int = field(default=0, metadata={"help": "Of sampling."})
+    chat_template_kwargs: dict[str, Any] | str | None = field(
+        default=None,
+        metadata={
+            "help": "What the chat template is given beside the messages, such as '{\"enable_thinking\": false}'."
+        },
+    )
 
     def __post_init__(self) -> None:
         check_fields(self)
+        self.template_kwargs = _mapping(self.chat_template_kwargs)
         for name in self.benchmarks:
             check_choice("benchmarks", name, (*BENCHMARKS, BFCL, *BFCL_BENCHMARKS))
         self.benchmarks = [each for name in self.benchmarks for each in (BFCL_BENCHMARKS if name == BFCL else [name])]
@@ -65,3 +73,14 @@ class EvaluationArguments:
                 f"`temperature` is 0, which is greedy, but `num_samples` is {self.num_samples} and `top_p` "
                 f"{self.top_p}: sampling needs a temperature above 0."
             )
+
+
+def _mapping(given: dict[str, Any] | str | None) -> dict[str, Any]:
+    """From a recipe, or from a command line, in JSON."""
+    try:
+        read = json.loads(given) if isinstance(given, str) else given or {}
+    except ValueError:
+        read = given
+    if not isinstance(read, dict):
+        raise ValueError(f"`chat_template_kwargs` is {given!r}, but must be a JSON object.")
+    return read

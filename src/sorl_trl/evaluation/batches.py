@@ -65,7 +65,7 @@ def run_batches(
     """
     for batch in batches:
         rows = agent.rows([question for question, _ in batch.samples])
-        prompts = qa.encode_prompts(agent.tokenizer, rows)
+        prompts = qa.encode_prompts(agent.tokenizer, rows, **agent.template_kwargs)
         torch.manual_seed(batch.seed(seed))
         trajectories = agent.collector.collect(prompts, agent.generator, examples=rows)
         yield batch, [_evaluated(batch, agent, row, trajectory) for row, trajectory in enumerate(trajectories)]

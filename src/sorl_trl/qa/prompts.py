@@ -80,8 +80,11 @@ def build_prompt_rows(
     ]
 
 
-def encode_prompts(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Mapping[str, Any]]) -> list[list[int]]:
-    """Encode the prompts of `build_prompt_rows`: text as it is, messages by the chat template."""
-    by_template: Any = partial(tokenizer.apply_chat_template, add_generation_prompt=True, return_dict=False)
+def encode_prompts(
+    tokenizer: PreTrainedTokenizerBase, rows: Sequence[Mapping[str, Any]], **template_kwargs: Any
+) -> list[list[int]]:
+    """Encode the prompts of `build_prompt_rows`: text as it is, messages by the chat template with its arguments."""
+    shown = {"add_generation_prompt": True, "return_dict": False, **template_kwargs}
+    by_template: Any = partial(tokenizer.apply_chat_template, **shown)
     prompts = [row["prompt"] for row in rows]
     return [list((tokenizer.encode if isinstance(each, str) else by_template)(each)) for each in prompts]

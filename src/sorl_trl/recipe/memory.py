@@ -96,7 +96,8 @@ def _activations(model: Any, config: TurnLevelConfig, tokens: int) -> tuple[floa
     shape = model.config.get_text_config()
     critic = getattr(config, "critic", "head") or ("adapter" if hasattr(model, "peft_config") else "head")
     layers = shape.num_hidden_layers * (1 if critic == "head" else 2)
-    hidden, inner = shape.hidden_size, shape.intermediate_size
+    hidden = shape.hidden_size
+    inner = getattr(shape, "intermediate_size", None) or 4 * hidden
     layer = tokens * (6 * hidden * 4 + (6 * hidden + 4 * inner) * _element(model, config))
     trained = _trained(model)
     by_autocast = _halves(config) and config.deepspeed_plugin is None and trained[0].dtype == torch.float32

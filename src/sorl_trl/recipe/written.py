@@ -13,6 +13,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from sorl_trl.files import write_whole
 from sorl_trl.recipe.arguments import Arguments
 from sorl_trl.records import RECIPE_FILE
+from sorl_trl.rollout.environments.bfcl import FOR_QUESTIONS, names_tasks
 from sorl_trl.text import without_user
 from sorl_trl.trainers.cycle.run_settings import RESTORED
 
@@ -30,7 +31,10 @@ def recipe_of(arguments: Arguments) -> dict[str, Any]:
     What a resumed run takes from its checkpoint is written as it acts.
     """
     config = arguments.config
-    written = {**asdict(arguments.rollout), **arguments.given, "trainer": arguments.trainer.trainer}
+    agent = asdict(arguments.rollout)
+    if names_tasks(arguments.task.train_questions):  # how many turns they take, they say themselves
+        agent = {name: value for name, value in agent.items() if name not in (*FOR_QUESTIONS, "max_turns")}
+    written = {**agent, **arguments.given, "trainer": arguments.trainer.trainer}
     for name in ("max_completion_length", *RESTORED):
         if hasattr(config, name):
             written[name] = getattr(config, name)

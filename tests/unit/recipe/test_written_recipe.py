@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from sorl_trl.qa import Question, write_questions
 from sorl_trl.recipe.arguments import parse_arguments
 from sorl_trl.recipe.written import write_recipe
 
@@ -17,7 +18,7 @@ ROOT = Path(__file__).parents[3]
 @pytest.fixture
 def written(tmp_path: Path) -> Any:
     """Writes the recipe of a run with some words more, and reads it."""
-    (tmp_path / "data.jsonl").touch()
+    write_questions([Question("1", "who?", ("ann",))], tmp_path / "data.jsonl")
 
     def write(recipe: str, *words: str) -> dict[str, Any]:
         data = str(tmp_path / "data.jsonl")

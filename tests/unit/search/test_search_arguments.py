@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.search.servers import Reply, Server
+from tests.unit.search.servers import Server
 
 from sorl_trl.command_line import mistakes, run_command
 from sorl_trl.search import BM25Index, CachedSearch, IndexOutdated, NoSearch, write_corpus

@@ -95,10 +95,10 @@ class Calls:
         awaited = asyncio.run_coroutine_threadsafe(_contained(value), self._loop)
         answer.add_done_callback(lambda _: awaited.cancel())
         try:
-            value, error = awaited.result()
+            outcome = awaited.result()
         except BaseException as error:
             return None, error
-        return self._outcome(value.function, answer) if isinstance(value, Then) else (value, error)
+        return self._outcome(outcome[0].function, answer) if isinstance(outcome[0], Then) else outcome
 
 
 def _settle(answer: Future[Any], value: Any = None, error: BaseException | None = None) -> None:

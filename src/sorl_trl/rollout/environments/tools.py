@@ -68,14 +68,14 @@ class Caller:
             raise TypeError(f"{name}.reset returned content blocks, but a policy that writes tags is told text alone")
         return said
 
-    def step(self, turn: Turn) -> Reply | Awaitable[Reply | Then]:
+    def step(self, turn: Turn) -> Reply | Awaitable[Any]:
         """Answer a call, or the calls of a message; a message without any is the policy's last."""
         if turn.action.kind is not ActionKind.MESSAGE:
             return self._call(tool_of(turn.action), turn.action.content)
         calls = turn.action.calls
         return self._made(iter(calls), []) if calls else Reply(stop=StopReason.ENVIRONMENT_DONE)
 
-    def _made(self, calls: Iterator[ToolCall], said: list[ToolResult]) -> Reply | Awaitable[Reply | Then]:
+    def _made(self, calls: Iterator[ToolCall], said: list[ToolResult]) -> Reply | Awaitable[Any]:
         """Make calls, one after the other; what they say, after what others have `said`."""
         for call in calls:
             reply = self._call(*call)

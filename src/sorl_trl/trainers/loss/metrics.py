@@ -12,7 +12,6 @@ from torch import Tensor
 
 from sorl_trl.methods import MicroBatch, Objective
 from sorl_trl.ops import (
-    TurnLayout,
     effective_sample_size,
     importance_ratio,
     is_outside,

@@ -6,6 +6,7 @@ The worlds, the tasks and the calls that solve them are those of the package `bf
 from sorl_trl.qa import BFCL, BFCL_BENCHMARKS
 from sorl_trl.rollout.environments.bfcl.environment import MOST_STEPS, BFCLEnvironment, BFCLTools
 from sorl_trl.rollout.environments.bfcl.questions import (
+    FOR_QUESTIONS,
     are_tasks,
     bfcl_questions,
     check_given,
@@ -27,6 +28,7 @@ __all__ = [
     "BFCL",
     "BFCL_BENCHMARKS",
     "BFCL_SETS",
+    "FOR_QUESTIONS",
     "MOST_STEPS",
     "BFCLEnvironment",
     "BFCLTools",

@@ -14,7 +14,8 @@ from sorl_trl.rollout.environments.bfcl.tasks import Task, load_tasks, prompt_ro
 from sorl_trl.rollout.observation import Sanitizer
 from sorl_trl.search import SearchArguments
 
-_FOR_QUESTIONS = ("prompt_template", "chat", "search_top_k", "data_source_folder")
+FOR_QUESTIONS = ("prompt_template", "chat", "search_top_k", "data_source_folder")
+"""Arguments that mean nothing to tasks, beside those of the search engine."""
 
 
 def bfcl_questions(name: str) -> list[Question]:
@@ -50,7 +51,7 @@ def are_tasks(questions: Sequence[Question]) -> bool:
 
 def check_given(given: Mapping[str, Any]) -> None:
     """Raise ValueError for an argument that somebody has given, and that means nothing to tasks."""
-    for name in (*_FOR_QUESTIONS, *(field.name for field in fields(SearchArguments))):
+    for name in (*FOR_QUESTIONS, *(field.name for field in fields(SearchArguments))):
         if given.get(name):
             raise ValueError(
                 f"`{name}` is {given[name]!r}, but is for questions: tasks of the leaderboard have prompts and "
