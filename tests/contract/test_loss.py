@@ -23,7 +23,6 @@ from sorl_trl.methods import (
     TurnRatio,
     Unweighted,
 )
-from sorl_trl.ops import LOG_RATIO_BOUND
 from sorl_trl.trainers.turns.batch import drop
 from tests.losses import assert_same_loss, gradient, off_policy_batch, token_logps
 
@@ -270,7 +269,6 @@ def test_no_log_ratio_makes_the_loss_infinite(tmp_path: Path, tokenizer: Any, lo
     loss = trainer._compute_loss(trainer.model, batch)
     assert loss.isfinite()
     assert gradient(loss, trainer).isfinite().all()
-    assert LOG_RATIO_BOUND < 95
 
 
 @pytest.mark.parametrize("delta", [None, 1.3])

@@ -26,7 +26,17 @@ from sorl_trl.trainers.ahead.policies import PolicyCopies
 from sorl_trl.trainers.ahead.training import load_ahead, sampling_ahead
 from sorl_trl.trainers.cycle.run_settings import SETTINGS_FILE
 from sorl_trl.types import Action, ActionKind, Passage, Turn
-from tests.agents import LIMITS, agent_policy, build_agent, native_agent, questions, search_index, steps_after
+from tests.agents import (
+    LIMITS,
+    NAMES,
+    agent_policy,
+    build_agent,
+    native_agent,
+    questions,
+    search_index,
+    steps_after,
+    teach,
+)
 
 REUSED: dict[str, Any] = {"num_iterations": 2, "steps_per_generation": 2, "gradient_accumulation_steps": 1}
 """Four updates of each rollout; a pass over the eight prompts has four rollouts."""
@@ -105,12 +115,14 @@ def test_what_is_trained_on_is_as_late_as_allowed_and_nothing_is_dropped(tmp_pat
 
 
 def test_groups_that_are_completed_first_are_trained_on_first(tmp_path: Path) -> None:
-    """A search in five takes longer than the others together."""
+    """The first search ends once two batches have been trained on."""
     trainer = build(tmp_path, async_order="completed", per_device_train_batch_size=8, max_steps=24)
     search, asked = trainer.rollout_func.__wrapped__.search, iter(range(1000))
+    two_taken, in_time = threading.Event(), list[bool]()
 
     def straggle(queries: Any, k: int) -> Any:
-        time.sleep(0.3 if next(asked) % 5 == 0 else 0.0)
+        if next(asked) == 0:
+            in_time.append(two_taken.wait(60))
         return search.search.search_batch(queries, k)
 
     search.search_batch = straggle
@@ -119,11 +131,14 @@ def test_groups_that_are_completed_first_are_trained_on_first(tmp_path: Path) ->
 
     def noted(*, prompts: Any, golden_answers: Any, **columns: Any) -> Any:
         rewarded.extend(zip(prompts, (each[0] for each in golden_answers), strict=True))
+        if len(rewarded) >= 2 * len(prompts):
+            two_taken.set()
         return reward(prompts=prompts, golden_answers=golden_answers, **columns)
 
     noted.__name__ = "noted"
     trainer.reward_funcs[0] = noted
     trainer.train()
+    assert in_time == [True]
     assert max(logged(trainer, "async/age_max")) <= 6
     assert rewarded and all(prompt == f"where {answer}" for prompt, answer in rewarded), "rows keep their columns"
 
@@ -360,10 +375,11 @@ def test_a_search_that_is_down_masks_trajectories(tmp_path: Path) -> None:
 
 def test_ctrl_c_ends_it_while_a_search_takes_long(tmp_path: Path) -> None:
     trainer = build(tmp_path, max_steps=24)
-    search, hung = trainer.rollout_func.__wrapped__.search, threading.Event()
+    teach(trainer.model, trainer.processing_class, [f"where {name} <search> {name} </search>" for name in NAMES[:4]])
+    search, hung, ended = trainer.rollout_func.__wrapped__.search, threading.Event(), list[bool]()
 
     def hang(queries: Any, k: int) -> Any:
-        hung.wait(60)
+        ended.append(hung.wait(60))
         raise SearchUnavailable("it took too long")
 
     class Hang(Stop):
@@ -374,11 +390,11 @@ def test_ctrl_c_ends_it_while_a_search_takes_long(tmp_path: Path) -> None:
     trainer.add_callback(Hang(5, KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
-    assert not hung.is_set(), "nobody has waited for the search"
     hung.set()
     for thread in threads():
         thread.join(10)
-    assert not threads(), "and what waited for it ends with its answer"
+    assert not threads(), "what waited for it ends with its answer"
+    assert ended and all(ended), "and nobody else has waited for the search"
 
 
 def test_nothing_that_belongs_to_the_main_thread_happens_in_another(

@@ -14,8 +14,7 @@ from tests.interrupts import interrupted, make_world, training_words
 def test_one_line_says_how_to_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """And what it says goes on."""
     make_world(tmp_path)
-    changed = {"save_steps": 1, "save_total_limit": 2, "overwrite_output_dir": True}
-    words = ["--accelerate_config", "single_cpu", *training_words(tmp_path, **changed)]
+    words = ["--accelerate_config", "single_cpu", *training_words(tmp_path, save_steps=1, save_total_limit=2)]
     code, shown = interrupted(tmp_path, words, lambda: newest_whole(tmp_path / "out") is not None)
     assert code == 130
     assert "Traceback" not in shown and "Error" not in shown
@@ -33,4 +32,4 @@ def test_nothing_was_saved(tmp_path: Path) -> None:
     code, shown = interrupted(tmp_path, words, (tmp_path / "out/recipe.yaml").is_file, times=2)
     assert code == 130
     assert "Traceback" not in shown
-    assert "before a checkpoint was saved: the same command with `--overwrite_output_dir` starts anew" in shown
+    assert f"before a checkpoint was saved: remove {tmp_path / 'out'} to start anew" in shown

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from sorl_trl import InformationGain, Method, SOGRPOConfig, SOGRPOTrainer
+from sorl_trl import InformationGain, Method, SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
 from sorl_trl.methods import (
     LLDS,
     METHODS,
@@ -28,7 +28,7 @@ from tests.training import saved_policy, settings, train
 from tests.trajectories import parity_reward, prompts
 
 pytestmark = pytest.mark.trains
-GROUP_METHODS = [name for name, fields in SETTINGS.items() if "advantage_level" not in fields and "ppo" not in name]
+OF_PPO = ("so_ppo", "so_ppo_note", "sequence_ppo", *(name for name in SETTINGS if "advantage_level" in SETTINGS[name]))
 
 
 def first_groups_agree(completion_ids: list[list[int]], **_: Any) -> list[float]:
@@ -43,11 +43,15 @@ def turn_lengths(turn_ids: list[list[int]], **_: Any) -> list[list[float | None]
     return [[*row[:-1], None] for row in counts]
 
 
-@pytest.mark.parametrize("name", [name for name in GROUP_METHODS if name != "void"])
+@pytest.mark.parametrize("name", [name for name in METHODS if name != "void"])
 def test_every_named_method_trains(tmp_path: Path, tokenizer: Any, name: str) -> None:
     rewards = [turn_lengths, parity_reward] if name == "igpo" else parity_reward
     arguments = {**settings(tmp_path), **SETTINGS[name], "reward_funcs": rewards}
-    trainer = train(SOGRPOTrainer, SOGRPOConfig, tokenizer, **arguments, method=name)
+    kind: tuple[Any, Any] = (SOGRPOTrainer, SOGRPOConfig)
+    if name in OF_PPO:
+        kind = (SOPPOTrainer, SOPPOConfig)
+        arguments["critic_warmup_steps"] = 0
+    trainer = train(*kind, tokenizer, **arguments, method=name)
     logs = [log for log in trainer.state.log_history if "loss" in log]
     assert len(logs) == 5
     assert all(math.isfinite(log["loss"]) for log in logs)

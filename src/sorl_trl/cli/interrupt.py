@@ -45,10 +45,9 @@ def interruptible(trainer: Any) -> Iterator[None]:
 
 
 def _how_to_go_on(trainer: Any) -> str:
-    """Of two arguments of one name the last counts: these may follow whatever was given."""
     from sorl_trl.trainers.cycle.resume_point import newest_whole
 
     at = f"interrupted at step {trainer.state.global_step}"
     if newest_whole(Path(trainer.args.output_dir)) is None:
-        return f"{at}, before a checkpoint was saved: the same command with `--overwrite_output_dir` starts anew"
-    return f"{at}: the same command with `--overwrite_output_dir false --resume_from_checkpoint latest` goes on"
+        return f"{at}, before a checkpoint was saved: remove {trainer.args.output_dir} to start anew"
+    return f"{at}: the same command with `--resume_from_checkpoint latest` goes on"

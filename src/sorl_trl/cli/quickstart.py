@@ -150,7 +150,7 @@ def train(course: Course, run: Path, overrides: list[str]) -> None:
     }
     given = [word for name, path in paths.items() for word in (f"--{name}", str(path))]
     if (run / "policy" / "config.json").is_file():  # it ended while it wrote the policy
-        overrides = ["--overwrite_output_dir", "true", *overrides]
+        shutil.rmtree(run / "policy")
     elif checkpoints(run / "policy"):
         overrides = ["--resume_from_checkpoint", "latest", *overrides]
     say(f"Training with SO-GRPO: sorl train --config {course.recipe}, in {run}")

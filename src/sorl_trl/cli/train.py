@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from sorl_trl.cli.interrupt import interruptible
 from sorl_trl.cli.main import shows_page
@@ -30,7 +29,7 @@ def _train(words: Sequence[str]) -> int:
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # `rollout_func` is: that is why TRL is pinned
     # Here, because it takes seconds, in which Ctrl-C is to show no traceback either.
     from sorl_trl.cli.dry_run import try_out
-    from sorl_trl.cli.output_folder import check_output_folder, clear_output_folder
+    from sorl_trl.cli.output_folder import check_output_folder
     from sorl_trl.cli.run_table import run_table, show
     from sorl_trl.diagnostics import CollapseGuard
     from sorl_trl.recipe.arguments import parse_arguments
@@ -46,9 +45,6 @@ def _train(words: Sequence[str]) -> int:
         check_output_folder(arguments)
         trainer = build_trainer(arguments)
     folder = trainer.args.output_dir
-    with trainer.accelerator.main_process_first():
-        if trainer.accelerator.is_main_process and arguments.trainer.overwrite_output_dir:
-            clear_output_folder(Path(folder))
     trainer.add_callback(RecipeWriter(arguments))
     show(run_table(arguments, trainer), trainer)
     with interruptible(trainer):

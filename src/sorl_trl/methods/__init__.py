@@ -15,22 +15,12 @@ from sorl_trl.methods.surrogate import DoubleSided, MiniRL, PPOMin
 from sorl_trl.methods.terms import LLDS, ClipPenalty
 from sorl_trl.methods.weight import TurnRatio, Unweighted
 
-_PIECES = {
+_PIECES = {  # of the others, all pieces are the defaults
     "so_grpo": Method(terms=(ClipPenalty(),)),
     "so_ppo": Method(terms=(ClipPenalty(),)),
     "so_grpo_note": Method(terms=(ClipPenalty(coef=3.0, epsilon=None),)),
     "so_ppo_note": Method(terms=(ClipPenalty(coef=3.0, epsilon=None),)),
-    "sequence": Method(),
-    "sequence_ppo": Method(),
-    "grpo": Method(),
-    "gspo": Method(),
-    "st_grpo": Method(),
-    "ppo": Method(),
-    "turn_ppo": Method(),
-    "s_ppo": Method(),
-    "st_ppo": Method(),
     "loop": Method(credit=LeaveOneOut()),
-    "reinforce": Method(),
     "minirl": Method(surrogate=MiniRL(), weight=Unweighted()),
     "starpo_s": Method(keep=(TopK(0.25),)),
     "ragen2": Method(keep=(TopP(0.9),)),
@@ -42,9 +32,6 @@ _PIECES = {
     "llds": Method(terms=(LLDS(),)),
     "dppo": Method(surrogate=DPPO(), weight=Unweighted()),
 }
-METHODS: dict[str, Method] = {name: replace(method, name=name) for name, method in _PIECES.items()}
-"""Every named method as its pieces. What else its source sets is in `SETTINGS`."""
-
 _TOKEN = {"importance_sampling_level": "token", "loss_type": "grpo", "epsilon": 0.2, "target_kl": 0.0}
 _NOTE = {"turn_ratio": "arithmetic", "epsilon": 0.2, "target_kl": 0.0}
 _ST = {"loss_type": "grpo", "epsilon": 0.2, "bias_norm": True, "target_kl": 0.0}
@@ -86,6 +73,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 `sorl train --method NAME` takes them for what neither the recipe nor the command line gives. Methods with
 `advantage_level` are for `SOPPOTrainer`."""
+METHODS = {name: replace(_PIECES.get(name, Method()), name=name) for name in SETTINGS}
+"""Every named method as its pieces. What else its source sets is in `SETTINGS`."""
 
 
 def method_from(value: Any) -> Method:

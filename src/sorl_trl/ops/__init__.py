@@ -5,7 +5,6 @@ hold, NaN and infinity included.
 """
 
 from .advantages import (
-    GROUP_BASELINES,
     explained_variance,
     group_turn_advantages,
     leave_one_out_advantages,
@@ -37,7 +36,6 @@ from .credit import (
 from .importance import (
     CLIP_RANGE_SCALINGS,
     IMPORTANCE_SAMPLING_LEVELS,
-    LOG_RATIO_BOUND,
     TURN_RATIOS,
     bounded_log_ratio,
     effective_sample_size,
@@ -83,11 +81,9 @@ from .mismatch import (
 
 __all__ = [
     "CLIP_RANGE_SCALINGS",
-    "GROUP_BASELINES",
     "GROUP_FILTERS",
     "IMPORTANCE_SAMPLING_LEVELS",
     "KL_ESTIMATORS",
-    "LOG_RATIO_BOUND",
     "PENALTY_GATES",
     "TURN_RATIOS",
     "TurnLayout",

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from .masking import check_groups, keep, masked_mean, turn_broadcast, turn_ends
 
-GROUP_BASELINES = ("mean", "leave_one_out")
 STD_FLOOR = 1e-4
 """What TRL's GRPO adds to the standard deviation of a group."""
 _VARIANCE_FLOOR = 1e-8

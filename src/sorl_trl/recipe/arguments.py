@@ -61,13 +61,6 @@ class TrainerArguments:
         default=False,
         metadata={"help": "Build everything, ask the policy two questions, say what a step would do, and end."},
     )
-    overwrite_output_dir: Annotated[bool, SWITCH] = field(
-        default=False,
-        metadata={
-            "help": "Remove the run that `output_dir` holds (checkpoints, policy, evaluation, trajectories) before "
-            "training. Without it such a folder is refused, unless the run is resumed."
-        },
-    )
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -62,5 +62,5 @@ def test_no_user_of_a_url_is_written(written: Any) -> None:
 
 
 def test_how_a_run_was_started_is_not_written(written: Any) -> None:
-    found = written("so_grpo", "--overwrite_output_dir", "--resume_from_checkpoint", "latest")
-    assert not {"overwrite_output_dir", "resume_from_checkpoint"} & found.keys()
+    found = written("so_grpo", "--resume_from_checkpoint", "latest")
+    assert not {"resume_from_checkpoint"} & found.keys()

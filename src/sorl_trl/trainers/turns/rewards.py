@@ -118,27 +118,20 @@ class TurnRewards:
             rewards_per_func: (B, F) of the local trajectories, NaN where a function gave none.
             weights: (F,).
         """
-        per_func, weight_of = rewards_per_func.tolist(), weights.tolist()
-        rows, columns = len(self._turn_counts), max([0, *self._turn_counts])
-        of_turns, outcomes = [[0.0] * columns for _ in range(rows)], [0.0] * rows
-        has_turn, has_outcome = [[False] * columns for _ in range(rows)], [False] * rows
-        for row, turns in enumerate(self._turn_counts):
-            for index, weight in enumerate(weight_of):
-                recorded = self._recorded.get((row, index))
-                if recorded is not None:
-                    for turn, reward in enumerate(recorded):
-                        if reward is not None:
-                            of_turns[row][turn] += weight * reward
-                            has_turn[row][turn] = True
-                elif turns and not math.isnan(per_func[row][index]):
-                    outcomes[row] += weight * per_func[row][index]
-                    has_outcome[row] = True
-        new, device = rewards_per_func.new_tensor, rewards_per_func.device
+        table = rewards_per_func.new_full(
+            (len(self._turn_counts), max([0, *self._turn_counts]), len(weights)), torch.nan
+        )
+        outcomes = rewards_per_func.clone()
+        outcomes[[row for row, count in enumerate(self._turn_counts) if count == 0]] = torch.nan
+        for (row, index), rewards in self._recorded.items():
+            given = [math.nan if each is None else each for each in rewards]
+            table[row, : len(given), index] = table.new_tensor(given)
+            outcomes[row, index] = torch.nan
         return SplitRewards(
-            turn_rewards=new(of_turns).reshape(rows, columns),
-            has_turn_reward=torch.tensor(has_turn, dtype=torch.bool, device=device).reshape(rows, columns),
-            outcomes=new(outcomes),
-            has_outcome=torch.tensor(has_outcome, dtype=torch.bool, device=device),
+            turn_rewards=(table * weights).nansum(-1),
+            has_turn_reward=~table.isnan().all(-1),
+            outcomes=(outcomes * weights).nansum(-1),
+            has_outcome=~outcomes.isnan().all(-1),
         )
 
 

@@ -104,7 +104,7 @@ def test_all_rows_go_on_at_the_same_time(opened: Any, environment: Any) -> None:
 
 
 def test_no_more_go_on_at_the_same_time_than_may(opened: Any) -> None:
-    together, most, lock = 0, 0, threading.Lock()
+    together, most, lock, pairs = 0, 0, threading.Lock(), threading.Barrier(2)
 
     class Watched:
         def step(self, taken: Turn) -> Reply:
@@ -112,7 +112,7 @@ def test_no_more_go_on_at_the_same_time_than_may(opened: Any) -> None:
             with lock:
                 together += 1
                 most = max(most, together)
-            threading.Event().wait(0.01)
+            pairs.wait(60)
             with lock:
                 together -= 1
             return Reply()
