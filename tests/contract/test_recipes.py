@@ -134,9 +134,3 @@ def test_bad_arguments_are_named(tmp_path: Path, name: str, value: str, allowed:
     assert name.removeprefix("--") in str(error.value)
     assert value in str(error.value)
     assert allowed in str(error.value)
-
-
-def test_rewards_of_turns_need_the_turns_of_the_rollout(tmp_path: Path) -> None:
-    turns = ["--turn_boundary_tags", "</think>", "--rewards", "exact_match", "turn_format"]
-    with pytest.raises(UserMistake, match="`rewards` has 'turn_format', one float per generation"):
-        parse("so_grpo", tmp_path, *turns)

@@ -222,7 +222,6 @@ REFUSED: dict[str, Any] = {
     "multi_objective_aggregation": "normalize_then_sum",
     "gamma": 0.9,
     "save_trajectories_steps": 5,
-    "turn_boundary_tags": ["</think>"],
     "loss_type": "bnpo",
 }
 

@@ -216,22 +216,6 @@ class TestBadInput:
             train(SOGRPOTrainer, SOGRPOConfig, tokenizer, **settings(tmp_path), rollout_func=Short())
 
 
-def test_turns_split_at_tags(tmp_path: Path, tokenizer: Any) -> None:
-    class Thinking(FixedRollout):
-        def _trajectory(self, index: int) -> tuple[list[int], list[int]]:
-            return [5, 6, 3, 7, 8, 1], [0] * 6  # w1 w2 </think> w3 w4 <eos>
-
-    trainer = train(
-        SOGRPOTrainer,
-        SOGRPOConfig,
-        tokenizer,
-        **settings(tmp_path, turn_boundary_tags=["</think>"], log_turn_details=True),
-        rollout_func=Thinking(),
-    )
-    assert trainer.state.log_history[0]["turns/per_trajectory"] == 2
-    assert trainer.state.log_history[0]["turns/length"] == 3
-
-
 IDS = [[3, 9, 4]]
 LOADING = """
 import json, sys, torch

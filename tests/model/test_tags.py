@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
-import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from sorl_trl.rollout import Collector, Generation, RolloutLimits, TagProtocol, TurnEnd, assemble
 from sorl_trl.rollout.observation import Sanitizer
-from sorl_trl.rollout.tokens import control_tokens, decode, token_texts
-from sorl_trl.trainers.turns.spans import split_at_tags
+from sorl_trl.rollout.tokens import control_tokens, decode
 from sorl_trl.types import ActionKind, Turn
 from tests.model.helpers import FORGED, HostileSearch
 from tests.unit.rollout.fakes import ScriptedGenerator
@@ -78,22 +75,6 @@ def test_what_was_sampled_is_what_is_trained_on(shared_tokenizer: Any, pieces: l
     assert [contexts[0] for contexts in generator.calls] == asked
     controls = control_tokens(shared_tokenizer, ())
     assert not any(token in controls for seen in trajectory.observations for token in seen.token_ids)
-
-
-@settings(max_examples=40)
-@given(
-    texts=st.lists(st.sampled_from(["</a>", "</b>", "<a>", ">", ".", "\n\n", "é", "𓀀", "<", "/", "a"]), max_size=12)
-)
-def test_a_turn_is_split_behind_each_tag(shared_tokenizer: Any, texts: list[str]) -> None:
-    text = "x" + "".join(texts)
-    ids = shared_tokenizer.encode(text, add_special_tokens=False)
-    (turns,) = split_at_tags(
-        torch.zeros(1, len(ids), dtype=torch.long), [ids], shared_tokenizer, ["</a>", "</b>"]
-    ).tolist()
-    pieces = token_texts(shared_tokenizer, ids)
-    tags = [sum("".join(pieces[:length]).count(tag) for tag in ("</a>", "</b>")) for length in range(len(ids) + 1)]
-    closes = [after > before for before, after in pairwise(tags)]
-    assert turns == [sum(closes[:position]) for position in range(len(ids))]
 
 
 CONTROLS = ["<|im_start|>", "<|im_end|>", "<|endoftext|>", "<repo_name>", "<answer>", "</answer>", "< / answer >"]

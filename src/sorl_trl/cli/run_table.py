@@ -27,8 +27,6 @@ def run_table(arguments: Arguments, trainer: TurnLevelTrainer) -> Iterator[tuple
     size, group = config.generation_batch_size, config.num_generations
     rollout = f"{size} trajectories = {size // group} questions x {group}, for {config.updates_per_rollout:g} updates"
     yield "rollout", f"{rollout}, on {processes} process{'es' * (processes > 1)}"
-    tags = " ".join(config.turn_boundary_tags or ())
-    yield "turns", f"one per generation, split after {tags}" if tags else "one per generation"
     own = f"transformers, {arguments.engine.rollout_engine}"
     yield "engine", f"vLLM, {config.vllm_mode}" if config.use_vllm else own
     yield "saved", _saved(trainer)

@@ -35,7 +35,6 @@ _ONLY: Mapping[str, tuple[Any, str]] = {
     "multi_objective_aggregation": ("sum_then_normalize", "trajectories are compared by what they earned in all"),
     "gamma": (1.0, "trajectories are compared by what they earned in all, whatever turn earned it"),
     "save_trajectories_steps": (0, "what is written would show all turns but one as not trained"),
-    "turn_boundary_tags": (None, "nothing limits how often the policy writes a tag, and so the number of turns"),
 }
 """Field to the only value that it may have, and why."""
 

@@ -101,19 +101,6 @@ def validate_turn_ids(turn_ids: Tensor, loss_mask: Tensor) -> None:
     )
 
 
-def split_turns_after(turn_ids: Tensor, closes: Tensor) -> Tensor:
-    """Start a new turn after each model token at which `closes` (B, T) is True: (B, T) int64 turn ids.
-
-    A token that closes where its turn ends anyway makes no empty turn, and `closes` off the model tokens is ignored.
-    """
-    kept = turn_ids >= 0
-    closed = (closes.bool() & kept).long()
-    closed_before = closed.cumsum(dim=1) - closed
-    # Turn index plus closes so far never decreases along a row, and grows exactly where a new part starts.
-    part = torch.where(kept, turn_ids + closed_before, -1)
-    return _count_starts(turn_starts(part), kept)
-
-
 def turn_starts(turn_ids: Tensor) -> Tensor:
     """Mark the first token of each turn: (B, T) turn ids to (B, T) bool.
 

@@ -35,7 +35,6 @@ TRAINERS: dict[str, type[TurnLevelTrainer]] = {
 }
 INFORMATION_GAIN = "information_gain"
 REWARDS = (*qa.REWARDS, INFORMATION_GAIN)
-TURN_REWARDS = (*qa.TURN_REWARDS, INFORMATION_GAIN)
 
 
 @dataclass
@@ -146,11 +145,6 @@ class Arguments:
             check_questions("eval_questions", self.task.eval_questions or "")
         if not any(getattr(self.search, name) for name in SOURCES) and not names_tasks(self.task.train_questions):
             self.search.check_sources()
-        per_turn = [name for name in self.task.rewards if name in TURN_REWARDS]
-        if self.config.turn_boundary_tags and per_turn:
-            raise ValueError(
-                f"`rewards` has {per_turn[0]!r}, one float per generation: `turn_boundary_tags` makes more turns."
-            )
 
 
 def argument_groups(trainer_class: type[TurnLevelTrainer]) -> tuple[type, ...]:

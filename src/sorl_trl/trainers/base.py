@@ -65,7 +65,7 @@ from sorl_trl.trainers.turns.recording import (
     own_rows,
     show_advantages,
 )
-from sorl_trl.trainers.turns.spans import check_turn_ids, checked_rollout, split_at_tags, turn_ids_of
+from sorl_trl.trainers.turns.spans import check_turn_ids, checked_rollout, turn_ids_of
 from sorl_trl.trainers.turns.trajectory_dump import TrajectoryDump
 
 
@@ -151,8 +151,6 @@ class TurnLevelTrainer(GRPOTrainer):
         prompt_ids, completion_ids, env_mask, _, _, extra_fields, *_ = result
         turn_ids = turn_ids_of(completion_ids, env_mask, extra_fields.pop("turn_ids", None))
         check_turn_ids(turn_ids, completion_ids, env_mask)
-        if self.args.turn_boundary_tags:
-            turn_ids = split_at_tags(turn_ids, completion_ids, self._tokenizer, self.args.turn_boundary_tags)
         self._recorder.note_turns(turn_ids, prompt_ids, completion_ids)
         if self._shows_tools:
             completions = [messages_of(each, self._tokenizer) for each in extra_fields["trajectory"]]

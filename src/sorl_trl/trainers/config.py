@@ -66,7 +66,6 @@ class TurnLevelConfig(GRPOConfig):
         async_old_policy: What ratios then compare with: "behaviour" or "proximal".
         save_trajectories_steps: Every how many steps to write the trajectories that are trained on.
         log_turn_details: Log every metric instead of the dozen that matter most.
-        turn_boundary_tags: Closing tags after which a new turn starts.
         disable_dropout: Set every dropout probability to 0 (TRL's default is False).
     """
 
@@ -164,13 +163,6 @@ class TurnLevelConfig(GRPOConfig):
         default=False,
         metadata={"help": "Log every metric of docs/metrics.md, and not only the dozen that matter most."},
     )
-    turn_boundary_tags: list[str] | None = field(
-        default=None,
-        metadata={
-            "help": "Closing tags, such as `</think>`, after each of which a new turn starts. None (default): turns "
-            "are those that the rollout recorded, else the runs of model tokens between observations."
-        },
-    )
     disable_dropout: Annotated[bool, SWITCH] = field(
         default=True,
         metadata={
@@ -193,10 +185,6 @@ class TurnLevelConfig(GRPOConfig):
             raise ValueError(
                 "`clip_range_scaling` is 'length', but that is for geometric means: with `turn_ratio='arithmetic'` "
                 "set 'sqrt_length'."
-            )
-        if isinstance(self.turn_boundary_tags, str) or (self.turn_boundary_tags and not all(self.turn_boundary_tags)):
-            raise ValueError(
-                f"`turn_boundary_tags` is {self.turn_boundary_tags!r}, but must be a list of tags or None."
             )
         super().__post_init__()
 

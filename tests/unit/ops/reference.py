@@ -40,19 +40,6 @@ def turn_reduce(x: Tensor, turn_ids: Tensor, reduce: Callable[[Row], float]) -> 
     return result
 
 
-def split_turns_after(turn_ids: Tensor, closes: Tensor) -> Tensor:
-    result = torch.full_like(turn_ids, -1)
-    for i, row in enumerate(turn_ids.tolist()):
-        new, before, closed = -1, -1, False
-        for t, turn in enumerate(row):
-            if turn < 0:
-                continue
-            if turn != before or closed:
-                new += 1
-            result[i, t], before, closed = new, turn, bool(closes[i, t])
-    return result
-
-
 def importance_ratio(log_ratio: Tensor, turn_ids: Tensor, level: str, turn_ratio: str) -> Tensor:
     result = torch.ones(turn_ids.shape, dtype=torch.float64)
     for i, turns in enumerate(positions_of_turns(turn_ids)):

@@ -9,7 +9,6 @@ from sorl_trl import ops
 from sorl_trl.ops import (
     last_token_before_turn,
     masked_mean,
-    split_turns_after,
     turn_broadcast,
     turn_counts,
     turn_ids_from_mask,
@@ -77,26 +76,6 @@ class TestValidateTurnIds:
             validate_turn_ids(TURN_IDS, torch.ones(3, 4))
         with pytest.raises(ValueError, match=r"dtype torch.int32"):
             validate_turn_ids(TURN_IDS.int(), TURN_IDS >= 0)
-
-
-class TestSplitTurnsAfter:
-    def test_by_hand(self):
-        turn_ids = torch.tensor([[0, 0, 0, -1, 1, 1, 1]])
-        closes = torch.tensor([[1, 0, 1, 1, 0, 1, 0]]).bool()  # inside, at an end, on an observation, inside
-        assert split_turns_after(turn_ids, closes).tolist() == [[0, 1, 1, -1, 2, 2, 3]]
-
-    @quick
-    @given(turn_id_batches(), st.integers(0, 99))
-    def test_equals_the_reference_and_is_valid(self, turn_ids, seed):
-        closes = normal(turn_ids, seed) > 0
-        split = split_turns_after(turn_ids, closes)
-        assert torch.equal(split, reference.split_turns_after(turn_ids, closes))
-        validate_turn_ids(split, turn_ids >= 0)
-
-    @quick
-    @given(turn_id_batches())
-    def test_no_close_changes_nothing(self, turn_ids):
-        assert torch.equal(split_turns_after(turn_ids, torch.zeros_like(turn_ids).bool()), turn_ids)
 
 
 class TestTurnStartsAndEnds:

@@ -27,7 +27,7 @@ def test_defaults_are_those_of_so_grpo(tmp_path: Path) -> None:
     assert (config.importance_sampling_level, config.turn_ratio, config.loss_type) == ("turn", "geometric", "turn")
     assert (config.epsilon, config.epsilon_high, config.clip_range_scaling) == (0.1, None, "none")
     assert (config.target_kl, config.gamma, config.bias_norm, config.disable_dropout) == (0.005, 1.0, False, True)
-    assert (config.async_staleness, config.save_trajectories_steps, config.turn_boundary_tags) == (0, 0, None)
+    assert (config.async_staleness, config.save_trajectories_steps) == (0, 0)
 
 
 @BOTH
@@ -56,8 +56,6 @@ def test_a_default_may_be_written_down(tmp_path: Path, config_class: Any) -> Non
         ("gamma", True, "[0, 1]"),
         ("async_staleness", 1.5, "a whole number"),
         ("save_trajectories_steps", -1, "at least 0"),
-        ("turn_boundary_tags", "</think>", "a list of tags"),
-        ("turn_boundary_tags", [""], "a list of tags"),
         ("epsilon", "0.1", "at least 0"),
         ("epsilon", float("nan"), "at least 0"),
         ("epsilon_high", -0.1, "at least 0"),

@@ -4,10 +4,8 @@ from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models
-from transformers import PreTrainedTokenizerFast
 
-from sorl_trl.trainers.turns.spans import check_rollout, checked_rollout, split_at_tags, turn_ids_of
+from sorl_trl.trainers.turns.spans import check_rollout, checked_rollout, turn_ids_of
 
 
 def output(**overrides: Any) -> dict[str, Any]:
@@ -82,34 +80,3 @@ def test_recorded_spans_win_over_mask_runs() -> None:
 
 def test_rows_of_different_lengths_are_padded() -> None:
     assert turn_ids_of([[4], [4, 5]], None, None).tolist() == [[0, -1], [0, 0]]
-
-
-class TestSplitAtTags:
-    def test_a_turn_ends_with_the_token_that_completes_the_tag(self, tokenizer: Any) -> None:
-        ids = tokenizer("w0 </think> w1 w2 </think> w3")["input_ids"]
-        turn_ids = torch.tensor([[0, 0, -1, 1, 1, 1]])
-        split = split_at_tags(turn_ids, [ids], tokenizer, ["</think>"])
-        # The last turn splits behind its tag; a tag at the end of the first makes no empty turn.
-        assert split.tolist() == [[0, 0, -1, 1, 1, 2]]
-
-    def test_a_tag_of_several_tokens_and_one_in_an_observation(self, tokenizer: Any) -> None:
-        ids = tokenizer("w0 w1 w2 w3 w0 w1 w4")["input_ids"]
-        turn_ids = torch.tensor([[0, 0, 0, 0, -1, -1, 1]])
-        split = split_at_tags(turn_ids, [ids], tokenizer, ["w0 w1"])
-        assert split.tolist() == [[0, 0, 1, 1, -1, -1, 2]]
-
-    def test_a_tag_is_not_put_together_over_an_observation(self, tokenizer: Any) -> None:
-        ids = tokenizer("w0 w5 w1 w2")["input_ids"]
-        turn_ids = torch.tensor([[0, -1, 1, 1]])
-        split = split_at_tags(turn_ids, [ids], tokenizer, ["w5 w1", "w0 w5"])
-        assert split.tolist() == turn_ids.tolist()
-
-    def test_a_token_that_ends_a_tag_and_begins_the_next(self) -> None:
-        """As in `</a></b>`, which byte-level vocabularies write as `</`, `a`, `></`, `b` and `>`."""
-        pieces = {text: i for i, text in enumerate(["<unk>", "</", "a", "></", "b", ">", ">."])}
-        words = Tokenizer(models.WordLevel(pieces, unk_token="<unk>"))
-        words.decoder = decoders.Fuse()
-        tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>")
-        ids = [pieces[each] for each in ("b", "</", "a", "></", "b", ">", "a", "</", "a", ">.", "b")]
-        split = split_at_tags(torch.zeros(1, len(ids), dtype=torch.long), [ids], tokenizer, ["</a>", "</b>"])
-        assert split.tolist() == [[0, 0, 0, 0, 1, 1, 2, 2, 2, 2, 3]]

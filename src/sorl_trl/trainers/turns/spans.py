@@ -1,21 +1,16 @@
-"""Where a completion's turns lie: recorded by the rollout, else runs of model tokens, optionally split at tags."""
+"""Where a completion's turns lie: recorded by the rollout, else runs of model tokens."""
 
 from __future__ import annotations
 
-import re
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import wraps
-from itertools import accumulate, groupby
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers import PreTrainedTokenizerBase
 
-from sorl_trl.ops import split_turns_after, turn_ids_from_mask, validate_turn_ids
-from sorl_trl.rollout.tokens import token_texts
+from sorl_trl.ops import turn_ids_from_mask, validate_turn_ids
 
 RolloutOutput = dict[str, Any]
 
@@ -94,34 +89,3 @@ def turn_ids_of(
         return padded(recorded, -1)
     mask = env_mask if env_mask is not None else [[1] * len(ids) for ids in completion_ids]
     return turn_ids_from_mask(padded(mask, 0))
-
-
-def split_at_tags(
-    turn_ids: Tensor,
-    completion_ids: Sequence[Sequence[int]],
-    tokenizer: PreTrainedTokenizerBase,
-    tags: Sequence[str],
-) -> Tensor:
-    """(B, T) turn ids in which a turn also ends at the token that completes one of `tags`."""
-    is_tag = re.compile("|".join(map(re.escape, tags)))
-    closes = [
-        _closing_tokens(ids, turns, tokenizer, is_tag)
-        for ids, turns in zip(completion_ids, turn_ids.tolist(), strict=True)
-    ]
-    return split_turns_after(turn_ids, padded(closes, 0).bool())
-
-
-def _closing_tokens(
-    ids: Sequence[int], turns: Sequence[int], tokenizer: PreTrainedTokenizerBase, is_tag: re.Pattern[str]
-) -> list[int]:
-    """1 at each token that completes a tag, which no turn has in common with another."""
-    closes = [0] * len(ids)
-    start = 0
-    for turn, of_turn in groupby(turns[: len(ids)]):
-        size = len([*of_turn])
-        texts = token_texts(tokenizer, ids[start : start + size]) if turn >= 0 else []
-        ends = [*accumulate(map(len, texts))]
-        for tag in is_tag.finditer("".join(texts)):
-            closes[start + bisect_left(ends, tag.end())] = 1
-        start += size
-    return closes

@@ -39,8 +39,8 @@ def state_keys(generated: Generated, turns: TurnLayout) -> Tensor:
     """(B, K) int64, a number in [0, 2⁶³) for the state in which each turn starts, 0 where there is no turn.
 
     The state is the last observation, as in GiGPO (arXiv 2505.10978), and for the first turn the prompt. A turn that
-    no observation precedes (one that `turn_boundary_tags` has split off) has read nothing new: its state is all
-    that it can see. The numbers depend on the tokens alone, so that ranks can compare theirs.
+    no observation precedes has read nothing new: its state is all that it can see. The numbers depend on the tokens
+    alone, so that ranks can compare theirs.
     """
     if turns.num_turns == 0:
         return torch.zeros_like(turns.turn_mask, dtype=torch.int64)
