@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import fcntl
+import hashlib
 import json
 import os
 import shutil
@@ -30,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from transformers.utils import SAFE_WEIGHTS_NAME
 
 from benchmarks.real_model_report import draw, table
 from sorl_trl.cli.quickstart import PRETRAINED, prepare
@@ -173,7 +175,7 @@ def exact_match(policy: Path, output: Path, *words: Any) -> float:
 SAMPLED = ("--temperature", 1)
 
 
-def run(job: Job, start_em: float) -> dict[str, Any]:
+def run(job: Job, started: dict[str, Any]) -> dict[str, Any]:
     """Train, evaluate on 200 questions that nobody trained on, and make the row: greedy answers where it judges."""
     policy, method = job.folder / "policy", METHODS[job.method]
     settings = {"learning_rate": job.learning_rate, "seed": job.seed, "output_dir": policy, "save_steps": 16}
@@ -195,11 +197,11 @@ def run(job: Job, start_em: float) -> dict[str, Any]:
         **vars(job),
         "judging": judging,
         "policy_parameters": 134_515_008,
-        "start_em": start_em,
+        **started,
         "final_em": final,
         "final_greedy_em": greedy,
         "best_em": best,
-        "collapsed": final < start_em or final < best / 2,
+        "collapsed": final < started["start_em"] or final < best / 2,
         "kl_max": max(step["kl_to_old"] for step in steps),
         "clip_fraction_max": max(step["clip_ratio/region_mean"] for step in steps),
         "clip_fraction": statistics.fmean(step["clip_ratio/region_mean"] for step in steps),
@@ -220,26 +222,31 @@ def by_itself(function: Callable[..., Any], *arguments: Any) -> None:
         raise RuntimeError(f"{function.__name__} failed: its error stands above")
 
 
-def start(model: str) -> float:
-    """Prepare world, warm start and recipe, where they are missing; returns the exact match of the warm start."""
+def start(model: str) -> dict[str, Any]:
+    """Prepare world, warm start and recipe, where they are missing; what rows say of the warm start.
+
+    Made anew it is another policy where a processor or a number of threads rounds otherwise: its digest tells.
+    """
     if not (RUNS / "recipe.yaml").is_file():
         by_itself(prepare, 0, PRETRAINED, RUNS, model)
         recipe = RECIPES.find(PRETRAINED.recipe).read_text()
         (RUNS / "recipe.yaml").write_text(recipe.replace(str(PRETRAINED.run), str(RUNS)))
-    return exact_match(RUNS / "warm-start", RUNS / "sampled", *SAMPLED)
+    weights = hashlib.sha256((RUNS / "warm-start" / SAFE_WEIGHTS_NAME).read_bytes()).hexdigest()
+    return {"warm_start": weights[:12], "start_em": exact_match(RUNS / "warm-start", RUNS / "sampled", *SAMPLED)}
 
 
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="models/smollm2-135m", help="folder that `sorl model` wrote")
     model = parser.parse_args(words).model
+    os.environ["OMP_NUM_THREADS"] = "1"  # of what is started from here
     RUNS.mkdir(parents=True, exist_ok=True)
     with (RUNS / "start.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the others wait for the warm start
-        start_em = start(model)
+        started = start(model)
     while job := next(filter(claim, jobs()), None):
         print(f"{datetime.now():%H:%M} {job.folder.name}", flush=True)
-        row = run(job, start_em)
+        row = run(job, started)
         add_row(row)
         print(f"{datetime.now():%H:%M} {job.folder.name}: {row['final_em']:.3f} sampled", flush=True)
 

@@ -21,18 +21,18 @@ TITLES = {
 HEADER = """# A pretrained language model learns to search
 
 `python -m benchmarks.real_model`: SmolLM2-135M-Instruct, {parameters:,} parameters, and exact match on 200 questions
-that nobody trained on, {start:.3f} sampled before. A cell of several seeds has their mean and each in brackets. A run
-has collapsed if it ends below its start, or below half of its best three rollouts in a row. The clip fraction is its
-mean over updates, KL and gradient are the largest of any run."""
+that nobody trained on: sampled before training, and sampled and greedy after it. Another machine makes another warm
+start, and rows say by a digest from which they began: compare within a table. A cell of several seeds has their mean
+and each in brackets. A run has collapsed if it ends below its start, or below half of its best three rollouts running.
+The clip fraction is its mean over updates, KL and gradient are the largest of any run."""
 CHOOSING = """## Learning rates
 
 On seed 1 with many updates, the final sampled exact match of each rate; the best one is what judges a method."""
-COLUMNS = ("rate", "sampled", "greedy", "collapsed", "clipped", "KL", "gradient", "CPU-minutes a run")
+COLUMNS = ("rate", "before", "sampled", "greedy", "collapsed", "clipped", "KL", "gradient", "CPU-minutes a run")
 
 
 def table(rows: Sequence[Row]) -> str:
-    start = {"parameters": rows[0]["policy_parameters"], "start": rows[0]["start_em"]}
-    blocks = [HEADER.format(**start)]
+    blocks = [HEADER.format(parameters=rows[0]["policy_parameters"])]
     for regime, title in TITLES.items():
         methods = _by_method([row for row in rows if row["regime"] == regime and row["judging"]])
         if methods:
@@ -72,6 +72,7 @@ def _cells(method: str, rows: Sequence[Row]) -> str:
     return _line(
         f"`{method}`",
         f"{rows[0]['learning_rate']:g}",
+        f"{statistics.fmean(row['start_em'] for row in rows):.3f}",
         ends("final_em"),
         ends("final_greedy_em"),
         f"{sum(row['collapsed'] for row in rows)} of {len(rows)}",

@@ -86,10 +86,12 @@ class Course:
     """To evaluate on."""
     samples: int
     """Of each of them."""
+    plain: bool
+    """Whether its world speaks plain English."""
 
 
-TINY = Course("quickstart", Path("runs/quickstart"), 400, 4)
-PRETRAINED = Course("smollm2_search", Path("runs/train-lm"), 200, 1)
+TINY = Course("quickstart", Path("runs/quickstart"), 400, 4, plain=False)
+PRETRAINED = Course("smollm2_search", Path("runs/train-lm"), 200, 1, plain=True)
 
 
 def say(text: str) -> None:
@@ -110,9 +112,9 @@ def clear(run: Path, arguments: Mapping[str, Any]) -> None:
 def build_worlds(seed: int, course: Course) -> tuple[World, list[World]]:
     """The world to train and evaluate in, and others with the same words and different facts to practise in."""
     size = WorldSize(evaluation_questions=course.questions)
-    plain = course is PRETRAINED
-    practice = [build_atlas(seed + i, size, True, plain) for i in range(1, 2 if plain else PRACTICE_WORLDS + 1)]
-    return build_atlas(seed, size, plain=plain), practice
+    count = 1 if course.plain else PRACTICE_WORLDS
+    practice = [build_atlas(seed + i, size, True, course.plain) for i in range(1, count + 1)]
+    return build_atlas(seed, size, plain=course.plain), practice
 
 
 def prepare(seed: int, course: Course, run: Path, model: str | None) -> World:
