@@ -225,7 +225,7 @@ def by_itself(function: Callable[..., Any], *arguments: Any) -> None:
 def start(model: str) -> dict[str, Any]:
     """Prepare world, warm start and recipe, where they are missing; what rows say of the warm start.
 
-    Made anew it is another policy where a processor or a number of threads rounds otherwise: its digest tells.
+    Made anew it is another policy where a processor rounds otherwise: its digest tells.
     """
     if not (RUNS / "recipe.yaml").is_file():
         by_itself(prepare, 0, PRETRAINED, RUNS, model)

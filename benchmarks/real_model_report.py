@@ -21,10 +21,10 @@ TITLES = {
 HEADER = """# A pretrained language model learns to search
 
 `python -m benchmarks.real_model`: SmolLM2-135M-Instruct, {parameters:,} parameters, and exact match on 200 questions
-that nobody trained on: sampled before training, and sampled and greedy after it. Another machine makes another warm
-start, and rows say by a digest from which they began: compare within a table. A cell of several seeds has their mean
-and each in brackets. A run has collapsed if it ends below its start, or below half of its best three rollouts running.
-The clip fraction is its mean over updates, KL and gradient are the largest of any run."""
+that nobody trained on: sampled before training, and sampled and greedy after it. Rows say by a digest from which warm
+start they began, for where it is made anew it need not be the same. A cell of several seeds has their mean and each in
+brackets. A run has collapsed if it ends below its start, or below half of its best three rollouts in a row. The clip
+fraction is its mean over updates, KL and gradient are the largest of any run."""
 CHOOSING = """## Learning rates
 
 On seed 1 with many updates, the final sampled exact match of each rate; the best one is what judges a method."""
