@@ -16,6 +16,7 @@ from trl.chat_template_utils import add_response_schema
 
 from sorl_trl import AgentRollout, SOGRPOConfig, SOGRPOTrainer, search_tool
 from sorl_trl.rollout import ChatProtocol, Collector, Generation, RolloutLimits, ToolBox
+from sorl_trl.rollout.trajectories import rollout_statistics
 from sorl_trl.search import NoSearch
 from sorl_trl.trainers.agents.chat_tools import messages_of
 from sorl_trl.types import Action, ActionKind, StopReason, Trajectory, Turn
@@ -172,6 +173,7 @@ def test_a_message_calls_several_tools_in_order() -> None:
     assert results == (("add", "3"), ("double", "8"), ("add", "6"))
     assert all(f"<tool_response>\n{text}\n</tool_response>" in heard[1] for _, text in results)
     assert box.environments[0].total == 6
+    assert rollout_statistics([trajectory])["tool_calls_per_trajectory"] == 3
 
 
 def test_calls_of_coroutines_and_functions_are_made_in_order() -> None:

@@ -3,7 +3,7 @@
 Builds the atlas, warm-starts a tiny policy that searches once and answers, trains it with SO-GRPO as `sorl train`
 does, and evaluates it as `sorl evaluate` does on questions it has never seen: it has learnt to make a second search
 where the first passage is half the way. With `--model`, the policy is a language model (`sorl model` writes one), the
-atlas is in plain English, and it takes most of an hour.
+atlas is in plain English, and it takes about twenty minutes.
 
 It writes world/, warm-start/, policy/, evaluations, curves.png and summary.json; the recipes for the sandbox read the
 first two. A run that was interrupted goes on with the same command; one that has ended is replaced.

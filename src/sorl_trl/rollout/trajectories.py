@@ -114,9 +114,11 @@ def _answered_calls(trajectory: Trajectory) -> int:
     """Of tools other than a search."""
     is_done = trajectory.stop_reason is StopReason.ENVIRONMENT_DONE
     following = [*trajectory.segments[1:], Observation((), "") if is_done else None]
+    answered = zip(trajectory.segments, following, strict=False)
     return sum(
-        isinstance(turn, Turn) and turn.action.kind is ActionKind.TOOL and isinstance(reply, Observation)
-        for turn, reply in zip(trajectory.segments, following, strict=False)
+        (turn.action.kind is ActionKind.TOOL) + len(reply.results)  # of a message, which may call several
+        for turn, reply in answered
+        if isinstance(turn, Turn) and isinstance(reply, Observation)
     )
 
 
