@@ -69,6 +69,7 @@ def _cells(method: str, rows: Sequence[Row]) -> str:
     def largest(name: str) -> float:
         return max(row[name] for row in rows)
 
+    known = [row["cpu_seconds"] for row in rows if row["cpu_seconds"]]  # of one that was ended by hand it is not
     return _line(
         f"`{method}`",
         f"{rows[0]['learning_rate']:g}",
@@ -79,7 +80,7 @@ def _cells(method: str, rows: Sequence[Row]) -> str:
         f"{statistics.fmean(row['clip_fraction'] for row in rows):.1%}",
         f"{largest('kl_max'):.2f}",
         f"{largest('grad_norm_max'):.0f}",
-        f"{statistics.fmean(row['cpu_seconds'] for row in rows) / 60:.0f}",
+        f"{statistics.fmean(known) / 60:.0f}" if known else "–",
     )
 
 
