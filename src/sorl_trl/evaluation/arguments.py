@@ -78,7 +78,7 @@ class EvaluationArguments:
 def _mapping(given: dict[str, Any] | str | None) -> dict[str, Any]:
     """From a recipe, or from a command line, in JSON."""
     try:
-        read = json.loads(given) if isinstance(given, str) else given or {}
+        read = json.loads(given) if isinstance(given, str) else {} if given is None else given
     except ValueError:
         read = given
     if not isinstance(read, dict):
