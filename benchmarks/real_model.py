@@ -182,6 +182,8 @@ def run(job: Job, started: dict[str, Any]) -> dict[str, Any]:
     settings |= {"steps_per_generation": 8, "kv_cache_gib": 0.5, "log_turn_details": True}
     settings |= {**REGIMES, **AHEAD}[job.regime] | (_OF_PPO if method.get("trainer") == "so_ppo" else {}) | method
     again = {"resume_from_checkpoint": "latest"} if any(policy.glob("checkpoint-*")) else {}
+    if not again:
+        shutil.rmtree(policy, ignore_errors=True)  # of a run that ended before its first checkpoint
     given = [word for name, value in {**settings, **again}.items() for word in (f"--{name}", value)]
     recipe = ("--accelerate_config", "single_cpu", "--config", RUNS / "recipe.yaml", "--collapse_guard", "off")
     seconds = sorl(job.folder, "train", *recipe, *given)
