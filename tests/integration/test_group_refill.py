@@ -87,6 +87,12 @@ def test_slots_without_a_spread_take_groups_of_other_prompts(tmp_path: Path, tok
     assert metrics["groups/refilled"] == [0.5]
     assert metrics["groups/left"] == [0.0]
     assert metrics["keep/ZeroVariance"] == [1.0]
+    shown = trainer._logs  # the table of TRL's `log_completions`: the rows that are trained on
+    assert list(shown["prompt"]) == tokenizer.batch_decode(batch["prompt_ids"], skip_special_tokens=True)
+    assert list(shown["completion"]) == tokenizer.batch_decode(batch["completion_ids"], skip_special_tokens=True)
+    rewards = torch.tensor(shown["rewards"]["agreeing_reward"]).view(-1, GROUP)
+    assert (rewards.std(1) > 0).all()
+    torch.testing.assert_close(torch.tensor(shown["advantages"]), batch["advantages"], rtol=0, atol=1e-6)
 
 
 def test_rows_of_several_rounds_are_one_batch(tmp_path: Path, tokenizer: Any) -> None:

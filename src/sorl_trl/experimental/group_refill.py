@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from itertools import count
@@ -129,22 +130,31 @@ class GroupRefillTrainer(TurnLevelTrainer):
             return super()._scored(inputs)
         fresh = self._fresh_prompts(set(gather_object([_prompt_of(row) for row in inputs])))
         output, rollout = super()._scored(inputs)
-        before = differs = self._differs(rollout)
+        at_first = differs = self._differs(rollout)
         rounds = 0
         while rounds < self.args.refill_rounds and not differs.all():
             others = next(fresh)
             if others is None:
                 break
             rounds += 1
+            shown = {name: list(column) for name, column in self._shown().items()}
             other_output, other_rollout = super()._scored(self._of_process(others))
             takes = ~differs & self._differs(other_rollout)
+            for name, column in self._shown().items():
+                both = zip(shown.get(name, column), list(column), takes.tolist(), strict=False)
+                column.extend([after if taken else before for before, after, taken in both])
             own = own_rows(takes, len(inputs), self.accelerator)
             output = merged_batch(output, other_output, own, self._tokenizer.pad_token_id)
             rollout = merged_rollout(rollout, other_rollout, takes)
             differs = differs | takes
         output["num_items_in_batch"] = token_count(output, self.accelerator)
-        self._log_refill(rounds, differs & ~before, ~differs)
+        self._log_refill(rounds, differs & ~at_first, ~differs)
         return output, rollout
+
+    def _shown(self) -> dict[str, deque[Any]]:
+        """The columns of TRL's table of completions."""
+        own = {name: self._logs[name] for name in ("prompt", "completion", "advantages")}
+        return {**own, **self._logs["rewards"], **self._logs["extra"]}
 
     def _log_refill(self, rounds: int, refilled: Tensor, left: Tensor) -> None:
         """Log the rounds of a batch, and the shares of its groups that were replaced and that still agree."""
