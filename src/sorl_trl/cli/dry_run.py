@@ -47,8 +47,10 @@ def try_out(arguments: Arguments) -> None:
             rollout = build_rollout(arguments, load_tokenizer(arguments))
             trainer = build_trainer(arguments, rollout)
             show(chain(run_table(arguments, trainer), plan(arguments, trainer, rollout), rehearse(trainer)), trainer)
-    except Exception as error:  # whatever TRL, transformers, an engine or a search server raises
+    except (ValueError, RuntimeError, OSError, ImportError) as error:
         raise UserMistake(one_line(error)) from error
+    except Exception as error:  # of a reward function, a tool, a search server: its message alone may be a single word
+        raise UserMistake(f"{type(error).__name__}: {one_line(error)}") from error
     trainer.accelerator.print(f"This can train, into {output_dir}.")
     PartialState().destroy_process_group()
 

@@ -67,12 +67,12 @@ def split(words: Sequence[str], parser: ArgumentParser) -> tuple[list[str], list
     for_training: list[str] = []
     left = iter(words)
     for word in left:
-        option, _, value = word.partition("=")
+        option, given, _ = word.partition("=")
         action = None if option in SHARED else parser._option_string_actions.get(option)
         if action is None:
             for_training.append(word)
         else:
-            takes_next = action.nargs is None and not value
+            takes_next = action.nargs is None and not given
             for_launch += [word, *islice(left, 1)] if takes_next else [word]
     return for_launch, for_training
 

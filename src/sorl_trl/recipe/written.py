@@ -21,7 +21,10 @@ SECRET = "_token"
 """Names that end so are those of secrets, as in transformers."""
 OF_ONE_START = ("dry_run", "resume_from_checkpoint")
 """Arguments that say what to do with a run, and nothing of what it is."""
-PATHS = ("model_name_or_path", "train_questions", "eval_questions", "corpus", "index", "search_cache")
+PATHS = (
+    *("model_name_or_path", "critic_model_name_or_path"),
+    *("train_questions", "eval_questions", "corpus", "index", "search_cache"),
+)
 """Arguments that may name a file or a folder, which are written so that they are found from anywhere."""
 
 

@@ -85,7 +85,7 @@ class EngineOptions:
         default=32,
         metadata={
             "help": "Steps of the engine after which a row goes on with the reply to its turn, be it there sooner or "
-            "waited for: about as many as a slow search takes. Ours: `benchmarks/rollout.py` measures it."
+            "waited for: about as many as a slow search takes. Ours: `benchmarks.rollout` measures it."
         },
     )
     kv_cache_gib: Annotated[float | None, POSITIVE] = field(

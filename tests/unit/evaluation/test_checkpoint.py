@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 from transformers import PreTrainedTokenizerFast
 
 from sorl_trl.evaluation.checkpoint import ModelArguments, load_tokenizer, message_ends
@@ -26,6 +29,17 @@ def test_a_message_ends_where_tokenizer_or_checkpoint_say_so(configured: Any, en
     model: Any = SimpleNamespace(generation_config=configured)
     tokenizer: Any = SimpleNamespace(eos_token_id=2)
     assert message_ends(model, tokenizer) == ends
+
+
+def test_a_copy_has_the_hash_of_the_original_and_trained_weights_have_another(tmp_path: Path) -> None:
+    policy, weights = tmp_path / "policy", torch.zeros(2**21)
+    policy.mkdir()
+    save_file({"embedding": weights}, policy / "model.safetensors")
+    before = files_hash(str(policy))
+    shutil.copytree(policy, tmp_path / "copy", copy_function=shutil.copyfile)  # whose times are of now
+    assert files_hash(str(tmp_path / "copy")) == before
+    save_file({"embedding": weights + 1e-6}, policy / "model.safetensors")
+    assert files_hash(str(policy)) != before
 
 
 def test_the_hash_of_a_folder_changes_with_its_files(tmp_path: Path) -> None:
