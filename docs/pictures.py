@@ -239,25 +239,6 @@ def holds() -> Picture:
     return 72 + 66 * len(REGIMES), drawn
 
 
-def bfcl_training() -> Picture:
-    """The share of each rollout's tasks that were solved, a line for each seed."""
-    rows = [row for row in json.loads((ROOT / "benchmarks/results/bfcl.json").read_text()) if row["rollout_solved"]]
-    count = max(len(row["rollout_solved"]) for row in rows)
-    at, height = lambda i: 56 + 396 * i / (count - 1), lambda share: 200 - 160 * share
-    drawn = [rect(56, 12, 16, 14, BLUE), text(78, 24, "SO-GRPO", 14), rect(176, 12, 16, 14, ORANGE)]
-    drawn.append(text(198, 24, "GRPO", 14))
-    for share in (0.0, 0.5, 1.0):
-        drawn += [line(56, height(share), 452, height(share), PALE)]
-        drawn.append(text(46, height(share) + 5, f"{share:g}", 13, GREY, "end"))
-    drawn += [text(at(i), 222, f"{i + 1}", 13, GREY, "middle") for i in range(count)]
-    drawn.append(text(254, 246, "rollout", 14, GREY, "middle"))
-    for row in rows:
-        points = " ".join(f"{at(i):.0f},{height(share):.0f}" for i, share in enumerate(row["rollout_solved"]))
-        stroke = BLUE if row["method"] == "so_grpo" else ORANGE
-        drawn.append(f'<polyline points="{points}" fill="none" stroke="{stroke}" stroke-width="2"/>')
-    return 260, drawn
-
-
 def engines() -> Picture:
     """Queries that one core answers in a second."""
     backends = json.loads((ROOT / "benchmarks/results/search.json").read_text())["backends"]
@@ -272,7 +253,7 @@ def engines() -> Picture:
 
 PICTURES: dict[str, Callable[[], Picture]] = {
     made.__name__: made
-    for made in (trajectory, bfcl, rollout, critics, machines, vllm, resume, collapses, holds, engines, bfcl_training)
+    for made in (trajectory, bfcl, rollout, critics, machines, vllm, resume, collapses, holds, engines)
 }
 
 

@@ -119,8 +119,7 @@ def scaled_clip_range(epsilon: float | Tensor, turn_ids: Tensor | TurnLayout, le
     With p = 1, a unit of more than `LONGEST` tokens has the range of one of `LONGEST`.
 
     Source: ours. A mean over n tokens moves by 1/n as far as one of its tokens that moves alone, and by 1/√n as far
-    where all move at random; ε keeps one meaning, that of a token's ratio, at every n. docs/paper_to_code.md derives
-    which p fits which ratio.
+    where all move at random; ε keeps one meaning, that of a token's ratio, at every n.
 
     Args:
         epsilon: ε, how far the ratio of a unit of one token may go, whose range it is exactly. A float, or what
