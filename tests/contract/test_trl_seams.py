@@ -49,8 +49,6 @@ OVERRIDDEN = {
 }
 """Each body that we override, to the first 16 digits of its SHA-256 when it was read."""
 RELIED_ON = {
-    "transformers.integrations.deepspeed:deepspeed_load_checkpoint": "b86bb16ed8d772b1",
-    "transformers:Trainer._load_scaler": "8f98f718fa6a5156",
     "transformers:Trainer.log": "bfef50c056d9537e",
     "trl.generation.vllm_client:VLLMClient._finish_weight_update": "1043c5b06f372048",
     "trl.generation.vllm_client:VLLMClient._start_weight_update": "400261c143a02f09",

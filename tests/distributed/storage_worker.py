@@ -71,7 +71,6 @@ def main(config: str, path: str) -> None:
     checkpoint = folder / "output" / "checkpoint-1"
     result = {
         "logs": trainer.state.log_history,
-        "rolled_back": refusals(lambda: trainer.roll_back(checkpoint)),
         "in_pieces": refusals(lambda: trainer.train(resume_from_checkpoint=str(checkpoint))),
     }
     weights = weights_of(trainer)

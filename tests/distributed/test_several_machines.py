@@ -87,8 +87,6 @@ def test_machines_that_share_no_storage(tmp_path: Path, config: str) -> None:
     for rank, text in enumerate(result["in_pieces"]):
         assert text.startswith(f"`resume_from_checkpoint` is '{folders[rank]}/output/checkpoint-1', but not all")
         assert "checkpoint-1 on process 0, none on process 1" in text
-    assert result["rolled_back"] == [result["rolled_back"][0].replace("machine_0", f"machine_{i}") for i in range(2)]
-    assert f"{folders[1]}/output/checkpoint-1 is no whole checkpoint" in result["rolled_back"][0]
     resumed = result["resumed"]
     assert resumed["kept"] == [True, True]
     assert steps_after(1, resumed["logs"]) == steps_after(1, result["logs"])

@@ -305,25 +305,6 @@ def test_no_checkpoint_is_written_that_is_there_or_would_not_resume(
     assert dies.saved == (every_step if changed == {"save_steps": 1} else [])
 
 
-@pytest.mark.parametrize("step", [6, 8])
-def test_going_back_collects_anew(tmp_path: Path, step: int) -> None:
-    """In the middle of a rollout's updates, and after them."""
-    trainer = build(tmp_path, save_strategy="steps", save_steps=4, max_steps=16)
-
-    class Back(TrainerCallback):  # type: ignore[misc]
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if state.global_step == step:
-                trainer.roll_back(Path(args.output_dir) / "checkpoint-4")
-
-    trainer.add_callback(Back())
-    trainer.train()
-    asked = [prompts for prompts, _ in trainer.asked]
-    assert len(asked) == (5 if step == 6 else 4) and trainer.state.global_step == 16
-    assert step == 8 or asked[2] == asked[1], "the dataloader brings the same prompts again"
-    ages = logged(trainer, "async/age_max")
-    assert ages[2] == 0.0, "what it had begun with the policy of before is not trained on"
-
-
 def test_a_run_in_another_order_does_not_take_up_what_was_passed_by(tmp_path: Path) -> None:
     trainer = build(tmp_path, async_order="completed", per_device_train_batch_size=8)
     with sampling_ahead(trainer, 2, True):

@@ -114,6 +114,6 @@ def test_stability(tmp_path: Path) -> None:
     trainer = build_agent(tmp_path, save_strategy="steps", save_steps=1, max_steps=2)
     run_blocks(DOCS / "stability.md", trainer=trainer)
     guards = [each for each in trainer.callback_handler.callbacks if type(each).__name__ == "CollapseGuard"]
-    assert [guard.action for guard in guards] == ["warn", "roll_back"]
+    assert [guard.action for guard in guards] == ["stop"]
     trainer.train()
     assert trainer.state.global_step == 2

@@ -54,7 +54,7 @@ def command_line(folder: Path, trainer: str) -> list[str]:
         "max_steps": "2",
         "steps_per_generation": "1",
         "num_iterations": "2",
-        "collapse_guard": "roll_back",
+        "collapse_guard": "stop",
         "save_strategy": "steps",
     }
     rewards = ["--rewards", "exact_match", "f1", "format", "search_hit"]

@@ -187,21 +187,6 @@ def test_a_resumed_run_goes_on_between_turns_and_within_one(tmp_path: Path, toke
             assert torch.equal(weight, whole.model.state_dict()[name]), f"{name}, resumed after step {step}"
 
 
-def test_a_roll_back_in_the_middle_of_a_turn_goes_on_with_new_trajectories(tmp_path: Path, tokenizer: Any) -> None:
-    class RollsBack(TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if state.global_step == 9:
-                trainer.roll_back(tmp_path / "checkpoint-6")
-
-    fields = {"num_iterations": 3, "max_steps": 12, "save_strategy": "steps", "save_steps": 6}
-    trainer = build(tmp_path, tokenizer, **fields, callbacks=[RollsBack()])
-    trainer.train()
-    logs = updates(trainer)
-    assert [log["seeupo/turn"] for log in logs] == [2, 2, 1, 1, 0, 0] * 2
-    assert logs[9]["off_policy_age"] == 0 and "reward" in logs[9]
-    assert logs[9]["turns/ratio_max"] == pytest.approx(1.0, abs=1e-9)
-
-
 def test_an_evaluation_is_of_all_turns_together(tmp_path: Path, tokenizer: Any) -> None:
     trainer = build(tmp_path, tokenizer, per_device_eval_batch_size=8)
     metrics = trainer.evaluate(prompts())

@@ -11,7 +11,7 @@ import torch
 from sorl_trl import SOGRPOTrainer, SOPPOTrainer
 from sorl_trl.methods import SETTINGS, MicroBatch
 from tests.agents import steps_after
-from tests.collapses import ALWAYS, GRPOThatRemembers, build, checkpoint, guarded, logged, set_numbers
+from tests.collapses import build, checkpoint, logged
 
 TARGET = 0.02
 HOT = 0.3
@@ -87,17 +87,3 @@ def test_a_resumed_run_goes_on_exactly(tmp_path: Path, trainer_class: Any) -> No
     assert ours == theirs
     weights = whole.model.state_dict()
     assert all(torch.equal(weight, weights[name]) for name, weight in resumed.model.state_dict().items())
-
-
-class TestGuard:
-    def test_a_roll_back_restores_the_factor(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        set_numbers(monkeypatch)
-        fields = {"learning_rate": HOT, "max_steps": 15, "target_kl": TARGET, "save_steps": 2, "callbacks": []}
-        trainer, _ = guarded(tmp_path, "roll_back", GRPOThatRemembers, rules=ALWAYS, **fields)
-        trainer.train()
-        factors, rates = logged(trainer, "lr_factor"), logged(trainer, "learning_rate")
-        (intervention,) = logged(trainer, "guard/interventions")
-        restored = int(trainer.restored["checkpoint"].name.removeprefix("checkpoint-"))
-        after = intervention + 1  # it collects new trajectories, and finds no KL
-        assert factors[after] == factors[restored] != factors[intervention]
-        assert rates[after] == pytest.approx(0.1 * HOT * factors[restored])

@@ -36,14 +36,8 @@ class CollapseDetector:
 
     def __init__(self, rules: Iterable[Rule] = DEFAULT_RULES) -> None:
         self.rules = tuple(rules)
-        self.judged: list[int] = []
-        """The steps with whose log entries an iteration was judged: all but those that `restart` has left out."""
-        self._entries: list[Mapping[str, Any]] = []
-        self.restart(cooldown=0)
-
-    def restart(self, cooldown: int) -> None:
-        """Forget what was seen, and leave out the iteration that has begun and the `cooldown` ones after it."""
-        self._left_out = 1 + cooldown
+        self._entries: list[Mapping[str, Any]] | None = None
+        """Of the iteration that has begun; None before the first."""
         self._history: dict[str, list[float]] = {rule.name: [] for rule in self.rules}
         self.holding: set[str] = set()
         """The rules that have fired and whose condition still holds; those that are taken out may fire again."""
@@ -51,21 +45,20 @@ class CollapseDetector:
     def observe(self, entry: Mapping[str, Any]) -> list[Alarm]:
         """Take the next entry of a `log_history`, and return the alarms of the iteration that it completes."""
         step = int(entry["step"])
-        alarms = self._judge(step) if ITERATION_METRIC in entry else []
-        self._entries.append(entry)
+        alarms: list[Alarm] = []
+        if ITERATION_METRIC in entry:
+            alarms += self._judge(self._entries or [], step)
+            self._entries = []
+        if self._entries is not None:
+            self._entries.append(entry)
         for rule in self.rules:
             value = entry.get(rule.metric)
             if isinstance(rule, NotFinite) and isinstance(value, int | float):
                 alarms += self._check(rule, [value], step)
         return alarms
 
-    def _judge(self, step: int) -> list[Alarm]:
-        """The alarms of the iteration that an entry of `step` completes."""
-        entries, self._entries = self._entries, []
-        if self._left_out:
-            self._left_out -= 1
-            return []
-        self.judged.append(step)
+    def _judge(self, entries: Sequence[Mapping[str, Any]], step: int) -> list[Alarm]:
+        """The alarms of the iteration of these entries, which an entry of `step` completes."""
         masked = _summary(MASKED_METRIC, entries) == 1.0
         alarms = []
         for rule in self.rules:

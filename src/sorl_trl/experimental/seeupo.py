@@ -185,10 +185,7 @@ class SeeUPOTrainer(TurnLevelTrainer):
         return turn_alone(inputs, turn)
 
     def _begin_turn(self, turn: int) -> None:
-        """Make every buffered micro-batch ready for `turn`. All processes call it together.
-
-        After a roll back the trajectories may be new and the turn one in the middle: those behind it are not trained.
-        """
+        """Make every buffered micro-batch ready for `turn`. All processes call it together."""
         buffered: list[dict[str, Any]] = self._buffered_inputs
         kept = [each["turn_ids"] == turn for each in buffered]
         local = torch.stack([torch.stack([of_turn.any(1).sum(), of_turn.sum()]) for of_turn in kept]).sum(0)

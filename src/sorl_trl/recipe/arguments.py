@@ -101,10 +101,7 @@ class TaskArguments:
     )
     collapse_guard: Annotated[str, OneOf(("off", *ACTIONS))] = field(
         default="warn",
-        metadata={
-            "help": "What to do when training seems to collapse: 'warn', 'stop', 'roll_back' to the last healthy "
-            "checkpoint, or 'off'."
-        },
+        metadata={"help": "What to do when training seems to collapse: 'warn', 'stop' with a checkpoint, or 'off'."},
     )
 
     def __post_init__(self) -> None:

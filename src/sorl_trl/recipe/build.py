@@ -161,7 +161,7 @@ def build_trainer(arguments: Arguments, rollout: AgentRollout | None = None) -> 
         **({} if method is None else {"method": method_from(method)}),  # whose options are settled
     )
     if task.collapse_guard != "off":
-        trainer.add_callback(CollapseGuard(task.collapse_guard, trainer))
+        trainer.add_callback(CollapseGuard(task.collapse_guard))
     if not config.disable_tqdm:
         trainer.remove_callback(ProgressCallback)
         trainer.add_callback(TurnProgressCallback)

@@ -40,7 +40,6 @@ from sorl_trl.trainers.config import TRLS_LOSS_TYPES, TurnLevelConfig
 from sorl_trl.trainers.cycle.epoch_sampler import EpochRepeatSampler
 from sorl_trl.trainers.cycle.generation_cycle import GenerationCycle
 from sorl_trl.trainers.cycle.resume_point import resume_point
-from sorl_trl.trainers.cycle.roll_back import roll_back
 from sorl_trl.trainers.cycle.run_settings import save_settings, take_up_settings
 from sorl_trl.trainers.loss.bias_norm import bias_normalizer
 from sorl_trl.trainers.loss.kl_schedule import KLSchedule
@@ -360,14 +359,3 @@ class TurnLevelTrainer(GRPOTrainer):
             self._cycle.load(Path(resume_from_checkpoint))
             self.state.compute_steps(self.args, max_steps)  # as this run is told
         return prepared
-
-    def roll_back(self, checkpoint: str | Path) -> None:
-        """Restore what a resumed run would: policy, critic, optimizer, schedule and gradient scaler.
-
-        The step, the epoch, the order of prompts and the random numbers go on as they are, and the next step collects
-        new trajectories. Between two optimizer steps, on all processes together.
-
-        Raises:
-            ValueError: `checkpoint` is not a whole checkpoint, or, with `save_only_model`, has no optimizer.
-        """
-        roll_back(self, self._cycle, checkpoint)

@@ -128,19 +128,6 @@ class RolloutsAhead:
         self._resumed_at = state["taken"]
         self._late, self._early = ({(batch, number) for batch, number in state[key]} for key in ("late", "early"))
 
-    def restart(self) -> None:
-        """Give up what is under way, and begin with what the dataloader brings next."""
-        self._ended.set()
-        for part in self._under_way:
-            part.engine.wake()
-            self._policy.finish(part.engine)
-        self._ended = threading.Event()
-        known = self._resumed_at if self._taken < 0 else self._taken
-        is_within = self._trainer._step % cycle_steps(self._trainer) != 0
-        self._resumed_at = None if known is None else known - is_within
-        self._under_way, self._shown, self._late, self._early = [], {}, set(), set()
-        self._taken = -1
-
     def close(self) -> None:
         """Give up what is under way. Threads that wait for a tool end when it answers, and nobody hears it."""
         self._ended.set()

@@ -1,1 +1,1 @@
-"""The generation cycle: rollouts that wait, checkpoints in the middle of a cycle, and going back to one."""
+"""The generation cycle: rollouts that wait, and checkpoints in the middle of a cycle."""

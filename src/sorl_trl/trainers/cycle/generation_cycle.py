@@ -38,12 +38,6 @@ class GenerationCycle:
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
 
-    def discard(self) -> None:
-        """Forget all trajectories that are still to be trained on: the next step collects new ones."""
-        self._trainer._buffered_inputs = None
-        if (ahead := getattr(self._trainer, "_ahead", None)) is not None:
-            ahead.restart()
-
     def save(self, folder: Path) -> None:
         """Write it into the checkpoint `folder`, a file for each rank."""
         trainer = self._trainer

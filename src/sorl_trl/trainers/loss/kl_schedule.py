@@ -65,7 +65,7 @@ class KLSchedule(TrainerCallback):
     ) -> None:
         self._optimizer, self._scheduler = kwargs["optimizer"], kwargs["lr_scheduler"]
         check_scheduler(self._scheduler)
-        # Set at once, so that a roll back to any checkpoint of this run restores it.
+        # Part of the scheduler's state, which every checkpoint holds.
         setattr(self._scheduler, FACTOR, getattr(self._scheduler, FACTOR, 1.0))
         self._has_moved.clear()
 
