@@ -19,6 +19,9 @@ from sorl_trl.methods import (
     EngineTurnMask,
     EngineVeto,
     GiGPO,
+    MicroBatch,
+    Objective,
+    PPOMin,
     TurnRatio,
     ZeroVariance,
 )
@@ -56,6 +59,20 @@ def test_every_named_method_trains(tmp_path: Path, tokenizer: Any, name: str) ->
     assert len(logs) == 5
     assert all(math.isfinite(log["loss"]) for log in logs)
     assert logs[0]["grad_norm"] > 0
+
+
+class Silent(PPOMin):
+    """A piece of a user's that is made of PPO's: nothing pulls."""
+
+    def __call__(self, batch: MicroBatch) -> Objective:
+        value, stopped = super().__call__(batch)
+        return Objective(0.0 * value, stopped)
+
+
+def test_a_piece_that_is_made_of_ppos_min_acts(tmp_path: Path, tokenizer: Any) -> None:
+    method = Method(surrogate=Silent())
+    trainer = train(SOGRPOTrainer, SOGRPOConfig, tokenizer, **{**settings(tmp_path), **SETTINGS["grpo"]}, method=method)
+    assert {log["grad_norm"] for log in trainer.state.log_history if "grad_norm" in log} == {0.0}
 
 
 COMPOSED: dict[str, tuple[Method, dict[str, Any]]] = {

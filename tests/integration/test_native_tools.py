@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +170,25 @@ def test_a_search_tool_says_what_was_found() -> None:
     assert (schema["name"], schema["parameters"]["required"]) == ("search", ["query"])
     with pytest.raises(ValueError, match="`k` is 0, but must be a whole number, at least 1"):
         search_tool(Engine(), k=0)
+
+
+@pytest.mark.parametrize("thread_safe", [False, True])
+def test_several_threads_ask_an_engine_only_where_it_is_made_for_them(thread_safe: bool) -> None:
+    class Counted(Engine):
+        asking = most = 0
+
+        def search_batch(self, queries: list[str], k: int) -> list[list[Passage]]:
+            self.asking += 1
+            self.most = max(self.most, self.asking)
+            both.wait(60.0) if thread_safe else time.sleep(0.01)
+            self.asking -= 1
+            return super().search_batch(queries, k)
+
+    engine, both = Counted(), threading.Barrier(2)
+    engine.thread_safe = thread_safe  # type: ignore[attr-defined]
+    with ThreadPoolExecutor(2) as threads:
+        assert len(set(threads.map(search_tool(engine), ["Bern", "Bern"]))) == 1
+    assert engine.most == 1 + thread_safe
 
 
 @pytest.mark.parametrize("as_coroutine", [False, True])

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from sorl_trl.checks import COUNT, POSITIVE_COUNT, SWITCH, Number, OneOf, check_fields
 from sorl_trl.qa import SEARCH_R1_TEMPLATE
-from sorl_trl.rollout.protocol import Frame, TagProtocol, chat_message_frame
+from sorl_trl.rollout.protocol import Frame, TagProtocol
 
 POSITIVE = Number(above=0)
 ENGINES = ("auto", "slots", "lockstep")
@@ -163,6 +163,4 @@ class RolloutArguments:
         Raises ValueError if the chat template does not show both sides of a conversation.
         """
         protocol = PROTOCOLS[self.protocol]
-        if self.chat:
-            return replace(protocol, message_frame=chat_message_frame(tokenizer, template_kwargs))
-        return protocol
+        return protocol.in_chat(tokenizer, template_kwargs) if self.chat else protocol

@@ -102,9 +102,9 @@ class TagProtocol:
     ) -> TagProtocol:
         """The same where prompts are messages: what follows the policy's own message is one of the chat template's.
 
-        A `message_frame` of one's own stays. Raises what `chat_message_frame` raises.
+        A `message_frame` of one's own stays, unless it is empty. Raises what `chat_message_frame` raises.
         """
-        if self.message_frame != TagProtocol().message_frame:
+        if self.message_frame not in (TagProtocol().message_frame, Frame("", "")):
             return self
         return replace(self, message_frame=chat_message_frame(tokenizer, template_kwargs))
 

@@ -259,7 +259,8 @@ class TurnLevelTrainer(GRPOTrainer):
             loss = loss + value / self._micro_batches()
             metrics |= of_term
         reduced = self._metric_log.observe(batch, objective, metrics)
-        if objective is None and self.args.loss_type not in TRLS_LOSS_TYPES:
+        needs_objective = self._bias_normalizer is not None or self.args.save_trajectories_steps
+        if objective is None and needs_objective and self.args.loss_type not in TRLS_LOSS_TYPES:
             objective = self.method.surrogate(batch)
         self._dump.observe(batch, objective)
         if self._bias_normalizer is not None and objective is not None:

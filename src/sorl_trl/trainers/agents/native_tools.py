@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
+from threading import Lock
 from typing import Any
 
 from sorl_trl.checks import POSITIVE_COUNT
 from sorl_trl.rollout import ChatProtocol, SearchResponder, TagProtocol, ToolBox, Unavailable
 from sorl_trl.rollout.greetings import Greeter, is_image, is_text
 from sorl_trl.search import RetryPolicy, SearchBackend
+from sorl_trl.search.backend import is_thread_safe
 from sorl_trl.trainers.agents.agent_rollout import AgentRollout
 from sorl_trl.types import ActionKind
 
@@ -21,12 +24,14 @@ def search_tool(backend: SearchBackend, k: int = 3, retry: RetryPolicy | None = 
     It answers what an observation of `SearchRollout` says between its tags: the best passages, or that there are none,
     or that the query was refused. With the engine down, retries included, it says so: the trainers of this package
     mask the trajectory then; `trl.GRPOTrainer` trains on it. Each call waits for its own retries, one call after
-    another: `retry` says how long, by default as long as `SearchRollout` waits once for all.
+    another: `retry` says how long, by default as long as `SearchRollout` waits once for all. One thread at a time asks
+    an engine that does not say `thread_safe = True`.
 
     Raises ValueError for a `k` below 1.
     """
     POSITIVE_COUNT.check("k", k)
     responder = SearchResponder(backend, top_k=k, retry=retry)
+    alone: AbstractContextManager[Any] = nullcontext() if is_thread_safe(backend) else Lock()
 
     def search(query: str) -> str:
         """
@@ -38,7 +43,8 @@ def search_tool(backend: SearchBackend, k: int = 3, retry: RetryPolicy | None = 
         Returns:
             The passages that fit best, each with its title.
         """
-        reply = responder.search([query])[query]
+        with alone:
+            reply = responder.search([query])[query]
         return reply.text if reply.stop is None else Unavailable("the search engine is unavailable")
 
     return search

@@ -63,10 +63,13 @@ class ServerPolicy:
         """
         trainer = self._trainer
         ids = torch.tensor([[*context, *sampled.token_ids]], device=trainer.accelerator.device)
+        is_training = trainer.model.training
+        trainer.model.eval()  # what is sampled is sampled without dropout
         with torch.no_grad():
             logps, _, _ = GRPOTrainer._get_per_token_logps_and_entropies(  # ours would take it for a rollout
                 trainer, trainer.model, ids, torch.ones_like(ids), len(sampled.token_ids)
             )
+        trainer.model.train(is_training)
         differences = (logps[0].float().cpu() - torch.tensor(sampled.logprobs)).abs()
         difference = differences.clamp(max=_MOST).nanmean().item()
         if difference > TOLERANCE:

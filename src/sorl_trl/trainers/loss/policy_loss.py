@@ -47,7 +47,7 @@ def is_trls(trainer: Any, inputs: Mapping[str, Any]) -> bool:
     )
     has_trls_mean = args.loss_type != "turn" and row_scale(inputs) == 1.0
     has_trls_weights = corrects_sampling(trainer) == trl_corrects_sampling(trainer)
-    has_trls_clip = isinstance(trainer.method.surrogate, PPOMin) and args.clip_range_scaling == "none"
+    has_trls_clip = type(trainer.method.surrogate) is PPOMin and args.clip_range_scaling == "none"
     has_trls_terms = has_trls_weights and trainer._reference_beta == trainer.beta
     return has_trls_ratio and has_trls_mean and has_trls_clip and has_trls_terms
 
