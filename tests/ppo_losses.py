@@ -119,10 +119,3 @@ def assert_follows_the_formula(trainer: SOPPOTrainer, batch: dict[str, Any]) -> 
     reference = policy_reference(trainer, batch) + trainer.args.vf_coef * value_reference(trainer, batch)
     assert ours.item() == pytest.approx(reference.item(), abs=1e-6)
     torch.testing.assert_close(gradient(ours, trainer), gradient(reference, trainer), rtol=0, atol=2e-6)
-
-
-def slow_gae(rewards: list[float], values: list[float], gamma: float, lam: float) -> list[float]:
-    """Â_k = Σ_l (γλ)^l δ_{k+l}, as it is written."""
-    after = [*values, 0.0][1:]
-    deltas = [r + gamma * v_next - v for r, v, v_next in zip(rewards, values, after, strict=True)]
-    return [sum((gamma * lam) ** l * d for l, d in enumerate(deltas[k:])) for k in range(len(deltas))]  # noqa: E741

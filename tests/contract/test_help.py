@@ -24,6 +24,7 @@ def test_the_first_page_has_the_same_ten_options() -> None:
     assert re.findall(r"^\| `(\w+)`", table, re.MULTILINE) == [*THAT_MATTER]
 
 
+HELPS = [[], *([name, "--help"] for name in COMMANDS)]
 WRONG_PATHS = [
     *(["evaluate", "nope"], ["compare", "nope", "nope"], ["report", "nope"], ["view", "nope"], ["recipes", "nope"]),
     *(
@@ -31,11 +32,12 @@ WRONG_PATHS = [
         ["index", "--corpus", "nope", "--output", "x"],
     ),
     ["serve", "--index", "nope"],
+    ["train", "--model_name_or_path", "./nope", "--train_questions", "nq"],
 ]
 
 
 @pytest.mark.trains
-@pytest.mark.parametrize("lines", [[[name, "--help"] for name in COMMANDS], WRONG_PATHS], ids=["help", "wrong paths"])
+@pytest.mark.parametrize("lines", [HELPS, WRONG_PATHS], ids=["help", "wrong paths"])
 def test_help_and_wrong_paths_import_nothing_heavy(lines: list[list[str]]) -> None:
     """Which is what would make them slow."""
     code = (

@@ -17,13 +17,13 @@ from tests.ppo_losses import (
     DISCOUNTED,
     assert_follows_the_formula,
     build,
-    slow_gae,
     spans_of,
     state_values,
     turn_reward,
     units_of,
 )
 from tests.trajectories import FixedRollout, parity_reward
+from tests.unit.ops import reference
 
 pytestmark = pytest.mark.trains
 
@@ -44,9 +44,9 @@ def expected_experience(
         for span, reward in zip(spans, turn_rewards[i], strict=True):
             rewards[next(u for u, unit in enumerate(units) if span[-1] in unit)] += reward
         starts = [values[i, unit[0]].item() for unit in units]
-        row = slow_gae(rewards, starts, args.gamma, args.gae_lambda)
-        for unit, advantage, v in zip(units, row, starts, strict=True):
-            advantages[i, unit], returns[i, unit] = advantage, advantage + v
+        found = reference.gae(rewards, starts, [1.0] * len(units), args.gamma, args.gae_lambda)
+        for unit, advantage, target in zip(units, *found, strict=True):
+            advantages[i, unit], returns[i, unit] = advantage, target
             kept.append(advantage)
     if args.whiten_advantages:
         mean = sum(kept) / len(kept)

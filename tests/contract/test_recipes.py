@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from sorl_trl.recipe.arguments import Arguments, parse_arguments
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
-ON_GPUS = {"so_grpo_qwen2.5_3b": 8, "so_grpo_qwen2.5_7b_lora": 1, "so_ppo_qwen2.5_7b_lora": 8}
+ON_GPUS = ["so_grpo_qwen2.5_3b", "so_grpo_qwen2.5_7b_lora", "so_ppo_qwen2.5_7b_lora"]
 
 
 @pytest.fixture(autouse=True)
@@ -59,16 +58,13 @@ def test_the_method_is_that_of_the_defaults_or_of_the_name_it_gives(recipe: Path
         assert getattr(arguments.config, name) == getattr(plain, name)
 
 
-@pytest.mark.parametrize(("recipe", "gpus"), ON_GPUS.items())
-def test_what_a_recipe_for_gpus_says_of_itself(recipe: str, gpus: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("recipe", ON_GPUS)
+def test_a_recipe_for_gpus(recipe: str, tmp_path: Path) -> None:
     """Its trajectories fit, a rollout serves two updates, it evaluates between rollouts, and vLLM sleeps."""
     arguments = parse(recipe, tmp_path)
     config, rollout = arguments.config, arguments.rollout
     longest = rollout.max_turns * (rollout.max_turn_tokens + rollout.max_observation_tokens) + rollout.max_turn_tokens
     assert longest == config.max_completion_length <= config.vllm_max_model_length - 512, "nor is a prompt cut"
-    said = re.search(r"# (\d+) trajectories a rollout", (ROOT / f"recipes/{recipe}.yaml").read_text())
-    assert said is not None
-    assert int(said[1]) == gpus * config.generation_batch_size
     updates = config.steps_per_generation * config.num_iterations / config.gradient_accumulation_steps
     assert updates == 2
     assert config.max_steps % updates == config.eval_steps % updates == config.save_steps % updates == 0
@@ -117,13 +113,9 @@ class TestTrainer:
 @pytest.mark.parametrize(
     ("name", "value", "allowed"),
     [
-        ("--rewards", "accuracy", "exact_match"),
         ("--protocol", "xml", "search_r1"),
-        ("--collapse_guard", "restart", "roll_back"),
+        ("--collapse_guard", "restart", "stop"),
         ("--trainer", "ppo", "so_ppo"),
-        ("--method", "sppo", "s_ppo"),
-        ("--train_questions", "nowhere.jsonl", "no such file"),
-        ("--train_questions", "squad", "public set of this name (nq, "),
         ("--eval_questions", "nowhere.jsonl", "no such file"),
         ("--prompt_template", "Answer:", "{question}"),
     ],

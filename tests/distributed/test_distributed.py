@@ -63,10 +63,9 @@ def search(tmp_path: Path) -> Case:
     return Case(str(tmp_path), rollout="search", turn_rewards=True)
 
 
-@pytest.mark.parametrize("turn_rewards", [True, False])
-def test_micro_batches_add_up(fixed: Case, turn_rewards: bool) -> None:
+def test_micro_batches_add_up(fixed: Case) -> None:
     """The same trajectories in 1, 2 or 3 micro-batches give the same steps."""
-    case = replace(fixed, turn_rewards=turn_rewards, micro_batches=1)
+    case = replace(fixed, turn_rewards=True, micro_batches=1)
     logs, weights = train_alone(case)
     assert max(log.get("clip_fraction/turn", 0.0) for log in logs) > 0.1, "nothing was clipped: a weak test"
     for micro_batches in (2, 3):

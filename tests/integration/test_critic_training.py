@@ -13,7 +13,6 @@ from transformers import AutoModelForCausalLM
 from sorl_trl import SOPPOConfig
 from sorl_trl.trainers.critic.build import setup_critic
 from tests.critics import (
-    ADAPTERS,
     BATCH_SIZE,
     CASES,
     build_ppo,
@@ -91,16 +90,6 @@ class TestWhoLearns:
         assert moved(before, dict(trainer.model.named_parameters())) >= critic_parameters(trainer.model).keys()
         assert trainer.state.log_history[0]["kl"] > 0  # the adapter's weights are random
 
-    @pytest.mark.parametrize("adapter", ADAPTERS)
-    def test_every_shape_of_adapter(self, tmp_path: Path, tokenizer: Any, adapter: str) -> None:
-        """Modules to save are the policy's; what PEFT names in ways of its own is the critic's all the same."""
-        trainer, before = trained(tmp_path, tokenizer, peft_config=lora_config(**ADAPTERS[adapter]), beta=0.1)
-        parameters, own = dict(trainer.model.named_parameters()), critic_parameters(trainer.model)
-        assert moved(before, parameters) == trainable(parameters) >= own.keys()
-        groups = trainer.optimizer.param_groups
-        rates = {id(p): group.get("critic", False) for group in groups for p in group["params"]}
-        assert all(rates[id(p)] == (name in own) for name, p in parameters.items() if p.requires_grad)
-
 
 def ready_adapter(folder: Path) -> PeftModel:
     """A policy whose adapter has been trained before, under the name "default"."""
@@ -109,13 +98,12 @@ def ready_adapter(folder: Path) -> PeftModel:
 
 
 class TestSameModel:
-    @pytest.mark.parametrize("case", ["head", "trunk", "adapter", "model"])
+    @pytest.mark.parametrize("case", ["trunk", "adapter", "model"])
     def test_gradient_checkpointing(self, tmp_path: Path, tokenizer: Any, case: str) -> None:
         """Adam is off: it would blow up rounding differences."""
         runs = []
         for checkpointing in (
             {"gradient_checkpointing": False},
-            {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}},
             {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}},
         ):
             trainer, before = trained(
@@ -128,12 +116,12 @@ class TestSameModel:
             if case == "adapter":
                 adapters = [name for name in moved(before, critic_parameters(trainer.model)) if "lora" in name]
                 assert len(adapters) == 4
-        for other in runs[1:]:
-            parameters = dict(other.model.named_parameters())
-            for name, parameter in runs[0].model.named_parameters():
-                torch.testing.assert_close(parameters[name], parameter, rtol=0, atol=1e-6, msg=name)
-            for ours, theirs in zip(logs(other), logs(runs[0]), strict=True):
-                assert ours == pytest.approx(theirs, abs=1e-5)
+        plain, other = runs
+        parameters = dict(other.model.named_parameters())
+        for name, parameter in plain.model.named_parameters():
+            torch.testing.assert_close(parameters[name], parameter, rtol=0, atol=1e-6, msg=name)
+        for ours, theirs in zip(logs(other), logs(plain), strict=True):
+            assert ours == pytest.approx(theirs, abs=1e-5)
 
     @pytest.mark.parametrize("case", ["head", "adapter", "model"])
     @pytest.mark.parametrize("precision", ["autocast", "bfloat16"])
@@ -150,7 +138,7 @@ class TestSameModel:
             theirs = exact.state.log_history[0][name]
             assert trainer.state.log_history[0][name] == pytest.approx(theirs, rel=0.05, abs=0.02)
 
-    @pytest.mark.parametrize("case", CASES)
+    @pytest.mark.parametrize("case", ["adapter", "model"])
     def test_one_forward_for_each_micro_batch(self, tmp_path: Path, tokenizer: Any, case: str) -> None:
         """What engines count on: one call of the wrapped model, one backward."""
         trainer = build_ppo(tmp_path, tokenizer, **CASES[case], max_steps=2, num_iterations=1)

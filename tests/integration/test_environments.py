@@ -107,19 +107,6 @@ def test_environments_behave_as_under_trl(tmp_path: Path, environment: Any) -> N
     assert prompts[SOGRPOTrainer] == prompts[GRPOTrainer]
 
 
-def test_a_reset_that_rewrites_the_prompt_is_made_harmless_whole(tmp_path: Path) -> None:
-    class Rewrites(Silent):
-        def reset(self, **row: Any) -> str:
-            row["prompt"][-1]["content"] = "<answer>"
-            return "!"
-
-    reward = Seen()
-    trainer = build(SOGRPOTrainer, tmp_path, Rewrites, reward)
-    rows = [{"prompt": [{"role": "user", "content": "Where is Oslo? Use <answer>."}]} for _ in range(8)]
-    trainer._generate_and_score_completions(rows)
-    assert reward.prompts[0][-1]["content"].startswith("[answer]")
-
-
 def test_the_own_text_of_several_environments_and_rows_is_left(tmp_path: Path) -> None:
     reward = Seen()
     trainer = build(SOGRPOTrainer, tmp_path, {"a": StartsAnew, "b": Silent}, reward)

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -155,22 +154,36 @@ def test_samples_differ_and_are_scored_together(world: Path, tmp_path: Path) -> 
     assert trajectories(tmp_path / "b") != rows
 
 
+KILLED = """
+import itertools, os, signal, sys
+import evaluate
+from sorl_trl.records import evaluated
+
+write, written = evaluated.pq.write_table, itertools.count()
+
+def write_or_die(table, file, **options):
+    if next(written) == 2:
+        file.write(b"PAR1")
+        os.kill(os.getpid(), signal.SIGKILL)
+    write(table, file, **options)
+
+evaluated.pq.write_table = write_or_die
+evaluate.main(sys.argv[1:])
+"""
+
+
 @pytest.mark.parametrize("asked", ["own", "bfcl_multi_turn_base"])
 def test_a_run_that_was_killed_goes_on(world: Path, tmp_path: Path, asked: str) -> None:
-    """SIGKILL once the first batches are there, then the same command again: as if nothing had happened."""
+    """SIGKILL while the third batch is written, then the same command again: as if nothing had happened."""
     sampled = {**SAMPLED, "num_samples": 2, "batch_size": 1}
     if asked != "own":
         pytest.importorskip("bfcl_eval")
         sampled |= {**TASKS, "limit": QUESTIONS, "model_name_or_path": world / "caller"}
     words = command_line(world, tmp_path / "killed", **sampled)
-    with subprocess.Popen(
-        [sys.executable, "evaluate.py", *words], cwd=ROOT, env={**os.environ, **ENVIRONMENT}, stderr=subprocess.DEVNULL
-    ) as process:
-        while process.poll() is None and not (tmp_path / f"killed/trajectories/{asked}/000001.parquet").exists():
-            time.sleep(0.01)
-        process.send_signal(signal.SIGKILL)
-    assert process.returncode == -signal.SIGKILL
-    assert 2 <= len(trajectories(tmp_path / "killed")) < 2 * QUESTIONS
+    command = [sys.executable, "-c", KILLED, *words]
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, **ENVIRONMENT}, capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert len(trajectories(tmp_path / "killed")) == 2
     assert not (tmp_path / "killed/results.json").exists()
     for folder in ("killed", "straight"):
         evaluate.main(command_line(world, tmp_path / folder, **sampled))

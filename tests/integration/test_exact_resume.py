@@ -139,17 +139,6 @@ class TestSampler:
 
 
 class TestWhatIsSaved:
-    def test_trajectories_only_within_a_cycle(self, tmp_path: Path) -> None:
-        trainer = build(tmp_path, **CYCLES["reused"], max_steps=4)
-        trainer.train()
-        inside = torch.load(_checkpoint(trainer, 3) / "generation_cycle_0.pt", weights_only=True)
-        at_the_end = torch.load(_checkpoint(trainer, 4) / "generation_cycle_0.pt", weights_only=True)
-        assert inside["step"] == 3
-        assert len(inside["buffered_inputs"]) == 2
-        assert "turn_ids" in inside["buffered_inputs"][0]
-        assert at_the_end["step"] == 4
-        assert at_the_end["buffered_inputs"] is None
-
     def test_nothing_where_only_the_model_is_saved(self, tmp_path: Path) -> None:
         trainer = build(tmp_path, **CYCLES["reused"], max_steps=1, save_only_model=True)
         trainer.train()

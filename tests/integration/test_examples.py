@@ -78,11 +78,6 @@ def test_ppo(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     assert "['" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)
-def test_they_are_short(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= 60
-
-
 @pytest.mark.parametrize("steps", [8, pytest.param(240, marks=pytest.mark.slow)])
 def test_the_notebook(steps: int) -> None:
     """Cell by cell; with all of its steps, the agent wins more games in the end."""

@@ -71,7 +71,9 @@ class Silent(PPOMin):
 
 def test_a_piece_that_is_made_of_ppos_min_acts(tmp_path: Path, tokenizer: Any) -> None:
     method = Method(surrogate=Silent())
-    trainer = train(SOGRPOTrainer, SOGRPOConfig, tokenizer, **{**settings(tmp_path), **SETTINGS["grpo"]}, method=method)
+    trainer = train(
+        SOGRPOTrainer, SOGRPOConfig, tokenizer, **{**settings(tmp_path), **SETTINGS["grpo"]}, method=method
+    )
     assert {log["grad_norm"] for log in trainer.state.log_history if "grad_norm" in log} == {0.0}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -51,16 +50,10 @@ def assert_masked(trajectories: list[Trajectory]) -> None:
 @pytest.mark.parametrize(
     "reply",
     [
-        Reply(b"out of memory", 500),
-        Reply(b"starting", 503),
-        Reply(b"later", 429, {"Retry-After": "3600"}),
-        Reply(b"<html>login</html>"),
-        Reply(b""),
         Reply(b'{"result": [[', headers={"Content-Length": "1000", "Connection": "close"}),
-        Reply(b'{"result": [[', headers={"Content-Length": "1000"}, reset=True),
         Reply(b"not gzip", headers={"Content-Encoding": "gzip"}),
     ],
-    ids=["500", "503", "429", "html", "empty", "broken off", "reset", "no gzip"],
+    ids=["broken off", "no gzip"],
 )
 def test_a_server_in_trouble_masks_who_waits_for_it(server: Server, reply: Reply) -> None:
     server.reply = lambda _: reply
@@ -85,19 +78,8 @@ def test_a_refused_query_is_told_to_the_policy(server: Server) -> None:
     assert searched.answer == "Paris"
 
 
-@pytest.mark.parametrize(
-    ("answer", "problem"),
-    [
-        ({"result": []}, "0 results for 1 queries"),
-        ({"result": [[], []]}, "2 results for 1 queries"),
-        ({"result": {"documents": []}}, "no list `result`"),
-        ([], "no list `result`"),
-        ({"result": [[{"document": {"body": "?"}}]]}, "a passage needs"),
-        ({"result": [[7]]}, "a hit must be"),
-    ],
-)
-def test_a_server_of_another_kind_ends_the_run_with_its_words(server: Server, answer: object, problem: str) -> None:
-    server.reply = lambda _: Reply(json.dumps(answer).encode())
-    with pytest.raises(MalformedResponse, match=f"{problem}.*the response begins"):
+def test_a_server_of_another_kind_ends_the_run_with_its_words(server: Server) -> None:
+    server.reply = lambda _: Reply(b'{"result": []}')
+    with pytest.raises(MalformedResponse, match=r"0 results for 1 queries.*the response begins"):
         collect(server.url)
     assert len(server.requests) == 1, "no retry mends it"

@@ -89,28 +89,14 @@ def test_metrics_of_a_hand_made_batch(tmp_path: Path, tokenizer: Any) -> None:
 
     trainer = build_ppo(tmp_path, tokenizer, rollout_func=ThreeTrajectories(), reward_funcs=by_turn, gamma=0.5)
     trainer.critic.head.bias.data.fill_(0.5)
-    batch = rollout_batch(trainer)
+    rollout_batch(trainer)
     metrics = {name: values[-1] for name, values in trainer._metrics["train"].items()}
     # Of a second turn: 3. Of a first one: 1 + 0.5 · 3 where there is a second, else 1.
-    to_go = [2.5] * 5 + [1.0] * 11 + [3.0] * 5
-    mean = sum(to_go) / 21
-    spread = math.sqrt(sum((r - mean) ** 2 for r in to_go) / 20)
+    mean = (2.5 * 5 + 1.0 * 11 + 3.0 * 5) / 21
     assert metrics["critic/return_mean"] == pytest.approx(mean)
     assert metrics["critic/value_mean"] == pytest.approx(0.5)
-    assert metrics["critic/explained_variance"] == pytest.approx(0.0, abs=1e-6)
-    assert metrics["advantages/mean"] == pytest.approx(mean - 0.5)
-    assert metrics["advantages/std"] == pytest.approx(spread)
-    assert metrics["critic/turn_0/return_mean"] == pytest.approx((2.5 * 5 + 11) / 16)
+    assert metrics["advantages/mean"] == pytest.approx(mean - 0.5), "before they are whitened"
     assert metrics["critic/turn_1/advantage_mean"] == pytest.approx(2.5)
-    assert metrics["critic/turn_1/advantage_std"] == pytest.approx(0.0, abs=1e-6)
-    assert math.isnan(metrics["critic/turn_1/explained_variance"])
-    assert not any("turn_2" in name for name in metrics)
-    assert batch["advantages"][0, 0].item() == pytest.approx((1.0 - mean) / spread, rel=1e-4)
-    trainer._compute_loss(trainer.model, batch)
-    # ½ (0.5 − R)² averaged over each trajectory's turns, then over the trajectories.
-    of_two_turns = ((0.5 - 2.5) ** 2 + (0.5 - 3.0) ** 2) / 4
-    assert trainer._metrics["train"]["critic/value_loss"] == [pytest.approx((5 * of_two_turns + 11 * 0.125) / 16)]
-    assert trainer._metrics["train"]["critic/value_clip_fraction"] == [0.0]
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -38,20 +38,14 @@ def _shims() -> None:
 
 
 @pytest.fixture(scope="session")
-def server_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A vLLM server, which starts with a random policy: that of a test comes from its trainer."""
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a vLLM server, which starts with a random policy: that of a test comes from its trainer."""
     from tests.vllm.policies import WINDOW, save_policy
     from tests.vllm.servers import serving
 
     folder = tmp_path_factory.mktemp("server")
     with serving(save_policy(folder / "policy", seed=1), WINDOW, folder / "output.txt") as served:
-        yield served
-
-
-@pytest.fixture(scope="session")
-def server(server_process: Any) -> str:
-    """Its address."""
-    return server_process.url
+        yield served.url
 
 
 @pytest.fixture

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import signal
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -26,13 +24,10 @@ from sorl_trl.rollout import (
     TurnEnd,
 )
 from sorl_trl.sandbox import PROTOCOL
-from sorl_trl.trainers.agents.vllm import EngineUnavailable, VLLMServerEngine, vllm_engine
-from sorl_trl.trainers.agents.vllm.connection import VLLMServer
-from sorl_trl.trainers.agents.vllm.server import server_url
+from sorl_trl.trainers.agents.vllm import vllm_engine
 from tests.agents import agent_tokenizer
 from tests.engines import take_turns
-from tests.vllm.policies import FIGURES, WINDOW, each_mode, load_policy, save_policy, wrap
-from tests.vllm.servers import serving
+from tests.vllm.policies import FIGURES, each_mode, load_policy, save_policy
 
 TOKENIZER = agent_tokenizer()
 END = TurnEnd(TOKENIZER, PROTOCOL.stop_strings, [TOKENIZER.eos_token_id])
@@ -133,24 +128,3 @@ def assert_empty(wrapper: Any) -> None:
     if wrapper.mode == "colocate":
         assert not wrapper.llm.llm_engine.has_unfinished_requests()
         assert wrapper.llm.reset_prefix_cache(), "refused while a request holds some of it"
-
-
-@pytest.mark.parametrize("shared", ["server"], indirect=True)
-def test_a_server_that_hangs_is_an_error(wrapper: Any, server_process: Any, expected: list[tuple[int, ...]]) -> None:
-    wrapper.temperature = 0.0
-    engine = VLLMServerEngine(wrapper, END, VLLMServer(server_url(wrapper), 3.0))
-    try:
-        with pytest.raises(EngineUnavailable, match="did not answer within 3 s"):
-            collect(engine, World(lambda: server_process.process.send_signal(signal.SIGSTOP)))
-    finally:
-        server_process.process.send_signal(signal.SIGCONT)
-    assert collect(engine, World()) == expected
-
-
-def test_a_server_that_dies_is_an_error(policy: Path, tmp_path: Path) -> None:
-    with serving(policy, WINDOW, tmp_path / "output.txt") as mortal:
-        wrapper = wrap(policy, mode="server", server_base_url=mortal.url)
-        began = time.monotonic()
-        with pytest.raises(EngineUnavailable, match="cannot be reached"):
-            collect(vllm_engine(wrapper, END), World(mortal.process.kill))
-        assert time.monotonic() - began < 60.0

@@ -39,5 +39,10 @@ def test_tokens_of_both_sides_and_invalid_actions_are_counted() -> None:
     assert (counts["generated_tokens"], counts["observation_tokens"]) == (4, 2)
 
 
+def test_a_task_is_right_where_its_environment_says_so() -> None:
+    scores = measure(question("Ann"), answered("Ann"), {"solved": 0.5})
+    assert (scores["correct"], scores["exact_match"], scores["searches"], scores["turns"]) == (0.5, None, None, 1.0)
+
+
 def test_an_infrastructure_failure_measures_nothing() -> None:
     assert measure(CHOICE, ended(StopReason.SEARCH_UNAVAILABLE)) == dict.fromkeys(MEASURES)

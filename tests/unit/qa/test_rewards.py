@@ -76,17 +76,6 @@ def test_only_an_infrastructure_failure_is_left_out(episode, reward, stop_reason
     assert (score is None) == (stop_reason in failures)
 
 
-def test_format_rewards(episode):
-    trajectories = [
-        episode().search("...").invalid().answer("Rome"),
-        episode().answer("Rome"),
-        episode().search(None).end(StopReason.TRAJECTORY_LIMIT),
-        episode().end(StopReason.TURN_LIMIT),
-    ]
-    assert call(format_reward, trajectories, [["?"]] * 4) == [0.0, 1.0, 0.0, 0.0]
-    assert call(turn_format_reward, trajectories, [["?"]] * 4) == [[1.0, 0.0, 1.0], [1.0], [1.0], []]
-
-
 def test_the_environment_reward_is_what_the_environment_gave_for_each_turn(episode):
     given, nothing = (replace(turn, reward=reward) for turn, reward in zip(TURNS, (0.5, None), strict=True))
     trajectories = [

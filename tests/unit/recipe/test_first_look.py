@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,6 @@ from sorl_trl.command_line import UserMistake, mistakes
 from sorl_trl.recipe.arguments import TRAINERS, argument_groups
 from sorl_trl.recipe.first_look import look_over
 from sorl_trl.shipped import RECIPES
-from tests.interrupts import ROOT
 
 TRAIN = ["--train_questions", "nq", "--model_name_or_path", "."]
 
@@ -51,15 +48,3 @@ def test_mistakes(words: list[str], said: str, tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserMistake, match=said), mistakes():
         look_over(words)
-
-
-@pytest.mark.trains
-def test_a_mistake_is_answered_before_anything_heavy_is_imported() -> None:
-    code = (
-        "import sys\nfrom sorl_trl.cli.main import main\n"
-        "code = main(['train', '--model_name_or_path', './nowhere', '--train_questions', 'nq'])\n"
-        "sys.exit(code + 10 * len({'torch', 'transformers', 'trl', 'accelerate', 'datasets'} & {*sys.modules}))"
-    )
-    environment = {"PYTHONPATH": str(ROOT / "src"), "PATH": ""}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr

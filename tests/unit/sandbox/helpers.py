@@ -2,13 +2,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from transformers import PreTrainedTokenizerBase
+
 from sorl_trl.evaluation.agents import Agent, question_rows
 from sorl_trl.evaluation.batches import run_batches
 from sorl_trl.evaluation.plan import plan_batches
 from sorl_trl.qa import Question
 from sorl_trl.records.evaluated import EvaluatedTrajectory
 from sorl_trl.rollout import Collector
-from sorl_trl.sandbox import CORPUS_FILE, PROMPT_TEMPLATE, PROTOCOL, WarmStartConfig, World, train_tokenizer
+from sorl_trl.sandbox import CORPUS_FILE, PROTOCOL, WarmStartConfig, World, train_tokenizer
 from sorl_trl.sandbox.world import Relation
 from sorl_trl.search import BM25Index
 
@@ -23,12 +25,20 @@ QUESTION = Question(
 PROMPT = "question : what is the water of the hometown of ann lee ?"
 
 
-def run_expert(world: World, config: WarmStartConfig, directory: Path) -> list[EvaluatedTrajectory]:
+def run_expert(
+    world: World, config: WarmStartConfig, directory: Path, tokenizer: PreTrainedTokenizerBase | None = None
+) -> list[EvaluatedTrajectory]:
     """The expert on the train questions of a world, with the real search engine and collector."""
-    tokenizer = train_tokenizer([world], config.texts())
+    tokenizer = tokenizer or train_tokenizer([world], config.texts())
     index = BM25Index.build(world.write(directory) / CORPUS_FILE, directory / "index", show_progress=False)
     collector = Collector(tokenizer, index, PROTOCOL, config.limits)
-    rows = question_rows(tokenizer, PROMPT_TEMPLATE, conversational=False)
+    rows = question_rows(tokenizer, config.prompt_template, config.chat)
     agent = Agent(tokenizer, collector, config.expert(tokenizer, world), rows)
     batches = plan_batches({world.name: world.train}, num_samples=1, batch_size=4000)
     return [row for _, rows in run_batches(batches, agent, seed=0) for row in rows]
+
+
+def mean(rows: list[EvaluatedTrajectory], measure: str, hops: int | None = None) -> float:
+    """Over all rows, or over those whose questions take so many searches."""
+    values = [float(row.measures[measure] or 0) for row in rows if hops in (None, row.question.metadata["hops"])]
+    return sum(values) / len(values)

@@ -6,7 +6,6 @@ from sorl_trl.qa import Question
 from sorl_trl.sandbox import (
     NO_NOISE,
     PROMPT_TEMPLATE,
-    ExpertNoise,
     ScriptedExpert,
     World,
     train_tokenizer,
@@ -25,11 +24,11 @@ def tokenizer():
     return train_tokenizer([World("toy", (HOME, RIVER), (), (Question("", TEXTS, ("",)),), ())])
 
 
-def turn(tokenizer, context: str, noise: ExpertNoise = NO_NOISE, limit: int = 99) -> str:
+def turn(tokenizer, context: str) -> str:
     prompts = {tuple(tokenizer.encode(PROMPT)): QUESTION}
-    expert = ScriptedExpert(tokenizer, [HOME, RIVER], prompts, noise, seed=0)
+    expert = ScriptedExpert(tokenizer, [HOME, RIVER], prompts, NO_NOISE, seed=0)
     ids = tokenizer.encode(context, add_special_tokens=False)
-    (generation,) = expert.generate([ids], [limit])
+    (generation,) = expert.generate([ids], [99])
     return tokenizer.decode(generation.token_ids)
 
 

@@ -9,27 +9,22 @@ import pytest
 from tokenizers import ByteLevelBPETokenizer
 from transformers import PreTrainedTokenizerFast
 
-from sorl_trl.evaluation.agents import Agent, question_rows
-from sorl_trl.evaluation.batches import run_batches
-from sorl_trl.evaluation.plan import plan_batches
-from sorl_trl.records.evaluated import EvaluatedTrajectory
-from sorl_trl.rollout import Collector
 from sorl_trl.sandbox import (
-    CORPUS_FILE,
     NO_NOISE,
-    PROTOCOL,
     LanguageModelWarmStart,
     World,
     WorldSize,
     build_atlas,
     expert_examples,
 )
-from sorl_trl.search import BM25Index
+
+from .helpers import mean, run_expert
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+LONGER = replace(LanguageModelWarmStart.limits, max_trajectory_tokens=400)
 
 
 @pytest.fixture(scope="module")
@@ -48,22 +43,6 @@ def tokenizer(plain: World) -> PreTrainedTokenizerFast:
     return fast
 
 
-def answered(
-    world: World, tokenizer: PreTrainedTokenizerFast, config: LanguageModelWarmStart, folder: Path
-) -> list[EvaluatedTrajectory]:
-    index = BM25Index.build(world.write(folder) / CORPUS_FILE, folder / "index", show_progress=False)
-    collector = Collector(tokenizer, index, PROTOCOL, replace(config.limits, max_trajectory_tokens=400))
-    rows = question_rows(tokenizer, config.prompt_template, config.chat)
-    agent = Agent(tokenizer, collector, config.expert(tokenizer, world), rows)
-    batches = plan_batches({world.name: world.train}, num_samples=1, batch_size=4000)
-    return [row for _, rows in run_batches(batches, agent, seed=0) for row in rows]
-
-
-def mean(rows: list[EvaluatedTrajectory], measure: str, hops: int) -> float:
-    values = [float(row.measures[measure] or 0) for row in rows if row.question.metadata["hops"] == hops]
-    return sum(values) / len(values)
-
-
 def test_it_says_what_the_atlas_says(plain: World) -> None:
     texts = {passage.text for passage in plain.passages}
     assert {
@@ -76,21 +55,20 @@ def test_it_says_what_the_atlas_says(plain: World) -> None:
 
 
 def test_who_searches_on_answers(plain: World, tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
-    rows = answered(plain, tokenizer, LanguageModelWarmStart(noise=NO_NOISE), tmp_path)
+    rows = run_expert(plain, LanguageModelWarmStart(noise=NO_NOISE, limits=LONGER), tmp_path, tokenizer)
     assert mean(rows, "exact_match", 1) >= 0.9
     assert mean(rows, "exact_match", 2) >= 0.8
 
 
 def test_who_is_imitated_stops_early(plain: World, tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
-    rows = answered(plain, tokenizer, LanguageModelWarmStart(), tmp_path)
+    rows = run_expert(plain, LanguageModelWarmStart(limits=LONGER), tmp_path, tokenizer)
     assert mean(rows, "searches", 1) == 1.0
     assert 1.2 < mean(rows, "searches", 2) < 1.6
     assert mean(rows, "exact_match", 2) < 0.5
 
 
 def test_a_prompt_is_a_message(plain: World, tokenizer: PreTrainedTokenizerFast) -> None:
-    config = LanguageModelWarmStart(limits=replace(LanguageModelWarmStart.limits, max_trajectory_tokens=400))
-    (example,) = expert_examples(plain, tokenizer, 1, config)
+    (example,) = expert_examples(plain, tokenizer, 1, LanguageModelWarmStart(limits=LONGER))
     text = tokenizer.decode(list(example.input_ids))
     assert text.startswith("<|im_start|>user\nAnswer the question.")
     learnt = tokenizer.decode([token for token in example.labels if token >= 0])

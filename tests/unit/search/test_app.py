@@ -18,7 +18,7 @@ class Answer:
     body: dict
 
 
-def ask(app, body: bytes) -> Answer:
+async def ask(app, body: bytes) -> Answer:
     headers = [(b"content-type", b"application/json"), (b"host", b"test")]
     scope = {"type": "http", "method": "POST", "path": "/retrieve", "raw_path": b"/retrieve", "query_string": b""}
     pending = [{"type": "http.request", "body": body}]
@@ -30,12 +30,12 @@ def ask(app, body: bytes) -> Answer:
     async def send(message):
         sent.append(message)
 
-    asyncio.run(app(scope | {"headers": headers, "http_version": "1.1", "scheme": "http"}, receive, send))
+    await app(scope | {"headers": headers, "http_version": "1.1", "scheme": "http"}, receive, send)
     return Answer(sent[0]["status"], json.loads(b"".join(message.get("body", b"") for message in sent)))
 
 
 def retrieve(app, **fields) -> Answer:
-    return ask(app, json.dumps(fields).encode())
+    return asyncio.run(ask(app, json.dumps(fields).encode()))
 
 
 @pytest.fixture(scope="module")
@@ -96,22 +96,8 @@ def test_a_slow_search_does_not_hold_up_another():
             return [[] for _ in queries]
 
     app = create_app(Slow())
-    body = json.dumps({"queries": ["a"]}).encode()
-
-    async def ask_once():
-        scope = {"type": "http", "method": "POST", "path": "/retrieve", "query_string": b"", "http_version": "1.1"}
-        sent = []
-
-        async def receive():
-            return {"type": "http.request", "body": body}
-
-        async def send(message):
-            sent.append(message)
-
-        await app(scope | {"headers": [(b"content-type", b"application/json")]}, receive, send)
-        return sent[0]["status"]
 
     async def ask_twice():
-        return await asyncio.gather(ask_once(), ask_once())
+        return await asyncio.gather(*(ask(app, b'{"queries": ["a"]}') for _ in range(2)))
 
-    assert asyncio.run(ask_twice()) == [200, 200]
+    assert [answer.status for answer in asyncio.run(ask_twice())] == [200, 200]

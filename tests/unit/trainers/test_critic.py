@@ -104,20 +104,6 @@ class TestValues:
         assert not hasattr(without, "critic_values")
         assert "logits" in model(**inputs)
 
-    def test_generates(self, kind: str) -> None:
-        model, _ = policy_with(kind)
-        ids = model.generate(input_ids=torch.tensor([[4, 5]]), max_new_tokens=3, do_sample=False)
-        assert ids.shape[1] > 2
-
-    def test_whom_the_value_loss_trains(self, kind: str) -> None:
-        model, _ = policy_with(kind)
-        scored(model, batch()).critic_values.square().sum().backward()
-        own = critic_parameters(model)
-        trained = {name for name, p in model.named_parameters() if p.grad is not None and p.grad.any()}
-        assert all(p.grad is not None for p in own.values())
-        assert trained >= {name for name in own if ".head." in f".{name}"}
-        assert bool(trained - own.keys()) == (kind == "trunk"), trained - own.keys()
-
 
 def test_an_adapter_that_peft_has_frozen_is_trained_again() -> None:
     """Trap: PEFT sets `requires_grad` to False on the adapters that it switches away from."""

@@ -79,11 +79,6 @@ def test_what_a_config_says_is_refused(llama: Any, change: dict[str, Any], reaso
     "options",
     [
         {"repetition_penalty": 1.2},
-        {"no_repeat_ngram_size": 2},
-        {"bad_words_ids": [[5]]},
-        {"min_new_tokens": 2},
-        {"typical_p": 0.9},
-        {"suppress_tokens": [4]},
         {"num_beams": 2},
         {"use_cache": False},
         {"cache_implementation": "static"},
