@@ -8,8 +8,7 @@ export OMP_NUM_THREADS ?= 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: quickstart model train-lm test test-fast test-all test-launch test-distributed test-vllm test-wheel test-model gpu-check lint docs docs-links \
-	bench bench-rollout bench-search \
-	bench-stability bench-stability-quick clean
+	bench bench-rollout bench-search bench-stability clean
 
 # Installed under the constraints, torch first; again only when one of these files changes.
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -111,9 +110,6 @@ bench-search: $(VENV)/.installed
 # Hours; goes on where it was interrupted.
 bench-stability: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.stability
-
-bench-stability-quick: $(VENV)/.installed
-	$(BIN)/python -m benchmarks.stability --quick
 
 clean:
 	rm -rf $(VENV) .venv-vllm build/docs runs

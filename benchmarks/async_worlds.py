@@ -10,8 +10,6 @@ these commands may work side by side.
 
 from __future__ import annotations
 
-import fcntl
-import json
 import os
 import statistics
 import sys
@@ -21,16 +19,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import psutil
-from transformers import AutoTokenizer
-
+from benchmarks.rows import claim, locked, read_rows, write_rows
 from benchmarks.stability_grid import REGIMES
-from benchmarks.stability_methods import GROUP, PPO_SETTINGS
-from benchmarks.stability_run import Examiner, prepare
+from benchmarks.stability_methods import BenchmarkMethod
+from benchmarks.stability_run import evaluations_of, prepare, trainer_of
 from benchmarks.stability_statistics import LAST
-from benchmarks.worlds.world import POLICY
-from sorl_trl import SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
 from sorl_trl.command_line import Parser, run_command
+from sorl_trl.methods import METHODS as PUBLISHED
 from sorl_trl.methods import SETTINGS
 
 FILE = Path(__file__).parent / "results" / "async_worlds.json"
@@ -52,36 +47,25 @@ def jobs() -> Iterator[Key]:
                     yield method, staleness, old_policy, seed
 
 
+def build_trainer(key: Key, folder: Path, output: str) -> Any:
+    """Ready to train in the world that `prepare` made in `folder`."""
+    name, staleness, old_policy, seed = key
+    trainer = "so_ppo" if name == "so_ppo" else "so_grpo"
+    method = BenchmarkMethod(name, trainer, "", SETTINGS[name], PUBLISHED[name])
+    own = {"output_dir": output, "seed": seed, "learning_rate": REGIME.learning_rate}
+    own |= {"async_staleness": staleness, "async_old_policy": old_policy}
+    return trainer_of(REGIME, method, folder, own)
+
+
 def run(key: Key) -> dict[str, Any]:
     method, staleness, old_policy, seed = key
-    world = prepare(REGIME.world, seed, FOLDER)
-    tokenizer = AutoTokenizer.from_pretrained(world / POLICY)
-    is_ppo = method == "so_ppo"
-    own = dict(PPO_SETTINGS) if is_ppo else {"num_generations": GROUP, **SETTINGS.get(method, {})}
+    with locked(FOLDER / "world.lock"):  # the others wait for the warm start
+        world = prepare(REGIME.world, seed, FOLDER)
     with tempfile.TemporaryDirectory() as output:
-        config = (SOPPOConfig if is_ppo else SOGRPOConfig)(
-            output,
-            **{"seed": seed, "learning_rate": REGIME.learning_rate, "lr_scheduler_type": "constant"},
-            **{"per_device_train_batch_size": REGIME.minibatch, "num_iterations": REGIME.epochs},
-            **{"steps_per_generation": REGIME.trajectories // REGIME.minibatch},
-            **{"max_steps": REGIME.rollouts * REGIME.updates, "logging_steps": 1, "save_strategy": "no"},
-            **{"max_completion_length": REGIME.world.max_completion_length, "use_cpu": True, "bf16": False},
-            **{"gradient_checkpointing": False, "report_to": [], "disable_tqdm": True},
-            **{"async_staleness": staleness, "async_old_policy": old_policy},
-            **own,
-        )
-        examiner = Examiner(REGIME, REGIME.world.examination(world, tokenizer))
-        trainer = (SOPPOTrainer if is_ppo else SOGRPOTrainer)(
-            model=str(world / POLICY),
-            args=config,
-            processing_class=tokenizer,
-            callbacks=[examiner],
-            method=method,
-            **REGIME.world.trainer_arguments(world),
-        )
+        trainer = build_trainer(key, world, output)
         trainer.train()
     log = trainer.state.log_history
-    scores = [each["sampled_em"] for each in examiner.evaluations]
+    scores = [each["sampled_em"] for each in evaluations_of(trainer)]
     last = statistics.fmean(scores[-LAST:])
 
     def logged(name: str) -> list[float]:
@@ -97,10 +81,6 @@ def run(key: Key) -> dict[str, Any]:
         "kl_max": max(logged("kl_to_old")),
         "policy_parameters": trainer.model.num_parameters(),
     }
-
-
-def read_rows() -> list[dict[str, Any]]:
-    return json.loads(FILE.read_text()) if FILE.is_file() else []
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
@@ -132,18 +112,17 @@ def main(words: Sequence[str]) -> None:
     parser.parse_args(words)
     os.environ["HF_HUB_OFFLINE"] = "1"
     FOLDER.mkdir(parents=True, exist_ok=True)
+    lock = FOLDER / "lock"
     for key in jobs():
-        claimed = FOLDER / "-".join(map(str, key))
-        if claimed.is_file() and psutil.pid_exists(int(claimed.read_text() or 0)):
+        if not claim(FOLDER / "-".join(map(str, key)), lock):
             continue
-        claimed.write_text(str(os.getpid()))
-        if any((row["method"], row["staleness"], row["old_policy"], row["seed"]) == key for row in read_rows()):
+        if any((row["method"], row["staleness"], row["old_policy"], row["seed"]) == key for row in read_rows(FILE)):
             continue
         row = run(key)
-        with (FOLDER / "lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            rows = sorted([*read_rows(), row], key=lambda row: [str(row[name]) for name in ("method", "staleness")])
-            FILE.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
+        with locked(lock):
+            rows = [*read_rows(FILE), row]
+            rows.sort(key=lambda row: [str(row[name]) for name in ("method", "staleness")])
+            write_rows(rows, FILE)
             FILE.with_suffix(".md").write_text(table(rows))
         print(*key, f"{row['final_em']:.3f}", flush=True)
 

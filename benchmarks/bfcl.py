@@ -7,7 +7,7 @@ is evaluated on yet others, with SO-GRPO and GRPO (`recipes/smollm2_bfcl.yaml`).
     python -m benchmarks.bfcl
 
 A run that is in `results/bfcl.json` is not made again, and one that was interrupted goes on from its checkpoint.
-`--seeds` names some of the seeds, so that two of these commands may work side by side.
+Several of these commands may work side by side: each takes runs that nobody works on.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from benchmarks.bfcl_solutions import solved_examples
 from benchmarks.real_model import by_itself, sorl
+from benchmarks.rows import claim, locked, read_rows, write_rows
 from sorl_trl.files import write_whole
 from sorl_trl.qa import write_questions
 from sorl_trl.records.evaluated import read_evaluated
@@ -38,11 +40,11 @@ from sorl_trl.rollout.environments.bfcl import (
     task_of,
 )
 from sorl_trl.sandbox import imitate, store_policy
-from sorl_trl.sandbox.tool_expert import solved_examples
 from sorl_trl.types import Action, ActionKind, Turn
 
-RESULTS = Path(__file__).parent / "results"
+FILE = Path(__file__).parent / "results" / "bfcl.json"
 RUNS = Path("runs/bfcl")
+LOCK = RUNS / "lock"
 RECIPE = "smollm2_bfcl"
 SEEDS = (11, 12, 13)
 METHODS = ("so_grpo", "grpo")
@@ -125,19 +127,13 @@ def run(method: str, seed: int) -> dict[str, Any]:
     folder = RUNS / f"{method}-{seed}"
     folder.mkdir(exist_ok=True)
     policy = folder / "policy"
-    words: list[Any] = [
-        "--config",
-        RECIPE,
-        "--accelerate_config",
-        "single_cpu",
-        "--output_dir",
-        policy,
-        "--seed",
-        seed,
-    ]
+    words: list[Any] = ["--config", RECIPE, "--accelerate_config", "single_cpu"]
+    words += ["--output_dir", policy, "--seed", seed]
     words += ["--collapse_guard", "off", *(() if method == "so_grpo" else ("--method", method))]
     if any(policy.glob("checkpoint-*")):
         words += ["--resume_from_checkpoint", "latest"]
+    else:
+        shutil.rmtree(policy, ignore_errors=True)  # of a run that ended before its first checkpoint
     seconds = sorl(folder, "train", *words)
     log = json.loads((policy / "trainer_state.json").read_text())["log_history"]
     rollouts = [entry for entry in log if "environment/solved" in entry]
@@ -155,16 +151,17 @@ def run(method: str, seed: int) -> dict[str, Any]:
     return row
 
 
-def read_rows() -> list[dict[str, Any]]:
-    file = RESULTS / "bfcl.json"
-    return json.loads(file.read_text()) if file.is_file() else []
-
-
 def add(row: dict[str, Any]) -> None:
     """With the table of all rows."""
-    rows = sorted([*read_rows(), row], key=lambda row: (row["method"] != "warm_start", row["method"], row["seed"]))
-    write_whole(RESULTS / "bfcl.json", ("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n").encode())
-    write_whole(RESULTS / "bfcl.md", table(rows).encode())
+    with locked(LOCK):
+        rows = [*read_rows(FILE), row]
+        rows.sort(key=lambda row: (row["method"] != "warm_start", row["method"], row["seed"]))
+        write_rows(rows, FILE)
+        write_whole(FILE.with_suffix(".md"), table(rows).encode())
+
+
+def is_made(method: str, seed: int) -> bool:
+    return any((row["method"], row["seed"]) == (method, seed) for row in read_rows(FILE))
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
@@ -213,23 +210,24 @@ def replay() -> None:
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="models/smollm2-135m", help="folder that `sorl model` wrote")
-    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, help="default: %(default)s")
     parser.add_argument("--split", action="store_true", help="write the files of tasks and the warm start, no more")
     parser.add_argument("--replay", action="store_true", help="time the worlds, no more")
     arguments = parser.parse_args(words)
     if arguments.replay:
         return replay()
-    by_itself(prepare, arguments.model)
-    if arguments.split:
-        return
-    if not (RUNS / "train.jsonl").is_file():
-        choose()
-    if not any(row["method"] == "warm_start" for row in read_rows()):
-        start = both(RUNS / "warm-start", RUNS)
-        add({"method": "warm_start", "seed": 0, **start, "rollout_solved": [], "cpu_seconds": 0})
-    for seed in arguments.seeds:
+    RUNS.mkdir(parents=True, exist_ok=True)
+    with locked(RUNS / "start.lock"):  # the others wait for the warm start
+        by_itself(prepare, arguments.model)
+        if arguments.split:
+            return
+        if not (RUNS / "train.jsonl").is_file():
+            choose()
+        if not is_made("warm_start", 0):
+            start = both(RUNS / "warm-start", RUNS)
+            add({"method": "warm_start", "seed": 0, **start, "rollout_solved": [], "cpu_seconds": 0})
+    for seed in SEEDS:
         for method in METHODS:
-            if not any((row["method"], row["seed"]) == (method, seed) for row in read_rows()):
+            if claim(RUNS / f"{method}-{seed}.claimed", LOCK) and not is_made(method, seed):
                 add(run(method, seed))
 
 

@@ -5,8 +5,8 @@
 Both train copies of one small Llama on the same fixed multi-turn trajectories, whose old log-probabilities lie far
 enough off for a good part of tokens and turns to be clipped; then on trajectories half as long as the batch is wide,
 for TRL pads all micro-batches to the longest trajectory of their rollout. Steps are interleaved in one process, so
-that the machine's moods meet both; time is the processor's, and memory what the tensors hold at the peak, counted by
-torch. Writes `benchmarks/results/overhead.json` and `overhead.md`.
+that the machine's moods meet both; time is the processor's. Writes `benchmarks/results/overhead.json` and
+`overhead.md`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ import torch
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
-from benchmarks.small_model import LiveBytes, build_model, build_tokenizer
+from benchmarks.small_model import build_model, build_tokenizer
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer
 from sorl_trl.command_line import Parser, at_least, run_command
 from sorl_trl.methods import SETTINGS
@@ -125,14 +125,14 @@ def fixed_batch(trainer: Any, sizes: Sizes, filled: float) -> dict[str, Any]:
     return batch
 
 
-def step(trainer: Any, clock: Callable[[], float] = time.perf_counter) -> float:
+def step(trainer: Any) -> float:
     """Seconds of one optimizer step."""
-    started = clock()
+    started = time.process_time()
     trainer.training_step(trainer.model, None, None)
     torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), 1.0)
     trainer.optimizer.step()
     trainer.optimizer.zero_grad()
-    return clock() - started
+    return time.process_time() - started
 
 
 def interleaved_seconds(rounds: int, filled: float = 1.0) -> dict[str, list[float]]:
@@ -144,18 +144,8 @@ def interleaved_seconds(rounds: int, filled: float = 1.0) -> dict[str, list[floa
         for round_ in range(rounds):
             order = list(VARIANTS) if round_ % 2 == 0 else list(reversed(VARIANTS))
             for variant in order:
-                seconds[variant].append(step(trainers[variant], time.process_time))
+                seconds[variant].append(step(trainers[variant]))
     return seconds
-
-
-def peak_memory(variant: str) -> int:
-    """Bytes that tensors hold at the peak of three steps: weights, gradients, optimizer state and activations."""
-    with tempfile.TemporaryDirectory() as folder:
-        trainer = build(variant, folder)
-        with LiveBytes([*trainer.model.parameters(), *trainer.model.buffers()]) as live:
-            for _ in range(3):
-                step(trainer)
-    return live.peak
 
 
 def ratios(seconds: dict[str, list[float]], variant: str) -> dict[str, float]:
@@ -173,20 +163,16 @@ def main(words: Sequence[str]) -> None:
     arguments = parser.parse_args(words)
     torch.set_num_threads(1)
     seconds, halves = (interleaved_seconds(arguments.rounds, filled) for filled in (1.0, 0.5))
-    memory = {variant: peak_memory(variant) for variant in VARIANTS}
     rows = {
         variant: {
             "time_ratio": ratios(seconds, variant),
             "time_ratio_half": ratios(halves, variant),
             "seconds": statistics.median(seconds[variant]),
-            "memory_ratio": memory[variant] / memory["GRPO"],
         }
         for variant in VARIANTS
     }
-    ours = rows["SO-GRPO"]
     result = {
-        "time_ratio": ours["time_ratio"]["median"],
-        "memory_ratio": ours["memory_ratio"],
+        "time_ratio": rows["SO-GRPO"]["time_ratio"]["median"],
         "rounds": arguments.rounds,
         "variants": rows,
     }
@@ -197,13 +183,13 @@ def main(words: Sequence[str]) -> None:
         "",
         f"Median over {arguments.rounds} interleaved steps, ratios step by step (quartiles); one thread.",
         "",
-        "| trainer | step time over GRPO | in half of the width | peak memory over GRPO |",
-        "|---|---|---|---|",
+        "| trainer | step time over GRPO | in half of the width |",
+        "|---|---|---|",
     ]
     for variant, row in rows.items():
         times = (row[name] for name in ("time_ratio", "time_ratio_half"))
         shown = [f"{each['median']:.3f} ({each['q25']:.3f} to {each['q75']:.3f})" for each in times]
-        table.append(f"| {variant} | {' | '.join(shown)} | {row['memory_ratio']:.3f} |")
+        table.append(f"| {variant} | {' | '.join(shown)} |")
     text = "\n".join(table) + "\n"
     (RESULTS / "overhead.md").write_text(text)
     print(text)

@@ -1,4 +1,4 @@
-"""Engines on a pretrained language model: do they sample the same, how far off are they, and what do they cost?
+"""Engines on a pretrained language model: do they sample the same, and how far off are they?
 
     make .venv-vllm/.installed
     .venv-vllm/bin/python -m benchmarks.real_engines --run runs/train-lm
@@ -10,7 +10,6 @@ this process and as a server. Writes `real_engines.json` and `.md` in `benchmark
   the margin is that between the two best logits at the first token that does.
 - *How far off*: 64 sampled trajectories an engine, scored by the trainer in float32 and under bfloat16 autocast.
 - *What corrections keep* at those differences.
-- *Cost*: processor seconds of a rollout, of which the model's forward passes take so many.
 """
 
 from __future__ import annotations
@@ -18,9 +17,7 @@ from __future__ import annotations
 import gc
 import json
 import os
-import statistics
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -132,9 +129,9 @@ class Bench:
             vllm.llm.llm_engine.engine_core.shutdown()
             gc.collect()
 
-    def rollout(self, engine: Engine, rows: int = TRAJECTORIES) -> list[Trajectory]:
+    def rollout(self, engine: Engine) -> list[Trajectory]:
         torch.manual_seed(0)
-        return self.collector.collect(self.prompts[:rows], engine)
+        return self.collector.collect(self.prompts, engine)
 
     def contexts(self, trajectories: Sequence[Trajectory]) -> list[tuple[int, ...]]:
         """What stood before each turn, of the first so many turns."""
@@ -190,7 +187,9 @@ def agreement(bench: Bench) -> dict[str, Any]:
         margins = []
         for context, ours, theirs in zip(contexts, expected, turns, strict=True):
             if ours != theirs:
-                same = next(i for i, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1])
+                pairs = zip(ours, theirs, strict=False)
+                # Where one of them is the beginning of the other, they differ behind its end.
+                same = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(ours), len(theirs)))
                 margins.append(bench.margin([*context, *ours[:same]]))
         found[name] = {"turns": len(turns), "equal": len(turns) - len(margins), "margins": margins}
         print(name, found[name], flush=True)
@@ -225,37 +224,6 @@ def spread(difference: Tensor, turn_ids: Tensor) -> dict[str, Any]:
         "sequence_mask_keeps": float((sequences <= TRLS_CAP).float().mean()),
         "sequence_ratios": [float(sequences.min()), float(sequences.max())],
     }
-
-
-def costs(bench: Bench, rounds: int) -> list[dict[str, Any]]:
-    """CPU-seconds of a rollout in slots and in lock-step, in turn, and of the model's forward passes in it."""
-    found = []
-    for rows in (32, 64):
-        for _ in range(rounds):
-            for name in ("lockstep", "slots"):
-                forward, in_model = bench.trainer.model.forward, 0.0
-
-                def timed(*args: Any, forward: Any = forward, **kwargs: Any) -> Any:
-                    nonlocal in_model
-                    began = time.process_time()
-                    result = forward(*args, **kwargs)
-                    in_model += time.process_time() - began
-                    return result
-
-                bench.trainer.model.forward = timed
-                began = time.process_time()
-                try:
-                    with bench.engine(name, greedy=False) as engine:
-                        trajectories = bench.rollout(engine, rows)
-                finally:
-                    bench.trainer.model.forward = forward
-                spent = time.process_time() - began
-                sampled = sum(len(turn.token_ids) for each in trajectories for turn in each.turns)
-                work = {"prefilled_tokens": engine.work.prefilled_tokens, "row_steps": engine.work.row_steps}
-                row = {"engine": name, "rows": rows, "seconds": spent, "in_model": in_model, "sampled": sampled}
-                found.append(row | work)
-                print(row | work, flush=True)
-    return found
 
 
 def table(measured: dict[str, Any]) -> str:
@@ -298,43 +266,20 @@ def table(measured: dict[str, Any]) -> str:
         )
         low, high = row["sequence_ratios"]
         lines.append(f"| {ENGINES[name]} | {scoring} | {shares} | {low:.2f} to {high:.2f} |")
-    lines += [
-        "",
-        "## What a rollout costs",
-        "",
-        "Processor seconds of one thread, medians. Tokens are those of all rows, and of the contexts that were read.",
-        "",
-        "| rows | engine | seconds | in the model | read | decoded | lock-step over slots |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for rows in sorted({row["rows"] for row in measured["costs"]}):
-        of = {
-            name: [row for row in measured["costs"] if (row["rows"], row["engine"]) == (rows, name)]
-            for name in ("lockstep", "slots")
-        }
-        pairs = zip(of["lockstep"], of["slots"], strict=True)
-        ratio = statistics.median(a["seconds"] / b["seconds"] for a, b in pairs)
-        for name, found in of.items():
-            keys = ("seconds", "in_model", "prefilled_tokens", "row_steps")
-            seconds, in_model, read, decoded = (statistics.median(row[key] for row in found) for key in keys)
-            over = f"{ratio:.2f}" if name == "slots" else ""
-            lines.append(f"| {rows} | {name} | {seconds:.1f} | {in_model:.1f} | {read:.0f} | {decoded:.0f} | {over} |")
     return "\n".join(lines) + "\n"
 
 
 def main(words: Sequence[str]) -> None:
     parser = Parser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--run", type=Path, default=Path("runs/train-lm"), help="folder with a warm start and a world")
-    parser.add_argument("--rounds", type=int, default=3, help="rollouts of each engine whose cost is measured")
-    parser.add_argument("parts", nargs="*", help="of: costs, agreement, differences; all, if none is named")
+    parser.add_argument("parts", nargs="*", help="of: agreement, differences; both, if none is named")
     arguments = parser.parse_args(words)
     with TemporaryDirectory() as folder:
         bench = Bench(arguments.run, Path(folder))
-        parts = {"costs": partial(costs, bench, arguments.rounds), "agreement": partial(agreement, bench)}
-        parts["differences"] = partial(differences, bench)
+        parts = {"agreement": agreement, "differences": differences}
         measured = json.loads(FILE.read_text()) if FILE.is_file() else {}
         for name in arguments.parts or parts:
-            measured[name] = parts[name]()
+            measured[name] = parts[name](bench)
             FILE.write_text(json.dumps(measured) + "\n")
     FILE.with_suffix(".md").write_text(table(measured))
 

@@ -15,7 +15,6 @@ commands may work side by side: each takes runs that nobody works on.
 from __future__ import annotations
 
 import argparse
-import fcntl
 import hashlib
 import json
 import os
@@ -30,10 +29,10 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-import psutil
 from transformers.utils import SAFE_WEIGHTS_NAME
 
 from benchmarks.real_model_report import draw, table
+from benchmarks.rows import claim, locked, read_rows, write_rows
 from sorl_trl.cli.quickstart import PRETRAINED, prepare
 from sorl_trl.records.evaluated import read_evaluated
 from sorl_trl.shipped import RECIPES
@@ -97,17 +96,12 @@ class Job:
         return all(row[name] == value for name, value in vars(self).items())
 
 
-def read_rows() -> list[dict[str, Any]]:
-    return json.loads(ROWS.read_text()) if ROWS.is_file() else []
-
-
 def add_row(row: dict[str, Any]) -> None:
     """Also where several processes add theirs."""
-    with (RUNS / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        rows = [*read_rows(), row]
+    with locked(RUNS / "lock"):
+        rows = [*read_rows(ROWS), row]
         rows.sort(key=lambda row: (row["regime"], row["method"], row["judging"], row["learning_rate"], row["seed"]))
-        ROWS.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
+        write_rows(rows, ROWS)
         ROWS.with_suffix(".md").write_text(table(rows))
         draw(rows, PICTURE)
 
@@ -117,7 +111,7 @@ def jobs() -> Iterator[Job]:
 
     What chooses a method's rate comes before what judges it.
     """
-    rows = read_rows()
+    rows = read_rows(ROWS)
     planned = [Job(method, regime, JUDGING[0], RATE_AHEAD) for regime in AHEAD for method in TWO_AHEAD]
     others = tuple(method for method in METHODS if method not in THREE_SEEDS)
     for methods, regimes, seeds in (
@@ -142,16 +136,10 @@ def chosen_rate(rows: list[dict[str, Any]], method: str) -> float | None:
     return float(max(found, key=lambda row: row["final_em"])["learning_rate"])  # of equals, the lowest
 
 
-def claim(job: Job) -> bool:
-    """Whether this process may make the run: nobody that lives works on it."""
+def is_free(job: Job) -> bool:
+    """Whether this process may make the run."""
     job.folder.mkdir(parents=True, exist_ok=True)
-    path = job.folder / "claimed"
-    with (RUNS / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if path.is_file() and psutil.pid_exists(int(path.read_text())):
-            return False
-        path.write_text(str(os.getpid()))
-    return True
+    return claim(job.folder / "claimed", RUNS / "lock")
 
 
 def sorl(folder: Path, *words: Any) -> float:
@@ -243,10 +231,9 @@ def main(words: Sequence[str] | None = None) -> None:
     model = parser.parse_args(words).model
     os.environ["OMP_NUM_THREADS"] = "1"  # of what is started from here
     RUNS.mkdir(parents=True, exist_ok=True)
-    with (RUNS / "start.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # the others wait for the warm start
+    with locked(RUNS / "start.lock"):  # the others wait for the warm start
         started = start(model)
-    while job := next(filter(claim, jobs()), None):
+    while job := next(filter(is_free, jobs()), None):
         print(f"{datetime.now():%H:%M} {job.folder.name}", flush=True)
         row = run(job, started)
         add_row(row)

@@ -23,7 +23,6 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import nullcontext
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -43,23 +42,21 @@ from sorl_trl.sandbox import CORPUS_FILE, TRAIN_FILE, build_atlas
 FILE = Path(__file__).parent / "results" / "real_model_cost.json"
 FASTER = {"MALLOC_MMAP_THRESHOLD_": str(2**32), "MALLOC_TRIM_THRESHOLD_": str(2**33)}  # what is freed is kept
 EXACT = {"MALLOC_MMAP_THRESHOLD_": str(2**20)}  # it goes back at once, so that the peak is of what was needed
-SHOWN = ("turns/ratio_min", "turns/ratio_max", "clip_fraction/token")
-FIELDS = ("prompt_mask", "completion_mask", "completion_ids", "turn_ids", "old_per_token_logps")
+FIELDS = ("prompt_mask", "completion_mask", "turn_ids")
 _LORA = ["--use_peft", "true", "--lora_r", "16", "--lora_target_modules", "all-linear"]
 _BF16 = ["--bf16", "true"]
 _PPO = ["--trainer", "so_ppo", "--critic"]
-CASES: dict[str, tuple[str, list[str], dict[str, str]]] = {
-    "so_grpo": ("SO-GRPO", [], FASTER),
-    "plain_malloc": ("SO-GRPO, malloc as it is", [], {}),
-    "bf16": ("SO-GRPO, bfloat16", _BF16, FASTER),
-    "lora": ("SO-GRPO, LoRA", _LORA, FASTER),
-    "lora_bf16": ("SO-GRPO, LoRA, bfloat16", [*_LORA, *_BF16], FASTER),
-    "grpo": ("GRPO", ["--method", "grpo"], FASTER),
-    "head": ("SO-PPO, `head`", [*_PPO, "head"], FASTER),
-    "adapter": ("SO-PPO, `adapter`, LoRA", [*_PPO, "adapter", *_LORA], FASTER),
-    "model": ("SO-PPO, `model`", [*_PPO, "model"], FASTER),
+CASES: dict[str, tuple[str, list[str]]] = {
+    "so_grpo": ("SO-GRPO", []),
+    "bf16": ("SO-GRPO, bfloat16", _BF16),
+    "lora": ("SO-GRPO, LoRA", _LORA),
+    "lora_bf16": ("SO-GRPO, LoRA, bfloat16", [*_LORA, *_BF16]),
+    "grpo": ("GRPO", ["--method", "grpo"]),
+    "head": ("SO-PPO, `head`", [*_PPO, "head"]),
+    "adapter": ("SO-PPO, `adapter`, LoRA", [*_PPO, "adapter", *_LORA]),
+    "model": ("SO-PPO, `model`", [*_PPO, "model"]),
 }
-"""Name to title, options beside the recipe's, and environment."""
+"""Name to title, and options beside the recipe's."""
 
 
 def trainer_of(case: str, model: str, folder: Path) -> Any:
@@ -115,10 +112,10 @@ def bare_step(trainer: Any, batch: dict[str, Tensor]) -> None:
     descend(trainer)
 
 
-def bare_score(trainer: Any, batch: dict[str, Tensor], autocast: bool = True) -> Tensor:
-    """(B, T) log-probabilities of the completions' tokens."""
-    with torch.no_grad(), trainer.accelerator.autocast() if autocast else nullcontext():
-        return -cross_entropy(*bare_logits(trainer, batch), reduction="none").view(batch["completion_ids"].shape)
+def bare_score(trainer: Any, batch: dict[str, Tensor]) -> Tensor:
+    """Log-probabilities of the completions' tokens."""
+    with torch.no_grad(), trainer.accelerator.autocast():
+        return -cross_entropy(*bare_logits(trainer, batch), reduction="none")
 
 
 def bare_logits(trainer: Any, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -147,8 +144,8 @@ def bare_rollout(trainer: Any, contexts: list[int], sampled: list[int]) -> None:
 
 
 def seconds(case: str, model: str, rounds: int) -> dict[str, Any]:
-    """CPU-seconds, ours and the model's alone, and what ratios were before anything had changed."""
-    spent, apart = dict[str, list[float]](), list[Tensor]()
+    """CPU-seconds, ours and the model's alone."""
+    spent = dict[str, list[float]]()
     with tempfile.TemporaryDirectory() as folder:
         trainer = trainer_of(case, model, Path(folder))
         trainer.rollout_func = timed(spent, "rollout", trainer.rollout_func)
@@ -164,12 +161,7 @@ def seconds(case: str, model: str, rounds: int) -> dict[str, Any]:
             kept = (whole["turn_ids"] >= 0) & whole["completion_mask"].bool()
             read = whole["prompt_mask"].sum(1) + whole["completion_mask"].sum(1) - kept.sum(1)
             timed(spent, "bare_rollout", bare_rollout)(trainer, read.tolist(), kept.sum(1).tolist())
-            sampling = torch.cat([bare_score(trainer, batch, autocast=False) for batch in batches])  # as the engine
-            apart.append((whole["old_per_token_logps"] - sampling)[kept].abs())
-        logged = {name: trainer._metrics["train"][name] for name in SHOWN}
-    off = torch.cat(apart)
-    found = {"mean": float(off.mean()), "max": float(off.max()), "above_0.2": float((off > 0.2).float().mean())}
-    return {"seconds": spent, "before_any_change": logged, "old_logps_off_sampling": found}
+    return {"seconds": spent}
 
 
 def peak(case: str, model: str, bare: bool) -> int:
@@ -214,19 +206,6 @@ def table(rows: dict[str, Any]) -> str:
             cells += [f"{statistics.median(ours):.1f}", f"{statistics.median(over):.2f}"]
         cells += [f"{memory['ours'] / 2**30:.2f}", f"{memory['ours'] / memory['bare']:.2f}", f"{whole:.1f}"]
         lines.append(f"| {CASES[case][0]} | {' | '.join(cells)} |")
-    lines += [
-        "",
-        "Before any change: ratios of turns, tokens out of range, old log-probabilities off the sampling ones.",
-        "",
-    ]
-    lines += [
-        "| case | ratios | out of range | off, mean | off, largest | off by > 0.2 |",
-        "|---|---|---|---|---|---|",
-    ]
-    for case, row in rows.items():
-        off, (least, most, clipped) = row["old_logps_off_sampling"], list(row["before_any_change"].values())[:3]
-        ratios = f"{min(least):.4f} to {max(most):.4f} | {max(clipped):.1%} | {off['mean']:.1e} | {off['max']:.1e}"
-        lines.append(f"| {CASES[case][0]} | {ratios} | {off['above_0.2']:.1%} |")
     return "\n".join(lines) + "\n"
 
 
@@ -237,7 +216,7 @@ def main(words: Sequence[str]) -> None:
     parser.add_argument("--rounds", type=at_least(1), default=3, help="rollouts of each case")
     arguments = parser.parse_args(words)
     for case in arguments.cases or CASES:
-        row = alone(CASES[case][2], seconds, case, arguments.model, arguments.rounds)
+        row = alone(FASTER, seconds, case, arguments.model, arguments.rounds)
         row["peak_bytes"] = {who: alone(EXACT, peak, case, arguments.model, who == "bare") for who in ("ours", "bare")}
         rows = {**(json.loads(FILE.read_text()) if FILE.is_file() else {}), case: row}
         rows = {name: rows[name] for name in CASES if name in rows}

@@ -5,11 +5,15 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from benchmarks.stability_report import BASELINE, COLOURS, new_figure, tidy
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 Row = dict[str, Any]
+BASELINE = "black"
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00")
+"""Okabe and Ito's: colour-blind people tell them apart."""
 TITLES = {
     "gentle": "Gentle: 10 rollouts of 64, 8 updates each",
     "many_updates": "Many updates: 5 rollouts of 64, 24 updates each",
@@ -84,12 +88,21 @@ def _cells(method: str, rows: Sequence[Row]) -> str:
     )
 
 
+def tidy(axis: Axes) -> None:
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.grid(alpha=0.25, linewidth=0.6)
+    axis.tick_params(labelsize=8, length=2)
+    axis.set_axisbelow(True)
+
+
 def draw(rows: Sequence[Row], path: Path) -> None:
     """The mean reward of each rollout, a panel per regime: of a method the mean over seeds, and its runs, pale."""
+    from matplotlib.figure import Figure
+
     regimes = {name: [row for row in rows if row["regime"] == name and row["judging"]] for name in TITLES}
     regimes = {name: of for name, of in regimes.items() if of}
     methods = list(dict.fromkeys(row["method"] for of in regimes.values() for row in of))
-    figure = new_figure(3.0 * len(regimes), 3.2)
+    figure = Figure(figsize=(3.0 * len(regimes), 3.2), layout="constrained")
     axes = figure.subplots(1, len(regimes), squeeze=False, sharey=True)[0]
     for axis, (regime, of) in zip(axes, regimes.items(), strict=True):
         for name, runs in _by_method(of).items():

@@ -14,19 +14,21 @@ from torch.utils._pytree import tree_leaves
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 
-def build_model(hidden_size: int, layers: int, vocabulary: int) -> LlamaForCausalLM:
-    """Always the same weights; attention heads of 64. Token 0 pads and token 1 ends a text."""
+def build_model(
+    hidden_size: int, layers: int, vocabulary: int, kind: type[LlamaForCausalLM] = LlamaForCausalLM, **options: Any
+) -> LlamaForCausalLM:
+    """Always the same weights; attention heads of 64. Token 0 pads and token 1 ends a text, or as `options` say."""
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=vocabulary,
-        hidden_size=hidden_size,
-        intermediate_size=3 * hidden_size,
-        num_hidden_layers=layers,
-        num_attention_heads=hidden_size // 64,
-        pad_token_id=0,
-        eos_token_id=1,
-    )
-    return LlamaForCausalLM(config)
+    fields = {
+        "vocab_size": vocabulary,
+        "hidden_size": hidden_size,
+        "intermediate_size": 3 * hidden_size,
+        "num_hidden_layers": layers,
+        "num_attention_heads": hidden_size // 64,
+        "pad_token_id": 0,
+        "eos_token_id": 1,
+    }
+    return kind(LlamaConfig(**{**fields, **options}))
 
 
 def build_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:

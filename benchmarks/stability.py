@@ -2,7 +2,6 @@
 
     python -m benchmarks.stability                                             # everything: hours
     python -m benchmarks.stability --regimes reuse --methods grpo so_grpo      # some of it
-    python -m benchmarks.stability --quick    # one regime, four methods, two seeds: minutes
     python -m benchmarks.stability --report   # only writes the report again
 
 Runs every method of `stability_methods.py` in every regime of `stability_grid.py` through the real trainers, in
@@ -10,8 +9,8 @@ processes of one thread. Runs are kept in `runs/stability/`, each with its metri
 those that are there are not repeated.
 
 Order: the judging seeds at the common learning rate, the choosing seeds on the grid of learning rates, then the
-judging seeds at each method's own best. Writes `benchmarks/results/stability.json`, `.md` and `.png`, in which the
-rows of new runs replace those of earlier ones.
+judging seeds at each method's own best. Writes `benchmarks/results/stability.json` and `.md`, in which the rows of new
+runs replace those of earlier ones.
 """
 
 from __future__ import annotations
@@ -38,9 +37,10 @@ os.environ.setdefault("MALLOC_TRIM_THRESHOLD_", str(2**33))
 
 from tqdm.auto import tqdm
 
+from benchmarks.rows import read_rows
 from benchmarks.stability_grid import CHOOSING_SEEDS, JUDGING_SEEDS, REGIMES
 from benchmarks.stability_methods import METHODS
-from benchmarks.stability_report import choose, read_rows, write_report
+from benchmarks.stability_report import choose, write_report
 from benchmarks.stability_run import REGIMES as ALL_REGIMES
 from benchmarks.stability_run import Job, prepare, run, settings_of
 from benchmarks.stability_statistics import Record, Run, choosing_plan
@@ -48,12 +48,11 @@ from sorl_trl.command_line import Parser, at_least, run_command
 
 RUNS = Path(__file__).parents[1] / "runs/stability"
 RESULTS = Path(__file__).parent / "results"
-QUICK = (["reuse"], ["grpo", "so_grpo", "ppo", "so_ppo"], JUDGING_SEEDS[:2])
 
 
-def judging_jobs(regimes: Sequence[str], methods: Sequence[str], seeds: Sequence[int]) -> Iterator[Job]:
+def judging_jobs(regimes: Sequence[str], methods: Sequence[str]) -> Iterator[Job]:
     """The runs at the common learning rate, of the methods that a regime has."""
-    for seed in seeds:
+    for seed in JUDGING_SEEDS:
         for regime in regimes:
             for method in filter(REGIMES[regime].methods.__contains__, methods):
                 yield Job(regime, method, REGIMES[regime].learning_rate, seed)
@@ -69,12 +68,10 @@ def choosing_jobs(regimes: Sequence[str], methods: Sequence[str], records: Itera
                 yield Job(regime, method, rate, seed)
 
 
-def tuned_jobs(
-    regimes: Sequence[str], methods: Sequence[str], seeds: Sequence[int], records: Iterable[Record]
-) -> Iterator[Job]:
+def tuned_jobs(regimes: Sequence[str], methods: Sequence[str], records: Iterable[Record]) -> Iterator[Job]:
     """The judging seeds at each method's own best learning rate."""
     best = choose([*map(Run, records)], [])
-    for seed in seeds:
+    for seed in JUDGING_SEEDS:
         for (regime, method), rate in best.items():
             if regime in regimes and method in methods:
                 yield Job(regime, method, rate, seed)
@@ -131,12 +128,9 @@ def run_all(jobs: Iterable[Job], workers: int, title: str) -> None:
 
 def parse_arguments(words: Sequence[str]) -> Namespace:
     parser = Parser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a small part, with a report of its own in runs/")
     parser.add_argument("--report", action="store_true", help="run nothing")
     parser.add_argument("--regimes", nargs="+", choices=REGIMES, default=list(REGIMES))
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
-    parser.add_argument("--seeds", nargs="+", type=int, choices=JUDGING_SEEDS, default=list(JUDGING_SEEDS))
-    parser.add_argument("--common", action="store_true", help="look for no learning rates")
     parser.add_argument("--workers", type=at_least(1), default=os.cpu_count() or 1, help="runs at a time")
     arguments: Namespace = parser.parse_args(words)
     return arguments
@@ -144,19 +138,12 @@ def parse_arguments(words: Sequence[str]) -> Namespace:
 
 def main(words: Sequence[str]) -> None:
     arguments = parse_arguments(words)
-    if arguments.quick:
-        jobs = list(judging_jobs(*QUICK))
-        run_all(jobs, arguments.workers, "Runs")
-        write_report([load()[job] for job in jobs], [], RUNS / "quick")
-        print(f"The report is in {RUNS / 'quick/stability.md'}.")
-        return
-    regimes, methods, seeds = arguments.regimes, arguments.methods, arguments.seeds
+    regimes, methods = arguments.regimes, arguments.methods
     if not arguments.report:
-        run_all(judging_jobs(regimes, methods, seeds), arguments.workers, "At the common learning rate")
-    if not (arguments.report or arguments.common):
+        run_all(judging_jobs(regimes, methods), arguments.workers, "At the common learning rate")
         for _ in CHOOSING_SEEDS:  # what the first seed shows says what the next ones are asked
             run_all(choosing_jobs(regimes, methods, of_stability()), arguments.workers, "Choosing learning rates")
-        run_all(tuned_jobs(regimes, methods, seeds, of_stability()), arguments.workers, "At each method's own")
+        run_all(tuned_jobs(regimes, methods, of_stability()), arguments.workers, "At each method's own")
     write_report(of_stability(), read_rows(RESULTS / "stability.json"), RESULTS)
     print(f"The report is in {RESULTS / 'stability.md'}.")
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from benchmarks.stability_methods import IN_TIME, METHODS, OF_QUESTIONS, OTHERS
 from benchmarks.worlds import BenchmarkWorld, HuntWorld, QuestionWorld, WorkingWorld
+from benchmarks.worlds.dated import HOPS
 from sorl_trl.sandbox import LIMITS, ExpertNoise, WarmStartConfig
 
 CHOOSING_SEEDS = (101, 102)
@@ -111,20 +112,13 @@ REGIMES = {
     ),
 }
 
-HOPS, VERBOSITY = 3, 10
-SHAPES = (*((verbosity, HOPS) for verbosity in (4, 10, 40, 80)), *((VERBOSITY, hops) for hops in (2, 4)))
-"""Verbosity and hops of the worlds of `turn_length`: one of the two varies, the other stays."""
+VERBOSITIES = (4, 10, 40, 80)
+"""Of the worlds of `turn_length`: about how many tokens a turn has."""
 SEEDS_PER_POLICY = 4
-"""Four seeds start from the same policy: with six worlds, warm starts would otherwise take as long as the runs."""
-ALONE = "ratios alone"
+"""Four seeds start from the same policy: warm starts would otherwise take as long as the runs."""
 COMPARED = {
-    ALONE: {"token": "grpo", "turn": "turn_sqrt", "sequence": "gspo_length"},
+    "ratios alone": {"token": "grpo", "turn": "turn_sqrt", "sequence": "gspo_length"},
     "with a target KL": {"token": "grpo_target", "turn": "so_grpo_turn", "sequence": "sequence"},
-    "with a target KL, all means over tokens": {
-        "token": "grpo_target",
-        "turn": "turn_of_tokens",
-        "sequence": "sequence",
-    },
 }
 """Setting to the method of each level. Each level has the clip range that was chosen for it: 0.2 for tokens, divided
 by the square root of the length for turns and by the length for sequences."""
@@ -132,21 +126,15 @@ LONG_TURNS = (40, 80)
 """Verbosities at which the methods of other sources are run too: sequences are weakest there."""
 
 
-def _methods_at(verbosity: int, hops: int) -> tuple[str, ...]:
-    compared = [name for setting, of in COMPARED.items() if hops == HOPS or setting == ALONE for name in of.values()]
-    return tuple(dict.fromkeys([*compared, *(OTHERS if verbosity in LONG_TURNS else ())]))
-
-
 LENGTH_REGIMES = {
-    f"turns-of-{verbosity}-in-{hops}-hops": Regime(
-        f"Turns of {verbosity} tokens, {hops} hops",
+    f"turns-of-{verbosity}-in-{HOPS}-hops": Regime(
+        f"Turns of {verbosity} tokens, {HOPS} hops",
         "16 updates per rollout",
         3e-4,
         world=WorkingWorld(
             f"Working, {verbosity} tokens",
-            f"{hops} hops",
+            f"{HOPS} hops",
             verbosity,
-            hops,
             seeds_per_policy=SEEDS_PER_POLICY,
             evaluation_questions=100,
         ),
@@ -154,9 +142,12 @@ LENGTH_REGIMES = {
         minibatch=8,
         epochs=4,
         rollouts=5,
-        methods=_methods_at(verbosity, hops),
+        methods=(
+            *(name for of in COMPARED.values() for name in of.values()),
+            *(OTHERS if verbosity in LONG_TURNS else ()),
+        ),
     )
-    for verbosity, hops in SHAPES
+    for verbosity in VERBOSITIES
 }
-"""Of `turn_length`: the same questions with the same decisions, in turns of other lengths, and of other numbers of
-hops. Rollouts, their number and the questions that judge are cut, by rules that were fixed before any judging run."""
+"""Of `turn_length`: the same questions with the same decisions, in turns of other lengths. Rollouts, their number and
+the questions that judge are cut, by rules that were fixed before any judging run."""

@@ -25,7 +25,7 @@ class BenchmarkMethod:
     """One line of the tables.
 
     Args:
-        title: in tables and pictures.
+        title: in tables.
         trainer: "trl" (`trl.GRPOTrainer`), "so_grpo", "so_ppo", "seeupo" or "group_refill".
         description: in the report.
         settings: fields of the trainer's config.
@@ -35,7 +35,6 @@ class BenchmarkMethod:
         gain: whether each turn is also rewarded for its information gain.
         passes: how a rollout is used, whatever the regime says: "one" update of all its trajectories, or a pass for
             each of the "turns" that a trajectory can have; empty: as the regime says.
-        drawn: whether it is in the picture of the report.
     """
 
     title: str
@@ -47,7 +46,6 @@ class BenchmarkMethod:
     reward: str = ""
     gain: bool = False
     passes: str = ""
-    drawn: bool = True
 
     @property
     def family(self) -> str:
@@ -265,11 +263,11 @@ _ON_SEQUENCE: tuple[_Source, ...] = (
 
 
 def _of_sources(sources: Iterable[_Source], **more: Any) -> dict[str, BenchmarkMethod]:
-    """Methods whose pieces are those of `sorl_trl.methods.METHODS`, which the picture leaves out."""
+    """Methods whose pieces are those of `sorl_trl.methods.METHODS`."""
     found = {}
     for name, title, text, published, settings, fields in sources:
         method = PUBLISHED[published] if published else NO_PIECES
-        given = {"trainer": "so_grpo", "drawn": False, **more, **fields}
+        given = {"trainer": "so_grpo", **more, **fields}
         found[name] = BenchmarkMethod(title, description=text, settings=UNSET | settings, method=method, **given)
     return found
 

@@ -1,4 +1,4 @@
-"""The stability benchmark's report: `stability.json`, `stability.md` and a picture.
+"""The stability benchmark's report: `stability.json` and `stability.md`.
 
 Rows are made from the records of runs. Those of what has not been run again stay as `stability.json` has them.
 """
@@ -8,9 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import Any
 
 from benchmarks.stability_grid import CHOOSING_SEEDS, JUDGING_SEEDS, REGIMES
 from benchmarks.stability_methods import METHODS
@@ -25,15 +23,8 @@ from benchmarks.stability_statistics import (
     summarize,
 )
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 KEY = ("regime", "method", "learning_rate", "tuned")
 """What makes a row."""
-BASELINE = "black"
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00")
-"""Okabe and Ito's: colour-blind people tell them apart."""
 HEADER = """# Does it hold? Many short runs under stress
 
 Written by `python -m benchmarks.stability`. Rows whose runs are not in `runs/stability/` are those of earlier runs.
@@ -142,7 +133,7 @@ def report(rows: Sequence[Row]) -> str:
         "judging": f"{JUDGING_SEEDS[0]} to {JUDGING_SEEDS[-1]}",
     }
     blocks = [HEADER.format(resamples=RESAMPLES, methods=len({row["method"] for row in rows}), **seeds)]
-    blocks += ["## At the common learning rate", "![Where every run ended](stability.png)"]
+    blocks += ["## At the common learning rate"]
     common, own = ([row for row in rows if row["tuned"] == tuned] for tuned in (False, True))
     for title in dict.fromkeys(REGIMES[row["regime"]].world.title for row in rows):
         of_world = [row for row in common if REGIMES[row["regime"]].world.title == title]
@@ -161,64 +152,14 @@ def _regime_text(regime: Any) -> str:
 
 
 def write_report(records: Iterable[Record], earlier: Sequence[Row], folder: Path) -> None:
-    """Write `stability.json`, `stability.md` and `stability.png` into `folder`."""
+    """Write `stability.json` and `stability.md` into `folder`."""
     rows = make_rows(records, earlier)
     folder.mkdir(parents=True, exist_ok=True)
     write_rows(rows, folder / "stability.json")
     (folder / "stability.md").write_text(report(rows))
-    draw([row for row in rows if not row["tuned"] and METHODS[row["method"]].drawn], folder / "stability.png")
 
 
 def write_rows(rows: Sequence[Row], path: Path) -> None:
     """JSON, a line per row."""
     lines = ",\n".join(json.dumps(row, allow_nan=False, separators=(",", ":")) for row in rows)
     path.write_text(f"[\n{lines}\n]\n")
-
-
-def read_rows(path: Path) -> list[Row]:
-    """The rows of a file, none where it is not there."""
-    return list(json.loads(path.read_text())) if path.is_file() else []
-
-
-def new_figure(width: float, height: float) -> Figure:
-    """An empty figure that needs no display."""
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=(width, height), layout="constrained")
-
-
-def tidy(axis: Axes) -> None:
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.grid(alpha=0.25, linewidth=0.6)
-    axis.tick_params(labelsize=8, length=2)
-    axis.set_axisbelow(True)
-
-
-def draw(rows: Sequence[Row], path: Path) -> None:
-    """Final sampled EM of every run at the common learning rate: a panel per regime, a line per method."""
-    regimes = [name for name in REGIMES if any(row["regime"] == name for row in rows)]
-    methods = [name for name in METHODS if any(row["method"] == name for row in rows)]
-    figure = new_figure(2.6 + 2.1 * len(regimes), 1.2 + 0.3 * len(methods))
-    axes = figure.subplots(1, len(regimes), squeeze=False, sharex=True, sharey=True)[0]
-    for axis, regime in zip(axes, regimes, strict=True):
-        for row in (row for row in rows if row["regime"] == regime):
-            _draw_ends(axis, methods.index(row["method"]), row)
-        axis.set_title(REGIMES[regime].title, fontsize=10)
-        tidy(axis)
-    axes[0].set_yticks(range(len(methods)), [METHODS[name].title for name in methods], fontsize=9)
-    axes[0].invert_yaxis()
-    axes[0].set_xlim(left=-0.02)
-    figure.suptitle("Where training ended: sampled EM on an unseen world, common learning rate", fontsize=12)
-    figure.supxlabel("final sampled EM (dot: a run that held, cross: one that collapsed, bar: mean)", fontsize=9)
-    figure.savefig(path, dpi=80)
-
-
-def _draw_ends(axis: Axes, height: int, row: Row) -> None:
-    """A mark per run, seeds one under the other so that equal ends stay apart."""
-    colour = BASELINE if row["method"] == row["baseline"] else COLOURS[height % len(COLOURS)]
-    offsets = np.linspace(-0.2, 0.2, len(row["seeds"]))
-    for seed, end, offset in zip(row["seeds"], row["sampled_em_by_seed"], offsets, strict=True):
-        marker, size = ("x", 24) if seed in row["collapsed_seeds"] else ("o", 14)
-        axis.scatter(end, height + offset, marker=marker, s=size, color=colour, linewidths=1.3)
-    mean = row["sampled_em"]
-    axis.plot([mean, mean], [height - 0.36, height + 0.36], color=colour, linewidth=2.6, solid_capstyle="butt")

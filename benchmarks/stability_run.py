@@ -162,12 +162,19 @@ class Examiner(TrainerCallback):
 def build_trainer(job: Job, folder: Path, output: Path) -> Any:
     """The trainer of a job, ready to train in the world that `prepare` made in `folder`."""
     regime, method = regime_of(job), METHODS[job.method]
+    details = {} if method.trainer == "trl" else {"log_turn_details": True}
+    own = {"output_dir": str(output), "seed": job.seed, "learning_rate": job.learning_rate, **details}
+    trainer = trainer_of(regime, method, folder, own)
+    if regime.staleness:
+        LateRollouts(trainer, regime.staleness)
+    return trainer
+
+
+def trainer_of(regime: Regime, method: BenchmarkMethod, folder: Path, own: Mapping[str, Any]) -> Any:
+    """A method's trainer in a regime; `own` are the fields of its config that neither of them says."""
     trainer_class, config_class = classes_of(method.trainer)
     is_trl = method.trainer == "trl"
     config = config_class(
-        output_dir=str(output),
-        seed=job.seed,
-        learning_rate=job.learning_rate,
         lr_scheduler_type="constant",
         per_device_train_batch_size=regime.minibatch,
         steps_per_generation=regime.trajectories // regime.minibatch,
@@ -181,11 +188,11 @@ def build_trainer(job: Job, folder: Path, output: Path) -> Any:
         save_strategy="no",
         report_to=[],
         disable_tqdm=True,
-        **({} if is_trl else {"log_turn_details": True}),
+        **own,
         **own_settings(method),
     )
     tokenizer = AutoTokenizer.from_pretrained(folder / POLICY)
-    trainer = trainer_class(
+    return trainer_class(
         model=str(folder / POLICY),
         args=config,
         processing_class=tokenizer,
@@ -193,9 +200,11 @@ def build_trainer(job: Job, folder: Path, output: Path) -> Any:
         **({} if is_trl or method.trainer == "seeupo" else {"method": method.method}),
         **regime.world.trainer_arguments(folder) | rewards_of(method),
     )
-    if regime.staleness:
-        LateRollouts(trainer, regime.staleness)
-    return trainer
+
+
+def evaluations_of(trainer: Any) -> list[dict[str, float]]:
+    """What its examiner has found."""
+    return next(each.evaluations for each in trainer.callback_handler.callbacks if isinstance(each, Examiner))
 
 
 def rewards_of(method: BenchmarkMethod) -> dict[str, Any]:
@@ -242,7 +251,6 @@ def run(job: Job, folder: Path) -> dict[str, Any]:
     target = folder / job.name
     started = time.process_time()
     trainer = build_trainer(job, world, target)
-    examiner = next(c for c in trainer.callback_handler.callbacks if isinstance(c, Examiner))
     error = None
     try:
         trainer.train()
@@ -260,7 +268,7 @@ def run(job: Job, folder: Path) -> dict[str, Any]:
         "settings": settings_of(job),
         "harness": HARNESS,
         "seconds": round(time.process_time() - started, 1),
-        "evaluations": examiner.evaluations,
+        "evaluations": evaluations_of(trainer),
         "rollouts": summarize_rollouts(log, regime.updates),
         "error": error,
     }

@@ -4,10 +4,10 @@
     python -m benchmarks.turn_length --report   # only writes the report again
 
 Runs `LENGTH_REGIMES` of `stability_grid.py` with the judging seeds, as `benchmarks.stability` runs its own: the same
-questions with the same decisions, written in turns of 4 to 80 tokens; and of two to four hops, in turns of 10 tokens.
-In each, three ratios, which differ in what belongs to their level, the clip range among it: alone, and with a target
-KL. In the longest turns, the methods of other sources too. Writes `benchmarks/results/turn_length.json`, `.md` and
-`.png`, in which the rows of new runs replace those of earlier ones.
+questions with the same decisions, written in turns of 4 to 80 tokens. In each, three ratios, which differ in what
+belongs to their level, the clip range among it: alone, and with a target KL. In the longest turns, the methods of
+other sources too. Writes `benchmarks/results/turn_length.json` and `.md`, in which the rows of new runs replace those
+of earlier ones.
 """
 
 from __future__ import annotations
@@ -16,50 +16,28 @@ import os
 import statistics
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby, product
-from pathlib import Path
-from typing import TYPE_CHECKING
+from itertools import groupby
 
-import numpy as np
-
+from benchmarks.rows import read_rows
 from benchmarks.stability import RESULTS, load, run_all
-from benchmarks.stability_grid import (
-    COMPARED,
-    HOPS,
-    JUDGING_SEEDS,
-    LENGTH_REGIMES,
-    SEEDS_PER_POLICY,
-    SHAPES,
-    VERBOSITY,
-)
+from benchmarks.stability_grid import COMPARED, JUDGING_SEEDS, LENGTH_REGIMES, SEEDS_PER_POLICY
 from benchmarks.stability_methods import METHODS
-from benchmarks.stability_report import new_figure, read_rows, tidy, write_rows
+from benchmarks.stability_report import write_rows
 from benchmarks.stability_run import Job
 from benchmarks.stability_statistics import Record, Row, Run, paired, summarize
 from sorl_trl.command_line import Parser, at_least, run_command
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
 CONTRASTS = {"turn-token": "token", "turn-sequence": "sequence"}
 """Name of a contrast to the level whose final EM is taken from that of turns."""
-COLOURS = {"turn-token": "#0072B2", "turn-sequence": "#D55E00"}
-STYLES = dict(zip(COMPARED, ("-", "--", ":"), strict=True))
-X_AXES = {"turn_tokens": "tokens per turn", "turns": "turns per trajectory"}
 SHAPE = {"turn_tokens": "rollout/tokens_per_turn", "turns": "rollout/turns_per_trajectory"}
-VARIED = {
-    "turn_tokens": [name for name, shape in zip(LENGTH_REGIMES, SHAPES, strict=True) if shape[1] == HOPS],
-    "turns": [name for name, shape in zip(LENGTH_REGIMES, SHAPES, strict=True) if shape[0] == VERBOSITY],
-}
-"""What varies alone in which regimes."""
 HEADER = """# Does the turn beat the token and the sequence as turns grow longer?
 
 Written by `python -m benchmarks.turn_length`: the same questions, passages and decisions, written in turns of other
-lengths, and questions of other numbers of hops; five rollouts of 16 updates, at one learning rate. A difference is the
-final sampled EM with turn ratios less that with the other ratios, paired by seed, with a 95 % percentile bootstrap
-interval over seeds; p is that of the exact sign-flip test, for no more than one comparison. Four seeds in turn start
-from one policy each and differ in questions and random numbers: neither interval nor p, which take seeds for
-independent, says how other policies would do.
+lengths; five rollouts of 16 updates, at one learning rate. A difference is the final sampled EM with turn ratios less
+that with the other ratios, paired by seed, with a 95 % percentile bootstrap interval over seeds; p is that of the
+exact sign-flip test, for no more than one comparison. Four seeds in turn start from one policy each and differ in
+questions and random numbers: neither interval nor p, which take seeds for independent, says how other policies would
+do.
 The clip range is 0.2 either way for tokens, divided by the square root of its tokens for a turn and by their number
 for a sequence, as chosen on other seeds. Tokens and turns are those of the first rollout, before training has changed
 them."""
@@ -149,49 +127,9 @@ def report(rows: Sequence[Row]) -> str:
         for row in rows
     ]
     names = ["setting", "contrast", "tokens a turn", "turns", "difference", "p", "seeds"]
-    blocks = [HEADER, "![Differences against tokens per turn, and against turns](turn_length.png)"]
-    blocks += [markdown(names, compared, 2), "## Where they end", ENDS]
+    blocks = [HEADER, markdown(names, compared, 2), "## Where they end", ENDS]
     blocks += [markdown(["world", "method", "start", "sampled EM", "greedy EM", "collapsed"], ends, 2)]
     return "\n\n".join(block.strip() for block in blocks) + "\n"
-
-
-def draw(rows: Sequence[Row], path: Path) -> None:
-    """The differences with their intervals: a panel per thing that varies, a line per contrast and setting."""
-    figure = new_figure(11, 4.4)
-    axes = figure.subplots(1, len(VARIED), sharey=True, squeeze=False)[0]
-    for axis, (key, regimes) in zip(axes, VARIED.items(), strict=True):
-        _draw_panel(axis, key, [row for row in rows if row["regime"] in regimes and row[key] is not None])
-    axes[0].set_ylabel("difference of final sampled EM", fontsize=9)
-    axes[0].legend(fontsize=8, frameon=False)
-    figure.suptitle("Turn ratios against token and sequence ratios: mean over seeds, 95 % intervals", fontsize=12)
-    figure.savefig(path, dpi=90)
-
-
-def _draw_panel(axis: Axes, key: str, rows: Sequence[Row]) -> None:
-    tidy(axis)
-    axis.axhline(0, color="0.45", linewidth=1)
-    axis.set_xlabel(X_AXES[key], fontsize=9)
-    if key == "turn_tokens":
-        axis.set_xscale("log")
-        ticks = sorted({round(row[key]) for row in rows})
-        axis.set_xticks(ticks, labels=[str(tick) for tick in ticks])
-        axis.set_xticks([], minor=True)
-    for place, (contrast, setting) in enumerate(product(CONTRASTS, COMPARED)):
-        line = [row for row in rows if (row["contrast"], row["setting"]) == (contrast, setting)]
-        # A little apart, so that intervals at the same place can be told apart.
-        x = np.array([row[key] for row in line]) * (1 + 0.015 * (place - 2.5))
-        y = np.array([row["mean"] for row in line])
-        intervals = np.array([row["interval"] or (row["mean"],) * 2 for row in line]).reshape(-1, 2)
-        order = np.argsort(x)
-        axis.errorbar(
-            *(x[order], y[order], np.abs(intervals.T - y)[:, order]),
-            label=f"{contrast.replace('-', ' less ')}, {setting}",
-            color=COLOURS[contrast],
-            linestyle=STYLES[setting],
-            marker="o",
-            markersize=4,
-            capsize=2,
-        )
 
 
 def main(words: Sequence[str]) -> None:
@@ -206,7 +144,6 @@ def main(words: Sequence[str]) -> None:
     rows = make_rows(records, read_rows(RESULTS / "turn_length.json"))
     write_rows(rows, RESULTS / "turn_length.json")
     (RESULTS / "turn_length.md").write_text(report(rows))
-    draw(contrasts(rows), RESULTS / "turn_length.png")
     print(f"The report is in {RESULTS / 'turn_length.md'}.")
 
 

@@ -25,11 +25,9 @@ NO_GPU = "there is no CUDA GPU here"
 TRAINED = tuple(
     f"train/{name}" for name in ("so_grpo", "so_grpo_lora", "so_ppo_head", "so_ppo_adapter", "so_ppo_model")
 )
-NAMES = (*TRAINED, "losses_as_on_cpu", "overhead", "zero2", "zero3", "fsdp2", "vllm_colocate", "vllm_ahead")
+NAMES = (*TRAINED, "losses_as_on_cpu", "zero2", "zero3", "fsdp2", "vllm_colocate", "vllm_ahead")
 """Of all checks, in the order in which they run."""
 PACKAGES = ("torch", "transformers", "trl", "accelerate", "peft", "deepspeed", "vllm")
-BUDGET_S = 390.0
-"""No check begins after it."""
 REASON_LENGTH = 4000
 """Characters of a failure's reason that are kept: its end says most."""
 
@@ -40,10 +38,10 @@ def load_check(name: str) -> Check:
         from benchmarks.gpu_check.training import trains
 
         return trains(name.removeprefix("train/").removeprefix("so_ppo_"))
-    if name in ("losses_as_on_cpu", "overhead"):
-        from benchmarks.gpu_check import losses
+    if name == "losses_as_on_cpu":
+        from benchmarks.gpu_check.losses import losses_as_on_cpu
 
-        return losses.losses_as_on_cpu if name == "losses_as_on_cpu" else losses.overhead_of_the_loss
+        return losses_as_on_cpu
     if name == "vllm_ahead":
         from benchmarks.gpu_check.ahead import vllm_ahead
 
@@ -88,18 +86,13 @@ def write(records: Sequence[dict[str, Any]], device: str | None, path: Path) -> 
     partial.replace(path)
 
 
-def run_all(
-    names: Iterable[str], device: str, output: Path, budget_s: float, other_gpu: str | None
-) -> list[dict[str, Any]]:
+def run_all(names: Iterable[str], device: str, output: Path, other_gpu: str | None) -> list[dict[str, Any]]:
     """Every check, the file written anew after each: what was found survives whatever comes."""
     named = str(torch.cuda.get_device_name(0)) if device == "cuda" else device
-    started, records = time.monotonic(), []
+    records = []
     with tempfile.TemporaryDirectory() as folder:
         for name in names:
-            if time.monotonic() - started > budget_s:
-                records.append(skipped(name, "out of time"))
-            else:
-                records.append(run_check(name, Context(device, Path(folder) / name.replace("/", "_"), other_gpu)))
+            records.append(run_check(name, Context(device, Path(folder) / name.replace("/", "_"), other_gpu)))
             torch.cuda.empty_cache()
             write(records, named, output)
             print(
@@ -117,7 +110,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--device", choices=("cuda", "cpu"), default="cuda", help="cpu: tiny sizes, to work on the checks themselves"
     )
-    parser.add_argument("--budget_s", type=float, default=BUDGET_S, help="seconds after which no check begins")
     return parser
 
 
@@ -135,7 +127,7 @@ def main(words: Sequence[str] | None = None) -> int:
         print(f"gpu_check skipped: {NO_GPU}. {arguments.output} says so.")
         return 0
     other_gpu = others[0] if others and arguments.device == "cuda" else None
-    records = run_all(names, arguments.device, arguments.output, arguments.budget_s, other_gpu)
+    records = run_all(names, arguments.device, arguments.output, other_gpu)
     print(f"gpu_check: {status_of(records)}. {arguments.output} has the figures.")
     return int(status_of(records) == "failed")
 

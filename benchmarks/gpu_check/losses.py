@@ -1,15 +1,13 @@
-"""Losses and gradients on the device are those on the CPU, in float32 without TF32; and what our loss costs there."""
+"""Losses and gradients on the device are those on the CPU, in float32 without TF32."""
 
 from __future__ import annotations
 
-import statistics
-import time
 from typing import Any
 
 import torch
 
 from benchmarks.gpu_check.records import Context
-from benchmarks.overhead import VARIANTS, Sizes, build, spread, step
+from benchmarks.overhead import VARIANTS, Sizes, build
 
 SIZES = Sizes(hidden_size=128, layers=2, batch=8, prompt=16, turns=3, turn=16, observation=8, vocabulary=512)
 SMALL = Sizes(hidden_size=64, layers=1, batch=4, prompt=4, turns=2, turn=4, observation=2, vocabulary=64)
@@ -17,8 +15,6 @@ LOSS_TOLERANCE = 1e-5
 """Largest difference of the losses."""
 GRADIENT_TOLERANCE = 1e-4
 """Largest difference of a parameter's gradient, over the largest entry of any gradient."""
-TIMED = Sizes(hidden_size=1024, layers=8, vocabulary=32768, turn=128)
-ROUNDS = 20
 
 
 def losses_as_on_cpu(context: Context) -> dict[str, Any]:
@@ -64,36 +60,3 @@ def check_equal(figures: dict[str, dict[str, float]]) -> None:
     for name, row in figures.items():
         for key, tolerance in (("loss_difference", LOSS_TOLERANCE), ("gradient_difference", GRADIENT_TOLERANCE)):
             assert row[key] <= tolerance, f"{name}: `{key}` is {row[key]:.3g}, more than {tolerance:g}"
-
-
-def overhead_of_the_loss(context: Context) -> dict[str, Any]:
-    """An optimizer step of each of our trainers over one of `trl.GRPOTrainer`, steps interleaved; and peak memory."""
-    sizes, rounds = (SMALL, 2) if context.small else (TIMED, ROUNDS)
-    trainers = {name: build(name, str(context.folder / "out"), sizes, **context.precision) for name in VARIANTS}
-    seconds: dict[str, list[float]] = {name: [] for name in trainers}
-    memory = dict.fromkeys(trainers, 0.0)
-    for number in range(1 + rounds):
-        for name in list(trainers)[:: 1 if number % 2 == 0 else -1]:
-            taken, memory[name] = measured_step(trainers[name], context.device)
-            if number:  # the first step of each makes its optimizer's state
-                seconds[name].append(taken)
-    return {
-        name: {
-            "time_ratio": spread([a / b for a, b in zip(own, seconds["GRPO"], strict=True)]),
-            "seconds": statistics.median(own),
-            "step_mib": memory[name],
-        }
-        for name, own in seconds.items()
-    }
-
-
-def measured_step(trainer: Any, device: str) -> tuple[float, float]:
-    """Seconds of an optimizer step, and the MiB that it needs at its peak beside what was there; 0 on a CPU."""
-    if device == "cpu":
-        return step(trainer), 0.0
-    torch.cuda.synchronize()
-    held, started = torch.cuda.memory_allocated(), time.perf_counter()
-    torch.cuda.reset_peak_memory_stats()
-    step(trainer)
-    torch.cuda.synchronize()
-    return time.perf_counter() - started, (torch.cuda.max_memory_allocated() - held) / 2**20

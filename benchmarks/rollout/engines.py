@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-import resource
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -35,53 +32,26 @@ REJOIN_AFTER = EngineOptions().rejoin_after
 SAMPLED: dict[str, Any] = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
 
 
-class Around(Engine):
-    """An engine that hands everything on to another."""
-
-    def __init__(self, inner: Engine) -> None:
-        super().__init__()
-        self.inner = inner
-        self.window, self.in_steps, self.in_turns = inner.window, inner.in_steps, inner.in_turns
-
-    def open(self, rows: int) -> None:
-        self.inner.open(rows)
-        self.work = self.inner.work
-
-    def submit(self, row: int, context_ids: Sequence[int], limit: int) -> None:
-        self.inner.submit(row, context_ids, limit)
-
-    def poll(self) -> list[tuple[int, Generation]]:
-        return self.inner.poll()
-
-    def release(self, row: int) -> None:
-        self.inner.release(row)
-
-    def wake(self) -> None:
-        self.inner.wake()
-
-    @property
-    def idle(self) -> bool:
-        return self.inner.idle
-
-    def close(self) -> None:
-        self.inner.close()
-
-
-class Scripted(Around):
-    """Ends each turn where the script says so, and remembers when it generated."""
+class Scripted(Engine):
+    """Ends each turn of another engine where the script says so, and remembers when it generated."""
 
     def __init__(self, inner: Engine, script: Script) -> None:
-        super().__init__(inner)
-        self._script = script
+        super().__init__()
+        self._inner, self._script = inner, script
+        self.window, self.in_steps, self.in_turns = inner.window, inner.in_steps, inner.in_turns
         self._turn = [0] * len(script.turns)
         self.intervals: list[Interval] = []
 
+    def open(self, rows: int) -> None:
+        self._inner.open(rows)
+        self.work = self._inner.work
+
     def submit(self, row: int, context_ids: Sequence[int], limit: int) -> None:
-        super().submit(row, context_ids, min(limit, self._script.turns[row][self._turn[row]]))
+        self._inner.submit(row, context_ids, min(limit, self._script.turns[row][self._turn[row]]))
 
     def poll(self) -> list[tuple[int, Generation]]:
         began = time.perf_counter()
-        ended = super().poll()
+        ended = self._inner.poll()
         self.intervals.append((began, time.perf_counter()))
         return [(row, self._closed(row, generation)) for row, generation in ended]
 
@@ -90,19 +60,18 @@ class Scripted(Around):
         self._turn[row] += 1
         return Generation((*generation.token_ids[:-1], last), generation.logprobs, stopped=True)
 
+    def release(self, row: int) -> None:
+        self._inner.release(row)
 
-class WholeTurns(Around):
-    """Makes an engine of steps wait until the turns of all rows have ended."""
+    def wake(self) -> None:
+        self._inner.wake()
 
-    def __init__(self, inner: Engine) -> None:
-        super().__init__(inner)
-        self.in_turns = True
+    @property
+    def idle(self) -> bool:
+        return self._inner.idle
 
-    def poll(self) -> list[tuple[int, Generation]]:
-        ended = super().poll()
-        while not self.inner.idle:
-            ended += super().poll()
-        return ended
+    def close(self) -> None:
+        self._inner.close()
 
 
 @dataclass(frozen=True)
@@ -120,7 +89,6 @@ class Work:
     """What a rollout has computed, and when."""
 
     prefilled_tokens: int
-    row_steps: int
     generating: list[Interval]
 
 
@@ -143,7 +111,7 @@ class Collected:
         with torch.no_grad():
             trajectories = self.collector.collect(self._script.prompts, self._engine)
         check_script(self._script, trajectories)
-        return Work(self._engine.work.prefilled_tokens, self._engine.work.row_steps, self._engine.intervals)
+        return Work(self._engine.work.prefilled_tokens, self._engine.intervals)
 
 
 def lockstep(model: Any, script: Script, config: GenerationConfig) -> Engine:
@@ -151,20 +119,14 @@ def lockstep(model: Any, script: Script, config: GenerationConfig) -> Engine:
     return LockStepEngine(HFGenerator(model, script.tokenizer, (), config, [script.tokenizer.eos_token_id]))
 
 
-def slots_lockstep(model: Any, script: Script, config: GenerationConfig) -> Engine:
-    """The same with what a row has read kept from turn to turn."""
-    return WholeTurns(slots_event(model, script, config))
-
-
 def slots_event(model: Any, script: Script, config: GenerationConfig) -> Engine:
     """No row waits for another."""
     return SlotEngine(model, TurnEnd(script.tokenizer, (), [script.tokenizer.eos_token_id]), config)
 
 
-COLLECTED = {engine.__name__: engine for engine in (lockstep, slots_lockstep, slots_event)}
 ENGINES: dict[str, Callable[[Setting], Rollout]] = {
     "trl_loop": trl_loop,
-    **{name: partial(Collected, build=build) for name, build in COLLECTED.items()},
+    **{build.__name__: partial(Collected, build=build) for build in (lockstep, slots_event)},
 }
 
 
@@ -184,7 +146,6 @@ def measure(engine: str, cell: Cell, rejoin_after: int = REJOIN_AFTER) -> dict[s
     script = Script(cell)
     search = ScriptedSearch(script)
     roll_out = ENGINES[engine](Setting(cell, script, search, rejoin_after))
-    before_mb = forget_peak()
     began, cpu_began = time.perf_counter(), time.process_time()
     work = roll_out()
     wall, cpu = time.perf_counter() - began, time.process_time() - cpu_began
@@ -196,9 +157,7 @@ def measure(engine: str, cell: Cell, rejoin_after: int = REJOIN_AFTER) -> dict[s
         "cpu_seconds": cpu,
         "wall_seconds": wall,
         "prefilled_over_needed": work.prefilled_tokens / script.needed_tokens,
-        "row_steps_over_needed": work.row_steps / script.needed_row_steps,
         "waiting_seconds": outside(search.intervals, work.generating),
-        "peak_memory_mb": peak_memory_mb() - before_mb,
         "rejoin_after": rejoin_after,
         "sampled_tokens": sum(map(sum, script.turns)),
     }
@@ -216,20 +175,3 @@ def covered(spans: Sequence[Interval]) -> float:
         total += max(0.0, end - max(start, reached))
         reached = max(reached, end)
     return total
-
-
-def forget_peak() -> float:
-    """Have the peak of this process's memory begin anew, where the system can; return where it begins, in MB."""
-    with suppress(OSError):  # then it is that of the process so far, and less is measured than was added
-        Path("/proc/self/clear_refs").write_text("5")
-    return peak_memory_mb()
-
-
-def peak_memory_mb() -> float:
-    """The most memory that this process has held."""
-    try:
-        status = Path("/proc/self/status").read_text()
-        # Not `ru_maxrss` where there is a choice: a process begins with that of the one that started it.
-        return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) / 1024
-    except OSError:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

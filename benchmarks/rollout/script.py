@@ -23,8 +23,9 @@ import torch
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
+from benchmarks import small_model
 from sorl_trl.rollout import Frame, RolloutLimits, TagProtocol
 from sorl_trl.types import Passage
 
@@ -94,11 +95,6 @@ class Script:
         """
         read = sum(1 + len(observation) for row in self.observations for observation in row)
         return read + sum(map(len, self.prompts))
-
-    @property
-    def needed_row_steps(self) -> int:
-        """Decode steps, counted by row: the first token of a turn comes with the prefill, each other takes one."""
-        return sum(length - 1 for turns in self.turns for length in turns)
 
     @property
     def limits(self) -> RolloutLimits:
@@ -182,21 +178,10 @@ def build_model(
 
     The first number of its hidden states is the same everywhere, and the head takes it from all that is not a word.
     """
-    torch.manual_seed(SEED)
-    model = kind(
-        LlamaConfig(
-            vocab_size=len(tokenizer),
-            hidden_size=cell.hidden_size,
-            intermediate_size=3 * cell.hidden_size,
-            num_hidden_layers=cell.layers,
-            num_attention_heads=cell.hidden_size // 32,
-            num_key_value_heads=cell.hidden_size // 64,
-            max_position_embeddings=8192,
-            tie_word_embeddings=False,
-            pad_token_id=tokenizer.pad_token_id,
-            eos_token_id=tokenizer.eos_token_id,
-            bos_token_id=None,
-        )
+    heads = {"num_attention_heads": cell.hidden_size // 32, "num_key_value_heads": cell.hidden_size // 64}
+    tokens = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
+    model = small_model.build_model(
+        *(cell.hidden_size, cell.layers, len(tokenizer), kind), max_position_embeddings=8192, **heads, **tokens
     )
     with torch.no_grad():
         model.model.embed_tokens.weight[:, 0] = 1

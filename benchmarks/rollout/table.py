@@ -12,10 +12,7 @@ KEY = ("turn_tokens", "rows", "search_ms", "hidden_size", "layers")
 MEASURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("Seconds of processor time", "cpu_seconds", lambda value: f"{value:.1f}"),
     ("Seconds", "wall_seconds", lambda value: f"{value:.1f}"),
-    ("Seconds of waiting for search", "waiting_seconds", lambda value: f"{value:.1f}"),
     ("Tokens prefilled over needed", "prefilled_over_needed", lambda value: f"{value:.2f}"),
-    ("Row-steps over needed", "row_steps_over_needed", lambda value: f"{value:.2f}"),
-    ("Memory at the peak, MB", "peak_memory_mb", lambda value: f"{value:.0f}"),
 )
 
 

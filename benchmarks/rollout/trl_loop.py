@@ -26,7 +26,6 @@ class ScriptedLlama(LlamaForCausalLM):
 
     script: Script
     prefilled_tokens = 0
-    row_steps = 0
 
     def follow(self, script: Script) -> None:
         self.script = script
@@ -49,7 +48,6 @@ class ScriptedLlama(LlamaForCausalLM):
         for place, (row, limit) in enumerate(zip(rows, limits, strict=True)):
             output[place, context + limit - 2 : context + limit] = torch.tensor(self._ending(row, turn))
         self.prefilled_tokens += int(attention_mask.sum())
-        self.row_steps += len(rows) * (output.shape[1] - context - 1)
         self.intervals.append((began, time.perf_counter()))
         return output
 
@@ -107,7 +105,7 @@ def trl_loop(setting: Setting) -> Callable[[], Work]:
         for row, sampled in enumerate(mask):
             if sum(sampled) != sum(script.turns[row]):
                 raise RuntimeError(f"row {row} has sampled {sum(sampled)} tokens instead of {sum(script.turns[row])}")
-        return Work(model.prefilled_tokens, model.row_steps, model.intervals)
+        return Work(model.prefilled_tokens, model.intervals)
 
     return roll_out
 

@@ -1,4 +1,4 @@
-"""How fast the search engines are: queries per second of processor time, and the time of a single query.
+"""How fast the search engines are: queries per second of processor time.
 
     python -m benchmarks.search
 
@@ -30,82 +30,54 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.search.engines import EMBEDDED, STOCK, Engine, K, build_engines
+from benchmarks.search.engines import EMBEDDED, STOCK, Ask, K, build_engines
 from benchmarks.search.server import THREADS, ask_at_once, cpu_seconds, served
-from benchmarks.search.world import KINDS, World
+from benchmarks.search.world import World
 from sorl_trl.command_line import Parser, at_least, run_command
 from sorl_trl.search import HTTPSearch, write_corpus
 
 RESULTS = Path(__file__).parents[1] / "results"
 PER_ROUND = 255
-"""Queries in a batch, and asked one by one, of each round: their postings are more than the nearer caches hold."""
+"""Queries in a batch, of each round: their postings are more than the nearer caches hold."""
 LEAST_CPU_S = 0.2
 """A batch is asked again and again for so long: the clocks of some machines tick in hundredths of a second."""
 SERVED_PER_ROUND = 640
 
-Rounds = dict[str, list[float]]
-"""Engine -> a figure of each round."""
+Rates = dict[str, list[float]]
+"""Engine -> queries per second of processor time, of each round."""
 
 
-def compare_engines(engines: dict[str, Engine], queries: Sequence[str]) -> tuple[Rounds, Rounds]:
-    """Queries per second of processor time, and the median milliseconds of a single query, of each round."""
-    rates: Rounds = defaultdict(list)
-    medians: Rounds = defaultdict(list)
+def compare_engines(engines: dict[str, Ask], queries: Sequence[str]) -> Rates:
+    """Queries per second of processor time, of each round."""
+    rates: Rates = defaultdict(list)
     for number, start in enumerate(range(0, len(queries), PER_ROUND)):
         block = queries[start : start + PER_ROUND]
         for name in sorted(engines, reverse=number % 2 == 1):
             rates[name].append(_queries_per_cpu_second(engines[name], block))
-            medians[name].append(1000 * statistics.median(_seconds(engines[name], query) for query in block))
-    return rates, medians
+    return rates
 
 
-def compare_kinds(engines: dict[str, Engine], queries: Sequence[str]) -> dict[str, float]:
-    """How many times the queries of the stock library the embedded engine answers, kind by kind: medians."""
-    ratios: Rounds = defaultdict(list)
-    for start in range(0, len(queries), PER_ROUND):
-        for number, kind in enumerate(KINDS):
-            block = queries[start + number : start + PER_ROUND : len(KINDS)]
-            ours, stock = (_queries_per_cpu_second(engines[name], block) for name in (EMBEDDED, STOCK))
-            ratios[kind].append(ours / stock)
-    return {kind: statistics.median(ratios[kind]) for kind in KINDS}
-
-
-def _queries_per_cpu_second(engine: Engine, queries: Sequence[str]) -> float:
+def _queries_per_cpu_second(ask: Ask, queries: Sequence[str]) -> float:
     asked, spent = 0, 0.0
     started = time.process_time()
     while spent < LEAST_CPU_S:
-        engine.ask(queries)
+        ask(queries)
         asked += len(queries)
         spent = time.process_time() - started
     return asked / spent
 
 
-def _seconds(engine: Engine, query: str) -> float:
-    started = time.perf_counter()
-    engine.ask([query])
-    return time.perf_counter() - started
-
-
-def compare_clients(index_dir: Path, queries: Sequence[str]) -> tuple[Rounds, Rounds]:
+def compare_clients(index_dir: Path, queries: Sequence[str]) -> list[float]:
     """The same of a server."""
-    rates: Rounds = defaultdict(list)
-    medians: Rounds = defaultdict(list)
+    rates = []
     with served(index_dir) as server:
         client = HTTPSearch(server.url)
         for start in range(0, len(queries), SERVED_PER_ROUND):
             block = queries[start : start + SERVED_PER_ROUND]
             before = cpu_seconds(server.process)
-            seconds = ask_at_once(client, block, K)
-            rates["server"].append(len(block) / (cpu_seconds(server.process) - before))
-            medians["server"].append(1000 * statistics.median(seconds))
-    return rates, medians
-
-
-def same_hits(engines: dict[str, Engine], queries: Sequence[str]) -> float:
-    """The share of queries, of those with as many hits as were asked for, that both read alike: the best passage."""
-    ours, stock = (engines[name].ask(queries) for name in (EMBEDDED, STOCK))
-    pairs = [(a, b) for a, b in zip(ours, stock, strict=True) if len(a) == K]
-    return sum(a[0] == b[0] for a, b in pairs) / len(pairs)
+            ask_at_once(client, block, K)
+            rates.append(len(block) / (cpu_seconds(server.process) - before))
+    return rates
 
 
 def measure(passages: int, rounds: int) -> dict[str, Any]:
@@ -117,19 +89,13 @@ def measure(passages: int, rounds: int) -> dict[str, Any]:
         corpus = Path(folder) / "corpus.jsonl"
         write_corpus(world.passages(), corpus)
         engines = build_engines(corpus, Path(folder))
-        rates, medians = compare_engines(engines, queries[: rounds * PER_ROUND])
-        by_kind = compare_kinds(engines, queries[: rounds * PER_ROUND])
-        agreement = same_hits(engines, queries[:PER_ROUND])
-        served_rates, served_medians = compare_clients(Path(folder) / "bm25", queries)
-    backends = {name: _row(rates[name], medians[name]) | {"disk_bytes": engines[name].disk_bytes} for name in engines}
-    backends |= {name: _row(served_rates[name], served_medians[name]) for name in served_rates}
+        rates = compare_engines(engines, queries[: rounds * PER_ROUND])
+        rates["server"] = compare_clients(Path(folder) / "bm25", queries)
     ratios = [ours / stock for ours, stock in zip(rates[EMBEDDED], rates[STOCK], strict=True)]
     return {
         "embedded_over_stock": statistics.median(ratios),
         "embedded_over_stock_range": [min(ratios), max(ratios)],
-        "embedded_over_stock_by_kind": by_kind,
-        "same_best_passage_as_stock": agreement,
-        "backends": backends,
+        "backends": {name: _row(rates[name]) for name in [*engines, "server"]},
         "passages": passages,
         "k": K,
         "rounds": rounds,
@@ -137,12 +103,10 @@ def measure(passages: int, rounds: int) -> dict[str, Any]:
     }
 
 
-def _row(rates: list[float], medians: list[float]) -> dict[str, Any]:
+def _row(rates: list[float]) -> dict[str, Any]:
     return {
         "queries_per_cpu_second": statistics.median(rates),
         "queries_per_cpu_second_range": [min(rates), max(rates)],
-        "p50_ms": statistics.median(medians),
-        "p50_ms_range": [min(medians), max(medians)],
     }
 
 
@@ -167,7 +131,6 @@ def format_table(result: dict[str, Any]) -> str:
     """The result as markdown."""
     before, after = result["environment"]["load_average"]
     low, high = result["embedded_over_stock_range"]
-    kinds = ", ".join(f"{kind} {ratio:.1f}" for kind, ratio in result["embedded_over_stock_by_kind"].items())
     lines = [
         "# How fast search is",
         "",
@@ -176,10 +139,10 @@ def format_table(result: dict[str, Any]) -> str:
         f"{after:.1f} after.",
         "",
         f"The embedded engine answers **{result['embedded_over_stock']:.1f} times** ({low:.1f} to {high:.1f}) the "
-        f"queries of `{STOCK}` per second of processor time; by kind of query: {kinds}.",
+        f"queries of `{STOCK}` per second of processor time.",
         "",
-        "| engine | queries per CPU-second | p50, single query | disk |",
-        "|---|---|---|---|",
+        "| engine | queries per CPU-second |",
+        "|---|---|",
         *(_table_row(name, row) for name, row in result["backends"].items()),
         "",
         f"Server: {THREADS} threads ask for one query each at the same time; processor time of client and server.",
@@ -188,10 +151,8 @@ def format_table(result: dict[str, Any]) -> str:
 
 
 def _table_row(name: str, row: dict[str, Any]) -> str:
-    (slowest, fastest), (short, long) = row["queries_per_cpu_second_range"], row["p50_ms_range"]
-    disk = f"{row['disk_bytes'] / 1e6:.0f} MB" if "disk_bytes" in row else ""
-    rate = f"{row['queries_per_cpu_second']:,.0f} ({slowest:,.0f} to {fastest:,.0f})"
-    return f"| {name} | {rate} | {row['p50_ms']:.2f} ms ({short:.2f} to {long:.2f}) | {disk} |"
+    slowest, fastest = row["queries_per_cpu_second_range"]
+    return f"| {name} | {row['queries_per_cpu_second']:,.0f} ({slowest:,.0f} to {fastest:,.0f}) |"
 
 
 def main(words: Sequence[str] | None = None) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -20,21 +19,14 @@ K = 3
 EMBEDDED, STOCK = "bm25", "bm25s.retrieve"
 
 
-@dataclass(frozen=True)
-class Engine:
-    """One engine with its index built. The first two also read the passages that they find; the others do not."""
+def build_engines(corpus: Path, folder: Path) -> dict[str, Ask]:
+    """Every engine that is installed, each with its own files in `folder`.
 
-    ask: Ask
-    disk_bytes: int
-
-
-def build_engines(corpus: Path, folder: Path) -> dict[str, Engine]:
-    """Every engine that is installed, each with its own files in `folder`."""
-    embedded = BM25Index.build(corpus, folder / "bm25", show_progress=False)
-    engines = {EMBEDDED: Engine(_backend(embedded), _size((folder / "bm25").iterdir()))}
+    The first two also read the passages that they find; the others do not.
+    """
+    engines = {EMBEDDED: _backend(BM25Index.build(corpus, folder / "bm25", show_progress=False))}
     if find_spec("tantivy"):
-        tantivy = TantivyIndex.build(corpus, folder / "tantivy", show_progress=False)
-        engines["tantivy"] = Engine(_backend(tantivy), _size((folder / "tantivy").rglob("*")))
+        engines["tantivy"] = _backend(TantivyIndex.build(corpus, folder / "tantivy", show_progress=False))
     engines[STOCK] = _stock(folder / "bm25")
     engines["SQLite FTS5"] = _sqlite(Corpus(corpus), folder / "fts5.sqlite")
     return engines
@@ -44,7 +36,7 @@ def _backend(backend: SearchBackend) -> Ask:
     return lambda queries: [[int(hit.id) for hit in hits] for hits in backend.search_batch(queries, K)]
 
 
-def _stock(index_dir: Path) -> Engine:
+def _stock(index_dir: Path) -> Ask:
     """bm25s as it comes, over the files that the embedded engine wrote with it, read into memory."""
     scorer = bm25s.BM25.load(index_dir)
 
@@ -53,10 +45,10 @@ def _stock(index_dir: Path) -> Engine:
         found, _ = scorer.retrieve(tokens, k=K, show_progress=False, backend_selection="numpy")
         return [hits.tolist() for hits in found]
 
-    return Engine(ask, _size(index_dir.glob("*.index.*")))
+    return ask
 
 
-def _sqlite(corpus: Corpus, path: Path) -> Engine:
+def _sqlite(corpus: Corpus, path: Path) -> Ask:
     """A full-text table of the tokens; a hit holds any of the query's, the best by BM25 first."""
     connection = sqlite3.connect(path)
     connection.execute("CREATE VIRTUAL TABLE passages USING fts5(tokens)")
@@ -73,8 +65,4 @@ def _sqlite(corpus: Corpus, path: Path) -> Engine:
         statement = "SELECT rowid FROM passages WHERE passages MATCH ? ORDER BY bm25(passages) LIMIT ?"
         return [row[0] for row in connection.execute(statement, (match, K))]
 
-    return Engine(lambda queries: [search(query) for query in queries], path.stat().st_size)
-
-
-def _size(files: Iterable[Path]) -> int:
-    return sum(file.stat().st_size for file in files if file.is_file())
+    return lambda queries: [search(query) for query in queries]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from benchmarks.worlds.dated import DATED_RELATIONS, YEARS, Entry, Pair, current
 from sorl_trl.qa import Question
@@ -31,19 +31,6 @@ class WorkingNoise(ExpertNoise):
     """Of believing, after each search but the last, that nothing is left to be found."""
     wrong_entry: float = 0.12
     """Of taking the wrong one of the two entries of a fact, and so the other name."""
-
-    def spread(self, hops: int) -> WorkingNoise:
-        """Make as few trajectories of so many hops free of mistakes as this noise makes trajectories of three."""
-
-        def rarer(chance: float, share: float) -> float:
-            return round(1 - (1 - chance) ** share, 4)
-
-        return replace(
-            self,
-            wrong_keyword=rarer(self.wrong_keyword, 3 / hops),
-            wrong_entry=rarer(self.wrong_entry, 3 / hops),
-            early_answer=rarer(self.early_answer, 2 / (hops - 1)),
-        )
 
 
 @dataclass(frozen=True)
@@ -153,7 +140,7 @@ VERBOSITIES: dict[int, Callable[[Notes], list[str]]] = {
     40: _recalling,
     80: _recording,
 }
-"""About how many tokens a turn has, with the questions of three hops, to what is written before its action."""
+"""About how many tokens a turn has, to what is written before its action."""
 
 
 def words() -> Iterable[str]:

@@ -12,6 +12,8 @@ from sorl_trl.sandbox import World, WorldSize
 from sorl_trl.sandbox.world import Relation
 from sorl_trl.types import Passage
 
+HOPS = 3
+"""Of every question: so many facts have to be looked up."""
 OLD_YEARS, NEW_YEARS = range(11, 21), range(21, 31)
 """Of the two objects of a fact, one has an old year and the other a new one: that much can be seen at a glance, so
 that a tiny policy which hardly writes anything down can choose as well as one that compares in writing."""
@@ -44,31 +46,23 @@ DATED_RELATIONS = tuple(
 """Those of the invented world. Their object is the text of a pair, as in `karo works 12 zel , 3 mor .`."""
 
 
-Names = Mapping[str, int]
-NAMES: Names = {"person": 200, "company": 80, "city": 90, "land": 20}
+NAMES = {"person": 200, "company": 80, "city": 90, "land": 20}
 """How many of each kind there are. All names are single words, the same ones for every seed."""
 
 
-def build_dated(seed: int, hops: int, size: WorldSize, names: Names = NAMES) -> World:
-    """Build a world and questions of so many hops: `what is karo 's employer 's seat ?`.
+def build_dated(seed: int, size: WorldSize) -> World:
+    """Build a world and questions of three hops, such as `what is karo 's employer 's seat 's land ?`.
 
-    The facts are those of the seed, whatever `hops` is; worlds of different seeds share names, not facts. Of `size`
-    only the numbers of questions count; train and evaluation questions are disjoint.
+    Worlds of different seeds share names, not facts. Of `size` only the numbers of questions count; train and
+    evaluation questions are disjoint.
 
     Args:
         seed: of the facts and the questions.
-        hops: at least 2; so many facts have to be looked up.
         size: how many questions to draw; its `hop_shares` are not asked.
-        names: how many of each kind there are.
-
-    Raises:
-        ValueError: `hops` is below 2.
     """
-    if hops < 2:
-        raise ValueError(f"hops={hops} must be at least 2: there are too few different questions of one hop")
     rng = random.Random(f"dated/{seed}")
     words = iter(invented_words())
-    kinds = {kind: [next(words) for _ in range(number)] for kind, number in names.items()}
+    kinds = {kind: [next(words) for _ in range(number)] for kind, number in NAMES.items()}
     facts = {relation.name: _invent(relation, kinds, rng) for relation in DATED_RELATIONS}
     passages = [
         (subject, relation.sentence.format(subject=subject, object=" , ".join(map(str, pair))))
@@ -77,7 +71,7 @@ def build_dated(seed: int, hops: int, size: WorldSize, names: Names = NAMES) -> 
     ]
     rng.shuffle(passages)
     number = size.train_questions + size.evaluation_questions
-    drawn = list(_draw(number, hops, kinds, facts, random.Random(f"dated/{seed}/{hops}")))
+    drawn = list(_draw(number, kinds, facts, random.Random(f"dated/{seed}/{HOPS}")))
     return World(
         name="dated",
         relations=DATED_RELATIONS,
@@ -100,7 +94,6 @@ def _pair(names: Sequence[str], rng: random.Random) -> Pair:
 
 def _draw(
     number: int,
-    hops: int,
     kinds: Mapping[str, Sequence[str]],
     facts: Mapping[str, Mapping[str, Pair]],
     rng: random.Random,
@@ -111,7 +104,7 @@ def _draw(
         kind = rng.choice(list(kinds))
         subject = name = rng.choice(kinds[kind])
         steps = []
-        for _ in range(hops):
+        for _ in range(HOPS):
             relation = rng.choice([each for each in DATED_RELATIONS if each.subject_kind == kind])
             steps.append(relation)
             name = current(facts[relation.name][name]).name
@@ -121,7 +114,7 @@ def _draw(
         if text in seen:
             continue
         metadata = {
-            "hops": hops,
+            "hops": HOPS,
             "subject": subject,
             "relations": [relation.name for relation in steps],
         }

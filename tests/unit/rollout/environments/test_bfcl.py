@@ -13,6 +13,8 @@ import pytest
 
 pytest.importorskip("bfcl_eval")
 
+from benchmarks.bfcl_solutions import SolutionPolicy
+
 from sorl_trl.qa import encode_prompts, environment_reward, solved_reward
 from sorl_trl.rollout import (
     ChatProtocol,
@@ -37,7 +39,6 @@ from sorl_trl.rollout.environments.bfcl import (
 )
 from sorl_trl.rollout.environments.bfcl.tasks import package
 from sorl_trl.rollout.environments.tools import Unavailable
-from sorl_trl.sandbox.tool_expert import SolutionPolicy
 from sorl_trl.types import Action, ActionKind, StopReason, Turn
 from tests.tools import control_ids, qwen_tokenizer
 
