@@ -155,11 +155,11 @@ def write_report(records: Iterable[Record], earlier: Sequence[Row], folder: Path
     """Write `stability.json` and `stability.md` into `folder`."""
     rows = make_rows(records, earlier)
     folder.mkdir(parents=True, exist_ok=True)
-    write_rows(rows, folder / "stability.json")
+    write_compact_rows(rows, folder / "stability.json")
     (folder / "stability.md").write_text(report(rows))
 
 
-def write_rows(rows: Sequence[Row], path: Path) -> None:
+def write_compact_rows(rows: Sequence[Row], path: Path) -> None:
     """JSON, a line per row."""
     lines = ",\n".join(json.dumps(row, allow_nan=False, separators=(",", ":")) for row in rows)
     path.write_text(f"[\n{lines}\n]\n")

@@ -22,7 +22,7 @@ from benchmarks.rows import read_rows
 from benchmarks.stability import RESULTS, load, run_all
 from benchmarks.stability_grid import COMPARED, JUDGING_SEEDS, LENGTH_REGIMES, SEEDS_PER_POLICY
 from benchmarks.stability_methods import METHODS
-from benchmarks.stability_report import write_rows
+from benchmarks.stability_report import write_compact_rows
 from benchmarks.stability_run import Job
 from benchmarks.stability_statistics import Record, Row, Run, paired, summarize
 from sorl_trl.command_line import Parser, at_least, run_command
@@ -142,7 +142,7 @@ def main(words: Sequence[str]) -> None:
     planned = {*jobs()}
     records = [record for job, record in load().items() if job in planned]
     rows = make_rows(records, read_rows(RESULTS / "turn_length.json"))
-    write_rows(rows, RESULTS / "turn_length.json")
+    write_compact_rows(rows, RESULTS / "turn_length.json")
     (RESULTS / "turn_length.md").write_text(report(rows))
     print(f"The report is in {RESULTS / 'turn_length.md'}.")
 

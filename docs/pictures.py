@@ -51,8 +51,8 @@ def line(
     return f'<line x1="{x1:g}" y1="{y1:g}" x2="{x2:g}" y2="{y2:g}" stroke="{stroke}" stroke-width="2"{extra}/>'
 
 
-def cross(x: float, y: float, stroke: str = RED, size: float = 5) -> str:
-    return line(x - size, y - size, x + size, y + size, stroke) + line(x - size, y + size, x + size, y - size, stroke)
+def cross(x: float, y: float, size: float = 5) -> str:
+    return line(x - size, y - size, x + size, y + size, RED) + line(x - size, y + size, x + size, y - size, RED)
 
 
 def trajectory() -> Picture:

@@ -10,8 +10,6 @@ from transformers import TrainerCallback
 from sorl_trl import SOGRPOTrainer
 from sorl_trl.diagnostics import CollapseGuard, Level
 from sorl_trl.learning_rate import scale_learning_rate
-from sorl_trl.search import BM25Index
-from sorl_trl.trainers.base import TurnLevelTrainer
 from tests.agents import build_agent
 
 STEPS = 32
@@ -21,7 +19,6 @@ JUMP = 16
 """The steps after it have a learning rate that ruins the policy: those of iteration 4 are the first."""
 ALARM = JUMP + UPDATES + 1
 """With this step's log entry, iteration 4 is complete."""
-RATE = 0.02
 RULES = (Level("high_kl", "kl_to_old", "lower the learning rate", threshold=0.2),)
 
 
@@ -40,29 +37,25 @@ def build(folder: Path, trainer_class: Any = SOGRPOTrainer, **overrides: Any) ->
         "gradient_accumulation_steps": 1,
         "num_iterations": UPDATES,
         "max_steps": STEPS,
-        "learning_rate": RATE,
+        "learning_rate": 0.02,
         "epsilon": 0.2,  # with the range of turns the policy survives the jump
         "lr_scheduler_type": "constant",
-        "save_strategy": "steps",
-        "save_steps": UPDATES,
+        "save_strategy": "no",
         "seed": 7,
+        **{"target_kl": 0.0, "method": "so_grpo_note"},  # under the defaults it does not collapse
     }
-    if issubclass(trainer_class, TurnLevelTrainer):
-        fields |= {"target_kl": 0.0, "method": "so_grpo_note"}  # under the defaults it does not collapse
     search = overrides.pop("search", None)
     callbacks = overrides.pop("callbacks", [LearningRateJump()])
     folder.mkdir(exist_ok=True)
-    if search is None and (folder / "index").exists():
-        search = BM25Index.load(folder / "index")
     trainer = build_agent(folder, search, trainer_class, **{**fields, **overrides})
     for callback in callbacks:
         trainer.add_callback(callback)
     return trainer
 
 
-def guarded(folder: Path, action: str, trainer_class: Any = SOGRPOTrainer, **overrides: Any) -> tuple[Any, Any]:
+def guarded(folder: Path, action: str, **overrides: Any) -> tuple[Any, Any]:
     rules = overrides.pop("rules", RULES)
-    trainer = build(folder, trainer_class, **overrides)
+    trainer = build(folder, **overrides)
     guard = CollapseGuard(action, rules)
     trainer.add_callback(guard)
     return trainer, guard

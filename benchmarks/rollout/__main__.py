@@ -81,7 +81,7 @@ def is_measured(rows: Sequence[dict[str, Any]], engine: str, cell: Cell) -> bool
 
 
 def in_a_process(engine: str, cell: Cell, *options: Any) -> dict[str, Any]:
-    """Measured where nothing has run before, for the sake of its memory."""
+    """Measured where nothing has run before."""
     with ProcessPoolExecutor(1, get_context("spawn"), logging.disable, (logging.WARNING,)) as pool:
         return pool.submit(measure, engine, cell, *options).result()
 

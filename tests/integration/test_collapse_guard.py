@@ -18,7 +18,7 @@ from tests.collapses import ALARM, JUMP, STEPS, build, guarded, logged
 @pytest.fixture(scope="module")
 def collapsed(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The run without a guard."""
-    trainer = build(tmp_path_factory.mktemp("collapsed"), save_strategy="no")
+    trainer = build(tmp_path_factory.mktemp("collapsed"))
     trainer.train()
     return trainer
 
@@ -35,7 +35,7 @@ class TestWarn:
     def test_says_what_is_wrong_and_changes_nothing(
         self, tmp_path: Path, collapsed: Any, caplog: pytest.LogCaptureFixture
     ) -> None:
-        trainer, guard = guarded(tmp_path, "warn", save_strategy="no")
+        trainer, guard = guarded(tmp_path, "warn")
         with caplog.at_level(logging.WARNING, logger="sorl_trl.diagnostics"):
             trainer.train()
         assert re.search(rf"high_kl: by step {ALARM} `kl_to_old` is \d\.\d+", caplog.text)
@@ -47,7 +47,7 @@ class TestWarn:
 
 class TestStop:
     def test_stops_and_saves(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-        trainer, _ = guarded(tmp_path, "stop", save_steps=100)
+        trainer, _ = guarded(tmp_path, "stop", save_strategy="steps", save_steps=100)
         trainer.train()
         assert trainer.state.global_step == ALARM
         assert [path.name for path in tmp_path.glob("checkpoint-*")] == [f"checkpoint-{ALARM}"]

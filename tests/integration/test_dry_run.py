@@ -145,6 +145,16 @@ def test_what_to_turn_where_memory_does_not_suffice(
     assert "in this order: gradient_checkpointing true; half of per_device_train_batch_size" in line
 
 
+def test_an_error_that_is_a_single_word_has_its_kind(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rehearse(trainer: Any) -> Any:
+        raise KeyError("unit")
+
+    monkeypatch.setattr("sorl_trl.cli.dry_run.rehearse", rehearse)
+    assert dry_run(capsys, words(folder), code=2) == "error: KeyError: 'unit'"
+
+
 def test_a_search_server_that_refuses(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It is asked, whether the policy happens to search or not."""
     server = Server()

@@ -24,6 +24,7 @@ from sorl_trl.recipe.build import build_rollout, build_trainer, load_tokenizer
 from sorl_trl.recipe.memory import available_bytes, estimate, remedies
 from sorl_trl.rollout import RolloutLimits
 from sorl_trl.rollout.generation import positions_of
+from sorl_trl.search import SearchError, SearchUnavailable
 from sorl_trl.text import one_line
 from sorl_trl.trainers import AgentRollout, SearchRollout
 from sorl_trl.trainers.base import TurnLevelTrainer
@@ -47,9 +48,9 @@ def try_out(arguments: Arguments) -> None:
             rollout = build_rollout(arguments, load_tokenizer(arguments))
             trainer = build_trainer(arguments, rollout)
             show(chain(run_table(arguments, trainer), plan(arguments, trainer, rollout), rehearse(trainer)), trainer)
-    except (ValueError, RuntimeError, OSError, ImportError) as error:
+    except (ValueError, RuntimeError, OSError, ImportError, SearchUnavailable, SearchError) as error:
         raise UserMistake(one_line(error)) from error
-    except Exception as error:  # of a reward function, a tool, a search server: its message alone may be a single word
+    except Exception as error:  # of a reward function or a tool: its message alone may be a single word
         raise UserMistake(f"{type(error).__name__}: {one_line(error)}") from error
     trainer.accelerator.print(f"This can train, into {output_dir}.")
     PartialState().destroy_process_group()

@@ -151,10 +151,11 @@ class GroupRefillTrainer(TurnLevelTrainer):
         self._log_refill(rounds, differs & ~at_first, ~differs)
         return output, rollout
 
-    def _shown(self) -> dict[str, deque[Any]]:
+    def _shown(self) -> dict[tuple[str, str], deque[Any]]:
         """The columns of TRL's table of completions."""
-        own = {name: self._logs[name] for name in ("prompt", "completion", "advantages")}
-        return {**own, **self._logs["rewards"], **self._logs["extra"]}
+        own = {("own", name): self._logs[name] for name in ("prompt", "completion", "advantages")}
+        others = {(kind, name): column for kind in ("rewards", "extra") for name, column in self._logs[kind].items()}
+        return {**own, **others}
 
     def _log_refill(self, rounds: int, refilled: Tensor, left: Tensor) -> None:
         """Log the rounds of a batch, and the shares of its groups that were replaced and that still agree."""

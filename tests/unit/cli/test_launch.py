@@ -26,6 +26,7 @@ TRAIN = ["--train_questions", "nq", "--model_name_or_path", "."]
         ("--config r.yaml --num_processes 2 --seed 1", "--num_processes 2"),
         ("--num-processes=2 --rewards f1 exact_match --multi_gpu --seed 1", "--num-processes=2 --multi_gpu"),
         ("--rewards f1 exact_match --main_process_ip 10.0.0.1", "--main_process_ip 10.0.0.1"),
+        ("--main_process_ip= --seed 1", "--main_process_ip="),
         ("--accelerate_config zero3 --config r.yaml", "--accelerate_config zero3"),
         ("--accelerate_config=zero3 --config=r.yaml", "--accelerate_config=zero3"),
         ("--gradient_accumulation_steps 2 --help", ""),

@@ -43,8 +43,11 @@ def test_the_same_arguments_come_of_it_from_anywhere(
     written: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    found = written("so_ppo_lora", "--corpus", "data.jsonl", "--rewards", "f1", "format", "--gamma", "0.9")
+    (tmp_path / "critic").mkdir()
+    given = ["--corpus", "data.jsonl", "--critic_model_name_or_path", "critic"]
+    found = written("so_ppo_lora", *given, "--rewards", "f1", "format", "--gamma", "0.9")
     assert found["corpus"] == str(tmp_path / "data.jsonl")
+    assert found["critic_model_name_or_path"] == str(tmp_path / "critic")
     monkeypatch.chdir("/")
     again = parse_arguments(["--config", str(tmp_path / "new/out/recipe.yaml")])
     assert again.task.rewards == ["f1", "format"]

@@ -41,8 +41,8 @@ class KLSchedule(TrainerCallback):
     """Multiplies the learning rate of the policy, not the critic's, by a factor that follows the KL.
 
     It observes the micro-batches of an update and acts before the last one's backward pass, in which DeepSpeed steps
-    the optimizer. The factor is part of the scheduler's state and of its base rates: it survives a resume and a roll
-    back, and where something else lowers the learning rates, what is scheduled from then on is the lowered rate.
+    the optimizer. The factor is part of the scheduler's state and of its base rates: it survives a resume, and
+    where something else lowers the learning rates, what is scheduled from then on is the lowered rate.
 
     Args:
         target_kl: nats per token.
