@@ -160,6 +160,23 @@ def exact_match(policy: Path, output: Path, *words: Any) -> float:
     return sum(scores) / len(scores)
 
 
+def by_hops(evaluation: Path) -> dict[str, dict[str, float]]:
+    """Exact match and searches of questions that need one search, and of those that need two."""
+    rows = list(read_evaluated(evaluation, "eval"))
+    found = {}
+    for hops in (1, 2):
+        own = [row for row in rows if json.loads(row["metadata"])["hops"] == hops]
+        found[str(hops)] = {name: sum(row[name] for row in own) / len(own) for name in ("exact_match", "searches")}
+    return found
+
+
+def shares(steps: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Of log entries: the mean share of groups whose rewards agree, and the mean factor of the learning rate."""
+    agreeing = [step["frac_reward_zero_std"] for step in steps if "frac_reward_zero_std" in step]
+    factors = [step.get("lr_factor", 1.0) for step in steps]
+    return {"agreeing_groups": statistics.fmean(agreeing), "lr_factor": statistics.fmean(factors)}
+
+
 SAMPLED = ("--temperature", 1)
 
 
@@ -190,6 +207,7 @@ def run(job: Job, started: dict[str, Any]) -> dict[str, Any]:
         **started,
         "final_em": final,
         "final_greedy_em": greedy,
+        "by_hops": by_hops(job.folder / "sampled"),
         "best_em": best,
         "collapsed": final < started["start_em"] or final < best / 2,
         "kl_max": max(step["kl_to_old"] for step in steps),
@@ -198,6 +216,7 @@ def run(job: Job, started: dict[str, Any]) -> dict[str, Any]:
         "effective_sample_size": statistics.fmean(step["effective_sample_size"] for step in steps),
         "age_max": max(step.get("async/age_max", 0) for step in steps),
         "grad_norm_max": max(step["grad_norm"] for step in steps),
+        **shares(steps),
         "rollout_rewards": rewards,
         "cpu_seconds": round(seconds),
     }

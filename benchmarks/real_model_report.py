@@ -26,13 +26,19 @@ HEADER = """# A pretrained language model learns to search
 
 `python -m benchmarks.real_model`: SmolLM2-135M-Instruct, {parameters:,} parameters, and exact match on 200 questions
 that nobody trained on: sampled before training, and sampled and greedy after it. Rows say by a digest from which warm
-start they began, for where it is made anew it need not be the same. A cell of several seeds has their mean and each in
-brackets. A run has collapsed if it ends below its start, or below half of its best three rollouts in a row. The clip
-fraction is its mean over updates, KL and gradient are the largest of any run."""
+start they began, for where it is made anew it need not be the same. A cell of several seeds has their mean and each
+in brackets. The columns of hops tell sampled answers apart by the searches that a question needs, with how many it
+got. Groups agree where all eight rewards are the same, so that nothing is learnt from them. The learning rate is the
+mean factor by which the target KL multiplied it. A run has collapsed if it ends below its start, or below half of
+its best three rollouts in a row. The clip fraction is its mean over updates, KL and gradient are the largest of any
+run."""
 CHOOSING = """## Learning rates
 
 On seed 1 with many updates, the final sampled exact match of each rate; the best one is what judges a method."""
-COLUMNS = ("rate", "before", "sampled", "greedy", "collapsed", "clipped", "KL", "gradient", "CPU-minutes a run")
+COLUMNS = (
+    *("rate", "before", "sampled", "one hop", "searches", "two hops", "searches", "greedy"),
+    *("collapsed", "groups that agree", "learning rate", "clipped", "KL", "gradient", "CPU-minutes a run"),
+)
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -65,10 +71,19 @@ def _fallen(rows: Sequence[Row]) -> str:
     return ", collapsed" if any(row["collapsed"] for row in rows) else ""
 
 
+def _several(each: Sequence[float]) -> str:
+    """The mean, and each in brackets."""
+    if not each:
+        return "–"
+    return f"{statistics.fmean(each):.3f}" + (f" ({', '.join(f'{one:.2f}' for one in each)})" if each[1:] else "")
+
+
 def _cells(method: str, rows: Sequence[Row]) -> str:
     def ends(name: str) -> str:
-        each = [row[name] for row in rows]
-        return f"{statistics.fmean(each):.3f}" + (f" ({', '.join(f'{end:.2f}' for end in each)})" if each[1:] else "")
+        return _several([row[name] for row in rows])
+
+    def of_hops(hops: str, name: str) -> str:
+        return _several([row["by_hops"][hops][name] for row in rows if "by_hops" in row])
 
     def largest(name: str) -> float:
         return max(row[name] for row in rows)
@@ -79,8 +94,10 @@ def _cells(method: str, rows: Sequence[Row]) -> str:
         f"{rows[0]['learning_rate']:g}",
         f"{statistics.fmean(row['start_em'] for row in rows):.3f}",
         ends("final_em"),
+        *(of_hops(hops, name) for hops in ("1", "2") for name in ("exact_match", "searches")),
         ends("final_greedy_em"),
         f"{sum(row['collapsed'] for row in rows)} of {len(rows)}",
+        *(_several([row[name] for row in rows if name in row]) for name in ("agreeing_groups", "lr_factor")),
         f"{statistics.fmean(row['clip_fraction'] for row in rows):.1%}",
         f"{largest('kl_max'):.2f}",
         f"{largest('grad_norm_max'):.0f}",
