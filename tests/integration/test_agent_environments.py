@@ -243,7 +243,8 @@ def test_responders_are_closed_where_prompts_cannot_be_encoded(tmp_path: Path) -
             self.closed += 1
 
     responder = Counts()
-    trainer = build(tmp_path, AgentRollout(responder, protocol("guess"), LIMITS), lambda **_: [])
+    rollout = AgentRollout(responder, replace(protocol("guess"), message_frame=Frame(" ", " ")), LIMITS)
+    trainer = build(tmp_path, rollout, lambda **_: [])
     with pytest.raises(KeyError):
-        AgentRollout(responder, protocol("guess"), LIMITS)([[{"role": "user"}]], trainer)
+        rollout([[{"role": "user"}]], trainer)
     assert responder.closed == 1
