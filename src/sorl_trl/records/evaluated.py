@@ -166,7 +166,7 @@ def files_hash(policy: str) -> str | None:
 
     Of each file its name, its size and a hundred pieces are read, so that a copy has the hash of the original.
     """
-    files = sorted(path for path in Path(policy).glob("*") if path.suffix in POLICY_SUFFIXES)
+    files = sorted(path for path in Path(policy).glob("*") if path.suffix in POLICY_SUFFIXES and path.is_file())
     found = hashlib.sha256()
     for path in files:
         size = path.stat().st_size
