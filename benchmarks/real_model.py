@@ -70,6 +70,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "ppo": {"trainer": "so_ppo", "method": "ppo"},
     "so_ppo": {"trainer": "so_ppo"},
 }
+TRIED: dict[str, dict[str, Any]] = {"so_grpo_kl_02": {"target_kl": 0.02}}
+"""What the judged runs suggest in place of the defaults: on the choosing seed, at the two lower rates."""
 THREE_SEEDS = ("grpo", "so_grpo", "gspo", "sequence")
 """In the regimes that are hard; the other methods, and all in the gentle one, are judged by one seed."""
 TWO_AHEAD = THREE_SEEDS[:2]
@@ -107,12 +109,13 @@ def add_row(row: dict[str, Any]) -> None:
 
 
 def jobs() -> Iterator[Job]:
-    """What is left to run: rollouts ahead, then GRPO and SO-GRPO, the two others with three seeds, then all others.
+    """What is left to run: rollouts ahead, what is tried, then GRPO and SO-GRPO, the two others with three seeds, then all others.
 
     What chooses a method's rate comes before what judges it.
     """
     rows = read_rows(ROWS)
     planned = [Job(method, regime, JUDGING[0], RATE_AHEAD) for regime in AHEAD for method in TWO_AHEAD]
+    planned += [Job(method, CHOOSING_REGIME, CHOOSING, rate) for method in TRIED for rate in RATES[:2]]
     others = tuple(method for method in METHODS if method not in THREE_SEEDS)
     for methods, regimes, seeds in (
         (THREE_SEEDS[:2], ("many_updates", "late"), JUDGING),
@@ -182,7 +185,7 @@ SAMPLED = ("--temperature", 1)
 
 def run(job: Job, started: dict[str, Any]) -> dict[str, Any]:
     """Train, evaluate on 200 questions that nobody trained on, and make the row: greedy answers where it judges."""
-    policy, method = job.folder / "policy", METHODS[job.method]
+    policy, method = job.folder / "policy", {**METHODS, **TRIED}[job.method]
     settings = {"learning_rate": job.learning_rate, "seed": job.seed, "output_dir": policy, "save_steps": 16}
     settings |= {"steps_per_generation": 8, "kv_cache_gib": 0.5, "log_turn_details": True}
     settings |= {**REGIMES, **AHEAD}[job.regime] | (_OF_PPO if method.get("trainer") == "so_ppo" else {}) | method
