@@ -26,13 +26,21 @@ from benchmarks.stability_run import evaluations_of, prepare, trainer_of
 from benchmarks.stability_statistics import LAST
 from sorl_trl.command_line import Parser, run_command
 from sorl_trl.methods import METHODS as PUBLISHED
-from sorl_trl.methods import SETTINGS
+from sorl_trl.methods import SETTINGS, Method
 
 FILE = Path(__file__).parent / "results" / "async_worlds.json"
 FOLDER = Path("runs/async_worlds")
 SEEDS = (201, 202, 203, 204, 205)
 STALENESS = (0, 1, 2, 4, 8)
-METHODS = ("grpo", "gspo", "so_grpo", "sequence", "so_ppo")
+METHODS = {name: (PUBLISHED[name], SETTINGS[name]) for name in ("grpo", "gspo", "so_grpo", "sequence", "so_ppo")}
+"""Pieces, and fields of the config."""
+PARTS = {
+    "grpo_target_kl": (PUBLISHED["grpo"], SETTINGS["grpo"] | {"target_kl": 0.005}),
+    "turns": (Method(), {"target_kl": 0.0}),
+    "turns_penalty": (PUBLISHED["so_grpo"], {"target_kl": 0.0}),
+}
+"""What makes the difference between GRPO and SO-GRPO, which is the last of these with a target KL."""
+STALENESS_OF_PARTS = (0, 4, 8)
 REGIME = replace(REGIMES["stale"], staleness=0)
 Key = tuple[str, int, str, int]
 """Method, staleness, old policy, seed."""
@@ -45,15 +53,19 @@ def jobs() -> Iterator[Key]:
             for staleness in STALENESS:
                 for old_policy in ("behaviour", "proximal") if staleness else ("behaviour",):
                     yield method, staleness, old_policy, seed
+        for method in PARTS:
+            for staleness in STALENESS_OF_PARTS:
+                yield method, staleness, "behaviour", seed
 
 
 def build_trainer(key: Key, folder: Path, output: str) -> Any:
     """Ready to train in the world that `prepare` made in `folder`."""
     name, staleness, old_policy, seed = key
     trainer = "so_ppo" if name == "so_ppo" else "so_grpo"
-    method = BenchmarkMethod(name, trainer, "", SETTINGS[name], PUBLISHED[name])
+    pieces, settings = {**METHODS, **PARTS}[name]
+    method = BenchmarkMethod(name, trainer, "", settings, pieces)
     own = {"output_dir": output, "seed": seed, "learning_rate": REGIME.learning_rate}
-    own |= {"async_staleness": staleness, "async_old_policy": old_policy}
+    own |= {"async_staleness": staleness, "async_old_policy": old_policy, "log_turn_details": True}
     return trainer_of(REGIME, method, folder, own)
 
 
@@ -78,6 +90,7 @@ def run(key: Key) -> dict[str, Any]:
         "age_mean": statistics.fmean(logged("async/age_mean") or [0.0]),
         "age_max": max(logged("async/age_max"), default=0.0),
         "clip_fraction": statistics.fmean(logged("clip_ratio/region_mean")),
+        "effective_sample_size": statistics.fmean(logged("effective_sample_size")),
         "kl_max": max(logged("kl_to_old")),
         "policy_parameters": trainer.model.num_parameters(),
     }
@@ -92,13 +105,14 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         f"| method | old policy | seeds | {' | '.join(f'{each} ahead' for each in STALENESS)} |",
         f"|---|---|---|{'---|' * len(STALENESS)}",
     ]
-    for method in METHODS:
-        for old_policy in ("behaviour", "proximal"):
+    for method in (*METHODS, *PARTS):
+        for old_policy in ("behaviour", "proximal") if method in METHODS else ("behaviour",):
             cells, seeds = [], set()
             for staleness in STALENESS:
                 wanted = (method, staleness, old_policy if staleness else "behaviour")
                 of = [row for row in rows if (row["method"], row["staleness"], row["old_policy"]) == wanted]
-                seeds.add(len(of))
+                if staleness in STALENESS_OF_PARTS or method in METHODS:
+                    seeds.add(len(of))
                 fallen = sum(row["collapsed"] for row in of)
                 mean = f"{statistics.fmean(row['final_em'] for row in of):.2f}" if of else "–"
                 cells.append(f"{mean}, {fallen} of {len(of)}" if fallen else mean)
