@@ -77,7 +77,8 @@ def run(key: Key) -> dict[str, Any]:
         trainer = build_trainer(key, world, output)
         trainer.train()
     log = trainer.state.log_history
-    scores = [each["sampled_em"] for each in evaluations_of(trainer)]
+    curve = [(each["rollout"], each["sampled_em"]) for each in evaluations_of(trainer)]
+    scores = [score for _, score in curve]
     last = statistics.fmean(scores[-LAST:])
 
     def logged(name: str) -> list[float]:
@@ -86,6 +87,7 @@ def run(key: Key) -> dict[str, Any]:
     return {
         **{"method": method, "staleness": staleness, "old_policy": old_policy, "seed": seed},
         **{"start_em": scores[0], "final_em": last, "best_em": max(scores)},
+        "curve": curve,
         "collapsed": last < scores[0] or last < max(scores) / 2,
         "age_mean": statistics.fmean(logged("async/age_mean") or [0.0]),
         "age_max": max(logged("async/age_max"), default=0.0),
