@@ -8,6 +8,7 @@ goes on where it was when started again; so does one whose search engine failed,
 
 from __future__ import annotations
 
+import os
 import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
@@ -72,7 +73,7 @@ def evaluated_policy(name: str, output: str | None) -> str:
     policy = policy_in(folder)
     if policy is None:
         raise UserMistake(f"{name} holds no policy: name the folder of a run that has saved one, or of a checkpoint")
-    if policy != folder:
+    if policy != folder and os.environ.get("LOCAL_RANK", "0") == "0":
         print(f"{folder} has no final policy yet: evaluating {policy}")
     return str(policy)
 

@@ -248,12 +248,12 @@ class TurnLevelTrainer(GRPOTrainer):
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         """The loss of `policy_loss`, or TRL's own where that is asked for; then terms, metrics and observers."""
+        metrics: dict[str, Any] = {}
         if is_trls(self, inputs):
             loss, objective = super()._compute_loss(model, inputs), None
             batch = micro_batch(self, self._policy_logps, inputs)
         else:
-            loss, batch, objective = policy_loss(self, model, inputs)
-        metrics: dict[str, Any] = {}
+            loss, batch, objective, metrics = policy_loss(self, model, inputs)
         for term in (*self.method.terms, self._own_term):
             value, of_term = term(batch)
             loss = loss + value / self._micro_batches()

@@ -51,7 +51,7 @@ class MetricSums:
         self._means[name] = (torch.where(keep, values.detach(), 0.0).sum().float(), keep.sum().float())
 
     def add(self, metrics: Mapping[str, Tensor | tuple[Tensor, Tensor]]) -> None:
-        """Metrics of a term: values and where to keep them, or scalars, of which each process has one, or NaN."""
+        """Several: values and where to keep them, or scalars, of which each process has one, or NaN."""
         for name, value in metrics.items():
             self.add_mean(name, *(value if isinstance(value, tuple) else (value, ~value.isnan())))
 
@@ -126,19 +126,19 @@ class MetricLog:
             del metrics[name]
 
     def observe(
-        self, batch: MicroBatch, objective: Objective | None, terms: Mapping[str, Any]
+        self, batch: MicroBatch, objective: Objective | None, others: Mapping[str, Any]
     ) -> list[dict[str, float]]:
         """Take note of a micro-batch; log and return it and those before it if the optimizer steps after it.
 
         Args:
             batch: the micro-batch.
             objective: what our surrogate said; None where TRL computed the loss and logged its own clip ratios.
-            terms: the metrics of the terms.
+            others: the metrics of the loss and its terms, as `MetricSums.add` takes them.
         """
         sums = batch_metrics(batch)
         if objective is not None:
             add_clip_ratios(sums, batch, objective.stopped)
-        sums.add(terms)
+        sums.add(others)
         self._waiting.append(sums)
         logged = self._trainer._metrics["train" if batch.is_training else "eval"]
         if batch.age is not None:
@@ -190,32 +190,6 @@ def add_clip_ratios(sums: MetricSums, batch: MicroBatch, stopped: Tensor) -> Non
     sums.add_mean("clip_ratio/region_mean", low + high, kept)
     sums.add_min("clip_ratio/low_min", masked_mean(low, kept, dim=1), batch.turns.counts > 0)
     sums.add_max("clip_ratio/high_max", masked_mean(high, kept, dim=1), batch.turns.counts > 0)
-
-
-def log_trls_metrics(
-    trainer: Any, mask: Tensor, mean: Tensor, entropies: Tensor, kl: Tensor | None, aux_loss: Tensor | None
-) -> None:
-    """What TRL logs of its own loss, and ours takes over: `kl`, `entropy`, `policy_loss`, `aux_loss`.
-
-    Args:
-        trainer: a `GRPOTrainer`.
-        mask: (B, T), 1 on the tokens of the loss.
-        mean: () the loss before the entropy bonus.
-        entropies: (B, T), in nats.
-        kl: (B, T) to the reference, where there is one.
-        aux_loss: () of the router, where there is one.
-    """
-    accelerator = trainer.accelerator
-    metrics = trainer._metrics["train" if trainer.model.training else "eval"]
-    named = {"entropy": entropies} if kl is None else {"kl": kl, "entropy": entropies}
-    sums = [torch.where(mask.bool(), x, 0.0).sum().detach() for x in named.values()]
-    *totals, count = accelerator.reduce(torch.stack([*sums, mask.sum().to(sums[0])]), reduction="sum").tolist()
-    for name, total in zip(named, totals, strict=True):
-        metrics[name].append(total / count if count else math.nan)  # no token has no entropy, rather than one of 0
-    if trainer._entropy_bonus_enabled:
-        metrics["policy_loss"].append(accelerator.gather(mean.detach()).nanmean().item())
-    if trainer.aux_loss_enabled and aux_loss is not None:
-        metrics["aux_loss"].append(accelerator.gather_for_metrics(aux_loss).mean().item())
 
 
 def _amin(values: Tensor) -> Tensor:

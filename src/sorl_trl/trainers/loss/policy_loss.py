@@ -21,7 +21,6 @@ from sorl_trl.methods import ClipRange, MicroBatch, Objective, PPOMin
 from sorl_trl.ops import TurnLayout, bounded_log_ratio, scaled_bound, scaled_clip_range, turn_weights
 from sorl_trl.trainers.config import TRLS_LOSS_TYPES
 from sorl_trl.trainers.loss.entropy_bonus import entropy_bonus
-from sorl_trl.trainers.loss.metrics import log_trls_metrics
 from sorl_trl.trainers.turns.batch import (
     GENERATED_AT,
     GOOD_TOKENS,
@@ -52,8 +51,10 @@ def is_trls(trainer: Any, inputs: Mapping[str, Any]) -> bool:
     return has_trls_ratio and has_trls_mean and has_trls_clip and has_trls_terms
 
 
-def policy_loss(trainer: Any, model: Any, inputs: Mapping[str, Any]) -> tuple[Tensor, MicroBatch, Objective]:
-    """The loss of a micro-batch without its terms, what it was formed of, and what the surrogate said.
+def policy_loss(
+    trainer: Any, model: Any, inputs: Mapping[str, Any]
+) -> tuple[Tensor, MicroBatch, Objective, dict[str, Any]]:
+    """The loss of a micro-batch without its terms, what it was formed of, what the surrogate said, and TRL's metrics.
 
     Args:
         trainer: a `TurnLevelTrainer`.
@@ -88,24 +89,25 @@ def policy_loss(trainer: Any, model: Any, inputs: Mapping[str, Any]) -> tuple[Te
         losses = losses * inputs["importance_sampling_ratio"]
 
     # Reference KL, k3: exp(ref − logp) − (ref − logp) − 1
-    kl = None
+    metrics: dict[str, Any] = {"entropy": (entropies, mask)}
     if trainer._reference_beta != 0.0:
         difference = inputs["ref_per_token_logps"] - batch.logps
         kl = difference.exp() - difference - 1
         if trainer.args.use_bias_correction_kl:
             kl = kl * batch.ratio
         losses = losses + trainer._reference_beta * kl
+        metrics["kl"] = (kl, mask)
 
     # Mean, entropy bonus, router loss
     mean = _mean(trainer, losses, mask, batch)
     loss = mean / trainer._micro_batches()
     if trainer._entropy_bonus_enabled:
+        metrics["policy_loss"] = loss if trainer.args.loss_type == "dapo" else mean  # as TRL
         loss = loss - entropy_bonus(trainer, entropies, mask if entropy_mask is None else mask * entropy_mask)
     if trainer.aux_loss_enabled:
         loss = loss + trainer.router_aux_loss_coef * aux_loss / trainer._micro_batches()
-    shown = mean / trainer._micro_batches() if trainer.args.loss_type == "dapo" else mean  # as TRL
-    log_trls_metrics(trainer, mask, shown, entropies, kl, aux_loss)
-    return loss, batch, objective
+        metrics["aux_loss"] = aux_loss
+    return loss, batch, objective, metrics
 
 
 def _log_probabilities(trainer: Any, model: Any, inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor, Any]:
