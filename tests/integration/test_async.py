@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,12 +19,13 @@ from transformers import TrainerCallback
 from sorl_trl import SOGRPOTrainer, SOPPOTrainer
 from sorl_trl.command_line import UserMistake
 from sorl_trl.ops import turn_broadcast, turn_layout, turn_mismatch
-from sorl_trl.rollout import RowTurn, ToolBox
+from sorl_trl.rollout import Generation, RowTurn, ToolBox
 from sorl_trl.sandbox import PROTOCOL
 from sorl_trl.search import BM25Index, SearchUnavailable
 from sorl_trl.trainers.agents.vllm import EngineUnavailable
-from sorl_trl.trainers.ahead.policies import PolicyCopies
+from sorl_trl.trainers.ahead.policies import PolicyCopies, ServerPolicy
 from sorl_trl.trainers.ahead.training import load_ahead, sampling_ahead
+from sorl_trl.trainers.checks import check_ahead
 from sorl_trl.trainers.cycle.run_settings import SETTINGS_FILE
 from sorl_trl.types import Action, ActionKind, Passage, Turn
 from tests.agents import (
@@ -438,6 +440,30 @@ def test_what_cannot_be_is_said_before_the_run(tmp_path: Path, changed: dict[str
         build(tmp_path, **changed)
 
 
-def test_a_rollout_of_another_kind_is_refused(tmp_path: Path) -> None:
+def test_what_cannot_be_sampled_ahead_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no `AgentRollout`"):
         native_agent(tmp_path, agent_policy(), async_staleness=1)
+    trainer = build(tmp_path)
+    trainer.train_dataset = questions().to_iterable_dataset()
+    with pytest.raises(ValueError, match="others do not show what comes next"):
+        check_ahead(trainer)
+
+
+def test_a_probe_of_the_server_knows_no_dropout(tmp_path: Path) -> None:
+    """The server samples without it; else a run with dropout would end at its first update."""
+    trainer = build(tmp_path, disable_dropout=False)
+    for layer in trainer.model.model.layers:
+        layer.self_attn.attention_dropout = 0.9
+    trainer.model.lm_head.weight.data *= 30  # a random policy is near uniform, whatever is dropped
+    context, sampled = list(range(5, 15)), [7, 8, 9]
+    trainer.model.eval()
+    with torch.no_grad():
+        logits = trainer.model(torch.tensor([context + sampled])).logits[0, -4:-1] / trainer.args.temperature
+    logprobs = logits.log_softmax(-1).gather(1, torch.tensor(sampled)[:, None])[:, 0].tolist()
+    policy = ServerPolicy.__new__(ServerPolicy)
+    policy._trainer, policy._vllm = trainer, SimpleNamespace(server_base_url="http://127.0.0.1:1")
+    trainer.model.train()
+    policy.check(context, Generation(tuple(sampled), tuple(logprobs), True))
+    assert trainer.model.training
+    with pytest.raises(RuntimeError, match="samples from other weights"):
+        policy.check(context, Generation(tuple(sampled), tuple(each - 0.2 for each in logprobs), True))
