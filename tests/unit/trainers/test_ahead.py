@@ -61,9 +61,12 @@ class Run:
 
     def sample(self, prompts: list[int], view: Any) -> dict[str, Any]:
         self.begun.append((tuple(prompts), self.now))
-        time.sleep(self.latencies[len(self.begun) % len(self.latencies)])
+        self.wait(prompts)
         turn = SimpleNamespace(versions=None)
         return {"completion_ids": list(prompts), "trajectory": [SimpleNamespace(turns=[turn])] * len(prompts)}
+
+    def wait(self, prompts: list[int]) -> None:
+        time.sleep(self.latencies[len(self.begun) % len(self.latencies)])
 
     def train(self, until: int | None = None) -> list[list[int]]:
         taken = []
@@ -131,11 +134,16 @@ def test_a_resumed_run_goes_on_with_what_was_passed_by(staleness: int, latencies
 
 
 def test_a_straggler_is_passed_by_for_as_many_batches_as_allowed() -> None:
-    run = Run(8, 1, True, [0.0, 0.3, *[0.0] * 16])
+    class Straggling(Run):
+        def wait(self, prompts: list[int]) -> None:
+            until = time.monotonic() + 10
+            while prompts == straggler and self.now < 2 and time.monotonic() < until:
+                time.sleep(0.001)
+
+    run = Straggling(8, 1, True, [])
+    straggler = run.expected()[0][:ROWS]
     taken = run.train()
-    late = [batch for batch in range(8) if taken[batch] != run.expected()[batch]]
-    assert late and late[0] == 0, "its place is taken by a group that is there"
-    assert max(run.logged["async/seconds_waiting"]) > 0.1, "and in the end it is waited for"
+    assert [straggler[0] in batch for batch in taken[:3]] == [False, False, True]
 
 
 def test_another_batch_than_the_sampler_has_shown_is_an_error() -> None:
