@@ -27,6 +27,13 @@ INTERRUPTED = 130
 """The exit code after Ctrl-C, as of a shell."""
 DEBUG = "SORL_DEBUG"
 HUB_ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
+NAMED_BY_TEXT = (
+    *("accelerate_config", "corpus", "data_source_folder", "eval_questions", "index", "model_name_or_path", "output"),
+    *("output_dir", "train_questions"),
+)
+"""Arguments that a path or a name is due for: looked at before any library says what they may be."""
+SEVERAL = ("benchmarks", "questions")
+"""Arguments that may have several: a recipe may write one alone."""
 
 
 class UserMistake(ValueError):
@@ -192,7 +199,7 @@ def read_config(path: Path, words: Sequence[str], alternatives: Sequence[str] = 
         alternatives: Arguments of which there is one: with one on the command line, the file's are left out.
 
     Raises:
-        UserMistake: It cannot be read, or is no mapping.
+        UserMistake: It cannot be read, is no mapping, or has another kind of value where a name or a path is due.
     """
     import yaml
 
@@ -200,7 +207,14 @@ def read_config(path: Path, words: Sequence[str], alternatives: Sequence[str] = 
         config = yaml.safe_load(path.read_text(encoding="utf-8"))
     if not isinstance(config, dict) or not all(isinstance(name, str) for name in config):
         raise UserMistake(f"{path} must contain a YAML mapping of arguments")
-    os.environ.update({name: str(value) for name, value in (config.pop("env", None) or {}).items()})
+    env = config.pop("env", None) or {}
+    if not isinstance(env, dict):
+        raise UserMistake(f"{path}: `env` is {env!r}, but must be a mapping of variables to values")
+    os.environ.update({name: str(value) for name, value in env.items()})
+    for name in NAMED_BY_TEXT:
+        if not isinstance(config.get(name, ""), str | None):
+            raise UserMistake(f"{path}: `{name}` is {config[name]!r}, but must be text")
+    config |= {name: [config[name]] for name in SEVERAL if isinstance(config.get(name), str)}
     given = {word.lstrip("-").partition("=")[0].replace("-", "_") for word in words if word.startswith("--")}
     left_out = set() if given.isdisjoint(alternatives) else set(alternatives)
     return {name: value for name, value in config.items() if name not in left_out}

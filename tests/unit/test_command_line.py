@@ -176,6 +176,16 @@ class TestConfig:
         assert read_config(tmp_path / "a.yaml", []) == {"size": 1}
         assert os.environ["OF_THE_FILE"] == "7"
 
+    def test_one_alone_may_stand_for_several(self, tmp_path: Path) -> None:
+        (tmp_path / "a.yaml").write_text("questions: a.jsonl\nbenchmarks: [nq]\n")
+        assert read_config(tmp_path / "a.yaml", []) == {"questions": ["a.jsonl"], "benchmarks": ["nq"]}
+
+    @pytest.mark.parametrize("text", ["env: [A=1]", "model_name_or_path: 5", "corpus: [c.jsonl]", "output: {a: 1}"])
+    def test_a_value_of_another_kind_is_named(self, text: str, tmp_path: Path) -> None:
+        (tmp_path / "a.yaml").write_text(text)
+        with pytest.raises(UserMistake, match=f"a.yaml: `{text.split(':')[0]}` is "):
+            read_config(tmp_path / "a.yaml", [])
+
     @pytest.mark.parametrize("text", ["- a\n", "a: [1\nb: 2\n", "1: 2\n", ""])
     def test_a_file_of_another_shape(self, text: str, tmp_path: Path) -> None:
         (tmp_path / "a.yaml").write_text(text)

@@ -34,6 +34,8 @@ def read_words(words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
     config, words = take_config(words)
     if words and not words[0].startswith("-"):
         words = ["--model_name_or_path", *words]
+        if words[2:] and not words[2].startswith("-"):
+            refuse(f"{words[2]!r} belongs to no argument of sorl evaluate")
     given = _given(words)
     said = {} if config is None else read_config(RECIPES.find(config), words, SOURCES)
     own = {} if "train_questions" in said else said  # a file of arguments for evaluation

@@ -218,6 +218,9 @@ class _Rollout:
                 return
             due = self._due.popleft()
             self._wait((reply for _, reply in due.replies), FIRST_EXCEPTION)
+            for _, reply in due.replies:
+                if reply.done() and reply.exception() is not None:  # those of slower rows are not waited for
+                    reply.result()
             for row, reply in due.replies:
                 self._hear(row, reply.result())
 

@@ -25,6 +25,7 @@ A protocol with other tools adds theirs: see `TagProtocol.tag_names`."""
 
 _TAG_NAME = re.compile(r"[A-Za-z_][\w.-]*")
 _ANSWER = "answer"
+_NO_TOOLS = (_ANSWER, "think", "information")
 _SEARCH_FEEDBACK = (
     "My previous action is invalid. If I want to search, I should put the query between the search tags. "
     "If I want to give the final answer, I should put it between the answer tags. Let me try again."
@@ -88,8 +89,9 @@ class TagProtocol:
         if isinstance(self.tools, str):
             raise ValueError(f"tools={self.tools!r} is a string, but must be a tuple of names, such as ('search',)")
         for name in self.tools:
-            if not _TAG_NAME.fullmatch(name) or name == _ANSWER:
-                raise ValueError(f"tools={self.tools!r} holds {name!r}: a tool's tag is a name, and not 'answer'")
+            if not _TAG_NAME.fullmatch(name) or name in _NO_TOOLS:
+                rule = f"a tool's tag is a name, and none of {_NO_TOOLS}"
+                raise ValueError(f"tools={self.tools!r} holds {name!r}: {rule}")
         if self.invalid_feedback == _SEARCH_FEEDBACK and self.tools not in ((), (ActionKind.SEARCH.value,)):
             object.__setattr__(self, "invalid_feedback", _TOOLS_FEEDBACK.format(tools=", ".join(self.tools)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import Sequence, Sized
 from typing import Protocol
@@ -24,8 +25,21 @@ class SearchUnavailable(Exception):
     """
 
 
-INFRASTRUCTURE_ERRORS = (SearchUnavailable, ConnectionError, TimeoutError, socket.gaierror)
-"""What counts as `SearchUnavailable`. Other kinds of OSError, a missing file for one, are mistakes in the set-up."""
+_DOWN = (SearchUnavailable, ConnectionError, TimeoutError, asyncio.TimeoutError, socket.gaierror)
+_CLIENTS = ("aiohttp", "httpcore", "httpx", "requests", "urllib")
+"""Packages, of any version, whose own errors were raised from one of those."""
+
+
+def is_down(error: BaseException | None) -> bool:
+    """Whether a service cannot be reached, as `SearchUnavailable`, Python, or the client of a package says it.
+
+    Other kinds of OSError, a missing file for one, are mistakes in the set-up.
+    """
+    if isinstance(error, _DOWN):
+        return True
+    if error is None or type(error).__module__.partition(".")[0].rstrip("0123456789") not in _CLIENTS:
+        return False
+    return is_down(error.__cause__ or error.__context__)
 
 
 class SearchBackend(Protocol):

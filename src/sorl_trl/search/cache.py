@@ -79,7 +79,8 @@ class CachedSearch:
             raise self._unusable(error) from error
 
     def _write(self, answers: Mapping[str, Sequence[Passage]]) -> None:
-        rows = [(key, json.dumps([vars(passage) for passage in passages])) for key, passages in answers.items()]
+        found = {key: [vars(passage) for passage in passages] for key, passages in answers.items()}
+        rows = [(key, json.dumps(records, default=float)) for key, records in found.items()]  # scores may be NumPy's
         with self._connect() as connection:
             connection.executemany("INSERT OR REPLACE INTO answers VALUES (?, ?)", rows)
 

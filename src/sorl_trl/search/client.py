@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import httpx2
 
@@ -13,6 +12,7 @@ from sorl_trl.checks import Number
 from sorl_trl.search.backend import SearchError, SearchUnavailable, check_request
 from sorl_trl.search.wire import EXCERPT_LENGTH, MalformedResponse, parse_response, request_body
 from sorl_trl.text import encodable, without_user
+from sorl_trl.threads import DaemonThreads
 from sorl_trl.types import Passage
 
 BATCH_SIZE = 64
@@ -55,8 +55,11 @@ class HTTPSearch:
         """See `SearchBackend.search_batch`. Raises `MalformedResponse` where the server is not what it should be."""
         check_request(queries, k)
         batches = [queries[i : i + BATCH_SIZE] for i in range(0, len(queries), BATCH_SIZE)]
-        with ThreadPoolExecutor(CONCURRENCY) as pool:
-            return [passages for results in pool.map(self._ask, batches, [k] * len(batches)) for passages in results]
+        if len(batches) < 2:
+            return self._ask(queries, k) if queries else []
+        threads = DaemonThreads(min(CONCURRENCY, len(batches)), "sorl-search")
+        answers = [threads.submit(self._ask, batch, k) for batch in batches]
+        return [passages for answer in answers for passages in answer.result()]
 
     def _ask(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         request = json.dumps(request_body([encodable(query) for query in queries], k)).encode()

@@ -9,14 +9,14 @@ from typing import Annotated
 from tenacity import (
     Retrying,
     before_sleep_log,
-    retry_if_exception_type,
+    retry_if_exception,
     stop_after_attempt,
     stop_before_delay,
     wait_random_exponential,
 )
 
 from sorl_trl.checks import POSITIVE_COUNT, SECONDS, check_fields
-from sorl_trl.search.backend import INFRASTRUCTURE_ERRORS
+from sorl_trl.search.backend import is_down
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class RetryPolicy:
         return Retrying(
             stop=stop_after_attempt(self.attempts if patient else 1) | stop_before_delay(self.deadline_s),
             wait=wait_random_exponential(multiplier=self.initial_wait_s, max=self.max_wait_s),
-            retry=retry_if_exception_type(INFRASTRUCTURE_ERRORS),
+            retry=retry_if_exception(is_down),
             before_sleep=before_sleep_log(logger, logging.INFO),
             reraise=True,
         )

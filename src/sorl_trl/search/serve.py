@@ -26,7 +26,7 @@ from argparse import RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from types import FrameType
 
-from sorl_trl.command_line import Parser, mistakes, run_command
+from sorl_trl.command_line import Parser, mistakes, refuse, run_command
 from sorl_trl.search.app import create_app
 from sorl_trl.search.engines import open_index
 
@@ -44,6 +44,8 @@ PENDING_CONNECTIONS = 2048
 def main(arguments: Sequence[str] | None = None) -> None:
     """Serve until told to stop."""
     options = _parser().parse_args(arguments)
+    if not 0 <= options.port < 2**16:
+        refuse(f"`--port` is {options.port}, but must be from 0 to 65535")
     for number in (signal.SIGTERM, signal.SIGINT):
         # uvicorn stops cleanly at a signal, then raises it again. To be told to stop is a success, while loading too.
         signal.signal(number, _exit)

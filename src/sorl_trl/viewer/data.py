@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,7 @@ def open_run(run: str | os.PathLike[str]) -> Source:
         notes = [] if finished else ["The evaluation is not finished: its finished batches are here."]
         notes += [problem] if (problem := outdated(evaluation)) else []
         sizes = {name: count_evaluated(evaluation, name) for name in settings["datasets"]}
-        return Source(EVALUATION, sizes, lambda name: map(evaluation_entry, read_evaluated(evaluation, name)), notes)
+        return Source(EVALUATION, sizes, lambda name: _evaluated(evaluation, name), notes)
     made = f"`sorl evaluate {run}` makes some" if policy_in(run) else "name the folder of a run"
     raise FileNotFoundError(
         f"{run} holds no trajectories: {made}; training keeps its own with `save_trajectories_steps`"
@@ -105,6 +106,13 @@ def open_run(run: str | os.PathLike[str]) -> Source:
 def _step(run: str | os.PathLike[str], step: int) -> Iterator[Entry]:
     for number, each in enumerate(read_trained(run, step), 1):  # over all processes
         yield training_entry(each, f"step-{step}/{number}")
+
+
+def _evaluated(evaluation: Path, dataset: str) -> Iterator[Entry]:
+    seen = Counter[str]()  # ids of questions may repeat
+    for entry in map(evaluation_entry, read_evaluated(evaluation, dataset)):
+        seen[entry.key] += 1
+        yield entry if seen[entry.key] == 1 else replace(entry, key=f"{entry.key}/{seen[entry.key]}")
 
 
 def _step_name(step: int) -> str:

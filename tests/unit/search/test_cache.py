@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -65,6 +66,7 @@ def test_what_is_known_needs_no_engine(cached: Cached) -> None:
 
 def test_answers_come_back_exactly(cached: Cached) -> None:
     odd = [Passage("7", "Paris", "東京 \ud800 \x00 'quoted'", 0.1 + 0.2), Passage("", "", "", None)]
+    odd += [Passage("8", "", "", np.float32(0.5))]  # type: ignore[arg-type]
 
     class Odd:
         def search_batch(self, queries: Sequence[str], k: int) -> list[list[Passage]]:

@@ -126,6 +126,11 @@ class TestOpenRun:
         RunFolder(tmp_path).finish({}, "")
         assert not open_run(tmp_path).notes
 
+    def test_questions_of_one_id_have_keys_of_their_own(self, tmp_path: Path) -> None:
+        row = evaluated(question("Ada"), answered("Ada"))
+        write_evaluation(tmp_path, row, row)
+        assert keys(open_run(tmp_path)) == ["nq/q/0", "nq/q/0/2"]
+
     def test_a_training_run_is_numbered_within_each_step_over_its_processes(self, tmp_path: Path) -> None:
         for step, rank in ((20, 0), (10, 0), (10, 1)):
             write_trained(tmp_path, step, rank, [replace(TRAINED, step=step)] * 2)

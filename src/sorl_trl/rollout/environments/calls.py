@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from queue import SimpleQueue
 from typing import Any, TypeAlias
 
+from sorl_trl.threads import Work, start, work_off
+
+THREAD = "sorl-environment"
+"""How the threads are named in which environments and searches are asked."""
 Outcome: TypeAlias = "tuple[Any, BaseException | None]"
 Hear: TypeAlias = "Callable[[Any, BaseException | None], Any]"
 
@@ -38,11 +42,11 @@ class Calls:
         self._timeout_s = min(timeout_s, threading.TIMEOUT_MAX)
         self._free = threading.Semaphore(concurrency)
         self._open: set[Future[Any]] = set()
-        self._rows: list[queue.SimpleQueue[Callable[[], None] | None]] = [queue.SimpleQueue() for _ in range(rows)]
+        self._rows: list[SimpleQueue[Work | None]] = [SimpleQueue() for _ in range(rows)]
         self._loop = asyncio.new_event_loop()
-        _start(partial(_serve, self._loop))
+        start(partial(_serve, self._loop), THREAD)
         for waiting in self._rows:
-            _start(partial(_work, waiting))
+            start(partial(work_off, waiting), THREAD)
 
     def make(self, row: int, function: Callable[[], Any], late: Any, hear: Hear) -> Future[Any]:
         """Call `function` in the row's thread, without waiting for it.
@@ -105,15 +109,6 @@ def _settle(answer: Future[Any], value: Any = None, error: BaseException | None 
     """Answer, unless it was given up meanwhile."""
     with suppress(InvalidStateError):
         answer.set_result(value) if error is None else answer.set_exception(error)
-
-
-def _start(work: Callable[[], None]) -> None:
-    threading.Thread(target=work, name="sorl-environment", daemon=True).start()
-
-
-def _work(waiting: queue.SimpleQueue[Callable[[], None] | None]) -> None:
-    while (work := waiting.get()) is not None:
-        work()
 
 
 async def _contained(awaitable: Any) -> Outcome:

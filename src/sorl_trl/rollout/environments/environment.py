@@ -7,13 +7,15 @@ import math
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, Protocol, SupportsFloat
 
 from sorl_trl.checks import POSITIVE_COUNT
+from sorl_trl.rollout.environments.calls import THREAD
 from sorl_trl.rollout.protocol import TagProtocol
+from sorl_trl.threads import DaemonThreads
 from sorl_trl.types import Action, ActionKind, Passage, StopReason, ToolResult, Turn
 
 _STOPS = (StopReason.ENVIRONMENT_DONE, StopReason.ENVIRONMENT_UNAVAILABLE, StopReason.SEARCH_UNAVAILABLE)
@@ -26,8 +28,8 @@ class Reply:
     `text` is untrusted: the rollout sanitizes it, cuts it to `max_observation_tokens` and frames it. A reply with a
     `stop` ends the trajectory there, and its text is not read any more.
 
-    Raises ValueError for a `reward` that is not finite, a `stop` that is not the environment's to say
-    (`ENVIRONMENT_DONE`, or that it is down), and a `role` that is neither "tool" nor "user".
+    Raises TypeError for a `text` that is none, ValueError for a `reward` that is not finite, a `stop` that is not the
+    environment's to say (`ENVIRONMENT_DONE`, or that it is down), and a `role` that is neither "tool" nor "user".
     """
 
     text: str = ""
@@ -42,10 +44,12 @@ class Reply:
     """In place of `text`: what several tools say, with a `ChatProtocol` a message of the chat template each."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.text, str):
+            raise TypeError(f"text={self.text!r} must be a string")
         if self.role not in ("tool", "user"):
             raise ValueError(f"role={self.role!r} must be 'tool' or 'user'")
-        if self.reward is not None and not math.isfinite(self.reward):
-            raise ValueError(f"reward={self.reward!r} must be finite")
+        if self.reward is not None and not (isinstance(self.reward, SupportsFloat) and math.isfinite(self.reward)):
+            raise ValueError(f"reward={self.reward!r} must be a finite number")
         if self.stop is not None and self.stop not in _STOPS:
             raise ValueError(f"stop={self.stop!r} must be None or one of {[str(reason) for reason in _STOPS]}")
 
@@ -54,9 +58,9 @@ class Environment(Protocol):
     """The world of one trajectory. Its state is its own: every trajectory has another object.
 
     `step` may be a coroutine, and may take its time: other trajectories go on meanwhile. A turn comes in with what the
-    protocol has read in it (`turn.action`). Raise `SearchUnavailable`, `ConnectionError` or `TimeoutError` for a world
-    that is down: the trajectory is masked out of the loss. Any other exception is a programming error and ends the
-    run. A method `reset`, if there is one, is given the columns of the row's example that it takes, and may return
+    protocol has read in it (`turn.action`). Raise `SearchUnavailable`, `ConnectionError` or `TimeoutError`, or what
+    requests, httpx, aiohttp or urllib raises in their place, for a world that is down: the trajectory is masked out of
+    the loss. Any other exception is a programming error and ends the run. A method `reset`, if there is one, is given the columns of the row's example that it takes, and may return
     text for the end of the prompt. A method `measures`, if there is one, is called after the rollout, in the rollout's
     thread, and returns figures of the trajectory by name. `EnvironmentResponder` makes one environment per trajectory.
     """
@@ -131,7 +135,7 @@ class BatchResponder(Responder):
 
     def __init__(self, concurrency: int) -> None:
         POSITIVE_COUNT.check("concurrency", concurrency)
-        self._threads = ThreadPoolExecutor(concurrency, "sorl-environment")
+        self._threads = DaemonThreads(concurrency, THREAD)
         self._lock = threading.Lock()
         self._asked: list[tuple[RowTurn, Future[Reply]]] = []
 

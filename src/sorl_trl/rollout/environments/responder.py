@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +12,7 @@ from typing import Any, TypeAlias
 from sorl_trl.checks import POSITIVE_COUNT, Number
 from sorl_trl.rollout.environments.calls import Calls
 from sorl_trl.rollout.environments.environment import Environment, Reply, Responder, RowTurn
-from sorl_trl.search.backend import INFRASTRUCTURE_ERRORS
+from sorl_trl.search.backend import is_down
 from sorl_trl.types import StopReason, Turn
 
 logger = logging.getLogger(__name__)
@@ -25,7 +24,6 @@ CONCURRENCY = 64
 ENVIRONMENT = "environment"
 """The column that names the factory of a row, where there are several: TRL's own."""
 Factory: TypeAlias = "Callable[[], Environment]"
-DOWN = (*INFRASTRUCTURE_ERRORS, asyncio.TimeoutError)  # which is a `TimeoutError` since Python 3.11 only
 UNAVAILABLE = Reply(stop=StopReason.ENVIRONMENT_UNAVAILABLE)
 
 
@@ -182,6 +180,8 @@ def call_with(method: Callable[..., Any], example: Mapping[str, Any]) -> Any:
 
 
 def _value(value: Any, error: BaseException | None) -> Any:
+    if isinstance(error, SystemExit):  # which would end the run without a word
+        raise RuntimeError(f"an environment raised {error!r}") from error
     if error is not None:
         raise error
     return value
@@ -189,7 +189,7 @@ def _value(value: Any, error: BaseException | None) -> Any:
 
 def _greeting(environment: Any, greeting: Any, error: BaseException | None) -> Any:
     """What `reset` says, or that the environment is down."""
-    if isinstance(error, DOWN):
+    if is_down(error):
         return _unavailable(environment, "reset", error)
     if _value(greeting, error) is None or isinstance(greeting, str):
         return greeting
@@ -200,7 +200,7 @@ def _greeting(environment: Any, greeting: Any, error: BaseException | None) -> A
 
 def _reply(environment: Any, reply: Any, error: BaseException | None) -> Any:
     """The same of `step`."""
-    if isinstance(error, DOWN):
+    if is_down(error):
         return _unavailable(environment, "step", error)
     if isinstance(_value(reply, error), Reply):
         return reply
@@ -210,6 +210,6 @@ def _reply(environment: Any, reply: Any, error: BaseException | None) -> Any:
     )
 
 
-def _unavailable(environment: Any, method: str, error: BaseException) -> Reply:
+def _unavailable(environment: Any, method: str, error: BaseException | None) -> Reply:
     logger.warning("%s.%s is unavailable, a trajectory is masked: %r", type(environment).__name__, method, error)
     return UNAVAILABLE

@@ -10,7 +10,7 @@ from sorl_trl.checks import POSITIVE_COUNT
 from sorl_trl.rollout.environments.environment import BatchResponder, Reply, RowTurn
 from sorl_trl.rollout.protocol import TagProtocol
 from sorl_trl.search import RetryPolicy, SearchBackend, SearchError
-from sorl_trl.search.backend import INFRASTRUCTURE_ERRORS, check_backend, check_results, is_thread_safe
+from sorl_trl.search.backend import check_backend, check_results, is_down, is_thread_safe
 from sorl_trl.types import StopReason
 
 logger = logging.getLogger(__name__)
@@ -80,7 +80,9 @@ class SearchResponder(BatchResponder):
                 return self._search_one_by_one(unique, patient)
             logger.info("The search engine refused %r: %s", unique[0], error)
             return {unique[0]: Reply(self._protocol.search_failed)}
-        except INFRASTRUCTURE_ERRORS as error:
+        except Exception as error:
+            if not is_down(error):
+                raise
             logger.warning("The search engine is unavailable, %d queries are given up: %r", len(unique), error)
             return dict.fromkeys(unique, _DOWN)
         check_results(found, unique)

@@ -5,23 +5,25 @@ from __future__ import annotations
 import inspect
 import json
 import logging
+from asyncio import CancelledError
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeAlias, get_type_hints
+from typing import Any, TypeAlias, get_args, get_type_hints
 
 from transformers.utils.chat_template_utils import get_json_schema
 
 from sorl_trl.rollout.environments.calls import Then
 from sorl_trl.rollout.environments.environment import Reply, tool_of
-from sorl_trl.rollout.environments.responder import DOWN, UNAVAILABLE, call_with
+from sorl_trl.rollout.environments.responder import UNAVAILABLE, call_with
+from sorl_trl.search.backend import is_down
 from sorl_trl.types import ActionKind, StopReason, ToolCall, ToolResult, Turn
 
 logger = logging.getLogger(__name__)
 
 Tool: TypeAlias = "Callable[..., Any]"
 _NO_TOOLS = ("reset", "get_reward")
-_READ = (int, float, bool)
+_READ = (str, int, float, bool)
 
 
 class Unavailable(str):
@@ -60,6 +62,10 @@ class Caller:
     def __init__(self, tools: Sequence[Tool], factory: Callable[[], Any] | None) -> None:
         self.inner = None if factory is None else factory()
         self.tools = named([*tools, *methods_of(self.inner)])
+        for name, tool in self.tools.items():
+            for each in inspect.signature(tool).parameters.values():
+                if each.kind in (each.POSITIONAL_ONLY, each.VAR_POSITIONAL):
+                    raise TypeError(f"{name} takes `{each}` by its place, but a policy gives arguments by name")
 
     def reset(self, **example: Any) -> Any:
         said = None if self.inner is None else call_with(self.inner.reset, example)
@@ -101,13 +107,15 @@ class Caller:
         tool = self.tools[name]
         try:
             result = tool(**read_arguments(tool, arguments))
-        except Exception as error:
+            return _awaited(tool, result) if inspect.isawaitable(result) else _told(result)
+        except (Exception, SystemExit) as error:  # a policy's Python may say `exit()`
             return _failed(tool, error)
-        return _awaited(tool, result) if inspect.isawaitable(result) else _told(result)
 
 
 def named(tools: Sequence[Tool]) -> dict[str, Tool]:
-    """Tools by their names. Raises ValueError where two have the same."""
+    """Tools by their names. Raises ValueError where two have the same, TypeError for one without."""
+    if nameless := [tool for tool in tools if not hasattr(tool, "__name__")]:
+        raise TypeError(f"a tool is {nameless[0]!r}, but must be a function or a method, which has a name")
     names = [tool.__name__ for tool in tools]
     if len({*names}) < len(names):
         raise ValueError(f"tools have the names {names}: each must have a name of its own")
@@ -117,7 +125,7 @@ def named(tools: Sequence[Tool]) -> dict[str, Tool]:
 async def _awaited(tool: Tool, result: Awaitable[Any]) -> Reply:
     try:
         return _told(await result)
-    except Exception as error:
+    except (Exception, SystemExit, CancelledError) as error:
         return _failed(tool, error)
 
 
@@ -125,13 +133,17 @@ def _told(result: Any) -> Reply:
     return UNAVAILABLE if isinstance(result, Unavailable) else Reply(str(result))
 
 
-def _failed(tool: Tool, error: Exception) -> Reply:
+def _failed(tool: Tool, error: BaseException) -> Reply:
     """As TRL has it, whose tools talk to the policy by exceptions; but one that is down is down."""
-    if isinstance(error, DOWN):
+    if is_down(error):
         raise error
+    try:
+        said, shown = str(error), repr(error)
+    except Exception:  # an exception that cannot say what it is
+        said = shown = type(error).__name__
     if not isinstance(error, WrongArguments):
-        logger.warning("%s raised %r, which is told to the policy", tool.__qualname__, error)
-    return Reply(f"error: {error}")
+        logger.warning("%s raised %s, which is told to the policy", tool.__qualname__, shown)
+    return Reply(f"error: {said}")
 
 
 class WrongArguments(Exception):
@@ -141,7 +153,8 @@ class WrongArguments(Exception):
 def read_arguments(method: Callable[..., Any], said: str | Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of `method`, by name, or as the JSON object of a text; plain text will do where it has but one.
 
-    What is to be a number or a truth value may be written as text; what is annotated otherwise is taken as it is.
+    What is to be a number or a truth value may be written as text; what is annotated as neither of them, nor as text,
+    is taken as it is.
 
     Raises WrongArguments for what does not fit.
     """
@@ -153,8 +166,18 @@ def read_arguments(method: Callable[..., Any], said: str | Mapping[str, Any]) ->
         inspect.signature(method).bind(**named)
     except TypeError as error:
         raise WrongArguments(f"{method.__name__}: {error}; it takes {_expected(parameters)}") from error
-    hints = get_type_hints(method)
+    hints = _hints(method)
     return {name: _converted(method, name, value, hints.get(name)) for name, value in named.items()}
+
+
+def _hints(method: Callable[..., Any]) -> dict[str, Any]:
+    """Annotations, but those that name what is imported for type checkers alone."""
+    try:
+        return get_type_hints(method)
+    except NameError:
+        plain = {each.__name__: each for each in _READ}
+        said = inspect.signature(method).parameters.values()
+        return {each.name: plain[each.annotation] for each in said if each.annotation in plain}
 
 
 def _from_text(content: str, parameters: Mapping[str, inspect.Parameter]) -> dict[str, Any] | None:
@@ -178,11 +201,14 @@ def _expected(parameters: Mapping[str, inspect.Parameter]) -> str:
 
 
 def _converted(tool: Tool, name: str, value: Any, hint: Any) -> Any:
-    """A value as the type that the annotation asks for, if that is a number or a truth value."""
+    """A value as the type that the annotation asks for, if that is text, a number or a truth value, or None too."""
+    others = [each for each in get_args(hint) if each is not type(None)]
+    if len(others) == 1 and type(None) in get_args(hint):
+        return None if value is None else _converted(tool, name, value, others[0])
     if hint not in _READ:
         return value
     said = value
-    if isinstance(value, str):
+    if isinstance(value, str) and hint is not str:
         with suppress(ValueError):
             said = json.loads(value.strip().lower())
     if hint is float and type(said) is int:

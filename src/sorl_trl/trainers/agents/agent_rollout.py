@@ -115,7 +115,7 @@ class AgentRollout:
             trainer._log_metric(f"rollout/{name}", value)
         for name, value in environment_statistics(trajectories, collector.responder).items():
             trainer._log_metric(f"environment/{name}", value)
-        output = rollout_output(trajectories, trainer._tokenizer.eos_token_id)
+        output = rollout_output(trajectories, trainer._tokenizer.eos_token_id, engine.window)
         environments = collector.responder.environments
         return {**output, "environments": [*environments]} if environments else output
 
@@ -216,8 +216,8 @@ class SearchRollout(AgentRollout):
         super().__init__(SearchResponder(search, protocol, top_k, retry), protocol, limits, engine)
 
 
-def rollout_output(trajectories: Sequence[Trajectory], eos_token_id: int) -> dict[str, Any]:
-    """`rollout_func`'s return value, one row per trajectory."""
+def rollout_output(trajectories: Sequence[Trajectory], eos_token_id: int, window: int | None = None) -> dict[str, Any]:
+    """`rollout_func`'s return value, one row per trajectory, none of which has more tokens than the `window`."""
     rows = assemble(trajectories)
     # A prompt that no turn follows was too long to be read: whole, it would make every row of the batch as long.
     longest = max((len(t.prompt_ids) for t in trajectories if t.segments), default=1)
@@ -228,7 +228,8 @@ def rollout_output(trajectories: Sequence[Trajectory], eos_token_id: int) -> dic
     has_logprobs = all(row.logprobs is not None for row in rows)
     output["logprobs"] = [list(row.logprobs or ()) for row in rows] if has_logprobs else None
     for i, trajectory in enumerate(trajectories):
-        is_complete = trajectory.stop_reason in _COMPLETE
+        is_full = window is not None and len(prompt_ids[i]) + len(output["completion_ids"][i]) >= window
+        is_complete = trajectory.stop_reason in _COMPLETE and not is_full
         if not trajectory.segments or (is_complete and output["completion_ids"][i][-1] != eos_token_id):
             output["completion_ids"][i].append(eos_token_id)
             output["env_mask"][i].append(0)

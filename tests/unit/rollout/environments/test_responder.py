@@ -232,11 +232,23 @@ def test_a_world_that_is_down_masks_its_trajectory(opened: Any, environment: Any
 
 
 @pytest.mark.parametrize("environment", [Raises, AsyncRaises])
-@pytest.mark.parametrize("error", [KeyError("bug"), FileNotFoundError("data"), SystemExit(3)])
+@pytest.mark.parametrize("error", [KeyError("bug"), FileNotFoundError("data"), KeyboardInterrupt()])
 def test_a_programming_error_is_raised_where_the_reply_is_waited_for(
     opened: Any, environment: Any, error: BaseException
 ) -> None:
     assert ask(opened(partial(environment, error)), "a") == [error]
+
+
+@pytest.mark.parametrize("environment", [Raises, AsyncRaises])
+def test_one_that_would_end_the_process_without_a_word_is_told(opened: Any, environment: Any) -> None:
+    (error,) = ask(opened(partial(environment, SystemExit())), "a")
+    assert isinstance(error, RuntimeError) and "SystemExit" in str(error)
+
+
+@pytest.mark.parametrize("arguments", [{"text": 7}, {"text": None}, {"reward": "1"}, {"reward": float("nan")}])
+def test_a_reply_of_another_kind_is_refused(arguments: dict[str, Any]) -> None:
+    with pytest.raises((TypeError, ValueError), match=next(iter(arguments))):
+        Reply(**arguments)
 
 
 class Returns:

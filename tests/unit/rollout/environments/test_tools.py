@@ -2,10 +2,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import urllib.request
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, Optional
 
 import pytest
+import requests
 
 from sorl_trl.rollout import Reply, RowTurn, ToolBox
 from sorl_trl.rollout.environments.tools import WrongArguments, read_arguments
@@ -97,6 +100,63 @@ def test_calls_of_methods_are_answered(caplog: Any) -> None:
     assert games.environments[0].guesses == 3
 
 
+def exits() -> str:
+    raise SystemExit
+
+
+async def is_cancelled() -> str:
+    raise asyncio.CancelledError
+
+
+class Speechless(Exception):
+    def __str__(self) -> str:
+        raise IndexError
+
+
+def raises_speechless() -> str:
+    raise Speechless
+
+
+def returns_speechless() -> Any:
+    return Speechless()
+
+
+def takes_what_is_not_there(text: str, of: Missing = None) -> str:  # type: ignore[name-defined]  # noqa: F821
+    return text
+
+
+def test_a_run_survives_whatever_a_tool_does() -> None:
+    tools = ToolBox([exits, is_cancelled, raises_speechless, returns_speechless, takes_what_is_not_there])
+    tools.open([{"prompt": "?"}])
+    calls = [(name, "{}") for name in ("exits", "is_cancelled", "raises_speechless", "returns_speechless")]
+    assert [reply.text for reply in call(tools, *calls)] == ["error: ", "error: ", "error: Speechless", "error: "]
+    assert call(tools, ("takes_what_is_not_there", '{"text": "7"}')) == [Reply("7")]
+    tools.close()
+
+
+def by_urllib() -> str:
+    return str(urllib.request.urlopen("http://127.0.0.1:9"))
+
+
+def by_requests() -> str:
+    return str(requests.get("http://127.0.0.1:9"))
+
+
+def by_requests_inside() -> str:
+    try:
+        return by_requests()
+    except requests.RequestException as error:
+        raise KeyError("a bug where it is told") from error
+
+
+def test_a_service_that_its_client_cannot_reach_is_down() -> None:
+    tools = ToolBox([by_urllib, by_requests, by_requests_inside])
+    tools.open([{"prompt": "?"}])
+    replies = call(tools, ("by_urllib", "{}"), ("by_requests", "{}"), ("by_requests_inside", "{}"))
+    assert [reply.stop for reply in replies] == [*[StopReason.ENVIRONMENT_UNAVAILABLE] * 2, None]
+    tools.close()
+
+
 def test_their_own_reward_is_a_reward_function() -> None:
     class Judged(Game):
         async def get_reward(self) -> float:  # type: ignore[override]
@@ -147,6 +207,8 @@ def no_arguments() -> None: ...
         (taking(float), "1e3", {"value": 1000.0}),
         (taking(bool), "false", {"value": False}),
         (taking(str), "7", {"value": "7"}),
+        (taking(int | None), "7", {"value": 7}),
+        (taking(Optional[int]), '{"value": null}', {"value": None}),  # noqa: UP045
         (taking(str), '{"value": "7"}', {"value": "7"}),
         (taking(str), '{"other": "7"}', {"value": '{"other": "7"}'}),
         (taking(list), "[1]", {"value": "[1]"}),
@@ -173,6 +235,8 @@ def test_arguments_that_fit(method: Any, content: str, arguments: dict[str, Any]
         (typed, '{"number": true}', "typed: number must be int, not true"),
         (typed, '{"number": Infinity}', "typed: number must be int, not Infinity"),
         (typed, '{"number": 1, "is_it": 1}', "typed: is_it must be bool, not 1"),
+        (taking(str), '{"value": 7}', "method: value must be str, not 7"),
+        (taking(int | None), '{"value": "x"}', 'method: value must be int, not "x"'),
         (taking(int), "9" * 5000, "method: value must be int, not "),
         (no_arguments, "x", "no_arguments takes a JSON object with no arguments: {}"),
     ],
@@ -192,12 +256,33 @@ class Answering(Toolless):
         return text
 
 
+def by_place(text: str, /) -> str:
+    return text
+
+
+def all_of(*texts: str) -> str:
+    return "".join(texts)
+
+
+@pytest.mark.parametrize(
+    ("tool", "problem"),
+    [
+        (by_place, "by_place takes `text: .*` by its place"),
+        (all_of, r"all_of takes `\*texts: .*` by its place"),
+        (partial(all_of), "must be a function or a method, which has a name"),
+    ],
+)
+def test_functions_that_no_policy_could_call_are_named(tool: Any, problem: str) -> None:
+    with pytest.raises(TypeError, match=problem):
+        ToolBox([tool])
+
+
 @pytest.mark.parametrize(
     ("factory", "problem"),
     [
         (object, "made a object: TRL's environments have a method `reset`"),
         (Toolless, "name no tool"),
-        (Answering, "a tool's tag is a name, and not 'answer'"),
+        (Answering, "a tool's tag is a name, and none of .*'answer'"),
     ],
 )
 def test_objects_that_cannot_be_used_are_named(factory: Any, problem: str) -> None:

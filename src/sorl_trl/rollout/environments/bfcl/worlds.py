@@ -12,8 +12,8 @@ from typing import Any
 
 from sorl_trl.rollout.environments.bfcl.tasks import Task, package
 from sorl_trl.rollout.environments.function_calls import Call, WrongCall
-from sorl_trl.rollout.environments.responder import DOWN
 from sorl_trl.rollout.environments.tools import Unavailable, named
+from sorl_trl.search.backend import is_down
 
 Function = Callable[..., Any]
 
@@ -128,9 +128,9 @@ def _told(tool: Function, call: Call) -> str:
     """What a tool of other origin returns or raises. Raises ConnectionError or the like where it is down."""
     try:
         result = tool(*call.positional, **call.named)
-    except DOWN:
-        raise
     except Exception as error:
+        if is_down(error):
+            raise ConnectionError(error) from error
         return f"Error during execution: {error}"
     if isinstance(result, Unavailable):
         raise ConnectionError(result)
