@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from sorl_trl.diagnostics import DEFAULT_RULES
-from tests.agents import NAMES, DownAfter, agent_policy, agent_tokenizer, search_index, steps_after
+from tests.agents import NAMES, DownAfter, agent_policy, agent_tokenizer, questions, search_index, steps_after
 from tests.collapses import ALARM, JUMP, STEPS, build, guarded, logged
 
 
@@ -32,6 +32,10 @@ def test_without_a_guard_the_policy_is_lost(collapsed: Any) -> None:
 
 
 class TestWarn:
+    def test_an_evaluation_before_training_is_left_alone(self, tmp_path: Path) -> None:
+        trainer, guard = guarded(tmp_path, "warn", eval_dataset=questions(4), per_device_eval_batch_size=4)
+        assert "eval_reward" in trainer.evaluate() and not guard.alarms
+
     def test_says_what_is_wrong_and_changes_nothing(
         self, tmp_path: Path, collapsed: Any, caplog: pytest.LogCaptureFixture
     ) -> None:

@@ -42,6 +42,8 @@ class CollapseGuard(TrainerCallback):
         check_choice("action", action, ACTIONS)
         self.action = action
         self.rules = tuple(rules)
+        self._detector: CollapseDetector | None = None
+        """Of the run, once it has begun."""
         self.alarms: list[Alarm] = []
         """All that have fired."""
         self.is_broken = False
@@ -52,15 +54,17 @@ class CollapseGuard(TrainerCallback):
     ) -> None:
         if args.logging_strategy == "no":
             raise ValueError("`logging_strategy` is 'no', but CollapseGuard reads log entries: set it to 'steps'.")
-        self._detector = CollapseDetector(
+        self._detector = detector = CollapseDetector(
             rule for rule in self.rules if not (args.fp16 and isinstance(rule, NotFinite))
         )
         self.is_broken = False
         # Of the run that is resumed.
-        self.alarms = [alarm for entry in state.log_history for alarm in self._detector.observe(entry)]
-        self._detector.holding.clear()  # what made it stop may not have been mended
+        self.alarms = [alarm for entry in state.log_history for alarm in detector.observe(entry)]
+        detector.holding.clear()  # what made it stop may not have been mended
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if self._detector is None:  # an evaluation before training
+            return
         entry = state.log_history[-1]  # with the step, which `logs` does not have
         alarms: list[Alarm] = _from_main_process(self._detector.observe(entry))
         if not alarms:

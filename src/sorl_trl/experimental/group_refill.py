@@ -23,6 +23,8 @@ from sorl_trl.trainers.config import TurnLevelConfig
 from sorl_trl.trainers.turns.batch import token_count
 from sorl_trl.trainers.turns.recording import own_rows
 
+_OF_TURNS = ("turn_rewards", "has_turn_reward", "states")
+"""Of the fields of a rollout, those with a column per turn."""
 _LEFT = ("prompt_ids", "prompt_mask")
 """Fields of a batch that are padded on the left. All others begin with the completion."""
 _PADDING: Mapping[str, float] = {"tool_mask": 1, "turn_ids": -1, "importance_sampling_ratio": 1.0}
@@ -218,6 +220,8 @@ def merged_rollout(first: ScoredRollout, second: ScoredRollout, takes: Tensor) -
         value, other = getattr(first, name), getattr(second, name)
         if name in ("void", "mismatch") and (value is None or other is None):
             merged[name] = None
+        elif name in _OF_TURNS:
+            merged[name] = _taken(value, other, takes)[:, : merged["turns"].num_turns]
         elif name != "reward_weights" and isinstance(value, Tensor):
             merged[name] = _taken(value, other, takes)
     return replace(first, **merged)

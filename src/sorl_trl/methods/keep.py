@@ -119,7 +119,7 @@ def _in_groups(rollout: ScoredRollout, reward: str | None, group_filter: str, sh
 def _mismatch(rollout: ScoredRollout, piece: object) -> Tensor:
     if rollout.mismatch is None:
         raise ValueError(
-            f"`keep` has {piece!r}, but the engine gives no log-probabilities: it is for `use_vllm` with "
-            "`vllm_importance_sampling_correction`."
+            f"`keep` has {piece!r}, but nothing is known of the ratio to the engine: it is for `use_vllm` with "
+            "`vllm_importance_sampling_correction`, and for rollouts ahead with `async_old_policy='proximal'`."
         )
     return rollout.mismatch

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from .advantages import STD_FLOOR, turn_returns
-from .masking import at_least_float32, check_choice, check_groups, keep
+from .masking import at_least_float32, check_choice, check_groups, keep, widest
 
 GROUP_FILTERS = ("zero_variance", "top_k", "top_p")
 _NO_SPREAD = 1e-6
@@ -113,7 +113,7 @@ def state_advantages(
 
 
 def group_spread(rewards: Tensor, num_generations: int) -> Tensor:
-    """Compute the standard deviation of each group's rewards: (B,) to (N,) float64.
+    """Compute the standard deviation of each group's rewards: (B,) to (N,) float64 (float32 on MPS).
 
     It divides by the rewards less one, as TRL's does; with fewer than two rewards it is 0, with an infinite one NaN.
 
@@ -125,7 +125,7 @@ def group_spread(rewards: Tensor, num_generations: int) -> Tensor:
         ValueError: `num_generations` does not divide B.
     """
     check_groups(num_generations, len(rewards), "rewards")
-    groups = rewards.double().view(-1, num_generations)
+    groups = rewards.to(widest(rewards.device)).view(-1, num_generations)
     scored = ~groups.isnan()
     count = scored.sum(1, keepdim=True)
     groups = torch.where(scored, groups, 0.0)

@@ -18,6 +18,7 @@ from .masking import (
     turn_broadcast,
     turn_layout,
     turn_reduce,
+    widest,
 )
 
 IMPORTANCE_SAMPLING_LEVELS = ("token", "turn", "sequence")
@@ -138,7 +139,7 @@ def scaled_clip_range(epsilon: float | Tensor, turn_ids: Tensor | TurnLayout, le
     lengths = unit_lengths(turn_ids, level)
     if scaling == "length":
         lengths = lengths.clamp(max=LONGEST)
-    return epsilon / lengths.to(_widest(lengths.device)) ** _EXPONENTS[scaling]
+    return epsilon / lengths.to(widest(lengths.device)) ** _EXPONENTS[scaling]
 
 
 def scaled_bound(delta: float | Tensor, turn_ids: Tensor | TurnLayout, level: str, scaling: str) -> Tensor:
@@ -190,7 +191,3 @@ def _turn_max(x: Tensor, turns: TurnLayout) -> Tensor:
     table = x.new_full((len(x), turns.num_turns + 1), -torch.inf)
     peak = table.scatter_reduce(1, turns.slots, x, "amax")[:, : turns.num_turns]
     return torch.where(peak.isfinite(), peak, 0.0)
-
-
-def _widest(device: torch.device) -> torch.dtype:
-    return torch.float32 if device.type == "mps" else torch.float64

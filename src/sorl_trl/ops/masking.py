@@ -193,6 +193,11 @@ def _count_starts(starts: Tensor, kept: Tensor) -> Tensor:
     return torch.where(kept, starts.long().cumsum(dim=1) - 1, -1)
 
 
+def widest(device: torch.device) -> torch.dtype:
+    """float64, or float32 on MPS, which has no float64."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
 def at_least_float32(x: Tensor) -> Tensor:
     """`x` in float32 where it is narrower or not floating point, and as it is where it is float32 or float64."""
     return x if x.dtype in (torch.float32, torch.float64) else x.float()

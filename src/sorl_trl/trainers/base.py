@@ -128,10 +128,8 @@ class TurnLevelTrainer(GRPOTrainer):
         self._metric_log = MetricLog(self)
         self._dump = TrajectoryDump(args, self._tokenizer)
         self.add_callback(self._dump)
-        self._kl_schedule: KLSchedule | None = None
-        if args.target_kl:
-            self._kl_schedule = KLSchedule(args.target_kl, self._record_lr_factor)
-            self.add_callback(self._kl_schedule)
+        self._kl_schedule = KLSchedule(args.target_kl, self._record_lr_factor)
+        self.add_callback(self._kl_schedule)
 
     def _set_up_rewards(self) -> None:
         for function in self.reward_funcs:
@@ -265,8 +263,7 @@ class TurnLevelTrainer(GRPOTrainer):
         self._dump.observe(batch, objective)
         if self._bias_normalizer is not None and objective is not None:
             self._bias_normalizer.observe(self, batch, objective)
-        if self._kl_schedule is not None:
-            self._kl_schedule.observe(batch, reduced)
+        self._kl_schedule.observe(batch, reduced)
         return loss
 
     def _own_term(self, batch: MicroBatch) -> tuple[Tensor | float, dict[str, Any]]:

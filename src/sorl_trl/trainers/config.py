@@ -15,6 +15,7 @@ from sorl_trl.checks import (
     SHARE,
     SWITCH,
     Allowed,
+    Number,
     OneOf,
     check_fields,
 )
@@ -29,8 +30,8 @@ ORDERS = ("dataset", "completed")
 OLD_POLICIES = ("behaviour", "proximal")
 """What ratios compare with where rollouts are sampled ahead of training."""
 OF_TRL: Mapping[str, Allowed] = {
-    "epsilon": NOT_NEGATIVE,
-    "epsilon_high": NOT_NEGATIVE,
+    "epsilon": Number(least=0, finite=False),
+    "epsilon_high": Number(least=0, finite=False),
     "num_generations": POSITIVE_COUNT,
     "num_generations_eval": POSITIVE_COUNT,
     "per_device_train_batch_size": POSITIVE_COUNT,

@@ -117,7 +117,7 @@ def test_engine_pieces_read_the_mismatch() -> None:
     assert EngineVeto()(given).tolist() == [True, False, True, True]
     kept = EngineTurnMask(0.8, 1.2)(given)
     assert kept.tolist() == [[True, True, False], [False, False, True], [True] * 3, [True] * 3]
-    with pytest.raises(ValueError, match="the engine gives no log-probabilities"):
+    with pytest.raises(ValueError, match="nothing is known of the ratio to the engine"):
         EngineVeto()(rollout())
 
 

@@ -73,6 +73,18 @@ def begin(schedule: KLSchedule, optimizer: Any, scheduler: Any) -> None:
     schedule.on_train_begin(nothing, nothing, nothing, optimizer=optimizer, lr_scheduler=scheduler)
 
 
+@pytest.mark.parametrize("scheduler", ["closed form", "recursive", "sequence"])
+def test_without_a_target_a_resumed_run_is_as_scheduled(scheduler: str) -> None:
+    run, plain = Run(scheduler), Run(scheduler, controlled=False)
+    for _ in range(3):
+        run.update(1.0)
+        plain.update()
+    begin(KLSchedule(0.0, lambda factor: None), run.optimizer, run.scheduler)
+    run.schedule = None
+    for _ in range(3):
+        assert run.update()[1] == pytest.approx(plain.update()[1])
+
+
 class TestRule:
     def test_a_sequence_worked_by_hand(self) -> None:
         """Target 0.1: down above 0.2, up below 0.05, and 0 says nothing."""

@@ -60,9 +60,10 @@ class Environment(Protocol):
     `step` may be a coroutine, and may take its time: other trajectories go on meanwhile. A turn comes in with what the
     protocol has read in it (`turn.action`). Raise `SearchUnavailable`, `ConnectionError` or `TimeoutError`, or what
     requests, httpx, aiohttp or urllib raises in their place, for a world that is down: the trajectory is masked out of
-    the loss. Any other exception is a programming error and ends the run. A method `reset`, if there is one, is given the columns of the row's example that it takes, and may return
-    text for the end of the prompt. A method `measures`, if there is one, is called after the rollout, in the rollout's
-    thread, and returns figures of the trajectory by name. `EnvironmentResponder` makes one environment per trajectory.
+    the loss. Any other exception is a programming error and ends the run. A method `reset`, if there is one, is given
+    the columns of the row's example that it takes, and may return text for the end of the prompt. A method `measures`,
+    if there is one, is called after the rollout, in the rollout's thread, and returns figures of the trajectory by
+    name. `EnvironmentResponder` makes one environment per trajectory.
     """
 
     def step(self, turn: Turn) -> Reply | Awaitable[Reply]:

@@ -58,7 +58,9 @@ def set_old_policy(trainer: Any, output: dict[str, Any]) -> None:
     """
     is_behaviour = trainer.args.async_old_policy == "behaviour"
     sampling = output["sampling_per_token_logps"]
-    if "old_per_token_logps" not in output and (not is_behaviour or bool(sampling.isnan().any())):
+    is_partial = sampling.isnan().any().view(1)
+    is_partial = bool(trainer.accelerator.gather(is_partial.long()).any())  # or one process alone would ask the policy
+    if "old_per_token_logps" not in output and (not is_behaviour or is_partial):
         output["old_per_token_logps"] = policy_pass(trainer, output)
     if is_behaviour:
         output["old_per_token_logps"] = torch.where(

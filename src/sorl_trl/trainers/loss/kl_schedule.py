@@ -45,7 +45,7 @@ class KLSchedule(TrainerCallback):
     where something else lowers the learning rates, what is scheduled from then on is the lowered rate.
 
     Args:
-        target_kl: nats per token.
+        target_kl: nats per token. With 0 the rate is as scheduled, also after a run that had lowered it is resumed.
         record: is told the factor of each update.
 
     Raises:
@@ -64,10 +64,14 @@ class KLSchedule(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         self._optimizer, self._scheduler = kwargs["optimizer"], kwargs["lr_scheduler"]
-        check_scheduler(self._scheduler)
-        # Part of the scheduler's state, which every checkpoint holds.
-        setattr(self._scheduler, FACTOR, getattr(self._scheduler, FACTOR, 1.0))
         self._has_moved.clear()
+        # Part of the scheduler's state, which every checkpoint holds.
+        before = getattr(self._scheduler, FACTOR, 1.0)
+        if self.target_kl:
+            check_scheduler(self._scheduler)
+            setattr(self._scheduler, FACTOR, before)
+        elif before != 1:
+            self._scale(before, 1.0)
 
     def observe(self, batch: MicroBatch, metrics: Sequence[Mapping[str, float]]) -> None:
         """Take note of a micro-batch, and set the learning rate if the optimizer steps after it.
@@ -76,7 +80,7 @@ class KLSchedule(TrainerCallback):
             batch: the micro-batch.
             metrics: of all micro-batches of the update, over all processes, if it is the last one.
         """
-        if not batch.is_training:
+        if not batch.is_training or not self.target_kl:
             return
         self._has_moved.append(bool(batch.age))
         if batch.ends_step:
@@ -91,9 +95,12 @@ class KLSchedule(TrainerCallback):
         before: float = getattr(self._scheduler, FACTOR)
         factor = kl_controlled_factor(before, kl, self.target_kl)
         if factor != before:
-            scale_learning_rate(self._optimizer, self._scheduler, factor / before, _is_policy)
-            setattr(self._scheduler, FACTOR, factor)
+            self._scale(before, factor)
         return factor
+
+    def _scale(self, before: float, factor: float) -> None:
+        scale_learning_rate(self._optimizer, self._scheduler, factor / before, _is_policy)
+        setattr(self._scheduler, FACTOR, factor)
 
 
 def _is_policy(group: dict[str, Any]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ DETAILS = (
     *(f"rollout/{name}" for name in ("truncated_", "unique_", "passages_", "empty_", "seconds_")),
     *(f"rollout/stop_reason/{reason.value}" for reason in StopReason if reason is not StopReason.ANSWERED),
 )
-"""How the names begin of what is logged with `log_turn_details` alone."""
+"""What is logged with `log_turn_details` alone: a name, or how the names of a family begin, up to "/" or "_"."""
 ON_POLICY_CONSTANTS = ("off_policy_age", "clip_penalty", "lr_factor")
 """What says nothing where each rollout serves one update."""
 
@@ -90,12 +91,17 @@ class MetricSums:
 
 
 def reduce_all(sums: Sequence[MetricSums], accelerator: Accelerator) -> list[dict[str, float]]:
-    """The metrics of each micro-batch over all processes: one collective for all, and one wait for the device.
+    """The metrics of each micro-batch over all processes: one collective, and one wait for the device.
 
-    The micro-batches must have the same metrics, and the processes as many micro-batches.
+    It is one for each kind of loss, where TRL computes that of one rollout and this package that of the next. The
+    processes must have the same metrics of as many micro-batches.
     """
-    rows = accelerator.gather(torch.stack([each.row() for each in sums]).unsqueeze(0))
-    return [dict(zip(sums[0].names, values, strict=True)) for values in sums[0]._reduced(rows).tolist()]
+    found = []
+    for names, of_kind in groupby(sums, lambda each: each.names):
+        alike = list(of_kind)
+        rows = accelerator.gather(torch.stack([each.row() for each in alike]).unsqueeze(0))
+        found += [dict(zip(names, values, strict=True)) for values in alike[0]._reduced(rows).tolist()]
+    return found
 
 
 def mean_of_numbers(values: Sequence[float]) -> float:
@@ -122,7 +128,8 @@ class MetricLog:
         """Forget what is not to be logged."""
         args, metrics = self._trainer.args, self._trainer._metrics[mode]
         left_out = () if args.log_turn_details else DETAILS + ON_POLICY_CONSTANTS * args.is_on_policy
-        for name in [name for name in metrics if name.startswith(left_out)]:
+        families = tuple(name for name in left_out if name.endswith(("/", "_")))
+        for name in [name for name in metrics if name in left_out or name.startswith(families)]:
             del metrics[name]
 
     def observe(

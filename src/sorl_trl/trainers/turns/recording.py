@@ -108,7 +108,9 @@ class RolloutRecorder:
         return gathered[:, 1] if bool(gathered[:, 0].all()) else None
 
     def _mismatch(self, batch: Mapping[str, Any]) -> Tensor | None:
-        if not corrects_sampling(self._trainer):
+        args = self._trainer.args
+        is_known = not args.async_staleness or args.async_old_policy == "proximal"  # else the old policy is the engine
+        if not is_known or not corrects_sampling(self._trainer):
             return None
         width = self.turns.turn_ids.size(1)
         return gather_rows(self._trainer.accelerator, mismatch_of(batch, self.turns.turn_ids)[:, :width])

@@ -137,13 +137,14 @@ def _asked(example: Mapping[str, Any], length: int, reward: float) -> dict[str, 
 
     The columns of a training set may be of any type, and their names mean something else there.
     """
-    question, golden = example.get("question"), example.get("golden_answers") or ()
+    question, golden = example.get("question"), example.get("golden_answers")
+    answers = golden if isinstance(golden, Sequence) and not isinstance(golden, str) else [golden]
     found = example.get("trajectory")
     trajectory = found if isinstance(found, Trajectory) else None
     return {
         "tokens": length,
         "question": question if isinstance(question, str) else None,
-        "golden_answers": [golden] if isinstance(golden, str) else [str(answer) for answer in golden],
+        "golden_answers": [str(answer) for answer in answers if answer is not None],
         "reward": None if math.isnan(reward) else reward,
         "answer": trajectory and trajectory.answer,
         "stop_reason": trajectory and trajectory.stop_reason.value,
