@@ -109,7 +109,7 @@ def add_row(row: dict[str, Any]) -> None:
 
 
 def jobs() -> Iterator[Job]:
-    """What is left to run: rollouts ahead, what is tried, then GRPO and SO-GRPO, the two others with three seeds, then all others.
+    """What is left to run: rollouts ahead, what is tried, GRPO and SO-GRPO, the two others with three seeds, the rest.
 
     What chooses a method's rate comes before what judges it.
     """
