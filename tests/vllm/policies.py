@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from sorl_trl import SOGRPOTrainer
@@ -111,3 +112,4 @@ def each_mode(request: Any, policy: Path) -> Iterator[Any]:
     wrapper = wrap(policy)
     yield wrapper
     wrapper.llm.llm_engine.engine_core.shutdown()
+    AcceleratorState._reset_state(reset_partial_state=True)  # it counts on the process group that vLLM has ended
