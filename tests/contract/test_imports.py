@@ -18,7 +18,7 @@ import sorl_trl
 SOURCE = Path(sorl_trl.__file__).parent
 ROOT = Path(__file__).parents[2]
 LAYERS = (
-    {"types", "text", "checks", "files", "learning_rate", "vllm_weights"},
+    {"types", "text", "checks", "files", "threads", "learning_rate", "vllm_weights"},
     {"command_line"},
     {"ops", "search", "qa", "shipped"},
     {"methods"},
