@@ -18,6 +18,7 @@ from transformers import TrainerCallback
 
 from sorl_trl import SOGRPOTrainer, SOPPOTrainer
 from sorl_trl.command_line import UserMistake
+from sorl_trl.methods import EngineVeto, Method
 from sorl_trl.ops import turn_broadcast, turn_layout, turn_mismatch
 from sorl_trl.rollout import Generation, RowTurn, ToolBox
 from sorl_trl.sandbox import PROTOCOL
@@ -447,6 +448,14 @@ def test_what_cannot_be_sampled_ahead_is_refused(tmp_path: Path) -> None:
     trainer.train_dataset = questions().to_iterable_dataset()
     with pytest.raises(ValueError, match="others do not show what comes next"):
         check_ahead(trainer)
+
+
+def test_pieces_that_compare_with_the_engine_are_refused_where_it_is_the_old_policy(tmp_path: Path) -> None:
+    """That ratio is 1, and nothing would ever be dropped."""
+    method = Method(keep=(EngineVeto(),))
+    with pytest.raises(ValueError, match=r"EngineVeto.*async_old_policy='proximal'"):
+        build(tmp_path / "behaviour", method=method).train()
+    build(tmp_path / "proximal", method=method, async_old_policy="proximal", max_steps=4).train()
 
 
 def test_a_probe_of_the_server_knows_no_dropout(tmp_path: Path) -> None:
