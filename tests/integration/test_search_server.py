@@ -151,7 +151,7 @@ def test_a_port_that_is_taken_is_one_line(index, url):
     ("arguments", "message"),
     [
         (["--index", "nowhere"], "`index` is 'nowhere', but there is no such file or folder"),
-        (["--index", "index", "--port", "65536"], "bind(): port must be 0-65535."),
+        (["--index", "index", "--port", "65536"], "`--port` is 65536, but must be from 0 to 65535.*"),
         (["--index", "index", "--host", "no host"], ".+no host.+8000.+"),
     ],
 )
@@ -159,4 +159,4 @@ def test_what_cannot_be_served_is_one_line(index, arguments, message):
     command = [sys.executable, "-m", "sorl_trl.search.serve", *arguments]
     done = subprocess.run(command, cwd=index[0].parent, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (2, "")
-    assert re.fullmatch(f"error: {message}\n".replace("()", r"\(\)"), done.stderr)
+    assert re.fullmatch(f"error: {message}\n", done.stderr)
