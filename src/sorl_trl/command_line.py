@@ -52,13 +52,13 @@ def run_command(main: Callable[[Sequence[str]], int | None], words: Sequence[str
     try:
         return main(sys.argv[1:] if words is None else words) or 0
     except (UserMistake, OSError) as error:
-        if os.environ.get("LOCAL_RANK", "0") == "0" or not isinstance(error, UserMistake):
+        if is_first_process() or not isinstance(error, UserMistake):
             if os.environ.get(DEBUG):
                 traceback.print_exception(error)
             print(f"error: {one_line(error)}", file=sys.stderr)
         return EXIT_CODE
     except KeyboardInterrupt:
-        if os.environ.get("LOCAL_RANK", "0") == "0":
+        if is_first_process():
             print("interrupted", file=sys.stderr)
         return INTERRUPTED
 
@@ -87,6 +87,11 @@ def check_checkpoint(name: str) -> None:
     if constants.HF_HUB_OFFLINE and not Path(constants.HF_HUB_CACHE, f"models--{name.replace('/', '--')}").exists():
         cache = f"the Hub's cache ({constants.HF_HUB_CACHE}) does not have it either, and HF_HUB_OFFLINE is set"
         raise UserMistake(missing("model_name_or_path", name, f"folder; {cache}"))
+
+
+def is_first_process() -> bool:
+    """Whether this process is the one of its machine that speaks, as far as a launcher has said."""
+    return os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 def refuse(message: str) -> NoReturn:

@@ -26,12 +26,14 @@ def work_off(waiting: SimpleQueue[Work | None]) -> None:
 
 
 class DaemonThreads:
-    """Threads that call what is submitted, in its order. They end with the last reference to this object."""
+    """Threads that call what is submitted, in its order.
+
+    They begin as they are needed, up to `count`, and end with the last reference to this object.
+    """
 
     def __init__(self, count: int, name: str) -> None:
         self._waiting: SimpleQueue[Work | None] = SimpleQueue()
-        for _ in range(count):
-            start(partial(work_off, self._waiting), name)
+        self._to_start, self._lock, self._name = count, threading.Lock(), name
         weakref.finalize(self, _end, self._waiting, count)
 
     def submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
@@ -44,6 +46,10 @@ class DaemonThreads:
             except BaseException as error:  # whatever it is, who waits for the future raises it
                 future.set_exception(error)
 
+        with self._lock:
+            if self._to_start:
+                self._to_start -= 1
+                start(partial(work_off, self._waiting), self._name)
         self._waiting.put(call)
         return future
 

@@ -29,8 +29,9 @@ def test_what_is_submitted_is_called_and_its_error_raised() -> None:
         threads.submit(divmod, 1, 0).result(10)
 
 
-def test_they_end_with_what_they_belong_to() -> None:
+def test_they_begin_when_needed_and_end_with_what_they_belong_to() -> None:
     threads = DaemonThreads(2, NAME)
+    assert not alive()
     threads.submit(threads.submit, int).result(10)  # what was done last holds nothing
     del threads
     gc.collect()

@@ -8,7 +8,6 @@ goes on where it was when started again; so does one whose search engine failed,
 
 from __future__ import annotations
 
-import os
 import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
@@ -16,7 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from sorl_trl import qa
-from sorl_trl.command_line import Parser, UserMistake, check_checkpoint, read_config, refuse, run_command, take_config
+from sorl_trl.command_line import (
+    Parser,
+    UserMistake,
+    check_checkpoint,
+    is_first_process,
+    read_config,
+    refuse,
+    run_command,
+    take_config,
+)
 from sorl_trl.files import missing
 from sorl_trl.records import EVALUATION_FOLDER, RECIPE_FILE, checkpoints, policy_in
 from sorl_trl.search.arguments import SOURCES
@@ -75,7 +83,7 @@ def evaluated_policy(name: str, output: str | None) -> str:
     policy = policy_in(folder)
     if policy is None:
         raise UserMistake(f"{name} holds no policy: name the folder of a run that has saved one, or of a checkpoint")
-    if policy != folder and os.environ.get("LOCAL_RANK", "0") == "0":
+    if policy != folder and is_first_process():
         print(f"{folder} has no final policy yet: evaluating {policy}")
     return str(policy)
 

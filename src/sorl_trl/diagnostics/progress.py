@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 import warnings
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 from tqdm.std import tqdm
 from transformers import ProgressCallback, TrainerControl, TrainerState, TrainingArguments
 
+from sorl_trl.command_line import is_first_process
 from sorl_trl.text import one_line
 
 SHOWN = {
@@ -57,7 +57,7 @@ def whole_lines() -> Iterator[None]:
     """Within it every warning and every message of a log is a line of its own, above the bar, once per machine."""
 
     def show(message: Warning | str, *_: Any) -> None:
-        if os.environ.get("LOCAL_RANK", "0") == "0":
+        if is_first_process():
             tqdm.write(f"warning: {one_line(message)}", file=sys.stderr)
 
     loggers = [logging.getLogger(), logging.getLogger("transformers")]

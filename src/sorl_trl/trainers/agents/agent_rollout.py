@@ -217,7 +217,10 @@ class SearchRollout(AgentRollout):
 
 
 def rollout_output(trajectories: Sequence[Trajectory], eos_token_id: int, window: int | None = None) -> dict[str, Any]:
-    """`rollout_func`'s return value, one row per trajectory, none of which has more tokens than the `window`."""
+    """`rollout_func`'s return value, one row per trajectory, none of which has more tokens than the `window`.
+
+    A complete one ends in an end-of-sequence token, by which TRL knows it from one that was cut; not where it is full.
+    """
     rows = assemble(trajectories)
     # A prompt that no turn follows was too long to be read: whole, it would make every row of the batch as long.
     longest = max((len(t.prompt_ids) for t in trajectories if t.segments), default=1)

@@ -149,7 +149,8 @@ def by_requests_inside() -> str:
         raise KeyError("a bug where it is told") from error
 
 
-def test_a_service_that_its_client_cannot_reach_is_down() -> None:
+def test_a_service_that_its_client_cannot_reach_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("no_proxy", "*")
     tools = ToolBox([by_urllib, by_requests, by_requests_inside])
     tools.open([{"prompt": "?"}])
     replies = call(tools, ("by_urllib", "{}"), ("by_requests", "{}"), ("by_requests_inside", "{}"))
