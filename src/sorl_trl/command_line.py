@@ -76,17 +76,17 @@ def mistakes(about: str = "") -> Iterator[None]:
         raise UserMistake(f"{about}: {one_line(error)}" if about else one_line(error)) from error
 
 
-def check_checkpoint(name: str) -> None:
+def check_checkpoint(name: str, argument: str = "model_name_or_path") -> None:
     """Raises `UserMistake` for a path that is not there: the Hub's rules for ids, cited otherwise, are no help."""
     from huggingface_hub import constants
 
     if Path(name).exists():
         return
     if not HUB_ID.fullmatch(name):
-        raise UserMistake(missing("model_name_or_path", name, "folder, nor can it be a Hub id"))
+        raise UserMistake(missing(argument, name, "folder, nor can it be a Hub id"))
     if constants.HF_HUB_OFFLINE and not Path(constants.HF_HUB_CACHE, f"models--{name.replace('/', '--')}").exists():
         cache = f"the Hub's cache ({constants.HF_HUB_CACHE}) does not have it either, and HF_HUB_OFFLINE is set"
-        raise UserMistake(missing("model_name_or_path", name, f"folder; {cache}"))
+        raise UserMistake(missing(argument, name, f"folder; {cache}"))
 
 
 def is_first_process() -> bool:

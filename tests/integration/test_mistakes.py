@@ -121,7 +121,7 @@ def test_evaluate(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--output", "questions.jsonl"], "Not a directory: '"),
+        (["--output", "questions.jsonl"], "questions.jsonl is a file; name a directory."),
         (["--output", "policy"], "policy holds something else than a quickstart; name another directory."),
     ],
 )

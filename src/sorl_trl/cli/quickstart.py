@@ -101,6 +101,8 @@ def say(text: str) -> None:
 def clear(run: Path, arguments: Mapping[str, Any]) -> None:
     """Remove an earlier quickstart, unless it goes on with the same arguments, and nothing else."""
     started = run / STARTED
+    if run.exists() and not run.is_dir():
+        raise UserMistake(f"--output {run} is a file; name a directory.")
     if run.exists() and any(run.iterdir()) and not started.is_file():
         raise UserMistake(f"--output {run} holds something else than a quickstart; name another directory.")
     if started.is_file() and ((run / SUMMARY).is_file() or json.loads(started.read_text()) != arguments):
@@ -226,7 +228,7 @@ def main(words: Sequence[str] | None = None) -> None:
         os.environ.setdefault(name, value)
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     if arguments.model:
-        check_checkpoint(arguments.model)
+        check_checkpoint(arguments.model, "--model")
     course = PRETRAINED if arguments.model else TINY
     run = (arguments.output or course.run).resolve()
     clear(run, {"seed": arguments.seed, "model": arguments.model, "max_steps": arguments.max_steps})

@@ -81,14 +81,14 @@ def mean(values: Sequence[float]) -> float:
 
 
 _SLOWER = "lower the learning rate or make fewer updates per rollout"
+_ANEW = "start a new run, which may have another learning rate, from a checkpoint before"
 
-# docs/stability.md says how often they catch a collapse and how often they are wrong. The thresholds of
-# `nothing_to_train_on` and `searches_fall` are set by hand, and the others were fitted.
+# The thresholds of `nothing_to_train_on` and `searches_fall` are set by hand, the others fitted to tiny policies.
 DEFAULT_RULES: tuple[Rule, ...] = (
     NotFinite(
         "not_finite",
         "grad_norm",
-        f"the weights may be none either, go back to a checkpoint from before this step, and {_SLOWER}",
+        f"the weights may be none either: {_ANEW} this step, and {_SLOWER}",
     ),
     Level(
         "nothing_to_train_on",
@@ -99,7 +99,7 @@ DEFAULT_RULES: tuple[Rule, ...] = (
     ),
     Level("high_kl", "kl_to_old", f"{_SLOWER}, or set or lower `target_kl`", threshold=0.082, patience=2),
     Level("high_turn_ratio", "turns/ratio_max", _SLOWER, threshold=4.3, patience=2),
-    Fall("reward_fall", "reward", f"go back to before the fall, and {_SLOWER}", share=0.62, minimum=0.1, window=3),
+    Fall("reward_fall", "reward", f"{_ANEW} the fall, and {_SLOWER}", share=0.62, minimum=0.1, window=3),
     Fall(
         "searches_fall",
         "rollout/searches_per_trajectory",

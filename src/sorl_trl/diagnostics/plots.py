@@ -35,7 +35,7 @@ LOGARITHMIC = {"kl_to_old": 1e-3, "kl": 1e-3, "turns/ratio_max": 1.0, "grad_norm
 COLUMNS = 4
 PANEL_WIDTH, PANEL_HEIGHT = 3.7, 2.45
 """In inches: the picture grows with its panels."""
-CAPTION = "optimizer step  ·  line: moving average\nfaint: as logged  ·  circles: evaluation"
+CAPTION = "optimizer step  ·  line: moving average  ·  faint: as logged"
 
 
 def draw_runs(runs: Sequence[Run]) -> bytes:
@@ -60,7 +60,8 @@ def draw_runs(runs: Sequence[Run]) -> bytes:
     for position, metric in enumerate(metrics, 1):
         _draw_panel(figure.add_subplot(rows, columns, position), metric, runs)
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside upper center", frameon=False)
-    figure.supxlabel(CAPTION, fontsize=9)
+    evaluated = any(run.series(f"eval_{metric}").values for run in runs for metric in metrics)
+    figure.supxlabel(CAPTION + "  ·  circles: evaluation" * evaluated, fontsize=9)
     picture = BytesIO()
     figure.savefig(picture, format="png", dpi=130)
     return picture.getvalue()

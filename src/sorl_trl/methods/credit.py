@@ -20,7 +20,7 @@ from sorl_trl.ops import (
 
 @dataclass(frozen=True)
 class GroupMean:
-    """SO-GRPO's: returns of turns less the group's mean (method.md, section 4).
+    """SO-GRPO's: returns of turns less the group's mean.
 
     With outcome rewards alone and γ = 1 they are GRPO's advantages, and TRL's own are taken.
     """

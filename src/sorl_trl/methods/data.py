@@ -151,7 +151,7 @@ class MicroBatch:
 
     @property
     def ratio(self) -> Tensor:
-        """(B, T) the importance ratio of the unit that each token belongs to, with gradient (method.md, section 1).
+        """(B, T) the importance ratio of the unit that each token belongs to, with gradient.
 
         The turns of one sequence may have advantages of their own, which its ratio alone would average: then each
         token keeps its own gradient (GSPO-token, arXiv 2507.18071).

@@ -23,7 +23,7 @@ POSITIVE = Number(above=0)
 
 @dataclass(frozen=True)
 class PPOMin:
-    """PPO's min(w Â, clip(w, 1 − ε_low, 1 + ε_high) Â), with TRL's `delta` where it is set (method.md, section 2)."""
+    """PPO's min(w Â, clip(w, 1 − ε_low, 1 + ε_high) Â), with TRL's `delta` where it is set (arXiv 1707.06347)."""
 
     def __call__(self, batch: MicroBatch) -> Objective:
         """The objective of each token with the ratio of its unit."""

@@ -97,7 +97,8 @@ class TurnLevelConfig(GRPOConfig):
         default="geometric",
         metadata={
             "help": "How the token ratios of a turn become one. 'geometric' (default): exp of their mean logarithm, "
-            "GSPO's length normalization applied per turn. 'arithmetic': their mean, as in the note on SORL."
+            "GSPO's length normalization applied per turn. 'arithmetic': their mean, as specified for SORL "
+            "(docs/paper_to_code.md)."
         },
     )
     clip_range_scaling: Annotated[str, OneOf(CLIP_RANGE_SCALINGS)] = field(
@@ -131,9 +132,9 @@ class TurnLevelConfig(GRPOConfig):
     async_staleness: Annotated[int, COUNT] = field(
         default=0,
         metadata={
-            "help": "Sample so many rollouts ahead, while one is trained on: none is trained on more than so many "
-            "rollouts late. With a vLLM server, or, for tests and small models, with copies of the policy in this "
-            "process. 0 (default): sampling and training take turns."
+            "help": "Sample so many rollouts ahead, while one is trained on; by default none is trained on more than "
+            "so many rollouts late. With a vLLM server, or, for tests and small models, with copies of the policy in "
+            "this process. 0 (default): sampling and training take turns."
         },
     )
     async_order: Annotated[str, OneOf(ORDERS)] = field(

@@ -103,7 +103,7 @@ class EnvironmentResponder(Responder):
     def measures(self, row: int) -> Mapping[str, float]:
         """See `Responder.measures`: what the row's environment says, if it has such a method."""
         measures: Callable[[], Mapping[str, float]] | None = getattr(self._environments[row], "measures", None)
-        return measures() if callable(measures) else {}
+        return (measures() or {}) if callable(measures) else {}
 
     def ask(self, turns: Sequence[RowTurn]) -> list[Future[Reply]]:
         """See `Responder.ask`."""
