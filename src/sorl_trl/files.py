@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO
+from uuid import uuid4
 
 
 def write_whole(path: Path, content: bytes | Callable[[IO[bytes]], object]) -> None:
@@ -17,7 +18,7 @@ def write_whole(path: Path, content: bytes | Callable[[IO[bytes]], object]) -> N
         path: The file; its folder must be there.
         content: What to write, or a function that writes it into the open file.
     """
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial = path.with_name(f".{path.name}.{uuid4().hex}")  # processes of several machines may write the same file
     try:
         with partial.open("wb") as file:
             if isinstance(content, bytes):

@@ -23,7 +23,7 @@ from sorl_trl.methods import (
     TurnRatio,
     Unweighted,
 )
-from sorl_trl.trainers.turns.batch import drop
+from sorl_trl.trainers.turns.batch import OLD_SINCE, drop
 from tests.losses import assert_same_loss, gradient, off_policy_batch, token_logps
 
 pytestmark = pytest.mark.trains
@@ -205,7 +205,7 @@ def test_llds_holds_up_good_trajectories(tmp_path: Path, tokenizer: Any) -> None
                 falls = falls + (fallen.sum() > 0) * fallen.clamp(min=0).sum()
     expected = reference_loss(trainer, batch) + 0.7 * falls / tokens
     assert_same_loss(trainer, trainer._compute_loss(trainer.model, batch), expected)
-    batch["generated_at_step"] = torch.tensor(0)  # the policy that sampled has nothing to hold up
+    batch[OLD_SINCE] = torch.tensor(0)  # the policy that sampled has nothing to hold up
     assert_same_loss(trainer, trainer._compute_loss(trainer.model, batch), reference_loss(trainer, batch))
 
 

@@ -15,10 +15,11 @@ import torch
 from peft import LoraConfig
 from torch import Tensor
 from transformers import TrainerCallback
+from trl import GRPOTrainer
 
 from sorl_trl import SOGRPOTrainer, SOPPOTrainer
 from sorl_trl.command_line import UserMistake
-from sorl_trl.methods import EngineVeto, Method
+from sorl_trl.methods import EngineVeto, Method, MicroBatch
 from sorl_trl.ops import turn_broadcast, turn_layout, turn_mismatch
 from sorl_trl.rollout import Generation, RowTurn, ToolBox
 from sorl_trl.sandbox import PROTOCOL
@@ -215,6 +216,33 @@ def test_proximal_ratios_begin_at_one_and_turns_are_weighted(
     assert min(low for low, _ in weights) < 0.99 and max(high for _, high in weights) > 1.01
 
 
+@pytest.mark.parametrize("old_policy", ["behaviour", "proximal"])
+def test_rounding_is_not_taken_for_movement(tmp_path: Path, old_policy: str) -> None:
+    """The first updates on a rollout that was sampled two rollouts ago: policy and old policy are one, or are not."""
+    moved = []
+
+    def look(batch: MicroBatch) -> tuple[float, dict[str, Any]]:
+        moved.append(batch.has_moved)
+        return 0.0, {}
+
+    build(tmp_path, method=Method(terms=(look,)), async_old_policy=old_policy, max_steps=16).train()
+    is_behaviour = old_policy == "behaviour"
+    assert moved == [False, True, True, True] + 3 * [is_behaviour, True, True, True]
+
+
+def test_what_sampled_is_asked_by_no_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its log-probabilities are the old policy's: of passes there are those of the updates."""
+    passes, ask = [], GRPOTrainer._get_per_token_logps_and_entropies
+
+    def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        passes.append(torch.is_grad_enabled())
+        return ask(self, *args, **kwargs)
+
+    monkeypatch.setattr(GRPOTrainer, "_get_per_token_logps_and_entropies", counted)
+    build(tmp_path, max_steps=12).train()
+    assert passes == [True] * 12
+
+
 class Stop(TrainerCallback):  # type: ignore[misc]
     """Raises at a step."""
 
@@ -240,6 +268,36 @@ def test_a_resumed_run_asks_the_prompts_that_are_left(tmp_path: Path, step: int)
     begun = -(-step // 4)
     assert [prompts for prompts, _ in rest.asked] == [prompts for prompts, _ in whole.asked[begun:]]
     assert max(logged(rest, "async/age_max")[-(6 - begun) :]) <= 2
+
+
+THREE_AT_ONCE = {"num_iterations": 1, "steps_per_generation": 1, "gradient_accumulation_steps": 3}
+"""Of the four micro-batches of an epoch the optimizer's second step has one."""
+
+ACROSS = {"num_iterations": 3, "steps_per_generation": 1, "gradient_accumulation_steps": 2}
+"""The optimizer's second step begins with one rollout and ends with the next."""
+
+
+@pytest.mark.parametrize(
+    ("before", "changed"),
+    [
+        ({}, {"num_iterations": 1}),
+        ({}, {"steps_per_generation": 1}),
+        ({"async_staleness": 0, **THREE_AT_ONCE}, THREE_AT_ONCE),
+        ({"async_staleness": 0, **ACROSS}, ACROSS),
+    ],
+    ids=["fewer iterations", "a smaller batch", "synchronous, a short step", "synchronous, steps across rollouts"],
+)
+def test_a_run_resumes_where_a_synchronous_one_does(
+    tmp_path: Path, before: dict[str, Any], changed: dict[str, Any]
+) -> None:
+    first = build(tmp_path / "first", **{"max_steps": 4, "save_strategy": "steps", "save_steps": 4, **before})
+    first.train()
+    asked = []
+    for staleness in (0, 2):
+        rest = build(tmp_path / str(staleness), **{"max_steps": 12, **changed, "async_staleness": staleness})
+        rest.train(resume_from_checkpoint=str(tmp_path / "first/checkpoint-4"))
+        asked.append([prompts for prompts, _ in rest.asked])
+    assert asked[0] == asked[1]
 
 
 class Dies(TrainerCallback):  # type: ignore[misc]
@@ -316,6 +374,17 @@ def test_a_run_in_another_order_does_not_take_up_what_was_passed_by(tmp_path: Pa
         load_ahead(trainer, said)
     with pytest.raises(UserMistake, match="`async_order`"):
         load_ahead(trainer, said)
+
+
+def test_other_processes_do_not_take_up_what_was_passed_by(tmp_path: Path) -> None:
+    """Whose places in a batch are others."""
+    completed = {"async_order": "completed", "per_device_train_batch_size": 8, "save_strategy": "steps"}
+    build(tmp_path / "first", **completed, max_steps=4, save_steps=4).train()
+    file = tmp_path / "first/checkpoint-4/generation_cycle_0.pt"
+    state = torch.load(file, weights_only=True)
+    torch.save(state | {"world_size": 2, "ahead": state["ahead"] | {"late": [(0, 1)]}}, file)
+    with pytest.raises(UserMistake, match="`world_size` is 1, but was 2"):
+        build(tmp_path / "rest", **completed).train(resume_from_checkpoint=str(file.parent))
 
 
 def test_tool_boxes_of_rollouts_that_overlap_share_nothing(tmp_path: Path) -> None:
@@ -434,6 +503,7 @@ def test_a_checkpoint_says_how_what_is_sampled_ahead_was_sampled(tmp_path: Path)
         ({"async_old_policy": "proximal", "loss_type": "cispo"}, "take 'behaviour'"),
         ({"async_old_policy": "older"}, "async_old_policy"),
         ({"async_staleness": -1}, "async_staleness"),
+        ({"cast_lm_head_to_fp32": True, "model_init_kwargs": None}, "a copy of the policy loses"),
     ],
 )
 def test_what_cannot_be_is_said_before_the_run(tmp_path: Path, changed: dict[str, Any], message: str) -> None:
@@ -454,7 +524,7 @@ def test_pieces_that_compare_with_the_engine_are_refused_where_it_is_the_old_pol
     """That ratio is 1, and nothing would ever be dropped."""
     method = Method(keep=(EngineVeto(),))
     with pytest.raises(ValueError, match=r"EngineVeto.*async_old_policy='proximal'"):
-        build(tmp_path / "behaviour", method=method).train()
+        build(tmp_path / "behaviour", method=method)
     build(tmp_path / "proximal", method=method, async_old_policy="proximal", max_steps=4).train()
 
 

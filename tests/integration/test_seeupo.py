@@ -104,7 +104,7 @@ def test_each_turn_starts_from_the_policy_as_it_is(tmp_path: Path, tokenizer: An
     """In the first update of a turn every ratio is 1; in the next, on other trajectories, it is not."""
     logs = [log for log in updates(run(tmp_path, tokenizer, max_steps=16)) if log["seeupo/trajectories_with_turn"]]
     assert [log["seeupo/turn"] for log in logs] == [2, 2, 1, 1, 0, 0] * 2
-    assert [log["off_policy_age"] for log in logs] == [0, 1] * 6
+    assert [log["off_policy_age"] for log in logs] == [2, 3, 4, 5, 6, 7] * 2
     for first, second in zip(logs[::2], logs[1::2], strict=True):
         assert first["turns/ratio_min"] == pytest.approx(1.0, abs=1e-9)
         assert first["turns/ratio_max"] == pytest.approx(1.0, abs=1e-9)

@@ -36,6 +36,7 @@ def _train(words: Sequence[str]) -> int:
     from sorl_trl.recipe.build import build_trainer
     from sorl_trl.recipe.written import RecipeWriter
     from sorl_trl.trainers import SOPPOTrainer
+    from sorl_trl.trainers.agents.vllm import EngineUnavailable
 
     with mistakes():
         arguments = parse_arguments(words)
@@ -48,7 +49,10 @@ def _train(words: Sequence[str]) -> int:
     trainer.add_callback(RecipeWriter(arguments))
     show(run_table(arguments, trainer), trainer)
     with interruptible(trainer):
-        trainer.train(resume_from_checkpoint=trainer.args.resume_from_checkpoint)
+        try:
+            trainer.train(resume_from_checkpoint=trainer.args.resume_from_checkpoint)
+        except EngineUnavailable as error:
+            raise UserMistake(str(error)) from error
     if any(isinstance(each, CollapseGuard) and each.is_broken for each in trainer.callback_handler.callbacks):
         raise UserMistake(f"no policy is saved, for training met NaN: {folder} has the checkpoints before")
     trainer.save_model(folder)

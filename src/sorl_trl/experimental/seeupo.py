@@ -7,6 +7,7 @@ trajectory, the log-probabilities that its turn started from, and the turn that 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -17,11 +18,10 @@ from torch import Tensor
 from sorl_trl.experimental.seeupo_ops import backward_turn_advantages, next_multiplier
 from sorl_trl.methods import LLDS, EngineTurnMask, Method, MicroBatch, ScoredRollout
 from sorl_trl.ops import bounded_log_ratio, turn_broadcast
-from sorl_trl.rollout import RolloutLimits
 from sorl_trl.trainers.agents.agent_rollout import AgentRollout
 from sorl_trl.trainers.base import TurnLevelTrainer
 from sorl_trl.trainers.config import TurnLevelConfig
-from sorl_trl.trainers.turns.batch import GENERATED_AT, ROW_SCALE, policy_pass, row_scale
+from sorl_trl.trainers.turns.batch import OLD_SINCE, ROW_SCALE, policy_pass, row_scale
 from sorl_trl.trainers.turns.recording import own_rows, show_advantages
 
 MULTIPLIER = "turn_multiplier"
@@ -134,11 +134,13 @@ class SeeUPOTrainer(TurnLevelTrainer):
     def __init__(self, model: Any, reward_funcs: Any = None, args: Any = None, *positional: Any, **named: Any) -> None:
         super().__init__(model, reward_funcs, args, *positional, **named)
         self._check_method()
-        rollout = named.get("rollout_func")
+        rollout, calls = named.get("rollout_func"), self.args.max_tool_calling_iterations
         if isinstance(rollout, AgentRollout):
-            self._check_turns((rollout.limits or RolloutLimits()).max_turns + 1)
-        elif self.tools and self.args.max_tool_calling_iterations is not None:
-            self._check_turns(self.args.max_tool_calling_iterations + 1)
+            calls = rollout.limits_under(self.args).max_turns
+        elif not self.tools:
+            calls = None
+        if calls not in (None, sys.maxsize):  # what no option bounds is looked at in each rollout
+            self._check_turns(calls + 1)
 
     def _check_turns(self, most: int) -> None:
         """Raise ValueError where a trajectory has turns that no iteration would train."""
@@ -197,7 +199,7 @@ class SeeUPOTrainer(TurnLevelTrainer):
                 self._close_turn(each)
             each[TURN], each[ROW_SCALE] = torch.tensor(turn), scale
             each["num_items_in_batch"] = tokens
-            each[GENERATED_AT] = torch.tensor(self.state.global_step)
+            each[OLD_SINCE] = torch.tensor(self.state.global_step)
 
     def _close_turn(self, inputs: dict[str, Any]) -> None:
         """The turn before has been updated. One pass gives its new log-probabilities, and the old ones of the next."""

@@ -139,6 +139,8 @@ class MicroBatch:
     """The optimizer step that it is part of, from 1."""
     age: int | None = 0
     """How many optimizer steps were made since its trajectories were sampled; None in evaluation."""
+    has_moved: bool = True
+    """Whether an optimizer step was made since the policy was the old one: else they differ by rounding alone."""
     ends_step: bool = True
     """Whether the optimizer steps after it."""
     inputs: Mapping[str, Any] = field(default_factory=dict, repr=False)

@@ -74,8 +74,8 @@ class ClipPenalty:
 class LLDS:
     """LLDS's guard (arXiv 2512.04220) against the likelihood of good trajectories falling: coef (1/N) Σ_i Σ_k F_{i,k}.
 
-    Before the first update on a rollout, and in evaluation, the policy is the one that sampled it, and the term is 0:
-    what two forward passes differ by there is rounding.
+    Before the first update on a rollout, and in evaluation, the policy is the old one, and the term is 0: what two
+    forward passes differ by there is rounding.
     """
 
     coef: Annotated[float, NOT_NEGATIVE] = 0.2
@@ -85,8 +85,8 @@ class LLDS:
 
     def __call__(self, batch: MicroBatch) -> tuple[Tensor, Metrics]:
         """The term, and the metrics `llds/loss` and `llds/open_turns`."""
-        has_moved = batch.is_training and batch.age != 0 and batch.good_tokens is not None
-        log_ratio = batch.log_ratio if has_moved else torch.zeros_like(batch.log_ratio)
+        may_fall = batch.has_moved and batch.good_tokens is not None
+        log_ratio = batch.log_ratio if may_fall else torch.zeros_like(batch.log_ratio)
         good = good_trajectories(batch.advantages, batch.loss_mask)
         falls, has_fallen = likelihood_falls(log_ratio, batch.turns, good)
         tokens = 1 if batch.good_tokens is None else batch.good_tokens.clamp(min=1)

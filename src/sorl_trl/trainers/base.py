@@ -26,7 +26,7 @@ from sorl_trl.trainers.agents.chatml import check_template
 from sorl_trl.trainers.agents.native_tools import HarmlessTools, tools_as_rollout
 from sorl_trl.trainers.agents.vllm.client import weight_client
 from sorl_trl.trainers.ahead.rollouts import RolloutsAhead
-from sorl_trl.trainers.ahead.training import sampling_ahead, set_old_policy
+from sorl_trl.trainers.ahead.training import compares_with_sampler, sampled_logps, sampling_ahead, set_old_policy
 from sorl_trl.trainers.checks import (
     check_ahead,
     check_config,
@@ -50,6 +50,7 @@ from sorl_trl.trainers.model_card import credited, rewrite_card
 from sorl_trl.trainers.turns.batch import (
     GENERATED_AT,
     GOOD_TOKENS,
+    OLD_SINCE,
     advantages_of,
     drop,
     loss_mask_of,
@@ -63,6 +64,7 @@ from sorl_trl.trainers.turns.recording import (
     mismatch_of,
     own_rows,
     show_advantages,
+    trl_scores_old_policy,
 )
 from sorl_trl.trainers.turns.spans import check_turn_ids, checked_rollout, turn_ids_of
 from sorl_trl.trainers.turns.trajectory_dump import TrajectoryDump
@@ -82,6 +84,8 @@ class TurnLevelTrainer(GRPOTrainer):
     _train_sampler: EpochRepeatSampler | None = None
     _ahead: RolloutsAhead | None = None
     _policy_logps: Tensor
+    _sampled_logps: Tensor | None = None
+    """What TRL's pass for the old policy would find, where that is known."""
 
     def __init__(
         self,
@@ -122,6 +126,8 @@ class TurnLevelTrainer(GRPOTrainer):
             rollout.protocol_for(self)
         check_dataset(self)
         check_ahead(self)
+        if compares_with_sampler(args):
+            self.vllm_importance_sampling_correction = False  # of a difference that ratios hold already
         self._set_up_rewards()
         self._name, self._paper = credited(self)
         self._bias_normalizer = bias_normalizer(self)
@@ -149,6 +155,8 @@ class TurnLevelTrainer(GRPOTrainer):
         turn_ids = turn_ids_of(completion_ids, env_mask, extra_fields.pop("turn_ids", None))
         check_turn_ids(turn_ids, completion_ids, env_mask)
         self._recorder.note_turns(turn_ids, prompt_ids, completion_ids)
+        if self.model.training and compares_with_sampler(self.args) and trl_scores_old_policy(self):
+            self._sampled_logps = sampled_logps(self, result[4])
         if self._shows_tools:
             completions = [messages_of(each, self._tokenizer) for each in extra_fields["trajectory"]]
             result = (*result[:3], completions, *result[4:])
@@ -182,6 +190,8 @@ class TurnLevelTrainer(GRPOTrainer):
             set_old_policy(self, output)
         output["turn_ids"] = self._turn_ids(output)
         output[GENERATED_AT] = torch.tensor(sampled_at)
+        since = sampled_at if compares_with_sampler(self.args) else self.state.global_step
+        output[OLD_SINCE] = torch.tensor(since)
         rollout = self._recorder.scored(output, inputs)
         totals = own_rows(rollout.totals(), len(inputs), self.accelerator)
         lengths = [len(row) for row in self._recorder.generated.turn_ids]
@@ -234,6 +244,9 @@ class TurnLevelTrainer(GRPOTrainer):
     def _get_per_token_logps_and_entropies(
         self, model: Any, ids: Tensor, mask: Tensor, length: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Any, Any]:
+        known, self._sampled_logps = self._sampled_logps, None
+        if known is not None and model is self.model:
+            return known, None, None
         prompt = ids.size(1) - length
         if ids.device.type == "cpu":
             policy = self.accelerator.unwrap_model(self.ref_model) if model is self.ref_model else self.model
@@ -334,6 +347,9 @@ class TurnLevelTrainer(GRPOTrainer):
         # processes, lies deeper than they look.
         if self._train_sampler is not None:
             self._train_sampler.set_epoch(kwargs["epoch"])
+        if self._ahead is not None:
+            behind = kwargs["steps_trained_in_current_epoch"] if kwargs["epoch"] == kwargs["epochs_trained"] else 0
+            self._ahead.seek(kwargs["epoch"] * kwargs["steps_in_epoch"] + behind)
         return super()._run_epoch(**kwargs)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:

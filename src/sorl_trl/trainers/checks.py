@@ -11,7 +11,7 @@ from datasets import Dataset
 from torch import nn
 from trl.trainer.utils import disable_dropout_in_model
 
-from sorl_trl.methods import SETTINGS, Method, TopK, TopP, ZeroVariance
+from sorl_trl.methods import SETTINGS, EngineTurnMask, EngineVeto, Method, TopK, TopP, ZeroVariance
 from sorl_trl.trainers.agents.agent_rollout import AgentRollout
 from sorl_trl.trainers.config import TRLS_LOSS_TYPES, TurnLevelConfig
 
@@ -126,8 +126,25 @@ def check_ahead(trainer: Any) -> None:
         raise ValueError(
             f"{asked}`vllm_mode` is {trainer.vllm_mode!r}, which samples or trains: use 'server' on another GPU."
         )
-    if not trainer.use_vllm and (trainer._dist.is_fsdp or trainer._dist.is_zero3):
-        raise ValueError(f"{asked}sharded parameters are not copied: set `use_vllm=True` and `vllm_mode='server'`.")
+    of_engine = [piece for piece in trainer.method.keep if isinstance(piece, EngineVeto | EngineTurnMask)]
+    if of_engine and args.async_old_policy == "behaviour":
+        raise ValueError(
+            f"{asked}`keep` has {of_engine[0]!r}, which compares the old policy with what sampled, and these are the "
+            "same: set `async_old_policy='proximal'`."
+        )
+    if not trainer.use_vllm:
+        _check_copies(trainer, asked)
+
+
+def _check_copies(trainer: Any, asked: str) -> None:
+    """Raise ValueError for a policy whose copies cannot sample in this process."""
+    instead = "set `use_vllm=True` and `vllm_mode='server'`"
+    if trainer._dist.is_fsdp or trainer._dist.is_zero3:
+        raise ValueError(f"{asked}sharded parameters are not copied: {instead}.")
+    if trainer.rollout_func.__wrapped__.engine.rollout_engine == "lockstep":
+        raise ValueError(f"{asked}`rollout_engine` is 'lockstep', and copies of the policy sample in 'slots'.")
+    if trainer.args.cast_lm_head_to_fp32:
+        raise ValueError(f"{asked}`cast_lm_head_to_fp32` is True, which a copy of the policy loses: {instead}.")
 
 
 def disable_dropout(model: nn.Module) -> None:

@@ -22,7 +22,7 @@ from sorl_trl.trainers.critic.policy_alone import FollowPolicy, detached_critic,
 from sorl_trl.trainers.model_card import SORL_PAPER
 from sorl_trl.trainers.so_ppo_config import SOPPOConfig
 from sorl_trl.trainers.turns.batch import drop, policy_pass
-from sorl_trl.trainers.turns.recording import gather_rows, own_rows, show_advantages, trl_corrects_sampling
+from sorl_trl.trainers.turns.recording import gather_rows, own_rows, show_advantages, trl_scores_old_policy
 
 _PASS = "policy_pass"
 """Field of a micro-batch within its loss: the policy, once it was asked for log-probabilities and values."""
@@ -97,15 +97,9 @@ class SOPPOTrainer(TurnLevelTrainer):
     def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, Any, Any]:
         # TRL's first pass over new trajectories is that of the policy which generated them, if it makes one.
         is_first = self._old_policy is not None and not self._old_policy.was_called
-        if is_first and model is self.model and self._trl_scores_old_policy():
+        if is_first and model is self.model and trl_scores_old_policy(self):
             model = self._old_policy
         return super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
-
-    def _trl_scores_old_policy(self) -> bool:
-        """Whether TRL passes over new trajectories first of all with the policy that generated them."""
-        micro_batches = self.args.steps_per_generation * self.num_iterations
-        is_reused = self.args.gradient_accumulation_steps % micro_batches != 0
-        return is_reused or trl_corrects_sampling(self)
 
     def _of_old_policy(self, output: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """(B, T) log-probabilities and values of the policy that generated `output`.

@@ -35,6 +35,7 @@ class Run:
             accelerator=SimpleNamespace(num_processes=1, process_index=0, wait_for_everyone=lambda: None),
             train_dataset=dataset,
             _train_sampler=self.sampler(),
+            _step=0,
             use_vllm=False,
             processing_class=object(),
             eos_token_ids=[1],
@@ -44,6 +45,7 @@ class Run:
         self.logged: dict[str, list[float]] = {}
         rollout: Any = self.sample
         self.ahead = RolloutsAhead(trainer, rollout, staleness, by_completion)
+        self.ahead.seek(first)
         self.trainer, self.batches = trainer, batches
 
     def sampler(self) -> RepeatSampler:
@@ -91,7 +93,6 @@ def _no_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = SimpleNamespace(
         begin=lambda version: None,
         engine=lambda end, options: Engine(),
-        finish=lambda engine: None,
         close=lambda: None,
     )
     monkeypatch.setattr(rollouts, "policy_ahead", lambda trainer: policy)

@@ -150,7 +150,7 @@ class AgentRollout:
         """Whether the chat template shows tools, and turns are messages that call them."""
         return bool(self._responder.shown)
 
-    def _limits(self, config: Any) -> RolloutLimits:
+    def limits_under(self, config: Any) -> RolloutLimits:
         most = config.max_completion_length
         if self.limits is None and self.shows_tools:
             calls = config.max_tool_calling_iterations
@@ -184,7 +184,7 @@ class AgentRollout:
 
     def _build_collector(self, trainer: GRPOTrainer, protocol: TagProtocol) -> Collector:
         responder = self._responder if getattr(trainer, "engine_ahead", None) is None else self._responder.fork()
-        limits = self._limits(trainer.args)
+        limits = self.limits_under(trainer.args)
         return Collector(trainer._tokenizer, responder, protocol, limits, rejoin_after=self.engine.rejoin_after)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,12 +15,26 @@ from sorl_trl.rollout import Engine, EngineOptions, Generation, TurnEnd, generat
 from sorl_trl.rollout.slots import SlotEngine
 from sorl_trl.trainers.agents.vllm.connection import VLLMServer
 from sorl_trl.trainers.agents.vllm.server import VLLMServerEngine, server_url
+from sorl_trl.trainers.agents.vllm.turns import sampling_settings
 
 TOLERANCE = 0.1
 """Nats, on average: a server in float32 is off by 1e-5, one in bfloat16 by .01."""
 _PROBE, _PROBED_TOKENS, _MOST = 64, 16, 0.5
 """Tokens of the prompt, tokens that are sampled after them, and what one of these counts at the most: in bfloat16 one
 in a thousand is off by more than a nat."""
+
+
+@dataclass(frozen=True)
+class _Plain:
+    """Settings of `VLLMGeneration` with which a policy samples what it says: of all options its temperature alone."""
+
+    temperature: float
+    repetition_penalty: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    generation_kwargs: None = None
+    structured_outputs_regex: None = None
 
 
 class ServerPolicy:
@@ -50,7 +65,7 @@ class ServerPolicy:
         """The beginning of a prompt, and what the server samples after it, at the trainer's temperature alone."""
         end = TurnEnd(self._trainer._tokenizer, (), self._trainer.eos_token_ids)
         engine = VLLMServerEngine(self._vllm, end, self._for_probes)
-        engine.settings |= {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+        engine.settings = sampling_settings(_Plain(self._trainer.temperature), end)
         engine.seed = seed
         engine.open(1)
         context = list(prompt_ids[: min(_PROBE, engine.window - _PROBED_TOKENS)])
@@ -83,9 +98,6 @@ class ServerPolicy:
         """For a rollout that begins now."""
         return VLLMServerEngine(self._vllm, end, self._server)
 
-    def finish(self, engine: Engine) -> None:
-        """The rollout of an engine has been taken."""
-
     def close(self) -> None:
         """Cut what is under way."""
         self._server.close()
@@ -101,40 +113,23 @@ class PolicyCopies:
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         self._fresh: nn.Module | None = None
-        """The copy with the present weights, once a rollout has asked for it."""
-        self._free: list[nn.Module] = []
-        self._in_use: dict[Engine, nn.Module] = {}
+        """The copy with the present weights, once a rollout has asked for it. Engines hold the others."""
 
     def begin(self, version: int) -> None:
         """The policy has new weights."""
-        fresh, self._fresh = self._fresh, None
-        self._set_free(fresh)
+        self._fresh = None
 
     def engine(self, end: TurnEnd, options: EngineOptions) -> Engine:
         """For a rollout that begins now, and samples from the present weights."""
         if self._fresh is None:
-            policy = self._trainer.accelerator.unwrap_model(self._trainer.model)
-            self._fresh = self._free.pop() if self._free else _copied(policy)
-            self._fresh.load_state_dict(policy.state_dict())
-        kind = "slots" if options.rollout_engine == "auto" else options.rollout_engine
-        engine = model_engine(self._fresh, end, self._trainer.generation_config, kind, options.kv_cache_gib)
-        if not isinstance(engine, SlotEngine):
-            raise ValueError(f"`rollout_engine` is {kind!r}, but copies of the policy sample in 'slots'.")
+            self._fresh = _copied(self._trainer.accelerator.unwrap_model(self._trainer.model))
+        engine = model_engine(self._fresh, end, self._trainer.generation_config, "slots", options.kv_cache_gib)
+        assert isinstance(engine, SlotEngine)  # a model that slots do not serve is refused
         engine.gives_logprobs = True
-        self._in_use[engine] = self._fresh
         return engine
-
-    def finish(self, engine: Engine) -> None:
-        """The copy of an engine may be used again, once no rollout samples from it."""
-        self._set_free(self._in_use.pop(engine))
 
     def close(self) -> None:
         """Nothing to cut: rollouts end with their next step."""
-
-    def _set_free(self, model: nn.Module | None) -> None:
-        others = [*self._in_use.values(), *self._free]
-        if model is not None and model is not self._fresh and all(model is not other for other in others):
-            self._free.append(model)
 
 
 def policy_ahead(trainer: GRPOTrainer) -> ServerPolicy | PolicyCopies:
@@ -147,6 +142,4 @@ def _copied(policy: nn.Module) -> nn.Module:
     for module in model.modules():
         # What TRL and accelerate have put over `forward` calls the original.
         module.__dict__.pop("forward", None)
-    for parameter in model.parameters():
-        parameter.grad = None
     return model

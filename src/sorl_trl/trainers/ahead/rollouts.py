@@ -81,8 +81,8 @@ class RolloutsAhead:
         """For the threads, which only read it: the training thread changes how its own pads."""
         self._ended = threading.Event()
         self._taken = self._begun = self._last = -1
-        self._resumed_at: int | None = None
-        """How many batches had been taken where this run begins, where that is known."""
+        self._first = 0
+        """The first batch of this run."""
         self._upcoming: Iterator[list[dict[str, Any]]] = iter(())
         self._shown: dict[int, list[Any]] = {}
         """The prompts of the batches that have begun, which the dataloader is to bring."""
@@ -119,14 +119,22 @@ class RolloutsAhead:
         return [row for part in parts for row in part.rows]
 
     def state(self) -> dict[str, Any]:
-        """What a resumed run must know: how many batches were taken, and what of which was trained on out of turn."""
+        """What a resumed run must know: what of which batch was trained on out of turn."""
         out_of_turn = {"late": sorted(self._late), "early": sorted(self._early)}
-        return {"taken": self._taken, "parts_of_batch": self._parts_of_batch, "grace": self._grace, **out_of_turn}
+        return {"parts_of_batch": self._parts_of_batch, "grace": self._grace, **out_of_turn}
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on from what `state` said."""
-        self._resumed_at = state["taken"]
         self._late, self._early = ({(batch, number) for batch, number in state[key]} for key in ("late", "early"))
+
+    def seek(self, micro_batches: int) -> None:
+        """Say how many micro-batches of the dataloader the run has behind it, before the first batch is taken.
+
+        A batch is shown for the length of a cycle. The first one of this run is taken when the present cycle ends.
+        """
+        if self._taken < 0:
+            cycle = cycle_steps(self._trainer)
+            self._first = (micro_batches + -self._trainer._step % cycle) // cycle
 
     def close(self) -> None:
         """Give up what is under way. Threads that wait for a tool end when it answers, and nobody hears it."""
@@ -140,12 +148,10 @@ class RolloutsAhead:
                 part.thread.join(max(until - time.monotonic(), 0.0))
 
     def _start(self) -> None:
-        """Find out where the run stands."""
         trainer = self._trainer
-        steps = trainer.args.gradient_accumulation_steps
-        counted = trainer.state.global_step * steps // cycle_steps(trainer)
-        self._taken = counted if self._resumed_at is None else self._resumed_at
-        self._last = math.ceil(trainer.state.max_steps * steps / cycle_steps(trainer))
+        self._taken = self._first
+        steps = trainer.state.max_steps * trainer.args.gradient_accumulation_steps
+        self._last = math.ceil(steps / cycle_steps(trainer))
         trainer._last_loaded_step = -1  # whatever another run has sent
         self._begun = min((batch for batch, _ in self._late), default=self._taken)
         self._upcoming = upcoming_batches(trainer, self._begun)
@@ -235,7 +241,6 @@ class RolloutsAhead:
     def _take(self, parts: list[Part]) -> None:
         for part in parts:
             self._under_way.remove(part)
-            self._policy.finish(part.engine)
             place = part.batch, part.number
             self._late.discard(place)
             if part.batch > self._taken:
@@ -255,7 +260,8 @@ class RolloutsAhead:
         ]
         ages = [self._taken - asked for asked, _ in versions]
         changed = [asked != answered for asked, answered in versions]
-        own = {"age_mean": sum(ages) / max(len(ages), 1), "age_max": max(ages, default=0), "seconds_waiting": waited}
+        oldest = max(gather_object([max(ages, default=0)]))
+        own = {"age_mean": sum(ages) / max(len(ages), 1), "age_max": oldest, "seconds_waiting": waited}
         own["turns_across_versions"] = sum(changed) / max(len(changed), 1)
         for name, value in own.items():
             self._trainer._log_metric(f"async/{name}", float(value))

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any
 
 import torch
+from torch import Tensor
+from trl.trainer.utils import pad
 
 from sorl_trl.command_line import UserMistake
 from sorl_trl.trainers.ahead.rollouts import RolloutsAhead
+from sorl_trl.trainers.config import TurnLevelConfig
+from sorl_trl.trainers.cycle.resume_point import ranks_where
 from sorl_trl.trainers.turns.batch import policy_pass
 
 
@@ -32,23 +37,44 @@ def sampling_ahead(trainer: Any, staleness: int, by_completion: bool = False) ->
         ahead.close()
 
 
-def load_ahead(trainer: Any, state: dict[str, Any] | None) -> None:
-    """Have a resumed run take up what its checkpoint says of rollouts ahead.
+def load_ahead(trainer: Any, state: dict[str, Any] | None) -> bool:
+    """Have a resumed run take up what its checkpoint says of rollouts ahead. All processes call it together.
 
-    Raises UserMistake where rollouts were trained on out of turn, and this run orders or bounds them otherwise.
+    Returns whether any process has trained on rollouts out of turn.
+
+    Raises UserMistake where one has, and this run orders or bounds them otherwise.
     """
     if state is None:
-        return
+        return False
     ahead: RolloutsAhead | None = getattr(trainer, "_ahead", None)
     now = {} if ahead is None else ahead.state()
     is_same = all(now.get(key) == state[key] for key in ("parts_of_batch", "grace"))
-    if not is_same and (state["late"] or state["early"]):
+    is_out_of_turn = bool(ranks_where(bool(state["late"] or state["early"])))
+    if not is_same and is_out_of_turn:
         raise UserMistake(
             "The checkpoint was written where rollouts were trained on in the order of completion: resume with the "
             "same `async_order`, `async_staleness` and batch settings, or start a new run."
         )
     if ahead is not None:
         ahead.load(state)
+    return is_out_of_turn
+
+
+def compares_with_sampler(args: TurnLevelConfig) -> bool:
+    """Whether ratios compare with what sampled, some updates ago, rather than with the policy of a pass."""
+    return args.async_staleness > 0 and args.async_old_policy == "behaviour"
+
+
+def sampled_logps(trainer: Any, logprobs: list[list[float | None]]) -> Tensor | None:
+    """(B, T) what a rollout was sampled with, so that no pass of the policy need find out; None where some is unknown.
+
+    All processes call it together, and find the same.
+    """
+    rows = [torch.tensor([math.nan if each is None else each for each in row]) for row in logprobs]
+    if ranks_where(any(bool(row.isnan().any()) for row in rows)):
+        return None
+    padded: Tensor = pad(rows, padding_value=0.0, pad_to_multiple_of=trainer.pad_to_multiple_of)
+    return padded.to(trainer.accelerator.device)
 
 
 def set_old_policy(trainer: Any, output: dict[str, Any]) -> None:
@@ -56,11 +82,10 @@ def set_old_policy(trainer: Any, output: dict[str, Any]) -> None:
 
     Tokens that vLLM says none of get those of the policy.
     """
-    is_behaviour = trainer.args.async_old_policy == "behaviour"
+    is_behaviour = compares_with_sampler(trainer.args)
     sampling = output["sampling_per_token_logps"]
-    is_partial = sampling.isnan().any().view(1)
-    is_partial = bool(trainer.accelerator.gather(is_partial.long()).any())  # or one process alone would ask the policy
-    if "old_per_token_logps" not in output and (not is_behaviour or is_partial):
+    is_needed = not is_behaviour or bool(ranks_where(bool(sampling.isnan().any())))
+    if "old_per_token_logps" not in output and is_needed:
         output["old_per_token_logps"] = policy_pass(trainer, output)
     if is_behaviour:
         output["old_per_token_logps"] = torch.where(

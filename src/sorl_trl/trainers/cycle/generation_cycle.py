@@ -77,16 +77,17 @@ class GenerationCycle:
             return
         # Not straight to the device: accelerate puts several CPU processes on "cpu:0", which torch.load refuses.
         state = torch.load(self._file(folder), map_location="cpu", weights_only=True)
-        load_ahead(self._trainer, state.get("ahead"))
+        is_waited_for = load_ahead(self._trainer, state.get("ahead"))
+        changed = [name for name in _SETTINGS if state[name] != getattr(self._trainer.args, name)]
+        if changed and (is_waited_for or state["buffered_inputs"] is not None):
+            raise UserMistake(
+                f"`{changed[0]}` is {getattr(self._trainer.args, changed[0])}, but was {state[changed[0]]} when "
+                f"{folder} was written, with trajectories still to be trained on. Resume with the same, or start a "
+                "new run."
+            )
         if state["buffered_inputs"] is None:
             self._trainer._step = 0  # the next step begins a cycle, which may be another one
             return
-        for name in _SETTINGS:
-            if state[name] != getattr(self._trainer.args, name):
-                raise UserMistake(
-                    f"`{name}` is {getattr(self._trainer.args, name)}, but was {state[name]} when {folder} was "
-                    "written, with trajectories still to be trained on. Resume with the same, or start a new run."
-                )
         device = self._trainer.accelerator.device
         self._trainer._step = state["step"]
         self._trainer._buffered_inputs = send_to_device(state["buffered_inputs"], device, skip_keys=ON_HOST)

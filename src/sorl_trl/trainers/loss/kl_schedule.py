@@ -82,7 +82,7 @@ class KLSchedule(TrainerCallback):
         """
         if not batch.is_training or not self.target_kl:
             return
-        self._has_moved.append(bool(batch.age))
+        self._has_moved.append(batch.has_moved)
         if batch.ends_step:
             pairs = zip(metrics, self._has_moved, strict=True)
             self._record(self.adjust(mean_of_numbers([each["kl_to_old"] for each, moved in pairs if moved])))

@@ -25,6 +25,7 @@ from sorl_trl.trainers.turns.batch import (
     GENERATED_AT,
     GOOD_TOKENS,
     IMAGE_INPUTS,
+    OLD_SINCE,
     advantages_of,
     loss_mask_of,
     row_scale,
@@ -178,6 +179,7 @@ def micro_batch(trainer: Any, logps: Tensor, inputs: Mapping[str, Any]) -> Micro
         is_training=is_training,
         step=step + 1,
         age=None if generated is None or not is_training else step - int(generated),
+        has_moved=is_training and step != int(inputs.get(OLD_SINCE, step)),
         ends_step=trainer.accelerator.sync_gradients or not is_training,
         inputs=inputs,
     )

@@ -19,9 +19,11 @@ ROW_SCALE = "row_scale"
 """Field of a batch from which trajectories were dropped: all rows over those that still count."""
 GENERATED_AT = "generated_at_step"
 """Field of a batch: how many optimizer steps had been made when its trajectories were sampled."""
+OLD_SINCE = "old_policy_since_step"
+"""Field of a batch: how many had been made by the policy that its ratios compare with."""
 GOOD_TOKENS = "good_tokens"
 """Field of a batch: the model tokens of all trajectories with an advantage of at least 0, over all processes."""
-ON_HOST = (GENERATED_AT, "turn_counts", ROW_SCALE)
+ON_HOST = (GENERATED_AT, OLD_SINCE, "turn_counts", ROW_SCALE)
 """Fields of a batch that stay on the host, where reading them does not wait for the device."""
 IMAGE_INPUTS = (
     "pixel_values",

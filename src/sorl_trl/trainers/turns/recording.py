@@ -153,6 +153,12 @@ def trl_corrects_sampling(trainer: Any) -> bool:
     return bool(trainer.use_vllm and trainer.vllm_importance_sampling_correction)
 
 
+def trl_scores_old_policy(trainer: Any) -> bool:
+    """Whether TRL passes over new trajectories first of all with the policy as it is."""
+    micro_batches = trainer.args.steps_per_generation * trainer.num_iterations
+    return trainer.args.gradient_accumulation_steps % micro_batches != 0 or trl_corrects_sampling(trainer)
+
+
 def mismatch_of(batch: Mapping[str, Any], turn_ids: Tensor) -> Tensor:
     """(B, T) d_t = log π_old − log μ of each model token, bounded; 0 where it is NaN, and off the model tokens.
 

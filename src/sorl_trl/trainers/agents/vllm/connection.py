@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from functools import cached_property
 from typing import Any
 
 import httpx2
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential
+
+from sorl_trl.threads import DaemonThreads
 
 AT_ONCE = 64
 """Requests that a rank has at the server at a time: TRL's own number."""
@@ -40,8 +41,8 @@ class VLLMServer:
     """
 
     def __init__(self, base_url: str, answer_s: float = ANSWER_S) -> None:
-        self.free = threading.Semaphore(AT_ONCE)
-        """Requests that may still be sent."""
+        self.threads = DaemonThreads(AT_ONCE, "sorl-vllm")
+        """They send requests."""
         self.version: int | None = None
         """Of its weights, where rollouts go on while they change."""
         self._base_url = base_url

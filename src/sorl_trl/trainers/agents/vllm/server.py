@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import queue
-import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import CancelledError, Future
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -13,7 +13,7 @@ from sorl_trl.rollout import Generation, TurnEnd
 from sorl_trl.trainers.agents.vllm.connection import VLLMServer
 from sorl_trl.trainers.agents.vllm.turns import Sampled, TurnRequest, VLLMEngine, sampling_settings
 
-Answers: TypeAlias = "queue.SimpleQueue[tuple[TurnRequest, Sampled | Exception] | None]"
+Answers: TypeAlias = "queue.SimpleQueue[tuple[TurnRequest, Future[Sampled]] | None]"
 
 
 class VLLMServerEngine(VLLMEngine):
@@ -53,7 +53,9 @@ class VLLMServerEngine(VLLMEngine):
     def submit(self, row: int, context_ids: Sequence[int], limit: int) -> None:
         request = self._begin(row, context_ids, limit)
         self._asked += 1
-        threading.Thread(target=self._answer, args=(request, self._answers), name="sorl-vllm", daemon=True).start()
+        answers = self._answers
+        future = self._server.threads.submit(self._answer, request, answers)
+        future.add_done_callback(lambda done: answers.put((request, done)))
 
     def poll(self) -> list[tuple[int, Generation]]:
         there = [self._answers.get()] if self._asked else []
@@ -61,7 +63,7 @@ class VLLMServerEngine(VLLMEngine):
             there.append(self._answers.get())
         answered = [each for each in there if each is not None]
         self._asked -= len(answered)
-        finished = [self._finish(request, _heard(outcome)) for request, outcome in answered]
+        finished = [self._finish(request, answer.result()) for request, answer in answered]
         return sorted((each for each in finished if each is not None), key=lambda ended: ended[0])
 
     def release(self, row: int) -> None:
@@ -74,17 +76,12 @@ class VLLMServerEngine(VLLMEngine):
         """Nothing is waited for: what is still being answered nobody hears, and what has not been sent never is."""
         self._generating, self._answers = {}, queue.SimpleQueue()
 
-    def _answer(self, request: TurnRequest, answers: Answers) -> None:
-        with self._server.free:
-            if answers is not self._answers:
-                return
-            try:
-                asked = self._server.version
-                sampled = self._ask(request)
-                versions = None if asked is None else (asked, int(self._server.version or 0))
-                answers.put((request, replace(sampled, versions=versions)))
-            except Exception as error:  # whatever it is, `poll` raises it
-                answers.put((request, error))
+    def _answer(self, request: TurnRequest, answers: Answers) -> Sampled:
+        if answers is not self._answers:
+            raise CancelledError("nobody waits for it any more")
+        asked = self._server.version
+        sampled = self._ask(request)
+        return replace(sampled, versions=None if asked is None else (asked, int(self._server.version or 0)))
 
     def _ask(self, request: TurnRequest) -> Sampled:
         body = {
@@ -103,12 +100,6 @@ def server_url(vllm_generation: Any) -> str:
     """Where TRL's server listens."""
     vllm = vllm_generation
     return str(vllm.server_base_url or f"http://{vllm.server_host}:{vllm.server_port}")
-
-
-def _heard(outcome: Sampled | Exception) -> Sampled:
-    if isinstance(outcome, Exception):
-        raise outcome
-    return outcome
 
 
 def _sampled(answer: Mapping[str, Any]) -> Sampled:
