@@ -14,7 +14,6 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-import tomllib
 
 from sorl_trl.cli.main import COMMANDS as COMMANDS_OF_SORL
 from tests.documentation import PAGES, ROOT, code_blocks, page_name
@@ -100,21 +99,6 @@ def check_command(words: list[str]) -> None:
         check_script(rest[script], rest[script + 1 :])
     else:
         assert program in FOREIGN or rest[:2] == ["-m", "pip"], f"which command is {program}?"
-
-
-@pytest.mark.parametrize("path", PAGES, ids=page_name)
-def test_installed_from_a_clone_with_extras_that_exist(path: Path) -> None:
-    """The package is on no index, and its versions are those that were tested."""
-    known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    text = path.read_text()
-    assert "pip install 'sorl-trl" not in text
-    for words in [each for block in code_blocks(path, "bash") for each in commands(block) if "pip" in each]:
-        assert words[:5] == ["python", "-m", "pip", "install", "-c"]
-        if words[6] == "--no-deps":  # another's package, as it is pinned
-            assert f"{words[7]}==" in (ROOT / "constraints.txt").read_text()
-            continue
-        extras = words[6].removeprefix(".").strip("[]")
-        assert {*filter(None, extras.split(","))} <= {*known}
 
 
 @pytest.mark.parametrize("example", ["own_environment", "own_method", "own_reward"])

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 
 import pytest
 
 from sorl_trl.cli.main import COMMANDS, HELP
-from tests.documentation import ROOT
-from tests.help_pages import PAGES, THAT_MATTER
+from tests.help_pages import PAGES
 
 
 @pytest.mark.parametrize("name", PAGES)
 def test_pages_are_what_the_arguments_say(name: str) -> None:
     page = (HELP / f"{name}.txt").read_text(encoding="utf-8")
     assert page.split() == PAGES[name]().split(), "`python -m tests.help_pages` writes them anew"
-
-
-def test_the_first_page_has_the_same_ten_options() -> None:
-    table = (ROOT / "docs" / "index.md").read_text().partition("| option |")[2].partition("\n\n")[0]
-    assert re.findall(r"^\| `(\w+)`", table, re.MULTILINE) == [*THAT_MATTER]
 
 
 HELPS = [[], *([name, "--help"] for name in COMMANDS)]

@@ -17,10 +17,7 @@ from sorl_trl.methods import (
     ClipPenalty,
     DoubleSided,
     Method,
-    MicroBatch,
     MiniRL,
-    Objective,
-    TurnRatio,
     Unweighted,
 )
 from sorl_trl.trainers.turns.batch import OLD_SINCE, drop
@@ -142,15 +139,6 @@ def test_the_engines_weights_multiply_the_surrogate(tmp_path: Path, tokenizer: A
     batch["importance_sampling_ratio"] = torch.rand(shape, generator=torch.Generator().manual_seed(3)) + 0.5
     trainer.use_vllm = trainer.vllm_importance_sampling_correction = True
     assert_same_loss(trainer, trainer._compute_loss(trainer.model, batch), reference_loss(trainer, batch))
-
-
-def test_weights_per_turn_are_geometric_means() -> None:
-    from sorl_trl.ops import turn_layout
-
-    turns = turn_layout(torch.tensor([[0, 0, -1, 1]]))
-    mismatch = torch.tensor([[0.1, 0.3, 9.0, -2.0]])
-    weights = TurnRatio(low=0.5, high=2.0)(mismatch, turns)
-    torch.testing.assert_close(weights, torch.tensor([[math.exp(0.2), math.exp(0.2), 1.0, 0.5]]))
 
 
 def reference_penalty(trainer: Any, batch: dict[str, Any], piece: ClipPenalty) -> Tensor:
@@ -294,21 +282,6 @@ def test_bias_norm_divides_the_gradient(tmp_path: Path, tokenizer: Any, delta: f
     assert trainer._bias_normalizer.normalize(trainer.accelerator) == pytest.approx(norm, rel=1e-5)
     found = torch.cat([p.grad.flatten() for p in trainer.model.parameters()])
     torch.testing.assert_close(found, plain / norm, rtol=1e-5, atol=1e-7)
-
-
-def test_a_piece_of_the_users_own(tmp_path: Path, tokenizer: Any) -> None:
-    """A surrogate as a function in a script: the plain policy gradient."""
-
-    def policy_gradient(batch: MicroBatch) -> Objective:
-        return Objective(batch.ratio * batch.advantages, torch.zeros_like(batch.loss_mask))
-
-    fields = {"loss_type": "grpo", "importance_sampling_level": "token", **OFF}
-    trainer, batch = off_policy_batch(tmp_path, tokenizer, Method(surrogate=policy_gradient), **fields)
-    ours = trainer._compute_loss(trainer.model, batch)
-    trainer.epsilon_low = trainer.epsilon_high = trainer.args.epsilon = 1e9
-    trainer.args.epsilon_high = None
-    trainer.method = Method()
-    assert_same_loss(trainer, ours, reference_loss(trainer, batch))
 
 
 def test_the_batch_is_not_written_to(tmp_path: Path, tokenizer: Any) -> None:

@@ -73,43 +73,6 @@ def test_a_recipe_for_gpus(recipe: str, tmp_path: Path) -> None:
     assert config.vllm_enable_sleep_mode
 
 
-def test_every_field_can_be_overridden(tmp_path: Path) -> None:
-    overrides = ["--learning_rate", "1e-5", "--search_top_k", "7", "--turn_ratio", "arithmetic", "--lora_r", "3"]
-    arguments = parse("so_grpo", tmp_path, *overrides)
-    rollout, config = arguments.rollout, arguments.config
-    assert (config.learning_rate, rollout.search_top_k, config.turn_ratio) == (1e-5, 7, "arithmetic")
-    assert arguments.model.lora_r == 3
-
-
-class TestTrainer:
-    def test_the_command_line_overrides_the_recipe(self, tmp_path: Path) -> None:
-        assert type(parse("so_grpo", tmp_path).config) is SOGRPOConfig
-        config = parse("so_grpo", tmp_path, "--trainer", "so_ppo", "--gae_lambda", "0.5").config
-        assert isinstance(config, SOPPOConfig)
-        assert config.gae_lambda == 0.5
-
-    def test_the_others_fields_are_refused(self, tmp_path: Path) -> None:
-        said = r"^`--gae_lambda` is no argument of sorl train --trainer so_grpo"
-        with pytest.raises(UserMistake, match=said):
-            parse("so_grpo", tmp_path, "--gae_lambda", "0.5")
-        recipe = tmp_path / "recipe.yaml"
-        recipe.write_text((ROOT / "recipes/so_grpo.yaml").read_text() + "gae_lambda: 0.5\n")
-        with pytest.raises(UserMistake, match=said):
-            parse(recipe, tmp_path)
-
-    @pytest.mark.parametrize(("trainer", "has_critic"), [("so_grpo", False), ("so_ppo", True)])
-    def test_help_is_that_of_the_trainer(
-        self, trainer: str, has_critic: bool, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        with pytest.raises(SystemExit) as done:
-            parse_arguments(["--trainer", trainer, "--help"])
-        assert done.value.code == 0
-        shown = capsys.readouterr().out
-        names = ("--trainer ", "--method ", "--dry_run ", "--search_top_k ", "--turn_ratio ", "--lora_r ")
-        assert [name for name in names if name not in shown] == []
-        assert ("--gae_lambda " in shown) == has_critic
-
-
 @pytest.mark.parametrize(
     ("name", "value", "allowed"),
     [

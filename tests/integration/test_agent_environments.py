@@ -28,7 +28,6 @@ from tests.agents import search_index
 from tests.policies import DIGITS, acting_policy, acting_tokenizer
 from tests.training import settings
 
-LONG = 60.0
 WORDING = {"invalid_feedback": ":", "no_results": "2", "search_failed": "2", "passage_template": "{text}"}
 FRAMES = {"information_frame": Frame(": ", " :"), "feedback_frame": Frame(), "message_frame": Frame()}
 LIMITS = RolloutLimits(max_turns=3, max_turn_tokens=12, max_observation_tokens=12, max_trajectory_tokens=90)
@@ -164,25 +163,6 @@ def test_trls_tools_and_a_search_engine_are_trained_with(tmp_path: Path, trainer
     assert all(sum(len(s.token_ids) for s in each.segments) <= 90 for each in seen), "`max_completion_length`"
     assert logs(trainer)[0]["rollout/tool_calls_per_trajectory"] > 0
     assert any(not torch.equal(before[name], now) for name, now in trainer.model.named_parameters())
-
-
-def test_a_world_that_is_down_is_masked_and_the_run_goes_on(tmp_path: Path) -> None:
-    class Fails(HighLow):
-        def step(self, turn: Turn) -> Reply:
-            if self.number < 3:
-                raise ConnectionError("refused")
-            return super().step(turn)
-
-    kept = Kept()
-    rollout = AgentRollout(EnvironmentResponder(Fails), protocol("guess"), LIMITS)
-    trainer = build(tmp_path, rollout, kept)
-    trainer.train()
-    unavailable = [each.stop_reason is StopReason.ENVIRONMENT_UNAVAILABLE for each in kept.trajectories]
-    failed = {number for number, is_down in zip(kept.numbers, unavailable, strict=True) if is_down}
-    assert failed == {1, 2}
-    masked = [entry["rollout/masked_share"] for entry in logs(trainer)]
-    assert sum(masked) * 16 == sum(unavailable)
-    assert masked == [entry["rollout/stop_reason/environment_unavailable"] for entry in logs(trainer)]
 
 
 class GuessingGame:

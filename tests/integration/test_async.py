@@ -415,17 +415,6 @@ def test_a_failure_under_way_reaches_the_training_thread(tmp_path: Path) -> None
     assert not threads()
 
 
-def test_a_search_that_is_down_masks_trajectories(tmp_path: Path) -> None:
-    trainer = build(tmp_path, max_steps=12)
-
-    def fail(queries: Any, k: int) -> Any:
-        raise SearchUnavailable("connection refused")
-
-    trainer.rollout_func.__wrapped__.search.search_batch = fail
-    trainer.train()
-    assert max(logged(trainer, "rollout/masked_share")) > 0
-
-
 def test_ctrl_c_ends_it_while_a_search_takes_long(tmp_path: Path) -> None:
     trainer = build(tmp_path, max_steps=24)
     teach(trainer.model, trainer.processing_class, [f"where {name} <search> {name} </search>" for name in NAMES[:4]])

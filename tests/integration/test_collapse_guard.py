@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from sorl_trl.diagnostics import DEFAULT_RULES
-from tests.agents import NAMES, DownAfter, agent_policy, agent_tokenizer, questions, search_index, steps_after
-from tests.collapses import ALARM, JUMP, STEPS, build, guarded, logged
+from tests.agents import NAMES, DownAfter, agent_policy, agent_tokenizer, questions, search_index, steps_after, teach
+from tests.collapses import ALARM, STEPS, build, guarded, logged
 
 
 @pytest.fixture(scope="module")
@@ -21,14 +20,6 @@ def collapsed(tmp_path_factory: pytest.TempPathFactory) -> Any:
     trainer = build(tmp_path_factory.mktemp("collapsed"))
     trainer.train()
     return trainer
-
-
-def test_without_a_guard_the_policy_is_lost(collapsed: Any) -> None:
-    rewards, entropy = logged(collapsed, "reward"), logged(collapsed, "entropy")
-    assert max(rewards.values()) >= 2.0
-    assert rewards[29] == 1.0  # the worst there is
-    assert entropy[JUMP] > 2.0
-    assert entropy[STEPS] < 0.1
 
 
 class TestWarn:
@@ -58,22 +49,11 @@ class TestStop:
         assert "CollapseGuard stops training" in caplog.text
 
 
-def searching_policy() -> Any:
-    """Sampled greedily, it searches for what it is asked, and never answers."""
-    tokenizer, policy = agent_tokenizer(), agent_policy()
-    rows = tokenizer([f"where {name} <search> {name} </search>" for name in NAMES[:4]], return_tensors="pt")
-    optimizer = torch.optim.Adam(policy.parameters(), lr=1e-2)
-    for _ in range(100):
-        loss = policy(input_ids=rows["input_ids"], labels=rows["input_ids"]).loss
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    return policy
-
-
 def test_stops_where_the_search_is_down_for_good(tmp_path: Path) -> None:
-    """Batches without a token to train on."""
-    fields = {"model": searching_policy(), "learning_rate": 1e-6, "top_k": 1, "callbacks": [], "rules": DEFAULT_RULES}
+    """Batches without a token to train on: the policy searches for what it is asked, and never answers."""
+    policy = agent_policy()
+    teach(policy, agent_tokenizer(), [f"where {name} <search> {name} </search>" for name in NAMES[:4]])
+    fields = {"model": policy, "learning_rate": 1e-6, "top_k": 1, "callbacks": [], "rules": DEFAULT_RULES}
     search = DownAfter(search_index(tmp_path), calls=4)
     trainer, guard = guarded(tmp_path, "stop", search=search, **fields)
     trainer.train()

@@ -49,13 +49,6 @@ class TestLearningRates:
         trainer.train()
         return rates
 
-    @pytest.mark.parametrize("case", ["head", "adapter", "model"])
-    def test_the_critic_has_its_own(self, tmp_path: Path, tokenizer: Any, case: str) -> None:
-        schedule = {"learning_rate": 1e-3, "critic_learning_rate": 4e-2, "lr_scheduler_type": "linear"}
-        rates = self.rates(tmp_path, tokenizer, **schedule, **CASES[case])
-        assert rates.policy == pytest.approx([1e-3, 0.75e-3, 0.5e-3, 0.25e-3])
-        assert rates.critic == pytest.approx([4e-2, 3e-2, 2e-2, 1e-2])
-
     @pytest.mark.parametrize("schedule", ["linear", "cosine", "constant"])
     def test_after_warm_up_the_policys_is_the_schedules(self, tmp_path: Path, tokenizer: Any, schedule: str) -> None:
         overrides = {"learning_rate": 1e-3, "critic_learning_rate": 4e-2, "lr_scheduler_type": schedule}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,7 @@ import pytest
 import train
 
 from sorl_trl.command_line import run_command
-from tests.agents import LIMITS, NAMES, agent_policy, agent_tokenizer, search_index
-from tests.interrupts import ROOT
+from tests.interrupts import make_world, training_words
 from tests.unit.search.servers import Reply, Server
 
 
@@ -20,33 +18,14 @@ from tests.unit.search.servers import Reply, Server
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random policy that searches now and then, eight questions, and a corpus with its index."""
     folder = tmp_path_factory.mktemp("dry_run")
-    agent_policy().save_pretrained(folder / "policy")
-    agent_tokenizer().save_pretrained(folder / "policy")
-    rows = [{"id": str(i), "question": NAMES[i % 4], "golden_answers": ["rome"]} for i in range(8)]
-    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    search_index(folder)
+    make_world(folder)
     return folder
 
 
 def words(folder: Path, *more: str, **changed: Any) -> list[str]:
-    values = {
-        "config": "so_grpo",
-        "model_name_or_path": folder / "policy",
-        "train_questions": folder / "train.jsonl",
-        "index": folder / "index",
-        "output_dir": folder / "out",
-        "prompt_template": "where {question}",
-        "max_turns": LIMITS.max_turns,
-        "max_turn_tokens": LIMITS.max_turn_tokens,
-        "max_observation_tokens": LIMITS.max_observation_tokens,
-        "max_completion_length": LIMITS.max_trajectory_tokens,
-        "num_generations": 4,
-        "per_device_train_batch_size": 8,
-        "steps_per_generation": 2,
-        "num_iterations": 3,
-        **changed,
-    }
-    return [*(w for name, value in values.items() for w in (f"--{name}", str(value))), *more, "--dry_run"]
+    own = {"config": "so_grpo", "index": folder / "index", "corpus": None, "num_generations": 4, "num_iterations": 3}
+    own |= {"steps_per_generation": 2, "max_steps": None, **changed}
+    return [*training_words(folder, **own), *more, "--dry_run"]
 
 
 def dry_run(capsys: pytest.CaptureFixture[str], words: list[str], code: int = 0) -> str:
@@ -72,15 +51,6 @@ def test_what_a_step_will_do(folder: Path, trainer: str, capsys: pytest.CaptureF
     assert "prompt      where " in said
     assert said.splitlines()[-1] == f"This can train, into {folder / 'out'}."
     assert sorted(folder.rglob("*")) == before, "nothing is written"
-
-
-def test_the_documented_output_has_its_rows(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    documented = re.search(r"```\n(trainer .*?)```", (ROOT / "docs/commands.md").read_text(), re.DOTALL)
-    rows = [
-        [line[:10].strip() for line in text.splitlines() if not line.startswith(" ")]
-        for text in (documented.group(1), dry_run(capsys, words(folder)))
-    ]
-    assert rows[0] == rows[1]
 
 
 @pytest.mark.parametrize(
@@ -143,16 +113,6 @@ def test_what_to_turn_where_memory_does_not_suffice(
     line = dry_run(capsys, words(folder, gradient_checkpointing="false"), code=2)
     assert line.startswith("error: a step needs about 0.")
     assert "in this order: gradient_checkpointing true; half of per_device_train_batch_size" in line
-
-
-def test_an_error_that_is_a_single_word_has_its_kind(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def rehearse(trainer: Any) -> Any:
-        raise KeyError("unit")
-
-    monkeypatch.setattr("sorl_trl.cli.dry_run.rehearse", rehearse)
-    assert dry_run(capsys, words(folder), code=2) == "error: KeyError: 'unit'"
 
 
 def test_a_search_server_that_refuses(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,7 +19,3 @@ def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     names = run_blocks(README, **given)
     assert names["trainer"].state.global_step == 1
     assert names["critic"].head.weight.shape == (1, 16)
-
-
-def test_it_is_short() -> None:
-    assert len(README.read_text().split()) <= 900

@@ -243,10 +243,3 @@ def test_the_losses_of_trl_run_as_they_are(
     named = {**config, "importance_sampling_level": "token", "epsilon_high": 5.0}
     build(trainer_class, config_class, tmp_path, tokenizer, reward, config=named)
     assert not [record for record in caplog.records if "`loss_type=" in record.getMessage()]
-
-
-def test_one_update_per_rollout_is_said_once_on_one_line(tmp_path: Path, tokenizer: Any, caplog: Any) -> None:
-    once = {"num_iterations": 1, "steps_per_generation": 2}
-    build(SOGRPOTrainer, SOGRPOConfig, tmp_path, tokenizer, reward, config=once).train()
-    (said,) = [record.getMessage() for record in caplog.records if "Updates per rollout" in record.getMessage()]
-    assert said.startswith("Updates per rollout: 1,") and "\n" not in said

@@ -91,13 +91,6 @@ def test_with_scores_it_answers_as_the_index_does(index, url):
     assert retrieve(url, queries=queries, topk=2, return_scores=True) == (200, {"result": expected})
 
 
-@pytest.mark.parametrize("queries", [["capital"], ["capital", "Lima", "zzz"]])
-def test_without_scores_it_gives_the_documents_of_any_number_of_queries(index, url, queries):
-    expected = [[document(hit) for hit in hits] for hits in index[1].search_batch(queries, 3)]
-    assert len(expected[0]) == 3
-    assert retrieve(url, queries=queries) == (200, {"result": expected})
-
-
 def test_health(index, url):
     with urlopen(f"{url}/health", timeout=60) as response:
         health = json.load(response)

@@ -201,28 +201,6 @@ def test_a_method_that_looks_at_several_turns_is_refused(tmp_path: Path, tokeniz
         build(tmp_path, tokenizer, method="llds")
 
 
-REFUSED: dict[str, Any] = {
-    "importance_sampling_level": "sequence",
-    "scale_rewards": "group",
-    "multi_objective_aggregation": "normalize_then_sum",
-    "gamma": 0.9,
-    "save_trajectories_steps": 5,
-    "loss_type": "bnpo",
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_has_no_meaning_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ValueError, match=f"`{name}` is "):
-        SeeUPOConfig(**settings(tmp_path, **BATCHES, **{name: REFUSED[name]}))
-
-
-def test_an_update_has_one_turn(tmp_path: Path) -> None:
-    fields = {**BATCHES, "gradient_accumulation_steps": 2, "steps_per_generation": 3}
-    with pytest.raises(ValueError, match="`steps_per_generation` is 3, but must be a multiple of"):
-        SeeUPOConfig(**settings(tmp_path, **fields))
-
-
 class TestTheNumberOfTurns:
     def test_an_agents_is_known(self, tmp_path: Path, tokenizer: Any) -> None:
         with pytest.raises(ValueError, match="`num_iterations` is 2, but must be 3 or more"):

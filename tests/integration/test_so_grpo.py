@@ -105,21 +105,6 @@ class TestCollector:
         assert trainer.model.is_gradient_checkpointing
 
 
-def test_a_dozen_metrics_beyond_trls_are_logged(tmp_path: Path) -> None:
-    """And those that cannot change where each rollout serves one update are not among them."""
-    search = search_index(tmp_path)
-    ours = build_agent(tmp_path, search, log_turn_details=False, max_steps=3)
-    theirs = build_agent(tmp_path, search, GRPOTrainer, max_steps=3)
-    on_policy = build_agent(tmp_path, search, log_turn_details=False, num_iterations=1, steps_per_generation=2)
-    names = []
-    for trainer in (ours, theirs, on_policy):
-        trainer.train()
-        names.append({name for log in trainer.state.log_history for name in log})
-    beyond = {name for name in names[0] if name not in names[1] or name.startswith("rollout/")}
-    assert len(beyond) == 12, sorted(beyond)
-    assert beyond - names[2] == {"off_policy_age", "clip_penalty", "lr_factor"}
-
-
 class TestSearchFailures:
     def test_trajectories_without_search_are_masked_and_counted(self, tmp_path: Path) -> None:
         trainer = build_agent(tmp_path, search=DownAfter(search_index(tmp_path), calls=0))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -31,7 +30,7 @@ from tests.critics import (
     weights,
 )
 from tests.policies import build_policy
-from tests.trajectories import Counting, FixedRollout
+from tests.trajectories import FixedRollout
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Learning
@@ -127,15 +126,6 @@ def test_trains_and_evaluates_with_the_collector(tmp_path: Path, lora: bool) -> 
     assert math.isfinite(metrics["eval_loss"])
     assert "eval_critic/explained_variance" in metrics
     assert "eval_critic/value_loss" in metrics
-
-
-@pytest.mark.parametrize("num_generations", [1, 4])
-def test_a_group_of_trajectories_per_prompt(tmp_path: Path, tokenizer: Any, num_generations: int) -> None:
-    rollout = Counting()
-    trainer = trained_briefly(tmp_path, tokenizer, num_generations=num_generations, rollout_func=rollout)
-    assert math.isfinite(trainer.state.log_history[0]["loss"])
-    for asked in rollout.asked:
-        assert set(Counter(asked).values()) == {num_generations}
 
 
 @pytest.mark.parametrize("case", ["head", "model"])

@@ -218,11 +218,6 @@ def test_what_is_wrong_with_a_call_is_said() -> None:
     assert said[2] == "error: double: number must be float, not [1]"
 
 
-def test_a_tool_that_is_down_ends_the_trajectory() -> None:
-    trajectory, _, _ = collected(tool_call("add", number=1) + tool_call("broken"))
-    assert trajectory.stop_reason is StopReason.ENVIRONMENT_UNAVAILABLE
-
-
 def test_one_script_trains_with_tools_at_once_and_ahead(tmp_path: Path) -> None:
     """What a reward function is shown, and what is logged of it, does not depend on when it was sampled."""
     roles: dict[int, set[tuple[str, ...]]] = {0: set(), 1: set()}

@@ -19,9 +19,8 @@ from sorl_trl.experimental import GroupRefillTrainer, SeeUPOTrainer
 from sorl_trl.methods import GroupMean, LeaveOneOut
 from sorl_trl.recipe.arguments import Arguments, parse_arguments
 from sorl_trl.recipe.build import build_rollout, build_trainer, load_prompts, reward_functions
-from sorl_trl.search import TantivyIndex
 from sorl_trl.trainers import InformationGain
-from tests.agents import LIMITS, NAMES, agent_policy, agent_tokenizer, search_index
+from tests.agents import NAMES, agent_policy, agent_tokenizer
 from tests.interrupts import make_world, training_words
 from tests.unit.rollout.fakes import bpe_tokenizer
 from tests.unit.search.servers import Server
@@ -54,23 +53,8 @@ def write(path: Path, rows: list[dict[str, Any]]) -> None:
 
 def arguments(folder: Path, *words: str, **changed: Any) -> Arguments:
     """Two steps of the recipe for SO-GRPO."""
-    values = {
-        "config": ROOT / "recipes/so_grpo.yaml",
-        "model_name_or_path": folder / "policy",
-        "train_questions": folder / "train.jsonl",
-        "output_dir": folder / "out",
-        "prompt_template": "where {question}",
-        "max_turns": LIMITS.max_turns,
-        "max_turn_tokens": LIMITS.max_turn_tokens,
-        "max_observation_tokens": LIMITS.max_observation_tokens,
-        "max_completion_length": LIMITS.max_trajectory_tokens,
-        "steps_per_generation": 1,
-        "num_iterations": 1,
-        "max_steps": 2,
-        "disable_tqdm": "true",
-        **changed,
-    }
-    return parse_arguments([*(w for name, value in values.items() for w in (f"--{name}", str(value))), *words])
+    own = {"corpus": None, "per_device_train_batch_size": None, "max_steps": 2, "disable_tqdm": "true"}
+    return parse_arguments([*training_words(folder, **{**own, **changed}), *words])
 
 
 def searches(found: Arguments) -> list[float]:
@@ -97,15 +81,6 @@ def test_passages_from_a_server_kept_in_a_cache(folder: Path, server: Server) ->
     assert {request["topk"] for request in server.requests} == {1}, "the recipe's `search_top_k`"
     asked = [query for sent in server.requests for query in sent["queries"]]
     assert len(asked) == len(set(asked)) > 0, "no query twice"
-
-
-def test_passages_from_the_index_of_another_engine(folder: Path) -> None:
-    pytest.importorskip("tantivy")
-    search_index(folder)  # writes the corpus
-    TantivyIndex.build(folder / "corpus.jsonl", folder / "tantivy", show_progress=False)
-    found = arguments(folder, index=folder / "tantivy")
-    assert found.search.build_search().identity.startswith("tantivy-")
-    assert sum(searches(found)) > 0
 
 
 def test_questions_of_public_sets(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,11 +159,6 @@ def test_a_policy_that_cannot_act_is_refused_before_the_search_engine_is_opened(
 
 def trainer_of(folder: Path, *words: str, **changed: Any) -> Any:
     return build_trainer(arguments(folder, "--no_search", *words, **changed))
-
-
-def test_rewards_are_those_named(folder: Path) -> None:
-    trainer = trainer_of(folder, "--rewards", "exact_match", "f1")
-    assert trainer.reward_func_names == [qa.REWARDS[name].__name__ for name in ("exact_match", "f1")]
 
 
 @pytest.mark.parametrize("collapse_guard", ["off", "warn", "stop"])

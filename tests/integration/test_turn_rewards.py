@@ -10,8 +10,6 @@ import pytest
 import torch
 
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer
-from sorl_trl.qa import exact_match_reward, search_hit_turn_reward
-from tests.agents import build_agent
 from tests.policies import build_policy
 from tests.training import settings
 from tests.trajectories import FixedRollout, length_reward, parity_reward, prompts
@@ -111,11 +109,6 @@ class TestAdvantages:
         torch.testing.assert_close(*advantages, rtol=0, atol=1e-5)
         assert tables[0] == pytest.approx(tables[1], abs=1e-5)
 
-    def test_trains_with_search_hits(self, tmp_path: Path) -> None:
-        trainer = build_agent(tmp_path, reward_funcs=[exact_match_reward, search_hit_turn_reward])
-        trainer.train()
-        assert all(math.isfinite(log["loss"]) for log in trainer.state.log_history if "loss" in log)
-
 
 class TestUnscored:
     @pytest.mark.parametrize("scale", SCALES)
@@ -164,11 +157,6 @@ class TestUnscored:
 
 
 class TestWhatTheUserSees:
-    def test_reward_functions_keep_their_names(self, tmp_path: Path, tokenizer: Any) -> None:
-        trainer = build(tmp_path, tokenizer, [uneven_reward, parity_reward])
-        assert [function.__name__ for function in trainer.reward_funcs] == ["uneven_reward", "parity_reward"]
-        assert trainer.reward_func_names == ["uneven_reward", "parity_reward"]
-
     def test_the_completions_table_shows_the_mean_over_turns(self, tmp_path: Path, tokenizer: Any) -> None:
         """Of this batch and of the one before it: each trajectory has its line."""
         trainer = build(tmp_path, tokenizer, uneven_reward)

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from sorl_trl.cli.main import main
-from sorl_trl.command_line import UserMistake
 from sorl_trl.shipped import CONFIGS, PACKAGE, RECIPES, Shipped
 
 ROOT = Path(__file__).parents[2]
@@ -58,8 +57,3 @@ def test_a_file_of_the_users_goes_before_ours(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "so_grpo").rmdir()
     (tmp_path / "so_grpo").touch()
     assert RECIPES.find("so_grpo") == Path("so_grpo")
-
-
-def test_neither_a_file_nor_ours() -> None:
-    with pytest.raises(UserMistake, match=r"^--accelerate_config: 'zero8' is neither a file nor .* lists them"):
-        CONFIGS.find("zero8")

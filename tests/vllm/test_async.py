@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from peft import LoraConfig
 from transformers import TrainerCallback
 
@@ -72,16 +71,6 @@ def test_proximal_ratios_begin_at_one(tmp_path: Path, server: str) -> None:
     assert first_updates == pytest.approx([1.0] * len(first_updates), abs=1e-4)
     gaps = logged(trainer, GAP)
     assert gaps[0] < EXACT and max(gaps[1:]) > 1e-3
-
-
-def test_the_server_has_the_last_weights_and_says_their_version(tmp_path: Path, server: str) -> None:
-    trainer = agent(tmp_path, server, max_steps=4)
-    trainer.train()
-    client = trainer.vllm_generation.vllm_client
-    trainer.vllm_generation.sync_weights()
-    assert client._get(f"{server}/weight_info")["weight_version"] == str(client.version)
-    assert not client._get(f"{server}/is_paused")["is_paused"]
-    assert torch.isfinite(torch.tensor(logged(trainer, "loss"))).all()
 
 
 def test_an_update_that_does_not_arrive_ends_the_run(

@@ -11,11 +11,9 @@ import pytest
 from tokenizers import AddedToken
 from transformers import GenerationConfig
 
-from sorl_trl.rollout import Collector, Generation, HFGenerator, RolloutLimits, TurnEnd
+from sorl_trl.rollout import Generation, HFGenerator, TurnEnd
 from sorl_trl.sandbox import PROTOCOL
-from sorl_trl.search import NoSearch
 from sorl_trl.trainers.agents.vllm import VLLMEngine, vllm_engine
-from sorl_trl.types import StopReason
 from tests.agents import agent_tokenizer
 from tests.engines import take_turns
 from tests.vllm.policies import WINDOW, each_mode, load_policy, save_policy, wrap
@@ -81,26 +79,6 @@ def test_the_window_is_what_vllm_says_and_is_filled_to_its_last_token(
     assert ids(take_turns(engine, contexts[:2], [9, 9])) == ids(turns[:2])  # cut where the window ends
     with pytest.raises(Exception, match=r"maximum (model|context) length"):
         wrapper.generate([[5] * WINDOW], None, 1)  # what vLLM itself says to it
-
-
-def test_trajectories_end_where_the_window_does(engine: VLLMEngine, reference: HFGenerator) -> None:
-    """Prompts of every length around the window: the same trajectories from both engines, each with its reason."""
-    limits = RolloutLimits(max_turns=3, max_turn_tokens=8, max_observation_tokens=6, max_trajectory_tokens=40)
-    collector = Collector(TOKENIZER, NoSearch(), PROTOCOL, limits)
-    draw = random.Random(1)
-    prompts = [[draw.randrange(3, len(TOKENIZER)) for _ in range(size)] for size in range(10, WINDOW + 3)]
-    ours = [(t.segment_ids, t.stop_reason) for t in map(_Seen, collector.collect(prompts, engine))]
-    theirs = [(t.segment_ids, t.stop_reason) for t in map(_Seen, collector.collect(prompts, reference))]
-    assert ours == theirs
-    reasons = [reason for _, reason in ours]
-    assert reasons.count(StopReason.CONTEXT_LIMIT) > 3 and len(set(reasons)) > 1
-    assert [segments == () for segments, _ in ours] == [len(prompt) >= WINDOW for prompt in prompts]
-
-
-class _Seen:
-    def __init__(self, trajectory: Any) -> None:
-        self.segment_ids = tuple(segment.token_ids for segment in trajectory.segments)
-        self.stop_reason = trajectory.stop_reason
 
 
 def test_a_tag_that_is_a_special_token_ends_a_turn(tmp_path: Path, engines: list[Any]) -> None:

@@ -100,11 +100,6 @@ class TestCommands:
         assert "site-packages" in found
         assert str(ROOT) not in found
 
-    def test_recipes_and_configs(self, home: Home) -> None:
-        for command, folder in (("recipes", "recipes"), ("configs", "accelerate_configs")):
-            listed = home.sorl(command)
-            assert [p.stem for p in (ROOT / folder).glob("*.yaml") if f"{p.stem} " not in listed] == []
-
     def test_dry_run(self, quickstart: Home) -> None:
         said = quickstart.sorl("train", *SINGLE, "--config", "so_grpo", "--dry_run")
         assert "128 trajectories = 16 questions x 8" in said
@@ -131,16 +126,3 @@ class TestCommands:
         trained.sorl("report", "runs/mine", "runs/quickstart/policy", "-o", "report")
         written = {path.name for path in (trained.folder / "report").iterdir()}
         assert written == {"report.html"}
-
-    @pytest.mark.parametrize(
-        ("words", "said"),
-        [
-            (["--config", "so_grop"], "--config: 'so_grop' is neither a file nor the name of one of our recipes"),
-            ([*SINGLE, "--config", "so_grpo", "--learningrate", "1"], "`--learningrate` is no argument of sorl train"),
-            (["--accelerate_config", "zero3", "--config", "so_grpo"], "DeepSpeed is not installed"),
-        ],
-    )
-    def test_mistakes_of_training(self, words: list[str], said: str, quickstart: Home) -> None:
-        shown = quickstart.sorl("train", *words, code=2)
-        assert shown.splitlines()[-1].startswith(f"error: {said}")
-        assert "Traceback" not in shown

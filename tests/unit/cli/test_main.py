@@ -3,32 +3,11 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from importlib import import_module
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
 from sorl_trl.cli.main import COMMANDS, main
-
-
-@pytest.mark.parametrize("words", [[], ["--help"], ["-h"]])
-def test_the_help_lists_every_command(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    try:
-        code = main(words)
-    except SystemExit as done:  # as argparse ends after help
-        code = int(done.code or 0)
-    shown = capsys.readouterr().out
-    assert code == 0
-    assert shown.startswith("usage: sorl COMMAND [ARGUMENTS]")
-    assert [name for name in COMMANDS if f"\n  {name} " not in shown] == []
-
-
-def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as done:
-        main(["--version"])
-    assert not done.value.code
-    assert capsys.readouterr().out == f"sorl-trl {version('sorl-trl')}\n"
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -76,8 +55,3 @@ def test_a_mistake_is_one_line(
     assert shown.out == ""
     assert shown.err.startswith(f"error: {said}")
     assert len(shown.err.splitlines()) == 1
-
-
-@pytest.mark.parametrize("script", ["train", "evaluate", "quickstart"])
-def test_a_script_of_the_repository_is_the_same_command(script: str) -> None:
-    assert import_module(script).main is import_module(f"sorl_trl.cli.{script}").main

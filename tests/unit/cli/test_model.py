@@ -58,15 +58,6 @@ def test_no_space(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatc
     assert "has 0.5 GiB free, and HuggingFaceTB/SmolLM2-135M-Instruct takes 0.8 GiB" in refused(tmp_path, capsys)
 
 
-def test_without_gguf(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model, "find_spec", lambda name: None)
-    assert "needs gguf, which is not installed: pip install gguf" in refused(tmp_path, capsys)
-
-
-def test_a_name_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "'smollm2-135m'" in refused(tmp_path, capsys, "smollm")
-
-
 def test_a_folder_that_is_there_is_left_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/config.json").write_text("{}")

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import base64
-import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from sorl_trl.cli.report import main
-from sorl_trl.command_line import UserMistake
 from sorl_trl.diagnostics.report import render_page, summary_of, write_report
 from sorl_trl.diagnostics.runs import Run
 from tests.unit.viewer.entries import Parsed
@@ -50,23 +46,3 @@ def test_nothing_to_draw_writes_nothing(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="has a metric of"):
         write_report([Run("one", [{"step": 1}])], tmp_path / "report")
     assert not (tmp_path / "report").exists()
-
-
-def test_the_command_reads_two_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in ("so_grpo", "grpo"):
-        (tmp_path / name).mkdir()
-        state: Any = {"global_step": 1, "max_steps": 2, "log_history": [{"step": 1, "reward": 0.5}]}
-        (tmp_path / name / "trainer_state.json").write_text(json.dumps(state))
-    output = tmp_path / "out"
-    main(["so_grpo", "grpo", "--output", str(output)])
-    assert str(output / "report.html") in capsys.readouterr().out
-    assert "so_grpo, grpo" in (output / "report.html").read_text(encoding="utf-8")
-
-
-def test_an_error_is_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(UserMistake, match=rf"^{tmp_path} holds no trainer_state\.json"):
-        main([str(tmp_path), "--output", str(tmp_path / "out")])
-    assert not (tmp_path / "out").exists()

@@ -15,7 +15,7 @@ from sorl_trl.evaluation.agents import Agent, question_rows
 from sorl_trl.evaluation.batches import complete, run_batches
 from sorl_trl.evaluation.plan import plan_batches
 from sorl_trl.evaluation.run_folder import RunFolder, is_masked
-from sorl_trl.qa import Question, encode_prompts
+from sorl_trl.qa import Question
 from sorl_trl.records.evaluated import read_evaluated
 from sorl_trl.rollout import Collector, Frame, Generation, RetryPolicy, SearchResponder, TagProtocol
 from sorl_trl.search import NoSearch, SearchUnavailable
@@ -66,35 +66,12 @@ def test_questions_are_asked_without_control_tokens(tokenizer) -> None:
     assert not {*TAGS} & {*rows[0].prompt.split()}
 
 
-def test_each_sample_is_asked_and_measured(tokenizer) -> None:
-    batches = plan_batches({"own": QUESTIONS}, num_samples=2, batch_size=4)
-    rows = [row for _, rows in run_batches(batches, agent(tokenizer, Guesser()), seed=0) for row in rows]
-    assert [(row.question.id, row.sample) for row in rows] == [(name, i) for name in NAMES for i in range(2)]
-    for row in rows:
-        assert row.prompt == f"who {row.question.id}"
-        assert row.measures["correct"] == float(row.trajectory.answer == row.question.id)
-    assert len({row.trajectory.answer for row in rows}) > 1
-
-
 def test_a_batch_samples_the_same_whatever_came_before_it(tokenizer) -> None:
     batches = plan_batches({"own": QUESTIONS}, num_samples=8, batch_size=8)
     everything = [rows for _, rows in run_batches(batches, agent(tokenizer, Guesser()), seed=0)]
     torch.rand(7)
     assert [rows for _, rows in run_batches(batches[2:], agent(tokenizer, Guesser()), seed=0)] == everything[2:]
     assert [rows for _, rows in run_batches(batches, agent(tokenizer, Guesser()), seed=1)] != everything
-
-
-def test_a_run_that_failed_goes_on_where_it_was(tokenizer, tmp_path: Path) -> None:
-    batches = plan_batches({"own": QUESTIONS}, num_samples=3, batch_size=2)
-    straight, broken = RunFolder(tmp_path / "straight"), RunFolder(tmp_path / "broken")
-    complete(straight, batches, lambda: agent(tokenizer, Guesser()), seed=0, show_progress=False)
-    with pytest.raises(RuntimeError, match="out of memory"):
-        complete(broken, batches, lambda: agent(tokenizer, Guesser(fails_at=4)), seed=0, show_progress=False)
-    assert len(answers(broken)) == 8
-    rest = Guesser()
-    complete(broken, batches, lambda: agent(tokenizer, rest), seed=0, show_progress=False)
-    assert rest.calls == len(batches) - 4
-    assert answers(broken) == answers(straight)
 
 
 def test_batches_in_which_the_engine_failed_are_made_anew(tokenizer, tmp_path: Path) -> None:
@@ -152,10 +129,3 @@ def test_a_run_whose_engine_is_down_stops(tokenizer, tmp_path: Path) -> None:
     with pytest.raises(SearchUnavailable, match="down in 3 batches in a row"):
         complete(run, batches, lambda: searcher, seed=0, show_progress=False)
     assert len(run.outcomes("own")) == 3
-
-
-def test_prompts_are_encoded_as_text_or_by_the_chat_template(tokenizer) -> None:
-    tokenizer.chat_template = "{% for m in messages %}{{ m.content }} nothing{% endfor %}"
-    rows = [{"prompt": "who ann"}, {"prompt": [{"role": "user", "content": "who"}]}]
-    who, ann, nothing = map(WORDS.index, ("who", "ann", "nothing"))
-    assert encode_prompts(tokenizer, rows) == [[who, ann], [who, nothing]]

@@ -1,12 +1,9 @@
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from pathlib import Path
 
-from sorl_trl.evaluation.arguments import EvaluationArguments
-from sorl_trl.evaluation.plan import load_datasets, plan_batches, questions_hash
-from sorl_trl.qa import Question, write_questions
+from sorl_trl.evaluation.plan import plan_batches, questions_hash
+from sorl_trl.qa import Question
 
 QUESTIONS = [Question(str(i), f"question {i} ?", (f"answer {i}",)) for i in range(5)]
 
@@ -33,17 +30,3 @@ def test_the_hash_sees_questions_answers_and_order() -> None:
     other = [replace(QUESTIONS[0], golden_answers=("another",)), *QUESTIONS[1:]]
     assert len({questions_hash(each) for each in (QUESTIONS, QUESTIONS[:4], QUESTIONS[::-1], other)}) == 4
     assert questions_hash(list(QUESTIONS)) == questions_hash(QUESTIONS)
-
-
-def test_benchmarks_come_from_a_folder_each_and_own_questions_from_a_file(tmp_path: Path) -> None:
-    (tmp_path / "sets/bamboogle").mkdir(parents=True)
-    rows = [{"id": f"test_{i}", "question": "who ?", "golden_answers": ["Ann"], "metadata": {}} for i in range(3)]
-    (tmp_path / "sets/bamboogle/test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    write_questions(QUESTIONS, tmp_path / "own.jsonl")
-    arguments = EvaluationArguments(
-        "run", ["bamboogle"], str(tmp_path / "sets"), questions=[str(tmp_path / "own.jsonl")], limit=2
-    )
-    datasets = load_datasets(arguments)
-    assert list(datasets) == ["bamboogle", "own"]
-    assert [question.id for question in datasets["bamboogle"]] == ["test_0", "test_1"]
-    assert datasets["own"] == QUESTIONS[:2]

@@ -8,7 +8,6 @@ import pytest
 
 from sorl_trl.evaluation.plan import Batch
 from sorl_trl.evaluation.run_folder import RunFolder
-from sorl_trl.records import evaluated as records
 from sorl_trl.records.evaluated import read_evaluated, read_settings, to_table, write_evaluated
 from sorl_trl.types import StopReason
 from sorl_trl.viewer.data import evaluation_entry
@@ -56,21 +55,6 @@ def test_batches_are_read_in_the_order_of_the_plan(run: RunFolder) -> None:
     for index in (1_000_000, 2, 999_999, 10):
         write_evaluated(run.shard(batch(index)), [evaluated(question("Ann"), answered("Ann"), sample=index)])
     assert [row["sample"] for row in read_evaluated(run.path, "nq")] == [2, 10, 999_999, 1_000_000]
-
-
-def test_a_batch_that_was_not_written_to_its_end_is_not_there(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    def write_half(table, file, compression) -> None:
-        file.write(b"PAR1")
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(records.pq, "write_table", write_half)
-        write_evaluated(run.shard(batch(0)), [])
-    assert list((run.path / "trajectories/nq").iterdir()) == []
-    assert run.outcomes("nq") == []
-    write_evaluated(run.shard(batch(0)), [evaluated(question("Ann"), answered("Ann"))])
-    run.finish({"datasets": {}}, "table")
-    assert [path.name for path in (run.path / "trajectories/nq").iterdir()] == ["000000.parquet"]
 
 
 def test_the_same_settings_go_on_and_others_are_refused_by_name(run: RunFolder) -> None:

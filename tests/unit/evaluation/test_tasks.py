@@ -17,7 +17,7 @@ from sorl_trl.evaluation.plan import load_datasets
 from sorl_trl.evaluation.tables import format_results
 from sorl_trl.qa import Question, write_questions
 from sorl_trl.rollout import RolloutArguments
-from sorl_trl.rollout.environments.bfcl import BFCL_BENCHMARKS, bfcl_questions, load_tasks, tasks
+from sorl_trl.rollout.environments.bfcl import BFCL_BENCHMARKS, bfcl_questions
 from tests.unit.rollout.fakes import bpe_tokenizer
 
 from .trajectories import outcome
@@ -45,12 +45,6 @@ class TestLoading:
         own = bfcl_questions(BASE)[3:5]
         write_questions(own, tmp_path / "own.jsonl")
         assert load_datasets(EvaluationArguments("run", questions=[str(tmp_path / "own.jsonl")])) == {"own": own}
-
-    def test_without_the_package_it_is_said_how_to_install_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        load_tasks.cache_clear()
-        monkeypatch.setattr(tasks, "find_spec", lambda name: None)
-        with pytest.raises(ImportError, match="pip install"):
-            load_datasets(EvaluationArguments("run", [BASE]))
 
 
 @pytest.mark.usefixtures("leaderboard")

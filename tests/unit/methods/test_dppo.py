@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from sorl_trl.methods import METHODS, SETTINGS, ClipRange, MicroBatch
+from sorl_trl.methods import ClipRange, MicroBatch
 from sorl_trl.methods.dppo import DPPO
 from sorl_trl.ops import turn_layout
 
@@ -50,10 +50,3 @@ def test_a_token_that_the_engine_could_not_score_is_compared_with_the_old_policy
     batch.old_logps.data = torch.full((1, 2), math.log(0.4), dtype=torch.float64)
     value = DPPO()(batch).value
     assert value[0, 0] == value[0, 1]
-
-
-def test_it_is_a_named_method() -> None:
-    assert METHODS["dppo"].surrogate == DPPO()
-    assert SETTINGS["dppo"]["importance_sampling_level"] == "token"
-    with pytest.raises(ValueError, match="`kl_coef` is -1"):
-        DPPO(kl_coef=-1)

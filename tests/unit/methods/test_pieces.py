@@ -10,7 +10,6 @@ import torch
 
 from sorl_trl.methods import (
     METHODS,
-    SETTINGS,
     ClipPenalty,
     EngineTurnMask,
     EngineVeto,
@@ -169,7 +168,3 @@ class TestParsing:
             Method(keep=TopK())  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="`surrogate` has 3, but must be a function"):
             Method(surrogate=3)  # type: ignore[arg-type]
-
-
-def test_every_named_method_has_settings() -> None:
-    assert METHODS.keys() == SETTINGS.keys()

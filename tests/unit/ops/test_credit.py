@@ -15,7 +15,7 @@ from sorl_trl.ops import (
 from sorl_trl.ops.credit import normalize_entries
 
 from . import reference
-from .batches import assert_blind_to_masked, float64, normal, quick
+from .batches import float64, normal, quick
 
 SCALES = ("group", "batch", "none")
 
@@ -61,15 +61,6 @@ class TestNormalizeEntries:
     def test_equal_entries_give_zero(self, value, scale):
         mask = torch.arange(7) < torch.arange(1, 8).unsqueeze(1)
         assert normalize_entries(torch.full((7, 7), value), mask, 7, scale).abs().max() < 1e-6
-
-    @pytest.mark.parametrize("scale", SCALES)
-    def test_blind_to_masked(self, scale):
-        x = self.X.double() + normal(self.X)
-        assert_blind_to_masked(lambda x: normalize_entries(x, self.MASK, 4, scale), x, self.MASK)
-
-    @pytest.mark.parametrize("shape", [(4, 0), (0, 3)])
-    def test_empty(self, shape):
-        assert normalize_entries(torch.ones(shape), torch.ones(shape), 2, "group").shape == shape
 
 
 class TestSeparateTurnAdvantages:
@@ -125,12 +116,6 @@ class TestSeparateTurnAdvantages:
         grpo = (grouped - grouped.mean(1, keepdim=True)) / (grouped.std(1, keepdim=True) + 1e-4)
         torch.testing.assert_close(separate, torch.where(turns, grpo.view(8, 1), 0.0))
 
-    def test_blind_to_masked(self):
-        def op(gains):
-            return separate_turn_advantages([(gains, self.HAS_GAIN), self.KINDS[1]], self.TURNS, 2, 0.9, "group")
-
-        assert_blind_to_masked(op, normal(self.GAINS), self.HAS_GAIN)
-
     def test_an_entry_outside_of_the_turns_does_not_enter(self):
         everywhere = torch.ones(2, 3)
         x = torch.tensor([[1.0, 3.0, 2.0], [2.0, 2.0, math.nan]])
@@ -170,20 +155,6 @@ class TestStateAdvantages:
         advantages = state_advantages(returns, states, turns, 3, scale)
         torch.testing.assert_close(advantages, float64(expected), rtol=1e-9, atol=1e-12)
 
-    @pytest.mark.parametrize("scale", [True, False])
-    def test_blind_to_masked(self, scale):
-        op = lambda x: state_advantages(x, self.STATES, self.MASK, 3, scale)  # noqa: E731
-        assert_blind_to_masked(op, self.RETURNS.double() + normal(self.RETURNS), self.MASK)
-
-    @pytest.mark.parametrize("shape", [(4, 0), (0, 3)])
-    def test_empty(self, shape):
-        states = torch.zeros(shape, dtype=torch.int64)
-        assert state_advantages(torch.ones(shape), states, torch.ones(shape), 2).shape == shape
-
-    def test_no_turn(self):
-        none = torch.zeros(3, 3)
-        assert state_advantages(torch.full((3, 3), math.nan), self.STATES, none, 3).tolist() == none.tolist()
-
 
 class TestInformationGains:
     def test_by_hand(self):
@@ -209,12 +180,3 @@ class TestInformationGains:
             expected = reference.information_gains(scores[i].tolist(), count)
             assert has_gain[i].tolist() == [gain is not None for gain in expected]
             assert gains[i].tolist() == [gain or 0.0 for gain in expected]
-
-    def test_blind_to_masked(self):
-        turns = torch.tensor([[1, 1, 1], [1, 1, 0], [0, 0, 0]])
-        assert_blind_to_masked(lambda x: information_gains(x, turns)[0], normal(turns), turns)
-
-    @pytest.mark.parametrize("shape", [(2, 0), (0, 3)])
-    def test_empty(self, shape):
-        gains, has_gain = information_gains(torch.ones(shape), torch.ones(shape))
-        assert gains.shape == has_gain.shape == shape

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sorl_trl.ops import group_spread, kept_groups, leave_one_out_advantages, turn_mask
 
 from . import reference
-from .batches import assert_blind_to_masked, float64, normal, quick, turn_id_batches
+from .batches import float64, normal, quick, turn_id_batches
 
 NAN = math.nan
 rewards_of = st.lists(st.sampled_from([0.0, 0.0, 1.0, 0.3, NAN]), min_size=6, max_size=6)
@@ -50,10 +50,6 @@ class TestLeaveOneOut:
     def test_equal_returns_give_0(self):
         returns = torch.full((6, 2), 0.1)
         assert leave_one_out_advantages(returns, torch.ones(6, 2), 6).abs().max() < 1e-6
-
-    def test_blind_to_masked(self):
-        mask = torch.tensor([[1, 1], [1, 0], [0, 0], [1, 1]])
-        assert_blind_to_masked(lambda x: leave_one_out_advantages(x, mask, 4), normal(mask), mask)
 
 
 class TestSpread:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from sorl_trl.ops import good_trajectories, likelihood_falls
 
 from . import reference
-from .batches import GARBAGE, TURN_IDS, assert_blind_to_masked, normal, quick, turn_id_batches
+from .batches import TURN_IDS, normal, quick, turn_id_batches
 
 ALL = torch.tensor([True, True, True])
 
@@ -53,19 +53,6 @@ class TestLikelihoodFalls:
         likelihood_falls(moved, TURN_IDS, ALL)[0].sum().backward()
         assert moved.grad[0].tolist() == [-1.0, 0.0, 0.0, 0.0, 0.0]
 
-    def test_blind_to_masked(self):
-        assert_blind_to_masked(lambda x: likelihood_falls(x, TURN_IDS, ALL)[0], normal(TURN_IDS), TURN_IDS >= 0)
-
-    def test_blind_to_trajectories_that_are_not_good(self):
-        good = torch.tensor([True, False, True])
-        mask = (TURN_IDS >= 0) & good.unsqueeze(1)
-        assert_blind_to_masked(lambda x: likelihood_falls(x, TURN_IDS, good)[0], normal(TURN_IDS), mask)
-
-    @pytest.mark.parametrize("turn_ids", [torch.full((2, 3), -1), torch.zeros(2, 0).long(), torch.zeros(0, 3).long()])
-    def test_no_turn(self, turn_ids):
-        good = torch.ones(len(turn_ids), dtype=torch.bool)
-        assert likelihood_falls(torch.ones(turn_ids.shape), turn_ids, good)[0].sum() == 0
-
 
 class TestGoodTrajectories:
     def test_by_hand(self):
@@ -86,9 +73,3 @@ class TestGoodTrajectories:
         advantages = normal(turn_ids, seed)
         good = good_trajectories(advantages, turn_ids >= 0)
         assert good.tolist() == reference.good_trajectories(advantages, turn_ids)
-
-    def test_blind_to_masked(self):
-        advantages = normal(TURN_IDS)
-        for garbage in GARBAGE:
-            other = torch.where(TURN_IDS >= 0, advantages, garbage)
-            assert torch.equal(good_trajectories(other, TURN_IDS >= 0), good_trajectories(advantages, TURN_IDS >= 0))

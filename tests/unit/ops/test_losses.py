@@ -173,13 +173,6 @@ class TestAggregateTurns:
         parts = [aggregate_turns(x[i : i + 1], turn_ids[i : i + 1]) for i in range(len(x))]
         torch.testing.assert_close(torch.stack(parts).mean(), aggregate_turns(x, turn_ids))
 
-    @pytest.mark.parametrize("turn_ids", NO_TURN)
-    def test_no_turn(self, turn_ids):
-        assert aggregate_turns(torch.ones(turn_ids.shape), turn_ids).item() == 0.0
-
-    def test_blind_to_masked(self):
-        assert_blind_to_masked(lambda x: aggregate_turns(x, TURN_IDS), normal(TURN_IDS), TURN_IDS >= 0)
-
 
 class TestTurnWeights:
     def test_by_hand(self):
@@ -192,10 +185,6 @@ class TestTurnWeights:
         x, kept = normal(turn_ids, seed), turn_ids >= 0
         token_mean = masked_mean(turn_weights(turn_ids) * x, kept, dim=1).mean()
         torch.testing.assert_close(token_mean, aggregate_turns(x, turn_ids), rtol=1e-5, atol=1e-6)
-
-    @pytest.mark.parametrize("turn_ids", NO_TURN)
-    def test_no_turn(self, turn_ids):
-        assert torch.equal(turn_weights(turn_ids), torch.zeros(turn_ids.shape))
 
 
 class TestValueLoss:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sorl_trl.ops import is_vetoed, turn_mismatch, within
 
 from . import reference
-from .batches import GARBAGE, TURN_IDS, assert_blind_to_masked, normal, quick, turn_id_batches
+from .batches import TURN_IDS, normal, quick, turn_id_batches
 
 NO_TURN = [torch.full((2, 3), -1), torch.zeros(2, 0).long(), torch.zeros(0, 3).long()]
 
@@ -29,13 +29,6 @@ class TestTurnMismatch:
         for (i, k), expected in reference.turn_mismatch(log_ratio, turn_ids).items():
             assert found[i, k].item() == pytest.approx(expected)
 
-    def test_blind_to_masked(self):
-        assert_blind_to_masked(lambda x: turn_mismatch(x, TURN_IDS), normal(TURN_IDS), TURN_IDS >= 0)
-
-    @pytest.mark.parametrize("turn_ids", NO_TURN)
-    def test_no_turn(self, turn_ids):
-        assert turn_mismatch(torch.ones(turn_ids.shape), turn_ids).numel() == 0
-
 
 class TestIsVetoed:
     def test_by_hand(self):
@@ -48,16 +41,6 @@ class TestIsVetoed:
     def test_equals_the_reference(self, turn_ids, seed, least):
         log_ratio = normal(turn_ids, seed)
         assert is_vetoed(log_ratio, turn_ids, least).tolist() == reference.is_vetoed(log_ratio, turn_ids, least)
-
-    def test_blind_to_masked(self):
-        log_ratio = normal(TURN_IDS)
-        for garbage in GARBAGE:
-            other = torch.where(TURN_IDS >= 0, log_ratio, garbage)
-            assert torch.equal(is_vetoed(other, TURN_IDS, 0.5), is_vetoed(log_ratio, TURN_IDS, 0.5))
-
-    @pytest.mark.parametrize("turn_ids", NO_TURN)
-    def test_no_turn(self, turn_ids):
-        assert not is_vetoed(torch.full(turn_ids.shape, -9.0), turn_ids, 1.5).any()
 
 
 def test_within_by_hand():

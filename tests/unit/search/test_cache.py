@@ -57,13 +57,6 @@ def test_failures_are_never_kept(cached: Cached, error: Exception) -> None:
     assert search.search_batch(["a", "b"], 3) == [found("a", 3), found("b", 3)]
 
 
-def test_what_is_known_needs_no_engine(cached: Cached) -> None:
-    cached(FakeSearch()).search_batch(["a", ""], 3)
-    down = FakeSearch([SearchUnavailable("down")])
-    assert cached(down).search_batch(["", "a"], 3) == [[], found("a", 3)]
-    assert down.calls == []
-
-
 def test_answers_come_back_exactly(cached: Cached) -> None:
     odd = [Passage("7", "Paris", "東京 \ud800 \x00 'quoted'", 0.1 + 0.2), Passage("", "", "", None)]
     odd += [Passage("8", "", "", np.float32(0.5))]  # type: ignore[arg-type]

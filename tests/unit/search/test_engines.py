@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -17,7 +16,6 @@ from tests.unit.search.passages import PASSAGES
 from sorl_trl.search import (
     BM25Index,
     CorpusError,
-    DenseIndex,
     DenseOptions,
     IndexCorrupted,
     IndexOutdated,
@@ -116,24 +114,6 @@ def test_open_builds_where_there_is_none_and_loads_for_its_corpus_only(
     write_corpus(PASSAGES[:2], corpus)
     with pytest.raises(IndexOutdated, match=r"index .*index: .*another content than .*corpus\.jsonl"):
         engine.open(corpus, tmp_path / "index")
-
-
-@pytest.mark.parametrize(
-    ("engine", "module", "extra"),
-    [(TantivyIndex, "tantivy", "tantivy"), (DenseIndex, "sentence_transformers", "dense")],
-)
-def test_a_library_that_is_missing_is_named(
-    engine: type[SavedIndex],
-    module: str,
-    extra: str,
-    corpus_path: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ImportError, match=rf"pip install 'sorl-trl\[{extra}\]'"):
-        engine.build(corpus_path, tmp_path / "index")
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -93,6 +93,21 @@ def test_what_is_not_json_is_unavailable(server: Server, body: bytes) -> None:
         HTTPSearch(server.url).search_batch(["a"], 3)
 
 
+@pytest.mark.parametrize(
+    "reply",
+    [
+        Reply(b'{"result": [[', headers={"Content-Length": "1000", "Connection": "close"}),
+        Reply(b"not gzip", headers={"Content-Encoding": "gzip"}),
+        Reply(b"{", reset=True),
+    ],
+    ids=["broken off", "no gzip", "reset"],
+)
+def test_a_body_that_never_arrives_is_unavailable(server: Server, reply: Reply) -> None:
+    server.reply = lambda _: reply
+    with pytest.raises(SearchUnavailable):
+        HTTPSearch(server.url).search_batch(["a"], 3)
+
+
 def test_a_redirect_is_not_followed(server: Server) -> None:
     server.reply = lambda _: Reply(status=307, headers={"Location": "/elsewhere"})
     with pytest.raises(MalformedResponse, match="HTTP 307 to '/elsewhere': give that URL"):

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import re
 import sqlite3
-from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -10,8 +8,7 @@ from typing import Any
 import pytest
 from tests.unit.search.servers import Server
 
-from sorl_trl.command_line import mistakes, run_command
-from sorl_trl.search import BM25Index, CachedSearch, IndexOutdated, NoSearch, write_corpus
+from sorl_trl.search import BM25Index, CachedSearch, IndexOutdated, write_corpus
 from sorl_trl.search.arguments import SearchArguments
 from sorl_trl.types import Passage
 
@@ -39,11 +36,6 @@ def test_a_corpus_is_indexed_beside_it_and_the_index_can_be_named_then(corpus: P
     write_corpus([PARIS], corpus)
     with pytest.raises(IndexOutdated):
         SearchArguments(corpus=str(corpus)).build_search()
-
-
-def test_no_search_finds_nothing() -> None:
-    assert found(SearchArguments(no_search=True)) == []
-    assert isinstance(SearchArguments(no_search=True).build_search().backend, NoSearch)
 
 
 def test_a_cache_file_keeps_answers_for_the_next_run(corpus: Path, tmp_path: Path) -> None:
@@ -90,23 +82,3 @@ def test_a_server_is_named_by_its_url() -> None:
 def test_bad_arguments_are_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         SearchArguments(**values)
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({}, "Exactly one of .* must be given, got none"),
-        ({"index": "gone"}, "`index` is 'gone', but there is no such file or folder"),
-        ({"corpus": "gone.jsonl"}, r"`corpus` is 'gone\.jsonl', but there is no such file or folder"),
-        ({"search_url": "http://127.0.0.1:8000"}, "url must .* such as http://127.0.0.1:8000/retrieve, got"),
-        ({"search_url": "127.0.0.1:8000/retrieve"}, "url must be an http or https URL"),
-        ({"no_search": True, "search_cache": "gone/c.db"}, r"cache gone/c\.db: unable to open database file"),
-    ],
-)
-def test_what_cannot_be_opened_is_one_line(values: dict[str, Any], message: str, capsys: Any) -> None:
-    def main(words: Sequence[str]) -> None:
-        with mistakes():
-            SearchArguments(**values).build_search()
-
-    assert run_command(main, []) == 2
-    assert re.match(f"error: .*{message}", capsys.readouterr().err)

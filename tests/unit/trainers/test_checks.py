@@ -25,12 +25,6 @@ def warnings_of(caplog: pytest.LogCaptureFixture, name: str, args: Any) -> list[
 
 
 class TestSettings:
-    def test_a_name_alone_is_one_warning(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-        (line,) = warnings_of(caplog, "sequence", config(tmp_path))
-        assert all(f"`{name}`" in line and repr(value) in line for name, value in SETTINGS["sequence"].items())
-        assert 'SOGRPOConfig(..., **SETTINGS["sequence"])' in line
-        assert "\n" not in line
-
     def test_only_what_was_left_at_its_default_is_named(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:

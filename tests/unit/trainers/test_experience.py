@@ -50,16 +50,6 @@ class TestHandWorked:
         assert experience.unit_turns is self.turn_ids
         assert experience.on_tokens(experience.advantages, self.turn_ids) is experience.advantages
 
-    @pytest.mark.parametrize("build", BUILDERS)
-    def test_token_rewards_are_added(self, build: Callable[..., Experience]) -> None:
-        penalties = torch.tensor([[-1.0, -2.0, 100.0, -4.0], [100.0, -8.0, -16.0, 100.0]])
-        experience = build(self.turn_rewards, penalties, self.values, self.turn_ids, 1.0, 1.0)
-        first = experience.on_tokens(experience.rewards_to_go, self.turn_ids)
-        if build is turn_experience:
-            assert first.tolist() == [[-2.5, -2.5, 0.0, 0.0], [0.0, -23.0, -23.0, 0.0]]
-        else:
-            assert first.tolist() == [[-2.5, -1.5, 0.0, 0.0], [0.0, -23.0, -15.0, 0.0]]
-
 
 @pytest.mark.parametrize("garbage", [NAN, math.inf, 1e30])
 @pytest.mark.parametrize("build", BUILDERS)

@@ -12,22 +12,13 @@ import pytest
 from sorl_trl.command_line import UserMistake
 from sorl_trl.records.trained import write_trained
 from sorl_trl.viewer.command import main, write_page
-from sorl_trl.viewer.data import EVALUATION, TRAINING
+from sorl_trl.viewer.data import TRAINING
 from tests.unit.evaluation.trajectories import answered, evaluated, question
 from tests.unit.viewer.entries import TRAINED, Parsed, content, write_evaluation
 
 
 def shown(page: Path) -> Any:
     return content(Parsed(page.read_text("utf-8")))
-
-
-def test_of_an_evaluation(tmp_path: Path) -> None:
-    write_evaluation(tmp_path / "eval-mine", evaluated(question("Ada"), answered("Ada", searches=2)))
-    assert write_page(tmp_path / "eval-mine", tmp_path / "page.html")[:2] == (1, 1)
-    found = shown(tmp_path / "page.html")
-    assert found["kind"] == EVALUATION
-    assert [entry["key"] for entry in found["trajectories"]] == ["nq/q/0"]
-    assert found["notes"] == ["The evaluation is not finished: its finished batches are here."]
 
 
 def test_of_training_beside_the_settings_that_it_was_told(tmp_path: Path) -> None:
@@ -54,15 +45,6 @@ def test_a_run_without_a_finished_batch(tmp_path: Path) -> None:
     (tmp_path / "settings.json").write_text('{"datasets": {"nq": "hash"}}')
     with pytest.raises(ValueError, match="no trajectory yet"):
         write_page(tmp_path, tmp_path / "page.html")
-
-
-def test_the_command_says_what_it_wrote(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_trained(tmp_path / "mine", 10, 0, [TRAINED] * 3)
-    output = tmp_path / "page.html"
-    main([str(tmp_path / "mine"), "-o", str(output), "--limit", "2"])
-    said = f"2 of 3 trajectories: {output}\n1 of 3 trajectories are left out: --limit is 2.\n"
-    assert capsys.readouterr().out == said
-    assert "<title>Trajectories of mine</title>" in output.read_text("utf-8")
 
 
 def test_of_training_says_where_the_evaluation_beside_it_is(

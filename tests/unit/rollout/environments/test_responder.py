@@ -16,7 +16,6 @@ from sorl_trl.search import SearchUnavailable
 from sorl_trl.types import Action, ActionKind, StopReason, Turn
 
 LONG = 60.0
-SOON = 0.05
 ENOUGH = 1.0
 """For a step that does nothing, however busy the machine; and to be waited for where another one hangs."""
 
@@ -295,18 +294,6 @@ def test_a_reset_gets_the_columns_that_it_takes(opened: Any) -> None:
     assert [game.number for game in responder.environments] == [3, 4]
     responder.close()
     assert [game.number for game in responder.environments] == [3, 4], "reward functions read them"
-
-
-class TakesAll:
-    def reset(self, *args: Any, **kwargs: Any) -> str:
-        return f"{args} {kwargs}"
-
-    def step(self, taken: Turn) -> Reply:
-        return Reply("here")
-
-
-def test_a_reset_may_take_whatever_there_is() -> None:
-    assert EnvironmentResponder(TakesAll).greet([{"number": 3}]) == ["() {'number': 3}"]
 
 
 def test_a_greeting_that_nobody_would_hear_is_refused() -> None:

@@ -28,18 +28,6 @@ def test_each_distinct_query_is_asked_once_in_order() -> None:
     assert search.calls == [["b", "a"]]
 
 
-def test_an_engine_that_recovers_is_waited_for() -> None:
-    search = FakeSearch([SearchUnavailable("down"), ConnectionError("reset")])
-    assert responder(search).search(["a"]) == {"a": FOUND}
-    assert len(search.calls) == 3
-
-
-def test_an_engine_that_stays_down_is_given_up() -> None:
-    search = FakeSearch([SearchUnavailable("down")] * 9)
-    assert responder(search).search(["a", "b"]) == dict.fromkeys("ab", DOWN)
-    assert len(search.calls) == 3
-
-
 class PickySearch(FakeSearch):
     """Refuses every request with one of `bad` in it; is down for those with one of `fatal`."""
 

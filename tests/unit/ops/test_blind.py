@@ -1,0 +1,97 @@
+"""What holds for every operation: what is masked does not enter, and batches may be empty."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sorl_trl import ops
+from sorl_trl.ops import turn_mask
+from sorl_trl.ops.credit import normalize_entries
+
+from .batches import GARBAGE, TURN_IDS, assert_blind_to_masked, normal
+
+MASK = TURN_IDS >= 0
+TURNS = torch.tensor([[1, 1, 1], [1, 1, 0], [1, 0, 0], [0, 0, 0]])
+GOOD = torch.tensor([True, False, True])
+STATES = torch.tensor([[7, 5, 0], [7, 8, 5], [7, 5, 7], [5, 5, 5]])
+ALL = GOOD | True
+STOPPED = torch.tensor([[1, 0, 1, 1, 0], [0, 1, 1, 0, 0], [1] * 5]).bool()
+A, B = normal(MASK, 1), normal(MASK, 2)
+RATIO = A.exp()
+BOTH = [(kind, turn) for kind in ("token", "sequence", "turn") for turn in ("geometric", "arithmetic")][:5]
+
+BLIND = {
+    "turn_returns": (lambda x: ops.turn_returns(x, TURNS, 0.9), TURNS),
+    **{f"gae rewards {i}": (lambda x, i=i: ops.token_gae(x, B, MASK, 0.9, 0.8)[i], MASK) for i in (0, 1)},
+    **{f"gae values {i}": (lambda x, i=i: ops.token_gae(A, x, MASK, 0.9, 0.8)[i], MASK) for i in (0, 1)},
+    "turn_rewards_to_tokens": (lambda x: ops.turn_rewards_to_tokens(x, TURN_IDS), turn_mask(TURN_IDS)),
+    **{f"group {s}": (lambda x, s=s: ops.group_turn_advantages(x, TURNS, 4, s), TURNS) for s in (True, False)},
+    **{f"whiten {s}": (lambda x, s=s: ops.whiten(x, MASK, s), MASK) for s in (True, False)},
+    "explained_variance values": (lambda x: ops.explained_variance(x, B, MASK), MASK),
+    "explained_variance returns": (lambda x: ops.explained_variance(A, x, MASK), MASK),
+    **{f"kl_to_old {k}": (lambda x, k=k: ops.kl_to_old(x, MASK, k), MASK) for k in ops.KL_ESTIMATORS},
+    "clipping_bias": (lambda x: ops.clipping_bias(RATIO, x, STOPPED, MASK), MASK & STOPPED),
+    "clipping_bias of ratios": (lambda x: ops.clipping_bias(x, A, STOPPED, MASK), MASK & STOPPED),
+    **{f"entries {s}": (lambda x, s=s: normalize_entries(x, TURNS, 4, s), TURNS) for s in ("group", "batch", "none")},
+    "separate": (lambda x: ops.separate_turn_advantages([(x, TURNS)], TURNS, 2, 0.9, "group"), TURNS),
+    **{f"state {s}": (lambda x, s=s: ops.state_advantages(x, STATES, TURNS, 4, s), TURNS) for s in (True, False)},
+    "information_gains": (lambda x: ops.information_gains(x, TURNS)[0], TURNS),
+    "leave_one_out": (lambda x: ops.leave_one_out_advantages(x, TURNS, 4), TURNS),
+    **{str(k): (lambda x, k=k: ops.importance_ratio(x, TURN_IDS, *k), MASK) for k in BOTH},
+    "likelihood_falls": (lambda x: ops.likelihood_falls(x, TURN_IDS, ALL)[0], MASK),
+    "likelihood_falls of good": (lambda x: ops.likelihood_falls(x, TURN_IDS, GOOD)[0], MASK & GOOD[:, None]),
+    "aggregate_turns": (lambda x: ops.aggregate_turns(x, TURN_IDS), MASK),
+    **{f"masked_mean {d}": (lambda x, d=d: ops.masked_mean(x, MASK, d), MASK) for d in (None, 0, 1)},
+    **{f"turn_reduce {r}": (lambda x, r=r: ops.turn_reduce(x, TURN_IDS, r), MASK) for r in ("mean", "sum")},
+    "turn_broadcast": (lambda x: ops.turn_broadcast(x, TURN_IDS), turn_mask(TURN_IDS)),
+    "turn_mismatch": (lambda x: ops.turn_mismatch(x, TURN_IDS), MASK),
+}
+# Of no gradient.
+COUNTS = {
+    "clip_fraction": lambda x: ops.clip_fraction(x, MASK, 0.2, 0.2),
+    "is_vetoed": lambda x: ops.is_vetoed(x, TURN_IDS, 0.5),
+    "good_trajectories": lambda x: ops.good_trajectories(x, MASK),
+}
+
+
+@pytest.mark.parametrize("name", BLIND)
+def test_masked_entries_do_not_enter(name):
+    op, mask = BLIND[name]
+    assert_blind_to_masked(op, normal(mask), mask)
+
+
+@pytest.mark.parametrize("name", COUNTS)
+@pytest.mark.parametrize("garbage", GARBAGE)
+def test_masked_entries_are_not_counted(name, garbage):
+    assert torch.equal(COUNTS[name](torch.where(MASK, A, garbage)), COUNTS[name](A))
+
+
+# Of numbers `x` and turn ids (B, T): the value where there is no turn.
+NONE = {
+    "token_gae": (lambda x, ids: ops.token_gae(x, x, ids >= 0, 0.9, 0.9)[0], 0.0),
+    "group_turn_advantages": (lambda x, ids: ops.group_turn_advantages(x, ids >= 0, 2), 0.0),
+    "turn_std": (lambda x, ids: ops.turn_std(x, ids >= 0, 2), 0.0),
+    "normalize_entries": (lambda x, ids: normalize_entries(x, ids >= 0, 2, "group"), 0.0),
+    "state_advantages": (lambda x, ids: ops.state_advantages(x, ids, ids >= 0, 2), 0.0),
+    "information_gains": (lambda x, ids: ops.information_gains(x, ids >= 0)[0], 0.0),
+    "likelihood_falls": (lambda x, ids: ops.likelihood_falls(x, ids, torch.ones(len(x)).bool())[0], 0.0),
+    "aggregate_turns": (ops.aggregate_turns, 0.0),
+    "turn_weights": (lambda x, ids: ops.turn_weights(ids), 0.0),
+    "turn_ids_from_mask": (lambda x, ids: ops.turn_ids_from_mask(ids >= 0), -1.0),
+    "turn_starts": (lambda x, ids: ops.turn_starts(ids), 0.0),
+    "turn_counts": (lambda x, ids: ops.turn_counts(ids), 0.0),
+    "turn_broadcast": (lambda x, ids: ops.turn_broadcast(ops.turn_reduce(x, ids), ids), 0.0),
+    "masked_mean": (lambda x, ids: ops.masked_mean(x, ids >= 0), 0.0),
+    "turn_mismatch": (ops.turn_mismatch, 0.0),
+    "is_vetoed": (lambda x, ids: ops.is_vetoed(x, ids, 1.5), 0.0),
+    "scaled_clip_range": (lambda x, ids: ops.scaled_clip_range(0.2, ids, "turn", "length"), 0.2),
+}
+
+
+@pytest.mark.parametrize("name", NONE)
+@pytest.mark.parametrize("shape", [(2, 3), (2, 0), (0, 3), (0, 0)])
+def test_no_turn(name, shape):
+    op, value = NONE[name]
+    found = op(torch.full(shape, 5.0), torch.full(shape, -1)).double()
+    torch.testing.assert_close(found, torch.full_like(found, value))
