@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import json
 import sys
+import time
+from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +24,24 @@ from tests.distributed.cases import ENGINES
 from tests.distributed.worker import engine_facts, skip_compilation, write_result
 
 
-def build(folder: Path, asked: list[Any], save: str = "steps") -> Any:
+class Straggling:
+    """A search engine whose every fourth call takes longer than a few optimizer steps."""
+
+    def __init__(self, search: BM25Index) -> None:
+        self.search, self.calls = search, count()
+
+    def search_batch(self, queries: Sequence[str], k: int) -> Any:
+        if next(self.calls) % 4 == 0:
+            time.sleep(0.5)
+        return self.search.search_batch(queries, k)
+
+
+def build(folder: Path, asked: list[Any], order: str, save: str = "steps") -> Any:
     """A rollout for each optimizer step, one ahead; `asked` gets the prompts of each that is trained on."""
     fields: dict[str, Any] = {"per_device_train_batch_size": 4, "num_generations": 2, "steps_per_generation": 1}
     fields |= {"num_iterations": 1, "gradient_accumulation_steps": 1, "max_steps": 6, "async_staleness": 1}
-    fields |= {"save_strategy": save, "save_steps": 100}
-    trainer = build_agent(folder / "output", BM25Index.load(folder / "index"), **fields)
+    fields |= {"save_strategy": save, "save_steps": 100, "async_order": order}
+    trainer = build_agent(folder / order, Straggling(BM25Index.load(folder / "index")), **fields)
     generate = trainer._generate
 
     def noted(prompts: list[Any]) -> Any:
@@ -49,12 +64,10 @@ def refuse(*args: Any) -> Any:
     raise EngineUnavailable("connection refused")
 
 
-def main(config: str, path: str) -> None:
-    folder = Path(json.loads(Path(path).read_text())["folder"])
-    skip_compilation()
+def run(config: str, folder: Path, order: str) -> dict[str, Any]:
     engine, whole, asked, said = PolicyCopies.engine, list[Any](), list[Any](), ""
-    build(folder, whole, save="no").train()
-    trainer = build(folder, asked)
+    build(folder, whole, order, save="no").train()
+    trainer = build(folder, asked, order)
     trainer.add_callback(Dies())
     try:
         trainer.train()
@@ -63,10 +76,15 @@ def main(config: str, path: str) -> None:
     PolicyCopies.engine = engine
     facts = engine_facts(trainer)
     assert {name: facts[name] for name in ENGINES[config]} == ENGINES[config], f"ran under {facts}"
-    rest = build(folder, asked, save="no")
+    rest = build(folder, asked, order, save="no")
     rest.train(resume_from_checkpoint="latest")
-    result = {"said": gather_object([said]), "asked": gather_object([asked]), "whole": gather_object([whole])}
-    write_result(folder, result)
+    return {"said": gather_object([said]), "asked": gather_object([asked]), "whole": gather_object([whole])}
+
+
+def main(config: str, path: str) -> None:
+    folder = Path(json.loads(Path(path).read_text())["folder"])
+    skip_compilation()
+    write_result(folder, {order: run(config, folder, order) for order in ("dataset", "completed")})
 
 
 if __name__ == "__main__":

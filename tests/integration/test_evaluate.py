@@ -8,6 +8,8 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,7 @@ from sorl_trl.sandbox import (
     WorldSize,
     warm_start,
 )
-from sorl_trl.search import BM25Index
+from sorl_trl.search import BM25Index, RetryPolicy, SearchUnavailable
 from tests.distributed.launch import CONFIGS, ENVIRONMENT, ROOT, run
 from tests.policies import build_policy, word_tokenizer
 
@@ -189,6 +191,27 @@ def test_a_run_that_was_killed_goes_on(world: Path, tmp_path: Path, asked: str) 
         evaluate.main(command_line(world, tmp_path / folder, **sampled))
     assert trajectories(tmp_path / "killed") == trajectories(tmp_path / "straight")
     assert (tmp_path / "killed/results.json").read_bytes() == (tmp_path / "straight/results.json").read_bytes()
+
+
+def test_lost_trajectories_are_said_and_made_anew(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a mean over what is left would be taken for that of all."""
+    words, search, calls = command_line(world, tmp_path / "run"), BM25Index.search_batch, count()
+
+    def down_once(self: BM25Index, queries: Sequence[str], k: int) -> Any:
+        if next(calls) == 1:
+            raise SearchUnavailable("connection refused")
+        return search(self, queries, k)
+
+    monkeypatch.setattr("sorl_trl.rollout.environments.search.RetryPolicy", lambda: RetryPolicy(attempts=1))
+    with monkeypatch.context() as patch, pytest.raises(SystemExit, match="trajectories were lost"):
+        patch.setattr(BM25Index, "search_batch", down_once)
+        evaluate.main(words)
+    assert results(tmp_path / "run")["datasets"]["own"]["masked"] > 0
+    evaluate.main(words)
+    evaluate.main(command_line(world, tmp_path / "straight"))
+    assert results(tmp_path / "run")["datasets"] == results(tmp_path / "straight")["datasets"]
 
 
 @pytest.mark.distributed

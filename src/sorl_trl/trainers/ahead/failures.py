@@ -45,5 +45,6 @@ def _checkpointed(trainer: Any) -> str:
         if not ranks_where(damage(folder) is None):
             trainer._save_checkpoint(trainer.model_wrapped, None)
             trainer.callback_handler.on_save(args, trainer.state, trainer.control)
+            trainer.accelerator.wait_for_everyone()  # once one fails, the launcher ends all, and who writes too
         return f"Resume from {folder}."
     return "Resume from the last checkpoint, where there is one."
