@@ -221,7 +221,7 @@ def run(job: Job, started: dict[str, Any]) -> dict[str, Any]:
         "grad_norm_max": max(step["grad_norm"] for step in steps),
         **shares(steps),
         "rollout_rewards": rewards,
-        "cpu_seconds": round(seconds),
+        "cpu_seconds": None if again else round(seconds),  # of a run that went on, the rest is not known
     }
 
 
