@@ -130,7 +130,7 @@ def test_quickstart_in_a_small_world(
     module = sys.modules[quickstart.main.__module__]
     monkeypatch.setattr(module, "build_worlds", lambda seed, course: (build_world(seed, 200, 40), []))
     monkeypatch.setattr(module, "warm_start", lambda *worlds: taught_policy(1, shared_cache))
-    quickstart.main(["--max-steps", "2", "--output", str(tmp_path / "run")])
+    quickstart.main(["--max_steps", "2", "--output", str(tmp_path / "run")])
     assert assert_summed_up(tmp_path / "run", "invented")["before"]["greedy_em"] > 0.6
     assert capsys.readouterr().out.count("after RL: ") == 1
 
@@ -138,7 +138,7 @@ def test_quickstart_in_a_small_world(
 @pytest.mark.slow
 def test_quickstart(tmp_path: Path) -> None:
     """As the README has it: the atlas, and a warm start that takes most of a minute unless it is in the cache."""
-    done = run("quickstart.py", "--max-steps", "2", "--output", str(tmp_path / "run"))
+    done = run("quickstart.py", "--max_steps", "2", "--output", str(tmp_path / "run"))
     before = assert_summed_up(tmp_path / "run", "atlas")["before"]
     assert before["greedy_em_of_1_hops"] > 0.6, "it is to search once, and well"
     assert before["greedy_em_of_2_hops"] < 0.4 and before["greedy_searches_of_2_hops"] < 1.5

@@ -39,7 +39,7 @@ def home(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Home:
 @pytest.fixture(scope="module")
 def quickstart(home: Home) -> Home:
     """With the world, its index and two policies in `runs/quickstart`, where the recipes look for them."""
-    said = home.sorl("quickstart", "--max-steps", "2")
+    said = home.sorl("quickstart", "--max_steps", "2")
     assert "after RL, search off" in said
     assert json.loads((home.folder / "runs/quickstart/summary.json").read_text())["before"]["sampled_em"] > 0.15
     return home

@@ -8,7 +8,7 @@ atlas is in plain English, and it takes about twenty minutes.
 It writes world/, warm-start/, policy/, evaluations, curves.png and summary.json; the recipes for the sandbox read the
 first two. A run that was interrupted goes on with the same command; one that has ended is replaced.
 
-example: sorl quickstart --max-steps 16
+example: sorl quickstart --max_steps 16
 """
 
 from __future__ import annotations
@@ -197,12 +197,12 @@ def show_learnt(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str
 
 
 def parse_arguments(words: Sequence[str] | None) -> Namespace:
-    usage = "sorl quickstart [--max-steps N] [--seed N] [--output DIR] [--model MODEL]"
+    usage = "sorl quickstart [--max_steps N] [--seed N] [--output DIR] [--model MODEL]"
     parser = Parser(
         prog="sorl quickstart", usage=usage, description=__doc__, formatter_class=RawDescriptionHelpFormatter
     )
     steps = "optimizer steps (default: the recipe's; `sorl recipes quickstart` prints it)"
-    parser.add_argument("--max-steps", type=at_least(1), metavar="N", help=steps)
+    parser.add_argument("--max_steps", type=at_least(1), metavar="N", help=steps)
     seed = "of the world and of training (default: %(default)s)"
     parser.add_argument("--seed", type=at_least(0), default=0, metavar="N", help=seed)
     folder = f"folder of the run (default: {TINY.run}, with a model {PRETRAINED.run})"

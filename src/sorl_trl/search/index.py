@@ -53,9 +53,9 @@ def _parser() -> Parser:
     dense = parser.add_argument_group("only for --engine dense")
     defaults = DenseOptions()
     dense.add_argument("--model", help=f"embedding model: a Hub id or a folder (default: {defaults.model})")
-    dense.add_argument("--query-prefix", help=f"put before every query (default: {defaults.query_prefix!r})")
-    dense.add_argument("--passage-prefix", help=f"put before every passage (default: {defaults.passage_prefix!r})")
-    dense.add_argument("--batch-size", type=int, help=f"texts per forward pass (default: {defaults.batch_size})")
+    dense.add_argument("--query_prefix", help=f"put before every query (default: {defaults.query_prefix!r})")
+    dense.add_argument("--passage_prefix", help=f"put before every passage (default: {defaults.passage_prefix!r})")
+    dense.add_argument("--batch_size", type=int, help=f"texts per forward pass (default: {defaults.batch_size})")
     dense.add_argument("--device", help="where the model runs (default: a GPU where there is one)")
     return parser
 

@@ -29,7 +29,7 @@ def test_the_command_line_says_what_it_made(
 
 
 def test_the_command_line_hands_the_options_of_the_model_on(corpus_path: Path, embedder: Path, tmp_path: Path) -> None:
-    options = ("--model", embedder, "--query-prefix", "q ", "--passage-prefix", "", "--batch-size", 2)
+    options = ("--model", embedder, "--query_prefix", "q ", "--passage_prefix", "", "--batch_size", 2)
     arguments = ("--corpus", corpus_path, "--output", tmp_path / "index", "--engine", "dense", "--device", "cpu")
     assert run(*arguments, *options) == 0
     settings = json.loads((tmp_path / "index/manifest.json").read_text())["settings"]
@@ -45,9 +45,9 @@ def test_the_command_line_hands_the_options_of_the_model_on(corpus_path: Path, e
         (["--corpus", "folder"], r".*'folder'.*: it holds no file .*"),
         (["--corpus", "silent.jsonl"], "corpus: no passage holds .*"),
         (["--corpus", "silent.jsonl", "--output", "folder"], r"index_dir folder exists; .*"),
-        (["--corpus", "silent.jsonl", "--batch-size", "3"], "--batch-size: only for --engine dense, .* bm25"),
+        (["--corpus", "silent.jsonl", "--batch_size", "3"], "--batch_size: only for --engine dense, .* bm25"),
         (
-            ["--corpus", "silent.jsonl", "--engine", "dense", "--batch-size", "0"],
+            ["--corpus", "silent.jsonl", "--engine", "dense", "--batch_size", "0"],
             "`batch_size` is 0, but must be a whole number, at least 1.*",
         ),
         (["--corpus", "silent.jsonl", "--engine", "dense", "--model", "nowhere"], "model must be .* got 'nowhere' .*"),
