@@ -95,8 +95,7 @@ def check_command(words: list[str]) -> None:
         for option, value in zip(rest[1:script:2], rest[2:script:2], strict=True):
             assert option in LAUNCHER_VALUES
             assert option != "--config_file" or (ROOT / value).is_file()
-        assert (ROOT / rest[script]).is_file()
-        check_script(rest[script], rest[script + 1 :])
+        check_command(["python", *rest[script:]])
     else:
         assert program in FOREIGN or rest[:2] == ["-m", "pip"], f"which command is {program}?"
 

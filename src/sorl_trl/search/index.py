@@ -66,7 +66,7 @@ def _build(options: Namespace) -> SavedIndex:
     if options.engine == DenseIndex.engine:
         return DenseIndex.build(options.corpus, options.output, options=DenseOptions(**dense))
     if dense:
-        flags = ", ".join(f"--{name.replace('_', '-')}" for name in dense)
+        flags = ", ".join(f"--{name}" for name in dense)
         raise ValueError(f"{flags}: only for --engine dense, got --engine {options.engine}")
     return ENGINES[options.engine].build(options.corpus, options.output)
 
