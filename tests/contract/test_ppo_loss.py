@@ -12,6 +12,7 @@ import torch
 from sorl_trl import SOPPOTrainer
 from sorl_trl.methods import Method
 from sorl_trl.trainers.critic.model import ValuesBesideLogps
+from sorl_trl.trainers.loss.bias_norm import bias_normalizer
 from tests.critics import BATCH_SIZE, critic_parameters, rollout_batch
 from tests.losses import gradient
 from tests.ppo_losses import DISCOUNTED, assert_follows_the_formula, build, value_reference
@@ -121,7 +122,7 @@ def test_bias_norm_leaves_the_critics_gradient_alone(tmp_path: Path, tokenizer: 
     trainer.create_optimizer()
     plain = gradient(trainer._compute_loss(trainer.model, batch), trainer)
     trainer.model.zero_grad()
-    trainer._bias_normalizer._gradients = None
+    trainer._bias_normalizer = bias_normalizer(trainer)  # as a run begins
     trainer._prepare_inputs = lambda inputs: inputs
     trainer.accelerator.gradient_state._set_sync_gradients(True)
     trainer.training_step(trainer.model, batch, None)

@@ -168,8 +168,9 @@ class TestEngine:
         arguments = settings(folder, scale_rewards="none", vllm_importance_sampling_mode="token_truncate")
         trainer = with_engine(SOGRPOTrainer)(
             saved_policy(folder), parity_reward, SOGRPOConfig(**arguments), prompts(), processing_class=tokenizer,
-            rollout_func=SampledElsewhere(), method=method,
+            rollout_func=SampledElsewhere(),
         )  # fmt: skip
+        trainer.method = method  # which a trainer without an engine refuses
         trainer.model.train()
         return trainer, trainer._generate_and_score_completions([dict(row) for row in prompts(4) for _ in range(4)])
 

@@ -197,9 +197,12 @@ def test_what_is_no_call_ends_the_trajectory(message: str) -> None:
     assert (box.environments[0].total, len(heard)) == (1, 1)
 
 
-def test_brackets_without_end_are_no_call() -> None:
-    """Which no JSON parser takes, and a policy that repeats itself writes."""
-    text = '<tool_call>\n{"name": "add", "arguments": ' + "[" * 5000 + "}\n</tool_call>"
+@pytest.mark.parametrize(
+    "said", ['{"name": "add", "arguments": ' + "[" * 5000 + "}", '"add"', "null", "5", "[1]", '{"name": 5}']
+)
+def test_what_is_no_call_is_text(said: str) -> None:
+    """Brackets without an end no JSON parser takes, and a policy that repeats itself writes them."""
+    text = f"<tool_call>\n{said}\n</tool_call>"
     protocol = ChatProtocol(functions=({},)).in_chat(TOKENIZER)
     assert protocol.parse(f"{text}<|im_end|>").calls == ()
     ids = tuple(TOKENIZER.encode(f"{text}<|im_end|>"))

@@ -26,7 +26,7 @@ from sorl_trl.command_line import (
     take_config,
 )
 from sorl_trl.files import missing
-from sorl_trl.records import EVALUATION_FOLDER, RECIPE_FILE, checkpoints, policy_in
+from sorl_trl.records import RECIPE_FILE, checkpoints, evaluation_of, policy_in
 from sorl_trl.search.arguments import SOURCES
 from sorl_trl.shipped import RECIPES
 
@@ -50,7 +50,7 @@ def read_words(words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
     name, output = (vars(given)[each] or own.get(each) for each in ("model_name_or_path", "output"))
     if name is not None:
         policy = evaluated_policy(name, output)
-        output = output or str(Path(policy) / EVALUATION_FOLDER)
+        output = output or str(evaluation_of(name))
         words = [*words, "--model_name_or_path", policy, "--output", output]
         folder = Path(policy)
         of_run = [folder.parent] if folder in checkpoints(folder.parent) else []

@@ -53,6 +53,8 @@ class RunFolder:
         # A first start that made nothing, with a wrong model perhaps, binds nobody.
         if not any((self.path / FOLDER).rglob("[0-9]*.parquet")):
             self.path.mkdir(parents=True, exist_ok=True)
+            if file.exists() and not {"model", "datasets"} <= {*read_settings(self.path)}:
+                raise ValueError(f"output {self.path} has a {SETTINGS} of something else: name another folder")
             _write_json(file, settings)
             return
         if problem := outdated(self.path):

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from sorl_trl.ops import TurnLayout, importance_ratio, log_importance_ratio, turn_returns, with_own_gradients
+
+Metrics: TypeAlias = Mapping[str, Tensor | tuple[Tensor, Tensor]]
+"""Name to a scalar, or to values and a mask of one shape, whose mean over all processes is logged."""
 
 
 @dataclass(frozen=True)

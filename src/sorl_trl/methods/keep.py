@@ -12,7 +12,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from sorl_trl.checks import SHARE, Number, check_fields
+from sorl_trl.checks import NOT_NEGATIVE, SHARE, Number, check_fields
 from sorl_trl.methods.data import ScoredRollout
 from sorl_trl.ops import group_spread, is_vetoed, kept_groups, turn_broadcast, turn_mismatch, within
 
@@ -102,8 +102,11 @@ class EngineVeto:
 class EngineTurnMask:
     """Keep the turns whose geometric mean ratio π_old/μ to the engine lies in [`low`, `high`] (ROLL: 0.8 to 1.2)."""
 
-    low: float = 0.8
-    high: float = 1.2
+    low: Annotated[float, NOT_NEGATIVE] = 0.8
+    high: Annotated[float, NOT_NEGATIVE] = 1.2
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def __call__(self, rollout: ScoredRollout) -> Tensor:
         """(N, T) bool, True off the model tokens."""

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeAlias
 
 from torch import Tensor
 
 from sorl_trl.methods.credit import GroupMean
-from sorl_trl.methods.data import MicroBatch, Objective, ScoredRollout
+from sorl_trl.methods.data import Metrics, MicroBatch, Objective, ScoredRollout
 from sorl_trl.methods.surrogate import PPOMin
 from sorl_trl.ops import TurnLayout
 
-Metrics: TypeAlias = Mapping[str, Tensor | tuple[Tensor, Tensor]]
-"""Name to a scalar, or to values and a mask of one shape, whose mean over all processes is logged."""
 Credit: TypeAlias = Callable[[ScoredRollout], Tensor | None]
 """Gives (N, K) advantages of turns, or None for TRL's own."""
 Keep: TypeAlias = Callable[[ScoredRollout], Tensor]

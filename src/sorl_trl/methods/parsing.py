@@ -76,6 +76,8 @@ def _piece(field: str, given: Any) -> Any:
     known = PIECES[field]
     if not isinstance(name, str) or name not in known:
         raise ValueError(f"`method.{field}` is {given!r}, but must be one of {', '.join(known)}, with its arguments.")
+    if not isinstance(arguments, Mapping | None):
+        raise ValueError(f"`method.{field}.{name}` is {arguments!r}, but must be a mapping of its arguments.")
     allowed = [each.name for each in fields(known[name])]
     if unknown := sorted(set(arguments or {}) - set(allowed)):
         takes = ", ".join(allowed) or "no argument"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sorl_trl.checks import NOT_NEGATIVE, OneOf, check_fields
-from sorl_trl.methods.data import MicroBatch
+from sorl_trl.methods.data import Metrics, MicroBatch
 from sorl_trl.ops import (
     KL_ESTIMATORS,
     PENALTY_GATES,
@@ -19,8 +19,6 @@ from sorl_trl.ops import (
     likelihood_falls,
     turn_clip_fraction,
 )
-
-Metrics = dict[str, Tensor | tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
+from sorl_trl.checks import NOT_NEGATIVE, check_fields
 from sorl_trl.ops import TurnLayout, turn_broadcast, turn_mismatch
 
 
@@ -18,8 +20,11 @@ class TurnRatio:
     it goes with `EngineTurnMask`.
     """
 
-    low: float | None = None
-    high: float | None = None
+    low: Annotated[float | None, NOT_NEGATIVE] = None
+    high: Annotated[float | None, NOT_NEGATIVE] = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def __call__(self, mismatch: Tensor, turns: TurnLayout) -> Tensor:
         """(B, T) weights, 1 off the model tokens."""

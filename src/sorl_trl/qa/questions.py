@@ -95,7 +95,7 @@ def mapping(name: str, value: object) -> dict[str, Any]:
 
 def _parse(line: bytes) -> Question:
     try:
-        record = json.loads(line.decode("utf-8"))
+        record = json.loads(line.decode("utf-8-sig"))
     except json.JSONDecodeError as error:
         raise ValueError(f"not JSON ({error.msg} at character {error.pos})") from error
     if not isinstance(record, dict):

@@ -138,6 +138,8 @@ class Arguments:
     def __post_init__(self) -> None:
         check_libraries(self.config, self.model)
         POSITIVE_COUNT.check("max_completion_length", self.config.max_completion_length)
+        if self.config.logging_strategy == "no" and self.task.collapse_guard != "off":
+            raise ValueError("`logging_strategy` is 'no', but `collapse_guard` reads log entries: set it to 'off'.")
         if self.is_evaluated:
             check_questions("eval_questions", self.task.eval_questions or "")
         if not any(getattr(self.search, name) for name in SOURCES) and not names_tasks(self.task.train_questions):
@@ -165,6 +167,8 @@ def parse_arguments(words: Sequence[str] | None = None) -> Arguments:
         first.add_argument(f"--{name}", default=recipe.get(name, getattr(TrainerArguments, name)))
     with mistakes():
         choice = TrainerArguments(**vars(first.parse_known_args(words)[0]))
+        if "advantage_level" in choice.settings and choice.trainer != "so_ppo":
+            raise ValueError(f"`method` is {choice.method!r}, which has a critic: add `--trainer so_ppo`.")
         groups = argument_groups(TRAINERS[choice.trainer])
         command = f"{COMMAND} --trainer {choice.trainer}"
         options = {word.partition("=")[0].replace("-", "_") for word in words}

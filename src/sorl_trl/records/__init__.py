@@ -19,6 +19,13 @@ def checkpoints(run: str | os.PathLike[str]) -> list[Path]:
     return sorted((path for path in steps if steps[path].isdecimal()), key=lambda path: int(steps[path]), reverse=True)
 
 
+def evaluation_of(folder: str | os.PathLike[str]) -> Path:
+    """Where the policy of a run is evaluated: not in a checkpoint, which training may remove."""
+    policy = policy_in(folder) or Path(folder)
+    own = policy == Path(folder)
+    return Path(folder) / (EVALUATION_FOLDER if own else f"{EVALUATION_FOLDER}_{policy.name}")
+
+
 def policy_in(folder: str | os.PathLike[str]) -> Path | None:
     """The folder of the policy of a run: its own, or while it trains its newest checkpoint; None where it has none."""
     folders = (Path(folder), *checkpoints(folder))

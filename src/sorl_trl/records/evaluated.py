@@ -20,15 +20,18 @@ import pyarrow.parquet as pq
 
 from sorl_trl.files import write_whole
 from sorl_trl.qa import Question
-from sorl_trl.records import EVALUATION_FOLDER, policy_in
+from sorl_trl.records import evaluation_of
 from sorl_trl.text import storable
 from sorl_trl.types import Observation, Trajectory, Turn
 
 SETTINGS, FOLDER, RESULTS = "settings.json", "trajectories", "results.json"
 FILES = "policy_files"
 """In the settings of the model: `files_hash` of its folder."""
-POLICY_SUFFIXES = {".safetensors", ".bin", ".json", ".jinja", ".model", ".txt", ".py"}
-"""Of what makes up a policy: not a page or a picture that was put beside it."""
+POLICY_FILES = (
+    *("*.safetensors", "*.bin", "*.index.json", "*config.json", "*.jinja", "chat_template*", "*.model", "*.py"),
+    *("tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt"),
+)
+"""What makes up a policy: not a note or a page that was put beside it."""
 PIECE = 2**16
 """Bytes that are read at once."""
 SCORES = ("correct", "exact_match", "f1", "sub_exact_match", "choice_accuracy")
@@ -134,7 +137,7 @@ def write_evaluated(shard: Path, rows: Sequence[EvaluatedTrajectory]) -> None:
 
 def evaluation_in(run: str | os.PathLike[str]) -> Path:
     """The evaluation in the folder of a policy, if there is one; else `run` itself."""
-    inside = (policy_in(run) or Path(run)) / EVALUATION_FOLDER
+    inside = evaluation_of(run)
     return inside if (inside / SETTINGS).is_file() else Path(run)
 
 
@@ -166,7 +169,7 @@ def files_hash(policy: str) -> str | None:
 
     Of each file its name, its size and a hundred pieces are read, so that a copy has the hash of the original.
     """
-    files = sorted(path for path in Path(policy).glob("*") if path.suffix in POLICY_SUFFIXES and path.is_file())
+    files = sorted({path for pattern in POLICY_FILES for path in Path(policy).glob(pattern) if path.is_file()})
     found = hashlib.sha256()
     for path in files:
         size = path.stat().st_size

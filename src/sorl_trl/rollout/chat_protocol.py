@@ -84,7 +84,7 @@ class ChatProtocol(TagProtocol):
             calls = [call.get("function", call) for call in message.get("tool_calls") or ()]
         except (ValueError, TypeError, AttributeError, RecursionError):
             return ()
-        if not all(isinstance(call.get("name"), str) for call in calls):
+        if not all(isinstance(call, dict) and isinstance(call.get("name"), str) for call in calls):
             return ()
         return tuple(ToolCall(call["name"], call.get("arguments") or {}) for call in calls)
 

@@ -73,6 +73,11 @@ class Collector:
         self.encoder = ObservationEncoder(tokenizer, self.protocol, self.limits.max_observation_tokens)
         if not isinstance(environment, Responder):
             environment = SearchResponder(environment, self.protocol, self.limits.top_k)
+        if self.limits.top_k not in (RolloutLimits.top_k, getattr(environment, "top_k", None)):
+            raise ValueError(
+                f"`limits.top_k` is {self.limits.top_k}, but it is for a search engine, and a "
+                f"{type(environment).__name__} says itself how many passages it asks for."
+            )
         self.responder = environment
 
     def collect(

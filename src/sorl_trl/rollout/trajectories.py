@@ -98,7 +98,8 @@ def environment_statistics(trajectories: Sequence[Trajectory], responder: Respon
         if kind is not None:
             figures["turns"] = len(trajectory.turns)
         for name, value in figures.items():
-            found.setdefault(name if kind is None else f"{kind}/{name}", []).append(value)
+            if value is not None:
+                found.setdefault(name if kind is None else f"{kind}/{name}", []).append(value)
     return {name: sum(values) / len(values) for name, values in found.items()}
 
 

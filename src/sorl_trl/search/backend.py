@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import Sequence, Sized
-from typing import Protocol
+from http.client import BadStatusLine, IncompleteRead
+from typing import Any, Protocol
 
 from sorl_trl.checks import POSITIVE_COUNT
 from sorl_trl.types import Passage
@@ -25,9 +27,16 @@ class SearchUnavailable(Exception):
     """
 
 
-_DOWN = (SearchUnavailable, ConnectionError, TimeoutError, asyncio.TimeoutError, socket.gaierror)
+_DOWN = (
+    *(SearchUnavailable, ConnectionError, TimeoutError, asyncio.TimeoutError, socket.gaierror),
+    *(ssl.SSLEOFError, ssl.SSLZeroReturnError, IncompleteRead, BadStatusLine),
+)
 _CLIENTS = ("aiohttp", "httpcore", "httpx", "requests", "urllib")
-"""Packages, of any version, whose own errors were raised from one of those."""
+"""Packages, of any version, whose own errors were raised from one of those, or have one of these names."""
+_BROKEN_OFF = {
+    *("RemoteProtocolError", "ReadError", "WriteError", "CloseError"),  # httpx, httpcore
+    *("ChunkedEncodingError", "ServerDisconnectedError", "ClientPayloadError"),  # requests, aiohttp
+}
 
 
 def is_down(error: BaseException | None) -> bool:
@@ -39,7 +48,8 @@ def is_down(error: BaseException | None) -> bool:
         return True
     if error is None or type(error).__module__.partition(".")[0].rstrip("0123456789") not in _CLIENTS:
         return False
-    return is_down(error.__cause__ or error.__context__)
+    names = {kind.__name__ for kind in type(error).__mro__}
+    return not names.isdisjoint(_BROKEN_OFF) or is_down(error.__cause__ or error.__context__)
 
 
 class SearchBackend(Protocol):
@@ -89,12 +99,19 @@ def check_request(queries: Sequence[str], k: int) -> None:
         raise TypeError(f"queries must be a sequence of strings, got the string {queries!r}")
 
 
-def check_results(results: Sized, queries: Sized) -> None:
-    """Raise `RuntimeError` unless there is one result per query: a backend that loses one has a bug."""
-    if len(results) != len(queries):
+def checked_results(results: Any, queries: Sized) -> list[list[Passage]]:
+    """The passages of each query. Raise `RuntimeError` where a backend gives anything else, or loses a query."""
+    try:
+        found = [list(each) for each in results]
+    except TypeError:
+        found = [[None]]
+    if not all(isinstance(passage, Passage) for each in found for passage in each):
+        raise RuntimeError(f"search_batch must return a list of `Passage` for each query, got {repr(results)[:200]}")
+    if len(found) != len(queries):
         raise RuntimeError(
-            f"search_batch returned {len(results)} results for {len(queries)} queries: it must return one each"
+            f"search_batch returned {len(found)} results for {len(queries)} queries: it must return one each"
         )
+    return found
 
 
 def check_backend(search: object) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from sorl_trl.search.backend import SearchBackend, check_request, check_results, is_thread_safe
+from sorl_trl.search.backend import SearchBackend, check_request, checked_results, is_thread_safe
 from sorl_trl.types import Passage
 
 LONGEST_WAIT_S = 30.0
@@ -42,6 +42,8 @@ class CachedSearch:
         self._backend = backend
         self._identity = identity
         self._path = Path(path)
+        if not self._path.parent.is_dir():
+            raise CacheError(f"cache {self._path}: there is no folder {self._path.parent}")
         with self._connect() as connection:
             connection.execute("CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, passages TEXT NOT NULL)")
 
@@ -57,8 +59,7 @@ class CachedSearch:
         keys = {query: json.dumps([self._identity, query, k]) for query in queries}
         answers = self._read(keys)
         if missing := [query for query in keys if query not in answers]:
-            results = self._backend.search_batch(missing, k)
-            check_results(results, missing)
+            results = checked_results(self._backend.search_batch(missing, k), missing)
             found = dict(zip(missing, results, strict=True))
             self._write({keys[query]: passages for query, passages in found.items()})
             answers |= found

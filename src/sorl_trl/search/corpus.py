@@ -126,10 +126,12 @@ def title_and_text(record: Mapping[str, object]) -> tuple[str, str]:
     text = next((found for name in ("content", "text") if isinstance(found := record.get(name), str)), None)
     if isinstance(title, str) and text is not None:
         return title, text
-    if isinstance(contents, str):
-        return split_contents(contents)
-    if text is not None:
-        return split_contents(text)
+    whole = contents if isinstance(contents, str) else text
+    if whole is not None:
+        own, rest = split_contents(whole)
+        if not isinstance(title, str):
+            return own, rest
+        return title, rest if own == title else whole
     raise ValueError(f"a passage needs `contents`, `content` or `text` as a string; got fields {sorted(record)}")
 
 
@@ -171,7 +173,7 @@ def _line_offsets(path: Path) -> array[int]:
 
 def _parse(line: bytes) -> Passage:
     try:
-        record = json.loads(line.decode("utf-8"))
+        record = json.loads(line.decode("utf-8-sig"))
     except json.JSONDecodeError as error:
         raise ValueError(f"not JSON ({error.msg} at character {error.pos})") from error
     if not isinstance(record, dict):

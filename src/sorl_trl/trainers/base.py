@@ -33,6 +33,7 @@ from sorl_trl.trainers.checks import (
     check_dataset,
     check_method,
     check_processor,
+    check_reward_names,
     disable_dropout,
     say_once,
 )
@@ -128,6 +129,7 @@ class TurnLevelTrainer(GRPOTrainer):
         check_ahead(self)
         if compares_with_sampler(args):
             self.vllm_importance_sampling_correction = False  # of a difference that ratios hold already
+        check_reward_names(self.method, self.reward_func_names)
         self._set_up_rewards()
         self._name, self._paper = credited(self)
         self._bias_normalizer = bias_normalizer(self)

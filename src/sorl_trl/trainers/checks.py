@@ -11,7 +11,17 @@ from datasets import Dataset
 from torch import nn
 from trl.trainer.utils import disable_dropout_in_model
 
-from sorl_trl.methods import SETTINGS, EngineTurnMask, EngineVeto, Method, TopK, TopP, ZeroVariance
+from sorl_trl.methods import (
+    SETTINGS,
+    EngineTurnMask,
+    EngineVeto,
+    LeaveOneOut,
+    Method,
+    TopK,
+    TopP,
+    TurnRatio,
+    ZeroVariance,
+)
 from sorl_trl.trainers.agents.agent_rollout import AgentRollout
 from sorl_trl.trainers.config import TRLS_LOSS_TYPES, TurnLevelConfig
 
@@ -54,11 +64,39 @@ def check_method(method: Method, args: TurnLevelConfig, by_name: bool = False) -
             f"`loss_type` is {args.loss_type!r}, whose mean over a micro-batch cannot leave out what `keep` drops: "
             "use 'turn', 'grpo', 'dr_grpo' or 'dapo'."
         )
+    if isinstance(method.credit, LeaveOneOut) and args.scale_rewards != "none":
+        raise ValueError(
+            f"`scale_rewards` is {args.scale_rewards!r}, but must be 'none': {method.credit!r} divides by no spread."
+        )
+    of_engine = [
+        piece for piece in (*method.keep, method.weight) if isinstance(piece, EngineVeto | EngineTurnMask | TurnRatio)
+    ]
+    if of_engine and not knows_mismatch(args):
+        raise ValueError(
+            f"`method` has {of_engine[0]!r}, which compares the old policy with what sampled, and these are the same: "
+            "it is for `use_vllm` with `vllm_importance_sampling_correction`, and for rollouts ahead with "
+            "`async_old_policy='proximal'`."
+        )
     if method.surrogate != Method().surrogate and args.loss_type in TRLS_LOSS_TYPES:
         raise ValueError(
             f"`loss_type` is {args.loss_type!r}, which has a surrogate of its own beside the method's: use 'turn', "
             "'grpo', 'dr_grpo', 'dapo' or 'bnpo'."
         )
+
+
+def knows_mismatch(args: TurnLevelConfig) -> bool:
+    """Whether the old policy is another than what sampled, as far as is known."""
+    if args.async_staleness:
+        return bool(args.async_old_policy == "proximal")
+    return bool(args.use_vllm and args.vllm_importance_sampling_correction)
+
+
+def check_reward_names(method: Method, names: list[str]) -> None:
+    """Raise ValueError where a filter of groups asks for a reward function that is not there."""
+    for piece in method.keep:
+        asked = getattr(piece, "reward", None)
+        if asked is not None and asked not in names:
+            raise ValueError(f"{piece!r} has `reward` {asked!r}, but must name a reward function: one of {names}.")
 
 
 def _check_settings(method: str, args: TurnLevelConfig) -> None:
@@ -125,12 +163,6 @@ def check_ahead(trainer: Any) -> None:
     if trainer.use_vllm and trainer.vllm_mode != "server":
         raise ValueError(
             f"{asked}`vllm_mode` is {trainer.vllm_mode!r}, which samples or trains: use 'server' on another GPU."
-        )
-    of_engine = [piece for piece in trainer.method.keep if isinstance(piece, EngineVeto | EngineTurnMask)]
-    if of_engine and args.async_old_policy == "behaviour":
-        raise ValueError(
-            f"{asked}`keep` has {of_engine[0]!r}, which compares the old policy with what sampled, and these are the "
-            "same: set `async_old_policy='proximal'`."
         )
     if not trainer.use_vllm:
         _check_copies(trainer, asked)

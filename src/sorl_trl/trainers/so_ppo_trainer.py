@@ -13,6 +13,7 @@ from sorl_trl.methods import Method, MicroBatch, ScoredRollout
 from sorl_trl.ops import aggregate_turns, is_value_clipped, masked_mean, turn_layout, turn_starts, value_loss, whiten
 from sorl_trl.trainers.base import TurnLevelTrainer
 from sorl_trl.trainers.checks import disable_dropout
+from sorl_trl.trainers.critic.adapter import check_fsdp
 from sorl_trl.trainers.critic.build import setup_critic
 from sorl_trl.trainers.critic.checkpoint import CRITIC_FOLDER, check_critic_folder, restore_critic, save_critic
 from sorl_trl.trainers.critic.experience import critic_metrics, token_experience, turn_experience
@@ -78,6 +79,8 @@ class SOPPOTrainer(TurnLevelTrainer):
         self.critic = setup_critic(self.model, self.args, len(self._tokenizer))
         if self.args.disable_dropout:
             disable_dropout(self.model)
+        if self.is_fsdp_enabled:
+            check_fsdp(self.critic, self.accelerator.state.fsdp_plugin.activation_checkpointing)
         if self.use_vllm:
             send_policy_alone(self.vllm_generation)
         if self.args.sync_ref_model:
@@ -234,6 +237,9 @@ class SOPPOTrainer(TurnLevelTrainer):
         super()._save(output_dir, {name: tensor for name, tensor in state_dict.items() if not is_critic_name(name)})
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        if self.is_fsdp_enabled:  # it loads its own, critic included
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+            return
         with detached_critic(self.model):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
         restore_critic(self.critic, self.model, Path(resume_from_checkpoint) / CRITIC_FOLDER)

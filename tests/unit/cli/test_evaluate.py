@@ -9,6 +9,14 @@ import pytest
 from sorl_trl.cli.evaluate import read_words
 
 
+def test_a_run_that_still_trains_is_not_evaluated_in_a_checkpoint(tmp_path: Path) -> None:
+    """Which training removes as it goes on."""
+    (tmp_path / "run/checkpoint-2").mkdir(parents=True)
+    (tmp_path / "run/checkpoint-2/config.json").touch()
+    words, _ = read_words([str(tmp_path / "run")])
+    assert words[-1] == str(tmp_path / "run/evaluation_checkpoint-2")
+
+
 @pytest.mark.parametrize(
     ("policy", "found"), [("run", True), ("run/checkpoint-2", True), ("run/other", False), ("run/checkpoint-x", False)]
 )

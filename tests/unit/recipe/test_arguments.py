@@ -67,7 +67,7 @@ class TestMethod:
 
     @pytest.mark.parametrize("name", [name for name in METHODS if "advantage_level" in SETTINGS[name]])
     def test_one_with_a_critic_needs_its_trainer(self, name: str, folder: Path) -> None:
-        with pytest.raises(UserMistake, match="`--advantage_level` is no argument of sorl train --trainer so_grpo"):
+        with pytest.raises(UserMistake, match=f"`method` is '{name}', which has a critic: add `--trainer so_ppo`"):
             parse(f"method: {name}\n")
         assert parse(f"method: {name}\ntrainer: so_ppo\n").config.advantage_level == "token"
 

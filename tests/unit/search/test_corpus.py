@@ -39,6 +39,8 @@ def read_one(tmp_path, record):
         ({"id": "7", "title": "T", "text": "t", "contents": '"U"\nu'}, Passage("7", "T", "t")),
         ({"id": "7", "title": "", "text": ""}, Passage("7", "", "")),
         ({"id": "7", "title": None, "contents": "T\nt"}, Passage("7", "T", "t")),
+        ({"id": "7", "title": "T", "contents": "one\ntwo"}, Passage("7", "T", "one\ntwo")),
+        ({"id": "7", "title": "T", "contents": '"T"\nt'}, Passage("7", "T", "t")),
         ({"id": "7", "text": "T\nt"}, Passage("7", "T", "t")),
     ],
 )
@@ -67,6 +69,11 @@ def test_a_bad_line_is_named(tmp_path, line, message):
     assert corpus[2].title == "T"
     with pytest.raises(CorpusError, match=f"(?s)corpus.jsonl, line 2: .*{message}"):
         list(corpus)
+
+
+def test_what_an_editor_puts_first_is_no_text(tmp_path):
+    (tmp_path / "corpus.jsonl").write_text('{"id": "7", "contents": "T\\nt"}\n', encoding="utf-8-sig")
+    assert list(Corpus(tmp_path / "corpus.jsonl")) == [Passage("7", "T", "t")]
 
 
 def test_an_empty_corpus_is_an_error(tmp_path):

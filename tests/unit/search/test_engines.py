@@ -158,7 +158,7 @@ def test_odd_text_comes_back_exactly(build: Build, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"format_version": 1, "unknown": 1}, "format_version is 1, allowed is 3"),
+        ({"format_version": 1, "unknown": 1}, "format_version is 1, allowed is 4"),
         ({"format_version": None}, "manifest.json cannot be read"),
     ],
 )

@@ -10,7 +10,7 @@ from sorl_trl.checks import POSITIVE_COUNT
 from sorl_trl.rollout.environments.environment import BatchResponder, Reply, RowTurn
 from sorl_trl.rollout.protocol import TagProtocol
 from sorl_trl.search import RetryPolicy, SearchBackend, SearchError
-from sorl_trl.search.backend import check_backend, check_results, is_down, is_thread_safe
+from sorl_trl.search.backend import check_backend, checked_results, is_down, is_thread_safe
 from sorl_trl.types import StopReason
 
 logger = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class SearchResponder(BatchResponder):
             raise ValueError(
                 "protocol has turns that are whole messages, but a search is a tag in one: use `TagProtocol`"
             )
-        self._top_k = top_k
+        self.top_k = top_k
         self._retry = retry or RetryPolicy()
         self._is_down = False
 
@@ -74,7 +74,7 @@ class SearchResponder(BatchResponder):
         """
         unique = list(dict.fromkeys(queries))
         try:
-            found = self._retry.retrying(patient)(self._backend.search_batch, unique, self._top_k)
+            found = self._retry.retrying(patient)(self._backend.search_batch, unique, self.top_k)
         except SearchError as error:
             if len(unique) > 1:
                 return self._search_one_by_one(unique, patient)
@@ -85,8 +85,8 @@ class SearchResponder(BatchResponder):
                 raise
             logger.warning("The search engine is unavailable, %d queries are given up: %r", len(unique), error)
             return dict.fromkeys(unique, _DOWN)
-        check_results(found, unique)
-        replies = [Reply(self._protocol.render_passages(passages), tuple(passages)) for passages in found]
+        results = checked_results(found, unique)
+        replies = [Reply(self._protocol.render_passages(passages), tuple(passages)) for passages in results]
         return dict(zip(unique, replies, strict=True))
 
     def _search_one_by_one(self, queries: Sequence[str], patient: bool) -> dict[str, Reply]:

@@ -9,7 +9,7 @@ from asyncio import CancelledError
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeAlias, get_args, get_type_hints
+from typing import Any, TypeAlias, get_args, get_origin, get_type_hints
 
 from transformers.utils.chat_template_utils import get_json_schema
 
@@ -63,6 +63,8 @@ class Caller:
         self.inner = None if factory is None else factory()
         self.tools = named([*tools, *methods_of(self.inner)])
         for name, tool in self.tools.items():
+            if inspect.isgeneratorfunction(tool) or inspect.isasyncgenfunction(tool):
+                raise TypeError(f"{name} is a generator, but must return what the policy is told")
             for each in inspect.signature(tool).parameters.values():
                 if each.kind in (each.POSITIONAL_ONLY, each.VAR_POSITIONAL):
                     raise TypeError(f"{name} takes `{each}` by its place, but a policy gives arguments by name")
@@ -153,8 +155,8 @@ class WrongArguments(Exception):
 def read_arguments(method: Callable[..., Any], said: str | Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of `method`, by name, or as the JSON object of a text; plain text will do where it has but one.
 
-    What is to be a number or a truth value may be written as text; what is annotated as neither of them, nor as text,
-    is taken as it is.
+    What is to be a number, a truth value, a list or a dictionary may be written as text; what is annotated as anything
+    else is taken as it is.
 
     Raises WrongArguments for what does not fit.
     """
@@ -201,10 +203,14 @@ def _expected(parameters: Mapping[str, inspect.Parameter]) -> str:
 
 
 def _converted(tool: Tool, name: str, value: Any, hint: Any) -> Any:
-    """A value as the type that the annotation asks for, if that is text, a number or a truth value, or None too."""
+    """A value as the type that the annotation asks for, if that is one of JSON's, or None too."""
     others = [each for each in get_args(hint) if each is not type(None)]
     if len(others) == 1 and type(None) in get_args(hint):
         return None if value is None else _converted(tool, name, value, others[0])
+    kind = get_origin(hint) or hint
+    if kind in (list, dict) and isinstance(value, str):
+        with suppress(ValueError, RecursionError):
+            return said if isinstance(said := json.loads(value), kind) else value
     if hint not in _READ:
         return value
     said = value

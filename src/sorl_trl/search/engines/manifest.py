@@ -13,7 +13,7 @@ from sorl_trl.files import missing
 MANIFEST = "manifest.json"
 # Goes up with any change to the files, be it a library's, or to `tokenize`: an index of other tokens would not fail,
 # but find too little.
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 
 
 class IndexCorrupted(ValueError):

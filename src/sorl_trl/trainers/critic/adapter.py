@@ -89,6 +89,15 @@ class AdapterCritic(Critic):
         return bound_checkpoint
 
 
+def check_fsdp(critic: Critic, activation_checkpointing: bool) -> None:
+    """Raise ValueError where FSDP would recompute layers with the policy's adapter in the place of the critic's."""
+    if activation_checkpointing and isinstance(critic, AdapterCritic):
+        raise ValueError(
+            "`critic` is 'adapter', which FSDP's `fsdp_activation_checkpointing` does not know: set it to False, and "
+            "`gradient_checkpointing` to True."
+        )
+
+
 def add_critic_adapter(model: PeftModel) -> LoraConfig:
     """Add an untrained LoRA adapter "critic" of the policy adapter's shape, without changing what is trained.
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from sorl_trl.methods import MicroBatch, Objective
 from sorl_trl.ops import clipping_bias
+from sorl_trl.trainers.critic.model import is_critic_name
 from sorl_trl.trainers.turns.recording import corrects_sampling
 
 
@@ -91,4 +92,5 @@ def bias_normalizer(trainer: Any) -> ClippingBiasNormalizer | None:
             "`bias_norm` is True, but `top_entropy_quantile` or `off_policy_mask_threshold` leaves tokens out of the "
             "loss that it would count as clipped: use one or the other."
         )
-    return ClippingBiasNormalizer(trainer.model.parameters())
+    named = trainer.model.named_parameters()
+    return ClippingBiasNormalizer(parameter for name, parameter in named if not is_critic_name(name))

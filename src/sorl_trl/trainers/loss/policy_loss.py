@@ -92,7 +92,7 @@ def policy_loss(
     # Reference KL, k3: exp(ref − logp) − (ref − logp) − 1
     metrics: dict[str, Any] = {"entropy": (entropies, mask)}
     if trainer._reference_beta != 0.0:
-        difference = inputs["ref_per_token_logps"] - batch.logps
+        difference = torch.where(mask.bool(), inputs["ref_per_token_logps"] - batch.logps, 0.0)
         kl = difference.exp() - difference - 1
         if trainer.args.use_bias_correction_kl:
             kl = kl * batch.ratio

@@ -65,7 +65,8 @@ class InformationGain:
             raise ValueError("InformationGain scores the golden answer after text alone, but the policy reads images.")
         self._trainer = trainer
         protocol = getattr(inspect.unwrap(trainer.rollout_func), "protocol", None) if trainer.rollout_func else None
-        tag = TAG_PREFIX if isinstance(protocol, TagProtocol) else ""
+        has_tags = isinstance(protocol, TagProtocol) and not protocol.turns_are_messages
+        tag = TAG_PREFIX if has_tags else ""
         self._prefix = tag if self.prefix is None else self.prefix
 
     def __call__(self, **columns: Any) -> list[list[float | None]]:

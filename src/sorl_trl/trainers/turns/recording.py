@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import torch
 from accelerate import Accelerator
 from torch import Tensor
+from torch.nn.functional import pad
 
 from sorl_trl.methods import ScoredRollout
 from sorl_trl.ops import TurnLayout, bounded_log_ratio, masked_mean, turn_layout
@@ -108,9 +109,7 @@ class RolloutRecorder:
         return gathered[:, 1] if bool(gathered[:, 0].all()) else None
 
     def _mismatch(self, batch: Mapping[str, Any]) -> Tensor | None:
-        args = self._trainer.args
-        is_known = not args.async_staleness or args.async_old_policy == "proximal"  # else the old policy is the engine
-        if not is_known or not corrects_sampling(self._trainer):
+        if not corrects_sampling(self._trainer):
             return None
         width = self.turns.turn_ids.size(1)
         return gather_rows(self._trainer.accelerator, mismatch_of(batch, self.turns.turn_ids)[:, :width])
@@ -133,10 +132,7 @@ def kept_masks(trainer: Any, rollout: ScoredRollout, batch: Mapping[str, Any]) -
         trainer._metrics["train"][f"keep/{name}"].append(share.float().mean().item())
         own = own_rows(keep, rows, trainer.accelerator)
         if own.dim() == 2:
-            columns = min(width, own.size(1))
-            whole = torch.ones((rows, width), dtype=torch.bool, device=own.device)
-            whole[:, :columns] = own[:, :columns]
-            own = whole
+            own = pad(own[:, :width], (0, max(width - own.size(1), 0)), value=True)
         masks.append(own)
     return masks
 

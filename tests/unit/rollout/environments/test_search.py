@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -60,6 +61,22 @@ def test_an_engine_that_goes_down_in_between_is_not_asked_on() -> None:
 class ShortSearch(FakeSearch):
     def search_batch(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         return super().search_batch(queries, k)[1:]
+
+
+def test_passages_may_come_one_by_one() -> None:
+    class Lazy(FakeSearch):
+        def search_batch(self, queries: Sequence[str], k: int) -> Any:
+            return ((each for each in passages) for passages in super().search_batch(queries, k))
+
+    assert responder(Lazy()).search("a") == {"a": FOUND}
+
+
+@pytest.mark.parametrize("found", [None, [None], {"a": []}, [[{"text": "t"}]]])
+def test_what_is_no_passage_is_said(found: Any) -> None:
+    search = FakeSearch()
+    search.search_batch = lambda queries, k: found  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match="must return a list of `Passage` for each query"):
+        responder(search).search("a")
 
 
 def test_programming_errors_propagate() -> None:

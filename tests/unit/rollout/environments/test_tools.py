@@ -1,18 +1,22 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import logging
+import ssl
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Optional
 
+import httpx2
 import pytest
 import requests
 
 from sorl_trl.rollout import Reply, RowTurn, ToolBox
 from sorl_trl.rollout.environments.tools import WrongArguments, read_arguments
 from sorl_trl.search import SearchUnavailable
+from sorl_trl.search.backend import is_down
 from sorl_trl.types import Action, ActionKind, StopReason, Trajectory, Turn
 
 
@@ -158,6 +162,19 @@ def test_a_service_that_its_client_cannot_reach_is_down(monkeypatch: pytest.Monk
     tools.close()
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        httpx2.RemoteProtocolError("Server disconnected without sending a response."),
+        requests.exceptions.ChunkedEncodingError("broken"),
+        http.client.IncompleteRead(b"half"),
+        ssl.SSLEOFError(),
+    ],
+)
+def test_a_connection_that_is_broken_off_is_down(error: Exception) -> None:
+    assert is_down(error)
+
+
 def test_their_own_reward_is_a_reward_function() -> None:
     class Judged(Game):
         async def get_reward(self) -> float:  # type: ignore[override]
@@ -212,7 +229,9 @@ def no_arguments() -> None: ...
         (taking(Optional[int]), '{"value": null}', {"value": None}),  # noqa: UP045
         (taking(str), '{"value": "7"}', {"value": "7"}),
         (taking(str), '{"other": "7"}', {"value": '{"other": "7"}'}),
-        (taking(list), "[1]", {"value": "[1]"}),
+        (taking(list[int]), "[1]", {"value": [1]}),
+        (taking(dict), '{"k": 1}', {"value": {"k": 1}}),
+        (taking(list), "plain", {"value": "plain"}),
         (one, "plain", {"value": "plain"}),
         (no_arguments, "{}", {}),
     ],
@@ -261,6 +280,10 @@ def by_place(text: str, /) -> str:
     return text
 
 
+def by_pieces(text: str) -> Iterator[str]:
+    yield text
+
+
 def all_of(*texts: str) -> str:
     return "".join(texts)
 
@@ -270,6 +293,7 @@ def all_of(*texts: str) -> str:
     [
         (by_place, "by_place takes `text: .*` by its place"),
         (all_of, r"all_of takes `\*texts: .*` by its place"),
+        (by_pieces, "by_pieces is a generator"),
         (partial(all_of), "must be a function or a method, which has a name"),
     ],
 )
