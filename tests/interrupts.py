@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from tests.agents import LIMITS, NAMES, agent_policy, agent_tokenizer, search_index
@@ -41,3 +46,22 @@ def training_words(folder: Path, **changed: object) -> list[str]:
         **changed,
     }
     return [word for name, value in values.items() if value is not None for word in (f"--{name}", str(value))]
+
+
+def interrupted(folder: Path, words: list[str], ready: Callable[[], bool], times: int = 1) -> tuple[int, str]:
+    """Exit code and stderr of `sorl train`, interrupted once `ready`."""
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "DS_ACCELERATOR": "cpu"}
+    with (folder / "out.txt").open("w") as out, (folder / "err.txt").open("w") as err:
+        command = [*SORL, "train", *words]
+        process = subprocess.Popen(command, env=environment, stdout=out, stderr=err, start_new_session=True)
+        try:
+            while not ready():
+                assert process.poll() is None, (folder / "err.txt").read_text()[-3000:]
+                time.sleep(0.05)
+            for _ in range(times):
+                os.killpg(process.pid, signal.SIGINT)
+            process.wait(60)
+        finally:
+            if process.poll() is None:
+                process.kill()
+    return process.returncode, (folder / "err.txt").read_text()
