@@ -196,7 +196,7 @@ def test_an_evaluation_is_of_all_turns_together(tmp_path: Path, tokenizer: Any) 
 
 def test_a_method_that_looks_at_several_turns_is_refused(tmp_path: Path, tokenizer: Any) -> None:
     with pytest.raises(ValueError, match="SeeUPO's advantages are its own"):
-        build(tmp_path, tokenizer, method="loop")
+        build(tmp_path, tokenizer, method="gigpo")
     with pytest.raises(ValueError, match="trains one turn of a trajectory at a time"):
         build(tmp_path, tokenizer, method="llds")
 

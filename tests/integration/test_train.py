@@ -183,7 +183,9 @@ def test_the_trainer_is_the_one_named(folder: Path, trainer: str, expected: type
     assert type(trainer_of(folder, trainer=trainer, **changed)) is expected
 
 
-@pytest.mark.parametrize("words", [["--method", "loop"], ["--method", '{"credit": "leave_one_out"}']])
+@pytest.mark.parametrize(
+    "words", [["--method", "loop"], ["--method", '{"credit": "leave_one_out"}', "--scale_rewards", "none"]]
+)
 def test_the_method_is_the_one_named(folder: Path, words: list[str]) -> None:
     assert trainer_of(folder, *words).method.credit == LeaveOneOut()
     assert trainer_of(folder).method.credit == GroupMean()
