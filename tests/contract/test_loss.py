@@ -112,6 +112,14 @@ def test_ranges_ratios_and_the_reference(tmp_path: Path, tokenizer: Any, fields:
     assert_same_loss(trainer, trainer._compute_loss(trainer.model, batch), reference_loss(trainer, batch))
 
 
+def test_the_reference_is_not_asked_about_observations(tmp_path: Path, tokenizer: Any) -> None:
+    """Of which it may think anything: what is infinite there would be NaN in the gradient."""
+    trainer, batch = off_policy_batch(tmp_path, tokenizer, **OFF, beta=0.1)
+    clean = gradient(trainer._compute_loss(trainer.model, batch), trainer)
+    batch["ref_per_token_logps"] = torch.where(batch["turn_ids"] < 0, 1e3, batch["ref_per_token_logps"])
+    assert torch.equal(gradient(trainer._compute_loss(trainer.model, batch), trainer), clean)
+
+
 @pytest.mark.parametrize("surrogate", [DoubleSided(), MiniRL(cap=1.1)], ids=str)
 @pytest.mark.parametrize("level", ["token", "turn"])
 def test_every_surrogate(tmp_path: Path, tokenizer: Any, surrogate: Any, level: str) -> None:

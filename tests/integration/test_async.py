@@ -21,7 +21,7 @@ from sorl_trl import SOGRPOTrainer, SOPPOTrainer
 from sorl_trl.command_line import UserMistake
 from sorl_trl.methods import EngineVeto, Method, MicroBatch
 from sorl_trl.ops import turn_broadcast, turn_layout, turn_mismatch
-from sorl_trl.rollout import Generation, RowTurn, ToolBox
+from sorl_trl.rollout import EngineOptions, Generation, RowTurn, ToolBox
 from sorl_trl.sandbox import PROTOCOL
 from sorl_trl.search import BM25Index, SearchUnavailable
 from sorl_trl.trainers.agents.vllm import EngineUnavailable
@@ -486,24 +486,15 @@ def test_a_checkpoint_says_how_what_is_sampled_ahead_was_sampled(tmp_path: Path)
     assert saved["limits.max_turns"] == LIMITS.max_turns
 
 
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"async_old_policy": "proximal", "loss_type": "cispo"}, "take 'behaviour'"),
-        ({"async_old_policy": "older"}, "async_old_policy"),
-        ({"async_staleness": -1}, "async_staleness"),
-        ({"cast_lm_head_to_fp32": True, "model_init_kwargs": None}, "a copy of the policy loses"),
-    ],
-)
-def test_what_cannot_be_is_said_before_the_run(tmp_path: Path, changed: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        build(tmp_path, **changed)
-
-
 def test_what_cannot_be_sampled_ahead_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no `AgentRollout`"):
         native_agent(tmp_path, agent_policy(), async_staleness=1)
+    with pytest.raises(ValueError, match="a copy of the policy loses"):
+        build(tmp_path / "cast", cast_lm_head_to_fp32=True)
     trainer = build(tmp_path)
+    trainer.rollout_func.__wrapped__.engine = EngineOptions(rollout_engine="lockstep")
+    with pytest.raises(ValueError, match="copies of the policy sample in 'slots'"):
+        check_ahead(trainer)
     trainer.train_dataset = questions().to_iterable_dataset()
     with pytest.raises(ValueError, match="others do not show what comes next"):
         check_ahead(trainer)

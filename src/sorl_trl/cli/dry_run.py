@@ -125,7 +125,7 @@ def rehearse(trainer: TurnLevelTrainer) -> Iterator[tuple[str, str]]:
         trainer._generate_and_score_completions([row for row in rows for _ in range(trainer.num_generations_eval)])
     metrics = {name: sum(values) / len(values) for name, values in trainer._metrics["eval"].items() if values}
     if trainer.num_generations_eval == 1:
-        del metrics["frac_reward_zero_std"]  # TRL's is 1 for a group of one
+        metrics.pop("frac_reward_zero_std", None)  # TRL's is 1 for a group of one
     yield "rehearsal", f"{REHEARSED} questions x {trainer.num_generations_eval} trajectories"
     yield from (("", f"{name} {mean:.3g}") for name, mean in metrics.items() if name.startswith(SHOWN) and mean)
     yield "", f"prompt      {one_line(trainer._logs['prompt'][0])[-300:]}"

@@ -40,15 +40,7 @@ class LeaveOneOut:
     """
 
     def __call__(self, rollout: ScoredRollout) -> Tensor:
-        """(N, K) advantages.
-
-        Raises:
-            ValueError: `scale_rewards` is not "none".
-        """
-        if rollout.scale != "none":
-            raise ValueError(
-                f"`scale_rewards` is {rollout.scale!r}, but leave-one-out credit divides by no spread: set 'none'."
-            )
+        """(N, K) advantages."""
         return leave_one_out_advantages(rollout.returns, rollout.turn_mask, rollout.num_generations)
 
 

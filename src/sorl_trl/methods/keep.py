@@ -95,7 +95,8 @@ class EngineVeto:
 
     def __call__(self, rollout: ScoredRollout) -> Tensor:
         """(N,) bool."""
-        return ~is_vetoed(_mismatch(rollout, self), rollout.turns, self.least)
+        assert rollout.mismatch is not None  # a trainer that does not know it refuses this piece
+        return ~is_vetoed(rollout.mismatch, rollout.turns, self.least)
 
 
 @dataclass(frozen=True)
@@ -110,19 +111,11 @@ class EngineTurnMask:
 
     def __call__(self, rollout: ScoredRollout) -> Tensor:
         """(N, T) bool, True off the model tokens."""
-        inside = within(turn_mismatch(_mismatch(rollout, self), rollout.turns), self.low, self.high)
+        assert rollout.mismatch is not None
+        inside = within(turn_mismatch(rollout.mismatch, rollout.turns), self.low, self.high)
         return turn_broadcast(inside.long(), rollout.turns).bool() | ~rollout.turns.loss_mask
 
 
 def _in_groups(rollout: ScoredRollout, reward: str | None, group_filter: str, share: float = 1.0) -> Tensor:
     spread = group_spread(rollout.totals(reward), rollout.num_generations)
     return torch.repeat_interleave(kept_groups(spread, group_filter, share), rollout.num_generations)
-
-
-def _mismatch(rollout: ScoredRollout, piece: object) -> Tensor:
-    if rollout.mismatch is None:
-        raise ValueError(
-            f"`keep` has {piece!r}, but nothing is known of the ratio to the engine: it is for `use_vllm` with "
-            "`vllm_importance_sampling_correction`, and for rollouts ahead with `async_old_policy='proximal'`."
-        )
-    return rollout.mismatch

@@ -103,9 +103,10 @@ def checked_results(results: Any, queries: Sized) -> list[list[Passage]]:
     """The passages of each query. Raise `RuntimeError` where a backend gives anything else, or loses a query."""
     try:
         found = [list(each) for each in results]
+        are_passages = all(isinstance(passage, Passage) for each in found for passage in each)
     except TypeError:
-        found = [[None]]
-    if not all(isinstance(passage, Passage) for each in found for passage in each):
+        are_passages = False
+    if not are_passages:
         raise RuntimeError(f"search_batch must return a list of `Passage` for each query, got {repr(results)[:200]}")
     if len(found) != len(queries):
         raise RuntimeError(

@@ -26,7 +26,7 @@ from sorl_trl.trainers.agents.chatml import check_template
 from sorl_trl.trainers.agents.native_tools import HarmlessTools, tools_as_rollout
 from sorl_trl.trainers.agents.vllm.client import weight_client
 from sorl_trl.trainers.ahead.rollouts import RolloutsAhead
-from sorl_trl.trainers.ahead.training import compares_with_sampler, sampled_logps, sampling_ahead, set_old_policy
+from sorl_trl.trainers.ahead.training import sampled_logps, sampling_ahead, set_old_policy
 from sorl_trl.trainers.checks import (
     check_ahead,
     check_config,
@@ -127,7 +127,7 @@ class TurnLevelTrainer(GRPOTrainer):
             rollout.protocol_for(self)
         check_dataset(self)
         check_ahead(self)
-        if compares_with_sampler(args):
+        if args.compares_with_sampler:
             self.vllm_importance_sampling_correction = False  # of a difference that ratios hold already
         check_reward_names(self.method, self.reward_func_names)
         self._set_up_rewards()
@@ -157,7 +157,7 @@ class TurnLevelTrainer(GRPOTrainer):
         turn_ids = turn_ids_of(completion_ids, env_mask, extra_fields.pop("turn_ids", None))
         check_turn_ids(turn_ids, completion_ids, env_mask)
         self._recorder.note_turns(turn_ids, prompt_ids, completion_ids)
-        if self.model.training and compares_with_sampler(self.args) and trl_scores_old_policy(self):
+        if self.model.training and self.args.compares_with_sampler and trl_scores_old_policy(self):
             self._sampled_logps = sampled_logps(self, result[4])
         if self._shows_tools:
             completions = [messages_of(each, self._tokenizer) for each in extra_fields["trajectory"]]
@@ -192,8 +192,7 @@ class TurnLevelTrainer(GRPOTrainer):
             set_old_policy(self, output)
         output["turn_ids"] = self._turn_ids(output)
         output[GENERATED_AT] = torch.tensor(sampled_at)
-        since = sampled_at if compares_with_sampler(self.args) else self.state.global_step
-        output[OLD_SINCE] = torch.tensor(since)
+        output[OLD_SINCE] = torch.tensor(sampled_at if self.args.compares_with_sampler else self.state.global_step)
         rollout = self._recorder.scored(output, inputs)
         totals = own_rows(rollout.totals(), len(inputs), self.accelerator)
         lengths = [len(row) for row in self._recorder.generated.turn_ids]

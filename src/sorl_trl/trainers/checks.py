@@ -71,7 +71,8 @@ def check_method(method: Method, args: TurnLevelConfig, by_name: bool = False) -
     of_engine = [
         piece for piece in (*method.keep, method.weight) if isinstance(piece, EngineVeto | EngineTurnMask | TurnRatio)
     ]
-    if of_engine and not knows_mismatch(args):
+    knows_another = args.async_staleness or (args.use_vllm and args.vllm_importance_sampling_correction)
+    if of_engine and (args.compares_with_sampler or not knows_another):
         raise ValueError(
             f"`method` has {of_engine[0]!r}, which compares the old policy with what sampled, and these are the same: "
             "it is for `use_vllm` with `vllm_importance_sampling_correction`, and for rollouts ahead with "
@@ -82,13 +83,6 @@ def check_method(method: Method, args: TurnLevelConfig, by_name: bool = False) -
             f"`loss_type` is {args.loss_type!r}, which has a surrogate of its own beside the method's: use 'turn', "
             "'grpo', 'dr_grpo', 'dapo' or 'bnpo'."
         )
-
-
-def knows_mismatch(args: TurnLevelConfig) -> bool:
-    """Whether the old policy is another than what sampled, as far as is known."""
-    if args.async_staleness:
-        return bool(args.async_old_policy == "proximal")
-    return bool(args.use_vllm and args.vllm_importance_sampling_correction)
 
 
 def check_reward_names(method: Method, names: list[str]) -> None:

@@ -206,6 +206,11 @@ class TurnLevelConfig(GRPOConfig):
         return int(self.num_iterations) * int(self.steps_per_generation or 1) / int(self.gradient_accumulation_steps)
 
     @property
+    def compares_with_sampler(self) -> bool:
+        """Whether ratios compare with what sampled, some updates ago, rather than with the policy of a pass."""
+        return self.async_staleness > 0 and self.async_old_policy == "behaviour"
+
+    @property
     def is_on_policy(self) -> bool:
         """Whether every update trains on what the policy has just sampled, so that every ratio is 1.
 

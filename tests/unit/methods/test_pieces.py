@@ -66,8 +66,6 @@ def test_group_mean_discounts_towards_the_first_turn() -> None:
 def test_leave_one_out_compares_with_the_others() -> None:
     found = LeaveOneOut()(rollout())
     torch.testing.assert_close(found, torch.tensor([[1.0, 1.0], [-1.0, 0.0], [0.0, 0.0], [0.0, 0.0]]))
-    with pytest.raises(ValueError, match="`scale_rewards` is 'group'"):
-        LeaveOneOut()(rollout(scale="group"))
 
 
 def test_gigpo_adds_what_turns_of_one_state_differ_by() -> None:
@@ -116,8 +114,6 @@ def test_engine_pieces_read_the_mismatch() -> None:
     assert EngineVeto()(given).tolist() == [True, False, True, True]
     kept = EngineTurnMask(0.8, 1.2)(given)
     assert kept.tolist() == [[True, True, False], [False, False, True], [True] * 3, [True] * 3]
-    with pytest.raises(ValueError, match="nothing is known of the ratio to the engine"):
-        EngineVeto()(rollout())
 
 
 def test_an_unscored_trajectory_is_compared_with_nobody() -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from sorl_trl import SOGRPOConfig, SOPPOConfig
-from sorl_trl.methods import METHODS, SETTINGS
-from sorl_trl.trainers.checks import check_method, check_processor
+from sorl_trl.methods import METHODS, SETTINGS, EngineVeto, LeaveOneOut, Method, TurnRatio, ZeroVariance
+from sorl_trl.trainers.checks import check_method, check_processor, check_reward_names
 
 
 def config(folder: Path, config_class: Any = SOGRPOConfig, **fields: Any) -> Any:
@@ -44,6 +44,28 @@ class TestSettings:
             ValueError, match="`method` is 'ppo', whose settings have `advantage_level`, but SOGRPOConfig"
         ):
             check_method(METHODS["ppo"], config(tmp_path), by_name=True)
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        (Method(credit=LeaveOneOut()), "`scale_rewards` is 'group', but must be 'none'"),
+        (Method(keep=(EngineVeto(),)), "EngineVeto.*these are the same"),
+        (Method(weight=TurnRatio(high=2.0)), "TurnRatio.*these are the same"),
+    ],
+    ids=str,
+)
+def test_pieces_that_do_not_fit_are_refused(tmp_path: Path, method: Method, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        check_method(method, config(tmp_path))
+    ahead = {"async_staleness": 1, "async_old_policy": "proximal"}
+    check_method(method, config(tmp_path, scale_rewards="none", **ahead))
+
+
+def test_a_filter_names_a_reward_function() -> None:
+    check_reward_names(Method(keep=(ZeroVariance("right"),)), ["right", "short"])
+    with pytest.raises(ValueError, match=r"`reward` 'wrong', but must name .*\['right', 'short'\]"):
+        check_reward_names(Method(keep=(ZeroVariance("wrong"),)), ["right", "short"])
 
 
 def test_groups_of_one_have_nothing_to_choose_from(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ _KANA = "\u3041-\u3096\u309d-\u309f\u30a1-\u30fa\u30fc-\u30ff"
 _CJK = _KANA + "\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7a3\uf900-\ufaff\U00020000-\U0003134f"
 # Vowels of Indic scripts and Thai, for example: `\w` has none of them, and a word goes on after one.
 _MARKS = "".join(mark for mark in map(chr, range(0x370, 0x10000)) if unicodedata.category(mark)[0] == "M")
-_TOKEN = re.compile(rf"[{_CJK}]|[^\W_{_CJK}](?:[^\W_{_CJK}]|[{_MARKS}])*")
+_TOKEN = re.compile(rf"[{_CJK}]|[^\W_{_CJK}]+(?:[{_MARKS}]+[^\W_{_CJK}]*)*")
 # What may as well be left out when writing: accents of Latin, Greek and Cyrillic, points of Hebrew, vowels of Arabic.
 _ACCENT = re.compile("[\u0300-\u036f\u0591-\u05bd\u05bf\u05c1\u05c2\u05c4\u05c5\u05c7\u064b-\u065f\u0670]")
 

@@ -14,7 +14,6 @@ from trl.trainer.utils import pad
 
 from sorl_trl.command_line import UserMistake
 from sorl_trl.trainers.ahead.rollouts import RolloutsAhead
-from sorl_trl.trainers.config import TurnLevelConfig
 from sorl_trl.trainers.cycle.resume_point import ranks_where
 from sorl_trl.trainers.turns.batch import policy_pass
 
@@ -60,11 +59,6 @@ def load_ahead(trainer: Any, state: dict[str, Any] | None) -> bool:
     return is_out_of_turn
 
 
-def compares_with_sampler(args: TurnLevelConfig) -> bool:
-    """Whether ratios compare with what sampled, some updates ago, rather than with the policy of a pass."""
-    return args.async_staleness > 0 and args.async_old_policy == "behaviour"
-
-
 def sampled_logps(trainer: Any, logprobs: list[list[float | None]]) -> Tensor | None:
     """(B, T) what a rollout was sampled with, so that no pass of the policy need find out; None where some is unknown.
 
@@ -82,7 +76,7 @@ def set_old_policy(trainer: Any, output: dict[str, Any]) -> None:
 
     Tokens that vLLM says none of get those of the policy.
     """
-    is_behaviour = compares_with_sampler(trainer.args)
+    is_behaviour = trainer.args.compares_with_sampler
     sampling = output["sampling_per_token_logps"]
     is_needed = not is_behaviour or bool(ranks_where(bool(sampling.isnan().any())))
     if "old_per_token_logps" not in output and is_needed:
