@@ -153,11 +153,16 @@ class _Handler(BaseHTTPRequestHandler):
         if self.server.behaviours:
             self.server.behaviours.pop(0)(self)
             return
-        context = tuple(body["prompt"])
+        given = body["prompt"]
+        contexts = given if isinstance(given[0], list) else [given]
+        choices = [{"index": place, **self._turn(tuple(context), body)} for place, context in enumerate(contexts)]
+        self.answer({"choices": choices[::-1]})  # nobody promises an order
+
+    def _turn(self, context: tuple[int, ...], body: dict[str, Any]) -> dict[str, Any]:
         assert len(context) + body["max_tokens"] <= WINDOW, "vLLM answers 400"
         turn = self.server.script.say(context, body)
         logprobs = {"token_logprobs": [LOGPROB] * len(turn)}
-        self.answer({"choices": [{"token_ids": turn, "logprobs": logprobs, "finish_reason": "length"}]})
+        return {"token_ids": turn, "logprobs": logprobs, "finish_reason": "length"}
 
     def answer(self, body: Any, status: int = 200) -> None:
         encoded = json.dumps(body).encode()

@@ -21,11 +21,11 @@ from sorl_trl import SOGRPOTrainer, SOPPOTrainer
 from sorl_trl.command_line import UserMistake
 from sorl_trl.methods import EngineVeto, Method, MicroBatch
 from sorl_trl.ops import turn_broadcast, turn_layout, turn_mismatch
-from sorl_trl.rollout import EngineOptions, Generation, RowTurn, ToolBox
+from sorl_trl.rollout import EngineOptions, RowTurn, ToolBox
 from sorl_trl.sandbox import PROTOCOL
 from sorl_trl.search import BM25Index, SearchUnavailable
 from sorl_trl.trainers.agents.vllm import EngineUnavailable
-from sorl_trl.trainers.ahead.policies import PolicyCopies, ServerPolicy
+from sorl_trl.trainers.ahead.policies import PolicyCopies, Probe, ServerPolicy
 from sorl_trl.trainers.ahead.training import load_ahead, sampling_ahead
 from sorl_trl.trainers.checks import check_ahead
 from sorl_trl.trainers.cycle.run_settings import SETTINGS_FILE
@@ -514,15 +514,18 @@ def test_a_probe_of_the_server_knows_no_dropout(tmp_path: Path) -> None:
     for layer in trainer.model.model.layers:
         layer.self_attn.attention_dropout = 0.9
     trainer.model.lm_head.weight.data *= 30  # a random policy is near uniform, whatever is dropped
-    context, sampled = list(range(5, 15)), [7, 8, 9]
+    context, lengths, sampled = list(range(5, 15)), [3, 6, 10], [7, 8, 9]
     trainer.model.eval()
     with torch.no_grad():
-        logits = trainer.model(torch.tensor([context + sampled])).logits[0, -4:-1] / trainer.args.temperature
-    logprobs = logits.log_softmax(-1).gather(1, torch.tensor(sampled)[:, None])[:, 0].tolist()
+        after = [trainer.model(torch.tensor([context[:length]])).logits[0, -1] for length in lengths]
+    logprobs = [
+        (logits / trainer.args.temperature).log_softmax(-1)[token].item()
+        for logits, token in zip(after, sampled, strict=True)
+    ]
     policy = ServerPolicy.__new__(ServerPolicy)
     policy._trainer, policy._vllm = trainer, SimpleNamespace(server_base_url="http://127.0.0.1:1")
     trainer.model.train()
-    policy.check(context, Generation(tuple(sampled), tuple(logprobs), True))
+    policy.check(Probe(context, lengths, sampled, logprobs))
     assert trainer.model.training
     with pytest.raises(RuntimeError, match="samples from other weights"):
-        policy.check(context, Generation(tuple(sampled), tuple(each - 0.2 for each in logprobs), True))
+        policy.check(Probe(context, lengths, sampled, [each - 0.2 for each in logprobs]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,9 +14,11 @@ from sorl_trl.rollout import TurnEnd
 from sorl_trl.trainers.agents.vllm import EngineUnavailable, VLLMServerEngine, connection, vllm_engine
 from sorl_trl.trainers.agents.vllm.client import WeightClient
 from sorl_trl.trainers.agents.vllm.connection import VLLMServer
+from sorl_trl.trainers.ahead.policies import ServerPolicy
 from tests.engines import take_turns
 from tests.scripted_vllm import (
     LOGPROB,
+    WINDOW,
     Script,
     ScriptedServer,
     break_off,
@@ -156,13 +159,27 @@ def test_a_refusal_is_told_and_not_sent_again(served: ScriptedServer, status: in
     ("choice", "said"),
     [
         ({"token_ids": [PARIS]}, "is not one of vLLM's"),
-        ({"token_ids": [PARIS], "logprobs": {"token_logprobs": [-1]}, "finish_reason": "abort"}, "'abort'"),
+        (
+            {"index": 0, "token_ids": [PARIS], "logprobs": {"token_logprobs": [-1]}, "finish_reason": "abort"},
+            "'abort'",
+        ),
     ],
 )
 def test_an_answer_that_is_none(served: ScriptedServer, choice: dict[str, Any], said: str) -> None:
-    served.behaviours = [lambda handler: handler.answer({"choices": [choice]})]
+    served.behaviours = [lambda handler: handler.answer({"choices": [{"index": 0, **choice}]})]
     with pytest.raises(RuntimeError, match=said):
         take_turns(engine_of(served), [(DOC,)], [4])
+
+
+def test_a_probe_is_one_request_for_a_token_after_each_beginning(served: ScriptedServer) -> None:
+    served.script.turns = lambda context: [context[-1], CLOSING]
+    trainer = SimpleNamespace(vllm_generation=wrap(served), temperature=0.7)
+    probe = ServerPolicy(trainer).probe([DOC, PARIS, FRANCE], seed=5)
+    assert (probe.context, probe.lengths) == ([DOC, PARIS, FRANCE], [1, 2, 3])
+    assert (probe.token_ids, probe.logprobs) == ([DOC, PARIS, FRANCE], [LOGPROB] * 3)
+    long = ServerPolicy(trainer).probe([DOC] * 99, seed=5)
+    assert len(long.context) == long.lengths[-1] == WINDOW - 1 and len(served.headers) == 2
+    assert all(body["temperature"] == 0.7 and body["top_p"] == 1.0 for _, body in served.script.asked)
 
 
 def test_closing_waits_for_nothing(served: ScriptedServer) -> None:

@@ -11,30 +11,30 @@ import torch
 from torch import nn
 from trl import GRPOTrainer
 
-from sorl_trl.rollout import Engine, EngineOptions, Generation, TurnEnd, generate_turns, model_engine
+from sorl_trl.rollout import Engine, EngineOptions, TurnEnd, model_engine
 from sorl_trl.rollout.slots import SlotEngine
 from sorl_trl.trainers.agents.vllm.connection import VLLMServer
-from sorl_trl.trainers.agents.vllm.server import VLLMServerEngine, server_url
-from sorl_trl.trainers.agents.vllm.turns import sampling_settings
+from sorl_trl.trainers.agents.vllm.server import VLLMServerEngine, sampled_turns, server_url
 
 TOLERANCE = 0.1
 """Nats, on average: a server in float32 is off by 1e-5, one in bfloat16 by .01."""
-_PROBE, _PROBED_TOKENS, _MOST = 64, 16, 0.5
-"""Tokens of the prompt, tokens that are sampled after them, and what one of these counts at the most: in bfloat16 one
-in a thousand is off by more than a nat."""
+_PROBE, _PROBED_TOKENS, _MOST = 32, 16, 0.5
+"""Tokens of the prompt, how many of its beginnings the server adds a token to, and what one of these counts at the
+most: in bfloat16 one in a thousand is off by more than a nat."""
+_PLAIN = {"repetition_penalty": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "n": 1, "logprobs": 0}
+"""Settings with which a server samples what its policy says, whatever its own defaults are."""
 
 
 @dataclass(frozen=True)
-class _Plain:
-    """Settings of `VLLMGeneration` with which a policy samples what it says: of all options its temperature alone."""
+class Probe:
+    """What a server has sampled after beginnings of a prompt, a token after each."""
 
-    temperature: float
-    repetition_penalty: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    generation_kwargs: None = None
-    structured_outputs_regex: None = None
+    context: list[int]
+    """The longest beginning."""
+    lengths: list[int]
+    """Of the beginnings."""
+    token_ids: list[int]
+    logprobs: list[float]
 
 
 class ServerPolicy:
@@ -61,31 +61,42 @@ class ServerPolicy:
     def _reach(self) -> None:
         self._for_probes.ask("GET", "/weight_info")
 
-    def probe(self, prompt_ids: Sequence[int], seed: int) -> tuple[list[int], Generation]:
-        """The beginning of a prompt, and what the server samples after it, at the trainer's temperature alone."""
-        end = TurnEnd(self._trainer._tokenizer, (), self._trainer.eos_token_ids)
-        engine = VLLMServerEngine(self._vllm, end, self._for_probes)
-        engine.settings = sampling_settings(_Plain(self._trainer.temperature), end)
-        engine.seed = seed
-        engine.open(1)
-        context = list(prompt_ids[: min(_PROBE, engine.window - _PROBED_TOKENS)])
-        return context, generate_turns(engine, [context], [_PROBED_TOKENS])[0]
+    def probe(self, prompt_ids: Sequence[int], seed: int) -> Probe:
+        """What the server samples at the trainer's temperature. All beginnings are one step of it, so that it is quick
+        where it is busy.
+        """
+        model, window = self._for_probes.model
+        context = list(prompt_ids[: min(_PROBE, window - 1)])
+        count = min(len(context), _PROBED_TOKENS)
+        lengths = [len(context) * number // count for number in range(1, count + 1)]
+        body = {
+            **_PLAIN,
+            "model": model,
+            "prompt": [context[:length] for length in lengths],
+            "max_tokens": 1,
+            "temperature": self._trainer.temperature,
+            "seed": seed,
+            "return_token_ids": True,
+            "return_tokens_as_token_ids": True,
+        }
+        turns = sampled_turns(self._for_probes.ask("POST", "/v1/completions", body), of=count)
+        return Probe(context, lengths, [turn.token_ids[0] for turn in turns], [turn.logprobs[0] for turn in turns])
 
-    def check(self, context: Sequence[int], sampled: Generation) -> None:
+    def check(self, probe: Probe) -> None:
         """Raise RuntimeError where a probe was sampled from other weights than the trainer's.
 
         That is where its log-probabilities differ by more than `TOLERANCE` on average. All processes ask together.
         """
         trainer = self._trainer
-        ids = torch.tensor([[*context, *sampled.token_ids]], device=trainer.accelerator.device)
+        ids = torch.tensor([probe.context], device=trainer.accelerator.device)
         is_training = trainer.model.training
         trainer.model.eval()  # what is sampled is sampled without dropout
-        with torch.no_grad():
-            logps, _, _ = GRPOTrainer._get_per_token_logps_and_entropies(  # ours would take it for a rollout
-                trainer, trainer.model, ids, torch.ones_like(ids), len(sampled.token_ids)
-            )
+        with torch.no_grad(), trainer.accelerator.autocast():
+            logits = trainer.model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits[0]
         trainer.model.train(is_training)
-        differences = (logps[0].float().cpu() - torch.tensor(sampled.logprobs)).abs()
+        after = [length - 1 for length in probe.lengths]
+        logps = (logits[after].float().cpu() / trainer.temperature).log_softmax(-1)[range(len(after)), probe.token_ids]
+        differences = (logps - torch.tensor(probe.logprobs)).abs()
         difference = differences.clamp(max=_MOST).nanmean().item()
         if difference > TOLERANCE:
             raise RuntimeError(

@@ -172,7 +172,7 @@ class RolloutsAhead:
                 probe[0] = policy.probe(self._trainer._tokenize_prompts(prompts[:1])[0][0], self._taken)
 
         together(self._trainer, ask)
-        policy.check(*broadcast_object_list(probe)[0])
+        policy.check(broadcast_object_list(probe)[0])
 
     def _begin_next(self, prompts: list[Any]) -> None:
         """Begin the batches that may: up to `staleness` ahead, and none that the run does not come to."""

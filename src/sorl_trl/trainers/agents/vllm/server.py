@@ -93,7 +93,8 @@ class VLLMServerEngine(VLLMEngine):
             "return_token_ids": True,
             "return_tokens_as_token_ids": True,  # the text of a token may be no JSON
         }
-        return _sampled(self._server.ask("POST", "/v1/completions", body))
+        (sampled,) = sampled_turns(self._server.ask("POST", "/v1/completions", body), of=1)
+        return sampled
 
 
 def server_url(vllm_generation: Any) -> str:
@@ -102,16 +103,24 @@ def server_url(vllm_generation: Any) -> str:
     return str(vllm.server_base_url or f"http://{vllm.server_host}:{vllm.server_port}")
 
 
-def _sampled(answer: Mapping[str, Any]) -> Sampled:
-    """Raises RuntimeError for an answer that is not vLLM's."""
+def sampled_turns(answer: Mapping[str, Any], of: int) -> list[Sampled]:
+    """What `/v1/completions` says of so many prompts, in their order.
+
+    Raises RuntimeError for an answer that is not vLLM's.
+    """
     try:
-        (choice,) = answer["choices"]
+        choices = sorted(answer["choices"], key=lambda choice: choice["index"])
+        if len(choices) != of:
+            raise ValueError(f"{len(choices)} choices instead of {of}")
         details = (answer.get("usage") or {}).get("prompt_tokens_details") or {}
-        return Sampled(
-            tuple(choice["token_ids"]),
-            tuple(math.nan if each is None else each for each in choice["logprobs"]["token_logprobs"]),
-            choice["finish_reason"],
-            details.get("cached_tokens") or 0,
-        )
+        return [
+            Sampled(
+                tuple(choice["token_ids"]),
+                tuple(math.nan if each is None else each for each in choice["logprobs"]["token_logprobs"]),
+                choice["finish_reason"],
+                details.get("cached_tokens") or 0,
+            )
+            for choice in choices
+        ]
     except (KeyError, TypeError, ValueError) as error:
         raise RuntimeError(f"the server's answer is not one of vLLM's ({error!r}): {str(answer)[:400]}") from error
