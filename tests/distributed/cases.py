@@ -35,6 +35,7 @@ ENGINES: dict[str, dict[str, Any]] = {
     "zero2_cpu": {"processes": 2, "engine": "DeepSpeedEngine", "zero_stage": 2, "partitioned": False},
     "zero3_cpu": {"processes": 2, "engine": "DeepSpeedEngine", "zero_stage": 3, "partitioned": True},
 }
+ENGINES["fsdp2_cpu"] = {"processes": 2, "engine": "FSDP2", "zero_stage": 0, "partitioned": True}
 ENGINES["ddp_two_machines_cpu"] = {**ENGINES["ddp_cpu"], "machines": 2}
 ENGINES["zero3_two_machines_cpu"] = {**ENGINES["zero3_cpu"], "machines": 2}
 """What a run under each of `accelerate_configs/` must turn out to be."""

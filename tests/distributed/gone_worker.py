@@ -21,7 +21,7 @@ from sorl_trl.trainers.agents.vllm import EngineUnavailable
 from sorl_trl.trainers.ahead.policies import PolicyCopies
 from tests.agents import build_agent
 from tests.distributed.cases import ENGINES
-from tests.distributed.worker import engine_facts, skip_compilation, write_result
+from tests.distributed.worker import engine_facts, suit_cpus, write_result
 
 
 class Straggling:
@@ -83,7 +83,7 @@ def run(config: str, folder: Path, order: str) -> dict[str, Any]:
 
 def main(config: str, path: str) -> None:
     folder = Path(json.loads(Path(path).read_text())["folder"])
-    skip_compilation()
+    suit_cpus()
     write_result(folder, {order: run(config, folder, order) for order in ("dataset", "completed")})
 
 

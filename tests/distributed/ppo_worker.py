@@ -21,7 +21,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from sorl_trl.trainers.critic.model import is_critic_name
 from tests.distributed.cases import ENGINES
 from tests.distributed.ppo_cases import SAVED_STEP, STEPS_PER_ROLLOUT, PPOCase, build_trainer
-from tests.distributed.worker import engine_facts, skip_compilation, write_result
+from tests.distributed.worker import engine_facts, suit_cpus, write_result
 
 
 def run_case(case: PPOCase, folder: Path, expected: dict[str, Any]) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def policy_name(name: str) -> bool:
 
 def main(config: str, path: str) -> None:
     given = json.loads(Path(path).read_text())
-    skip_compilation()
+    suit_cpus()
     folder = Path(given["folder"])
     results = {}
     for fields in given["cases"]:

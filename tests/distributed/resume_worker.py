@@ -18,7 +18,7 @@ from sorl_trl import SOGRPOTrainer, SOPPOTrainer
 from sorl_trl.search import BM25Index
 from tests.agents import build_agent
 from tests.distributed.cases import ENGINES
-from tests.distributed.worker import engine_facts, skip_compilation, write_result
+from tests.distributed.worker import engine_facts, suit_cpus, write_result
 
 TRAINERS = {"so_grpo": SOGRPOTrainer, "so_ppo": SOPPOTrainer}
 STEPS = 8
@@ -56,7 +56,7 @@ def continued(case: dict[str, Any], step: int, weights: dict[str, torch.Tensor])
 
 def main(config: str, path: str) -> None:
     case = json.loads(Path(path).read_text())
-    skip_compilation()
+    suit_cpus()
     trainer = build(Path(case["folder"]), case["trainer"], target_kl=case["target_kl"])
     trainer.train()
     expected = ENGINES[config]

@@ -17,7 +17,7 @@ from accelerate.utils import gather_object
 
 from tests.distributed.cases import ENGINES
 from tests.distributed.resume_worker import build, continued, weights_of
-from tests.distributed.worker import engine_facts, skip_compilation, write_result
+from tests.distributed.worker import engine_facts, suit_cpus, write_result
 
 
 class Messages(logging.Handler):
@@ -63,7 +63,7 @@ def main(config: str, path: str) -> None:
     case = json.loads(Path(path).read_text())
     folder, messages = Path(case["folder"]), Messages()
     logging.getLogger("sorl_trl.trainers").addHandler(messages)
-    skip_compilation()
+    suit_cpus()
     trainer = build(folder, case["trainer"], target_kl=case["target_kl"])
     trainer.train()
     facts = engine_facts(trainer)

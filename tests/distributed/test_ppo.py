@@ -53,15 +53,17 @@ PARTITIONED = [
 """What ZeRO-3 trains, which takes five times as long: but each kind, and each thing that moves weights about."""
 TRAINED = {
     "ddp_cpu": [*WHOLE, *STARTED],
+    "fsdp2_cpu": [*PARTITIONED],
     "zero2_cpu": [*WHOLE, *HALF_PRECISION],
     "zero3_cpu": [*PARTITIONED, *HALF_PRECISION],
 }
 CONTINUED = {
     "ddp_cpu": RESUMED,
+    "fsdp2_cpu": RESUMED,
     "zero2_cpu": RESUMED,
     "zero3_cpu": [case for case in RESUMED if case.kind in ("head-full", "model-full", "adapter-lora")],
 }
-OTHERS = {"ddp_cpu": [], "zero2_cpu": [], "zero3_cpu": REFUSED}
+OTHERS = {"ddp_cpu": [], "fsdp2_cpu": [], "zero2_cpu": [], "zero3_cpu": REFUSED}
 
 
 def pairs(cases: dict[str, list[PPOCase]]) -> Any:
@@ -72,7 +74,7 @@ def pairs(cases: dict[str, list[PPOCase]]) -> Any:
             config,
             case,
             id=f"{config.removesuffix('_cpu')}-{case.name}",
-            marks=[] if config == "ddp_cpu" else deepspeed,
+            marks=deepspeed if config.startswith("zero") else [],
         )
         for config, own in cases.items()
         for case in own

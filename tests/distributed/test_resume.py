@@ -22,6 +22,7 @@ WITHIN_A_CYCLE = {1: True, 4: False, 5: True}
     ("config", "trainer", "target_kl"),
     [
         ("ddp_cpu", "so_grpo", 1e-4),
+        ("fsdp2_cpu", "so_ppo", 1e-4),
         pytest.param("zero2_cpu", "so_ppo", 1e-4, marks=needs_deepspeed),
         pytest.param("zero3_cpu", "so_grpo", 0.0, marks=needs_deepspeed),
     ],

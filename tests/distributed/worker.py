@@ -15,9 +15,12 @@ from typing import Any
 
 import torch
 from accelerate.utils import gather_object
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 
 from sorl_trl.rollout import LockStepEngine, SlotEngine
 from tests.distributed.cases import ENGINES, Case, build_trainer
+from tests.distributed.sharding import shard_on_cpu
 
 POLLS = [0]
 """How often this process has polled its engine."""
@@ -36,8 +39,11 @@ def _counted(poll: Any) -> Any:
     return counting
 
 
-def skip_compilation() -> None:
-    """Keep DeepSpeed from compiling shared-memory collectives, which takes a minute and a C++ compiler."""
+def suit_cpus() -> None:
+    """Have FSDP shard here, and keep DeepSpeed from compiling shared-memory collectives, which takes a minute and a
+    C++ compiler.
+    """
+    shard_on_cpu()
     if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
         import deepspeed
 
@@ -48,16 +54,17 @@ def engine_facts(trainer: Any) -> dict[str, Any]:
     """What the training really ran under: a wrong configuration falls back to less, silently."""
     engine = trainer.model_wrapped
     stage = engine.zero_optimization_stage() if hasattr(engine, "zero_optimization_stage") else 0
-    parameters = list(engine.module.parameters())
+    parameters = list(getattr(engine, "module", engine).parameters())
+    if stage == 3:  # between two uses a partitioned parameter is empty, and its share lies elsewhere
+        is_partitioned = all(p.numel() == 0 < p.ds_tensor.numel() <= (p.ds_numel + 1) // 2 for p in parameters)
+    else:
+        is_partitioned = all(isinstance(p, DTensor) for p in parameters)
     return {
         "processes": trainer.accelerator.num_processes,
         "machines": trainer.args.world_size // int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
-        "engine": type(engine).__name__,
+        "engine": "FSDP2" if isinstance(engine, FSDPModule) else type(engine).__name__,
         "zero_stage": stage,
-        # Between two uses a partitioned parameter is empty, and its share lies elsewhere.
-        "partitioned": all(p.numel() == 0 < p.ds_tensor.numel() <= (p.ds_numel + 1) // 2 for p in parameters)
-        if stage == 3
-        else False,
+        "partitioned": is_partitioned,
     }
 
 
@@ -69,7 +76,7 @@ def check(case: Case, facts: dict[str, Any], expected: dict[str, Any]) -> None:
     assert first != second, f"both ranks needed {first} turns: nothing uneven was tested"
     if case.rollout == "search":
         calls = facts["polls"]
-        gathers = case.options.get("ds3_gather_for_generation", True)
+        gathers = facts["engine"] != "FSDP2" and case.options.get("ds3_gather_for_generation", True)
         assert (len(set(calls)) == 1) != gathers, f"the ranks polled {calls} times"
 
 
@@ -98,7 +105,7 @@ def train(case: Case, expected: dict[str, Any]) -> dict[str, Any]:
 
 def main(config: str, path: str) -> None:
     case = Case(**json.loads(Path(path).read_text()))
-    skip_compilation()
+    suit_cpus()
     count_polls()
     write_result(Path(case.folder), train(case, ENGINES[config]))
 

@@ -13,7 +13,7 @@ from accelerate.utils import gather_object
 
 from sorl_trl.search import BM25Index
 from sorl_trl.trainers.agents.vllm import VLLMEngine
-from tests.distributed.worker import engine_facts, skip_compilation
+from tests.distributed.worker import engine_facts, suit_cpus
 from tests.vllm import shims
 from tests.vllm.policies import GAP, load_policy, logged, vllm_agent
 
@@ -26,7 +26,7 @@ def main() -> None:
     folder = Path(case["folder"])
     before = load_policy(folder / "policy").state_dict()  # later, ZeRO-3 would shard it
     shims.install()
-    skip_compilation()
+    suit_cpus()
     finish = VLLMEngine._finish
 
     def noting(self: Any, request: Any, sampled: Any) -> Any:

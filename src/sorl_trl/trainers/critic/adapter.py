@@ -35,11 +35,12 @@ class AdapterCritic(Critic):
         self.config = config
         # In a list of its own: as a submodule of the critic, the policy would be its own descendant.
         self._layers = [m for m in model.modules() if isinstance(m, (BaseTunerLayer, AuxiliaryTrainingWrapper))]
-        self._adapter = [p for name, p in model.named_parameters() if is_critic_name(name)]
 
     def unfreeze(self) -> None:
-        for parameter in self._adapter:
-            parameter.requires_grad_(True)
+        for layer in self._layers:
+            for name, parameter in layer.named_parameters():  # looked up each time: FSDP puts others in their place
+                if is_critic_name(name):
+                    parameter.requires_grad_(True)
 
     def forward(self, call: BackboneCall) -> Tensor:
         with self.active(), self._checkpoints_bound(call.backbone):
