@@ -106,7 +106,6 @@ class EnvironmentResponder(Responder):
         return (measures() or {}) if callable(measures) else {}
 
     def ask(self, turns: Sequence[RowTurn]) -> list[Future[Reply]]:
-        """See `Responder.ask`."""
         return [self._ask(each.row, each.turn) for each in turns]
 
     def close(self) -> None:

@@ -56,7 +56,6 @@ class SearchResponder(BatchResponder):
         self._is_down = False
 
     def open(self, examples: Sequence[Mapping[str, Any]]) -> None:
-        """See `Responder.open`."""
         self._is_down = False
 
     def respond(self, turns: Sequence[RowTurn]) -> list[Reply]:

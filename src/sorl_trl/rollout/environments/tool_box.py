@@ -109,19 +109,16 @@ class ToolBox(EnvironmentResponder):
         return [caller.inner for caller in self._environments] if self._has_objects else ()
 
     def fork(self) -> ToolBox:
-        """See `Responder.fork`."""
         forked = copy.copy(self)
         forked._search = None if self._search is None else self._search.fork()
         return forked
 
     def open(self, examples: Sequence[Mapping[str, Any]]) -> None:
-        """See `Responder.open`."""
         super().open(examples)
         if self._search is not None:
             self._search.open(examples)
 
     def ask(self, turns: Sequence[RowTurn]) -> list[Future[Reply]]:
-        """See `Responder.ask`."""
         if self._search is None:
             return super().ask(turns)
         searches = [each for each in turns if each.turn.action.kind is ActionKind.SEARCH]
@@ -129,7 +126,6 @@ class ToolBox(EnvironmentResponder):
         return [next(found) if each in searches else self._ask(each.row, each.turn) for each in turns]
 
     def close(self) -> None:
-        """See `Responder.close`."""
         super().close()
         if self._search is not None:
             self._search.close()

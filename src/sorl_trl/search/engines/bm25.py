@@ -46,7 +46,6 @@ class BM25Index(SavedIndex):
         return cls(scorer, Corpus(Path(index_dir) / CORPUS), manifest)
 
     def search_batch(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        """See `SavedIndex.search_batch`."""
         check_request(queries, k)
         return [self._search(query, k) for query in queries]
 

@@ -175,7 +175,6 @@ class DenseIndex(SavedIndex):
         return cls(encoder, torch.from_numpy(vectors).to(encoder.device), corpus, manifest)
 
     def search_batch(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        """See `SavedIndex.search_batch`."""
         import torch
         from sentence_transformers.util import dot_score, semantic_search
 

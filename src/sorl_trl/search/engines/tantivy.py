@@ -43,7 +43,6 @@ class TantivyIndex(SavedIndex):
 
     @classmethod
     def load(cls, index_dir: str | os.PathLike[str]) -> TantivyIndex:
-        """See `SavedIndex.load`."""
         tantivy = _tantivy()
         manifest = read_manifest(Path(index_dir), cls.engine)
         try:
@@ -55,7 +54,6 @@ class TantivyIndex(SavedIndex):
         return cls(index, manifest)
 
     def search_batch(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        """See `SavedIndex.search_batch`."""
         check_request(queries, k)
         searcher = self._index.searcher()
         return [self._search(searcher, query, k) for query in queries]
