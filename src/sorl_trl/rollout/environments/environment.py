@@ -16,7 +16,7 @@ from sorl_trl.checks import POSITIVE_COUNT
 from sorl_trl.rollout.environments.calls import THREAD
 from sorl_trl.rollout.protocol import TagProtocol
 from sorl_trl.threads import DaemonThreads
-from sorl_trl.types import Action, ActionKind, Passage, StopReason, ToolResult, Turn
+from sorl_trl.types import Passage, StopReason, ToolResult, Turn
 
 _STOPS = (StopReason.ENVIRONMENT_DONE, StopReason.ENVIRONMENT_UNAVAILABLE, StopReason.SEARCH_UNAVAILABLE)
 
@@ -69,11 +69,6 @@ class Environment(Protocol):
     def step(self, turn: Turn) -> Reply | Awaitable[Reply]:
         """Answer a turn that calls a tool, or any message. Answers and invalid turns never come here."""
         ...
-
-
-def tool_of(action: Action) -> str:
-    """The tag by which an action calls a tool: that of a search is "search". Empty for what is no call."""
-    return ActionKind.SEARCH.value if action.kind is ActionKind.SEARCH else action.tool
 
 
 @dataclass(frozen=True)

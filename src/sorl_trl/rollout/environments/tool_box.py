@@ -83,7 +83,7 @@ class ToolBox(EnvironmentResponder):
         callers = {name: partial(Caller, tools, factory) for name, factory in given.items()}
         super().__init__(callers if several else callers[None], timeout_s, concurrency)
         self._has_objects = {*given.values()} != {None}
-        probed = {name: _probed(caller()) for name, caller in callers.items()}
+        probed = {name: caller() for name, caller in callers.items()}
         shown = {name: [*caller.tools.values()] for name, caller in probed.items()}
         self.shown = shown if in_messages else {}
         self._tools = dict.fromkeys(chain.from_iterable(shown.values()))
@@ -159,14 +159,6 @@ def _reward_of(kind: Any) -> Callable[..., Any]:
 
     reward.__name__ = kind.__name__
     return reward
-
-
-def _probed(caller: Caller) -> Caller:
-    """What the tools of a factory are: those of an object that it makes."""
-    if caller.inner is not None and not callable(getattr(caller.inner, "reset", None)):
-        made = type(caller.inner).__name__
-        raise TypeError(f"the factory made a {made}: TRL's environments have a method `reset`")
-    return caller
 
 
 async def _value_of(reward: Any) -> float:

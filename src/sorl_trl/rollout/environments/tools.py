@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, get_args, get_origin, get_type_hints
 from transformers.utils.chat_template_utils import get_json_schema
 
 from sorl_trl.rollout.environments.calls import Then
-from sorl_trl.rollout.environments.environment import Reply, tool_of
+from sorl_trl.rollout.environments.environment import Reply
 from sorl_trl.rollout.environments.responder import UNAVAILABLE, call_with
 from sorl_trl.search.backend import is_down
 from sorl_trl.types import ActionKind, StopReason, ToolCall, ToolResult, Turn
@@ -61,6 +61,9 @@ class Caller:
 
     def __init__(self, tools: Sequence[Tool], factory: Callable[[], Any] | None) -> None:
         self.inner = None if factory is None else factory()
+        if self.inner is not None and not callable(getattr(self.inner, "reset", None)):
+            made = type(self.inner).__name__
+            raise TypeError(f"the factory made a {made}: TRL's environments have a method `reset`")
         self.tools = named([*tools, *methods_of(self.inner)])
         for name, tool in self.tools.items():
             if inspect.isgeneratorfunction(tool) or inspect.isasyncgenfunction(tool):
@@ -79,7 +82,7 @@ class Caller:
     def step(self, turn: Turn) -> Reply | Awaitable[Any]:
         """Answer a call, or the calls of a message; a message without any is the policy's last."""
         if turn.action.kind is not ActionKind.MESSAGE:
-            return self._call(tool_of(turn.action), turn.action.content)
+            return self._call(turn.action.tool or ActionKind.SEARCH.value, turn.action.content)
         calls = turn.action.calls
         return self._made(iter(calls), []) if calls else Reply(stop=StopReason.ENVIRONMENT_DONE)
 
@@ -183,19 +186,16 @@ def _hints(method: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _from_text(content: str, parameters: Mapping[str, inspect.Parameter]) -> dict[str, Any] | None:
-    named = _json_object(content)
+    try:
+        named = json.loads(content)
+    except (ValueError, RecursionError):
+        named = None
+    if not isinstance(named, dict):
+        named = None
     is_one = len(parameters) == 1 and not any(each.kind is each.VAR_KEYWORD for each in parameters.values())
     if is_one and (named is None or not set(named) <= set(parameters)):
         return dict.fromkeys(parameters, content)
     return named
-
-
-def _json_object(content: str) -> dict[str, Any] | None:
-    try:
-        value = json.loads(content)
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
 
 
 def _expected(parameters: Mapping[str, inspect.Parameter]) -> str:
