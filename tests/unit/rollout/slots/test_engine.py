@@ -96,7 +96,7 @@ def test_a_prefill_is_done_in_parts(llama: Any) -> None:
 
 
 def test_rows_wait_for_memory_and_this_is_said_once(llama: Any, caplog: pytest.LogCaptureFixture) -> None:
-    engine_module._say_held_back.cache_clear()
+    engine_module._warn_once.cache_clear()
     plan = families.random_plan(rows=8)
     expected = families.play(slots(llama), plan)
     room = max(len(context) + 12 for row in expected for context, _ in row)
