@@ -66,7 +66,6 @@ class CachedSearch:
         return [list(answers[query]) for query in queries]
 
     def _read(self, keys: Mapping[str, str]) -> dict[str, list[Passage]]:
-        """The answers that are there, by query."""
         select = "SELECT passages FROM answers WHERE key = ?"
         with self._connect() as connection:
             rows = {query: connection.execute(select, (key,)).fetchone() for query, key in keys.items()}

@@ -48,10 +48,13 @@ class Corpus:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = Path(path)
-        self._offsets = _line_offsets(self._path)
-        if not len(self):
-            raise CorpusError(f"{self._path}: the corpus is empty; it needs at least one line with a passage")
+        self._offsets = array("q", [0])
+        """Where each line starts, in bytes, and where the last one ends."""
         with self._path.open("rb") as file:
+            for line in file:
+                self._offsets.append(self._offsets[-1] + len(line))
+            if not len(self):
+                raise CorpusError(f"{self._path}: the corpus is empty; it needs at least one line with a passage")
             self._lines = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
     def __len__(self) -> int:
@@ -144,7 +147,6 @@ def split_contents(contents: str) -> tuple[str, str]:
 
 
 def _passages(path: Path) -> Iterator[Passage]:
-    """The passages of one file."""
     number = 0
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
@@ -160,15 +162,6 @@ def _parse_line(path: Path, number: int, line: bytes) -> Passage:
         return _parse(line)
     except (ValueError, RecursionError) as error:
         raise CorpusError(f"{path}, line {number}: {error}") from error
-
-
-def _line_offsets(path: Path) -> array[int]:
-    """Where each line starts, in bytes, and where the last one ends."""
-    offsets = array("q", [0])
-    with path.open("rb") as file:
-        for line in file:
-            offsets.append(offsets[-1] + len(line))
-    return offsets
 
 
 def _parse(line: bytes) -> Passage:

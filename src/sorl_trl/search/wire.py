@@ -1,10 +1,9 @@
-"""What search servers are asked and what they answer: Search-R1's `/retrieve` and the variants of it in use."""
+"""What search servers answer: Search-R1's `/retrieve` and the variants of it in use."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
 
 from sorl_trl.search.corpus import split_contents, title_and_text
 from sorl_trl.text import encodable
@@ -21,12 +20,6 @@ class MalformedResponse(ValueError):
 
     def __init__(self, problem: str, response: object) -> None:
         super().__init__(f"{problem}; the response begins: {_excerpt(response)}")
-
-
-def request_body(queries: Sequence[str], k: int) -> dict[str, object]:
-    """The JSON object to send."""
-    # Without scores, Search-R1's server answers HTTP 500, or wrong rows where there are exactly two queries.
-    return {"queries": list(queries), "topk": k, "return_scores": True}
 
 
 def parse_response(response: object, num_queries: int, k: int) -> list[list[Passage]]:
