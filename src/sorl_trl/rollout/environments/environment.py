@@ -63,7 +63,7 @@ class Environment(Protocol):
     the loss. Any other exception is a programming error and ends the run. A method `reset`, if there is one, is given
     the columns of the row's example that it takes, and may return text for the end of the prompt. A method `measures`,
     if there is one, is called after the rollout, in the rollout's thread, and returns figures of the trajectory by
-    name. `EnvironmentResponder` makes one environment per trajectory.
+    name, which are averaged and logged. `EnvironmentResponder` makes one environment per trajectory.
     """
 
     def step(self, turn: Turn) -> Reply | Awaitable[Reply]:

@@ -31,14 +31,11 @@ class EnvironmentResponder(Responder):
     """Answers each row's turns with an environment of its own, while other rows go on.
 
     At the beginning of a rollout, `factory` is called once per row, in order; of several factories, the one that the
-    column `environment` of the row names. Where the objects have a method `reset`, it is called with the row's
-    example: its columns as keyword arguments, of which it gets those that it takes. Text that it returns is added to
-    the prompt. Figures that a method `measures` returns after the rollout are averaged and logged.
+    column `environment` of the row names. `Environment` says what is asked of the objects.
 
     An object is made, reset and asked in one thread, which is its own; what is a coroutine goes on in an event
-    loop that all rows share. A `reset` or `step` that takes longer than `timeout_s`, or raises `SearchUnavailable`,
-    `ConnectionError` or `TimeoutError`, ends the trajectory as `ENVIRONMENT_UNAVAILABLE`, masked out of the loss. All
-    other exceptions are programming errors, and end the run.
+    loop that all rows share. A `reset` or `step` that takes longer than `timeout_s`, or says that its world is down,
+    ends the trajectory as `ENVIRONMENT_UNAVAILABLE`, masked out of the loss.
 
     Args:
         factory: Makes an environment: a class, or a function without arguments; or several, by their names.

@@ -30,22 +30,14 @@ _USE_OF_SEARCH = "a search query; passages are then shown to you"
 class ToolBox(EnvironmentResponder):
     """The tools that a TRL trainer takes, for a rollout of this package; and a search engine, if there is one.
 
-    ```python
-    tools = ToolBox([convert], environment_factory=GuessingGame, timeout_s=30.0)
-    trainer = SOGRPOTrainer(..., reward_funcs=tools.rewards, rollout_func=AgentRollout(tools))
-    ```
-
     A policy calls a tool by a tag of its name, around a JSON object of arguments: `<guess>{"number": 7}</guess>`;
     plain text will do for a tool of one argument: `<guess>7</guess>`. With `protocol=ChatProtocol()` the chat template
     shows the tools, and a message calls as many as it likes, as the template writes it; one that calls none ends the
-    trajectory. Functions and methods may be coroutines.
-    Arguments that do not fit, and whatever a tool raises, become a text to the policy, except for a tool that is down:
-    see `EnvironmentResponder`, also for the time limit.
+    trajectory. Functions and methods may be coroutines. Arguments that do not fit, and whatever a tool raises, become
+    a text to the policy, except for a tool that is down: see `EnvironmentResponder`, also for the time limit.
 
-    As under TRL, each trajectory has an object of `environment_factory`, whose public methods are tools; its `reset`
-    is given the columns of the row's example, and text that it returns is added to the prompt. Reward functions get
-    the objects as `environments`. Of several factories, the column `environment` names that of each row. Searches of
-    all rows go out together, each query once.
+    As under TRL, each trajectory has an object of `environment_factory`, whose public methods are tools. Reward
+    functions get the objects as `environments`. Searches of all rows go out together, each query once.
 
     Args:
         tools: Functions, which must be safe to call from several threads unless `concurrency` is 1.

@@ -69,16 +69,15 @@ def test_a_group_is_prefilled_once(llama: Any) -> None:
     assert generate_turns(fresh, rest, [5] * 6) == again
 
 
-@pytest.mark.parametrize("changed", [0, 3, 5])
-def test_another_prefix_is_read_again(llama: Any, changed: int) -> None:
+def test_another_context_is_read_again(llama: Any) -> None:
     engine = opened(llama, 2)
     (turn, _) = generate_turns(engine, [PROMPT, PROMPT[1:]], [6, 1])
     assert len(turn.token_ids) > 1
     context = [*PROMPT, *turn.token_ids, 9]
-    context[changed] = 12 if context[changed] != 12 else 13
+    context[3] = 12
     before = engine.work.prefilled_tokens
     again = generate_turns(engine, [context], [6])
-    assert engine.work.prefilled_tokens - before == len(context) - changed
+    assert engine.work.prefilled_tokens - before == len(context)
     assert again == generate_turns(opened(llama, 1), [context], [6])
     shorter = generate_turns(engine, [context[:4]], [6])
     assert shorter == generate_turns(opened(llama, 1), [context[:4]], [6])

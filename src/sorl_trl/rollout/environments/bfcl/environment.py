@@ -32,12 +32,6 @@ others are the leaderboard's verdicts."""
 class BFCLEnvironment:
     """The world of one trajectory, for an `EnvironmentResponder` and a `ChatProtocol`.
 
-    ```python
-    dataset = Dataset.from_list(prompt_rows(load_tasks("base")))
-    rollout = AgentRollout(EnvironmentResponder(BFCLEnvironment), ChatProtocol(), RolloutLimits(max_turns=40))
-    trainer = SOGRPOTrainer(..., train_dataset=dataset, rollout_func=rollout)
-    ```
-
     A message that calls functions is answered by their results, one that calls none by what the user says next.
     Whatever is wrong with a call is part of the answer. When a request has been served, the leaderboard's check is
     made: every world is in the state that the task's solution leads to, and what its calls return has been returned.
