@@ -14,6 +14,7 @@ from pathlib import Path
 from tqdm.auto import tqdm
 
 from sorl_trl.files import missing
+from sorl_trl.text import identifier, json_object
 from sorl_trl.types import Passage
 
 CorpusPaths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -159,22 +160,10 @@ def _passages(path: Path) -> Iterator[Passage]:
 
 def _parse_line(path: Path, number: int, line: bytes) -> Passage:
     try:
-        return _parse(line)
+        record = json_object(line, "a passage")
+        passage = Passage(identifier("id", record.get("id")), *title_and_text(record))
+        # JSON can spell half a surrogate pair, which no tokenizer can encode: refused here, where its line is known.
+        f"{passage.id}{passage.title}{passage.text}".encode()
     except (ValueError, RecursionError) as error:
         raise CorpusError(f"{path}, line {number}: {error}") from error
-
-
-def _parse(line: bytes) -> Passage:
-    try:
-        record = json.loads(line.decode("utf-8-sig"))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"not JSON ({error.msg} at character {error.pos})") from error
-    if not isinstance(record, dict):
-        raise ValueError(f"a passage must be a JSON object, got {type(record).__name__}")
-    identifier = record.get("id")
-    if isinstance(identifier, bool) or not isinstance(identifier, str | int):
-        raise ValueError(f"`id` must be a string or an integer, got {identifier!r}")
-    title, text = title_and_text(record)
-    # JSON can spell half a surrogate pair, which no tokenizer can encode: refused here, where its line is known.
-    f"{identifier}{title}{text}".encode()
-    return Passage(str(identifier), title, text)
+    return passage
