@@ -43,10 +43,8 @@ class Collector:
     engine's window, where it has one.
 
     Args:
-        tokenizer: Of the policy.
         environment: What answers the turns that call a tool; a search engine is put into a `SearchResponder`.
         protocol: How text becomes an action, and a reply becomes an observation.
-        limits: Of one trajectory.
         rejoin_after: See above. 0 waits for the replies to all turns that a poll has ended.
 
     Raises ValueError if the tokenizer cannot write the protocol, the limits leave no room for an observation, and for

@@ -37,8 +37,6 @@ class CachedSearch:
     """
 
     def __init__(self, backend: SearchBackend, identity: str, path: str | os.PathLike[str]) -> None:
-        if not identity:
-            raise ValueError("identity must name the content that is searched, got an empty string")
         self._backend = backend
         self._identity = identity
         self._path = Path(path)

@@ -27,7 +27,7 @@ class CorpusError(ValueError):
 
 
 class Corpus:
-    """The passages of a corpus file, by position in the order of its lines, read where they lie.
+    """The passages of a corpus file, UTF-8, by position in the order of its lines, read where they lie.
 
     Two schemas are read, and may be mixed:
 
@@ -38,9 +38,6 @@ class Corpus:
 
     The file is mapped, and only the byte offsets of its lines are held in memory. Opening finds them; a line is parsed
     when it is asked for. Threads may share a corpus.
-
-    Args:
-        path: The file, UTF-8.
 
     Raises:
         CorpusError: The file is empty; later, the line asked for is not a passage.
@@ -94,10 +91,6 @@ def corpus_files(paths: CorpusPaths) -> list[Path]:
 
 def read_passages(files: Sequence[Path], show_progress: bool) -> Iterator[Passage]:
     """Read the passages of the files in order, a line at a time, in the schemas of `Corpus`. Blank lines are skipped.
-
-    Args:
-        files: As `corpus_files` gives them.
-        show_progress: Show on stderr how many are read.
 
     Raises:
         CorpusError: There is no passage at all, a line is not one, or a file is not gzip though its name says so.

@@ -30,12 +30,8 @@ def parse_response(response: object, num_queries: int, k: int) -> list[list[Pass
     newline and the text as one string, or an object with `title` and `content` or `text`, or with `contents`,
     `content` or `text` alone. A hit that is null, or whose document is, is left out. A score may be spelled as a
     string; what is missing, no number or not finite becomes `None`, for no run must end over it. An identifier that is
-    missing becomes empty. Half a surrogate pair, which no tokenizer can encode, becomes U+FFFD.
-
-    Args:
-        response: What the server sent.
-        num_queries: How many queries were asked.
-        k: Hits beyond the first `k` of a query are cut: some servers ignore what they were asked for.
+    missing becomes empty. Half a surrogate pair, which no tokenizer can encode, becomes U+FFFD. Hits beyond the first
+    `k` of a query are cut: some servers ignore what they were asked for.
 
     Raises:
         MalformedResponse: It is none of these, or holds another number of results than there were queries.

@@ -112,8 +112,7 @@ class EnvironmentResponder(Responder):
         self._calls, self._greetings = None, None
 
     def _ask(self, row: int, turn: Turn) -> Future[Reply]:
-        if self._calls is None:
-            raise RuntimeError("`open` must come before `ask`")
+        assert self._calls is not None, "`open` must come before `ask`"
         if row in self._down:
             future: Future[Reply] = Future()
             future.set_result(UNAVAILABLE)

@@ -124,7 +124,7 @@ def bytes_per_token(model: Any, base: PreTrainedModel) -> int:
             logits = _in_slots(Forward(model, base), cache, ids)
         except (AttributeError, IndexError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
             raise NotServed(f"{type(base).__name__} failed on a cache of slots ({error})") from error
-    if not cache.layers_written:
+    if not cache.bytes_per_token:
         raise NotServed(f"{type(base).__name__} does not use the cache that it is given")
     off = (logits - plain).abs().max()
     if plain.isfinite().all() and not off <= _TOLERANCE * plain.abs().max():

@@ -140,9 +140,6 @@ class DenseIndex(SavedIndex):
         """Embed a corpus into a new directory, and load it; see `SavedIndex.build`.
 
         Args:
-            corpus_path: The corpus, as `corpus_files` finds it.
-            index_dir: The directory to make; its parents are made where missing.
-            show_progress: Show progress bars on stderr.
             options: The model and how to use it; `None` for the defaults.
 
         Raises:
@@ -158,7 +155,6 @@ class DenseIndex(SavedIndex):
         """Load the model that made an index directory, and map the vectors; see `SavedIndex.load`.
 
         Args:
-            index_dir: The directory.
             device: As in `DenseOptions`.
 
         Raises:
