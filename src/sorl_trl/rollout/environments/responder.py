@@ -25,6 +25,10 @@ ENVIRONMENT = "environment"
 """The column that names the factory of a row, where there are several: TRL's own."""
 Factory: TypeAlias = "Callable[[], Environment]"
 UNAVAILABLE = Reply(stop=StopReason.ENVIRONMENT_UNAVAILABLE)
+_MUST_RETURN: Mapping[str, tuple[Any, str]] = {
+    "reset": (str | None, "text or None"),
+    "step": (Reply, 'a `Reply`, such as Reply("what the policy reads")'),
+}
 
 
 class EnvironmentResponder(Responder):
@@ -118,7 +122,7 @@ class EnvironmentResponder(Responder):
             future.set_result(UNAVAILABLE)
             return future
         environment = self._environments[row]
-        return self._calls.make(row, partial(environment.step, turn), UNAVAILABLE, partial(_reply, environment))
+        return self._calls.make(row, partial(environment.step, turn), UNAVAILABLE, partial(_said, environment, "step"))
 
     def _kind(self, example: Mapping[str, Any]) -> str:
         """The name of a row's factory."""
@@ -141,7 +145,10 @@ class EnvironmentResponder(Responder):
         """Reset all environments at the same time; what they say."""
         resets = {
             row: calls.make(
-                row, partial(call_with, environment.reset, examples[row]), UNAVAILABLE, partial(_greeting, environment)
+                row,
+                partial(call_with, environment.reset, examples[row]),
+                UNAVAILABLE,
+                partial(_said, environment, "reset"),
             )
             for row, environment in enumerate(self._environments)
             if callable(getattr(environment, "reset", None))
@@ -182,29 +189,13 @@ def _value(value: Any, error: BaseException | None) -> Any:
     return value
 
 
-def _greeting(environment: Any, greeting: Any, error: BaseException | None) -> Any:
-    """What `reset` says, or that the environment is down."""
+def _said(environment: Any, method: str, value: Any, error: BaseException | None) -> Any:
+    """What a method returns, or that the environment is down."""
+    name = f"{type(environment).__name__}.{method}"
     if is_down(error):
-        return _unavailable(environment, "reset", error)
-    if _value(greeting, error) is None or isinstance(greeting, str):
-        return greeting
-    raise TypeError(
-        f"{type(environment).__name__}.reset returned a {type(greeting).__name__}, but must return text or None"
-    )
-
-
-def _reply(environment: Any, reply: Any, error: BaseException | None) -> Any:
-    """The same of `step`."""
-    if is_down(error):
-        return _unavailable(environment, "step", error)
-    if isinstance(_value(reply, error), Reply):
-        return reply
-    raise TypeError(
-        f"{type(environment).__name__}.step returned a {type(reply).__name__}, but must return a `Reply`, such as "
-        'Reply("what the policy reads")'
-    )
-
-
-def _unavailable(environment: Any, method: str, error: BaseException | None) -> Reply:
-    logger.warning("%s.%s is unavailable, a trajectory is masked: %r", type(environment).__name__, method, error)
-    return UNAVAILABLE
+        logger.warning("%s is unavailable, a trajectory is masked: %r", name, error)
+        return UNAVAILABLE
+    kind, words = _MUST_RETURN[method]
+    if isinstance(_value(value, error), kind):
+        return value
+    raise TypeError(f"{name} returned a {type(value).__name__}, but must return {words}")
