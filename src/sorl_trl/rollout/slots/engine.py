@@ -19,13 +19,7 @@ from sorl_trl.rollout.options import ENGINES
 from sorl_trl.rollout.slots.forward import Forward
 from sorl_trl.rollout.slots.rows import Row, SlotTable, plan
 from sorl_trl.rollout.slots.sampling import Sampler, draws
-from sorl_trl.rollout.slots.support import (
-    NotServed,
-    base_model,
-    bytes_per_token,
-    check_generation_config,
-    check_model,
-)
+from sorl_trl.rollout.slots.support import NotServed, base_model, bytes_per_token, check_generation_config, check_model
 
 logger = logging.getLogger(__name__)
 
