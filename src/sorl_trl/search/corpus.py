@@ -71,13 +71,8 @@ class Corpus:
 def corpus_files(paths: CorpusPaths) -> list[Path]:
     """The files of a corpus, in the order in which they are read.
 
-    Args:
-        paths: One or several: a JSONL file, the same with gzip (its name ends in `.gz`), or a folder, which stands
-            for the `.jsonl` and `.jsonl.gz` files in it, by name.
-
-    Raises:
-        CorpusError: The folders hold no such file, or no path is given.
-        FileNotFoundError: There is no such file or folder.
+    Of one path or several: a JSONL file, the same with gzip (its name ends in `.gz`), or a folder, which stands for the
+    `.jsonl` and `.jsonl.gz` files in it, by name. Raises CorpusError where there is none, and FileNotFoundError.
     """
     files: list[Path] = []
     for path in map(Path, [paths] if isinstance(paths, str | os.PathLike) else paths):
@@ -92,8 +87,7 @@ def corpus_files(paths: CorpusPaths) -> list[Path]:
 def read_passages(files: Sequence[Path], show_progress: bool) -> Iterator[Passage]:
     """Read the passages of the files in order, a line at a time, in the schemas of `Corpus`. Blank lines are skipped.
 
-    Raises:
-        CorpusError: There is no passage at all, a line is not one, or a file is not gzip though its name says so.
+    Raises CorpusError for no passage at all, a line that is none, and a file that is not gzip though its name says so.
     """
     passages = (passage for file in files for passage in _passages(file))
     empty = True

@@ -33,8 +33,7 @@ def parse_response(response: object, num_queries: int, k: int) -> list[list[Pass
     missing becomes empty. Half a surrogate pair, which no tokenizer can encode, becomes U+FFFD. Hits beyond the first
     `k` of a query are cut: some servers ignore what they were asked for.
 
-    Raises:
-        MalformedResponse: It is none of these, or holds another number of results than there were queries.
+    Raises MalformedResponse for any other, and for another number of results than there were queries.
     """
     results = response.get("result", response.get("results")) if isinstance(response, dict) else None
     if not isinstance(results, list):

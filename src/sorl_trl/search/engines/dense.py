@@ -61,12 +61,7 @@ class DenseOptions:
 
 
 class Encoder:
-    """A loaded model. Threads may share it: they take turns, for tokenizers cannot be used by two at once.
-
-    Raises:
-        ImportError: sentence-transformers is not installed.
-        OSError: There is no such model.
-    """
+    """A loaded model. Threads may share it: they take turns, for tokenizers cannot be used by two at once."""
 
     def __init__(self, options: DenseOptions) -> None:
         try:

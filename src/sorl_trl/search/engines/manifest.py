@@ -53,10 +53,7 @@ class Manifest:
 def read_manifest(directory: Path, engine: str | None = None) -> Manifest:
     """Read `manifest.json`, of any engine or of the one that is named. Fields that are not known are passed over.
 
-    Raises:
-        FileNotFoundError: There is none: whatever the directory holds, it is no index.
-        IndexCorrupted: The manifest is one of another version.
-        ValueError: Another engine made it.
+    Raises what `SavedIndex.load` raises.
     """
     if not directory.exists():
         raise FileNotFoundError(missing("index", directory))
