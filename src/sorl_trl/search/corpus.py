@@ -71,8 +71,8 @@ class Corpus:
 def corpus_files(paths: CorpusPaths) -> list[Path]:
     """The files of a corpus, in the order in which they are read.
 
-    Of one path or several: a JSONL file, the same with gzip (its name ends in `.gz`), or a folder, which stands for the
-    `.jsonl` and `.jsonl.gz` files in it, by name. Raises CorpusError where there is none, and FileNotFoundError.
+    Of one path or several: a JSONL file, the same with gzip (its name ends in `.gz`), or a folder, which stands for
+    the `.jsonl` and `.jsonl.gz` files in it, by name. Raises CorpusError where there is none, and FileNotFoundError.
     """
     files: list[Path] = []
     for path in map(Path, [paths] if isinstance(paths, str | os.PathLike) else paths):

@@ -178,12 +178,9 @@ def _hints(method: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _from_text(content: str, parameters: Mapping[str, inspect.Parameter]) -> dict[str, Any] | None:
-    try:
-        named = json.loads(content)
-    except (ValueError, RecursionError):
-        named = None
-    if not isinstance(named, dict):
-        named = None
+    named: dict[str, Any] | None = None
+    with suppress(ValueError, RecursionError):
+        named = said if isinstance(said := json.loads(content), dict) else None
     is_one = len(parameters) == 1 and not any(each.kind is each.VAR_KEYWORD for each in parameters.values())
     if is_one and (named is None or not set(named) <= set(parameters)):
         return dict.fromkeys(parameters, content)

@@ -17,8 +17,7 @@ from tqdm.auto import trange
 from sorl_trl.checks import POSITIVE_COUNT, check_fields
 from sorl_trl.search.backend import check_request
 from sorl_trl.search.corpus import Corpus, CorpusPaths, as_contents, write_corpus
-from sorl_trl.search.engines.manifest import Manifest, read_manifest
-from sorl_trl.search.engines.saved import CORPUS, SavedIndex, write_index
+from sorl_trl.search.engines.saved import CORPUS, Manifest, SavedIndex, read_manifest, write_index
 from sorl_trl.text import encodable
 from sorl_trl.types import Passage
 

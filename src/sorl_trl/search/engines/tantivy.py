@@ -10,8 +10,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from sorl_trl.search.backend import check_request
-from sorl_trl.search.engines.manifest import IndexCorrupted, Manifest, read_manifest
-from sorl_trl.search.engines.saved import SavedIndex
+from sorl_trl.search.engines.saved import IndexCorrupted, Manifest, SavedIndex, read_manifest
 from sorl_trl.search.engines.tokenize import tokenize
 from sorl_trl.types import Passage
 
