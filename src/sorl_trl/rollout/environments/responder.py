@@ -55,7 +55,6 @@ class EnvironmentResponder(Responder):
         Number(above=0, finite=False).check("timeout_s", timeout_s)
         POSITIVE_COUNT.check("concurrency", concurrency)
         self._factories: Mapping[Any, Factory] = factory if isinstance(factory, Mapping) else {None: factory}
-        self.kinds: Sequence[str | None] = ()
         self._timeout_s = timeout_s
         self._concurrency = concurrency
         self._calls: Calls | None = None
