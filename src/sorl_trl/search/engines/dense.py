@@ -69,17 +69,12 @@ class Encoder:
             raise ImportError("the engine dense needs: pip install 'sorl-trl[dense]'") from error
         self.options = options
         try:
-            self._model = SentenceTransformer(options.model, device=options.device)
+            self.model = SentenceTransformer(options.model, device=options.device)
         except (OSError, ValueError) as error:  # The library's own words do not always name the model.
             raise OSError(
                 f"model must be a Hub id within reach or the folder of a model, got {options.model!r} ({error})"
             ) from error
         self._lock = Lock()
-
-    @property
-    def device(self) -> str:
-        """Where the model runs."""
-        return str(self._model.device)
 
     def passages(self, passages: Sequence[Passage]) -> Vectors:
         """Vectors (N, D) of N passages."""
@@ -91,7 +86,7 @@ class Encoder:
 
     def _encode(self, texts: list[str], prefix: str) -> Vectors:
         with self._lock:
-            encoded: Any = self._model.encode(
+            encoded: Any = self.model.encode(
                 texts,
                 # Given even if empty: a model may come with a prefix of its own.
                 prompt=prefix,
@@ -162,7 +157,7 @@ class DenseIndex(SavedIndex):
         corpus = Corpus(index_dir / CORPUS)
         # Copy on write: torch warns of what it may not write to, and we do not write.
         vectors = np.load(index_dir / VECTORS, mmap_mode="c", allow_pickle=False)
-        return cls(encoder, torch.from_numpy(vectors).to(encoder.device), corpus, manifest)
+        return cls(encoder, torch.from_numpy(vectors).to(encoder.model.device), corpus, manifest)
 
     def search_batch(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         import torch
