@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -28,6 +29,24 @@ def storable(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: storable(each) for name, each in value.items()}
     return [storable(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def json_object(line: bytes, kind: str) -> dict[str, Any]:
+    """Read a line of a JSONL file, UTF-8. Raises ValueError for what is no object; `kind` says what it should be."""
+    try:
+        record = json.loads(line.decode("utf-8-sig"))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON ({error.msg} at character {error.pos})") from error
+    if not isinstance(record, dict):
+        raise ValueError(f"{kind} must be a JSON object, got {type(record).__name__}")
+    return record
+
+
+def identifier(name: str, value: object) -> str:
+    """A string or an integer, as a string; a ValueError names the field otherwise."""
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise ValueError(f"`{name}` must be a string or an integer, got {value!r}")
+    return str(value)
 
 
 def one_line(text: object) -> str:

@@ -20,12 +20,7 @@ from sorl_trl.qa.rewards import (
     sub_exact_match_reward,
     turn_format_reward,
 )
-from sorl_trl.qa.scoring import (
-    score_answer,
-    score_choice,
-    score_f1_plus,
-    score_search_hits,
-)
+from sorl_trl.qa.scoring import score_answer, score_choice, score_f1_plus, score_search_hits
 
 __all__ = [
     "BENCHMARKS",

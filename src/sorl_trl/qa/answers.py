@@ -6,6 +6,7 @@ import re
 import string
 from collections import Counter
 from collections.abc import Callable, Sequence
+from operator import eq
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -30,7 +31,7 @@ def exact_match(prediction: str | None, golden_answers: Sequence[str]) -> float:
     Raises:
         ValueError: `golden_answers` is empty or a plain string.
     """
-    return _best(_equal, prediction, golden_answers)
+    return float(_best(eq, prediction, golden_answers))
 
 
 def sub_exact_match(prediction: str | None, golden_answers: Sequence[str]) -> float:
@@ -86,10 +87,6 @@ def _check_golden_answers(golden_answers: Sequence[str]) -> None:
 
 def _separate(text: str) -> str:
     return text.translate(_SPACES_FOR_PUNCTUATION)
-
-
-def _equal(prediction: str, gold: str) -> float:
-    return float(prediction == gold)
 
 
 def _contains(text: str, gold: str) -> float:

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from sorl_trl.qa.questions import Question, identifier, mapping, text
+from sorl_trl.qa.questions import Question, mapping, text
+from sorl_trl.text import identifier
 
 Row = Mapping[str, Any]
 RowParser = Callable[[Row], Question]

@@ -22,9 +22,7 @@ _LETTER_A = re.compile(r"\ba\b(?![ \t]+\w)", re.IGNORECASE)
 def right_letter(golden_answers: Sequence[str], options: Mapping[str, str]) -> str:
     """Return the letter of the option whose text is the golden answer.
 
-    Raises:
-        ValueError: There is not exactly one golden answer, or it is not the text of exactly one option. A text that
-            two options share would make both letters right.
+    Raises ValueError unless there is one golden answer, the text of one option: one of two would make both right.
     """
     letters = [letter for letter, text in options.items() if [text] == list(golden_answers)]
     if len(letters) != 1:

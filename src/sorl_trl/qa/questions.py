@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sorl_trl.qa.choices import right_letter
+from sorl_trl.text import identifier, json_object
 
 
 @dataclass(frozen=True)
@@ -71,13 +72,6 @@ def write_questions(questions: Iterable[Question], path: str | os.PathLike[str])
             file.write(json.dumps(record, ensure_ascii=False, default=dict) + "\n")
 
 
-def identifier(name: str, value: object) -> str:
-    """A string or an integer, as a string; a ValueError names the field otherwise."""
-    if isinstance(value, bool) or not isinstance(value, str | int):
-        raise ValueError(f"`{name}` must be a string or an integer, got {value!r}")
-    return str(value)
-
-
 def text(name: str, value: object) -> str:
     """A string that is not blank and that can be encoded; a ValueError names the field otherwise."""
     if not isinstance(value, str) or not value.strip():
@@ -94,12 +88,7 @@ def mapping(name: str, value: object) -> dict[str, Any]:
 
 
 def _parse(line: bytes) -> Question:
-    try:
-        record = json.loads(line.decode("utf-8-sig"))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"not JSON ({error.msg} at character {error.pos})") from error
-    if not isinstance(record, dict):
-        raise ValueError(f"a question must be a JSON object, got {type(record).__name__}")
+    record = json_object(line, "a question")
     golden_answers = record.get("golden_answers")
     if not isinstance(golden_answers, list) or not golden_answers:
         raise ValueError(f"`golden_answers` must be a list of at least one string, got {golden_answers!r}")

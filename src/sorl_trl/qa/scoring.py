@@ -12,8 +12,6 @@ from sorl_trl.qa.answers import contains_answer, exact_match, normalize_answer, 
 from sorl_trl.qa.choices import named_letter, right_letter
 from sorl_trl.types import ActionKind, Observation, Trajectory, Turn
 
-_MISSING_ACTION = 0.1
-"""What F1+ takes off for each of the two."""
 _VERDICTS = frozenset({"yes", "no", "maybe"})
 
 
@@ -26,16 +24,13 @@ def score_f1_plus(trajectory: Trajectory, golden_answers: Sequence[str]) -> floa
     """
     has_searched = any(turn.action.kind is ActionKind.SEARCH for turn in trajectory.turns)
     missing = (not has_searched) + (trajectory.answer is None)
-    return token_f1(trajectory.answer, golden_answers) - _MISSING_ACTION * missing
+    return token_f1(trajectory.answer, golden_answers) - 0.1 * missing
 
 
 def score_choice(trajectory: Trajectory, golden_answers: Sequence[str], options: Mapping[str, str]) -> float:
     """Score 1.0 if the answer names the right option and no other, by letter or text (`named_letter`), else 0.0.
 
-    Args:
-        trajectory: What the policy did; without an answer it scores 0.0.
-        golden_answers: One, the text of the right option.
-        options: Letter -> text.
+    There is one golden answer, the text of the right option, and `options` are letter -> text.
 
     Raises:
         ValueError: The golden answer is not the text of exactly one option; an open question has none.

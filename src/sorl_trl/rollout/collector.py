@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, FIRST_EXCEPTION, Future, wait
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -24,7 +24,7 @@ from sorl_trl.rollout.protocol import TagProtocol
 from sorl_trl.rollout.row import Row
 from sorl_trl.rollout.tokens import decode
 from sorl_trl.search import SearchBackend
-from sorl_trl.types import ActionKind, Observation, Trajectory, Turn
+from sorl_trl.types import ActionKind, StopReason, Trajectory, Turn
 
 logger = logging.getLogger(__name__)
 
@@ -43,10 +43,8 @@ class Collector:
     engine's window, where it has one.
 
     Args:
-        tokenizer: Of the policy.
         environment: What answers the turns that call a tool; a search engine is put into a `SearchResponder`.
         protocol: How text becomes an action, and a reply becomes an observation.
-        limits: Of one trajectory.
         rejoin_after: See above. 0 waits for the replies to all turns that a poll has ended.
 
     Raises ValueError if the tokenizer cannot write the protocol, the limits leave no room for an observation, and for
@@ -127,17 +125,7 @@ class Collector:
         return [row.finished() for row in rows]
 
 
-@dataclass(frozen=True)
-class _Due:
-    """Replies that rejoin together."""
-
-    poll: int
-    replies: list[tuple[Row, Future[Reply]]]
-
-
 class _Rollout:
-    """The loop of one rollout."""
-
     def __init__(self, collector: Collector, engine: Engine, rows: Sequence[Row]) -> None:
         self._collector = collector
         self._engine = engine
@@ -145,7 +133,8 @@ class _Rollout:
         self._generating: dict[int, int] = {}
         """The budgets of the turns under way, by row."""
         self._polls = 0
-        self._due: deque[_Due] = deque()
+        self._due: deque[tuple[int, list[tuple[Row, Future[Reply]]]]] = deque()
+        """Replies, by the poll after which they rejoin."""
         self._rejoin_after = 0 if engine.in_turns else collector.rejoin_after
         self._seconds_generating = self._seconds_waiting = 0.0
 
@@ -155,7 +144,10 @@ class _Rollout:
             if row.stop_reason is None:
                 self._submit(row)
         while any_active(any(row.stop_reason is None for row in self._rows)):
-            self._take_turns(self._poll())
+            began = time.perf_counter()
+            ended = self._engine.poll()
+            self._seconds_generating += time.perf_counter() - began
+            self._take_turns(ended)
             if self._engine.in_steps:
                 self._rejoin()
             else:
@@ -176,19 +168,12 @@ class _Rollout:
         self._generating[row.index] = row.budget
         self._engine.submit(row.index, row.context, row.budget)
 
-    def _poll(self) -> list[tuple[int, Generation]]:
-        began = time.perf_counter()
-        ended = self._engine.poll()
-        self._seconds_generating += time.perf_counter() - began
-        return ended
-
     def _wait(self, replies: Iterable[Future[Reply]], until: str) -> None:
         began = time.perf_counter()
         wait(set(replies), return_when=until)
         self._seconds_waiting += time.perf_counter() - began
 
     def _take_turns(self, ended: Sequence[tuple[int, Generation]]) -> None:
-        """Append the turns that have ended, and ask the environment about them."""
         self._polls += 1
         asking: list[Row] = []
         for index, generation in sorted(ended, key=lambda each: each[0]):
@@ -199,7 +184,9 @@ class _Rollout:
             if row.stop_reason is not None:
                 self._engine.release(index)
             elif row.last_turn.action.kind is ActionKind.INVALID:
-                row.observe(self._correction(row.last_turn))
+                # It stopped at a closing tag or at an end-of-sequence token: without the one, it was the other.
+                closed_a_tag = any(stop in text for stop in self._collector.protocol.stop_strings)
+                row.observe(self._collector.encoder.invalid_feedback(message_closed=not closed_a_tag))
                 self._go_on(row)
             else:
                 asking.append(row)
@@ -212,26 +199,27 @@ class _Rollout:
         if not self._engine.in_steps:
             for reply in replies:
                 reply.add_done_callback(lambda _: self._engine.wake())
-        self._due.append(_Due(self._polls + self._rejoin_after, list(zip(rows, replies, strict=True))))
+        self._due.append((self._polls + self._rejoin_after, list(zip(rows, replies, strict=True))))
 
     def _rejoin(self) -> None:
         """Hear the replies that are due, waiting for those that are late."""
         while self._due:
+            poll, replies = self._due[0]
             if self._engine.idle:  # no row is decoding: there is nothing to go on with until then
-                self._polls = max(self._polls, self._due[0].poll)
-            if self._due[0].poll > self._polls:
+                self._polls = max(self._polls, poll)
+            if poll > self._polls:
                 return
-            due = self._due.popleft()
-            self._wait((reply for _, reply in due.replies), FIRST_EXCEPTION)
-            for _, reply in due.replies:
-                if reply.done() and reply.exception() is not None:  # those of slower rows are not waited for
+            self._due.popleft()
+            self._wait((reply for _, reply in replies), FIRST_EXCEPTION)
+            for _, reply in replies:
+                if reply.done():  # where one has raised, those of slower rows are not waited for
                     reply.result()
-            for row, reply in due.replies:
+            for row, reply in replies:
                 self._hear(row, reply.result())
 
     def _rejoin_early(self) -> None:
         """Hear the replies that are there, waiting for one where no row is generating."""
-        waited_for = [each for due in self._due for each in due.replies]
+        waited_for = [each for _, replies in self._due for each in replies]
         while waited_for:
             if self._engine.idle:
                 self._wait((reply for _, reply in waited_for), FIRST_COMPLETED)
@@ -242,10 +230,9 @@ class _Rollout:
                 if reply in there:
                     self._hear(row, reply.result())
             waited_for = [(row, reply) for row, reply in waited_for if reply not in there]
-        self._due = deque([_Due(self._polls, waited_for)] if waited_for else [])
+        self._due = deque([(self._polls, waited_for)] if waited_for else [])
 
     def _hear(self, row: Row, reply: Reply) -> None:
-        """Append what the environment says, or end the row there."""
         if reply.reward is not None:
             row.segments[-1] = replace(row.last_turn, reward=float(reply.reward))
         if reply.stop is not None:
@@ -260,16 +247,12 @@ class _Rollout:
         else:
             self._engine.release(row.index)
 
-    def _correction(self, turn: Turn) -> Observation:
-        """What is said to a turn that calls no tool and gives no answer."""
-        # A turn stops at a closing tag or at an end-of-sequence token: without the one, it was the other.
-        closed_a_tag = any(stop in turn.text for stop in self._collector.protocol.stop_strings)
-        return self._collector.encoder.invalid_feedback(message_closed=not closed_a_tag)
-
 
 def _end_overlong(rows: Sequence[Row]) -> None:
     """End the rows whose prompt leaves no room for a token."""
-    overlong = [row for row in rows if row.end_if_overlong()]
+    overlong = [row for row in rows if row.budget < 1]
+    for row in overlong:
+        row.stop_reason = StopReason.CONTEXT_LIMIT
     if overlong:
         longest = max(len(row.prompt_ids) for row in overlong)
         logger.warning(

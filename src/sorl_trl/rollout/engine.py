@@ -126,15 +126,12 @@ class LockStepEngine(Engine):
             return []
         contexts, limits = zip(*(submitted[row] for row in rows), strict=True)
         generations = self._generator.generate(contexts, limits)
-        self._count(contexts, generations)
-        return list(zip(rows, generations, strict=True))
-
-    def _count(self, contexts: Sequence[Sequence[int]], generations: Sequence[Generation]) -> None:
-        """As a batch works that prefills whole contexts, and decodes all rows until the last has ended."""
+        # As a batch works that prefills whole contexts, and decodes all rows until the last has ended.
         steps = max(len(generation.token_ids) for generation in generations) - 1
         self.work.prefilled_tokens += sum(map(len, contexts))
-        self.work.row_steps += steps * len(contexts)
+        self.work.row_steps += steps * len(rows)
         self.work.steps += steps
+        return list(zip(rows, generations, strict=True))
 
     @property
     def idle(self) -> bool:

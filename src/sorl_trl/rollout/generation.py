@@ -65,17 +65,15 @@ class TurnEnd:
 
     def reached(self, sampled: Sequence[Sequence[int]]) -> list[bool]:
         """Tell whether each row's last token ended its turn, given what the row has sampled, or the `tail` of it."""
-        texts = self._texts([list(ids[-self.tail :]) for ids in sampled])
+        texts: list[str] = self.tokenizer.batch_decode(
+            [list(ids[-self.tail :]) for ids in sampled],
+            skip_special_tokens=False,
+            clean_up_tokenization_spaces=False,
+        )
         return [
             ids[-1] in self.eos_token_ids or any(stop in text for stop in self.stop_strings)
             for ids, text in zip(sampled, texts, strict=True)
         ]
-
-    def _texts(self, sampled: Sequence[list[int]]) -> list[str]:
-        texts: list[str] = self.tokenizer.batch_decode(
-            list(sampled), skip_special_tokens=False, clean_up_tokenization_spaces=False
-        )
-        return texts
 
 
 class HFGenerator:

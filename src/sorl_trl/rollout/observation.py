@@ -66,7 +66,7 @@ class Sanitizer:
             beginning, ids = self._encode_beginning(text, max_tokens)
             is_cut |= len(beginning) < len(text)
             kept = [token_id for token_id in ids if token_id not in self._control_ids]
-            read, remade = self._rewrite(decode(self._tokenizer, kept))
+            read, remade = self.rewrite(decode(self._tokenizer, kept))
             made = len(ids) - len(kept) + remade
             if not made:
                 truncated = is_cut or len(ids) > max_tokens
@@ -83,11 +83,7 @@ class Sanitizer:
 
         Retrieved JSON may hold lone surrogates, which no tokenizer takes: each becomes a question mark.
         """
-        return self._rewrite(encodable(untrusted, "?"))
-
-    def _rewrite(self, text: str) -> tuple[str, int]:
-        """The text with tags and control tokens in other brackets, and how many there were."""
-        text, tags = self._protocol.neutralize(text)
+        text, tags = self._protocol.neutralize(encodable(untrusted, "?"))
         text, controls = self._control_strings.subn(lambda token: other_brackets(token[0]), text)
         return text, tags + controls
 

@@ -37,7 +37,7 @@ class Row:
 
     @property
     def budget(self) -> int:
-        """How many tokens the next turn may have."""
+        """How many tokens the next turn may have; below 1 where there is no room for one."""
         return min(self.limits.max_turn_tokens, self._room()[0])
 
     def take_turn(self, generation: Generation, text: str, action: Action) -> None:
@@ -59,12 +59,6 @@ class Row:
             self.stop_reason = reason
         else:
             self._append(observation)
-
-    def end_if_overlong(self) -> bool:
-        """End the row, and say so, if its prompt leaves no room for a token."""
-        if self._room()[0] < 1:
-            self.stop_reason = StopReason.CONTEXT_LIMIT
-        return self.stop_reason is not None
 
     def finished(self) -> Trajectory:
         assert self.stop_reason is not None

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from sorl_trl.sandbox.world import Facts, Relation, World, WorldSize, build_world
+from sorl_trl.sandbox.world import Relation, World, WorldSize, build_world
 
 # The sentences are about equally long: BM25 favours short passages, and would give another fact about the subject
 # instead of the one asked for if that took many more words.
@@ -57,7 +57,8 @@ def build_atlas(seed: int, size: WorldSize | None = None, shuffled: bool = False
     facts = _facts()
     name = "atlas"
     if shuffled:
-        name, facts = "shuffled-atlas", _shuffle(facts, random.Random(f"facts/{seed}"))
+        rng = random.Random(f"facts/{seed}")
+        name, facts = "shuffled-atlas", {relation: _deal(objects, rng) for relation, objects in facts.items()}
     if plain:
         question = "What is the {nouns} of {subject}?"
         return build_world(f"plain-{name}", PLAIN_RELATIONS, facts, seed, size or WorldSize(), question)
@@ -115,12 +116,8 @@ def _latitude(degrees: float) -> str:
     return f"{abs(round(degrees))} {'N' if degrees >= 0 else 'S'}"
 
 
-def _shuffle(facts: Facts, rng: random.Random) -> dict[str, dict[str, tuple[str, ...]]]:
-    """Deal each relation's objects out anew; every subject keeps how many it has, and every name still occurs."""
-    return {name: _deal(objects, rng) for name, objects in facts.items()}
-
-
 def _deal(objects: Mapping[str, tuple[str, ...]], rng: random.Random) -> dict[str, tuple[str, ...]]:
+    """Deal a relation's objects out anew among its subjects."""
     values = list(objects.values())
     rng.shuffle(values)
     return dict(zip(objects, values, strict=True))

@@ -73,8 +73,6 @@ class ScriptedExpert:
         tokenizer: writes its turns and reads its contexts.
         relations: of the world.
         prompts: all it may be asked: the token ids of a prompt, and its question with the metadata of a `World`.
-        noise: its mistakes.
-        seed: of its mistakes.
     """
 
     def __init__(

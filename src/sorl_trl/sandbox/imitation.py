@@ -14,12 +14,7 @@ from typing import Any, ClassVar
 import torch
 import transformers
 from tqdm.auto import trange
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from sorl_trl.qa import Question, build_prompt_rows, encode_prompts
 from sorl_trl.rollout import Collector, Generator, RolloutLimits, assemble

@@ -103,10 +103,7 @@ def build_world(
     """State the facts as passages in an arbitrary order, and draw questions without repetition.
 
     The order of the passages is arbitrary because an engine breaks ties by it. Train and evaluation questions are
-    disjoint.
-
-    Raises:
-        ValueError: the facts do not give as many different questions as `size` asks for.
+    disjoint. Raises ValueError for facts that give fewer questions than `size` asks for.
     """
     rng = random.Random(f"{name}/{seed}")
     passages = _passages(relations, facts)

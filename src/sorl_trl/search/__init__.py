@@ -8,8 +8,7 @@ from sorl_trl.search.corpus import Corpus, CorpusError, write_corpus
 from sorl_trl.search.engines import open_index
 from sorl_trl.search.engines.bm25 import BM25Index
 from sorl_trl.search.engines.dense import DenseIndex, DenseOptions
-from sorl_trl.search.engines.manifest import IndexCorrupted, IndexOutdated
-from sorl_trl.search.engines.saved import SavedIndex
+from sorl_trl.search.engines.saved import IndexCorrupted, IndexOutdated, SavedIndex
 from sorl_trl.search.engines.tantivy import TantivyIndex
 from sorl_trl.search.retry import RetryPolicy
 from sorl_trl.search.wire import MalformedResponse

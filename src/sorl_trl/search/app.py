@@ -21,11 +21,7 @@ LONGEST_QUERY = 10_000
 
 
 def create_app(index: SavedIndex) -> "FastAPI":
-    """The server of one index, as an ASGI application.
-
-    Raises:
-        ImportError: FastAPI or uvicorn is not installed.
-    """
+    """The server of one index, as an ASGI application. Raises ImportError where FastAPI or uvicorn is missing."""
     try:
         import uvicorn  # noqa: F401 - `serve` runs the application with it
         from fastapi import FastAPI

@@ -113,9 +113,3 @@ def checked_results(results: Any, queries: Sized) -> list[list[Passage]]:
             f"search_batch returned {len(found)} results for {len(queries)} queries: it must return one each"
         )
     return found
-
-
-def check_backend(search: object) -> None:
-    """Raise `TypeError` for what is no search engine."""
-    if not callable(getattr(search, "search_batch", None)):
-        raise TypeError(f"search is a {type(search).__name__}, but must have a method `search_batch`")

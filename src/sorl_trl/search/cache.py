@@ -37,8 +37,6 @@ class CachedSearch:
     """
 
     def __init__(self, backend: SearchBackend, identity: str, path: str | os.PathLike[str]) -> None:
-        if not identity:
-            raise ValueError("identity must name the content that is searched, got an empty string")
         self._backend = backend
         self._identity = identity
         self._path = Path(path)
@@ -66,7 +64,6 @@ class CachedSearch:
         return [list(answers[query]) for query in queries]
 
     def _read(self, keys: Mapping[str, str]) -> dict[str, list[Passage]]:
-        """The answers that are there, by query."""
         select = "SELECT passages FROM answers WHERE key = ?"
         with self._connect() as connection:
             rows = {query: connection.execute(select, (key,)).fetchone() for query, key in keys.items()}

@@ -10,7 +10,7 @@ import httpx2
 
 from sorl_trl.checks import Number
 from sorl_trl.search.backend import SearchError, SearchUnavailable, check_request
-from sorl_trl.search.wire import EXCERPT_LENGTH, MalformedResponse, parse_response, request_body
+from sorl_trl.search.wire import EXCERPT_LENGTH, MalformedResponse, parse_response
 from sorl_trl.text import encodable, without_user
 from sorl_trl.threads import DaemonThreads
 from sorl_trl.types import Passage
@@ -62,7 +62,9 @@ class HTTPSearch:
         return [passages for answer in answers for passages in answer.result()]
 
     def _ask(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        request = json.dumps(request_body([encodable(query) for query in queries], k)).encode()
+        # Without scores, Search-R1's server answers HTTP 500, or wrong rows where there are exactly two queries.
+        asked = {"queries": [encodable(query) for query in queries], "topk": k, "return_scores": True}
+        request = json.dumps(asked).encode()
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
         deadline = time.monotonic() + self._timeout_s
         try:

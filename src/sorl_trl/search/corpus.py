@@ -14,6 +14,7 @@ from pathlib import Path
 from tqdm.auto import tqdm
 
 from sorl_trl.files import missing
+from sorl_trl.text import identifier, json_object
 from sorl_trl.types import Passage
 
 CorpusPaths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -26,7 +27,7 @@ class CorpusError(ValueError):
 
 
 class Corpus:
-    """The passages of a corpus file, by position in the order of its lines, read where they lie.
+    """The passages of a corpus file, UTF-8, by position in the order of its lines, read where they lie.
 
     Two schemas are read, and may be mixed:
 
@@ -38,9 +39,6 @@ class Corpus:
     The file is mapped, and only the byte offsets of its lines are held in memory. Opening finds them; a line is parsed
     when it is asked for. Threads may share a corpus.
 
-    Args:
-        path: The file, UTF-8.
-
     Raises:
         CorpusError: The file is empty; later, the line asked for is not a passage.
         FileNotFoundError: There is no such file.
@@ -48,10 +46,13 @@ class Corpus:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = Path(path)
-        self._offsets = _line_offsets(self._path)
-        if not len(self):
-            raise CorpusError(f"{self._path}: the corpus is empty; it needs at least one line with a passage")
+        self._offsets = array("q", [0])
+        """Where each line starts, in bytes, and where the last one ends."""
         with self._path.open("rb") as file:
+            for line in file:
+                self._offsets.append(self._offsets[-1] + len(line))
+            if not len(self):
+                raise CorpusError(f"{self._path}: the corpus is empty; it needs at least one line with a passage")
             self._lines = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
     def __len__(self) -> int:
@@ -70,13 +71,8 @@ class Corpus:
 def corpus_files(paths: CorpusPaths) -> list[Path]:
     """The files of a corpus, in the order in which they are read.
 
-    Args:
-        paths: One or several: a JSONL file, the same with gzip (its name ends in `.gz`), or a folder, which stands
-            for the `.jsonl` and `.jsonl.gz` files in it, by name.
-
-    Raises:
-        CorpusError: The folders hold no such file, or no path is given.
-        FileNotFoundError: There is no such file or folder.
+    Of one path or several: a JSONL file, the same with gzip (its name ends in `.gz`), or a folder, which stands for
+    the `.jsonl` and `.jsonl.gz` files in it, by name. Raises CorpusError where there is none, and FileNotFoundError.
     """
     files: list[Path] = []
     for path in map(Path, [paths] if isinstance(paths, str | os.PathLike) else paths):
@@ -91,12 +87,7 @@ def corpus_files(paths: CorpusPaths) -> list[Path]:
 def read_passages(files: Sequence[Path], show_progress: bool) -> Iterator[Passage]:
     """Read the passages of the files in order, a line at a time, in the schemas of `Corpus`. Blank lines are skipped.
 
-    Args:
-        files: As `corpus_files` gives them.
-        show_progress: Show on stderr how many are read.
-
-    Raises:
-        CorpusError: There is no passage at all, a line is not one, or a file is not gzip though its name says so.
+    Raises CorpusError for no passage at all, a line that is none, and a file that is not gzip though its name says so.
     """
     passages = (passage for file in files for passage in _passages(file))
     empty = True
@@ -144,7 +135,6 @@ def split_contents(contents: str) -> tuple[str, str]:
 
 
 def _passages(path: Path) -> Iterator[Passage]:
-    """The passages of one file."""
     number = 0
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
@@ -157,31 +147,10 @@ def _passages(path: Path) -> Iterator[Passage]:
 
 def _parse_line(path: Path, number: int, line: bytes) -> Passage:
     try:
-        return _parse(line)
+        record = json_object(line, "a passage")
+        passage = Passage(identifier("id", record.get("id")), *title_and_text(record))
+        # JSON can spell half a surrogate pair, which no tokenizer can encode: refused here, where its line is known.
+        f"{passage.id}{passage.title}{passage.text}".encode()
     except (ValueError, RecursionError) as error:
         raise CorpusError(f"{path}, line {number}: {error}") from error
-
-
-def _line_offsets(path: Path) -> array[int]:
-    """Where each line starts, in bytes, and where the last one ends."""
-    offsets = array("q", [0])
-    with path.open("rb") as file:
-        for line in file:
-            offsets.append(offsets[-1] + len(line))
-    return offsets
-
-
-def _parse(line: bytes) -> Passage:
-    try:
-        record = json.loads(line.decode("utf-8-sig"))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"not JSON ({error.msg} at character {error.pos})") from error
-    if not isinstance(record, dict):
-        raise ValueError(f"a passage must be a JSON object, got {type(record).__name__}")
-    identifier = record.get("id")
-    if isinstance(identifier, bool) or not isinstance(identifier, str | int):
-        raise ValueError(f"`id` must be a string or an integer, got {identifier!r}")
-    title, text = title_and_text(record)
-    # JSON can spell half a surrogate pair, which no tokenizer can encode: refused here, where its line is known.
-    f"{identifier}{title}{text}".encode()
-    return Passage(str(identifier), title, text)
+    return passage

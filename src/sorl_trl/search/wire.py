@@ -1,10 +1,9 @@
-"""What search servers are asked and what they answer: Search-R1's `/retrieve` and the variants of it in use."""
+"""What search servers answer: Search-R1's `/retrieve` and the variants of it in use."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
 
 from sorl_trl.search.corpus import split_contents, title_and_text
 from sorl_trl.text import encodable
@@ -23,12 +22,6 @@ class MalformedResponse(ValueError):
         super().__init__(f"{problem}; the response begins: {_excerpt(response)}")
 
 
-def request_body(queries: Sequence[str], k: int) -> dict[str, object]:
-    """The JSON object to send."""
-    # Without scores, Search-R1's server answers HTTP 500, or wrong rows where there are exactly two queries.
-    return {"queries": list(queries), "topk": k, "return_scores": True}
-
-
 def parse_response(response: object, num_queries: int, k: int) -> list[list[Passage]]:
     """Read any of the known responses, already decoded from JSON.
 
@@ -37,15 +30,10 @@ def parse_response(response: object, num_queries: int, k: int) -> list[list[Pass
     newline and the text as one string, or an object with `title` and `content` or `text`, or with `contents`,
     `content` or `text` alone. A hit that is null, or whose document is, is left out. A score may be spelled as a
     string; what is missing, no number or not finite becomes `None`, for no run must end over it. An identifier that is
-    missing becomes empty. Half a surrogate pair, which no tokenizer can encode, becomes U+FFFD.
+    missing becomes empty. Half a surrogate pair, which no tokenizer can encode, becomes U+FFFD. Hits beyond the first
+    `k` of a query are cut: some servers ignore what they were asked for.
 
-    Args:
-        response: What the server sent.
-        num_queries: How many queries were asked.
-        k: Hits beyond the first `k` of a query are cut: some servers ignore what they were asked for.
-
-    Raises:
-        MalformedResponse: It is none of these, or holds another number of results than there were queries.
+    Raises MalformedResponse for any other, and for another number of results than there were queries.
     """
     results = response.get("result", response.get("results")) if isinstance(response, dict) else None
     if not isinstance(results, list):

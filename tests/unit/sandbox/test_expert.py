@@ -3,13 +3,7 @@ from __future__ import annotations
 import pytest
 
 from sorl_trl.qa import Question
-from sorl_trl.sandbox import (
-    NO_NOISE,
-    PROMPT_TEMPLATE,
-    ScriptedExpert,
-    World,
-    train_tokenizer,
-)
+from sorl_trl.sandbox import NO_NOISE, PROMPT_TEMPLATE, ScriptedExpert, World, train_tokenizer
 
 from .helpers import HOME, PROMPT, QUESTION, RIVER
 

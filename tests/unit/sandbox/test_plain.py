@@ -9,14 +9,7 @@ import pytest
 from tokenizers import ByteLevelBPETokenizer
 from transformers import PreTrainedTokenizerFast
 
-from sorl_trl.sandbox import (
-    NO_NOISE,
-    LanguageModelWarmStart,
-    World,
-    WorldSize,
-    build_atlas,
-    expert_examples,
-)
+from sorl_trl.sandbox import NO_NOISE, LanguageModelWarmStart, World, WorldSize, build_atlas, expert_examples
 
 from .helpers import mean, run_expert
 

@@ -34,11 +34,10 @@ def echo(request: dict[str, Any]) -> Reply:
 
 
 class Server:
-    """Answers with `reply(request)`, and keeps the requests, who asked, and from which ports. `pages` are for GET."""
+    """Answers with `reply(request)`, and keeps the requests, who asked, and from which ports."""
 
     def __init__(self) -> None:
         self.reply: Callable[[dict[str, Any]], Reply] = echo
-        self.pages: dict[str, Reply] = {}
         self.requests: list[dict[str, Any]] = []
         self.credentials: list[str | None] = []
         self.connections: set[int] = set()
@@ -53,9 +52,6 @@ class Server:
                 server.credentials.append(self.headers["Authorization"])
                 server.connections.add(self.client_address[1])
                 self._send(server.reply(request))
-
-            def do_GET(self) -> None:
-                self._send(server.pages.get(self.path, Reply(status=404)))
 
             def _send(self, reply: Reply) -> None:
                 pieces = reply.body if isinstance(reply.body, list) else [reply.body]

@@ -65,6 +65,6 @@ def test_passages_are_embedded_in_blocks(corpus_path, options, dense_dir, tmp_pa
 
 def test_a_model_that_overflows_is_an_error(options, monkeypatch):
     encoder = Encoder(options)
-    monkeypatch.setattr(encoder._model, "encode", lambda texts, **_: np.full((len(texts), 4), np.nan))
+    monkeypatch.setattr(encoder.model, "encode", lambda texts, **_: np.full((len(texts), 4), np.nan))
     with pytest.raises(ValueError, match="not finite"):
         encoder.queries(["a"])

@@ -16,7 +16,7 @@ from sorl_trl.checks import POSITIVE_COUNT
 from sorl_trl.rollout.environments.calls import THREAD
 from sorl_trl.rollout.protocol import TagProtocol
 from sorl_trl.threads import DaemonThreads
-from sorl_trl.types import Action, ActionKind, Passage, StopReason, ToolResult, Turn
+from sorl_trl.types import Passage, StopReason, ToolResult, Turn
 
 _STOPS = (StopReason.ENVIRONMENT_DONE, StopReason.ENVIRONMENT_UNAVAILABLE, StopReason.SEARCH_UNAVAILABLE)
 
@@ -63,17 +63,12 @@ class Environment(Protocol):
     the loss. Any other exception is a programming error and ends the run. A method `reset`, if there is one, is given
     the columns of the row's example that it takes, and may return text for the end of the prompt. A method `measures`,
     if there is one, is called after the rollout, in the rollout's thread, and returns figures of the trajectory by
-    name. `EnvironmentResponder` makes one environment per trajectory.
+    name, which are averaged and logged. `EnvironmentResponder` makes one environment per trajectory.
     """
 
     def step(self, turn: Turn) -> Reply | Awaitable[Reply]:
         """Answer a turn that calls a tool, or any message. Answers and invalid turns never come here."""
         ...
-
-
-def tool_of(action: Action) -> str:
-    """The tag by which an action calls a tool: that of a search is "search". Empty for what is no call."""
-    return ActionKind.SEARCH.value if action.kind is ActionKind.SEARCH else action.tool
 
 
 @dataclass(frozen=True)

@@ -25,20 +25,21 @@ ENVIRONMENT = "environment"
 """The column that names the factory of a row, where there are several: TRL's own."""
 Factory: TypeAlias = "Callable[[], Environment]"
 UNAVAILABLE = Reply(stop=StopReason.ENVIRONMENT_UNAVAILABLE)
+_MUST_RETURN: Mapping[str, tuple[Any, str]] = {
+    "reset": (str | None, "text or None"),
+    "step": (Reply, 'a `Reply`, such as Reply("what the policy reads")'),
+}
 
 
 class EnvironmentResponder(Responder):
     """Answers each row's turns with an environment of its own, while other rows go on.
 
     At the beginning of a rollout, `factory` is called once per row, in order; of several factories, the one that the
-    column `environment` of the row names. Where the objects have a method `reset`, it is called with the row's
-    example: its columns as keyword arguments, of which it gets those that it takes. Text that it returns is added to
-    the prompt. Figures that a method `measures` returns after the rollout are averaged and logged.
+    column `environment` of the row names. `Environment` says what is asked of the objects.
 
     An object is made, reset and asked in one thread, which is its own; what is a coroutine goes on in an event
-    loop that all rows share. A `reset` or `step` that takes longer than `timeout_s`, or raises `SearchUnavailable`,
-    `ConnectionError` or `TimeoutError`, ends the trajectory as `ENVIRONMENT_UNAVAILABLE`, masked out of the loss. All
-    other exceptions are programming errors, and end the run.
+    loop that all rows share. A `reset` or `step` that takes longer than `timeout_s`, or says that its world is down,
+    ends the trajectory as `ENVIRONMENT_UNAVAILABLE`, masked out of the loss.
 
     Args:
         factory: Makes an environment: a class, or a function without arguments; or several, by their names.
@@ -54,7 +55,6 @@ class EnvironmentResponder(Responder):
         Number(above=0, finite=False).check("timeout_s", timeout_s)
         POSITIVE_COUNT.check("concurrency", concurrency)
         self._factories: Mapping[Any, Factory] = factory if isinstance(factory, Mapping) else {None: factory}
-        self.kinds: Sequence[str | None] = ()
         self._timeout_s = timeout_s
         self._concurrency = concurrency
         self._calls: Calls | None = None
@@ -106,7 +106,6 @@ class EnvironmentResponder(Responder):
         return (measures() or {}) if callable(measures) else {}
 
     def ask(self, turns: Sequence[RowTurn]) -> list[Future[Reply]]:
-        """See `Responder.ask`."""
         return [self._ask(each.row, each.turn) for each in turns]
 
     def close(self) -> None:
@@ -116,14 +115,13 @@ class EnvironmentResponder(Responder):
         self._calls, self._greetings = None, None
 
     def _ask(self, row: int, turn: Turn) -> Future[Reply]:
-        if self._calls is None:
-            raise RuntimeError("`open` must come before `ask`")
+        assert self._calls is not None, "`open` must come before `ask`"
         if row in self._down:
             future: Future[Reply] = Future()
             future.set_result(UNAVAILABLE)
             return future
         environment = self._environments[row]
-        return self._calls.make(row, partial(environment.step, turn), UNAVAILABLE, partial(_reply, environment))
+        return self._calls.make(row, partial(environment.step, turn), UNAVAILABLE, partial(_said, environment, "step"))
 
     def _kind(self, example: Mapping[str, Any]) -> str:
         """The name of a row's factory."""
@@ -146,7 +144,10 @@ class EnvironmentResponder(Responder):
         """Reset all environments at the same time; what they say."""
         resets = {
             row: calls.make(
-                row, partial(call_with, environment.reset, examples[row]), UNAVAILABLE, partial(_greeting, environment)
+                row,
+                partial(call_with, environment.reset, examples[row]),
+                UNAVAILABLE,
+                partial(_said, environment, "reset"),
             )
             for row, environment in enumerate(self._environments)
             if callable(getattr(environment, "reset", None))
@@ -187,29 +188,13 @@ def _value(value: Any, error: BaseException | None) -> Any:
     return value
 
 
-def _greeting(environment: Any, greeting: Any, error: BaseException | None) -> Any:
-    """What `reset` says, or that the environment is down."""
+def _said(environment: Any, method: str, value: Any, error: BaseException | None) -> Any:
+    """What a method returns, or that the environment is down."""
+    name = f"{type(environment).__name__}.{method}"
     if is_down(error):
-        return _unavailable(environment, "reset", error)
-    if _value(greeting, error) is None or isinstance(greeting, str):
-        return greeting
-    raise TypeError(
-        f"{type(environment).__name__}.reset returned a {type(greeting).__name__}, but must return text or None"
-    )
-
-
-def _reply(environment: Any, reply: Any, error: BaseException | None) -> Any:
-    """The same of `step`."""
-    if is_down(error):
-        return _unavailable(environment, "step", error)
-    if isinstance(_value(reply, error), Reply):
-        return reply
-    raise TypeError(
-        f"{type(environment).__name__}.step returned a {type(reply).__name__}, but must return a `Reply`, such as "
-        'Reply("what the policy reads")'
-    )
-
-
-def _unavailable(environment: Any, method: str, error: BaseException | None) -> Reply:
-    logger.warning("%s.%s is unavailable, a trajectory is masked: %r", type(environment).__name__, method, error)
-    return UNAVAILABLE
+        logger.warning("%s is unavailable, a trajectory is masked: %r", name, error)
+        return UNAVAILABLE
+    kind, words = _MUST_RETURN[method]
+    if isinstance(_value(value, error), kind):
+        return value
+    raise TypeError(f"{name} returned a {type(value).__name__}, but must return {words}")

@@ -10,7 +10,7 @@ from sorl_trl.checks import POSITIVE_COUNT
 from sorl_trl.rollout.environments.environment import BatchResponder, Reply, RowTurn
 from sorl_trl.rollout.protocol import TagProtocol
 from sorl_trl.search import RetryPolicy, SearchBackend, SearchError
-from sorl_trl.search.backend import check_backend, checked_results, is_down, is_thread_safe
+from sorl_trl.search.backend import checked_results, is_down, is_thread_safe
 from sorl_trl.types import StopReason
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,8 @@ class SearchResponder(BatchResponder):
         retry: RetryPolicy | None = None,
         concurrency: int | None = None,
     ) -> None:
-        check_backend(backend)
+        if not callable(getattr(backend, "search_batch", None)):
+            raise TypeError(f"search is a {type(backend).__name__}, but must have a method `search_batch`")
         super().__init__((_THREADS if is_thread_safe(backend) else 1) if concurrency is None else concurrency)
         POSITIVE_COUNT.check("top_k", top_k)
         self._backend = backend
@@ -56,7 +57,6 @@ class SearchResponder(BatchResponder):
         self._is_down = False
 
     def open(self, examples: Sequence[Mapping[str, Any]]) -> None:
-        """See `Responder.open`."""
         self._is_down = False
 
     def respond(self, turns: Sequence[RowTurn]) -> list[Reply]:

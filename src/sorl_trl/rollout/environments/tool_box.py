@@ -30,22 +30,14 @@ _USE_OF_SEARCH = "a search query; passages are then shown to you"
 class ToolBox(EnvironmentResponder):
     """The tools that a TRL trainer takes, for a rollout of this package; and a search engine, if there is one.
 
-    ```python
-    tools = ToolBox([convert], environment_factory=GuessingGame, timeout_s=30.0)
-    trainer = SOGRPOTrainer(..., reward_funcs=tools.rewards, rollout_func=AgentRollout(tools))
-    ```
-
     A policy calls a tool by a tag of its name, around a JSON object of arguments: `<guess>{"number": 7}</guess>`;
     plain text will do for a tool of one argument: `<guess>7</guess>`. With `protocol=ChatProtocol()` the chat template
     shows the tools, and a message calls as many as it likes, as the template writes it; one that calls none ends the
-    trajectory. Functions and methods may be coroutines.
-    Arguments that do not fit, and whatever a tool raises, become a text to the policy, except for a tool that is down:
-    see `EnvironmentResponder`, also for the time limit.
+    trajectory. Functions and methods may be coroutines. Arguments that do not fit, and whatever a tool raises, become
+    a text to the policy, except for a tool that is down: see `EnvironmentResponder`, also for the time limit.
 
-    As under TRL, each trajectory has an object of `environment_factory`, whose public methods are tools; its `reset`
-    is given the columns of the row's example, and text that it returns is added to the prompt. Reward functions get
-    the objects as `environments`. Of several factories, the column `environment` names that of each row. Searches of
-    all rows go out together, each query once.
+    As under TRL, each trajectory has an object of `environment_factory`, whose public methods are tools. Reward
+    functions get the objects as `environments`. Searches of all rows go out together, each query once.
 
     Args:
         tools: Functions, which must be safe to call from several threads unless `concurrency` is 1.
@@ -83,7 +75,7 @@ class ToolBox(EnvironmentResponder):
         callers = {name: partial(Caller, tools, factory) for name, factory in given.items()}
         super().__init__(callers if several else callers[None], timeout_s, concurrency)
         self._has_objects = {*given.values()} != {None}
-        probed = {name: _probed(caller()) for name, caller in callers.items()}
+        probed = {name: caller() for name, caller in callers.items()}
         shown = {name: [*caller.tools.values()] for name, caller in probed.items()}
         self.shown = shown if in_messages else {}
         self._tools = dict.fromkeys(chain.from_iterable(shown.values()))
@@ -109,19 +101,16 @@ class ToolBox(EnvironmentResponder):
         return [caller.inner for caller in self._environments] if self._has_objects else ()
 
     def fork(self) -> ToolBox:
-        """See `Responder.fork`."""
         forked = copy.copy(self)
         forked._search = None if self._search is None else self._search.fork()
         return forked
 
     def open(self, examples: Sequence[Mapping[str, Any]]) -> None:
-        """See `Responder.open`."""
         super().open(examples)
         if self._search is not None:
             self._search.open(examples)
 
     def ask(self, turns: Sequence[RowTurn]) -> list[Future[Reply]]:
-        """See `Responder.ask`."""
         if self._search is None:
             return super().ask(turns)
         searches = [each for each in turns if each.turn.action.kind is ActionKind.SEARCH]
@@ -129,7 +118,6 @@ class ToolBox(EnvironmentResponder):
         return [next(found) if each in searches else self._ask(each.row, each.turn) for each in turns]
 
     def close(self) -> None:
-        """See `Responder.close`."""
         super().close()
         if self._search is not None:
             self._search.close()
@@ -163,14 +151,6 @@ def _reward_of(kind: Any) -> Callable[..., Any]:
 
     reward.__name__ = kind.__name__
     return reward
-
-
-def _probed(caller: Caller) -> Caller:
-    """What the tools of a factory are: those of an object that it makes."""
-    if caller.inner is not None and not callable(getattr(caller.inner, "reset", None)):
-        made = type(caller.inner).__name__
-        raise TypeError(f"the factory made a {made}: TRL's environments have a method `reset`")
-    return caller
 
 
 async def _value_of(reward: Any) -> float:

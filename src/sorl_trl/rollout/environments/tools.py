@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, get_args, get_origin, get_type_hints
 from transformers.utils.chat_template_utils import get_json_schema
 
 from sorl_trl.rollout.environments.calls import Then
-from sorl_trl.rollout.environments.environment import Reply, tool_of
+from sorl_trl.rollout.environments.environment import Reply
 from sorl_trl.rollout.environments.responder import UNAVAILABLE, call_with
 from sorl_trl.search.backend import is_down
 from sorl_trl.types import ActionKind, StopReason, ToolCall, ToolResult, Turn
@@ -61,10 +61,11 @@ class Caller:
 
     def __init__(self, tools: Sequence[Tool], factory: Callable[[], Any] | None) -> None:
         self.inner = None if factory is None else factory()
+        if self.inner is not None and not callable(getattr(self.inner, "reset", None)):
+            made = type(self.inner).__name__
+            raise TypeError(f"the factory made a {made}: TRL's environments have a method `reset`")
         self.tools = named([*tools, *methods_of(self.inner)])
         for name, tool in self.tools.items():
-            if inspect.isgeneratorfunction(tool) or inspect.isasyncgenfunction(tool):
-                raise TypeError(f"{name} is a generator, but must return what the policy is told")
             for each in inspect.signature(tool).parameters.values():
                 if each.kind in (each.POSITIONAL_ONLY, each.VAR_POSITIONAL):
                     raise TypeError(f"{name} takes `{each}` by its place, but a policy gives arguments by name")
@@ -79,7 +80,7 @@ class Caller:
     def step(self, turn: Turn) -> Reply | Awaitable[Any]:
         """Answer a call, or the calls of a message; a message without any is the policy's last."""
         if turn.action.kind is not ActionKind.MESSAGE:
-            return self._call(tool_of(turn.action), turn.action.content)
+            return self._call(turn.action.tool or ActionKind.SEARCH.value, turn.action.content)
         calls = turn.action.calls
         return self._made(iter(calls), []) if calls else Reply(stop=StopReason.ENVIRONMENT_DONE)
 
@@ -115,9 +116,7 @@ class Caller:
 
 
 def named(tools: Sequence[Tool]) -> dict[str, Tool]:
-    """Tools by their names. Raises ValueError where two have the same, TypeError for one without."""
-    if nameless := [tool for tool in tools if not hasattr(tool, "__name__")]:
-        raise TypeError(f"a tool is {nameless[0]!r}, but must be a function or a method, which has a name")
+    """Tools by their names. Raises ValueError where two have the same."""
     names = [tool.__name__ for tool in tools]
     if len({*names}) < len(names):
         raise ValueError(f"tools have the names {names}: each must have a name of its own")
@@ -139,13 +138,9 @@ def _failed(tool: Tool, error: BaseException) -> Reply:
     """As TRL has it, whose tools talk to the policy by exceptions; but one that is down is down."""
     if is_down(error):
         raise error
-    try:
-        said, shown = str(error), repr(error)
-    except Exception:  # an exception that cannot say what it is
-        said = shown = type(error).__name__
     if not isinstance(error, WrongArguments):
-        logger.warning("%s raised %s, which is told to the policy", tool.__qualname__, shown)
-    return Reply(f"error: {said}")
+        logger.warning("%s raised %r, which is told to the policy", tool.__qualname__, error)
+    return Reply(f"error: {error}")
 
 
 class WrongArguments(Exception):
@@ -183,19 +178,13 @@ def _hints(method: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _from_text(content: str, parameters: Mapping[str, inspect.Parameter]) -> dict[str, Any] | None:
-    named = _json_object(content)
+    named: dict[str, Any] | None = None
+    with suppress(ValueError, RecursionError):
+        named = said if isinstance(said := json.loads(content), dict) else None
     is_one = len(parameters) == 1 and not any(each.kind is each.VAR_KEYWORD for each in parameters.values())
     if is_one and (named is None or not set(named) <= set(parameters)):
         return dict.fromkeys(parameters, content)
     return named
-
-
-def _json_object(content: str) -> dict[str, Any] | None:
-    try:
-        value = json.loads(content)
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
 
 
 def _expected(parameters: Mapping[str, inspect.Parameter]) -> str:

@@ -70,10 +70,6 @@ class SlotCache(Cache):
         return self.aim.width, 0
 
     @property
-    def layers_written(self) -> int:
-        return len(self._buffers)
-
-    @property
     def bytes_per_token(self) -> int:
         return sum(b.shape[1] * b.shape[3] * b.element_size() for b in self._tensors())
 

@@ -12,12 +12,14 @@ import psutil
 import torch
 from transformers import GenerationConfig
 
-from sorl_trl.rollout.engine import Engine
-from sorl_trl.rollout.generation import Generation, TurnEnd, positions_of
+from sorl_trl.checks import check_choice
+from sorl_trl.rollout.engine import Engine, LockStepEngine
+from sorl_trl.rollout.generation import Generation, HFGenerator, TurnEnd, positions_of
+from sorl_trl.rollout.options import ENGINES
 from sorl_trl.rollout.slots.forward import Forward
 from sorl_trl.rollout.slots.rows import Row, SlotTable, plan
 from sorl_trl.rollout.slots.sampling import Sampler, draws
-from sorl_trl.rollout.slots.support import base_model, bytes_per_token, check_generation_config, check_model
+from sorl_trl.rollout.slots.support import NotServed, base_model, bytes_per_token, check_generation_config, check_model
 
 logger = logging.getLogger(__name__)
 
@@ -135,7 +137,7 @@ class SlotEngine(Engine):
         chosen = set(started)
         self._waiting = [row for row in self._waiting if row not in chosen]
         if self._waiting:
-            _say_held_back()
+            _warn_once("Rows wait for memory for keys and values, so that fewer generate at once (`kv_cache_gib`).")
         return started
 
     def _evict_for(self, row: Row) -> None:
@@ -204,12 +206,6 @@ class SlotEngine(Engine):
         return ended
 
 
-@cache
-def _say_held_back() -> None:
-    """Say it once in a process."""
-    logger.warning("Rows wait for memory for keys and values, so that fewer generate at once (`kv_cache_gib`).")
-
-
 def _free_bytes(device: torch.device) -> int:
     """A part of the memory that is free now: the rest is for what a forward needs, and for buffers while they grow."""
     if device.type == "cuda":
@@ -218,3 +214,50 @@ def _free_bytes(device: torch.device) -> int:
         return int((unclaimed + reserved) * 0.6)
     ranks = max(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1)
     return int(psutil.virtual_memory().available * 0.5) // ranks
+
+
+def model_engine(
+    model: Any,
+    end: TurnEnd,
+    generation_config: GenerationConfig,
+    engine: str = "auto",
+    kv_cache_gib: float | None = None,
+    synced_gpus: bool = False,
+) -> Engine:
+    """The engine that is asked for. Where slots do not serve the model, `auto` is lock-step, and says why once.
+
+    Args:
+        model: of transformers, with or without adapters; its mode and its parameters are the caller's.
+        end: where a turn ends.
+        generation_config: how to sample; what it leaves at None comes from `model.generation_config`.
+        engine: "auto", "slots" or "lockstep".
+        kv_cache_gib: what keys and values of slots may take.
+        synced_gpus: whether parameters stay sharded, so that all ranks must make the same calls.
+
+    Raises:
+        NotServed: `engine` is "slots", and they do not serve the model. A ValueError.
+        ValueError: `engine` is something else, or `generation_config` returns other than one row per context.
+    """
+    check_choice("engine", engine, ENGINES)
+    if engine != "lockstep":
+        try:
+            if synced_gpus:
+                raise NotServed("its parameters stay sharded over the ranks, which then compute each step together")
+            cache_bytes = None if kv_cache_gib is None else max(int(kv_cache_gib * 2**30), 1)
+            return SlotEngine(model, end, generation_config, cache_bytes)
+        except NotServed as reason:
+            if engine == "slots":
+                raise NotServed(f"engine='slots' cannot serve this model: {reason}") from reason
+            _warn_once(
+                "Rollouts generate in lock-step, and prefill each turn's whole context, so that "
+                f"`rejoin_after` and `kv_cache_gib` have no effect: {reason}."
+            )
+    generator = HFGenerator(
+        model, end.tokenizer, end.stop_strings, generation_config, end.eos_token_ids, synced_gpus=synced_gpus
+    )
+    return LockStepEngine(generator, polls_together=synced_gpus)
+
+
+@cache
+def _warn_once(message: str) -> None:
+    logger.warning(message)

@@ -37,11 +37,9 @@ class Row:
         self.sampled, self.logprobs = [], []
 
     def known(self) -> int:
-        """Tokens at the front of the context that are in the slot; the last one is computed again in any case."""
+        """Tokens of the context that are in the slot, if it holds no other context; the last is computed again."""
         most = min(len(self.cached), len(self.context) - 1)
-        if tuple(self.cached[:most]) == self.context[:most]:
-            return most
-        return next(i for i in range(most) if self.cached[i] != self.context[i])
+        return most if tuple(self.cached[:most]) == self.context[:most] else 0
 
     @property
     def reach(self) -> int:

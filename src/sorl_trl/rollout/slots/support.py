@@ -51,46 +51,41 @@ def base_model(model: Any) -> PreTrainedModel:
 
 def check_model(base: PreTrainedModel) -> None:
     """Raise NotServed where class or config say that slots would be wrong."""
-    for reason in _model_reasons(base):
-        raise NotServed(reason)
-
-
-def _model_reasons(base: PreTrainedModel) -> Iterator[str]:
     name, config = type(base).__name__, base.config.get_text_config(decoder=True)
     if base.config.is_encoder_decoder:
-        yield f"{name} has an encoder"
+        raise NotServed(f"{name} has an encoder")
     missing = [each for each in _TAKEN if each not in inspect.signature(type(base).forward).parameters]
     if missing:
-        yield f"the forward of {name} does not take {', '.join(missing)}"
+        raise NotServed(f"the forward of {name} does not take {', '.join(missing)}")
     for method in _GENERATION_METHODS:
         if getattr(type(base), method, None) is not getattr(GenerationMixin, method) or method in vars(base):
-            yield f"{name} has a `{method}` of its own"
+            raise NotServed(f"{name} has a `{method}` of its own")
     if config._attn_implementation not in _ATTENTION:
-        yield f"attn_implementation={config._attn_implementation!r} is none of {', '.join(_ATTENTION)}"
+        raise NotServed(f"attn_implementation={config._attn_implementation!r} is none of {', '.join(_ATTENTION)}")
     if len(set(getattr(base, "hf_device_map", {}).values())) > 1:
-        yield f"{name} is spread over several devices"
+        raise NotServed(f"{name} is spread over several devices")
     if base.training and base.is_gradient_checkpointing:
-        yield f"gradient checkpointing is on, with which {name} has no cache"
-    yield from _layer_reasons(config)
-    yield from _position_reasons(config)
+        raise NotServed(f"gradient checkpointing is on, with which {name} has no cache")
+    _check_layers(config)
+    _check_positions(config)
 
 
-def _layer_reasons(config: Any) -> Iterator[str]:
+def _check_layers(config: Any) -> None:
     """By the cache that `generate` would build: sliding windows, chunks, linear attention and states are others."""
     if not getattr(config, "is_causal", True):
-        yield "its attention is not causal"
+        raise NotServed("its attention is not causal")
     others = sorted({type(layer).__name__ for layer in DynamicCache(config=config).layers} - {DynamicLayer.__name__})
     if "local" in (getattr(config, "attention_layers", None) or ()):  # GPT-Neo's: that cache does not know
         others.append("local attention")
     if others:
-        yield f"it has layers that do not attend to the whole context ({', '.join(others)})"
+        raise NotServed(f"it has layers that do not attend to the whole context ({', '.join(others)})")
 
 
-def _position_reasons(config: Any) -> Iterator[str]:
+def _check_positions(config: Any) -> None:
     if (kind := rope_of_batch(config)) is not None:
-        yield f"its rotary positions ({kind}) depend on the longest context of a batch"
+        raise NotServed(f"its rotary positions ({kind}) depend on the longest context of a batch")
     if any("mrope_section" in parameters for parameters in _rotary(config)):
-        yield "its positions have several dimensions"
+        raise NotServed("its positions have several dimensions")
 
 
 def rope_of_batch(config: Any) -> str | None:
@@ -129,7 +124,7 @@ def bytes_per_token(model: Any, base: PreTrainedModel) -> int:
             logits = _in_slots(Forward(model, base), cache, ids)
         except (AttributeError, IndexError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
             raise NotServed(f"{type(base).__name__} failed on a cache of slots ({error})") from error
-    if not cache.layers_written:
+    if not cache.bytes_per_token:
         raise NotServed(f"{type(base).__name__} does not use the cache that it is given")
     off = (logits - plain).abs().max()
     if plain.isfinite().all() and not off <= _TOLERANCE * plain.abs().max():

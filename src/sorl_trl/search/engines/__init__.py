@@ -7,8 +7,7 @@ from pathlib import Path
 
 from sorl_trl.search.engines.bm25 import BM25Index
 from sorl_trl.search.engines.dense import DenseIndex
-from sorl_trl.search.engines.manifest import read_manifest
-from sorl_trl.search.engines.saved import SavedIndex
+from sorl_trl.search.engines.saved import SavedIndex, read_manifest
 from sorl_trl.search.engines.tantivy import TantivyIndex
 
 ENGINES: dict[str, type[SavedIndex]] = {index.engine: index for index in (BM25Index, TantivyIndex, DenseIndex)}

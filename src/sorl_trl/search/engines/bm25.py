@@ -15,8 +15,7 @@ from tqdm.auto import tqdm
 
 from sorl_trl.search.backend import check_request
 from sorl_trl.search.corpus import Corpus, CorpusError, write_corpus
-from sorl_trl.search.engines.manifest import Manifest, read_manifest
-from sorl_trl.search.engines.saved import CORPUS, SavedIndex
+from sorl_trl.search.engines.saved import CORPUS, Manifest, SavedIndex, read_manifest
 from sorl_trl.search.engines.tokenize import tokenize
 from sorl_trl.types import Passage
 
@@ -46,7 +45,6 @@ class BM25Index(SavedIndex):
         return cls(scorer, Corpus(Path(index_dir) / CORPUS), manifest)
 
     def search_batch(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        """See `SavedIndex.search_batch`."""
         check_request(queries, k)
         return [self._search(query, k) for query in queries]
 

@@ -17,8 +17,7 @@ from tqdm.auto import trange
 from sorl_trl.checks import POSITIVE_COUNT, check_fields
 from sorl_trl.search.backend import check_request
 from sorl_trl.search.corpus import Corpus, CorpusPaths, as_contents, write_corpus
-from sorl_trl.search.engines.manifest import Manifest, read_manifest
-from sorl_trl.search.engines.saved import CORPUS, SavedIndex, write_index
+from sorl_trl.search.engines.saved import CORPUS, Manifest, SavedIndex, read_manifest, write_index
 from sorl_trl.text import encodable
 from sorl_trl.types import Passage
 
@@ -61,12 +60,7 @@ class DenseOptions:
 
 
 class Encoder:
-    """A loaded model. Threads may share it: they take turns, for tokenizers cannot be used by two at once.
-
-    Raises:
-        ImportError: sentence-transformers is not installed.
-        OSError: There is no such model.
-    """
+    """A loaded model. Threads may share it: they take turns, for tokenizers cannot be used by two at once."""
 
     def __init__(self, options: DenseOptions) -> None:
         try:
@@ -75,17 +69,12 @@ class Encoder:
             raise ImportError("the engine dense needs: pip install 'sorl-trl[dense]'") from error
         self.options = options
         try:
-            self._model = SentenceTransformer(options.model, device=options.device)
+            self.model = SentenceTransformer(options.model, device=options.device)
         except (OSError, ValueError) as error:  # The library's own words do not always name the model.
             raise OSError(
                 f"model must be a Hub id within reach or the folder of a model, got {options.model!r} ({error})"
             ) from error
         self._lock = Lock()
-
-    @property
-    def device(self) -> str:
-        """Where the model runs."""
-        return str(self._model.device)
 
     def passages(self, passages: Sequence[Passage]) -> Vectors:
         """Vectors (N, D) of N passages."""
@@ -97,7 +86,7 @@ class Encoder:
 
     def _encode(self, texts: list[str], prefix: str) -> Vectors:
         with self._lock:
-            encoded: Any = self._model.encode(
+            encoded: Any = self.model.encode(
                 texts,
                 # Given even if empty: a model may come with a prefix of its own.
                 prompt=prefix,
@@ -140,9 +129,6 @@ class DenseIndex(SavedIndex):
         """Embed a corpus into a new directory, and load it; see `SavedIndex.build`.
 
         Args:
-            corpus_path: The corpus, as `corpus_files` finds it.
-            index_dir: The directory to make; its parents are made where missing.
-            show_progress: Show progress bars on stderr.
             options: The model and how to use it; `None` for the defaults.
 
         Raises:
@@ -158,7 +144,6 @@ class DenseIndex(SavedIndex):
         """Load the model that made an index directory, and map the vectors; see `SavedIndex.load`.
 
         Args:
-            index_dir: The directory.
             device: As in `DenseOptions`.
 
         Raises:
@@ -172,10 +157,9 @@ class DenseIndex(SavedIndex):
         corpus = Corpus(index_dir / CORPUS)
         # Copy on write: torch warns of what it may not write to, and we do not write.
         vectors = np.load(index_dir / VECTORS, mmap_mode="c", allow_pickle=False)
-        return cls(encoder, torch.from_numpy(vectors).to(encoder.device), corpus, manifest)
+        return cls(encoder, torch.from_numpy(vectors).to(encoder.model.device), corpus, manifest)
 
     def search_batch(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        """See `SavedIndex.search_batch`."""
         import torch
         from sentence_transformers.util import dot_score, semantic_search
 

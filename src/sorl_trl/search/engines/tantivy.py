@@ -10,8 +10,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from sorl_trl.search.backend import check_request
-from sorl_trl.search.engines.manifest import IndexCorrupted, Manifest, read_manifest
-from sorl_trl.search.engines.saved import SavedIndex
+from sorl_trl.search.engines.saved import IndexCorrupted, Manifest, SavedIndex, read_manifest
 from sorl_trl.search.engines.tokenize import tokenize
 from sorl_trl.types import Passage
 
@@ -43,7 +42,6 @@ class TantivyIndex(SavedIndex):
 
     @classmethod
     def load(cls, index_dir: str | os.PathLike[str]) -> TantivyIndex:
-        """See `SavedIndex.load`."""
         tantivy = _tantivy()
         manifest = read_manifest(Path(index_dir), cls.engine)
         try:
@@ -55,7 +53,6 @@ class TantivyIndex(SavedIndex):
         return cls(index, manifest)
 
     def search_batch(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        """See `SavedIndex.search_batch`."""
         check_request(queries, k)
         searcher = self._index.searcher()
         return [self._search(searcher, query, k) for query in queries]

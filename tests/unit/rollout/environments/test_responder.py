@@ -319,5 +319,3 @@ def test_a_reset_of_a_world_that_is_down_masks_one_trajectory(opened: Any) -> No
 def test_an_object_that_is_no_environment_is_named() -> None:
     with pytest.raises(TypeError, match="made a object: an environment has a method `step`"):
         EnvironmentResponder(object).open([{}])  # type: ignore[arg-type]
-    with pytest.raises(RuntimeError, match="`open` must come before `ask`"):
-        EnvironmentResponder(Counter).ask([RowTurn(0, turn())])

@@ -12,7 +12,8 @@ from peft import LoraConfig, get_peft_model
 from transformers import GenerationConfig, LlamaForCausalLM
 
 from sorl_trl.rollout import HFGenerator, LockStepEngine
-from sorl_trl.rollout.slots import NotServed, SlotEngine, choice, model_engine
+from sorl_trl.rollout.slots import NotServed, SlotEngine, model_engine
+from sorl_trl.rollout.slots import engine as engine_module
 from tests import model_families as families
 
 GREEDY = GenerationConfig(do_sample=False)
@@ -168,7 +169,7 @@ def test_half_precision_and_autocast(llama: Any, attention: str) -> None:
 
 
 def test_the_choice(llama: Any, caplog: pytest.LogCaptureFixture) -> None:
-    choice._say_fallback.cache_clear()
+    engine_module._warn_once.cache_clear()
     end = families.turn_end()
     assert isinstance(model_engine(llama, end, GREEDY), SlotEngine)
     assert isinstance(model_engine(llama, end, GREEDY, "lockstep"), LockStepEngine)

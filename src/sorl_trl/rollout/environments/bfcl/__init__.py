@@ -15,14 +15,7 @@ from sorl_trl.rollout.environments.bfcl.questions import (
     question_of,
     task_rows,
 )
-from sorl_trl.rollout.environments.bfcl.tasks import (
-    BFCL_SETS,
-    Task,
-    load_tasks,
-    prompt_rows,
-    takes_system,
-    task_of,
-)
+from sorl_trl.rollout.environments.bfcl.tasks import BFCL_SETS, Task, load_tasks, prompt_rows, takes_system, task_of
 
 __all__ = [
     "BFCL",

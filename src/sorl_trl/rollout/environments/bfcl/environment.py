@@ -32,12 +32,6 @@ others are the leaderboard's verdicts."""
 class BFCLEnvironment:
     """The world of one trajectory, for an `EnvironmentResponder` and a `ChatProtocol`.
 
-    ```python
-    dataset = Dataset.from_list(prompt_rows(load_tasks("base")))
-    rollout = AgentRollout(EnvironmentResponder(BFCLEnvironment), ChatProtocol(), RolloutLimits(max_turns=40))
-    trainer = SOGRPOTrainer(..., train_dataset=dataset, rollout_func=rollout)
-    ```
-
     A message that calls functions is answered by their results, one that calls none by what the user says next.
     Whatever is wrong with a call is part of the answer. When a request has been served, the leaderboard's check is
     made: every world is in the state that the task's solution leads to, and what its calls return has been returned.
@@ -90,7 +84,12 @@ class BFCLEnvironment:
         if self._steps > self._most_steps:
             self.errors["force_terminated"] += 1
             return Reply(stop=StopReason.ENVIRONMENT_DONE)
-        return Reply("\n".join(results)) if results else self._served()
+        if results:
+            return Reply("\n".join(results))
+        reward, request = self.serve(), self.next_request()
+        if request is None:
+            return Reply(reward=reward, stop=StopReason.ENVIRONMENT_DONE)
+        return Reply(request, reward=reward, role="user")
 
     def answers(self, message: str) -> list[str]:
         """What the calls of a message return; nothing where it makes none."""
@@ -126,12 +125,6 @@ class BFCLEnvironment:
         """What the user says next; None where all requests have been served."""
         number = len(self.verdicts)
         return None if number == len(self.task.requests) else request_of(self.task, number, self._compact)
-
-    def _served(self) -> Reply:
-        reward, request = self.serve(), self.next_request()
-        if request is None:
-            return Reply(reward=reward, stop=StopReason.ENVIRONMENT_DONE)
-        return Reply(request, reward=reward, role="user")
 
     def _wrong(self, error: WrongCall) -> str:
         self.errors["wrong_call"] += 1

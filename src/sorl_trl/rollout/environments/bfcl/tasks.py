@@ -93,15 +93,10 @@ def task_of(task_id: str) -> Task:
     """The task of an id, shortened where it says so. Raises ValueError where there is none."""
     whole, _, requests = task_id.partition(":")
     name = whole.removeprefix(_PREFIX).rpartition("_")[0]
-    task = _by_id(name).get(whole) if name in BFCL_SETS else None
+    task = next((each for each in load_tasks(name) if each.id == whole), None) if name in BFCL_SETS else None
     if task is None or not (requests or "1").isdecimal():
         raise ValueError(f"task={task_id!r} is no task: their ids are such as 'multi_turn_base_0'")
     return task.shortened(int(requests)) if requests else task
-
-
-@cache
-def _by_id(name: str) -> dict[str, Task]:
-    return {task.id: task for task in load_tasks(name)}
 
 
 def prompt_rows(tasks: Iterable[Task], compact: bool = False, system: bool = True) -> list[dict[str, Any]]:
