@@ -15,9 +15,10 @@ from trl import get_peft_config, get_quantization_config
 from sorl_trl import qa
 from sorl_trl.command_line import UserMistake, check_checkpoint, mistakes
 from sorl_trl.diagnostics import CollapseGuard, TurnProgressCallback
+from sorl_trl.evaluation.agents import prompt_rows
 from sorl_trl.methods import method_from
 from sorl_trl.recipe.arguments import INFORMATION_GAIN, REWARDS, Arguments
-from sorl_trl.rollout import ChatProtocol, Collector, EnvironmentResponder, RolloutArguments, Sanitizer
+from sorl_trl.rollout import ChatProtocol, Collector, EnvironmentResponder
 from sorl_trl.rollout.environments.bfcl import (
     BFCL_BENCHMARKS,
     BFCLEnvironment,
@@ -26,7 +27,6 @@ from sorl_trl.rollout.environments.bfcl import (
     check_given,
     most_messages,
     names_tasks,
-    task_rows,
 )
 from sorl_trl.search import NoSearch
 from sorl_trl.trainers import AgentRollout, SearchRollout
@@ -47,9 +47,10 @@ def load_prompts(arguments: Arguments, tokenizer: PreTrainedTokenizerBase) -> tu
     if "choice" in task.rewards:
         check_choices([*train, *(evaluation or ())])
     check_kind(arguments, are_tasks([*train, *(evaluation or ())]))
-    prompts = _as_prompts(train, arguments.rollout, tokenizer)
+    rows = partial(prompt_rows, rollout=arguments.rollout, tokenizer=tokenizer)
+    prompts = Dataset.from_list(rows(train))
     prompts.info.dataset_name = Path(task.train_questions).name  # for the model card
-    return prompts, evaluation and _as_prompts(evaluation, arguments.rollout, tokenizer)
+    return prompts, evaluation and Dataset.from_list(rows(evaluation))
 
 
 def _load_questions(source: str, split: str | None) -> list[qa.Question]:
@@ -62,15 +63,6 @@ def _spread(questions: Sequence[qa.Question], limit: int | None) -> list[qa.Ques
     """So many of them at most, evenly spaced: of a set that joins others, its first ones would be of one alone."""
     count = min(limit or len(questions), len(questions))
     return [questions[place * len(questions) // count] for place in range(count)]
-
-
-def _as_prompts(
-    questions: Sequence[qa.Question], rollout: RolloutArguments, tokenizer: PreTrainedTokenizerBase
-) -> Dataset:
-    if are_tasks(questions):
-        return Dataset.from_list(task_rows(questions, tokenizer, rollout.is_terse))
-    clean = Sanitizer(tokenizer).clean
-    return Dataset.from_list(qa.build_prompt_rows(questions, rollout.prompt_template, rollout.chat, clean))
 
 
 def check_choices(questions: Sequence[qa.Question]) -> None:
