@@ -12,7 +12,7 @@ import os
 import re
 import sys
 import traceback
-from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError
+from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -100,10 +100,10 @@ def refuse(message: str) -> NoReturn:
 
 
 class Parser(ArgumentParser):
-    """An `ArgumentParser` for `run_command`: it raises `UserMistake`."""
+    """An `ArgumentParser` for `run_command`: it raises `UserMistake`, and shows its description as it is written."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
-        super().__init__(*args, **{"allow_abbrev": False, **settings})
+        super().__init__(*args, **{"allow_abbrev": False, "formatter_class": RawDescriptionHelpFormatter, **settings})
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         check_options(sys.argv[1:] if args is None else args, self._option_string_actions, self.prog)

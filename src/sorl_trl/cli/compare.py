@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from argparse import RawDescriptionHelpFormatter
 from collections.abc import Sequence
 
 from sorl_trl.command_line import Parser, mistakes, refuse
@@ -17,7 +16,7 @@ example: sorl compare runs/quickstart/greedy_before runs/quickstart/policy
 
 def main(words: Sequence[str] | None = None) -> None:
     usage = "sorl compare BEFORE AFTER"
-    parser = Parser(prog="sorl compare", usage=usage, description=ABOUT, formatter_class=RawDescriptionHelpFormatter)
+    parser = Parser(prog="sorl compare", usage=usage, description=ABOUT)
     about = "the two runs: each the folder that `sorl evaluate` evaluated, or its `--output`"
     parser.add_argument("runs", nargs="*", metavar="RUN", help=about)
     runs = parser.parse_args(words).runs

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from argparse import RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
@@ -75,7 +74,6 @@ def _parser() -> Parser:
         usage="sorl COMMAND [ARGUMENTS]",
         description=f"Turn-level GRPO and PPO for agents that work turn by turn.\n\ncommands:\n{commands}",
         epilog="`sorl COMMAND --help` lists the arguments of a command.",
-        formatter_class=RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"sorl-trl {version('sorl-trl')}")
     return parser

@@ -17,7 +17,7 @@ import json
 import os
 import shutil
 import time
-from argparse import Namespace, RawDescriptionHelpFormatter
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
@@ -198,9 +198,7 @@ def show_learnt(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str
 
 def parse_arguments(words: Sequence[str] | None) -> Namespace:
     usage = "sorl quickstart [--max_steps N] [--seed N] [--output DIR] [--model MODEL]"
-    parser = Parser(
-        prog="sorl quickstart", usage=usage, description=__doc__, formatter_class=RawDescriptionHelpFormatter
-    )
+    parser = Parser(prog="sorl quickstart", usage=usage, description=__doc__)
     steps = "optimizer steps (default: the recipe's; `sorl recipes quickstart` prints it)"
     parser.add_argument("--max_steps", type=at_least(1), metavar="N", help=steps)
     seed = "of the world and of training (default: %(default)s)"

@@ -5,7 +5,6 @@ The keys of the page are listed by `?`.
 
 from __future__ import annotations
 
-from argparse import RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
@@ -58,7 +57,7 @@ def write_page(run: Path, output: Path, limit: int = LIMIT) -> tuple[int, int, l
 
 def main(words: Sequence[str] | None = None) -> None:
     usage = "sorl view RUN [-o FILE] [--limit N]"
-    parser = Parser(prog="sorl view", usage=usage, description=ABOUT, formatter_class=RawDescriptionHelpFormatter)
+    parser = Parser(prog="sorl view", usage=usage, description=ABOUT)
     kinds = "`output_dir` of training with `save_trajectories_steps`; or what `sorl evaluate` evaluated, or its output"
     parser.add_argument("run", type=Path, metavar="RUN", help=kinds)
     where, page = "the page (default: %(default)s)", Path("trajectories.html")
