@@ -42,18 +42,12 @@ def main(words: Sequence[str] | None = None) -> int:
     return run_command(lambda rest: getattr(import_module(module), function)(rest), words[1:])
 
 
-def help_page(command: str) -> str:
-    """Of a command that has one; else empty."""
-    page = HELP / f"{command}.txt"
-    return page.read_text(encoding="utf-8") if page.is_file() else ""
-
-
 def shows_page(command: str, words: Sequence[str]) -> bool:
-    """Print the page of a command if its words ask for it."""
-    page = help_page(command)
-    asked = bool(page) and not {"-h", "--help"}.isdisjoint(words) and "all" not in words
+    """Print the page of a command that has one, if its words ask for it."""
+    page = HELP / f"{command}.txt"
+    asked = page.is_file() and not {"-h", "--help"}.isdisjoint(words) and "all" not in words
     if asked:
-        print(page, end="")
+        print(page.read_text(encoding="utf-8"), end="")
     return asked
 
 
@@ -61,12 +55,6 @@ def _without_command(words: Sequence[str]) -> None:
     """Help, the version, or a mistake."""
     if words and not words[0].startswith("-"):
         raise UserMistake(f"{words[0]!r} is no command of sorl (--help lists the commands)")
-    parser = _parser()
-    parser.parse_args(words)
-    parser.print_help()
-
-
-def _parser() -> Parser:
     width = max(map(len, COMMANDS))
     commands = "\n".join(f"  {name:{width}}  {about}" for name, (_, about) in COMMANDS.items())
     parser = Parser(
@@ -76,7 +64,8 @@ def _parser() -> Parser:
         epilog="`sorl COMMAND --help` lists the arguments of a command.",
     )
     parser.add_argument("--version", action="version", version=f"sorl-trl {version('sorl-trl')}")
-    return parser
+    parser.parse_args(words)
+    parser.print_help()
 
 
 def _show(shipped: Shipped, words: Sequence[str]) -> None:

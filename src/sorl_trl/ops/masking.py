@@ -66,7 +66,8 @@ def turn_ids_from_mask(loss_mask: Tensor) -> Tensor:
     """
     kept = loss_mask.bool()
     kept_before = pad(kept, (1, -1)) if kept.size(1) else kept
-    return _count_starts(kept & ~kept_before, kept)
+    starts = kept & ~kept_before
+    return torch.where(kept, starts.long().cumsum(dim=1) - 1, -1)
 
 
 def validate_turn_ids(turn_ids: Tensor, loss_mask: Tensor) -> None:
@@ -186,11 +187,6 @@ def _highest_before(ids: Tensor) -> Tensor:
     if ids.size(1) == 0:
         return ids
     return pad(ids.cummax(dim=1).values, (1, -1), value=-1)
-
-
-def _count_starts(starts: Tensor, kept: Tensor) -> Tensor:
-    """Turn ids (B, T) on the `kept` tokens, of turns that begin where `starts` is True."""
-    return torch.where(kept, starts.long().cumsum(dim=1) - 1, -1)
 
 
 def widest(device: torch.device) -> torch.dtype:

@@ -123,9 +123,7 @@ def load_tokenizer(arguments: Arguments) -> PreTrainedTokenizerBase:
 def build_trainer(arguments: Arguments, rollout: AgentRollout | None = None) -> TurnLevelTrainer:
     """Build the trainer that a recipe and a command line describe, with its model, data, rollout and callbacks.
 
-    Args:
-        arguments: What they say.
-        rollout: What `build_rollout` has made of them, if it has.
+    `rollout` is what `build_rollout` has made of them, if it has.
 
     Raises:
         UserMistake: something that the arguments name is missing or cannot be loaded.

@@ -25,12 +25,7 @@ LIMIT = 1000
 
 
 def write_page(run: Path, output: Path, limit: int = LIMIT) -> tuple[int, int, list[str]]:
-    """Write the page of a run, in place of what was there before.
-
-    Args:
-        run: The folder of an evaluation or of a training run.
-        output: The file to write; its folder must be there.
-        limit: At most so many trajectories, the first of each dataset or step, and of each as many.
+    """Write the page of a run: at most `limit` trajectories, the first of each dataset or step, and of each as many.
 
     Returns:
         How many trajectories it shows, of how many, and what a reader must know, a sentence each.
