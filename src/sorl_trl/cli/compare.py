@@ -14,7 +14,7 @@ example: sorl compare runs/quickstart/greedy_before runs/quickstart/policy
 """
 
 
-def main(words: Sequence[str] | None = None) -> None:
+def main(words: Sequence[str]) -> None:
     usage = "sorl compare BEFORE AFTER"
     parser = Parser(prog="sorl compare", usage=usage, description=ABOUT)
     about = "the two runs: each the folder that `sorl evaluate` evaluated, or its `--output`"

@@ -34,10 +34,9 @@ to training, and may stand in the recipe as well.
 """
 
 
-def main(words: Sequence[str] | None = None) -> int:
+def main(words: Sequence[str]) -> int:
     """Train; returns the exit code."""
     with mistakes():
-        words = sys.argv[1:] if words is None else words
         asks_for_help = not {"-h", "--help"}.isdisjoint(words)
         if not asks_for_help:
             look_over(words)

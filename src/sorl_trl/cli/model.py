@@ -30,7 +30,7 @@ GIBIBYTES = 0.8
 """What download and folder take while both are there."""
 
 
-def main(words: Sequence[str] | None = None) -> None:
+def main(words: Sequence[str]) -> None:
     parser = Parser(prog="sorl model", description=__doc__)
     parser.add_argument("name", choices=[NAME], help=f"{NAME} is {HUB_ID}, {LICENCE}")
     parser.add_argument("output", type=Path, help="the folder to write, which must not exist")

@@ -196,7 +196,7 @@ def show_learnt(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str
             print(f"  {speaker:<12} {' '.join(segment['text'].split())}")
 
 
-def parse_arguments(words: Sequence[str] | None) -> Namespace:
+def parse_arguments(words: Sequence[str]) -> Namespace:
     usage = "sorl quickstart [--max_steps N] [--seed N] [--output DIR] [--model MODEL]"
     parser = Parser(prog="sorl quickstart", usage=usage, description=__doc__)
     steps = "optimizer steps (default: the recipe's; `sorl recipes quickstart` prints it)"
@@ -218,7 +218,7 @@ def check_extras() -> None:
         raise UserMistake(f"the quickstart needs: pip install 'sorl-trl[{','.join(missing)}]'")
 
 
-def main(words: Sequence[str] | None = None) -> None:
+def main(words: Sequence[str]) -> None:
     arguments = parse_arguments(words)
     check_extras()
     started = time.monotonic()

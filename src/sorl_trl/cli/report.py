@@ -15,7 +15,7 @@ example: sorl report runs/so_grpo runs/sequence -o report
 """
 
 
-def main(words: Sequence[str] | None = None) -> None:
+def main(words: Sequence[str]) -> None:
     usage = "sorl report RUN [RUN ...] [-o DIR]"
     parser = Parser(prog="sorl report", usage=usage, description=ABOUT)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="`output_dir` of a training run")

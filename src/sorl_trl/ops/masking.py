@@ -7,12 +7,13 @@ operation that also takes a `TurnLayout` is given what `turn_layout` made of the
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+
+from sorl_trl.checks import check_choice
 
 
 @dataclass(frozen=True)
@@ -211,13 +212,6 @@ def keep(x: Tensor, mask: Tensor) -> Tensor:
     not, as long as it comes before any other arithmetic.
     """
     return torch.where(mask.bool(), at_least_float32(x), 0.0)
-
-
-def check_choice(name: str, value: str, choices: Iterable[str]) -> None:
-    """Raise ValueError unless `value` is one of the names."""
-    allowed = tuple(choices)
-    if value not in allowed:
-        raise ValueError(f"`{name}` is {value!r}, but must be one of {', '.join(map(repr, allowed))}.")
 
 
 def check_groups(num_generations: int, rows: int, what: str) -> None:

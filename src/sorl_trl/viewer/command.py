@@ -50,7 +50,7 @@ def write_page(run: Path, output: Path, limit: int = LIMIT) -> tuple[int, int, l
     return len(entries), total, notes
 
 
-def main(words: Sequence[str] | None = None) -> None:
+def main(words: Sequence[str]) -> None:
     usage = "sorl view RUN [-o FILE] [--limit N]"
     parser = Parser(prog="sorl view", usage=usage, description=ABOUT)
     kinds = "`output_dir` of training with `save_trajectories_steps`; or what `sorl evaluate` evaluated, or its output"
