@@ -83,9 +83,7 @@ SWITCH = OneOf((True, False))
 def check_fields(instance: Any, inherited: Mapping[str, Allowed] | None = None) -> None:
     """Raise ValueError for the first field of a dataclass whose annotation does not allow its value.
 
-    Args:
-        instance: An instance of the dataclass. A field whose type has None allows it.
-        inherited: What fields of a base class allow whose annotations do not say it.
+    A field whose type has None allows it. `inherited` says what fields of a base class allow that do not say it.
     """
     hints = get_type_hints(type(instance), include_extras=True)
     for field in fields(instance):

@@ -77,11 +77,7 @@ def split(words: Sequence[str], parser: ArgumentParser) -> tuple[list[str], list
 
 
 def read_launch_arguments(launch: Sequence[str], training: Sequence[str], parser: ArgumentParser) -> Namespace:
-    """What the launcher is to do.
-
-    Raises:
-        UserMistake: A value is refused, or there is no such config.
-    """
+    """What the launcher is to do. Raises UserMistake where a value is refused or a config is not there."""
     arguments = parser.parse_args([*launch, "--module", MODULE, *training])
     if arguments.accelerate_config is not None:
         config = CONFIGS.find(arguments.accelerate_config)

@@ -44,11 +44,7 @@ def main(words: Sequence[str]) -> None:
 
 
 def fetch(folder: Path) -> None:
-    """Download the model and write it into `folder`, which appears once it is whole.
-
-    Raises:
-        UserMistake: There is no room, no network, or the file is not the one that it should be.
-    """
+    """Download the model and write it into `folder`, which appears once it is whole."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(folder.parent).free / 2**30
     if free < GIBIBYTES:

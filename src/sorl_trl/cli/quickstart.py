@@ -101,8 +101,6 @@ def say(text: str) -> None:
 def clear(run: Path, arguments: Mapping[str, Any]) -> None:
     """Remove an earlier quickstart, unless it goes on with the same arguments, and nothing else."""
     started = run / STARTED
-    if run.exists() and not run.is_dir():
-        raise UserMistake(f"--output {run} is a file; name a directory.")
     if run.exists() and any(run.iterdir()) and not started.is_file():
         raise UserMistake(f"--output {run} holds something else than a quickstart; name another directory.")
     if started.is_file() and ((run / SUMMARY).is_file() or json.loads(started.read_text()) != arguments):

@@ -91,14 +91,8 @@ def complete(
 ) -> None:
     """Make the batches that `run` does not have yet, with a progress bar.
 
-    A batch in which an infrastructure failure ended a trajectory is made anew: perhaps the engine works now.
-
-    Args:
-        run: Where finished batches are, and go.
-        batches: All that this process has to see to.
-        load_agent: Loads the policy; not called if nothing is left to do.
-        seed: Of the run.
-        show_progress: Show the bar on stderr.
+    A batch in which an infrastructure failure ended a trajectory is made anew: perhaps the engine works now. The
+    policy is loaded only if something is left to do. `batches` are all that this process has to see to.
 
     Raises:
         SearchUnavailable: The search engine spoilt `LOST_BATCHES` batches in a row altogether.
