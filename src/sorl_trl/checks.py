@@ -41,9 +41,8 @@ class Number(Allowed):
     finite: bool = True
 
     def allows(self, value: Any) -> bool:
-        if not isinstance(value, Real) or isinstance(value, bool) or value != value:
-            return False
-        if abs(value) == inf and (self.finite or self.whole):
+        is_number = isinstance(value, Real) and not isinstance(value, bool) and value == value
+        if not is_number or (abs(value) == inf and (self.finite or self.whole)):
             return False
         inside = self.above < value or self.above == -inf, value < self.below or self.below == inf
         return self.least <= value <= self.most and all(inside) and (not self.whole or value == int(value))
