@@ -129,7 +129,7 @@ def load_agent(arguments: Arguments, search: SearchBackend | None, device: torch
         kind, gib = arguments.engine.rollout_engine, arguments.engine.kv_cache_gib
         engine = model_engine(model, end, generation_config(arguments.evaluation), kind, kv_cache_gib=gib)
     rows = partial(prompt_rows, rollout=rollout, tokenizer=tokenizer)
-    return Agent(tokenizer, collector, engine, rows, told)
+    return Agent(collector, engine, rows, told)
 
 
 def generation_config(evaluation: EvaluationArguments) -> GenerationConfig:

@@ -17,7 +17,6 @@ from sorl_trl.rollout.environments.bfcl import are_tasks, task_rows
 class Agent:
     """A policy with everything that is needed to ask it."""
 
-    tokenizer: PreTrainedTokenizerBase
     collector: Collector
     generator: Generator | Engine
     rows: Callable[[Sequence[qa.Question]], list[dict[str, Any]]]

@@ -54,7 +54,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 def agent(tokenizer: PreTrainedTokenizerFast, guesser: Guesser) -> Agent:
     rows = partial(prompt_rows, rollout=RolloutArguments(prompt_template="{question}"), tokenizer=tokenizer)
-    return Agent(tokenizer, Collector(tokenizer, NoSearch(), PROTOCOL), guesser, rows)
+    return Agent(Collector(tokenizer, NoSearch(), PROTOCOL), guesser, rows)
 
 
 def answers(run: RunFolder) -> list[tuple[str, int, str | None]]:

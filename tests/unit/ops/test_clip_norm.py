@@ -89,10 +89,6 @@ class TestKlToOld:
         assert log_ratio.grad[0, 0] == 0
         assert log_ratio.grad[0, 1] != 0
 
-    @every_estimator
-    def test_gradcheck(self, estimator):
-        assert torch.autograd.gradcheck(lambda x: kl_to_old(x, MASK, estimator), normal(MASK).requires_grad_())
-
 
 class TestTurnClipFraction:
     TURNS = torch.tensor([[0, 0, -1, 1, 1, 2], [0, -1, -1, -1, -1, -1], [-1] * 6])
@@ -110,16 +106,6 @@ class TestTurnClipFraction:
 
 
 class TestGatedKl:
-    @pytest.mark.parametrize("beyond", [90.0, math.inf, -math.inf])
-    @every_estimator
-    def test_no_log_ratio_makes_value_or_gradient_infinite(self, estimator, beyond):
-        log_ratio = torch.tensor([[0.3, beyond, -0.1]], requires_grad=True)
-        penalty = clip_penalty(log_ratio, torch.ones(1, 3), 0.2, 0.2, estimator)
-        penalty.sum().backward()
-        assert penalty.isfinite().all()
-        assert log_ratio.grad.isfinite().all()
-        assert log_ratio.grad[0, 0] != 0
-
     def test_a_closed_gate_stops_value_and_gradient_even_of_nan(self):
         log_ratio = torch.tensor([[500.0, math.nan], [0.5, 0.5]], requires_grad=True)
         gated = gated_kl(torch.tensor([0.0, 1.0]), log_ratio, torch.ones(2, 2), "unbiased")
@@ -192,10 +178,6 @@ class TestClippingBias:
         bias.backward()
         assert bias == 0
         assert torch.equal(ratio.grad, torch.zeros(3, 5))
-
-    def test_gradcheck(self):
-        inputs = normal(MASK, scale=0.4).exp().requires_grad_(), normal(MASK, 1).requires_grad_()
-        assert torch.autograd.gradcheck(lambda w, a: clipping_bias(w, a, self.STOPPED, MASK), inputs)
 
 
 class TestRangeOfEachToken:

@@ -35,7 +35,7 @@ def run_expert(
     collector = Collector(tokenizer, index, PROTOCOL, config.limits)
     asked = RolloutArguments(prompt_template=config.prompt_template, chat=config.chat)
     rows = partial(prompt_rows, rollout=asked, tokenizer=tokenizer)
-    agent = Agent(tokenizer, collector, config.expert(tokenizer, world), rows)
+    agent = Agent(collector, config.expert(tokenizer, world), rows)
     batches = plan_batches({world.name: world.train}, num_samples=1, batch_size=4000)
     return [row for _, rows in run_batches(batches, agent, seed=0) for row in rows]
 
