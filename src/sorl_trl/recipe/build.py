@@ -44,9 +44,7 @@ def load_prompts(arguments: Arguments, tokenizer: PreTrainedTokenizerBase) -> tu
         train = _load_questions(task.train_questions, "train")
         evaluation = _load_questions(str(task.eval_questions), None) if arguments.is_evaluated else None
     evaluation = evaluation and _spread(evaluation, task.eval_limit)
-    if "choice" in task.rewards:
-        check_choices([*train, *(evaluation or ())])
-    check_kind(arguments, are_tasks([*train, *(evaluation or ())]))
+    check_questions_fit(arguments, [*train, *(evaluation or ())])
     rows = partial(prompt_rows, rollout=arguments.rollout, tokenizer=tokenizer)
     prompts = Dataset.from_list(rows(train))
     prompts.info.dataset_name = Path(task.train_questions).name  # for the model card
@@ -65,22 +63,19 @@ def _spread(questions: Sequence[qa.Question], limit: int | None) -> list[qa.Ques
     return [questions[place * len(questions) // count] for place in range(count)]
 
 
-def check_choices(questions: Sequence[qa.Question]) -> None:
-    """Raise ValueError unless the reward 'choice' has something to choose from in each question."""
-    without = [question.id for question in questions if not question.options]
-    if without:
-        raise ValueError(
-            f"`rewards` has 'choice', but {len(without)} of {len(questions)} questions have no options, the first is "
-            f"{without[0]!r}; 'answer' is for both kinds."
-        )
-
-
-def check_kind(arguments: Arguments, of_tasks: bool) -> None:
+def check_questions_fit(arguments: Arguments, questions: Sequence[qa.Question]) -> None:
     """Raise ValueError for rewards that questions, or else tasks, do not give, and what tasks take no notice of."""
+    of_tasks = are_tasks(questions)
     allowed = [name for name in REWARDS if (name in qa.TASK_REWARDS) == of_tasks]
     if wrong := [name for name in arguments.task.rewards if name not in allowed]:
         kind = "tasks" if of_tasks else "questions"
         raise ValueError(f"`rewards` has {wrong[0]!r}, but `train_questions` holds {kind}, with {', '.join(allowed)}.")
+    without = [question.id for question in questions if not question.options]
+    if without and "choice" in arguments.task.rewards:
+        raise ValueError(
+            f"`rewards` has 'choice', but {len(without)} of {len(questions)} questions have no options, the first is "
+            f"{without[0]!r}; 'answer' is for both kinds."
+        )
     if of_tasks:
         check_given(arguments.given)
 
