@@ -42,10 +42,7 @@ class Number(Allowed):
 
     def allows(self, value: Any) -> bool:
         is_number = isinstance(value, Real) and not isinstance(value, bool) and value == value
-        return is_number and self._holds(value)
-
-    def _holds(self, value: Any) -> bool:
-        if abs(value) == inf and (self.finite or self.whole):
+        if not is_number or (abs(value) == inf and (self.finite or self.whole)):
             return False
         inside = self.above < value or self.above == -inf, value < self.below or self.below == inf
         return self.least <= value <= self.most and all(inside) and (not self.whole or value == int(value))
@@ -85,9 +82,7 @@ SWITCH = OneOf((True, False))
 def check_fields(instance: Any, inherited: Mapping[str, Allowed] | None = None) -> None:
     """Raise ValueError for the first field of a dataclass whose annotation does not allow its value.
 
-    Args:
-        instance: An instance of the dataclass. A field whose type has None allows it.
-        inherited: What fields of a base class allow whose annotations do not say it.
+    A field whose type has None allows it. `inherited` says what fields of a base class allow that do not say it.
     """
     hints = get_type_hints(type(instance), include_extras=True)
     for field in fields(instance):

@@ -12,7 +12,7 @@ import os
 import re
 import sys
 import traceback
-from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError
+from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -22,10 +22,8 @@ from typing import Any, NoReturn
 from sorl_trl.files import missing
 from sorl_trl.text import one_line
 
-EXIT_CODE = 2
 INTERRUPTED = 130
 """The exit code after Ctrl-C, as of a shell."""
-DEBUG = "SORL_DEBUG"
 HUB_ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 NAMED_BY_TEXT = (
     *("accelerate_config", "corpus", "data_source_folder", "eval_questions", "index", "model_name_or_path", "output"),
@@ -41,22 +39,18 @@ class UserMistake(ValueError):
 
 
 def run_command(main: Callable[[Sequence[str]], int | None], words: Sequence[str] | None = None) -> int:
-    """Run a command, and return its exit code.
+    """Run a command with `words`, by default those of this process, and return its exit code.
 
     A mistake that all launched processes make alike is said once per machine.
-
-    Args:
-        main: The command.
-        words: Its command line, by default that of this process.
     """
     try:
         return main(sys.argv[1:] if words is None else words) or 0
     except (UserMistake, OSError) as error:
         if is_first_process() or not isinstance(error, UserMistake):
-            if os.environ.get(DEBUG):
+            if os.environ.get("SORL_DEBUG"):
                 traceback.print_exception(error)
             print(f"error: {one_line(error)}", file=sys.stderr)
-        return EXIT_CODE
+        return 2
     except KeyboardInterrupt:
         if is_first_process():
             print("interrupted", file=sys.stderr)
@@ -100,10 +94,10 @@ def refuse(message: str) -> NoReturn:
 
 
 class Parser(ArgumentParser):
-    """An `ArgumentParser` for `run_command`: it raises `UserMistake`."""
+    """An `ArgumentParser` for `run_command`: it raises `UserMistake`, and shows its description as it is written."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
-        super().__init__(*args, **{"allow_abbrev": False, **settings})
+        super().__init__(*args, **{"allow_abbrev": False, "formatter_class": RawDescriptionHelpFormatter, **settings})
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         check_options(sys.argv[1:] if args is None else args, self._option_string_actions, self.prog)
@@ -116,10 +110,7 @@ class Parser(ArgumentParser):
 def check_options(words: Sequence[str], known: Iterable[str], command: str, others: Iterable[str] = ()) -> None:
     """Refuse what is no option, with the name that is meant: also where argparse would take it for an abbreviation.
 
-    Args:
-        words: The command line.
-        known: The options of `command`, with their dashes.
-        others: Options to which a name may belong that is none of `command`.
+    One of the `others` may be meant too, which are no options of `command`.
     """
     given = [word.partition("=")[0] for word in words if word.startswith("--") and word != "--"]
     unknown = next((option for option in given if option not in {*known}), None)
@@ -147,14 +138,7 @@ def parse_dataclasses(
     command: str,
     others: Iterable[str] = (),
 ) -> tuple[Any, ...]:
-    """Make dataclasses of a command line, as `HfArgumentParser` reads it.
-
-    Args:
-        classes: The dataclasses.
-        words: The command line.
-        defaults: What a recipe says, in the place of the dataclasses' own defaults.
-        command: Whose arguments they are.
-        others: Options that one may have meant, beside those of the dataclasses.
+    """Make dataclasses of a command line, as `HfArgumentParser` reads it, with a recipe's values as `defaults`.
 
     Raises:
         UserMistake: An argument is unknown, or its value is refused.
@@ -198,10 +182,7 @@ def take_config(words: Sequence[str]) -> tuple[str | None, list[str]]:
 def read_config(path: Path, words: Sequence[str], alternatives: Sequence[str] = ()) -> dict[str, Any]:
     """What a YAML file says. Its `env` goes to the environment, as TRL's scripts have it.
 
-    Args:
-        path: The file.
-        words: The command line beside it.
-        alternatives: Arguments of which there is one: with one on the command line, the file's are left out.
+    Of the `alternatives` only one is given: with one in `words`, the command line, the file's are left out.
 
     Raises:
         UserMistake: It cannot be read, is no mapping, or has another kind of value where a name or a path is due.

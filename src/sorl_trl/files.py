@@ -12,11 +12,8 @@ from uuid import uuid4
 def write_whole(path: Path, content: bytes | Callable[[IO[bytes]], object]) -> None:
     """Write a file that takes the name `path` once it is complete, even if the machine fails.
 
-    Whoever opens `path` meanwhile finds what was there before.
-
-    Args:
-        path: The file; its folder must be there.
-        content: What to write, or a function that writes it into the open file.
+    Whoever opens `path` meanwhile finds what was there before. Its folder must be there. `content` may be a function
+    that writes into the open file.
     """
     partial = path.with_name(f".{path.name}.{uuid4().hex}")  # processes of several machines may write the same file
     try:

@@ -102,7 +102,7 @@ def test_a_library_that_is_not_installed(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("sorl_trl.recipe.libraries.find_spec", lambda module: None)
+    monkeypatch.setattr("sorl_trl.recipe.arguments.find_spec", lambda module: None)
     assert said in dry_run(capsys, words(folder, **changed), code=2)
 
 

@@ -25,7 +25,7 @@ EVALUATE = ["--model_name_or_path", "policy", "--questions", "questions.jsonl", 
     [
         (train.main, [*TRAIN, "--resume_from_checkpoint", "empty"], "'empty', but empty is no whole checkpoint"),
         (evaluate.main, [*EVALUATE, "run", "--model_name_or_path", "no/such"], "but there is no such folder"),
-        (quickstart.main, ["--output", "questions.jsonl"], "questions.jsonl is a file; name a directory."),
+        (quickstart.main, ["--output", "questions.jsonl"], "Not a directory: "),
         (quickstart.main, ["--output", "policy"], "policy holds something else than a quickstart"),
     ],
 )

@@ -116,7 +116,7 @@ def test_prompts_are_the_same_ids_everywhere(folder: str, tokenizer: Any, tmp_pa
         "--no_search",
     ]
     agent = load_agent(parse_arguments([*words, "--prompt_template", TEMPLATE], {}), NoSearch(), torch.device("cpu"))
-    evaluated = encode_prompts(agent.tokenizer, rows)
+    evaluated = encode_prompts(agent.collector.tokenizer, rows)
     protocol = RolloutArguments(prompt_template=TEMPLATE, chat=True).tag_protocol(tokenizer)
     assert agent.collector.protocol == protocol
     assert protocol.message_frame.prefix == "\n<|im_start|>user\n"

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from argparse import RawDescriptionHelpFormatter
 from collections.abc import Sequence
 
-from sorl_trl.command_line import Parser, mistakes, refuse
+from sorl_trl.command_line import Parser, mistakes
 
 ABOUT = """\
 Compares two evaluations on the questions that both asked: means, differences, 95 % intervals and p. It prints a table
@@ -15,18 +14,16 @@ example: sorl compare runs/quickstart/greedy_before runs/quickstart/policy
 """
 
 
-def main(words: Sequence[str] | None = None) -> None:
-    usage = "sorl compare BEFORE AFTER"
-    parser = Parser(prog="sorl compare", usage=usage, description=ABOUT, formatter_class=RawDescriptionHelpFormatter)
-    about = "the two runs: each the folder that `sorl evaluate` evaluated, or its `--output`"
-    parser.add_argument("runs", nargs="*", metavar="RUN", help=about)
-    runs = parser.parse_args(words).runs
-    if len(runs) != 2:
-        refuse(f"`{usage}` compares two runs that `sorl evaluate` has evaluated, got {len(runs)}")
-    before, after = runs
+def main(words: Sequence[str]) -> None:
+    parser = Parser(prog="sorl compare", usage="sorl compare BEFORE AFTER", description=ABOUT)
+    parser.add_argument(
+        "before", metavar="BEFORE", help="the folder that `sorl evaluate` evaluated, or its `--output`"
+    )
+    parser.add_argument("after", metavar="AFTER", help="the same of the other run")
+    arguments = parser.parse_args(words)
     from sorl_trl.evaluation.compare import compare_runs, read_run  # after `--help`: it takes seconds
     from sorl_trl.evaluation.tables import format_comparison
 
     with mistakes():
-        comparisons = compare_runs(read_run(before), read_run(after))
-    print(format_comparison(comparisons, before, after))
+        comparisons = compare_runs(read_run(arguments.before), read_run(arguments.after))
+    print(format_comparison(comparisons, arguments.before, arguments.after))

@@ -7,7 +7,7 @@ nothing is written into `output_dir`; an index that is missing is built, as trai
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from math import ceil, inf
 from tempfile import TemporaryDirectory
@@ -15,9 +15,9 @@ from tempfile import TemporaryDirectory
 import torch
 from accelerate import PartialState
 from transformers import SchedulerType
+from transformers.trainer_utils import SaveStrategy
 
 from sorl_trl.cli.output_folder import check_output_folder
-from sorl_trl.cli.run_table import run_table, show
 from sorl_trl.command_line import UserMistake
 from sorl_trl.recipe.arguments import Arguments
 from sorl_trl.recipe.build import build_rollout, build_trainer, load_tokenizer
@@ -54,6 +54,37 @@ def try_out(arguments: Arguments) -> None:
         raise UserMistake(f"{type(error).__name__}: {one_line(error)}") from error
     trainer.accelerator.print(f"This can train, into {output_dir}.")
     PartialState().destroy_process_group()
+
+
+def show(rows: Iterable[tuple[str, str]], trainer: TurnLevelTrainer) -> None:
+    """Print rows, once on all machines."""
+    for name, text in rows:
+        trainer.accelerator.print(f"{name:10} {text}", flush=True)
+
+
+def run_table(arguments: Arguments, trainer: TurnLevelTrainer) -> Iterator[tuple[str, str]]:
+    """What a run is, name and text: `sorl train` shows it before the progress bar, and the dry run first of all."""
+    config, processes = trainer.args, trainer.accelerator.num_processes
+    trained = "LoRA" if arguments.model.use_peft else "all weights"
+    yield "trainer", f"{arguments.trainer.trainer}, {trained} of {arguments.model.model_name_or_path}"
+    yield "method", trainer.method.describe()
+    level, epsilon, target = config.importance_sampling_level, config.epsilon, config.target_kl
+    yield "loss", f"{config.loss_type}, {level} ratios, epsilon {epsilon:g}, target_kl {target:g}"
+    size, group = config.generation_batch_size, config.num_generations
+    rollout = f"{size} trajectories = {size // group} questions x {group}, for {config.updates_per_rollout:g} updates"
+    yield "rollout", f"{rollout}, on {processes} process{'es' * (processes > 1)}"
+    own = f"transformers, {arguments.engine.rollout_engine}"
+    yield "engine", f"vLLM, {config.vllm_mode}" if config.use_vllm else own
+    yield "saved", _saved(trainer)
+
+
+def _saved(trainer: TurnLevelTrainer) -> str:
+    config, every = trainer.args, trainer.args.save_trajectories_steps
+    strategy = SaveStrategy(config.save_strategy).value
+    checkpoints = f"each {config.save_steps:g} steps" if strategy == "steps" else strategy
+    trajectories = f"each {every} steps" if every else "no"
+    trackers = ", ".join(config.report_to) or "no"
+    return f"the policy; checkpoints: {checkpoints}; trajectories: {trajectories}; trackers: {trackers}"
 
 
 def plan(arguments: Arguments, trainer: TurnLevelTrainer, rollout: AgentRollout) -> Iterator[tuple[str, str]]:

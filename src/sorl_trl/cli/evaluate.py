@@ -107,8 +107,7 @@ def _take_questions(recipe: dict[str, Any], given: Namespace) -> None:
         recipe["benchmarks" if asked in (*qa.BENCHMARKS, *qa.BFCL_BENCHMARKS) else "questions"] = [asked]
 
 
-def main(words: Sequence[str] | None = None) -> None:
-    words = sys.argv[1:] if words is None else words
+def main(words: Sequence[str]) -> None:
     if not words:
         refuse("sorl evaluate needs the folder of a run")
     words, config = read_words(words)

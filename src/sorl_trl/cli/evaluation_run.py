@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from transformers import GenerationConfig
 
 from sorl_trl import qa
 from sorl_trl.command_line import given_words, mistakes, parse_dataclasses
-from sorl_trl.evaluation.agents import Agent, in_search, in_worlds
+from sorl_trl.evaluation.agents import Agent, prompt_rows
 from sorl_trl.evaluation.arguments import EvaluationArguments
 from sorl_trl.evaluation.batches import complete
 from sorl_trl.evaluation.checkpoint import ModelArguments, load_model, load_tokenizer, message_ends
@@ -23,8 +24,18 @@ from sorl_trl.evaluation.plan import load_datasets, plan_batches, questions_hash
 from sorl_trl.evaluation.run_folder import RunFolder
 from sorl_trl.evaluation.tables import format_results
 from sorl_trl.records.evaluated import FILES, files_hash, read_settings
-from sorl_trl.rollout import Collector, EngineOptions, RolloutArguments, TurnEnd, model_engine
-from sorl_trl.rollout.environments.bfcl import are_tasks, check_given, most_messages
+from sorl_trl.rollout import (
+    ChatProtocol,
+    Collector,
+    EngineOptions,
+    EnvironmentResponder,
+    Responder,
+    RolloutArguments,
+    TagProtocol,
+    TurnEnd,
+    model_engine,
+)
+from sorl_trl.rollout.environments.bfcl import BFCLEnvironment, are_tasks, check_given, most_messages
 from sorl_trl.search import SearchArguments, SearchBackend, SearchUnavailable
 
 GROUPS = (ModelArguments, RolloutArguments, EngineOptions, EvaluationArguments, SearchArguments)
@@ -105,15 +116,20 @@ def load_agent(arguments: Arguments, search: SearchBackend | None, device: torch
         tokenizer = load_tokenizer(checkpoint)
         model = load_model(checkpoint, device)
     with mistakes():
-        protocol, environment, rows = (
-            in_worlds(rollout, tokenizer, told) if search is None else in_search(rollout, tokenizer, search, told)
-        )
+        protocol: TagProtocol
+        environment: SearchBackend | Responder
+        if search is None:
+            protocol = ChatProtocol().in_chat(tokenizer, told)
+            environment = EnvironmentResponder(partial(BFCLEnvironment, rollout.is_terse))
+        else:
+            protocol, environment = rollout.tag_protocol(tokenizer, told), search
         limits = rollout.limits(arguments.evaluation.max_completion_length)
         collector = Collector(tokenizer, environment, protocol, limits, rejoin_after=arguments.engine.rejoin_after)
         end = TurnEnd(tokenizer, protocol.stop_strings, message_ends(model, tokenizer))
         kind, gib = arguments.engine.rollout_engine, arguments.engine.kv_cache_gib
         engine = model_engine(model, end, generation_config(arguments.evaluation), kind, kv_cache_gib=gib)
-    return Agent(tokenizer, collector, engine, rows, told)
+    rows = partial(prompt_rows, rollout=rollout, tokenizer=tokenizer)
+    return Agent(collector, engine, rows, told)
 
 
 def generation_config(evaluation: EvaluationArguments) -> GenerationConfig:

@@ -34,10 +34,9 @@ to training, and may stand in the recipe as well.
 """
 
 
-def main(words: Sequence[str] | None = None) -> int:
+def main(words: Sequence[str]) -> int:
     """Train; returns the exit code."""
     with mistakes():
-        words = sys.argv[1:] if words is None else words
         asks_for_help = not {"-h", "--help"}.isdisjoint(words)
         if not asks_for_help:
             look_over(words)
@@ -78,11 +77,7 @@ def split(words: Sequence[str], parser: ArgumentParser) -> tuple[list[str], list
 
 
 def read_launch_arguments(launch: Sequence[str], training: Sequence[str], parser: ArgumentParser) -> Namespace:
-    """What the launcher is to do.
-
-    Raises:
-        UserMistake: A value is refused, or there is no such config.
-    """
+    """What the launcher is to do. Raises UserMistake where a value is refused or a config is not there."""
     arguments = parser.parse_args([*launch, "--module", MODULE, *training])
     if arguments.accelerate_config is not None:
         config = CONFIGS.find(arguments.accelerate_config)

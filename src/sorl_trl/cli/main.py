@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from argparse import RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
@@ -43,18 +42,12 @@ def main(words: Sequence[str] | None = None) -> int:
     return run_command(lambda rest: getattr(import_module(module), function)(rest), words[1:])
 
 
-def help_page(command: str) -> str:
-    """Of a command that has one; else empty."""
-    page = HELP / f"{command}.txt"
-    return page.read_text(encoding="utf-8") if page.is_file() else ""
-
-
 def shows_page(command: str, words: Sequence[str]) -> bool:
-    """Print the page of a command if its words ask for it."""
-    page = help_page(command)
-    asked = bool(page) and not {"-h", "--help"}.isdisjoint(words) and "all" not in words
+    """Print the page of a command that has one, if its words ask for it."""
+    page = HELP / f"{command}.txt"
+    asked = page.is_file() and not {"-h", "--help"}.isdisjoint(words) and "all" not in words
     if asked:
-        print(page, end="")
+        print(page.read_text(encoding="utf-8"), end="")
     return asked
 
 
@@ -62,12 +55,6 @@ def _without_command(words: Sequence[str]) -> None:
     """Help, the version, or a mistake."""
     if words and not words[0].startswith("-"):
         raise UserMistake(f"{words[0]!r} is no command of sorl (--help lists the commands)")
-    parser = _parser()
-    parser.parse_args(words)
-    parser.print_help()
-
-
-def _parser() -> Parser:
     width = max(map(len, COMMANDS))
     commands = "\n".join(f"  {name:{width}}  {about}" for name, (_, about) in COMMANDS.items())
     parser = Parser(
@@ -75,10 +62,10 @@ def _parser() -> Parser:
         usage="sorl COMMAND [ARGUMENTS]",
         description=f"Turn-level GRPO and PPO for agents that work turn by turn.\n\ncommands:\n{commands}",
         epilog="`sorl COMMAND --help` lists the arguments of a command.",
-        formatter_class=RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"sorl-trl {version('sorl-trl')}")
-    return parser
+    parser.parse_args(words)
+    parser.print_help()
 
 
 def _show(shipped: Shipped, words: Sequence[str]) -> None:

@@ -17,7 +17,7 @@ import json
 import os
 import shutil
 import time
-from argparse import Namespace, RawDescriptionHelpFormatter
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
@@ -101,8 +101,6 @@ def say(text: str) -> None:
 def clear(run: Path, arguments: Mapping[str, Any]) -> None:
     """Remove an earlier quickstart, unless it goes on with the same arguments, and nothing else."""
     started = run / STARTED
-    if run.exists() and not run.is_dir():
-        raise UserMistake(f"--output {run} is a file; name a directory.")
     if run.exists() and any(run.iterdir()) and not started.is_file():
         raise UserMistake(f"--output {run} holds something else than a quickstart; name another directory.")
     if started.is_file() and ((run / SUMMARY).is_file() or json.loads(started.read_text()) != arguments):
@@ -196,11 +194,9 @@ def show_learnt(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str
             print(f"  {speaker:<12} {' '.join(segment['text'].split())}")
 
 
-def parse_arguments(words: Sequence[str] | None) -> Namespace:
+def parse_arguments(words: Sequence[str]) -> Namespace:
     usage = "sorl quickstart [--max_steps N] [--seed N] [--output DIR] [--model MODEL]"
-    parser = Parser(
-        prog="sorl quickstart", usage=usage, description=__doc__, formatter_class=RawDescriptionHelpFormatter
-    )
+    parser = Parser(prog="sorl quickstart", usage=usage, description=__doc__)
     steps = "optimizer steps (default: the recipe's; `sorl recipes quickstart` prints it)"
     parser.add_argument("--max_steps", type=at_least(1), metavar="N", help=steps)
     seed = "of the world and of training (default: %(default)s)"
@@ -220,7 +216,7 @@ def check_extras() -> None:
         raise UserMistake(f"the quickstart needs: pip install 'sorl-trl[{','.join(missing)}]'")
 
 
-def main(words: Sequence[str] | None = None) -> None:
+def main(words: Sequence[str]) -> None:
     arguments = parse_arguments(words)
     check_extras()
     started = time.monotonic()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from argparse import RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,9 +15,9 @@ example: sorl report runs/so_grpo runs/sequence -o report
 """
 
 
-def main(words: Sequence[str] | None = None) -> None:
+def main(words: Sequence[str]) -> None:
     usage = "sorl report RUN [RUN ...] [-o DIR]"
-    parser = Parser(prog="sorl report", usage=usage, description=ABOUT, formatter_class=RawDescriptionHelpFormatter)
+    parser = Parser(prog="sorl report", usage=usage, description=ABOUT)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="`output_dir` of a training run")
     where = "folder of the page, made if missing (default: %(default)s)"
     parser.add_argument("-o", "--output", type=Path, default=Path("report"), metavar="DIR", help=where)

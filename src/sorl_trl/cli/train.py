@@ -14,9 +14,8 @@ from sorl_trl.cli.main import shows_page
 from sorl_trl.command_line import UserMistake, mistakes, run_command
 
 
-def main(words: Sequence[str] | None = None) -> int:
+def main(words: Sequence[str]) -> int:
     """Train; returns the exit code."""
-    words = sys.argv[1:] if words is None else words
     if shows_page("train", words):
         return 0
     from sorl_trl.diagnostics.progress import whole_lines
@@ -28,9 +27,8 @@ def main(words: Sequence[str] | None = None) -> int:
 def _train(words: Sequence[str]) -> int:
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # `rollout_func` is: that is why TRL is pinned
     # Here, because it takes seconds, in which Ctrl-C is to show no traceback either.
-    from sorl_trl.cli.dry_run import try_out
+    from sorl_trl.cli.dry_run import run_table, show, try_out
     from sorl_trl.cli.output_folder import check_output_folder
-    from sorl_trl.cli.run_table import run_table, show
     from sorl_trl.diagnostics import CollapseGuard
     from sorl_trl.recipe.arguments import parse_arguments
     from sorl_trl.recipe.build import build_trainer

@@ -91,9 +91,7 @@ def _summary(metric: str, entries: Iterable[Mapping[str, Any]]) -> float | None:
 def detect(log_history: Iterable[Mapping[str, Any]], rules: Iterable[Rule] = DEFAULT_RULES) -> list[Alarm]:
     """Find all alarms of a recorded run, as they would have come while it trained.
 
-    Args:
-        log_history: `trainer.state.log_history`, or that of a `trainer_state.json`.
-        rules: as for `CollapseDetector`.
+    `log_history` is that of a `trainer.state` or of a `trainer_state.json`.
     """
     detector = CollapseDetector(rules)
     return [alarm for entry in log_history for alarm in detector.observe(entry)]

@@ -30,10 +30,6 @@ class CollapseGuard(TrainerCallback):
 
     The log entries of alarms get `guard/alarms`; loggers that were called before this callback do not see it.
 
-    Args:
-        action: one of the above.
-        rules: what fires.
-
     Raises:
         ValueError: `action` is unknown, or, when training begins, it logs nothing.
     """

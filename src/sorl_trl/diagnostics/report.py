@@ -32,14 +32,7 @@ th, td { padding: 0.45rem 1.4rem 0.45rem 0; border-bottom: 1px solid #8888; text
 
 
 def write_report(runs: Sequence[Run], folder: str | Path) -> Path:
-    """Write `report.html`.
-
-    Args:
-        runs: What `load_runs` returns: at least one, with different names.
-        folder: Where it goes; made if missing.
-
-    Returns:
-        The path of the page. It needs no other file.
+    """Write `report.html` into `folder`, made if missing, and return its path. Runs have different names.
 
     Raises:
         ImportError: matplotlib is not installed.

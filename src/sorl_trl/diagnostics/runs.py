@@ -60,9 +60,8 @@ class Run:
     def series(self, metric: str) -> Series:
         """Its finite values, empty if there are none: metrics of the rollout are missing from most log entries."""
         logged = [(entry["step"], entry.get(metric)) for entry in self.log_history]
-        points = [(step, float(value)) for step, value in logged if isinstance(value, int | float)]
-        finite = [(step, value) for step, value in points if math.isfinite(value)]
-        return Series(tuple(step for step, _ in finite), tuple(value for _, value in finite))
+        finite = [(step, value) for step, value in logged if isinstance(value, int | float) and math.isfinite(value)]
+        return Series(tuple(step for step, _ in finite), tuple(float(value) for _, value in finite))
 
 
 def load_runs(folders: Sequence[str | Path]) -> list[Run]:

@@ -65,7 +65,7 @@ def run_batches(
     """
     for batch in batches:
         rows = agent.rows([question for question, _ in batch.samples])
-        prompts = qa.encode_prompts(agent.tokenizer, rows, **agent.template_kwargs)
+        prompts = qa.encode_prompts(agent.collector.tokenizer, rows, **agent.template_kwargs)
         torch.manual_seed(batch.seed(seed))
         trajectories = agent.collector.collect(prompts, agent.generator, examples=rows)
         yield batch, [_evaluated(batch, agent, row, trajectory) for row, trajectory in enumerate(trajectories)]
@@ -79,7 +79,7 @@ def _evaluated(batch: Batch, agent: Agent, row: int, trajectory: Trajectory) -> 
         dataset=batch.dataset,
         question=question,
         sample=sample,
-        prompt=decode(agent.tokenizer, trajectory.prompt_ids),
+        prompt=decode(agent.collector.tokenizer, trajectory.prompt_ids),
         trajectory=trajectory,
         measures=measure(question, trajectory, environment),
         environment=environment,
@@ -91,14 +91,8 @@ def complete(
 ) -> None:
     """Make the batches that `run` does not have yet, with a progress bar.
 
-    A batch in which an infrastructure failure ended a trajectory is made anew: perhaps the engine works now.
-
-    Args:
-        run: Where finished batches are, and go.
-        batches: All that this process has to see to.
-        load_agent: Loads the policy; not called if nothing is left to do.
-        seed: Of the run.
-        show_progress: Show the bar on stderr.
+    A batch in which an infrastructure failure ended a trajectory is made anew: perhaps the engine works now. The
+    policy is loaded only if something is left to do. `batches` are all that this process has to see to.
 
     Raises:
         SearchUnavailable: The search engine spoilt `LOST_BATCHES` batches in a row altogether.

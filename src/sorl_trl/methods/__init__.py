@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from collections.abc import Mapping
+from dataclasses import fields, replace
 from typing import Any
 
-from sorl_trl.methods import parsing
 from sorl_trl.methods.credit import GiGPO, GroupMean, LeaveOneOut, Separate
 from sorl_trl.methods.data import ClipRange, MicroBatch, Objective, ScoredRollout
-from sorl_trl.methods.dppo import DPPO
 from sorl_trl.methods.keep import EngineTurnMask, EngineVeto, NotVoid, TopK, TopP, ZeroVariance
 from sorl_trl.methods.method import Method
-from sorl_trl.methods.surrogate import DoubleSided, MiniRL, PPOMin
+from sorl_trl.methods.surrogate import DPPO, DoubleSided, MiniRL, PPOMin
 from sorl_trl.methods.terms import LLDS, ClipPenalty
 from sorl_trl.methods.weight import TurnRatio, Unweighted
 
-_PIECES = {  # of the others, all pieces are the defaults
+PIECES: dict[str, dict[str, type]] = {
+    "credit": {"group_mean": GroupMean, "leave_one_out": LeaveOneOut, "gigpo": GiGPO, "separate": Separate},
+    "keep": {
+        "zero_variance": ZeroVariance,
+        "top_k": TopK,
+        "top_p": TopP,
+        "not_void": NotVoid,
+        "engine_veto": EngineVeto,
+        "engine_turn_mask": EngineTurnMask,
+    },
+    "weight": {"turn_ratio": TurnRatio, "unweighted": Unweighted},
+    "surrogate": {"ppo_min": PPOMin, "double_sided": DoubleSided, "minirl": MiniRL, "dppo": DPPO},
+    "terms": {"clip_penalty": ClipPenalty, "llds": LLDS},
+}
+"""Field of `Method` to the pieces that a recipe can name for it."""
+
+_NAMED = {  # of the others, all pieces are the defaults
     "so_grpo": Method(terms=(ClipPenalty(),)),
     "so_ppo": Method(terms=(ClipPenalty(),)),
     "so_grpo_note": Method(terms=(ClipPenalty(coef=3.0, epsilon=None),)),
@@ -73,17 +89,60 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 `sorl train --method NAME` takes them for what neither the recipe nor the command line gives. Methods with
 `advantage_level` are for `SOPPOTrainer`."""
-METHODS = {name: replace(_PIECES.get(name, Method()), name=name) for name in SETTINGS}
+METHODS = {name: replace(_NAMED.get(name, Method()), name=name) for name in SETTINGS}
 """Every named method as its pieces. What else its source sets is in `SETTINGS`."""
 
 
 def method_from(value: Any) -> Method:
     """Build a method from a name of `METHODS`, a mapping of pieces, JSON of one, or a method.
 
+    A mapping is such as {"credit": "leave_one_out", "terms": [{"clip_penalty": {"coef": 1.0}}]}.
+
     Raises:
         ValueError: a name that is not there, or an argument that a piece does not have.
     """
-    return parsing.method_from(value, METHODS)
+    if isinstance(value, Method):
+        return value
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        value = _from_json(value)
+    if isinstance(value, str):
+        if value not in METHODS:
+            raise ValueError(
+                f"`method` is {value!r}, but must be one of {', '.join(METHODS)}, or a mapping of pieces."
+            )
+        return METHODS[value]
+    if not isinstance(value, Mapping):
+        raise ValueError(f"`method` is {value!r}, but must be a name or a mapping of pieces ({', '.join(PIECES)}).")
+    return Method(**{field: _pieces(field, given) for field, given in value.items()})
+
+
+def _from_json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"`method` is {text!r}, but must be a name or JSON: {error}.") from None
+
+
+def _pieces(field: str, given: Any) -> Any:
+    if field not in PIECES:
+        raise ValueError(f"`method` has {field!r}, but must be made of {', '.join(PIECES)}.")
+    if field not in ("keep", "terms"):
+        return _piece(field, given)
+    return tuple(_piece(field, each) for each in (given if isinstance(given, list | tuple) else [given]))
+
+
+def _piece(field: str, given: Any) -> Any:
+    name, arguments = next(iter(given.items())) if isinstance(given, Mapping) and len(given) == 1 else (given, {})
+    known = PIECES[field]
+    if not isinstance(name, str) or name not in known:
+        raise ValueError(f"`method.{field}` is {given!r}, but must be one of {', '.join(known)}, with its arguments.")
+    if not isinstance(arguments, Mapping | None):
+        raise ValueError(f"`method.{field}.{name}` is {arguments!r}, but must be a mapping of its arguments.")
+    allowed = [each.name for each in fields(known[name])]
+    if unknown := sorted(set(arguments or {}) - set(allowed)):
+        takes = ", ".join(allowed) or "no argument"
+        raise ValueError(f"`method.{field}.{name}` has {unknown[0]!r}, but takes {takes}.")
+    return known[name](**(arguments or {}))
 
 
 __all__ = [

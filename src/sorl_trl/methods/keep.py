@@ -16,8 +16,6 @@ from sorl_trl.checks import NOT_NEGATIVE, SHARE, Number, check_fields
 from sorl_trl.methods.data import ScoredRollout
 from sorl_trl.ops import group_spread, is_vetoed, kept_groups, turn_broadcast, turn_mismatch, within
 
-BETWEEN_0_AND_1 = Number(above=0, below=1)
-
 
 @dataclass(frozen=True)
 class ZeroVariance:
@@ -88,7 +86,7 @@ class NotVoid:
 class EngineVeto:
     """Leave out a trajectory with a token whose ratio π_old/μ to the engine is below `least` (public code: 1e-4)."""
 
-    least: Annotated[float, BETWEEN_0_AND_1] = 1e-4
+    least: Annotated[float, Number(above=0, below=1)] = 1e-4
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import torch
 
-from sorl_trl.checks import Number, check_fields
+from sorl_trl.checks import NOT_NEGATIVE, Number, check_fields
 from sorl_trl.methods.data import MicroBatch, Objective
 from sorl_trl.ops import (
     bounded_log_ratio,
@@ -17,8 +17,6 @@ from sorl_trl.ops import (
     is_outside,
     minirl_surrogate,
 )
-
-POSITIVE = Number(above=0)
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,7 @@ class MiniRL:
     corrected for a second time.
     """
 
-    cap: Annotated[float, POSITIVE] = 5.0
+    cap: Annotated[float, Number(above=0)] = 5.0
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -64,3 +62,30 @@ class MiniRL:
         mismatch = torch.where(batch.loss_mask, batch.old_logps - batch.sampling_logps, 0.0).nan_to_num()
         weights = ratio * bounded_log_ratio(mismatch).exp()
         return Objective(minirl_surrogate(batch.log_ratio, weights, advantages, stopped, self.cap), stopped)
+
+
+@dataclass(frozen=True)
+class DPPO:
+    """Maximise w_t Â_t − `kl_coef` ℓ_t², without the tokens whose probability has moved too far along the advantage.
+
+    prime-rl's default policy loss, whose trust region is in probabilities instead of ratios. w = π_θ/μ and ℓ = log w
+    compare with the policy that sampled, so that `Unweighted` belongs to it. A token loses w Â where Â > 0 and
+    π_θ − μ > `mask_high`, or Â <= 0 and π_θ − μ < −`mask_low`; the KL stays. Source: DPPO's binary total variation
+    (arXiv 2602.04879) and Kimi K2.5's KL (arXiv 2602.02276), as read in prime-rl's default loss.
+    """
+
+    mask_low: Annotated[float, NOT_NEGATIVE] = 0.2
+    mask_high: Annotated[float, NOT_NEGATIVE] = 0.2
+    kl_coef: Annotated[float, NOT_NEGATIVE] = 1e-3
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    def __call__(self, batch: MicroBatch) -> Objective:
+        """The objective of each token."""
+        sampling = torch.where(batch.sampling_logps.isfinite(), batch.sampling_logps, batch.old_logps)
+        log_ratio = bounded_log_ratio(batch.logps - sampling)
+        moved = (batch.logps.exp() - sampling.exp()).detach()
+        stopped = torch.where(batch.advantages > 0, moved > self.mask_high, moved < -self.mask_low)
+        gain = torch.where(stopped, 0.0, log_ratio.exp() * batch.advantages)
+        return Objective(gain - self.kl_coef * log_ratio.square(), stopped)

@@ -6,8 +6,10 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from sorl_trl.checks import check_choice
+
 from .importance import bounded_log_ratio, importance_ratio, is_outside
-from .masking import TurnLayout, check_choice, keep, masked_mean, turn_layout, turn_reduce
+from .masking import TurnLayout, keep, masked_mean, turn_layout, turn_reduce
 
 # Each maps ℓ = log π_θ − log π_old of samples of π_old to an estimate of KL(π_θ ‖ π_old). The unbiased one is
 # w ln w − w + 1, arranged so that it keeps its precision near ℓ = 0.

@@ -15,8 +15,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from sorl_trl.checks import check_choice
+
 from .advantages import STD_FLOOR, turn_returns
-from .masking import at_least_float32, check_choice, check_groups, keep, widest
+from .masking import at_least_float32, check_groups, keep, widest
 
 GROUP_FILTERS = ("zero_variance", "top_k", "top_p")
 _NO_SPREAD = 1e-6

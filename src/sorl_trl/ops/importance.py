@@ -8,10 +8,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from sorl_trl.checks import check_choice
+
 from .masking import (
     TurnLayout,
     at_least_float32,
-    check_choice,
     in_precision_of,
     keep,
     masked_mean,

@@ -7,12 +7,13 @@ operation that also takes a `TurnLayout` is given what `turn_layout` made of the
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+
+from sorl_trl.checks import check_choice
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,8 @@ def turn_ids_from_mask(loss_mask: Tensor) -> Tensor:
     """
     kept = loss_mask.bool()
     kept_before = pad(kept, (1, -1)) if kept.size(1) else kept
-    return _count_starts(kept & ~kept_before, kept)
+    starts = kept & ~kept_before
+    return torch.where(kept, starts.long().cumsum(dim=1) - 1, -1)
 
 
 def validate_turn_ids(turn_ids: Tensor, loss_mask: Tensor) -> None:
@@ -188,11 +190,6 @@ def _highest_before(ids: Tensor) -> Tensor:
     return pad(ids.cummax(dim=1).values, (1, -1), value=-1)
 
 
-def _count_starts(starts: Tensor, kept: Tensor) -> Tensor:
-    """Turn ids (B, T) on the `kept` tokens, of turns that begin where `starts` is True."""
-    return torch.where(kept, starts.long().cumsum(dim=1) - 1, -1)
-
-
 def widest(device: torch.device) -> torch.dtype:
     """float64, or float32 on MPS, which has no float64."""
     return torch.float32 if device.type == "mps" else torch.float64
@@ -215,13 +212,6 @@ def keep(x: Tensor, mask: Tensor) -> Tensor:
     not, as long as it comes before any other arithmetic.
     """
     return torch.where(mask.bool(), at_least_float32(x), 0.0)
-
-
-def check_choice(name: str, value: str, choices: Iterable[str]) -> None:
-    """Raise ValueError unless `value` is one of the names."""
-    allowed = tuple(choices)
-    if value not in allowed:
-        raise ValueError(f"`{name}` is {value!r}, but must be one of {', '.join(map(repr, allowed))}.")
 
 
 def check_groups(num_generations: int, rows: int, what: str) -> None:

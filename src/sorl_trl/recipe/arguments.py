@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Annotated, Any
 
 from accelerate.commands.launch import launch_command_parser
@@ -17,7 +18,6 @@ from sorl_trl.diagnostics.collapse_guard import ACTIONS
 from sorl_trl.experimental import GroupRefillTrainer, SeeUPOTrainer
 from sorl_trl.methods import METHODS, SETTINGS, method_from
 from sorl_trl.recipe.first_look import COMMAND, check_questions
-from sorl_trl.recipe.libraries import check_libraries
 from sorl_trl.rollout import EngineOptions, RolloutArguments
 from sorl_trl.rollout.environments.bfcl import names_tasks
 from sorl_trl.search import SearchArguments
@@ -35,6 +35,13 @@ TRAINERS: dict[str, type[TurnLevelTrainer]] = {
 }
 INFORMATION_GAIN = "information_gain"
 REWARDS = (*qa.REWARDS, INFORMATION_GAIN)
+PACKAGES = {
+    "vllm": "'sorl-trl[vllm]'",
+    "bitsandbytes": "bitsandbytes",
+    "comet_ml": "comet-ml",
+    **{name: name for name in ("mlflow", "swanlab", "tensorboard", "trackio", "wandb")},
+}
+"""Optional libraries that a run may ask for, by what `pip install` calls them."""
 
 
 @dataclass
@@ -177,6 +184,23 @@ def parse_arguments(words: Sequence[str] | None = None) -> Arguments:
         parsed = parse_dataclasses(groups, words, {**choice.settings, **recipe}, command, others=_of_launcher())
         given = {**recipe, **given_words(groups, words)}
         return Arguments(*[*parsed, given])
+
+
+def check_libraries(config: TurnLevelConfig, model: ModelConfig) -> None:
+    """Raise ValueError for the first library that is asked for and not installed.
+
+    DeepSpeed is not among them: accelerate and transformers ask for it as early.
+    """
+    bits = "load_in_4bit" if model.load_in_4bit else "load_in_8bit"
+    asked = {
+        "`use_vllm`": "vllm" if config.use_vllm else "",
+        f"`{bits}`": "bitsandbytes" if getattr(model, bits) else "",
+        f"`optim` {config.optim!r}": "bitsandbytes" if "8bit" in config.optim else "",
+        **{f"`report_to` {tracker!r}": tracker for tracker in config.report_to},
+    }
+    for option, module in asked.items():
+        if module in PACKAGES and find_spec(module) is None:
+            raise ValueError(f"{option} needs {module}, which is not installed: pip install {PACKAGES[module]}")
 
 
 def _of_launcher() -> list[str]:

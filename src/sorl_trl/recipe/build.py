@@ -15,9 +15,10 @@ from trl import get_peft_config, get_quantization_config
 from sorl_trl import qa
 from sorl_trl.command_line import UserMistake, check_checkpoint, mistakes
 from sorl_trl.diagnostics import CollapseGuard, TurnProgressCallback
+from sorl_trl.evaluation.agents import prompt_rows
 from sorl_trl.methods import method_from
 from sorl_trl.recipe.arguments import INFORMATION_GAIN, REWARDS, Arguments
-from sorl_trl.rollout import ChatProtocol, Collector, EnvironmentResponder, RolloutArguments, Sanitizer
+from sorl_trl.rollout import ChatProtocol, Collector, EnvironmentResponder
 from sorl_trl.rollout.environments.bfcl import (
     BFCL_BENCHMARKS,
     BFCLEnvironment,
@@ -26,7 +27,6 @@ from sorl_trl.rollout.environments.bfcl import (
     check_given,
     most_messages,
     names_tasks,
-    task_rows,
 )
 from sorl_trl.search import NoSearch
 from sorl_trl.trainers import AgentRollout, SearchRollout
@@ -44,12 +44,11 @@ def load_prompts(arguments: Arguments, tokenizer: PreTrainedTokenizerBase) -> tu
         train = _load_questions(task.train_questions, "train")
         evaluation = _load_questions(str(task.eval_questions), None) if arguments.is_evaluated else None
     evaluation = evaluation and _spread(evaluation, task.eval_limit)
-    if "choice" in task.rewards:
-        check_choices([*train, *(evaluation or ())])
-    check_kind(arguments, are_tasks([*train, *(evaluation or ())]))
-    prompts = _as_prompts(train, arguments.rollout, tokenizer)
+    check_questions_fit(arguments, [*train, *(evaluation or ())])
+    rows = partial(prompt_rows, rollout=arguments.rollout, tokenizer=tokenizer)
+    prompts = Dataset.from_list(rows(train))
     prompts.info.dataset_name = Path(task.train_questions).name  # for the model card
-    return prompts, evaluation and _as_prompts(evaluation, arguments.rollout, tokenizer)
+    return prompts, evaluation and Dataset.from_list(rows(evaluation))
 
 
 def _load_questions(source: str, split: str | None) -> list[qa.Question]:
@@ -64,31 +63,19 @@ def _spread(questions: Sequence[qa.Question], limit: int | None) -> list[qa.Ques
     return [questions[place * len(questions) // count] for place in range(count)]
 
 
-def _as_prompts(
-    questions: Sequence[qa.Question], rollout: RolloutArguments, tokenizer: PreTrainedTokenizerBase
-) -> Dataset:
-    if are_tasks(questions):
-        return Dataset.from_list(task_rows(questions, tokenizer, rollout.is_terse))
-    clean = Sanitizer(tokenizer).clean
-    return Dataset.from_list(qa.build_prompt_rows(questions, rollout.prompt_template, rollout.chat, clean))
-
-
-def check_choices(questions: Sequence[qa.Question]) -> None:
-    """Raise ValueError unless the reward 'choice' has something to choose from in each question."""
-    without = [question.id for question in questions if not question.options]
-    if without:
-        raise ValueError(
-            f"`rewards` has 'choice', but {len(without)} of {len(questions)} questions have no options, the first is "
-            f"{without[0]!r}; 'answer' is for both kinds."
-        )
-
-
-def check_kind(arguments: Arguments, of_tasks: bool) -> None:
+def check_questions_fit(arguments: Arguments, questions: Sequence[qa.Question]) -> None:
     """Raise ValueError for rewards that questions, or else tasks, do not give, and what tasks take no notice of."""
+    of_tasks = are_tasks(questions)
     allowed = [name for name in REWARDS if (name in qa.TASK_REWARDS) == of_tasks]
     if wrong := [name for name in arguments.task.rewards if name not in allowed]:
         kind = "tasks" if of_tasks else "questions"
         raise ValueError(f"`rewards` has {wrong[0]!r}, but `train_questions` holds {kind}, with {', '.join(allowed)}.")
+    without = [question.id for question in questions if not question.options]
+    if without and "choice" in arguments.task.rewards:
+        raise ValueError(
+            f"`rewards` has 'choice', but {len(without)} of {len(questions)} questions have no options, the first is "
+            f"{without[0]!r}; 'answer' is for both kinds."
+        )
     if of_tasks:
         check_given(arguments.given)
 
@@ -131,9 +118,7 @@ def load_tokenizer(arguments: Arguments) -> PreTrainedTokenizerBase:
 def build_trainer(arguments: Arguments, rollout: AgentRollout | None = None) -> TurnLevelTrainer:
     """Build the trainer that a recipe and a command line describe, with its model, data, rollout and callbacks.
 
-    Args:
-        arguments: What they say.
-        rollout: What `build_rollout` has made of them, if it has.
+    `rollout` is what `build_rollout` has made of them, if it has.
 
     Raises:
         UserMistake: something that the arguments name is missing or cannot be loaded.

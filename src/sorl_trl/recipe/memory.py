@@ -38,11 +38,8 @@ def estimate(model: Any, config: TurnLevelConfig, longest: int, cache_gib: float
     logits of a tile and the head's gradient in float32, and ends with all gradients, that of the embeddings once
     more, and the activations of one layer; gradients are there at its beginning only where they accumulate.
 
-    Args:
-        model: the policy as it is trained, with its adapters and its critic.
-        config: the trainer's.
-        longest: tokens of the longest trajectory, its prompt included.
-        cache_gib: `kv_cache_gib`.
+    `model` is the policy as it is trained, with its adapters and its critic; `longest` are the tokens of the longest
+    trajectory, its prompt included.
     """
     parts = [config.world_size if _stage(config) >= stage else 1 for stage in (3, 2, 1)]
     weights, gradients, optimizer = (size / part for size, part in zip(_state(model, config), parts, strict=True))

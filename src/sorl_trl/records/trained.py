@@ -104,12 +104,7 @@ def count_trained(run: str | os.PathLike[str]) -> dict[int, int]:
 
 
 def read_trained(run: str | os.PathLike[str], step: int | None = None) -> Iterator[TrainedTrajectory]:
-    """What `write_trained` has kept of a run, step by step and, within a step, process by process.
-
-    Args:
-        run: The `output_dir` of training.
-        step: Read this step alone.
-    """
+    """What `write_trained` has kept of a run, or of a step of it: step by step and, within one, process by process."""
     for kept, file in _shards(run):
         if step in (None, kept):
             for batch in pq.ParquetFile(file).iter_batches(batch_size=_ROWS_AT_ONCE):

@@ -5,7 +5,6 @@ The keys of the page are listed by `?`.
 
 from __future__ import annotations
 
-from argparse import RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
@@ -26,12 +25,7 @@ LIMIT = 1000
 
 
 def write_page(run: Path, output: Path, limit: int = LIMIT) -> tuple[int, int, list[str]]:
-    """Write the page of a run, in place of what was there before.
-
-    Args:
-        run: The folder of an evaluation or of a training run.
-        output: The file to write; its folder must be there.
-        limit: At most so many trajectories, the first of each dataset or step, and of each as many.
+    """Write the page of a run: at most `limit` trajectories, the first of each dataset or step, and of each as many.
 
     Returns:
         How many trajectories it shows, of how many, and what a reader must know, a sentence each.
@@ -56,9 +50,9 @@ def write_page(run: Path, output: Path, limit: int = LIMIT) -> tuple[int, int, l
     return len(entries), total, notes
 
 
-def main(words: Sequence[str] | None = None) -> None:
+def main(words: Sequence[str]) -> None:
     usage = "sorl view RUN [-o FILE] [--limit N]"
-    parser = Parser(prog="sorl view", usage=usage, description=ABOUT, formatter_class=RawDescriptionHelpFormatter)
+    parser = Parser(prog="sorl view", usage=usage, description=ABOUT)
     kinds = "`output_dir` of training with `save_trajectories_steps`; or what `sorl evaluate` evaluated, or its output"
     parser.add_argument("run", type=Path, metavar="RUN", help=kinds)
     where, page = "the page (default: %(default)s)", Path("trajectories.html")

@@ -16,16 +16,7 @@ SCRIPTS = ("view_text.js", "view_trajectory.js", "view_list.js")
 
 
 def render_page(title: str, kind: str, entries: Sequence[Entry], notes: Sequence[str] = ()) -> str:
-    """The whole HTML document.
-
-    The browser is told to fetch nothing.
-
-    Args:
-        title: Its heading.
-        kind: `EVALUATION` or `TRAINING`.
-        entries: Its trajectories.
-        notes: What a reader must know, a sentence each.
-    """
+    """The whole HTML document, of the kind `EVALUATION` or `TRAINING`; the browser is told to fetch nothing."""
     style, *scripts = (_resource(name) for name in (STYLE, *SCRIPTS))
     return Template(_resource("view.html")).substitute(
         title=escape(title),

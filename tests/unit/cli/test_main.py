@@ -24,7 +24,7 @@ def test_every_command_has_help_under_its_name(name: str, capsys: pytest.Capture
         (["--versoin"], "`--versoin` is no argument of sorl; is it `--version`? (--help lists the arguments)"),
         (["index", "--corp", "x"], "`--corp` is no argument of sorl index; is it `--corpus`?"),
         (["evaluate", "--protocl", "x"], "`--protocl` is no argument of sorl evaluate; is it `--pro"),
-        (["compare", "a"], "`sorl compare BEFORE AFTER` compares two runs that `sorl evaluate` has evaluated, got 1"),
+        (["compare", "a"], "the following arguments are required: AFTER"),
         (["compare", "a", "b"], "a does not exist: name the folder of a run"),
         (["report", "a"], "a does not exist: name the folder of a run"),
         (["evaluate"], "sorl evaluate needs the folder of a run"),

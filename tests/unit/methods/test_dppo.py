@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sorl_trl.methods import ClipRange, MicroBatch
-from sorl_trl.methods.dppo import DPPO
+from sorl_trl.methods.surrogate import DPPO
 from sorl_trl.ops import turn_layout
 
 RANGE = ClipRange(0.2, 0.2)

@@ -31,6 +31,7 @@ BLIND = {
     "explained_variance values": (lambda x: ops.explained_variance(x, B, MASK), MASK),
     "explained_variance returns": (lambda x: ops.explained_variance(A, x, MASK), MASK),
     **{f"kl_to_old {k}": (lambda x, k=k: ops.kl_to_old(x, MASK, k), MASK) for k in ops.KL_ESTIMATORS},
+    "clip_penalty": (lambda x: ops.clip_penalty(x, MASK, 0.2, 0.2, "unbiased"), MASK),
     "clipping_bias": (lambda x: ops.clipping_bias(RATIO, x, STOPPED, MASK), MASK & STOPPED),
     "clipping_bias of ratios": (lambda x: ops.clipping_bias(x, A, STOPPED, MASK), MASK & STOPPED),
     **{f"entries {s}": (lambda x, s=s: normalize_entries(x, TURNS, 4, s), TURNS) for s in ("group", "batch", "none")},
@@ -50,6 +51,7 @@ BLIND = {
 # Of no gradient.
 COUNTS = {
     "clip_fraction": lambda x: ops.clip_fraction(x, MASK, 0.2, 0.2),
+    **{r: lambda x, r=r: ops.turn_clip_fraction(x, TURN_IDS, 0.2, 0.2, r) for r in ops.TURN_RATIOS},
     "is_vetoed": lambda x: ops.is_vetoed(x, TURN_IDS, 0.5),
     "good_trajectories": lambda x: ops.good_trajectories(x, MASK),
 }
@@ -76,6 +78,8 @@ NONE = {
     "state_advantages": (lambda x, ids: ops.state_advantages(x, ids, ids >= 0, 2), 0.0),
     "information_gains": (lambda x, ids: ops.information_gains(x, ids >= 0)[0], 0.0),
     "likelihood_falls": (lambda x, ids: ops.likelihood_falls(x, ids, torch.ones(len(x)).bool())[0], 0.0),
+    "clip_penalty": (lambda x, ids: ops.clip_penalty(x, ids >= 0, 0.2, 0.2, "k1"), 0.0),
+    "clipping_bias": (lambda x, ids: ops.clipping_bias(x, x, x > 0, ids >= 0), 0.0),
     "aggregate_turns": (ops.aggregate_turns, 0.0),
     "turn_weights": (lambda x, ids: ops.turn_weights(ids), 0.0),
     "turn_ids_from_mask": (lambda x, ids: ops.turn_ids_from_mask(ids >= 0), -1.0),

@@ -23,8 +23,6 @@ from sorl_trl.ops import (
 from . import reference
 from .batches import GARBAGE, TURN_IDS, assert_blind_to_masked, float64, normal, quick, turn_id_batches
 
-NO_TURN = [torch.full((2, 3), -1), torch.zeros(2, 0).long(), torch.zeros(0, 3).long()]
-
 
 class TestClippedSurrogate:
     def test_by_hand(self):

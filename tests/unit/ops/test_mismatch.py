@@ -12,8 +12,6 @@ from sorl_trl.ops import is_vetoed, turn_mismatch, within
 from . import reference
 from .batches import TURN_IDS, normal, quick, turn_id_batches
 
-NO_TURN = [torch.full((2, 3), -1), torch.zeros(2, 0).long(), torch.zeros(0, 3).long()]
-
 
 class TestTurnMismatch:
     def test_by_hand(self):

@@ -1,15 +1,16 @@
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from sorl_trl.evaluation.agents import Agent, question_rows
+from sorl_trl.evaluation.agents import Agent, prompt_rows
 from sorl_trl.evaluation.batches import run_batches
 from sorl_trl.evaluation.plan import plan_batches
 from sorl_trl.qa import Question
 from sorl_trl.records.evaluated import EvaluatedTrajectory
-from sorl_trl.rollout import Collector
+from sorl_trl.rollout import Collector, RolloutArguments
 from sorl_trl.sandbox import CORPUS_FILE, PROTOCOL, WarmStartConfig, World, train_tokenizer
 from sorl_trl.sandbox.world import Relation
 from sorl_trl.search import BM25Index
@@ -32,8 +33,9 @@ def run_expert(
     tokenizer = tokenizer or train_tokenizer([world], config.texts())
     index = BM25Index.build(world.write(directory) / CORPUS_FILE, directory / "index", show_progress=False)
     collector = Collector(tokenizer, index, PROTOCOL, config.limits)
-    rows = question_rows(tokenizer, config.prompt_template, config.chat)
-    agent = Agent(tokenizer, collector, config.expert(tokenizer, world), rows)
+    asked = RolloutArguments(prompt_template=config.prompt_template, chat=config.chat)
+    rows = partial(prompt_rows, rollout=asked, tokenizer=tokenizer)
+    agent = Agent(collector, config.expert(tokenizer, world), rows)
     batches = plan_batches({world.name: world.train}, num_samples=1, batch_size=4000)
     return [row for _, rows in run_batches(batches, agent, seed=0) for row in rows]
 
