@@ -39,7 +39,7 @@ from sorl_trl.trainers.checks import (
 )
 from sorl_trl.trainers.config import TRLS_LOSS_TYPES, TurnLevelConfig
 from sorl_trl.trainers.cycle.epoch_sampler import EpochRepeatSampler
-from sorl_trl.trainers.cycle.generation_cycle import GenerationCycle
+from sorl_trl.trainers.cycle.generation_cycle import load_cycle, save_cycle
 from sorl_trl.trainers.cycle.resume_point import resume_point
 from sorl_trl.trainers.cycle.run_settings import save_settings, take_up_settings
 from sorl_trl.trainers.loss.bias_norm import bias_normalizer
@@ -112,7 +112,6 @@ class TurnLevelTrainer(GRPOTrainer):
             rollout.check(args, given.get("tools"), given.get("environment_factory"))
         self._tools = HarmlessTools(self)
         self._recorder = RolloutRecorder(self)
-        self._cycle = GenerationCycle(self)
         with weight_client():
             super().__init__(**given)
         if self.rollout_func is not None:
@@ -120,9 +119,8 @@ class TurnLevelTrainer(GRPOTrainer):
         if args.disable_dropout:
             disable_dropout(self.model)
         check_processor(args)
-        self._shows_tools = False
-        if isinstance(rollout, AgentRollout) and rollout.shows_tools:
-            self._shows_tools = True
+        self._shows_tools = isinstance(rollout, AgentRollout) and rollout.shows_tools
+        if self._shows_tools:
             know_calls(self)
             rollout.protocol_for(self)
         check_dataset(self)
@@ -136,7 +134,9 @@ class TurnLevelTrainer(GRPOTrainer):
         self._metric_log = MetricLog(self)
         self._dump = TrajectoryDump(args, self._tokenizer)
         self.add_callback(self._dump)
-        self._kl_schedule = KLSchedule(args.target_kl, self._record_lr_factor)
+        self._kl_schedule = KLSchedule(
+            args.target_kl, lambda factor: self._metrics["train"]["lr_factor"].append(factor)
+        )
         self.add_callback(self._kl_schedule)
 
     def _set_up_rewards(self) -> None:
@@ -298,9 +298,6 @@ class TurnLevelTrainer(GRPOTrainer):
         of_process = int(self.args.steps_per_generation or 1) if self.model.training else 1
         return 1.0 / (self.accelerator.num_processes * of_process)
 
-    def _record_lr_factor(self, factor: float) -> None:
-        self._metrics["train"]["lr_factor"].append(factor)
-
     def _log(self, name: str, values: Tensor, keep: Tensor) -> None:
         """Log the mean over all processes' `values` where `keep`: those with more of them count more."""
         sums = MetricSums()
@@ -357,7 +354,7 @@ class TurnLevelTrainer(GRPOTrainer):
         if not self.args.save_only_model:
             name = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
             folder = Path(self._get_output_dir(trial=trial)) / name
-            self._cycle.save(folder)
+            save_cycle(self, folder)
             if self.args.should_save:
                 save_settings(self, folder)
         # transformers writes the trainer's state last: where that is, all of the checkpoint is.
@@ -371,6 +368,6 @@ class TurnLevelTrainer(GRPOTrainer):
     def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None) -> Any:
         prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
         if resume_from_checkpoint is not None:
-            self._cycle.load(Path(resume_from_checkpoint))
+            load_cycle(self, Path(resume_from_checkpoint))
             self.state.compute_steps(self.args, max_steps)  # as this run is told
         return prepared

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from sorl_trl.rollout import Engine, EngineOptions, Generation, TurnEnd, generat
 from sorl_trl.rollout.slots import SlotEngine
 from sorl_trl.trainers.agents.vllm.connection import VLLMServer
 from sorl_trl.trainers.agents.vllm.server import VLLMServerEngine, server_url
-from sorl_trl.trainers.agents.vllm.turns import sampling_settings
+from sorl_trl.trainers.agents.vllm.turns import turn_settings
 
 TOLERANCE = 0.1
 """Nats, on average: a server in float32 is off by 1e-5, one in bfloat16 by .01."""
@@ -24,17 +23,8 @@ _PROBE, _PROBED_TOKENS, _MOST = 64, 16, 0.5
 in a thousand is off by more than a nat."""
 
 
-@dataclass(frozen=True)
-class _Plain:
-    """Settings of `VLLMGeneration` with which a policy samples what it says: of all options its temperature alone."""
-
-    temperature: float
-    repetition_penalty: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    generation_kwargs: None = None
-    structured_outputs_regex: None = None
+_PLAIN = {"repetition_penalty": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
+"""With which a policy samples what it says: of all options its temperature alone."""
 
 
 class ServerPolicy:
@@ -65,7 +55,7 @@ class ServerPolicy:
         """The beginning of a prompt, and what the server samples after it, at the trainer's temperature alone."""
         end = TurnEnd(self._trainer._tokenizer, (), self._trainer.eos_token_ids)
         engine = VLLMServerEngine(self._vllm, end, self._for_probes)
-        engine.settings = sampling_settings(_Plain(self._trainer.temperature), end)
+        engine.settings = {**_PLAIN, "temperature": self._trainer.temperature, **turn_settings(end)}
         engine.seed = seed
         engine.open(1)
         context = list(prompt_ids[: min(_PROBE, engine.window - _PROBED_TOKENS)])
@@ -130,11 +120,6 @@ class PolicyCopies:
 
     def close(self) -> None:
         """Nothing to cut: rollouts end with their next step."""
-
-
-def policy_ahead(trainer: GRPOTrainer) -> ServerPolicy | PolicyCopies:
-    """What a trainer's configuration asks for."""
-    return ServerPolicy(trainer) if trainer.use_vllm else PolicyCopies(trainer)
 
 
 def _copied(policy: nn.Module) -> nn.Module:

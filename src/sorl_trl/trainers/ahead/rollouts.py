@@ -18,8 +18,8 @@ from sorl_trl.rollout import Engine, TurnEnd
 from sorl_trl.rollout.engine import draw_seed
 from sorl_trl.trainers.agents.agent_rollout import AgentRollout
 from sorl_trl.trainers.ahead.failures import together
-from sorl_trl.trainers.ahead.look_ahead import cycle_steps, upcoming_batches
-from sorl_trl.trainers.ahead.policies import ServerPolicy, policy_ahead
+from sorl_trl.trainers.ahead.policies import PolicyCopies, ServerPolicy
+from sorl_trl.trainers.cycle.epoch_sampler import cycle_steps, upcoming_batches
 
 _LISTEN_S = 0.5
 """How often the training thread hears of Ctrl-C while it waits."""
@@ -75,7 +75,7 @@ class RolloutsAhead:
         rows = int(trainer.args.generation_batch_size) // trainer.accelerator.num_processes
         self._rows_of_part = int(trainer.num_generations) if by_completion else rows
         self._parts_of_batch = rows // self._rows_of_part
-        self._policy = policy_ahead(trainer)
+        self._policy = ServerPolicy(trainer) if trainer.use_vllm else PolicyCopies(trainer)
         self._under_way: list[Part] = []
         self._processing_class = copy.deepcopy(trainer.processing_class)
         """For the threads, which only read it: the training thread changes how its own pads."""

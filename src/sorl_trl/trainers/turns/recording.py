@@ -12,6 +12,7 @@ from torch.nn.functional import pad
 
 from sorl_trl.methods import ScoredRollout
 from sorl_trl.ops import TurnLayout, bounded_log_ratio, masked_mean, turn_layout
+from sorl_trl.trainers.cycle.epoch_sampler import cycle_steps
 from sorl_trl.trainers.turns.rewards import TurnRewards
 from sorl_trl.trainers.turns.states import Generated, state_keys
 from sorl_trl.types import ActionKind, Trajectory
@@ -151,8 +152,7 @@ def trl_corrects_sampling(trainer: Any) -> bool:
 
 def trl_scores_old_policy(trainer: Any) -> bool:
     """Whether TRL passes over new trajectories first of all with the policy as it is."""
-    micro_batches = trainer.args.steps_per_generation * trainer.num_iterations
-    return trainer.args.gradient_accumulation_steps % micro_batches != 0 or trl_corrects_sampling(trainer)
+    return trainer.args.gradient_accumulation_steps % cycle_steps(trainer) != 0 or trl_corrects_sampling(trainer)
 
 
 def mismatch_of(batch: Mapping[str, Any], turn_ids: Tensor) -> Tensor:

@@ -100,10 +100,7 @@ def turn_seed(base: int, row: int, turn: int) -> int:
 
 
 def sampling_settings(vllm_generation: Any, end: TurnEnd) -> dict[str, Any]:
-    """What every turn is sampled with, named as both `SamplingParams` and the server name it.
-
-    The trainer's settings are read as TRL reads them; where a turn ends, and what comes back, is ours.
-    """
+    """What every turn is sampled with: the trainer's settings, as TRL reads them, and `turn_settings`."""
     vllm = vllm_generation
     settings: dict[str, Any] = {
         "repetition_penalty": vllm.repetition_penalty,
@@ -115,7 +112,12 @@ def sampling_settings(vllm_generation: Any, end: TurnEnd) -> dict[str, Any]:
     }
     if vllm.structured_outputs_regex is not None:
         settings["structured_outputs"] = {"regex": vllm.structured_outputs_regex}
-    return settings | {
+    return settings | turn_settings(end)
+
+
+def turn_settings(end: TurnEnd) -> dict[str, Any]:
+    """Where a turn ends, and what comes back, named as both `SamplingParams` and the server name it."""
+    return {
         "n": 1,
         "logprobs": 0,  # that of the sampled token alone
         "stop": list(end.stop_strings),
