@@ -67,7 +67,7 @@ from sorl_trl.trainers.turns.recording import (
     show_advantages,
     trl_scores_old_policy,
 )
-from sorl_trl.trainers.turns.spans import check_turn_ids, checked_rollout, turn_ids_of
+from sorl_trl.trainers.turns.spans import checked_rollout, turn_ids_of
 from sorl_trl.trainers.turns.trajectory_dump import TrajectoryDump
 
 
@@ -155,7 +155,6 @@ class TurnLevelTrainer(GRPOTrainer):
         result = super()._generate(prompts)
         prompt_ids, completion_ids, env_mask, _, _, extra_fields, *_ = result
         turn_ids = turn_ids_of(completion_ids, env_mask, extra_fields.pop("turn_ids", None))
-        check_turn_ids(turn_ids, completion_ids, env_mask)
         self._recorder.note_turns(turn_ids, prompt_ids, completion_ids)
         if self.model.training and self.args.compares_with_sampler and trl_scores_old_policy(self):
             self._sampled_logps = sampled_logps(self, result[4])
