@@ -84,6 +84,7 @@ class TurnLevelTrainer(GRPOTrainer):
     """The rows of the data set of the last rollout, for a `rollout_func` that wants more than prompts."""
     _train_sampler: EpochRepeatSampler | None = None
     _ahead: RolloutsAhead | None = None
+    _shows_tools = False
     _policy_logps: Tensor
     _sampled_logps: Tensor | None = None
     """What TRL's pass for the old policy would find, where that is known."""
@@ -119,8 +120,8 @@ class TurnLevelTrainer(GRPOTrainer):
         if args.disable_dropout:
             disable_dropout(self.model)
         check_processor(args)
-        self._shows_tools = isinstance(rollout, AgentRollout) and rollout.shows_tools
-        if self._shows_tools:
+        if isinstance(rollout, AgentRollout) and rollout.shows_tools:
+            self._shows_tools = True
             know_calls(self)
             rollout.protocol_for(self)
         check_dataset(self)
@@ -167,7 +168,8 @@ class TurnLevelTrainer(GRPOTrainer):
         return self._tools.masked(super()._tool_call_loop(*args, **kwargs))
 
     def _get_tool_suffix_ids(self, tool_messages: list[dict[str, Any]]) -> list[int]:
-        return self._tools.suffix_ids(super()._get_tool_suffix_ids, tool_messages)
+        self._tools.clean_results(tool_messages)
+        return super()._get_tool_suffix_ids(tool_messages)
 
     def _calculate_rewards(self, *args: Any) -> Tensor:
         return self._recorder.note_rewards(super()._calculate_rewards(*args))

@@ -231,9 +231,9 @@ class SOPPOTrainer(TurnLevelTrainer):
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
         output_dir = output_dir if output_dir is not None else self.args.output_dir
+        state_dict = self.model.state_dict() if state_dict is None else state_dict
         if self.args.should_save:
             save_critic(self.critic, self.model, Path(output_dir) / CRITIC_FOLDER, state_dict)
-        state_dict = self.model.state_dict() if state_dict is None else state_dict
         super()._save(output_dir, {name: tensor for name, tensor in state_dict.items() if not is_critic_name(name)})
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:

@@ -56,12 +56,6 @@ class RolloutsAhead:
 
     Whatever touches random numbers, other processes, or metrics happens in the training thread: when a part begins,
     and when it is taken.
-
-    Args:
-        trainer: Trains on one batch after the other.
-        rollout: How a batch is sampled.
-        staleness: How many batches may be ahead.
-        by_completion: Take groups in the order in which they are completed.
     """
 
     output: dict[str, Any]
@@ -92,10 +86,9 @@ class RolloutsAhead:
         """Parts of later batches that have been trained on."""
 
     def take(self, inputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The rows to train on next, with `output` for them. All processes call it together.
+        """The rows to train on next, with `output` for them, in place of those that the dataloader has brought.
 
-        Args:
-            inputs: The rows that the dataloader has brought.
+        All processes call it together.
 
         Raises RuntimeError for what a rollout under way has raised, on all processes, and for a batch of the
         dataloader that is not the one that was looked ahead to.

@@ -50,11 +50,7 @@ class BackboneCall:
 
 
 class Critic(nn.Module):
-    """Base of the three kinds, which turn one call of the policy's backbone into (B, L): V after each token.
-
-    Args:
-        head: the value head.
-    """
+    """Base of the three kinds, which turn one call of the policy's backbone into (B, L): V after each token."""
 
     kind: str
 
@@ -67,12 +63,7 @@ class Critic(nn.Module):
 
 
 class HeadCritic(Critic):
-    """A scalar head on the policy's hidden states.
-
-    Args:
-        head: the value head.
-        trunk_gradient: whether the value loss trains the policy's weights too.
-    """
+    """A scalar head on the policy's hidden states, whose loss trains these too with a `trunk_gradient`."""
 
     kind = "head"
 
@@ -153,11 +144,7 @@ def is_critic_name(name: str) -> bool:
 
 
 class ValuesBesideLogps:
-    """A model for `GRPOTrainer._get_per_token_logps_and_entropies`, which only calls it: asks it for values too.
-
-    Args:
-        model: the policy with its critic attached, under any wrapper.
-    """
+    """A model for `GRPOTrainer._get_per_token_logps_and_entropies`, which only calls it: asks it for values too."""
 
     def __init__(self, model: Callable[..., Any]) -> None:
         self._model = model

@@ -78,10 +78,7 @@ def drop(batch: dict[str, Any], keep: Tensor, accelerator: Accelerator) -> None:
     whole generation batch, so that the result is the same however the batch is split. A row that had no token before
     goes on counting as 0, as in TRL.
 
-    Args:
-        batch: what `_generate_and_score_completions` makes of B trajectories, with `turn_ids`.
-        keep: (B,) or (B, T) bool, False for what is to be dropped.
-        accelerator: of the trainer.
+    `keep` is (B,) or (B, T) bool.
     """
     keep = keep.unsqueeze(1) if keep.dim() == 1 else keep
     before = loss_mask_of(batch).bool()

@@ -94,14 +94,15 @@ class InformationGain:
 
     def _answer(self, golden: Any) -> tuple[list[int], list[int]]:
         """The prefix's tokens and the answer's, as they are written one after the other."""
-        text = first_answer(golden).strip()
+        is_list = isinstance(golden, Iterable) and not isinstance(golden, str)
+        text = ((next(iter(golden), None) if is_list else golden) or "").strip()
         prefix, whole = (self._encode(each) for each in (self._prefix, f"{self._prefix}{text}" if text else ""))
         shared = next((i for i, pair in enumerate(zip(prefix, whole, strict=False)) if pair[0] != pair[1]), None)
         split = min(len(prefix), len(whole)) if shared is None else shared
         return whole[:split], whole[split:]
 
-    def _encode(self, text: str | None) -> list[int]:
-        return self._trainer._tokenizer.encode(text or "", add_special_tokens=False) if text else []
+    def _encode(self, text: str) -> list[int]:
+        return self._trainer._tokenizer.encode(text, add_special_tokens=False) if text else []
 
     def _asked(self, generated: Generated, answers: Sequence[tuple[list[int], list[int]]]) -> list[_Scored]:
         """What is scored: nothing of a trajectory with one turn, which has no gain, nor beyond the policy's window."""
@@ -148,9 +149,3 @@ class InformationGain:
         ids, mask = ids.to(device), mask.to(device)
         logps, _, _ = self._trainer._get_per_token_logps_and_entropies(self._trainer.model, ids, mask, after)
         return masked_mean(logps, mask[:, before:], dim=1)
-
-
-def first_answer(golden: Any) -> str:
-    """The answer of a row, empty where it has none."""
-    is_list = isinstance(golden, Iterable) and not isinstance(golden, str)
-    return (next(iter(golden), None) if is_list else golden) or ""
