@@ -345,7 +345,7 @@ class TurnLevelTrainer(GRPOTrainer):
         # transformers and accelerate set the epoch of the samplers they find, which, in a resumed run of several
         # processes, lies deeper than they look.
         if self._train_sampler is not None:
-            self._train_sampler.set_epoch(kwargs["epoch"])
+            self._train_sampler.epoch = kwargs["epoch"]
         if self._ahead is not None:
             behind = kwargs["steps_trained_in_current_epoch"] if kwargs["epoch"] == kwargs["epochs_trained"] else 0
             self._ahead.seek(kwargs["epoch"] * kwargs["steps_in_epoch"] + behind)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -17,6 +18,7 @@ import torch
 from peft import PeftModel
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from trl.trainer.callbacks import SyncRefModelCallback
 from trl.trainer.utils import FusedCausalLMOutput
 
 CRITIC_ATTRIBUTE = "critic"
@@ -141,6 +143,36 @@ def causal_lm_of(model: nn.Module) -> PreTrainedModel:
 def is_critic_name(name: str) -> bool:
     """Whether a parameter or state-dict name lies within the critic's submodule, under whatever wrappers."""
     return CRITIC_ATTRIBUTE in name.split(".")
+
+
+@contextmanager
+def detached_critic(model: nn.Module) -> Iterator[None]:
+    """The policy as if it never had a critic: for loading it, and for pairing it with another model."""
+    causal_lm = causal_lm_of(model)
+    critic = causal_lm._modules.pop(CRITIC_ATTRIBUTE, None)
+    try:
+        yield
+    finally:
+        if critic is not None:
+            causal_lm.add_module(CRITIC_ATTRIBUTE, critic)
+
+
+def send_policy_alone(engine: Any) -> None:
+    """Keep the critic from TRL's wrapper of vLLM, whose model does not have its parameters.
+
+    TRL builds the wrapper, which reads the parameters off the model within its own synchronization: the method that
+    iterates over them is the only place to leave some out.
+    """
+    iterate = engine._iter_named_params
+    engine._iter_named_params = lambda: ((name, p) for name, p in iterate() if not is_critic_name(name))
+
+
+class FollowPolicy(SyncRefModelCallback):
+    """`SyncRefModelCallback` pairs the parameters of two models one by one: the reference has no critic."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        with detached_critic(self.accelerator.unwrap_model(kwargs["model"])):
+            super().on_step_end(args, state, control, **kwargs)
 
 
 class ValuesBesideLogps:

@@ -16,6 +16,7 @@ class EpochRepeatSampler(RepeatSampler):
     """
 
     epoch = 0
+    """To be set before each pass."""
 
     @classmethod
     def like(cls, sampler: RepeatSampler) -> EpochRepeatSampler:
@@ -28,10 +29,6 @@ class EpochRepeatSampler(RepeatSampler):
             shuffle=sampler.shuffle,
             seed=sampler.seed,
         )
-
-    def set_epoch(self, epoch: int) -> None:
-        """Called before each epoch."""
-        self.epoch = epoch
 
     def __iter__(self) -> Iterator[int]:
         if self.shuffle:
@@ -56,12 +53,11 @@ def upcoming_batches(trainer: Any, first: int) -> Iterator[list[dict[str, Any]]]
     size = int(trainer.args.generation_batch_size)
     rows = size // trainer.accelerator.num_processes
     mine = rows * trainer.accelerator.process_index
-    number, epoch = 0, 0
+    number = 0
     while True:
-        sampler.set_epoch(epoch)
         indices = list(sampler)
         for start in range(0, len(indices), size):
             if number >= first:
                 yield [dict(trainer.train_dataset[i]) for i in indices[start + mine : start + mine + rows]]
             number += 1
-        epoch += 1
+        sampler.epoch += 1

@@ -11,7 +11,7 @@ from accelerate import Accelerator
 from torch import Tensor
 from trl.models.utils import disable_gradient_checkpointing
 
-from sorl_trl.ops import TurnLayout, turn_ids_from_mask, turn_layout, turn_starts
+from sorl_trl.ops import TurnLayout, turn_layout, turn_starts
 
 logger = logging.getLogger(__name__)
 
@@ -58,10 +58,9 @@ def row_scale(batch: Mapping[str, Any]) -> float:
 
 
 def turns_of(batch: Mapping[str, Any]) -> TurnLayout:
-    """Its turns: those that it says, else the runs of its model tokens."""
-    turn_ids, counts = batch.get("turn_ids"), batch.get("turn_counts")
-    most = None if counts is None or not counts.numel() else int(counts.max())
-    return turn_layout(turn_ids_from_mask(loss_mask_of(batch)) if turn_ids is None else turn_ids, most)
+    """Its turns; where it says `turn_counts`, without a wait for the device."""
+    counts = batch.get("turn_counts")
+    return turn_layout(batch["turn_ids"], None if counts is None else int(counts.max()))
 
 
 def token_count(batch: Mapping[str, Any], accelerator: Accelerator) -> Tensor:

@@ -103,7 +103,7 @@ class TrajectoryDump(TrainerCallback):
             per_token: dict[str, Any] = {name: tuple(rows[i][:length]) for name, rows in columns.items()}
             yield TrainedTrajectory(
                 step=batch.step,
-                generated_at_step=int(inputs.get(GENERATED_AT, 0)),
+                generated_at_step=int(inputs[GENERATED_AT]),
                 prompt=decode(self.tokenizer, prompt),
                 tokens=tuple(token_texts(self.tokenizer, completions[i][:length])),
                 **per_token,
