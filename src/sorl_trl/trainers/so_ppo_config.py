@@ -33,6 +33,10 @@ class SOPPOConfig(TurnLevelConfig):
         default=1,
         metadata={"help": "Trajectories per prompt. The critic is the baseline, so one (the default) is enough."},
     )
+    num_generations_eval: int | None = field(
+        default=None,
+        metadata={"help": "Trajectories per prompt in evaluation. Default: `num_generations`."},
+    )
     advantage_level: Annotated[str, OneOf(("turn", "token"))] = field(
         default="turn",
         metadata={
