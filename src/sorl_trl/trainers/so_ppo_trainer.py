@@ -69,9 +69,9 @@ class SOPPOTrainer(TurnLevelTrainer):
     _paper = SORL_PAPER
     args: SOPPOConfig
     critic: Critic
+    _old_policy: ValuesBesideLogps | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._old_policy: ValuesBesideLogps | None = None
         super().__init__(*args, **kwargs)
         if self.method.credit != Method().credit:
             raise ValueError(f"`credit` of the method is {self.method.credit!r}, but advantages come from the critic.")
