@@ -24,7 +24,7 @@ from trl.trainer.utils import RepeatSampler
 
 from sorl_trl.command_line import Parser, run_command
 from sorl_trl.trainers.ahead import failures, rollouts
-from sorl_trl.trainers.ahead.look_ahead import upcoming_batches
+from sorl_trl.trainers.cycle.epoch_sampler import upcoming_batches
 
 SIZES = ((16, 1), (32, 4), (64, 8))  # rows of a rank, and ranks
 STALENESS = (0, 1, 2, 4)
@@ -81,7 +81,7 @@ def run(rows: int, ranks: int, staleness: int, stragglers: bool, order: str, see
             trainer.state.global_step += 1
 
     policy = SimpleNamespace(begin=id, finish=id, engine=lambda *_: SimpleNamespace(poll=list, wake=list))
-    rollouts.policy_ahead, failures.gather_object = lambda _: policy, gather
+    rollouts.PolicyCopies, failures.gather_object = lambda _: policy, gather
     began = time.perf_counter()
     with ThreadPoolExecutor(ranks) as pool:
         list(pool.map(train, range(ranks)))

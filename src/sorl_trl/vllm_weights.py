@@ -31,24 +31,19 @@ def register() -> None:
 
 
 @dataclass
-class FileInit(WeightTransferInitInfo):  # type: ignore[misc]
-    """Nothing has to be agreed upon."""
-
-
-@dataclass
 class FileUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]
     """A safetensors file with the names that `load_weights` knows."""
 
     path: str
 
 
-class FileWeightTransferEngine(WeightTransferEngine[FileInit, FileUpdate]):  # type: ignore[misc]
+class FileWeightTransferEngine(WeightTransferEngine[WeightTransferInitInfo, FileUpdate]):  # type: ignore[misc]
     """Loads all weights anew, layer by layer, and makes of them what vLLM made when it started."""
 
-    init_info_cls = FileInit
+    init_info_cls = WeightTransferInitInfo  # nothing has to be agreed upon
     update_info_cls = FileUpdate
 
-    def init_transfer_engine(self, init_info: FileInit) -> None:
+    def init_transfer_engine(self, init_info: WeightTransferInitInfo) -> None:
         pass
 
     def start_weight_update(self) -> None:

@@ -80,7 +80,7 @@ class TestSampler:
         assert (passes[0] != passes[1]) == shuffle
         for epoch in (2, 0, 1, 1):
             ours = EpochRepeatSampler.like(RepeatSampler(range(10), **arguments))
-            ours.set_epoch(epoch)
+            ours.epoch = epoch
             assert list(ours) == passes[epoch]
             assert list(ours) == passes[epoch]
 

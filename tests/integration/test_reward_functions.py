@@ -67,15 +67,6 @@ async def documented_async(
     return documented(prompts, completions, completion_ids, trainer_state, log_extra, log_metric)
 
 
-def with_a_meaning_of_its_own(turn_ids: int, completion_ids: Any, **_: Any) -> list[float]:
-    """What it calls `turn_ids` has been bound."""
-    return [float(len(ids) + 0 * turn_ids) for ids in completion_ids]
-
-
-def only_by_position(turn_ids: int = 0, /, **kwargs: Any) -> list[float]:
-    return documented(**kwargs)
-
-
 def bare_decorator(function: Any) -> Any:
     """One that does not say what it decorates."""
 
@@ -103,9 +94,7 @@ PLAIN: dict[str, Any] = {
     "bare decorator": bare_decorator(documented),
     "columns": of_columns,
     "callable object": Documented(),
-    "partial of turn_ids": functools.partial(with_a_meaning_of_its_own, turn_ids=3),
     "async partial": functools.partial(documented_async),
-    "position": only_by_position,
     "generator": lambda completion_ids, **_: (float(len(ids)) for ids in completion_ids),
     "tensor": lambda completion_ids, **_: torch.tensor([float(len(ids)) for ids in completion_ids]),
 }

@@ -150,7 +150,10 @@ class GroupRefillTrainer(TurnLevelTrainer):
             rollout = merged_rollout(rollout, other_rollout, takes)
             differs = differs | takes
         output["num_items_in_batch"] = token_count(output, self.accelerator)
-        self._log_refill(rounds, differs & ~at_first, ~differs)
+        metrics = self._metrics["train"]
+        metrics["groups/refill_rounds"].append(float(rounds))
+        metrics["groups/refilled"].append((differs & ~at_first).float().mean().item())
+        metrics["groups/left"].append((~differs).float().mean().item())
         return output, rollout
 
     def _shown(self) -> dict[tuple[str, str], deque[Any]]:
@@ -158,13 +161,6 @@ class GroupRefillTrainer(TurnLevelTrainer):
         own = {("own", name): self._logs[name] for name in ("prompt", "completion", "advantages")}
         others = {(kind, name): column for kind in ("rewards", "extra") for name, column in self._logs[kind].items()}
         return {**own, **others}
-
-    def _log_refill(self, rounds: int, refilled: Tensor, left: Tensor) -> None:
-        """Log the rounds of a batch, and the shares of its groups that were replaced and that still agree."""
-        metrics = self._metrics["train"]
-        metrics["groups/refill_rounds"].append(float(rounds))
-        metrics["groups/refilled"].append(refilled.float().mean().item())
-        metrics["groups/left"].append(left.float().mean().item())
 
     def _fresh_prompts(self, asked: set[str]) -> Iterator[list[dict[str, Any]] | None]:
         """For each round rows of the data set whose prompts are not `asked`, nor of a round before; None at its end.
@@ -189,12 +185,7 @@ def merged_batch(
 ) -> dict[str, Any]:
     """A batch of B trajectories with the rows of `second` where `takes` (B,) is True, else those of `first`.
 
-    What does not have a row per trajectory is that of `first`.
-
-    Args:
-        first, second: batches of B trajectories of text, as one trainer makes them, before any is dropped.
-        takes: (B,) bool.
-        pad_token_id: of the tokenizer.
+    What does not have a row per trajectory is that of `first`. None has been dropped yet.
     """
     # TRL has no `tool_mask` where a rollout knows no token that is not the policy's.
     first, second = ({"tool_mask": torch.ones_like(each["completion_mask"]), **each} for each in (first, second))

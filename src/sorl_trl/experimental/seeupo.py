@@ -232,10 +232,6 @@ def turn_alone(inputs: Mapping[str, Any], turn: int) -> dict[str, Any]:
     """A copy of a micro-batch whose trajectories have this turn, with its advantage times the multiplier, or none.
 
     The policy reads the trajectories as they are: nothing but the mask of the loss is another.
-
-    Args:
-        inputs: of B trajectories, with `turn_ids` (B, T), advantages (B, T) and `MULTIPLIER` (B,).
-        turn: from 0.
     """
     of_turn = inputs["turn_ids"] == turn
     kept = inputs.get("tool_mask", torch.ones_like(inputs["completion_mask"]))

@@ -39,7 +39,7 @@ from sorl_trl.trainers.checks import (
 )
 from sorl_trl.trainers.config import TRLS_LOSS_TYPES, TurnLevelConfig
 from sorl_trl.trainers.cycle.epoch_sampler import EpochRepeatSampler
-from sorl_trl.trainers.cycle.generation_cycle import GenerationCycle
+from sorl_trl.trainers.cycle.generation_cycle import load_cycle, save_cycle
 from sorl_trl.trainers.cycle.resume_point import resume_point
 from sorl_trl.trainers.cycle.run_settings import save_settings, take_up_settings
 from sorl_trl.trainers.loss.bias_norm import bias_normalizer
@@ -67,7 +67,7 @@ from sorl_trl.trainers.turns.recording import (
     show_advantages,
     trl_scores_old_policy,
 )
-from sorl_trl.trainers.turns.spans import check_turn_ids, checked_rollout, turn_ids_of
+from sorl_trl.trainers.turns.spans import checked_rollout, turn_ids_of
 from sorl_trl.trainers.turns.trajectory_dump import TrajectoryDump
 
 
@@ -84,6 +84,7 @@ class TurnLevelTrainer(GRPOTrainer):
     """The rows of the data set of the last rollout, for a `rollout_func` that wants more than prompts."""
     _train_sampler: EpochRepeatSampler | None = None
     _ahead: RolloutsAhead | None = None
+    _shows_tools = False
     _policy_logps: Tensor
     _sampled_logps: Tensor | None = None
     """What TRL's pass for the old policy would find, where that is known."""
@@ -112,7 +113,6 @@ class TurnLevelTrainer(GRPOTrainer):
             rollout.check(args, given.get("tools"), given.get("environment_factory"))
         self._tools = HarmlessTools(self)
         self._recorder = RolloutRecorder(self)
-        self._cycle = GenerationCycle(self)
         with weight_client():
             super().__init__(**given)
         if self.rollout_func is not None:
@@ -120,7 +120,6 @@ class TurnLevelTrainer(GRPOTrainer):
         if args.disable_dropout:
             disable_dropout(self.model)
         check_processor(args)
-        self._shows_tools = False
         if isinstance(rollout, AgentRollout) and rollout.shows_tools:
             self._shows_tools = True
             know_calls(self)
@@ -136,7 +135,9 @@ class TurnLevelTrainer(GRPOTrainer):
         self._metric_log = MetricLog(self)
         self._dump = TrajectoryDump(args, self._tokenizer)
         self.add_callback(self._dump)
-        self._kl_schedule = KLSchedule(args.target_kl, self._record_lr_factor)
+        self._kl_schedule = KLSchedule(
+            args.target_kl, lambda factor: self._metrics["train"]["lr_factor"].append(factor)
+        )
         self.add_callback(self._kl_schedule)
 
     def _set_up_rewards(self) -> None:
@@ -155,7 +156,6 @@ class TurnLevelTrainer(GRPOTrainer):
         result = super()._generate(prompts)
         prompt_ids, completion_ids, env_mask, _, _, extra_fields, *_ = result
         turn_ids = turn_ids_of(completion_ids, env_mask, extra_fields.pop("turn_ids", None))
-        check_turn_ids(turn_ids, completion_ids, env_mask)
         self._recorder.note_turns(turn_ids, prompt_ids, completion_ids)
         if self.model.training and self.args.compares_with_sampler and trl_scores_old_policy(self):
             self._sampled_logps = sampled_logps(self, result[4])
@@ -168,7 +168,8 @@ class TurnLevelTrainer(GRPOTrainer):
         return self._tools.masked(super()._tool_call_loop(*args, **kwargs))
 
     def _get_tool_suffix_ids(self, tool_messages: list[dict[str, Any]]) -> list[int]:
-        return self._tools.suffix_ids(super()._get_tool_suffix_ids, tool_messages)
+        self._tools.clean_results(tool_messages)
+        return super()._get_tool_suffix_ids(tool_messages)
 
     def _calculate_rewards(self, *args: Any) -> Tensor:
         return self._recorder.note_rewards(super()._calculate_rewards(*args))
@@ -298,9 +299,6 @@ class TurnLevelTrainer(GRPOTrainer):
         of_process = int(self.args.steps_per_generation or 1) if self.model.training else 1
         return 1.0 / (self.accelerator.num_processes * of_process)
 
-    def _record_lr_factor(self, factor: float) -> None:
-        self._metrics["train"]["lr_factor"].append(factor)
-
     def _log(self, name: str, values: Tensor, keep: Tensor) -> None:
         """Log the mean over all processes' `values` where `keep`: those with more of them count more."""
         sums = MetricSums()
@@ -347,7 +345,7 @@ class TurnLevelTrainer(GRPOTrainer):
         # transformers and accelerate set the epoch of the samplers they find, which, in a resumed run of several
         # processes, lies deeper than they look.
         if self._train_sampler is not None:
-            self._train_sampler.set_epoch(kwargs["epoch"])
+            self._train_sampler.epoch = kwargs["epoch"]
         if self._ahead is not None:
             behind = kwargs["steps_trained_in_current_epoch"] if kwargs["epoch"] == kwargs["epochs_trained"] else 0
             self._ahead.seek(kwargs["epoch"] * kwargs["steps_in_epoch"] + behind)
@@ -357,7 +355,7 @@ class TurnLevelTrainer(GRPOTrainer):
         if not self.args.save_only_model:
             name = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
             folder = Path(self._get_output_dir(trial=trial)) / name
-            self._cycle.save(folder)
+            save_cycle(self, folder)
             if self.args.should_save:
                 save_settings(self, folder)
         # transformers writes the trainer's state last: where that is, all of the checkpoint is.
@@ -371,6 +369,6 @@ class TurnLevelTrainer(GRPOTrainer):
     def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None) -> Any:
         prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
         if resume_from_checkpoint is not None:
-            self._cycle.load(Path(resume_from_checkpoint))
+            load_cycle(self, Path(resume_from_checkpoint))
             self.state.compute_steps(self.args, max_steps)  # as this run is told
         return prepared

@@ -21,14 +21,8 @@ from sorl_trl.checks import (
 )
 from sorl_trl.ops import CLIP_RANGE_SCALINGS, IMPORTANCE_SAMPLING_LEVELS, TURN_RATIOS
 
-OUR_LOSS_TYPES = ("turn", "grpo", "dr_grpo", "dapo", "bnpo")
-"""The loss types that the loss of this package computes, with every level and every surrogate."""
 TRLS_LOSS_TYPES = ("cispo", "sapo", "luspo", "vespo")
 """The loss types that TRL alone computes."""
-ORDERS = ("dataset", "completed")
-"""In which rollouts that are sampled ahead of training are trained on."""
-OLD_POLICIES = ("behaviour", "proximal")
-"""What ratios compare with where rollouts are sampled ahead of training."""
 OF_TRL: Mapping[str, Allowed] = {
     "epsilon": Number(least=0, finite=False),
     "epsilon_high": Number(least=0, finite=False),
@@ -77,7 +71,7 @@ class TurnLevelConfig(GRPOConfig):
             "GRPO; or 'sequence', as in GSPO, where turns with advantages of their own keep them (GSPO-token)."
         },
     )
-    loss_type: Annotated[str, OneOf((*OUR_LOSS_TYPES, *TRLS_LOSS_TYPES))] = field(
+    loss_type: Annotated[str, OneOf(("turn", "grpo", "dr_grpo", "dapo", "bnpo", *TRLS_LOSS_TYPES))] = field(
         default="turn",
         metadata={
             "help": "How the losses of tokens are averaged. 'turn' (default): over the tokens of each turn, then over "
@@ -137,7 +131,7 @@ class TurnLevelConfig(GRPOConfig):
             "this process. 0 (default): sampling and training take turns."
         },
     )
-    async_order: Annotated[str, OneOf(ORDERS)] = field(
+    async_order: Annotated[str, OneOf(("dataset", "completed"))] = field(
         default="dataset",
         metadata={
             "help": "Which rollouts are trained on next. 'dataset' (default): those of the next prompts. 'completed': "
@@ -145,7 +139,7 @@ class TurnLevelConfig(GRPOConfig):
             "`async_staleness` batches at the most, and is up to three times as many rollouts late."
         },
     )
-    async_old_policy: Annotated[str, OneOf(OLD_POLICIES)] = field(
+    async_old_policy: Annotated[str, OneOf(("behaviour", "proximal"))] = field(
         default="behaviour",
         metadata={
             "help": "What ratios compare with where rollouts are sampled ahead. 'behaviour' (default): the policy "

@@ -9,9 +9,6 @@ from typing import Annotated
 from sorl_trl.checks import COUNT, NOT_NEGATIVE, SHARE, SWITCH, Number, OneOf, check_fields
 from sorl_trl.trainers.config import OF_TRL, TRLS_LOSS_TYPES, TurnLevelConfig
 
-ADVANTAGE_LEVELS = ("turn", "token")
-CRITICS = ("adapter", "head", "model")
-
 
 @dataclass
 class SOPPOConfig(TurnLevelConfig):
@@ -40,7 +37,7 @@ class SOPPOConfig(TurnLevelConfig):
         default=None,
         metadata={"help": "Trajectories per prompt in evaluation. Default: `num_generations`."},
     )
-    advantage_level: Annotated[str, OneOf(ADVANTAGE_LEVELS)] = field(
+    advantage_level: Annotated[str, OneOf(("turn", "token"))] = field(
         default="turn",
         metadata={
             "help": "The time step of the critic and of GAE. 'turn' (default): V is read where a turn starts, all "
@@ -65,7 +62,7 @@ class SOPPOConfig(TurnLevelConfig):
             "of adding `beta` x KL to the loss."
         },
     )
-    critic: Annotated[str | None, OneOf(CRITICS)] = field(
+    critic: Annotated[str | None, OneOf(("adapter", "head", "model"))] = field(
         default=None,
         metadata={
             "help": "Where values come from. 'adapter': a second LoRA adapter and a scalar head on the frozen base "

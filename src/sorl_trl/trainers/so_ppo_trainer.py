@@ -17,9 +17,15 @@ from sorl_trl.trainers.critic.adapter import check_fsdp
 from sorl_trl.trainers.critic.build import setup_critic
 from sorl_trl.trainers.critic.checkpoint import CRITIC_FOLDER, check_critic_folder, restore_critic, save_critic
 from sorl_trl.trainers.critic.experience import critic_metrics, token_experience, turn_experience
-from sorl_trl.trainers.critic.model import Critic, ValuesBesideLogps, is_critic_name
+from sorl_trl.trainers.critic.model import (
+    Critic,
+    FollowPolicy,
+    ValuesBesideLogps,
+    detached_critic,
+    is_critic_name,
+    send_policy_alone,
+)
 from sorl_trl.trainers.critic.optimizer import add_critic_groups, check_deepspeed, hold_policy_back
-from sorl_trl.trainers.critic.policy_alone import FollowPolicy, detached_critic, send_policy_alone
 from sorl_trl.trainers.model_card import SORL_PAPER
 from sorl_trl.trainers.so_ppo_config import SOPPOConfig
 from sorl_trl.trainers.turns.batch import drop, policy_pass
@@ -63,9 +69,9 @@ class SOPPOTrainer(TurnLevelTrainer):
     _paper = SORL_PAPER
     args: SOPPOConfig
     critic: Critic
+    _old_policy: ValuesBesideLogps | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._old_policy: ValuesBesideLogps | None = None
         super().__init__(*args, **kwargs)
         if self.method.credit != Method().credit:
             raise ValueError(f"`credit` of the method is {self.method.credit!r}, but advantages come from the critic.")
@@ -111,9 +117,8 @@ class SOPPOTrainer(TurnLevelTrainer):
         """
         assert self._old_policy is not None
         length = output["completion_ids"].size(1)
-        if self._old_policy.was_called:
-            return output["old_per_token_logps"], self._old_policy.values(length)
-        logps = policy_pass(self, output, self._old_policy)
+        scored = self._old_policy.was_called
+        logps = output["old_per_token_logps"] if scored else policy_pass(self, output, self._old_policy)
         return logps, self._old_policy.values(length)
 
     # ---------------------------------------------------------------------------------------------------------------
@@ -231,9 +236,9 @@ class SOPPOTrainer(TurnLevelTrainer):
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
         output_dir = output_dir if output_dir is not None else self.args.output_dir
+        state_dict = self.model.state_dict() if state_dict is None else state_dict
         if self.args.should_save:
             save_critic(self.critic, self.model, Path(output_dir) / CRITIC_FOLDER, state_dict)
-        state_dict = self.model.state_dict() if state_dict is None else state_dict
         super()._save(output_dir, {name: tensor for name, tensor in state_dict.items() if not is_critic_name(name)})
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:

@@ -95,7 +95,7 @@ def _no_policy(monkeypatch: pytest.MonkeyPatch) -> None:
         engine=lambda end, options: Engine(),
         close=lambda: None,
     )
-    monkeypatch.setattr(rollouts, "policy_ahead", lambda trainer: policy)
+    monkeypatch.setattr(rollouts, "PolicyCopies", lambda trainer: policy)
     monkeypatch.setattr(RolloutsAhead, "__call__", None, raising=False)
     monkeypatch.setattr(Run.sample, "protocol", SimpleNamespace(stop_strings=()), raising=False)
     monkeypatch.setattr(Run.sample, "engine", None, raising=False)

@@ -41,8 +41,8 @@ def test_hand_worked_over_two_micro_batches() -> None:
     """C is (1, 4) + (2, 0) = (3, 4), of norm 5; then it is forgotten."""
     weights = parameter(1.0, 1.0)
     normalizer = ClippingBiasNormalizer([weights])
-    normalizer.add(weights[0] + 4 * weights[1], any_clipped=True)
-    normalizer.add(2 * weights[0], any_clipped=True)
+    normalizer.add(weights[0] + 4 * weights[1])
+    normalizer.add(2 * weights[0])
     assert weights.grad is None  # the second backward stays out of the optimizer's gradient
     weights.grad = torch.tensor([10.0, -5.0], dtype=torch.float64)
     assert normalizer.normalize(one()) == pytest.approx(5.0)
@@ -56,9 +56,9 @@ def test_two_ranks_divide_by_the_norm_of_their_mean(of_other: tuple[float, float
     """(6, 0) with (0, 8) is (3, 4) in the mean, and (3, 0) with a rank where nothing is clipped."""
     weights = parameter(1.0, 1.0)
     normalizer, other = ClippingBiasNormalizer([weights]), ClippingBiasNormalizer([weights])
-    normalizer.add(6 * weights[0], any_clipped=True)
+    normalizer.add(6 * weights[0])
     if of_other is not None:
-        other.add(of_other[0] * weights[0] + of_other[1] * weights[1], any_clipped=True)
+        other.add(of_other[0] * weights[0] + of_other[1] * weights[1])
     weights.grad = torch.tensor([norm, 2 * norm], dtype=torch.float64)
     assert normalizer.normalize(rank(other)) == pytest.approx(norm)
     assert weights.grad.tolist() == pytest.approx([1.0, 2.0])
@@ -67,7 +67,7 @@ def test_two_ranks_divide_by_the_norm_of_their_mean(of_other: tuple[float, float
 def test_the_rank_where_nothing_is_clipped_divides_too() -> None:
     weights = parameter(1.0)
     idle, other = ClippingBiasNormalizer([weights]), ClippingBiasNormalizer([weights])
-    other.add(8 * weights.sum(), any_clipped=True)
+    other.add(8 * weights.sum())
     weights.grad = torch.tensor([1.0], dtype=torch.float64)
     assert idle.normalize(rank(other)) == pytest.approx(4.0)
     assert weights.grad.tolist() == pytest.approx([0.25])
@@ -76,7 +76,7 @@ def test_the_rank_where_nothing_is_clipped_divides_too() -> None:
 def test_a_norm_below_one_divides_nothing() -> None:
     weights = parameter(1.0)
     normalizer = ClippingBiasNormalizer([weights])
-    normalizer.add(0.5 * weights.sum(), any_clipped=True)
+    normalizer.add(0.5 * weights.sum())
     weights.grad = torch.tensor([3.0], dtype=torch.float64)
     assert normalizer.normalize(one()) == pytest.approx(0.5)
     assert weights.grad.tolist() == [3.0]
@@ -87,7 +87,7 @@ def test_the_norm_is_that_of_all_parameters() -> None:
     first, second, apart, unused = (parameter(1.0) for _ in range(4))
     frozen = parameter(1.0).requires_grad_(False)
     normalizer = ClippingBiasNormalizer([first, second, apart, unused, frozen])
-    normalizer.add((6 * first + 8 * second).sum() * frozen.sum(), any_clipped=True)
+    normalizer.add((6 * first + 8 * second).sum() * frozen.sum())
     for each in (first, second, apart):
         each.grad = torch.ones_like(each)
     assert normalizer.normalize(one()) == pytest.approx(10.0)

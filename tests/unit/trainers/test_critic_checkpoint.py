@@ -65,7 +65,7 @@ class TestFolder:
 def test_every_shape_of_adapter_comes_back(tmp_path: Path, adapter: str) -> None:
     """Inside of a policy, and alone."""
     model, critic = changed("adapter", **ADAPTERS[adapter])
-    save_critic(critic, model, tmp_path, None)
+    save_critic(critic, model, tmp_path, model.state_dict())
     again, other = policy_with("adapter", **ADAPTERS[adapter])
     restore_critic(other, again, tmp_path)
     assert_same_critic(again, model)
@@ -78,7 +78,7 @@ def test_every_shape_of_adapter_comes_back(tmp_path: Path, adapter: str) -> None
 def test_an_adapter_on_nothing_is_refused(tmp_path: Path) -> None:
     model, critic = policy_with("adapter")
     critic.config.base_model_name_or_path = None
-    save_critic(critic, model, tmp_path / "critic", None)
+    save_critic(critic, model, tmp_path / "critic", model.state_dict())
     with pytest.raises(ValueError, match="`base_model` is None"):
         load_critic(tmp_path)
 

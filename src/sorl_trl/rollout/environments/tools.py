@@ -138,9 +138,13 @@ def _failed(tool: Tool, error: BaseException) -> Reply:
     """As TRL has it, whose tools talk to the policy by exceptions; but one that is down is down."""
     if is_down(error):
         raise error
+    try:
+        said, shown = str(error), repr(error)
+    except Exception:  # an exception that cannot say what it is
+        said = shown = type(error).__name__
     if not isinstance(error, WrongArguments):
-        logger.warning("%s raised %r, which is told to the policy", tool.__qualname__, error)
-    return Reply(f"error: {error}")
+        logger.warning("%s raised %s, which is told to the policy", tool.__qualname__, shown)
+    return Reply(f"error: {said}")
 
 
 class WrongArguments(Exception):

@@ -120,13 +120,7 @@ class AgentRollout:
         return {**output, "environments": [*environments]} if environments else output
 
     def check(self, config: Any, tools: Any = None, environment_factory: Any = None) -> None:
-        """Raise ValueError for arguments of a trainer that the rollout cannot honour.
-
-        Args:
-            config: The trainer's.
-            tools: What the trainer is given beside the rollout.
-            environment_factory: Likewise.
-        """
+        """Raise ValueError for arguments of a trainer that the rollout cannot honour."""
         if tools or environment_factory:
             raise ValueError(
                 "`tools` or `environment_factory` is given together with a rollout that makes whole trajectories "

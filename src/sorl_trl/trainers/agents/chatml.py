@@ -67,10 +67,7 @@ def chatml_tools(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
 def check_template(policy: str, given: Mapping[str, Any], trust_remote_code: bool) -> None:
     """Raise ValueError where a trainer is given tools, and a chat template that cannot show their calls and results.
 
-    Args:
-        policy: Its name or path, where its tokenizer is, unless a `processing_class` is given.
-        given: To the trainer, by name.
-        trust_remote_code: Of the trainer's config.
+    `given` are the trainer's arguments, by name.
     """
     if not (given.get("tools") or given.get("environment_factory")):
         return

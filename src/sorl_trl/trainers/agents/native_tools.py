@@ -90,9 +90,6 @@ def tools_as_rollout(given: Mapping[str, Any]) -> dict[str, Any]:
     return {**without, **changed, "rollout_func": AgentRollout(box)}
 
 
-Render = Callable[[list[dict[str, Any]]], list[int]]
-
-
 class HarmlessTools:
     """Sees to it that, in TRL's tool loop, no tool can forge a message, a tag or a control token.
 
@@ -100,9 +97,6 @@ class HarmlessTools:
     under which the policy called one, and what `reset` of an environment adds to the prompt. The messages themselves
     are changed, so that reward functions read what the policy read. Nothing of the trainer is changed: its overrides
     of TRL's methods call these.
-
-    Args:
-        trainer: a `GRPOTrainer`.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -147,12 +141,11 @@ class HarmlessTools:
         self._trainer._log_metric("rollout/neutralized_per_trajectory", neutralized / len(completions))
         return tool_mask, completions, *others
 
-    def suffix_ids(self, render: Render, messages: list[dict[str, Any]]) -> list[int]:
-        """The token ids that `render` makes of tools' messages, which are made harmless before."""
+    def clean_results(self, messages: list[dict[str, Any]]) -> None:
+        """Make tools' messages harmless."""
         for message in messages:
             message["name"] = self._results.clean("", _plain(message["name"]))
             message["content"] = self._harmless(message["content"])
-        return render(messages)
 
     def _harmless(self, content: Any) -> str | list[dict[str, Any]]:
         """What a tool returned, as text; content blocks, of text and images alone, stay blocks."""

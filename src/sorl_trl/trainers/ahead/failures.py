@@ -10,7 +10,7 @@ from accelerate.utils import gather_object
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy
 
 from sorl_trl.trainers.agents.vllm.connection import EngineUnavailable
-from sorl_trl.trainers.ahead.look_ahead import cycle_steps
+from sorl_trl.trainers.cycle.epoch_sampler import cycle_steps
 from sorl_trl.trainers.cycle.resume_point import damage, ranks_where
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from trl import GRPOTrainer
 
 from sorl_trl.rollout import Engine, EngineOptions, TurnEnd, model_engine
 from sorl_trl.rollout.slots import SlotEngine
@@ -21,7 +20,7 @@ TOLERANCE = 0.1
 _PROBE, _PROBED_TOKENS, _MOST = 32, 16, 0.5
 """Tokens of the prompt, how many of its beginnings the server adds a token to, and what one of these counts at the
 most: in bfloat16 one in a thousand is off by more than a nat."""
-_PLAIN = {"repetition_penalty": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "n": 1, "logprobs": 0}
+_PLAIN = {"repetition_penalty": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "logprobs": 0, "ignore_eos": True}
 """Settings with which a server samples what its policy says, whatever its own defaults are."""
 
 
@@ -141,11 +140,6 @@ class PolicyCopies:
 
     def close(self) -> None:
         """Nothing to cut: rollouts end with their next step."""
-
-
-def policy_ahead(trainer: GRPOTrainer) -> ServerPolicy | PolicyCopies:
-    """What a trainer's configuration asks for."""
-    return ServerPolicy(trainer) if trainer.use_vllm else PolicyCopies(trainer)
 
 
 def _copied(policy: nn.Module) -> nn.Module:

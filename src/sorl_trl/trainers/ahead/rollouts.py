@@ -18,8 +18,8 @@ from sorl_trl.rollout import Engine, TurnEnd
 from sorl_trl.rollout.engine import draw_seed
 from sorl_trl.trainers.agents.agent_rollout import AgentRollout
 from sorl_trl.trainers.ahead.failures import together
-from sorl_trl.trainers.ahead.look_ahead import cycle_steps, upcoming_batches
-from sorl_trl.trainers.ahead.policies import ServerPolicy, policy_ahead
+from sorl_trl.trainers.ahead.policies import PolicyCopies, ServerPolicy
+from sorl_trl.trainers.cycle.epoch_sampler import cycle_steps, upcoming_batches
 
 _LISTEN_S = 0.5
 """How often the training thread hears of Ctrl-C while it waits."""
@@ -56,12 +56,6 @@ class RolloutsAhead:
 
     Whatever touches random numbers, other processes, or metrics happens in the training thread: when a part begins,
     and when it is taken.
-
-    Args:
-        trainer: Trains on one batch after the other.
-        rollout: How a batch is sampled.
-        staleness: How many batches may be ahead.
-        by_completion: Take groups in the order in which they are completed.
     """
 
     output: dict[str, Any]
@@ -75,7 +69,7 @@ class RolloutsAhead:
         rows = int(trainer.args.generation_batch_size) // trainer.accelerator.num_processes
         self._rows_of_part = int(trainer.num_generations) if by_completion else rows
         self._parts_of_batch = rows // self._rows_of_part
-        self._policy = policy_ahead(trainer)
+        self._policy = ServerPolicy(trainer) if trainer.use_vllm else PolicyCopies(trainer)
         self._under_way: list[Part] = []
         self._processing_class = copy.deepcopy(trainer.processing_class)
         """For the threads, which only read it: the training thread changes how its own pads."""
@@ -92,10 +86,9 @@ class RolloutsAhead:
         """Parts of later batches that have been trained on."""
 
     def take(self, inputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The rows to train on next, with `output` for them. All processes call it together.
+        """The rows to train on next, with `output` for them, in place of those that the dataloader has brought.
 
-        Args:
-            inputs: The rows that the dataloader has brought.
+        All processes call it together.
 
         Raises RuntimeError for what a rollout under way has raised, on all processes, and for a batch of the
         dataloader that is not the one that was looked ahead to.

@@ -22,10 +22,7 @@ _CHANGE_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 class AdapterCritic(Critic):
     """A LoRA adapter "critic" and a scalar head: one base model serves policy, reference and critic.
 
-    Args:
-        head: the value head.
-        model: the PEFT model to which `add_critic_adapter` has been applied.
-        config: what that gave.
+    `config` is what `add_critic_adapter` gave for `model`.
     """
 
     kind = "adapter"

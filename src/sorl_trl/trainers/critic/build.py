@@ -28,12 +28,8 @@ from sorl_trl.trainers.so_ppo_config import SOPPOConfig
 def setup_critic(model: Any, config: SOPPOConfig, vocabulary: int) -> Critic:
     """Build the critic, attach it to `model`, and load what `critic_model_name_or_path` names.
 
-    It is the same on every rank, and independent of what was sampled before.
-
-    Args:
-        model: the policy, under PEFT or not.
-        config: the trainer's.
-        vocabulary: how many tokens the tokenizer knows.
+    It is the same on every rank, and independent of what was sampled before. `vocabulary` is how many tokens the
+    tokenizer knows.
 
     Raises:
         ValueError: the configuration does not fit `model`.
@@ -78,15 +74,10 @@ def _build(model: Any, config: SOPPOConfig, vocabulary: int) -> Critic:
     head = ValueHead(causal_lm_of(model).config.get_text_config().hidden_size, trained_dtype(model))
     if kind == "head":
         return HeadCritic(head, config.critic_trunk_gradient)
-    return _build_adapter_critic(model, head, config)
-
-
-def _build_adapter_critic(model: Any, head: ValueHead, config: SOPPOConfig) -> AdapterCritic:
-    dtype = trained_dtype(model)
     adapter = add_critic_adapter(model)
     for name, parameter in model.named_parameters():
         if is_critic_name(name) and "lora_magnitude_vector" not in name:  # DoRA's is too fine for bfloat16
-            parameter.data = parameter.data.to(dtype)
+            parameter.data = parameter.data.to(head.weight.dtype)
     return AdapterCritic(head, model, adapter)
 
 

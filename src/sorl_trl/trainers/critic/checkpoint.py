@@ -33,24 +33,19 @@ BACKBONE_FOLDER = "backbone"
 _CRITIC_PREFIX = re.compile(rf"^(?:base_model\.model\.)?{CRITIC_ATTRIBUTE}\.")
 
 
-def save_critic(critic: Critic, model: nn.Module, folder: Path, state_dict: Mapping[str, Tensor] | None) -> None:
-    """Write `folder`.
+def save_critic(critic: Critic, model: nn.Module, folder: Path, state_dict: Mapping[str, Tensor]) -> None:
+    """Write `folder`, which is made if missing.
 
-    Args:
-        critic: attached to `model`.
-        model: the trained model, unwrapped.
-        folder: where to, made if missing.
-        state_dict: of `model`, gathered from its shards; None where `model` itself is whole. Empty where an engine
-            keeps the weights in a checkpoint of its own: then only the configuration is written.
+    `state_dict` is that of `model`, unwrapped and gathered from its shards. It is empty where an engine keeps the
+    weights in a checkpoint of its own: then only the configuration is written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CONFIG_FILE).write_text(json.dumps({"kind": critic.kind}) + "\n")
     if isinstance(critic, AdapterCritic):
         critic.config.save_pretrained(str(folder / ADAPTER_FOLDER))
-    state = model.state_dict() if state_dict is None else state_dict
-    if not state:
+    if not state_dict:
         return
-    own = {_CRITIC_PREFIX.sub("", name): tensor for name, tensor in state.items() if _CRITIC_PREFIX.match(name)}
+    own = {_CRITIC_PREFIX.sub("", name): tensor for name, tensor in state_dict.items() if _CRITIC_PREFIX.match(name)}
     head = {name.removeprefix("head."): t.contiguous() for name, t in own.items() if name.startswith("head.")}
     save_file(head, folder / HEAD_FILE)
     if isinstance(critic, ModelCritic):
@@ -59,7 +54,7 @@ def save_critic(critic: Critic, model: nn.Module, folder: Path, state_dict: Mapp
     elif isinstance(critic, AdapterCritic):
         with known_adapter(cast(PeftModel, model), critic.config):
             adapter = get_peft_model_state_dict(
-                model, state_dict=dict(state), adapter_name=CRITIC_ADAPTER, save_embedding_layers=False
+                model, state_dict=dict(state_dict), adapter_name=CRITIC_ADAPTER, save_embedding_layers=False
             )
         save_file({name: t.contiguous() for name, t in adapter.items()}, folder / ADAPTER_FOLDER / ADAPTER_FILE)
 

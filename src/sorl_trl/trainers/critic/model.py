@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -17,6 +18,7 @@ import torch
 from peft import PeftModel
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from trl.trainer.callbacks import SyncRefModelCallback
 from trl.trainer.utils import FusedCausalLMOutput
 
 CRITIC_ATTRIBUTE = "critic"
@@ -50,11 +52,7 @@ class BackboneCall:
 
 
 class Critic(nn.Module):
-    """Base of the three kinds, which turn one call of the policy's backbone into (B, L): V after each token.
-
-    Args:
-        head: the value head.
-    """
+    """Base of the three kinds, which turn one call of the policy's backbone into (B, L): V after each token."""
 
     kind: str
 
@@ -67,12 +65,7 @@ class Critic(nn.Module):
 
 
 class HeadCritic(Critic):
-    """A scalar head on the policy's hidden states.
-
-    Args:
-        head: the value head.
-        trunk_gradient: whether the value loss trains the policy's weights too.
-    """
+    """A scalar head on the policy's hidden states, whose loss trains these too with a `trunk_gradient`."""
 
     kind = "head"
 
@@ -152,12 +145,38 @@ def is_critic_name(name: str) -> bool:
     return CRITIC_ATTRIBUTE in name.split(".")
 
 
-class ValuesBesideLogps:
-    """A model for `GRPOTrainer._get_per_token_logps_and_entropies`, which only calls it: asks it for values too.
+@contextmanager
+def detached_critic(model: nn.Module) -> Iterator[None]:
+    """The policy as if it never had a critic: for loading it, and for pairing it with another model."""
+    causal_lm = causal_lm_of(model)
+    critic = causal_lm._modules.pop(CRITIC_ATTRIBUTE, None)
+    try:
+        yield
+    finally:
+        if critic is not None:
+            causal_lm.add_module(CRITIC_ATTRIBUTE, critic)
 
-    Args:
-        model: the policy with its critic attached, under any wrapper.
+
+def send_policy_alone(engine: Any) -> None:
+    """Keep the critic from TRL's wrapper of vLLM, whose model does not have its parameters.
+
+    TRL builds the wrapper, which reads the parameters off the model within its own synchronization: the method that
+    iterates over them is the only place to leave some out.
     """
+    iterate = engine._iter_named_params
+    engine._iter_named_params = lambda: ((name, p) for name, p in iterate() if not is_critic_name(name))
+
+
+class FollowPolicy(SyncRefModelCallback):
+    """`SyncRefModelCallback` pairs the parameters of two models one by one: the reference has no critic."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        with detached_critic(self.accelerator.unwrap_model(kwargs["model"])):
+            super().on_step_end(args, state, control, **kwargs)
+
+
+class ValuesBesideLogps:
+    """A model for `GRPOTrainer._get_per_token_logps_and_entropies`, which only calls it: asks it for values too."""
 
     def __init__(self, model: Callable[..., Any]) -> None:
         self._model = model

@@ -54,16 +54,12 @@ class ValueModel(nn.Module):
         attention_mask = pad_sequence([torch.ones_like(text) for text in texts], batch_first=True)
         device = self.head.weight.device
         values = self(input_ids.to(device), attention_mask.to(device)).cpu()
-        return [
-            values[i, len(trajectories[i].prompt_ids) + self._before_turns(row.turn_ids)].tolist()
-            for i, row in enumerate(rows)
-        ]
-
-    @staticmethod
-    def _before_turns(turn_ids: Sequence[int]) -> Tensor:
-        """(K,) index of the last token before each turn, -1 for the last one of the prompt."""
-        ids = torch.tensor([list(turn_ids)])
-        return last_token_before_turn(ids)[turn_mask(ids).bool()]
+        found = []
+        for trajectory, row, of_text in zip(trajectories, rows, values, strict=True):
+            turn_ids = torch.tensor([row.turn_ids])
+            before_turns = last_token_before_turn(turn_ids)[turn_mask(turn_ids).bool()]  # -1 is the prompt's last one
+            found.append(of_text[len(trajectory.prompt_ids) + before_turns].tolist())
+        return found
 
 
 def load_critic(path: str | Path, base_model: str | None = None, **kwargs: Any) -> ValueModel:

@@ -1,8 +1,9 @@
-"""A resumed run asks the prompts of each epoch in the order of an uninterrupted one."""
+"""Which prompts a run asks: each epoch in the order of an uninterrupted run, and before the dataloader brings them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from trl.trainer.utils import RepeatSampler
@@ -15,6 +16,7 @@ class EpochRepeatSampler(RepeatSampler):
     """
 
     epoch = 0
+    """To be set before each pass."""
 
     @classmethod
     def like(cls, sampler: RepeatSampler) -> EpochRepeatSampler:
@@ -28,13 +30,34 @@ class EpochRepeatSampler(RepeatSampler):
             seed=sampler.seed,
         )
 
-    def set_epoch(self, epoch: int) -> None:
-        """Called before each epoch."""
-        self.epoch = epoch
-
     def __iter__(self) -> Iterator[int]:
         if self.shuffle:
             self.generator.manual_seed(self.seed)
             for _ in range(self.epoch):
                 torch.randperm(self.num_samples, generator=self.generator)
         yield from super().__iter__()
+
+
+def cycle_steps(trainer: Any) -> int:
+    """Micro-batches that are trained on between two rollouts."""
+    return int(trainer.args.steps_per_generation) * int(trainer.num_iterations)
+
+
+def upcoming_batches(trainer: Any, first: int) -> Iterator[list[dict[str, Any]]]:
+    """This process's rows of the data set, batch after batch and epoch after epoch, from batch `first` on.
+
+    A batch is what is sampled together. The order is that of the trainer's own sampler.
+    """
+    sampler = EpochRepeatSampler.like(trainer._train_sampler)
+    sampler.repeat_count = 1
+    size = int(trainer.args.generation_batch_size)
+    rows = size // trainer.accelerator.num_processes
+    mine = rows * trainer.accelerator.process_index
+    number = 0
+    while True:
+        indices = list(sampler)
+        for start in range(0, len(indices), size):
+            if number >= first:
+                yield [dict(trainer.train_dataset[i]) for i in indices[start + mine : start + mine + rows]]
+            number += 1
+        sampler.epoch += 1

@@ -1,4 +1,4 @@
-"""The generation cycle of a trainer: what it has collected, and what of that it still has to train on."""
+"""The generation cycle of a trainer, one rollout and its updates, in checkpoints: a resumed run goes on within it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from sorl_trl.command_line import UserMistake
 from sorl_trl.files import write_whole
 from sorl_trl.trainers.ahead.training import load_ahead
 from sorl_trl.trainers.checks import say_once
+from sorl_trl.trainers.cycle.epoch_sampler import cycle_steps
 from sorl_trl.trainers.cycle.resume_point import ranks_where
 from sorl_trl.trainers.turns.batch import ON_HOST
 
@@ -25,72 +26,63 @@ _SETTINGS = (
 """Fields of the configuration that say what a step of a generation cycle is."""
 
 
-class GenerationCycle:
-    """The rollouts of one rank between the steps in which they are collected and trained on.
+def save_cycle(trainer: Any, folder: Path) -> None:
+    """Write into a checkpoint where this process is in its generation cycle, and what it has still to train on.
 
-    Checkpoints hold it, so that a resumed run goes on within a cycle: TRL saves neither the step within the cycle nor
-    the trajectories that the rest of the cycle is to train on, and would generate others at once.
-
-    Args:
-        trainer: a `GRPOTrainer`, whose step and buffered rollout this keeps.
+    TRL saves neither the step within the cycle nor the trajectories that the rest of the cycle is to train on, and
+    would generate others at once.
     """
+    is_unfinished = trainer._step % cycle_steps(trainer) != 0
+    state = {
+        "step": trainer._step,
+        "buffered_inputs": trainer._buffered_inputs if is_unfinished else None,
+        "ahead": None if trainer._ahead is None else trainer._ahead.state(),
+        **{name: getattr(trainer.args, name) for name in _SETTINGS},
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    write_whole(_file(trainer, folder), lambda file: torch.save(state, file))
 
-    def __init__(self, trainer: Any) -> None:
-        self._trainer = trainer
 
-    def save(self, folder: Path) -> None:
-        """Write it into the checkpoint `folder`, a file for each rank."""
-        trainer = self._trainer
-        is_unfinished = trainer._step % (trainer.args.steps_per_generation * trainer.num_iterations) != 0
-        state = {
-            "step": trainer._step,
-            "buffered_inputs": trainer._buffered_inputs if is_unfinished else None,
-            "ahead": None if (ahead := getattr(trainer, "_ahead", None)) is None else ahead.state(),
-            **{name: getattr(trainer.args, name) for name in _SETTINGS},
-        }
-        folder.mkdir(parents=True, exist_ok=True)
-        write_whole(self._file(folder), lambda file: torch.save(state, file))
+def load_cycle(trainer: Any, folder: Path) -> None:
+    """Restore the step within the cycle and the trajectories that are still to be trained on.
 
-    def load(self, folder: Path) -> None:
-        """Restore the step within the cycle and the trajectories that are still to be trained on.
+    Not exact: an iterable dataset after its first pass, since transformers cannot tell how long a pass is; and,
+    which is warned of, a reference that `sync_ref_model` has moved.
+    What is summed up between two log entries is lost, as it is with transformers' own trainer.
 
-        Not exact: an iterable dataset after its first pass, since transformers cannot tell how long a pass is; and,
-        which is warned of, a reference that `sync_ref_model` has moved.
-        What is summed up between two log entries is lost, as it is with transformers' own trainer.
+    Raises:
+        UserMistake: trajectories are still to be trained on, and it was written by another number of processes or
+            with other batch settings.
+    """
+    args, file = trainer.args, _file(trainer, folder)
+    if args.sync_ref_model:
+        say_once(
+            args,
+            "`sync_ref_model` moves the reference, which is in no checkpoint: the run goes on with the reference that "
+            "a new run starts from.",
+        )
+    if without := ranks_where(not file.is_file()):  # all ranks must collect in the same steps
+        say_once(
+            args,
+            f"{folder} does not say to processes {without} where in a generation cycle it was written "
+            "(`trl.GRPOTrainer` wrote it, or it was copied in part): the run goes on with new trajectories.",
+        )
+        return
+    # Not straight to the device: accelerate puts several CPU processes on "cpu:0", which torch.load refuses.
+    state = torch.load(file, map_location="cpu", weights_only=True)
+    is_waited_for = load_ahead(trainer, state.get("ahead"))
+    changed = [name for name in _SETTINGS if state[name] != getattr(args, name)]
+    if changed and (is_waited_for or state["buffered_inputs"] is not None):
+        raise UserMistake(
+            f"`{changed[0]}` is {getattr(args, changed[0])}, but was {state[changed[0]]} when {folder} was written, "
+            "with trajectories still to be trained on. Resume with the same, or start a new run."
+        )
+    if state["buffered_inputs"] is None:
+        trainer._step = 0  # the next step begins a cycle, which may be another one
+        return
+    trainer._step = state["step"]
+    trainer._buffered_inputs = send_to_device(state["buffered_inputs"], trainer.accelerator.device, skip_keys=ON_HOST)
 
-        Raises:
-            UserMistake: trajectories are still to be trained on, and it was written by another number of processes or
-                with other batch settings.
-        """
-        if self._trainer.args.sync_ref_model:
-            say_once(
-                self._trainer.args,
-                "`sync_ref_model` moves the reference, which is in no checkpoint: the run goes on with the reference "
-                "that a new run starts from.",
-            )
-        if without := ranks_where(not self._file(folder).is_file()):  # all ranks must collect in the same steps
-            say_once(
-                self._trainer.args,
-                f"{folder} does not say to processes {without} where in a generation cycle it was written "
-                "(`trl.GRPOTrainer` wrote it, or it was copied in part): the run goes on with new trajectories.",
-            )
-            return
-        # Not straight to the device: accelerate puts several CPU processes on "cpu:0", which torch.load refuses.
-        state = torch.load(self._file(folder), map_location="cpu", weights_only=True)
-        is_waited_for = load_ahead(self._trainer, state.get("ahead"))
-        changed = [name for name in _SETTINGS if state[name] != getattr(self._trainer.args, name)]
-        if changed and (is_waited_for or state["buffered_inputs"] is not None):
-            raise UserMistake(
-                f"`{changed[0]}` is {getattr(self._trainer.args, changed[0])}, but was {state[changed[0]]} when "
-                f"{folder} was written, with trajectories still to be trained on. Resume with the same, or start a "
-                "new run."
-            )
-        if state["buffered_inputs"] is None:
-            self._trainer._step = 0  # the next step begins a cycle, which may be another one
-            return
-        device = self._trainer.accelerator.device
-        self._trainer._step = state["step"]
-        self._trainer._buffered_inputs = send_to_device(state["buffered_inputs"], device, skip_keys=ON_HOST)
 
-    def _file(self, folder: Path) -> Path:
-        return folder / f"generation_cycle_{self._trainer.args.process_index}.pt"
+def _file(trainer: Any, folder: Path) -> Path:
+    return folder / f"generation_cycle_{trainer.args.process_index}.pt"

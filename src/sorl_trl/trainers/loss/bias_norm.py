@@ -31,15 +31,14 @@ class ClippingBiasNormalizer:
         """Add one micro-batch's share of C(θ): a second backward, only where something is clipped."""
         if not (batch.is_training and batch.log_ratio.requires_grad):
             return
-        weights = batch.inputs["importance_sampling_ratio"] if corrects_sampling(trainer) else 1.0
         stopped = objective.stopped & batch.loss_mask
-        bias = clipping_bias(batch.ratio, batch.advantages * weights, stopped, batch.loss_mask)
-        self.add(bias * batch.row_scale / trainer._micro_batches(), bool(stopped.any()))
+        if stopped.any():
+            weights = batch.inputs["importance_sampling_ratio"] if corrects_sampling(trainer) else 1.0
+            bias = clipping_bias(batch.ratio, batch.advantages * weights, stopped, batch.loss_mask)
+            self.add(bias * batch.row_scale / trainer._micro_batches())
 
-    def add(self, bias: Tensor, any_clipped: bool) -> None:
+    def add(self, bias: Tensor) -> None:
         """Add the gradient of a scalar, already divided by the number of micro-batches in the step."""
-        if not any_clipped:
-            return
         # autograd.grad, unlike backward, neither touches .grad nor fires DDP's reduction hooks.
         bias_gradients = torch.autograd.grad(bias, self._parameters, retain_graph=True, allow_unused=True)
         gradients = [

@@ -44,9 +44,8 @@ class KLSchedule(TrainerCallback):
     the optimizer. The factor is part of the scheduler's state and of its base rates: it survives a resume, and
     where something else lowers the learning rates, what is scheduled from then on is the lowered rate.
 
-    Args:
-        target_kl: nats per token. With 0 the rate is as scheduled, also after a run that had lowered it is resumed.
-        record: is told the factor of each update.
+    With a `target_kl`, in nats per token, of 0 the rate is as scheduled, also after a run that had lowered it is
+    resumed. `record` is told the factor of each update.
 
     Raises:
         ValueError: when training begins: the schedule does not let its learning rates be lowered.
@@ -76,9 +75,7 @@ class KLSchedule(TrainerCallback):
     def observe(self, batch: MicroBatch, metrics: Sequence[Mapping[str, float]]) -> None:
         """Take note of a micro-batch, and set the learning rate if the optimizer steps after it.
 
-        Args:
-            batch: the micro-batch.
-            metrics: of all micro-batches of the update, over all processes, if it is the last one.
+        The metrics are those of all micro-batches of the update, over all processes, if it is the last one.
         """
         if not batch.is_training or not self.target_kl:
             return
@@ -99,9 +96,5 @@ class KLSchedule(TrainerCallback):
         return factor
 
     def _scale(self, before: float, factor: float) -> None:
-        scale_learning_rate(self._optimizer, self._scheduler, factor / before, _is_policy)
+        scale_learning_rate(self._optimizer, self._scheduler, factor / before, lambda group: not group.get("critic"))
         setattr(self._scheduler, FACTOR, factor)
-
-
-def _is_policy(group: dict[str, Any]) -> bool:
-    return not group.get("critic")

@@ -115,9 +115,6 @@ class MetricLog:
 
     On the device they are kept until the optimizer steps: then all processes exchange them, and each waits for its
     device once, however many micro-batches there were.
-
-    Args:
-        trainer: a `TurnLevelTrainer`, in whose `_metrics` they are put.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -137,13 +134,10 @@ class MetricLog:
     ) -> list[dict[str, float]]:
         """Take note of a micro-batch; log and return it and those before it if the optimizer steps after it.
 
-        Args:
-            batch: the micro-batch.
-            objective: what our surrogate said; None where TRL computed the loss and logged its own clip ratios.
-            others: the metrics of the loss and its terms, as `MetricSums.add` takes them.
+        The others are metrics of the loss and its terms, as `MetricSums.add` takes them.
         """
         sums = batch_metrics(batch)
-        if objective is not None:
+        if objective is not None:  # else TRL computed the loss, and has logged its own clip ratios
             add_clip_ratios(sums, batch, objective.stopped)
         sums.add(others)
         self._waiting.append(sums)

@@ -20,11 +20,7 @@ class NoPadding:
 
     TRL makes a rollout as wide as its longest trajectory, and each micro-batch stays as wide. What stands behind the
     longest trajectory of the micro-batch changes nothing before it, and is 0 in what this returns. It is not for those
-    models whose positions depend on the width: see `width_matters`.
-
-    Args:
-        model: what it would call: a policy with TRL's fused head, under any wrapper.
-        prompt: tokens of a prompt, padding included.
+    models whose positions depend on the width: see `width_matters`. `prompt` is the width of prompts, with padding.
     """
 
     def __init__(self, model: Callable[..., Any], prompt: int) -> None:
@@ -51,10 +47,7 @@ def width_matters(model: Any) -> bool:
 class CompletionsAlone:
     """The same whose head reads completions alone: on a CPU, TRL's would make logits of prompts too, for nothing.
 
-    Args:
-        model: what it would call.
-        policy: the same without accelerate's wrappers.
-        prompt: tokens of a prompt, padding included.
+    `policy` is `model` without accelerate's wrappers.
     """
 
     def __init__(self, model: Callable[..., Any], policy: Any, prompt: int) -> None:

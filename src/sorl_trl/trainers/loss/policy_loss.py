@@ -20,13 +20,12 @@ from torch import Tensor
 from sorl_trl.methods import ClipRange, MicroBatch, Objective, PPOMin
 from sorl_trl.ops import TurnLayout, bounded_log_ratio, scaled_bound, scaled_clip_range, turn_weights
 from sorl_trl.trainers.config import TRLS_LOSS_TYPES
-from sorl_trl.trainers.loss.entropy_bonus import entropy_bonus
 from sorl_trl.trainers.turns.batch import (
     GENERATED_AT,
     GOOD_TOKENS,
-    IMAGE_INPUTS,
     OLD_SINCE,
     advantages_of,
+    ask_policy,
     loss_mask_of,
     row_scale,
     turns_of,
@@ -55,16 +54,12 @@ def is_trls(trainer: Any, inputs: Mapping[str, Any]) -> bool:
 def policy_loss(
     trainer: Any, model: Any, inputs: Mapping[str, Any]
 ) -> tuple[Tensor, MicroBatch, Objective, dict[str, Any]]:
-    """The loss of a micro-batch without its terms, what it was formed of, what the surrogate said, and TRL's metrics.
-
-    Args:
-        trainer: a `TurnLevelTrainer`.
-        model: the policy, wrapped for training.
-        inputs: the micro-batch, with B trajectories of at most T completion tokens.
-    """
+    """The loss of a micro-batch without its terms; what it was formed of, what the surrogate said, and metrics."""
     mask = loss_mask_of(inputs)
 
-    logps, entropies, aux_loss = _log_probabilities(trainer, model, inputs)
+    # (B, T) log-probabilities and entropies of the completions, and a mixture's router loss
+    asked = {"compute_entropy": True, "compute_aux_loss": trainer.aux_loss_enabled}
+    logps, entropies, aux_loss = ask_policy(trainer, model, inputs, **asked)
 
     # Ratio and surrogate
     batch = micro_batch(trainer, logps, inputs)
@@ -104,27 +99,11 @@ def policy_loss(
     loss = mean / trainer._micro_batches()
     if trainer._entropy_bonus_enabled:
         metrics["policy_loss"] = loss if trainer.args.loss_type == "dapo" else mean  # as TRL
-        loss = loss - entropy_bonus(trainer, entropies, mask if entropy_mask is None else mask * entropy_mask)
+        loss = loss - _entropy_bonus(trainer, entropies, mask if entropy_mask is None else mask * entropy_mask)
     if trainer.aux_loss_enabled:
         loss = loss + trainer.router_aux_loss_coef * aux_loss / trainer._micro_batches()
         metrics["aux_loss"] = aux_loss
     return loss, batch, objective, metrics
-
-
-def _log_probabilities(trainer: Any, model: Any, inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor, Any]:
-    """(B, T) log-probabilities and entropies of the completions, and a mixture's router loss or None."""
-    ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
-    attention_mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
-    result: tuple[Tensor, Tensor, Any] = trainer._get_per_token_logps_and_entropies(
-        model,
-        ids,
-        attention_mask,
-        inputs["completion_ids"].size(1),
-        compute_entropy=True,
-        compute_aux_loss=trainer.aux_loss_enabled,
-        **{name: inputs.get(name) for name in IMAGE_INPUTS},
-    )
-    return result
 
 
 def _mean(trainer: Any, losses: Tensor, mask: Tensor, batch: MicroBatch) -> Tensor:
@@ -145,14 +124,39 @@ def _mean(trainer: Any, losses: Tensor, mask: Tensor, batch: MicroBatch) -> Tens
     return (kept.sum(1) / mask.sum(1).clamp(min=1)).mean() * batch.row_scale
 
 
-def micro_batch(trainer: Any, logps: Tensor, inputs: Mapping[str, Any]) -> MicroBatch:
-    """What the pieces of the method, the metrics and the observers are given.
+def _entropy_bonus(trainer: Any, entropies: Tensor, mask: Tensor) -> Tensor:
+    """What is taken off a micro-batch's loss: the coefficient times the mean of (B, T) entropies, in nats, on `mask`.
 
-    Args:
-        trainer: a `TurnLevelTrainer`.
-        logps: (B, T) log-probabilities of the policy, with gradient.
-        inputs: the micro-batch.
+    As in TRL it is fixed or follows a target, with coefficient and gate from the end of the optimizer step before.
     """
+    mean = (entropies * mask).sum() / mask.sum().clamp(min=1) / trainer._micro_batches()
+    coef = trainer.entropy_coef
+    if trainer.use_adaptive_entropy and trainer._last_world_entropy > trainer.args.entropy_target:
+        coef = 0.0
+    if trainer.model.training:
+        if trainer.use_adaptive_entropy:
+            _follow_target(trainer, torch.stack([(entropies * mask).sum(), mask.sum()]).detach())
+        if trainer.accelerator.sync_gradients:
+            trainer._metrics["train"]["entropy_coef"].append(trainer.entropy_coef)
+    return coef * mean
+
+
+def _follow_target(trainer: Any, sums: Tensor) -> None:
+    """Count a micro-batch's entropy and tokens, and move the coefficient when the optimizer steps."""
+    before = trainer._entropy_window_stats
+    trainer._entropy_window_stats = sums if before is None else before + sums
+    if not trainer.accelerator.sync_gradients:
+        return
+    total, count = trainer.accelerator.reduce(trainer._entropy_window_stats, reduction="sum")
+    entropy, args = (total / count.clamp(min=1)).item(), trainer.args
+    step = args.entropy_coef_delta if entropy <= args.entropy_target else -args.entropy_coef_delta
+    trainer.entropy_coef = min(max(trainer.entropy_coef + step, args.entropy_coef_min), args.entropy_coef_max)
+    trainer._last_world_entropy = entropy
+    trainer._entropy_window_stats = None
+
+
+def micro_batch(trainer: Any, logps: Tensor, inputs: Mapping[str, Any]) -> MicroBatch:
+    """What the pieces of the method, the metrics and the observers are given; `logps` (B, T) have a gradient."""
     args, is_training = trainer.args, trainer.model.training
     logps = logps.clamp(min=_LOWEST_LOGP)
     old = inputs.get("old_per_token_logps")

@@ -11,7 +11,7 @@ from accelerate import Accelerator
 from torch import Tensor
 from trl.models.utils import disable_gradient_checkpointing
 
-from sorl_trl.ops import TurnLayout, turn_ids_from_mask, turn_layout, turn_starts
+from sorl_trl.ops import TurnLayout, turn_layout, turn_starts
 
 logger = logging.getLogger(__name__)
 
@@ -58,10 +58,9 @@ def row_scale(batch: Mapping[str, Any]) -> float:
 
 
 def turns_of(batch: Mapping[str, Any]) -> TurnLayout:
-    """Its turns: those that it says, else the runs of its model tokens."""
-    turn_ids, counts = batch.get("turn_ids"), batch.get("turn_counts")
-    most = None if counts is None or not counts.numel() else int(counts.max())
-    return turn_layout(turn_ids_from_mask(loss_mask_of(batch)) if turn_ids is None else turn_ids, most)
+    """Its turns; where it says `turn_counts`, without a wait for the device."""
+    counts = batch.get("turn_counts")
+    return turn_layout(batch["turn_ids"], None if counts is None else int(counts.max()))
 
 
 def token_count(batch: Mapping[str, Any], accelerator: Accelerator) -> Tensor:
@@ -78,10 +77,7 @@ def drop(batch: dict[str, Any], keep: Tensor, accelerator: Accelerator) -> None:
     whole generation batch, so that the result is the same however the batch is split. A row that had no token before
     goes on counting as 0, as in TRL.
 
-    Args:
-        batch: what `_generate_and_score_completions` makes of B trajectories, with `turn_ids`.
-        keep: (B,) or (B, T) bool, False for what is to be dropped.
-        accelerator: of the trainer.
+    `keep` is (B,) or (B, T) bool.
     """
     keep = keep.unsqueeze(1) if keep.dim() == 1 else keep
     before = loss_mask_of(batch).bool()
@@ -95,37 +91,31 @@ def drop(batch: dict[str, Any], keep: Tensor, accelerator: Accelerator) -> None:
     if tokens == 0 and accelerator.is_main_process:
         logger.warning("Every trajectory of this generation batch is dropped: the policy learns nothing from it.")
     batch["tool_mask"] = batch.get("tool_mask", torch.ones_like(batch["completion_mask"])) * keep
-    batch["turn_ids"] = _renumbered(torch.where(kept, batch["turn_ids"], -1))
+    turn_ids = torch.where(kept, batch["turn_ids"], -1)  # which may skip an index now
+    batch["turn_ids"] = torch.where(turn_ids >= 0, turn_starts(turn_ids).long().cumsum(1) - 1, -1)
     batch["num_items_in_batch"] = counts[-1]
     rows_before = round(rows / row_scale(batch))
     batch[ROW_SCALE] = torch.tensor(rows / max(rows_before - emptied_rows, 1), dtype=torch.float64)
 
 
+def ask_policy(trainer: Any, model: Any, batch: Mapping[str, Any], **options: Any) -> tuple[Tensor, Any, Any]:
+    """What TRL's pass says of a batch's completions: (B, T) log-probabilities, and what the options ask for."""
+    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
+    mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
+    options |= {name: batch[name] for name in IMAGE_INPUTS if name in batch}
+    result: tuple[Tensor, Any, Any] = trainer._get_per_token_logps_and_entropies(
+        model, ids, mask, batch["completion_ids"].size(1), **options
+    )
+    return result
+
+
 def policy_pass(trainer: Any, batch: Mapping[str, Any], model: Any = None) -> Tensor:
     """(B, T) log-probabilities of a batch's completions under the policy as it is, without gradient.
 
-    Args:
-        trainer: a `GRPOTrainer`; all processes call it together.
-        batch: as TRL makes it of a rollout, or a micro-batch of it.
-        model: asked in place of the trainer's.
+    All processes call it together. `model` is asked in place of the trainer's.
     """
-    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
-    mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
-    images = {name: batch[name] for name in IMAGE_INPUTS if name in batch}
     args, is_training = trainer.args, trainer.model.training
     size = args.per_device_train_batch_size if is_training else args.per_device_eval_batch_size
     with torch.no_grad(), disable_gradient_checkpointing(trainer.model, args.gradient_checkpointing_kwargs):
-        logps, _, _ = trainer._get_per_token_logps_and_entropies(
-            trainer.model if model is None else model,
-            ids,
-            mask,
-            batch["completion_ids"].size(1),
-            batch_size=size,
-            **images,
-        )
+        logps, _, _ = ask_policy(trainer, trainer.model if model is None else model, batch, batch_size=size)
     return logps
-
-
-def _renumbered(turn_ids: Tensor) -> Tensor:
-    """(B, T) turn ids that skip no index, of turns in the same order."""
-    return torch.where(turn_ids >= 0, turn_starts(turn_ids).long().cumsum(1) - 1, -1)

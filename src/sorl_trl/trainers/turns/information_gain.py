@@ -12,7 +12,7 @@ from torch import Tensor
 from trl.models.utils import disable_gradient_checkpointing
 
 from sorl_trl.checks import NOT_NEGATIVE
-from sorl_trl.ops import TurnLayout, information_gains, masked_mean
+from sorl_trl.ops import information_gains, masked_mean
 from sorl_trl.rollout import TagProtocol
 from sorl_trl.rollout.generation import positions_of
 from sorl_trl.trainers.turns.states import Generated, turn_spans
@@ -76,32 +76,30 @@ class InformationGain:
                 f"`column` is {self.column!r}, but the data set has no such column: it has {sorted(columns)}. Leave "
                 "`remove_unused_columns` False."
             )
-        recorder = self._trainer._recorder
-        gains, has_gain = self._gains(recorder.generated, recorder.turns, columns[self.column])
-        rows = zip(gains.tolist(), has_gain.tolist(), recorder.turns.counts.tolist(), strict=True)
-        return [
-            [self.coef * gain if found else None for gain, found in zip(row[:turns], has[:turns], strict=True)]
-            for row, has, turns in rows
-        ]
-
-    def _gains(self, generated: Generated, turns: TurnLayout, golden: Sequence[Any]) -> tuple[Tensor, Tensor]:
-        asked = self._asked(generated, [self._answer(each) for each in golden])
+        generated, turns = self._trainer._recorder.generated, self._trainer._recorder.turns
+        asked = self._asked(generated, [self._answer(each) for each in columns[self.column]])
         scores = torch.full(turns.turn_mask.shape, torch.nan, device=turns.turn_mask.device)
         values = self._scores(asked)
         if asked:
             scores[[one.trajectory for one in asked], [one.turn for one in asked]] = values.to(scores)
-        return information_gains(scores, turns.turn_mask)
+        gains, has_gain = information_gains(scores, turns.turn_mask)
+        rows = zip(gains.tolist(), has_gain.tolist(), turns.counts.tolist(), strict=True)
+        return [
+            [self.coef * gain if found else None for gain, found in zip(row[:count], has[:count], strict=True)]
+            for row, has, count in rows
+        ]
 
     def _answer(self, golden: Any) -> tuple[list[int], list[int]]:
         """The prefix's tokens and the answer's, as they are written one after the other."""
-        text = first_answer(golden).strip()
+        is_list = isinstance(golden, Iterable) and not isinstance(golden, str)
+        text = ((next(iter(golden), None) if is_list else golden) or "").strip()
         prefix, whole = (self._encode(each) for each in (self._prefix, f"{self._prefix}{text}" if text else ""))
         shared = next((i for i, pair in enumerate(zip(prefix, whole, strict=False)) if pair[0] != pair[1]), None)
         split = min(len(prefix), len(whole)) if shared is None else shared
         return whole[:split], whole[split:]
 
-    def _encode(self, text: str | None) -> list[int]:
-        return self._trainer._tokenizer.encode(text or "", add_special_tokens=False) if text else []
+    def _encode(self, text: str) -> list[int]:
+        return self._trainer._tokenizer.encode(text, add_special_tokens=False) if text else []
 
     def _asked(self, generated: Generated, answers: Sequence[tuple[list[int], list[int]]]) -> list[_Scored]:
         """What is scored: nothing of a trajectory with one turn, which has no gain, nor beyond the policy's window."""
@@ -148,9 +146,3 @@ class InformationGain:
         ids, mask = ids.to(device), mask.to(device)
         logps, _, _ = self._trainer._get_per_token_logps_and_entropies(self._trainer.model, ids, mask, after)
         return masked_mean(logps, mask[:, before:], dim=1)
-
-
-def first_answer(golden: Any) -> str:
-    """The answer of a row, empty where it has none."""
-    is_list = isinstance(golden, Iterable) and not isinstance(golden, str)
-    return (next(iter(golden), None) if is_list else golden) or ""

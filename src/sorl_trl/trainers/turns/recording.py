@@ -12,6 +12,7 @@ from torch.nn.functional import pad
 
 from sorl_trl.methods import ScoredRollout
 from sorl_trl.ops import TurnLayout, bounded_log_ratio, masked_mean, turn_layout
+from sorl_trl.trainers.cycle.epoch_sampler import cycle_steps
 from sorl_trl.trainers.turns.rewards import TurnRewards
 from sorl_trl.trainers.turns.states import Generated, state_keys
 from sorl_trl.types import ActionKind, Trajectory
@@ -20,11 +21,7 @@ Rows = TypeVar("Rows", Tensor, list[Any])
 
 
 class RolloutRecorder:
-    """Notes what TRL's output does not hold: turns as they were generated, and the rewards of turns and functions.
-
-    Args:
-        trainer: a `GRPOTrainer`.
-    """
+    """Notes what TRL's output does not hold: turns as they were generated, and the rewards of turns and functions."""
 
     generated: Generated
     turns: TurnLayout
@@ -60,9 +57,8 @@ class RolloutRecorder:
     def scored(self, batch: Mapping[str, Any], examples: Sequence[Mapping[str, Any]]) -> ScoredRollout:
         """The rollout of all processes, whose rewards were noted last.
 
-        Args:
-            batch: what TRL made of this process's B trajectories.
-            examples: their rows of the data set, with what the rollout has added.
+        `batch` is what TRL made of this process's trajectories; `examples` are their rows of the data set, with what
+        the rollout has added.
 
         Raises:
             ValueError: a subclass replaces `_calculate_rewards` without calling it.
@@ -78,6 +74,8 @@ class RolloutRecorder:
         split = self.rewards.split(own_rows(per_func, len(self.turns.counts), accelerator), weights)
         turn_ids = gather_rows(accelerator, self.turns.turn_ids, padding=-1)
         is_training = trainer.model.training
+        has_mismatch, own_turns = corrects_sampling(trainer), self.turns.turn_ids
+        mismatch = gather_rows(accelerator, mismatch_of(batch, own_turns)) if has_mismatch else None
         return ScoredRollout(
             turns=turn_layout(turn_ids),
             rewards_per_func=per_func,
@@ -92,7 +90,7 @@ class RolloutRecorder:
             gamma=trainer.args.gamma,
             scale=str(trainer.scale_rewards),
             void=self._void(examples),
-            mismatch=self._mismatch(batch),
+            mismatch=mismatch,
         )
 
     def _void(self, examples: Sequence[Mapping[str, Any]]) -> Tensor | None:
@@ -108,20 +106,11 @@ class RolloutRecorder:
         gathered = accelerator.gather(both)
         return gathered[:, 1] if bool(gathered[:, 0].all()) else None
 
-    def _mismatch(self, batch: Mapping[str, Any]) -> Tensor | None:
-        if not corrects_sampling(self._trainer):
-            return None
-        width = self.turns.turn_ids.size(1)
-        return gather_rows(self._trainer.accelerator, mismatch_of(batch, self.turns.turn_ids)[:, :width])
-
 
 def kept_masks(trainer: Any, rollout: ScoredRollout, batch: Mapping[str, Any]) -> list[Tensor]:
     """What each piece of `keep` keeps of this process's rows: (B,) or (B, T) bool. The share that it keeps is logged.
 
-    Args:
-        trainer: a `TurnLevelTrainer`.
-        rollout: of all processes.
-        batch: TRL's, of this process's B rows, in which T is the width that TRL padded to.
+    The rollout is that of all processes, the batch that of this process's rows; T is the width that TRL padded to.
     """
     masks = []
     rows, width = batch["completion_ids"].shape
@@ -151,8 +140,7 @@ def trl_corrects_sampling(trainer: Any) -> bool:
 
 def trl_scores_old_policy(trainer: Any) -> bool:
     """Whether TRL passes over new trajectories first of all with the policy as it is."""
-    micro_batches = trainer.args.steps_per_generation * trainer.num_iterations
-    return trainer.args.gradient_accumulation_steps % micro_batches != 0 or trl_corrects_sampling(trainer)
+    return trainer.args.gradient_accumulation_steps % cycle_steps(trainer) != 0 or trl_corrects_sampling(trainer)
 
 
 def mismatch_of(batch: Mapping[str, Any], turn_ids: Tensor) -> Tensor:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial, wraps
+from functools import wraps
 from typing import Any
 
 import torch
@@ -52,7 +52,7 @@ class TurnRewards:
         """Reward function number `index`, recorded. A reward model scores whole completions: it is returned as is."""
         if isinstance(reward_func, nn.Module):
             return reward_func
-        takes_turns = _names_turn_ids(reward_func)
+        takes_turns = TURN_IDS in inspect.signature(reward_func).parameters
 
         def given(arguments: dict[str, Any]) -> dict[str, Any]:
             return {**arguments, TURN_IDS: self._turn_ids} if takes_turns else arguments
@@ -133,17 +133,6 @@ class TurnRewards:
             outcomes=(outcomes * weights).nansum(-1),
             has_outcome=~outcomes.isnan().all(-1),
         )
-
-
-def _names_turn_ids(reward_func: Callable[..., Any]) -> bool:
-    """Whether the function has a parameter of that name that has not been bound."""
-    if isinstance(reward_func, partial) and TURN_IDS in reward_func.keywords:
-        return False
-    try:
-        parameter = inspect.signature(reward_func).parameters.get(TURN_IDS)
-    except (TypeError, ValueError):  # written in C, perhaps
-        return False
-    return parameter is not None and parameter.kind is not inspect.Parameter.POSITIONAL_ONLY
 
 
 def _is_number(reward: Any) -> bool:

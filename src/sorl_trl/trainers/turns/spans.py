@@ -56,22 +56,11 @@ def check_rollout(output: RolloutOutput, num_prompts: int) -> None:
                     f"The rollout returned {len(output[key][row])} entries of `{key}` in row {row}, whose completion "
                     f"has {len(ids)} tokens."
                 )
-    if "env_mask" in output:
-        _check_binary(output["env_mask"])
-    if "turn_ids" in output:
-        validate_turn_ids(padded(output["turn_ids"], -1), padded(output["env_mask"], 0))
-
-
-def check_turn_ids(turn_ids: Tensor, completion_ids: Any, env_mask: Any) -> None:
-    """Raise ValueError where tools have lengthened a completion whose turns `rollout_func` had recorded."""
-    mask = env_mask if env_mask is not None else [[1] * len(ids) for ids in completion_ids]
-    validate_turn_ids(turn_ids, padded(mask, 0))
-
-
-def _check_binary(env_mask: Sequence[Sequence[int]]) -> None:
-    for row, mask in enumerate(env_mask):
+    for row, mask in enumerate(output.get("env_mask", [])):
         if wrong := set(mask) - {0, 1}:
             raise ValueError(f"The rollout's `env_mask` holds {sorted(wrong)} in row {row}; only 0 and 1 are allowed.")
+    if "turn_ids" in output:
+        validate_turn_ids(padded(output["turn_ids"], -1), padded(output["env_mask"], 0))
 
 
 def padded(rows: Sequence[Sequence[int]], value: int) -> Tensor:
@@ -84,8 +73,13 @@ def turn_ids_of(
     env_mask: Sequence[Sequence[int]] | None,
     recorded: Sequence[Sequence[int]] | None,
 ) -> Tensor:
-    """(B, T) turn ids: as recorded, else the runs of 1s in `env_mask`, else one turn per completion."""
-    if recorded is not None:
-        return padded(recorded, -1)
-    mask = env_mask if env_mask is not None else [[1] * len(ids) for ids in completion_ids]
-    return turn_ids_from_mask(padded(mask, 0))
+    """(B, T) turn ids: as recorded, else the runs of 1s in `env_mask`, else one turn per completion.
+
+    Raises ValueError where tools have lengthened a completion whose turns `rollout_func` had recorded.
+    """
+    mask = padded(env_mask if env_mask is not None else [[1] * len(ids) for ids in completion_ids], 0)
+    if recorded is None:
+        return turn_ids_from_mask(mask)
+    turn_ids = padded(recorded, -1)
+    validate_turn_ids(turn_ids, mask)
+    return turn_ids

@@ -37,12 +37,7 @@ _ASKED = "asked"
 
 
 class TrajectoryDump(TrainerCallback):
-    """What one process trains on in every n-th optimizer step, written when the step's last micro-batch is there.
-
-    Args:
-        args: of the trainer; its `save_trajectories_steps` is n.
-        tokenizer: of the policy.
-    """
+    """What one process trains on in every `save_trajectories_steps`-th optimizer step, written when the step ends."""
 
     def __init__(self, args: TurnLevelConfig, tokenizer: PreTrainedTokenizerBase) -> None:
         self.args = args
@@ -80,16 +75,16 @@ class TrajectoryDump(TrainerCallback):
     def observe(self, batch: MicroBatch, objective: Objective | None) -> None:
         """Keep a micro-batch of a step that is asked for, and write the step when it ends.
 
-        Args:
-            batch: the micro-batch.
-            objective: what the surrogate said; None where it is one of TRL's own that stops no gradient.
+        There is no objective where the surrogate is one of TRL's own that stops no gradient.
         """
         every = self.args.save_trajectories_steps
         # A batch may be of before a checkpoint, when nothing was kept of it.
         if every and batch.step % every == 0 and batch.age is not None and _ASKED in batch.inputs:
             self._rows.extend(self._trained(batch, objective))
         if batch.is_training and batch.ends_step:
-            self._write()
+            if self._rows:
+                write_trained(self.args.output_dir, batch.step, self.args.process_index, self._rows)
+            self._rows = []
 
     def _trained(self, batch: MicroBatch, objective: Objective | None) -> Iterator[TrainedTrajectory]:
         inputs, ratio, log_ratio = batch.inputs, batch.ratio, batch.log_ratio
@@ -108,17 +103,12 @@ class TrajectoryDump(TrainerCallback):
             per_token: dict[str, Any] = {name: tuple(rows[i][:length]) for name, rows in columns.items()}
             yield TrainedTrajectory(
                 step=batch.step,
-                generated_at_step=int(inputs.get(GENERATED_AT, 0)),
+                generated_at_step=int(inputs[GENERATED_AT]),
                 prompt=decode(self.tokenizer, prompt),
                 tokens=tuple(token_texts(self.tokenizer, completions[i][:length])),
                 **per_token,
                 **{name: value for name, value in asked.items() if name != "tokens"},
             )
-
-    def _write(self) -> None:
-        if self._rows:
-            write_trained(self.args.output_dir, self._rows[0].step, self.args.process_index, self._rows)
-        self._rows = []
 
 
 def _clip_states(ratio: Tensor, batch: MicroBatch, objective: Objective | None) -> list[list[str]]:

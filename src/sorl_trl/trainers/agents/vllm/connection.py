@@ -34,10 +34,6 @@ class VLLMServer:
 
     A request that failed by its connection or with HTTP 5xx is sent again. It holds its seed, so that the second
     attempt samples what the first would have, and one answer is used. Whatever else comes back is not tried again.
-
-    Args:
-        base_url: Of the server.
-        answer_s: How long an answer may take to begin.
     """
 
     def __init__(self, base_url: str, answer_s: float = ANSWER_S) -> None:

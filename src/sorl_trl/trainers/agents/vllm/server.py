@@ -23,10 +23,7 @@ class VLLMServerEngine(VLLMEngine):
     Steps are the server's own and are not counted; nor does a server say what it found in its cache (unless started
     with `--enable-prompt-tokens-details`), so that whole contexts count as prefilled.
 
-    Args:
-        vllm_generation: TRL's, in server mode.
-        end: Where turns end.
-        server: Its connection, which several engines may share.
+    Several engines may share the connection to one server.
 
     Raises:
         EngineUnavailable: The server is gone, or hangs; in `poll`, too.
@@ -80,10 +77,6 @@ class VLLMServerEngine(VLLMEngine):
         if answers is not self._answers:
             raise CancelledError("nobody waits for it any more")
         asked = self._server.version
-        sampled = self._ask(request)
-        return replace(sampled, versions=None if asked is None else (asked, int(self._server.version or 0)))
-
-    def _ask(self, request: TurnRequest) -> Sampled:
         body = {
             **self.settings,
             "model": self._model,
@@ -94,7 +87,7 @@ class VLLMServerEngine(VLLMEngine):
             "return_tokens_as_token_ids": True,  # the text of a token may be no JSON
         }
         (sampled,) = sampled_turns(self._server.ask("POST", "/v1/completions", body), of=1)
-        return sampled
+        return replace(sampled, versions=None if asked is None else (asked, int(self._server.version or 0)))
 
 
 def server_url(vllm_generation: Any) -> str:
