@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 
-from sorl_trl.diagnostics.collapse_detector import detect
+from sorl_trl.diagnostics.collapse_detector import Alarm, detect
+from sorl_trl.diagnostics.collapse_rules import NotFinite
 from sorl_trl.diagnostics.plots import draw_runs
 from sorl_trl.diagnostics.runs import Run, Series
 from sorl_trl.files import write_whole
@@ -51,8 +52,14 @@ def summary_of(run: Run) -> dict[str, str]:
         "run": run.name,
         "optimizer steps": f"{run.last_step:,}" + (f" of {run.max_steps:,}" if run.max_steps else ""),
         "reward at the end": _last_and_best(run.series("reward").smoothed()),
-        "alarms": "\n".join(alarm.message for alarm in detect(run.log_history)) or "–",
+        "alarms": "\n".join(alarm.message for alarm in detect(run.log_history) if _stands(alarm, run)) or "–",
     }
+
+
+def _stands(alarm: Alarm, run: Run) -> bool:
+    """Not so for gradients that were no numbers for some steps alone: the scaler of fp16 left these steps out."""
+    logged = [entry[alarm.rule.metric] for entry in run.log_history if alarm.rule.metric in entry]
+    return not isinstance(alarm.rule, NotFinite) or alarm.rule.breach(logged[-1:]) is not None
 
 
 def _last_and_best(reward: Series) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
+from math import inf, nan
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,13 @@ def test_the_summary_of_a_run_that_collapses_and_of_one_that_says_little() -> No
     assert full.pop("alarms").startswith("reward_fall: ")
     assert full == {"run": "a", "optimizer steps": "22 of 40", "reward at the end": "0.050\nbest 0.600, step 5"}
     assert empty == {"run": "b", "optimizer steps": "3", "reward at the end": "–", "alarms": "–"}
+
+
+@pytest.mark.parametrize(("norms", "alarms"), [([inf, inf, 1.0, nan, 2.0], 0), ([1.0, nan, nan], 1)])
+def test_steps_that_a_gradient_scaler_left_out_are_no_alarm(norms: list[float], alarms: int) -> None:
+    """Weights that are no numbers give no gradient that is one."""
+    history = [{"step": step, "grad_norm": norm} for step, norm in enumerate(norms, 1)]
+    assert summary_of(Run("a", history))["alarms"].count("not_finite") == alarms
 
 
 @pytest.mark.parametrize("text", ["<script>alert(1)</script>", "' onload='alert(1)", '"><b>', "&lt;", "</style>"])
