@@ -18,6 +18,8 @@ def shard_on_cpu() -> None:
     def begin_sharded(self: Any, *given: Any, fsdp_plugin: Any = None, **named: Any) -> None:
         begin(self, *given, fsdp_plugin=fsdp_plugin, **named)
         if fsdp_plugin is not None:
+            if self._mixed_precision != "no":
+                fsdp_plugin.set_mixed_precision(self._mixed_precision)
             self.distributed_type, self.fsdp_plugin = DistributedType.FSDP, fsdp_plugin
             PartialState._shared_state["distributed_type"] = DistributedType.FSDP
 

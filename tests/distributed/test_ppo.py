@@ -53,7 +53,7 @@ PARTITIONED = [
 """What ZeRO-3 trains, which takes five times as long: but each kind, and each thing that moves weights about."""
 TRAINED = {
     "ddp_cpu": [*WHOLE, *STARTED],
-    "fsdp2_cpu": [*PARTITIONED],
+    "fsdp2_cpu": [*PARTITIONED, *HALF_PRECISION],
     "zero2_cpu": [*WHOLE, *HALF_PRECISION],
     "zero3_cpu": [*PARTITIONED, *HALF_PRECISION],
 }

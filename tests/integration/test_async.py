@@ -418,9 +418,15 @@ def test_a_failure_under_way_reaches_the_training_thread(tmp_path: Path) -> None
 def test_ctrl_c_ends_it_while_a_search_takes_long(tmp_path: Path) -> None:
     trainer = build(tmp_path, max_steps=24)
     teach(trainer.model, trainer.processing_class, [f"where {name} <search> {name} </search>" for name in NAMES[:4]])
-    search, hung, ended = trainer.rollout_func.__wrapped__.search, threading.Event(), list[bool]()
+    search, asked, hung, ended = (
+        trainer.rollout_func.__wrapped__.search,
+        threading.Event(),
+        threading.Event(),
+        list[bool](),
+    )
 
     def hang(queries: Any, k: int) -> Any:
+        asked.set()
         ended.append(hung.wait(60))
         raise SearchUnavailable("it took too long")
 
@@ -428,6 +434,11 @@ def test_ctrl_c_ends_it_while_a_search_takes_long(tmp_path: Path) -> None:
         def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if state.global_step == 4:
                 search.search_batch = hang
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == 5:
+                asked.wait(60)
+            super().on_step_end(args, state, control, **kwargs)
 
     trainer.add_callback(Hang(5, KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
