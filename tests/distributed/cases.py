@@ -13,6 +13,8 @@ from peft import LoraConfig
 from transformers import AutoTokenizer
 
 from sorl_trl import InformationGain, SearchRollout, SOGRPOConfig, SOGRPOTrainer
+from sorl_trl.diagnostics import CollapseGuard
+from sorl_trl.diagnostics.collapse_rules import Level
 from sorl_trl.search import BM25Index, SearchArguments
 from sorl_trl.types import Action, ActionKind, StopReason, Trajectory, Turn
 from tests.agents import LIMITS, PROTOCOL, agent_policy, agent_tokenizer, questions, teach
@@ -55,6 +57,8 @@ class Case:
     """Whether the trajectories of every other prompt have equal rewards."""
     gain: bool = False
     """Whether the information gain of turns is a reward too; the prompt is as good a golden answer as any."""
+    stopped: bool = False
+    """Whether a `CollapseGuard` stops the run when its first rollout has been trained on."""
     micro_batches: int = 2
     method: str | dict[str, Any] = "so_grpo"
     """As a recipe has it."""
@@ -164,6 +168,8 @@ def build_trainer(case: Case) -> tuple[SOGRPOTrainer, RecordedRollout | Recorded
         rollout_func=recorded,
         method=case.method,
     )
+    if case.stopped:
+        trainer.add_callback(CollapseGuard("stop", [Level("always", "reward", "none", threshold=-1.0, patience=1)]))
     return trainer, recorded
 
 

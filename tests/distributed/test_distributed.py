@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from sorl_trl.records.trained import count_trained
 from tests.agents import search_index
 from tests.distributed.cases import Case, taught_policy
 from tests.distributed.launch import launch
@@ -116,6 +117,16 @@ class TestFixedTrajectories:
         result = launch("ddp_cpu", case)
         assert min(log["lr_factor"] for log in result["logs"][:-1]) < 1.0, "a weak test"
         assert_as_alone(case, result)
+
+    def test_a_guard_stops_all_processes_and_all_keep_their_trajectories(self, fixed: Case) -> None:
+        """Both save the checkpoint of the stop, and each writes its half of the trajectories."""
+        case = replace(fixed, stopped=True, options={"save_strategy": "epoch", "save_trajectories_steps": 1})
+        result = launch("ddp_cpu", case)
+        assert [log["step"] for log in result["logs"] if "reward" in log] == [1, 3]
+        output = Path(case.folder) / "output"
+        assert len([*output.glob("checkpoint-3/generation_cycle_*")]) == 2
+        assert len([*output.glob("trajectories/*_rank_0001.parquet")]) == 3
+        assert count_trained(output) == {1: 24, 2: 24, 3: 24}
 
     def test_bias_norm_under_ddp(self, fixed: Case) -> None:
         case = replace(fixed, turn_rewards=True, method={}, options={"bias_norm": True, **LARGE_REWARDS})
