@@ -20,6 +20,7 @@ from sorl_trl.methods import GroupMean, LeaveOneOut
 from sorl_trl.recipe.arguments import Arguments, parse_arguments
 from sorl_trl.recipe.build import build_rollout, build_trainer, load_prompts, reward_functions
 from sorl_trl.trainers import InformationGain
+from sorl_trl.trainers.agents.vllm import EngineUnavailable
 from tests.agents import NAMES, agent_policy, agent_tokenizer
 from tests.interrupts import make_world, training_words
 from tests.unit.rollout.fakes import bpe_tokenizer
@@ -73,6 +74,19 @@ def test_a_policy_that_has_lost_its_numbers_is_not_saved(tmp_path: Path, capsys:
     assert run_command(main, training_words(tmp_path, **changed)) == 2
     assert "no policy is saved" in capsys.readouterr().err
     assert not (tmp_path / "out" / "config.json").exists()
+
+
+def test_an_engine_that_is_gone_is_one_line(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def gone(self: Any, resume_from_checkpoint: Any) -> None:
+        raise EngineUnavailable("connection refused. Resume from out/checkpoint-3.")
+
+    monkeypatch.setattr(SOGRPOTrainer, "train", gone)
+    words = training_words(folder, corpus=None, per_device_train_batch_size=None, max_steps=2)
+    assert run_command(main, [*words, "--no_search"]) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == "error: connection refused. Resume from out/checkpoint-3."
+    assert not (folder / "out" / "config.json").exists()
 
 
 def test_passages_from_a_server_kept_in_a_cache(folder: Path, server: Server) -> None:
