@@ -103,7 +103,7 @@ class TestFixedTrajectories:
         # A mean over the trajectories of a micro-batch that have a token: of how many, depends on the split.
         assert_as_alone(case, result, but_for="kl_to_old" if case.agreeing else "")
 
-    @pytest.mark.parametrize("config", ["ddp_cpu", pytest.param("zero3_cpu", marks=needs_deepspeed)])
+    @pytest.mark.parametrize("config", ["ddp_cpu", "fsdp2_cpu", pytest.param("zero3_cpu", marks=needs_deepspeed)])
     def test_information_gain(self, fixed: Case, config: str) -> None:
         """One rank has trajectories of one turn, so that it scores nothing, and makes the other's passes."""
         case = replace(fixed, turn_rewards=True, gain=True, method={"credit": "separate"}, options={"gamma": 0.9})
