@@ -20,7 +20,7 @@ import multiprocessing
 import os
 import sys
 import traceback
-from argparse import Namespace, RawDescriptionHelpFormatter
+from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
@@ -127,7 +127,7 @@ def run_all(jobs: Iterable[Job], workers: int, title: str) -> None:
 
 
 def parse_arguments(words: Sequence[str]) -> Namespace:
-    parser = Parser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__)
     parser.add_argument("--report", action="store_true", help="run nothing")
     parser.add_argument("--regimes", nargs="+", choices=REGIMES, default=list(REGIMES))
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))

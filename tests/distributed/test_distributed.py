@@ -1,4 +1,4 @@
-"""Two CPU processes under DDP and ZeRO-1, 2 and 3 train as one process does, also where ranks need unequal turns."""
+"""Two CPU processes under DDP, FSDP2, and ZeRO-1 to 3 train as one does, also where ranks need unequal turns."""
 
 from __future__ import annotations
 

@@ -64,6 +64,13 @@ def test_a_policy_that_stands_still_is_the_one_that_sampled(tmp_path: Path, serv
     assert max(abs(each - 1) for each in ratios) < EXACT
 
 
+def test_a_server_in_half_precision_has_the_same_weights(tmp_path: Path) -> None:
+    with serving(save_policy(tmp_path / "other"), WINDOW, tmp_path / "output.txt", dtype="bfloat16") as served:
+        trainer = agent(tmp_path, served.url)
+        trainer.train()
+    assert max(logged(trainer, GAP)) > EXACT, "not in half precision"
+
+
 def test_proximal_ratios_begin_at_one(tmp_path: Path, server: str) -> None:
     trainer = agent(tmp_path, server, async_old_policy="proximal", max_steps=8)
     trainer.train()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from argparse import Namespace, RawDescriptionHelpFormatter
+from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _parser() -> Parser:
     usage = "sorl index --corpus PATH [PATH ...] --output DIR [--engine NAME]"
-    parser = Parser(prog="sorl index", usage=usage, description=ABOUT, formatter_class=RawDescriptionHelpFormatter)
+    parser = Parser(prog="sorl index", usage=usage, description=ABOUT)
     parser.add_argument(
         "--corpus",
         nargs="+",

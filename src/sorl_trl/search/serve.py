@@ -22,7 +22,6 @@ from __future__ import annotations
 import signal
 import socket
 import sys
-from argparse import RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from types import FrameType
 
@@ -64,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _parser() -> Parser:
     usage = "sorl serve --index DIR [--host ADDRESS] [--port N]"
-    parser = Parser(prog="sorl serve", usage=usage, description=ABOUT, formatter_class=RawDescriptionHelpFormatter)
+    parser = Parser(prog="sorl serve", usage=usage, description=ABOUT)
     parser.add_argument("--index", required=True, metavar="DIR", help="what `sorl index` made (required)")
     parser.add_argument(
         "--host", default="127.0.0.1", metavar="ADDRESS", help="address to listen on (default: %(default)s)"

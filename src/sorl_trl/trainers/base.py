@@ -342,8 +342,8 @@ class TurnLevelTrainer(GRPOTrainer):
         return self._train_sampler
 
     def _run_epoch(self, **kwargs: Any) -> Any:
-        # transformers and accelerate set the epoch of the samplers they find, which, in a resumed run of several
-        # processes, lies deeper than they look.
+        # transformers and accelerate set the epoch of samplers with `set_epoch`, and, in a resumed run of several
+        # processes, not of one that lies deeper than they look.
         if self._train_sampler is not None:
             self._train_sampler.epoch = kwargs["epoch"]
         if self._ahead is not None:

@@ -66,6 +66,8 @@ class Caller:
             raise TypeError(f"the factory made a {made}: TRL's environments have a method `reset`")
         self.tools = named([*tools, *methods_of(self.inner)])
         for name, tool in self.tools.items():
+            if inspect.isgeneratorfunction(tool) or inspect.isasyncgenfunction(tool):
+                raise TypeError(f"{name} is a generator, but must return what the policy is told")
             for each in inspect.signature(tool).parameters.values():
                 if each.kind in (each.POSITIONAL_ONLY, each.VAR_POSITIONAL):
                     raise TypeError(f"{name} takes `{each}` by its place, but a policy gives arguments by name")
@@ -116,7 +118,9 @@ class Caller:
 
 
 def named(tools: Sequence[Tool]) -> dict[str, Tool]:
-    """Tools by their names. Raises ValueError where two have the same."""
+    """Tools by their names. Raises ValueError where two have the same, TypeError for one without."""
+    if nameless := [tool for tool in tools if not hasattr(tool, "__name__")]:
+        raise TypeError(f"a tool is {nameless[0]!r}, but must be a function or a method, which has a name")
     names = [tool.__name__ for tool in tools]
     if len({*names}) < len(names):
         raise ValueError(f"tools have the names {names}: each must have a name of its own")

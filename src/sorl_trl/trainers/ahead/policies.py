@@ -15,8 +15,10 @@ from sorl_trl.rollout.slots import SlotEngine
 from sorl_trl.trainers.agents.vllm.connection import VLLMServer
 from sorl_trl.trainers.agents.vllm.server import VLLMServerEngine, sampled_turns, server_url
 
-TOLERANCE = 0.1
-"""Nats, on average: a server in float32 is off by 1e-5, one in bfloat16 by .01."""
+TOLERANCE = 0.2
+"""Nats, on average. The same weights differ by 1e-5 in float32, and by .04 to .14 in bfloat16, where a prompt leaves open
+how it goes on; SmolLM2-135M before and after it has learnt to search, by .25 to .34.
+"""
 _PROBE, _PROBED_TOKENS, _MOST = 32, 16, 0.5
 """Tokens of the prompt, how many of its beginnings the server adds a token to, and what one of these counts at the
 most: in bfloat16 one in a thousand is off by more than a nat."""
@@ -79,6 +81,9 @@ class ServerPolicy:
             "return_tokens_as_token_ids": True,
         }
         turns = sampled_turns(self._for_probes.ask("POST", "/v1/completions", body), of=count)
+        if not all(turn.token_ids for turn in turns):
+            reasons = sorted({str(turn.finish_reason) for turn in turns})
+            raise RuntimeError(f"vLLM ended a probe of its weights without a token: finish_reason {reasons}")
         return Probe(context, lengths, [turn.token_ids[0] for turn in turns], [turn.logprobs[0] for turn in turns])
 
     def check(self, probe: Probe) -> None:

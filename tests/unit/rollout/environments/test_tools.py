@@ -5,7 +5,8 @@ import http.client
 import logging
 import ssl
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Optional
 
 import httpx2
@@ -111,9 +112,13 @@ async def is_cancelled() -> str:
     raise asyncio.CancelledError
 
 
-class Speechless:
+class Speechless(Exception):
     def __str__(self) -> str:
         raise IndexError
+
+
+def raises_speechless() -> str:
+    raise Speechless
 
 
 def returns_speechless() -> Any:
@@ -125,10 +130,10 @@ def takes_what_is_not_there(text: str, of: Missing = None) -> str:  # type: igno
 
 
 def test_a_run_survives_whatever_a_tool_does() -> None:
-    tools = ToolBox([exits, is_cancelled, returns_speechless, takes_what_is_not_there])
+    tools = ToolBox([exits, is_cancelled, raises_speechless, returns_speechless, takes_what_is_not_there])
     tools.open([{"prompt": "?"}])
-    calls = [(name, "{}") for name in ("exits", "is_cancelled", "returns_speechless")]
-    assert [reply.text for reply in call(tools, *calls)] == ["error: "] * 3
+    calls = [(name, "{}") for name in ("exits", "is_cancelled", "raises_speechless", "returns_speechless")]
+    assert [reply.text for reply in call(tools, *calls)] == ["error: ", "error: ", "error: Speechless", "error: "]
     assert call(tools, ("takes_what_is_not_there", '{"text": "7"}')) == [Reply("7")]
     tools.close()
 
@@ -275,6 +280,10 @@ def by_place(text: str, /) -> str:
     return text
 
 
+def by_pieces(text: str) -> Iterator[str]:
+    yield text
+
+
 def all_of(*texts: str) -> str:
     return "".join(texts)
 
@@ -284,6 +293,8 @@ def all_of(*texts: str) -> str:
     [
         (by_place, "by_place takes `text: .*` by its place"),
         (all_of, r"all_of takes `\*texts: .*` by its place"),
+        (by_pieces, "by_pieces is a generator"),
+        (partial(all_of), "must be a function or a method, which has a name"),
     ],
 )
 def test_functions_that_no_policy_could_call_are_named(tool: Any, problem: str) -> None:
