@@ -50,7 +50,7 @@ PARTITIONED = [
     *(case for case in VARIANTS if not case.name.endswith(("/trunk", "/no-reference"))),
     *(case for case in STARTED if case.kind in ("model-full", "adapter-lora")),
 ]
-"""What FSDP2 and ZeRO-3 train, which takes five times as long: but each kind, and each thing that moves weights about."""
+"""What FSDP2 and ZeRO-3 train, which takes five times as long: but each kind, and each thing that moves weights."""
 TRAINED = {
     "ddp_cpu": [*WHOLE, *STARTED],
     "fsdp2_cpu": [*PARTITIONED, *HALF_PRECISION],

@@ -19,8 +19,8 @@ from sorl_trl.files import write_whole
 
 NOTE = (
     "Rewards are moving averages over a twentieth of the log entries, but 5 to 100 of them. Alarms are those of the "
-    "collapse guard's rules, as they would have come while the run trained, but for gradients that were no numbers for "
-    "some steps alone, as with fp16. docs/stability.md says how far to trust them."
+    "collapse guard's rules, as they would have come while the run trained, but for gradients that were no numbers "
+    "for some steps alone, as with fp16. docs/stability.md says how far to trust them."
 )
 STYLE = """
 :root { color-scheme: light dark; }

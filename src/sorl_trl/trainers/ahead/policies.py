@@ -16,8 +16,8 @@ from sorl_trl.trainers.agents.vllm.connection import VLLMServer
 from sorl_trl.trainers.agents.vllm.server import VLLMServerEngine, sampled_turns, server_url
 
 TOLERANCE = 0.2
-"""Nats, on average. The same weights differ by 1e-5 in float32, and by .04 to .14 in bfloat16, where a prompt leaves open
-how it goes on; SmolLM2-135M before and after it has learnt to search, by .25 to .34.
+"""Nats, on average. The same weights differ by 1e-5 in float32, and by .04 to .14 in bfloat16, where a prompt leaves
+open how it goes on; SmolLM2-135M before and after it has learnt to search, by .25 to .34.
 """
 _PROBE, _PROBED_TOKENS, _MOST = 32, 16, 0.5
 """Tokens of the prompt, how many of its beginnings the server adds a token to, and what one of these counts at the
