@@ -63,8 +63,9 @@ class ServerPolicy:
         self._for_probes.ask("GET", "/weight_info")
 
     def probe(self, prompt_ids: Sequence[int], seed: int) -> Probe:
-        """What the server samples at the trainer's temperature. All beginnings are one step of it, so that it is quick
-        where it is busy.
+        """What the server samples at the trainer's temperature.
+
+        All beginnings are one step of the server, which answers at once, however many turns are under way.
         """
         model, window = self._for_probes.model
         context = list(prompt_ids[: min(_PROBE, window - 1)])
