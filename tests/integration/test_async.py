@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 import time
 from collections.abc import Sequence
@@ -538,5 +539,6 @@ def test_a_probe_of_the_server_knows_no_dropout(tmp_path: Path) -> None:
     trainer.model.train()
     policy.check(Probe(context, lengths, sampled, logprobs))
     assert trainer.model.training
-    with pytest.raises(RuntimeError, match="samples from other weights"):
-        policy.check(Probe(context, lengths, sampled, [each - 0.25 for each in logprobs]))
+    for wrong in ([each - 0.25 for each in logprobs], [math.nan] * 3):
+        with pytest.raises(RuntimeError, match="samples from other weights"):
+            policy.check(Probe(context, lengths, sampled, wrong))

@@ -89,11 +89,18 @@ def of_columns(
     return [float(len(ids)) for ids in completion_ids]
 
 
+class WithoutSignature(Documented):
+    """As functions that are written in C."""
+
+    __signature__ = 0
+
+
 PLAIN: dict[str, Any] = {
     "function": documented,
     "bare decorator": bare_decorator(documented),
     "columns": of_columns,
     "callable object": Documented(),
+    "no signature": WithoutSignature(),
     "async partial": functools.partial(documented_async),
     "generator": lambda completion_ids, **_: (float(len(ids)) for ids in completion_ids),
     "tensor": lambda completion_ids, **_: torch.tensor([float(len(ids)) for ids in completion_ids]),

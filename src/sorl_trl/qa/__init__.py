@@ -7,7 +7,6 @@ from sorl_trl.qa.questions import Question, load_questions, write_questions
 from sorl_trl.qa.rewards import (
     REWARDS,
     TASK_REWARDS,
-    TURN_REWARDS,
     answer_reward,
     choice_reward,
     environment_reward,
@@ -29,7 +28,6 @@ __all__ = [
     "REWARDS",
     "SEARCH_R1_TEMPLATE",
     "TASK_REWARDS",
-    "TURN_REWARDS",
     "Benchmark",
     "Question",
     "answer_reward",

@@ -110,8 +110,6 @@ REWARDS: dict[str, Callable[..., list[Any]]] = {
 """The reward functions by the names that recipes use."""
 TASK_REWARDS = frozenset({"environment", "solved"})
 """The names of those for tasks, whose environment says what was done well; the others are for questions."""
-TURN_REWARDS = frozenset({"turn_format", "search_hit", "environment"})
-"""The names of those that return one float per turn."""
 
 
 def _score_each(

@@ -342,8 +342,7 @@ class TurnLevelTrainer(GRPOTrainer):
         return self._train_sampler
 
     def _run_epoch(self, **kwargs: Any) -> Any:
-        # transformers and accelerate set the epoch of samplers with `set_epoch`, and, in a resumed run of several
-        # processes, not of one that lies deeper than they look.
+        # Not left to transformers: in a resumed run of several processes the sampler lies deeper than it looks.
         if self._train_sampler is not None:
             self._train_sampler.epoch = kwargs["epoch"]
         if self._ahead is not None:

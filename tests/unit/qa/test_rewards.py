@@ -7,7 +7,6 @@ import pytest
 
 from sorl_trl.qa import (
     REWARDS,
-    TURN_REWARDS,
     Question,
     answer_reward,
     build_prompt_rows,
@@ -126,10 +125,3 @@ def test_a_column_that_joining_data_sets_left_empty(episode):
     trajectories = [episode().answer("Paris"), episode().answer("B")]
     options = [None, [["A", "Oslo"], ["B", "Rome"]]]
     assert call(answer_reward, trajectories, [["Paris"], ["Rome"]], options=options) == [1.0, 1.0]
-
-
-def test_turn_rewards_are_those_with_one_float_per_turn(episode):
-    trajectories = [episode().search("Rome").answer("B")]
-    for name, reward in REWARDS.items():
-        [score] = call(reward, trajectories, [["Rome"]], **columns(CHOICE))
-        assert (name in TURN_REWARDS) == isinstance(score, list)

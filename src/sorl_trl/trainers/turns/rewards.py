@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any
@@ -52,7 +52,7 @@ class TurnRewards:
         """Reward function number `index`, recorded. A reward model scores whole completions: it is returned as is."""
         if isinstance(reward_func, nn.Module):
             return reward_func
-        takes_turns = TURN_IDS in inspect.signature(reward_func).parameters
+        takes_turns = _takes_turns(reward_func)
 
         def given(arguments: dict[str, Any]) -> dict[str, Any]:
             return {**arguments, TURN_IDS: self._turn_ids} if takes_turns else arguments
@@ -133,6 +133,13 @@ class TurnRewards:
             outcomes=(outcomes * weights).nansum(-1),
             has_outcome=~outcomes.isnan().all(-1),
         )
+
+
+def _takes_turns(reward_func: Callable[..., Any]) -> bool:
+    try:
+        return TURN_IDS in inspect.signature(reward_func).parameters
+    except (TypeError, ValueError):  # written in C, perhaps
+        return False
 
 
 def _is_number(reward: Any) -> bool:
