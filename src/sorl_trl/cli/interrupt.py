@@ -25,11 +25,12 @@ def interruptible(trainer: Any) -> Iterator[None]:
 
     def interrupt(*_: Any) -> None:
         nonlocal interrupted
-        signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # until the line is there, which a second one must not cut off
         interrupted = True
         if trainer.is_world_process_zero():
             # Not by `print`, which may be what is interrupted; the progress bar has left its line open.
             os.write(sys.stderr.fileno(), f"\n{_how_to_go_on(trainer)}\n".encode())
+        signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGINT, interrupt)
