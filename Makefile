@@ -85,6 +85,7 @@ lint: $(VENV)/.installed docs
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
 
 # The site, in build/docs/html/index.html. Broken links within it are errors.
 SPHINX := $(BIN)/python -m sphinx --fail-on-warning --keep-going --nitpicky --quiet -c docs -d build/docs/doctrees
