@@ -1,7 +1,7 @@
 """Engines on a pretrained language model: do they sample the same, and how far off are they?
 
     make .venv-vllm/.installed
-    .venv-vllm/bin/python -m benchmarks.real_engines --run runs/train-lm
+    .venv-vllm/bin/python -m benchmarks.real_engines --run runs/train-lm --untaught models/smollm2-135m
 
 All ask the policy that `make train-lm` leaves in RUN/warm-start the questions of RUN/world. vLLM runs on the CPU, in
 this process and as a server. Writes `real_engines.json` and `.md` in `benchmarks/results`.
@@ -10,6 +10,8 @@ this process and as a server. Writes `real_engines.json` and `.md` in `benchmark
   the margin is that between the two best logits at the first token that does.
 - *How far off*: 64 sampled trajectories an engine, scored by the trainer in float32 and under bfloat16 autocast.
 - *What corrections keep* at those differences.
+- *A probe of the server*: what rounding does to it, and what it finds where the trainer has other weights: those of
+  the model before it was taught to search.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ from sorl_trl.recipe.arguments import parse_arguments
 from sorl_trl.recipe.build import build_trainer
 from sorl_trl.rollout import Collector, Engine, SlotEngine, TurnEnd, assemble, generate_turns, model_engine
 from sorl_trl.sandbox import CORPUS_FILE, EVALUATION_FILE
+from sorl_trl.trainers.ahead.policies import TOLERANCE, ServerPolicy
 from sorl_trl.types import Trajectory, Turn
 
 FILE = Path(__file__).parent / "results" / "real_engines.json"
@@ -59,8 +62,8 @@ PERCENTILES = (50, 90, 99, 100)
 class Bench:
     """The policy, its trainer, and the questions."""
 
-    def __init__(self, run: Path, folder: Path) -> None:
-        self.policy = run / "warm-start"
+    def __init__(self, run: Path, untaught: Path, folder: Path) -> None:
+        self.policy, self.untaught = run / "warm-start", untaught
         paths = {"model_name_or_path": self.policy, "output_dir": folder / "out", "report_to": "none"}
         paths |= {"train_questions": run / "world" / EVALUATION_FILE, "corpus": run / "world" / CORPUS_FILE}
         given = [word for name, value in paths.items() for word in (f"--{name}", str(value))]
@@ -69,9 +72,7 @@ class Bench:
         self.folder = folder
         questions = [self.trainer.train_dataset[i]["prompt"] for i in range(TRAJECTORIES)]
         rollout = self.trainer.rollout_func.__wrapped__
-        self.collector: Collector = rollout._build_collector(
-            self.trainer, rollout._protocol_for(questions, self.trainer)
-        )
+        self.collector: Collector = rollout._build_collector(self.trainer, rollout.protocol_for(self.trainer))
         self.prompts: list[list[int]] = self.trainer._tokenize_prompts(questions)[0]
         self.end = TurnEnd(self.trainer._tokenizer, self.collector.protocol.stop_strings, self.trainer.eos_token_ids)
 
@@ -175,6 +176,20 @@ class Bench:
         turn_ids = torch.stack([pad(turns, (0, width - len(turns)), value=-1) for _, turns in rows])
         return torch.where(turn_ids >= 0, differences, 0.0), turn_ids
 
+    def probes(self, dtype: str, weights: Path) -> list[float]:
+        """How far a server's probes are off a trainer with these weights, one probe a prompt."""
+        trainer = self.trainer
+        other = type(trainer.model).from_pretrained(weights, dtype="float32").state_dict()
+        own = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+        with self._vllm("server", dtype, 1.0) as trainer.vllm_generation:
+            policy = ServerPolicy(trainer)
+            trainer.model.load_state_dict(other)
+            try:
+                return [policy.difference(policy.probe(ids, seed)) for seed, ids in enumerate(self.prompts)]
+            finally:
+                trainer.model.load_state_dict(own)
+                policy.close()
+
 
 def agreement(bench: Bench) -> dict[str, Any]:
     """How many of 100 greedy turns are those of lock-step, and how close the others were to being so."""
@@ -206,6 +221,16 @@ def differences(bench: Bench) -> dict[str, Any]:
             row = spread(*bench.mismatch(trajectories, autocast=scoring == "bfloat16"))
             found[f"{name}/{scoring}"] = row
             print(name, scoring, row, flush=True)
+    return found
+
+
+def probes(bench: Bench) -> dict[str, Any]:
+    """How far probes of the server are off the weights that it has, and off those of the untaught model."""
+    found = {}
+    for dtype in ("float32", "bfloat16"):
+        for whose, weights in {"its own": bench.policy, "untaught": bench.untaught}.items():
+            found[f"{dtype}/{whose}"] = sorted(bench.probes(dtype, weights))
+            print(dtype, whose, found[f"{dtype}/{whose}"], flush=True)
     return found
 
 
@@ -266,17 +291,30 @@ def table(measured: dict[str, Any]) -> str:
         )
         low, high = row["sequence_ratios"]
         lines.append(f"| {ENGINES[name]} | {scoring} | {shares} | {low:.2f} to {high:.2f} |")
+    lines += [
+        "",
+        "## A probe of the server",
+        "",
+        f"Nats that its log-probabilities are off the trainer's. A run ends at more than {TOLERANCE}.",
+        "",
+        "| server | weights of the trainer | probes | least | median | largest |",
+        "|---|---|---|---|---|---|",
+    ]
+    for key, row in measured["probes"].items():
+        dtype, whose = key.split("/")
+        lines.append(f"| {dtype} | {whose} | {len(row)} | {row[0]:.1e} | {row[len(row) // 2]:.1e} | {row[-1]:.1e} |")
     return "\n".join(lines) + "\n"
 
 
 def main(words: Sequence[str]) -> None:
     parser = Parser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--run", type=Path, default=Path("runs/train-lm"), help="folder with a warm start and a world")
-    parser.add_argument("parts", nargs="*", help="of: agreement, differences; both, if none is named")
+    parser.add_argument("--untaught", type=Path, default=Path("models/smollm2-135m"), help="the model before that")
+    parser.add_argument("parts", nargs="*", help="of: agreement, differences, probes; all, if none is named")
     arguments = parser.parse_args(words)
     with TemporaryDirectory() as folder:
-        bench = Bench(arguments.run, Path(folder))
-        parts = {"agreement": agreement, "differences": differences}
+        bench = Bench(arguments.run, arguments.untaught, Path(folder))
+        parts = {"agreement": agreement, "differences": differences, "probes": probes}
         measured = json.loads(FILE.read_text()) if FILE.is_file() else {}
         for name in arguments.parts or parts:
             measured[name] = parts[name](bench)

@@ -46,6 +46,7 @@ def main() -> None:
         **engine_facts(trainer),
         "engines": gather_object(sorted(ENGINES)),
         "gaps": logged(trainer, GAP),
+        "largest_ratios": logged(trainer, "turns/ratio_max"),
         "moved": max((before[name] - value).abs().max().item() for name, value in trained.items()),
         "spread": (ranks - ranks[0]).abs().max().item(),
         "sampled": gather_object([SAMPLED]),

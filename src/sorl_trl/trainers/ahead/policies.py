@@ -16,8 +16,8 @@ from sorl_trl.trainers.agents.vllm.connection import VLLMServer
 from sorl_trl.trainers.agents.vllm.server import VLLMServerEngine, sampled_turns, server_url
 
 TOLERANCE = 0.2
-"""Nats, on average. The same weights differ by 1e-5 in float32, and by .04 to .14 in bfloat16, where a prompt leaves
-open how it goes on; SmolLM2-135M before and after it has learnt to search, by .25 to .34.
+"""Nats, on average: between what rounding to bfloat16 does to a probe and what other weights do to it.
+`benchmarks/results/real_engines.md` has both on a language model.
 """
 _PROBE, _PROBED_TOKENS, _MOST = 32, 16, 0.5
 """Tokens of the prompt, how many of its beginnings the server adds a token to, and what one of these counts at the
@@ -92,23 +92,31 @@ class ServerPolicy:
 
         That is where its log-probabilities differ by more than `TOLERANCE` on average. All processes ask together.
         """
-        trainer = self._trainer
-        ids = torch.tensor([probe.context], device=trainer.accelerator.device)
-        is_training = trainer.model.training
-        trainer.model.eval()  # what is sampled is sampled without dropout
-        with torch.no_grad(), trainer.accelerator.autocast():
-            logits = trainer.model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits[0]
-        trainer.model.train(is_training)
-        after = [length - 1 for length in probe.lengths]
-        logps = (logits[after].float().cpu() / trainer.temperature).log_softmax(-1)[range(len(after)), probe.token_ids]
-        differences = (logps - torch.tensor(probe.logprobs)).abs()
-        difference = differences.clamp(max=_MOST).nanmean().item()
+        difference = self.difference(probe)
         if not difference <= TOLERANCE:  # also where there is no number at all
             raise RuntimeError(
                 f"The vLLM server at {server_url(self._vllm)} samples from other weights than the trainer's: the "
                 f"log-probabilities of a probe differ by {difference:.2g} on average, and {TOLERANCE} is allowed. Was "
                 "it started with another model, or did an update not arrive?"
             )
+
+    def difference(self, probe: Probe) -> float:
+        """Nats by which the log-probabilities of a probe are off the trainer's, on average."""
+        trainer = self._trainer
+        ids = torch.tensor([probe.context], device=trainer.accelerator.device)
+        after = [length - 1 for length in probe.lengths]
+        sampled = torch.full_like(ids, -100)
+        sampled[0, after] = torch.tensor(probe.token_ids, device=ids.device)
+        is_training = trainer.model.training
+        trainer.model.eval()  # what is sampled is sampled without dropout
+        # Through the head that training takes: ZeRO-3 fails where the first pass is through other modules.
+        with torch.no_grad(), trainer.accelerator.autocast():
+            output = trainer.model(
+                input_ids=ids, attention_mask=torch.ones_like(ids), shift_labels=sampled, fused_lm_head=True
+            )
+        trainer.model.train(is_training)
+        differences = (output.log_probs[0, after].float().cpu() - torch.tensor(probe.logprobs)).abs()
+        return differences.clamp(max=_MOST).nanmean().item()
 
     def engine(self, end: TurnEnd, options: EngineOptions) -> Engine:
         """For a rollout that begins now."""
