@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from sorl_trl.files import write_whole
 from sorl_trl.records.evaluated import (
+    FILES,
     FOLDER,
     MEASURES,
     RESULTS,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from sorl_trl.evaluation.plan import Batch
 
 TABLE = "results.md"
+_NAME, _FILES = "model.model_name_or_path", f"model.{FILES}"
 Outcome = Mapping[str, Any]
 """Of the row of a trajectory its `question_id`, `question`, `stop_reason` and measures; what its `environment` has
 measured, by name; and the `worlds` of its task."""
@@ -57,9 +59,11 @@ class RunFolder:
                 raise ValueError(f"output {self.path} has a {SETTINGS} of something else: name another folder")
             _write_json(file, settings)
             return
-        if problem := outdated(self.path):
-            raise ValueError(problem)
         before, now = dict(_leaves(read_settings(self.path))), dict(_leaves(json.loads(json.dumps(settings))))
+        if before.get(_FILES) is not None and before[_FILES] == now.get(_FILES):
+            now[_NAME] = before.get(_NAME)  # it may have been moved
+        elif problem := outdated(self.path):
+            raise ValueError(problem)
         for name in dict.fromkeys([*before, *now]):
             if before.get(name) != now.get(name):
                 raise ValueError(

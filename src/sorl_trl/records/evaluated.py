@@ -164,7 +164,7 @@ def read_settings(run: str | os.PathLike[str]) -> dict[str, Any]:
     return settings
 
 
-def files_hash(policy: str) -> str | None:
+def files_hash(policy: str | os.PathLike[str]) -> str | None:
     """Changes with a folder that is trained on, without reading gigabytes; None where there is no such folder.
 
     Of each file its name, its size and a hundred pieces are read, so that a copy has the hash of the original.
@@ -186,6 +186,9 @@ def outdated(evaluation: str | os.PathLike[str]) -> str | None:
     model = read_settings(evaluation).get("model", {})
     name, before = model.get("model_name_or_path"), model.get(FILES)
     if before is None or files_hash(name) in (None, before):
+        return None
+    run = Path(evaluation).absolute().parent  # which was moved perhaps, and another has its name now
+    if before in (files_hash(run), files_hash(run / Path(name).name)):
         return None
     return (
         f"{evaluation} is outdated, for the policy in {name} has changed since: remove it, or name another folder as "

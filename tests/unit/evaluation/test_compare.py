@@ -6,6 +6,7 @@ import pytest
 
 from sorl_trl.evaluation.compare import Run, compare_runs, read_run
 from sorl_trl.evaluation.run_folder import RunFolder
+from sorl_trl.records import evaluation_of
 from sorl_trl.records.evaluated import files_hash
 
 from .trajectories import outcome
@@ -69,3 +70,18 @@ def test_a_policy_that_was_trained_on_is_not_compared_by_its_old_evaluation(tmp_
     weights.write_bytes(b"22")
     with pytest.raises(ValueError, match=rf"evaluation is outdated.*`sorl evaluate {tmp_path}` evaluates anew"):
         read_run(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["", "checkpoint-2"])
+def test_a_run_that_was_moved_is_compared_though_another_has_its_name_now(tmp_path: Path, name: str) -> None:
+    before, moved = tmp_path / "runs/a", tmp_path / "runs/b"
+    (before / name).mkdir(parents=True)
+    (before / name / "config.json").write_text("1")
+    model = {"model_name_or_path": str(before / name), "policy_files": files_hash(before / name)}
+    folder = RunFolder(evaluation_of(before))
+    folder.claim({"datasets": {}, "model": model})
+    folder.finish({}, "")
+    before.rename(moved)
+    (before / name).mkdir(parents=True)
+    (before / name / "config.json").write_text("22")
+    assert read_run(str(moved)) == {}

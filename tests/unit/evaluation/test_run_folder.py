@@ -70,11 +70,16 @@ def test_the_same_settings_go_on_and_others_are_refused_by_name(run: RunFolder) 
 
 def test_a_policy_that_was_trained_on_is_said_in_words(run: RunFolder, tmp_path: Path) -> None:
     (tmp_path / "config.json").touch()
-    settings = {"model": {"model_name_or_path": str(tmp_path), "policy_files": "of before"}}
-    run.claim(settings)
+    run.claim({"model": {"model_name_or_path": str(tmp_path), "policy_files": "of before"}})
     write_evaluated(run.shard(batch(0)), [evaluated(question("Ann"), answered("Ann"))])
     with pytest.raises(ValueError, match=rf"is outdated, for the policy in {tmp_path} has changed since"):
-        run.claim(settings)
+        run.claim({"model": {"model_name_or_path": str(tmp_path), "policy_files": "of now"}})
+
+
+def test_a_policy_that_was_moved_is_the_same(run: RunFolder) -> None:
+    run.claim({"model": {"model_name_or_path": "here", "policy_files": "same"}})
+    write_evaluated(run.shard(batch(0)), [evaluated(question("Ann"), answered("Ann"))])
+    run.claim({"model": {"model_name_or_path": "there", "policy_files": "same"}})
 
 
 def test_settings_of_something_else_are_kept(tmp_path: Path) -> None:
