@@ -34,8 +34,17 @@ OF_TRL: Mapping[str, Allowed] = {
     "generation_batch_size": POSITIVE_COUNT,
     "gradient_accumulation_steps": POSITIVE_COUNT,
     "num_iterations": POSITIVE_COUNT,
+    "temperature": Number(above=0),
+    "top_p": SHARE,
+    "top_k": Number(least=-1, whole=True),
+    "min_p": SHARE,
+    "repetition_penalty": Number(above=0),
+    "learning_rate": NOT_NEGATIVE,
+    "adam_beta1": Number(least=0, below=1),
+    "adam_beta2": Number(least=0, below=1),
+    "adam_epsilon": NOT_NEGATIVE,
 }
-"""Fields of TRL's, which divides by them or compares with them without a look, and what they allow."""
+"""Fields of TRL's and what they allow. Nobody else looks at them before they are used, in a run that has begun."""
 
 
 @dataclass

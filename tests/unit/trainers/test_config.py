@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from sorl_trl import SOGRPOConfig, SOPPOConfig
+from sorl_trl.checks import POSITIVE_COUNT
 from sorl_trl.experimental import GroupRefillConfig, SeeUPOConfig
 from sorl_trl.trainers.config import OF_TRL
 
@@ -43,6 +44,15 @@ def build(tmp_path: Path, config_class: Any = SOGRPOConfig, **given: Any) -> Any
         ("epsilon", "0.1", "at least 0"),
         ("epsilon", float("nan"), "at least 0"),
         ("epsilon_high", -0.1, "at least 0"),
+        ("temperature", 0, "above 0"),
+        ("top_p", 1.1, "[0, 1]"),
+        ("top_k", -2, "at least -1"),
+        ("min_p", 2, "[0, 1]"),
+        ("repetition_penalty", 0, "above 0"),
+        ("learning_rate", -1, "at least 0"),
+        ("adam_beta1", 1, "below 1"),
+        ("adam_beta2", 2, "below 1"),
+        ("adam_epsilon", -1e-8, "at least 0"),
     ],
 )
 def test_bad_values_are_named(tmp_path: Path, name: str, value: Any, allowed: str) -> None:
@@ -52,7 +62,7 @@ def test_bad_values_are_named(tmp_path: Path, name: str, value: Any, allowed: st
 
 
 @BOTH
-@pytest.mark.parametrize("name", [name for name in OF_TRL if "epsilon" not in name])
+@pytest.mark.parametrize("name", [name for name, allowed in OF_TRL.items() if allowed == POSITIVE_COUNT])
 @pytest.mark.parametrize("value", [0, 2.5])
 def test_counts_of_a_batch_are_refused_before_trl_divides_by_them(
     tmp_path: Path, config_class: Any, name: str, value: float
