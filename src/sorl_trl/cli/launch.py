@@ -9,6 +9,7 @@ import subprocess
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import islice
 
 import psutil
@@ -91,19 +92,32 @@ def _launch(arguments: Namespace) -> int:
     from accelerate.utils import patch_environment
 
     arguments.quiet = False  # which would make every exit code 1
-    # Ctrl-C reaches the one process that a terminal runs as well. Several are told by torch's own handler.
-    before = signal.signal(signal.SIGINT, lambda *_: None)
+    # Ctrl-C reaches the one process that a terminal runs as well. Several are told by torch's own handlers.
+    handlers = {signal.SIGINT: lambda *_: None, signal.SIGTERM: _pass_on}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         # Safe, or `python -m` would import what lies where it is started.
         with patch_environment(PYTHONSAFEPATH="1", **_said_to_deepspeed()):
             code = _exit_code(arguments)
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
     if code in (INTERRUPTED, -signal.SIGINT):
         return INTERRUPTED
     if code < 0:
         print(f"error: training was ended by {signal.Signals(-code).name}", file=sys.stderr)
     return code if code >= 0 else 1
+
+
+def _pass_on(number: int, _: object) -> None:
+    """To training, which would outlive this process and go on writing into its folder."""
+    processes = psutil.Process().children(recursive=True)
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
+    if not processes:
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)
 
 
 def _said_to_deepspeed() -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from argparse import Namespace
 from collections.abc import Callable
@@ -122,6 +123,21 @@ def test_the_end_of_a_training_that_failed(
     ending(monkeypatch, fail)
     assert run_command(launch.main, [*TRAIN, "--accelerate_config", "single_cpu", "--quiet"]) == code
     assert capsys.readouterr().err == said
+
+
+def test_to_be_told_to_end_ends_training_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def train(arguments: Namespace) -> None:
+        with subprocess.Popen(["sleep", "60"]) as training:
+            signal.raise_signal(signal.SIGTERM)
+        raise subprocess.CalledProcessError(training.returncode, "training")
+
+    ending(monkeypatch, train)
+    before = signal.getsignal(signal.SIGTERM)
+    assert run_command(launch.main, [*TRAIN, "--accelerate_config", "single_cpu"]) == 1
+    assert capsys.readouterr().err == "error: training was ended by SIGTERM\n"
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_the_folder_in_which_it_is_started_is_not_imported_from(monkeypatch: pytest.MonkeyPatch) -> None:
