@@ -37,7 +37,7 @@ def empty(file: Path) -> None:
 
 
 DAMAGES: list[tuple[Callable[[Path], Any], str]] = [
-    *((Path.unlink, name) for name in ("optimizer.pt", "scheduler.pt", "trainer_state.json")),
+    *((Path.unlink, name) for name in ("optimizer.pt", "scheduler.pt")),
     *((damage, "optimizer.pt") for damage in (empty, cut, garble)),
     *((damage, "model.safetensors") for damage in (empty, cut, garble)),
     *((damage, "trainer_state.json") for damage in (empty, cut, garble)),
@@ -57,6 +57,16 @@ def test_the_file_is_named_and_the_newest_whole_checkpoint(
         assert name in str(error.value)
         assert NEWEST in str(error.value)
         assert str(error.value).endswith(f"the newest whole checkpoint is {tmp_path / 'out' / 'checkpoint-1'}.")
+
+
+def test_the_newest_is_one_that_was_written_to_its_end(run: Path, tmp_path: Path) -> None:
+    """A run that is killed while it writes a checkpoint goes on from the one before; by its name it is refused."""
+    shutil.copytree(run, tmp_path / "out")
+    (tmp_path / "out" / NEWEST / "trainer_state.json").unlink()
+    args = SimpleNamespace(output_dir=tmp_path / "out")
+    assert resume_point(args, "latest") == str(tmp_path / "out/checkpoint-1")
+    with pytest.raises(ValueError, match=r"no whole checkpoint, for its trainer_state\.json .*checkpoint-1\.$"):
+        resume_point(args, str(tmp_path / "out" / NEWEST))
 
 
 def test_weights_that_are_gone(run: Path, tmp_path: Path) -> None:

@@ -33,7 +33,8 @@ def resume_point(args: TrainingArguments, checkpoint: str | Path | bool | None) 
 
     Args:
         args: of the trainer.
-        checkpoint: a folder; True, "true" or "latest" for the newest in the output folder; else none.
+        checkpoint: a folder; True, "true" or "latest" for the newest in the output folder that was written to its
+            end; else none.
 
     Raises:
         ValueError: on all ranks: some see another checkpoint than others, or none; or a file of it is missing or
@@ -43,7 +44,7 @@ def resume_point(args: TrainingArguments, checkpoint: str | Path | bool | None) 
         return None
     output, folder = Path(str(args.output_dir)), Path(str(checkpoint))
     if checkpoint is True or checkpoint in NEWEST:
-        folder = next(iter(checkpoints(output)), output)
+        folder = next((each for each in checkpoints(output) if (each / TRAINER_STATE_NAME).is_file()), output)
     problem = damage(folder) if folder != output else f"there is no checkpoint in {output}"
     seen = gather_object([None if problem else folder.name])
     if len(set(seen)) > 1:
