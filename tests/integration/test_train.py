@@ -24,7 +24,7 @@ from sorl_trl.trainers.agents.vllm import EngineUnavailable
 from tests.agents import NAMES, agent_policy, agent_tokenizer
 from tests.interrupts import make_world, training_words
 from tests.unit.rollout.fakes import bpe_tokenizer
-from tests.unit.search.servers import Server
+from tests.unit.search.servers import Reply, Server
 
 ROOT = Path(__file__).parents[2]
 QUESTION = {"id": "q", "question": "rome", "golden_answers": ["rome"]}
@@ -87,6 +87,15 @@ def test_an_engine_that_is_gone_is_one_line(
     assert run_command(main, [*words, "--no_search"]) == 2
     assert capsys.readouterr().err.splitlines()[-1] == "error: connection refused. Resume from out/checkpoint-3."
     assert not (folder / "out" / "config.json").exists()
+
+
+def test_a_url_that_is_no_search_servers_is_one_line(
+    folder: Path, server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.reply = lambda request: Reply(b"no such page", status=404)
+    words = training_words(folder, corpus=None, per_device_train_batch_size=None, max_steps=2, search_url=server.url)
+    assert run_command(main, words) == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith(f"error: {server.url}: HTTP 404")
 
 
 def test_passages_from_a_server_kept_in_a_cache(folder: Path, server: Server) -> None:

@@ -36,7 +36,7 @@ from sorl_trl.rollout import (
     model_engine,
 )
 from sorl_trl.rollout.environments.bfcl import BFCLEnvironment, are_tasks, check_given, most_messages
-from sorl_trl.search import SearchArguments, SearchBackend, SearchUnavailable
+from sorl_trl.search import MalformedResponse, SearchArguments, SearchBackend, SearchUnavailable
 
 GROUPS = (ModelArguments, RolloutArguments, EngineOptions, EvaluationArguments, SearchArguments)
 """In the order of `Arguments`."""
@@ -169,7 +169,7 @@ def run_evaluation(arguments: Arguments) -> None:
             arguments.evaluation.seed,
             show_progress=state.is_main_process,
         )
-    except SearchUnavailable as error:
+    except (SearchUnavailable, MalformedResponse) as error:
         raise ConnectionError(str(error)) from error  # which each process says, for it is not all that have met it
     state.wait_for_everyone()
     masked = 0

@@ -33,6 +33,7 @@ def _train(words: Sequence[str]) -> int:
     from sorl_trl.recipe.arguments import parse_arguments
     from sorl_trl.recipe.build import build_trainer
     from sorl_trl.recipe.written import RecipeWriter
+    from sorl_trl.search import MalformedResponse
     from sorl_trl.trainers import SOPPOTrainer
     from sorl_trl.trainers.agents.vllm import EngineUnavailable
 
@@ -51,6 +52,8 @@ def _train(words: Sequence[str]) -> int:
             trainer.train(resume_from_checkpoint=trainer.args.resume_from_checkpoint)
         except EngineUnavailable as error:
             raise UserMistake(str(error)) from error
+        except MalformedResponse as error:
+            raise ConnectionError(str(error)) from error  # which each process says, for one alone may have met it
     if any(isinstance(each, CollapseGuard) and each.is_broken for each in trainer.callback_handler.callbacks):
         raise UserMistake(f"no policy is saved, for training met NaN: {folder} has the checkpoints before")
     trainer.save_model(folder)

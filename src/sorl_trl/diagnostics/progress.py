@@ -54,7 +54,10 @@ class TurnProgressCallback(ProgressCallback):
 
 @contextmanager
 def whole_lines() -> Iterator[None]:
-    """Within it every warning and every message of a log is a line of its own, above the bar, once per machine."""
+    """Within it every warning and every message of a log is a line of its own, above the bar, once per machine.
+
+    What is said after it begins a line too: a bar that an error has left open is closed.
+    """
 
     def show(message: Warning | str, *_: Any) -> None:
         if is_first_process():
@@ -65,4 +68,8 @@ def whole_lines() -> Iterator[None]:
         warnings.showwarning = show  # type: ignore[assignment]
         # What will change in libraries one day is for those who call them.
         warnings.filterwarnings("ignore", category=FutureWarning, module="transformers|trl|accelerate|torch")
-        yield
+        try:
+            yield
+        finally:
+            for bar in [*tqdm._instances]:
+                bar.close()
