@@ -32,7 +32,7 @@ from sorl_trl.command_line import Parser, UserMistake, at_least, check_checkpoin
 from sorl_trl.diagnostics.plots import draw_runs
 from sorl_trl.diagnostics.runs import load_run
 from sorl_trl.files import write_whole
-from sorl_trl.records import EVALUATION_FOLDER, RECIPE_FILE, checkpoints
+from sorl_trl.records import EVALUATION_FOLDER, RECIPE_FILE
 from sorl_trl.records.evaluated import read_evaluated, read_settings
 from sorl_trl.sandbox import (
     CORPUS_FILE,
@@ -47,6 +47,7 @@ from sorl_trl.sandbox import (
     warm_start,
 )
 from sorl_trl.search import BM25Index
+from sorl_trl.trainers.cycle.resume_point import newest
 
 CACHE = Path("runs/cache")
 """Of warm-started policies, where the command is run."""
@@ -143,17 +144,18 @@ def train(course: Course, run: Path, overrides: list[str]) -> None:
     """As `sorl train` does, on the recipe; from its last checkpoint, where it was interrupted."""
     if (run / TRAINED).is_file():
         return
+    policy = run / "policy"
     paths = {
         "model_name_or_path": run / "warm-start",
         "train_questions": run / "world" / TRAIN_FILE,
         "eval_questions": run / "world" / EVALUATION_FILE,
         "corpus": run / "world" / CORPUS_FILE,
-        "output_dir": run / "policy",
+        "output_dir": policy,
     }
     given = [word for name, path in paths.items() for word in (f"--{name}", str(path))]
-    if (run / "policy" / "config.json").is_file():  # it ended while it wrote the policy
-        shutil.rmtree(run / "policy")
-    elif checkpoints(run / "policy"):
+    if newest(policy) is None or (policy / "config.json").is_file():  # it ended while it wrote the policy
+        shutil.rmtree(policy, ignore_errors=True)
+    else:
         overrides = ["--resume_from_checkpoint", "latest", *overrides]
     say(f"Training with SO-GRPO: sorl train --config {course.recipe}, in {run}")
     if code := launch.main(["--accelerate_config", "single_cpu", "--config", course.recipe, *given, *overrides]):

@@ -58,6 +58,7 @@ def test_an_interrupted_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("sorl_trl.cli.launch.main", lambda words: given.append(words))
     quickstart.clear(run, ARGUMENTS)
     (run / "policy/checkpoint-8").mkdir(parents=True)
+    (run / "policy/checkpoint-8/trainer_state.json").touch()
     quickstart.clear(run, ARGUMENTS)
     quickstart.train(quickstart.TINY, run, [])
     assert given[0][-2:] == ["--resume_from_checkpoint", "latest"]
@@ -65,11 +66,18 @@ def test_an_interrupted_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert len(given) == 1, "it has been trained"
 
 
-def test_what_a_run_half_wrote_as_its_policy_is_trained_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "left", ["recipe.yaml", "checkpoint-8/model.safetensors", "checkpoint-8/trainer_state.json config.json"]
+)
+def test_what_cannot_be_gone_on_with_is_trained_anew(
+    left: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run without a checkpoint, one that is half written, and a policy that is."""
     given: list[list[str]] = []
     monkeypatch.setattr("sorl_trl.cli.launch.main", lambda words: given.append(words))
     (tmp_path / "policy/checkpoint-8").mkdir(parents=True)
-    (tmp_path / "policy/config.json").touch()
+    for name in left.split():
+        (tmp_path / "policy" / name).touch()
     quickstart.train(quickstart.TINY, tmp_path, [])
     assert "--resume_from_checkpoint" not in given[0] and not (tmp_path / "policy").exists()
 

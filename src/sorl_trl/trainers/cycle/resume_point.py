@@ -44,7 +44,7 @@ def resume_point(args: TrainingArguments, checkpoint: str | Path | bool | None) 
         return None
     output, folder = Path(str(args.output_dir)), Path(str(checkpoint))
     if checkpoint is True or checkpoint in NEWEST:
-        folder = next((each for each in checkpoints(output) if (each / TRAINER_STATE_NAME).is_file()), output)
+        folder = newest(output) or output
     problem = damage(folder) if folder != output else f"there is no checkpoint in {output}"
     seen = gather_object([None if problem else folder.name])
     if len(set(seen)) > 1:
@@ -58,6 +58,11 @@ def resume_point(args: TrainingArguments, checkpoint: str | Path | bool | None) 
         instead = f"the newest whole checkpoint is {whole}" if whole else "there is no whole checkpoint to go on from"
         raise ValueError(f"`resume_from_checkpoint` is {checkpoint!r}, but {problem}; {instead}.")
     return str(folder)
+
+
+def newest(folder: Path) -> Path | None:
+    """The newest checkpoint of a run that was written to its end."""
+    return next((path for path in checkpoints(folder) if (path / TRAINER_STATE_NAME).is_file()), None)
 
 
 def newest_whole(folder: Path) -> Path | None:
