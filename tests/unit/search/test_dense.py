@@ -68,3 +68,9 @@ def test_a_model_that_overflows_is_an_error(options, monkeypatch):
     monkeypatch.setattr(encoder.model, "encode", lambda texts, **_: np.full((len(texts), 4), np.nan))
     with pytest.raises(ValueError, match="not finite"):
         encoder.queries(["a"])
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:99"])
+def test_a_device_that_is_not_there_is_named(embedder, device):
+    with pytest.raises(OSError, match=f"device .*'{device}'"):
+        Encoder(DenseOptions(model=str(embedder), device=device))

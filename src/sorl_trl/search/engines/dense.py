@@ -70,9 +70,11 @@ class Encoder:
         self.options = options
         try:
             self.model = SentenceTransformer(options.model, device=options.device)
-        except (OSError, ValueError) as error:  # The library's own words do not always name the model.
+        except (OSError, ValueError, RuntimeError, AssertionError) as error:
+            # The libraries' own words do not always name the model.
+            on = f" on device {options.device!r}" if options.device else ""
             raise OSError(
-                f"model must be a Hub id within reach or the folder of a model, got {options.model!r} ({error})"
+                f"model must be a Hub id within reach or the folder of a model, got {options.model!r}{on} ({error})"
             ) from error
         self._lock = Lock()
 
