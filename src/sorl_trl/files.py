@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import IO
 from uuid import uuid4
 
@@ -27,6 +29,17 @@ def write_whole(path: Path, content: bytes | Callable[[IO[bytes]], object]) -> N
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def full_disk_is_said(folder: Path) -> Iterator[None]:
+    """Around what torch and safetensors write: where a disk is full, neither raises an OSError, or torch says why."""
+    try:
+        yield
+    except Exception:
+        with TemporaryFile(dir=folder) as file:
+            file.write(bytes(2**20))  # raises one
+        raise
 
 
 MADE_BY: dict[tuple[str, ...], str] = {

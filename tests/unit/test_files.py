@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from io import FileIO
 from pathlib import Path
 from typing import IO
 
 import pytest
 
-from sorl_trl.files import write_whole
+from sorl_trl.files import full_disk_is_said, write_whole
 
 
 class TestWriteWhole:
@@ -53,3 +54,16 @@ class TestWriteWhole:
             assert list(threads.map(write, [b"one", b"two"])) == [None, None]
         assert file.read_bytes() in (b"one", b"two")
         assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_full_disk_is_an_oserror_whatever_a_library_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        with full_disk_is_said(tmp_path):
+            raise RuntimeError("unexpected pos 64 vs 0")
+
+    with pytest.raises(RuntimeError, match="unexpected pos"):
+        fail()
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr("sorl_trl.files.TemporaryFile", lambda dir: FileIO("/dev/full", "w"))
+    with pytest.raises(OSError, match="No space left on device"):
+        fail()

@@ -8,10 +8,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from sorl_trl.cli.interrupt import interruptible
 from sorl_trl.cli.main import shows_page
 from sorl_trl.command_line import UserMistake, mistakes, run_command
+from sorl_trl.files import full_disk_is_said
 
 
 def main(words: Sequence[str]) -> int:
@@ -56,7 +58,8 @@ def _train(words: Sequence[str]) -> int:
             raise ConnectionError(str(error)) from error  # which each process says, for one alone may have met it
     if any(isinstance(each, CollapseGuard) and each.is_broken for each in trainer.callback_handler.callbacks):
         raise UserMistake(f"no policy is saved, for training met NaN: {folder} has the checkpoints before")
-    trainer.save_model(folder)
+    with full_disk_is_said(Path(folder)):
+        trainer.save_model(folder)
     trainer.save_state()
     trainer.accelerator.print(f"The policy is in {folder}: a plain checkpoint, load it as any other.")
     if isinstance(trainer, SOPPOTrainer):

@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer
 
+from sorl_trl.files import full_disk_is_said
 from sorl_trl.methods import Method, MicroBatch, ScoredRollout, TurnRatio, method_from
 from sorl_trl.ops import good_trajectories, turn_broadcast, turn_counts
 from sorl_trl.trainers.agents.agent_rollout import AgentRollout
@@ -358,7 +359,8 @@ class TurnLevelTrainer(GRPOTrainer):
             if self.args.should_save:
                 save_settings(self, folder)
         # transformers writes the trainer's state last: where that is, all of the checkpoint is.
-        super()._save_checkpoint(model, trial)
+        with full_disk_is_said(Path(self.args.output_dir)):
+            super()._save_checkpoint(model, trial)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         super().create_model_card(*args, **kwargs)
