@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from sorl_trl.command_line import UserMistake
 from sorl_trl.files import write_whole
 from sorl_trl.recipe.arguments import Arguments
 from sorl_trl.records import RECIPE_FILE
@@ -69,5 +70,8 @@ class RecipeWriter(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
+        folder = Path(str(args.output_dir))
         if state.is_world_process_zero:
-            write_recipe(self.arguments, Path(str(args.output_dir)))
+            if args.resume_from_checkpoint is None and (folder / RECIPE_FILE).exists():
+                raise UserMistake(f"`output_dir` is {folder}, in which another run has just begun")
+            write_recipe(self.arguments, folder)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 
+from sorl_trl.command_line import UserMistake
 from sorl_trl.qa import Question, write_questions
 from sorl_trl.recipe.arguments import parse_arguments
-from sorl_trl.recipe.written import write_recipe
+from sorl_trl.recipe.written import RecipeWriter, write_recipe
 
 ROOT = Path(__file__).parents[3]
 
@@ -67,3 +70,14 @@ def test_no_user_of_a_url_is_written(written: Any) -> None:
 def test_how_a_run_was_started_is_not_written(written: Any) -> None:
     found = written("so_grpo", "--resume_from_checkpoint", "latest")
     assert not {"resume_from_checkpoint"} & found.keys()
+
+
+@pytest.mark.parametrize("resumed", [None, "checkpoint-1"])
+def test_two_runs_that_start_at_once_do_not_share_a_folder(written: Any, tmp_path: Path, resumed: str | None) -> None:
+    """Both have found it free: building a trainer takes a while."""
+    written("so_grpo")
+    arguments = parse_arguments(["--config", str(tmp_path / "new/out/recipe.yaml")])
+    args = SimpleNamespace(output_dir=str(tmp_path / "new/out"), resume_from_checkpoint=resumed)
+    refused = pytest.raises(UserMistake, match="another run") if resumed is None else nullcontext()
+    with refused:
+        RecipeWriter(arguments).on_train_begin(args, SimpleNamespace(is_world_process_zero=True), None)
