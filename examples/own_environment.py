@@ -1,4 +1,4 @@
-"""An environment of your own: a game in which the policy guesses a number, by the tag `<guess>`.
+"""Your own environment: a game in which the policy guesses a number with the tag `<guess>`.
 
 python examples/own_environment.py --model Qwen/Qwen2.5-0.5B-Instruct --output_dir out
 """
@@ -34,7 +34,7 @@ class HighLow:
         if self.left == 0:
             return Reply(stop=StopReason.ENVIRONMENT_DONE)
         if not guess.isdecimal():
-            return Reply("That is no number.", reward=-0.1)
+            return Reply("That is not a number.", reward=-0.1)
         return Reply("Higher." if int(guess) < self.number else "Lower.")
 
 
@@ -45,7 +45,7 @@ if __name__ == "__main__":
     prompt = [{"role": "user", "content": PROMPT}]
     trainer = SOGRPOTrainer(
         model=arguments.model,
-        reward_funcs=environment_reward,  # what `step` gave to each turn
+        reward_funcs=environment_reward,  # the rewards that `step` returned
         args=config,
         train_dataset=Dataset.from_list([{"prompt": prompt, "number": n % 9 + 1} for n in range(arguments.rows)]),
         rollout_func=AgentRollout(

@@ -1,6 +1,6 @@
-"""A method of your own: credit, surrogate and a term of the loss, each a function.
+"""Your own method: credit, surrogate and a term of the loss, each a function.
 
-sorl quickstart  # writes the questions and the corpus that are the defaults here
+sorl quickstart  # writes the default questions and corpus
 python examples/own_method.py --model Qwen/Qwen2.5-3B --output_dir out
 """
 
@@ -26,14 +26,14 @@ class Arguments:
 
 
 def best_of_group(rollout):
-    """Credit: (N, K) advantages, 1 on every turn of the trajectories that are best in their group."""
+    """Credit: (N, K) advantages, 1 on every turn of the best trajectories of each group."""
     totals = rollout.totals().nan_to_num(-torch.inf).view(-1, rollout.num_generations)
     best = (totals == totals.amax(1, keepdim=True)).float().flatten()
     return best.unsqueeze(1) * rollout.turn_mask
 
 
 def hard_clip(batch):
-    """Surrogate: the objective of each token, and where its gradient is stopped; both (B, T)."""
+    """Surrogate: each token's objective, and where its gradient is stopped; both (B, T)."""
     low, high, _ = batch.clip_range
     stopped = is_outside(batch.ratio.detach(), low, high)
     return Objective(torch.where(stopped, 0.0, batch.ratio * batch.advantages), stopped)

@@ -1,6 +1,6 @@
-"""A search agent with two rewards of your own: one per trajectory, and one per turn.
+"""Your own rewards for a search agent: one per trajectory, and one per turn.
 
-sorl quickstart  # writes the questions and the corpus that are the defaults here
+sorl quickstart  # writes the default questions and corpus
 python examples/own_reward.py --model Qwen/Qwen2.5-3B --output_dir out
 """
 
@@ -23,7 +23,7 @@ class Arguments:
 
 
 def right_and_brief(trajectory, golden_answers, **_):
-    """1 for a right answer, less 0.1 for each search after the first; None where the search was down."""
+    """1 for a right answer, less 0.1 for each search after the first; None if the search was down."""
     rewards = []
     for each, gold in zip(trajectory, golden_answers, strict=True):
         if each.stop_reason.is_infrastructure_failure:

@@ -1,6 +1,6 @@
-"""PPO with a critic for a search agent, and what the critic says afterwards.
+"""PPO for a search agent; afterwards, the critic values the last trajectories.
 
-sorl quickstart  # writes the questions and the corpus that are the defaults here
+sorl quickstart  # writes the default questions and corpus
 python examples/ppo.py --model Qwen/Qwen2.5-3B --output_dir out-ppo
 """
 
@@ -36,7 +36,7 @@ if __name__ == "__main__":
     trainer = SOPPOTrainer(
         model=arguments.model,
         reward_funcs=reward,
-        args=config,  # `--critic model` for a value model of its own
+        args=config,  # `--critic model` trains a separate value model
         train_dataset=Dataset.from_list(build_prompt_rows(load_questions(arguments.questions))),
         rollout_func=SearchRollout(BM25Index.open(arguments.corpus, arguments.index)),
     )

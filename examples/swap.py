@@ -1,4 +1,4 @@
-"""TRL's script for a chat model with a tool, and two names swapped.
+"""A TRL script that trains a chat model with a tool, with two names swapped.
 
 python examples/swap.py --model Qwen/Qwen2.5-0.5B-Instruct --output_dir out
 """
@@ -33,7 +33,7 @@ def multiply(a: int, b: int) -> int:
 
 
 def right(completions, product, **_):
-    """1 where the last message holds the product."""
+    """1 if the last message contains the product."""
     return [float(str(gold) in said[-1]["content"]) for said, gold in zip(completions, product, strict=True)]
 
 
