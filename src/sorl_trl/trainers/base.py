@@ -32,6 +32,7 @@ from sorl_trl.trainers.checks import (
     check_config,
     check_dataset,
     check_method,
+    check_optimizers,
     check_processor,
     check_reward_names,
     disable_dropout,
@@ -120,6 +121,7 @@ class TurnLevelTrainer(GRPOTrainer):
         if args.disable_dropout:
             disable_dropout(self.model)
         check_processor(args)
+        check_optimizers(self)
         if isinstance(rollout, AgentRollout) and rollout.shows_tools:
             self._shows_tools = True
             know_calls(self)

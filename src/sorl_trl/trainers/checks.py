@@ -11,6 +11,7 @@ from datasets import Dataset
 from torch import nn
 from trl.trainer.utils import disable_dropout_in_model
 
+from sorl_trl.learning_rate import check_scheduler
 from sorl_trl.methods import (
     SETTINGS,
     EngineTurnMask,
@@ -119,6 +120,21 @@ def check_processor(args: TurnLevelConfig) -> None:
             args,
             "`bf16` is True, but this processor has no instructions for bfloat16, and takes many times as long as in "
             "float32: set `bf16=False`.",
+        )
+
+
+def check_optimizers(trainer: Any) -> None:
+    """Raise ValueError for a scheduler of the user's own that sets no rate, or whose rates cannot be lowered."""
+    optimizer, scheduler = trainer.optimizer, trainer.lr_scheduler
+    if scheduler is None:
+        return
+    if trainer.args.target_kl:
+        check_scheduler(scheduler)
+    if getattr(scheduler, "optimizer", optimizer) is not optimizer:
+        beside = "None" if optimizer is None else f"another {type(optimizer).__name__}"
+        raise ValueError(
+            f"`optimizers` holds a {type(scheduler).__name__} of a {type(scheduler.optimizer).__name__}, but beside "
+            f"it {beside}: give the optimizer that it schedules, too."
         )
 
 
