@@ -24,6 +24,8 @@ from sorl_trl.ops import CLIP_RANGE_SCALINGS, IMPORTANCE_SAMPLING_LEVELS, TURN_R
 TRLS_LOSS_TYPES = ("cispo", "sapo", "luspo", "vespo")
 """The loss types that TRL alone computes."""
 OF_TRL: Mapping[str, Allowed] = {
+    "learning_rate": NOT_NEGATIVE,
+    "beta": NOT_NEGATIVE,
     "epsilon": Number(least=0, finite=False),
     "epsilon_high": Number(least=0, finite=False),
     "num_generations": POSITIVE_COUNT,
@@ -35,7 +37,7 @@ OF_TRL: Mapping[str, Allowed] = {
     "gradient_accumulation_steps": POSITIVE_COUNT,
     "num_iterations": POSITIVE_COUNT,
 }
-"""Fields of TRL's, which divides by them or compares with them without a look, and what they allow."""
+"""Fields of TRL's, which computes with them without a look (YAML reads `1e-6` as a text), and what they allow."""
 
 
 @dataclass

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from sorl_trl import SOGRPOConfig, SOPPOConfig
+from sorl_trl.checks import POSITIVE_COUNT
 from sorl_trl.experimental import GroupRefillConfig, SeeUPOConfig
 from sorl_trl.trainers.config import OF_TRL
 
@@ -43,6 +44,8 @@ def build(tmp_path: Path, config_class: Any = SOGRPOConfig, **given: Any) -> Any
         ("epsilon", "0.1", "at least 0"),
         ("epsilon", float("nan"), "at least 0"),
         ("epsilon_high", -0.1, "at least 0"),
+        ("learning_rate", "1e-6", "at least 0"),
+        ("beta", "1e-3", "at least 0"),
     ],
 )
 def test_bad_values_are_named(tmp_path: Path, name: str, value: Any, allowed: str) -> None:
@@ -52,7 +55,7 @@ def test_bad_values_are_named(tmp_path: Path, name: str, value: Any, allowed: st
 
 
 @BOTH
-@pytest.mark.parametrize("name", [name for name in OF_TRL if "epsilon" not in name])
+@pytest.mark.parametrize("name", [name for name, allowed in OF_TRL.items() if allowed is POSITIVE_COUNT])
 @pytest.mark.parametrize("value", [0, 2.5])
 def test_counts_of_a_batch_are_refused_before_trl_divides_by_them(
     tmp_path: Path, config_class: Any, name: str, value: float
