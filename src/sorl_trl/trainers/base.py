@@ -126,8 +126,8 @@ class TurnLevelTrainer(GRPOTrainer):
             self._shows_tools = True
             know_calls(self)
             rollout.protocol_for(self)
-        check_dataset(self)
         check_ahead(self)
+        check_dataset(self)
         if args.compares_with_sampler:
             self.vllm_importance_sampling_correction = False  # of a difference that ratios hold already
         check_reward_names(self.method, self.reward_func_names)

@@ -139,8 +139,12 @@ def check_optimizers(trainer: Any) -> None:
 
 
 def check_dataset(trainer: Any) -> None:
-    """Raise ValueError where TRL, which leaves out what does not fill a rollout, would stop before the first step."""
-    args, dataset = trainer.args, trainer.train_dataset
+    """Raise ValueError for rows without a prompt, and for fewer than a rollout takes, of which TRL trains on none."""
+    args, dataset, asked = trainer.args, trainer.train_dataset, trainer.eval_dataset
+    asked = asked if isinstance(asked, dict) else {"eval_dataset": asked}
+    for name, rows in {"train_dataset": dataset, **asked}.items():
+        if isinstance(rows, Dataset) and "prompt" not in rows.column_names and trainer.environment_factories is None:
+            raise ValueError(f"`{name}` has the columns {rows.column_names}, but must have `prompt`.")
     prompts = int(args.generation_batch_size) // int(args.num_generations)
     if isinstance(dataset, Dataset) and len(dataset) < prompts:
         raise ValueError(
