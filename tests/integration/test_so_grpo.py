@@ -225,3 +225,15 @@ def test_rows_without_a_prompt(tmp_path: Path, tokenizer: Any) -> None:
         SOGRPOTrainer(build_policy(), parity_reward, args, rows, asked, processing_class=tokenizer)
     with pytest.raises(ValueError, match="`train_dataset` has the columns"):
         SOGRPOTrainer(build_policy(), parity_reward, args, asked["held_out"], processing_class=tokenizer)
+
+
+def test_a_frozen_policy_is_asked_but_not_trained(tmp_path: Path, tokenizer: Any) -> None:
+    """As PEFT loads one; a whole run would pass without a gradient."""
+    policy, args = build_policy().requires_grad_(False), SOGRPOConfig(**settings(tmp_path))
+    rows = prompts(8)
+    trainer = SOGRPOTrainer(
+        policy, parity_reward, args, rows, rows, processing_class=tokenizer, rollout_func=FixedRollout()
+    )
+    assert "eval_reward" in trainer.evaluate()
+    with pytest.raises(ValueError, match="`is_trainable=True`"):
+        trainer.train()

@@ -35,6 +35,7 @@ from sorl_trl.trainers.checks import (
     check_optimizers,
     check_processor,
     check_reward_names,
+    check_trained,
     disable_dropout,
     say_once,
 )
@@ -324,6 +325,7 @@ class TurnLevelTrainer(GRPOTrainer):
     # ---------------------------------------------------------------------------------------------------------------
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        check_trained(self.model)
         checkpoint = resume_point(self.args, resume_from_checkpoint)
         # Anew, without what a run that was interrupted within a step has left in them.
         self._metric_log, self._bias_normalizer = MetricLog(self), bias_normalizer(self)

@@ -123,6 +123,12 @@ def check_processor(args: TurnLevelConfig) -> None:
         )
 
 
+def check_trained(model: nn.Module) -> None:
+    """Raise ValueError for a policy of which nothing is trained, as PEFT loads one."""
+    if not any(p.requires_grad for p in model.parameters()):
+        raise ValueError("No parameter of the policy is trained. Load a PEFT model with `is_trainable=True`.")
+
+
 def check_optimizers(trainer: Any) -> None:
     """Raise ValueError for a scheduler of the user's own that sets no rate, or whose rates cannot be lowered."""
     optimizer, scheduler = trainer.optimizer, trainer.lr_scheduler
