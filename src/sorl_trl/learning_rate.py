@@ -14,7 +14,8 @@ def check_scheduler(scheduler: Any) -> None:
     if not lowerable:
         raise ValueError(
             f"`lr_scheduler` is a {type(scheduler).__name__}, whose learning rates cannot be lowered for good. Choose "
-            "one of torch's by `lr_scheduler_type`, such as 'linear', and none in the DeepSpeed configuration."
+            "one of torch's by `lr_scheduler_type`, such as 'linear', and none in the DeepSpeed configuration, or set "
+            "`target_kl=0`."
         )
 
 

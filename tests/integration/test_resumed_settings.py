@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sorl_trl import SOPPOTrainer
+from sorl_trl import SOGRPOTrainer, SOPPOTrainer
 from sorl_trl.command_line import UserMistake
 from sorl_trl.search import BM25Index
 from sorl_trl.trainers.cycle.run_settings import ONE_STATE, SETTINGS_FILE
@@ -83,6 +83,12 @@ def test_an_optimizer_that_cannot_read_the_state_is_refused(tmp_path: Path, chec
         UserMistake, match=r"`optim` is 'adafactor', but .*checkpoint-2 holds the state of 'adamw_torch"
     ):
         build(tmp_path, optim="adafactor").train(resume_from_checkpoint=str(checkpoint))
+
+
+def test_a_checkpoint_with_a_critic_is_refused_without_one(tmp_path: Path, checkpoint: Path) -> None:
+    resumed = build_agent(tmp_path, BM25Index.load(tmp_path / "index"), SOGRPOTrainer)
+    with pytest.raises(UserMistake, match=r"is a SOGRPOTrainer, but .*checkpoint-2 is of a SOPPOTrainer"):
+        resumed.train(resume_from_checkpoint=str(checkpoint))
 
 
 @pytest.mark.parametrize("optim", sorted(ONE_STATE))

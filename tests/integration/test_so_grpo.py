@@ -215,3 +215,25 @@ def test_too_few_prompts_for_a_rollout(tmp_path: Path) -> None:
         ValueError, match="`train_dataset` has 8 prompts, but a rollout takes 16: `generation_batch_size` 32"
     ):
         build_agent(tmp_path, num_generations=2, per_device_train_batch_size=8)
+
+
+def test_rows_without_a_prompt(tmp_path: Path, tokenizer: Any) -> None:
+    """They would be met in the first rollout, or hours later in the first evaluation."""
+    rows, asked = prompts(8), {"held_out": prompts(8).rename_column("prompt", "question")}
+    args = SOGRPOConfig(**settings(tmp_path))
+    with pytest.raises(ValueError, match=r"`held_out` has the columns \['question'\], but must have `prompt`"):
+        SOGRPOTrainer(build_policy(), parity_reward, args, rows, asked, processing_class=tokenizer)
+    with pytest.raises(ValueError, match="`train_dataset` has the columns"):
+        SOGRPOTrainer(build_policy(), parity_reward, args, asked["held_out"], processing_class=tokenizer)
+
+
+def test_a_frozen_policy_is_asked_but_not_trained(tmp_path: Path, tokenizer: Any) -> None:
+    """As PEFT loads one; a whole run would pass without a gradient."""
+    policy, args = build_policy().requires_grad_(False), SOGRPOConfig(**settings(tmp_path))
+    rows = prompts(8)
+    trainer = SOGRPOTrainer(
+        policy, parity_reward, args, rows, rows, processing_class=tokenizer, rollout_func=FixedRollout()
+    )
+    assert "eval_reward" in trainer.evaluate()
+    with pytest.raises(ValueError, match="`is_trainable=True`"):
+        trainer.train()

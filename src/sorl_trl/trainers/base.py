@@ -33,8 +33,10 @@ from sorl_trl.trainers.checks import (
     check_config,
     check_dataset,
     check_method,
+    check_optimizers,
     check_processor,
     check_reward_names,
+    check_trained,
     disable_dropout,
     say_once,
 )
@@ -121,12 +123,13 @@ class TurnLevelTrainer(GRPOTrainer):
         if args.disable_dropout:
             disable_dropout(self.model)
         check_processor(args)
+        check_optimizers(self)
         if isinstance(rollout, AgentRollout) and rollout.shows_tools:
             self._shows_tools = True
             know_calls(self)
             rollout.protocol_for(self)
-        check_dataset(self)
         check_ahead(self)
+        check_dataset(self)
         if args.compares_with_sampler:
             self.vllm_importance_sampling_correction = False  # of a difference that ratios hold already
         check_reward_names(self.method, self.reward_func_names)
@@ -323,6 +326,7 @@ class TurnLevelTrainer(GRPOTrainer):
     # ---------------------------------------------------------------------------------------------------------------
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        check_trained(self.model)
         checkpoint = resume_point(self.args, resume_from_checkpoint)
         # Anew, without what a run that was interrupted within a step has left in them.
         self._metric_log, self._bias_normalizer = MetricLog(self), bias_normalizer(self)

@@ -11,6 +11,7 @@ from datasets import Dataset
 from torch import nn
 from trl.trainer.utils import disable_dropout_in_model
 
+from sorl_trl.learning_rate import check_scheduler
 from sorl_trl.methods import (
     SETTINGS,
     EngineTurnMask,
@@ -122,9 +123,34 @@ def check_processor(args: TurnLevelConfig) -> None:
         )
 
 
+def check_trained(model: nn.Module) -> None:
+    """Raise ValueError for a policy of which nothing is trained, as PEFT loads one."""
+    if not any(p.requires_grad for p in model.parameters()):
+        raise ValueError("No parameter of the policy is trained. Load a PEFT model with `is_trainable=True`.")
+
+
+def check_optimizers(trainer: Any) -> None:
+    """Raise ValueError for a scheduler of the user's own that sets no rate, or whose rates cannot be lowered."""
+    optimizer, scheduler = trainer.optimizer, trainer.lr_scheduler
+    if scheduler is None:
+        return
+    if trainer.args.target_kl:
+        check_scheduler(scheduler)
+    if getattr(scheduler, "optimizer", optimizer) is not optimizer:
+        beside = "None" if optimizer is None else f"another {type(optimizer).__name__}"
+        raise ValueError(
+            f"`optimizers` holds a {type(scheduler).__name__} of a {type(scheduler.optimizer).__name__}, but beside "
+            f"it {beside}: give the optimizer that it schedules, too."
+        )
+
+
 def check_dataset(trainer: Any) -> None:
-    """Raise ValueError where TRL, which leaves out what does not fill a rollout, would stop before the first step."""
-    args, dataset = trainer.args, trainer.train_dataset
+    """Raise ValueError for rows without a prompt, and for fewer than a rollout takes, of which TRL trains on none."""
+    args, dataset, asked = trainer.args, trainer.train_dataset, trainer.eval_dataset
+    asked = asked if isinstance(asked, dict) else {"eval_dataset": asked}
+    for name, rows in {"train_dataset": dataset, **asked}.items():
+        if isinstance(rows, Dataset) and "prompt" not in rows.column_names and trainer.environment_factories is None:
+            raise ValueError(f"`{name}` has the columns {rows.column_names}, but must have `prompt`.")
     prompts = int(args.generation_batch_size) // int(args.num_generations)
     if isinstance(dataset, Dataset) and len(dataset) < prompts:
         raise ValueError(

@@ -24,6 +24,8 @@ from sorl_trl.ops import CLIP_RANGE_SCALINGS, IMPORTANCE_SAMPLING_LEVELS, TURN_R
 TRLS_LOSS_TYPES = ("cispo", "sapo", "luspo", "vespo")
 """The loss types that TRL alone computes."""
 OF_TRL: Mapping[str, Allowed] = {
+    "learning_rate": NOT_NEGATIVE,
+    "beta": NOT_NEGATIVE,
     "epsilon": Number(least=0, finite=False),
     "epsilon_high": Number(least=0, finite=False),
     "num_generations": POSITIVE_COUNT,
@@ -36,15 +38,8 @@ OF_TRL: Mapping[str, Allowed] = {
     "num_iterations": POSITIVE_COUNT,
     "temperature": Number(above=0),
     "top_p": SHARE,
-    "top_k": Number(least=-1, whole=True),
-    "min_p": SHARE,
-    "repetition_penalty": Number(above=0),
-    "learning_rate": NOT_NEGATIVE,
-    "adam_beta1": Number(least=0, below=1),
-    "adam_beta2": Number(least=0, below=1),
-    "adam_epsilon": NOT_NEGATIVE,
 }
-"""Fields of TRL's and what they allow. Nobody else looks at them before they are used, in a run that has begun."""
+"""Fields of TRL's and what they allow. Nobody else checks them before the run begins; YAML reads `1e-6` as a text."""
 
 
 @dataclass

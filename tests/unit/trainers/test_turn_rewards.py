@@ -57,3 +57,10 @@ def test_a_trajectory_without_a_turn_has_nowhere_to_put_a_reward() -> None:
     recorder, totals = record([[], 1.0], [0, 0])
     assert totals == [None, 1.0]
     assert recorder.split(torch.tensor([[math.nan], [1.0]]), torch.ones(1)).turn_rewards.shape == (2, 0)
+
+
+@pytest.mark.parametrize("returned", [None, 1.0])
+def test_a_function_that_returns_no_list_is_named(returned: Any) -> None:
+    """A `return` that was forgotten, most of all."""
+    with pytest.raises(ValueError, match=f"function 'hits' returned {returned}, but must return a list"):
+        record(returned, [1, 1])

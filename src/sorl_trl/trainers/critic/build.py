@@ -36,8 +36,6 @@ def setup_critic(model: Any, config: SOPPOConfig, vocabulary: int) -> Critic:
     """
     if hasattr(causal_lm_of(model), CRITIC_ATTRIBUTE):
         raise ValueError("The policy has a critic already, that of an earlier trainer: load the policy anew.")
-    if not any(p.requires_grad for p in model.parameters()):
-        raise ValueError("No parameter of the policy is trained. Load a PEFT model with `is_trainable=True`.")
     devices = [model.device] if model.device.type == "cuda" else []
     with torch.random.fork_rng(devices):
         torch.manual_seed(config.seed)

@@ -66,7 +66,7 @@ def take_up_settings(trainer: Any, checkpoint: Path) -> None:
     A checkpoint that has none, TRL's for example, changes nothing.
 
     Raises:
-        UserMistake: its optimizer is another one, whose state this run's cannot read.
+        UserMistake: its optimizer is another one, or holds a critic, and this run's cannot read its state.
     """
     file = checkpoint / SETTINGS_FILE
     if not file.is_file():
@@ -77,6 +77,11 @@ def take_up_settings(trainer: Any, checkpoint: Path) -> None:
         raise UserMistake(
             f"`optim` is {now['optim']!r}, but {checkpoint} holds the state of {optim!r}. Resume with the same, or "
             "start a new run from the checkpoint's policy."
+        )
+    if "critic" in before and "critic" not in now:
+        raise UserMistake(
+            f"The trainer is a {now['trainer']}, but {checkpoint} is of a {before['trainer']}, whose optimizer "
+            "holds a critic. Resume with the same, or start a new run from the checkpoint's policy."
         )
     for name in RESTORED:
         if name in before and name in now and before[name] != now[name]:

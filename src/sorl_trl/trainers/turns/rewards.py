@@ -73,6 +73,11 @@ class TurnRewards:
 
     def _record(self, returned: Iterable[Any], index: int, name: str) -> list[Any]:
         """Keep the turn rewards of one function and give TRL one number (or `None`) per completion."""
+        if not isinstance(returned, Iterable):
+            raise ValueError(
+                f"The reward function {name!r} returned {returned!r}, but must return a list with one reward for each "
+                f"of {len(self._turn_counts)} completions."
+            )
         rewards = list(returned)
         if len(rewards) != len(self._turn_counts):
             return rewards  # TRL raises, and names the function and both counts
