@@ -1,11 +1,11 @@
-"""Which methods hold when rollouts are sampled ahead: two-hop questions, a tiny policy, real threads.
+"""Which methods hold when rollouts are sampled ahead: questions of one hop or two, a tiny policy, real threads.
 
     python -m benchmarks.async_worlds
 
-The regime is "stale" of `benchmarks.stability` (8 updates of each of 32 rollouts, at a learning rate of 1e-3), but the
-next batches are sampled by copies of the policy while one is trained on, as with `async_staleness`. Rows are added to
-`results/async_worlds.json`, and a run that is there is not made again; `async_worlds.md` is their table. Several of
-these commands may work side by side.
+The regime is "stale" of `benchmarks.stability` (8 updates on each of 32 rollouts, at a learning rate of 1e-3), but
+copies of the policy sample the next batches while one is trained on, as with `async_staleness`. Rows are added to
+`results/async_worlds.json`, and runs that it has are not repeated; `async_worlds.md` is their table. Several of these
+commands may run side by side.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def run(key: Key) -> dict[str, Any]:
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     lines = [
-        "# Rollouts ahead of training, on two-hop questions",
+        "# Rollouts ahead of training, on questions of one hop or two",
         "",
         "Final sampled exact match, mean over seeds, and how many runs ended below their start or half of their best.",
         "",

@@ -33,23 +33,23 @@ THAT_MATTER = (
 TRAIN = """\
 usage: sorl train [--accelerate_config NAME_OR_PATH] [--config NAME_OR_PATH] [--OPTION VALUE ...]
 
-Trains an agent through `accelerate launch`. `--dry_run` tries the same command out. Every option below may stand
-in the recipe; those of `accelerate launch`, such as --num_processes 2, go to the launcher. `--help all` lists all
-options, TRL's too.
+Trains an agent through `accelerate launch`. `--dry_run` tries the same command out. A recipe may set every option
+below; options of `accelerate launch`, such as --num_processes 2, go to the launcher. `--help all` lists all options,
+including TRL's.
 
   --accelerate_config
-      a YAML file of accelerate, or one of ours by its name (`sorl configs` lists them); by default the one that
+      a YAML file of accelerate, or the name of one of ours (`sorl configs` lists them); by default the file that
       `accelerate config` wrote
   --config
-      the recipe: a YAML file, or one of ours by its name (`sorl recipes` lists them)
+      the recipe: a YAML file, or the name of one of ours (`sorl recipes` lists them)
 """
 EVALUATE = """\
 usage: sorl evaluate RUN [--config NAME_OR_PATH] [--OPTION VALUE ...]
 
 Asks a policy questions, scores it, prints a table, and writes results and trajectories into RUN/evaluation. RUN
-is what `sorl train` has written, a checkpoint in it, or a PEFT adapter's folder. How the agent is asked, its questions
-and where it searches are read from RUN, or from `--config`, and an option overrides that: the defaults below are for
-what neither says. Of another model they must be named, and of a Hub id `--output` too.
+is the output folder of `sorl train`, a checkpoint in it, or a PEFT adapter's folder. The prompt, the questions and the
+search come from RUN or from `--config`, and options override them; the defaults below apply where neither sets a
+value. For any other model, name the questions and the search, and for a Hub id also `--output`.
 
 example: sorl evaluate runs/so_grpo --limit 100
 """

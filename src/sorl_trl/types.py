@@ -1,4 +1,4 @@
-"""The data that travels between search, rollout, rewards and trainers. Frozen, and free of any dependency."""
+"""The data that search, rollout, rewards and trainers exchange. Frozen, and free of any dependency."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ class StopReason(str, Enum):
     ANSWERED = "answered"
     """The policy closed an answer."""
     MAX_TURNS = "max_turns"
-    """All turns with a search were used up, and the last generation, without search, gave no answer."""
+    """All turns that may search were used up, and the last generation, which may not, gave no answer."""
     TURN_LIMIT = "turn_limit"
     """One turn reached `max_turn_tokens` before it closed an action."""
     TRAJECTORY_LIMIT = "trajectory_limit"
     """`max_trajectory_tokens` leaves no room for the next turn or observation."""
     CONTEXT_LIMIT = "context_limit"
-    """Prompt and trajectory leave no room in what the policy can read at once (the window of the engine or the model).
+    """Prompt and trajectory fill the window of the engine or the model, that is, all that the policy can read at once.
 
-    Where the prompt alone fills it, the trajectory has no turn, and nothing of it is trained on."""
+    If the prompt alone fills it, the trajectory has no turn, and nothing of it is trained on."""
     ENVIRONMENT_DONE = "environment_done"
-    """The environment said that this was all."""
+    """The environment ended the trajectory."""
     SEARCH_UNAVAILABLE = "search_unavailable"
-    """The search infrastructure was down, retries included. Not the policy's doing: masked out of the loss."""
+    """The search was down after all retries. This says nothing about the policy, so it is masked out of the loss."""
     ENVIRONMENT_UNAVAILABLE = "environment_unavailable"
-    """The environment was down, or did not answer in time. Masked out of the loss too."""
+    """The environment was down, or did not answer in time. Also masked out of the loss."""
 
     @property
     def is_infrastructure_failure(self) -> bool:
@@ -45,32 +45,32 @@ class ActionKind(str, Enum):
     MESSAGE = "message"
     """A whole message, which the environment reads: see `ChatProtocol`."""
     INVALID = "invalid"
-    """No well-formed action: the policy gets a corrective observation."""
+    """No well-formed action, to which the policy gets a corrective observation."""
 
 
 class ToolCall(NamedTuple):
-    """What a message asks of a tool."""
+    """A call of a tool in a message."""
 
     tool: str
     arguments: Any
-    """By name, in what is not broken."""
+    """The arguments by name, unless the call is broken."""
 
 
 @dataclass(frozen=True)
 class Action:
-    """A parsed turn: `content` is the query, what a tool is given, the answer or message, or empty if invalid."""
+    """A parsed turn: `content` is the query, a tool's input, the answer or the message, or empty if invalid."""
 
     kind: ActionKind
     content: str = ""
     tool: str = ""
-    """The name of the tool, for `ActionKind.TOOL` alone."""
+    """The name of the tool, only for `ActionKind.TOOL`."""
     calls: tuple[ToolCall, ...] = ()
-    """Of a message, in the form of the chat template, where that shows tools."""
+    """The calls of a message, if the chat template shows tools."""
 
 
 @dataclass(frozen=True)
 class Passage:
-    """One retrieved document. `score` is the engine's own, higher is better, `None` where it gives none."""
+    """One retrieved document. `score` is the engine's own: higher is better, and `None` means that it gives none."""
 
     id: str
     title: str
@@ -79,7 +79,7 @@ class Passage:
 
 
 class ToolResult(NamedTuple):
-    """What a tool said to a call."""
+    """A tool's reply to a call."""
 
     tool: str
     text: str
@@ -93,11 +93,11 @@ class Turn:
     text: str
     action: Action
     logprobs: tuple[float, ...] | None = None
-    """Log-probabilities under the sampling engine, one per token, where it reports them."""
+    """Log-probabilities under the sampling engine, one per token, if it reports them."""
     reward: float | None = None
-    """What the environment gave for this turn, if it gives rewards."""
+    """The environment's reward for this turn, if it gives rewards."""
     versions: tuple[int, int] | None = None
-    """Of the weights when it was asked for and when it was there, counted in batches, where sampling runs ahead."""
+    """For rollouts ahead: versions of the weights (batches) when the turn was requested and when it was complete."""
 
 
 @dataclass(frozen=True)
@@ -108,18 +108,18 @@ class Observation:
     text: str
     passages: tuple[Passage, ...] = ()
     truncated: bool = False
-    """Cut to `max_observation_tokens`."""
+    """Whether it was cut to `max_observation_tokens`."""
     neutralized: int = 0
-    """How many control tokens or protocol tags the environment's text tried to bring in."""
+    """How many control tokens or protocol tags the environment's text contained."""
     role: str = "tool"
     """Who speaks: a "tool", or the "user"."""
     results: tuple[ToolResult, ...] = ()
-    """What the tools said that a message called, as the policy read it."""
+    """The results of the tools that a message called, as the policy read them."""
 
 
 @dataclass(frozen=True)
 class Trajectory:
-    """A prompt, then turns with observations between them, in order. A prompt that leaves no room has no turn."""
+    """A prompt, then turns with observations between them. If the prompt leaves no room, there is no turn."""
 
     prompt_ids: tuple[int, ...]
     segments: tuple[Turn | Observation, ...]
@@ -135,5 +135,5 @@ class Trajectory:
 
     @property
     def answer(self) -> str | None:
-        """What the policy answered first: only from a turn it generated, never from an observation."""
+        """The policy's first answer, which only its own turns can give, never an observation."""
         return next((t.action.content for t in self.turns if t.action.kind is ActionKind.ANSWER), None)

@@ -175,7 +175,7 @@ def test_the_model_critic_is_loaded_as_the_policy_was(tmp_path: Path, tokenizer:
 
 def test_a_policy_has_one_critic(tmp_path: Path, tokenizer: Any) -> None:
     first = build_ppo(tmp_path, tokenizer, **CASES["head"])
-    with pytest.raises(ValueError, match="has a critic already"):
+    with pytest.raises(ValueError, match="already has the critic"):
         build_ppo(tmp_path, tokenizer, model=first.model, critic="head")
 
 

@@ -192,8 +192,8 @@ def test_a_resumed_run_asks_the_same(tmp_path: Path, tokenizer: Any) -> None:
         ({"dataset": IterableDataset.from_generator(lambda: iter(prompts()))}, "is of type IterableDataset, which"),
         ({"dataset": Dataset.from_list([{"prompt": "w1", "image": "a.png"}] * 8)}, "has 'image', but batches of"),
         ({"method": "ragen2"}, "must have ZeroVariance"),
-        ({"scale_rewards": "batch"}, "has no spread that they share"),
-        ({"multi_objective_aggregation": "normalize_then_sum"}, "has no spread that they share"),
+        ({"scale_rewards": "batch"}, "has no spread in common"),
+        ({"multi_objective_aggregation": "normalize_then_sum"}, "has no spread in common"),
     ],
     ids=["few", "stream", "images", "method", "batch", "objectives"],
 )

@@ -1,4 +1,4 @@
-"""How a run is going: progress bar, curves, reports, and a guard against collapse.
+"""Shows how a run is going: a progress bar, curves, reports, and a guard against collapse.
 
 `sorl report RUN…` makes a page of one or several runs.
 """

@@ -1,4 +1,4 @@
-"""Which rules of a collapsing run hold, from log entries alone: while it trains, or of a run that is over."""
+"""Applies the rules of collapse to log entries, while a run trains or afterwards."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from typing import Any
 from sorl_trl.diagnostics.collapse_rules import DEFAULT_RULES, MASKED_METRIC, NotFinite, Rule, mean
 
 ITERATION_METRIC = "reward"
-"""TRL logs it on the steps that generate: an iteration lasts from one entry that has it to the next."""
+"""TRL logs this metric on the steps that generate, so an iteration lasts from one entry that has it to the next."""
 
 
 @dataclass(frozen=True)
 class Alarm:
-    """The news that the condition of a rule has begun to hold."""
+    """A message that the condition of a rule has begun to hold."""
 
     rule: Rule
     step: int
-    """The step of the log entry with which it came: the first one after the iteration that was judged."""
+    """The step of the log entry that raised it, which is the first entry after the judged iteration."""
     message: str
 
 
 class CollapseDetector:
-    """Judges each iteration by `rules` when it is complete, with the first log entry of the next one: never the last.
+    """Judges each iteration by `rules` at the first log entry of the next one, and so never judges the last.
 
-    Within an iteration, a metric is averaged over the entries that have it; of names that end in `_max` the largest
-    value is taken. None and NaN count as absent, and a metric that is absent fires nothing. So do all others where
-    every trajectory was masked: that iteration says nothing about the policy.
+    Within an iteration, a metric is averaged over the entries that have it; for names that end in `_max`, the largest
+    value counts. None and NaN count as absent, and an absent metric fires no rule. If every trajectory of an iteration
+    was masked, no metric does, because the iteration says nothing about the policy.
 
-    A rule fires when its condition begins to hold, and again only after the condition has not held once. `NotFinite`
-    fires with the entry that tells of it, also in iterations that the others do not judge. Rules have different names.
+    A rule fires when its condition begins to hold, and again only after the condition has ceased to hold. `NotFinite`
+    fires at the entry itself, even in iterations that the other rules do not judge. Rules must have different names.
     """
 
     def __init__(self, rules: Iterable[Rule] = DEFAULT_RULES) -> None:
@@ -43,7 +43,7 @@ class CollapseDetector:
         """The rules that have fired and whose condition still holds; those that are taken out may fire again."""
 
     def observe(self, entry: Mapping[str, Any]) -> list[Alarm]:
-        """Take the next entry of a `log_history`, and return the alarms of the iteration that it completes."""
+        """Read the next entry of a `log_history`, and return the alarms of the iteration that it completes."""
         step = int(entry["step"])
         alarms: list[Alarm] = []
         if ITERATION_METRIC in entry:
@@ -89,9 +89,9 @@ def _summary(metric: str, entries: Iterable[Mapping[str, Any]]) -> float | None:
 
 
 def detect(log_history: Iterable[Mapping[str, Any]], rules: Iterable[Rule] = DEFAULT_RULES) -> list[Alarm]:
-    """Find all alarms of a recorded run, as they would have come while it trained.
+    """Find all alarms of a recorded run, as they would have been raised while it trained.
 
-    `log_history` is that of a `trainer.state` or of a `trainer_state.json`.
+    `log_history` comes from a `trainer.state` or a `trainer_state.json`.
     """
     detector = CollapseDetector(rules)
     return [alarm for entry in log_history for alarm in detector.observe(entry)]

@@ -1,4 +1,4 @@
-"""A callback that notices when training collapses, and says so or ends it."""
+"""A callback that notices when training collapses, and warns or ends it."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class CollapseGuard(TrainerCallback):
     - `"warn"`: log a warning.
     - `"stop"`: also write a checkpoint (unless `save_strategy` is "no") and end training.
 
-    After an alarm of `NotFinite`, a stop writes no checkpoint. With `fp16` these rules are left out: gradient norms
-    that are no numbers are usual there, and the gradient scaler leaves such steps out.
+    After an alarm of `NotFinite`, no checkpoint is written. With `fp16`, these rules are left out, because gradient
+    norms that are not finite are common there and the gradient scaler skips such steps.
 
-    The log entries of alarms get `guard/alarms`; loggers that were called before this callback do not see it.
+    The log entries of alarms get `guard/alarms`, which loggers that were called before this callback do not see.
 
     Raises:
-        ValueError: `action` is unknown, or, when training begins, it logs nothing.
+        ValueError: `action` is unknown, or, when training begins, the run logs nothing.
     """
 
     def __init__(self, action: str = "warn", rules: Iterable[Rule] = DEFAULT_RULES) -> None:

@@ -1,4 +1,4 @@
-"""What a collapsing run looks like: rules on the metrics of docs/metrics.md."""
+"""Rules on the metrics of docs/metrics.md that tell a collapsing run."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from typing import Annotated
 from sorl_trl.checks import POSITIVE_COUNT, Number, check_fields
 
 MASKED_METRIC = "trajectories_without_turn"
-"""Where it is 1, the other metrics are means over nothing: 0 or absent."""
+"""If this metric is 1, the other metrics are means over nothing: 0 or absent."""
 
 
 @dataclass(frozen=True)
 class Rule(ABC):
-    """A condition on one metric of docs/metrics.md. Rules look back only: at each iteration and those before it."""
+    """A condition on one metric of docs/metrics.md, at an iteration and those before it."""
 
     name: str
     metric: str
     hint: str
-    """What to do about it: the end of the alarm's message."""
+    """Advice, which ends the alarm's message."""
 
     def __post_init__(self) -> None:
         check_fields(self)
 
     @abstractmethod
     def breach(self, history: Sequence[float]) -> str | None:
-        """Say how the condition holds in the last iteration, if it does, given a value of each that has the metric."""
+        """Describe how the condition holds in the last iteration, if it does, given the metric of each iteration."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Level(Rule):
 class Fall(Rule):
     """The mean of `metric` over `window` iterations is below `share` of the best such mean so far.
 
-    It is not judged until the best is at least `minimum`, so that noise about 0 is no fall.
+    It is not judged until the best mean is at least `minimum`, so that noise around 0 does not count as a fall.
     """
 
     share: Annotated[float, Number(above=0, below=1)]
@@ -66,9 +66,9 @@ class Fall(Rule):
 
 @dataclass(frozen=True)
 class NotFinite(Rule):
-    """`metric`, the gradient norm, is NaN or infinite, or negative, by which DeepSpeed says so.
+    """`metric`, the gradient norm, is NaN or infinite, or negative, which is DeepSpeed's sign for that.
 
-    It is judged at once, in each log entry by itself. The loss says no more: its gradient is NaN where it is.
+    Each log entry is judged at once, by itself. The loss would say no more: if it is NaN, its gradient is.
     """
 
     def breach(self, history: Sequence[float]) -> str | None:

@@ -29,17 +29,17 @@ METRICS = (
     "critic/value_loss",
     "learning_rate",
 )
-"""Of docs/metrics.md, in the order in which they are drawn; those that no run has are left out."""
+"""Metrics of docs/metrics.md, in the order of their panels; those that no run has are left out."""
 LOGARITHMIC = {"kl_to_old": 1e-3, "kl": 1e-3, "turns/ratio_max": 1.0, "grad_norm": 1e-2}
-"""Those that may span decades, and the value below which their axis is linear: it has a place for 0."""
+"""Metrics that may span decades, and the value below which their axis is linear, so that it can show 0."""
 COLUMNS = 4
 PANEL_WIDTH, PANEL_HEIGHT = 3.7, 2.45
-"""In inches: the picture grows with its panels."""
+"""The size of a panel, in inches."""
 CAPTION = "optimizer step  ·  line: moving average  ·  faint: as logged"
 
 
 def draw_runs(runs: Sequence[Run]) -> bytes:
-    """The PNG of the curves of one or several runs, with their names above all panels.
+    """Draw the curves of one or several runs as a PNG, with their names above all panels.
 
     Raises:
         ImportError: matplotlib is not installed.

@@ -1,4 +1,4 @@
-"""A progress bar that shows how training goes, in place of a dictionary of sixty numbers per step."""
+"""A progress bar that shows how training goes, instead of a dictionary of sixty numbers per step."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ SHOWN = {
     "turns": "turns/per_trajectory",
     "entropy": "entropy",
 }
-"""Label in the bar -> metric of docs/metrics.md."""
+"""Metrics of docs/metrics.md by their label in the bar."""
 
 
 class TurnProgressCallback(ProgressCallback):
-    """transformers' `ProgressCallback`, with the key metrics beside the bar. `trainer_state.json` keeps them all.
+    """transformers' `ProgressCallback`, with the key metrics beside the bar. `trainer_state.json` has all metrics.
 
-    TRL logs rollout metrics only on the steps that generate, so that the bar keeps showing the last known value.
+    TRL logs rollout metrics only on the steps that generate, so the bar keeps showing the last known values.
     """
 
     def __init__(self) -> None:
@@ -54,9 +54,9 @@ class TurnProgressCallback(ProgressCallback):
 
 @contextmanager
 def whole_lines() -> Iterator[None]:
-    """Within it every warning and every message of a log is a line of its own, above the bar, once per machine.
+    """Within it, every warning and log message is printed on its own line above the bar, once per machine.
 
-    What is said after it begins a line too: a bar that an error has left open is closed.
+    It closes a bar that an error has left open, so that what follows begins a line too.
     """
 
     def show(message: Warning | str, *_: Any) -> None:

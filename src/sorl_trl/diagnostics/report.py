@@ -1,7 +1,7 @@
 """Reports on training runs: `sorl report run/ [other_run/ …] --output report/`.
 
-Writes `report.html`, one file with the curves of all runs, how far each got, and its alarms. Reads
-`trainer_state.json`, at any time of a run.
+Writes `report.html`, one file with the curves of all runs, how far each got, and its alarms. It reads
+`trainer_state.json`, even while a run trains.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ th, td { padding: 0.45rem 1.4rem 0.45rem 0; border-bottom: 1px solid #8888; text
 
 
 def write_report(runs: Sequence[Run], folder: str | Path) -> Path:
-    """Write `report.html` into `folder`, made if missing, and return its path. Runs have different names.
+    """Write `report.html` into `folder`, created if missing, and return its path. Runs must have different names.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -47,7 +47,7 @@ def write_report(runs: Sequence[Run], folder: str | Path) -> Path:
 
 
 def summary_of(run: Run) -> dict[str, str]:
-    """How far it got, its reward, and the alarms of the guard's rules."""
+    """How far a run got, its reward, and the alarms of the guard's rules."""
     return {
         "run": run.name,
         "optimizer steps": f"{run.last_step:,}" + (f" of {run.max_steps:,}" if run.max_steps else ""),
@@ -70,7 +70,7 @@ def _last_and_best(reward: Series) -> str:
 
 
 def render_page(runs: Sequence[Run], picture: bytes) -> str:
-    """The whole HTML document, with the PNG of the runs' curves in it. All text from runs is escaped."""
+    """The whole HTML document, with the PNG of the runs' curves. All text from runs is escaped."""
     names = escape(", ".join(run.name for run in runs))
     return f"""<!doctype html>
 <html lang='en'>

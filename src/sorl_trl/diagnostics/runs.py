@@ -1,4 +1,4 @@
-"""Training runs as data: what they logged."""
+"""Reads the logs of training runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sorl_trl.files import check_run_folder
 STATE_FILE = "trainer_state.json"
 
 SMOOTHED_FROM = 20
-"""Points from which a moving average is worth drawing."""
+"""The number of points from which a moving average is drawn."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,9 @@ class Series:
     values: tuple[float, ...]
 
     def smoothed(self) -> Series:
-        """Its moving average, each mean at the last step that it covers; the series itself where it is short.
+        """The moving average, with each mean at the last step that it covers; a short series is returned unchanged.
 
-        A mean covers a twentieth of the points, but 5 to 100, so that the first few steps have none.
+        A mean covers a twentieth of the points, but at least 5 and at most 100, so the first few steps have none.
         """
         if len(self.values) < SMOOTHED_FROM:
             return self
@@ -43,9 +43,9 @@ class Run:
     """One training run.
 
     Args:
-        name: Its label.
+        name: The run's label.
         log_history: `trainer.state.log_history`: a mapping from metric to value per log entry, each with its `step`.
-        max_steps: Optimizer steps that it was meant to take, where known.
+        max_steps: The planned number of optimizer steps, if known.
     """
 
     name: str
@@ -58,31 +58,31 @@ class Run:
         return max((entry["step"] for entry in self.log_history), default=0)
 
     def series(self, metric: str) -> Series:
-        """Its finite values, empty if there are none: metrics of the rollout are missing from most log entries."""
+        """The metric's finite values, possibly none; most log entries lack the metrics of rollouts."""
         logged = [(entry["step"], entry.get(metric)) for entry in self.log_history]
         finite = [(step, value) for step, value in logged if isinstance(value, int | float) and math.isfinite(value)]
         return Series(tuple(step for step, _ in finite), tuple(float(value) for _, value in finite))
 
 
 def load_runs(folders: Sequence[str | Path]) -> list[Run]:
-    """The runs in these folders, each once, with its path as its name."""
+    """Load the runs in these folders, each once, named after its path."""
     return [load_run(path, str(path)) for path in dict.fromkeys(map(Path, folders))]
 
 
 def load_run(folder: Path, name: str) -> Run:
-    """Read a run from its output folder, be it finished or under way.
+    """Read a run, finished or under way, from its output folder.
 
-    Of the `trainer_state.json` in the folder and those in its `checkpoint-*` it takes the one that got furthest.
+    It takes the `trainer_state.json` that got furthest, in the folder itself or in one of its `checkpoint-*`.
 
     Raises:
         FileNotFoundError: There is no `trainer_state.json`.
-        ValueError: A file is not complete, as while training writes it.
+        ValueError: A file is incomplete, for example because training is writing it.
     """
     check_run_folder(folder)
     paths = [path for path in (folder / STATE_FILE, *folder.glob(f"checkpoint-*/{STATE_FILE}")) if path.is_file()]
     if not paths:
         raise FileNotFoundError(
-            f"{folder} holds no {STATE_FILE}, nor a checkpoint-* that does: name the `output_dir` of a run with one"
+            f"{folder} holds no {STATE_FILE}, and neither does a checkpoint-* in it: name a run's `output_dir`"
         )
     # Where steps tie, that is the first: the folder's own, to which the end of training has added a log entry.
     state = max(map(_read, paths), key=lambda state: int(state["global_step"]))

@@ -1,4 +1,4 @@
-"""A policy with everything that is needed to ask it, and how questions and tasks are put to one."""
+"""A policy with everything that an evaluation needs, and the prompts of questions and tasks."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from sorl_trl.rollout.environments.bfcl import are_tasks, task_rows
 
 @dataclass(frozen=True)
 class Agent:
-    """A policy with everything that is needed to ask it."""
+    """A policy with everything that an evaluation needs to ask it."""
 
     collector: Collector
     generator: Generator | Engine
     rows: Callable[[Sequence[qa.Question]], list[dict[str, Any]]]
-    """Makes a row per question, with its `prompt`: an environment is given what the row holds."""
+    """Makes a row per question, with its `prompt`. The environment gets the whole row."""
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    """What the chat template is given beside the messages."""
+    """Arguments of the chat template beside the messages."""
 
 
 def prompt_rows(
     questions: Sequence[qa.Question], rollout: RolloutArguments, tokenizer: PreTrainedTokenizerBase
 ) -> list[dict[str, Any]]:
-    """The rows of questions, or of the leaderboard's tasks, without control tokens that these spell out."""
+    """The rows of questions or of the leaderboard's tasks, with control tokens in their text neutralized."""
     if are_tasks(questions):
         return task_rows(questions, tokenizer, rollout.is_terse)
     clean = Sanitizer(tokenizer).clean

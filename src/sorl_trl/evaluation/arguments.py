@@ -1,4 +1,4 @@
-"""What is asked, how it is sampled, and where the results go."""
+"""The arguments of an evaluation: the datasets, the sampling, and where results go."""
 
 from __future__ import annotations
 
@@ -14,46 +14,46 @@ from sorl_trl.qa import BENCHMARKS, BFCL, BFCL_BENCHMARKS
 
 @dataclass
 class EvaluationArguments:
-    """The arguments of a run. Raises ValueError for a value that is not allowed."""
+    """The arguments of an evaluation. Raises ValueError if a value is not allowed."""
 
     output: str = field(
-        metadata={"help": "Folder for the results. An interrupted run there goes on. Default: `evaluation` in RUN."}
+        metadata={"help": "Folder for results; an interrupted evaluation in it continues. Default: RUN/evaluation."}
     )
     benchmarks: list[str] = field(
         default_factory=list,
         metadata={
             "help": f"Public question sets by name: {', '.join(BENCHMARKS)}; or tasks of the Berkeley Function "
-            f"Calling Leaderboard: {', '.join(BFCL_BENCHMARKS)}, and {BFCL} for all of these."
+            f"Calling Leaderboard: {', '.join(BFCL_BENCHMARKS)}, or {BFCL} for all of these."
         },
     )
     data_source_folder: str | None = field(
         default=None,
-        metadata={"help": "Folder with a folder for each benchmark, named as it. Default: from the Hub."},
+        metadata={"help": "Folder that has a folder named after each benchmark. Default: the Hub."},
     )
     questions: list[str] = field(
         default_factory=list,
-        metadata={"help": "JSONL files of questions of one's own, or of tasks, each a dataset named as the file."},
+        metadata={"help": "Your own JSONL files of questions or tasks; each is a dataset named after its file."},
     )
     limit: Annotated[int | None, POSITIVE_COUNT] = field(
-        default=None, metadata={"help": "Ask the first so many questions of each dataset."}
+        default=None, metadata={"help": "How many questions of each dataset to ask, from the first on. Default: all."}
     )
     num_samples: Annotated[int, POSITIVE_COUNT] = field(default=1, metadata={"help": "Trajectories per question."})
-    temperature: Annotated[float, NOT_NEGATIVE] = field(default=0.0, metadata={"help": "Of sampling; 0 is greedy."})
+    temperature: Annotated[float, NOT_NEGATIVE] = field(default=0.0, metadata={"help": "0 is greedy."})
     top_p: Annotated[float, Number(above=0, most=1)] = field(
-        default=1.0, metadata={"help": "Sample from the likeliest tokens of this probability."}
+        default=1.0, metadata={"help": "Sample from the likeliest tokens that reach this total probability."}
     )
     max_completion_length: Annotated[int, POSITIVE_COUNT] = field(
-        default=2500, metadata={"help": "Tokens after the prompt, of all turns and observations."}
+        default=2500, metadata={"help": "Tokens after the prompt, in all turns and observations."}
     )
     batch_size: Annotated[int, POSITIVE_COUNT] = field(
         default=64,
-        metadata={"help": "Trajectories that advance together. As part of the arithmetic it decides the last digits."},
+        metadata={"help": "Trajectories that advance together. It affects the last digits of log-probabilities."},
     )
-    seed: int = field(default=0, metadata={"help": "Of sampling."})
+    seed: int = field(default=0, metadata={"help": "Seed of sampling."})
     chat_template_kwargs: dict[str, Any] | str | None = field(
         default=None,
         metadata={
-            "help": "What the chat template is given beside the messages, such as '{\"enable_thinking\": false}'."
+            "help": "Arguments of the chat template beside the messages, such as '{\"enable_thinking\": false}'."
         },
     )
 
@@ -65,7 +65,7 @@ class EvaluationArguments:
         self.benchmarks = [each for name in self.benchmarks for each in (BFCL_BENCHMARKS if name == BFCL else [name])]
         names = [*self.benchmarks, *(Path(path).stem for path in self.questions)]
         if not names:
-            raise ValueError("`benchmarks` and `questions` are both empty: at least one dataset must be named.")
+            raise ValueError("`benchmarks` and `questions` are both empty: name at least one dataset.")
         if twice := [name for name, count in Counter(names).items() if count > 1]:
             raise ValueError(f"`benchmarks` and `questions` name {twice[0]!r} twice: datasets need different names.")
         if self.temperature == 0 and (self.num_samples > 1 or self.top_p < 1):
@@ -76,7 +76,7 @@ class EvaluationArguments:
 
 
 def _mapping(given: dict[str, Any] | str | None) -> dict[str, Any]:
-    """From a recipe, or from a command line, in JSON."""
+    """Read a mapping, which a recipe gives as such and a command line as JSON."""
     try:
         read = json.loads(given) if isinstance(given, str) else {} if given is None else given
     except ValueError:

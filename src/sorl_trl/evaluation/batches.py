@@ -1,4 +1,4 @@
-"""Makes the batches of a run, and keeps each as soon as it is finished."""
+"""Runs the batches of an evaluation, and saves each as soon as it is finished."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from sorl_trl.search import SearchUnavailable
 from sorl_trl.types import Trajectory
 
 LOST_BATCHES = 3
-"""After so many in a row in which every trajectory was masked, a run stops: what answers turns is down."""
+"""After this many batches in a row in which every trajectory was masked, a run stops, because the engine is down."""
 
 
 def measure(
     question: qa.Question, trajectory: Trajectory, environment: Mapping[str, float] | None = None
 ) -> dict[str, float | None]:
-    """Take every measure of `MEASURES`; one that does not apply is `None`.
+    """Compute every measure of `MEASURES`, with `None` for those that do not apply.
 
-    That is choice accuracy of an open question, answers and searches where an `environment` has measured whether its
+    These are choice accuracy for an open question, answers and searches if an `environment` has measured whether its
     task is solved, and everything after an infrastructure failure, which says nothing about the policy.
     """
     if trajectory.stop_reason.is_infrastructure_failure:
@@ -61,7 +61,7 @@ def run_batches(
 ) -> Iterator[tuple[Batch, list[EvaluatedTrajectory]]]:
     """Yield each batch with its trajectories, as soon as they are finished.
 
-    Torch is seeded anew for each batch: what a batch samples does not depend on the batches before it.
+    Torch is seeded for each batch, so what a batch samples does not depend on the batches before it.
     """
     for batch in batches:
         rows = agent.rows([question for question, _ in batch.samples])
@@ -89,13 +89,13 @@ def _evaluated(batch: Batch, agent: Agent, row: int, trajectory: Trajectory) -> 
 def complete(
     run: RunFolder, batches: Sequence[Batch], load_agent: Callable[[], Agent], seed: int, show_progress: bool = True
 ) -> None:
-    """Make the batches that `run` does not have yet, with a progress bar.
+    """Run the batches that `run` does not have yet, with a progress bar.
 
-    A batch in which an infrastructure failure ended a trajectory is made anew: perhaps the engine works now. The
-    policy is loaded only if something is left to do. `batches` are all that this process has to see to.
+    Batches in which an infrastructure failure ended a trajectory are repeated, because the engine may work now. The
+    policy is loaded only if something is left to do. `batches` are all batches of this process.
 
     Raises:
-        SearchUnavailable: The search engine spoilt `LOST_BATCHES` batches in a row altogether.
+        SearchUnavailable: Every trajectory of `LOST_BATCHES` batches in a row was masked.
     """
     todo = [batch for batch in batches if not run.has(batch)]
     if not todo:
@@ -109,6 +109,6 @@ def complete(
             lost = lost + 1 if all(row.trajectory.stop_reason.is_infrastructure_failure for row in rows) else 0
             if lost == LOST_BATCHES:
                 raise SearchUnavailable(
-                    f"the search engine or the environment was down in {lost} batches in a row: start it, then the "
-                    "same command goes on"
+                    f"the search engine or the environment was down in {lost} batches in a row: start it, and the "
+                    "same command continues"
                 )

@@ -1,4 +1,4 @@
-"""Loads what is evaluated: a checkpoint's folder, a PEFT adapter's folder, or a Hub id."""
+"""Loads the policy of an evaluation: a checkpoint's folder, a PEFT adapter's folder, or a Hub id."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ DTYPES = ("auto", "bfloat16", "float16", "float32")
 
 @dataclass
 class ModelArguments:
-    """Which policy, and how it is loaded. Those of TRL's `ModelConfig` that do not concern training."""
+    """Which policy to evaluate, and how to load it: the fields of TRL's `ModelConfig` that do not concern training."""
 
     model_name_or_path: str = field(metadata={"help": "Checkpoint folder, PEFT adapter folder, or Hub id."})
     model_revision: str = field(default="main", metadata={"help": "Branch, tag or commit on the Hub."})
     dtype: Annotated[str, OneOf(DTYPES)] = field(
         default="auto",
-        metadata={"help": f"Of the weights: {', '.join(DTYPES)}. 'auto' is what they were saved in."},
+        metadata={"help": f"Data type of the weights: {', '.join(DTYPES)}. 'auto' takes the one they were saved in."},
     )
     attn_implementation: str | None = field(default=None, metadata={"help": "Attention implementation to use."})
-    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that the checkpoint brings along."})
+    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with the checkpoint."})
 
     def __post_init__(self) -> None:
         check_fields(self)
 
 
 def load_tokenizer(model: ModelArguments) -> PreTrainedTokenizerBase:
-    """The checkpoint's tokenizer; its base model's for an adapter that has none.
+    """Load the checkpoint's tokenizer, or the base model's for an adapter that has none.
 
     Raises:
-        OSError: There is no such checkpoint, or no tokenizer with it.
+        OSError: The checkpoint does not exist or has no tokenizer.
     """
     name, revision = model.model_name_or_path, model.model_revision
     adapter = find_adapter_config_file(name, revision=revision)
@@ -52,7 +52,7 @@ def load_tokenizer(model: ModelArguments) -> PreTrainedTokenizerBase:
 
 
 def load_model(model: ModelArguments, device: torch.device) -> PreTrainedModel:
-    """The policy, in evaluation mode; where the checkpoint is an adapter, upon its base model."""
+    """Load the policy in evaluation mode, with its base model if the checkpoint is an adapter."""
     policy: Any = AutoModelForCausalLM.from_pretrained(
         model.model_name_or_path,
         revision=model.model_revision,
@@ -65,7 +65,7 @@ def load_model(model: ModelArguments, device: torch.device) -> PreTrainedModel:
 
 
 def message_ends(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The ids that end a message, as in training: the tokenizer's end-of-sequence token and the checkpoint's."""
+    """The token ids that end a message, as in training: the end-of-sequence tokens of tokenizer and checkpoint."""
     configured: Any = model.generation_config and model.generation_config.eos_token_id
     ends = configured if isinstance(configured, list) else [configured]
     return sorted({token_id for token_id in (tokenizer.eos_token_id, *ends) if token_id is not None})

@@ -1,4 +1,4 @@
-"""Two runs, question by question: the paired bootstrap."""
+"""Compares two runs question by question, with the paired bootstrap."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ COMPARED = (
     *("exact_match", "f1", "sub_exact_match", "choice_accuracy", "solved", "requests_solved"),
     *("searches", "calls_per_request", "generated_tokens"),
 )
-"""Measures of answers and of what environments measure; a run has some of them."""
+"""Measures of answers and of environments; a run has some of them."""
 Run = Mapping[str, Sequence[Outcome]]
-"""Dataset -> what the run has of it."""
+"""The outcomes of a run, by dataset."""
 
 
 def read_run(path: str) -> dict[str, list[Outcome]]:
-    """Read the outcomes of a finished evaluation: `path`, or what `sorl evaluate` has put into that run.
+    """Read the outcomes of a finished evaluation: `path` itself, or the one that `sorl evaluate` has put into it.
 
     Raises:
-        FileNotFoundError: There is none.
+        FileNotFoundError: There is no finished evaluation.
         ValueError: The policy has changed since.
     """
     check_run_folder(path)
@@ -42,16 +42,16 @@ def read_run(path: str) -> dict[str, list[Outcome]]:
 
 
 def compare_runs(before: Run, after: Run) -> list[dict[str, Any]]:
-    """Compare each dataset that both runs have, on the questions that both were asked.
+    """Compare each dataset that both runs have, on the questions that both asked.
 
     Args:
-        before: The one run.
-        after: The other; differences are `after` minus `before`.
+        before: The first run.
+        after: The second run; differences are `after` minus `before`.
 
     Returns:
-        Of each dataset its `name`, how many `questions` enter, because each run has a trajectory of them that is not
-        masked, how many others are `left_out`, and its `measures`: the means over those questions `before` and
-        `after`, and the difference as a figure with its `p`.
+        For each dataset, its `name`; the number of `questions` for which each run has a trajectory that is not masked,
+        and of others, which are `left_out`; and its `measures`: the means over these questions, `before` and `after`,
+        and their difference as a figure with its `p`.
 
     Raises:
         ValueError: The runs have no scored question in common.

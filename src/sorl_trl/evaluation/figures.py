@@ -1,7 +1,7 @@
-"""From outcomes to figures: means over questions, and how far they could be off by the percentile bootstrap.
+"""Computes means over questions, with intervals by the percentile bootstrap.
 
-Questions are drawn with replacement, as many as there are, and the mean is taken; the middle 95 % of many such means
-are the interval. What is drawn depends on nothing but the number of questions and the name of the dataset.
+As many questions as there are are drawn with replacement, and averaged; the middle 95 % of many such means are the
+interval. The draws depend only on the number of questions and the name of the dataset.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ from sorl_trl.types import StopReason
 
 Floats = npt.NDArray[np.float64]
 Figure = dict[str, float]
-"""A `mean`, and its 95 % interval from `low` to `high`."""
+"""A `mean` and its 95 % interval, from `low` to `high`."""
 
 RESAMPLES = 10_000
-"""Ours: the ends of an interval then vary by about a hundredth of its width."""
+"""Our choice, with which the ends of an interval vary by about a hundredth of its width."""
 
 
 def summarize(name: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """The figures of a dataset, which has at least one outcome, as `results.json` holds them.
+    """The figures of a dataset with at least one outcome, in the form of `results.json`.
 
-    `means` are over questions, of the mean over a question's trajectories; `best_of_n` of the best of them (that of
-    `correct` is pass@n), and empty where each question was asked once. `stop_reasons` are shares of all trajectories.
-    Those `masked`, which an infrastructure failure ended, enter no mean. Tasks have more: see `_task_figures`.
+    `means` average, over questions, the mean over each question's trajectories. `best_of_n` averages the best of these
+    trajectories (for `correct`, this is pass@n), and is empty if each question was asked once. `stop_reasons` are
+    shares of all trajectories. `masked` trajectories, which an infrastructure failure ended, enter no mean. Tasks have
+    more figures: see `_task_figures`.
     """
     questions = by_question(outcomes)
     is_sampled = len(outcomes) > len(questions)
@@ -49,7 +50,7 @@ def summarize(name: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 
 def by_question(outcomes: Sequence[Outcome]) -> dict[tuple[str, str], list[Outcome]]:
-    """The outcomes of each question, in the order of first appearance, by its id and text: ids may be row numbers."""
+    """The outcomes of each question, by id and text (ids may be row numbers), in the order of first appearance."""
     questions: dict[tuple[str, str], list[Outcome]] = {}
     for outcome in outcomes:
         questions.setdefault((outcome["question_id"], outcome["question"]), []).append(outcome)
@@ -61,7 +62,7 @@ def question_columns(
     measures: Sequence[str],
     combine: Callable[[list[float]], float] = lambda values: sum(values) / len(values),
 ) -> dict[str, Floats]:
-    """Measure -> one value per question, shape (questions,): its trajectories' values combined, NaN without any."""
+    """For each measure, one value per question, shape (questions,), combined over its trajectories; NaN if none."""
     columns = {}
     for name in measures:
         known = ([each[name] for each in outcomes if each.get(name) is not None] for outcomes in questions.values())
@@ -73,12 +74,11 @@ def bootstrap(columns: Mapping[str, Floats], stream: str) -> dict[str, tuple[flo
     """The mean of each column, and the means of its resamples; all columns are resampled together.
 
     Args:
-        columns: Name -> values, shape (questions,), NaN where a question has none. A column of nothing else is left
-            out.
-        stream: Names the random numbers: those of different streams are independent.
+        columns: Values by name, shape (questions,), NaN where a question has none. Columns of only NaN are left out.
+        stream: Names the random numbers; those of different streams are independent.
 
     Returns:
-        Name -> mean, and the means of the resamples, shape (RESAMPLES,), NaN where a resample held no value.
+        By name, the mean, and the means of the resamples, shape (RESAMPLES,), NaN where a resample has no value.
     """
     known = {name: column for name, column in columns.items() if not np.isnan(column).all()}
     if not known:
@@ -90,13 +90,13 @@ def bootstrap(columns: Mapping[str, Floats], stream: str) -> dict[str, tuple[flo
 
 
 def figure(mean: float, resampled: Floats) -> Figure:
-    """A mean with the 95 % interval that its resamples give it."""
+    """A mean with its 95 % interval from resamples."""
     low, high = np.nanquantile(resampled, (0.025, 0.975))
     return {"mean": mean, "low": float(low), "high": float(high)}
 
 
 def p_value(resampled: Floats) -> float:
-    """The two-sided p of a mean of zero: twice the share of resamples on the rarer side of it, at most 1."""
+    """The two-sided p-value of a mean of zero: twice the share of resamples on the rarer side of zero, at most 1."""
     known = resampled[~np.isnan(resampled)]
     rarer = min(int((known <= 0).sum()), int((known >= 0).sum()))
     # Plus one, for the data itself: a finite number of resamples proves no probability of zero.

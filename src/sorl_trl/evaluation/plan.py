@@ -1,4 +1,4 @@
-"""Which trajectories are made together: the same batches whatever the number of processes, and after any kill."""
+"""Plans the batches, which are the same for any number of processes and after an interruption."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ class Batch:
 
     dataset: str
     index: int
-    """Among the batches of its dataset, from 0."""
+    """Its number among the batches of its dataset, from 0."""
     samples: tuple[tuple[Question, int], ...]
-    """Each a question, and which of the question's trajectories it is, from 0."""
+    """Pairs of a question and the number of the trajectory among the question's, from 0."""
 
     def seed(self, run_seed: int) -> int:
-        """The seed of the batch's random numbers, which depends on the run's seed, the dataset and the index alone."""
+        """The seed of the batch, which depends only on the run's seed, the dataset and the index."""
         return random.Random(f"{run_seed}/{self.dataset}/{self.index}").getrandbits(63)
 
 
 def load_datasets(arguments: EvaluationArguments) -> dict[str, list[Question]]:
-    """Load the questions that the arguments name: name -> questions.
+    """Load the questions that the arguments name, by dataset.
 
     Raises:
-        ValueError: There is no benchmark of a name, or a file or folder is not in its schema.
+        ValueError: A benchmark is unknown, or a file or folder is not in its schema.
         FileNotFoundError: `data_source_folder` lacks a benchmark, or there is no such file.
         ImportError: The package of the leaderboard's tasks is missing.
     """
@@ -52,7 +52,7 @@ def _load_benchmark(name: str, arguments: EvaluationArguments) -> list[Question]
 
 
 def plan_batches(datasets: Mapping[str, Sequence[Question]], num_samples: int, batch_size: int) -> list[Batch]:
-    """Plan the batches, dataset by dataset and question by question; samples of a question stay together."""
+    """Plan the batches, dataset by dataset and question by question, with the samples of a question together."""
     batches = []
     for name, questions in datasets.items():
         samples = [(question, index) for question in questions for index in range(num_samples)]
@@ -62,6 +62,6 @@ def plan_batches(datasets: Mapping[str, Sequence[Question]], num_samples: int, b
 
 
 def questions_hash(questions: Sequence[Question]) -> str:
-    """Name the content: other questions, golden answers or another order give another name."""
+    """A hash of the content: different questions, golden answers or order give another hash."""
     content = json.dumps([asdict(question) for question in questions], default=str)
     return hashlib.sha256(content.encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Results and comparisons as Markdown."""
+"""Writes results and comparisons as Markdown."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _ERRORS = {
     "execution_response_mismatch": "missing result",
     "force_terminated": "too many messages",
 }
-"""What the environment counts -> its column."""
+"""The columns of what the environment counts."""
 _CUT = ("turn_limit", "trajectory_limit", "context_limit", "max_turns")
 
 
 def format_results(summaries: Sequence[Mapping[str, Any]]) -> str:
-    """Write a line per dataset, a line with the mean of several datasets, and what the figures mean.
+    """Write a line per dataset, a line with the mean of several datasets, and an explanation of the figures.
 
-    Scores with their 95 % intervals, counts per trajectory, the share that was answered and the number of masked
-    trajectories. A figure that does not apply is a dash.
+    They are scores with their 95 % intervals, counts per trajectory, the share that was answered, and the number of
+    masked trajectories. A figure that does not apply is a dash.
     """
     if any("environment" in summary for summary in summaries):
         return _format_tasks(summaries)

@@ -1,4 +1,4 @@
-"""What changes the training loop itself, each in a file of its own. It may change or go in any version."""
+"""Trainers that change the training loop itself, a file each. They may change or disappear in any version."""
 
 from sorl_trl.experimental.group_refill import GroupRefillConfig, GroupRefillTrainer
 from sorl_trl.experimental.seeupo import SeeUPOConfig, SeeUPOTrainer

@@ -1,4 +1,4 @@
-"""DAPO's refill (arXiv 2503.14476), bounded: other prompts take the place of groups whose rewards are all equal."""
+"""DAPO's refill (arXiv 2503.14476), bounded: other prompts replace groups whose rewards are all equal."""
 
 from __future__ import annotations
 
@@ -34,41 +34,41 @@ _TOKENS = ("prompt_ids", "completion_ids")
 
 @dataclass
 class GroupRefillConfig(TurnLevelConfig):
-    """Configuration of [`GroupRefillTrainer`]: [`TurnLevelConfig`], and how often other prompts are asked.
+    """Configuration of [`GroupRefillTrainer`]: [`TurnLevelConfig`] plus the number of refills.
 
-    The rest of DAPO is `GroupRefillConfig(**SETTINGS["dapo"])`, with `sorl_trl.methods.SETTINGS`.
+    For the rest of DAPO, use `GroupRefillConfig(**SETTINGS["dapo"])`, with `sorl_trl.methods.SETTINGS`.
 
     Parameters:
-        refill_rounds: How many batches of other prompts are asked at most, for one batch of training.
+        refill_rounds: How many batches of other prompts to ask at most for one batch of training.
     """
 
     refill_rounds: Annotated[int, COUNT] = field(
         default=2,
         metadata={
-            "help": "How many batches of other prompts are generated at most for one batch of training, while it has "
-            "groups whose rewards are all equal. DAPO itself goes on until there is none."
+            "help": "How many batches of other prompts to generate at most for one batch of training, as long as it "
+            "has groups whose rewards are all equal. DAPO itself continues until there are none."
         },
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.async_staleness:
-            raise ValueError(f"`async_staleness` is {self.async_staleness}, but must be 0 where groups are refilled.")
+            raise ValueError(f"`async_staleness` is {self.async_staleness}, but must be 0 with group refill.")
         if self.scale_rewards == "batch" or self.multi_objective_aggregation != "sum_then_normalize":
             raise ValueError(
                 f"`scale_rewards` is {self.scale_rewards!r} and `multi_objective_aggregation` is "
                 f"{self.multi_objective_aggregation!r}, but a batch that is put together from several has no spread "
-                "that they share: use 'group' or 'none', and 'sum_then_normalize'."
+                "in common: use 'group' or 'none', and 'sum_then_normalize'."
             )
 
 
 class GroupRefillTrainer(TurnLevelTrainer):
-    """`SOGRPOTrainer` that asks other prompts where a group's rewards are all equal: DAPO's refill, bounded.
+    """`SOGRPOTrainer` that asks other prompts if all rewards of a group are equal: DAPO's refill, bounded.
 
-    A round asks a whole batch of prompts, none of which was asked for this batch before. A group without a spread is
-    replaced by the group of the same place if that has one: groups that lie across processes stay whole, and none is
-    ever there twice. What no round could fill is dropped by the method, whose `keep` must have `ZeroVariance` (the
-    default, "dapo", has). All processes decide alike, from all rewards.
+    Each round asks a whole batch of prompts that this batch has not asked before. A group whose rewards are all equal
+    is replaced by the new group at the same position, if that one's rewards differ. Groups that span processes thus
+    stay whole, and no group appears twice. The method drops groups that no round could replace, so its `keep` must
+    have `ZeroVariance`, as the default, "dapo", does. All processes decide alike, from all rewards.
 
     Example:
 
@@ -84,8 +84,8 @@ class GroupRefillTrainer(TurnLevelTrainer):
 
     Raises:
         TypeError: `args` is not a `GroupRefillConfig`.
-        ValueError: a `train_dataset` without other prompts to ask or with images, a method without `ZeroVariance`, or
-            what `SOGRPOTrainer` raises it for.
+        ValueError: `train_dataset` has no other prompts to ask or has images, the method lacks `ZeroVariance`, or one
+            of the reasons of `SOGRPOTrainer`.
     """
 
     config_class: ClassVar[type[TurnLevelConfig]] = GroupRefillConfig
@@ -105,7 +105,7 @@ class GroupRefillTrainer(TurnLevelTrainer):
         if not found:
             raise ValueError(
                 f"`keep` of the method is {self.method.keep}, but must have ZeroVariance ('zero_variance'), which "
-                "says what groups are replaced and drops the rest of them."
+                "decides which groups are replaced and drops those that cannot be."
             )
         self._differs = found[0]
 
@@ -113,13 +113,13 @@ class GroupRefillTrainer(TurnLevelTrainer):
         dataset, prompts = self.train_dataset, self._prompts_per_batch()
         if not isinstance(dataset, Dataset):
             raise ValueError(
-                f"`train_dataset` is of type {type(dataset).__name__}, which gives no prompts out of turn: it must be "
-                "a `datasets.Dataset`."
+                f"`train_dataset` is of type {type(dataset).__name__}, but must be a `datasets.Dataset`, from which "
+                "prompts can be drawn in any order."
             )
         if len(dataset) < 2 * prompts:
             raise ValueError(
                 f"`train_dataset` has {len(dataset)} prompts and a rollout takes {prompts}, but there must be as many "
-                f"others to ask: {2 * prompts} in all."
+                f"others to ask: at least {2 * prompts} in all."
             )
         if images := {"image", "images"} & set(dataset.column_names):
             raise ValueError(f"`train_dataset` has {images.pop()!r}, but batches of images cannot be put together.")
@@ -163,10 +163,10 @@ class GroupRefillTrainer(TurnLevelTrainer):
         return {**own, **others}
 
     def _fresh_prompts(self, asked: set[str]) -> Iterator[list[dict[str, Any]] | None]:
-        """For each round rows of the data set whose prompts are not `asked`, nor of a round before; None at its end.
+        """For each round, rows whose prompts are not in `asked` nor in an earlier round; None when too few are left.
 
-        They depend on the seed, the optimizer step and the batches that were filled since: a resumed run draws the
-        same, and so do all processes.
+        They depend on the seed, the optimizer step, and how many batches this step has filled before, so all
+        processes and a resumed run draw the same rows.
         """
         step, (last_step, filled) = self.state.global_step, self._refilled_at
         self._refilled_at = step, filled + 1 if step == last_step else 0
@@ -183,9 +183,9 @@ class GroupRefillTrainer(TurnLevelTrainer):
 def merged_batch(
     first: Mapping[str, Any], second: Mapping[str, Any], takes: Tensor, pad_token_id: int
 ) -> dict[str, Any]:
-    """A batch of B trajectories with the rows of `second` where `takes` (B,) is True, else those of `first`.
+    """A batch of B trajectories: the rows of `second` where `takes` (B,) is True, and of `first` elsewhere.
 
-    What does not have a row per trajectory is that of `first`. None has been dropped yet.
+    Fields without a row per trajectory come from `first`. No trajectory may have been dropped yet.
     """
     # TRL has no `tool_mask` where a rollout knows no token that is not the policy's.
     first, second = ({"tool_mask": torch.ones_like(each["completion_mask"]), **each} for each in (first, second))
@@ -203,7 +203,7 @@ def merged_batch(
 
 
 def merged_rollout(first: ScoredRollout, second: ScoredRollout, takes: Tensor) -> ScoredRollout:
-    """N trajectories of all processes, those of `second` where `takes` (N,) is True, else those of `first`."""
+    """N trajectories of all processes: those of `second` where `takes` (N,) is True, and of `first` elsewhere."""
     merged: dict[str, Any] = {
         "turns": turn_layout(_taken(first.turns.turn_ids, second.turns.turn_ids, takes, padding=-1))
     }

@@ -1,8 +1,8 @@
-"""SeeUPO (arXiv 2602.06554): the turns of a rollout are updated one after the other, the last one first.
+"""SeeUPO (arXiv 2602.06554): updates the turns of a rollout one after the other, the last one first.
 
-The rollout is buffered as TRL buffers it. What changes from turn to turn stands in the buffered micro-batches, beside
-the rows that it belongs to, so that it is shuffled, split and saved in checkpoints with them: the multiplier of each
-trajectory, the log-probabilities that its turn started from, and the turn that they were made ready for.
+TRL buffers the rollout as usual. What changes from turn to turn is stored in the buffered micro-batches, so it is
+shuffled, split and saved in checkpoints with their rows: the multiplier of each trajectory, the log-probabilities at
+the start of the trained turn, and which turn that is.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from sorl_trl.trainers.turns.batch import OLD_SINCE, ROW_SCALE, policy_pass, row
 from sorl_trl.trainers.turns.recording import own_rows, show_advantages
 
 MULTIPLIER = "turn_multiplier"
-"""Field of a batch: (B,) M of each trajectory, the product of the ratios of its turns that were updated."""
+"""Field of a batch: (B,), M of each trajectory, the product of the ratios of its turns that were updated."""
 TURN = "trained_turn"
-"""Field of a batch: the turn that it was made ready for last; `num_iterations` before the first one."""
+"""Field of a batch: the turn that it was last prepared for; `num_iterations` before the first one."""
 _ONLY: Mapping[str, tuple[Any, str]] = {
     "importance_sampling_level": ("turn", "the ratio is that of the turn which is trained"),
     "async_staleness": (0, "the old log-probabilities of a turn are taken right before it is trained"),
@@ -36,22 +36,22 @@ _ONLY: Mapping[str, tuple[Any, str]] = {
     "gamma": (1.0, "trajectories are compared by what they earned in all, whatever turn earned it"),
     "save_trajectories_steps": (0, "what is written would show all turns but one as not trained"),
 }
-"""Field to the only value that it may have, and why."""
+"""The only value that a field may have, and why."""
 
 
 @dataclass
 class SeeUPOConfig(TurnLevelConfig):
-    """Configuration of [`SeeUPOTrainer`]: [`TurnLevelConfig`], of which one turn is trained at a time.
+    """Configuration of [`SeeUPOTrainer`]: [`TurnLevelConfig`] with defaults for training one turn at a time.
 
     Set `num_iterations` to the most turns that a trajectory can have: `max_turns` + 1 with `SearchRollout`,
     `max_tool_calling_iterations` + 1 in TRL's tool loop. Each iteration trains one turn, the last one first, and makes
-    `steps_per_generation` / `gradient_accumulation_steps` updates, each on trajectories of its own. With one, every
+    `steps_per_generation` / `gradient_accumulation_steps` updates, each on other trajectories. With one update, every
     ratio is 1 when it is trained on, and nothing is clipped.
 
     Parameters:
         epsilon: As in TRL.
-        target_kl: Off; the KL is that to the policy from before the turn which is trained.
-        scale_rewards: Only "batch", the spread of the trajectories that have the turn.
+        target_kl: Off by default. The KL compares with the policy from before the trained turn's updates.
+        scale_rewards: Must be "batch", the spread over all trajectories that have the turn.
     """
 
     epsilon: float = field(
@@ -63,13 +63,13 @@ class SeeUPOConfig(TurnLevelConfig):
     target_kl: float = field(
         default=0.0,
         metadata={
-            "help": "Ours, no part of SeeUPO: as in `TurnLevelConfig`, with the KL to the policy from before the turn "
-            "that is trained. 0 (default): the learning rate is as scheduled."
+            "help": "Our addition, not part of SeeUPO: as in `TurnLevelConfig`, with the KL to the policy from before "
+            "the trained turn's updates. 0 (default) leaves the schedule alone."
         },
     )
     scale_rewards: str = field(
         default="batch",
-        metadata={"help": "Scaling of the advantages: only 'batch', the spread of those that have the turn."},
+        metadata={"help": "Must be 'batch': advantages are scaled by the spread over trajectories with the turn."},
     )
 
     def __post_init__(self) -> None:
@@ -80,7 +80,7 @@ class SeeUPOConfig(TurnLevelConfig):
         if self.loss_type not in ("turn", "grpo", "dr_grpo", "dapo"):
             raise ValueError(
                 f"`loss_type` is {self.loss_type!r}, but must be 'turn', 'grpo', 'dr_grpo' or 'dapo' with SeeUPO: a "
-                "turn is trained alone, and a micro-batch may not have it."
+                "turn is trained alone, and a micro-batch may lack it."
             )
         if int(self.steps_per_generation or 1) % int(self.gradient_accumulation_steps):
             raise ValueError(
@@ -91,19 +91,19 @@ class SeeUPOConfig(TurnLevelConfig):
 
 
 class SeeUPOTrainer(TurnLevelTrainer):
-    """SeeUPO, as it was reported to us, with the interface of `trl.GRPOTrainer`.
+    """SeeUPO, as reported to us second-hand, with the interface of `trl.GRPOTrainer`.
 
-    For the last turn that a trajectory can have, then the one before it, down to the first: the log-probabilities of
-    the turn are taken again under the policy as it is, and one pass over the rollout's minibatches trains the turn's
-    tokens alone, with PPO's clip on the turn's geometric ratio. The advantage is what the trajectory earned, compared
-    with all trajectories that have this turn (`backward_turn_advantages`, which says how that is biased), times the
-    product M of the ratios of the turns that were updated before.
+    The trainer goes from the last turn that a trajectory can have down to the first. For each turn, it computes the
+    old log-probabilities anew under the current policy, and one pass over the rollout's minibatches trains the tokens
+    of this turn alone, with PPO's clip on the turn's geometric ratio. The advantage compares the trajectory's reward
+    with those of all trajectories that have this turn (`backward_turn_advantages` explains the bias of that), and is
+    multiplied by M, the product of the ratios of the turns that were updated before.
 
-    Nothing is trained by a step on a turn that no trajectory has: its gradient is dropped, so that the optimizer does
-    not move on by momentum. DeepSpeed and fp16's gradient scaler step all the same, with a gradient of 0.
+    A step on a turn that no trajectory has trains nothing: its gradient is dropped, so that the optimizer does not
+    move by momentum. DeepSpeed and fp16's gradient scaler still step, with a gradient of 0.
 
-    Per rollout it makes `num_iterations` passes with a gradient and as many without, one of which TRL makes as well:
-    the pass after a turn's updates gives M's factor, and the old log-probabilities of the turn before it.
+    Each rollout takes `num_iterations` passes with a gradient and as many without, one of which TRL makes as well.
+    The pass after a turn's updates gives M's factor and the old log-probabilities of the turn before it.
 
     Example:
 
@@ -120,7 +120,7 @@ class SeeUPOTrainer(TurnLevelTrainer):
 
     Raises:
         TypeError: `args` is not a `SeeUPOConfig`.
-        ValueError: a trajectory can have more turns than `num_iterations`, or what `SOGRPOTrainer` raises it for.
+        ValueError: A trajectory can have more turns than `num_iterations`, or one of the reasons of `SOGRPOTrainer`.
     """
 
     config_class: ClassVar[type[TurnLevelConfig]] = SeeUPOConfig
@@ -143,7 +143,7 @@ class SeeUPOTrainer(TurnLevelTrainer):
             self._check_turns(calls + 1)
 
     def _check_turns(self, most: int) -> None:
-        """Raise ValueError where a trajectory has turns that no iteration would train."""
+        """Raise ValueError if trajectories can have turns that no iteration would train."""
         if most > self.num_iterations:
             raise ValueError(
                 f"`num_iterations` is {self.num_iterations}, but must be {most} or more: a trajectory can have {most} "
@@ -187,7 +187,7 @@ class SeeUPOTrainer(TurnLevelTrainer):
         return turn_alone(inputs, turn)
 
     def _begin_turn(self, turn: int) -> None:
-        """Make every buffered micro-batch ready for `turn`. All processes call it together."""
+        """Prepare every buffered micro-batch for `turn`. All processes call this together."""
         buffered: list[dict[str, Any]] = self._buffered_inputs
         kept = [each["turn_ids"] == turn for each in buffered]
         local = torch.stack([torch.stack([of_turn.any(1).sum(), of_turn.sum()]) for of_turn in kept]).sum(0)
@@ -202,7 +202,7 @@ class SeeUPOTrainer(TurnLevelTrainer):
             each[OLD_SINCE] = torch.tensor(self.state.global_step)
 
     def _close_turn(self, inputs: dict[str, Any]) -> None:
-        """The turn before has been updated. One pass gives its new log-probabilities, and the old ones of the next."""
+        """After a turn's updates, one pass gives its new log-probabilities, and the old ones of the next turn."""
         logps = policy_pass(self, inputs)
         log_ratio = bounded_log_ratio(logps - inputs["old_per_token_logps"])
         of_turn = inputs["turn_ids"] == int(inputs[TURN])
@@ -217,7 +217,7 @@ class SeeUPOTrainer(TurnLevelTrainer):
         return loss
 
     def _own_term(self, batch: MicroBatch) -> tuple[float, dict[str, Any]]:
-        """Nothing, but metrics: where training is, and what the multipliers are."""
+        """No term, only metrics: which turn is trained, and the multipliers."""
         if not batch.is_training:
             return 0.0, {}
         has_turn, multiplier = batch.turns.counts > 0, batch.inputs[MULTIPLIER]
@@ -229,9 +229,9 @@ class SeeUPOTrainer(TurnLevelTrainer):
 
 
 def turn_alone(inputs: Mapping[str, Any], turn: int) -> dict[str, Any]:
-    """A copy of a micro-batch whose trajectories have this turn, with its advantage times the multiplier, or none.
+    """A copy of a micro-batch that trains `turn` alone, with its advantages times the multipliers.
 
-    The policy reads the trajectories as they are: nothing but the mask of the loss is another.
+    The policy reads the whole trajectories; only the mask of the loss changes.
     """
     of_turn = inputs["turn_ids"] == turn
     kept = inputs.get("tool_mask", torch.ones_like(inputs["completion_mask"]))

@@ -1,7 +1,7 @@
-"""Turns that are updated one after the other, the last one first: SeeUPO's advantages and its multiplier.
+"""SeeUPO's advantages and its multiplier, for turns that are updated one after the other, the last one first.
 
 Shapes: B trajectories, T completion positions, K turns in the longest trajectory; `turn_mask` (B, K) is 1 where a
-trajectory has a turn. What is outside of a mask never enters, NaN included.
+trajectory has a turn. Values outside a mask are ignored, even NaN.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from sorl_trl.ops.credit import centred_within, spread_within
 from sorl_trl.ops.masking import at_least_float32
 
 ADVANTAGE_LIMIT = 3.0
-"""How far from 0 SeeUPO lets an advantage be, before it is multiplied."""
+"""The largest absolute advantage that SeeUPO allows, before it is multiplied."""
 MULTIPLIER_RANGE = (0.8, 1.2)
-"""Between what SeeUPO keeps both a turn's ratio and the product of them."""
+"""The bounds to which SeeUPO clamps both a turn's ratio and the product of ratios."""
 _STD_FLOOR = 1e-6
 
 
@@ -24,16 +24,16 @@ def backward_turn_advantages(rewards: Tensor, turn_mask: Tensor) -> Tensor:
     """Compare each turn with the same turn of all trajectories that have it: (B, K), 0 where there is none.
 
     Â_{i,k} = clamp((R_i − R̄_k) / (σ_k + 1e-6), ±3), with R̄_k and the unbiased σ_k over the trajectories that got to
-    turn k. Source: SeeUPO (arXiv 2602.06554) [C]; that σ is unbiased and its floor are ours. A turn that one
-    trajectory alone has gets 0.
+    turn k. Source: SeeUPO (arXiv 2602.06554) [C]; the unbiased σ and its floor are our choices. If only one
+    trajectory has a turn, that turn gets 0.
 
-    This baseline is biased where the policy decides when to stop: R̄_k is the mean of those that went on, so that turn
-    k is compared with what going on earns, and nothing says whether going on was right. An early answer that earns
-    more than long trajectories do is not praised for it in the turns that only those have.
+    This baseline is biased if the policy decides when to stop: R̄_k is the mean of the trajectories that continued, so
+    turn k is compared with the reward of continuing, and nothing tells whether continuing was right. An early answer
+    that earns more than long trajectories gets no credit for it in the turns that only those have.
 
     Args:
-        rewards: (B,) R_i, of the whole trajectory.
-        turn_mask: (B, K), 0 as well for trajectories without a reward.
+        rewards: (B,), R_i of each whole trajectory.
+        turn_mask: (B, K), 0 also for trajectories without a reward.
     """
     columns = torch.arange(turn_mask.size(1), device=turn_mask.device).expand(turn_mask.shape)
     centred = centred_within(rewards.unsqueeze(1).expand(turn_mask.shape), turn_mask, columns)
@@ -42,14 +42,14 @@ def backward_turn_advantages(rewards: Tensor, turn_mask: Tensor) -> Tensor:
 
 
 def next_multiplier(multiplier: Tensor, log_ratio: Tensor, mask: Tensor) -> Tensor:
-    """Multiply in the ratio of a turn that was just updated: (B,), without gradient.
+    """Multiply M by the ratio of the turn that was just updated: (B,), without gradient.
 
     M_i ← clamp(M_i · clamp(exp(mean_{t∈k} ℓ_t), 0.8, 1.2), 0.8, 1.2). Source: SeeUPO (arXiv 2602.06554) [C]. A
     trajectory without the turn keeps its M_i: the mean over no token is 0.
 
     Args:
-        multiplier: (B,) M before, 1 before the first turn that is updated.
-        log_ratio: (B, T) ℓ_t = log π_new − log π_old, from before the update to after it.
+        multiplier: (B,), M so far, which starts at 1.
+        log_ratio: (B, T), ℓ_t = log π_new − log π_old, from before the turn's updates to after them.
         mask: (B, T), 1 on the tokens of the turn.
     """
     ratio = masked_mean(log_ratio.detach(), mask, dim=1).exp().clamp(*MULTIPLIER_RANGE)

@@ -1,4 +1,4 @@
-"""Methods: five pieces that compose, and the methods of SORL and of others as choices of them."""
+"""Methods, which consist of five pieces each: the pieces of this package, and the named methods made of them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PIECES: dict[str, dict[str, type]] = {
     "surrogate": {"ppo_min": PPOMin, "double_sided": DoubleSided, "minirl": MiniRL, "dppo": DPPO},
     "terms": {"clip_penalty": ClipPenalty, "llds": LLDS},
 }
-"""Field of `Method` to the pieces that a recipe can name for it."""
+"""The pieces that a recipe can name, by field of `Method`."""
 
 _NAMED = {  # of the others, all pieces are the defaults
     "so_grpo": Method(terms=(ClipPenalty(),)),
@@ -87,19 +87,19 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 """The config fields that the source of each named method sets: `SOGRPOConfig(**SETTINGS["loop"])`.
 
-`sorl train --method NAME` takes them for what neither the recipe nor the command line gives. Methods with
-`advantage_level` are for `SOPPOTrainer`."""
+`sorl train --method NAME` uses them for fields that neither the recipe nor the command line sets. Methods with
+`advantage_level` need `SOPPOTrainer`."""
 METHODS = {name: replace(_NAMED.get(name, Method()), name=name) for name in SETTINGS}
-"""Every named method as its pieces. What else its source sets is in `SETTINGS`."""
+"""The pieces of every named method. `SETTINGS` has the config fields that go with them."""
 
 
 def method_from(value: Any) -> Method:
-    """Build a method from a name of `METHODS`, a mapping of pieces, JSON of one, or a method.
+    """Build a method from a name of `METHODS`, a mapping of pieces, such a mapping in JSON, or a method.
 
-    A mapping is such as {"credit": "leave_one_out", "terms": [{"clip_penalty": {"coef": 1.0}}]}.
+    A mapping looks like {"credit": "leave_one_out", "terms": [{"clip_penalty": {"coef": 1.0}}]}.
 
     Raises:
-        ValueError: a name that is not there, or an argument that a piece does not have.
+        ValueError: A name is unknown, or a piece lacks a given argument.
     """
     if isinstance(value, Method):
         return value

@@ -1,4 +1,4 @@
-"""Credit: what each turn of a trajectory is worth, compared with its group."""
+"""Credit: the advantage of each turn, from a comparison with its group."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from sorl_trl.ops import (
 
 @dataclass(frozen=True)
 class GroupMean:
-    """SO-GRPO's: returns of turns less the group's mean.
+    """SO-GRPO's credit: the return of each turn less the group's mean.
 
-    With outcome rewards alone and γ = 1 they are GRPO's advantages, and TRL's own are taken.
+    With only outcome rewards and γ = 1, these are GRPO's advantages, so TRL's own are used.
     """
 
     def __call__(self, rollout: ScoredRollout) -> Tensor | None:
@@ -34,9 +34,9 @@ class GroupMean:
 
 @dataclass(frozen=True)
 class LeaveOneOut:
-    """LOOP's (arXiv 2502.01600, as read in public code): returns less the mean of the group's other trajectories.
+    """LOOP's credit: returns less the mean of the group's other trajectories.
 
-    It divides by no standard deviation: `scale_rewards` must be "none".
+    It does not divide by a standard deviation: `scale_rewards` must be "none". Source: arXiv 2502.01600, public code.
     """
 
     def __call__(self, rollout: ScoredRollout) -> Tensor:
@@ -46,9 +46,9 @@ class LeaveOneOut:
 
 @dataclass(frozen=True)
 class GiGPO:
-    """GiGPO's (arXiv 2505.10978, as read in public code): the group's advantage plus `coef` times the step's.
+    """GiGPO's credit (arXiv 2505.10978, from public code): the group's advantage plus `coef` times the step's.
 
-    A step is compared with the steps of its group that start in the same state.
+    The step's advantage compares a turn with the turns of its group that start in the same state.
     """
 
     coef: Annotated[float, NOT_NEGATIVE] = 1.0
@@ -65,7 +65,7 @@ class GiGPO:
 
 @dataclass(frozen=True)
 class Separate:
-    """IGPO's (arXiv 2510.14967): turn rewards and outcomes are normalized apart, then discounted and added."""
+    """IGPO's credit (arXiv 2510.14967): turn rewards and outcomes are normalized separately, discounted and added."""
 
     def __call__(self, rollout: ScoredRollout) -> Tensor:
         """(N, K) advantages."""

@@ -1,4 +1,4 @@
-"""What the pieces of a method are given: a scored rollout, and a micro-batch whose loss is being formed."""
+"""The inputs of a method's pieces: a scored rollout, and a micro-batch in the loss."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from sorl_trl.ops import TurnLayout, importance_ratio, log_importance_ratio, turn_returns, with_own_gradients
 
 Metrics: TypeAlias = Mapping[str, Tensor | tuple[Tensor, Tensor]]
-"""Name to a scalar, or to values and a mask of one shape, whose mean over all processes is logged."""
+"""Scalars, or values and a mask of the same shape, by name. Their mean over all processes is logged."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class ScoredRollout:
     turns: TurnLayout
     """Where the turns lie, as they were generated."""
     rewards_per_func: Tensor
-    """(N, F) one reward per trajectory and reward function, NaN where it gave none."""
+    """(N, F) one reward per trajectory and reward function, NaN where the function gave none."""
     reward_names: Sequence[str]
     """The names of the F reward functions."""
     reward_weights: Tensor
@@ -44,9 +44,9 @@ class ScoredRollout:
     scale: str
     """TRL's `scale_rewards`: "group", "batch" or "none"."""
     void: Tensor | None = None
-    """(N,) bool, whether some turn neither acts nor answers; None where the rollout does not say."""
+    """(N,) bool, whether some turn neither acts nor answers; None if the rollout does not say."""
     mismatch: Tensor | None = None
-    """(N, T) log π_old − log μ with μ the engine that sampled, 0 off the model tokens; None without such an engine."""
+    """(N, T) log π_old − log μ with μ the sampling engine, 0 off the model tokens; None without such an engine."""
 
     @property
     def scored(self) -> Tensor:
@@ -71,7 +71,7 @@ class ScoredRollout:
 
     @property
     def rewards(self) -> Tensor:
-        """(N, K) what each turn earned; the outcome stands on the last one."""
+        """(N, K) the reward of each turn, with the outcome on the last one."""
         return self.turn_rewards + self.outcome_on_last_turn
 
     @property
@@ -80,10 +80,10 @@ class ScoredRollout:
         return turn_returns(self.rewards, self.turn_mask, self.gamma)
 
     def totals(self, name: str | None = None) -> Tensor:
-        """(N,) what the reward function `name` gave, or the weighted sum of all; NaN where there is nothing.
+        """(N,) the rewards of the function `name`, or the weighted sum of all functions; NaN where there are none.
 
         Raises:
-            ValueError: no reward function has that name.
+            ValueError: No reward function has that name.
         """
         if name is None:
             total = (self.rewards_per_func * self.reward_weights).nansum(1)
@@ -94,9 +94,9 @@ class ScoredRollout:
 
 
 class ClipRange(NamedTuple):
-    """How far a ratio may fall below and rise above 1 before it is clipped, and what bounds it where it is not.
+    """How far a ratio may fall below and rise above 1 before it is clipped, and the bound `delta` of unclipped ratios.
 
-    Floats, or (B, T) tensors with what holds for the unit of each token.
+    Floats, or (B, T) tensors with the values of each token's unit.
     """
 
     low: float | Tensor
@@ -106,48 +106,48 @@ class ClipRange(NamedTuple):
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """B trajectories of at most T completion tokens, once the policy has been asked for its log-probabilities."""
+    """B trajectories of at most T completion tokens, with the policy's log-probabilities."""
 
     logps: Tensor
     """(B, T) log π_θ of each token, with gradient."""
     old_logps: Tensor
     """(B, T) log π_old."""
     sampling_logps: Tensor
-    """(B, T) log μ of the engine that sampled; log π_old where the trainer does not know it."""
+    """(B, T) log μ of the sampling engine; log π_old if the trainer does not know it."""
     log_ratio: Tensor
     """(B, T) ℓ = log π_θ − log π_old of each token, in nats, bounded, with gradient."""
     turns: TurnLayout
     """Where the turns lie."""
     advantages: Tensor
-    """(B, T), or (B, 1) where all tokens of a trajectory have the same; not weighted by anything."""
+    """(B, T), or (B, 1) if all tokens of a trajectory share one; without any weights."""
     level: str
     """`importance_sampling_level`: the unit that shares one ratio."""
     turn_ratio: str
-    """How the token ratios of a turn become one."""
+    """How the token ratios of a turn are averaged."""
     token_range: ClipRange
-    """The clip range of token ratios, floats."""
+    """The clip range of token ratios, in floats."""
     turn_range: ClipRange
     """The clip range of turn ratios."""
     clip_range: ClipRange
     """The clip range of the ratios of `level`, which the surrogate clips."""
     row_scale: float = 1.0
-    """By what a mean over trajectories is multiplied, so that those which were dropped leave it."""
+    """The factor for a mean over trajectories that takes dropped trajectories out of it."""
     share: float = 1.0
-    """The part of the generation batch that this is: one over its micro-batches on all processes."""
+    """The micro-batch's share of the generation batch: one over the number of micro-batches on all processes."""
     good_tokens: Tensor | None = None
     """() the model tokens of trajectories with an advantage of at least 0 in the whole generation batch."""
     is_training: bool = True
-    """Whether the policy is trained on it, rather than evaluated."""
+    """Whether the policy is trained on the micro-batch, rather than evaluated."""
     step: int = 1
-    """The optimizer step that it is part of, from 1."""
+    """The optimizer step that the micro-batch is part of, from 1."""
     age: int | None = 0
-    """How many optimizer steps were made since its trajectories were sampled; None in evaluation."""
+    """The number of optimizer steps since the trajectories were sampled; None in evaluation."""
     has_moved: bool = True
-    """Whether an optimizer step was made since the policy was the old one: else they differ by rounding alone."""
+    """Whether the policy has been updated since it was the old policy; if not, they differ by rounding alone."""
     ends_step: bool = True
-    """Whether the optimizer steps after it."""
+    """Whether the optimizer steps after this micro-batch."""
     inputs: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    """The batch as TRL has it."""
+    """The batch in TRL's form."""
 
     @property
     def loss_mask(self) -> Tensor:
@@ -158,8 +158,8 @@ class MicroBatch:
     def ratio(self) -> Tensor:
         """(B, T) the importance ratio of the unit that each token belongs to, with gradient.
 
-        The turns of one sequence may have advantages of their own, which its ratio alone would average: then each
-        token keeps its own gradient (GSPO-token, arXiv 2507.18071).
+        If the turns of a sequence have different advantages, the sequence's ratio would average them. Each token then
+        keeps its own gradient (GSPO-token, arXiv 2507.18071).
         """
         if self.level == "sequence" and self.advantages.size(1) > 1:
             of_units = log_importance_ratio(self.log_ratio, self.turns, "sequence")
@@ -168,9 +168,9 @@ class MicroBatch:
 
 
 class Objective(NamedTuple):
-    """What a surrogate gives."""
+    """The result of a surrogate."""
 
     value: Tensor
     """(B, T) the objective of each token, to be maximised."""
     stopped: Tensor
-    """(B, T) bool, where clipping or masking takes the token's gradient away."""
+    """(B, T) bool, where clipping or masking removes the token's gradient."""

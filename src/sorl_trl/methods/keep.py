@@ -1,7 +1,7 @@
 """Keep: which trajectories, turns or tokens of a rollout are trained on.
 
-What is not kept leaves the loss and what the loss divides by. Its reward stays in the baseline of its group, in the
-metrics of rewards and in evaluations.
+Those that are not kept leave the loss and its denominator. Their rewards stay in the group's baseline, in the reward
+metrics and in evaluations.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sorl_trl.ops import group_spread, is_vetoed, kept_groups, turn_broadcast, t
 class ZeroVariance:
     """Keep the groups whose rewards differ (DAPO, arXiv 2503.14476).
 
-    Where a reward is shaped, let `reward` name the function that says whether the answer was right.
+    If a reward is shaped, set `reward` to the name of the function that says whether the answer is right.
     """
 
     reward: str | None = None
@@ -48,7 +48,7 @@ class TopK:
 
 @dataclass(frozen=True)
 class TopP:
-    """Keep the fewest groups that hold `share` of the sum of all variances (RAGEN-2, arXiv 2604.06268)."""
+    """Keep the fewest groups that hold `share` of the sum of all reward variances (RAGEN-2, arXiv 2604.06268)."""
 
     share: Annotated[float, SHARE] = 0.9
     reward: str | None = None
@@ -63,16 +63,16 @@ class TopP:
 
 @dataclass(frozen=True)
 class NotVoid:
-    """Leave out a trajectory with a turn that neither acts nor answers (SimpleTIR, arXiv 2509.02479).
+    """Leave out trajectories with a turn that neither acts nor answers (SimpleTIR, arXiv 2509.02479).
 
-    It wins over a penalty for invalid actions: the trajectory that is penalized is not trained on.
+    A penalty for invalid actions then has no effect, because the penalized trajectories are not trained on.
     """
 
     def __call__(self, rollout: ScoredRollout) -> Tensor:
         """(N,) bool.
 
         Raises:
-            ValueError: the rollout does not say what its turns did.
+            ValueError: The rollout does not say what its turns did.
         """
         if rollout.void is None:
             raise ValueError(
@@ -84,7 +84,7 @@ class NotVoid:
 
 @dataclass(frozen=True)
 class EngineVeto:
-    """Leave out a trajectory with a token whose ratio π_old/μ to the engine is below `least` (public code: 1e-4)."""
+    """Leave out trajectories with a token whose ratio π_old/μ to the engine is below `least` (public code: 1e-4)."""
 
     least: Annotated[float, Number(above=0, below=1)] = 1e-4
 

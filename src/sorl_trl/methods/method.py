@@ -1,4 +1,4 @@
-"""A method is five pieces, each a pure function of a rollout or of a micro-batch."""
+"""A method, which consists of five pieces: pure functions of a rollout or of a micro-batch."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ from sorl_trl.methods.surrogate import PPOMin
 from sorl_trl.ops import TurnLayout
 
 Credit: TypeAlias = Callable[[ScoredRollout], Tensor | None]
-"""Gives (N, K) advantages of turns, or None for TRL's own."""
+"""Returns (N, K) advantages of turns, or None for TRL's own."""
 Keep: TypeAlias = Callable[[ScoredRollout], Tensor]
-"""Gives (N,) trajectories or (N, T) tokens, bool, that stay in the loss and in what it divides by."""
+"""Returns a bool mask of the trajectories, (N,), or tokens, (N, T), that stay in the loss and its denominator."""
 Weight: TypeAlias = Callable[[Tensor, TurnLayout], Tensor]
-"""Gives (B, T) weights from d = log π_old − log μ (B, T) and the turns: the correction of the engine's mismatch."""
+"""Returns (B, T) weights that correct the engine's mismatch, from d = log π_old − log μ (B, T) and the turns."""
 Surrogate: TypeAlias = Callable[[MicroBatch], Objective]
-"""Gives the objective of each token, and where its gradient is stopped."""
+"""Returns the objective of each token, and where its gradient is stopped."""
 Term: TypeAlias = Callable[[MicroBatch], tuple[Tensor, Metrics]]
-"""Gives a mean over the trajectories of the micro-batch, which is added to the loss, and metrics."""
+"""Returns a mean over the trajectories of the micro-batch, which is added to the loss, and metrics."""
 
 
 @dataclass(frozen=True)
 class Method:
-    """How a rollout becomes advantages, and advantages become a loss.
+    """How rewards become advantages, and advantages become a loss.
 
-    A piece is any function of the right arguments. Those of this package are frozen dataclasses, so that what a piece
-    needs to know is a field of the piece: `Method(terms=(ClipPenalty(coef=1.0),))`.
+    A piece is any function with the right arguments. Those of this package are frozen dataclasses, whose fields are
+    the piece's settings: `Method(terms=(ClipPenalty(coef=1.0),))`. Raises ValueError for pieces of the wrong type.
     """
 
     credit: Credit = field(default_factory=GroupMean)
-    """Who gets which advantage."""
+    """Decides which advantage each turn gets."""
     keep: tuple[Keep, ...] = ()
-    """What is trained on: everything that all of them keep."""
+    """Decide what is trained on, namely what all of them keep."""
     weight: Weight | None = None
-    """How the mismatch between trainer and engine is corrected; None leaves it to TRL's options."""
+    """Corrects the mismatch between trainer and engine; None leaves that to TRL's options."""
     surrogate: Surrogate = field(default_factory=PPOMin)
-    """What is maximised, and what is clipped."""
+    """Decides what is maximised and what is clipped."""
     terms: tuple[Term, ...] = ()
-    """What is added to the loss."""
+    """Are added to the loss."""
     name: str = field(default="", compare=False)
-    """What trackers call it: that of `METHODS`, or yours."""
+    """The name that trackers show, from `METHODS` or yours."""
 
     def __post_init__(self) -> None:
         for name in ("keep", "terms"):
@@ -56,7 +56,7 @@ class Method:
                 raise ValueError(f"`{name}` has {piece!r}, but must be a function: see `sorl_trl.methods`.")
 
     def pieces(self) -> list[tuple[str, Any]]:
-        """Every piece that is there, with the name of its field."""
+        """Every piece that is set, with the name of its field."""
         found = []
         for each in fields(self)[:-1]:
             value = getattr(self, each.name)
@@ -65,10 +65,10 @@ class Method:
         return found
 
     def describe(self) -> str:
-        """One line: the pieces with their arguments."""
+        """The pieces with their arguments, in one line."""
         return ", ".join(f"{name}: {piece_name(piece)}" for name, piece in self.pieces())
 
 
 def piece_name(piece: Any) -> str:
-    """A piece as it is shown: a dataclass with its fields, a function by its name."""
+    """How a piece is shown: a dataclass with its fields, a function by its name."""
     return getattr(piece, "__name__", None) or repr(piece)

@@ -21,7 +21,7 @@ from sorl_trl.ops import (
 
 @dataclass(frozen=True)
 class PPOMin:
-    """PPO's min(w Â, clip(w, 1 − ε_low, 1 + ε_high) Â), with TRL's `delta` where it is set (arXiv 1707.06347)."""
+    """PPO's min(w Â, clip(w, 1 − ε_low, 1 + ε_high) Â) (arXiv 1707.06347), with TRL's `delta` if that is set."""
 
     def __call__(self, batch: MicroBatch) -> Objective:
         """The objective of each token with the ratio of its unit."""
@@ -32,7 +32,7 @@ class PPOMin:
 
 @dataclass(frozen=True)
 class DoubleSided:
-    """SAO's clip (arXiv 2607.07508, as its abstract says): no gradient outside of the range, whatever sign Â has."""
+    """SAO's clip (arXiv 2607.07508, from its abstract): no gradient outside the range, whatever the sign of Â."""
 
     def __call__(self, batch: MicroBatch) -> Objective:
         """The objective of each token with the ratio of its unit."""
@@ -46,8 +46,8 @@ class DoubleSided:
 class MiniRL:
     """MiniRL's policy gradient (arXiv 2512.01374), weighted by π_θ/μ up to `cap` and 0 where PPO would clip.
 
-    The weight is a token's ratio to the policy that sampled: `Unweighted` belongs to it, so that the engine is not
-    corrected for a second time.
+    The weight is each token's ratio to the policy that sampled. Use it with `Unweighted`, or the engine's mismatch
+    would be corrected twice.
     """
 
     cap: Annotated[float, Number(above=0)] = 5.0
@@ -66,10 +66,10 @@ class MiniRL:
 
 @dataclass(frozen=True)
 class DPPO:
-    """Maximise w_t Â_t − `kl_coef` ℓ_t², without the tokens whose probability has moved too far along the advantage.
+    """Maximise w_t Â_t − `kl_coef` ℓ_t², without w_t Â_t if the token's probability has moved too far along Â.
 
-    prime-rl's default policy loss, whose trust region is in probabilities instead of ratios. w = π_θ/μ and ℓ = log w
-    compare with the policy that sampled, so that `Unweighted` belongs to it. A token loses w Â where Â > 0 and
+    This is prime-rl's default policy loss, whose trust region is in probabilities instead of ratios. w = π_θ/μ and
+    ℓ = log w compare with the policy that sampled, so use it with `Unweighted`. A token loses w Â where Â > 0 and
     π_θ − μ > `mask_high`, or Â <= 0 and π_θ − μ < −`mask_low`; the KL stays. Source: DPPO's binary total variation
     (arXiv 2602.04879) and Kimi K2.5's KL (arXiv 2602.02276), as read in prime-rl's default loss.
     """

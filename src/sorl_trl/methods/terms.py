@@ -1,4 +1,4 @@
-"""Terms: what is added to the loss beside the surrogate. Each is a mean over the trajectories of the micro-batch."""
+"""Terms, which are added to the loss beside the surrogate. Each is a mean over the trajectories of the micro-batch."""
 
 from __future__ import annotations
 
@@ -23,17 +23,18 @@ from sorl_trl.ops import (
 
 @dataclass(frozen=True)
 class ClipPenalty:
-    """SORL's clipping-triggered normalization as the note has it: λ mean_i f_i KL_i.
+    """SORL's clipping-triggered penalty, λ mean_i f_i KL_i.
 
-    The note leaves λ open and lets the gate read the clip range; the defaults are ours (docs/results.md).
+    The specification (docs/paper_to_code.md) leaves λ open and takes the clip range as the gate's range. The defaults
+    are our choice (docs/results.md).
 
     Args:
         coef: λ, at least 0.
-        gate: f_i, what weighs the KL of a trajectory. "token": the share of its tokens whose ratio is outside of the
-            gate's range; "turn": the share of its turns; "none": 1, a plain KL penalty.
-        epsilon: how far a ratio may fall below 1, and rise above it, before the gate counts it. None: the clip range
-            (`epsilon`, `epsilon_high` of the config), as in the note.
-        epsilon_high: how far it may rise; None: `epsilon`.
+        gate: f_i, the factor of a trajectory's KL. "token": the share of its tokens whose ratio is outside the gate's
+            range; "turn": the share of its turns; "none": 1, which makes a plain KL penalty.
+        epsilon: how far a ratio may fall below 1, and rise above it, before the gate counts it. None takes the clip
+            range (`epsilon`, `epsilon_high` of the config), as specified.
+        epsilon_high: how far a ratio may rise above 1; None takes `epsilon`.
         kl_estimator: "unbiased", "k1", "k2" or "k3" (`ops.kl_to_old`).
     """
 
@@ -70,10 +71,10 @@ class ClipPenalty:
 
 @dataclass(frozen=True)
 class LLDS:
-    """LLDS's guard (arXiv 2512.04220) against the likelihood of good trajectories falling: coef (1/N) Σ_i Σ_k F_{i,k}.
+    """LLDS's guard (arXiv 2512.04220) against drops in likelihood of good trajectories: coef (1/N) Σ_i Σ_k F_{i,k}.
 
-    Before the first update on a rollout, and in evaluation, the policy is the old one, and the term is 0: what two
-    forward passes differ by there is rounding.
+    Before the first update on a rollout, and in evaluation, the policy is the old policy and the term is 0, because
+    two forward passes differ only by rounding.
     """
 
     coef: Annotated[float, NOT_NEGATIVE] = 0.2

@@ -14,10 +14,10 @@ from sorl_trl.ops import TurnLayout, turn_broadcast, turn_mismatch
 
 @dataclass(frozen=True)
 class TurnRatio:
-    """Weigh each turn by g_k = exp(mean_{t∈k} d_t), cut to [`low`, `high`] where these are given.
+    """Weight each turn by g_k = exp(mean_{t∈k} d_t), clamped to [`low`, `high`] if these are set.
 
-    d_t = log π_old − log μ with μ the engine. With `high=2` it is slime's truncation, taken per turn; without bounds
-    it goes with `EngineTurnMask`.
+    d_t = log π_old − log μ with μ the engine. With `high=2`, this is slime's truncation per turn. Without bounds, it
+    goes with `EngineTurnMask`.
     """
 
     low: Annotated[float | None, NOT_NEGATIVE] = None
@@ -35,7 +35,7 @@ class TurnRatio:
 
 @dataclass(frozen=True)
 class Unweighted:
-    """Weigh nothing: for surrogates whose ratio is already to the policy that sampled."""
+    """No weights, for surrogates whose ratio already compares with the policy that sampled."""
 
     def __call__(self, mismatch: Tensor, turns: TurnLayout) -> Tensor:
         """(B, T) ones."""

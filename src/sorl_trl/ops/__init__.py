@@ -1,7 +1,7 @@
 """The mathematics of SORL as pure functions: tensors and floats in, tensors out.
 
-Each is differentiable where it should be, reduces in float32 or better, and sees nothing of what masked positions
-hold, NaN and infinity included.
+Each is differentiable where it should be, reduces in float32 or better, and ignores the values at masked positions,
+even NaN and infinity.
 """
 
 from .advantages import (

@@ -1,7 +1,7 @@
 """Returns and advantages of turns and tokens, and their normalization.
 
 Shapes: B trajectories, T completion positions, K turns in the longest trajectory; `turn_mask` (B, K) is 1 where a
-trajectory has a turn. What is outside of a mask never enters, and results there are 0.
+trajectory has a turn. Values outside a mask are ignored, and results there are 0.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from torch import Tensor
 from .masking import check_groups, keep, masked_mean, turn_broadcast, turn_ends
 
 STD_FLOOR = 1e-4
-"""What TRL's GRPO adds to the standard deviation of a group."""
+"""The constant that TRL's GRPO adds to the standard deviation of a group."""
 _VARIANCE_FLOOR = 1e-8
-"""What TRL's PPO adds to the variance when it whitens."""
+"""The constant that TRL's PPO adds to the variance when it whitens."""
 
 
 def turn_returns(turn_rewards: Tensor, turn_mask: Tensor, gamma: float) -> Tensor:
@@ -26,9 +26,9 @@ def turn_returns(turn_rewards: Tensor, turn_mask: Tensor, gamma: float) -> Tenso
 def group_turn_advantages(returns: Tensor, turn_mask: Tensor, num_generations: int, scale: bool = True) -> Tensor:
     """Compare turns within each group of `num_generations` rows: Â_{i,k} = (R_{i,k} − R̄) / (σ + 1e-4), (B, K).
 
-    R̄ is the mean over the group's trajectories of their mean over turns, so that a trajectory of many turns weighs as
-    much as one of few; σ is `turn_std`. Where a trajectory's turns all have one return this is GRPO's advantage
-    (arXiv 2402.03300). A trajectory without a turn is no part of R̄ and σ, and gets 0.
+    R̄ is the mean over the group's trajectories of their mean over turns, so a trajectory with many turns counts as
+    much as one with few; σ is `turn_std`. If the turns of each trajectory have the same return, this is GRPO's
+    advantage (arXiv 2402.03300). A trajectory without a turn does not enter R̄ and σ, and gets 0.
 
     Args:
         returns: (B, K), from `turn_returns`.
@@ -46,11 +46,11 @@ def group_turn_advantages(returns: Tensor, turn_mask: Tensor, num_generations: i
 def leave_one_out_advantages(returns: Tensor, turn_mask: Tensor, num_generations: int) -> Tensor:
     """Compare turns with the other trajectories of their group: Â_{i,k} = R_{i,k} − R̄_{−i}, (B, K).
 
-    R̄_{−i} is the mean over the group's other trajectories of their mean over turns. Where a trajectory's turns all
-    have one return this is LOOP's advantage (arXiv 2502.01600, as read in a public implementation), G / (G − 1) times
-    what `group_turn_advantages` gives unscaled; the mean over turns is ours. A trajectory without a turn is no part of
-    any baseline and gets 0, and so does one that no other of its group can be compared with. Arguments and errors are
-    those of `group_turn_advantages`.
+    R̄_{−i} is the mean over the group's other trajectories of their mean over turns. If all turns of each trajectory
+    have the same return, this is LOOP's advantage (arXiv 2502.01600, as read in a public implementation), G / (G − 1)
+    times the unscaled `group_turn_advantages`; the mean over turns is ours. A trajectory without a turn enters no
+    baseline and gets 0, and so does the only trajectory of its group with a turn. Arguments and errors are those of
+    `group_turn_advantages`.
     """
     centred = _centre_in_group(returns, turn_mask, num_generations)
     counted = turn_mask.bool().any(dim=1).view(-1, num_generations).sum(dim=1)
@@ -63,9 +63,9 @@ def leave_one_out_advantages(returns: Tensor, turn_mask: Tensor, num_generations
 def turn_std(returns: Tensor, turn_mask: Tensor, num_generations: int) -> Tensor:
     """Compute σ of each trajectory's group: σ² = Σ_i mean_k (R_{i,k} − R̄)² / (G − 1), (B, 1).
 
-    G counts the group's trajectories that have a turn. With fewer than two of them the divisor is 1 (ours): one
-    trajectory whose turns differ in their returns still has a spread. Arguments and errors are those of
-    `group_turn_advantages`; with `num_generations` = B it is the σ of the batch.
+    G counts the group's trajectories that have a turn. With fewer than two, the divisor is 1 (our choice), because
+    returns of one trajectory's turns may differ. Arguments and errors are those of `group_turn_advantages`. With
+    `num_generations` = B, the result is the σ of the batch.
     """
     deviations = _centre_in_group(returns, turn_mask, num_generations)
     variances = masked_mean(deviations.square(), turn_mask, dim=1).view(-1, num_generations)
@@ -82,7 +82,7 @@ def turn_gae(
     δ_k = r_k + γ V(s_{k+1}) − V(s_k), Â_k = Σ_l (γλ)^l δ_{k+l}, returns = Â + V, and V after the last turn is 0.
 
     Args:
-        turn_rewards: (B, K), the reward given to each turn, the outcome reward on the last one.
+        turn_rewards: (B, K), the reward of each turn, with the outcome reward on the last one.
         turn_values: (B, K), V(s_k), the critic at the last token before turn k.
         turn_mask: (B, K), 1 where a trajectory has a turn.
         gamma, lam: discount γ per turn, and λ. With both 1, Â_k = R_k − V(s_k).
@@ -94,11 +94,11 @@ def token_gae(rewards: Tensor, values: Tensor, loss_mask: Tensor, gamma: float, 
     """Estimate advantages by GAE (arXiv 1506.02438) over the model tokens: advantages and returns, each (B, T).
 
     δ_t = r_t + γ V_{t'} − V_t and Â_t = δ_t + γλ Â_{t'}, where t' is the trajectory's next model token, with V and Â
-    0 after the last one; returns = Â + V. Observations are skipped: their rewards and values never enter, and no
-    discount is taken for them.
+    0 after the last one; returns = Â + V. Observations are skipped: their rewards and values are ignored, and they
+    are not discounted for.
 
     Args:
-        rewards: (B, T), on model tokens: the outcome reward on the last one.
+        rewards: (B, T), the reward of each model token, with the outcome reward on the last one.
         values: (B, T), the critic's V_t.
         loss_mask: (B, T), 1 on model tokens.
         gamma, lam: discount γ per token, and λ.
@@ -119,7 +119,7 @@ def turn_rewards_to_tokens(turn_rewards: Tensor, turn_ids: Tensor) -> Tensor:
     """Put each turn's reward on the turn's last token, and 0 on all others: (B, K) to (B, T), for `token_gae`.
 
     Args:
-        turn_rewards: (B, K), or with more columns, which are ignored like those of turns a trajectory does not have.
+        turn_rewards: (B, K) or more columns; those of turns that a trajectory does not have are ignored.
         turn_ids: (B, T).
 
     Raises:
@@ -131,12 +131,12 @@ def turn_rewards_to_tokens(turn_rewards: Tensor, turn_ids: Tensor) -> Tensor:
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
     """Compute the share of the returns' variance that the values predict, 1 − Var(R − V) / Var(R): ().
 
-    1 for values that equal the returns up to a constant, 0 for constant values, and negative for values that are off
-    by more than the returns' own spread. NaN where Var(R) is 0 up to rounding (ours: at most the mean of R² times
-    (10 ε)², with ε the precision of the numbers), hence also with fewer than two kept positions.
+    It is 1 for values that equal the returns up to a constant, 0 for constant values, and negative for values whose
+    errors vary more than the returns. It is NaN if Var(R) is 0 up to rounding (our choice: at most (10 ε)² times the
+    mean of R², with ε the machine precision), so also with fewer than two kept positions.
 
     Args:
-        values, returns: of one shape; the critic's values V and the returns R that they predict.
+        values, returns: the critic's values V and the returns R that they predict, of the same shape.
         mask: the shape of `values`, 1 where a position is kept.
     """
     values, returns = keep(values, mask), keep(returns, mask)
@@ -147,14 +147,14 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
 
 
 def whiten(x: Tensor, mask: Tensor, shift_mean: bool = True) -> Tensor:
-    """Scale `x` to unit variance over the positions where `mask` is 1; it is 0 elsewhere and keeps its shape.
+    """Scale `x` to unit variance over the positions where `mask` is 1. The result has its shape, and 0 elsewhere.
 
-    The variance is the unbiased one plus 1e-8, as in TRL's PPO. Fewer than two kept values have variance 0.
+    The variance is the unbiased variance plus 1e-8, as in TRL's PPO. Fewer than two kept values have variance 0.
 
     Args:
         x: any shape.
         mask: the shape of `x`, 1 where `x` is kept.
-        shift_mean: True subtracts the mean; False keeps the mean of `x` as it was.
+        shift_mean: whether to subtract the mean; otherwise the mean of `x` is kept.
     """
     mean = masked_mean(x, mask)
     deviations = keep(keep(x, mask) - mean, mask)

@@ -1,4 +1,4 @@
-"""Clipping-triggered normalization: how much is clipped, how far the policy is from the old one, and the bias."""
+"""Clipping-triggered normalization: the share that is clipped, the KL to the old policy, and the clipping bias."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 KL_ESTIMATORS = tuple(_ESTIMATORS)
 PENALTY_GATES = ("token", "turn", "none")
-"""What weighs each trajectory's KL: the share of its tokens or turns outside the clip range, or nothing."""
+"""What multiplies each trajectory's KL: its share of tokens or turns outside the clip range, or 1."""
 
 
 def clip_fraction(
@@ -29,8 +29,8 @@ def clip_fraction(
 ) -> Tensor:
     """Compute f_i, the share of model tokens whose ratio is outside [1 − ε_low, 1 + ε_high], per trajectory: (B,).
 
-    `log_ratio` and `loss_mask` are (B, T), and the range is of floats or broadcasts to that. No gradient; 0 for a
-    trajectory without a model token.
+    `log_ratio` and `loss_mask` are (B, T); the epsilons are floats or broadcast to (B, T). The result has no gradient
+    and is 0 for a trajectory without a model token.
     """
     ratio = keep(log_ratio.detach(), loss_mask).exp()
     outside = is_outside(ratio, epsilon_low, epsilon_high)
@@ -41,10 +41,10 @@ def kl_to_old(log_ratio: Tensor, loss_mask: Tensor, estimator: str) -> Tensor:
     """Estimate KL(π_θ ‖ π_old) per trajectory as KL_i = (1/|y_i|) Σ_t k(ℓ_t), in nats per token: (B,).
 
     Args:
-        log_ratio: (B, T), ℓ_t = log π_θ − log π_old of tokens that π_old sampled; cut by `bounded_log_ratio`.
+        log_ratio: (B, T), ℓ_t = log π_θ − log π_old of tokens that π_old sampled; `bounded_log_ratio` is applied.
         loss_mask: (B, T), 1 on model tokens.
         estimator: k(ℓ). "k1": ℓ; "k2": ½ℓ²; "k3": exp(−ℓ) − 1 + ℓ; "unbiased": w ln w − w + 1 with w = exp ℓ, which
-            is not negative, has KL(π_θ ‖ π_old) as its mean under π_old, and the gradient w ℓ ∇log π.
+            is never negative, has the mean KL(π_θ ‖ π_old) under π_old, and the gradient w ℓ ∇log π.
 
     Raises:
         ValueError: `estimator` is not one of the above.
@@ -66,9 +66,9 @@ def turn_clip_fraction(
     Args:
         log_ratio, turn_ids: (B, T).
         epsilon_low, epsilon_high: floats, or (B, T), equal on all tokens of a turn (`scaled_clip_range`).
-        turn_ratio: that of `importance_ratio`.
+        turn_ratio: as in `importance_ratio`.
 
-    No gradient; 0 without a turn.
+    The result has no gradient and is 0 for a trajectory without a turn.
     """
     turns = turn_layout(turn_ids)
     ratio = importance_ratio(log_ratio.detach(), turns, "turn", turn_ratio)
@@ -77,10 +77,10 @@ def turn_clip_fraction(
 
 
 def gated_kl(gate: Tensor, log_ratio: Tensor, loss_mask: Tensor, estimator: str) -> Tensor:
-    """Weigh each trajectory's KL by a detached gate: gate_i · KL_i, (B,), with value and gradient exactly 0 at gate 0.
+    """Multiply each trajectory's KL by a detached gate: gate_i · KL_i, (B,). Value and gradient are 0 at gate 0.
 
     Args:
-        gate: (B,), at least 0: how much each trajectory's KL counts.
+        gate: (B,), at least 0.
         log_ratio, loss_mask, estimator: as in `kl_to_old`, with its errors.
     """
     # 0 times a NaN would be NaN: rows whose gate is closed are left out before any arithmetic.
@@ -91,10 +91,10 @@ def gated_kl(gate: Tensor, log_ratio: Tensor, loss_mask: Tensor, estimator: str)
 def clip_penalty(
     log_ratio: Tensor, loss_mask: Tensor, epsilon_low: float | Tensor, epsilon_high: float | Tensor, estimator: str
 ) -> Tensor:
-    """Compute the clipping-triggered penalty as the note specifies it: f_i · KL_i, (B,), with f_i detached.
+    """Compute SORL's clipping-triggered penalty as specified (docs/paper_to_code.md): f_i · KL_i, (B,), f_i detached.
 
-    Arguments and errors are those of `clip_fraction` and `kl_to_old`. A trajectory in which nothing is clipped gets
-    exactly 0, value and gradient.
+    Arguments and errors are those of `clip_fraction` and `kl_to_old`. Value and gradient are exactly 0 for a
+    trajectory in which nothing is clipped.
     """
     fraction = clip_fraction(log_ratio, loss_mask, epsilon_low, epsilon_high)
     return gated_kl(fraction, log_ratio, loss_mask, estimator)
@@ -106,11 +106,11 @@ def clipping_bias(ratio: Tensor, advantages: Tensor, stopped: Tensor, loss_mask:
     Args:
         ratio: (B, T), the importance ratio of each token's unit, with its gradient: ∇w = w ∇log π.
         advantages: (B, T), or any shape that broadcasts to it.
-        stopped: (B, T) bool, where clipping takes a token's gradient away: `is_clipped` for `clipped_surrogate`. What
-            it says off the model tokens does not count.
+        stopped: (B, T) bool, where clipping removes a token's gradient: `is_clipped` for `clipped_surrogate`. It is
+            ignored off the model tokens.
         loss_mask: (B, T), 1 on model tokens.
 
-    A trajectory without a model token counts as 0, as in the loss. Exactly 0 where nothing is stopped.
+    A trajectory without a model token counts as 0, as in the loss. The result is exactly 0 if nothing is stopped.
     """
     lost = loss_mask.bool() & stopped
     per_trajectory = masked_mean(keep(ratio, lost) * keep(advantages, lost), loss_mask, dim=1)

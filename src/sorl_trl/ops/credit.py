@@ -1,10 +1,10 @@
-"""Other ways for turns to share in what was earned, and which groups are worth training on.
+"""Other ways to credit turns, and the choice of groups to train on.
 
-Turns are credited by the information they gained, normalized apart from outcomes, or compared in one state.
+Turns are credited by the information they gain, normalized separately from outcomes, or compared within a state.
 
 Shapes: B trajectories, K turns in the longest one; `turn_mask` (B, K) is 1 where a trajectory has a turn. A group is
-the G trajectories of one prompt, in G rows that follow each other; N groups make B = N · G rows. What is outside of a
-mask never enters, NaN included, and results there are 0.
+the G trajectories of one prompt, in G consecutive rows; N groups make B = N · G rows. Values outside a mask are
+ignored, even NaN, and results there are 0.
 """
 
 from __future__ import annotations
@@ -22,23 +22,22 @@ from .masking import at_least_float32, check_groups, keep, widest
 
 GROUP_FILTERS = ("zero_variance", "top_k", "top_p")
 _NO_SPREAD = 1e-6
-"""A standard deviation up to this is rounding: the rewards of the group are equal."""
+"""A standard deviation up to this is due to rounding: the rewards of the group are equal."""
 
 
 def information_gains(scores: Tensor, turn_mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Find by how much each turn raises the score of the state: r_k = s_{k+1} − s_k, and where there is one.
+    """Compute how much each turn raises the score of the state, r_k = s_{k+1} − s_k, and where that is defined.
 
-    s_k is what the state in which turn k starts is worth; in IGPO (arXiv 2510.14967, as in the paper) the mean
-    log-probability of the golden answer's tokens after it. Turn k and its observation lead to the next. The last turn
-    of a trajectory has no gain, for it is worth its outcome, and no more has a turn one of whose two scores is not
-    finite.
+    s_k scores the state in which turn k starts. In IGPO (arXiv 2510.14967, as in the paper) it is the mean
+    log-probability of the golden answer's tokens after that state. The last turn of a trajectory has no gain, because
+    its outcome rewards it, and neither has a turn with a score before or after it that is not finite.
 
     Args:
-        scores: (B, K), NaN where a state has none.
+        scores: (B, K), NaN where a state has no score.
         turn_mask: (B, K), 1 where a trajectory has a turn.
 
     Returns:
-        The gains (B, K), 0 where there is none, and a mask (B, K) bool that is True where there is one.
+        The gains (B, K), 0 where there is none, and a (B, K) bool mask that is True where there is one.
     """
     scores = at_least_float32(scores)
     following = torch.cat([scores[:, 1:], torch.full_like(scores[:, :1], torch.nan)], dim=1)
@@ -52,17 +51,17 @@ def separate_turn_advantages(
 ) -> Tensor:
     """Normalize each kind of reward in its group first, then discount: Â_{i,k} = Σ_{j≥k} γ^{j−k} r̃_{i,j}, (B, K).
 
-    r̃ is the sum of `normalize_entries` of each kind. With turn rewards and outcomes as the kinds it is IGPO's
-    advantage (arXiv 2510.14967, as in the paper and as read in its public code). A reward that is missing is no 0: it
-    enters neither mean nor spread, and adds nothing to a sum.
+    r̃ is the sum of `normalize_entries` over the kinds. With turn rewards and outcomes as the kinds, this is IGPO's
+    advantage (arXiv 2510.14967, as in the paper and as read in its public code). A missing reward does not count as 0:
+    it enters neither mean nor spread, and adds nothing to a sum.
 
     Args:
-        kinds: of each kind of reward the rewards (B, K) and a mask (B, K), 1 where there is one.
+        kinds: for each kind of reward, the rewards (B, K) and a mask (B, K), 1 where there is a reward.
         turn_mask: (B, K), 1 where a trajectory has a turn.
         num_generations: G, the trajectories of a group; it must divide B.
         gamma: discount per turn.
-        scale: "group" divides by σ of the group, "batch" by σ of all entries, as TRL's `scale_rewards` does of
-            outcomes, "none" by nothing.
+        scale: "group" divides by the σ of the group, "batch" by the σ of all entries, as TRL's `scale_rewards` does
+            with outcomes, and "none" does not divide.
 
     Raises:
         ValueError: `num_generations` does not divide B.
@@ -75,10 +74,10 @@ def separate_turn_advantages(
 
 
 def normalize_entries(x: Tensor, mask: Tensor, num_generations: int, scale: str) -> Tensor:
-    """Compare every entry of `x` with all of its group's: (x − x̄) / (σ + 1e-4) where `mask` is 1, (B, K).
+    """Compare every entry of `x` with all entries of its group: (x − x̄) / (σ + 1e-4) where `mask` is 1, (B, K).
 
-    x̄ is the mean over the entries that a group has, each with the same weight, and σ their unbiased standard
-    deviation (IGPO, arXiv 2510.14967; 1e-4 is TRL's). A single entry gives 0. The rest is as in
+    x̄ is the mean over all entries of a group, with equal weights, and σ their unbiased standard deviation (IGPO,
+    arXiv 2510.14967; 1e-4 is TRL's). A single entry gives 0. Other arguments and errors are those of
     `separate_turn_advantages`.
     """
     check_groups(num_generations, len(x), "rows of x")
@@ -96,15 +95,15 @@ def normalize_entries(x: Tensor, mask: Tensor, num_generations: int, scale: str)
 def state_advantages(
     returns: Tensor, states: Tensor, turn_mask: Tensor, num_generations: int, scale: bool = True
 ) -> Tensor:
-    """Compare turns of one group that start in one state: A^S_{i,k} = (R_{i,k} − R̄) / (σ + 1e-4), (B, K).
+    """Compare turns of a group that start in the same state: A^S_{i,k} = (R_{i,k} − R̄) / (σ + 1e-4), (B, K).
 
-    R̄ and σ (unbiased) are those of the returns of all the group's turns in that state, several of one trajectory
-    among them: the step-level advantage of GiGPO (arXiv 2505.10978, as in its public code; 1e-4 is TRL's, 1e-6
-    theirs). A state that occurs once gives 0.
+    R̄ and the unbiased σ are those of the returns of all the group's turns in that state, even of several turns of
+    one trajectory. This is the step-level advantage of GiGPO (arXiv 2505.10978, as in its public code, where 1e-4,
+    which is TRL's, is 1e-6). A state that occurs once gives 0.
 
     Args:
         returns: (B, K), from `turn_returns`.
-        states: (B, K) int64; within a group, equal numbers are one state. Any numbers, 0 included.
+        states: (B, K) int64, any numbers; within a group, equal numbers denote the same state.
         turn_mask: (B, K), 1 where a trajectory has a turn.
         num_generations: G, the trajectories of a group.
         scale: whether to divide by σ + 1e-4.
@@ -117,7 +116,8 @@ def state_advantages(
 def group_spread(rewards: Tensor, num_generations: int) -> Tensor:
     """Compute the standard deviation of each group's rewards: (B,) to (N,) float64 (float32 on MPS).
 
-    It divides by the rewards less one, as TRL's does; with fewer than two rewards it is 0, with an infinite one NaN.
+    As in TRL, the divisor is the number of rewards less one. The result is 0 with fewer than two rewards, and NaN with
+    an infinite one.
 
     Args:
         rewards: (B,), NaN where a trajectory has none.
@@ -138,19 +138,19 @@ def group_spread(rewards: Tensor, num_generations: int) -> Tensor:
 def kept_groups(spread: Tensor, group_filter: str, share: float = 1.0) -> Tensor:
     """Choose the groups to train on: (N,) standard deviations to (N,) bool.
 
-    "zero_variance" keeps those whose rewards differ, that is by more than 1e-6 (DAPO, arXiv 2503.14476,
-    second-hand); "top_k" of these the ⌈share · N⌉ that differ most (StarPO-S, arXiv 2504.20073, as read in a public
-    implementation, where ⌊share · N⌋ may be 0); "top_p" the fewest that hold `share` of the sum of all variances
-    (RAGEN-2, arXiv 2604.06268, as read there), and at least one. Of equal spreads the first comes first. A group whose
-    rewards are equal, or whose spread is NaN, is never kept (ours, of "top_k" and "top_p").
+    "zero_variance" keeps groups with a standard deviation above 1e-6 (DAPO, arXiv 2503.14476, second-hand). Of these,
+    "top_k" keeps the ⌈share · N⌉ with the largest (StarPO-S, arXiv 2504.20073, as read in a public implementation,
+    where ⌊share · N⌋ may be 0), and "top_p" the fewest that hold `share` of the sum of all variances, at least one
+    (RAGEN-2, arXiv 2604.06268, as read there). Ties keep their order. A group whose rewards are equal, or whose spread
+    is NaN, is never kept, which is our choice for "top_k" and "top_p".
 
     Args:
         spread: from `group_spread`.
         group_filter: one of `GROUP_FILTERS`.
-        share: of the groups, or of the variance, in [0, 1].
+        share: share of the groups, or of the variance, in [0, 1].
 
     Raises:
-        ValueError: another `group_filter`, or `share` is outside [0, 1].
+        ValueError: `group_filter` is another name, or `share` is outside [0, 1].
     """
     check_choice("group_filter", group_filter, GROUP_FILTERS)
     if not 0 <= share <= 1:

@@ -1,6 +1,6 @@
 """The importance ratio between the policy and the old policy, of a token, a turn or a sequence, and its clip range.
 
-That the range of a ratio that averages over many tokens may be narrower, the more there are, is ours, no part of SORL.
+The option to narrow the range of a ratio with the number of tokens that it averages over is ours, not part of SORL.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from .masking import (
 IMPORTANCE_SAMPLING_LEVELS = ("token", "turn", "sequence")
 TURN_RATIOS = ("geometric", "arithmetic")
 LOG_RATIO_BOUND = 20.0
-"""How far a token's log-ratio may go, either way, before training takes it for this: e²⁰ is 4.9e8."""
+"""The largest absolute log-ratio of a token; training clamps larger ones to it. e²⁰ is 4.9e8."""
 _EXPONENTS = {"none": 0.0, "sqrt_length": 0.5, "length": 1.0}
 CLIP_RANGE_SCALINGS = tuple(_EXPONENTS)
-"""By which power of its tokens a unit's range is divided: 0, 1/2 or 1."""
+"""Names of the power, 0, 1/2 or 1, of a unit's number of tokens by which its range is divided."""
 LONGEST = 500
-"""Tokens of a unit beyond which "length" narrows its range no further: 0.2/500 is 4e-4, what GSPO's authors clip at in
-responses of thousands of tokens. What 0.2/n does beyond 350 tokens has not been measured."""
+"""The number of tokens beyond which "length" narrows a unit's range no further: 0.2/500 is 4e-4, at which GSPO's
+authors clip responses of thousands of tokens. The effect of 0.2/n beyond 350 tokens has not been measured."""
 
 
 def bounded_log_ratio(log_ratio: Tensor) -> Tensor:
-    """Cut ℓ_t to [−20, 20], elementwise, in float32 or better, so that no ratio formed from it overflows or vanishes.
+    """Clamp ℓ_t to [−20, 20], elementwise, in float32 or better, so that no ratio made from it overflows or vanishes.
 
-    The bound is verl's, and that of TRL's `loss_type="vespo"`; method and papers leave it open. Beyond it the gradient
-    is 0: such a ratio says that the token's probability has changed beyond measure, and nothing about how to mend it.
-    Infinite log-ratios are cut like any other; NaN stays NaN.
+    The bound is that of verl and of TRL's `loss_type="vespo"`; the papers leave it open. Beyond it the gradient is 0:
+    such a ratio says that the token's probability has changed beyond measure, but not how to mend it. Infinite
+    log-ratios are clamped like any other; NaN stays NaN.
     """
     return at_least_float32(log_ratio).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
 
@@ -49,7 +49,7 @@ def importance_ratio(
 ) -> Tensor:
     """Compute the ratio of the unit that each token belongs to: (B, T), with 1 where `turn_ids` is −1.
 
-    It is the exponential of `log_importance_ratio`, where the arguments, equations and errors are described.
+    This is the exponential of `log_importance_ratio`, which describes the arguments, equations and errors.
     """
     return log_importance_ratio(log_ratio, turn_ids, level, turn_ratio).exp()
 
@@ -64,9 +64,9 @@ def log_importance_ratio(
         turn_ids: (B, T) int64, the turn of each model token, −1 elsewhere.
         level: "token", ℓ_t as in PPO and GRPO; "turn"; or "sequence", the mean of ℓ over the trajectory's model
             tokens as in GSPO (arXiv 2507.18071).
-        turn_ratio: what the ratio of a turn is. "geometric": exp of the mean of ℓ over its tokens, GSPO's length
-            normalization applied per turn. "arithmetic": the mean of its token ratios exp(ℓ), as SORL
-            (arXiv 2511.20718) is specified in the note.
+        turn_ratio: the ratio of a turn. "geometric": exp of the mean of ℓ over its tokens, which is GSPO's length
+            normalization applied per turn. "arithmetic": the mean of its token ratios exp(ℓ), as specified for SORL
+            (arXiv 2511.20718; docs/paper_to_code.md).
 
     Every token of a unit receives the gradient of the unit's ratio.
 
@@ -85,15 +85,15 @@ def log_importance_ratio(
 
 
 def with_own_gradients(unit_log_ratio: Tensor, log_ratio: Tensor, turn_ids: Tensor | TurnLayout) -> Tensor:
-    """Give each token's share in a unit's log-ratio the token's own gradient: sg[log w] + ℓ_t − sg[ℓ_t], (B, T).
+    """Give each token the value of its unit's log-ratio and its own gradient: sg[log w] + ℓ_t − sg[ℓ_t], (B, T).
 
-    The value stays that of the unit. With it, an advantage that differs between the tokens of a unit moves the tokens
-    that it belongs to, and not the unit as a whole by its mean.
+    If advantages differ between the tokens of a unit, each then moves its own tokens, instead of their mean moving the
+    whole unit.
 
-    Source: GSPO-token (arXiv 2507.18071), there of a sequence. sg stands for no gradient.
+    Source: GSPO-token (arXiv 2507.18071), where the unit is a sequence. sg stops the gradient.
 
     Args:
-        unit_log_ratio: (B, T), the log-ratio of the unit that each token belongs to, as of `log_importance_ratio`.
+        unit_log_ratio: (B, T), the log-ratio of the unit that each token belongs to, from `log_importance_ratio`.
         log_ratio: (B, T), ℓ of each token.
         turn_ids: (B, T) int64, the turn of each model token, −1 elsewhere, where the result is 0.
     """
@@ -104,7 +104,7 @@ def with_own_gradients(unit_log_ratio: Tensor, log_ratio: Tensor, turn_ids: Tens
 def unit_lengths(turn_ids: Tensor | TurnLayout, level: str) -> Tensor:
     """Count the model tokens of the unit that each token belongs to: (B, T) int64, with 1 where `turn_ids` is −1.
 
-    At `level` "token" it is 1, at "turn" |y^k|, and at "sequence" |y_i|, over all turns.
+    The count is 1 at `level` "token", |y^k| at "turn", and |y_i|, over all turns, at "sequence".
     """
     check_choice("level", level, IMPORTANCE_SAMPLING_LEVELS)
     turns = turn_layout(turn_ids)
@@ -118,20 +118,19 @@ def unit_lengths(turn_ids: Tensor | TurnLayout, level: str) -> Tensor:
 def scaled_clip_range(epsilon: float | Tensor, turn_ids: Tensor | TurnLayout, level: str, scaling: str) -> Tensor:
     """Divide ε by a power of the unit's tokens, ε_k = ε / |y^k|^p: (B, T), with ε itself where `turn_ids` is −1.
 
-    With p = 1, a unit of more than `LONGEST` tokens has the range of one of `LONGEST`.
+    With p = 1, units of more than `LONGEST` tokens have the range of a unit of `LONGEST`.
 
-    Source: ours. A mean over n tokens moves by 1/n as far as one of its tokens that moves alone, and by 1/√n as far
-    where all move at random; ε keeps one meaning, that of a token's ratio, at every n.
+    Source: ours. A mean over n tokens moves 1/n as far as its tokens if one token moves alone, and 1/√n as far if all
+    move at random. ε thus keeps the same meaning, that of a token's ratio, at every n.
 
     Args:
-        epsilon: ε, how far the ratio of a unit of one token may go, whose range it is exactly. A float, or what
-            broadcasts to (B, T).
+        epsilon: ε, how far the ratio of a unit of one token may move. A float, or a tensor that broadcasts to (B, T).
         turn_ids: (B, T) int64, the turn of each model token, −1 elsewhere.
-        level: "token", "turn" or "sequence", the unit.
+        level: the unit: "token", "turn" or "sequence".
         scaling: p. "none": 0; "sqrt_length": 1/2; "length": 1.
 
-    The result is float64, so that 1 ± ε_k rounds once, when it is compared with a ratio (float32 on MPS, which has no
-    float64).
+    The result is float64, so that 1 ± ε_k is rounded only once, in the comparison with a ratio (float32 on MPS, which
+    has no float64).
 
     Raises:
         ValueError: `level` or `scaling` is not one of the above.
@@ -144,16 +143,16 @@ def scaled_clip_range(epsilon: float | Tensor, turn_ids: Tensor | TurnLayout, le
 
 
 def scaled_bound(delta: float | Tensor, turn_ids: Tensor | TurnLayout, level: str, scaling: str) -> Tensor:
-    """Scale the distance of δ from 1 as the range is, 1 + (δ − 1) / |y^k|^p: (B, T), with δ where `turn_ids` is −1.
+    """Scale the distance of δ from 1 like the range, 1 + (δ − 1) / |y^k|^p: (B, T), with δ where `turn_ids` is −1.
 
-    Source: ours. A bound of 4 on the mean of a hundred token ratios would bound nothing. Arguments and errors are as
-    with `scaled_clip_range`.
+    Source: ours. A bound of 4 on the mean of a hundred token ratios would never act. Arguments and errors are those of
+    `scaled_clip_range`.
     """
     return 1 + scaled_clip_range(delta - 1, turn_ids, level, scaling)
 
 
 def is_outside(ratio: Tensor, epsilon_low: float | Tensor, epsilon_high: float | Tensor) -> Tensor:
-    """Find the ratios below 1 − ε_low or above 1 + ε_high: elementwise, bool, and False where one is NaN.
+    """Find the ratios below 1 − ε_low or above 1 + ε_high: elementwise, bool, and False for NaN.
 
     `epsilon_low` and `epsilon_high` are floats or broadcast to `ratio`.
     """
@@ -162,16 +161,16 @@ def is_outside(ratio: Tensor, epsilon_low: float | Tensor, epsilon_high: float |
 
 
 def effective_sample_size(ratio: Tensor, mask: Tensor) -> Tensor:
-    """Say which share of N tokens still counts where they are weighted by their ratios: () (Σρ)² / (N Σρ²) (Kish).
+    """Compute the effective sample size of N tokens weighted by their ratios, as a share of N: (Σρ)² / (N Σρ²), ().
 
-    `ratio` and `mask` are (B, T). 1 where all ratios are equal, NaN without a token.
+    Source: Kish. `ratio` and `mask` are (B, T). The result is 1 if all ratios are equal, and NaN without a token.
     """
     ratio = at_least_float32(ratio)
     return masked_mean(ratio, mask).square() / masked_mean(ratio.square(), mask)
 
 
 def range_of_turns(epsilon: float | Tensor, turns: TurnLayout) -> float | Tensor:
-    """Take one ε per turn, (B, K), from one per token, (B, T) or what broadcasts to it; a float stays one."""
+    """Reduce ε per token, which broadcasts to (B, T), to ε per turn, (B, K). A float stays a float."""
     if not isinstance(epsilon, Tensor):
         return epsilon
     return turn_reduce(epsilon.expand(turns.turn_ids.shape), turns)

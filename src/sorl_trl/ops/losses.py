@@ -1,4 +1,4 @@
-"""The surrogates, the mean over turns and trajectories, the critic's loss, and LLDS's falls of the likelihood."""
+"""The surrogates, the mean over turns and trajectories, the critic's loss, and LLDS's drops in likelihood."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .masking import (
 )
 
 _ROUNDING = 1e-3
-"""How far below 0 the advantage of a trajectory that is as good as its group may be."""
+"""How far rounding may take the advantage of a trajectory below 0 although it is as good as its group."""
 
 
 def clipped_surrogate(
@@ -32,12 +32,12 @@ def clipped_surrogate(
     Args:
         ratio: (B, T), the importance ratio of the unit each token belongs to.
         advantages: (B, T), or any shape that broadcasts to it.
-        epsilon_low, epsilon_high: how far below and above 1 the ratio may go: floats, or (B, T), of each token's unit
-            (`scaled_clip_range`).
-        delta: upper bound on the ratio that is not clipped, as TRL has it (two-sided clipping, arXiv 2505.07291):
-            w is replaced by min(w, δ) in the first term, which bounds the loss where Â < 0. A float, or (B, T).
+        epsilon_low, epsilon_high: how far below and above 1 the ratio may go: floats, or (B, T) with the values of
+            each token's unit (`scaled_clip_range`).
+        delta: upper bound on the unclipped ratio, as in TRL (two-sided clipping, arXiv 2505.07291): min(w, δ)
+            replaces w in the first term, which bounds the loss where Â < 0. A float, or (B, T).
 
-    Elementwise, (B, T): what it gives off the model tokens is for the aggregation to leave out.
+    Elementwise, (B, T). The aggregation must leave out tokens that the model did not write.
     """
     ratio, advantages = at_least_float32(ratio), at_least_float32(advantages)
     bounded = ratio if delta is None else ratio.clamp(max=in_precision_of(ratio, delta))
@@ -53,8 +53,8 @@ def is_clipped(
 ) -> Tensor:
     """Find where `clipped_surrogate` stops the gradient: (Â > 0 and w > 1 + ε_high) or (Â < 0 and w < 1 − ε_low).
 
-    With δ also where Â < 0 and w > max(δ, 1 + ε_high), and where Â > 0 and w > δ. Elementwise, (B, T): `ratio` is
-    (B, T), and all else broadcasts to it.
+    With δ, it also stops where Â < 0 and w > max(δ, 1 + ε_high), and where Â > 0 and w > δ. Elementwise, (B, T):
+    `ratio` is (B, T), and all other arguments broadcast to it.
     """
     ratio = at_least_float32(ratio)
     too_low = ratio < in_precision_of(ratio, 1 - epsilon_low)
@@ -71,12 +71,12 @@ def double_sided_surrogate(
 ) -> Tensor:
     """Compute the surrogate of the double-sided clip, to be maximised: clip(w, 1 − ε_low, 1 + ε_high) Â.
 
-    Its gradient is that of w Â where 1 − ε_low <= w <= 1 + ε_high and 0 elsewhere, whatever the sign of Â; PPO's min
-    lets those through that pull w back into the range. Source: SAO (arXiv 2607.07508), whose gradient it has [A,
-    second-hand]. The value outside of the range is ours, and so is that a token outside of it stays in the mean, as a
-    clipped one does in PPO's.
+    The gradient is that of w Â where 1 − ε_low <= w <= 1 + ε_high and 0 elsewhere, whatever the sign of Â. PPO's min
+    keeps the gradients that pull w back into the range. Source: SAO (arXiv 2607.07508) for the gradient [A,
+    second-hand]. We chose the value outside the range, and that a token outside it stays in the mean, like a clipped
+    token in PPO.
 
-    Arguments are those of `clipped_surrogate`, less `delta`, and it is elementwise too.
+    Arguments are those of `clipped_surrogate` without `delta`; elementwise.
     """
     ratio, advantages = at_least_float32(ratio), at_least_float32(advantages)
     return _into_range(ratio, epsilon_low, epsilon_high) * advantages
@@ -85,18 +85,18 @@ def double_sided_surrogate(
 def minirl_surrogate(log_ratio: Tensor, weights: Tensor, advantages: Tensor, stopped: Tensor, cap: float) -> Tensor:
     """Compute MiniRL's objective of each token, to be maximised: M_t sg[min(w_t, C)] Â_t · π_θ / sg[π_θ].
 
-    Its gradient is M_t min(w_t, C) Â_t ∇log π_θ, where PPO's has w_t and no cap. Source: MiniRL (arXiv 2512.01374)
-    [P], which writes log π_θ for π_θ / sg[π_θ]: the gradient is the same, and the value is then on the scale of
-    PPO's surrogate (ours), with the sign of the advantage.
+    The gradient is M_t min(w_t, C) Â_t ∇log π_θ; PPO's has w_t without a cap. Source: MiniRL (arXiv 2512.01374) [P],
+    which writes log π_θ where we write π_θ / sg[π_θ]. The gradient is the same, but our value is on the scale of
+    PPO's surrogate and has the sign of the advantage.
 
     Args:
-        log_ratio: (B, T), ℓ_t = log π_θ − log π_old, of whose value nothing depends; it carries the gradient.
+        log_ratio: (B, T), ℓ_t = log π_θ − log π_old, which carries the gradient; its value does not matter.
         weights: (B, T), w_t = π_θ/μ with μ the policy that sampled; without gradient.
         advantages: (B, T), or any shape that broadcasts to it.
         stopped: (B, T) bool, where M_t is 0 (`is_clipped`, of π_θ/π_old).
         cap: C.
 
-    Elementwise, (B, T): what it gives off the model tokens is for the aggregation to leave out.
+    Elementwise, (B, T). The aggregation must leave out tokens that the model did not write.
     """
     log_ratio = at_least_float32(log_ratio)
     capped = at_least_float32(weights).detach().clamp(max=cap) * at_least_float32(advantages)
@@ -106,8 +106,8 @@ def minirl_surrogate(log_ratio: Tensor, weights: Tensor, advantages: Tensor, sto
 def aggregate_turns(x: Tensor, turn_ids: Tensor | TurnLayout) -> Tensor:
     """Average as the SO-PPO objective does, mean_i (1/n_i) Σ_k mean_{t∈k} x_t: (B, T) to ().
 
-    Tokens are averaged over their turn, turns over their trajectory, trajectories over the batch. One without a turn
-    counts as 0 and is counted, as in TRL.
+    It averages over the tokens of each turn, then over turns, then over trajectories. A trajectory without a turn
+    counts as 0, as in TRL.
     """
     turns = turn_layout(turn_ids)
     per_trajectory = masked_mean(turn_reduce(x, turns, "mean"), turns.turn_mask, dim=1)
@@ -115,11 +115,11 @@ def aggregate_turns(x: Tensor, turn_ids: Tensor | TurnLayout) -> Tensor:
 
 
 def turn_weights(turn_ids: Tensor | TurnLayout) -> Tensor:
-    """Weigh each token of turn k by |y_i| / (n_i |y^k|), and others by 0: (B, T) float32.
+    """Weight each token of turn k by |y_i| / (n_i |y^k|), and others by 0: (B, T) float32.
 
-    With these weights a mean over the tokens of each trajectory becomes a mean over its turns:
-    (1/|y_i|) Σ_t weight_t x_t = (1/n_i) Σ_k mean_{t∈k} x_t. They let a loss that averages tokens per trajectory, as
-    TRL's `loss_type="grpo"` does, compute `aggregate_turns`.
+    With these weights, a mean over the tokens of each trajectory becomes a mean over its turns:
+    (1/|y_i|) Σ_t weight_t x_t = (1/n_i) Σ_k mean_{t∈k} x_t. A loss that averages tokens per trajectory, such as TRL's
+    `loss_type="grpo"`, thus computes `aggregate_turns`.
     """
     turns = turn_layout(turn_ids)
     tokens = turns.lengths.sum(dim=1, keepdim=True)
@@ -130,50 +130,50 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip_range: 
     """Compute PPO's clipped value loss, ½ max((v − R)², (clip(v, v_old − c, v_old + c) − R)²), elementwise.
 
     Args:
-        values, old_values, returns: of one shape; the critic's values now and at rollout time, and their targets.
-        clip_range: c, in units of the return; None for ½ (v − R)².
+        values, old_values, returns: the critic's values now and at rollout time, and their targets, of one shape.
+        clip_range: c, in units of the return; None gives ½ (v − R)².
     """
     error, clipped_error = _value_errors(values, old_values, returns, clip_range)
     return 0.5 * torch.maximum(error, clipped_error)
 
 
 def is_value_clipped(values: Tensor, old_values: Tensor, returns: Tensor, clip_range: float | None) -> Tensor:
-    """Find where clipping changes `value_loss`, that is, where the clipped error is the larger one: elementwise, bool.
+    """Find where clipping changes `value_loss`, that is, where the clipped error is larger: elementwise, bool.
 
-    There the loss no longer depends on v: its gradient is 0. Arguments are those of `value_loss`; False everywhere
-    with `clip_range` None.
+    There the loss does not depend on v, so its gradient is 0. Arguments are those of `value_loss`; with `clip_range`
+    None, the result is False everywhere.
     """
     error, clipped_error = _value_errors(values, old_values, returns, clip_range)
     return clipped_error > error
 
 
 def good_trajectories(advantages: Tensor, mask: Tensor) -> Tensor:
-    """Find the trajectories whose advantage, in the mean over their model tokens, is at least −1e-3: (B,) bool.
+    """Find the trajectories whose mean advantage over model tokens is at least −1e-3: (B,) bool.
 
-    LLDS has one advantage per trajectory, and 0 is good; the mean, where turns or tokens have their own, is ours. So
-    is the margin: the mean of equal rewards of about 1 differs from them by rounding, which the division by σ + 1e-4
-    makes up to about 1e-4, and a group of equal rewards has no bad trajectory.
+    LLDS has one advantage per trajectory, and 0 is good. We chose the mean, for advantages that differ between turns
+    or tokens, and the margin: if all rewards of a group are equal, every trajectory is good, but rounding in their
+    mean, divided by σ + 1e-4, can make an advantage of about −1e-4.
 
     Args:
-        advantages: (B, T), or (B, 1) where all tokens of a trajectory have the same.
-        mask: (B, T), 1 on model tokens. A trajectory without one is good, and has nothing to guard.
+        advantages: (B, T), or (B, 1) if all tokens of a trajectory share one.
+        mask: (B, T), 1 on model tokens. A trajectory without one is good and has nothing to guard.
     """
     return masked_mean(advantages, mask, dim=1) >= -_ROUNDING
 
 
 def likelihood_falls(log_ratio: Tensor, turn_ids: Tensor | TurnLayout, good: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute how far the likelihood of each good turn has fallen token by token, where that of the turn has fallen.
+    """Compute LLDS's sum of the drops in token likelihood, for good turns whose likelihood has dropped as a whole.
 
-    F_{i,k} = 1[Σ_{t∈k} Δ_t > 0] Σ_{t∈k} max(0, Δ_t), with Δ_t = log π_old − log π_θ = −ℓ_t: (B, K), in nats, and the
-    gate, (B, K) bool. LLDS's loss is Σ_i Σ_k F_{i,k} / N, with N the tokens of all good trajectories.
+    F_{i,k} = 1[Σ_{t∈k} Δ_t > 0] Σ_{t∈k} max(0, Δ_t), with Δ_t = log π_old − log π_θ = −ℓ_t. Returns F (B, K), in nats,
+    and its gate (B, K) bool. LLDS's loss is Σ_i Σ_k F_{i,k} / N, with N the tokens of all good trajectories.
 
-    Source: LLDS (arXiv 2512.04220) [P, C]. The public code divides by the tokens of all responses instead of N.
-    Trajectories whose advantage is 0 are good there and here.
+    Source: LLDS (arXiv 2512.04220) [P, C]. The public code divides by the tokens of all responses instead of N. In
+    both, trajectories with an advantage of 0 are good.
 
     Args:
-        log_ratio: (B, T), ℓ_t = log π_θ − log π_old of each token, with gradient. A token at exactly 0 has none.
+        log_ratio: (B, T), ℓ_t = log π_θ − log π_old of each token, with gradient; a value of exactly 0 gets none.
         turn_ids: (B, T) int64, the turn of each model token, −1 elsewhere.
-        good: (B,) bool; the other trajectories give 0, and their gate is closed.
+        good: (B,) bool; other trajectories get 0 and a closed gate.
     """
     turns = turn_layout(turn_ids)
     fall = -keep(log_ratio, turns.loss_mask & good.unsqueeze(1))

@@ -1,8 +1,8 @@
-"""Which tokens belong to which turn, and reductions over tokens and turns that see nothing but kept positions.
+"""Which tokens belong to which turn, and reductions over tokens and turns that ignore masked positions.
 
-Shapes: B trajectories, T completion positions, K turns in the longest trajectory (0 where there is no turn at all).
-A mask says 1 (or True) for keep. `turn_ids` is −1 on observations and padding, else the index of the token's turn. An
-operation that also takes a `TurnLayout` is given what `turn_layout` made of these ids.
+Shapes: B trajectories, T completion positions, K turns in the longest trajectory (0 if there is no turn at all). A
+mask is 1 (or True) where a position is kept. `turn_ids` is −1 on observations and padding, else the index of the
+token's turn. Operations that also take a `TurnLayout` take the result of `turn_layout` for these ids.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from sorl_trl.checks import check_choice
 
 @dataclass(frozen=True)
 class TurnLayout:
-    """Where the turns of B trajectories lie. Every operation that takes `turn_ids` takes it instead.
+    """Where the turns of B trajectories lie, as `turn_layout` finds it.
 
-    Made by `turn_layout`. How many turns there are at most, K, is a number of Python's: on a GPU, asking a tensor for
-    it waits for the device, which an operation that is given a layout need not do.
+    It stores K as a Python int. On a GPU, reading K from a tensor waits for the device, which operations that take a
+    layout avoid.
     """
 
     turn_ids: Tensor
     """(B, T) int64, the turn of each model token, -1 elsewhere."""
     num_turns: int
-    """K, the turns of the trajectory that has most; 0 where there is no turn."""
+    """K, the largest number of turns of a trajectory; 0 if there is no turn."""
     loss_mask: Tensor
     """(B, T) bool, True on model tokens."""
     slots: Tensor
-    """(B, T) int64, the column of each token in a (B, K + 1) table of turns: those of no turn go to the last one."""
+    """(B, T) int64, each token's column in a (B, K + 1) table of turns, whose last column is for tokens of no turn."""
     turn_mask: Tensor
     """(B, K) bool, True for the turns that a trajectory has."""
     lengths: Tensor
@@ -41,11 +41,11 @@ class TurnLayout:
 
 
 def turn_layout(turn_ids: Tensor | TurnLayout, num_turns: int | None = None) -> TurnLayout:
-    """Lay out the turns of `turn_ids` (B, T); a layout is returned as it is.
+    """Make the layout of `turn_ids` (B, T). A layout is returned unchanged.
 
     Args:
         turn_ids: (B, T) int64, or a layout.
-        num_turns: K, where it is known; else the device is asked for it.
+        num_turns: K, if known; otherwise it is read from the device.
     """
     if isinstance(turn_ids, TurnLayout):
         return turn_ids
@@ -63,7 +63,7 @@ def turn_layout(turn_ids: Tensor | TurnLayout, num_turns: int | None = None) -> 
 def turn_ids_from_mask(loss_mask: Tensor) -> Tensor:
     """Number the maximal runs of 1s in `loss_mask` (B, T): (B, T) int64, −1 where the mask is 0.
 
-    For masks that come without a record of the turns. Two turns that touch are one run, hence one turn, here.
+    Use it for masks that come without a record of turns. Two adjacent turns form one run, so they become one turn.
     """
     kept = loss_mask.bool()
     kept_before = pad(kept, (1, -1)) if kept.size(1) else kept
@@ -74,11 +74,11 @@ def turn_ids_from_mask(loss_mask: Tensor) -> Tensor:
 def validate_turn_ids(turn_ids: Tensor, loss_mask: Tensor) -> None:
     """Check that `turn_ids` (B, T) can be the turns of `loss_mask` (B, T).
 
-    They must be int64, −1 exactly where the mask is 0, and on the model tokens of each row start at 0, never decrease
-    and skip no index.
+    They must be int64 and −1 exactly where the mask is 0. On the model tokens of each row, they must start at 0, never
+    decrease and skip no index.
 
     Raises:
-        ValueError: naming the first row and position at fault and the values there.
+        ValueError: The ids are wrong; the message names the first wrong row and position and the values there.
     """
     if turn_ids.dtype != torch.int64:
         raise ValueError(f"turn_ids has dtype {turn_ids.dtype}, but must be torch.int64.")
@@ -106,8 +106,8 @@ def validate_turn_ids(turn_ids: Tensor, loss_mask: Tensor) -> None:
 def turn_starts(turn_ids: Tensor) -> Tensor:
     """Mark the first token of each turn: (B, T) turn ids to (B, T) bool.
 
-    V(s_k) is read there, where values are aligned so that V at position t is the critic's value of the state before
-    token t. The position is `last_token_before_turn` + 1.
+    V(s_k) is read there, because V at position t is the critic's value of the state before token t. The position is
+    `last_token_before_turn` + 1.
     """
     return turn_ids > _highest_before(turn_ids)
 
@@ -130,9 +130,9 @@ def turn_mask(turn_ids: Tensor | TurnLayout) -> Tensor:
 
 
 def masked_mean(x: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
-    """Average `x` where `mask` is 1, over `dim` or everything: 0 where the mask is empty.
+    """Average `x` where `mask` is 1, over `dim` or over everything. The result is 0 where the mask is empty.
 
-    `x` and `mask` may have any shapes that broadcast to one another.
+    `x` and `mask` may have any shapes that broadcast to each other.
     """
     kept = keep(x, mask)
     count = mask.bool().expand_as(kept)
@@ -172,8 +172,8 @@ def turn_broadcast(x_turns: Tensor, turn_ids: Tensor | TurnLayout) -> Tensor:
 def last_token_before_turn(turn_ids: Tensor | TurnLayout) -> Tensor:
     """Find the completion position just before each turn's first token: (B, T) turn ids to (B, K) int64.
 
-    Positions count from the start of the completion, so that −1 is the last token of the prompt. Turns that a
-    trajectory does not have get −1 as well: tell them apart with `turn_mask`.
+    Positions count from the start of the completion, so −1 is the last token of the prompt. Turns that a trajectory
+    does not have also get −1; `turn_mask` tells them apart.
     """
     turns = turn_layout(turn_ids)
     rows, length = turns.turn_ids.shape
@@ -196,26 +196,26 @@ def widest(device: torch.device) -> torch.dtype:
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    """`x` in float32 where it is narrower or not floating point, and as it is where it is float32 or float64."""
+    """`x` itself if it is float32 or float64, otherwise `x` in float32."""
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
 def in_precision_of(x: Tensor, bound: float | Tensor) -> float | Tensor:
-    """`bound` as it is compared with `x`: a tensor rounded to the precision of `x`, as torch rounds a float."""
+    """`bound` for a comparison with `x`: a tensor is rounded to the precision of `x`, as torch rounds a float."""
     return bound.to(x.dtype) if isinstance(bound, Tensor) else bound
 
 
 def keep(x: Tensor, mask: Tensor) -> Tensor:
     """`x`, in float32 or better, where `mask` is not 0, and 0 elsewhere.
 
-    A product with the mask would let NaN and inf through (0 · inf = NaN), in the value or in the gradient. This does
-    not, as long as it comes before any other arithmetic.
+    A product with the mask would let NaN and inf through (0 · inf = NaN), in the value or in the gradient. This
+    function does not, as long as it comes before any other arithmetic.
     """
     return torch.where(mask.bool(), at_least_float32(x), 0.0)
 
 
 def check_groups(num_generations: int, rows: int, what: str) -> None:
-    """Raise ValueError unless `num_generations` divides the number of `rows`; `what` they are."""
+    """Raise ValueError unless `num_generations` divides the number of `rows`, which the message calls `what`."""
     if num_generations < 1 or rows % num_generations:
         raise ValueError(
             f"num_generations is {num_generations}, but must be positive and divide the number of {what}, which is "

@@ -1,4 +1,4 @@
-"""How far the engine that sampled is from the old policy, turn by turn and at the worst token of a trajectory."""
+"""How far the sampling engine is from the old policy, per turn and at the worst token of a trajectory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .masking import TurnLayout, keep, turn_layout, turn_reduce
 def turn_mismatch(log_ratio: Tensor, turn_ids: Tensor | TurnLayout) -> Tensor:
     """Compute g_{i,k} = exp(mean_{t∈k} d_t): (B, K), with 1 for turns that a trajectory does not have.
 
-    Source: verl, ROLL, SkyRL and slime [C], which take it over segments or sequences; per turn as in the note on them.
+    Source: verl, ROLL, SkyRL and slime [C], which average over segments or sequences; per turn, a note on them.
 
     Args:
         log_ratio: (B, T), d_t = log π_old − log μ of each token, with μ the engine.
@@ -23,7 +23,7 @@ def turn_mismatch(log_ratio: Tensor, turn_ids: Tensor | TurnLayout) -> Tensor:
 def is_vetoed(log_ratio: Tensor, turn_ids: Tensor | TurnLayout, least: float) -> Tensor:
     """Find the trajectories with a token whose ratio exp(d_t) is below `least`: (B,) bool.
 
-    The old policy would hardly have sampled such a token, so that nothing that follows it is the policy's. Source:
+    The old policy would hardly have sampled such a token, so it would not have written what follows either. Source:
     public implementations [C], with 1e-4. `log_ratio` and `turn_ids` are those of `turn_mismatch`.
     """
     turns = turn_layout(turn_ids)
@@ -31,7 +31,7 @@ def is_vetoed(log_ratio: Tensor, turn_ids: Tensor | TurnLayout, least: float) ->
 
 
 def within(ratio: Tensor, low: float | None, high: float | None) -> Tensor:
-    """Find where low <= ratio <= high: elementwise, bool. None is no bound."""
+    """Find where low <= ratio <= high: elementwise, bool. None sets no bound."""
     inside = torch.ones_like(ratio, dtype=torch.bool)
     inside = inside if low is None else inside & (ratio >= low)
     return inside if high is None else inside & (ratio <= high)

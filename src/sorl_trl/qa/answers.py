@@ -18,15 +18,15 @@ _WHOLE_ANSWERS = frozenset({"yes", "no", "noanswer"})
 def normalize_answer(text: str) -> str:
     """Normalize as SQuAD does: lower case, no ASCII punctuation, no a, an or the, white space collapsed.
 
-    One departure: a text of nothing but articles keeps them. SQuAD makes it empty, by which the answers "The" and
-    "an" to a question about the letter "A" would all be right.
+    Unlike in SQuAD, a text that consists only of articles keeps them. Otherwise it would become empty, and the answers
+    "The" and "an" to a question about the letter "A" would be right.
     """
     words = text.lower().translate(_NO_PUNCTUATION)
     return " ".join(_ARTICLES.sub(" ", words).split() or words.split())
 
 
 def exact_match(prediction: str | None, golden_answers: Sequence[str]) -> float:
-    """Return 1.0 if prediction and a golden answer are equal once normalized, else 0.0, also for `None` (no answer).
+    """Return 1.0 if the prediction equals a golden answer after normalization, else 0.0. `None` is no answer: 0.0.
 
     Raises:
         ValueError: `golden_answers` is empty or a plain string.
@@ -35,10 +35,10 @@ def exact_match(prediction: str | None, golden_answers: Sequence[str]) -> float:
 
 
 def sub_exact_match(prediction: str | None, golden_answers: Sequence[str]) -> float:
-    """Return 1.0 if a golden answer stands as whole words in the prediction, else 0.0, also for `None` (no answer).
+    """Return 1.0 if the prediction contains a golden answer as whole words, else 0.0. `None` is no answer: 0.0.
 
-    Punctuation may separate words, as in `contains_answer` ("Paris/Rome" holds "Rome"), or vanish, as in
-    `exact_match` ("the US" holds "U.S."): never below exact match.
+    Punctuation may separate words, as in `contains_answer` ("Paris/Rome" contains "Rome"), or vanish, as in
+    `exact_match` ("the US" contains "U.S."), so the score is never below exact match.
 
     Raises:
         ValueError: `golden_answers` is empty or a plain string.
@@ -48,7 +48,7 @@ def sub_exact_match(prediction: str | None, golden_answers: Sequence[str]) -> fl
 
 
 def token_f1(prediction: str | None, golden_answers: Sequence[str]) -> float:
-    """Return the F1 of the words that prediction and golden answer share, in [0, 1]: the best over the golden answers.
+    """Return the F1, in [0, 1], of the words that prediction and golden answer share, the best over golden answers.
 
     Words are counted with repetition after normalization, in any order. If either side is "yes", "no" or "noanswer",
     the other must be the same (FlashRAG's rule). `None` is no answer: 0.0.
@@ -60,9 +60,9 @@ def token_f1(prediction: str | None, golden_answers: Sequence[str]) -> float:
 
 
 def contains_answer(text: str, golden_answers: Sequence[str]) -> bool:
-    """Tell whether the text holds a golden answer as whole words, both normalized: "know" does not hold "no".
+    """Tell whether the text contains a golden answer as whole words, both normalized: "know" does not contain "no".
 
-    Punctuation separates words here, on both sides, instead of vanishing: "<b>Paris</b>" holds "Paris".
+    Punctuation separates words here, on both sides, instead of vanishing: "<b>Paris</b>" contains "Paris".
 
     Raises:
         ValueError: `golden_answers` is empty or a plain string.

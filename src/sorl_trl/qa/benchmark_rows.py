@@ -1,8 +1,8 @@
-"""From one row of a public data set to a `Question`: a pure function for each schema.
+"""Turns a row of a public dataset into a `Question`, with a pure function for each schema.
 
-A row is a mapping from column to value. Each parser raises a KeyError or a ValueError that names the field where the
-row is not in its schema, and `UnusableRow` where it is, but no question with an answer can be made from it. `id` and
-`data_source` are columns too: the loader adds them where a set has none.
+A row is a mapping from column to value. Each parser raises a KeyError or a ValueError that names the field if the row
+is not in its schema, and `UnusableRow` if it is, but gives no question with an answer. The loader adds the columns
+`id` and `data_source` if a set lacks them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _DECISIONS = {"A": "yes", "B": "no", "C": "maybe"}
 
 
 class UnusableRow(ValueError):
-    """A row without one clear answer, or with a blank where a text must be. The message is the reason, no values."""
+    """A row without one clear answer, or with a required text blank. The message gives the reason, but no values."""
 
 
 def parse_flashrag(row: Row) -> Question:
@@ -36,9 +36,9 @@ def parse_flashrag(row: Row) -> Question:
 
 
 def parse_search_r1(row: Row) -> Question:
-    """Search-R1: FlashRAG's columns, and verl's with the same content, which are not read.
+    """Search-R1: FlashRAG's columns, and verl's with the same content, which are ignored.
 
-    The set is a mixture whose ids repeat from source to source: the source's name is put before them.
+    The set is a mixture whose ids repeat between sources, so each id is prefixed with the name of its source.
     """
     question = parse_flashrag(row)
     return replace(question, id=f"{question.data_source}-{question.id}")
@@ -57,7 +57,7 @@ def parse_medqa(row: Row) -> Question:
 def parse_medmcqa(row: Row) -> Question:
     """MedMCQA: `question, opa, opb, opc, opd, cop`; the other columns become metadata.
 
-    `cop` counts from 0; -1 or `None` is a question without label.
+    `cop` counts from 0; -1 or `None` means that the question has no label.
     """
     columns = ("opa", "opb", "opc", "opd")
     cop = row["cop"]
@@ -72,7 +72,7 @@ def parse_medmcqa(row: Row) -> Question:
 def parse_pubmedqa(row: Row) -> Question:
     """PubMedQA: `pubid, question, final_decision` of yes, no and maybe, which become the options A, B and C.
 
-    The abstract in `context` is not shown, for the agent is to search; it becomes metadata, as the other columns.
+    The abstract in `context` is not shown, because the agent should search; it becomes metadata, like other columns.
     """
     row = {**row, "id": identifier("pubid", row["pubid"])}
     return _choice(row, _DECISIONS, _text(row, "final_decision"), "pubid", "final_decision")

@@ -31,15 +31,15 @@ _SYNONYMS = {"dev": "validation", "validation": "dev"}
 
 @dataclass(frozen=True)
 class Benchmark:
-    """Where a public question set is, and how its rows are read."""
+    """Where a public question set is, and how to read its rows."""
 
     hub_id: str
     config: str | None
     parse: RowParser
     evaluation_split: str
-    """The test split, or the development split where the test split is missing or has no labels."""
+    """The test split, or the development split if the test split is missing or has no labels."""
     own_files: tuple[str, ...] = ()
-    """Splits that are one Parquet file each, of columns that differ: `datasets` can only read them one by one."""
+    """Splits of one Parquet file each whose columns differ, which `datasets` can only read one by one."""
 
 
 def _flashrag(config: str, evaluation_split: str) -> Benchmark:
@@ -63,9 +63,9 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     # The only split of the labelled questions.
     "pubmedqa": Benchmark("qiaojin/PubMedQA", "pqa_labeled", parse_pubmedqa, "train"),
 }
-"""Name -> set. The names are those of FlashRAG where it has the set."""
+"""The sets by name. The names are FlashRAG's if it has the set."""
 BFCL = "bfcl_multi_turn"
-"""Names all sets of tasks together."""
+"""The name for all sets of tasks together."""
 BFCL_BENCHMARKS = tuple(f"{BFCL}_{name}" for name in ("base", "miss_func", "miss_param", "long_context"))
 """Sets of tasks, not of questions: see `sorl_trl.rollout.environments.bfcl`."""
 
@@ -78,19 +78,19 @@ def load_benchmark(
 ) -> list[Question]:
     """Load the questions of a public set.
 
-    Rows without one clear answer are left out; how many, and why, is logged as a warning. In a set without ids a row
-    gets "<split>_<row>".
+    Rows without one clear answer are left out, and a warning says how many and why. If a set has no ids, rows get
+    "<split>_<row>".
 
     Args:
         name: A key of `BENCHMARKS`.
         split: Default: the set's `evaluation_split`. "dev" and "validation" mean the same.
         source: A local folder in the set's schema, read as `datasets.load_dataset` reads a folder: JSONL, JSON or
             Parquet files named after their splits. Default: the set on the Hub.
-        limit: Stop after so many questions.
+        limit: The most questions to load.
 
     Raises:
         ValueError: `name` or `split` is not allowed, a file is broken, a row is not in the set's schema (the message
-            names set, row, counted from 0, and field), or no row can be used.
+            names the set, the field, and the row, counted from 0), or no row can be used.
         FileNotFoundError: There is no such folder, or it has no data files.
     """
     check_choice("name", name, BENCHMARKS)

@@ -1,7 +1,7 @@
 """Multiple choice: which option is right, and which one an answer names.
 
 Options are a mapping from letter to text, in the order in which they are shown. The golden answer is the text of the
-right option, so that a search is credited by what it found; the right letter follows from it.
+right option, so that a search can be credited for finding it; the right letter follows from it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LETTER_A = re.compile(r"\ba\b(?![ \t]+\w)", re.IGNORECASE)
 def right_letter(golden_answers: Sequence[str], options: Mapping[str, str]) -> str:
     """Return the letter of the option whose text is the golden answer.
 
-    Raises ValueError unless there is one golden answer, the text of one option: one of two would make both right.
+    Raises ValueError unless there is exactly one golden answer, and exactly one option has it as its text.
     """
     letters = [letter for letter, text in options.items() if [text] == list(golden_answers)]
     if len(letters) != 1:
@@ -37,14 +37,14 @@ def named_letter(answer: str, options: Mapping[str, str]) -> str | None:
     """Return the letter of the one option that an answer names, or `None` if it names none or more than one.
 
     An option is named by its letter in either case, bare or with brackets and punctuation ("B", "b.", "(B)"); by its
-    text; or by both ("B) text", "B: text"). "Answer", "Option" or "Choice" may stand before all of that ("Answer: B",
-    "Option B"), where they are not an option's own words. The whole answer must be so: a letter before any other words
-    names nothing, nor does a sentence ("the answer is B"). A bare letter that is also the text of another option names
-    two; so does a text that two options share, unless a letter stands before it.
+    text; or by both ("B) text", "B: text"). "Answer", "Option" or "Choice" may come first ("Answer: B", "Option B"),
+    unless an option's text begins with them. The whole answer must have this form: a letter before other words names
+    nothing, and neither does a sentence ("the answer is B"). A bare letter that is also the text of another option
+    names two options, and so does a text that two options share, unless a letter precedes it.
 
-    Texts are compared as exact match does it, with two refinements. Where that cannot tell two options apart ("Rh+"
-    and "Rh-", for punctuation is dropped), an answer that spells one of them out names that one. And an "A" that no
-    word follows is a letter, not an article to drop: "A) Paris" is not "Paris".
+    Texts are compared as by exact match, with two refinements. If it cannot tell two options apart ("Rh+" and "Rh-",
+    because punctuation is dropped), an answer that spells one of them out names that one. And an "A" that no word
+    follows is a letter, not an article to drop: "A) Paris" is not "Paris".
     """
     named = _named(answer, options)
     if not named and (prefix := _PREFIX.match(answer)):

@@ -1,4 +1,4 @@
-"""From questions to prompts, for base models (text) and chat models (messages)."""
+"""Turns questions into prompts, for base models (text) and chat models (messages)."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ CHOICE_INSTRUCTION = "Answer with the letter of the right option."
 
 
 def question_text(question: Question) -> str:
-    """Return what takes the place of "{question}" in a template.
+    """Return the text that replaces "{question}" in a template.
 
-    That is the question itself or, where it has options, the question, the options one per line as "A. text", and
-    `CHOICE_INSTRUCTION`. So one template serves open and multiple-choice questions, mixed as they come.
+    This is the question itself or, if it has options, the question, the options one per line as "A. text", and
+    `CHOICE_INSTRUCTION`. One template thus serves both open and multiple-choice questions.
     """
     if not question.options:
         return question.question
@@ -47,16 +47,16 @@ def build_prompt_rows(
     """Make the rows of a training set, for `datasets.Dataset.from_list`.
 
     Args:
-        questions: What to ask; open and multiple-choice questions may be mixed.
-        template: The instructions, with "{question}" where the `question_text` goes. Other braces stay as they are.
-        conversational: Make chat prompts of one user message instead of text prompts.
-        clean: What is done to the text of each question first. `sorl_trl.rollout.Sanitizer(tokenizer).clean` keeps
-            control tokens that a question spells out, such as `<|im_end|>`, from becoming such tokens.
+        questions: Open and multiple-choice questions, which may be mixed.
+        template: The instructions, with "{question}" in place of the `question_text`. Other braces stay as they are.
+        conversational: Whether to make chat prompts of one user message instead of text prompts.
+        clean: A function applied to the text of each question first. `sorl_trl.rollout.Sanitizer(tokenizer).clean`
+            keeps control tokens that a question spells out, such as `<|im_end|>`, from becoming such tokens.
 
     Returns:
         Rows of `prompt`, `question_id`, `question`, `golden_answers`, `data_source`. If any question has options,
         every row has `options`: a list of [letter, text] pairs, empty for an open question. All rows have the same
-        columns, since `from_list` takes them from the first row.
+        columns, because `from_list` takes them from the first row.
 
     Raises:
         ValueError: `template` has no "{question}".
@@ -83,7 +83,7 @@ def build_prompt_rows(
 def encode_prompts(
     tokenizer: PreTrainedTokenizerBase, rows: Sequence[Mapping[str, Any]], **template_kwargs: Any
 ) -> list[list[int]]:
-    """Encode the prompts of `build_prompt_rows`: text as it is, messages by the chat template with its arguments."""
+    """Encode the prompts of `build_prompt_rows`: text as it is, messages with the chat template and its arguments."""
     shown = {"add_generation_prompt": True, "return_dict": False, **template_kwargs}
     by_template: Any = partial(tokenizer.apply_chat_template, **shown)
     prompts = [row["prompt"] for row in rows]

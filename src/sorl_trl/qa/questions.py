@@ -16,23 +16,23 @@ from sorl_trl.text import identifier, json_object
 
 @dataclass(frozen=True)
 class Question:
-    """A question with its golden answers: the row type of all data sets.
+    """A question with its golden answers: the row type of all datasets.
 
     Raises:
-        ValueError: There are options, and `golden_answers` is not the text of exactly one of them, or a letter is not
+        ValueError: There are options, but `golden_answers` is not the text of exactly one of them, or a letter is not
             one of A to Z.
     """
 
     id: str
     question: str
     golden_answers: tuple[str, ...]
-    """Any of them is right. Of a multiple-choice question: one, the text of the right option, never its letter."""
+    """Right answers. A multiple-choice question has one, the text of the right option instead of its letter."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    """Whatever the data set adds, such as `hops`."""
+    """Whatever the dataset adds, such as `hops`."""
     options: Mapping[str, str] = field(default_factory=dict)
-    """Letter -> text, in the order in which they are shown; empty for an open question."""
+    """Texts by letter, in the order in which they are shown; empty for an open question."""
     data_source: str = ""
-    """Name of the data set, empty where it is not known."""
+    """Name of the dataset, empty if unknown."""
 
     def __post_init__(self) -> None:
         if self.options:
@@ -44,7 +44,7 @@ class Question:
 def load_questions(path: str | os.PathLike[str]) -> list[Question]:
     """Read a JSONL file of `{"id", "question", "golden_answers", "metadata", "options", "data_source"}` lines.
 
-    The last three fields may be missing; blank lines hold no question.
+    The last three fields may be missing; blank lines are skipped.
 
     Raises:
         ValueError: The file holds no question, or a line is not a question; the message names the file and the line.
@@ -73,7 +73,7 @@ def write_questions(questions: Iterable[Question], path: str | os.PathLike[str])
 
 
 def text(name: str, value: object) -> str:
-    """A string that is not blank and that can be encoded; a ValueError names the field otherwise."""
+    """Check that a value is a string that is not blank and can be encoded; otherwise a ValueError names the field."""
     if not isinstance(value, str) or not value.strip():
         raise ValueError(f"`{name}` must be a string that is not blank, got {value!r}")
     value.encode()  # Half a surrogate pair, which JSON can spell, cannot be encoded by any tokenizer.
@@ -81,7 +81,7 @@ def text(name: str, value: object) -> str:
 
 
 def mapping(name: str, value: object) -> dict[str, Any]:
-    """An object, or an empty one for what is missing; a ValueError names the field otherwise."""
+    """Check that a value is an object, or replace None by an empty one; otherwise a ValueError names the field."""
     if value is not None and not isinstance(value, dict):
         raise ValueError(f"`{name}` must be an object or missing, got {value!r}")
     return value or {}

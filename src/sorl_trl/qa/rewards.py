@@ -1,8 +1,8 @@
 """Reward functions for TRL's trainers, which call them by keyword with one entry per trajectory.
 
-Each takes the columns it names and ignores the rest: `trajectory` comes from the rollout, the others from the training
-set as `build_prompt_rows` makes it. A trajectory that ended by an infrastructure failure gets `None`, which TRL leaves
-out.
+Each takes the columns that it names and ignores the rest: `trajectory` comes from the rollout, other columns from the
+training set that `build_prompt_rows` makes. A trajectory that an infrastructure failure ended gets `None`, and TRL
+leaves it out.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Score = TypeVar("Score")
 Trajectories = Sequence[Trajectory]
 Answers = Sequence[Sequence[str]]
 OptionPairs = Sequence[tuple[str, str]]
-"""Letter and text of each option; empty for an open question. A data set makes lists of the pairs."""
+"""Letter and text of each option; empty for an open question. A dataset turns the pairs into lists."""
 
 
 def exact_match_reward(*, trajectory: Trajectories, golden_answers: Answers, **_: object) -> list[float | None]:
@@ -27,17 +27,17 @@ def exact_match_reward(*, trajectory: Trajectories, golden_answers: Answers, **_
 
 
 def sub_exact_match_reward(*, trajectory: Trajectories, golden_answers: Answers, **_: object) -> list[float | None]:
-    """Give 1.0 for an answer that holds a golden answer as whole words, else 0.0. Long answers can win it."""
+    """Give 1.0 for an answer that contains a golden answer as whole words, else 0.0. Long answers can exploit it."""
     return _score_each(lambda each, golden: sub_exact_match(each.answer, golden), trajectory, golden_answers)
 
 
 def f1_reward(*, trajectory: Trajectories, golden_answers: Answers, **_: object) -> list[float | None]:
-    """Give the token F1 of the answer with the best of the golden answers, in [0, 1]."""
+    """Give the best token F1 of the answer with a golden answer, in [0, 1]."""
     return _score_each(lambda each, golden: token_f1(each.answer, golden), trajectory, golden_answers)
 
 
 def f1_plus_reward(*, trajectory: Trajectories, golden_answers: Answers, **_: object) -> list[float | None]:
-    """Give `f1_reward` less 0.1 without any search and 0.1 without an answer: F1+ of Search-R1++, as reported."""
+    """Give `f1_reward`, less 0.1 without any search and 0.1 without an answer: F1+ of Search-R1++, as reported."""
     return _score_each(scoring.score_f1_plus, trajectory, golden_answers)
 
 
@@ -59,7 +59,7 @@ def answer_reward(
     options: Sequence[OptionPairs | None] | None = None,
     **_: object,
 ) -> list[float | None]:
-    """Give choice accuracy where the question has options, and exact match where it is open: for mixed sets."""
+    """Give choice accuracy for questions with options and exact match for open ones, for mixed sets."""
     columns = [None] * len(trajectory) if options is None else options
     return _score_each(scoring.score_answer, trajectory, golden_answers, _mappings(columns))
 
@@ -72,7 +72,7 @@ def format_reward(*, trajectory: Trajectories, **_: object) -> list[float | None
 def turn_format_reward(*, trajectory: Trajectories, **_: object) -> list[list[float] | None]:
     """Give each turn 1.0 for a well-formed action, 0.0 for an invalid one.
 
-    The sum grows with the number of turns: weigh it low, or the policy is paid for searching on.
+    The sum grows with the number of turns, so give it a low weight, or the policy is paid for searching on.
     """
     return _score_each(lambda each: [float(_is_valid(turn)) for turn in each.turns], trajectory)
 
@@ -80,17 +80,17 @@ def turn_format_reward(*, trajectory: Trajectories, **_: object) -> list[list[fl
 def search_hit_turn_reward(
     *, trajectory: Trajectories, golden_answers: Answers, **_: object
 ) -> list[list[float] | None]:
-    """Give each turn 1.0 if it is the first search that brought in a golden answer, else 0.0."""
+    """Give each turn 1.0 if it is the first search that found a golden answer, else 0.0."""
     return _score_each(scoring.score_search_hits, trajectory, golden_answers)
 
 
 def environment_reward(*, trajectory: Trajectories, **_: object) -> list[list[float] | None]:
-    """Give each turn what its environment gave for it (`Reply.reward`), and 0.0 where it gave nothing."""
+    """Give each turn its environment's reward (`Reply.reward`), or 0.0 if it gave none."""
     return _score_each(lambda each: [turn.reward or 0.0 for turn in each.turns], trajectory)
 
 
 def solved_reward(*, trajectory: Trajectories, environments: Sequence[Any], **_: object) -> list[float | None]:
-    """Give 1.0 where the environment says, in its attribute `solved`, that its task has been done, else 0.0."""
+    """Give 1.0 if the environment's attribute `solved` is true, else 0.0."""
     return _score_each(lambda _, environment: float(environment.solved), trajectory, environments)
 
 
@@ -109,7 +109,7 @@ REWARDS: dict[str, Callable[..., list[Any]]] = {
 }
 """The reward functions by the names that recipes use."""
 TASK_REWARDS = frozenset({"environment", "solved"})
-"""The names of those for tasks, whose environment says what was done well; the others are for questions."""
+"""The names of the rewards for tasks, which their environment computes; all others are for questions."""
 
 
 def _score_each(

@@ -1,4 +1,4 @@
-"""What a recipe and a command line may say: the arguments of `train.py`, parsed and checked."""
+"""The arguments of a recipe and of the command line of `sorl train`, parsed and checked."""
 
 from __future__ import annotations
 
@@ -41,31 +41,31 @@ PACKAGES = {
     "comet_ml": "comet-ml",
     **{name: name for name in ("mlflow", "swanlab", "tensorboard", "trackio", "wandb")},
 }
-"""Optional libraries that a run may ask for, by what `pip install` calls them."""
+"""Optional libraries that a run may need, mapped to their names in `pip install`."""
 
 
 @dataclass
 class TrainerArguments:
-    """What trains the agent; the other arguments depend on it."""
+    """The trainer and its method, which decide the other arguments and their defaults."""
 
     trainer: Annotated[str, OneOf(tuple(TRAINERS))] = field(
         default="so_grpo",
         metadata={
-            "help": "'so_grpo': advantages from the group. 'so_ppo': advantages from a critic. Experimental: "
-            "'group_refill', which replaces groups that teach nothing, and 'seeupo', one turn after the other, the "
-            "last one first."
+            "help": "'so_grpo' takes advantages from the group, 'so_ppo' from a critic. Two are experimental: "
+            "'group_refill' replaces groups whose rewards are all equal, and 'seeupo' trains one turn at a time, "
+            "the last one first."
         },
     )
     method: dict[str, Any] | str | None = field(
         default=None,
         metadata={
-            "help": f"A name ({', '.join(METHODS)}), which also sets the options of its source that you leave out, or "
+            "help": f"A name ({', '.join(METHODS)}), which also sets the options of its source that you leave out; or "
             'pieces, such as \'{"credit": "leave_one_out"}\'. Default: the trainer\'s own.'
         },
     )
     dry_run: Annotated[bool, SWITCH] = field(
         default=False,
-        metadata={"help": "Build everything, ask the policy two questions, say what a step would do, and end."},
+        metadata={"help": "Build everything, ask the policy two questions, print what a step would do, and exit."},
     )
 
     def __post_init__(self) -> None:
@@ -81,34 +81,34 @@ class TrainerArguments:
 
 @dataclass
 class TaskArguments:
-    """What the agent is asked, what it is rewarded for, and what to do if it gets worse."""
+    """The agent's questions and rewards, and what to do if it gets worse."""
 
     train_questions: str = field(
         metadata={
-            "help": "JSONL file of questions (`id`, `question`, `golden_answers`, perhaps `options`, `metadata`), or "
-            f"a public set by name, of which the training split is taken: {', '.join(qa.BENCHMARKS)}."
+            "help": "JSONL file of questions (`id`, `question`, `golden_answers`, optionally `options`, `metadata`), "
+            f"or the name of a public set, whose training split is taken: {', '.join(qa.BENCHMARKS)}."
         }
     )
     eval_questions: str | None = field(
         default=None,
         metadata={
-            "help": "The same for `eval_strategy` and `sorl evaluate`; of a public set its evaluation split is taken."
+            "help": "The same for `eval_strategy` and `sorl evaluate`. A public set's evaluation split is taken."
         },
     )
     eval_limit: Annotated[int | None, POSITIVE_COUNT] = field(
         default=None,
         metadata={
-            "help": "Evaluate on so many of `eval_questions` while training, the same each time, evenly spaced. "
-            "Default: on all; `sorl evaluate` asks all."
+            "help": "How many of `eval_questions` to ask in evaluations during training: evenly spaced, and the same "
+            "each time. Default: all. `sorl evaluate` always asks all."
         },
     )
     rewards: list[str] = field(
         default_factory=lambda: ["exact_match"],
-        metadata={"help": f"Reward functions, summed with `reward_weights`: {', '.join(REWARDS)}."},
+        metadata={"help": f"Reward functions, summed with `reward_weights`. Choose from {', '.join(REWARDS)}."},
     )
     collapse_guard: Annotated[str, OneOf(("off", *ACTIONS))] = field(
         default="warn",
-        metadata={"help": "What to do when training seems to collapse: 'warn', 'stop' with a checkpoint, or 'off'."},
+        metadata={"help": "What to do if training seems to collapse: 'warn', 'stop' with a checkpoint, or 'off'."},
     )
 
     def __post_init__(self) -> None:
@@ -121,7 +121,7 @@ class TaskArguments:
 
 @dataclass
 class Arguments:
-    """Everything that a recipe and a command line say."""
+    """All arguments of a recipe and a command line."""
 
     trainer: TrainerArguments
     task: TaskArguments
@@ -131,7 +131,7 @@ class Arguments:
     config: TurnLevelConfig
     model: ModelConfig
     given: dict[str, Any]
-    """What recipe and command line say, by name: all else is at its default."""
+    """The values that recipe and command line set, by name. All others have their defaults."""
 
     @property
     def trainer_class(self) -> type[TurnLevelTrainer]:
@@ -139,7 +139,7 @@ class Arguments:
 
     @property
     def is_evaluated(self) -> bool:
-        """Whether training evaluates, before its first step or later."""
+        """Whether training evaluates the policy, before its first step or later."""
         return self.config.eval_strategy != "no" or bool(self.config.eval_on_start)
 
     def __post_init__(self) -> None:
@@ -154,7 +154,7 @@ class Arguments:
 
 
 def argument_groups(trainer_class: type[TurnLevelTrainer]) -> tuple[type, ...]:
-    """The dataclasses whose fields may stand in a recipe, in the order of `Arguments`."""
+    """The dataclasses whose fields a recipe may set, in the order of `Arguments`."""
     own = (TaskArguments, RolloutArguments, EngineOptions, SearchArguments)
     return (TrainerArguments, *own, trainer_class.config_class, ModelConfig)
 
@@ -162,10 +162,10 @@ def argument_groups(trainer_class: type[TurnLevelTrainer]) -> tuple[type, ...]:
 def parse_arguments(words: Sequence[str] | None = None) -> Arguments:
     """Parse the command line, or `words`, and its `--config`: a file, or the name of one of our recipes.
 
-    `trainer` and `method` come first, for they decide which other fields there are, and their defaults.
+    `trainer` and `method` are parsed first, because they decide which other fields exist and their defaults.
 
     Raises:
-        UserMistake: an argument is unknown or refused, or the recipe cannot be read.
+        UserMistake: An argument is unknown or refused, or the recipe cannot be read.
     """
     config, words = take_config(sys.argv[1:] if words is None else words)
     recipe = {} if config is None else read_config(RECIPES.find(config), words, SOURCES)
@@ -187,9 +187,9 @@ def parse_arguments(words: Sequence[str] | None = None) -> Arguments:
 
 
 def check_libraries(config: TurnLevelConfig, model: ModelConfig) -> None:
-    """Raise ValueError for the first library that is asked for and not installed.
+    """Raise ValueError for the first library that the options need and that is not installed.
 
-    DeepSpeed is not among them: accelerate and transformers ask for it as early.
+    DeepSpeed is left out, because accelerate and transformers check for it as early.
     """
     bits = "load_in_4bit" if model.load_in_4bit else "load_in_8bit"
     asked = {
@@ -204,5 +204,5 @@ def check_libraries(config: TurnLevelConfig, model: ModelConfig) -> None:
 
 
 def _of_launcher() -> list[str]:
-    """Options of `sorl train` that are not training's: one may have meant one of them."""
+    """Options of `sorl train` that belong to the launcher, for suggestions after a misspelling."""
     return ["--accelerate_config", *launch_command_parser()._option_string_actions]

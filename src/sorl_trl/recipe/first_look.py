@@ -1,6 +1,6 @@
-"""What is wrong with a command line and its recipe, as far as their words tell without the libraries.
+"""Finds mistakes in a command line and its recipe without importing the libraries that define most options.
 
-Those define most options, and take seconds to import. What passes here may still be refused when it is parsed.
+Those take seconds to import. What passes here may still be refused when it is parsed.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ COMMAND = "sorl train"
 
 
 def look_over(words: Sequence[str]) -> None:
-    """Raise UserMistake or ValueError for a file or folder that is not there."""
+    """Raise UserMistake or ValueError for a file or folder that does not exist."""
     config, words = take_config(words)
     if config is None and not words:
-        refuse(f"{COMMAND} needs --train_questions and --model_name_or_path, or a --config that has them")
+        refuse(f"{COMMAND} needs --train_questions and --model_name_or_path, or a --config that sets them")
     if words and not words[0].startswith("-"):
         refuse(f"{words[0]!r} belongs to no argument of {COMMAND}")
     recipe = {} if config is None else read_config(RECIPES.find(config), words)
@@ -47,4 +47,4 @@ CHECKS: dict[str, Callable[[str], object]] = {
     "train_questions": partial(check_questions, "train_questions"),
     "model_name_or_path": check_checkpoint,
 }
-"""Argument -> what refuses a value that is not there."""
+"""The functions that refuse a value that does not exist, by argument."""

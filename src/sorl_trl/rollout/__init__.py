@@ -1,4 +1,4 @@
-"""Collects trajectories: a policy and its environment taking turns. Token ids in, token ids out."""
+"""Collects trajectories, in which a policy and its environment take turns. Token ids in, token ids out."""
 
 from sorl_trl.rollout.chat_protocol import ChatProtocol
 from sorl_trl.rollout.collector import Collector

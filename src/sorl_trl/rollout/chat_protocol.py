@@ -1,4 +1,4 @@
-"""Turns that are whole messages of a chat: the environment reads each, and answers as a tool or as the user."""
+"""A protocol whose turns are whole chat messages, which the environment answers as a tool or as the user."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from sorl_trl.types import Action, ActionKind, ToolCall
 
 @dataclass(frozen=True)
 class ChatProtocol(TagProtocol):
-    """A turn is a message, which ends where the policy ends it. What it asks for, the environment finds out.
+    """A turn is a message, which the policy ends and the environment interprets.
 
-    A reply is a message of the chat template: a tool's, or the user's (`Reply.role`). Templates that know no tools say
-    what a tool says as the user. Prompts must be messages.
+    A reply is a message of the chat template, from a tool or from the user (`Reply.role`). Templates without tools
+    show a tool's message as the user's. Prompts must be messages.
 
-    With `functions`, calls are read as TRL reads those of its own tools: by the tokenizer's `response_template`. What
-    cannot be read is no call.
+    With `functions`, calls are parsed as TRL parses those of its own tools, with the tokenizer's `response_template`.
+    Text that cannot be parsed is no call.
     """
 
     tools: tuple[str, ...] = ()
     functions: tuple[dict[str, Any], ...] = field(default=(), hash=False)
-    """JSON schemas of the tools that the chat template shows. A `ToolBox` puts its own here."""
+    """JSON schemas of the tools that the chat template shows. A `ToolBox` adds its own."""
     message_ends: tuple[str, ...] = ()
-    """The special tokens of the tokenizer: one of them ends a message, not always its end-of-sequence token."""
+    """The tokenizer's special tokens. One of them ends a message, not always the end-of-sequence token."""
     tokenizer: PreTrainedTokenizerBase | None = field(default=None, repr=False, compare=False)
-    """Of the policy."""
+    """The policy's tokenizer."""
 
     turns_are_messages: ClassVar[bool] = True
 
@@ -39,13 +39,13 @@ class ChatProtocol(TagProtocol):
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
-        """None: a turn ends at an end-of-sequence token."""
+        """Empty, because a turn ends at an end-of-sequence token."""
         return ()
 
     def in_chat(
         self, tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None = None
     ) -> ChatProtocol:
-        """The protocol with the messages of a chat template, but for frames of one's own.
+        """The protocol with the messages of a chat template. Custom frames stay.
 
         Raises what `chat_message_frame` raises.
         """
@@ -60,17 +60,17 @@ class ChatProtocol(TagProtocol):
         )
 
     def check(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Raise ValueError where prompts are plain text, and where nobody knows how calls are written."""
+        """Raise ValueError if prompts are plain text, or if `functions` are given without a way to parse calls."""
         if not self.message_ends:
             raise ValueError("`ChatProtocol` needs prompts that are messages, such as [{'role': 'user', …}]")
         if self.functions and getattr(tokenizer, "response_template", None) is None:
             raise ValueError(
-                "the tokenizer has no `response_template`, by which calls of tools are read: "
-                "`trl.chat_template_utils.add_response_schema(tokenizer)` gives it one"
+                "the tokenizer has no `response_template`, with which tool calls are parsed: "
+                "`trl.chat_template_utils.add_response_schema(tokenizer)` adds one"
             )
 
     def parse(self, text: str) -> Action:
-        """All of the message but the tokens that end it."""
+        """The whole message without the tokens that end it, and its calls."""
         calls = self._calls(text) if self.functions else ()
         while end := next(filter(text.endswith, self.message_ends), ""):
             text = text.removesuffix(end)

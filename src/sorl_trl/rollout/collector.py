@@ -1,4 +1,4 @@
-"""The rollout loop: rows generate, are answered and generate again, none of them waiting for another."""
+"""The rollout loop: rows generate, are answered, and generate again, without waiting for each other."""
 
 from __future__ import annotations
 
@@ -30,29 +30,28 @@ logger = logging.getLogger(__name__)
 
 
 class Collector:
-    """Has a policy and its environment take turns, on many trajectories at a time.
+    """Lets a policy and its environment take turns, on many trajectories at a time.
 
-    A turn that has ended is answered at once, while other rows go on generating. Its reply rejoins exactly
-    `rejoin_after` polls of the engine later, be it there sooner or waited for; where no row is generating, the first
-    that is due rejoins at once. So what is sampled does not depend on how long replies take, not even by rounding. Two
-    kinds of engine differ: one that generates whole turns (any `Generator`) waits for all replies before it goes on,
-    and one that does not count in steps (a server) is given each reply as soon as it is there.
+    A turn is answered as soon as it ends, while other rows continue generating. Its reply rejoins exactly
+    `rejoin_after` polls of the engine later, even if it came sooner or has to be waited for; if no row is generating,
+    the next reply rejoins at once. What is sampled therefore does not depend on how long replies take, not even by
+    rounding. Two kinds of engine differ: an engine that generates whole turns (any `Generator`) waits for all replies
+    before it continues, and one that does not count steps (a server) gets each reply as soon as it is available.
 
-    A row may take `max_turns` turns that call a tool or go wrong, then one last turn in which it can only answer. A
-    turn that reaches a token limit ends the row for that limit's reason, the last turn too. So does the end of the
-    engine's window, where it has one.
+    A row may take `max_turns` turns that call a tool or are invalid, and then one last turn in which it can only
+    answer. A turn that reaches a token limit, or the end of the engine's window, ends the row for that reason.
 
     Args:
-        environment: What answers the turns that call a tool; a search engine is put into a `SearchResponder`.
+        environment: Answers the turns that call a tool. A search engine is wrapped in a `SearchResponder`.
         protocol: How text becomes an action, and a reply becomes an observation.
-        rejoin_after: See above. 0 waits for the replies to all turns that a poll has ended.
+        rejoin_after: See above. With 0, each poll waits for the replies to all turns that it has ended.
 
-    Raises ValueError if the tokenizer cannot write the protocol, the limits leave no room for an observation, and for
-    a `rejoin_after` below 0.
+    Raises ValueError if the tokenizer cannot write the protocol, the limits leave no room for an observation, or
+    `rejoin_after` is below 0.
     """
 
     time: dict[str, float]
-    """Where the time of the last rollout went, as it is logged under `rollout/`; there is none before the first."""
+    """How the last rollout spent its time, as logged under `rollout/`. Unset before the first rollout."""
 
     def __init__(
         self,
@@ -74,7 +73,7 @@ class Collector:
         if self.limits.top_k not in (RolloutLimits.top_k, getattr(environment, "top_k", None)):
             raise ValueError(
                 f"`limits.top_k` is {self.limits.top_k}, but it is for a search engine, and a "
-                f"{type(environment).__name__} says itself how many passages it asks for."
+                f"{type(environment).__name__} sets the number of passages itself."
             )
         self.responder = environment
 
@@ -85,24 +84,24 @@ class Collector:
         any_active: Callable[[bool], bool] = bool,
         examples: Sequence[Mapping[str, Any]] | None = None,
     ) -> list[Trajectory]:
-        """Collect one trajectory per prompt, in order; each has at least one turn and ends with one.
+        """Collect one trajectory per prompt, in order; each has at least one turn and ends with a turn.
 
-        The exception is a prompt that alone fills the engine's window: its trajectory has no turn, it ends with
-        `StopReason.CONTEXT_LIMIT`, and a warning says how long the prompt is. Where memory for keys and values ends
-        before the model's positions do, the window is that of the memory.
+        If a prompt alone fills the engine's window, its trajectory has no turn and ends with
+        `StopReason.CONTEXT_LIMIT`, and a warning gives the length of the prompt. If memory for keys and values ends
+        before the model's positions do, memory determines the window.
 
         Args:
-            prompts: Token ids; none may be empty.
+            prompts: Token ids; no prompt may be empty.
             generator: Samples from the policy: an engine, or a `Generator`, with which all rows advance in lock-step.
-            any_active: Whether any rank still has live rows, given whether this one has. Where parameters are sharded
-                over ranks, all must poll equally often: pass an all-reduce, and a rank whose rows have all ended goes
-                on polling, which has a generator generate one token for a dummy row. By default each rank stops by
-                itself.
-            examples: What is known of each row, for environments that ask for it; by default nothing.
+            any_active: Tells whether any rank still has live rows, given whether this one has. If parameters are
+                sharded over ranks, all must poll equally often. Pass an all-reduce then: a rank whose rows have all
+                ended keeps polling, and a generator generates one token for a dummy row. By default each rank stops
+                by itself.
+            examples: The dataset columns of each row, for environments that need them; by default none.
 
         Raises:
             ValueError: A prompt is empty.
-            RuntimeError: The engine loses a turn, or generates none, too many or unaligned tokens.
+            RuntimeError: The engine loses a turn, or generates no tokens, too many, or unaligned log-probabilities.
         """
         if not all(map(len, prompts)):
             empty = [i for i, prompt in enumerate(prompts) if not len(prompt)]

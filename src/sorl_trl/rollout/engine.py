@@ -1,4 +1,4 @@
-"""What generates, row by row: turns are submitted as contexts arrive, and polled until they have ended."""
+"""Engines, which generate row by row: turns are submitted as contexts arrive, and polled until they end."""
 
 from __future__ import annotations
 
@@ -16,89 +16,89 @@ _DUMMY_CONTEXT = (0,)
 
 @dataclass
 class EngineWork:
-    """What an engine has computed since it was opened."""
+    """How much an engine has computed since it was opened."""
 
     prefilled_tokens: int = 0
-    """Tokens of contexts that went through the model; padding does not count."""
+    """Context tokens that went through the model, without padding."""
     row_steps: int = 0
-    """Decode steps, each counted once for every row that took part: also those of rows that had ended."""
+    """Decode steps times rows that took part, including rows that had ended."""
     steps: int = 0
     """Decode steps."""
 
 
 def draw_seed() -> int:
-    """The seed of a rollout, from torch's global generator."""
+    """Draw the seed of a rollout from torch's global generator."""
     return int(torch.randint(2**62, ()))
 
 
 class Engine(ABC):
-    """Generates one turn per row, for many rows at a time; each row's turn may begin and end when it likes.
+    """Generates one turn per row, for many rows at a time, whose turns may begin and end at any time.
 
-    A rollout opens the engine for its rows, submits the context of a row whenever a turn is due, and polls. Whatever
-    happens, it closes the engine: then no request is left behind, and memory that only generation needs is given back.
+    A rollout opens the engine for its rows, submits the context of a row whenever a turn is due, and polls. It always
+    closes the engine, even after an error, so that no request is left behind and memory for generation is freed.
     """
 
     window: int | None = None
-    """Tokens that it can read, context and generation together, where there is an end to them. `open` may set it."""
+    """How many tokens the engine can read, context and generation together; None for no limit. `open` may set it."""
     in_steps: bool = True
-    """Whether `poll` is one step of all rows, so that polls count time. If not, `poll` waits for what comes next."""
+    """Whether `poll` is one step of all rows, so that polls measure time. If not, `poll` waits for the next turns."""
     in_turns: bool = False
-    """Whether each of these steps is a whole turn: then no reply is worth going on without."""
+    """Whether each step is a whole turn, so that every step should wait for all replies."""
     polls_together: bool = False
-    """Whether all ranks must poll equally often: they share parameters, or the engine itself."""
+    """Whether all ranks must poll equally often, because they share parameters or the engine itself."""
 
     def __init__(self) -> None:
         self.work = EngineWork()
         self.seed: int | None = None
-        """Of the rollout; without one, `open` draws it."""
+        """The seed of the rollout. If it is None, `open` draws one."""
 
     def open(self, rows: int) -> None:
-        """Begin a rollout of so many rows: nothing is kept of the one before.
+        """Begin a rollout of `rows` rows. Nothing of the previous rollout is kept.
 
-        Engines that sample with a generator per row draw the seed of all from torch's global generator here, once: it
-        is in checkpoints, and what a row samples depends on no other row.
+        Engines with a random generator per row draw one seed for all from torch's global generator here. That
+        generator is in checkpoints, and what a row samples depends on no other row.
         """
         self.work = EngineWork()
 
     def rollout_seed(self) -> int:
-        """The one that the engine has been given, or a new one."""
+        """The seed that was set, or a new one."""
         return draw_seed() if self.seed is None else self.seed
 
     @abstractmethod
     def submit(self, row: int, context_ids: Sequence[int], limit: int) -> None:
-        """Have `row` generate 1 to `limit` tokens after `context_ids`, which are all that it has read and written.
+        """Have `row` generate 1 to `limit` tokens after `context_ids`, everything that it has read and written so far.
 
-        A row has one turn at a time, a context at least one token, and a limit at least 1.
+        A row has one turn at a time, a context has at least one token, and `limit` is at least 1.
         """
 
     @abstractmethod
     def poll(self) -> list[tuple[int, Generation]]:
-        """Take a step, and return the turns that it has ended, by row. All ranks that share parameters poll together.
+        """Take a step, and return the turns that it ended, by row. All ranks that share parameters poll together.
 
-        With nothing submitted it returns nothing, having taken part in whatever the other ranks computed.
+        With nothing submitted, it only takes part in what other ranks compute, and returns an empty list.
         """
 
     def release(self, row: int) -> None:
-        """Forget a row: its trajectory has ended."""
+        """Forget a row whose trajectory has ended."""
 
     def wake(self) -> None:
-        """Make the `poll` that waits, or the next one, return soon. Called from other threads, unless `in_steps`."""
+        """Make a waiting `poll`, or the next one, return soon. Other threads call it, unless `in_steps`."""
 
     @property
     @abstractmethod
     def idle(self) -> bool:
-        """Whether no row is generating or waits for it."""
+        """Whether no row is generating or waiting to."""
 
     def close(self) -> None:
-        """End the rollout: give up what is still generating, and give memory back."""
+        """End the rollout: abort unfinished turns, and free memory."""
 
 
 class LockStepEngine(Engine):
-    """Any `Generator` as an engine: a poll generates a whole turn for all rows that have been submitted.
+    """Any `Generator` as an engine: each poll generates a whole turn for all submitted rows.
 
-    A poll makes exactly one call: with nothing submitted, of one token that is thrown away, if `polls_together`. Where
-    parameters are sharded over ranks (FSDP, ZeRO-3 without gathering), or one engine serves all ranks at once, every
-    rank must make as many calls as the others.
+    A poll makes exactly one call. With `polls_together` and nothing submitted, that call generates one token, which is
+    discarded: if parameters are sharded over ranks (FSDP, ZeRO-3 without gathering), or one engine serves all ranks at
+    once, every rank must make the same number of calls.
     """
 
     in_turns = True
@@ -141,7 +141,7 @@ class LockStepEngine(Engine):
 def generate_turns(
     engine: Engine, contexts: Sequence[Sequence[int]], limits: Sequence[int], rows: Sequence[int] | None = None
 ) -> list[Generation]:
-    """One turn each for `rows` of an open engine, by default the first ones, waiting for all of them."""
+    """Generate one turn each for `rows` of an open engine, by default the first rows, and wait for all of them."""
     rows = range(len(contexts)) if rows is None else rows
     for row, context, limit in zip(rows, contexts, limits, strict=True):
         engine.submit(row, context, limit)
@@ -152,7 +152,7 @@ def generate_turns(
 
 
 def check_generation(row: int, generation: Generation, limit: int) -> None:
-    """Raise RuntimeError for a generation that breaks the contract."""
+    """Raise RuntimeError if a generation breaks the contract of `submit`."""
     size = len(generation.token_ids)
     if not 1 <= size <= limit:
         raise RuntimeError(f"generation {row} has {size} tokens: it must have 1 to {limit}")

@@ -1,4 +1,4 @@
-"""One generation call for many rows, each with its own stop and its own limit."""
+"""One generation call for many rows, each with its own end and its own limit."""
 
 from __future__ import annotations
 
@@ -24,11 +24,10 @@ _TAIL_MARGIN = 8
 class Generation:
     """The tokens that one row sampled in one call.
 
-    `token_ids` holds every sampled id: the end-of-sequence token, and what a last token holds beyond the stop string.
-    `logprobs` are those of the sampling engine, one per token, where it reports them.
-    `stopped` is whether a stop string or an end-of-sequence token ended it, be it with the last token allowed; if not,
-    `max_new_tokens` did. `versions` are those of the weights when it was asked for and when it was there, where they
-    change while it is sampled.
+    `token_ids` has every sampled id, including the end-of-sequence token; its last token may extend beyond the stop
+    string. `logprobs` are those of the sampling engine, one per token, if it reports them. `stopped` tells whether a
+    stop string or an end-of-sequence token ended the row, even with its last allowed token; otherwise `max_new_tokens`
+    did. `versions` are those of the weights when the turn was requested and when it was complete, if they can change.
     """
 
     token_ids: tuple[int, ...]
@@ -40,17 +39,17 @@ class Generation:
 class Generator(Protocol):
     """Samples from the policy: token ids in, token ids out.
 
-    One that can read so many tokens and no more, context and generation together, says so in an attribute `window`:
-    the collector then never asks for more. None, or no such attribute: there is no end to what it reads.
+    If it can read only a limited number of tokens, context and generation together, it sets an attribute `window`, and
+    the collector never asks for more. Without the attribute, or with None, there is no limit.
     """
 
     def generate(self, contexts: Sequence[Sequence[int]], max_new_tokens: Sequence[int]) -> list[Generation]:
-        """Generate once per context, in order, 1 to `max_new_tokens[row]` tokens each."""
+        """Generate 1 to `max_new_tokens[row]` tokens for each context, in order."""
         ...
 
 
 class TurnEnd:
-    """Decides where a turn ends, for every engine alike: at an end-of-sequence token, or a stop string in the text."""
+    """Decides where a turn ends, for every engine: at an end-of-sequence token, or at a stop string in the text."""
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, stop_strings: Sequence[str], eos_token_ids: Sequence[int]
@@ -61,10 +60,10 @@ class TurnEnd:
         self.eos_token_ids = tuple(eos_token_ids)
         self.tokenizer = tokenizer
         self.tail = max(map(len, self.stop_strings), default=0) + _TAIL_MARGIN
-        """Tokens at the end that are looked at: a stop string that stands before them has ended the turn there."""
+        """How many of the last tokens to look at: a stop string before them would have ended the turn earlier."""
 
     def reached(self, sampled: Sequence[Sequence[int]]) -> list[bool]:
-        """Tell whether each row's last token ended its turn, given what the row has sampled, or the `tail` of it."""
+        """Whether each row's last token ended its turn, given all tokens that it has sampled, or the last `tail`."""
         texts: list[str] = self.tokenizer.batch_decode(
             [list(ids[-self.tail :]) for ids in sampled],
             skip_special_tokens=False,
@@ -79,11 +78,11 @@ class TurnEnd:
 class HFGenerator:
     """Samples with `model.generate`: one left-padded batch per call.
 
-    The caller chooses eval mode and gathers sharded parameters; no gradient is recorded. With `synced_gpus` every
-    rank must make the same number of calls. `generation_config` says how to sample (temperature, top-p, …); what it
-    leaves at None comes from `model.generation_config`, as always in transformers. Ends and lengths are set here.
+    The caller sets eval mode and gathers sharded parameters; no gradient is recorded. With `synced_gpus`, every rank
+    must make the same number of calls. `generation_config` says how to sample (temperature, top-p, …); options at None
+    come from `model.generation_config`, as always in transformers. Ends and lengths are set here.
 
-    Raises ValueError for a generation_config that returns other than one row per context, and without `eos_token_ids`.
+    Raises ValueError if `generation_config` returns more than one row per context, or `eos_token_ids` is empty.
     """
 
     def __init__(
@@ -101,7 +100,7 @@ class HFGenerator:
         self._model = model
         self._end = TurnEnd(tokenizer, stop_strings, eos_token_ids)
         self.window = positions_of(model)
-        """Positions that the model has, where its config says how many."""
+        """The number of positions of the model, if its config tells."""
         self._synced_gpus = synced_gpus
         # Padding is masked out and never read back, so that any id will do.
         self._pad_token_id = eos_token_ids[0]
@@ -165,6 +164,6 @@ class _RowStops(StoppingCriteria):
 
 
 def positions_of(model: PreTrainedModel) -> int | None:
-    """How many positions a model has. Some configs have no such number, or a negative one, where there is no end."""
+    """The number of positions of a model. None if there is no limit, where configs have no or a negative number."""
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     return positions if positions and positions > 0 else None

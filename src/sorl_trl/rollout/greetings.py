@@ -1,4 +1,4 @@
-"""What an environment says before the first turn, at the end of the prompt and made harmless."""
+"""Adds what an environment says before the first turn to the end of the prompt, sanitized."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from sorl_trl.text import round_brackets
 
 
 class Greeter:
-    """Makes harmless what is added to prompts; the user's own text is left as it is.
+    """Sanitizes text that is added to prompts, and leaves the user's own text alone.
 
     Args:
-        tokenizer: Of the policy.
-        protocol: Whose tags a greeting must not hold.
-        max_tokens: Of one greeting; a longer one is cut. None cuts nothing.
+        tokenizer: The policy's tokenizer.
+        protocol: The protocol whose tags a greeting must not contain.
+        max_tokens: Longer greetings are cut to this length. None cuts nothing.
 
     Attributes:
-        neutralized: How many control tokens and protocol tags there were in all greetings so far.
+        neutralized: How many control tokens and protocol tags all greetings so far contained.
     """
 
     def __init__(
@@ -34,15 +34,15 @@ class Greeter:
         self.neutralized = 0
 
     def add(self, prompts: Sequence[Any], greetings: Sequence[str | None]) -> list[Any]:
-        """The prompts, text or messages, each with its greeting."""
+        """The prompts, as text or messages, each with its greeting."""
         return [
             self._greeted(prompt, said) if said else prompt for prompt, said in zip(prompts, greetings, strict=True)
         ]
 
     def clean(self, own: Any, content: Any) -> Any:
-        """The content of a message, with what an environment has added to the user's `own` made harmless.
+        """The content of a message, with everything that an environment has added to the user's `own` sanitized.
 
-        Where it does not begin with `own`, the environment has rewritten it, and all of it is made harmless.
+        If the content does not begin with `own`, the environment has rewritten it, and all of it is sanitized.
         """
         if not isinstance(content, list):
             kept = own if isinstance(own, str) and content.startswith(own) else ""
@@ -84,7 +84,7 @@ class Greeter:
 
 
 def shown_text(blocks: Sequence[Any]) -> str:
-    """The text of content blocks, joined: some templates write them one right after the other."""
+    """The joined text of content blocks, which some templates write without anything between them."""
     return "".join(block["text"] for block in blocks if is_text(block))
 
 

@@ -1,4 +1,4 @@
-"""What the environment says: harmless, within its limit, and in a frame of trusted text."""
+"""Encodes what the environment says: sanitized, cut to a limit, and in a frame of trusted text."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ _MARGIN = 256
 
 @dataclass(frozen=True)
 class HarmlessText:
-    """What is left of an untrusted text."""
+    """A sanitized text."""
 
     text: str
-    """Encoded by itself, it holds no control token; read back from its ids, no protocol tag."""
+    """The text. Encoded, it contains no control token; decoded again, no protocol tag."""
     token_ids: tuple[int, ...]
-    """Of the beginning of `text`."""
+    """The token ids of the beginning of `text`."""
     truncated: bool
-    """Whether the untrusted text went on after `token_ids`."""
+    """Whether the untrusted text continued after `token_ids`."""
     neutralized: int
-    """How many control tokens and protocol tags it tried to bring in."""
+    """How many control tokens and protocol tags the untrusted text contained."""
 
 
 class Sanitizer:
-    """Makes text harmless for one tokenizer and one protocol, whose tools have tags of their own.
+    """Makes text harmless for one tokenizer and the tags of one protocol.
 
     Tags and control tokens that the text spells out get other brackets: `<answer>` becomes `[answer]`, and `[SEP]`
-    becomes `(SEP)`. So they stay harmless wherever the text is encoded again. Then the text is encoded and read back:
-    a tokenizer that normalizes its input can make a control token or a tag of something that looked like neither.
-    Such an id is dropped, such a tag gets other brackets, and the result is tried again; a text that is not harmless
-    after three passes is given up and becomes empty.
+    becomes `(SEP)`, so they stay harmless wherever the text is encoded again. The text is then encoded and decoded,
+    because a tokenizer that normalizes its input can turn something else into a control token or a tag. Such an id is
+    dropped, such a tag gets other brackets, and the result is tried again. A text that is not harmless after three
+    passes becomes empty.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, protocol: TagProtocol | None = None) -> None:
@@ -55,10 +55,10 @@ class Sanitizer:
         self._control_strings = re.compile("|".join(strings) or "(?!)")
 
     def sanitize(self, untrusted: str, max_tokens: int) -> HarmlessText:
-        """The first `max_tokens` tokens of a text, harmless.
+        """The first `max_tokens` tokens of a text, sanitized.
 
-        However long the text, only as much of it is encoded as that takes, and `text` ends where encoding did. What
-        is spelled out further on is counted all the same.
+        Only as much of the text is encoded as that takes, and `text` ends where encoding did. Tags and control tokens
+        further on are still counted.
         """
         text, neutralized = self.rewrite(untrusted)
         is_cut = False
@@ -75,13 +75,13 @@ class Sanitizer:
         return HarmlessText("", (), True, neutralized)
 
     def clean(self, untrusted: str) -> str:
-        """All of a text, harmless."""
+        """The whole text, sanitized."""
         return self.sanitize(untrusted, len(untrusted)).text
 
     def rewrite(self, untrusted: str) -> tuple[str, int]:
-        """The text with what it spells out in other brackets, and how many there were: not encoded, so without proof.
+        """The text with other brackets around tags and control tokens, and how many there were, without encoding it.
 
-        Retrieved JSON may hold lone surrogates, which no tokenizer takes: each becomes a question mark.
+        Retrieved JSON may contain lone surrogates, which no tokenizer accepts; each becomes a question mark.
         """
         text, tags = self._protocol.neutralize(encodable(untrusted, "?"))
         text, controls = self._control_strings.subn(lambda token: other_brackets(token[0]), text)
@@ -100,10 +100,10 @@ class Sanitizer:
 class ObservationEncoder:
     """Encodes observations of at most `max_tokens` tokens.
 
-    The frame is trusted text. The body is not, whoever wrote it: see `Sanitizer`. Too long a body is cut; the frame is
-    not.
+    The frame is trusted text and never cut. The body is untrusted, so it goes through a `Sanitizer`, and is cut if it
+    is too long.
 
-    Raises ValueError if `max_tokens` is less than the frame takes.
+    Raises ValueError if `max_tokens` is too small for the frame.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, protocol: TagProtocol, max_tokens: int) -> None:
@@ -120,11 +120,11 @@ class ObservationEncoder:
         role: str = "tool",
         results: Sequence[ToolResult] = (),
     ) -> Observation:
-        """Encode what the environment says to a turn; `passages` are those that `text` shows, if it shows any.
+        """Encode the environment's reply to a turn; `passages` are those that `text` shows, if any.
 
-        In place of a text there may be `results` of tools.
+        `results` of tools may take the place of `text`.
 
-        Raises ValueError for the role "user", where the policy's turns are no messages that one could answer.
+        Raises ValueError for the role "user" if the policy's turns are not messages.
         """
         if role == "user":
             if not self._protocol.turns_are_messages:
@@ -138,7 +138,7 @@ class ObservationEncoder:
         return replace(observation, results=tuple(map(ToolResult._make, heard)))
 
     def invalid_feedback(self, message_closed: bool) -> Observation:
-        """Encode the corrective message; `message_closed` says that the policy ended its own by an end of sequence."""
+        """Encode the corrective message; `message_closed` tells whether the policy ended its own message."""
         frame = self._protocol.message_frame if message_closed else self._protocol.feedback_frame
         return self._encode(frame, [self._protocol.invalid_feedback])[0]
 

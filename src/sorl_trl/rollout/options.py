@@ -1,4 +1,4 @@
-"""How far a trajectory may go, how a rollout generates, and what the policy is told."""
+"""Options of a rollout: the limits of a trajectory, the engine, the prompt and the protocol."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ PROTOCOLS: Mapping[str, TagProtocol] = {
         message_frame=Frame(),
     ),
 }
-"""Protocols by the names that recipes use. "terse" is for tiny policies, which copy best from short observations."""
+"""Protocols by name, as recipes use them. "terse" suits tiny policies, which copy best from short observations."""
 
 
 @dataclass(frozen=True)
 class RolloutLimits:
-    """The limits of one trajectory, in turns and in tokens. The defaults are those of Search-R1's `train_ppo.sh`.
+    """Limits one trajectory, in turns and in tokens. The defaults are those of Search-R1's `train_ppo.sh`.
 
-    Raises ValueError for a limit out of range.
+    Raises ValueError if a limit is out of range.
     """
 
     max_turns: Annotated[int, COUNT] = 2
-    """Turns that may search or go wrong. One last generation, which cannot search, follows them; with 0 it is all."""
+    """Turns that may search or be invalid. One last generation, which cannot search, follows them."""
     max_turn_tokens: Annotated[int, POSITIVE_COUNT] = 500
     max_observation_tokens: Annotated[int, POSITIVE_COUNT] = 500
-    """Tokens of an observation, its frame included."""
+    """Tokens of an observation, including its frame."""
     max_trajectory_tokens: Annotated[int | None, POSITIVE_COUNT] = None
-    """Tokens after the prompt, observations included. None is the trainer's `max_completion_length`; without a
-    trainer there is then no such limit."""
+    """Tokens after the prompt, including observations. None takes the trainer's `max_completion_length`, or sets no
+    limit if there is no trainer."""
     top_k: Annotated[int, POSITIVE_COUNT] = 3
     """Passages per query."""
 
@@ -52,47 +52,47 @@ class RolloutLimits:
         check_fields(self)
 
     def within(self, max_completion_length: int) -> RolloutLimits:
-        """The limits under a trainer. Raises ValueError where a trajectory may be longer than its completions."""
+        """The limits under a trainer. Raises ValueError if they allow more than `max_completion_length` tokens."""
         if self.max_trajectory_tokens is None:
             return replace(self, max_trajectory_tokens=max_completion_length)
         if self.max_trajectory_tokens > max_completion_length:
             raise ValueError(
                 f"`limits.max_trajectory_tokens` is {self.max_trajectory_tokens}, more than the trainer's "
-                f"`max_completion_length` of {max_completion_length}. Lower the one or raise the other."
+                f"`max_completion_length` of {max_completion_length}. Lower the first or raise the second."
             )
         return self
 
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """How turns are generated, and when the replies to them rejoin: the distribution that is sampled stays the same.
+    """How turns are generated, and when replies rejoin them. No option changes the sampled distribution.
 
-    `rollout_engine` and `kv_cache_gib` are for transformers models; vLLM has an engine of its own. In lock-step every
-    turn waits for all replies, as with a `rejoin_after` of 0.
+    `rollout_engine` and `kv_cache_gib` apply to transformers models; vLLM has its own engine. In lock-step, every
+    turn waits for all replies, as with `rejoin_after=0`.
 
-    Raises ValueError for a value that is not allowed.
+    Raises ValueError if a value is not allowed.
     """
 
     rollout_engine: Annotated[str, OneOf(ENGINES)] = field(
         default="auto",
         metadata={
-            "help": "Without vLLM: 'slots' generates row by row and computes each token once, 'lockstep' calls "
-            "`model.generate` for whole turns. 'auto' takes slots for models that they serve exactly, and says why "
-            "where it cannot."
+            "help": "Engine without vLLM. 'slots' computes each token once and lets each row advance by itself; "
+            "'lockstep' calls `model.generate` for whole turns. 'auto' takes slots if they serve the model exactly, "
+            "and otherwise logs why not."
         },
     )
     rejoin_after: Annotated[int, COUNT] = field(
         default=32,
         metadata={
-            "help": "Steps of the engine after which a row goes on with the reply to its turn, be it there sooner or "
-            "waited for: about as many as a slow search takes. Ours: `benchmarks.rollout` measures it."
+            "help": "After how many engine steps a row continues with the reply to its turn, even if the reply came "
+            "sooner or has to be waited for. Set it to about what a slow search takes (`benchmarks.rollout`)."
         },
     )
     kv_cache_gib: Annotated[float | None, POSITIVE] = field(
         default=None,
         metadata={
-            "help": "GiB that keys and values of 'slots' may take; with less, fewer trajectories generate at once. By "
-            "default three fifths of what is free on a GPU, on a CPU half of the memory that is available."
+            "help": "GiB for the keys and values of 'slots'; with less, fewer trajectories generate at once. By "
+            "default, three fifths of the free memory on a GPU, or half of the available memory on a CPU."
         },
     )
 
@@ -102,34 +102,34 @@ class EngineOptions:
 
 @dataclass
 class RolloutArguments:
-    """What the policy is told, and the limits of a trajectory except for its total number of tokens.
+    """The prompt, the protocol, and all limits of a trajectory except its total number of tokens.
 
-    Raises ValueError for a value that is not allowed.
+    Raises ValueError if a value is not allowed.
     """
 
     prompt_template: str = field(
-        default=SEARCH_R1_TEMPLATE, metadata={"help": "The prompt, with `{question}` where the question goes."}
+        default=SEARCH_R1_TEMPLATE, metadata={"help": "Prompt, with `{question}` in place of the question."}
     )
     chat: Annotated[bool, SWITCH] = field(
-        default=False, metadata={"help": "Ask through the tokenizer's chat template; plain text by default."}
+        default=False, metadata={"help": "Ask through the tokenizer's chat template instead of in plain text."}
     )
     protocol: Annotated[str, OneOf(tuple(PROTOCOLS))] = field(
         default="search_r1",
         metadata={
-            "help": "How things are worded: 'search_r1', or 'terse' for small policies (short observations; of tasks, "
-            "functions in a line each instead of the leaderboard's prompt)."
+            "help": "Wording of prompts and observations: 'search_r1', or 'terse' for small policies, which shortens "
+            "observations and, for the leaderboard's tasks, lists each function in one line."
         },
     )
     max_turns: Annotated[int, COUNT] = field(
         default=2,
         metadata={
-            "help": "Searches (or invalid actions) before the last generation, by default 2. Of the leaderboard's "
-            "tasks: messages, by default as many as they may take, 21 for each request of the longest."
+            "help": "Searches and invalid actions before the last generation, by default 2. For the leaderboard's "
+            "tasks, messages, by default as many as the longest task may take: 21 per request."
         },
     )
     max_turn_tokens: Annotated[int, POSITIVE_COUNT] = field(default=500, metadata={"help": "Tokens of one turn."})
     max_observation_tokens: Annotated[int, POSITIVE_COUNT] = field(
-        default=500, metadata={"help": "Tokens of one observation, tags included."}
+        default=500, metadata={"help": "Tokens of one observation, including tags."}
     )
     search_top_k: Annotated[int, POSITIVE_COUNT] = field(default=3, metadata={"help": "Passages per search."})
 
@@ -140,11 +140,11 @@ class RolloutArguments:
 
     @property
     def is_terse(self) -> bool:
-        """Whether things are worded for a small policy."""
+        """Whether prompts and observations are worded for a small policy."""
         return self.protocol == "terse"
 
     def limits(self, max_trajectory_tokens: int) -> RolloutLimits:
-        """Limit a trajectory to so many tokens after the prompt. Raises ValueError for a number below 1."""
+        """The limits, with `max_trajectory_tokens` after the prompt. Raises ValueError if that is below 1."""
         return RolloutLimits(
             max_turns=self.max_turns,
             max_turn_tokens=self.max_turn_tokens,
@@ -156,9 +156,9 @@ class RolloutArguments:
     def tag_protocol(
         self, tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None = None
     ) -> TagProtocol:
-        """Make the protocol of that name; with `chat`, the chat template's frame replaces its `message_frame`.
+        """The named protocol; with `chat`, the chat template's frame replaces its `message_frame`.
 
-        `template_kwargs` go to that template, as the trainer's `chat_template_kwargs` do for prompts.
+        `template_kwargs` are passed to that template, as the trainer's `chat_template_kwargs` are for prompts.
 
         Raises ValueError if the chat template does not show both sides of a conversation.
         """

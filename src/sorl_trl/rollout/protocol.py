@@ -1,8 +1,8 @@
-"""Search-R1's tag protocol: what a turn's text asks for, and what the environment's text looks like.
+"""Search-R1's tag protocol: how the policy's text asks for actions, and how the environment's text is written.
 
 The policy writes `<think>…</think>`, then either `<search>query</search>` or `<answer>…</answer>`; the environment
-answers a search with `<information>…</information>`. The tags are those of Search-R1 (arXiv 2503.09516) and work for
-base and chat models alike: observations continue the policy's own text.
+answers a search with `<information>…</information>`. The tags are those of Search-R1 (arXiv 2503.09516). They work for
+base and chat models, because observations continue the policy's own text.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from sorl_trl.rollout.tokens import control_tokens, decode
 from sorl_trl.types import Action, ActionKind, Passage
 
 PROTOCOL_TAGS = ("think", "search", "information", "answer", "tool_call", "tool_response")
-"""Names that must not appear as tags in the environment's text: our own, and those of chat models' tool calls.
+"""Names that must not appear as tags in the environment's text: ours, and those of chat models' tool calls.
 
-A protocol with other tools adds theirs: see `TagProtocol.tag_names`."""
+`TagProtocol.tag_names` adds the names of a protocol's tools."""
 
 _TAG_NAME = re.compile(r"[A-Za-z_][\w.-]*")
 _ANSWER = "answer"
@@ -38,51 +38,51 @@ _TOOLS_FEEDBACK = (
 
 @dataclass(frozen=True)
 class Frame:
-    """Trusted text around the body of an observation. It is never cut, and it may hold real tags."""
+    """Trusted text around the body of an observation. It is never cut, and may contain real tags."""
 
     prefix: str = ""
     suffix: str = ""
     between: str = "\n"
-    """Between what several tools say."""
+    """The text between the results of several tools."""
 
 
 @dataclass(frozen=True)
 class TagProtocol:
     """How policy and environment talk. The defaults are Search-R1's, except that no message spells out a tag.
 
-    A message that held `<answer> and </answer>`, as Search-R1's corrective one does, would offer an answer to every
-    scorer that reads the completion as text.
+    Search-R1's corrective message contains `<answer> and </answer>`, which every scorer that reads the completion as
+    text would take for an answer.
 
-    Raises ValueError for tools that are no names of tags.
+    Raises ValueError for tools whose names cannot be tags.
     """
 
     passage_template: str = "Doc {i}(Title: {title}) {text}\n"
-    """One passage; `i` counts from 1."""
+    """How one passage is written; `i` counts from 1."""
     no_results: str = "No results found."
     search_failed: str = "The search failed for this query. Another query may work."
     invalid_feedback: str = _SEARCH_FEEDBACK
-    """What is said to a turn that does not parse. With other tools than a search, the default names them."""
+    """The reply to a turn that does not parse. With tools other than a search, the default names them."""
     information_frame: Frame = field(default=Frame("\n\n<information>", "</information>\n\n"))
-    """The text around passages, and around `no_results` and `search_failed` in their place."""
+    """The text around passages, or around `no_results` or `search_failed`."""
     feedback_frame: Frame = field(default=Frame("\n", "\n"))
-    """The text around `invalid_feedback`, where the policy's own text goes on."""
+    """The text around `invalid_feedback` if the policy's own text continues."""
     message_frame: Frame = field(default=Frame("\n", "\n"))
-    """The same after an end-of-sequence token. For a chat model, use `chat_message_frame(tokenizer)`."""
+    """The text around it after an end-of-sequence token. For a chat model, use `chat_message_frame(tokenizer)`."""
 
     tools: tuple[str, ...] = ("search",)
-    """The tags by which the policy acts. `<search>` is a search; any other name is a tool of the environment's."""
+    """The tags with which the policy acts. `<search>` is a search; any other name is a tool of the environment."""
 
     turns_are_messages: ClassVar[bool] = False
     """Whether a turn is a whole message, so that a user can answer it."""
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
-        """A turn ends where one of these is closed."""
+        """The closing tags, each of which ends a turn."""
         return tuple(f"</{name}>" for name in (*self.tools, _ANSWER))
 
     @property
     def tag_names(self) -> tuple[str, ...]:
-        """Names that must not appear as tags in the environment's text: `PROTOCOL_TAGS`, and those of the tools."""
+        """Names that must not appear as tags in the environment's text: `PROTOCOL_TAGS` and the tools."""
         return (*PROTOCOL_TAGS, *(name for name in self.tools if name not in PROTOCOL_TAGS))
 
     def __post_init__(self) -> None:
@@ -102,16 +102,16 @@ class TagProtocol:
     def in_chat(
         self, tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None = None
     ) -> TagProtocol:
-        """The same where prompts are messages: what follows the policy's own message is one of the chat template's.
+        """The protocol for prompts that are messages: replies to the policy are messages of the chat template.
 
-        A `message_frame` of one's own stays, unless it is empty. Raises what `chat_message_frame` raises.
+        A custom `message_frame` stays, unless it is empty. Raises what `chat_message_frame` raises.
         """
         if self.message_frame not in (TagProtocol().message_frame, Frame("", "")):
             return self
         return replace(self, message_frame=chat_message_frame(tokenizer, template_kwargs))
 
     def check(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Raise ValueError if `tokenizer` cannot write an action tag: such a policy could never act."""
+        """Raise ValueError if `tokenizer` cannot write an action tag, because such a policy could never act."""
         for name in (*self.tools, _ANSWER):
             for tag in (f"<{name}>", f"</{name}>"):
                 ids = tokenizer.encode(tag, add_special_tokens=False)
@@ -120,14 +120,14 @@ class TagProtocol:
                     raise ValueError(f"tokenizer writes {tag!r} as {written!r}: it must be able to write the tag")
 
     def parse(self, text: str) -> Action:
-        """Read the action of one turn from its first closing tag; what follows that tag is ignored.
+        """Read the action of a turn from its first closing tag; text after that tag is ignored.
 
-        Its content stands between the last matching opening tag and the closing one. No closing tag, no opening
-        tag, or nothing between them is an invalid action.
+        The content stands between the last matching opening tag and the closing tag. The action is invalid without a
+        closing tag, without an opening tag, or with nothing between them.
 
-        This is the one rule of what an answer is. The first tag decides because a turn of the collector ends there:
-        `<answer>A</answer> no: <answer>B</answer>` is never seen whole, and an answer that could be taken back would
-        pay for naming several.
+        This rule alone defines what an answer is. The first tag decides because the collector ends a turn there: it
+        never sees `<answer>A</answer> no: <answer>B</answer>` as a whole, and if answers could be taken back, naming
+        several would pay.
         """
         closing = re.search("|".join(map(re.escape, self.stop_strings)), text)
         if closing is None:
@@ -142,7 +142,7 @@ class TagProtocol:
         return Action(ActionKind.TOOL, content, name)
 
     def render_passages(self, passages: Sequence[Passage]) -> str:
-        """Write the body of an observation: the passages, best first, or `no_results`."""
+        """The body of an observation: the passages, best first, or `no_results`."""
         if not passages:
             return self.no_results
         rendered = (
@@ -152,9 +152,9 @@ class TagProtocol:
         return "".join(rendered).strip()
 
     def neutralize(self, text: str) -> tuple[str, int]:
-        """Write each of the protocol's tags in square brackets; also return how many there were.
+        """Put each of the protocol's tags into square brackets, and return the text and how many there were.
 
-        Replacing, unlike deleting, cannot join the two halves of another tag.
+        Unlike deleting, replacing cannot join the two halves of another tag.
         """
         in_brackets = _any_tag(self.tag_names).subn
         return in_brackets(lambda tag: f"[{'/' if tag['slash'] else ''}{tag['name']}]", text)
@@ -169,14 +169,15 @@ def _any_tag(names: tuple[str, ...]) -> re.Pattern[str]:
 def chat_message_frame(
     tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None = None, role: str = "user"
 ) -> Frame:
-    """Read what surrounds a message between two of the assistant's from the tokenizer's chat template.
+    """The text that the chat template puts around a message between two assistant messages.
 
-    `role` says whose message: the "user"'s or a "tool"'s. `template_kwargs` go to the template, as
-    `chat_template_kwargs` of the trainer do for prompts.
+    `role` is the role of the message, "user" or "tool". `template_kwargs` are passed to the template, as the trainer's
+    `chat_template_kwargs` are for prompts.
 
-    The token that ends the assistant's message is not part of it: the policy has sampled that itself. It need not be
-    the tokenizer's end-of-sequence token; Gemma's messages end otherwise. What stands between two messages is read for
-    a "tool" alone: several may answer one message.
+    The frame excludes the token that ends the assistant's message, because the policy samples it. That token need not
+    be the tokenizer's end-of-sequence token: Gemma's messages end differently. The text between two messages is read
+    only for a "tool", because several tools may answer one message.
+
     Raises ValueError if the template does not show both messages.
     """
     said, another = "first-message-of-the-assistant", "third-message"

@@ -1,4 +1,4 @@
-"""A trajectory in the making, and the limits that end it."""
+"""A trajectory under way, and the limits that end it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Row:
     prompt_ids: tuple[int, ...]
     limits: RolloutLimits
     window: int | None
-    """Tokens that the policy can read, where there is an end to them."""
+    """How many tokens the policy can read; None for no limit."""
     context: list[int] = field(init=False)
-    """The prompt and all segments so far: what the next turn is generated from."""
+    """The prompt and all segments so far, from which the next turn is generated."""
     segments: list[Turn | Observation] = field(default_factory=list)
     turns: int = 0
     stop_reason: StopReason | None = None
@@ -37,11 +37,11 @@ class Row:
 
     @property
     def budget(self) -> int:
-        """How many tokens the next turn may have; below 1 where there is no room for one."""
+        """How many tokens the next turn may have; below 1 if there is no room for one."""
         return min(self.limits.max_turn_tokens, self._room()[0])
 
     def take_turn(self, generation: Generation, text: str, action: Action) -> None:
-        """Append what was sampled; set the stop reason if the row ends here."""
+        """Append a turn, and set the stop reason if the row ends here."""
         room, reason = self._room()
         self._append(Turn(generation.token_ids, text, action, generation.logprobs, versions=generation.versions))
         self.turns += 1
@@ -53,7 +53,7 @@ class Row:
             self.stop_reason = StopReason.MAX_TURNS
 
     def observe(self, observation: Observation) -> None:
-        """Append the answer to the last turn, or end the row if nothing could follow it."""
+        """Append the reply to the last turn, or end the row if no turn could follow it."""
         room, reason = self._room()
         if len(observation.token_ids) >= room:  # not a single token of the next turn would fit behind it
             self.stop_reason = reason

@@ -1,4 +1,4 @@
-"""Trajectories as the lists that training reads, and as the numbers that are logged under `rollout/`."""
+"""Turns trajectories into the lists that training reads, and into the statistics logged under `rollout/`."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ class AssembledTrajectory:
     """A completion, token by token; all lists have its length."""
 
     completion_ids: list[int]
-    """Turns and observations in order; empty for a trajectory without a turn, and never else."""
+    """Turns and observations in order; empty only for a trajectory without a turn."""
     env_mask: list[int]
-    """1 on what the policy sampled and is trained on."""
+    """1 on tokens that the policy sampled and is trained on."""
     turn_ids: list[int]
     """The turn's index, counted from 0, where `env_mask` is 1; −1 elsewhere."""
     logprobs: list[float] | None
-    """The sampling engine's log-probabilities, 0.0 on observations; None where a turn has none."""
+    """The sampling engine's log-probabilities, 0.0 on observations; None if a turn has none."""
 
 
 def assemble(trajectories: Sequence[Trajectory]) -> list[AssembledTrajectory]:
     """Lay out each trajectory token by token.
 
-    One that an infrastructure failure ended keeps its tokens, with `env_mask` 0 and `turn_ids` −1 on all of them.
+    A trajectory that an infrastructure failure ended keeps its tokens, all with `env_mask` 0 and `turn_ids` −1.
     """
     return [_assemble_one(trajectory) for trajectory in trajectories]
 
@@ -54,8 +54,8 @@ def _assemble_one(trajectory: Trajectory) -> AssembledTrajectory:
 def rollout_statistics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Compute means and shares over a batch. The keys are always the same; a mean over nothing is 0.
 
-    A search, or the call of another tool, counts once it was answered: not in the last turn, which is not answered any
-    more, nor with the engine down. What made the environment end a trajectory was answered.
+    A search or another tool call counts only if it was answered: not in the last turn, which gets no answer, and not
+    while the engine is down. A call after which the environment ended the trajectory counts as answered.
     """
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
     observations = [observation for trajectory in trajectories for observation in trajectory.observations]
@@ -83,10 +83,10 @@ def rollout_statistics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def environment_statistics(trajectories: Sequence[Trajectory], responder: Responder) -> dict[str, float]:
-    """Means over trajectories of what their environments measured, of each kind apart where there are several.
+    """Means over trajectories of their environments' measures, for each kind of environment if there are several.
 
-    Beside that, of each kind, how many turns and what `reward` its trajectories had, where the environment gives some.
-    Trajectories that an infrastructure failure ended say nothing.
+    They include the `reward` if the environment gives rewards and, for several kinds, the number of `turns`.
+    Trajectories that an infrastructure failure ended are left out.
     """
     found: dict[str, list[float]] = {}
     for row, trajectory in enumerate(trajectories):

@@ -1,4 +1,4 @@
-"""Search engines for agents: what the rollout asks of one, three to embed, one over HTTP, and a cache."""
+"""Search engines for agents: the interface, three embedded engines, a client and a server, and a cache."""
 
 from sorl_trl.search.arguments import BuiltSearch, SearchArguments
 from sorl_trl.search.backend import NoSearch, SearchBackend, SearchError, SearchUnavailable

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
 DEFAULT_TOPK = 3
-"""Search-R1's."""
+"""The default of Search-R1."""
 # What one request may ask for (ours); Search-R1 sends at most 512 prompts of 5 trajectories at once.
 MOST_QUERIES = 4096
 HIGHEST_TOPK = 100
@@ -21,7 +21,7 @@ LONGEST_QUERY = 10_000
 
 
 def create_app(index: SavedIndex) -> "FastAPI":
-    """The server of one index, as an ASGI application. Raises ImportError where FastAPI or uvicorn is missing."""
+    """The server of one index, as an ASGI application. Raises ImportError if FastAPI or uvicorn is missing."""
     try:
         import uvicorn  # noqa: F401 - `serve` runs the application with it
         from fastapi import FastAPI

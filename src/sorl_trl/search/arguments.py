@@ -1,4 +1,4 @@
-"""Where a script searches, as its arguments say."""
+"""The arguments that choose a search engine."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from sorl_trl.search.engines import ENGINES, open_index
 from sorl_trl.text import without_user
 
 SOURCES = ("index", "corpus", "search_url", "no_search")
-"""Arguments that say what answers the searches: exactly one of them is given."""
+"""Arguments that name what answers the searches. Exactly one of them is given."""
 
 
 class BuiltSearch(NamedTuple):
-    """A search engine with a name for what it searches: equal names give equal answers."""
+    """A search engine, and an identity of what it searches: equal identities give equal answers."""
 
     backend: SearchBackend
     identity: str
@@ -25,33 +25,31 @@ class BuiltSearch(NamedTuple):
 
 @dataclass
 class SearchArguments:
-    """Say where searches go: one of `index`, `corpus`, `search_url` and `no_search`, or none where nobody searches.
+    """Where searches go: one of `index`, `corpus`, `search_url` and `no_search`, or none if nothing is searched.
 
-    Raises ValueError for several of them.
+    Raises ValueError if several are given.
     """
 
-    index: str | None = field(
-        default=None, metadata={"help": "Directory of an index, of any engine; its manifest says which."}
-    )
+    index: str | None = field(default=None, metadata={"help": "Folder of an index, built by any engine."})
     corpus: str | None = field(
         default=None,
-        metadata={"help": "JSONL file of passages. Its index is `<corpus>.index`, built where missing."},
+        metadata={"help": "JSONL file of passages. Its index, `<corpus>.index`, is built if missing."},
     )
     search_engine: Annotated[str, OneOf(tuple(ENGINES))] = field(
         default="bm25",
         metadata={
-            "help": "Engine of `corpus`: bm25 up to about a million passages, tantivy beyond, dense to search by "
+            "help": "Engine for `corpus`: bm25 up to about a million passages, tantivy beyond, dense to search by "
             "meaning. The indexes of the last two are `<corpus>.tantivy` and `<corpus>.dense`.",
         },
     )
     search_url: str | None = field(
-        default=None, metadata={"help": "Search server, with its path: http://127.0.0.1:8000/retrieve."}
+        default=None, metadata={"help": "Search server, including the path: http://127.0.0.1:8000/retrieve."}
     )
     no_search: Annotated[bool, SWITCH] = field(
-        default=False, metadata={"help": "No search finds anything: what the policy just knows."}
+        default=False, metadata={"help": "Let every search find nothing, to measure what the policy knows by itself."}
     )
     search_cache: str | None = field(
-        default=None, metadata={"help": "SQLite file that keeps answers from run to run; processes may share it."}
+        default=None, metadata={"help": "SQLite file that caches answers across runs; processes may share it."}
     )
 
     def __post_init__(self) -> None:
@@ -59,11 +57,11 @@ class SearchArguments:
         self.check_sources(least=0)
 
     def build_search(self) -> BuiltSearch:
-        """Open the engine, with a cache around it if there is to be one.
+        """Open the engine, behind a cache if `search_cache` is set.
 
         Raises:
-            FileNotFoundError, CorpusError, IndexCorrupted, IndexOutdated, CacheError, ValueError: What is named is
-                not there or cannot be used, or nothing is named; the message says what to do.
+            FileNotFoundError, CorpusError, IndexCorrupted, IndexOutdated, CacheError, ValueError: The source is
+                missing, cannot be used, or none is given. The message says what to do.
         """
         self.check_sources()
         backend, identity = self._engine()
@@ -72,7 +70,7 @@ class SearchArguments:
         return BuiltSearch(backend, identity)
 
     def check_sources(self, least: int = 1) -> None:
-        """Raise ValueError for several sources, and for fewer than that."""
+        """Raise ValueError if several sources are given, or fewer than `least`."""
         given = [name for name in SOURCES if getattr(self, name)]
         if not least <= len(given) <= 1:
             raise ValueError(f"Exactly one of {', '.join(SOURCES)} must be given, got {', '.join(given) or 'none'}.")

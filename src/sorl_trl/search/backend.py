@@ -1,4 +1,4 @@
-"""What the rollout asks of a search engine, the two ways in which one may fail, and what is checked of both sides."""
+"""The interface of search engines, their two kinds of failure, and checks of requests and results."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from sorl_trl.types import Passage
 class SearchError(Exception):
     """The engine works but refuses this request. The policy is told so and may ask differently.
 
-    One query is enough to have a whole batch refused: ask query by query to learn which.
+    A single query can make the engine refuse a whole batch; ask query by query to find out which.
     """
 
 
 class SearchUnavailable(Exception):
     """The engine cannot be reached or is broken. This says nothing about the policy, so its trajectory is masked out.
 
-    Not a `SearchError`, so that no handler of one catches the other. Any other exception is a programming error.
+    It is not a `SearchError`, so that no handler of one catches the other. Any other exception is a programming error.
     """
 
 
@@ -40,9 +40,9 @@ _BROKEN_OFF = {
 
 
 def is_down(error: BaseException | None) -> bool:
-    """Whether a service cannot be reached, as `SearchUnavailable`, Python, or the client of a package says it.
+    """Whether an error means that a service cannot be reached: `SearchUnavailable`, Python's, or an HTTP client's.
 
-    Other kinds of OSError, a missing file for one, are mistakes in the set-up.
+    Other kinds of OSError, such as a missing file, are mistakes in the setup.
     """
     if isinstance(error, _DOWN):
         return True
@@ -53,20 +53,20 @@ def is_down(error: BaseException | None) -> bool:
 
 
 class SearchBackend(Protocol):
-    """What the rollout needs of a search engine: one method, which may be asked anything.
+    """The interface of a search engine: one method, which must accept any query.
 
-    An attribute `thread_safe = True` says that several threads may call it at the same time. Without it, one does.
+    With an attribute `thread_safe = True`, several threads may call it at the same time; without it, only one does.
     """
 
     def search_batch(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """Search for several queries at once.
 
         Args:
-            queries: Any text, as a policy wrote it. No query may crash the engine: one without a hit gives `[]`.
+            queries: Any text, as a policy wrote it. No query may crash the engine; a query without hits gives `[]`.
             k: The most passages per query, at least 1.
 
         Returns:
-            One list per query, in the order of `queries`; its passages best first.
+            One list of passages per query, in the order of `queries`, each with the best passage first.
 
         Raises:
             SearchError: The engine refuses this request.
@@ -77,7 +77,7 @@ class SearchBackend(Protocol):
 
 
 class NoSearch:
-    """A `SearchBackend` that never finds anything: what a policy answers with it, it knew or guessed."""
+    """A `SearchBackend` that never finds anything, so that a policy must know or guess its answers."""
 
     thread_safe = True
 
@@ -88,19 +88,19 @@ class NoSearch:
 
 
 def is_thread_safe(backend: SearchBackend) -> bool:
-    """Whether the engine says that several threads may call it at the same time."""
+    """Whether the engine allows several threads to call it at the same time."""
     return bool(getattr(backend, "thread_safe", False))
 
 
 def check_request(queries: Sequence[str], k: int) -> None:
-    """Raise `ValueError` for a `k` below 1, `TypeError` for one string in place of a sequence of them."""
+    """Raise `ValueError` if `k` is below 1, and `TypeError` for a string instead of a sequence of strings."""
     POSITIVE_COUNT.check("k", k)
     if isinstance(queries, str):
         raise TypeError(f"queries must be a sequence of strings, got the string {queries!r}")
 
 
 def checked_results(results: Any, queries: Sized) -> list[list[Passage]]:
-    """The passages of each query. Raise `RuntimeError` where a backend gives anything else, or loses a query."""
+    """The passages of each query. Raises `RuntimeError` if a backend returns anything else, or loses a query."""
     try:
         found = [list(each) for each in results]
         are_passages = all(isinstance(passage, Passage) for each in found for passage in each)

@@ -1,4 +1,4 @@
-"""Answers of a search engine, kept in a file for other processes and for the next run."""
+"""Caches the answers of a search engine in a file, for other processes and for the next run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sorl_trl.search.backend import SearchBackend, check_request, checked_result
 from sorl_trl.types import Passage
 
 LONGEST_WAIT_S = 30.0
-"""For another process that writes (ours)."""
+"""Seconds to wait for another process that writes; our choice."""
 
 
 class CacheError(ValueError):
@@ -21,19 +21,19 @@ class CacheError(ValueError):
 
 
 class CachedSearch:
-    """A `SearchBackend` that asks another only what it has not asked it before: each query once, all in one call.
+    """A `SearchBackend` that asks another engine only new queries: each query once, all in one call.
 
-    Its answers lie in an SQLite file, which several processes and threads may use at once. It grows without bound, and
-    must lie on a local disk, whose locks are to be trusted. Failures are never kept.
+    Answers are kept in an SQLite file, which several processes and threads may use at once. The file grows without
+    bound, and must lie on a local disk, whose locks are reliable. Failures are never kept.
 
     Args:
-        backend: Asked for what the file has not. It must give equal answers to equal requests.
-        identity: Names the content that is searched, and changes with it: an index's `identity`, or a server's URL
-            with a version. Answers for another identity are not seen.
-        path: The file; made where missing, its directory is not.
+        backend: The engine to ask. It must give equal answers to equal requests.
+        identity: Identifies the content that is searched, and must change with it: an index's `identity`, or a
+            server's URL with a version. Answers under other identities are ignored.
+        path: The file, which is created if missing; its folder must exist.
 
     Raises:
-        CacheError: The file is no cache, cannot be opened, or stays locked; at once or in any later search.
+        CacheError: The file is no cache, cannot be opened, or stays locked; also in any later search.
     """
 
     def __init__(self, backend: SearchBackend, identity: str, path: str | os.PathLike[str]) -> None:
@@ -47,7 +47,7 @@ class CachedSearch:
 
     @property
     def thread_safe(self) -> bool:
-        """Whether what it asks is."""
+        """Whether the engine behind it is thread-safe."""
         return is_thread_safe(self._backend)
 
     def search_batch(self, queries: Sequence[str], k: int) -> list[list[Passage]]:

@@ -20,26 +20,26 @@ BATCH_SIZE = 64
 CONCURRENCY = 8
 """The most requests at a time that one search makes."""
 LONGEST_RESPONSE = 1 << 28
-"""In bytes (ours)."""
+"""Bytes; our choice."""
 WORTH_RETRYING = (408, 429)
-"""Refusals that mean "later": beside any HTTP 5xx, they say nothing about the request."""
+"""HTTP codes that mean "later". Like any 5xx, they say nothing about the request."""
 REFUSED = (400, 413, 414, 422)
-"""Refusals of what this request says. Others (no such path, not allowed) would meet every request alike."""
+"""HTTP codes that refuse this request. Others, such as "not found", would meet any request."""
 
 
 class HTTPSearch:
     """A `SearchBackend` that asks a Search-R1 `/retrieve` server over pooled connections.
 
-    It tries once: rollouts ask again. A query with half of a surrogate pair is sent with U+FFFD in its place. Threads
-    may share it.
+    It tries each request once; rollouts retry. Half of a surrogate pair in a query is sent as U+FFFD. Threads may
+    share it.
 
     Args:
-        url: Where to POST, with its path: `http://127.0.0.1:8000/retrieve`. A server that asks for a user and a
-            password has them from `http://user:password@…`; no message shows them.
-        timeout_s: For connecting, for each wait for bytes, and for the whole of a response.
+        url: The URL to POST to, including the path: `http://127.0.0.1:8000/retrieve`. User and password can be given
+            as `http://user:password@…`; no message shows them.
+        timeout_s: Seconds for connecting, for each wait for bytes, and for a whole response.
 
     Raises:
-        ValueError: An argument is out of range; later, as MalformedResponse, the server is not what it should be.
+        ValueError: An argument is out of range or, in a search, the server is the wrong one (MalformedResponse).
     """
 
     thread_safe = True
@@ -52,7 +52,7 @@ class HTTPSearch:
         self._client = httpx2.Client(timeout=timeout_s)
 
     def search_batch(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        """See `SearchBackend.search_batch`. Raises `MalformedResponse` where the server is not what it should be."""
+        """See `SearchBackend.search_batch`. Raises `MalformedResponse` if the answer is no search result."""
         check_request(queries, k)
         batches = [queries[i : i + BATCH_SIZE] for i in range(0, len(queries), BATCH_SIZE)]
         if len(batches) < 2:

@@ -1,4 +1,4 @@
-"""Passages in JSONL files, one JSON object a line: one file read where they lie, or any number read through once."""
+"""Passages in JSONL files: random access to those of one file, or one pass through those of any number of files."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from sorl_trl.text import identifier, json_object
 from sorl_trl.types import Passage
 
 CorpusPaths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
-"""What `corpus_files` takes."""
+"""The argument of `corpus_files`."""
 ENDINGS = (".jsonl", ".jsonl.gz")
 
 
 class CorpusError(ValueError):
-    """A corpus file cannot be used. The message names the file and, where it has one, the line."""
+    """A corpus file cannot be used. The message names the file and, if possible, the line."""
 
 
 class Corpus:
-    """The passages of a corpus file, UTF-8, by position in the order of its lines, read where they lie.
+    """The passages of a UTF-8 corpus file, indexed by line, and read from the file when needed.
 
-    Two schemas are read, and may be mixed:
+    There are two schemas, which may be mixed:
 
-    - `{"id", "title", "content" or "text"}`, as MedRAG writes it. Its `contents` is ignored, as any further field: it
+    - `{"id", "title", "content" or "text"}`, as in MedRAG. Other fields are ignored, including its `contents`, which
       joins title and text without a newline.
-    - `{"id", "contents"}`, as Search-R1 writes it: `contents` (or `content`, or `text`) is `"Title"`, a newline, and
-      the text. One pair of quotes around the title is dropped. Without a newline there is no title.
+    - `{"id", "contents"}`, as in Search-R1: `contents` (or `content`, or `text`) is `"Title"`, a newline, and the
+      text. One pair of quotes around the title is dropped. Without a newline, there is no title.
 
-    The file is mapped, and only the byte offsets of its lines are held in memory. Opening finds them; a line is parsed
-    when it is asked for. Threads may share a corpus.
+    The file is memory-mapped, and only the byte offsets of its lines are held in memory. Opening finds the offsets; a
+    line is parsed when it is read. Threads may share a corpus.
 
     Raises:
-        CorpusError: The file is empty; later, the line asked for is not a passage.
+        CorpusError: The file is empty, or, later, a line that is read is not a passage.
         FileNotFoundError: There is no such file.
     """
 
@@ -71,8 +71,8 @@ class Corpus:
 def corpus_files(paths: CorpusPaths) -> list[Path]:
     """The files of a corpus, in the order in which they are read.
 
-    Of one path or several: a JSONL file, the same with gzip (its name ends in `.gz`), or a folder, which stands for
-    the `.jsonl` and `.jsonl.gz` files in it, by name. Raises CorpusError where there is none, and FileNotFoundError.
+    Each path is a JSONL file, a gzipped one (its name ends in `.gz`), or a folder, which stands for its `.jsonl` and
+    `.jsonl.gz` files, ordered by name. Raises CorpusError if a folder has none, and FileNotFoundError.
     """
     files: list[Path] = []
     for path in map(Path, [paths] if isinstance(paths, str | os.PathLike) else paths):
@@ -87,7 +87,7 @@ def corpus_files(paths: CorpusPaths) -> list[Path]:
 def read_passages(files: Sequence[Path], show_progress: bool) -> Iterator[Passage]:
     """Read the passages of the files in order, a line at a time, in the schemas of `Corpus`. Blank lines are skipped.
 
-    Raises CorpusError for no passage at all, a line that is none, and a file that is not gzip though its name says so.
+    Raises CorpusError if there is no passage, a line is not a passage, or a file named `.gz` is not gzip.
     """
     passages = (passage for file in files for passage in _passages(file))
     empty = True
@@ -107,12 +107,12 @@ def write_corpus(passages: Iterable[Passage], path: str | os.PathLike[str]) -> N
 
 
 def as_contents(passage: Passage) -> str:
-    """A passage as one text, as Search-R1 has it: title in quotes, newline, text; the text alone if untitled."""
+    """A passage as one text in Search-R1's format: title in quotes, newline, text; only the text if untitled."""
     return f'"{passage.title}"\n{passage.text}' if passage.title else passage.text
 
 
 def title_and_text(record: Mapping[str, object]) -> tuple[str, str]:
-    """Title and text of a record in a schema of `Corpus`. Raises `ValueError` for any other."""
+    """Title and text of a record in one of `Corpus`'s schemas. Raises `ValueError` for any other."""
     title, contents = record.get("title"), record.get("contents")
     text = next((found for name in ("content", "text") if isinstance(found := record.get(name), str)), None)
     if isinstance(title, str) and text is not None:
@@ -127,7 +127,7 @@ def title_and_text(record: Mapping[str, object]) -> tuple[str, str]:
 
 
 def split_contents(contents: str) -> tuple[str, str]:
-    """Title and text of one text in Search-R1's way, as `Corpus` describes it."""
+    """Title and text of a text in Search-R1's format, as `Corpus` describes it."""
     first_line, newline, rest = contents.partition("\n")
     title = first_line.strip()
     quoted = len(title) >= 2 and title[0] == title[-1] == '"'

@@ -16,8 +16,8 @@ from sorl_trl.search.engines.dense import DenseIndex, DenseOptions
 from sorl_trl.search.engines.saved import SavedIndex
 
 ABOUT = """\
-Builds a search index of a corpus. It writes the folder DIR, which `sorl serve` and `--index` of `sorl train` and
-`sorl evaluate` take.
+Builds a search index of a corpus in the folder DIR, for `sorl serve` and for `--index` of `sorl train` and
+`sorl evaluate`.
 
 example: sorl index --corpus corpus.jsonl --output index
 """

@@ -1,4 +1,4 @@
-"""How long a search engine that is down is asked again."""
+"""How long to retry a search engine that is down."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """How long to go on asking an engine that is down. Waits grow exponentially, with jitter, up to `max_wait_s`.
+    """How long to retry an engine that is down. Waits grow exponentially, with jitter, up to `max_wait_s`.
 
-    By default the deadline ends the retries, so that a server may be started again meanwhile. It bounds the attempts
-    and waits together: no attempt begins after it. How long one attempt may take is the engine's own affair. The
-    values are ours. Raises ValueError for a value out of range.
+    By default, the deadline ends the retries, which leaves time to restart a server. It bounds attempts and waits
+    together: no attempt begins after it. The engine itself limits the time of one attempt. The values are our choice.
+    Raises ValueError if a value is out of range.
     """
 
     attempts: Annotated[int, POSITIVE_COUNT] = 30
@@ -39,7 +39,7 @@ class RetryPolicy:
         check_fields(self)
 
     def retrying(self, patient: bool = True) -> Retrying:
-        """What calls a function again while it raises that something is down; once only, unless `patient`."""
+        """An object that repeats a call while it raises that something is down, or calls once, unless `patient`."""
         return Retrying(
             stop=stop_after_attempt(self.attempts if patient else 1) | stop_before_delay(self.deadline_s),
             wait=wait_random_exponential(multiplier=self.initial_wait_s, max=self.max_wait_s),

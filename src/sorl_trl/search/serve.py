@@ -4,17 +4,17 @@ The wire format is Search-R1's. `POST /retrieve` takes
 
     {"queries": ["…"], "topk": 3, "return_scores": true}
 
-where `topk` may be missing or null (3 then) and `return_scores` too (false then), and gives one list per query:
+where `topk` (3 by default) and `return_scores` (false) may be missing or null, and returns a list per query:
 
     {"result": [[{"document": {"id", "title", "text", "contents"}, "score": 1.5}]]}
 
 or, without scores, the documents themselves: `{"result": [[{"id", "title", "text", "contents"}]]}`. `contents` is the
-title in quotes, a newline, and the text. A request with too many queries, too long a query or too high a `topk` is
-refused as a whole: 422.
+title in quotes, a newline, and the text. A request with too many queries, a query that is too long, or a `topk` that
+is too high is refused as a whole, with 422.
 
-`GET /health` gives `{"status": "ok", "engine", "documents", "identity"}`.
+`GET /health` returns `{"status": "ok", "engine", "documents", "identity"}`.
 
-SIGTERM or SIGINT end the server with exit code 0, once the requests at hand are answered.
+SIGTERM or SIGINT ends the server with exit code 0, once the requests under way are answered.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from sorl_trl.search.app import create_app
 from sorl_trl.search.engines import open_index
 
 ABOUT = """\
-Serves a search index over HTTP, in Search-R1's wire format, until Ctrl-C. It writes nothing but the address for
-`--search_url` of `sorl train` and `sorl evaluate`, on stdout.
+Serves a search index over HTTP, in Search-R1's wire format, until Ctrl-C. It prints the address to pass as
+`--search_url` to `sorl train` and `sorl evaluate`.
 
 example: sorl serve --index index --port 8000
 """
 SHUTDOWN_S = 30
-"""How long a request may go on after the server was told to stop."""
+"""How long a request may take after the server was told to stop."""
 PENDING_CONNECTIONS = 2048
 
 

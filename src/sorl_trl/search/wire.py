@@ -1,4 +1,4 @@
-"""What search servers answer: Search-R1's `/retrieve` and the variants of it in use."""
+"""Parses the answers of search servers: Search-R1's `/retrieve` and its variants in use."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ EXCERPT_LENGTH = 200
 
 
 class MalformedResponse(ValueError):
-    """The server's answer is no search result: it is the wrong server.
+    """The server's answer is not a search result, so it is the wrong server.
 
-    A mistake in the set-up, which no retry mends: neither a `SearchError` nor a `SearchUnavailable`, so it propagates.
+    No retry can mend this mistake in the setup. It is neither a `SearchError` nor a `SearchUnavailable`, so it ends
+    the run.
     """
 
     def __init__(self, problem: str, response: object) -> None:
@@ -23,17 +24,17 @@ class MalformedResponse(ValueError):
 
 
 def parse_response(response: object, num_queries: int, k: int) -> list[list[Passage]]:
-    """Read any of the known responses, already decoded from JSON.
+    """Parse any of the known responses, already decoded from JSON.
 
     The lists of hits are in `result` or `results`. A hit is a document, `{"document", "score"}`, a document's fields
-    with a `score` among them, or the pair `[document, score]`, whose score is a number. A document is `"Title"`, a
-    newline and the text as one string, or an object with `title` and `content` or `text`, or with `contents`,
-    `content` or `text` alone. A hit that is null, or whose document is, is left out. A score may be spelled as a
-    string; what is missing, no number or not finite becomes `None`, for no run must end over it. An identifier that is
-    missing becomes empty. Half a surrogate pair, which no tokenizer can encode, becomes U+FFFD. Hits beyond the first
-    `k` of a query are cut: some servers ignore what they were asked for.
+    including a `score`, or the pair `[document, score]` with a numeric score. A document is one string of `"Title"`, a
+    newline and the text, or an object with `title` and `content` or `text`, or with only `contents`, `content` or
+    `text`. Hits that are null, or whose document is, are left out. A score may be a string; a score that is missing,
+    not a number or not finite becomes `None`, because no run should end over it. A missing identifier becomes empty.
+    Half a surrogate pair, which no tokenizer can encode, becomes U+FFFD. Hits beyond the first `k` of a query are cut,
+    because some servers ignore `topk`.
 
-    Raises MalformedResponse for any other, and for another number of results than there were queries.
+    Raises MalformedResponse for other responses, and if the number of results is not that of queries.
     """
     results = response.get("result", response.get("results")) if isinstance(response, dict) else None
     if not isinstance(results, list):

@@ -10,17 +10,17 @@ from sorl_trl.trainers.model_card import SORL_PAPER
 
 
 class SOGRPOTrainer(TurnLevelTrainer):
-    """Drop-in replacement for `trl.GRPOTrainer`: swap the two names and train turn by turn.
+    """Drop-in replacement for `trl.GRPOTrainer` with turns as the unit of the loss.
 
-    The arguments are those of `GRPOTrainer`, and `method`: a `sorl_trl.Method`, a name of `sorl_trl.methods.METHODS`
-    or a mapping of pieces. The default, "so_grpo", adds the clipping-triggered penalty to turn-level ratios.
+    It takes the arguments of `GRPOTrainer` and `method`: a `sorl_trl.Method`, a name of `sorl_trl.methods.METHODS`, or
+    a mapping of pieces. The default, "so_grpo", adds the clipping-triggered penalty to turn-level ratios.
 
-    A reward function may return one float per turn for a completion; a trajectory's turns are those that
-    `rollout_func` recorded (`turn_ids`), else the runs of model tokens between tool results. With outcome rewards only
-    and `gamma=1` the advantages are TRL's own.
+    A reward function may return one float per turn of a completion. The turns of a trajectory are those that
+    `rollout_func` records as `turn_ids`, or else the runs of model tokens between tool results. With only outcome
+    rewards and `gamma=1`, the advantages are TRL's own.
 
-    Ratios, clipping and `target_kl` act from the second update on a rollout on: set `steps_per_generation` above
-    `gradient_accumulation_steps`, or `num_iterations` above 1. With TRL's defaults there is one; a warning says so.
+    Ratios, clipping and `target_kl` act from the second update on a rollout on. TRL's defaults make only one, and a
+    warning says so: set `steps_per_generation` above `gradient_accumulation_steps`, or `num_iterations` above 1.
 
     Example:
 
@@ -36,8 +36,8 @@ class SOGRPOTrainer(TurnLevelTrainer):
 
     Raises:
         TypeError: `args` is not a `SOGRPOConfig`.
-        ValueError: a method that does not go with the loss type, a rollout whose masks, ids and turn ids do not fit
-            each other, or a reward function that returns another number of turn rewards than the trajectory has turns.
+        ValueError: The method does not go with the loss type; masks, ids and turn ids of a rollout do not match; or a
+            reward function returns a number of turn rewards that differs from the number of turns.
     """
 
     config_class: ClassVar[type[TurnLevelConfig]] = SOGRPOConfig

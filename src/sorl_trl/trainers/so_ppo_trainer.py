@@ -32,7 +32,7 @@ from sorl_trl.trainers.turns.batch import drop, policy_pass
 from sorl_trl.trainers.turns.recording import gather_rows, own_rows, show_advantages, trl_scores_old_policy
 
 _PASS = "policy_pass"
-"""Field of a micro-batch within its loss: the policy, once it was asked for log-probabilities and values."""
+"""Field of a micro-batch in its loss: the policy, which has computed log-probabilities and values."""
 _MEAN_PER_TRAJECTORY = ("grpo", "sapo", "luspo")
 """TRL's loss types that average the tokens of each trajectory first."""
 
@@ -40,9 +40,9 @@ _MEAN_PER_TRAJECTORY = ("grpo", "sapo", "luspo")
 class SOPPOTrainer(TurnLevelTrainer):
     """PPO on trajectories of several turns, with the interface of `trl.GRPOTrainer`.
 
-    Advantages come from a critic (`SOPPOConfig.critic`), so one trajectory per prompt is enough. The critic rides in
-    the policy's forward pass and is saved beside it, in `critic/`; `sorl_trl.load_critic` loads it alone. Turns and
-    turn rewards are those of [`SOGRPOTrainer`].
+    Advantages come from a critic (`SOPPOConfig.critic`), so one trajectory per prompt is enough. The critic runs in
+    the policy's forward pass and is saved beside the policy, in `critic/`; `sorl_trl.load_critic` loads it alone.
+    Turns and turn rewards work as in [`SOGRPOTrainer`].
 
     Example:
 
@@ -59,7 +59,7 @@ class SOPPOTrainer(TurnLevelTrainer):
 
     Raises:
         TypeError: `args` is not a `SOPPOConfig`.
-        ValueError: a critic that the model cannot have, or what `SOGRPOTrainer` raises it for.
+        ValueError: The model cannot have the critic, the method has a `credit`, or one of `SOGRPOTrainer`'s reasons.
     """
 
     config_class: ClassVar[type[SOPPOConfig]] = SOPPOConfig
@@ -79,8 +79,8 @@ class SOPPOTrainer(TurnLevelTrainer):
             check_deepspeed(self.accelerator.state.deepspeed_plugin.deepspeed_config)
         if self.lr_scheduler is not None:
             raise ValueError(
-                "`optimizers` holds a scheduler, made for an optimizer without the critic: give the optimizer alone, "
-                "and choose a schedule by `lr_scheduler_type`."
+                "`optimizers` has a scheduler, made for an optimizer without the critic: pass the optimizer alone, "
+                "and choose a schedule with `lr_scheduler_type`."
             )
         check_trained(self.model)
         self.critic = setup_critic(self.model, self.args, len(self._tokenizer))
@@ -149,14 +149,14 @@ class SOPPOTrainer(TurnLevelTrainer):
         output["old_values"] = old_values
 
     def _drop_unscored(self, output: dict[str, Any], scored: Tensor) -> None:
-        """Take trajectories without a finite reward out of every loss, the critic's too, and count them."""
+        """Take trajectories without a finite reward out of every loss, including the critic's, and count them."""
         keep = own_rows(scored, len(output["turn_ids"]), self.accelerator)
         dropped = ~keep & (output["turn_ids"] >= 0).any(1)
         drop(output, keep, self.accelerator)
         self._log("trajectories_unscored", dropped.float(), torch.ones_like(dropped))
 
     def _token_rewards(self, output: dict[str, Any], old_logps: Tensor) -> Tensor:
-        """(B, T) what the KL to the reference takes off each token's reward, with `kl_in_reward`."""
+        """(B, T) the rewards of tokens, which are -beta times the reference KL with `kl_in_reward` and 0 without."""
         if not self.args.kl_in_reward:
             return torch.zeros_like(old_logps)
         kept = output["turn_ids"] >= 0
@@ -195,9 +195,9 @@ class SOPPOTrainer(TurnLevelTrainer):
     def _mean_over_units(self, losses: Tensor, kept: Tensor, batch: MicroBatch) -> Tensor:
         """The mean over turns or tokens, averaged as the policy's loss is over tokens.
 
-        Where TRL divides by the number of tokens of all micro-batches and ranks, so that a gradient does not depend on
-        how a batch is split (`"dapo"`, `"cispo"`, `"vespo"`), or by a constant (`"dr_grpo"`), the sum over the
-        micro-batch is divided by its share of the units of the whole rollout.
+        TRL divides some losses by the number of tokens of all micro-batches and processes (`"dapo"`, `"cispo"`,
+        `"vespo"`) or by a constant (`"dr_grpo"`), so that gradients do not depend on how a batch is split. There, the
+        sum over the micro-batch is divided by its share of the units of the whole rollout.
         """
         if self.args.loss_type == "turn":
             units = torch.where(kept, batch.turns.turn_ids, -1)

@@ -1,1 +1,1 @@
-"""One offline HTML page to read trajectories in, of an evaluation or of training."""
+"""Shows the trajectories of an evaluation or of training in one offline HTML page."""

@@ -1,7 +1,4 @@
-"""The trajectories of a run as one HTML page: `sorl view run/ -o page.html`.
-
-The keys of the page are listed by `?`.
-"""
+"""Writes the trajectories of a run as one HTML page: `sorl view run/ -o page.html`."""
 
 from __future__ import annotations
 
@@ -16,32 +13,32 @@ from sorl_trl.viewer.page import render_page
 
 ABOUT = """\
 Writes the trajectories of a training run or of an evaluation as one HTML page, to filter and to read. The page needs
-no server and no network. Of a run that has both, RUN shows training and RUN/evaluation the evaluation.
+no server and no network. If a run has both, RUN shows training and RUN/evaluation the evaluation.
 
 example: sorl view runs/quickstart/policy -o page.html
 """
 LIMIT = 1000
-"""By default. Ours: as many dumped trajectories of 1,000 tokens are 33 MB, which a browser opens in seconds."""
+"""Default of `--limit`, our choice: 1,000 trajectories of 1,000 tokens take 33 MB, which browsers open in seconds."""
 
 
 def write_page(run: Path, output: Path, limit: int = LIMIT) -> tuple[int, int, list[str]]:
-    """Write the page of a run: at most `limit` trajectories, the first of each dataset or step, and of each as many.
+    """Write the page of a run: at most `limit` trajectories, the first ones of each dataset or step in equal shares.
 
     Returns:
-        How many trajectories it shows, of how many, and what a reader must know, a sentence each.
+        How many trajectories the page shows, how many there are, and notes for the reader, a sentence each.
 
     Raises:
-        FileNotFoundError: `run` holds no trajectories.
+        FileNotFoundError: `run` is not a folder of trajectories.
         ValueError: `run` holds no trajectory yet, or `output` cannot be a file.
     """
     if not output.parent.is_dir() or output.is_dir():
-        raise ValueError(f"`output` is {str(output)!r}, but must be a file in a folder that is there")
+        raise ValueError(f"`output` is {str(output)!r}, but must be a file in an existing folder")
     source = open_run(run)
     total = sum(source.sizes.values())
     share = max(1, limit // max(1, len(source.sizes))) if total > limit else total
     entries = [entry for name in source.sizes for entry in islice(source.read(name), share)][:limit]
     if not entries:
-        raise ValueError(f"{run} holds no trajectory yet: come back when a batch is finished")
+        raise ValueError(f"{run} holds no trajectory yet: try again when a batch is finished")
     notes = list(source.notes)
     if len(entries) < total:
         notes.append(f"{total - len(entries):,} of {total:,} trajectories are left out: --limit is {limit:,}.")

@@ -1,4 +1,4 @@
-"""What the trajectory page shows of a run: one entry per trajectory, of an evaluation or of training."""
+"""The data of the trajectory page: one entry per trajectory, of an evaluation or of training."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from sorl_trl.records.trained import SHARDS, TrainedTrajectory, count_trained, r
 
 EVALUATION, TRAINING = "evaluation", "training"
 ENVIRONMENT = -1
-"""The turn id of tokens that are nobody's turn."""
+"""The turn id of tokens that belong to no turn."""
 DIGITS = 6
-"""Significant digits of ratios and advantages: more would not be seen, and there are many tokens."""
+"""Significant digits of ratios and advantages; nobody would see more, and there are many tokens."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Entry:
     """One trajectory, in JSON's types. The page's scripts read it by these names."""
 
     key: str
-    """Names it in the address of the page."""
+    """Its name in the address of the page."""
     group: str
     """Its dataset, or its optimizer step."""
     question: str | None
@@ -49,17 +49,17 @@ class Entry:
     verdict: str
     """"right", "wrong" or "unscored"."""
     score: float | str | None
-    """`correct` of an evaluation, the reward of training."""
+    """`correct` in an evaluation, the reward in training."""
     stop_reason: str | None
     token_count: int
-    """Of its turns. Of training, 0 if it was masked: then no turn is left."""
+    """The number of tokens in turns. In training, it is 0 if the trajectory was masked, because no turn is left."""
     facts: Mapping[str, str]
-    """What else is known, by name, in the words to be shown."""
+    """Other facts to show, by name."""
     measures: Mapping[str, Any]
     prompt: str
     segments: Sequence[Mapping[str, Any]]
     """A "turn" has `action`, `token_count`, either `text` or `tokens`, and perhaps `reward`; an "observation" `text`,
-    `token_count`, `passages`, `truncated`, `neutralized`, and `role` where the rollout has told it."""
+    `token_count`, `passages`, `truncated`, `neutralized`, and `role` if the rollout recorded it."""
 
 
 @dataclass(frozen=True)
@@ -68,18 +68,18 @@ class Source:
 
     kind: str
     sizes: Mapping[str, int]
-    """Dataset or optimizer step -> how many trajectories there are of it."""
+    """The number of trajectories by dataset or optimizer step."""
     read: Callable[[str], Iterator[Entry]]
-    """Gives those of a dataset or step one by one. Holds a file open until it is through or let go."""
+    """Yields those of a dataset or step. It holds a file open until it is exhausted or released."""
     notes: Sequence[str] = ()
-    """What a reader of the page must know, a sentence each."""
+    """Notes for readers of the page, a sentence each."""
 
 
 def open_run(run: str | os.PathLike[str]) -> Source:
-    """Find out what a folder holds, and how many. No trajectory is read before it is asked for.
+    """Find the trajectories of a folder and count them, without reading any.
 
     Raises:
-        FileNotFoundError: It is neither the folder of an evaluation nor that of a training run with dumps.
+        FileNotFoundError: It is neither the folder of an evaluation nor of a training run that wrote trajectories.
     """
     check_run_folder(run)
     evaluation = evaluation_in(run)
@@ -99,7 +99,7 @@ def open_run(run: str | os.PathLike[str]) -> Source:
         return Source(EVALUATION, sizes, lambda name: _evaluated(evaluation, name), notes)
     made = f"`sorl evaluate {run}` makes some" if policy_in(run) else "name the folder of a run"
     raise FileNotFoundError(
-        f"{run} holds no trajectories: {made}; training keeps its own with `save_trajectories_steps`"
+        f"{run} holds no trajectories: {made}; training writes its own with `save_trajectories_steps`"
     )
 
 
@@ -120,7 +120,7 @@ def _step_name(step: int) -> str:
 
 
 def evaluation_entry(row: Mapping[str, Any]) -> Entry:
-    """The entry of a row of an evaluation. Token ids and log-probabilities stay behind."""
+    """The entry of a row of an evaluation, without token ids and log-probabilities."""
     about = {"id": row["question_id"], **{name: row[name] for name in ("sample", "data_source")}}
     about |= json.loads(row["metadata"])
     measures = {name: row[name] for name in MEASURES} | json.loads(row.get("environment") or "{}")

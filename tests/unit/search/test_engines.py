@@ -112,7 +112,7 @@ def test_open_builds_where_there_is_none_and_loads_for_its_corpus_only(
     monkeypatch.setattr(engine, "build", lambda *_: pytest.fail("built again"))
     assert ids(engine.open(corpus, tmp_path / "index"), "rome") == ["it"]
     write_corpus(PASSAGES[:2], corpus)
-    with pytest.raises(IndexOutdated, match=r"index .*index: .*another content than .*corpus\.jsonl"):
+    with pytest.raises(IndexOutdated, match=r"index .*index: .*different content than .*corpus\.jsonl"):
         engine.open(corpus, tmp_path / "index")
 
 

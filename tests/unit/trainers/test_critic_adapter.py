@@ -57,7 +57,7 @@ class TestAddCriticAdapter:
     @pytest.mark.parametrize("init", ["pissa", "olora"])
     def test_no_base_model_that_is_another_one(self, init: str) -> None:
         """`load_critic` would put the critic on the original."""
-        with pytest.raises(ValueError, match=rf"`init_lora_weights='{init}'` takes the policy's first adapter off"):
+        with pytest.raises(ValueError, match=rf"`init_lora_weights='{init}'` subtracts the policy's first adapter"):
             add_critic_adapter(peft_policy(init_lora_weights=init))
 
     @pytest.mark.parametrize("init", ["gaussian", True])

@@ -211,6 +211,6 @@ def test_a_failed_update_takes_part_in_the_gathers_of_the_others(monkeypatch: py
     monkeypatch.setattr(client, "_get", lambda _: {"weight_version": "2"})
     gathered: list[str] = []
     parameters = ((name, gathered.append(name)) for name in "abc")
-    with pytest.raises(EngineUnavailable, match="started anew"):
+    with pytest.raises(EngineUnavailable, match="was restarted"):
         client.update_named_params([], parameters)
     assert gathered == ["a", "b", "c"]

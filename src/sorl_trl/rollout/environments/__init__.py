@@ -1,1 +1,1 @@
-"""Environments beyond search: an object per trajectory, tools side by side, and TRL's environment objects."""
+"""Environments: one object per trajectory, tools, TRL's environment objects, and search."""

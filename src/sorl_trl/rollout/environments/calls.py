@@ -1,4 +1,4 @@
-"""Calls of foreign code that may take its time, or never return: each row's in a thread of its own, in order."""
+"""Calls of foreign code, which may take long or never return: one thread per row, in order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 from sorl_trl.threads import Work, start, work_off
 
 THREAD = "sorl-environment"
-"""How the threads are named in which environments and searches are asked."""
+"""The name of the threads in which environments and searches are called."""
 Outcome: TypeAlias = "tuple[Any, BaseException | None]"
 Hear: TypeAlias = "Callable[[Any, BaseException | None], Any]"
 
@@ -31,11 +31,11 @@ class Then:
 class Calls:
     """The calls of one rollout.
 
-    What is done for a row is done in a thread that is the row's alone: what it holds may be bound to its thread, as an
-    SQLite connection is. What must be awaited is awaited in an event loop that all rows share. At most `concurrency`
-    rows' calls go on at the same time. One that takes longer than `timeout_s` is given up and no longer counts: a
-    coroutine is cancelled, and a thread goes on until it returns, but nobody hears of it. All threads are daemons, so
-    that a call that hangs does not keep the process from ending.
+    Each row's calls run in their own thread, because objects may be bound to a thread, as SQLite connections are.
+    Awaitables run in an event loop that all rows share. Calls of at most `concurrency` rows run at the same time. A
+    call that takes longer than `timeout_s` is abandoned and no longer counts: a coroutine is cancelled, and a thread
+    runs until it returns, but its result is ignored. All threads are daemons, so that a hanging call does not keep the
+    process from ending.
     """
 
     def __init__(self, rows: int, timeout_s: float, concurrency: int) -> None:
@@ -51,7 +51,7 @@ class Calls:
     def make(self, row: int, function: Callable[[], Any], late: Any, hear: Hear) -> Future[Any]:
         """Call `function` in the row's thread, without waiting for it.
 
-        The future has what `hear` makes of its value, or of what it raised; or `late` where it takes too long.
+        The future gets the result of `hear` for its value or its error, or `late` if it takes too long.
         """
         answer: Future[Any] = Future()
         self._open.add(answer)
@@ -60,7 +60,7 @@ class Calls:
         return answer
 
     def close(self) -> None:
-        """Give up all that is under way or still to come. Nothing is waited for."""
+        """Abandon all calls under way or still to come, without waiting."""
         for answer in list(self._open):
             if answer.cancel():
                 answer.set_running_or_notify_cancel()  # or nobody who waits for it would be told

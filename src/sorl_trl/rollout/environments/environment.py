@@ -1,4 +1,4 @@
-"""What answers the policy's turns: an environment for each trajectory, or one responder for all."""
+"""What answers the policy's turns: one environment per trajectory, or one responder for all."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ _STOPS = (StopReason.ENVIRONMENT_DONE, StopReason.ENVIRONMENT_UNAVAILABLE, StopR
 
 @dataclass(frozen=True)
 class Reply:
-    """What the environment says to a turn.
+    """The environment's reply to a turn.
 
     `text` is untrusted: the rollout sanitizes it, cuts it to `max_observation_tokens` and frames it. A reply with a
-    `stop` ends the trajectory there, and its text is not read any more.
+    `stop` ends the trajectory, and its text is ignored.
 
-    Raises TypeError for a `text` that is none, ValueError for a `reward` that is not finite, a `stop` that is not the
-    environment's to say (`ENVIRONMENT_DONE`, or that it is down), and a `role` that is neither "tool" nor "user".
+    Raises TypeError if `text` is not a string, and ValueError if `reward` is not finite, `stop` is not a reason of the
+    environment (`ENVIRONMENT_DONE`, or that it is down), or `role` is neither "tool" nor "user".
     """
 
     text: str = ""
     passages: tuple[Passage, ...] = ()
-    """What `text` shows, where it shows passages: for records and statistics."""
+    """The passages that `text` shows, if any, for records and statistics."""
     reward: float | None = None
-    """For this turn: see `Turn.reward`."""
+    """The reward of this turn (`Turn.reward`)."""
     stop: StopReason | None = None
     role: str = "tool"
-    """Who speaks. A "user" who speaks again, in the middle of the trajectory, needs a `ChatProtocol`."""
+    """Who speaks. A "user" who speaks again in the middle of a trajectory needs a `ChatProtocol`."""
     results: tuple[ToolResult, ...] = ()
-    """In place of `text`: what several tools say, with a `ChatProtocol` a message of the chat template each."""
+    """The results of several tools, instead of `text`; with a `ChatProtocol`, each is a message of the template."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.text, str):
@@ -55,37 +55,38 @@ class Reply:
 
 
 class Environment(Protocol):
-    """The world of one trajectory. Its state is its own: every trajectory has another object.
+    """The world of one trajectory. Every trajectory has its own object, so state is not shared.
 
-    `step` may be a coroutine, and may take its time: other trajectories go on meanwhile. A turn comes in with what the
-    protocol has read in it (`turn.action`). Raise `SearchUnavailable`, `ConnectionError` or `TimeoutError`, or what
-    requests, httpx, aiohttp or urllib raises in their place, for a world that is down: the trajectory is masked out of
-    the loss. Any other exception is a programming error and ends the run. A method `reset`, if there is one, is given
-    the columns of the row's example that it takes, and may return text for the end of the prompt. A method `measures`,
-    if there is one, is called after the rollout, in the rollout's thread, and returns figures of the trajectory by
-    name, which are averaged and logged. `EnvironmentResponder` makes one environment per trajectory.
+    `step` may be a coroutine and may take long, because other trajectories continue meanwhile. It gets a turn with the
+    action that the protocol parsed (`turn.action`). If the world is down, raise `SearchUnavailable`, `ConnectionError`
+    or `TimeoutError`, or let errors of requests, httpx, aiohttp or urllib through: the trajectory is masked out of the
+    loss. Any other exception is a programming error and ends the run.
+
+    Two methods are optional. `reset` gets the dataset columns that it has parameters for, and may return text for the
+    end of the prompt. `measures` is called after the rollout, in the rollout's thread, and returns numbers by name,
+    which are averaged over trajectories and logged. `EnvironmentResponder` makes one environment per trajectory.
     """
 
     def step(self, turn: Turn) -> Reply | Awaitable[Reply]:
-        """Answer a turn that calls a tool, or any message. Answers and invalid turns never come here."""
+        """Answer a turn that calls a tool, or any message. It never gets answers and invalid turns."""
         ...
 
 
 @dataclass(frozen=True)
 class RowTurn:
-    """A turn, and the row of the rollout that took it."""
+    """A turn, and its row in the rollout."""
 
     row: int
     turn: Turn
 
 
 class Responder(ABC):
-    """Answers the turns of all rows of a rollout, while the engine goes on.
+    """Answers the turns of all rows of a rollout, while the engine continues.
 
     Attributes:
-        environments: An object per row of the last rollout, for reward functions; empty where there are none.
-        kinds: The name of each row's environment, where there are several.
-        protocol: How a policy calls it, where it says so itself.
+        environments: An object per row of the last rollout, for reward functions; may be empty.
+        kinds: The name of each row's environment, if there are several.
+        protocol: The protocol with which a policy calls it, if it has its own.
         shown: Functions that the chat template shows as tools, for rows of each of the `kinds`.
     """
 
@@ -95,36 +96,36 @@ class Responder(ABC):
     shown: Mapping[str | None, Sequence[Callable[..., Any]]] = MappingProxyType({})
 
     def fork(self) -> Responder:
-        """One for another rollout, which may go on at the same time: a shallow copy, that shares what is not its own.
+        """A shallow copy for another rollout, which may run at the same time.
 
-        What `greet`, `open` and `close` change must be assigned anew in them, not changed in place.
+        `greet`, `open` and `close` must therefore assign new attributes instead of changing them in place.
         """
         return copy.copy(self)
 
     def greet(self, examples: Sequence[Mapping[str, Any]]) -> Sequence[str | None]:
-        """Say what is added to each row's prompt, before prompts are encoded; `open` follows with the same examples.
+        """The text to add to each row's prompt before it is encoded; `open` follows with the same examples.
 
-        Like all that an environment says, it is untrusted: whoever adds it sanitizes it.
+        Like everything that an environment says, it is untrusted, and the caller sanitizes it.
         """
         return [None] * len(examples)
 
     def open(self, examples: Sequence[Mapping[str, Any]]) -> None:
-        """Begin a rollout; one example per row says what is known of it: its `prompt`, the columns of the dataset."""
+        """Begin a rollout, with one example per row: its `prompt` and the columns of the dataset."""
 
     def measures(self, row: int) -> Mapping[str, float]:
-        """Figures of a row whose trajectory has ended, by name."""
+        """The measures of a row whose trajectory has ended, by name."""
         return {}
 
     @abstractmethod
     def ask(self, turns: Sequence[RowTurn]) -> list[Future[Reply]]:
-        """Start answering, without waiting. The rollout never asks for a row twice at the same time."""
+        """Start answering turns, without waiting. The rollout never has two turns of a row open at the same time."""
 
     def close(self) -> None:
-        """End the rollout: whatever is still being answered is not waited for."""
+        """End the rollout, without waiting for answers under way."""
 
 
 class BatchResponder(Responder):
-    """Answers turns in batches, in threads: all that have ended while the threads were busy are one batch.
+    """Answers turns in batches, in threads: all turns that end while the threads are busy form one batch.
 
     Subclasses implement `respond`, which is called by up to `concurrency` threads at the same time.
     """
@@ -147,9 +148,9 @@ class BatchResponder(Responder):
         return [reply for _, reply in asked]
 
     def close(self) -> None:
-        """Drop what no thread has begun with. What is being answered goes on, and nobody hears it.
+        """Drop turns that no thread has begun. Answers under way continue, but are ignored.
 
-        The threads stay for the next rollout, as long as the responder does: what they call may be bound to them.
+        The threads live as long as the responder, because the objects that they call may be bound to them.
         """
         self._take()
 

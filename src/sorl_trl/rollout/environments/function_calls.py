@@ -1,4 +1,4 @@
-"""Calls that a policy writes in a message, as Python or as JSON: read, and never evaluated."""
+"""Parses the calls that a policy writes in a message, as Python or as JSON, without evaluating anything."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _PARSING = threading.Lock()
 
 
 class WrongCall(Exception):
-    """A call that cannot be made: the message is for the policy."""
+    """A call that cannot be made. The message is for the policy."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """A function's name, perhaps with that of its world (`MathAPI.add`), and its arguments."""
+    """A function's name, possibly with that of its world (`MathAPI.add`), and its arguments."""
 
     name: str
     positional: tuple[Any, ...] = ()
@@ -34,14 +34,14 @@ class Call:
 
 
 def read_calls(message: str) -> list[Call]:
-    """The calls of a message, in order; none of one that only says something.
+    """The calls of a message, in order; empty for plain text.
 
     A message calls functions as Python, `[cd(folder='a'), ls()]`, where either bracket may be missing, or as JSON,
-    `<tool_call>{"name": "cd", "arguments": {"folder": "a"}}</tool_call>`, as often as it likes. What comes before
-    `</think>` is no call. Arguments are literals.
+    `<tool_call>{"name": "cd", "arguments": {"folder": "a"}}</tool_call>`, any number of times. Text before `</think>`
+    is ignored. Arguments are literals.
 
-    Raises WrongCall for a message that begins like calls and cannot be read as such, for one of more than 16,384
-    characters or 100 calls, brackets that are nested more than 50 deep, and a whole number of more than 15 digits.
+    Raises WrongCall if a message begins like calls but cannot be parsed as such, has more than 16,384 characters or
+    100 calls, nests brackets more than 50 deep, or has a whole number of more than 15 digits.
     """
     said = message.rpartition("</think>")[2].strip()
     if fenced := _FENCE.fullmatch(said):

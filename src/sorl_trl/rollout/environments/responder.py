@@ -1,4 +1,4 @@
-"""An environment of its own for every trajectory, as the responder of a rollout."""
+"""A responder with one environment per trajectory."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from sorl_trl.types import StopReason, Turn
 logger = logging.getLogger(__name__)
 
 TIMEOUT_S = 60.0
-"""Ours, as long as a search is tried again."""
+"""Our choice, as long as a search is retried."""
 CONCURRENCY = 64
-"""Ours: as many steps go on at the same time."""
+"""Our choice for how many steps run at the same time."""
 ENVIRONMENT = "environment"
-"""The column that names the factory of a row, where there are several: TRL's own."""
+"""The column that names a row's factory if there are several, as in TRL."""
 Factory: TypeAlias = "Callable[[], Environment]"
 UNAVAILABLE = Reply(stop=StopReason.ENVIRONMENT_UNAVAILABLE)
 _MUST_RETURN: Mapping[str, tuple[Any, str]] = {
@@ -32,21 +32,21 @@ _MUST_RETURN: Mapping[str, tuple[Any, str]] = {
 
 
 class EnvironmentResponder(Responder):
-    """Answers each row's turns with an environment of its own, while other rows go on.
+    """Answers each row's turns with the row's own environment, while other rows continue.
 
-    At the beginning of a rollout, `factory` is called once per row, in order; of several factories, the one that the
-    column `environment` of the row names. `Environment` says what is asked of the objects.
+    At the beginning of a rollout, `factory` is called once per row, in order. If there are several factories, the
+    row's column `environment` names one. `Environment` describes the objects.
 
-    An object is made, reset and asked in one thread, which is its own; what is a coroutine goes on in an event
-    loop that all rows share. A `reset` or `step` that takes longer than `timeout_s`, or says that its world is down,
-    ends the trajectory as `ENVIRONMENT_UNAVAILABLE`, masked out of the loss.
+    Each object is made, reset and called in its own thread; coroutines run in an event loop that all rows share. If a
+    `reset` or `step` takes longer than `timeout_s`, or its world is down, the trajectory ends as
+    `ENVIRONMENT_UNAVAILABLE`, masked out of the loss.
 
     Args:
-        factory: Makes an environment: a class, or a function without arguments; or several, by their names.
-        timeout_s: For one step, or one `reset`; infinity is for ever.
-        concurrency: How many steps may go on at the same time.
+        factory: Makes an environment: a class, or a function without arguments; or several of them by name.
+        timeout_s: Seconds for one `step` or one `reset`; infinity sets no limit.
+        concurrency: How many steps may run at the same time.
 
-    Raises ValueError for a number out of range, and for a row whose column `environment` names no factory.
+    Raises ValueError if a number is out of range, or a row's column `environment` names no factory.
     """
 
     def __init__(
@@ -64,14 +64,14 @@ class EnvironmentResponder(Responder):
 
     @property
     def environments(self) -> Sequence[Any]:  # type: ignore[override]
-        """Those of the last rollout, one per row. Trainers hand them to reward functions, as `environments`."""
+        """The environments of the last rollout, one per row. Trainers pass them to reward functions."""
         return self._environments
 
     def greet(self, examples: Sequence[Mapping[str, Any]]) -> list[str | None]:
-        """Begin a rollout by resetting its environments; what each of them says. `open` then goes on with them.
+        """Begin a rollout by resetting its environments, and return what each says. `open` continues with them.
 
-        Raises TypeError for an object without a method `step`, for a `reset` that needs what the examples do not have
-        or returns neither text nor None, TimeoutError for a `factory` that does not return, and what either raises.
+        Raises TypeError if an object has no method `step`, or if its `reset` needs a column that is missing or returns
+        neither text nor None; TimeoutError if a `factory` does not return; and whatever either raises.
         """
         self.close()
         if None not in self._factories:
@@ -90,7 +90,7 @@ class EnvironmentResponder(Responder):
         return self._greetings
 
     def open(self, examples: Sequence[Mapping[str, Any]]) -> None:
-        """See `Responder.open`. Raises what `greet` raises, and ValueError for a greeting that nobody asked for."""
+        """See `Responder.open`. Raises what `greet` raises, and ValueError for greetings if it was not called."""
         said = [] if self._greetings is not None else list(filter(None, self.greet(examples)))
         if said:
             self.close()
@@ -101,7 +101,7 @@ class EnvironmentResponder(Responder):
         self._greetings = None
 
     def measures(self, row: int) -> Mapping[str, float]:
-        """See `Responder.measures`: what the row's environment says, if it has such a method."""
+        """See `Responder.measures`: the row's environment answers, if it has such a method."""
         measures: Callable[[], Mapping[str, float]] | None = getattr(self._environments[row], "measures", None)
         return (measures() or {}) if callable(measures) else {}
 
@@ -163,9 +163,9 @@ class EnvironmentResponder(Responder):
 
 
 def call_with(method: Callable[..., Any], example: Mapping[str, Any]) -> Any:
-    """Call `method` with those columns of an example that it takes: all, where it takes `**kwargs`.
+    """Call `method` with the columns of an example that it has parameters for, or all if it takes `**kwargs`.
 
-    Raises TypeError for an argument without a default that no column gives.
+    Raises TypeError if a parameter without a default has no column.
     """
     parameters = inspect.signature(method).parameters.values()
     if any(each.kind is each.VAR_KEYWORD for each in parameters):

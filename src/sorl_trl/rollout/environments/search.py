@@ -1,4 +1,4 @@
-"""A search engine as the environment of all rows, which lives with its failures: none of them ends the run."""
+"""A search engine as the environment of all rows, in which an engine that fails does not end the run."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from sorl_trl.types import StopReason
 logger = logging.getLogger(__name__)
 
 _THREADS = 8
-"""Ours: enough for what ends while a slow search is on its way."""
+"""Our choice, enough for the turns that end during a slow search."""
 _DOWN = Reply(stop=StopReason.SEARCH_UNAVAILABLE)
 
 
 class SearchResponder(BatchResponder):
-    """Answers turns that search: those that have ended while the threads were busy share one call, each query once.
+    """Answers turns that search. Turns that end while the threads are busy share one call, in which no query repeats.
 
     Args:
-        backend: Asked by up to `concurrency` threads at the same time.
+        backend: The search engine, called by up to `concurrency` threads at the same time.
         protocol: How passages become text.
         top_k: The most passages per query.
-        retry: How often and how long a search that is down is tried again.
-        concurrency: How many threads search; by default 8 for an engine that says `thread_safe = True`, else 1, which
-            is the same in all rollouts.
+        retry: How often and how long to retry a search that is down.
+        concurrency: How many threads search; by default 8 if the engine sets `thread_safe = True`, else 1, which is
+            the same thread in all rollouts.
 
-    Raises TypeError for a backend without `search_batch`, ValueError for a `top_k` or `concurrency` below 1.
+    Raises TypeError if the backend has no `search_batch`, and ValueError if `top_k` or `concurrency` is below 1.
     """
 
     def __init__(
@@ -49,9 +49,7 @@ class SearchResponder(BatchResponder):
         self._backend = backend
         self._protocol = protocol or TagProtocol()
         if self._protocol.turns_are_messages:
-            raise ValueError(
-                "protocol has turns that are whole messages, but a search is a tag in one: use `TagProtocol`"
-            )
+            raise ValueError("protocol has turns that are whole messages, but a search needs tags: use `TagProtocol`")
         self.top_k = top_k
         self._retry = retry or RetryPolicy()
         self._is_down = False
@@ -60,17 +58,17 @@ class SearchResponder(BatchResponder):
         self._is_down = False
 
     def respond(self, turns: Sequence[RowTurn]) -> list[Reply]:
-        """See `BatchResponder`. Once retries were in vain, the rest of the rollout makes an attempt each."""
+        """See `BatchResponder`. Once retries have failed, the rest of the rollout makes one attempt per batch."""
         queries = [each.turn.action.content for each in turns]
         replies = self.search(queries, patient=not self._is_down)
         self._is_down = _DOWN in replies.values()
         return [replies[query] for query in queries]
 
     def search(self, queries: Sequence[str], patient: bool = True) -> dict[str, Reply]:
-        """The reply to each distinct query, all asked for in one call; with one attempt only, unless `patient`.
+        """The reply to each distinct query, from one call for all; with only one attempt, unless `patient`.
 
-        A refused batch is asked again query by query, so that one bad query spoils no other. Raises RuntimeError if
-        the engine returns another number of results than it was asked for, and whatever else it raises.
+        A refused batch is repeated query by query, so that one bad query spoils no other. Raises RuntimeError if the
+        engine returns the wrong number of results, and whatever else it raises.
         """
         unique = list(dict.fromkeys(queries))
         try:

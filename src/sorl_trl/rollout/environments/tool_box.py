@@ -1,4 +1,4 @@
-"""Several tools of one protocol: TRL's functions and environments, and a search engine."""
+"""Tools for one rollout: TRL's functions and environments, and a search engine."""
 
 from __future__ import annotations
 
@@ -28,33 +28,33 @@ _USE_OF_SEARCH = "a search query; passages are then shown to you"
 
 
 class ToolBox(EnvironmentResponder):
-    """The tools that a TRL trainer takes, for a rollout of this package; and a search engine, if there is one.
+    """The tools that a TRL trainer takes, and optionally a search engine, for a rollout of this package.
 
-    A policy calls a tool by a tag of its name, around a JSON object of arguments: `<guess>{"number": 7}</guess>`;
-    plain text will do for a tool of one argument: `<guess>7</guess>`. With `protocol=ChatProtocol()` the chat template
-    shows the tools, and a message calls as many as it likes, as the template writes it; one that calls none ends the
-    trajectory. Functions and methods may be coroutines. Arguments that do not fit, and whatever a tool raises, become
-    a text to the policy, except for a tool that is down: see `EnvironmentResponder`, also for the time limit.
+    A policy calls a tool with a tag of its name around a JSON object of arguments, `<guess>{"number": 7}</guess>`, or
+    around plain text if the tool has one argument, `<guess>7</guess>`. With `protocol=ChatProtocol()`, the chat
+    template shows the tools, and a message calls any number of them in the template's format; a message without calls
+    ends the trajectory. Functions and methods may be coroutines. The policy is told of wrong arguments and of whatever
+    a tool raises, unless the tool is down or too slow: see `EnvironmentResponder`.
 
-    As under TRL, each trajectory has an object of `environment_factory`, whose public methods are tools. Reward
-    functions get the objects as `environments`. Searches of all rows go out together, each query once.
+    As in TRL, each trajectory has an object of `environment_factory`, whose public methods are tools. Reward functions
+    get the objects as `environments`. Searches of all rows are sent together, each query once.
 
     Args:
         tools: Functions, which must be safe to call from several threads unless `concurrency` is 1.
-        environment_factory: A class, or a function without arguments; or several, by their names.
-        search: Behind the tag `<search>`; a `SearchResponder` says how many passages there are, and how patient it is.
-            With a `ChatProtocol`, `search_tool(engine)` is one of the `tools`.
-        protocol: How things are worded; the `tools` of a `TagProtocol` are replaced.
-        timeout_s: For the calls of one turn; a trajectory whose calls take longer is masked out of the loss.
-        concurrency: Trajectories whose calls may go on at the same time.
+        environment_factory: A class, or a function without arguments; or several of them by name.
+        search: The engine behind the tag `<search>`; a `SearchResponder` sets the number of passages and the retries.
+            With a `ChatProtocol`, add `search_tool(engine)` to the `tools` instead.
+        protocol: The wording; the `tools` of a `TagProtocol` are replaced.
+        timeout_s: Seconds for the calls of one turn; a trajectory whose calls take longer is masked out of the loss.
+        concurrency: How many trajectories may make calls at the same time.
 
     Attributes:
-        protocol: With the tags of all tools, or their schemas. `AgentRollout` reads it.
+        protocol: The protocol with the tags of all tools, or their schemas. `AgentRollout` reads it.
         shown: The tools that the chat template shows, with a `ChatProtocol`.
 
-    Raises TypeError for a factory whose objects have no method `reset`; ValueError where there is no tool, where two
-    have one name, and for one that is called `answer`; and for a row whose column `environment` names no factory.
-    With a `ChatProtocol`, what `transformers.utils.get_json_schema` raises for tools without annotations or docstring.
+    Raises TypeError if a factory's objects have no method `reset`, and ValueError if there is no tool, two have the
+    same name, one is called `answer`, or a row's column `environment` names no factory. With a `ChatProtocol`, raises
+    what `transformers.utils.get_json_schema` raises for tools without annotations or docstring.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class ToolBox(EnvironmentResponder):
         protocol = protocol or TagProtocol()
         in_messages = isinstance(protocol, ChatProtocol)
         if in_messages and search is not None:
-            raise ValueError("search is a tag, which a `ChatProtocol` has not: add `search_tool(engine)` to the tools")
+            raise ValueError("search needs tags, which a `ChatProtocol` lacks: add `search_tool(engine)` to the tools")
         several = isinstance(environment_factory, Mapping)
         given: Any = environment_factory if several else {None: environment_factory}
         callers = {name: partial(Caller, tools, factory) for name, factory in given.items()}
@@ -89,7 +89,7 @@ class ToolBox(EnvironmentResponder):
                 raise ValueError(f"tools have the names {[*names]}, but {SEARCH!r} is the search engine's")
             names = {SEARCH: None, **names}
         if not names:
-            raise ValueError("tools, environment_factory and search name no tool: there must be one at least")
+            raise ValueError("tools, environment_factory and search name no tool: there must be at least one")
         if isinstance(protocol, ChatProtocol):
             self.protocol = replace(protocol, functions=tuple(map(get_json_schema, self._tools)))
         else:
@@ -124,7 +124,7 @@ class ToolBox(EnvironmentResponder):
 
     @property
     def instructions(self) -> str:
-        """What a prompt may say about the tools, a line each, from annotations and docstrings.
+        """A description of the tools for prompts, a line each, from annotations and docstrings.
 
         Raises what `transformers.utils.get_json_schema` raises for a tool without them.
         """
@@ -133,9 +133,9 @@ class ToolBox(EnvironmentResponder):
 
     @property
     def rewards(self) -> list[Callable[..., Any]]:
-        """Reward functions, one for each class of objects with `get_reward`, and named after it, as under TRL.
+        """One reward function for each class of objects with `get_reward`, named after the class, as in TRL.
 
-        They give None for objects of other classes, and where the object's world was down.
+        They return None for objects of other classes, and if the object's world was down.
         """
         return [_reward_of(each) for each in self._classes if callable(getattr(each, "get_reward", None))]
 

@@ -1,4 +1,4 @@
-"""TRL's tools, functions and the methods of `environment_factory`'s objects, as what answers a trajectory's turns."""
+"""TRL's tools, which are functions and methods of `environment_factory`'s objects, as an environment."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _READ = (str, int, float, bool)
 
 
 class Unavailable(str):
-    """What a tool returns whose world is down: the trajectory is masked out of the loss.
+    """Return it from a tool whose world is down: the trajectory is then masked out of the loss.
 
-    In TRL's own tool loop too, where the policy reads the text. TRL puts `str()` of a tool's result into a message: of
-    this one, the object itself, by which it is known there.
+    This works in TRL's own tool loop, too, where the policy reads the text. TRL puts `str()` of a tool's result into a
+    message, which for this class is the object itself, so that it can be recognized there.
     """
 
     def __str__(self) -> str:
@@ -38,7 +38,7 @@ class Unavailable(str):
 
 
 def instruction(tool: Tool) -> str:
-    """What a prompt may say about a tool, from its annotations and its docstring, in a line.
+    """A line that describes a tool in a prompt, from its annotations and its docstring.
 
     Raises what `transformers.utils.get_json_schema` raises for a function without them.
     """
@@ -51,7 +51,7 @@ def instruction(tool: Tool) -> str:
 
 
 def methods_of(environment: Any) -> list[Tool]:
-    """The tools of an object, in the order of their names: of the class, for its properties would be evaluated."""
+    """The tools of an object, ordered by name. They are found in its class, so that no property is evaluated."""
     names = [name for name, _ in inspect.getmembers(type(environment), inspect.isfunction)]
     return [getattr(environment, name) for name in names if name not in _NO_TOOLS and not name.startswith("_")]
 
@@ -80,7 +80,7 @@ class Caller:
         return said
 
     def step(self, turn: Turn) -> Reply | Awaitable[Any]:
-        """Answer a call, or the calls of a message; a message without any is the policy's last."""
+        """Answer a call, or the calls of a message; a message without calls is the policy's last."""
         if turn.action.kind is not ActionKind.MESSAGE:
             return self._call(turn.action.tool or ActionKind.SEARCH.value, turn.action.content)
         calls = turn.action.calls
@@ -118,7 +118,7 @@ class Caller:
 
 
 def named(tools: Sequence[Tool]) -> dict[str, Tool]:
-    """Tools by their names. Raises ValueError where two have the same, TypeError for one without."""
+    """Tools by name. Raises ValueError if two have the same name, and TypeError if one has none."""
     if nameless := [tool for tool in tools if not hasattr(tool, "__name__")]:
         raise TypeError(f"a tool is {nameless[0]!r}, but must be a function or a method, which has a name")
     names = [tool.__name__ for tool in tools]
@@ -152,16 +152,16 @@ def _failed(tool: Tool, error: BaseException) -> Reply:
 
 
 class WrongArguments(Exception):
-    """They do not fit the method: the message is for the policy."""
+    """The arguments do not fit the method. The message is for the policy."""
 
 
 def read_arguments(method: Callable[..., Any], said: str | Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of `method`, by name, or as the JSON object of a text; plain text will do where it has but one.
+    """The arguments of `method`, from a mapping or from a JSON object as text; plain text works for a single argument.
 
-    What is to be a number, a truth value, a list or a dictionary may be written as text; what is annotated as anything
-    else is taken as it is.
+    Numbers, truth values, lists and dictionaries may be written as text; arguments with other annotations are passed
+    unchanged.
 
-    Raises WrongArguments for what does not fit.
+    Raises WrongArguments if the arguments do not fit.
     """
     parameters = inspect.signature(method).parameters
     named = _from_text(said, parameters) if isinstance(said, str) else said

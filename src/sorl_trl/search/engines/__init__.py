@@ -1,4 +1,4 @@
-"""Search engines over a corpus by name: BM25, tantivy and dense retrieval."""
+"""Search engines over a corpus, by name: BM25, tantivy and dense retrieval."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ ENGINES: dict[str, type[SavedIndex]] = {index.engine: index for index in (BM25In
 
 
 def open_index(index_dir: str | os.PathLike[str]) -> SavedIndex:
-    """Load an index with the engine that made it; see `SavedIndex.load` for all that it raises.
+    """Load an index with the engine that built it; `SavedIndex.load` lists all that it raises.
 
     Raises:
-        ValueError: An engine made it that this version does not know.
+        ValueError: This version does not know the engine that built it.
     """
     engine = read_manifest(Path(index_dir)).engine
     if engine not in ENGINES:

@@ -1,4 +1,4 @@
-"""The embedded search engine: BM25 over a corpus file, in one directory that every process maps into memory."""
+"""BM25 over a corpus file, in one folder that every process maps into memory."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from sorl_trl.types import Passage
 class BM25Index(SavedIndex):
     """A `SearchBackend` for up to about a million passages: bm25s's scores (Lucene's BM25, k1 = 1.5, b = 0.75).
 
-    Title and text are searched. Only passages that share a token with the query are hits; equal scores keep the order
-    of the corpus, so the same query always gives the same passages. A token that a query repeats counts once, so that
-    a policy that repeats itself cannot slow the search down.
+    It searches title and text. Only passages that share a token with the query are hits. Equal scores keep the order
+    of the corpus, so the same query always finds the same passages. A repeated token counts once, so that a policy
+    that repeats itself cannot slow the search down.
 
-    Made by `build` or `load`. The index directory holds the passages too: the corpus file is not needed afterwards.
+    Make it with `build` or `load`. The index folder has the passages, too: the corpus file is not needed afterwards.
     """
 
     engine: ClassVar[str] = "bm25"

@@ -1,4 +1,4 @@
-"""Dense retrieval: an embedding model, and the exact inner product with every passage."""
+"""Dense retrieval: an embedding model, and exact inner products with every passage."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ ENCODED_AT_ONCE = 4096
 
 @dataclass(frozen=True)
 class DenseOptions:
-    """An embedding model, and how it is given texts. The defaults are those of Search-R1's retriever, E5.
+    """An embedding model, and how texts are passed to it. The defaults are those of Search-R1's retriever, E5.
 
     Args:
         model: A sentence-transformers or transformers model: a Hub id or a local folder.
-        query_prefix: Put before every query.
-        passage_prefix: Put before every passage, which is its title in quotes, a newline, and its text.
+        query_prefix: Text before every query.
+        passage_prefix: Text before every passage, which consists of its title in quotes, a newline, and its text.
         batch_size: Texts per forward pass.
-        device: Where the model runs, as torch names it; `None` for a GPU where there is one.
+        device: Where the model runs, as torch names it; `None` takes a GPU if there is one.
     """
 
     model: str = "intfloat/e5-base-v2"
@@ -54,13 +54,13 @@ class DenseOptions:
 
     @property
     def settings(self) -> dict[str, str]:
-        """The settings to search an index with again: a folder by its whole path, for the next working directory."""
+        """The settings for searching the index later. A local model is named by its absolute path."""
         model = str(Path(self.model).absolute()) if Path(self.model).is_dir() else self.model
         return {"model": model, "query_prefix": self.query_prefix, "passage_prefix": self.passage_prefix}
 
 
 class Encoder:
-    """A loaded model. Threads may share it: they take turns, for tokenizers cannot be used by two at once."""
+    """A loaded model. Threads may share it and take turns, because two cannot use a tokenizer at once."""
 
     def __init__(self, options: DenseOptions) -> None:
         try:
@@ -103,13 +103,14 @@ class Encoder:
 
 
 class DenseIndex(SavedIndex):
-    """A `SearchBackend` by meaning: it finds the passages whose vectors are nearest to the query's, by inner product.
+    """A `SearchBackend` that searches by meaning: it finds passages whose vectors are nearest to the query's.
 
-    Vectors have length 1, so that scores are cosines. The search is exact. Every passage is a hit of every query, save
-    a query of white space alone, which has none; hits with equal scores are in the order of the corpus. On a GPU the
-    vectors lie in its memory, else they are mapped from the file, and processes on one machine share them.
+    Vectors have length 1, so scores, which are inner products, are cosines. The search is exact. Every passage is a
+    hit of every query, except that a query of only white space has none. Hits with equal scores keep the order of the
+    corpus. On a GPU the vectors lie in its memory; otherwise they are mapped from the file, and processes on one
+    machine share them.
 
-    Made by `build` or `load`; needs `pip install 'sorl-trl[dense]'`.
+    Make it with `build` or `load`; it needs `pip install 'sorl-trl[dense]'`.
     """
 
     engine: ClassVar[str] = "dense"
@@ -128,10 +129,10 @@ class DenseIndex(SavedIndex):
         show_progress: bool = True,
         options: DenseOptions | None = None,
     ) -> DenseIndex:
-        """Embed a corpus into a new directory, and load it; see `SavedIndex.build`.
+        """Embed a corpus into a new folder, and load it; see `SavedIndex.build`.
 
         Args:
-            options: The model and how to use it; `None` for the defaults.
+            options: The model and how to use it; `None` takes the defaults.
 
         Raises:
             OSError: There is no such model.
@@ -143,13 +144,13 @@ class DenseIndex(SavedIndex):
 
     @classmethod
     def load(cls, index_dir: str | os.PathLike[str], device: str | None = None) -> DenseIndex:
-        """Load the model that made an index directory, and map the vectors; see `SavedIndex.load`.
+        """Load the model of an index folder, and map the vectors; see `SavedIndex.load`.
 
         Args:
             device: As in `DenseOptions`.
 
         Raises:
-            OSError: There is no such model any more.
+            OSError: The model no longer exists.
         """
         import torch
 

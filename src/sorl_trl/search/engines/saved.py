@@ -1,4 +1,4 @@
-"""What every search engine of this package is: files in one directory, made by `build` and opened by `load`."""
+"""The base of all search engines of this package: files in one folder, made by `build` and opened by `load`."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ MANIFEST = "manifest.json"
 # but find too little.
 FORMAT_VERSION = 4
 CORPUS = "corpus.jsonl"
-"""The passages, in the index directory of an engine that does not store them itself."""
+"""The file of passages in the index folder of an engine that does not store them itself."""
 
 Write = Callable[[Iterable[Passage], Path, bool], int]
-"""Puts passages into a directory, showing progress or not, and returns their number."""
+"""Writes passages into a folder, with or without a progress bar, and returns their number."""
 Index = TypeVar("Index", bound="SavedIndex")
 
 
@@ -37,7 +37,7 @@ class IndexCorrupted(ValueError):
 
 
 class IndexOutdated(ValueError):
-    """A saved index was made from another corpus than the one at hand."""
+    """A saved index was built from a corpus other than the given one."""
 
 
 Fingerprint = dict[str, "str | int"]
@@ -51,24 +51,24 @@ class Manifest:
     engine: str
     num_documents: int
     sources: list[Fingerprint]
-    """Of the corpus files that it was made from, in the order of reading."""
+    """The fingerprints of the corpus files, in the order of reading."""
     settings: dict[str, Any] = field(default_factory=dict)
-    """What else the answers depend on."""
+    """Everything else that answers depend on."""
     format_version: int = FORMAT_VERSION
 
     @property
     def identity(self) -> str:
-        """A short name of the content: of the corpus, and of how the engine reads it."""
+        """A short name of the content: the corpus, and how the engine reads it."""
         content = [self.format_version, self.engine, self.settings, self.sources]
         return f"{self.engine}-{hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]}"
 
 
 class SavedIndex(ABC):
-    """A `SearchBackend` whose files lie in one directory."""
+    """A `SearchBackend` whose files lie in one folder."""
 
     thread_safe = True
     engine: ClassVar[str]
-    """Its name in the manifest."""
+    """The engine's name in the manifest."""
     _write: ClassVar[staticmethod[[Iterable[Passage], Path, bool], int]]
     """Of an engine whose `build` needs nothing but the corpus."""
 
@@ -77,7 +77,7 @@ class SavedIndex(ABC):
 
     @property
     def identity(self) -> str:
-        """A short name of its content, for keys of caches: equal names give equal answers."""
+        """A short name of its content, for caches: equal names give equal answers."""
         return self._manifest.identity
 
     def __len__(self) -> int:
@@ -85,24 +85,24 @@ class SavedIndex(ABC):
 
     @abstractmethod
     def search_batch(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        """See `SearchBackend.search_batch`. Gives fewer than `k` passages, or none, where there are no more hits."""
+        """See `SearchBackend.search_batch`. Returns fewer than `k` passages, or none, if there are no more hits."""
 
     @classmethod
     def build(
         cls: type[Index], corpus_path: CorpusPaths, index_dir: str | os.PathLike[str], show_progress: bool = True
     ) -> Index:
-        """Index a corpus into a new directory, and load it.
+        """Index a corpus into a new folder, and load it.
 
-        The directory is written under another name and renamed when complete: it is there as a whole or not at all.
+        The folder is written under another name and renamed when complete, so it never exists in part.
 
         Args:
-            corpus_path: The corpus, as `corpus_files` finds it.
-            index_dir: The directory to make; its parents are made where missing.
-            show_progress: Show progress bars on stderr.
+            corpus_path: The corpus, as in `corpus_files`.
+            index_dir: The folder to create, with its parents if missing.
+            show_progress: Whether to show progress bars on stderr.
 
         Raises:
             CorpusError: The corpus is empty or a line is not a passage.
-            FileExistsError: There is already something at `index_dir`.
+            FileExistsError: `index_dir` already exists.
             ImportError: The engine's library is not installed.
         """
         write_index(cls.engine, corpus_path, index_dir, cls._write, show_progress)
@@ -110,10 +110,10 @@ class SavedIndex(ABC):
 
     @classmethod
     def open(cls: type[Index], corpus_path: CorpusPaths, index_dir: str | os.PathLike[str]) -> Index:
-        """Load the index of a corpus, and build it first where there is none. This reads the whole corpus.
+        """Load the index of a corpus, and build it first if there is none. This reads the whole corpus.
 
         Raises:
-            IndexOutdated: The index at `index_dir` was built from another content than the corpus has now.
+            IndexOutdated: The corpus has changed since the index at `index_dir` was built.
             CorpusError, ImportError, IndexCorrupted, ValueError: As `build` and `load` do.
         """
         directory = Path(index_dir)
@@ -122,21 +122,21 @@ class SavedIndex(ABC):
         files = corpus_files(corpus_path)
         if read_manifest(directory).sources != [fingerprint(path) for path in files]:
             raise IndexOutdated(
-                f"index {index_dir}: it was built from another content than {', '.join(map(str, files))} has now; "
-                "delete the directory to build it again, or name another index"
+                f"index {index_dir}: it was built from different content than {', '.join(map(str, files))} has now; "
+                "delete the folder to build it again, or name another index"
             )
         return cls.load(index_dir)
 
     @classmethod
     @abstractmethod
     def load(cls: type[Index], index_dir: str | os.PathLike[str]) -> Index:
-        """Open an index directory, if its manifest says that this version can.
+        """Open an index folder, if its manifest says that this version can.
 
         Raises:
-            FileNotFoundError: There is no such directory, or no index in it.
+            FileNotFoundError: There is no such folder, or no index in it.
             ImportError: The engine's library is not installed.
-            IndexCorrupted: It is of another version.
-            ValueError: Another engine made it.
+            IndexCorrupted: Another version built it, or it is damaged.
+            ValueError: Another engine built it.
         """
 
 
@@ -148,9 +148,9 @@ def write_index(
     show_progress: bool,
     settings: Mapping[str, str] | None = None,
 ) -> None:
-    """Write an index and its manifest into a hidden directory, and rename it when complete.
+    """Write an index and its manifest into a hidden folder, and rename it when complete.
 
-    A build that is killed leaves the hidden directory behind.
+    A build that is killed leaves the hidden folder behind.
     """
     index_dir, files = Path(index_dir), corpus_files(corpus_path)
     if index_dir.exists():
@@ -171,7 +171,7 @@ def write_index(
 
 
 def read_manifest(directory: Path, engine: str | None = None) -> Manifest:
-    """Read `manifest.json`, of any engine or of the one that is named. Fields that are not known are passed over.
+    """Read `manifest.json`, of any engine or of the named one. Unknown fields are ignored.
 
     Raises what `SavedIndex.load` raises.
     """
@@ -192,7 +192,7 @@ def read_manifest(directory: Path, engine: str | None = None) -> Manifest:
 
 
 def fingerprint(path: Path) -> Fingerprint:
-    """Read the file once, a megabyte at a time."""
+    """Compute the fingerprint of a file, which is read once, a megabyte at a time."""
     digest, size = hashlib.sha256(), 0
     with path.open("rb") as file:
         while block := file.read(1 << 20):

@@ -1,4 +1,4 @@
-"""The search engine for millions of passages: tantivy's BM25, on disk, built in memory of a fixed size."""
+"""tantivy's BM25 for millions of passages, on disk, built with a fixed amount of memory."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
     import tantivy
 
 FOLDER = "tantivy"
-"""Where tantivy's own files lie in the index directory."""
+"""The folder of tantivy's own files in the index folder."""
 HEAP_BYTES = 256 << 20
-"""What the writer may hold in memory before it writes a segment."""
+"""How much the writer may hold in memory before it writes a segment."""
 TOKENS, PASSAGE, POSITION = "tokens", "passage", "position"
 
 
 class TantivyIndex(SavedIndex):
     """A `SearchBackend` for millions of passages: tantivy's BM25 (k1 = 1.2, b = 0.75, lengths rounded to one byte).
 
-    It searches what `BM25Index` searches, by the same tokens and rules, so that it finds the same passages; only the
-    scores differ, and with them the order of passages that are about as good. Passages lie in tantivy's store,
-    compressed. Opening takes milliseconds whatever the size, and processes on one machine share its pages.
+    It uses the same tokens and rules as `BM25Index`, so it finds the same passages; only their scores differ, and the
+    order of passages that are about as good. Passages are compressed in tantivy's store. Opening takes milliseconds at
+    any size, and processes on one machine share its pages.
 
-    Made by `build` or `load`; needs `pip install 'sorl-trl[tantivy]'`.
+    Make it with `build` or `load`; it needs `pip install 'sorl-trl[tantivy]'`.
     """
 
     engine: ClassVar[str] = "tantivy"
@@ -86,7 +86,7 @@ class TantivyIndex(SavedIndex):
 
 
 def best_hits(searcher: tantivy.Searcher, query: tantivy.Query, k: int) -> list[tuple[float, tantivy.DocAddress]]:
-    """The `k` best hits; equal scores in the order of the corpus, which is not that of tantivy's segments."""
+    """The `k` best hits, with equal scores in the order of the corpus instead of tantivy's segments."""
     size, limit = searcher.num_docs, k
     while True:
         limit = min(2 * limit, size)

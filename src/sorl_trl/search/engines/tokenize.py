@@ -1,4 +1,4 @@
-"""Text to search tokens, alike for passages and queries."""
+"""Splits passages and queries into search tokens."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ACCENT = re.compile("[\u0300-\u036f\u0591-\u05bd\u05bf\u05c1\u05c2\u05c4\u05c5\
 
 
 def tokenize(text: str) -> list[str]:
-    """Split text into tokens: runs of letters and digits, each CJK character by itself; no stop words, no stemming.
+    """Split text into tokens: runs of letters and digits, and single CJK characters; no stop words, no stemming.
 
     Case and accents are folded: "Curaçao" and "CURACAO" give the same token. "U.S." gives "u" and "s". Text without
     letters and digits gives `[]`.

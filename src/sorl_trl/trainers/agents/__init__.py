@@ -1,1 +1,1 @@
-"""How the policy acts: the collector as a `rollout_func`, generation through vLLM, and TRL's own tool loop."""
+"""Rollouts for trainers: the collector as a `rollout_func`, generation with vLLM, and safeguards for TRL's tools."""

@@ -1,4 +1,4 @@
-"""The collector as TRL's `rollout_func`, for the trainers of this package and for plain `trl.GRPOTrainer` alike."""
+"""The collector as TRL's `rollout_func`, for the trainers of this package and for plain `trl.GRPOTrainer`."""
 
 from __future__ import annotations
 
@@ -40,32 +40,31 @@ _COMPLETE = {
 class AgentRollout:
     """A `rollout_func` whose policy acts in an environment between its generations.
 
-    Besides TRL's keys it returns, for each trajectory, `env_mask` (1 on the policy's tokens), `turn_ids` (the turn of
+    Besides TRL's keys, it returns for each trajectory `env_mask` (1 on the policy's tokens), `turn_ids` (the turn of
     each token, -1 on the environment's) and, for reward functions, `trajectory` (a `sorl_trl.types.Trajectory`) and
-    `environments` (their objects, where the responder has some). Statistics of every rollout are logged as
-    `rollout/…`.
+    `environments` (their objects, if the responder has some). Statistics of every rollout are logged as `rollout/…`.
 
-    The responder is given one example per trajectory: its row of the training set. With `trl.GRPOTrainer`, which does
-    not pass it on, that is the `prompt` alone.
+    The responder gets one example per trajectory, its row of the training set. `trl.GRPOTrainer` does not pass the row
+    on, so the example is then only the `prompt`.
 
-    A complete trajectory ends in an end-of-sequence token: where the policy did not write it, it is appended as an
-    environment token, so that TRL's truncation metrics and `mask_truncated_completions` mean length limits alone. A
-    trajectory without a turn, whose prompt fills the window of engine or model, is that token and nothing else; the
-    prompt that TRL gets is then cut to the longest that was read.
+    A complete trajectory ends in an end-of-sequence token. If the policy did not write it, it is appended as an
+    environment token, so that TRL's truncation metrics and `mask_truncated_completions` reflect only length limits. A
+    trajectory without a turn, whose prompt fills the window of engine or model, consists of that token; TRL then gets
+    the prompt cut to the longest that was read.
 
     Args:
-        responder: what answers the policy's turns.
-        protocol: how text becomes an action, and a reply becomes text; by default the responder's own, where it has
-            one. For conversational prompts its default `message_frame` is replaced by the chat template's.
-        limits: of one trajectory; `max_trajectory_tokens` must not exceed the trainer's `max_completion_length`,
-            which is also its default. With tools that the chat template shows, the default is that of TRL's own tools:
-            `max_tool_calling_iterations` turns with calls, and no other limit than `max_completion_length`.
+        responder: answers the policy's turns.
+        protocol: how text becomes an action, and a reply becomes text; by default the responder's own, if it has one.
+            For conversational prompts, the chat template's frame replaces its default `message_frame`.
+        limits: the limits of one trajectory. `max_trajectory_tokens` defaults to the trainer's `max_completion_length`
+            and must not exceed it. With tools that the chat template shows, the default is that of TRL's own tools:
+            `max_tool_calling_iterations` turns with calls, and no limit other than `max_completion_length`.
         engine: how turns are generated, and when replies rejoin.
 
-    Of `generation_kwargs` the rollout takes how tokens are sampled; it says itself where a turn ends, what comes back,
-    and with which seed.
+    From `generation_kwargs`, the rollout takes only how tokens are sampled; it sets the ends of turns, the output and
+    the seed itself.
 
-    Raises TypeError for a `responder` or `engine` of another kind.
+    Raises TypeError if `responder` or `engine` has another type.
     """
 
     def __init__(
@@ -77,11 +76,11 @@ class AgentRollout:
     ) -> None:
         if not isinstance(responder, Responder):
             raise TypeError(
-                f"responder is {responder!r}, but must be a `Responder`: `EnvironmentResponder(…)` makes one of a "
-                "class of environments, and `SearchRollout` is for a search engine"
+                f"responder is {responder!r}, but must be a `Responder`: `EnvironmentResponder(…)` makes one from a "
+                "class of environments, and `SearchRollout` takes a search engine"
             )
         if engine is not None and not isinstance(engine, EngineOptions):
-            raise TypeError(f"engine is {engine!r}, but must be of `EngineOptions`")
+            raise TypeError(f"engine is {engine!r}, but must be an `EngineOptions`")
         if responder.shown and protocol is not None:
             raise ValueError("protocol is given beside tools that the chat template shows: give it to the `ToolBox`")
         self._responder = responder
@@ -124,12 +123,12 @@ class AgentRollout:
         if tools or environment_factory:
             raise ValueError(
                 "`tools` or `environment_factory` is given together with a rollout that makes whole trajectories "
-                "itself: TRL's tool loop would go on after them. Give them to a `ToolBox`, or no `rollout_func`."
+                "itself: TRL's tool loop would continue after them. Pass them to a `ToolBox`, or no `rollout_func`."
             )
         if config.use_transformers_continuous_batching:
             raise ValueError(
-                "`use_transformers_continuous_batching` is True, but it ignores stop strings: a turn would not end "
-                "where it acts. Set it to False, and `use_vllm=True` for speed."
+                "`use_transformers_continuous_batching` is True, but it ignores stop strings, so turns would not end "
+                "after an action. Set it to False, and use `use_vllm=True` for speed."
             )
         if config.max_tool_calling_iterations is not None and (self.limits or not self.shows_tools):
             raise ValueError(
@@ -161,9 +160,9 @@ class AgentRollout:
         return prompt_ids
 
     def protocol_for(self, trainer: GRPOTrainer, conversational: bool = True) -> TagProtocol:
-        """In a conversation, feedback after the policy has ended its message is a message of the chat template.
+        """The protocol for a trainer. In a conversation, feedback after the policy's message is a chat message.
 
-        Raises ValueError for a chat template whose calls or results of tools are not understood, where it shows tools.
+        Raises ValueError if the chat template shows tools, but their calls or results are not understood.
         """
         if not conversational:
             return self.protocol
@@ -183,18 +182,18 @@ class AgentRollout:
 
 
 class SearchRollout(AgentRollout):
-    """A `rollout_func` whose policy may call a search engine between its generations.
+    """A `rollout_func` whose policy may search between its generations.
 
     ```python
     trainer = SOGRPOTrainer(model, exact_match_reward, args, dataset, rollout_func=SearchRollout(search))
     ```
 
-    What it returns, `AgentRollout` says, and what the other arguments mean.
+    `AgentRollout` describes what it returns, and the other arguments.
 
     Args:
-        search: where queries go; asked by up to 8 threads at the same time where it says `thread_safe = True`, else by
-            one. `AgentRollout(SearchResponder(search, concurrency=…))` says another number.
-        retry: how often and how long a search that is down is tried again.
+        search: the search engine. Up to 8 threads query it at the same time if it sets `thread_safe = True`, else one.
+            `AgentRollout(SearchResponder(search, concurrency=…))` sets another number.
+        retry: how often and how long to retry a search that is down.
     """
 
     def __init__(
@@ -211,9 +210,9 @@ class SearchRollout(AgentRollout):
 
 
 def rollout_output(trajectories: Sequence[Trajectory], eos_token_id: int, window: int | None = None) -> dict[str, Any]:
-    """`rollout_func`'s return value, one row per trajectory, none of which has more tokens than the `window`.
+    """The return value of a `rollout_func`: one row per trajectory, none with more tokens than the `window`.
 
-    A complete one ends in an end-of-sequence token, by which TRL knows it from one that was cut; not where it is full.
+    A complete trajectory ends in an end-of-sequence token, which tells TRL that it was not cut, unless it is full.
     """
     rows = assemble(trajectories)
     # A prompt that no turn follows was too long to be read: whole, it would make every row of the batch as long.

@@ -1,4 +1,4 @@
-"""Tools that the chat template shows, those of a `ToolBox` with a `ChatProtocol`, as TRL has its own."""
+"""Handles the tools of a `ToolBox` with a `ChatProtocol`, which the chat template shows, as TRL handles its own."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _RESULTS = (ToolResult("first", "12 degrees"), ToolResult("second", "and rain\ni
 
 
 def know_calls(trainer: Any) -> None:
-    """Give the tokenizer a `response_template`, by which calls are read, unless it has one.
+    """Give the tokenizer a `response_template`, with which calls are parsed, unless it has one.
 
-    Raises ValueError for a chat template that shows no tools, or is not among those that TRL knows.
+    Raises ValueError if the chat template shows no tools, or TRL does not know it.
     """
     check_shows_tools(trainer.processing_class)
     if getattr(trainer._tokenizer, "response_template", None) is None:
@@ -31,7 +31,7 @@ def know_calls(trainer: Any) -> None:
 
 
 def showing(trainer: Any, responder: Responder) -> Any:
-    """A view of the trainer for which TRL renders each prompt with the tools of its environment."""
+    """A copy of the trainer for which TRL renders each prompt with the tools of its environment."""
     view = copy.copy(trainer)
     view.environment_factories = view._env_tools = responder.shown
     view._batch_environments = responder.kinds
@@ -41,7 +41,7 @@ def showing(trainer: Any, responder: Responder) -> Any:
 
 
 def check_results(view: Any, protocol: TagProtocol) -> None:
-    """Raise ValueError for a chat template that writes results of tools otherwise than the protocol."""
+    """Raise ValueError if the chat template writes results of tools differently from the protocol."""
     ours = ObservationEncoder(view._tokenizer, protocol, 1000).information("", results=_RESULTS)
     messages = [{"role": "tool", "name": name, "content": text} for name, text in _RESULTS]
     if [*ours.token_ids] != [*view._get_tool_suffix_ids(messages)]:
@@ -52,7 +52,7 @@ def check_results(view: Any, protocol: TagProtocol) -> None:
 
 
 def messages_of(trajectory: Trajectory, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]]:
-    """What reward functions are shown of a trajectory: the completion that TRL makes of it with its own tools."""
+    """The completion for reward functions, as messages: what TRL would make of the trajectory with its own tools."""
     context, messages = [*trajectory.prompt_ids], list[dict[str, Any]]()
     for segment in trajectory.segments:
         if isinstance(segment, Observation):

@@ -1,4 +1,4 @@
-"""Tool calls for chat models whose template shows none: those of ChatML, in the words of Qwen2.5's template."""
+"""Tool calls for ChatML models whose chat template shows none, in the format of Qwen2.5."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ _TEMPLATE = r"""
 
 
 def chatml_tools(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-    """Give the tokenizer of a ChatML model a chat template that shows tools and their results; the same object.
+    """Give the tokenizer of a ChatML model a chat template that shows tools and their results. Returns the tokenizer.
 
-    What has no tools in it is rendered as before, for templates that write role, content and nothing else; the system
-    message that the old template writes by default stays. Calls are those of Qwen2.5: JSON between `<tool_call>` tags.
-    The model must learn them. Checkpoints are saved with the new template.
+    Calls are JSON between `<tool_call>` tags, as for Qwen2.5; the model must learn them. Conversations without tools
+    are rendered as before if the old template writes only role and content, and its default system message stays.
+    Checkpoints are saved with the new template.
 
-    Raises ValueError for a tokenizer whose messages do not end with `<|im_end|>`, or whose chat template shows tools.
+    Raises ValueError if the tokenizer's messages do not end with `<|im_end|>`, or its chat template shows tools.
     """
     given: Any = tokenizer
     if given.chat_template is None or given.eos_token != _END or _START not in given.get_vocab():
@@ -65,7 +65,7 @@ def chatml_tools(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
 
 
 def check_template(policy: str, given: Mapping[str, Any], trust_remote_code: bool) -> None:
-    """Raise ValueError where a trainer is given tools, and a chat template that cannot show their calls and results.
+    """Raise ValueError if a trainer is given tools, but the chat template cannot show their calls and results.
 
     `given` are the trainer's arguments, by name.
     """
@@ -79,10 +79,10 @@ def check_template(policy: str, given: Mapping[str, Any], trust_remote_code: boo
 
 
 def check_shows_tools(processing_class: Any) -> None:
-    """Raise ValueError for a chat template that cannot show calls of tools and their results."""
+    """Raise ValueError if the chat template cannot show tool calls and their results."""
     if not supports_tool_calling(processing_class):
         raise ValueError(
             "tools or an environment are given, but the chat template shows no tool calls: "
-            "`processing_class=chatml_tools(tokenizer)` gives a model of ChatML another template, and "
+            "`processing_class=chatml_tools(tokenizer)` gives a ChatML model another template, and "
             "`rollout_func=AgentRollout(ToolBox(tools, environment_factory))` needs none."
         )

@@ -1,4 +1,4 @@
-"""TRL's own tools (`tools=`, `environment_factory=`): safe against what they say, and as a rollout."""
+"""TRL's own tools (`tools=`, `environment_factory=`): sanitizes what they say, or runs them in a rollout."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from sorl_trl.types import ActionKind
 
 
 def search_tool(backend: SearchBackend, k: int = 3, retry: RetryPolicy | None = None) -> Callable[[str], str]:
-    """A search engine as a tool: `tools=[search_tool(backend)]`. `k` is the most passages per query.
+    """A search engine as a tool, `tools=[search_tool(backend)]`, that returns at most `k` passages per query.
 
-    It answers what an observation of `SearchRollout` says between its tags: the best passages, or that there are none,
-    or that the query was refused. With the engine down, retries included, it says so: the trainers of this package
-    mask the trajectory then; `trl.GRPOTrainer` trains on it. Each call waits for its own retries, one call after
-    another: `retry` says how long, by default as long as `SearchRollout` waits once for all. One thread at a time asks
-    an engine that does not say `thread_safe = True`.
+    It returns what `SearchRollout` puts between its tags: the best passages, or that there are none, or that the query
+    was refused. If the engine is down after all retries, it says so; the trainers of this package then mask the
+    trajectory, whereas `trl.GRPOTrainer` trains on it. Calls wait for their retries one after the other; `retry` sets
+    how long, by default as long as `SearchRollout` waits once for all calls. Only one thread at a time queries an
+    engine that does not set `thread_safe = True`.
 
-    Raises ValueError for a `k` below 1.
+    Raises ValueError if `k` is below 1.
     """
     POSITIVE_COUNT.check("k", k)
     responder = SearchResponder(backend, top_k=k, retry=retry)
@@ -51,14 +51,14 @@ def search_tool(backend: SearchBackend, k: int = 3, retry: RetryPolicy | None = 
 
 
 def answer_in_messages(completion: Sequence[Mapping[str, Any]]) -> str | None:
-    """The answer of the first message of the assistant's that gives one, or None. Tools' messages do not count.
+    """The answer in the first assistant message that gives one, or None. Messages of tools do not count.
 
-    What an answer is, `TagProtocol.parse` says, as it does for `SearchRollout`: the first closing tag of a message
-    decides. For reward functions of trainers with `tools` or `environment_factory`, where TRL hands each completion
-    over as a list of messages. With `SearchRollout` read `Trajectory.answer`: its completions hold the observations
-    too.
+    It is for reward functions of trainers with `tools` or `environment_factory`, to which TRL passes each completion
+    as a list of messages. `TagProtocol.parse` finds the answer, as for `SearchRollout`: the first closing tag of a
+    message decides. With `SearchRollout`, read `Trajectory.answer` instead, because its completions include the
+    observations.
 
-    Raises TypeError for a completion that is a plain string.
+    Raises TypeError if the completion is a plain string.
     """
     if isinstance(completion, str):
         raise TypeError(f"completion is the string {completion[:80]!r}, but must be a list of messages")
@@ -68,9 +68,9 @@ def answer_in_messages(completion: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def tools_as_rollout(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a trainer with an `AgentRollout` in place of `tools` and `environment_factory`, if it has some.
+    """The arguments of a trainer, with an `AgentRollout` in place of `tools` and `environment_factory` if given.
 
-    What `get_reward` of the environments gives is a reward, of weight 1, as under TRL.
+    As in TRL, the environments' `get_reward` counts as a reward of weight 1.
     """
     tools, factory = given.get("tools"), given.get("environment_factory")
     if not (tools or factory) or given.get("rollout_func") is not None:
@@ -91,12 +91,12 @@ def tools_as_rollout(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class HarmlessTools:
-    """Sees to it that, in TRL's tool loop, no tool can forge a message, a tag or a control token.
+    """Ensures that no tool in TRL's tool loop can forge a message, a tag or a control token.
 
-    Whatever the environment says is sanitized before it is templated: results and error messages of tools, the name
-    under which the policy called one, and what `reset` of an environment adds to the prompt. The messages themselves
-    are changed, so that reward functions read what the policy read. Nothing of the trainer is changed: its overrides
-    of TRL's methods call these.
+    Everything that the environment says is sanitized before it is templated: results and error messages of tools, the
+    names under which the policy called them, and what an environment's `reset` adds to the prompt. The messages
+    themselves are changed, so that reward functions read what the policy read. The trainer's overrides of TRL's
+    methods call these methods.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -114,7 +114,7 @@ class HarmlessTools:
         return Greeter(self._trainer._tokenizer, max_tokens=self._trainer.max_completion_length)
 
     def note_prompts(self, inputs: Sequence[Mapping[str, Any]]) -> None:
-        """Keep what the prompts say, before environments are reset."""
+        """Remember the prompts before environments are reset."""
         if self._trainer.environment_factories is not None:
             prompts = [row.get("prompt", "") for row in inputs]
             self._own = [
@@ -122,7 +122,7 @@ class HarmlessTools:
             ]
 
     def clean_prompts(self, prompts: list[Any]) -> None:
-        """Make harmless what `reset` has added, in the very list that TRL gives to the reward functions afterwards."""
+        """Sanitize what `reset` has added, in the list that TRL passes to the reward functions afterwards."""
         if self._trainer.environment_factories is None:
             return
         for i, (prompt, own) in enumerate(zip(prompts, self._own, strict=True)):
@@ -131,7 +131,7 @@ class HarmlessTools:
                 prompts[i] = [*prompt[:-1], last]
 
     def masked(self, result: tuple[Any, ...]) -> tuple[Any, ...]:
-        """What TRL's tool loop has returned, with the trajectories masked to which a tool said that it is down."""
+        """The return value of TRL's tool loop, with trajectories masked if a tool was down."""
         tool_mask, completions, *others = result
         for row, messages in enumerate(completions):
             if any(isinstance(message.get("content"), Unavailable) for message in messages):
@@ -142,7 +142,7 @@ class HarmlessTools:
         return tool_mask, completions, *others
 
     def clean_results(self, messages: list[dict[str, Any]]) -> None:
-        """Make tools' messages harmless."""
+        """Sanitize the messages of tools."""
         for message in messages:
             message["name"] = self._results.clean("", _plain(message["name"]))
             message["content"] = self._harmless(message["content"])

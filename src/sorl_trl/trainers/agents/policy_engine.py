@@ -1,4 +1,4 @@
-"""The engine that samples from a trainer's policy, whatever it trains with."""
+"""The engine that samples from a trainer's policy, whatever the trainer's setup."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from sorl_trl.trainers.agents.vllm import vllm_engine
 def policy_engine(
     trainer: GRPOTrainer, stop_strings: Sequence[str], options: EngineOptions
 ) -> Iterator[tuple[Engine, Callable[[bool], bool]]]:
-    """The engine that samples from the trainer's policy, and "is any rank still active?".
+    """The engine that samples from the trainer's policy, and a function that tells whether any rank is still active.
 
-    Parameters that stay sharded while generating (FSDP, ZeRO-3 with `ds3_gather_for_generation=False`) and a vLLM that
-    is spread over ranks need every rank to poll equally often; elsewhere ranks are independent. A rollout that goes on
-    ahead of training brings its engine along, as `trainer.engine_ahead`.
+    If parameters stay sharded while generating (FSDP, ZeRO-3 with `ds3_gather_for_generation=False`), or vLLM is
+    spread over ranks, every rank must poll equally often; otherwise ranks are independent. A rollout ahead of training
+    brings its engine as `trainer.engine_ahead`.
     """
     if (ahead := getattr(trainer, "engine_ahead", None)) is not None:
         yield ahead, bool

@@ -1,1 +1,1 @@
-"""Rollouts ahead of training: while one batch is trained on, the next ones are sampled. See docs/async.md."""
+"""Rollouts ahead of training: samples the next batches while one is trained on. See docs/async.md."""

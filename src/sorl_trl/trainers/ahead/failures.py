@@ -1,4 +1,4 @@
-"""What fails on one process fails on all, and a run whose engine is gone leaves a checkpoint."""
+"""Makes a failure on one process fail all, and leaves a checkpoint if the engine is gone."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from sorl_trl.trainers.cycle.resume_point import damage, ranks_where
 
 
 def together(trainer: Any, function: Callable[..., None], *args: Any) -> None:
-    """Call a function, and raise on all processes what it has raised on one of them.
+    """Call a function on all processes, and raise on all what it raises on any.
 
-    Where it is nothing but an engine that is gone, there is a checkpoint to resume from before EngineUnavailable is
-    raised. Call it before anything is done of the next rollout.
+    If the only failure is that the engine is gone, a checkpoint is written before EngineUnavailable is raised. Call
+    this before any work of the next rollout.
     """
     error: Exception | None = None
     try:

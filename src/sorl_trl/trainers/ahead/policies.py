@@ -1,4 +1,4 @@
-"""What samples ahead of training: a vLLM server, or copies of the policy in this process."""
+"""The policies that sample ahead of training: a vLLM server, or copies of the policy in this process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PLAIN = {"repetition_penalty": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "lo
 
 @dataclass(frozen=True)
 class Probe:
-    """What a server has sampled after beginnings of a prompt, a token after each."""
+    """The tokens that a server has sampled after beginnings of a prompt, one after each."""
 
     context: list[int]
     """The longest beginning."""
@@ -39,7 +39,7 @@ class Probe:
 
 
 class ServerPolicy:
-    """The policy as a vLLM server has it. Turns that it is generating while its weights change go on with the new."""
+    """The policy on a vLLM server. Turns under way while its weights change continue with the new weights."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer, self._vllm = trainer, trainer.vllm_generation
@@ -47,11 +47,11 @@ class ServerPolicy:
         self._for_probes = VLLMServer(server_url(self._vllm))  # whose requests do not queue behind those of rollouts
 
     def begin(self, version: int) -> None:
-        """From now on it has the weights of this version; each turn is stamped with what it was sampled from."""
+        """Set the version of the weights from now on; each turn is stamped with the version it was sampled from."""
         self._server.version = version
 
     def send(self) -> None:
-        """Send the weights. Raise EngineUnavailable where the server is gone, for whom TRL's client would wait."""
+        """Send the weights. Raise EngineUnavailable if the server is gone, for which TRL's client would wait."""
         self._reach()
         try:
             self._vllm.sync_weights()
@@ -63,9 +63,9 @@ class ServerPolicy:
         self._for_probes.ask("GET", "/weight_info")
 
     def probe(self, prompt_ids: Sequence[int], seed: int) -> Probe:
-        """What the server samples at the trainer's temperature.
+        """Sample a token after each beginning of the prompt, at the trainer's temperature.
 
-        All beginnings are one step of the server, which answers at once, however many turns are under way.
+        All beginnings take one step of the server, which answers at once, however many turns are under way.
         """
         model, window = self._for_probes.model
         context = list(prompt_ids[: min(_PROBE, window - 1)])
@@ -88,9 +88,9 @@ class ServerPolicy:
         return Probe(context, lengths, [turn.token_ids[0] for turn in turns], [turn.logprobs[0] for turn in turns])
 
     def check(self, probe: Probe) -> None:
-        """Raise RuntimeError where a probe was sampled from other weights than the trainer's.
+        """Raise RuntimeError if a probe was sampled from other weights than the trainer's.
 
-        That is where its log-probabilities differ by more than `TOLERANCE` on average. All processes ask together.
+        That is, if its log-probabilities differ by more than `TOLERANCE` on average. All processes call it together.
         """
         difference = self.difference(probe)
         if not difference <= TOLERANCE:  # also where there is no number at all
@@ -101,7 +101,7 @@ class ServerPolicy:
             )
 
     def difference(self, probe: Probe) -> float:
-        """Nats by which the log-probabilities of a probe are off the trainer's, on average."""
+        """The mean absolute difference, in nats, between the probe's log-probabilities and the trainer's."""
         trainer = self._trainer
         ids = torch.tensor([probe.context], device=trainer.accelerator.device)
         after = [length - 1 for length in probe.lengths]
@@ -119,19 +119,19 @@ class ServerPolicy:
         return differences.clamp(max=_MOST).nanmean().item()
 
     def engine(self, end: TurnEnd, options: EngineOptions) -> Engine:
-        """For a rollout that begins now."""
+        """An engine for a rollout that begins now."""
         return VLLMServerEngine(self._vllm, end, self._server)
 
     def close(self) -> None:
-        """Cut what is under way."""
+        """Abort the requests under way."""
         self._server.close()
         self._for_probes.close()
 
 
 class PolicyCopies:
-    """Copies of the policy in this process, for tests and small models: one for each version that is sampled from.
+    """Copies of the policy in this process, one for each version in use, for tests and small models.
 
-    A rollout samples from the weights with which it began. Computing shares the cores, or the GPU, with training.
+    A rollout samples from the weights with which it began. Sampling shares the cores, or the GPU, with training.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -144,7 +144,7 @@ class PolicyCopies:
         self._fresh = None
 
     def engine(self, end: TurnEnd, options: EngineOptions) -> Engine:
-        """For a rollout that begins now, and samples from the present weights."""
+        """An engine for a rollout that begins now and samples from the present weights."""
         if self._fresh is None:
             self._fresh = _copied(self._trainer.accelerator.unwrap_model(self._trainer.model))
         engine = model_engine(self._fresh, end, self._trainer.generation_config, "slots", options.kv_cache_gib)
@@ -153,7 +153,7 @@ class PolicyCopies:
         return engine
 
     def close(self) -> None:
-        """Nothing to cut: rollouts end with their next step."""
+        """Nothing to abort: rollouts end with their next step."""
 
 
 def _copied(policy: nn.Module) -> nn.Module:

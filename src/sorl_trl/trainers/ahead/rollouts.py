@@ -1,4 +1,4 @@
-"""The rollouts of a trainer that samples the next batches while it trains on this one."""
+"""The rollouts of a trainer that samples the next batches while it trains on one."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ class Part:
 
 
 class RolloutsAhead:
-    """Has the batches of this process sampled ahead, and hands them out.
+    """Samples the batches of this process ahead, and hands them out.
 
-    Batch b begins once the policy that samples has the weights that b - `staleness` batches have trained. In the order
-    of the data set, batch b is the b-th that is trained on: no turn is then more than `staleness` versions old. In the
-    order of completion a batch takes the groups that are there first, and one that takes long is passed by for
-    2 * `staleness` batches at the most: no turn is more than 3 * `staleness` versions old. Nothing is ever dropped.
+    Batch b begins once the sampling policy has the weights that b - `staleness` batches have trained. In the order of
+    the dataset, batch b is the b-th to be trained on, so no turn is more than `staleness` versions old. In the order
+    of completion, a batch takes the groups that finish first, and others overtake a slow group for at most
+    2 * `staleness` batches, so no turn is more than 3 * `staleness` versions old. Nothing is ever dropped.
 
-    Whatever touches random numbers, other processes, or metrics happens in the training thread: when a part begins,
-    and when it is taken.
+    Everything that involves random numbers, other processes or metrics happens in the training thread: when a part
+    begins, and when it is taken.
     """
 
     output: dict[str, Any]
@@ -86,12 +86,12 @@ class RolloutsAhead:
         """Parts of later batches that have been trained on."""
 
     def take(self, inputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The rows to train on next, with `output` for them, in place of those that the dataloader has brought.
+        """The rows to train on next, instead of the dataloader's, with their rollout in `output`.
 
         All processes call it together.
 
-        Raises RuntimeError for what a rollout under way has raised, on all processes, and for a batch of the
-        dataloader that is not the one that was looked ahead to.
+        Raises the error of a rollout under way, on all processes, and RuntimeError if the dataloader's batch is not
+        the one that was looked ahead to.
         """
         prompts = [row["prompt"] for row in inputs]
         if self._taken < 0:
@@ -112,25 +112,25 @@ class RolloutsAhead:
         return [row for part in parts for row in part.rows]
 
     def state(self) -> dict[str, Any]:
-        """What a resumed run must know: what of which batch was trained on out of turn."""
+        """The state that a resumed run needs: which parts of which batches were trained on out of order."""
         out_of_turn = {"late": sorted(self._late), "early": sorted(self._early)}
         return {"parts_of_batch": self._parts_of_batch, "grace": self._grace, **out_of_turn}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on from what `state` said."""
+        """Continue from a `state`."""
         self._late, self._early = ({(batch, number) for batch, number in state[key]} for key in ("late", "early"))
 
     def seek(self, micro_batches: int) -> None:
-        """Say how many micro-batches of the dataloader the run has behind it, before the first batch is taken.
+        """Set how many micro-batches of the dataloader the run has consumed, before the first batch is taken.
 
-        A batch is shown for the length of a cycle. The first one of this run is taken when the present cycle ends.
+        The dataloader repeats a batch for a whole cycle. This run takes its first batch when the present cycle ends.
         """
         if self._taken < 0:
             cycle = cycle_steps(self._trainer)
             self._first = (micro_batches + -self._trainer._step % cycle) // cycle
 
     def close(self) -> None:
-        """Give up what is under way. Threads that wait for a tool end when it answers, and nobody hears it."""
+        """Abort what is under way. Threads that wait for a tool end when it answers, and its answer is ignored."""
         self._ended.set()
         self._policy.close()
         for part in self._under_way:
@@ -182,7 +182,7 @@ class RolloutsAhead:
         if self._shown.pop(self._taken) != prompts:
             raise RuntimeError(
                 f"`async_staleness` is {self._staleness}, but batch {self._taken} of the dataloader is not what its "
-                "sampler has shown: rollouts cannot be sampled ahead of a dataloader that changes or skips rows."
+                "sampler announced: rollouts cannot be sampled ahead of a dataloader that changes or skips rows."
             )
 
     def _begin(self, batch: int, number: int, rows: list[dict[str, Any]]) -> None:

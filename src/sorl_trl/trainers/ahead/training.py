@@ -1,4 +1,4 @@
-"""How a trainer has its rollouts sampled ahead: for the length of a run, in its checkpoints, and in its batches."""
+"""Connects a trainer to its rollouts ahead: during a run, in its checkpoints, and in its batches."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sorl_trl.trainers.turns.batch import policy_pass
 
 @contextmanager
 def sampling_ahead(trainer: Any, staleness: int, by_completion: bool = False) -> Iterator[None]:
-    """In a run, its batches are sampled ahead. Evaluation samples as ever, from one version of the weights."""
+    """Within it, a run's batches are sampled ahead. Evaluation samples as usual, from one version of the weights."""
     at_once = trainer.rollout_func
     trainer._ahead = ahead = RolloutsAhead(trainer, at_once.__wrapped__, staleness, by_completion)
 
@@ -37,11 +37,11 @@ def sampling_ahead(trainer: Any, staleness: int, by_completion: bool = False) ->
 
 
 def load_ahead(trainer: Any, state: dict[str, Any] | None) -> bool:
-    """Have a resumed run take up what its checkpoint says of rollouts ahead. All processes call it together.
+    """Restore the state of rollouts ahead from a checkpoint. All processes call it together.
 
-    Returns whether any process has trained on rollouts out of turn.
+    Returns whether any process has trained on rollouts out of order.
 
-    Raises UserMistake where one has, and this run orders or bounds them otherwise.
+    Raises UserMistake if one has, and this run orders or bounds rollouts differently.
     """
     if state is None:
         return False
@@ -51,8 +51,8 @@ def load_ahead(trainer: Any, state: dict[str, Any] | None) -> bool:
     is_out_of_turn = bool(ranks_where(bool(state["late"] or state["early"])))
     if not is_same and is_out_of_turn:
         raise UserMistake(
-            "The checkpoint was written where rollouts were trained on in the order of completion: resume with the "
-            "same `async_order`, `async_staleness` and batch settings, or start a new run."
+            "The checkpoint's run trained on rollouts in the order of completion: resume with the same `async_order`, "
+            "`async_staleness` and batch settings, or start a new run."
         )
     if ahead is not None:
         ahead.load(state)
@@ -60,9 +60,9 @@ def load_ahead(trainer: Any, state: dict[str, Any] | None) -> bool:
 
 
 def sampled_logps(trainer: Any, logprobs: list[list[float | None]]) -> Tensor | None:
-    """(B, T) what a rollout was sampled with, so that no pass of the policy need find out; None where some is unknown.
+    """(B, T) the log-probabilities with which a rollout was sampled, or None if any is unknown.
 
-    All processes call it together, and find the same.
+    They save a pass of the policy. All processes call it together and return alike.
     """
     rows = [torch.tensor([math.nan if each is None else each for each in row]) for row in logprobs]
     if ranks_where(any(bool(row.isnan().any()) for row in rows)):
@@ -72,9 +72,9 @@ def sampled_logps(trainer: Any, logprobs: list[list[float | None]]) -> Tensor | 
 
 
 def set_old_policy(trainer: Any, output: dict[str, Any]) -> None:
-    """Put into a batch the log-probabilities of what sampled, or of the policy as it is now.
+    """Put into a batch the log-probabilities of the policy that sampled, or of the policy as it is now.
 
-    Tokens that vLLM says none of get those of the policy.
+    Tokens for which vLLM reports none get those of the policy.
     """
     is_behaviour = trainer.args.compares_with_sampler
     sampling = output["sampling_per_token_logps"]

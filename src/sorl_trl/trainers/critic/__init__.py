@@ -1,1 +1,1 @@
-"""The critic of SO-PPO: built into the policy's forward pass, trained, saved beside the policy, loaded on its own."""
+"""The critic of SO-PPO, which runs in the policy's forward pass and is saved beside it, but can be loaded alone."""

@@ -22,7 +22,7 @@ _CHANGE_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 class AdapterCritic(Critic):
     """A LoRA adapter "critic" and a scalar head: one base model serves policy, reference and critic.
 
-    `config` is what `add_critic_adapter` gave for `model`.
+    `config` is the result of `add_critic_adapter(model)`.
     """
 
     kind = "adapter"
@@ -88,22 +88,22 @@ class AdapterCritic(Critic):
 
 
 def check_fsdp(critic: Critic, activation_checkpointing: bool) -> None:
-    """Raise ValueError where FSDP would recompute layers with the policy's adapter in the place of the critic's."""
+    """Raise ValueError if FSDP would recompute layers with the policy's adapter instead of the critic's."""
     if activation_checkpointing and isinstance(critic, AdapterCritic):
         raise ValueError(
-            "`critic` is 'adapter', which FSDP's `fsdp_activation_checkpointing` does not know: set it to False, and "
-            "`gradient_checkpointing` to True."
+            "`critic` is 'adapter', which FSDP's `fsdp_activation_checkpointing` does not support: set it to "
+            "False, and `gradient_checkpointing` to True."
         )
 
 
 def add_critic_adapter(model: PeftModel) -> LoraConfig:
     """Add an untrained LoRA adapter "critic" of the policy adapter's shape, without changing what is trained.
 
-    PEFT forgets about it at once, so that whoever saves, loads or lists the model's adapters finds the policy's alone;
-    its layers have it.
+    The layers have the adapter, but PEFT's list of adapters does not, so that saving, loading or listing adapters
+    involves only the policy's.
 
     Raises:
-        ValueError: the policy's adapter is no LoRA, trains biases or changes the base model's weights.
+        ValueError: The policy's adapter is not LoRA, trains biases, or changes the base model's weights.
     """
     policy_config = model.peft_config[model.active_adapter]
     if not isinstance(policy_config, LoraConfig):
@@ -113,8 +113,8 @@ def add_critic_adapter(model: PeftModel) -> LoraConfig:
         )
     if str(policy_config.init_lora_weights).startswith(_CHANGE_THE_BASE):
         raise ValueError(
-            f"`init_lora_weights={policy_config.init_lora_weights!r}` takes the policy's first adapter off the base "
-            "model, which `critic='adapter'` would share. Use `critic='head'` or `critic='model'`, or plain LoRA."
+            f"`init_lora_weights={policy_config.init_lora_weights!r}` subtracts the policy's first adapter from the "
+            "base model, which `critic='adapter'` would share. Use `critic='head'` or `critic='model'`, or plain LoRA."
         )
     config = copy.deepcopy(policy_config)
     config.inference_mode = False
@@ -131,7 +131,7 @@ def add_critic_adapter(model: PeftModel) -> LoraConfig:
 
 @contextmanager
 def known_adapter(model: PeftModel, config: LoraConfig) -> Iterator[None]:
-    """Within it, PEFT knows of the critic's adapter, whose weights it can then collect and set."""
+    """Within it, PEFT knows the critic's adapter and can collect and set its weights."""
     model.peft_config[CRITIC_ADAPTER] = config
     try:
         yield

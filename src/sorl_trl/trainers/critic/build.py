@@ -1,4 +1,4 @@
-"""Building the critic that a configuration asks for."""
+"""Builds the critic that a configuration asks for."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from sorl_trl.trainers.so_ppo_config import SOPPOConfig
 def setup_critic(model: Any, config: SOPPOConfig, vocabulary: int) -> Critic:
     """Build the critic, attach it to `model`, and load what `critic_model_name_or_path` names.
 
-    It is the same on every rank, and independent of what was sampled before. `vocabulary` is how many tokens the
-    tokenizer knows.
+    The critic is the same on every rank, whatever was sampled before. `vocabulary` is the number of tokens in the
+    tokenizer.
 
     Raises:
-        ValueError: the configuration does not fit `model`.
+        ValueError: The configuration does not fit `model`.
     """
     if hasattr(causal_lm_of(model), CRITIC_ATTRIBUTE):
-        raise ValueError("The policy has a critic already, that of an earlier trainer: load the policy anew.")
+        raise ValueError("The policy already has the critic of an earlier trainer: load the policy again.")
     devices = [model.device] if model.device.type == "cuda" else []
     with torch.random.fork_rng(devices):
         torch.manual_seed(config.seed)
@@ -66,7 +66,7 @@ def _build(model: Any, config: SOPPOConfig, vocabulary: int) -> Critic:
     if config.critic_model_name_or_path is not None and _saved_critic(config) is None:
         raise ValueError(
             f"`critic_model_name_or_path` is {config.critic_model_name_or_path!r}, which holds no critic. "
-            f"`critic={kind!r}` can start from a checkpoint of `SOPPOTrainer` only; another model is for "
+            f"`critic={kind!r}` can only start from a run or checkpoint of `SOPPOTrainer`; other models need "
             "`critic='model'`."
         )
     head = ValueHead(causal_lm_of(model).config.get_text_config().hidden_size, trained_dtype(model))
@@ -109,5 +109,5 @@ def _build_model_critic(model: Any, config: SOPPOConfig, vocabulary: int) -> Mod
 
 
 def trained_dtype(model: nn.Module) -> torch.dtype:
-    """The dtype of the parameters that are trained: ZeRO-3 gathers them together, so the critic's are the same."""
+    """The dtype of the trained parameters, which the critic shares because ZeRO-3 gathers them together."""
     return next(p.dtype for p in model.parameters() if p.requires_grad)

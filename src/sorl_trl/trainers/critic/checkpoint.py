@@ -1,4 +1,4 @@
-"""The `critic/` folder beside a policy's checkpoint: written, checked and read back.
+"""Writes, checks and reads the `critic/` folder beside a policy's checkpoint.
 
 checkpoint-100/            the policy, a plain Hugging Face or PEFT checkpoint
 checkpoint-100/critic/
@@ -34,10 +34,10 @@ _CRITIC_PREFIX = re.compile(rf"^(?:base_model\.model\.)?{CRITIC_ATTRIBUTE}\.")
 
 
 def save_critic(critic: Critic, model: nn.Module, folder: Path, state_dict: Mapping[str, Tensor]) -> None:
-    """Write `folder`, which is made if missing.
+    """Write the critic into `folder`, which is created if missing.
 
-    `state_dict` is that of `model`, unwrapped and gathered from its shards. It is empty where an engine keeps the
-    weights in a checkpoint of its own: then only the configuration is written.
+    `state_dict` is that of `model`, unwrapped and gathered from its shards. If an engine keeps the weights in its own
+    checkpoint, it is empty, and only the configuration is written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CONFIG_FILE).write_text(json.dumps({"kind": critic.kind}) + "\n")
@@ -60,7 +60,7 @@ def save_critic(critic: Critic, model: nn.Module, folder: Path, state_dict: Mapp
 
 
 def critic_folder(path: str | Path) -> Path:
-    """`path` itself if it holds a critic, else the `critic/` folder in it, whether or not there is one."""
+    """`path` itself if it holds a critic, else the `critic/` folder in it, whether or not that exists."""
     path = Path(path)
     return path if (path / CONFIG_FILE).is_file() else path / CRITIC_FOLDER
 
@@ -69,13 +69,13 @@ def kind_of(folder: Path) -> str:
     """The kind of the critic in `folder`.
 
     Raises:
-        ValueError: there is none.
+        ValueError: There is no critic.
     """
     path = folder / CONFIG_FILE
     if not path.is_file():
         raise ValueError(
             f"There is no critic in {folder}: a checkpoint of `SOPPOTrainer` holds `{CRITIC_FOLDER}/{CONFIG_FILE}`. "
-            "Name such a checkpoint; without one, a new run makes a new critic."
+            "Name such a checkpoint; a new run without one makes a new critic."
         )
     kind: str = json.loads(path.read_text())["kind"]
     return kind
@@ -95,7 +95,7 @@ def restore_critic(critic: Critic, model: nn.Module, folder: Path) -> None:
 
     Raises:
         ValueError: `folder` holds no critic, or one of another kind.
-        RuntimeError: it is of another size.
+        RuntimeError: The critic in `folder` has another size.
     """
     check_critic_folder(critic, folder)
     if isinstance(critic, ModelCritic):

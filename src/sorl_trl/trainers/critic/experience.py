@@ -1,4 +1,4 @@
-"""From rewards and the critic's values to advantages and returns, by turn or by token, and their metrics."""
+"""Computes advantages and returns from rewards and the critic's values, by turn or by token, and their metrics."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sorl_trl.ops import (
 
 @dataclass(frozen=True)
 class Experience:
-    """What the critic makes of B trajectories, per unit: U turns or tokens, as `advantage_level` says."""
+    """Values, advantages and returns of B trajectories, for each of U turns or tokens (`advantage_level`)."""
 
     values: Tensor
     """(B, U) V of the state in which the unit starts, before any update."""
@@ -38,7 +38,7 @@ class Experience:
     """Whether a unit is a turn."""
 
     def on_tokens(self, units: Tensor, turn_ids: Tensor) -> Tensor:
-        """(B, U) to (B, T): what a turn has stands on each of its tokens."""
+        """(B, U) to (B, T): each token gets the value of its turn."""
         return turn_broadcast(units, turn_ids) if self.per_turn else units
 
 
@@ -49,7 +49,7 @@ def turn_experience(
 
     Args:
         turn_rewards: (B, K).
-        token_rewards: (B, T), whose sum over a turn is added to them.
+        token_rewards: (B, T), whose sum over each turn is added to `turn_rewards`.
         values: (B, T), V of the state before each token; V(s_k) is read at the first token of turn k.
         turn_ids: (B, T).
         gamma, gae_lambda: discount per turn, and λ.
@@ -66,9 +66,9 @@ def turn_experience(
 def token_experience(
     turn_rewards: Tensor, token_rewards: Tensor, values: Tensor, turn_ids: Tensor, gamma: float, gae_lambda: float
 ) -> Experience:
-    """GAE over the policy's tokens, observations skipped; a turn's reward stands on its last token.
+    """GAE over the policy's tokens, skipping observations, with each turn's reward on its last token.
 
-    The arguments are those of `turn_experience`, but for `gamma`, which is per token.
+    The arguments are those of `turn_experience`, except that `gamma` is per token.
     """
     mask = turn_ids >= 0
     values = torch.where(mask, values, 0.0)
@@ -79,10 +79,10 @@ def token_experience(
 
 
 def critic_metrics(experience: Experience) -> dict[str, float]:
-    """What values and advantages are like, overall and by turn index; docs/metrics.md explains the names.
+    """Statistics of values and advantages, overall and by turn index; docs/metrics.md explains the names.
 
-    NaN, which TRL leaves out of its averages, stands for what is undefined: an explained variance of equal returns, a
-    standard deviation of fewer than two advantages, a mean of none. What is off the units never enters.
+    Undefined ones are NaN, which TRL's averages skip: the explained variance of equal returns, the standard deviation
+    of fewer than two advantages, the mean of none. Positions without a unit are ignored.
     """
     units = experience.unit_turns
     overall = _statistics(experience, units >= 0)

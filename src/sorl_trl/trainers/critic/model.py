@@ -1,8 +1,8 @@
 """The critic V(s) of SO-PPO inside the policy's own forward pass.
 
-A critic is a submodule of the causal language model, so that one wrapped model (DDP, DeepSpeed, PEFT) holds both and
-one forward pass gives log-probabilities and values: engines that count on one forward per step, and on all losses
-coming out of it, see what they expect. The policy alone neither computes nor saves any of it.
+A critic is a submodule of the causal language model, so one wrapped model (DDP, DeepSpeed, PEFT) holds both, and one
+forward pass gives log-probabilities and values. Engines that rely on one forward pass per step, from which all losses
+come, find what they expect. The policy alone neither computes nor saves any of it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CRITIC_ATTRIBUTE = "critic"
 
 
 class ValueHead(nn.Module):
-    """A linear layer from hidden states to one value, computed in float32 and zero at first: V(s) = 0 everywhere."""
+    """A linear layer from hidden states to one value, computed in float32 and initially zero, so V(s) = 0."""
 
     def __init__(self, hidden_size: int, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class ValueHead(nn.Module):
 
 @dataclass
 class BackboneCall:
-    """What the policy's backbone was called with, and what it gave."""
+    """The arguments of a call of the policy's backbone, and its output."""
 
     backbone: nn.Module
     args: tuple[Any, ...]
@@ -52,7 +52,7 @@ class BackboneCall:
 
 
 class Critic(nn.Module):
-    """Base of the three kinds, which turn one call of the policy's backbone into (B, L): V after each token."""
+    """Base of the three kinds, which turn one call of the policy's backbone into V after each token, (B, L)."""
 
     kind: str
 
@@ -65,7 +65,7 @@ class Critic(nn.Module):
 
 
 class HeadCritic(Critic):
-    """A scalar head on the policy's hidden states, whose loss trains these too with a `trunk_gradient`."""
+    """A scalar head on the policy's hidden states. With `trunk_gradient`, its loss trains the policy's weights too."""
 
     kind = "head"
 
@@ -79,7 +79,7 @@ class HeadCritic(Critic):
 
 
 class ModelCritic(Critic):
-    """A value model of its own: any Hugging Face backbone, and a head."""
+    """A separate value model: any Hugging Face backbone, and a head."""
 
     kind = "model"
 
@@ -98,7 +98,7 @@ class ModelCritic(Critic):
 
 @dataclass
 class CausalLMOutputWithCritic(FusedCausalLMOutput):
-    """`FusedCausalLMOutput` and the critic's values: (B, L - 1), whose last are aligned with `log_probs`.
+    """`FusedCausalLMOutput` with the critic's values, (B, L - 1), the last of which are aligned with `log_probs`.
 
     The value beside a token's log-probability is V of the state in which that token was chosen.
     """
@@ -107,10 +107,10 @@ class CausalLMOutputWithCritic(FusedCausalLMOutput):
 
 
 def attach_critic(causal_lm: PreTrainedModel, critic: Critic) -> None:
-    """Make `critic` a submodule of `causal_lm`, whose forward gives values when it is asked `with_values=True`.
+    """Make `critic` a submodule of `causal_lm`, whose forward returns values with `with_values=True`.
 
-    Like `trl.trainer.utils.add_fused_lm_head`, after which it has to be called, it gives the model another `forward`:
-    PEFT calls that directly, past the hooks of the module, and engines want the values in the output.
+    Call it after `trl.trainer.utils.add_fused_lm_head`. Like that, it replaces the model's `forward`, because PEFT
+    calls `forward` directly, past the module's hooks, and engines want the values in the output.
     """
     bound: Any = causal_lm.forward
     policy_forward = bound.__func__  # so that a copy of the model runs its own
@@ -141,13 +141,13 @@ def causal_lm_of(model: nn.Module) -> PreTrainedModel:
 
 
 def is_critic_name(name: str) -> bool:
-    """Whether a parameter or state-dict name lies within the critic's submodule, under whatever wrappers."""
+    """Whether the name of a parameter or state-dict entry belongs to the critic, under any wrappers."""
     return CRITIC_ATTRIBUTE in name.split(".")
 
 
 @contextmanager
 def detached_critic(model: nn.Module) -> Iterator[None]:
-    """The policy as if it never had a critic: for loading it, and for pairing it with another model."""
+    """Within it, the policy has no critic: for loading it, and for pairing it with another model."""
     causal_lm = causal_lm_of(model)
     critic = causal_lm._modules.pop(CRITIC_ATTRIBUTE, None)
     try:
@@ -158,10 +158,10 @@ def detached_critic(model: nn.Module) -> Iterator[None]:
 
 
 def send_policy_alone(engine: Any) -> None:
-    """Keep the critic from TRL's wrapper of vLLM, whose model does not have its parameters.
+    """Keep the critic's parameters from TRL's wrapper of vLLM, whose model lacks them.
 
-    TRL builds the wrapper, which reads the parameters off the model within its own synchronization: the method that
-    iterates over them is the only place to leave some out.
+    The wrapper reads the parameters of the model in its own synchronization, so the method that iterates over them is
+    the only place to leave some out.
     """
     iterate = engine._iter_named_params
     engine._iter_named_params = lambda: ((name, p) for name, p in iterate() if not is_critic_name(name))
@@ -176,12 +176,12 @@ class FollowPolicy(SyncRefModelCallback):
 
 
 class ValuesBesideLogps:
-    """A model for `GRPOTrainer._get_per_token_logps_and_entropies`, which only calls it: asks it for values too."""
+    """Wraps a model for `GRPOTrainer._get_per_token_logps_and_entropies`, which only calls it, to compute values."""
 
     def __init__(self, model: Callable[..., Any]) -> None:
         self._model = model
         self._chunks: list[CausalLMOutputWithCritic] = []
-        """As whoever asked leaves them: their values may be padded after the call."""
+        """The outputs, whose values the caller may pad afterwards."""
 
     def __call__(self, **kwargs: Any) -> Any:
         output = self._model(**kwargs, with_values=True)

@@ -1,1 +1,1 @@
-"""The generation cycle: rollouts that wait, and checkpoints in the middle of a cycle."""
+"""The generation cycle, which is a rollout and its updates, with checkpoints within it and an exact resume."""

@@ -1,4 +1,4 @@
-"""Which prompts a run asks: each epoch in the order of an uninterrupted run, and before the dataloader brings them."""
+"""The order of prompts: the same after a resume as without an interruption, and known before the dataloader."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from trl.trainer.utils import RepeatSampler
 
 
 class EpochRepeatSampler(RepeatSampler):
-    """`RepeatSampler` that knows its epoch: epoch e has the order of the e-th pass of an uninterrupted run.
+    """`RepeatSampler` in which epoch e has the order of the e-th pass of an uninterrupted run.
 
-    TRL's draws a new order in every pass, so that a resumed run, whose passes are counted anew, repeats the first.
+    TRL's sampler draws a new order in every pass, and a resumed run, which counts its passes anew, repeats the first.
     """
 
     epoch = 0
-    """To be set before each pass."""
+    """Set it before each pass."""
 
     @classmethod
     def like(cls, sampler: RepeatSampler) -> EpochRepeatSampler:
-        """One with the settings of `sampler`."""
+        """A sampler with the settings of `sampler`."""
         return cls(
             data_source=sampler.data_source,
             mini_repeat_count=sampler.mini_repeat_count,
@@ -39,14 +39,14 @@ class EpochRepeatSampler(RepeatSampler):
 
 
 def cycle_steps(trainer: Any) -> int:
-    """Micro-batches that are trained on between two rollouts."""
+    """The number of micro-batches that are trained on between two rollouts."""
     return int(trainer.args.steps_per_generation) * int(trainer.num_iterations)
 
 
 def upcoming_batches(trainer: Any, first: int) -> Iterator[list[dict[str, Any]]]:
-    """This process's rows of the data set, batch after batch and epoch after epoch, from batch `first` on.
+    """This process's rows of the dataset, batch after batch and epoch after epoch, from batch `first` on.
 
-    A batch is what is sampled together. The order is that of the trainer's own sampler.
+    A batch is one rollout's rows. The order is that of the trainer's own sampler.
     """
     sampler = EpochRepeatSampler.like(trainer._train_sampler)
     sampler.repeat_count = 1

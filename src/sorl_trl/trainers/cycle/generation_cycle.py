@@ -1,4 +1,4 @@
-"""The generation cycle of a trainer, one rollout and its updates, in checkpoints: a resumed run goes on within it."""
+"""Saves a trainer's generation cycle, one rollout and its updates, in checkpoints, and resumes within it."""
 
 from __future__ import annotations
 
@@ -27,10 +27,9 @@ _SETTINGS = (
 
 
 def save_cycle(trainer: Any, folder: Path) -> None:
-    """Write into a checkpoint where this process is in its generation cycle, and what it has still to train on.
+    """Write into a checkpoint this process's step within the cycle, and the trajectories still to be trained on.
 
-    TRL saves neither the step within the cycle nor the trajectories that the rest of the cycle is to train on, and
-    would generate others at once.
+    TRL saves neither, and would generate new trajectories at once.
     """
     is_unfinished = trainer._step % cycle_steps(trainer) != 0
     state = {
@@ -46,13 +45,13 @@ def save_cycle(trainer: Any, folder: Path) -> None:
 def load_cycle(trainer: Any, folder: Path) -> None:
     """Restore the step within the cycle and the trajectories that are still to be trained on.
 
-    Not exact: an iterable dataset after its first pass, since transformers cannot tell how long a pass is; and,
-    which is warned of, a reference that `sync_ref_model` has moved.
-    What is summed up between two log entries is lost, as it is with transformers' own trainer.
+    Two cases are not exact: an iterable dataset after its first pass, because transformers cannot tell how long a pass
+    is; and, with a warning, a reference that `sync_ref_model` has moved. Sums between two log entries are lost, as in
+    transformers' own trainer.
 
     Raises:
-        UserMistake: trajectories are still to be trained on, and it was written by another number of processes or
-            with other batch settings.
+        UserMistake: The checkpoint has trajectories still to be trained on, but was written by another number of
+            processes or with other batch settings.
     """
     args, file = trainer.args, _file(trainer, folder)
     if args.sync_ref_model:

@@ -1,4 +1,4 @@
-"""The checkpoint that a run goes on from: found, whole, and the same on all ranks, before anything of it is loaded."""
+"""Finds the checkpoint to resume from, and checks that it is complete and the same on all ranks, before loading it."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ _NAME = re.compile(r"checkpoint-(\d+)")
 
 
 def ranks_where(holds: bool) -> list[int]:
-    """The processes that say True here. All of them must ask together."""
+    """The ranks on which `holds` is True. All ranks must call it together."""
     return [rank for rank, each in enumerate(gather_object([holds])) if each]
 
 
 def resume_point(args: TrainingArguments, checkpoint: str | Path | bool | None) -> str | None:
-    """The folder of the checkpoint to resume from, or None for a new run. All ranks must ask together.
+    """The folder of the checkpoint to resume from, or None for a new run. All ranks must call it together.
 
     Args:
-        args: of the trainer.
-        checkpoint: a folder; True, "true" or "latest" for the newest in the output folder that was written to its
-            end; else none.
+        args: the trainer's arguments.
+        checkpoint: a folder, or True, "true" or "latest" for the newest complete one in the output
+            folder. Otherwise none.
 
     Raises:
-        ValueError: on all ranks: some see another checkpoint than others, or none; or a file of it is missing or
-            damaged. The message names it, and the newest checkpoint that is whole.
+        ValueError: On all ranks, if ranks see different checkpoints or some see none, or if a file is missing or
+            damaged. The message names it, and the newest complete checkpoint.
     """
     if not checkpoint or checkpoint in ("false", "False"):
         return None

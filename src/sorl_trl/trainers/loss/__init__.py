@@ -1,1 +1,1 @@
-"""What is put around TRL's loss: turn ratios, clipping-triggered normalization, metrics, and the KL schedule."""
+"""The policy's loss, `bias_norm`, the metrics, and the learning rate that follows the KL."""

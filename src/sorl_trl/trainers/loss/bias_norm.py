@@ -18,9 +18,9 @@ from sorl_trl.trainers.turns.recording import corrects_sampling
 class ClippingBiasNormalizer:
     """Accumulates C(θ), the gradient that clipping removed, and divides the step's gradient by max(1, ‖C(θ)‖₂).
 
-    C(θ) averages the tokens of each trajectory, as `loss_type="grpo"` does, whatever the loss type. It is taken over
-    the whole optimizer step: the mean over its micro-batches and over all processes. The floor of 1 is ours: with
-    nothing clipped C is 0 and the division is off.
+    C(θ) averages the tokens of each trajectory, as `loss_type="grpo"` does, whatever the loss type. It is the mean
+    over all micro-batches of the optimizer step and over all processes. The floor of 1 is our choice: if nothing is
+    clipped, C is 0 and nothing is divided.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
@@ -28,7 +28,7 @@ class ClippingBiasNormalizer:
         self._gradients: list[Tensor] | None = None
 
     def observe(self, trainer: Any, batch: MicroBatch, objective: Objective) -> None:
-        """Add one micro-batch's share of C(θ): a second backward, only where something is clipped."""
+        """Add one micro-batch's share of C(θ), by a second backward pass if something is clipped."""
         if not (batch.is_training and batch.log_ratio.requires_grad):
             return
         stopped = objective.stopped & batch.loss_mask
@@ -51,7 +51,7 @@ class ClippingBiasNormalizer:
             torch._foreach_add_(self._gradients, gradients)
 
     def normalize(self, accelerator: Accelerator) -> float:
-        """Divide every `.grad` by max(1, ‖C(θ)‖₂), forget C(θ), return the norm. All processes call it together."""
+        """Divide every `.grad` by max(1, ‖C(θ)‖₂), reset C(θ) and return the norm. All processes call it together."""
         clipped_anywhere = accelerator.reduce(
             torch.tensor(float(self._gradients is not None), device=accelerator.device), reduction="sum"
         )
@@ -70,26 +70,26 @@ def bias_normalizer(trainer: Any) -> ClippingBiasNormalizer | None:
     """The normalizer of a trainer with `bias_norm`, or None.
 
     Raises:
-        ValueError: under DeepSpeed and FSDP, with reentrant gradient checkpointing, or with masks of TRL's that leave
-            tokens out of the loss.
+        ValueError: DeepSpeed or FSDP is used, gradient checkpointing is reentrant, or TRL's options mask tokens out
+            of the loss.
     """
     args = trainer.args
     if not args.bias_norm:
         return None
     if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
         raise ValueError(
-            "`bias_norm` is True, but it rescales the gradient between backward and optimizer step, where DeepSpeed "
-            "and FSDP keep it in shards of their own: set it to False, or use DDP."
+            "`bias_norm` is True, but it rescales the gradient between backward and optimizer step, when DeepSpeed "
+            "and FSDP hold it in shards: set `bias_norm` to False, or use DDP."
         )
     if (args.gradient_checkpointing_kwargs or {}).get("use_reentrant"):
         raise ValueError(
-            "`bias_norm` is True, but takes a gradient of its own, which reentrant gradient checkpointing cannot "
+            "`bias_norm` is True, but computes a second gradient, which reentrant gradient checkpointing cannot "
             "give: set `gradient_checkpointing_kwargs={'use_reentrant': False}`."
         )
     if args.top_entropy_quantile != 1.0 or args.off_policy_mask_threshold is not None:
         raise ValueError(
-            "`bias_norm` is True, but `top_entropy_quantile` or `off_policy_mask_threshold` leaves tokens out of the "
-            "loss that it would count as clipped: use one or the other."
+            "`bias_norm` is True, but `top_entropy_quantile` or `off_policy_mask_threshold` masks tokens that it "
+            "would count as clipped: use one or the other."
         )
     named = trainer.model.named_parameters()
     return ClippingBiasNormalizer(parameter for name, parameter in named if not is_critic_name(name))

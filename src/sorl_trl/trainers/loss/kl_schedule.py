@@ -1,4 +1,4 @@
-"""A learning rate that holds the KL to the old policy near a target: ours, no part of SORL (docs/paper_to_code.md)."""
+"""A learning rate that keeps the KL to the old policy near a target. Our addition, not part of SORL."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ FACTOR = "policy_lr_factor"
 
 
 def kl_controlled_factor(factor: float, kl: float, target_kl: float) -> float:
-    """By what the scheduled learning rate is multiplied, after an update that found `kl` with `factor`.
+    """The next factor of the scheduled learning rate, after an update that measured `kl` with `factor`.
 
-    `factor` / 1.5 where `kl` > 2 `target_kl`, `factor` · 1.5 where 0 < `kl` < `target_kl` / 2, and `factor` between
-    (Rudin et al., arXiv 2109.11978, as rsl_rl has it). Departure: it stays in [0.01, 1], where rsl_rl keeps the
-    learning rate itself in [1e-5, 1e-2].
+    It is `factor` / 1.5 if `kl` > 2 `target_kl`, `factor` · 1.5 if 0 < `kl` < `target_kl` / 2, and otherwise `factor`
+    (Rudin et al., arXiv 2109.11978, as in rsl_rl). Unlike rsl_rl, which keeps the learning rate itself in
+    [1e-5, 1e-2], it keeps the factor in [0.01, 1].
 
     Args:
         factor: in [0.01, 1].
-        kl: KL(policy || old policy), nats per token. 0 and NaN say nothing: the policy has not moved, or no token is
-            trained on.
+        kl: KL(policy || old policy), nats per token. 0 and NaN change nothing: the policy has not moved, or no token
+            is trained on.
         target_kl: above 0, nats per token.
     """
     if kl > 2 * target_kl:
@@ -38,17 +38,17 @@ def kl_controlled_factor(factor: float, kl: float, target_kl: float) -> float:
 
 
 class KLSchedule(TrainerCallback):
-    """Multiplies the learning rate of the policy, not the critic's, by a factor that follows the KL.
+    """Multiplies the policy's learning rate, but not the critic's, by a factor that follows the KL.
 
-    It observes the micro-batches of an update and acts before the last one's backward pass, in which DeepSpeed steps
-    the optimizer. The factor is part of the scheduler's state and of its base rates: it survives a resume, and
-    where something else lowers the learning rates, what is scheduled from then on is the lowered rate.
+    It observes the micro-batches of an update and acts before the backward pass of the last one, in which DeepSpeed
+    steps the optimizer. The factor is part of the scheduler's state and of its base rates. It therefore survives a
+    resume, and if something else lowers the learning rates, the lowered rates are scheduled from then on.
 
-    With a `target_kl`, in nats per token, of 0 the rate is as scheduled, also after a run that had lowered it is
-    resumed. `record` is told the factor of each update.
+    `target_kl` is in nats per token; 0 leaves the schedule alone, even when a run that had lowered the rate is
+    resumed. `record` is called with the factor of each update.
 
     Raises:
-        ValueError: when training begins: the schedule does not let its learning rates be lowered.
+        ValueError: When training begins, if the learning rates of the schedule cannot be lowered.
     """
 
     def __init__(self, target_kl: float, record: Callable[[float], object]) -> None:
@@ -73,9 +73,9 @@ class KLSchedule(TrainerCallback):
             self._scale(before, 1.0)
 
     def observe(self, batch: MicroBatch, metrics: Sequence[Mapping[str, float]]) -> None:
-        """Take note of a micro-batch, and set the learning rate if the optimizer steps after it.
+        """Observe a micro-batch, and set the learning rate if the optimizer steps after it.
 
-        The metrics are those of all micro-batches of the update, over all processes, if it is the last one.
+        For the last micro-batch of an update, `metrics` are those of all its micro-batches, over all processes.
         """
         if not batch.is_training or not self.target_kl:
             return
@@ -86,7 +86,7 @@ class KLSchedule(TrainerCallback):
             self._has_moved.clear()
 
     def adjust(self, kl: float) -> float:
-        """Set the policy's learning rate for an update that finds `kl`, and return the factor."""
+        """Set the policy's learning rate for an update that measures `kl`, and return the factor."""
         if self._scheduler is None:  # a loss outside of training
             return 1.0
         before: float = getattr(self._scheduler, FACTOR)

@@ -1,4 +1,4 @@
-"""What a turn-level loss logs about itself, once per optimizer step; docs/metrics.md explains every name."""
+"""The metrics that a turn-level loss logs once per optimizer step; docs/metrics.md explains every name."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ DETAILS = (
     *(f"rollout/{name}" for name in ("truncated_", "unique_", "passages_", "empty_", "seconds_")),
     *(f"rollout/stop_reason/{reason.value}" for reason in StopReason if reason is not StopReason.ANSWERED),
 )
-"""What is logged with `log_turn_details` alone: a name, or how the names of a family begin, up to "/" or "_"."""
+"""Metrics that only `log_turn_details` logs: a name, or the beginning of a family's names, up to "/" or "_"."""
 ON_POLICY_CONSTANTS = ("off_policy_age", "clip_penalty", "lr_factor")
-"""What says nothing where each rollout serves one update."""
+"""Metrics that are constant if each rollout serves one update."""
 
 
 class MetricSums:
@@ -47,36 +47,36 @@ class MetricSums:
         self._minima: dict[str, Tensor] = {}
 
     def add_mean(self, name: str, values: Tensor, keep: Tensor) -> None:
-        """The mean of `values` where `keep`; both of one shape. Processes with more of them count more."""
+        """Add the mean of `values` where `keep` is true, of the same shape. Processes with more values count more."""
         keep = keep.bool()
         self._means[name] = (torch.where(keep, values.detach(), 0.0).sum().float(), keep.sum().float())
 
     def add(self, metrics: Mapping[str, Tensor | tuple[Tensor, Tensor]]) -> None:
-        """Several: values and where to keep them, or scalars, of which each process has one, or NaN."""
+        """Add several means: pairs of values and where to keep them, or one scalar (or NaN) per process."""
         for name, value in metrics.items():
             self.add_mean(name, *(value if isinstance(value, tuple) else (value, ~value.isnan())))
 
     def add_min(self, name: str, values: Tensor, keep: Tensor) -> None:
-        """The least of `values` where `keep`."""
+        """Add the minimum of `values` where `keep` is true."""
         self._minima[name] = _amin(torch.where(keep.bool(), values.detach(), float("inf")))
 
     def add_max(self, name: str, values: Tensor, keep: Tensor) -> None:
-        """The largest of `values` where `keep`."""
+        """Add the maximum of `values` where `keep` is true."""
         self._maxima[name] = -_amin(torch.where(keep.bool(), -values.detach(), float("inf")))
 
     @property
     def names(self) -> list[str]:
-        """Of its metrics, in the order in which `_reduced` has their values."""
+        """The names of the metrics, in the order of `_reduced`'s values."""
         return [*self._means, *self._minima, *self._maxima]
 
     def row(self) -> Tensor:
-        """(N,) all numbers that other processes need of this one."""
+        """(N,) the numbers of this process that other processes need."""
         pairs = [number for pair in self._means.values() for number in pair]
         extremes = [-low for low in self._minima.values()] + list(self._maxima.values())
         return torch.stack([*pairs, *extremes])
 
     def reduce(self, accelerator: Accelerator) -> dict[str, float]:
-        """Every metric over all processes; NaN, which TRL leaves out of its averages, where nothing was kept."""
+        """Every metric over all processes. It is NaN, which TRL's averages skip, if nothing was kept."""
         return reduce_all([self], accelerator)[0]
 
     def _reduced(self, rows: Tensor) -> Tensor:
@@ -91,10 +91,10 @@ class MetricSums:
 
 
 def reduce_all(sums: Sequence[MetricSums], accelerator: Accelerator) -> list[dict[str, float]]:
-    """The metrics of each micro-batch over all processes: one collective, and one wait for the device.
+    """The metrics of each micro-batch over all processes, in one collective and one wait for the device.
 
-    It is one for each kind of loss, where TRL computes that of one rollout and this package that of the next. The
-    processes must have the same metrics of as many micro-batches.
+    If TRL computes the loss of one rollout and this package that of the next, there is one collective for each. All
+    processes must have the same metrics for the same number of micro-batches.
     """
     found = []
     for names, of_kind in groupby(sums, lambda each: each.names):
@@ -105,7 +105,7 @@ def reduce_all(sums: Sequence[MetricSums], accelerator: Accelerator) -> list[dic
 
 
 def mean_of_numbers(values: Sequence[float]) -> float:
-    """The mean of those that are no NaN; NaN if none is left."""
+    """The mean of the values that are not NaN; NaN if there are none."""
     numbers = [value for value in values if not math.isnan(value)]
     return sum(numbers) / len(numbers) if numbers else math.nan
 
@@ -113,7 +113,7 @@ def mean_of_numbers(values: Sequence[float]) -> float:
 class MetricLog:
     """Adds a value per metric and micro-batch to TRL's lists, as TRL does.
 
-    On the device they are kept until the optimizer steps: then all processes exchange them, and each waits for its
+    Values stay on the device until the optimizer steps. Then all processes exchange them, and each waits for its
     device once, however many micro-batches there were.
     """
 
@@ -122,7 +122,7 @@ class MetricLog:
         self._waiting: list[MetricSums] = []
 
     def shorten(self, mode: str) -> None:
-        """Forget what is not to be logged."""
+        """Remove the metrics that are not to be logged."""
         args, metrics = self._trainer.args, self._trainer._metrics[mode]
         left_out = () if args.log_turn_details else DETAILS + ON_POLICY_CONSTANTS * args.is_on_policy
         families = tuple(name for name in left_out if name.endswith(("/", "_")))
@@ -132,9 +132,9 @@ class MetricLog:
     def observe(
         self, batch: MicroBatch, objective: Objective | None, others: Mapping[str, Any]
     ) -> list[dict[str, float]]:
-        """Take note of a micro-batch; log and return it and those before it if the optimizer steps after it.
+        """Observe a micro-batch. If the optimizer steps after it, log and return all metrics since the last step.
 
-        The others are metrics of the loss and its terms, as `MetricSums.add` takes them.
+        `others` are metrics of the loss and its terms, in the form of `MetricSums.add`.
         """
         sums = batch_metrics(batch)
         if objective is not None:  # else TRL computed the loss, and has logged its own clip ratios

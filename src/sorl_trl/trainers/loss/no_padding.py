@@ -1,4 +1,4 @@
-"""What the policy's passes need not compute: padding behind the completions, and, on a CPU, logits of prompts."""
+"""Forward passes that skip padding behind the completions and, on a CPU, the logits of prompts."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _PER_TOKEN = ("log_probs", "entropy", "critic_values")
 
 
 class NoPadding:
-    """A model for `GRPOTrainer._get_per_token_logps_and_entropies`, which only calls it, without columns of padding.
+    """Wraps a model for `GRPOTrainer._get_per_token_logps_and_entropies`, which only calls it, to skip padding.
 
-    TRL makes a rollout as wide as its longest trajectory, and each micro-batch stays as wide. What stands behind the
-    longest trajectory of the micro-batch changes nothing before it, and is 0 in what this returns. It is not for those
-    models whose positions depend on the width: see `width_matters`. `prompt` is the width of prompts, with padding.
+    TRL pads a rollout to its longest trajectory, and its micro-batches keep that width. Columns behind the longest
+    trajectory of the micro-batch change nothing before them, and are 0 in the output. Do not use it if positions
+    depend on the width (`width_matters`). `prompt` is the width of prompts, including padding.
     """
 
     def __init__(self, model: Callable[..., Any], prompt: int) -> None:
@@ -40,12 +40,12 @@ class NoPadding:
 
 
 def width_matters(model: Any) -> bool:
-    """Whether what a model says of a row depends on how long others of its batch are."""
+    """Whether the model's output for a row depends on the length of other rows in its batch."""
     return rope_of_batch(model.config.get_text_config(decoder=True)) is not None
 
 
 class CompletionsAlone:
-    """The same whose head reads completions alone: on a CPU, TRL's would make logits of prompts too, for nothing.
+    """Wraps a model so that its head reads only completions: on a CPU, TRL would also compute the logits of prompts.
 
     `policy` is `model` without accelerate's wrappers.
     """

@@ -1,12 +1,12 @@
-"""The loss of SO-GRPO, which is also the policy's in SO-PPO, from top to bottom.
+"""The loss of SO-GRPO, which is also the policy's loss in SO-PPO, from top to bottom.
 
     ratio      w_t = exp(log-ratio of the token, its turn or the sequence)         `MicroBatch.ratio`
     surrogate  S_t = min(w_t Â_t, clip(w_t, 1 − ε_low, 1 + ε_high) Â_t)            `methods.PPOMin`, or another piece
     mean       J = mean_i (1/n_i) Σ_k mean_{t∈k} S_t, with `loss_type="turn"`      `_mean`
     terms      L = −J + λ mean_i f_i KL_i, by default                              `methods.ClipPenalty`, or others
 
-Reference KL, entropy and masks are TRL's. Where the whole loss is TRL's own (`is_trls`), TRL computes it; the terms
-are added and the metrics logged in the same way.
+Reference KL, entropy and masks are TRL's. If TRL's own loss is requested (`is_trls`), TRL computes it; terms are added
+and metrics logged in the same way.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from sorl_trl.trainers.turns.batch import (
 from sorl_trl.trainers.turns.recording import corrects_sampling, trl_corrects_sampling
 
 _LOWEST_LOGP = -1e4
-"""Infinite log-probabilities are cut to this: a difference of two of them is no number."""
+"""Infinite log-probabilities are clamped to this, because the difference of two of them would be NaN."""
 
 
 def is_trls(trainer: Any, inputs: Mapping[str, Any]) -> bool:
-    """Whether TRL's own loss is the one that is asked for, so that it computes it."""
+    """Whether the requested loss is TRL's own, so that TRL computes it."""
     args = trainer.args
     if args.loss_type in TRLS_LOSS_TYPES:
         return True
@@ -54,7 +54,7 @@ def is_trls(trainer: Any, inputs: Mapping[str, Any]) -> bool:
 def policy_loss(
     trainer: Any, model: Any, inputs: Mapping[str, Any]
 ) -> tuple[Tensor, MicroBatch, Objective, dict[str, Any]]:
-    """The loss of a micro-batch without its terms; what it was formed of, what the surrogate said, and metrics."""
+    """The loss of a micro-batch without its terms, the pieces' input, the surrogate's objective, and metrics."""
     mask = loss_mask_of(inputs)
 
     # (B, T) log-probabilities and entropies of the completions, and a mixture's router loss
@@ -109,9 +109,9 @@ def policy_loss(
 def _mean(trainer: Any, losses: Tensor, mask: Tensor, batch: MicroBatch) -> Tensor:
     """The mean of (B, T) losses, before it is divided by the micro-batches of the optimizer step.
 
-    "turn" and "grpo" average the tokens of each trajectory, then trajectories ("turn" has weighted the tokens by
-    `turn_weights`, so that this is the mean over turns); "dr_grpo" divides by `max_completion_length`, "dapo" by the
-    tokens of the whole generation batch, "bnpo" by those of the micro-batch.
+    "turn" and "grpo" average the tokens of each trajectory, then trajectories; for "turn", tokens are weighted by
+    `turn_weights`, which makes this the mean over turns. "dr_grpo" divides by `max_completion_length`, "dapo" by the
+    tokens of the whole generation batch, and "bnpo" by those of the micro-batch.
     """
     kept = torch.where(mask.bool(), losses, 0.0)
     loss_type = trainer.args.loss_type
@@ -125,9 +125,9 @@ def _mean(trainer: Any, losses: Tensor, mask: Tensor, batch: MicroBatch) -> Tens
 
 
 def _entropy_bonus(trainer: Any, entropies: Tensor, mask: Tensor) -> Tensor:
-    """What is taken off a micro-batch's loss: the coefficient times the mean of (B, T) entropies, in nats, on `mask`.
+    """The entropy bonus of a micro-batch: the coefficient times the mean of (B, T) entropies, in nats, on `mask`.
 
-    As in TRL it is fixed or follows a target, with coefficient and gate from the end of the optimizer step before.
+    As in TRL, the coefficient is fixed or follows a target, with the values from the end of the previous step.
     """
     mean = (entropies * mask).sum() / mask.sum().clamp(min=1) / trainer._micro_batches()
     coef = trainer.entropy_coef
@@ -156,7 +156,7 @@ def _follow_target(trainer: Any, sums: Tensor) -> None:
 
 
 def micro_batch(trainer: Any, logps: Tensor, inputs: Mapping[str, Any]) -> MicroBatch:
-    """What the pieces of the method, the metrics and the observers are given; `logps` (B, T) have a gradient."""
+    """The input of the method's pieces, the metrics and the observers; `logps` (B, T) have a gradient."""
     args, is_training = trainer.args, trainer.model.training
     logps = logps.clamp(min=_LOWEST_LOGP)
     old = inputs.get("old_per_token_logps")

@@ -1,1 +1,1 @@
-"""What a turn is, what it earned, and a record of what an update did to it."""
+"""Which tokens form a turn, which rewards a turn got, and a record of its training."""

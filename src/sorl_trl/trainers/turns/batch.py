@@ -1,4 +1,4 @@
-"""The batch that TRL makes of a rollout: what is read of it, and how trajectories leave it."""
+"""Reads the batch that TRL makes of a rollout, and drops trajectories from it."""
 
 from __future__ import annotations
 
@@ -70,12 +70,11 @@ def token_count(batch: Mapping[str, Any], accelerator: Accelerator) -> Tensor:
 
 
 def drop(batch: dict[str, Any], keep: Tensor, accelerator: Accelerator) -> None:
-    """Take what is not in `keep` out of masks, turns and denominators. All processes call it together.
+    """Take everything outside `keep` out of masks, turns and denominators. All processes call it together.
 
-    TRL's loss forgets a token that a mask rejects, but not its row: where it averages over trajectories, a row without
-    a token is a row of 0. A row that is dropped here leaves that mean too (`ROW_SCALE`), over all processes and the
-    whole generation batch, so that the result is the same however the batch is split. A row that had no token before
-    goes on counting as 0, as in TRL.
+    In TRL's losses that average over trajectories, a row whose tokens are all masked still counts as 0. A row that is
+    dropped here leaves that mean, too (`ROW_SCALE`), over all processes and the whole generation batch, so the result
+    does not depend on how the batch is split. A row that had no token before still counts as 0, as in TRL.
 
     `keep` is (B,) or (B, T) bool.
     """

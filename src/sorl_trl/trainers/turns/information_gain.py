@@ -1,4 +1,4 @@
-"""Information gain as a turn reward: how much likelier each turn makes the golden answer to the policy itself."""
+"""Information gain as a turn reward: how much likelier each turn makes the golden answer under the policy itself."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sorl_trl.rollout.generation import positions_of
 from sorl_trl.trainers.turns.states import Generated, turn_spans
 
 TAG_PREFIX = "<answer> "
-"""What a policy that speaks the tag protocol writes before its answer."""
+"""The text that a policy with a tag protocol writes before its answer."""
 
 
 @dataclass(frozen=True)
@@ -35,21 +35,21 @@ class _Scored:
 
 
 class InformationGain:
-    """IGPO's turn reward (arXiv 2510.14967): how much likelier each turn makes the golden answer to the policy itself.
+    """IGPO's turn reward (arXiv 2510.14967): how much likelier each turn makes the golden answer under the policy.
 
-    Give it among the `reward_funcs` of a trainer of this package, beside a reward for the outcome; IGPO's credit is
-    `method="igpo"`. The reward of a turn is r_k = s_{k+1} − s_k, times `coef`, where s_k is the mean log-probability
-    of the answer's tokens after the prompt, the completion up to turn k and the prefix of an answer, at the sampling
-    temperature. No gradient flows. A trajectory of one turn has none, and no more has its last turn.
+    Pass it in the `reward_funcs` of a trainer of this package, beside an outcome reward; `method="igpo"` is IGPO's
+    credit. The reward of a turn is r_k = s_{k+1} − s_k, times `coef`. s_k is the mean log-probability of the answer's
+    tokens after the prompt, the completion up to turn k and an answer's prefix, at the sampling temperature. No
+    gradient flows. The last turn of a trajectory gets no reward.
 
     Args:
-        column: of the data set, with the answer: a string, or a list of strings, of which the first is taken.
-        prefix: what the policy would write right before an answer. None: the `<answer>` tag where the rollout has a
-            tag protocol (`SearchRollout`), else nothing.
-        coef: weight of the gain. `method="igpo"` divides it out again, unless another function gives turn rewards too.
+        column: the dataset column with the answer: a string, or a list of strings, of which the first is taken.
+        prefix: the text that the policy would write right before an answer. None takes the `<answer>` tag if the
+            rollout has a tag protocol (`SearchRollout`), else nothing.
+        coef: weight of the gain. `method="igpo"` cancels it, unless another function gives turn rewards, too.
 
     Raises:
-        ValueError: the policy reads images, which these contexts have not, or a row has no such column.
+        ValueError: The policy reads images, which these contexts lack, or a row has no such column.
     """
 
     __name__ = "information_gain"
@@ -74,7 +74,7 @@ class InformationGain:
         if self.column not in columns:
             raise ValueError(
                 f"`column` is {self.column!r}, but the data set has no such column: it has {sorted(columns)}. Leave "
-                "`remove_unused_columns` False."
+                "`remove_unused_columns` at False."
             )
         generated, turns = self._trainer._recorder.generated, self._trainer._recorder.turns
         asked = self._asked(generated, [self._answer(each) for each in columns[self.column]])

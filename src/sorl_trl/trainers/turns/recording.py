@@ -1,4 +1,4 @@
-"""What a rollout gives, kept on its way through TRL: the turns that were generated, and what they earned."""
+"""Keeps turns and rewards of a rollout while it passes through TRL, and makes a `ScoredRollout` of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Rows = TypeVar("Rows", Tensor, list[Any])
 
 
 class RolloutRecorder:
-    """Notes what TRL's output does not hold: turns as they were generated, and the rewards of turns and functions."""
+    """Keeps what TRL's output lacks: turns as they were generated, and the rewards of turns and functions."""
 
     generated: Generated
     turns: TurnLayout
@@ -45,8 +45,8 @@ class RolloutRecorder:
     def note_rewards(self, rewards_per_func: Tensor) -> Tensor:
         """Keep all processes' (N, F) rewards, and return them with NaN for trajectories without a turn.
 
-        A trajectory without a token of the policy (its search was down) says nothing about the policy: TRL leaves rows
-        of NaN out of the baseline and gives them no advantage.
+        A trajectory without a token of the policy, such as one whose search was down, says nothing about the policy.
+        TRL leaves rows of NaN out of the baseline and gives them no advantage.
         """
         without_turn = self._trainer.accelerator.gather(self.turns.counts == 0)
         self._rewards_per_func = torch.where(without_turn.unsqueeze(1), torch.nan, rewards_per_func)
@@ -55,13 +55,13 @@ class RolloutRecorder:
         return self._rewards_per_func
 
     def scored(self, batch: Mapping[str, Any], examples: Sequence[Mapping[str, Any]]) -> ScoredRollout:
-        """The rollout of all processes, whose rewards were noted last.
+        """The rollout of all processes, with the rewards that were noted last.
 
-        `batch` is what TRL made of this process's trajectories; `examples` are their rows of the data set, with what
-        the rollout has added.
+        `batch` is TRL's batch of this process's trajectories; `examples` are their rows of the dataset, including the
+        columns that the rollout has added.
 
         Raises:
-            ValueError: a subclass replaces `_calculate_rewards` without calling it.
+            ValueError: A subclass overrides `_calculate_rewards` without calling `super()`.
         """
         trainer, accelerator = self._trainer, self._trainer.accelerator
         if self._rewards_per_func is None:
@@ -127,26 +127,26 @@ def kept_masks(trainer: Any, rollout: ScoredRollout, batch: Mapping[str, Any]) -
 
 
 def corrects_sampling(trainer: Any) -> bool:
-    """Whether the loss is weighted by the ratio of the old policy to what sampled: vLLM, or an earlier policy."""
+    """Whether the loss is weighted by the ratio of the old policy to the sampler: vLLM, or an earlier policy."""
     args = trainer.args
     is_proximal = args.async_staleness > 0 and args.async_old_policy == "proximal" and trainer.model.training
     return is_proximal or trl_corrects_sampling(trainer)
 
 
 def trl_corrects_sampling(trainer: Any) -> bool:
-    """Whether TRL does, which scores every rollout for it."""
+    """Whether TRL weights the loss, for which it scores every rollout."""
     return bool(trainer.use_vllm and trainer.vllm_importance_sampling_correction)
 
 
 def trl_scores_old_policy(trainer: Any) -> bool:
-    """Whether TRL passes over new trajectories first of all with the policy as it is."""
+    """Whether TRL's first pass over new trajectories is one of the current policy."""
     return trainer.args.gradient_accumulation_steps % cycle_steps(trainer) != 0 or trl_corrects_sampling(trainer)
 
 
 def mismatch_of(batch: Mapping[str, Any], turn_ids: Tensor) -> Tensor:
     """(B, T) d_t = log π_old − log μ of each model token, bounded; 0 where it is NaN, and off the model tokens.
 
-    An end of sequence that was appended is no model token: the engine has not sampled it.
+    An appended end-of-sequence token is not a model token, because the engine has not sampled it.
     """
     width = turn_ids.size(1)
     difference = (batch["old_per_token_logps"] - batch["sampling_per_token_logps"])[:, :width]
@@ -155,7 +155,7 @@ def mismatch_of(batch: Mapping[str, Any], turn_ids: Tensor) -> Tensor:
 
 
 def own_rows(gathered: Rows, count: int, accelerator: Accelerator) -> Rows:
-    """This process's `count` rows of what was gathered from all: a tensor, or a list."""
+    """This process's `count` rows of a tensor or list that was gathered from all processes."""
     first = accelerator.process_index * count
     return gathered[first : first + count]
 

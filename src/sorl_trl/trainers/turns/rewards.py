@@ -32,7 +32,7 @@ class SplitRewards:
 
 
 class TurnRewards:
-    """Keeps the turn rewards of one rollout, while TRL sees their sum per completion.
+    """Keeps the turn rewards of a rollout, of which TRL sees the sum per completion.
 
     A reward function may return for each completion a float (an outcome reward), a sequence with one float per turn
     (None for a turn that has none), or `None` (not scored by this function), in any mixture.
@@ -49,7 +49,7 @@ class TurnRewards:
         self._recorded = {}
 
     def recording(self, reward_func: Any, index: int, name: str) -> Any:
-        """Reward function number `index`, recorded. A reward model scores whole completions: it is returned as is."""
+        """Reward function number `index`, wrapped to record turn rewards. A reward model is returned as is."""
         if isinstance(reward_func, nn.Module):
             return reward_func
         takes_turns = _takes_turns(reward_func)
@@ -72,7 +72,7 @@ class TurnRewards:
         return recorded
 
     def _record(self, returned: Iterable[Any], index: int, name: str) -> list[Any]:
-        """Keep the turn rewards of one function and give TRL one number (or `None`) per completion."""
+        """Keep the turn rewards of one function, and return one number (or `None`) per completion for TRL."""
         if not isinstance(returned, Iterable):
             raise ValueError(
                 f"The reward function {name!r} returned {returned!r}, but must return a list with one reward for each "
@@ -117,7 +117,7 @@ class TurnRewards:
             )
 
     def split(self, rewards_per_func: Tensor, weights: Tensor) -> SplitRewards:
-        """Turn rewards and outcomes apart, each the weighted sum over all functions.
+        """Split turn rewards from outcomes, each as the weighted sum over all functions.
 
         Args:
             rewards_per_func: (B, F) of the local trajectories, NaN where a function gave none.

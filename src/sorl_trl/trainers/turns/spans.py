@@ -1,4 +1,4 @@
-"""Where a completion's turns lie: recorded by the rollout, else runs of model tokens."""
+"""Where a completion's turns lie: as the rollout recorded them, or else the runs of model tokens."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ RolloutOutput = dict[str, Any]
 
 
 def checked_rollout(rollout_func: Callable[..., RolloutOutput]) -> Callable[..., RolloutOutput]:
-    """`rollout_func` with its output checked before TRL pads it: TRL fills a short mask with 1, silently.
+    """Wrap `rollout_func` to check its output before TRL pads it: TRL silently fills a short mask with 1.
 
-    A rollout that records `turn_ids` without an `env_mask` gets the mask they imply.
+    If a rollout records `turn_ids` without an `env_mask`, the mask that they imply is added.
     """
 
     @wraps(rollout_func, updated=())  # that its own options can be checked
@@ -38,7 +38,7 @@ def checked_rollout(rollout_func: Callable[..., RolloutOutput]) -> Callable[...,
 
 
 def check_rollout(output: RolloutOutput, num_prompts: int) -> None:
-    """Raise a ValueError that names the row where lengths, masks or turn ids of a rollout do not fit each other."""
+    """Raise a ValueError that names the row in which lengths, masks or turn ids of a rollout do not match."""
     completion_ids = output.get("completion_ids")
     if completion_ids is None:
         return  # TRL names the missing keys
@@ -75,7 +75,7 @@ def turn_ids_of(
 ) -> Tensor:
     """(B, T) turn ids: as recorded, else the runs of 1s in `env_mask`, else one turn per completion.
 
-    Raises ValueError where tools have lengthened a completion whose turns `rollout_func` had recorded.
+    Raises ValueError if tools have lengthened a completion whose turns `rollout_func` had recorded.
     """
     mask = padded(env_mask if env_mask is not None else [[1] * len(ids) for ids in completion_ids], 0)
     if recorded is None:

@@ -1,4 +1,4 @@
-"""In which state a turn starts: what it can see, and a number by which states of a group are compared."""
+"""Numbers for the states in which turns start, by which turns of a group are compared."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Generated:
 
 
 def turn_spans(turn_ids: Sequence[int]) -> list[tuple[int, int]]:
-    """Of each turn in a row of turn ids, the position of its first token and that after its last one."""
+    """For each turn in a row of turn ids, the position of its first token, and the position after its last."""
     first: dict[int, int] = {}
     end: dict[int, int] = {}
     for position, turn in enumerate(turn_ids):
@@ -38,9 +38,9 @@ def turn_spans(turn_ids: Sequence[int]) -> list[tuple[int, int]]:
 def state_keys(generated: Generated, turns: TurnLayout) -> Tensor:
     """(B, K) int64, a number in [0, 2⁶³) for the state in which each turn starts, 0 where there is no turn.
 
-    The state is the last observation, as in GiGPO (arXiv 2505.10978), and for the first turn the prompt. A turn that
-    no observation precedes has read nothing new: its state is all that it can see. The numbers depend on the tokens
-    alone, so that ranks can compare theirs.
+    The state is the last observation, as in GiGPO (arXiv 2505.10978), or the prompt for the first turn. The state of a
+    later turn without an observation before it is its whole context. The numbers depend only on tokens, so that ranks
+    can compare theirs.
     """
     if turns.num_turns == 0:
         return torch.zeros_like(turns.turn_mask, dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""Keeps the trajectories of some updates, with what the loss made of each token, for `sorl_trl.viewer`."""
+"""Writes the trajectories of some updates, with each token's part in the loss, for `sorl view`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _ASKED = "asked"
 
 
 class TrajectoryDump(TrainerCallback):
-    """What one process trains on in every `save_trajectories_steps`-th optimizer step, written when the step ends."""
+    """Writes what one process trains on in every `save_trajectories_steps`-th optimizer step, when the step ends."""
 
     def __init__(self, args: TurnLevelConfig, tokenizer: PreTrainedTokenizerBase) -> None:
         self.args = args
@@ -59,13 +59,13 @@ class TrajectoryDump(TrainerCallback):
         lengths: Sequence[int],
         totals: Tensor,
     ) -> None:
-        """Add to a new batch what it does not say about its B trajectories.
+        """Add to a new batch what it lacks about its B trajectories.
 
         Args:
-            batch: as TRL makes it of a rollout.
-            examples: their rows of the training set, with what the rollout has added.
-            lengths: the completion tokens of each.
-            totals: (B,) the reward of each, NaN where it has none.
+            batch: TRL's batch of a rollout.
+            examples: the rows of the training set, including the columns that the rollout has added.
+            lengths: the number of completion tokens of each trajectory.
+            totals: (B,) the reward of each trajectory, NaN if it has none.
         """
         if self.args.save_trajectories_steps:
             columns = zip(examples, lengths, totals.tolist(), strict=True)
@@ -73,9 +73,9 @@ class TrajectoryDump(TrainerCallback):
 
     @torch.no_grad()
     def observe(self, batch: MicroBatch, objective: Objective | None) -> None:
-        """Keep a micro-batch of a step that is asked for, and write the step when it ends.
+        """Keep a micro-batch of a step that is to be written, and write the step when it ends.
 
-        There is no objective where the surrogate is one of TRL's own that stops no gradient.
+        `objective` is None with the loss types that only TRL computes.
         """
         every = self.args.save_trajectories_steps
         # A batch may be of before a checkpoint, when nothing was kept of it.

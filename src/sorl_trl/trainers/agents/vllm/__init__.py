@@ -1,4 +1,4 @@
-"""Generation through TRL's vLLM, row by row: in the process of its trainer, or as a server. See docs/vllm.md."""
+"""Generation with TRL's vLLM, row by row, colocated or as a server. See docs/vllm.md."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["EngineUnavailable", "VLLMColocateEngine", "VLLMEngine", "VLLMServerE
 
 
 def vllm_engine(vllm_generation: Any, end: TurnEnd) -> VLLMEngine:
-    """The engine around TRL's `VLLMGeneration`, whichever its mode.
+    """The engine around TRL's `VLLMGeneration`, in either mode.
 
-    All ranks call it together, for each rollout anew, after the weights have been synchronized. Raises what the
-    engines raise.
+    All ranks call it together, once per rollout, after the weights have been synchronized. Raises what the engines
+    raise.
     """
     if vllm_generation.mode == "server":
         vllm_generation.accelerator.wait_for_everyone()  # none generates before the main process has sent the weights

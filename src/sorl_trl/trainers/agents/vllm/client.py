@@ -1,4 +1,4 @@
-"""TRL's client of a vLLM server, which changes weights while turns are under way, by NCCL or through a file."""
+"""TRL's client of a vLLM server, extended to update weights while turns are under way, over NCCL or through a file."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _IN_MEMORY = Path("/dev/shm")
 
 
 class WeightClient(VLLMClient):
-    """Pauses the server while its weights change: turns that it is generating go on with the new ones.
+    """Pauses the server while its weights change, so that turns under way continue with the new weights.
 
-    vLLM's pause keeps them, and drops what they and the prefix cache hold of the old weights. The version that the
-    server says in `/weight_info` counts the updates, so that one that was started anew can be told.
+    vLLM's pause keeps these turns, and drops what they and the prefix cache computed with the old weights. The version
+    in the server's `/weight_info` counts the updates, so a restarted server is noticed.
 
-    Where the server was started with the weight-transfer backend "file" (`sorl_trl.vllm_weights`), weights go through
-    a file: in the memory of the machine where it has `/dev/shm`, else in the folder for temporary files. `TMPDIR`
-    names another one, which both must see.
+    If the server was started with the weight-transfer backend "file" (`sorl_trl.vllm_weights`), weights go through a
+    file in `/dev/shm`, or in the folder for temporary files if there is no such device. `TMPDIR` names another folder,
+    which both must see.
     """
 
     version = 0
@@ -55,8 +55,8 @@ class WeightClient(VLLMClient):
     ) -> None:
         if self.version and (has := self._get(f"{self.base_url}/weight_info")["weight_version"]) != str(self.version):
             raise EngineUnavailable(
-                f"The vLLM server at {self.base_url} has the weights {has!r}, not '{self.version}', which it was sent "
-                "last: it was started anew, or another trainer uses it"
+                f"The vLLM server at {self.base_url} has the weights {has!r}, but was last sent '{self.version}': it "
+                "was restarted, or another trainer uses it"
             )
         with ExitStack() as stack:
             path = stack.enter_context(_written(named_params)) if self._through_file else None
@@ -76,7 +76,7 @@ class WeightClient(VLLMClient):
         self._post(f"{self.base_url}/finish_weight_update", json={"weight_version": str(self.version)})
 
     def reset_prefix_cache(self) -> None:
-        """The pause has done it: while turns are under way, nothing else could."""
+        """Nothing to do: the pause has reset it, and nothing else could while turns are under way."""
 
 
 @contextmanager
@@ -93,7 +93,7 @@ def _written(named_params: Iterator[tuple[str, torch.Tensor]]) -> Iterator[Path]
 
 @contextmanager
 def weight_client() -> Iterator[None]:
-    """Have TRL's `VLLMGeneration` make this client."""
+    """Within it, TRL's `VLLMGeneration` creates this client."""
     trls: Any = vllm_generation.VLLMClient
     vllm_generation.VLLMClient = WeightClient
     try:

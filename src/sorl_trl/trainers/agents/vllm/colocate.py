@@ -22,16 +22,16 @@ class _Changes:
 
 
 class VLLMColocateEngine(VLLMEngine):
-    """Samples with the engine that TRL's `VLLMGeneration` runs in this process, one step of it per poll.
+    """Samples with the engine that TRL's `VLLMGeneration` runs in this process, one engine step per poll.
 
-    With sleep mode it is woken and sent the weights when a rollout opens, and put to sleep when it closes: TRL's own
-    `generate` does that at every call, and forgets what the engine has cached of earlier turns.
+    With sleep mode, a rollout wakes the engine and sends it the weights when it opens, and puts it to sleep when it
+    closes. TRL's own `generate` does this at every call, and so loses the cache of earlier turns.
 
-    Closing aborts what is unfinished: TRL's `generate` would go on with it, and while a request is there, vLLM forgets
-    nothing of what it has cached.
+    Closing aborts unfinished requests: TRL's `generate` would continue them, and vLLM does not reset its cache while
+    it has requests.
 
-    With tensor parallelism a group of ranks has one engine: `polls_together` is True, and each poll first exchanges
-    what the ranks of the group want, so that all add and abort the same requests in the same order.
+    With tensor parallelism, a group of ranks shares one engine: `polls_together` is True, and each poll first
+    exchanges the requests of all ranks, so that all add and abort the same ones in the same order.
     """
 
     def __init__(self, vllm_generation: Any, end: TurnEnd) -> None:

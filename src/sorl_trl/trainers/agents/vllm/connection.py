@@ -1,4 +1,4 @@
-"""One vLLM server over HTTP: what is tried again, and what is an error."""
+"""One vLLM server over HTTP: which requests are retried, and what is an error."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _EXCERPT = 400
 
 
 class EngineUnavailable(RuntimeError):
-    """The engine is gone, or does not answer: the rollout cannot go on."""
+    """The engine is gone or does not answer, so the rollout cannot continue."""
 
 
 class _Passing(EngineUnavailable):
@@ -32,8 +32,8 @@ class _Passing(EngineUnavailable):
 class VLLMServer:
     """Talks to a server from several threads.
 
-    A request that failed by its connection or with HTTP 5xx is sent again. It holds its seed, so that the second
-    attempt samples what the first would have, and one answer is used. Whatever else comes back is not tried again.
+    A request whose connection fails, or that gets HTTP 5xx, is sent again. It contains its seed, so the second attempt
+    samples what the first would have, and only one answer is used. Other errors are not retried.
     """
 
     def __init__(self, base_url: str, answer_s: float = ANSWER_S) -> None:
@@ -52,20 +52,20 @@ class VLLMServer:
 
     @cached_property
     def model(self) -> tuple[str, int]:
-        """The name of what it serves, and the tokens that it reads; asked for once."""
+        """The name of the served model, and the number of tokens that it can read; requested once."""
         (model, *_) = self.ask("GET", "/v1/models")["data"]
         return str(model["id"]), int(model["max_model_len"])
 
     def close(self) -> None:
-        """Ask nothing more, and hear nothing more."""
+        """Send no more requests, and ignore all answers."""
         self._is_closed = True
         self._client.close()
 
     def ask(self, method: str, path: str, body: Any = None) -> Any:
         """The server's answer.
 
-        Raises EngineUnavailable where it cannot be reached or does not answer in time, and RuntimeError with what it
-        says where it refuses.
+        Raises EngineUnavailable if it cannot be reached or does not answer in time, and RuntimeError with its message
+        if it refuses.
         """
         retrying = Retrying(
             retry=retry_if_exception_type(_Passing),

@@ -1,4 +1,4 @@
-"""vLLM as a server: every turn is a request of its own, and every rank sends its own."""
+"""vLLM as a server: every turn is a separate request, and every rank sends its own."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ Answers: TypeAlias = "queue.SimpleQueue[tuple[TurnRequest, Future[Sampled]] | No
 class VLLMServerEngine(VLLMEngine):
     """Sends each turn to `/v1/completions` of the server that TRL synchronizes, up to 64 at a time.
 
-    `poll` waits for the next turns that end. Ranks do not wait for each other: each must reach the server's address.
-    Steps are the server's own and are not counted; nor does a server say what it found in its cache (unless started
-    with `--enable-prompt-tokens-details`), so that whole contexts count as prefilled.
+    `poll` waits for the next turns to end. Ranks do not wait for each other, but each must reach the server. The
+    server's steps are not counted. A server does not report its cache hits (unless started with
+    `--enable-prompt-tokens-details`), so whole contexts count as prefilled.
 
     Several engines may share the connection to one server.
 
     Raises:
-        EngineUnavailable: The server is gone, or hangs; in `poll`, too.
-        RuntimeError: The server refuses a request; in `poll`, too, with what it says.
+        EngineUnavailable: The server is gone or hangs; also raised by `poll`.
+        RuntimeError: The server refuses a request, with its message; also raised by `poll`.
     """
 
     in_steps = False
@@ -91,15 +91,15 @@ class VLLMServerEngine(VLLMEngine):
 
 
 def server_url(vllm_generation: Any) -> str:
-    """Where TRL's server listens."""
+    """The address of TRL's server."""
     vllm = vllm_generation
     return str(vllm.server_base_url or f"http://{vllm.server_host}:{vllm.server_port}")
 
 
 def sampled_turns(answer: Mapping[str, Any], of: int) -> list[Sampled]:
-    """What `/v1/completions` says of so many prompts, in their order.
+    """The turns in an answer of `/v1/completions` to `of` prompts, in their order.
 
-    Raises RuntimeError for an answer that is not vLLM's.
+    Raises RuntimeError if the answer does not have vLLM's form.
     """
     try:
         choices = sorted(answer["choices"], key=lambda choice: choice["index"])

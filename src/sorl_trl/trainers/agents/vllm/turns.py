@@ -1,4 +1,4 @@
-"""What vLLM is asked for each turn, and what is made of its answer: alike in its own process and over HTTP."""
+"""Requests to vLLM and their results, shared by the colocated engine and the server."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ class TurnRequest:
     """How many turns the row has begun before in this rollout."""
     context_ids: tuple[int, ...]
     limit: int
-    """Tokens to generate at most: what was asked for, cut where the window ends."""
+    """The most tokens to generate: the requested limit, cut where the window ends."""
     seed: int
 
 
 @dataclass(frozen=True)
 class Sampled:
-    """What vLLM has sampled for a request."""
+    """The result of a request to vLLM."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     finish_reason: str | None
     cached_tokens: int
-    """Tokens of the context that it had read before; 0 where it does not say."""
+    """Tokens of the context that were in the cache; 0 if vLLM does not say."""
     versions: tuple[int, int] | None = None
-    """Of the weights when it was asked and when it answered, where they change meanwhile."""
+    """Versions of the weights when the turn was requested and when it was answered, if they can change meanwhile."""
 
 
 class VLLMEngine(Engine):
-    """What the engines around TRL's `VLLMGeneration` share.
+    """Base of the engines around TRL's `VLLMGeneration`.
 
-    A turn ends where `HFGenerator` would end it: vLLM is told to stop at the same end-of-sequence tokens and no other,
-    and to show special tokens in the text in which it looks for stop strings. Each turn is seeded from the rollout's
-    base seed, its row and its number, so that what a row samples depends on no other row.
+    A turn ends where `HFGenerator` would end it: vLLM stops at the same end-of-sequence tokens and no others, and
+    keeps special tokens in the text in which it looks for stop strings. Each turn is seeded from the rollout's base
+    seed, its row and its number, so that what a row samples depends on no other row.
     """
 
     window: int
@@ -94,15 +94,15 @@ class VLLMEngine(Engine):
 
 
 def turn_seed(base: int, row: int, turn: int) -> int:
-    """A seed that neither torch's generators nor the server's JSON find too large; vLLM takes -1 for none."""
+    """A seed that fits torch's generators and the server's JSON, and is never -1, which vLLM takes for none."""
     digest = hashlib.blake2b(f"{base} {row} {turn}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
 
 def sampling_settings(vllm_generation: Any, end: TurnEnd) -> dict[str, Any]:
-    """What every turn is sampled with, named as both `SamplingParams` and the server name it.
+    """The sampling settings of every turn, under names that both `SamplingParams` and the server use.
 
-    The trainer's settings are read as TRL reads them; where a turn ends, and what comes back, is ours.
+    They combine the trainer's settings, as TRL reads them, with our ends of turns and output options.
     """
     vllm = vllm_generation
     settings: dict[str, Any] = {
