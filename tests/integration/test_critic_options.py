@@ -110,7 +110,7 @@ class TestRefused:
         model = build_policy()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
-        with pytest.raises(ValueError, match="`optimizers` holds a scheduler"):
+        with pytest.raises(ValueError, match="`optimizers` has a scheduler"):
             build_ppo(tmp_path, tokenizer, model=model, optimizers=(optimizer, scheduler))
 
     def test_a_credit_of_the_methods_own(self, tmp_path: Path, tokenizer: Any) -> None:
@@ -139,7 +139,7 @@ class TestRefused:
     @pytest.mark.parametrize("case", ["head", "adapter"])
     def test_only_a_critics_folder(self, tmp_path: Path, tokenizer: Any, case: str) -> None:
         with pytest.raises(
-            ValueError, match=rf"which holds no critic. `critic='{case.split('_')[0]}'` can start from"
+            ValueError, match=rf"which holds no critic. `critic='{case.split('_')[0]}'` can only start from"
         ):
             build_ppo(tmp_path, tokenizer, **CASES[case], critic_model_name_or_path=saved_policy(tmp_path))
 

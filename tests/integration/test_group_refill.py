@@ -189,7 +189,7 @@ def test_a_resumed_run_asks_the_same(tmp_path: Path, tokenizer: Any) -> None:
     ("given", "said"),
     [
         ({"dataset": prompts(7)}, "has 7 prompts and a rollout takes 4, .* 8 in all"),
-        ({"dataset": IterableDataset.from_generator(lambda: iter(prompts()))}, "is of type IterableDataset, which"),
+        ({"dataset": IterableDataset.from_generator(lambda: iter(prompts()))}, "is of type IterableDataset, but"),
         ({"dataset": Dataset.from_list([{"prompt": "w1", "image": "a.png"}] * 8)}, "has 'image', but batches of"),
         ({"method": "ragen2"}, "must have ZeroVariance"),
         ({"scale_rewards": "batch"}, "has no spread in common"),

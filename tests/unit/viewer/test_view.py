@@ -66,8 +66,11 @@ def test_of_training_says_where_the_evaluation_beside_it_is(
         (["{}"], "holds no trajectories"),
         (["{}/none"], "none does not exist"),
         (["{}", "--limit", "0"], "at least 1"),
-        (["{}", "-o", "{}/none/page.html"], "`output` is '.*/none/page.html', but must be a file in a folder"),
-        (["{}", "-o", "{}"], "but must be a file in a folder"),
+        (
+            ["{}", "-o", "{}/none/page.html"],
+            "`output` is '.*/none/page.html', but must be a file in an existing folder",
+        ),
+        (["{}", "-o", "{}"], "but must be a file in an existing folder"),
     ],
 )
 def test_a_mistake_is_a_sentence(tmp_path: Path, words: list[str], said: str) -> None:
