@@ -6,6 +6,7 @@ With `--dry_run` it builds the same, asks the policy two questions, says what on
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -64,7 +65,8 @@ def _train(words: Sequence[str]) -> int:
     trainer.accelerator.print(f"The policy is in {folder}: a plain checkpoint, load it as any other.")
     if isinstance(trainer, SOPPOTrainer):
         trainer.accelerator.print(f"Its critic is in {folder}/critic: `sorl_trl.load_critic({folder!r})` loads it.")
-    trainer.accelerator.print(f"Next: sorl evaluate {folder}   sorl view {folder}   sorl report {folder}")
+    named = shlex.quote(str(folder))
+    trainer.accelerator.print(f"Next: sorl evaluate {named}   sorl view {named}   sorl report {named}")
     trainer.end()
     return 0
 
