@@ -11,7 +11,7 @@ from .masking import TurnLayout, keep, turn_layout, turn_reduce
 def turn_mismatch(log_ratio: Tensor, turn_ids: Tensor | TurnLayout) -> Tensor:
     """Compute g_{i,k} = exp(mean_{t∈k} d_t): (B, K), with 1 for turns that a trajectory does not have.
 
-    Source: verl, ROLL, SkyRL and slime [C], which average over segments or sequences; per turn, a note on them.
+    Source: verl, ROLL, SkyRL and slime [C], which average over segments or sequences; per turn, ours.
 
     Args:
         log_ratio: (B, T), d_t = log π_old − log μ of each token, with μ the engine.
