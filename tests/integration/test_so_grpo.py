@@ -227,6 +227,25 @@ def test_rows_without_a_prompt(tmp_path: Path, tokenizer: Any) -> None:
         SOGRPOTrainer(build_policy(), parity_reward, args, asked["held_out"], processing_class=tokenizer)
 
 
+def test_a_scheduler_of_another_optimizer(tmp_path: Path, tokenizer: Any) -> None:
+    """Its learning rates would reach no parameter of the policy; those of a OneCycleLR cannot be lowered for good."""
+    policy = build_policy()
+    own, other = (torch.optim.SGD(policy.parameters(), lr=0.1) for _ in range(2))
+    cycle = torch.optim.lr_scheduler.OneCycleLR(own, 0.1, total_steps=10)
+    constant = torch.optim.lr_scheduler.ConstantLR(other)
+
+    def build(optimizer: Any, scheduler: Any, target_kl: float) -> None:
+        args, given = SOGRPOConfig(**settings(tmp_path), target_kl=target_kl), (optimizer, scheduler)
+        SOGRPOTrainer(policy, parity_reward, args, prompts(8), processing_class=tokenizer, optimizers=given)
+
+    for optimizer in (own, None):
+        with pytest.raises(ValueError, match="`optimizers` holds a ConstantLR of a SGD, but"):
+            build(optimizer, constant, 0.0)
+    with pytest.raises(ValueError, match=r"OneCycleLR.*`target_kl=0`"):
+        build(own, cycle, 0.005)
+    build(own, cycle, 0.0)
+
+
 def test_a_frozen_policy_is_asked_but_not_trained(tmp_path: Path, tokenizer: Any) -> None:
     """As PEFT loads one; a whole run would pass without a gradient."""
     policy, args = build_policy().requires_grad_(False), SOGRPOConfig(**settings(tmp_path))

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from sorl_trl import SOGRPOConfig, SOPPOConfig
 from sorl_trl.methods import METHODS, SETTINGS, EngineVeto, LeaveOneOut, Method, TurnRatio, ZeroVariance
-from sorl_trl.trainers.checks import check_method, check_optimizers, check_processor, check_reward_names
+from sorl_trl.trainers.checks import check_method, check_processor, check_reward_names
 
 
 def config(folder: Path, config_class: Any = SOGRPOConfig, **fields: Any) -> Any:
@@ -95,25 +93,3 @@ def test_bfloat16_without_instructions_is_said(
     args.bf16 = bf16
     check_processor(args)
     assert len(caplog.records) == warnings
-
-
-class TestOptimizers:
-    def trainer(self, optimizer: Any, scheduler: Any, target_kl: float = 0.005) -> Any:
-        args = SimpleNamespace(target_kl=target_kl)
-        return SimpleNamespace(optimizer=optimizer, lr_scheduler=scheduler, args=args)
-
-    def test_a_scheduler_of_another_optimizer_is_refused(self) -> None:
-        """Its learning rates would reach no parameter of the policy."""
-        own, other = (torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1) for _ in range(2))
-        scheduler = torch.optim.lr_scheduler.LambdaLR(other, lambda step: 1.0)
-        for optimizer in (own, None):
-            with pytest.raises(ValueError, match="`optimizers` holds a LambdaLR of a SGD, but"):
-                check_optimizers(self.trainer(optimizer, scheduler))
-        check_optimizers(self.trainer(other, scheduler))
-
-    def test_one_that_cannot_be_lowered_is_refused_before_the_run(self) -> None:
-        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
-        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=10)
-        with pytest.raises(ValueError, match=r"OneCycleLR.*`target_kl=0`"):
-            check_optimizers(self.trainer(optimizer, scheduler))
-        check_optimizers(self.trainer(optimizer, scheduler, target_kl=0.0))
