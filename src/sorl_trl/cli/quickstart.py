@@ -153,7 +153,7 @@ def train(course: Course, run: Path, overrides: list[str]) -> None:
         "output_dir": policy,
     }
     given = [word for name, path in paths.items() for word in (f"--{name}", str(path))]
-    if newest(policy) is None or (policy / "config.json").is_file():  # it ended while it wrote the policy
+    if newest(policy) is None or (policy / "config.json").is_file():  # it was writing the policy
         shutil.rmtree(policy, ignore_errors=True)
     else:
         overrides = ["--resume_from_checkpoint", "latest", *overrides]
