@@ -29,7 +29,22 @@ def test_one_line_says_how_to_go_on(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_nothing_was_saved(tmp_path: Path) -> None:
     make_world(tmp_path)
     words = ["--accelerate_config", "single_cpu", *training_words(tmp_path, save_steps=100_000)]
-    code, shown = interrupted(tmp_path, words, (tmp_path / "out/recipe.yaml").is_file, times=2)
+    bar = tmp_path / "err.txt"
+    code, shown = interrupted(tmp_path, words, lambda: "| 2/" in bar.read_text(), times=2)
     assert code == 130
     assert "Traceback" not in shown
     assert f"before a checkpoint was saved: remove {tmp_path / 'out'} to start anew" in shown
+
+
+def test_before_the_first_step(tmp_path: Path) -> None:
+    """Nothing of the run is left that would refuse the same command."""
+    make_world(tmp_path)
+    words = [
+        "--accelerate_config",
+        "single_cpu",
+        *training_words(tmp_path, steps_per_generation=64, num_generations=64),
+    ]
+    code, shown = interrupted(tmp_path, words, (tmp_path / "out/recipe.yaml").is_file)
+    assert code == 130
+    assert "interrupted before the first step: the same command starts anew" in shown
+    assert not (tmp_path / "out/recipe.yaml").exists()

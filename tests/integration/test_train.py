@@ -79,14 +79,18 @@ def test_a_policy_that_has_lost_its_numbers_is_not_saved(tmp_path: Path, capsys:
 def test_an_engine_that_is_gone_is_one_line(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def gone(self: Any, resume_from_checkpoint: Any) -> None:
+    """And in the first step it leaves the folder free: the same command trains."""
+
+    def gone(self: Any, *_: Any) -> None:
         raise EngineUnavailable("connection refused. Resume from out/checkpoint-3.")
 
-    monkeypatch.setattr(SOGRPOTrainer, "train", gone)
+    monkeypatch.setattr(SOGRPOTrainer, "training_step", gone)
     words = training_words(folder, corpus=None, per_device_train_batch_size=None, max_steps=2)
     assert run_command(main, [*words, "--no_search"]) == 2
     assert capsys.readouterr().err.splitlines()[-1] == "error: connection refused. Resume from out/checkpoint-3."
     assert not (folder / "out" / "config.json").exists()
+    monkeypatch.undo()
+    assert run_command(main, [*words, "--no_search"]) == 0
 
 
 def test_a_url_that_is_no_search_servers_is_one_line(

@@ -48,7 +48,10 @@ def interruptible(trainer: Any) -> Iterator[None]:
 def _how_to_go_on(trainer: Any) -> str:
     from sorl_trl.trainers.cycle.resume_point import newest_whole
 
-    at = f"interrupted at step {trainer.state.global_step}"
+    step = trainer.state.global_step
+    if step == 0:
+        return "interrupted before the first step: the same command starts anew"
+    at = f"interrupted at step {step}"
     if newest_whole(Path(trainer.args.output_dir)) is None:
         return f"{at}, before a checkpoint was saved: remove {trainer.args.output_dir} to start anew"
     return f"{at}: the same command with `--resume_from_checkpoint latest` goes on"

@@ -48,7 +48,8 @@ def _train(words: Sequence[str]) -> int:
         check_output_folder(arguments)
         trainer = build_trainer(arguments)
     folder = trainer.args.output_dir
-    trainer.add_callback(RecipeWriter(arguments))
+    writer = RecipeWriter(arguments)
+    trainer.add_callback(writer)
     show(run_table(arguments, trainer), trainer)
     with interruptible(trainer):
         try:
@@ -57,6 +58,9 @@ def _train(words: Sequence[str]) -> int:
             raise UserMistake(str(error)) from error
         except MalformedResponse as error:
             raise ConnectionError(str(error)) from error  # which each process says, for one alone may have met it
+        finally:
+            if trainer.state.global_step == 0:
+                writer.take_back()
     if any(isinstance(each, CollapseGuard) and each.is_broken for each in trainer.callback_handler.callbacks):
         raise UserMistake(f"no policy is saved, for training met NaN: {folder} has the checkpoints before")
     with full_disk_is_said(Path(folder)):

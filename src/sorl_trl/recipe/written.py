@@ -66,6 +66,7 @@ class RecipeWriter(TrainerCallback):
 
     def __init__(self, arguments: Arguments) -> None:
         self.arguments = arguments
+        self.written: Path | None = None
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -75,3 +76,9 @@ class RecipeWriter(TrainerCallback):
             if args.resume_from_checkpoint is None and (folder / RECIPE_FILE).exists():
                 raise UserMistake(f"`output_dir` is {folder}, in which another run has just begun")
             write_recipe(self.arguments, folder)
+            self.written = None if args.resume_from_checkpoint else folder / RECIPE_FILE
+
+    def take_back(self) -> None:
+        """Remove the recipe of a run that ended before its first step, so that its folder is free again."""
+        if self.written is not None:
+            self.written.unlink(missing_ok=True)
