@@ -149,10 +149,10 @@ class Hasty(ScriptedExpert):
 class Thinker(Hasty):
     """A `Hasty` expert that begins each turn with a thought, from which its action follows.
 
-    `<think> i need the country </think> <search> lyon lies </search>`, then `<think> this is the country , now the
-    money </think> <search> france pays </search>`, and last `<think> this is the money , done </think> <answer> eur
-    </answer>`. It answers early by thinking "done" early. Only actions contain names: a tiny policy that writes each
-    name twice slips twice as often.
+    `<think> i need the country </think> <search> lyon lies </search>`, then
+    `<think> this is the country , now the money </think> <search> france pays </search>`, and last
+    `<think> this is the money , done </think> <answer> eur </answer>`. It answers early by thinking "done" early. Only
+    actions contain names: a tiny policy that writes each name twice slips twice as often.
     """
 
     def _turn(self, question: Question, text: str) -> str:

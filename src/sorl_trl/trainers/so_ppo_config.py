@@ -146,7 +146,7 @@ class SOPPOConfig(TurnLevelConfig):
         """
         check_fields(self, inherited=OF_TRL)
         steps = self.steps_per_generation or self.gradient_accumulation_steps
-        processes = int(os.environ.get("WORLD_SIZE", 1))  # transformers sets it only in `__post_init__`
+        processes = int(os.environ.get("WORLD_SIZE", 1))  # transformers knows it only after `__post_init__`
         divisor = self.generation_batch_size or self.per_device_train_batch_size * steps * processes
         if divisor < 2:
             raise ValueError(

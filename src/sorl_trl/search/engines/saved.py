@@ -163,7 +163,7 @@ def write_index(
         manifest = Manifest(engine, size, sources, dict(settings or {}))
         (staging / MANIFEST).write_text(json.dumps(asdict(manifest), indent=2) + "\n", encoding="utf-8")
         staging.rename(index_dir)
-    except BaseException as error:  # Not even Ctrl-C must leave a gigabyte behind.
+    except BaseException as error:  # Even Ctrl-C must not leave a gigabyte behind.
         shutil.rmtree(staging, ignore_errors=True)
         # Another process, even on another node, may have finished the same index in the meantime.
         if not (isinstance(error, OSError) and index_dir.is_dir()):
