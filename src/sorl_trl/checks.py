@@ -1,8 +1,8 @@
-"""Says what each argument allows, beside the argument, and checks it with one function.
+"""Lets each argument say what it allows, and checks it with one function.
 
-A field says what it allows in its annotation: `gamma: Annotated[float, Number(least=0, most=1)]`. Not in
-`field(metadata=…)`: `HfArgumentParser` passes metadata on to argparse, and a key of ours would break every parser of
-such a dataclass, including those of TRL's own scripts. `__post_init__` calls `check_fields(self)`.
+A field says what it allows in its annotation: `gamma: Annotated[float, Number(least=0, most=1)]`. It does not say so
+in `field(metadata=…)`, because `HfArgumentParser` passes that on to argparse: a key of ours would break every parser
+of such a dataclass, including those of TRL's own scripts. `__post_init__` calls `check_fields(self)`.
 """
 
 from __future__ import annotations

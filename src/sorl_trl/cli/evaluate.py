@@ -73,7 +73,7 @@ def _given(words: Sequence[str]) -> Namespace:
 
 
 def evaluated_policy(name: str, output: str | None) -> str:
-    """The folder of the policy in a folder, or a Hub id."""
+    """The folder of the policy in the folder `name`, or `name` itself if it is a Hub id."""
     folder = Path(name)
     if not folder.exists():
         if output is None:

@@ -55,7 +55,7 @@ class Greeter:
         return blocks
 
     def _harmless_block(self, own: str, block: Any) -> dict[str, Any]:
-        """Keep an image, unless it is a path; turn anything else into text."""
+        """Keep an image, with its path sanitized if it has one; turn anything else into text."""
         if is_image(block):
             image = block["image"]
             return {"type": "image", "image": self._harmless(own, image) if isinstance(image, str) else image}

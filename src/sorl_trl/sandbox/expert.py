@@ -57,7 +57,7 @@ NO_NOISE = ExpertNoise(0.0, 0.0, 0.0, 0.0)
 HASTY_NOISE = ExpertNoise(missing_keyword=0.05, wrong_keyword=0.05, half_name=0.0, early_answer=0.6)
 """For a `Hasty` expert, whose `early_answer` is how often it believes, after any search but the last, that it is done.
 Ours: it warm-starts a policy that, whatever the question, is likelier to answer after its first search than to go on.
-Sampling sometimes goes on, so a reward can teach that."""
+When sampled, it sometimes goes on, which a reward can reinforce."""
 SURE_NOISE = ExpertNoise(0.0, 0.0, 0.0, early_answer=0.6)
 """`HASTY_NOISE` without the other mistakes, of which 200 examples would teach a language model too much."""
 

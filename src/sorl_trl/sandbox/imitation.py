@@ -77,7 +77,7 @@ class WarmStartConfig:
 
 @dataclass(frozen=True)
 class ThinkingWarmStart(WarmStartConfig):
-    """A warm start that imitates a `Thinker`, with room for its thoughts, in half as many steps again.
+    """A warm start that imitates a `Thinker`, with room for its thoughts and half as many steps more.
 
     It takes more steps because longer turns separate a name from its copy. The quickstart uses it.
     """
@@ -124,7 +124,7 @@ def warm_start(
 
     Args:
         world: The world where the policy will be used. It only contributes words to the tokenizer.
-        practice: The worlds whose train questions the expert answers, at least one. If their facts are others, the
+        practice: The worlds whose train questions the expert answers, at least one. If they have other facts, the
             policy has not seen those of `world`.
         cache_dir: A folder, which is made if it is missing.
         config: How to make the policy, the expert and the training.

@@ -23,7 +23,7 @@ class Aim:
     positions: torch.Tensor
     """(N,): the position of each new token in its slot."""
     tokens: tuple[torch.Tensor, torch.Tensor] | None = None
-    """The batch row and the column of each new token. None if each row has exactly one token and it is new."""
+    """The batch row and the column of each new token. None when decoding, where each row has exactly one."""
 
 
 class SlotCache(Cache):

@@ -29,8 +29,8 @@ class SlotEngine(Engine):
 
     A poll is one prefill of the new tokens of submitted contexts, and one decode step of all rows that generate. Rows
     of one poll with the same context share its prefill. A row keeps its slot between its turns. Where memory is short,
-    rows wait until others are released. If every row that has a slot waits for a reply, one gives its slot up and is
-    prefilled again later.
+    rows wait until others are released. If every row that has a slot waits for a reply, some give their slots up and
+    are prefilled again later.
 
     Turns end, and tokens are sampled, as with `HFGenerator`, but each row has its own random numbers: they depend on
     the row and on one seed per rollout, drawn from torch's global generator. The caller chooses eval mode and gathers

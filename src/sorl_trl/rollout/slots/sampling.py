@@ -64,7 +64,7 @@ class Sampler:
     def choose(
         self, logits: torch.Tensor, uniforms: Sequence[float], logprobs: bool = False
     ) -> tuple[list[int], list[float] | None]:
-        """Choose one token per row of `logits` (B, V); with `logprobs`, return also its log-probability when sampled.
+        """Choose a token per row of `logits` (B, V); with `logprobs`, return its sampling log-probability as well.
 
         `uniforms` has one number per row, or none where the likeliest token is chosen.
         """

@@ -81,7 +81,7 @@ class RolloutsAhead:
         self._shown: dict[int, list[Any]] = {}
         """The prompts of the batches that have begun, with which the dataloader's must agree."""
         self._late: set[tuple[int, int]] = set()
-        """Parts of earlier batches than the one taken last that are still to be trained on."""
+        """Parts of the batch taken last and of earlier ones that are still to be trained on."""
         self._early: set[tuple[int, int]] = set()
         """Parts of later batches that have been trained on."""
 

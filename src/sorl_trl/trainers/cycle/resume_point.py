@@ -94,7 +94,7 @@ def _problems(folder: Path) -> Iterator[str]:
 
 
 def _is_damaged(file: Path) -> bool:
-    """Whether the file cannot be opened. Only its beginning and its end are read, never weights."""
+    """Whether the file cannot be opened. Of weights, only the beginning and the end are read."""
     try:
         if file.suffix == ".json":
             json.loads(file.read_bytes())

@@ -112,7 +112,7 @@ class TrajectoryDump(TrainerCallback):
 
 
 def _clip_states(ratio: Tensor, batch: MicroBatch, objective: Objective | None) -> list[list[str]]:
-    """For each token, whether its ratio is inside the clip range, outside it, or outside and without a gradient."""
+    """For each token INSIDE, OUTSIDE, CLIPPED (outside the range, without a gradient) or UNTRAINED."""
     states = torch.zeros_like(batch.turns.turn_ids)
     states[is_outside(ratio, *batch.clip_range[:2]) | ratio.isnan()] = 1
     if objective is not None:

@@ -13,7 +13,7 @@ from sorl_trl.threads import DaemonThreads
 AT_ONCE = 64
 """How many requests a rank has at the server at the same time: TRL's own number."""
 ANSWER_S = 600.0
-"""How long an answer may take: a turn that is queued for long, and then generates 4,096 tokens at 10 a second."""
+"""How long an answer may take to begin: a turn may be queued for long, then generate 4,096 tokens at 10 a second."""
 # Few attempts, close together, bridge a broken connection. They must not outlast a restart, after which the server
 # would have its first weights.
 _ATTEMPTS, _WAIT_S = 4, 0.5
