@@ -1,8 +1,8 @@
-"""What an argument may be: said once, beside the argument, and checked by one function.
+"""Lets each argument say what it allows, and checks it with one function.
 
-A field says what it allows in its annotation: `gamma: Annotated[float, Number(least=0, most=1)]`. It stands there and
-not in `field(metadata=…)`, which `HfArgumentParser` hands to argparse as it is: a key of ours would break every parser
-that reads such a dataclass, TRL's own scripts among them. `__post_init__` calls `check_fields(self)`.
+A field says what it allows in its annotation: `gamma: Annotated[float, Number(least=0, most=1)]`. It does not say so
+in `field(metadata=…)`, because `HfArgumentParser` passes that on to argparse: a key of ours would break every parser
+of such a dataclass, including those of TRL's own scripts. `__post_init__` calls `check_fields(self)`.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 
 class Allowed:
-    """What an argument may be; `str()` says it in words that go on after "but must be"."""
+    """What an argument may be. `str()` says it in words that continue "but must be"."""
 
     def allows(self, value: Any) -> bool:
         raise NotImplementedError
 
     def check(self, name: str, value: Any, or_none: bool = False) -> None:
-        """Raise ValueError, with the argument's name, unless `value` is allowed; None is if `or_none` says so."""
+        """Raise a ValueError that names the argument unless `value` is allowed, or is None and `or_none` is True."""
         if self.allows(value) or (or_none and value is None):
             return
         otherwise = ", or None (null in YAML)" if or_none else ""
@@ -31,7 +31,7 @@ class Allowed:
 
 @dataclass(frozen=True)
 class Number(Allowed):
-    """Numbers between two bounds, of which `above` and `below` themselves are not allowed. NaN and bools never are."""
+    """Numbers from `least` to `most`, which lie above `above` and below `below`. NaN and bools are never allowed."""
 
     least: float = -inf
     above: float = -inf
@@ -59,7 +59,7 @@ class Number(Allowed):
 
 @dataclass(frozen=True)
 class OneOf(Allowed):
-    """Some names or truth values, and nothing that merely counts as one: the text 'false' is true, and so is 1."""
+    """Certain names or truth values, and nothing that merely passes for one: the text 'false' is true, and so is 1."""
 
     choices: tuple[str | bool, ...]
 
@@ -75,14 +75,14 @@ POSITIVE_COUNT = Number(least=1, whole=True)
 NOT_NEGATIVE = Number(least=0)
 SHARE = Number(least=0, most=1)
 SECONDS = Number(least=0, finite=False)
-"""Infinity is for ever."""
+"""Infinity means for ever."""
 SWITCH = OneOf((True, False))
 
 
 def check_fields(instance: Any, inherited: Mapping[str, Allowed] | None = None) -> None:
-    """Raise ValueError for the first field of a dataclass whose annotation does not allow its value.
+    """Raise ValueError for the first field of a dataclass whose value its annotation does not allow.
 
-    A field whose type has None allows it. `inherited` says what fields of a base class allow that do not say it.
+    None is allowed if the field's type includes it. `inherited` gives what unannotated fields of a base class allow.
     """
     hints = get_type_hints(type(instance), include_extras=True)
     for field in fields(instance):
@@ -96,5 +96,5 @@ def check_fields(instance: Any, inherited: Mapping[str, Allowed] | None = None) 
 
 
 def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
-    """Raise ValueError unless `value` is one of the names."""
+    """Raise ValueError unless `value` is one of `choices`."""
     OneOf(tuple(choices)).check(name, value)

@@ -1,9 +1,9 @@
-"""How a command reads its arguments, and how it answers a mistake in them: one line on stderr, and exit code 2.
+"""How a command reads its arguments, and how it reports a mistake in them: one line on stderr, and exit code 2.
 
-Whose mistake an error is depends on when it is raised. While arguments are read and what they name is built
-(`mistakes`), every ValueError is about the arguments. After that only an OSError is (a full disk), and what is raised
-as `UserMistake`. All else is a programming error and keeps its traceback. With SORL_DEBUG=1 in the environment, which
-launched processes inherit, mistakes show theirs too.
+When an error is raised decides whose mistake it is. While arguments are read and what they name is built (`mistakes`),
+every ValueError is about the arguments. After that, only an OSError (such as a full disk) and `UserMistake` are the
+user's. Any other error is a programming error and keeps its traceback. With SORL_DEBUG=1 in the environment, which
+launched processes inherit, mistakes show their tracebacks too.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from sorl_trl.files import missing
 from sorl_trl.text import one_line
 
 INTERRUPTED = 130
-"""The exit code after Ctrl-C, as of a shell."""
+"""The exit code after Ctrl-C, as in a shell."""
 HUB_ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 NAMED_BY_TEXT = (
     *("accelerate_config", "corpus", "data_source_folder", "eval_questions", "index", "model_name_or_path", "output"),
     *("output_dir", "train_questions"),
 )
-"""Arguments that a path or a name is due for: looked at before any library says what they may be."""
+"""Arguments that must be a path or a name. They are checked before a library complains about them."""
 SEVERAL = ("benchmarks", "questions")
-"""Arguments that may have several: a recipe may write one alone."""
+"""Arguments that take several values. A recipe may write a single one without a list."""
 
 
 class UserMistake(ValueError):
-    """What the user of a command can put right. The message says how."""
+    """A mistake that the user of a command can correct. The message says how."""
 
 
 def run_command(main: Callable[[Sequence[str]], int | None], words: Sequence[str] | None = None) -> int:
     """Run a command with `words`, by default those of this process, and return its exit code.
 
-    A mistake that all launched processes make alike is said once per machine.
+    If all launched processes make the same mistake, it is reported once per machine.
     """
     try:
         return main(sys.argv[1:] if words is None else words) or 0
@@ -59,7 +59,7 @@ def run_command(main: Callable[[Sequence[str]], int | None], words: Sequence[str
 
 @contextmanager
 def mistakes(about: str = "") -> Iterator[None]:
-    """Around what reads arguments or builds what they name: errors become `UserMistake`, with `about` before them."""
+    """Turn errors of code that reads arguments or builds what they name into `UserMistake`, with `about` first."""
     import yaml
 
     try:
@@ -71,7 +71,7 @@ def mistakes(about: str = "") -> Iterator[None]:
 
 
 def check_checkpoint(name: str, argument: str = "model_name_or_path") -> None:
-    """Raises `UserMistake` for a path that is not there: the Hub's rules for ids, cited otherwise, are no help."""
+    """Raise `UserMistake` for a path that does not exist. The library's own error explains only ids of the Hub."""
     from huggingface_hub import constants
 
     if Path(name).exists():
@@ -84,17 +84,17 @@ def check_checkpoint(name: str, argument: str = "model_name_or_path") -> None:
 
 
 def is_first_process() -> bool:
-    """Whether this process is the one of its machine that speaks, as far as a launcher has said."""
+    """Whether this process reports for its machine: the launcher's local rank 0, or the only one."""
     return os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 def refuse(message: str) -> NoReturn:
-    """In the place of a parser's `error`, which prints the usage and ends the process."""
+    """Raise a `UserMistake`, in place of a parser's `error`, which prints the usage and ends the process."""
     raise UserMistake(f"{message} (--help lists the arguments)")
 
 
 class Parser(ArgumentParser):
-    """An `ArgumentParser` for `run_command`: it raises `UserMistake`, and shows its description as it is written."""
+    """An `ArgumentParser` for `run_command`. It raises `UserMistake`, and shows its description as written."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False, "formatter_class": RawDescriptionHelpFormatter, **settings})
@@ -108,9 +108,9 @@ class Parser(ArgumentParser):
 
 
 def check_options(words: Sequence[str], known: Iterable[str], command: str, others: Iterable[str] = ()) -> None:
-    """Refuse what is no option, with the name that is meant: also where argparse would take it for an abbreviation.
+    """Refuse an unknown option and suggest the one that was meant, even where argparse accepts abbreviations.
 
-    One of the `others` may be meant too, which are no options of `command`.
+    The suggestion may also be one of the `others`, which are not options of `command`.
     """
     given = [word.partition("=")[0] for word in words if word.startswith("--") and word != "--"]
     unknown = next((option for option in given if option not in {*known}), None)
@@ -121,7 +121,7 @@ def check_options(words: Sequence[str], known: Iterable[str], command: str, othe
 
 
 def at_least(least: int) -> Callable[[str], int]:
-    """The `type` of an argument that is a whole number from `least` on."""
+    """Make the `type` of an argument that is a whole number of at least `least`."""
 
     def whole_number(text: str) -> int:
         if not text.isdecimal() or int(text) < least:
@@ -138,7 +138,7 @@ def parse_dataclasses(
     command: str,
     others: Iterable[str] = (),
 ) -> tuple[Any, ...]:
-    """Make dataclasses of a command line, as `HfArgumentParser` reads it, with a recipe's values as `defaults`.
+    """Make dataclasses from a command line, as `HfArgumentParser` does, with a recipe's values as `defaults`.
 
     Raises:
         UserMistake: An argument is unknown, or its value is refused.
@@ -148,12 +148,12 @@ def parse_dataclasses(
     parser = TrlParser(classes, prog=command, allow_abbrev=False)
     parser.error = refuse
     unknown = parser.set_defaults_with_config(**defaults)
-    # First, for what is unknown may be why another is missing.
+    # First, because an unknown option may be why another is missing.
     check_options([*unknown, *words], parser._option_string_actions, command, ["--config", *others])
     try:
         with mistakes():
             *groups, strays = parser.parse_args_into_dataclasses([*words], return_remaining_strings=True)
-    except (TypeError, AttributeError) as error:  # dataclasses compare what a YAML file gave them
+    except (TypeError, AttributeError) as error:  # dataclasses use a YAML file's values unchecked
         raise UserMistake(f"a value is of the wrong kind: {one_line(error)}") from error
     if strays:
         refuse(f"{strays[0]!r} belongs to no argument of {command}")
@@ -161,7 +161,7 @@ def parse_dataclasses(
 
 
 def given_words(classes: Sequence[type], words: Sequence[str]) -> dict[str, Any]:
-    """What a command line that `parse_dataclasses` has parsed says itself, without the defaults."""
+    """The arguments that a command line gives itself, without defaults. `parse_dataclasses` must have accepted it."""
     from trl import TrlParser
 
     parser = TrlParser(classes, allow_abbrev=False, add_help=False, argument_default=SUPPRESS)
@@ -172,7 +172,7 @@ def given_words(classes: Sequence[type], words: Sequence[str]) -> dict[str, Any]
 
 
 def take_config(words: Sequence[str]) -> tuple[str | None, list[str]]:
-    """The value of `--config` on a command line, and the other words."""
+    """Split a command line into the value of `--config` and the other words."""
     parser = Parser(add_help=False)
     parser.add_argument("--config")
     known, others = parser.parse_known_args(words)
@@ -180,12 +180,12 @@ def take_config(words: Sequence[str]) -> tuple[str | None, list[str]]:
 
 
 def read_config(path: Path, words: Sequence[str], alternatives: Sequence[str] = ()) -> dict[str, Any]:
-    """What a YAML file says. Its `env` goes to the environment, as TRL's scripts have it.
+    """Read the arguments in a YAML file, and put its `env` into the environment, as TRL's scripts do.
 
-    Of the `alternatives` only one is given: with one in `words`, the command line, the file's are left out.
+    Only one of the `alternatives` applies: if the command line `words` has one, those of the file are dropped.
 
     Raises:
-        UserMistake: It cannot be read, is no mapping, or has another kind of value where a name or a path is due.
+        UserMistake: The file cannot be read, is no mapping, or has another kind of value where text is needed.
     """
     import yaml
 

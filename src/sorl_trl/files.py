@@ -1,4 +1,4 @@
-"""Files that are there as a whole or not at all, and what is said of those that are not there."""
+"""Writes files so that they exist either whole or not at all, and words the errors for missing ones."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from uuid import uuid4
 
 
 def write_whole(path: Path, content: bytes | Callable[[IO[bytes]], object]) -> None:
-    """Write a file that takes the name `path` once it is complete, even if the machine fails.
+    """Write a file that gets the name `path` only once it is complete, even if the machine fails.
 
-    Whoever opens `path` meanwhile finds what was there before. Its folder must be there. `content` may be a function
+    Until then, whoever opens `path` finds what was there before. Its folder must exist. `content` may be a function
     that writes into the open file.
     """
-    partial = path.with_name(f".{path.name}.{uuid4().hex}")  # processes of several machines may write the same file
+    partial = path.with_name(f".{path.name}.{uuid4().hex}")  # several machines may write the same file
     try:
         with partial.open("wb") as file:
             if isinstance(content, bytes):
@@ -33,12 +33,12 @@ def write_whole(path: Path, content: bytes | Callable[[IO[bytes]], object]) -> N
 
 @contextmanager
 def full_disk_is_said(folder: Path) -> Iterator[None]:
-    """Around what torch and safetensors write: where a disk is full, neither raises an OSError, or torch says why."""
+    """Raise an OSError if the disk is full: torch and safetensors, whose writing this wraps, raise other errors."""
     try:
         yield
     except Exception:
         with TemporaryFile(dir=folder) as file:
-            file.write(bytes(2**20))  # raises one
+            file.write(bytes(2**20))  # raises an OSError if the disk is full
         raise
 
 
@@ -46,11 +46,11 @@ MADE_BY: dict[tuple[str, ...], str] = {
     ("runs", "quickstart"): "sorl quickstart",
     ("runs", "train-lm"): "sorl quickstart --model MODEL",
 }
-"""Folder that recipes read -> the command that writes it."""
+"""Folders that recipes read -> the command that writes them."""
 
 
 def missing(name: str, path: str | os.PathLike[str], kind: str = "file or folder") -> str:
-    """Says that what the argument `name` names is not there, and what makes it if that is the quickstart."""
+    """The message that the path of argument `name` does not exist, with the command that makes it, if there is one."""
     if made_by := MADE_BY.get(Path(path).parts[:2]):
         kind = f"{kind.partition(',')[0]}: run `{made_by}` in this folder first, which makes it"
     return f"`{name}` is {str(path)!r}, but there is no such {kind}"

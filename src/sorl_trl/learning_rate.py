@@ -1,4 +1,4 @@
-"""Learning rates that are changed in the middle of a run, and stay changed."""
+"""Changes learning rates in the middle of a run, for good."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def check_scheduler(scheduler: Any) -> None:
 def scale_learning_rate(
     optimizer: Any, scheduler: Any, factor: float, concerns: Callable[[dict[str, Any]], bool] = lambda group: True
 ) -> None:
-    """Multiply the learning rates of the parameter groups that it `concerns` by `factor`, now and from now on.
+    """Multiply the learning rates of the parameter groups that it `concerns` by `factor`, for the rest of the run.
 
-    Optimizer and scheduler keep it in their state, so that it survives a resume.
+    Optimizer and scheduler keep the new rates in their state, so they survive a resume.
     """
     factors = [factor if concerns(group) else 1.0 for group in optimizer.param_groups]
     for group, each in zip(optimizer.param_groups, factors, strict=True):
         group["lr"] *= each
     for part in (scheduler, *getattr(scheduler, "_schedulers", [])):  # SequentialLR has several
-        for name in ("base_lrs", "_last_lr"):  # ReduceLROnPlateau goes on from the groups' rates, and has no base
+        for name in ("base_lrs", "_last_lr"):  # ReduceLROnPlateau has no base: it starts from the groups' rates
             if hasattr(part, name):
                 rates = zip(getattr(part, name), factors, strict=True)
                 setattr(part, name, [rate * each for rate, each in rates])

@@ -13,15 +13,15 @@ PACKAGE = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Shipped:
-    """A folder of YAML files, whose names are chosen from where a file could be named as well."""
+    """A folder of YAML files. An argument takes the name of one of them or the path of a user's own file."""
 
     folder: str
-    """In the package; at the root of the repository it has the same name."""
+    """The folder in the package. At the root of the repository it has the same name."""
     kind: str
     command: str
     """The subcommand of `sorl` that lists them."""
     option: str
-    """The argument of `sorl train` that takes a name or a file."""
+    """The argument of `sorl train` that takes a name or a path."""
 
     @property
     def paths(self) -> dict[str, Path]:
@@ -29,10 +29,10 @@ class Shipped:
         return {path.stem: path for path in sorted((PACKAGE / self.folder).glob("*.yaml"))}
 
     def find(self, name: str, argument: str = "") -> Path:
-        """The user's own file of this path, else ours of this name; `argument` says who named it.
+        """Find the user's own file with this path, or ours with this name. `argument` is where it was given.
 
         Raises:
-            UserMistake: There is neither.
+            UserMistake: Neither exists.
         """
         if Path(name).is_file():
             return Path(name)
@@ -42,7 +42,7 @@ class Shipped:
         raise UserMistake(f"{argument or self.option}: {name!r} is neither a file nor the name of {ours}")
 
     def listing(self) -> str:
-        """A line for each: its name, and the first sentence of the comment that it begins with."""
+        """One line per file: its name, and the first sentence of the comment at its top."""
         width = max(map(len, self.paths))
         lines = [f"{name:{width}}  {_first_sentence(path)}" for name, path in self.paths.items()]
         usage = f"`sorl train {self.option} NAME` takes one, `sorl {self.command} NAME > FILE` copies one out."

@@ -1,4 +1,4 @@
-"""What must be done to texts from outside, whatever they are."""
+"""Cleans and reads text from outside."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ROUND_BRACKETS = str.maketrans("<>[]", "()()")
 def encodable(text: str, half: str = "\N{REPLACEMENT CHARACTER}") -> str:
     """Replace each half of a surrogate pair, which JSON can spell and UTF-8 cannot encode, by `half`.
 
-    Two halves in a row that make a character become that character.
+    Two halves in a row that form a character become that character.
     """
     if not _HALF_CHARACTER.search(text):
         return text
@@ -23,7 +23,7 @@ def encodable(text: str, half: str = "\N{REPLACEMENT CHARACTER}") -> str:
 
 
 def storable(value: Any) -> Any:
-    """Make `encodable`, with question marks, every text in a value of dictionaries, lists and tuples."""
+    """Make every text in a value of dictionaries, lists and tuples `encodable`, with question marks."""
     if isinstance(value, str):
         return encodable(value, "?")
     if isinstance(value, dict):
@@ -32,7 +32,7 @@ def storable(value: Any) -> Any:
 
 
 def json_object(line: bytes, kind: str) -> dict[str, Any]:
-    """Read a line of a JSONL file, UTF-8. Raises ValueError for what is no object; `kind` says what it should be."""
+    """Read a line of a JSONL file in UTF-8. Raises ValueError if it is no object; `kind` says what it should be."""
     try:
         record = json.loads(line.decode("utf-8-sig"))
     except json.JSONDecodeError as error:
@@ -43,30 +43,30 @@ def json_object(line: bytes, kind: str) -> dict[str, Any]:
 
 
 def identifier(name: str, value: object) -> str:
-    """A string or an integer, as a string; a ValueError names the field otherwise."""
+    """Return a string or an integer as a string. For anything else, raise a ValueError that names the field."""
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise ValueError(f"`{name}` must be a string or an integer, got {value!r}")
     return str(value)
 
 
 def one_line(text: object) -> str:
-    """Put what an object says, such as an error, into one line; its kind if it says nothing."""
+    """Put the text of an object, such as an error, into one line; use its class's name if it has no text."""
     return " ".join(str(text).split()) or type(text).__name__
 
 
 def without_user(text: str) -> str:
-    """Leave out of each URL who asks, and with which password: `http://me:secret@host/path` becomes `http://host/path`.
+    """Remove user and password from each URL: `http://me:secret@host/path` becomes `http://host/path`.
 
-    For whatever is shown or kept: messages, settings, the name of an index.
+    Use it for all that is shown or stored: messages, settings, the name of an index.
     """
     return _USER_OF_URL.sub("", text)
 
 
 def other_brackets(text: str) -> str:
-    """Write other brackets for those that tags and control tokens are made of: `<answer>` becomes `[answer]`."""
+    """Replace the brackets of tags and control tokens by other kinds: `<answer>` becomes `[answer]`."""
     return text.translate(_OTHER_BRACKETS)
 
 
 def round_brackets(text: str) -> str:
-    """Write round brackets for all those that tags and control tokens are made of."""
+    """Replace the brackets of tags and control tokens by round ones."""
     return text.translate(_ROUND_BRACKETS)

@@ -1,4 +1,4 @@
-"""Threads that do not keep a process from ending, which those of `concurrent.futures` do."""
+"""Threads that do not keep a process from ending, as those of `concurrent.futures` do."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ Work: TypeAlias = "Callable[[], object]"
 
 
 def start(work: Work, name: str) -> None:
-    """Do something in a thread of its own."""
+    """Run `work` in a thread of its own."""
     threading.Thread(target=work, name=name, daemon=True).start()
 
 
 def work_off(waiting: SimpleQueue[Work | None]) -> None:
-    """Do what comes, one after the other, until it is None."""
+    """Run what the queue brings, one item after another, until it brings None."""
     while (work := waiting.get()) is not None:
         work()
-        del work  # or it would live on while the next is waited for
+        del work  # or it would stay alive while the thread waits for the next
 
 
 class DaemonThreads:
-    """Threads that call what is submitted, in its order.
+    """Threads that run what is submitted, in order.
 
-    They begin as they are needed, up to `count`, and end with the last reference to this object.
+    They start as needed, up to `count` of them, and end with the last reference to this object.
     """
 
     def __init__(self, count: int, name: str) -> None:
@@ -37,13 +37,13 @@ class DaemonThreads:
         weakref.finalize(self, _end, self._waiting, count)
 
     def submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
-        """What `function` returns or raises."""
+        """Call `function` in a thread. The future holds what it returns or raises."""
         future: Future[Any] = Future()
 
         def call() -> None:
             try:
                 future.set_result(function(*args))
-            except BaseException as error:  # whatever it is, who waits for the future raises it
+            except BaseException as error:  # whatever it is, it is raised where the future is awaited
                 future.set_exception(error)
 
         with self._lock:

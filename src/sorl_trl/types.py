@@ -1,4 +1,4 @@
-"""The data that search, rollout, rewards and trainers exchange. Frozen, and free of any dependency."""
+"""The data that search, rollout, rewards and trainers exchange. It is frozen, and needs no other package."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class StopReason(str, Enum):
     ANSWERED = "answered"
     """The policy closed an answer."""
     MAX_TURNS = "max_turns"
-    """All turns that may search were used up, and the last generation, which may not, gave no answer."""
+    """All turns that may search were used up, and the last generation, which may not search, gave no answer."""
     TURN_LIMIT = "turn_limit"
     """One turn reached `max_turn_tokens` before it closed an action."""
     TRAJECTORY_LIMIT = "trajectory_limit"
@@ -27,7 +27,7 @@ class StopReason(str, Enum):
     SEARCH_UNAVAILABLE = "search_unavailable"
     """The search was down after all retries. This says nothing about the policy, so it is masked out of the loss."""
     ENVIRONMENT_UNAVAILABLE = "environment_unavailable"
-    """The environment was down, or did not answer in time. Also masked out of the loss."""
+    """The environment was down, or did not answer in time. The trajectory is masked out of the loss, too."""
 
     @property
     def is_infrastructure_failure(self) -> bool:

@@ -1,12 +1,12 @@
-"""A plugin of vLLM: a server takes new weights from a file, where NCCL cannot bring them.
+"""A plugin of vLLM through which a server reads new weights from a file, where NCCL cannot deliver them.
 
-`vllm serve` finds it by this package's entry point `vllm.general_plugins`, once it is asked for:
+`vllm serve` loads it by this package's entry point `vllm.general_plugins`, and uses it if asked to:
 
     VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --logprobs-mode processed_logprobs \
         --weight-transfer-config '{"backend": "file"}'
 
-The trainer then writes its weights to a folder that both see, in memory where they share a machine. It must import
-nothing else of this package: every process of vLLM loads it.
+The trainer then writes its weights to a folder that both can read, in memory if they share a machine. This module
+imports nothing else of the package, because every process of vLLM loads it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from vllm.distributed.weight_transfer.base import (
 
 
 def register() -> None:
-    """The entry point."""
+    """The entry point that vLLM calls."""
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
     if "file" not in WeightTransferEngineFactory._registry:
@@ -32,15 +32,15 @@ def register() -> None:
 
 @dataclass
 class FileUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]
-    """A safetensors file with the names that `load_weights` knows."""
+    """A safetensors file whose tensors have the names that `load_weights` expects."""
 
     path: str
 
 
 class FileWeightTransferEngine(WeightTransferEngine[WeightTransferInitInfo, FileUpdate]):  # type: ignore[misc]
-    """Loads all weights anew, layer by layer, and makes of them what vLLM made when it started."""
+    """Loads all weights again, layer by layer, and processes them as vLLM did when it started."""
 
-    init_info_cls = WeightTransferInitInfo  # nothing has to be agreed upon
+    init_info_cls = WeightTransferInitInfo  # there is nothing to agree on
     update_info_cls = FileUpdate
 
     def init_transfer_engine(self, init_info: WeightTransferInitInfo) -> None:
@@ -53,7 +53,7 @@ class FileWeightTransferEngine(WeightTransferEngine[WeightTransferInitInfo, File
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         self.receive_weights(self.parse_update_info(update_info))
-        if torch.accelerator.is_available():  # the base class waits for one that a CPU does not have
+        if torch.accelerator.is_available():  # the base class synchronizes without asking, which fails on a CPU
             torch.accelerator.synchronize()
 
     def receive_weights(self, update_info: FileUpdate) -> None:
@@ -67,7 +67,7 @@ class FileWeightTransferEngine(WeightTransferEngine[WeightTransferInitInfo, File
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
         finalize_layerwise_reload(self.model, self.model_config)
-        # A head that is tied to the embedding is loaded under no name of its own, and keeps what a CPU has packed.
+        # A head tied to the embedding has no name of its own to load by, so on a CPU it keeps the old packed weights.
         for module in self.model.modules():
             if isinstance(module, ParallelLMHead | VocabParallelEmbedding):
                 module.quant_method.process_weights_after_loading(module)

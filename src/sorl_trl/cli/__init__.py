@@ -1,1 +1,1 @@
-"""The commands of a user: `sorl` and its subcommands, which train.py, evaluate.py and quickstart.py are too."""
+"""The commands of a user: `sorl` and its subcommands. train.py, evaluate.py and quickstart.py run three of them."""

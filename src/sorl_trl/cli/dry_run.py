@@ -1,7 +1,7 @@
 """`sorl train --dry_run`: builds what a run would build, rehearses two questions, and says what one step will do.
 
-The rehearsal generates with the policy, searches, and scores, as a step of training does. Nothing is trained, and
-nothing is written into `output_dir`; an index that is missing is built, as training would.
+The rehearsal generates with the policy, searches and scores, as a training step does. Nothing is trained, and nothing
+is written into `output_dir`, but a missing index is built, as training would.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from sorl_trl.trainers.base import TurnLevelTrainer
 GIB = 2**30
 REHEARSED = 2
 LONGEST = 64
-"""So many prompts, those of the most characters, are tokenized to find the longest."""
+"""How many prompts, those with the most characters, are tokenized to find the longest."""
 THRESHOLD = "MALLOC_MMAP_THRESHOLD_"
-"""In the environment: what glibc's allocator gives back to the system when it is freed, in bytes."""
+"""The environment variable with the size in bytes from which glibc's allocator returns freed memory."""
 SHOWN = ("reward", "frac_reward_zero_std", "completions/mean_length", "rollout/stop_reason/")
-"""The metrics whose names begin so."""
+"""Metrics are shown if their names begin like this."""
 
 
 def try_out(arguments: Arguments) -> None:
-    """Raises UserMistake, whose one line says why the run cannot train."""
+    """Rehearse a run. Raises UserMistake, whose one line says why it cannot train."""
     try:
         check_output_folder(arguments)
         with TemporaryDirectory() as folder:
@@ -50,20 +50,20 @@ def try_out(arguments: Arguments) -> None:
             show(chain(run_table(arguments, trainer), plan(arguments, trainer, rollout), rehearse(trainer)), trainer)
     except (ValueError, RuntimeError, OSError, ImportError, SearchUnavailable, SearchError) as error:
         raise UserMistake(one_line(error)) from error
-    except Exception as error:  # of a reward function or a tool: its message alone may be a single word
+    except Exception as error:  # a reward function's or a tool's, whose message may be a single word
         raise UserMistake(f"{type(error).__name__}: {one_line(error)}") from error
     trainer.accelerator.print(f"This can train, into {output_dir}.")
     PartialState().destroy_process_group()
 
 
 def show(rows: Iterable[tuple[str, str]], trainer: TurnLevelTrainer) -> None:
-    """Print rows, once on all machines."""
+    """Print rows, once for all machines."""
     for name, text in rows:
         trainer.accelerator.print(f"{name:10} {text}", flush=True)
 
 
 def run_table(arguments: Arguments, trainer: TurnLevelTrainer) -> Iterator[tuple[str, str]]:
-    """What a run is, name and text: `sorl train` shows it before the progress bar, and the dry run first of all."""
+    """What a run is, as names and texts. `sorl train` shows it before training, and the dry run before all else."""
     config, processes = trainer.args, trainer.accelerator.num_processes
     trained = "LoRA" if arguments.model.use_peft else "all weights"
     yield "trainer", f"{arguments.trainer.trainer}, {trained} of {arguments.model.model_name_or_path}"
@@ -88,10 +88,10 @@ def _saved(trainer: TurnLevelTrainer) -> str:
 
 
 def plan(arguments: Arguments, trainer: TurnLevelTrainer, rollout: AgentRollout) -> Iterator[tuple[str, str]]:
-    """What fits, and whether the search engine answers: the policy might not search in the rehearsal.
+    """Whether the run fits, and whether the search engine answers, because the rehearsal might not search.
 
     Raises:
-        ValueError: A prompt leaves no room for a single token, or the memory of a device does not suffice.
+        ValueError: A prompt leaves no room for a single token, or a device has too little memory.
     """
     prompt, positions = longest_prompt(trainer), positions_of(trainer.model) or inf
     if prompt >= positions:
@@ -108,7 +108,7 @@ def plan(arguments: Arguments, trainer: TurnLevelTrainer, rollout: AgentRollout)
 
 
 def _updates(trainer: TurnLevelTrainer) -> Iterator[tuple[str, str]]:
-    """How many there are, and how far each goes."""
+    """How many updates there are, and the learning rate."""
     config = trainer.args
     *_, steps = trainer.set_initial_training_values(config, trainer.get_train_dataloader())
     rollouts = ceil(steps / config.updates_per_rollout)
@@ -121,12 +121,12 @@ def _updates(trainer: TurnLevelTrainer) -> Iterator[tuple[str, str]]:
 
 
 def _memory(arguments: Arguments, trainer: TurnLevelTrainer, longest: int) -> Iterator[tuple[str, str]]:
-    """A row for each of the things that take memory on one device."""
+    """One row for each thing that takes memory on a device."""
     config = arguments.config
     needed = estimate(trainer.model, config, longest, arguments.engine.kv_cache_gib)
     limit: float = available_bytes(config.device)
     if config.device.type != "cuda":
-        limit += needed.rows["weights"]  # which are there already
+        limit += needed.rows["weights"]  # already loaded, so not in what is available
     peaks = {"at most, while training": needed.training, "at most, while generating": needed.generating}
     for number, (name, size) in enumerate({**needed.rows, **peaks, "there is": limit}.items()):
         yield "" if number else "memory", f"{name:30} {size / GIB:7.2f} GiB"
@@ -140,13 +140,13 @@ def _memory(arguments: Arguments, trainer: TurnLevelTrainer, longest: int) -> It
 
 
 def longest_prompt(trainer: TurnLevelTrainer) -> int:
-    """Tokens of the longest prompt to train on."""
+    """The number of tokens in the longest training prompt."""
     prompts = sorted(trainer.train_dataset["prompt"], key=lambda prompt: len(str(prompt)))[-LONGEST:]
     return max(map(len, trainer._tokenize_prompts(prompts)[0]))
 
 
 def rehearse(trainer: TurnLevelTrainer) -> Iterator[tuple[str, str]]:
-    """A group of trajectories for each of two questions, collected and scored as in a step; what came of them."""
+    """Collect and score a group of trajectories for each of two questions, as a step does, and show the result."""
     if trainer._dist.is_zero3 or trainer._dist.is_fsdp:
         yield "rehearsal", "none: ZeRO-3 and FSDP put the weights together in training alone. Try it on one process"
         return

@@ -1,9 +1,9 @@
 """Evaluate a checkpoint: `evaluate.py` and `sorl evaluate RUN`.
 
-RUN is what `sorl train` has written, a checkpoint in it, a PEFT adapter's folder, or a Hub id. How the agent is asked
-and where it searches comes from the recipe that trained it (or from `--config`), and a flag overrides it. Under
-`accelerate launch` the processes share the batches, and the result is that of one process. An interrupted evaluation
-goes on where it was when started again; so does one whose search engine failed, with the questions that this spoilt.
+RUN is the output of `sorl train`, a checkpoint in it, a PEFT adapter's folder, or a Hub id. The recipe that trained it
+(or `--config`) says how the agent is asked and where it searches, and a flag overrides it. Under `accelerate launch`,
+the processes share the batches, and the result is the same as with one. Started again, an interrupted evaluation
+continues; so does one whose search engine failed, with the questions that were lost.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ PATHS = ("corpus", "index", "data_source_folder")
 
 
 def read_words(words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
-    """A command line with its model and its output written out, and what the recipe says.
+    """Complete a command line with its model and its output, and read its recipe.
 
     Raises:
-        UserMistake: What they name is not there. Nothing that takes seconds to import has been imported yet.
+        UserMistake: They name something that does not exist. No slow import has happened yet.
     """
     config, words = take_config(words)
     if words and not words[0].startswith("-"):
@@ -63,7 +63,7 @@ def read_words(words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
 
 
 def _given(words: Sequence[str]) -> Namespace:
-    """What the command line says itself of what must be there."""
+    """Arguments whose values must exist, as the command line itself gives them."""
     parser = Parser(add_help=False)
     for name in ("model_name_or_path", "output", *PATHS):
         parser.add_argument(f"--{name}")
@@ -73,7 +73,7 @@ def _given(words: Sequence[str]) -> Namespace:
 
 
 def evaluated_policy(name: str, output: str | None) -> str:
-    """The policy in a folder, or the Hub id."""
+    """The folder of the policy in the folder `name`, or `name` itself if it is a Hub id."""
     folder = Path(name)
     if not folder.exists():
         if output is None:
@@ -89,7 +89,7 @@ def evaluated_policy(name: str, output: str | None) -> str:
 
 
 def check_paths(arguments: Mapping[str, Any]) -> None:
-    """Raises UserMistake for what is not there, and for an output among the files of a policy."""
+    """Raise UserMistake for a path that does not exist, and for an output folder that holds a policy."""
     named = [(name, arguments[name]) for name in PATHS if arguments.get(name)]
     named += [("questions", path) for path in arguments.get("questions") or ()]
     for name, path in named:
@@ -101,7 +101,7 @@ def check_paths(arguments: Mapping[str, Any]) -> None:
 
 
 def _take_questions(recipe: dict[str, Any], given: Namespace) -> None:
-    """Those that training evaluates on, where the command line names none."""
+    """Take the questions that training evaluates on if the command line names none."""
     asked = recipe.get("eval_questions")
     if asked is not None and not given.questions and not given.benchmarks:
         recipe["benchmarks" if asked in (*qa.BENCHMARKS, *qa.BFCL_BENCHMARKS) else "questions"] = [asked]

@@ -1,4 +1,4 @@
-"""What `sorl evaluate` does when its command line has been read: asks, scores, and reports."""
+"""What `sorl evaluate` does once its command line is parsed: asks, scores and reports."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ from sorl_trl.rollout.environments.bfcl import BFCLEnvironment, are_tasks, check
 from sorl_trl.search import MalformedResponse, SearchArguments, SearchBackend, SearchUnavailable
 
 GROUPS = (ModelArguments, RolloutArguments, EngineOptions, EvaluationArguments, SearchArguments)
-"""In the order of `Arguments`."""
+"""The dataclasses in the order of `Arguments`."""
 ALSO_IN_RECIPES = (
     *("max_completion_length", "chat_template_kwargs"),
     *("dtype", "attn_implementation", "trust_remote_code"),
 )
-"""Arguments of other groups that shape what the policy does, and mean the same in training."""
+"""Arguments of other groups that affect what the policy does and mean the same in training."""
 SAMPLING = ("num_samples", "temperature", "top_p", "batch_size", "seed", "rollout_engine", "rejoin_after")
 LONGEST_WAIT = timedelta(days=7)
-"""Of a process that is done for the others: process groups give up after minutes by default."""
+"""How long a finished process waits for the others. By default, process groups give up after minutes."""
 
 
 @dataclass
 class Arguments:
-    """Everything that the command line says about one run."""
+    """The whole command line of one run."""
 
     model: ModelArguments
     rollout: RolloutArguments
@@ -60,12 +60,12 @@ class Arguments:
     evaluation: EvaluationArguments
     search: SearchArguments
     given: dict[str, Any]
-    """What recipe and command line say, by name: all else is at its default."""
+    """The values that recipe and command line set, by name. All others have their defaults."""
 
 
 def parse_arguments(words: Sequence[str], config: Mapping[str, Any]) -> Arguments:
-    """Parse a command line, with what its recipe or its file of arguments says in the place of defaults."""
-    if "train_questions" in config:  # a recipe: what else it says is training's
+    """Parse a command line, with the values of its recipe or its file of arguments as defaults."""
+    if "train_questions" in config:  # a recipe, whose other arguments are for training
         agent = [field.name for group in (RolloutArguments, EngineOptions, SearchArguments) for field in fields(group)]
         taken = (*agent, *ALSO_IN_RECIPES, "questions", "benchmarks")
         config = {name: value for name, value in config.items() if name in taken}
@@ -76,7 +76,7 @@ def parse_arguments(words: Sequence[str], config: Mapping[str, Any]) -> Argument
 def run_settings(
     arguments: Arguments, datasets: Mapping[str, Sequence[qa.Question]], search_identity: str | None
 ) -> dict[str, Any]:
-    """What decides the outcome of a run: not where it is written, nor the number of processes."""
+    """All that determines the outcome of a run, unlike its output folder or the number of processes."""
     model, evaluation = arguments.model, arguments.evaluation
     path = Path(model.model_name_or_path)
     named = str(path.resolve()) if path.exists() else model.model_name_or_path
@@ -97,9 +97,9 @@ def run_settings(
 
 
 def for_tasks(arguments: Arguments, tasks: Sequence[qa.Question]) -> Arguments:
-    """The arguments for tasks of the leaderboard: if nobody said how many, as many turns as the tasks may take.
+    """The arguments for tasks of the leaderboard. By default, `max_turns` is the most that the tasks may take.
 
-    Raises ValueError where one is given that means nothing there.
+    Raises ValueError for an argument that was given but has no meaning for tasks.
     """
     check_given(arguments.given)
     given = arguments.rollout.max_turns if "max_turns" in arguments.given else most_messages(tasks)
@@ -107,9 +107,9 @@ def for_tasks(arguments: Arguments, tasks: Sequence[qa.Question]) -> Arguments:
 
 
 def load_agent(arguments: Arguments, search: SearchBackend | None, device: torch.device) -> Agent:
-    """The same collector as in training; the generator samples from the policy alone, as trainers do.
+    """Make the same collector as in training, with a generator that samples from the policy, as trainers do.
 
-    Without `search` it is for tasks of the leaderboard.
+    Without `search`, it is for tasks of the leaderboard.
     """
     rollout, checkpoint, told = arguments.rollout, arguments.model, arguments.evaluation.template_kwargs
     with mistakes(f"`model_name_or_path` is {checkpoint.model_name_or_path!r}, which cannot be loaded"):
@@ -133,14 +133,14 @@ def load_agent(arguments: Arguments, search: SearchBackend | None, device: torch
 
 
 def generation_config(evaluation: EvaluationArguments) -> GenerationConfig:
-    """Greedy or sampled, without the penalties and cuts that a checkpoint's own generation config may ask for."""
+    """Greedy or plain sampling, without the penalties and cuts of a checkpoint's own generation config."""
     how = {"temperature": evaluation.temperature, "top_p": evaluation.top_p, "top_k": 0, "min_p": 0.0}
     sampled = how if evaluation.temperature else {}
     return GenerationConfig(do_sample=bool(sampled), repetition_penalty=1.0, **sampled)  # type: ignore[no-untyped-call]
 
 
 def report(run: RunFolder) -> tuple[str, int]:
-    """Write the results of a run whose batches are all there; their table, and how many trajectories were masked."""
+    """Write the results of a finished run; return their table and the number of masked trajectories."""
     settings = read_settings(run.path)
     summaries = {name: summarize(name, run.outcomes(name)) for name in settings["datasets"]}
     table = format_results(list(summaries.values()))
@@ -149,9 +149,9 @@ def report(run: RunFolder) -> tuple[str, int]:
 
 
 def run_evaluation(arguments: Arguments) -> None:
-    """Make what is left of the run, with the other processes if there are any, and report."""
+    """Run what is left of an evaluation, together with other processes if there are any, and report."""
     state = PartialState(cpu=not torch.accelerator.is_available(), timeout=LONGEST_WAIT)
-    with mistakes(), state.main_process_first():  # what is downloaded or indexed is so once
+    with mistakes(), state.main_process_first():  # so that downloads and indexes are made once
         datasets = load_datasets(arguments.evaluation)
         questions = [question for each in datasets.values() for question in each]
         if are_tasks(questions):
@@ -170,7 +170,7 @@ def run_evaluation(arguments: Arguments) -> None:
             show_progress=state.is_main_process,
         )
     except (SearchUnavailable, MalformedResponse) as error:
-        raise ConnectionError(str(error)) from error  # which each process says, for it is not all that have met it
+        raise ConnectionError(str(error)) from error  # each process reports it, as others may not have met it
     state.wait_for_everyone()
     masked = 0
     if state.is_main_process:

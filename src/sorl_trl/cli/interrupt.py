@@ -1,4 +1,4 @@
-"""Ctrl-C while `sorl train` trains: one line says how to go on, and exit code 130. A second one ends at once."""
+"""Ctrl-C while `sorl train` trains: one line says how to continue, and exit code 130. A second one exits at once."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from sorl_trl.command_line import INTERRUPTED
 
 @contextmanager
 def interruptible(trainer: Any) -> Iterator[None]:
-    """Around training.
+    """Within it, Ctrl-C ends training without a traceback.
 
-    A signal interrupts training wherever it is, and what that breaks on its way out would be many tracebacks, of
-    other processes too: none is shown.
+    A signal interrupts training anywhere, and what breaks on the way out would cause many tracebacks, also in other
+    processes.
     """
     interrupted = False
 
     def interrupt(*_: Any) -> None:
         nonlocal interrupted
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # until the line is there, which a second one must not cut off
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second signal must not cut the line off
         interrupted = True
         if trainer.is_world_process_zero():
-            # Not by `print`, which may be what is interrupted; the progress bar has left its line open.
+            # Not with `print`, which the signal may have interrupted. The progress bar has left its line open.
             os.write(sys.stderr.fileno(), f"\n{_how_to_go_on(trainer)}\n".encode())
         signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
         raise KeyboardInterrupt
@@ -39,7 +39,7 @@ def interruptible(trainer: Any) -> Iterator[None]:
     except BaseException:
         if not interrupted:
             raise
-        atexit._run_exitfuncs()  # of trackers; the rest of an orderly end waits for all threads
+        atexit._run_exitfuncs()  # finishes trackers; the rest of an orderly exit would wait for all threads
         os._exit(INTERRUPTED)
     finally:
         signal.signal(signal.SIGINT, before)

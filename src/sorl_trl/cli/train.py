@@ -1,6 +1,6 @@
-"""What trains an agent: parse, build, train. `train.py` and `sorl train` launch this.
+"""The training command: parses, builds, trains. `train.py` and `sorl train` launch it.
 
-With `--dry_run` it builds the same, asks the policy two questions, says what one step would do, and ends.
+With `--dry_run`, it builds the same, asks the policy two questions, says what one step would do, and ends.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sorl_trl.files import full_disk_is_said
 
 
 def main(words: Sequence[str]) -> int:
-    """Train; returns the exit code."""
+    """Train, and return the exit code."""
     if shows_page("train", words):
         return 0
     from sorl_trl.diagnostics.progress import whole_lines
@@ -28,8 +28,8 @@ def main(words: Sequence[str]) -> int:
 
 
 def _train(words: Sequence[str]) -> int:
-    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # `rollout_func` is: that is why TRL is pinned
-    # Here, because it takes seconds, in which Ctrl-C is to show no traceback either.
+    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # `rollout_func` is experimental, so TRL is pinned
+    # Imported here, because it takes seconds, during which Ctrl-C should show no traceback either.
     from sorl_trl.cli.dry_run import run_table, show, try_out
     from sorl_trl.cli.output_folder import check_output_folder
     from sorl_trl.diagnostics import CollapseGuard
@@ -57,7 +57,7 @@ def _train(words: Sequence[str]) -> int:
         except EngineUnavailable as error:
             raise UserMistake(str(error)) from error
         except MalformedResponse as error:
-            raise ConnectionError(str(error)) from error  # which each process says, for one alone may have met it
+            raise ConnectionError(str(error)) from error  # each process reports it, because others may not have met it
         finally:
             if trainer.state.global_step == 0:
                 writer.take_back()

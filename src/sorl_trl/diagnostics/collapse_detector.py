@@ -37,10 +37,10 @@ class CollapseDetector:
     def __init__(self, rules: Iterable[Rule] = DEFAULT_RULES) -> None:
         self.rules = tuple(rules)
         self._entries: list[Mapping[str, Any]] | None = None
-        """Of the iteration that has begun; None before the first."""
+        """The entries of the iteration that has begun; None before the first."""
         self._history: dict[str, list[float]] = {rule.name: [] for rule in self.rules}
         self.holding: set[str] = set()
-        """The rules that have fired and whose condition still holds; those that are taken out may fire again."""
+        """The rules that have fired and whose condition still holds. A rule that is removed may fire again."""
 
     def observe(self, entry: Mapping[str, Any]) -> list[Alarm]:
         """Read the next entry of a `log_history`, and return the alarms of the iteration that it completes."""
@@ -58,7 +58,7 @@ class CollapseDetector:
         return alarms
 
     def _judge(self, entries: Sequence[Mapping[str, Any]], step: int) -> list[Alarm]:
-        """The alarms of the iteration of these entries, which an entry of `step` completes."""
+        """The alarms of the iteration with these entries, which an entry of `step` completes."""
         masked = _summary(MASKED_METRIC, entries) == 1.0
         alarms = []
         for rule in self.rules:
@@ -70,7 +70,7 @@ class CollapseDetector:
         return alarms
 
     def _check(self, rule: Rule, history: Sequence[float], step: int) -> list[Alarm]:
-        """The alarm of a rule whose condition holds, and has not held when it was judged before."""
+        """The alarm of a rule whose condition holds, but did not when it was last judged."""
         breach = rule.breach(history)
         if breach is None:
             self.holding.discard(rule.name)

@@ -39,11 +39,11 @@ class CollapseGuard(TrainerCallback):
         self.action = action
         self.rules = tuple(rules)
         self._detector: CollapseDetector | None = None
-        """Of the run, once it has begun."""
+        """The detector of the run, once training has begun."""
         self.alarms: list[Alarm] = []
-        """All that have fired."""
+        """All alarms so far."""
         self.is_broken = False
-        """Whether it has stopped a run whose policy may have lost its numbers."""
+        """Whether it has stopped a run whose weights may be NaN."""
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -54,14 +54,14 @@ class CollapseGuard(TrainerCallback):
             rule for rule in self.rules if not (args.fp16 and isinstance(rule, NotFinite))
         )
         self.is_broken = False
-        # Of the run that is resumed.
+        # A resumed run starts with its earlier alarms.
         self.alarms = [alarm for entry in state.log_history for alarm in detector.observe(entry)]
-        detector.holding.clear()  # what made it stop may not have been mended
+        detector.holding.clear()  # what stopped the run may not have been fixed, and should fire again
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if self._detector is None:  # an evaluation before training
             return
-        entry = state.log_history[-1]  # with the step, which `logs` does not have
+        entry = state.log_history[-1]  # it has the step, which `logs` lacks
         alarms: list[Alarm] = _from_main_process(self._detector.observe(entry))
         if not alarms:
             return
@@ -77,7 +77,7 @@ class CollapseGuard(TrainerCallback):
 
 
 def _from_main_process(value: Any) -> Any:
-    """The main process's `value`, so that all ranks do the same."""
+    """The main process's `value`, so that all ranks act alike."""
     box = [value]
     if distributed.is_available() and distributed.is_initialized():
         distributed.broadcast_object_list(box, src=0)

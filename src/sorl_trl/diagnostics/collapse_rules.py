@@ -77,7 +77,7 @@ class NotFinite(Rule):
 
 
 def mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)  # `statistics.fmean` raises where infinities meet
+    return sum(values) / len(values)  # `statistics.fmean` raises for infinities of both signs
 
 
 _SLOWER = "lower the learning rate or make fewer updates per rollout"

@@ -42,7 +42,7 @@ def draw_runs(runs: Sequence[Run]) -> bytes:
     """Draw the curves of one or several runs as a PNG, with their names above all panels.
 
     Raises:
-        ImportError: matplotlib is not installed.
+        ImportError: Matplotlib is not installed.
         ValueError: No run has any of the metrics.
     """
     try:
@@ -72,7 +72,7 @@ def _draw_panel(axis: Axes, metric: str, runs: Sequence[Run]) -> None:
         color = f"C{index}"
         logged, evaluated = run.series(metric), run.series(f"eval_{metric}")
         average = logged.smoothed()
-        name = " " + run.name.replace("$", r"\$")  # a legend leaves out what begins with an underscore
+        name = " " + run.name.replace("$", r"\$")  # legends leave out names that begin with an underscore
         axis.plot(logged.steps, logged.values, ".", markersize=3, color=color, alpha=0.35)
         axis.plot(average.steps, average.values, color=color, linewidth=1.8, label=name)
         axis.plot(evaluated.steps, evaluated.values, "o", color=color, markeredgecolor="white")

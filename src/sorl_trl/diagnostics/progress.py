@@ -56,7 +56,7 @@ class TurnProgressCallback(ProgressCallback):
 def whole_lines() -> Iterator[None]:
     """Within it, every warning and log message is printed on its own line above the bar, once per machine.
 
-    It closes a bar that an error has left open, so that what follows begins a line too.
+    At its end, it closes bars that an error has left open, so that later output begins on a new line.
     """
 
     def show(message: Warning | str, *_: Any) -> None:
@@ -66,7 +66,7 @@ def whole_lines() -> Iterator[None]:
     loggers = [logging.getLogger(), logging.getLogger("transformers")]
     with warnings.catch_warnings(), logging_redirect_tqdm(loggers):
         warnings.showwarning = show  # type: ignore[assignment]
-        # What will change in libraries one day is for those who call them.
+        # Future changes of libraries concern those who call them, not our users.
         warnings.filterwarnings("ignore", category=FutureWarning, module="transformers|trl|accelerate|torch")
         try:
             yield

@@ -36,7 +36,7 @@ def write_report(runs: Sequence[Run], folder: str | Path) -> Path:
     """Write `report.html` into `folder`, created if missing, and return its path. Runs must have different names.
 
     Raises:
-        ImportError: matplotlib is not installed.
+        ImportError: Matplotlib is not installed.
         ValueError: No run has any of the metrics of `plots.METRICS`.
     """
     page = render_page(runs, draw_runs(runs))
@@ -57,7 +57,7 @@ def summary_of(run: Run) -> dict[str, str]:
 
 
 def _stands(alarm: Alarm, run: Run) -> bool:
-    """Not so for gradients that were no numbers for some steps alone: the scaler of fp16 left these steps out."""
+    """Whether to report an alarm. With fp16, the scaler skips steps without finite gradients, which do not count."""
     logged = [entry[alarm.rule.metric] for entry in run.log_history if alarm.rule.metric in entry]
     return not isinstance(alarm.rule, NotFinite) or alarm.rule.breach(logged[-1:]) is not None
 
@@ -91,7 +91,7 @@ def render_page(runs: Sequence[Run], picture: bytes) -> str:
 
 
 def _table(rows: Sequence[Mapping[str, str]]) -> str:
-    """With the keys of the rows, which are the same in each, as its head."""
+    """A table whose head is the keys of the rows, which all have the same."""
     lines = ["".join(f"<th scope='col'>{escape(title)}</th>" for title in rows[0])]
     lines += ["".join(f"<td>{escape(cell)}</td>" for cell in row.values()) for row in rows]
     return "<table>\n" + "\n".join(f"<tr>{line}</tr>" for line in lines) + "\n</table>"

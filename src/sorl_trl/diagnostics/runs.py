@@ -84,7 +84,7 @@ def load_run(folder: Path, name: str) -> Run:
         raise FileNotFoundError(
             f"{folder} holds no {STATE_FILE}, and neither does a checkpoint-* in it: name a run's `output_dir`"
         )
-    # Where steps tie, that is the first: the folder's own, to which the end of training has added a log entry.
+    # If steps tie, `max` takes the first, the folder's own, to which the end of training has added a log entry.
     state = max(map(_read, paths), key=lambda state: int(state["global_step"]))
     return Run(name, state["log_history"], state.get("max_steps"))
 

@@ -18,7 +18,7 @@ from sorl_trl.search import SearchUnavailable
 from sorl_trl.types import Trajectory
 
 LOST_BATCHES = 3
-"""After this many batches in a row in which every trajectory was masked, a run stops, because the engine is down."""
+"""A run stops after so many batches in a row with every trajectory masked, because the engine is down."""
 
 
 def measure(

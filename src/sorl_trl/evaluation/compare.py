@@ -64,7 +64,7 @@ def compare_runs(before: Run, after: Run) -> list[dict[str, Any]]:
 
 
 def _compare_dataset(name: str, before: Sequence[Outcome], after: Sequence[Outcome]) -> dict[str, Any] | None:
-    """None if there is no question to compare."""
+    """Compare one dataset; None if there is no question to compare."""
     asked = [by_question([{**each, **each["environment"]} for each in run]) for run in (before, after)]
     common = [key for key in asked[0] if key in asked[1]]
     first, second = (question_columns({key: questions[key] for key in common}, COMPARED) for questions in asked)

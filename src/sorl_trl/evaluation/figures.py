@@ -104,9 +104,9 @@ def p_value(resampled: Floats) -> float:
 
 
 def _task_figures(name: str, questions: Mapping[tuple[str, str], Sequence[Outcome]]) -> dict[str, Any]:
-    """Of tasks: the means of what their `environment` has measured, and the share that is solved in each of `worlds`.
+    """For tasks, the means of what their `environment` measured, and the share solved in each of the `worlds`.
 
-    A task counts for each of its worlds. Of questions, whose environments measure nothing, it is empty.
+    A task counts for each of its worlds. The result is empty for questions, whose environments measure nothing.
     """
     measured = {key: [each["environment"] for each in outcomes] for key, outcomes in questions.items()}
     names = next((list(first) for first, *_ in measured.values() if first), [])
@@ -130,11 +130,11 @@ def _figures(columns: Mapping[str, Floats], stream: str) -> dict[str, Figure]:
 
 
 def _resampled_means(values: Floats, rng: np.random.Generator) -> Floats:
-    """Shape (RESAMPLES, M), of `values` of shape (Q, M)."""
+    """Resample `values`, shape (Q, M), and average: shape (RESAMPLES, M)."""
     size = len(values)
     known, filled = ~np.isnan(values), np.nan_to_num(values)
     means = []
-    with np.errstate(invalid="ignore"):  # 0 / 0 is the NaN that says so
+    with np.errstate(invalid="ignore"):  # 0 / 0 is NaN: the resample has no value
         for _ in range(RESAMPLES):
             times = np.bincount(rng.integers(size, size=size), minlength=size).astype(np.float64)
             means.append((times @ filled) / (times @ known))

@@ -44,7 +44,7 @@ def load_datasets(arguments: EvaluationArguments) -> dict[str, list[Question]]:
 
 def _load_benchmark(name: str, arguments: EvaluationArguments) -> list[Question]:
     if name in BFCL_BENCHMARKS:
-        from sorl_trl.rollout.environments.bfcl import bfcl_questions  # `sorl compare` needs nothing so heavy
+        from sorl_trl.rollout.environments.bfcl import bfcl_questions  # too heavy for `sorl compare`
 
         return bfcl_questions(name)
     folder = arguments.data_source_folder

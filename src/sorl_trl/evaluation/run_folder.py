@@ -1,7 +1,7 @@
-"""The directory of a run: its settings, one file per finished batch, and the results.
+"""The folder of a run: its settings, one file per finished batch, and the results.
 
-`sorl_trl.records.evaluated` says which files there are, beside the table `results.md`.
-Files are written under another name and renamed when whole, so that a killed run leaves complete batches only.
+`sorl_trl.records.evaluated` describes these files; the table `results.md` is beside them. Files get their names only
+once they are complete, so that a killed run leaves complete batches only.
 """
 
 from __future__ import annotations
@@ -33,26 +33,27 @@ if TYPE_CHECKING:
 TABLE = "results.md"
 _NAME, _FILES = "model.model_name_or_path", f"model.{FILES}"
 Outcome = Mapping[str, Any]
-"""Of the row of a trajectory its `question_id`, `question`, `stop_reason` and measures; what its `environment` has
+"""From the row of a trajectory: its `question_id`, `question`, `stop_reason` and measures; what its `environment`
 measured, by name; and the `worlds` of its task."""
 
 
 class RunFolder:
-    """A run's directory. Processes share it, each with batches of its own."""
+    """The folder of a run. Processes share it, and each has its own batches."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
 
     def claim(self, settings: Mapping[str, Any]) -> None:
-        """Start a run here, or go on with the one that was started with the same settings.
+        """Start a run here, or continue the one that was started with the same settings.
 
         Every process may call this, all with equal settings.
 
         Raises:
-            ValueError: Its run was started with other settings; the message names the first.
+            ValueError: The run was started with other settings, the first of which the message names, or the policy
+                has changed.
         """
         file = self.path / SETTINGS
-        # A first start that made nothing, with a wrong model perhaps, binds nobody.
+        # A start that finished no batch, perhaps with a wrong model, does not fix the settings.
         if not any((self.path / FOLDER).rglob("[0-9]*.parquet")):
             self.path.mkdir(parents=True, exist_ok=True)
             if file.exists() and not {"model", "datasets"} <= {*read_settings(self.path)}:
@@ -61,7 +62,7 @@ class RunFolder:
             return
         before, now = dict(_leaves(read_settings(self.path))), dict(_leaves(json.loads(json.dumps(settings))))
         if before.get(_FILES) is not None and before[_FILES] == now.get(_FILES):
-            now[_NAME] = before.get(_NAME)  # it may have been moved
+            now[_NAME] = before.get(_NAME)  # the policy may have been moved
         elif problem := outdated(self.path):
             raise ValueError(problem)
         for name in dict.fromkeys([*before, *now]):
@@ -72,31 +73,30 @@ class RunFolder:
                 )
 
     def has(self, batch: Batch) -> bool:
-        """Whether a batch was made and no infrastructure failure ended any of its trajectories."""
+        """Whether a batch is finished and no infrastructure failure ended any of its trajectories."""
         shard = self.shard(batch)
         return shard.exists() and not any(map(is_masked, _outcomes(shard)))
 
     def outcomes(self, dataset: str) -> list[Outcome]:
-        """What a report needs of the rows of all finished batches of a dataset, in the order of the plan."""
+        """The outcomes of all finished batches of a dataset, in the order of the plan."""
         return [outcome for shard in evaluated_shards(self.path, dataset) for outcome in _outcomes(shard)]
 
     def finish(self, results: Mapping[str, Any], table: str) -> None:
-        """Write the results."""
         write_whole(self.path / TABLE, table.encode())
         _write_json(self.path / RESULTS, results)
 
     def shard(self, batch: Batch) -> Path:
-        """Where a batch is kept."""
+        """The file of a batch."""
         return self.path / FOLDER / batch.dataset / f"{batch.index:06d}.parquet"
 
 
 def is_masked(outcome: Outcome) -> bool:
-    """Whether an infrastructure failure ended it: it says nothing about the policy."""
+    """Whether an infrastructure failure ended the trajectory, so that it says nothing about the policy."""
     return StopReason(outcome["stop_reason"]).is_infrastructure_failure
 
 
 def _leaves(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """The settings in groups of groups, each with its whole name."""
+    """Flatten nested settings into pairs of a full name, such as "model.dtype", and a value."""
     for name, value in settings.items():
         yield from _leaves(value, f"{above}{name}.") if isinstance(value, dict) else [(f"{above}{name}", value)]
 

@@ -17,7 +17,7 @@ _ERRORS = {
     "execution_response_mismatch": "missing result",
     "force_terminated": "too many messages",
 }
-"""The columns of what the environment counts."""
+"""Headers of the columns for what the environment counts."""
 _CUT = ("turn_limit", "trajectory_limit", "context_limit", "max_turns")
 
 
@@ -44,7 +44,7 @@ def format_results(summaries: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _format_tasks(summaries: Sequence[Mapping[str, Any]]) -> str:
-    """The same of tasks, then what went wrong, and the share that is solved in each world."""
+    """`format_results` for tasks, followed by what went wrong and the share solved in each world."""
     n = max(round(summary["trajectories"] / summary["questions"]) for summary in summaries)
     best = [f"pass@{n}"] if n > 1 else []
     header = ["dataset", "tasks", "solved", *best, "requests solved", "calls per request", "tokens", "cut", "masked"]
@@ -133,7 +133,7 @@ def _with_interval(figure: Figure | None, sign: str = "") -> str:
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns padded to one width, so that the table reads well as plain text too."""
+    """Pad columns to one width, so that the table reads well as plain text, too."""
     cells = [header, *rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = ["| " + " | ".join(map(str.ljust, row, widths)) + " |" for row in cells]

@@ -1,4 +1,4 @@
-"""Trainers that change the training loop itself, a file each. They may change or disappear in any version."""
+"""Trainers that change the training loop itself, one file each. Any version may change or remove them."""
 
 from sorl_trl.experimental.group_refill import GroupRefillConfig, GroupRefillTrainer
 from sorl_trl.experimental.seeupo import SeeUPOConfig, SeeUPOTrainer

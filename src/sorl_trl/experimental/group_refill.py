@@ -24,11 +24,11 @@ from sorl_trl.trainers.turns.batch import token_count
 from sorl_trl.trainers.turns.recording import own_rows
 
 _OF_TURNS = ("turn_rewards", "has_turn_reward", "states")
-"""Of the fields of a rollout, those with a column per turn."""
+"""The fields of a rollout that have a column per turn."""
 _LEFT = ("prompt_ids", "prompt_mask")
 """Fields of a batch that are padded on the left. All others begin with the completion."""
 _PADDING: Mapping[str, float] = {"tool_mask": 1, "turn_ids": -1, "importance_sampling_ratio": 1.0}
-"""Field to what TRL or we pad it with, where that is neither 0 nor the padding token."""
+"""Field -> the value that TRL or we pad it with, if that is neither 0 nor the padding token."""
 _TOKENS = ("prompt_ids", "completion_ids")
 
 
@@ -174,7 +174,7 @@ class GroupRefillTrainer(TurnLevelTrainer):
         return _draw(self.train_dataset, asked, self._prompts_per_batch(), seed)
 
     def _of_process(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Each row `num_generations` times, and of these what is this process's."""
+        """Repeat each row `num_generations` times, and return this process's share."""
         repeated = [dict(row) for row in rows for _ in range(self.num_generations)]
         share = len(repeated) // self.accelerator.num_processes
         return own_rows(repeated, share, self.accelerator)
@@ -187,7 +187,7 @@ def merged_batch(
 
     Fields without a row per trajectory come from `first`. No trajectory may have been dropped yet.
     """
-    # TRL has no `tool_mask` where a rollout knows no token that is not the policy's.
+    # TRL makes no `tool_mask` if all tokens of a rollout are the policy's.
     first, second = ({"tool_mask": torch.ones_like(each["completion_mask"]), **each} for each in (first, second))
     merged: dict[str, Any] = {}
     for name, value in first.items():
@@ -219,7 +219,7 @@ def merged_rollout(first: ScoredRollout, second: ScoredRollout, takes: Tensor) -
 
 
 def _taken(a: Tensor, b: Tensor, takes: Tensor, padding: float = 0, on_the_left: bool = False) -> Tensor:
-    """The rows of `b` where `takes`, else those of `a`, with `padding` where one of them is narrower."""
+    """The rows of `b` where `takes` is True, else those of `a`, with `padding` where one of them is narrower."""
     if a.dim() == 2:
         width = max(a.size(1), b.size(1))
         missing = [width - a.size(1), width - b.size(1)]
@@ -229,10 +229,10 @@ def _taken(a: Tensor, b: Tensor, takes: Tensor, padding: float = 0, on_the_left:
 
 
 def _draw(dataset: Dataset, asked: set[str], size: int, seed: str) -> Iterator[list[dict[str, Any]] | None]:
-    """For each round `size` rows whose prompts are not in `asked`, which takes them up; None if too few are left."""
+    """For each round, `size` rows whose prompts are not in `asked`, which then holds them; None if too few remain."""
     seen: set[int] = set()
     for round_number in count():
-        generator = random.Random(f"{seed}-{round_number}")  # of a text: the same in every process
+        generator = random.Random(f"{seed}-{round_number}")  # a text seeds all processes alike
         rows: list[dict[str, Any]] = []
         while len(rows) < size and len(seen) < len(dataset):
             index = generator.randrange(len(dataset))
@@ -246,5 +246,5 @@ def _draw(dataset: Dataset, asked: set[str], size: int, seed: str) -> Iterator[l
 
 
 def _prompt_of(row: Mapping[str, Any]) -> str:
-    """By which two rows are the same question; an environment's rows need not have a prompt."""
+    """What identifies a row as the same question. With environments, a row may have no prompt."""
     return repr(row.get("prompt", row))

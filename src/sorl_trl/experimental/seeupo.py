@@ -139,7 +139,7 @@ class SeeUPOTrainer(TurnLevelTrainer):
             calls = rollout.limits_under(self.args).max_turns
         elif not self.tools:
             calls = None
-        if calls not in (None, sys.maxsize):  # what no option bounds is looked at in each rollout
+        if calls not in (None, sys.maxsize):  # if no option bounds the turns, each rollout is checked
             self._check_turns(calls + 1)
 
     def _check_turns(self, most: int) -> None:
@@ -202,7 +202,7 @@ class SeeUPOTrainer(TurnLevelTrainer):
             each[OLD_SINCE] = torch.tensor(self.state.global_step)
 
     def _close_turn(self, inputs: dict[str, Any]) -> None:
-        """After a turn's updates, one pass gives its new log-probabilities, and the old ones of the next turn."""
+        """After a turn's updates, one pass gives its new log-probabilities, and the next turn's old ones."""
         logps = policy_pass(self, inputs)
         log_ratio = bounded_log_ratio(logps - inputs["old_per_token_logps"])
         of_turn = inputs["turn_ids"] == int(inputs[TURN])
@@ -213,11 +213,11 @@ class SeeUPOTrainer(TurnLevelTrainer):
         loss = super().training_step(model, inputs, num_items_in_batch)
         nobody_has_turn = row_scale(self._buffered_inputs[0]) == 0.0
         if nobody_has_turn and self.accelerator.scaler is None:
-            self.model.zero_grad(set_to_none=True)  # what has no gradient, the optimizer leaves alone
+            self.model.zero_grad(set_to_none=True)  # the optimizer skips parameters without a gradient
         return loss
 
     def _own_term(self, batch: MicroBatch) -> tuple[float, dict[str, Any]]:
-        """No term, only metrics: which turn is trained, and the multipliers."""
+        """Add no term, only metrics: which turn is trained, and the multipliers."""
         if not batch.is_training:
             return 0.0, {}
         has_turn, multiplier = batch.turns.counts > 0, batch.inputs[MULTIPLIER]

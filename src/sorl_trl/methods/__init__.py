@@ -31,7 +31,7 @@ PIECES: dict[str, dict[str, type]] = {
 }
 """The pieces that a recipe can name, by field of `Method`."""
 
-_NAMED = {  # of the others, all pieces are the defaults
+_NAMED = {  # all other methods consist of the default pieces
     "so_grpo": Method(terms=(ClipPenalty(),)),
     "so_ppo": Method(terms=(ClipPenalty(),)),
     "so_grpo_note": Method(terms=(ClipPenalty(coef=3.0, epsilon=None),)),

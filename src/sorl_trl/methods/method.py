@@ -36,13 +36,13 @@ class Method:
     credit: Credit = field(default_factory=GroupMean)
     """Decides which advantage each turn gets."""
     keep: tuple[Keep, ...] = ()
-    """Decide what is trained on, namely what all of them keep."""
+    """Choose what is trained on: whatever all of them keep."""
     weight: Weight | None = None
     """Corrects the mismatch between trainer and engine; None leaves that to TRL's options."""
     surrogate: Surrogate = field(default_factory=PPOMin)
     """Decides what is maximised and what is clipped."""
     terms: tuple[Term, ...] = ()
-    """Are added to the loss."""
+    """Their values are added to the loss."""
     name: str = field(default="", compare=False)
     """The name that trackers show, from `METHODS` or yours."""
 

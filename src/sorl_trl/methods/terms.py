@@ -32,9 +32,9 @@ class ClipPenalty:
         coef: λ, at least 0.
         gate: f_i, the factor of a trajectory's KL. "token": the share of its tokens whose ratio is outside the gate's
             range; "turn": the share of its turns; "none": 1, which makes a plain KL penalty.
-        epsilon: how far a ratio may fall below 1, and rise above it, before the gate counts it. None takes the clip
+        epsilon: How far a ratio may fall below 1, and rise above it, before the gate counts it. None takes the clip
             range (`epsilon`, `epsilon_high` of the config), as specified.
-        epsilon_high: how far a ratio may rise above 1; None takes `epsilon`.
+        epsilon_high: How far a ratio may rise above 1; None takes `epsilon`.
         kl_estimator: "unbiased", "k1", "k2" or "k3" (`ops.kl_to_old`).
     """
 

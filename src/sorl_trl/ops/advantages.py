@@ -34,7 +34,7 @@ def group_turn_advantages(returns: Tensor, turn_mask: Tensor, num_generations: i
         returns: (B, K), from `turn_returns`.
         turn_mask: (B, K), 1 where a trajectory has a turn.
         num_generations: G, the trajectories of a group; it must divide B.
-        scale: whether to divide by σ + 1e-4.
+        scale: Whether to divide by σ + 1e-4.
 
     Raises:
         ValueError: `num_generations` does not divide B.
@@ -85,7 +85,7 @@ def turn_gae(
         turn_rewards: (B, K), the reward of each turn, with the outcome reward on the last one.
         turn_values: (B, K), V(s_k), the critic at the last token before turn k.
         turn_mask: (B, K), 1 where a trajectory has a turn.
-        gamma, lam: discount γ per turn, and λ. With both 1, Â_k = R_k − V(s_k).
+        gamma, lam: Discount γ per turn, and λ. With both 1, Â_k = R_k − V(s_k).
     """
     return token_gae(turn_rewards, turn_values, turn_mask, gamma, lam)
 
@@ -101,7 +101,7 @@ def token_gae(rewards: Tensor, values: Tensor, loss_mask: Tensor, gamma: float, 
         rewards: (B, T), the reward of each model token, with the outcome reward on the last one.
         values: (B, T), the critic's V_t.
         loss_mask: (B, T), 1 on model tokens.
-        gamma, lam: discount γ per token, and λ.
+        gamma, lam: Discount γ per token, and λ.
     """
     kept = loss_mask.bool()
     rewards, values = keep(rewards, kept), keep(values, kept)
@@ -136,8 +136,8 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
     mean of R², with ε the machine precision), so also with fewer than two kept positions.
 
     Args:
-        values, returns: the critic's values V and the returns R that they predict, of the same shape.
-        mask: the shape of `values`, 1 where a position is kept.
+        values, returns: The critic's values V and the returns R that they predict, of the same shape.
+        mask: The shape of `values`, 1 where a position is kept.
     """
     values, returns = keep(values, mask), keep(returns, mask)
     variance = _masked_variance(returns, mask)
@@ -152,13 +152,13 @@ def whiten(x: Tensor, mask: Tensor, shift_mean: bool = True) -> Tensor:
     The variance is the unbiased variance plus 1e-8, as in TRL's PPO. Fewer than two kept values have variance 0.
 
     Args:
-        x: any shape.
-        mask: the shape of `x`, 1 where `x` is kept.
-        shift_mean: whether to subtract the mean; otherwise the mean of `x` is kept.
+        x: Any shape.
+        mask: The shape of `x`, 1 where `x` is kept.
+        shift_mean: Whether to subtract the mean; otherwise the mean of `x` is kept.
     """
     mean = masked_mean(x, mask)
     deviations = keep(keep(x, mask) - mean, mask)
-    # What rounding left in the mean of equal values would be multiplied by up to 1e4 below.
+    # For equal values, the scaling below would multiply what rounding left of the mean by up to 1e4.
     deviations = keep(deviations - masked_mean(deviations, mask), mask)
     variance = deviations.square().sum() / (mask.bool().sum() - 1).clamp(min=1)
     whitened = deviations * (variance + _VARIANCE_FLOOR).rsqrt()

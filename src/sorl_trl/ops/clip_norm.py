@@ -65,8 +65,8 @@ def turn_clip_fraction(
 
     Args:
         log_ratio, turn_ids: (B, T).
-        epsilon_low, epsilon_high: floats, or (B, T), equal on all tokens of a turn (`scaled_clip_range`).
-        turn_ratio: as in `importance_ratio`.
+        epsilon_low, epsilon_high: Floats, or (B, T), equal on all tokens of a turn (`scaled_clip_range`).
+        turn_ratio: As in `importance_ratio`.
 
     The result has no gradient and is 0 for a trajectory without a turn.
     """
@@ -81,9 +81,9 @@ def gated_kl(gate: Tensor, log_ratio: Tensor, loss_mask: Tensor, estimator: str)
 
     Args:
         gate: (B,), at least 0.
-        log_ratio, loss_mask, estimator: as in `kl_to_old`, with its errors.
+        log_ratio, loss_mask, estimator: As in `kl_to_old`, with its errors.
     """
-    # 0 times a NaN would be NaN: rows whose gate is closed are left out before any arithmetic.
+    # Leave out rows with a closed gate before any arithmetic, because 0 times NaN is NaN.
     triggered = keep(log_ratio, loss_mask.bool() & (gate > 0).unsqueeze(1))
     return gate.detach() * kl_to_old(triggered, loss_mask, estimator)
 

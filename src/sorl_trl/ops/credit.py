@@ -56,10 +56,10 @@ def separate_turn_advantages(
     it enters neither mean nor spread, and adds nothing to a sum.
 
     Args:
-        kinds: for each kind of reward, the rewards (B, K) and a mask (B, K), 1 where there is a reward.
+        kinds: For each kind of reward, the rewards (B, K) and a mask (B, K), 1 where there is a reward.
         turn_mask: (B, K), 1 where a trajectory has a turn.
         num_generations: G, the trajectories of a group; it must divide B.
-        gamma: discount per turn.
+        gamma: Discount per turn.
         scale: "group" divides by the σ of the group, "batch" by the σ of all entries, as TRL's `scale_rewards` does
             with outcomes, and "none" does not divide.
 
@@ -106,7 +106,7 @@ def state_advantages(
         states: (B, K) int64, any numbers; within a group, equal numbers denote the same state.
         turn_mask: (B, K), 1 where a trajectory has a turn.
         num_generations: G, the trajectories of a group.
-        scale: whether to divide by σ + 1e-4.
+        scale: Whether to divide by σ + 1e-4.
     """
     index = _state_index(states, turn_mask, num_generations)
     centred = centred_within(returns, turn_mask, index)
@@ -145,9 +145,9 @@ def kept_groups(spread: Tensor, group_filter: str, share: float = 1.0) -> Tensor
     is NaN, is never kept, which is our choice for "top_k" and "top_p".
 
     Args:
-        spread: from `group_spread`.
-        group_filter: one of `GROUP_FILTERS`.
-        share: share of the groups, or of the variance, in [0, 1].
+        spread: From `group_spread`.
+        group_filter: One of `GROUP_FILTERS`.
+        share: Share of the groups, or of the variance, in [0, 1].
 
     Raises:
         ValueError: `group_filter` is another name, or `share` is outside [0, 1].
@@ -160,7 +160,7 @@ def kept_groups(spread: Tensor, group_filter: str, share: float = 1.0) -> Tensor
         return differs
     order = torch.where(differs, spread, 0.0).argsort(descending=True, stable=True)  # NaN would come first
     if group_filter == "top_k":
-        # Rounding must not make 8 of 7 · 100 %.
+        # 0.07 · 100 is 7.000000000000001 in floating point, but must not keep 8 groups.
         first = torch.arange(len(order), device=spread.device) < max(math.ceil(share * len(order) - 1e-9), 1)
     else:
         variances = torch.where(differs, spread.square(), 0.0)[order]
@@ -183,12 +183,12 @@ def centred_within(x: Tensor, mask: Tensor, index: Tensor) -> Tensor:
 def spread_within(centred: Tensor, mask: Tensor, index: Tensor) -> Tensor:
     """The unbiased standard deviation of the entries that have the same `index`, for each entry."""
     variance = _sums_within(centred.square(), index) / (_count_within(mask, index) - 1).clamp(min=1)
-    is_positive = variance > 0  # the square root of 0 has no gradient
+    is_positive = variance > 0  # the square root of 0 has an infinite gradient
     return torch.where(is_positive, torch.where(is_positive, variance, 1.0).sqrt(), 0.0)
 
 
 def _state_index(states: Tensor, turn_mask: Tensor, num_generations: int) -> Tensor:
-    """(B, K) int64: a number for each pair of group and state, from 0; that of a turn that is not there is 0 too."""
+    """(B, K) int64: a number from 0 for each pair of group and state; 0 also for absent turns."""
     index = torch.zeros_like(states)
     kept = turn_mask.bool()
     groups = (torch.arange(len(states), device=states.device) // num_generations).unsqueeze(1).expand(states.shape)

@@ -64,7 +64,7 @@ def log_importance_ratio(
         turn_ids: (B, T) int64, the turn of each model token, −1 elsewhere.
         level: "token", ℓ_t as in PPO and GRPO; "turn"; or "sequence", the mean of ℓ over the trajectory's model
             tokens as in GSPO (arXiv 2507.18071).
-        turn_ratio: the ratio of a turn. "geometric": exp of the mean of ℓ over its tokens, which is GSPO's length
+        turn_ratio: The ratio of a turn. "geometric": exp of the mean of ℓ over its tokens, which is GSPO's length
             normalization applied per turn. "arithmetic": the mean of its token ratios exp(ℓ), as specified for SORL
             (arXiv 2511.20718; docs/paper_to_code.md).
 
@@ -126,7 +126,7 @@ def scaled_clip_range(epsilon: float | Tensor, turn_ids: Tensor | TurnLayout, le
     Args:
         epsilon: ε, how far the ratio of a unit of one token may move. A float, or a tensor that broadcasts to (B, T).
         turn_ids: (B, T) int64, the turn of each model token, −1 elsewhere.
-        level: the unit: "token", "turn" or "sequence".
+        level: The unit: "token", "turn" or "sequence".
         scaling: p. "none": 0; "sqrt_length": 1/2; "length": 1.
 
     The result is float64, so that 1 ± ε_k is rounded only once, in the comparison with a ratio (float32 on MPS, which
@@ -179,10 +179,10 @@ def range_of_turns(epsilon: float | Tensor, turns: TurnLayout) -> float | Tensor
 def _log_mean_exp(log_ratio: Tensor, turns: TurnLayout) -> Tensor:
     """log((1/|y^k|) Σ_{t∈k} exp ℓ_t) of each turn: (B, K), with 0 for turns a trajectory does not have."""
     log_ratio = keep(log_ratio, turns.loss_mask)
-    # Taking a constant of the turn out of the exponential changes nothing but this: no overflow, no underflow.
+    # Subtracting each turn's peak before exp, and adding it after log, avoids overflow and underflow.
     peak = _turn_max(log_ratio.detach(), turns)
     mean_exp = turn_reduce((log_ratio - turn_broadcast(peak, turns)).exp(), turns, "mean")
-    # The gradient of an absent turn's log 0 is NaN: it reaches no token, but would trip anomaly detection.
+    # An absent turn's log 0 has the gradient NaN, which reaches no token but would trip anomaly detection.
     return peak + torch.where(turns.turn_mask, mean_exp, 1.0).log()
 
 

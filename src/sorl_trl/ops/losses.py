@@ -32,9 +32,9 @@ def clipped_surrogate(
     Args:
         ratio: (B, T), the importance ratio of the unit each token belongs to.
         advantages: (B, T), or any shape that broadcasts to it.
-        epsilon_low, epsilon_high: how far below and above 1 the ratio may go: floats, or (B, T) with the values of
+        epsilon_low, epsilon_high: How far below and above 1 the ratio may go: floats, or (B, T) with the values of
             each token's unit (`scaled_clip_range`).
-        delta: upper bound on the unclipped ratio, as in TRL (two-sided clipping, arXiv 2505.07291): min(w, δ)
+        delta: Upper bound on the unclipped ratio, as in TRL (two-sided clipping, arXiv 2505.07291): min(w, δ)
             replaces w in the first term, which bounds the loss where Â < 0. A float, or (B, T).
 
     Elementwise, (B, T). The aggregation must leave out tokens that the model did not write.
@@ -130,7 +130,7 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip_range: 
     """Compute PPO's clipped value loss, ½ max((v − R)², (clip(v, v_old − c, v_old + c) − R)²), elementwise.
 
     Args:
-        values, old_values, returns: the critic's values now and at rollout time, and their targets, of one shape.
+        values, old_values, returns: The critic's values now and at rollout time, and their targets, of one shape.
         clip_range: c, in units of the return; None gives ½ (v − R)².
     """
     error, clipped_error = _value_errors(values, old_values, returns, clip_range)

@@ -114,7 +114,7 @@ def turn_starts(turn_ids: Tensor) -> Tensor:
 
 def turn_ends(turn_ids: Tensor) -> Tensor:
     """Mark the last token of each turn: (B, T) turn ids to (B, T) bool."""
-    # Read backwards, with ids that grow that way (an id is less than T), turns start where they end.
+    # Reversed, with ids that grow in that direction (an id is less than T), turns start at their last token.
     backwards = torch.where(turn_ids < 0, -1, turn_ids.size(1) - turn_ids).flip(1)
     return turn_starts(backwards).flip(1)
 

@@ -11,7 +11,7 @@ from operator import eq
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _SPACES_FOR_PUNCTUATION = str.maketrans(dict.fromkeys(string.punctuation, " "))
-# Sharing a word with one of these proves nothing: "no" is not half right about "no one".
+# Sharing a word with one of these proves nothing: "no" is not half right for "no one".
 _WHOLE_ANSWERS = frozenset({"yes", "no", "noanswer"})
 
 

@@ -106,18 +106,18 @@ def load_benchmark(
 
 
 def _load(benchmark: Benchmark, source: str | os.PathLike[str] | None, split: str) -> Mapping[str, Any]:
-    """Split -> its rows; of splits with files of their own, `split` alone."""
-    # Here, because importing it takes seconds that whoever only scores answers need not wait.
+    """Map each split to its rows. If splits have their own files, only `split` is loaded."""
+    # Imported here, because it takes seconds, and code that only scores answers does not need it.
     from datasets import get_dataset_config_names, load_dataset
     from datasets.exceptions import DatasetGenerationError
 
     path, config = benchmark.hub_id, benchmark.config
     if source is not None:
-        # `load_dataset` would look on the Hub for what is not here.
+        # `load_dataset` would look on the Hub for a missing folder.
         if not Path(source).is_dir():
             raise FileNotFoundError(f"source must be an existing folder, got {os.fspath(source)!r}")
         path = os.fspath(Path(source).resolve())
-        # A copy of the Hub's repository has the config, a folder with this set's files alone has not.
+        # A copy of the Hub's repository has the config; a folder with only this set's files does not.
         config = config if config in get_dataset_config_names(path) else None
     try:
         splits: Mapping[str, Any]
@@ -133,7 +133,7 @@ def _load(benchmark: Benchmark, source: str | os.PathLike[str] | None, split: st
 
 
 def _own_file(path: str, split: str, is_on_hub: bool) -> str | None:
-    """Where a split's Parquet file is; None for a folder that holds it in another form."""
+    """The path of a split's Parquet file; None for a folder that holds the split in another form."""
     file = f"{path}/{split}.parquet"
     return f"hf://datasets/{file}" if is_on_hub else file if Path(file).is_file() else None
 

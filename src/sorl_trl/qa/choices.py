@@ -13,9 +13,9 @@ from sorl_trl.qa.answers import normalize_answer
 
 # "B", "b.", "(B)", "B) text", "B: text", "**B**": a letter of its own, and the text after it, which may be empty.
 _LETTER_FIRST = re.compile(r"[\s(\[*\"']*([A-Za-z])(?![^\W_])[\s)\].:*\"']*(.*)", re.DOTALL)
-# "Answer: B", "Option B", "**Answer:** (B)": what may stand before all of that, and names nothing.
+# "Answer: B", "Option B", "**Answer:** (B)": words that may come before all of that and name nothing.
 _PREFIX = re.compile(r"[\s(\[*\"']*(?:(?:answer|option|choice)\b[\s:.*]*)+", re.IGNORECASE)
-# "A) Paris", "Paris (A)": not an article, for no word follows on its line.
+# "A) Paris", "Paris (A)": not an article, because no word follows on its line.
 _LETTER_A = re.compile(r"\ba\b(?![ \t]+\w)", re.IGNORECASE)
 
 
@@ -76,5 +76,5 @@ def _spelled_out(text: str) -> str:
 
 
 def _with_letter_a(text: str) -> str:
-    """Normalized, with a word in place of the letter that normalization would drop."""
+    """Normalize the text, with a word in place of the letter "A", which normalization would drop."""
     return normalize_answer(_LETTER_A.sub("letter-a", text))

@@ -11,7 +11,7 @@ from sorl_trl.qa.questions import Question
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# The protocol of Search-R1 (arXiv 2503.09516), told in our own words.
+# The protocol of Search-R1 (arXiv 2503.09516), in our own words.
 SEARCH_R1_TEMPLATE = (
     "You can look facts up with a search engine before you answer the question at the end.\n"
     "Before every step, think between <think> and </think>. If a fact is missing, ask for it with "
@@ -33,7 +33,7 @@ def question_text(question: Question) -> str:
     """
     if not question.options:
         return question.question
-    # A text of several lines would look like several options.
+    # An option of several lines would look like several options.
     options = [f"{letter}. {' '.join(text.split())}" for letter, text in question.options.items()]
     return "\n".join([question.question, *options, CHOICE_INSTRUCTION])
 

@@ -126,5 +126,5 @@ def _is_valid(turn: Turn) -> bool:
 
 
 def _mappings(options: Sequence[OptionPairs | None]) -> list[dict[str, str]]:
-    """`None` stands where data sets with and without the column were joined."""
+    """Make mappings of pairs. `None` comes from joining datasets with and without the column."""
     return [dict(pairs or ()) for pairs in options]

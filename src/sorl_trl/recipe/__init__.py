@@ -1,1 +1,1 @@
-"""A recipe: its arguments, and the trainer that is built of them. `train.py` reads recipes with it."""
+"""A recipe: its arguments, and the trainer that they describe. `train.py` reads recipes with it."""

@@ -1,4 +1,4 @@
-"""From arguments to what they describe: questions, rollout, trainer."""
+"""Builds what the arguments describe: questions, rollout, trainer."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from sorl_trl.trainers.turns.information_gain import InformationGain
 
 
 def load_prompts(arguments: Arguments, tokenizer: PreTrainedTokenizerBase) -> tuple[Dataset, Dataset | None]:
-    """The questions to train on and those to evaluate on, as prompts. What is downloaded is so once per machine.
+    """Load the questions to train on and to evaluate on, as prompts. Downloads happen once per machine.
 
-    Raises ValueError where what is given does not go together.
+    Raises ValueError if the arguments do not fit together.
     """
     task = arguments.task
     with arguments.config.main_process_first(desc="loading the questions"):
@@ -58,13 +58,13 @@ def _load_questions(source: str, split: str | None) -> list[qa.Question]:
 
 
 def _spread(questions: Sequence[qa.Question], limit: int | None) -> list[qa.Question]:
-    """So many of them at most, evenly spaced: of a set that joins others, its first ones would be of one alone."""
+    """At most `limit` questions, evenly spaced, because the first ones of a joined set may all be from one source."""
     count = min(limit or len(questions), len(questions))
     return [questions[place * len(questions) // count] for place in range(count)]
 
 
 def check_questions_fit(arguments: Arguments, questions: Sequence[qa.Question]) -> None:
-    """Raise ValueError for rewards that questions, or else tasks, do not give, and what tasks take no notice of."""
+    """Raise ValueError for rewards or other arguments that do not apply to questions, or else to tasks."""
     of_tasks = are_tasks(questions)
     allowed = [name for name in REWARDS if (name in qa.TASK_REWARDS) == of_tasks]
     if wrong := [name for name in arguments.task.rewards if name not in allowed]:
@@ -81,7 +81,7 @@ def check_questions_fit(arguments: Arguments, questions: Sequence[qa.Question]) 
 
 
 def build_rollout(arguments: Arguments, tokenizer: PreTrainedTokenizerBase) -> AgentRollout:
-    """Protocol and limits are checked against the tokenizer before a large corpus is indexed."""
+    """Check protocol and limits against the tokenizer, then open the search engine, which may index a corpus."""
     config = arguments.config
     limits = arguments.rollout.limits(config.max_completion_length)
     source = arguments.task.train_questions
@@ -103,7 +103,7 @@ def reward_functions(names: Sequence[str]) -> list[Any]:
 
 
 def load_tokenizer(arguments: Arguments) -> PreTrainedTokenizerBase:
-    """The policy's tokenizer. Raises UserMistake where there is none."""
+    """Load the policy's tokenizer. Raises UserMistake if there is none."""
     model, config = arguments.model, arguments.config
     if model.model_name_or_path is None:
         raise UserMistake("`model_name_or_path` is missing: name a checkpoint's folder or a Hub id")
@@ -118,10 +118,10 @@ def load_tokenizer(arguments: Arguments) -> PreTrainedTokenizerBase:
 def build_trainer(arguments: Arguments, rollout: AgentRollout | None = None) -> TurnLevelTrainer:
     """Build the trainer that a recipe and a command line describe, with its model, data, rollout and callbacks.
 
-    `rollout` is what `build_rollout` has made of them, if it has.
+    `rollout` is the result of `build_rollout`, if it was called before.
 
     Raises:
-        UserMistake: something that the arguments name is missing or cannot be loaded.
+        UserMistake: Something that the arguments name is missing or cannot be loaded.
     """
     task, config, model = arguments.task, arguments.config, arguments.model
     tokenizer = load_tokenizer(arguments)
@@ -143,7 +143,7 @@ def build_trainer(arguments: Arguments, rollout: AgentRollout | None = None) -> 
         quantization_config=get_quantization_config(model),
         peft_config=get_peft_config(model),
         rollout_func=rollout or build_rollout(arguments, tokenizer),
-        **({} if method is None else {"method": method_from(method)}),  # whose options are settled
+        **({} if method is None else {"method": method_from(method)}),  # its options are already in the config
     )
     if task.collapse_guard != "off":
         trainer.add_callback(CollapseGuard(task.collapse_guard))

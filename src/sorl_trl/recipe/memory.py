@@ -1,4 +1,4 @@
-"""How much memory a run takes on each device, from numbers alone, and what to turn where that is too much."""
+"""Estimates how much memory a run takes on each device, and says what to change if that is too much."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import torch
 from sorl_trl.trainers.config import TurnLevelConfig
 
 TILE = (4096, 32768)
-"""Of so many tokens by so many words TRL's head computes logits at a time; it keeps none."""
+"""The tokens and the words for which TRL's head computes logits at a time. It keeps none of them."""
 TILE_COPIES = 7.25
-"""Float32 tensors of a tile's size that its backward has at once without Triton, beside the tile."""
+"""How many float32 tensors of a tile's size its backward has at once without Triton, beside the tile."""
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on one device. Not all rows are there at once: `training` and `generating` are the two peaks."""
+    """Bytes on one device. Not all rows exist at the same time: `training` and `generating` are the two peaks."""
 
     rows: dict[str, float]
     training: float
@@ -32,14 +32,14 @@ class Memory:
 
 
 def estimate(model: Any, config: TurnLevelConfig, longest: int, cache_gib: float | None = None) -> Memory:
-    """What one device holds, with Adam.
+    """Estimate what one device holds, with Adam.
 
     Weights and optimizer state are always there. A backward pass begins with all activations that were kept, the
-    logits of a tile and the head's gradient in float32, and ends with all gradients, that of the embeddings once
-    more, and the activations of one layer; gradients are there at its beginning only where they accumulate.
+    logits of a tile and the head's gradient in float32; it ends with all gradients, that of the embeddings once more,
+    and the activations of one layer. At its beginning, there are gradients only if they accumulate.
 
-    `model` is the policy as it is trained, with its adapters and its critic; `longest` are the tokens of the longest
-    trajectory, its prompt included.
+    `model` is the policy as it is trained, with adapters and critic. `longest` is the number of tokens of the longest
+    trajectory, including its prompt.
     """
     parts = [config.world_size if _stage(config) >= stage else 1 for stage in (3, 2, 1)]
     weights, gradients, optimizer = (size / part for size, part in zip(_state(model, config), parts, strict=True))
@@ -78,17 +78,17 @@ def estimate(model: Any, config: TurnLevelConfig, longest: int, cache_gib: float
 def _state(model: Any, config: TurnLevelConfig) -> tuple[int, int, int]:
     """Bytes of weights, gradients and optimizer, before anything is sharded."""
     everything, trained = list(model.parameters()), _trained(model)
-    if config.deepspeed_plugin is not None and _halves(config):  # all weights in half precision, float32 in its state
+    if config.deepspeed_plugin is not None and _halves(config):  # weights in half precision, float32 in its state
         return 2 * _count(everything), 2 * _count(trained), 12 * _count(trained)
     return _bytes(everything), _bytes(trained), 2 * (_count if "8bit" in config.optim else _bytes)(trained)
 
 
 def _activations(model: Any, config: TurnLevelConfig, tokens: int) -> tuple[float, float]:
-    """What is kept for the backward pass, and all of one layer.
+    """What is kept for the backward pass, and all activations of one layer.
 
-    A layer has, for each token, the inputs of its norms in float32 (3 numbers of the hidden size each), and queries,
-    keys, values and outputs of its attention and its feed-forward part. Checkpointing keeps its input; autocast the
-    weights' copies in half precision.
+    For each token, a layer has the inputs of its norms in float32 (3 numbers of the hidden size each), and queries,
+    keys, values and outputs of its attention and its feed-forward part. Checkpointing keeps only a layer's input.
+    Autocast also keeps copies of the weights in half precision.
     """
     shape = model.config.get_text_config()
     critic = getattr(config, "critic", "head") or ("adapter" if hasattr(model, "peft_config") else "head")
@@ -110,12 +110,12 @@ def _logits(model: Any, config: TurnLevelConfig, tokens: int) -> float:
 
 
 def _cache(model: Any, config: TurnLevelConfig, longest: int, gib: float | None) -> float:
-    """Keys and values of the trajectories that one process generates together."""
+    """The keys and values of the trajectories that one process generates together."""
     shape = model.config.get_text_config()
     head = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
     heads = getattr(shape, "num_key_value_heads", shape.num_attention_heads)
     of_token = 2 * head * heads * shape.num_hidden_layers * _element(model, config)
-    share = 0.6 if config.device.type == "cuda" else 0.5  # as the engine takes it
+    share = 0.6 if config.device.type == "cuda" else 0.5  # as the slot engine does
     limit = available_bytes(config.device) * share if gib is None else gib * 2**30
     return float(min(config.generation_batch_size // config.world_size * longest * of_token, limit))
 
@@ -142,7 +142,7 @@ def _trained(model: Any) -> list[torch.Tensor]:
 
 
 def _count(parameters: Iterable[torch.Tensor]) -> int:
-    """Those of a ZeRO-3 partition count whole."""
+    """The number of elements. Partitioned parameters of ZeRO-3 count as a whole."""
     return sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in parameters)
 
 
@@ -155,24 +155,24 @@ def _halves(config: TurnLevelConfig) -> bool:
 
 
 def _element(model: Any, config: TurnLevelConfig) -> int:
-    """Bytes of an activation."""
+    """The size of an activation's element, in bytes."""
     return 2 if _halves(config) else int(model.dtype.itemsize)
 
 
 def _has_vllm(config: TurnLevelConfig) -> bool:
-    """On the policy's own GPU."""
+    """Whether vLLM runs on the policy's own GPU."""
     return bool(config.use_vllm and config.vllm_mode == "colocate" and config.device.type == "cuda")
 
 
 def _stage(config: TurnLevelConfig) -> int:
-    """Of ZeRO; FSDP is as 3."""
+    """The stage of ZeRO; FSDP counts as 3."""
     if config.deepspeed_plugin is not None:
         return int(config.deepspeed_plugin.zero_stage)
     return 3 if os.environ.get("ACCELERATE_USE_FSDP") == "true" else 0
 
 
 def available_bytes(device: torch.device) -> int:
-    """All of a GPU's memory; of a CPU's the share of this process of what is available."""
+    """All of a GPU's memory, or this process's share of a CPU's available memory."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return int(psutil.virtual_memory().available) // max(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1)

@@ -1,4 +1,4 @@
-"""What training was told, kept beside what it makes: `recipe.yaml`, by which a run can be evaluated and made again."""
+"""Writes `recipe.yaml` beside the results of training, with which a run can be evaluated and repeated."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from sorl_trl.text import without_user
 from sorl_trl.trainers.cycle.run_settings import RESTORED
 
 SECRET = "_token"
-"""Names that end so are those of secrets, as in transformers."""
+"""Arguments whose names end like this are secrets, as in transformers."""
 OF_ONE_START = ("dry_run", "resume_from_checkpoint")
-"""Arguments that say what to do with a run, and nothing of what it is."""
+"""Arguments that say what to do with a run, not what it is."""
 PATHS = (
     *("model_name_or_path", "critic_model_name_or_path"),
     *("train_questions", "eval_questions", "corpus", "index", "search_cache"),
 )
-"""Arguments that may name a file or a folder, which are written so that they are found from anywhere."""
+"""Arguments that may be paths. They are written as absolute paths, so that they are valid from anywhere."""
 
 
 def recipe_of(arguments: Arguments) -> dict[str, Any]:
-    """What recipe and command line said, and all that shapes the agent: its defaults may change one day.
+    """What recipe and command line set, and all that shapes the agent, because its defaults may change.
 
-    What a resumed run takes from its checkpoint is written as it acts.
+    If a resumed run takes a value from its checkpoint, that value is written.
     """
     config = arguments.config
     agent = asdict(arguments.rollout)
-    if names_tasks(arguments.task.train_questions):  # how many turns they take, they say themselves
+    if names_tasks(arguments.task.train_questions):  # tasks themselves determine `max_turns`
         agent = {name: value for name, value in agent.items() if name not in (*FOR_QUESTIONS, "max_turns")}
     written = {**agent, **arguments.given, "trainer": arguments.trainer.trainer}
     for name in ("max_completion_length", *RESTORED):
@@ -47,14 +47,14 @@ def recipe_of(arguments: Arguments) -> dict[str, Any]:
 
 
 def _written(name: str, value: Any) -> Any:
-    """Without the user of a URL, who may have a password."""
+    """A value without the user of a URL, who may have a password."""
     if not isinstance(value, str):
         return value
     return str(Path(value).resolve()) if name in PATHS and Path(value).exists() else without_user(value)
 
 
 def write_recipe(arguments: Arguments, folder: Path) -> None:
-    """Write `recipe.yaml` into the output folder of a run, made if missing."""
+    """Write `recipe.yaml` into the output folder of a run, which is made if missing."""
     folder.mkdir(parents=True, exist_ok=True)
     text = yaml.safe_dump(recipe_of(arguments), sort_keys=False, allow_unicode=True)
     head = f"# What trained the policy in this folder, with sorl-trl {version('sorl-trl')}.\n"
@@ -62,7 +62,7 @@ def write_recipe(arguments: Arguments, folder: Path) -> None:
 
 
 class RecipeWriter(TrainerCallback):
-    """Writes the recipe when training begins, when it is known what of it a resumed run takes from its checkpoint."""
+    """Writes the recipe when training begins, because only then a resumed run has its checkpoint's values."""
 
     def __init__(self, arguments: Arguments) -> None:
         self.arguments = arguments

@@ -1,8 +1,8 @@
-"""Trajectories as an evaluation saw them, text and scores: rows of Parquet files.
+"""Trajectories as an evaluation saw them, with text and scores: rows of Parquet files.
 
-settings.json                          what decides the outcome of the run
+settings.json                          all that determines the outcome of the run
 trajectories/<dataset>/000000.parquet  one batch; `datasets.load_dataset("parquet", …)` reads them
-results.json                           written once every batch is there
+results.json                           written once all batches are complete
 """
 
 from __future__ import annotations
@@ -26,19 +26,20 @@ from sorl_trl.types import Observation, Trajectory, Turn
 
 SETTINGS, FOLDER, RESULTS = "settings.json", "trajectories", "results.json"
 FILES = "policy_files"
-"""In the settings of the model: `files_hash` of its folder."""
+"""The model setting that holds the `files_hash` of its folder."""
 POLICY_FILES = (
     *("*.safetensors", "*.bin", "*.index.json", "*config.json", "*.jinja", "chat_template*", "*.model", "*.py"),
     *("tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt"),
 )
-"""What makes up a policy: not a note or a page that was put beside it."""
+"""The files that make up a policy, without notes or pages beside it."""
 PIECE = 2**16
-"""Bytes that are read at once."""
+"""How many bytes to read at once."""
 SCORES = ("correct", "exact_match", "f1", "sub_exact_match", "choice_accuracy")
-"""In [0, 1]. `correct` is choice accuracy where the question has options, else exact match; of a task, whether its
+"""In [0, 1]. `correct` is choice accuracy if the question has options, else exact match; for a task, whether its
 environment says that it is solved."""
 COUNTS = ("searches", "turns", "invalid_actions", "neutralized", "generated_tokens", "observation_tokens")
-"""Of one trajectory. Searches are those that were answered; neutralized is what observations tried to bring in."""
+"""Counts per trajectory. Searches are those that were answered; `neutralized` counts what observations tried to
+inject."""
 MEASURES = SCORES + COUNTS
 
 _TOKEN_IDS = pa.list_(pa.int32())
@@ -78,31 +79,30 @@ SCHEMA = pa.schema(
         "environment": pa.string(),
     }
 )
-"""One row per trajectory. A segment's `kind` is "turn", which has `action`, `content`, `tool` and perhaps `reward` and
-`logprobs`, or "observation", which has `passages`, `truncated`, `neutralized` and `role`; the others' are null.
-`metadata` is JSON, and so is `environment`, null where an environment measures nothing itself. A measure is null where
-it does not apply (see `sorl_trl.evaluation.measure`). Runs of before 0.3 lack `role` and `environment`."""
+"""One row per trajectory. A segment's `kind` is "turn", with `action`, `content`, `tool` and perhaps `reward` and
+`logprobs`, or "observation", with `passages`, `truncated`, `neutralized` and `role`; the fields of the other kind are
+null. `metadata` is JSON, and so is `environment`, which is null if the environment measures nothing. A measure is null
+where it does not apply (see `sorl_trl.evaluation.measure`). Runs from before 0.3 lack `role` and `environment`."""
 
 
 @dataclass(frozen=True)
 class EvaluatedTrajectory:
-    """A trajectory with what it was asked and what it is worth."""
+    """A trajectory with its question and its scores."""
 
     dataset: str
     question: Question
     sample: int
-    """Which of the question's trajectories, from 0."""
+    """The number of the trajectory among the question's, from 0."""
     prompt: str
-    """The text of its prompt, as the policy saw it."""
+    """The text of the prompt, as the policy saw it."""
     trajectory: Trajectory
     measures: Mapping[str, float | None]
     """See `sorl_trl.evaluation.measure`."""
     environment: Mapping[str, float] | None = None
-    """What its environment has measured itself: see `Responder.measures`."""
+    """What its environment measured: see `Responder.measures`."""
 
 
 def to_row(evaluated: EvaluatedTrajectory) -> dict[str, Any]:
-    """The row of a trajectory."""
     question, trajectory = evaluated.question, evaluated.trajectory
     return {
         "dataset": evaluated.dataset,
@@ -124,19 +124,19 @@ def to_row(evaluated: EvaluatedTrajectory) -> dict[str, Any]:
 
 
 def to_table(rows: Sequence[EvaluatedTrajectory]) -> pa.Table:
-    """A table of `SCHEMA`."""
+    """Make a table of `SCHEMA`."""
     return pa.Table.from_pylist([storable(to_row(row)) for row in rows], SCHEMA)
 
 
 def write_evaluated(shard: Path, rows: Sequence[EvaluatedTrajectory]) -> None:
-    """Keep a batch in the file `shard`, in place of what was kept there before."""
+    """Write a batch into the file `shard`, replacing what it held."""
     table = to_table(rows)
     shard.parent.mkdir(parents=True, exist_ok=True)
     write_whole(shard, lambda file: pq.write_table(table, file, compression="zstd"))
 
 
 def evaluation_in(run: str | os.PathLike[str]) -> Path:
-    """The evaluation in the folder of a policy, if there is one; else `run` itself."""
+    """The evaluation in a policy's folder if it has one, else `run` itself."""
     inside = evaluation_of(run)
     return inside if (inside / SETTINGS).is_file() else Path(run)
 
@@ -147,27 +147,27 @@ def evaluated_shards(run: str | os.PathLike[str], dataset: str) -> list[Path]:
 
 
 def read_evaluated(run: str | os.PathLike[str], dataset: str) -> Iterator[dict[str, Any]]:
-    """The rows of all finished batches of a dataset, in the order of the run's plan: see `SCHEMA`."""
+    """Read the rows of all finished batches of a dataset, in the order of the run's plan: see `SCHEMA`."""
     for shard in evaluated_shards(run, dataset):
-        # One file, not the dataset that its folder's name might make of it.
+        # Read a single file: the name of its folder could make a partitioned dataset of it.
         yield from pq.ParquetFile(shard).read().to_pylist()
 
 
 def count_evaluated(run: str | os.PathLike[str], dataset: str) -> int:
-    """How many trajectories `read_evaluated` gives. None of them is read for it."""
+    """How many trajectories `read_evaluated` yields. It reads none of them."""
     return sum(pq.read_metadata(shard).num_rows for shard in evaluated_shards(run, dataset))
 
 
 def read_settings(run: str | os.PathLike[str]) -> dict[str, Any]:
-    """The settings of the run; raises FileNotFoundError if none was started here."""
+    """Read the settings of a run. Raises FileNotFoundError if no run was started here."""
     settings: dict[str, Any] = json.loads((Path(run) / SETTINGS).read_bytes())
     return settings
 
 
 def files_hash(policy: str | os.PathLike[str]) -> str | None:
-    """Changes with a folder that is trained on, without reading gigabytes; None where there is no such folder.
+    """A hash that changes when a folder is trained on, without reading gigabytes; None if there is no such folder.
 
-    Of each file its name, its size and a hundred pieces are read, so that a copy has the hash of the original.
+    It covers the name, the size and a hundred pieces of each file, so that a copy has the hash of the original.
     """
     files = sorted({path for pattern in POLICY_FILES for path in Path(policy).glob(pattern) if path.is_file()})
     found = hashlib.sha256()
@@ -182,12 +182,12 @@ def files_hash(policy: str | os.PathLike[str]) -> str | None:
 
 
 def outdated(evaluation: str | os.PathLike[str]) -> str | None:
-    """Says that the policy has changed since it was evaluated, and what to do; None where nothing shows that."""
+    """The message that the policy has changed since it was evaluated, and what to do; None if nothing shows that."""
     model = read_settings(evaluation).get("model", {})
     name, before = model.get("model_name_or_path"), model.get(FILES)
     if before is None or files_hash(name) in (None, before):
         return None
-    run = Path(evaluation).absolute().parent  # which was moved perhaps, and another has its name now
+    run = Path(evaluation).absolute().parent  # perhaps it was moved, and another run has its name now
     if before in (files_hash(run), files_hash(run / Path(name).name)):
         return None
     return (

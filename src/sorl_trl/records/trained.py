@@ -21,48 +21,48 @@ from sorl_trl.text import storable
 FOLDER = "trajectories"
 SHARDS = f"{FOLDER}/step_*_rank_*.parquet"
 INSIDE, OUTSIDE, CLIPPED, UNTRAINED = "inside", "outside", "clipped", "none"
-"""Of a ratio: in the clip range; out of it with its gradient; out of it without; of no turn that is trained on."""
+"""Where a ratio is: in the clip range; outside it, with a gradient; outside it, without one; on an untrained token."""
 _ROWS_AT_ONCE = 32
-"""Of a file, which holds thousands perhaps: a token takes hundreds of bytes in memory."""
+"""Read so few rows at a time, because a file may have thousands, and a token takes hundreds of bytes in memory."""
 
 
 @dataclass(frozen=True)
 class TrainedTrajectory:
-    """A trajectory in one update. The fields from `tokens` on have an entry per token of the completion."""
+    """A trajectory in one update. The fields from `tokens` to `clipped` have one entry per token of the completion."""
 
     step: int
     """The optimizer step, from 1."""
     generated_at_step: int
-    """How many optimizer steps had been made when it was collected."""
+    """How many optimizer steps had been made when it was sampled."""
     prompt: str
     question: str | None
-    """The `question` of the training set, where it has that column."""
+    """The `question` in the training set, if it has that column."""
     golden_answers: tuple[str, ...]
-    """Likewise."""
+    """The `golden_answers` in the training set, if it has that column."""
     reward: float | None
-    """Of all reward functions, weighted; None if no function gave one."""
+    """The weighted sum of all reward functions; None if none gave one."""
     answer: str | None
-    """The policy's, where a `SearchRollout` collected the trajectory."""
+    """The policy's answer, if an `AgentRollout` collected the trajectory."""
     stop_reason: str | None
-    """Likewise."""
+    """Why the trajectory ended, if an `AgentRollout` collected it."""
     tokens: tuple[str, ...]
-    """Their texts, joined the completion. A character that several tokens make up stands at the last of them."""
+    """The tokens' texts; joined, they are the completion. The last token of a character gets all of it."""
     turn_ids: tuple[int, ...]
-    """-1: not trained on."""
+    """The turn of each token, -1 where it is not trained on."""
     token_ratios: tuple[float, ...]
-    """Policy over old policy, as the update found it."""
+    """The ratio of the policy to the old policy before the update."""
     ratios: tuple[float, ...]
-    """The same of what shares a ratio: the token, its turn, or the sequence."""
+    """The ratio of the unit that shares one: the token, its turn, or the sequence."""
     advantages: tuple[float, ...]
     clipped: tuple[str, ...]
     """INSIDE, OUTSIDE, CLIPPED or UNTRAINED."""
     actions: tuple[str, ...] = ()
-    """What each turn of the rollout did: the tool that it called, or "search", "answer", "invalid". Empty where no
-    `SearchRollout` or other `AgentRollout` collected the trajectory."""
+    """What each turn did: the tool that it called, or "search", "answer" or "invalid". Empty unless an `AgentRollout`,
+    such as `SearchRollout`, collected the trajectory."""
     turn_rewards: tuple[float | None, ...] = ()
-    """Likewise: what the environment gave for each turn."""
+    """The environment's reward for each turn; likewise."""
     roles: tuple[str, ...] = ()
-    """Likewise: who spoke in each observation, a "tool" or the "user"."""
+    """Who spoke in each observation, a "tool" or the "user"; likewise."""
 
 
 _ARROW = {
@@ -80,7 +80,7 @@ _LISTS = {name for name in SCHEMA.names if isinstance(SCHEMA.field(name).type, p
 
 
 def write_trained(run: str | os.PathLike[str], step: int, rank: int, rows: Sequence[TrainedTrajectory]) -> Path:
-    """Keep what the process `rank` trained on in an optimizer step, in place of what was kept before; the file."""
+    """Write what the process `rank` trained on in a step, replacing an earlier file, and return the file."""
     path = Path(run) / FOLDER / f"step_{step:08d}_rank_{rank:04d}.parquet"
     path.parent.mkdir(parents=True, exist_ok=True)
     table = pa.Table.from_pylist([storable(vars(trained)) for trained in rows], SCHEMA)
@@ -89,14 +89,14 @@ def write_trained(run: str | os.PathLike[str], step: int, rank: int, rows: Seque
 
 
 def discard_later(run: str | os.PathLike[str], step: int) -> None:
-    """Delete what was kept of the steps after `step`, from which a run starts anew."""
+    """Delete the records of steps after `step`, from which a run starts again."""
     for kept, file in _shards(run):
         if kept > step:
-            file.unlink(missing_ok=True)  # each node does this, perhaps in one folder
+            file.unlink(missing_ok=True)  # several nodes may do this in the same folder
 
 
 def count_trained(run: str | os.PathLike[str]) -> dict[int, int]:
-    """How many trajectories `read_trained` gives of each step, in its order. None of them is read for it."""
+    """How many trajectories `read_trained` yields for each step, in its order. It reads none of them."""
     counts: Counter[int] = Counter()
     for step, file in _shards(run):
         counts[step] += pq.read_metadata(file).num_rows
@@ -104,7 +104,7 @@ def count_trained(run: str | os.PathLike[str]) -> dict[int, int]:
 
 
 def read_trained(run: str | os.PathLike[str], step: int | None = None) -> Iterator[TrainedTrajectory]:
-    """What `write_trained` has kept of a run, or of a step of it: step by step and, within one, process by process."""
+    """Read the records of a run, or of one of its steps, ordered by step and then by process."""
     for kept, file in _shards(run):
         if step in (None, kept):
             for batch in pq.ParquetFile(file).iter_batches(batch_size=_ROWS_AT_ONCE):

@@ -78,7 +78,7 @@ class ChatProtocol(TagProtocol):
 
     def _calls(self, text: str) -> tuple[ToolCall, ...]:
         assert self.tokenizer is not None
-        begun = self.message_frame.suffix  # which may begin the message, with a tag of its thoughts
+        begun = self.message_frame.suffix  # it may begin the message, with an opening tag of its thoughts
         try:
             message = self.tokenizer.parse_response(text, prefix=begun, tools=[*self.functions])
             calls = [call.get("function", call) for call in message.get("tool_calls") or ()]
@@ -90,14 +90,14 @@ class ChatProtocol(TagProtocol):
 
 
 def _special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
-    """Those that the tokenizer declares special; the longest first, for one may end in another."""
+    """The tokens that the tokenizer declares special, the longest first, because one may end in another."""
     added = (token.content for token in tokenizer.added_tokens_decoder.values() if token.special)
     return tuple(sorted({*tokenizer.all_special_tokens, *added}, key=lambda token: (-len(token), token)))
 
 
 def _tool_frame(tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None) -> Frame | None:
-    """What surrounds a tool's message; None where the template shows none, or none without a call in its own form."""
+    """The text around a tool's message; None if the template shows no such message, or only after a call."""
     try:
         return chat_message_frame(tokenizer, template_kwargs, "tool")
-    except Exception:  # whatever a template's own code raises
+    except Exception:  # a template may raise anything
         return None

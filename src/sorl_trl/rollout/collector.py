@@ -118,7 +118,7 @@ class Collector:
             rollout = _Rollout(self, engine, rows)
             rollout.run(any_active)
         finally:
-            with closing(engine):  # whatever the environment's own end may raise
+            with closing(engine):  # even if closing the environment raises
                 self.responder.close()
         self.time = rollout.time_spent(time.perf_counter() - began)
         return [row.finished() for row in rows]
@@ -138,7 +138,7 @@ class _Rollout:
         self._seconds_generating = self._seconds_waiting = 0.0
 
     def run(self, any_active: Callable[[bool], bool]) -> None:
-        """Every rank makes one call of `any_active` and one poll after the other."""
+        """Alternate one call of `any_active` and one poll, as every rank does."""
         for row in self._rows:
             if row.stop_reason is None:
                 self._submit(row)
@@ -155,7 +155,7 @@ class _Rollout:
                 raise RuntimeError(f"the engine is idle, but has not returned the turns of rows {[*self._generating]}")
 
     def time_spent(self, seconds: float) -> dict[str, float]:
-        """Where the seconds of the rollout went: polling the engine, and standing still until a reply was there."""
+        """How long the rollout polled the engine and waited for replies, in seconds, and its tokens per second."""
         sampled = sum(len(each.token_ids) for row in self._rows for each in row.segments if isinstance(each, Turn))
         return {
             "seconds_generating": self._seconds_generating,
@@ -183,7 +183,7 @@ class _Rollout:
             if row.stop_reason is not None:
                 self._engine.release(index)
             elif row.last_turn.action.kind is ActionKind.INVALID:
-                # It stopped at a closing tag or at an end-of-sequence token: without the one, it was the other.
+                # The turn stopped at a closing tag or an end-of-sequence token; without the one, at the other.
                 closed_a_tag = any(stop in text for stop in self._collector.protocol.stop_strings)
                 row.observe(self._collector.encoder.invalid_feedback(message_closed=not closed_a_tag))
                 self._go_on(row)
@@ -201,23 +201,23 @@ class _Rollout:
         self._due.append((self._polls + self._rejoin_after, list(zip(rows, replies, strict=True))))
 
     def _rejoin(self) -> None:
-        """Hear the replies that are due, waiting for those that are late."""
+        """Take in the replies that are due, and wait for those that are late."""
         while self._due:
             poll, replies = self._due[0]
-            if self._engine.idle:  # no row is decoding: there is nothing to go on with until then
+            if self._engine.idle:  # no row is decoding, so nothing can continue until then
                 self._polls = max(self._polls, poll)
             if poll > self._polls:
                 return
             self._due.popleft()
             self._wait((reply for _, reply in replies), FIRST_EXCEPTION)
             for _, reply in replies:
-                if reply.done():  # where one has raised, those of slower rows are not waited for
+                if reply.done():  # if one has raised, do not wait for the slower ones
                     reply.result()
             for row, reply in replies:
                 self._hear(row, reply.result())
 
     def _rejoin_early(self) -> None:
-        """Hear the replies that are there, waiting for one where no row is generating."""
+        """Take in the replies that have come. If no row is generating, wait for one."""
         waited_for = [each for _, replies in self._due for each in replies]
         while waited_for:
             if self._engine.idle:

@@ -10,7 +10,7 @@ import torch
 
 from sorl_trl.rollout.generation import Generation, Generator
 
-# What a rank without live rows generates from: id 0 is in every vocabulary, and the result is thrown away.
+# A rank without live rows generates from this: id 0 is in every vocabulary, and the result is discarded.
 _DUMMY_CONTEXT = (0,)
 
 
@@ -126,7 +126,7 @@ class LockStepEngine(Engine):
             return []
         contexts, limits = zip(*(submitted[row] for row in rows), strict=True)
         generations = self._generator.generate(contexts, limits)
-        # As a batch works that prefills whole contexts, and decodes all rows until the last has ended.
+        # A batch prefills whole contexts, and decodes all rows until the last one has ended.
         steps = max(len(generation.token_ids) for generation in generations) - 1
         self.work.prefilled_tokens += sum(map(len, contexts))
         self.work.row_steps += steps * len(rows)

@@ -16,7 +16,7 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-# A token may decode to no character of its own (part of one, a dropped space): look back a little further.
+# Look back a little further, because a token may add no character (part of one, a dropped space).
 _TAIL_MARGIN = 8
 
 
@@ -102,7 +102,7 @@ class HFGenerator:
         self.window = positions_of(model)
         """The number of positions of the model, if its config tells."""
         self._synced_gpus = synced_gpus
-        # Padding is masked out and never read back, so that any id will do.
+        # Padding is masked out and never read back, so any id will do.
         self._pad_token_id = eos_token_ids[0]
         self._config = copy.deepcopy(generation_config)
         self._config.eos_token_id = list(eos_token_ids)
@@ -142,14 +142,14 @@ class HFGenerator:
 
 
 class _RowStops(StoppingCriteria):
-    """Ends each row where it stops, and remembers where: `generate` goes on filling ended rows with padding."""
+    """Ends each row where it stops, and remembers where, because `generate` fills ended rows with padding."""
 
     def __init__(self, end: TurnEnd, context_length: int, limits: Sequence[int]) -> None:
         self._end = end
         self._context_length = context_length
         self._limits = limits
         self.lengths = [0] * len(limits)
-        """Sampled tokens of each row; 0 while it is still going."""
+        """The number of sampled tokens of each row that has ended; 0 for the others."""
         self.stopped = [False] * len(limits)
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
@@ -164,6 +164,6 @@ class _RowStops(StoppingCriteria):
 
 
 def positions_of(model: PreTrainedModel) -> int | None:
-    """The number of positions of a model. None if there is no limit, where configs have no or a negative number."""
+    """The number of positions of a model; None if it has no limit, so that its config gives no positive number."""
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     return positions if positions and positions > 0 else None

@@ -55,7 +55,7 @@ class Greeter:
         return blocks
 
     def _harmless_block(self, own: str, block: Any) -> dict[str, Any]:
-        """An image as it is, unless it is a path; anything else as text."""
+        """Keep an image, with its path sanitized if it has one; turn anything else into text."""
         if is_image(block):
             image = block["image"]
             return {"type": "image", "image": self._harmless(own, image) if isinstance(image, str) else image}
@@ -77,7 +77,7 @@ class Greeter:
         self.neutralized += harmless.neutralized
         is_cut = most is not None and harmless.truncated  # a text may have more tokens than characters
         text = decode(self._tokenizer, harmless.token_ids) if is_cut else harmless.text
-        # The prompt's end and the greeting may be the halves of a tag.
+        # The end of the prompt and the beginning of the greeting may form a tag.
         joined = self._sanitizer.rewrite(own + text)[1] - self._sanitizer.rewrite(own)[1]
         self.neutralized += max(joined, 0)
         return round_brackets(text) if joined > 0 else text
@@ -89,10 +89,9 @@ def shown_text(blocks: Sequence[Any]) -> str:
 
 
 def is_text(block: Any) -> bool:
-    """Whether a content block is one of text."""
+    """Whether a content block is text."""
     return isinstance(block, dict) and block.get("type") == "text" and isinstance(block.get("text"), str)
 
 
 def is_image(block: Any) -> bool:
-    """Whether a content block is an image."""
     return isinstance(block, dict) and block.get("type") == "image" and "image" in block

@@ -16,7 +16,7 @@ from sorl_trl.types import Observation, Passage, ToolResult
 _MAX_PASSES = 3
 _CHARACTERS_PER_TOKEN = 8
 _MARGIN = 256
-"""How many tokens the end of a cut text may spoil, at the most: a WordPiece word has up to 100."""
+"""How many tokens the cut at the end of a text may change at most: a WordPiece word has up to 100."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Sanitizer:
         return text, tags + controls
 
     def _encode_beginning(self, text: str, max_tokens: int) -> tuple[str, list[int]]:
-        """As much of the text as surely holds its first `max_tokens` tokens, and the ids of that."""
+        """A beginning of the text that is long enough for its first `max_tokens` tokens, and its ids."""
         size = _CHARACTERS_PER_TOKEN * (max_tokens + _MARGIN)
         while True:
             ids = self._tokenizer.encode(text[:size], add_special_tokens=False, verbose=False)
@@ -145,7 +145,7 @@ class ObservationEncoder:
     def _encode(
         self, frame: Frame, bodies: Sequence[str], passages: tuple[Passage, ...] = ()
     ) -> tuple[Observation, list[str]]:
-        """What is said, one body after the other while there is room; and what is left of each."""
+        """Encode one body after another while there is room; also return what was kept of each."""
         prefix_ids, suffix_ids, between_ids = self._frame_ids[frame]
         token_ids, harmless = [*prefix_ids], list[HarmlessText]()
         for body in bodies:

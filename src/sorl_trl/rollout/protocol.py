@@ -181,7 +181,7 @@ def chat_message_frame(
     Raises ValueError if the template does not show both messages.
     """
     said, another = "first-message-of-the-assistant", "third-message"
-    heard = 'second "message"\nof another'  # which a template that writes JSON would change
+    heard = 'second "message"\nof another'  # a template that writes JSON would change this
     messages = [{"role": "user", "content": "question"}, {"role": "assistant", "content": said}]
     options: Any = dict(template_kwargs or {})
     closing = str(tokenizer.apply_chat_template(messages, tokenize=False, **options)).partition(said)[2]
@@ -206,7 +206,7 @@ def chat_message_frame(
 
 
 def _first_control(tokenizer: PreTrainedTokenizerBase, text: str) -> str | None:
-    """The control token that comes first in `text`, the longest of those that start there."""
+    """The control token that comes first in `text`; of several at the same place, the longest."""
     controls = control_tokens(tokenizer, ()).values()
     found = [(text.index(token), -len(token), token) for token in controls if token in text]
     return min(found)[2] if found else None

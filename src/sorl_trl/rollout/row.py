@@ -55,7 +55,7 @@ class Row:
     def observe(self, observation: Observation) -> None:
         """Append the reply to the last turn, or end the row if no turn could follow it."""
         room, reason = self._room()
-        if len(observation.token_ids) >= room:  # not a single token of the next turn would fit behind it
+        if len(observation.token_ids) >= room:  # not a single token of the next turn would fit after it
             self.stop_reason = reason
         else:
             self._append(observation)
@@ -69,7 +69,7 @@ class Row:
         self.context.extend(segment.token_ids)
 
     def _room(self) -> tuple[int, StopReason]:
-        """Tokens that are left to the trajectory, and what ends it there."""
+        """How many tokens the trajectory has left, and the stop reason when they are used up."""
         most = self.limits.max_trajectory_tokens
         left = (sys.maxsize if most is None else most) - (len(self.context) - len(self.prompt_ids))
         if self.window is not None and self.window - len(self.context) < left:

@@ -1,4 +1,4 @@
-"""What the rollout asks of a tokenizer."""
+"""Reads a tokenizer: texts of tokens, and tokens that control a conversation."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def decode(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]) -> str:
 
 
 def token_texts(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]) -> list[str]:
-    """What each token adds to the text; joined they are the text. A character of several tokens stands at the last."""
+    """What each token adds to the text; joined, they are the text. The last token of a character gets all of it."""
     texts: list[str] = []
-    first = 0  # of the tokens of a character that is not whole yet
+    first = 0  # the first token of a character that is not complete yet
     for last in range(len(token_ids)):
-        # After the token before it, for some tokenizers drop the space that a text begins with.
+        # Decode after the previous token, because some tokenizers drop a space at the beginning of a text.
         before = token_ids[max(first - 1, 0) : first]
         text = decode(tokenizer, [*before, *token_ids[first : last + 1]])[len(decode(tokenizer, before)) :]
         is_whole = not text.endswith("\ufffd") or last == len(token_ids) - 1
@@ -33,9 +33,9 @@ def token_texts(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]) ->
 def control_tokens(tokenizer: PreTrainedTokenizerBase, tag_names: Iterable[str]) -> dict[int, str]:
     """The tokens, by id, that untrusted text must not become.
 
-    Special tokens, except one that stands for unknown words; added tokens such as `<|fim_prefix|>` and
-    `[TOOL_RESULTS]`, which some tokenizers do not declare special; opening and closing tags of `tag_names` that are
-    one token.
+    These are special tokens, except one that stands for unknown words; added tokens such as `<|fim_prefix|>` and
+    `[TOOL_RESULTS]`, which some tokenizers do not declare special; and opening and closing tags of `tag_names` that
+    are one token.
     """
     controls = dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
     for token_id, token in tokenizer.added_tokens_decoder.items():
@@ -51,9 +51,9 @@ def control_tokens(tokenizer: PreTrainedTokenizerBase, tag_names: Iterable[str])
 
 
 def _stands_for_unknown_words(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether plain text becomes the unknown token.
+    """Whether plain text can become the unknown token.
 
-    In byte-level vocabularies it never does. They name one all the same, and often it is the end-of-text token.
+    In byte-level vocabularies it never does. They name one nevertheless, and it is often the end-of-text token.
     """
     if tokenizer.unk_token_id in (None, tokenizer.eos_token_id, tokenizer.bos_token_id):
         return False

@@ -112,12 +112,12 @@ def _answered_searches(trajectory: Trajectory) -> list[tuple[Turn, Observation]]
 
 
 def _answered_calls(trajectory: Trajectory) -> int:
-    """Of tools other than a search."""
+    """The number of answered calls of tools other than a search."""
     is_done = trajectory.stop_reason is StopReason.ENVIRONMENT_DONE
     following = [*trajectory.segments[1:], Observation((), "") if is_done else None]
     answered = zip(trajectory.segments, following, strict=False)
     return sum(
-        (turn.action.kind is ActionKind.TOOL) + len(reply.results)  # of a message, which may call several
+        (turn.action.kind is ActionKind.TOOL) + len(reply.results)  # a message may call several tools
         for turn, reply in answered
         if isinstance(turn, Turn) and isinstance(reply, Observation)
     )

@@ -1,4 +1,4 @@
-"""An offline world of real facts, and a tiny policy that has just learnt to search in it."""
+"""An offline world of real facts, and a tiny policy that has just learnt to search it."""
 
 from sorl_trl.sandbox.atlas import build_atlas
 from sorl_trl.sandbox.expert import (

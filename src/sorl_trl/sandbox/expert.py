@@ -1,4 +1,4 @@
-"""Scripted policies that know how to search, and do it as badly as asked."""
+"""Scripted policies that know how to search, with as many mistakes as wanted."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from sorl_trl.sandbox.world import Relation
 
 PROMPT_TEMPLATE = "question : {question}"
 PROTOCOL = PROTOCOLS["terse"]
-"""Tersely, because a tiny policy copies best from short observations: a second passage or a "Doc 1:" before the first
+"""Terse, because a tiny policy copies best from short observations: a second passage, or "Doc 1:" before the first,
 makes copying much harder to learn."""
 LIMITS = RolloutLimits(max_turns=3, max_turn_tokens=16, max_observation_tokens=24, max_trajectory_tokens=112, top_k=1)
-"""Two hops and one spare search; room for the longest names."""
+"""Room for two hops, one spare search, and the longest names."""
 THINKING_LIMITS = replace(LIMITS, max_turn_tokens=32, max_trajectory_tokens=200)
-"""As many searches, and room for a thought before each action."""
+"""Room for as many searches, with a thought before each action."""
 PLAIN_TEMPLATE = (
     "Answer the question. To look a fact up, write <search> words </search>. "
     "To answer, write <answer> answer </answer>.\nQuestion: {question}"
@@ -28,51 +28,50 @@ PLAIN_TEMPLATE = (
 PLAIN_LIMITS = RolloutLimits(
     max_turns=3, max_turn_tokens=32, max_observation_tokens=40, max_trajectory_tokens=160, top_k=1
 )
-"""For a language model whose tokenizer cuts names into pieces."""
+"""Limits for a language model, whose tokenizer splits names into pieces."""
 UNKNOWN = "unknown"
-"""What the expert answers after an observation that states no fact."""
+"""The expert's answer after an observation that states no fact."""
 
 _INFORMATION = re.compile(r"<information>(.*?)</information>")
 
 
 @dataclass(frozen=True)
 class ExpertNoise:
-    """The chances of the expert's mistakes, each in [0, 1]. With all of them at 0 it makes none.
+    """The probabilities of the expert's mistakes, each in [0, 1].
 
-    The defaults (ours) warm-start a policy that is right about three times in ten when sampled: mediocre, and able to
-    improve because the right action is still the likeliest.
+    The defaults (ours) warm-start a policy that is right about three times in ten when sampled. It can improve,
+    because the right action is still the likeliest.
     """
 
     missing_keyword: float = 0.25
-    """Of searching for the bare name."""
+    """How often it searches for the bare name."""
     wrong_keyword: float = 0.25
-    """Of searching by another relation."""
+    """How often it searches with the keyword of another relation."""
     half_name: float = 0.2
-    """Of searching for one word of a name that has several."""
+    """How often it searches for a single word of a longer name."""
     early_answer: float = 0.2
-    """Of answering with the name at hand instead of searching, at each hop."""
+    """How often, at each hop, it answers with the name at hand instead of searching."""
 
 
 NO_NOISE = ExpertNoise(0.0, 0.0, 0.0, 0.0)
 HASTY_NOISE = ExpertNoise(missing_keyword=0.05, wrong_keyword=0.05, half_name=0.0, early_answer=0.6)
-"""Of a `Hasty` expert, for which `early_answer` is the chance of believing, after each search but the last, that
-nothing is left to be found. Ours: it warm-starts a policy that searches once. After its first search it is likelier to
-answer than to go on, whatever the question asks. Where it is sampled it sometimes goes on, and a reward can find
-that."""
+"""For a `Hasty` expert, whose `early_answer` is how often it believes, after any search but the last, that it is done.
+Ours: it warm-starts a policy that, whatever the question, is likelier to answer after its first search than to go on.
+When sampled, it sometimes goes on, which a reward can reinforce."""
 SURE_NOISE = ExpertNoise(0.0, 0.0, 0.0, early_answer=0.6)
-"""The same without the other mistakes, of which a hundred examples would teach a language model too much."""
+"""`HASTY_NOISE` without the other mistakes, of which 200 examples would teach a language model too much."""
 
 
 class ScriptedExpert:
-    """A `Generator` that follows a script. The ordinary collector gets trajectories from it as from a policy.
+    """A `Generator` that follows a script, so that the ordinary collector collects its trajectories like a policy's.
 
-    It follows a question's relations one search at a time, believes every passage it gets, and answers with the
-    object of the last one. All its state is in the context.
+    It follows a question's relations one search at a time, believes every passage it gets, and answers with the object
+    of the last one. It reads where it stands from the context.
 
     Args:
-        tokenizer: writes its turns and reads its contexts.
-        relations: of the world.
-        prompts: all it may be asked: the token ids of a prompt, and its question with the metadata of a `World`.
+        tokenizer: Encodes its turns and decodes its contexts.
+        relations: The relations of the world.
+        prompts: Every prompt that it may be given, as token ids -> its question, with the metadata of a `World`.
     """
 
     def __init__(
@@ -92,7 +91,7 @@ class ScriptedExpert:
         self._lengths = sorted({len(prompt) for prompt in prompts}, reverse=True)
 
     def generate(self, contexts: Sequence[Sequence[int]], max_new_tokens: Sequence[int]) -> list[Generation]:
-        """See `Generator`. Raises ValueError for a context that starts with none of the questions."""
+        """See `Generator`. Raises ValueError for a context that begins with none of the prompts."""
         turns = [self._turn(*self._read(context)) for context in contexts]
         encoded = self._tokenizer(turns, add_special_tokens=False)["input_ids"]
         return [
@@ -101,7 +100,7 @@ class ScriptedExpert:
         ]
 
     def _read(self, context: Sequence[int]) -> tuple[Question, str]:
-        """The question that a context starts with, and the text after its prompt."""
+        """Split a context into the question of its prompt and the text after the prompt."""
         starts = (tuple(context[:length]) for length in self._lengths)
         prompt = next((start for start in starts if start in self._prompts), None)
         if prompt is None:
@@ -110,7 +109,7 @@ class ScriptedExpert:
         return self._prompts[prompt], str(self._tokenizer.decode(list(context[len(prompt) :])))
 
     def _turn(self, question: Question, text: str) -> str:
-        """The next turn, where `text` stands after the prompt."""
+        """Write the next turn after `text`, which follows the prompt."""
         observations = observations_in(text)
         name = self._found(observations[-1])[1] if observations else question.metadata["subject"]
         relations = question.metadata["relations"]
@@ -123,7 +122,7 @@ class ScriptedExpert:
         return self._rng.random() < self._noise.early_answer
 
     def _query(self, name: str, relation: Relation) -> tuple[str, Relation]:
-        """What to search for, and the relation that is meant by it."""
+        """Choose what to search for, and say which relation that asks about."""
         words = name.split()
         if len(words) > 1 and self._rng.random() < self._noise.half_name:
             words = [self._rng.choice(words)]
@@ -135,25 +134,25 @@ class ScriptedExpert:
         return " ".join([*words, relation.keyword]), relation
 
     def _found(self, observation: str) -> tuple[Relation | None, str]:
-        """The relation that an observation states and its object; none and `UNKNOWN` where it states no fact."""
+        """The relation that an observation states, and its object; None and `UNKNOWN` if it states no fact."""
         matches = ((relation, sentence.fullmatch(observation)) for relation, sentence in self._sentences)
         return next(((relation, match["object"]) for relation, match in matches if match), (None, UNKNOWN))
 
 
 class Hasty(ScriptedExpert):
-    """A `ScriptedExpert` that always searches once, and often thinks that this was enough."""
+    """A `ScriptedExpert` that always searches once, and often believes that this was enough."""
 
     def _stops_early(self, observations: Sequence[str]) -> bool:
         return bool(observations) and super()._stops_early(observations)
 
 
 class Thinker(Hasty):
-    """A `Hasty` expert whose turns begin with a thought from which the action follows.
+    """A `Hasty` expert that begins each turn with a thought, from which its action follows.
 
     `<think> i need the country </think> <search> lyon lies </search>`, then
     `<think> this is the country , now the money </think> <search> france pays </search>`, and last
-    `<think> this is the money , done </think> <answer> eur </answer>`. To answer early is to think "done" early. Names
-    stand in the action alone: a tiny policy that writes each of them twice makes twice the slips.
+    `<think> this is the money , done </think> <answer> eur </answer>`. It answers early by thinking "done" early. Only
+    actions contain names: a tiny policy that writes each name twice slips twice as often.
     """
 
     def _turn(self, question: Question, text: str) -> str:
@@ -173,7 +172,7 @@ class Thinker(Hasty):
 
 
 def observations_in(text: str) -> list[str]:
-    """What the environment has said in a text, without its tags."""
+    """The observations in a text, without their tags."""
     return [found.strip() for found in _INFORMATION.findall(text)]
 
 

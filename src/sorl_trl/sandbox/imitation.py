@@ -1,4 +1,4 @@
-"""Supervised warm start: imitate a noisy expert until the policy searches and answers, badly."""
+"""A supervised warm start: a policy imitates a noisy expert until it searches and answers, though badly."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ _IGNORED_LABEL = -100
 
 @dataclass(frozen=True)
 class WarmStartConfig:
-    """How to warm-start a policy. The defaults are ours and leave reinforcement learning room: see `ExpertNoise`."""
+    """How to warm-start a policy. The defaults (ours) leave something to learn: see `ExpertNoise`."""
 
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     noise: ExpertNoise = field(default_factory=ExpertNoise)
     limits: RolloutLimits = LIMITS
-    """Of the expert's trajectories."""
+    """The limits of the expert's trajectories."""
     trajectories: int = 12000
-    """How many the expert makes, in equal parts from the practice worlds."""
+    """How many trajectories the expert makes, divided equally among the practice worlds."""
     steps: int = 800
     batch_size: int = 16
     learning_rate: float = 3e-3
@@ -60,26 +60,26 @@ class WarmStartConfig:
     experts: ClassVar[type[ScriptedExpert]] = ScriptedExpert
 
     def expert(self, tokenizer: PreTrainedTokenizerBase, world: World) -> Generator:
-        """Who is imitated on the train questions of a world. A subclass may name another."""
+        """Make the expert that answers a world's train questions."""
         return self.experts(tokenizer, world.relations, self.prompts(tokenizer, world.train), self.noise, self.seed)
 
     def prompts(
         self, tokenizer: PreTrainedTokenizerBase, questions: Sequence[Question]
     ) -> dict[tuple[int, ...], Question]:
-        """The prompts of questions, as token ids, in their order."""
+        """Map each question's prompt, as token ids, to the question, in the order of the questions."""
         rows = build_prompt_rows(questions, self.prompt_template, self.chat)
         return dict(zip(map(tuple, encode_prompts(tokenizer, rows)), questions, strict=True))
 
     def texts(self) -> Iterable[str]:
-        """Texts with the words that the expert writes besides those of the worlds and the protocol."""
+        """Texts with words of the expert's that neither the worlds nor the protocol contain."""
         return ()
 
 
 @dataclass(frozen=True)
 class ThinkingWarmStart(WarmStartConfig):
-    """As `WarmStartConfig`, with a `Thinker` for its expert, room for its thoughts and half as many steps again.
+    """A warm start that imitates a `Thinker`, with room for its thoughts and half as many steps more.
 
-    Where turns are longer, names are copied over a greater distance. The quickstart starts from it.
+    It takes more steps because longer turns separate a name from its copy. The quickstart uses it.
     """
 
     noise: ExpertNoise = HASTY_NOISE
@@ -93,7 +93,7 @@ class ThinkingWarmStart(WarmStartConfig):
 
 @dataclass(frozen=True)
 class LanguageModelWarmStart(WarmStartConfig):
-    """For a pretrained model with a chat template, which a hundred examples in plain English teach the protocol."""
+    """For a pretrained model with a chat template. It learns the protocol from some 200 examples in plain English."""
 
     noise: ExpertNoise = SURE_NOISE
     limits: RolloutLimits = PLAIN_LIMITS
@@ -109,7 +109,7 @@ class LanguageModelWarmStart(WarmStartConfig):
 
 @dataclass(frozen=True)
 class Example:
-    """A prompt with its completion. `labels` are the ids where the policy writes and −100 elsewhere."""
+    """A prompt with its completion. `labels` are the policy's token ids, and −100 elsewhere."""
 
     input_ids: tuple[int, ...]
     labels: tuple[int, ...]
@@ -118,19 +118,19 @@ class Example:
 def warm_start(
     world: World, practice: Sequence[World], cache_dir: str | Path, config: WarmStartConfig | None = None
 ) -> Path:
-    """Train a policy on the expert's trajectories through the `practice` worlds, or take it from the cache.
+    """Train a policy on the expert's trajectories in the `practice` worlds, or take it from the cache.
 
-    The key of the cache is a hash of all inputs. A directory in it is complete: it is written elsewhere and renamed.
+    The cache's key is a hash of all inputs. A folder of the cache is complete, because it gets its name last.
 
     Args:
-        world: Where the policy will be used; it gives words to the tokenizer and nothing else.
-        practice: At least one world, where the expert works, on the train questions. Those with other facts keep the
-            facts of `world` unseen.
-        cache_dir: Made where missing.
-        config: Of the policy, the expert and the training.
+        world: The world where the policy will be used. It only contributes words to the tokenizer.
+        practice: The worlds whose train questions the expert answers, at least one. If they have other facts, the
+            policy has not seen those of `world`.
+        cache_dir: A folder, which is made if it is missing.
+        config: How to make the policy, the expert and the training.
 
     Returns:
-        A directory that `AutoModelForCausalLM` and `AutoTokenizer` load.
+        A folder that `AutoModelForCausalLM` and `AutoTokenizer` load.
     """
     config = config or WarmStartConfig()
     target = Path(cache_dir) / f"warm-start-{_cache_key(world, practice, config)}"
@@ -145,11 +145,11 @@ def warm_start(
 
 
 def teach(model_name: str, practice: World, target: Path, config: LanguageModelWarmStart) -> Path:
-    """Have a pretrained model imitate the expert in a practice world, and write it into the folder `target`."""
+    """Let a pretrained model imitate the expert in a practice world, and write it into the folder `target`."""
     tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(model_name)
     model: Any = AutoModelForCausalLM.from_pretrained(model_name, dtype=torch.float32)
     examples = expert_examples(practice, tokenizer, config.trajectories, config)
-    # In few batches, chance would decide how many have a second search, and so how often the policy makes one.
+    # With few batches, chance would decide how many examples search twice, and so how often the policy does.
     size, rate = config.batch_size, config.learning_rate
     imitate(model, examples, config.steps, size, rate, config.seed, warmup_steps=2, stratified=True)
     return store_policy(model, tokenizer, target)
@@ -158,7 +158,7 @@ def teach(model_name: str, practice: World, target: Path, config: LanguageModelW
 def expert_examples(
     world: World, tokenizer: PreTrainedTokenizerBase, number: int, config: WarmStartConfig
 ) -> list[Example]:
-    """Have the expert answer `number` of the world's train questions, each as often as any other."""
+    """Let the expert answer `number` of the world's train questions, cycling through them if there are fewer."""
     prompts = [*islice(cycle(config.prompts(tokenizer, world.train)), number)]
     expert = config.expert(tokenizer, world)
     with tempfile.TemporaryDirectory() as directory:
@@ -181,9 +181,9 @@ def imitate(
     warmup_steps: int = 50,
     stratified: bool = False,
 ) -> None:
-    """Minimise the cross-entropy of what the expert wrote. Observations and prompts are read, never learnt.
+    """Minimise the cross-entropy of what the expert wrote. Prompts and observations are not trained on.
 
-    With `stratified` each batch has short and long examples in their shares; otherwise chance decides.
+    With `stratified`, each batch has its share of short and of long examples; otherwise it is a random draw.
     """
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.0)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, steps, warmup_steps))
@@ -202,19 +202,19 @@ def imitate(
 
 
 def _draw(examples: Sequence[Example], batch_size: int, rng: random.Random) -> list[Example]:
-    """One example of each part, where they are sorted by length and cut into equal parts."""
+    """Sort the examples by length, cut them into `batch_size` equal parts, and draw one from each."""
     by_length = sorted(examples, key=lambda example: len(example.input_ids))
     share = len(examples) / batch_size
     return [by_length[int((i + rng.random()) * share)] for i in range(batch_size)]
 
 
 def _rate(step: int, steps: int, warmup_steps: int) -> float:
-    """Share of the learning rate: a short rise, level to the middle, then down to zero in a line."""
+    """The share of the learning rate: a short warm-up, constant up to the middle, then linear to zero."""
     return min(1.0, (step + 1) / warmup_steps, 2 * (1 - step / steps))
 
 
 def example_of(prompt_ids: Sequence[int], completion_ids: Sequence[int], env_mask: Sequence[int]) -> Example:
-    """Make an example of a trajectory whose `env_mask` is 1 on what its policy wrote and 0 on what it read."""
+    """Make an example from a trajectory, whose `env_mask` is 1 on the policy's tokens and 0 on observations."""
     labels = [token if kept else _IGNORED_LABEL for token, kept in zip(completion_ids, env_mask, strict=True)]
     return Example((*prompt_ids, *completion_ids), (*[_IGNORED_LABEL] * len(prompt_ids), *labels))
 
@@ -222,7 +222,7 @@ def example_of(prompt_ids: Sequence[int], completion_ids: Sequence[int], env_mas
 def _loss(model: PreTrainedModel, batch: Sequence[Example]) -> torch.Tensor:
     """Mean negative log-likelihood over the labelled tokens of the batch, in nats.
 
-    The vocabulary is far wider than the model: logits are computed at labelled tokens alone.
+    Only labelled tokens get logits, because the vocabulary is far wider than the model.
     """
     width = max(len(example.input_ids) for example in batch)
     input_ids = torch.tensor([(*row.input_ids, *[0] * (width - len(row.input_ids))) for row in batch])
@@ -235,13 +235,13 @@ def _loss(model: PreTrainedModel, batch: Sequence[Example]) -> torch.Tensor:
 
 
 def _cache_key(world: World, practice: Sequence[World], config: WarmStartConfig) -> str:
-    """All of these are frozen data whose `repr` shows their whole content."""
+    """Hash the inputs, which are frozen data whose `repr` shows their whole content."""
     setting = (PROTOCOL, torch.__version__, transformers.__version__)
     return hashlib.sha256(repr((world, tuple(practice), config, setting)).encode()).hexdigest()[:16]
 
 
 def store_policy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, target: Path) -> Path:
-    """Write both into the folder `target`, at once, and return it; where another process was faster, leave its."""
+    """Write model and tokenizer into the folder `target` at once, or keep it if another process was faster."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as folder:
         staging = Path(folder) / target.name

@@ -1,4 +1,4 @@
-"""A tiny policy and its tokenizer, from scratch."""
+"""A tiny policy and its tokenizer, made from scratch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TAGS = tuple(f"<{slash}{name}>" for name in ("search", "information", "answer") 
 
 @dataclass(frozen=True)
 class PolicyConfig:
-    """Size of a Llama with tied embeddings. The defaults (ours) learn to copy the atlas's names in 15 CPU-seconds."""
+    """The size of a Llama with tied embeddings. Ours: it learns to copy the atlas's names in 15 CPU-seconds."""
 
     hidden_size: int = 64
     layers: int = 2
@@ -34,7 +34,7 @@ def train_tokenizer(worlds: Sequence[World], texts: Iterable[str] = ()) -> PreTr
 
 
 def word_tokenizer(texts: Iterable[str], tags: Sequence[str] = ()) -> PreTrainedTokenizerFast:
-    """Make a word-level tokenizer of all words of the texts, lower-cased, with each of the tags as one token.
+    """Make a word-level tokenizer of all words in the texts, lower-cased, with each tag as one token.
 
     Decoding puts one space between any two tokens.
     """
@@ -50,7 +50,7 @@ def word_tokenizer(texts: Iterable[str], tags: Sequence[str] = ()) -> PreTrained
         unk_token=UNK,
         clean_up_tokenization_spaces=False,
     )
-    # Not special: decoding that skips special tokens, as trainers do for their logs, must still show the actions.
+    # Not special: trainers skip special tokens when they decode for their logs, which must still show the actions.
     wrapped.add_tokens([AddedToken(tag, normalized=False) for tag in tags])
     return wrapped
 
@@ -61,9 +61,9 @@ def make_policy(
     seed: int,
     positions: int = 2 * (LIMITS.max_trajectory_tokens or 0),
 ) -> LlamaForCausalLM:
-    """Make a randomly initialised Llama in evaluation mode; the global random state is left as it was.
+    """Make a randomly initialised Llama in evaluation mode. The global random state stays as it was.
 
-    It reads so many `positions`, prompt and trajectory together.
+    `positions` is how many tokens it can read, prompt and trajectory together.
     """
     llama = LlamaConfig(
         vocab_size=len(tokenizer),
@@ -73,7 +73,7 @@ def make_policy(
         num_attention_heads=config.heads,
         max_position_embeddings=positions,
         tie_word_embeddings=True,
-        # Larger than usual (ours): names that differ from the first step on are learnt to be copied twice as fast.
+        # Larger than usual (ours): if names differ from the first step on, copying is learnt twice as fast.
         initializer_range=0.05,
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,

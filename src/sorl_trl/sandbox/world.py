@@ -1,8 +1,8 @@
 """A closed world: facts, the passages that state them, and questions of one or more hops about them.
 
-A world is made from a table of facts. The passages are the facts, one sentence each. The questions name a relation
-by another word than its passages do, so that a policy must learn what to search for, and the title of a passage is
-its subject, so that searching for a bare name finds an arbitrary fact about it.
+A world is made from a table of facts. Each passage is a sentence that states one fact, and its title is the fact's
+subject, so that a search for a bare name finds an arbitrary fact about it. Questions name a relation by another word
+than passages do, so that a policy must learn what to search for.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ QUESTION = "what is the {nouns} of {subject} ?"
 
 @dataclass(frozen=True)
 class Relation:
-    """One kind of fact, between subjects of one kind and objects of another."""
+    """One kind of fact, which relates subjects of one kind to objects of another."""
 
     name: str
     subject_kind: str
     object_kind: str
     noun: str
-    """What questions call it."""
+    """The word that questions use."""
     sentence: str
-    """How passages state it: `{subject}` and `{object}`, every word set off by spaces."""
+    """How passages state it, with `{subject}` and `{object}`. For a word tokenizer, spaces set every word apart."""
     keyword: str
-    """The word of `sentence` that tells this relation's passages from others about the same subject."""
+    """The word of `sentence` that sets this relation's passages apart from others about the same subject."""
     asked: bool = True
-    """Whether questions are about it. Where a few answers would do for most subjects, it is stated and never asked."""
+    """Whether to ask questions about it. A relation with few answers is only stated, because they could be guessed."""
 
 
 Facts = Mapping[str, Mapping[str, tuple[str, ...]]]
@@ -47,24 +47,24 @@ Facts = Mapping[str, Mapping[str, tuple[str, ...]]]
 
 @dataclass(frozen=True)
 class WorldSize:
-    """How many questions to draw, and which share of them has how many hops."""
+    """How many questions to draw, and how they divide by number of hops."""
 
     train_questions: int = 2000
     evaluation_questions: int = 200
     hop_shares: tuple[float, ...] = (0.5, 0.5)
-    """Shares of the questions with one hop, with two, and so on. They sum to 1."""
+    """The shares of questions with one hop, with two, and so on. They sum to 1."""
 
     def by_hops(self, questions: int) -> list[int]:
-        """How many of so many questions have one hop, two hops, and so on."""
+        """Divide a number of questions into those with one hop, with two, and so on."""
         more = [round(questions * share) for share in self.hop_shares[1:]]
         return [questions - sum(more), *more]
 
 
 @dataclass(frozen=True)
 class World:
-    """Passages and questions that belong together.
+    """Passages and questions about the same facts.
 
-    A question's metadata holds `hops`, `relations` (names, in the order they are followed) and `subject`.
+    A question's metadata has its `hops`, its `relations` (names, in the order they are followed) and its `subject`.
     """
 
     name: str
@@ -85,7 +85,7 @@ class World:
         return target
 
     def guess_rate(self) -> float:
-        """The exact match on `evaluation` of always giving a relation's commonest answer in `train`, in [0, 1]."""
+        """The exact match on `evaluation`, in [0, 1], if a relation's commonest answer in `train` is always given."""
         answers: dict[tuple[str, ...], Counter[str]] = {}
         for question in self.train:
             counts = answers.setdefault(tuple(question.metadata["relations"]), Counter())
@@ -100,10 +100,10 @@ class World:
 def build_world(
     name: str, relations: Sequence[Relation], facts: Facts, seed: int, size: WorldSize, question: str = QUESTION
 ) -> World:
-    """State the facts as passages in an arbitrary order, and draw questions without repetition.
+    """State the facts as passages in a random order, and draw questions without repetition.
 
-    The order of the passages is arbitrary because an engine breaks ties by it. Train and evaluation questions are
-    disjoint. Raises ValueError for facts that give fewer questions than `size` asks for.
+    The order is random because engines break ties by it. Train and evaluation questions are disjoint. Raises
+    ValueError if the facts give fewer questions than `size` asks for.
     """
     rng = random.Random(f"{name}/{seed}")
     passages = _passages(relations, facts)
@@ -129,7 +129,7 @@ def build_world(
 
 @dataclass(frozen=True)
 class _Path:
-    """A question before it has an id: from a subject along its relations to the answers."""
+    """A question without its id: it leads from a subject along relations to the answers."""
 
     subject: str
     relations: tuple[Relation, ...]
@@ -141,7 +141,7 @@ class _Path:
 
 
 def _passages(relations: Sequence[Relation], facts: Facts) -> list[tuple[str, str]]:
-    """(title, text) of every fact: the title is the subject."""
+    """The (title, text) of every fact. The title is its subject."""
     return [
         (subject, relation.sentence.format(subject=subject, object=answer))
         for relation in relations
@@ -151,7 +151,7 @@ def _passages(relations: Sequence[Relation], facts: Facts) -> list[tuple[str, st
 
 
 def _paths(relations: Sequence[Relation], facts: Facts, hops: int) -> list[_Path]:
-    """Paths through middles that are unique, so that the answer does not depend on which fact was found."""
+    """Paths whose intermediate objects are unique, so that the answer does not depend on which fact a search found."""
     return [
         _Path(subject, chain, answers)
         for chain in itertools.product(relations, repeat=hops)
@@ -162,7 +162,7 @@ def _paths(relations: Sequence[Relation], facts: Facts, hops: int) -> list[_Path
 
 
 def _follow(subject: str, chain: Sequence[Relation], facts: Facts) -> tuple[str, ...]:
-    """The objects at the end of the chain; none where a middle is missing or not unique."""
+    """The objects at the end of the chain; none if an intermediate object is missing or not unique."""
     objects: tuple[str, ...] = (subject,)
     for relation in chain:
         objects = facts[relation.name].get(objects[0], ()) if len(objects) == 1 else ()

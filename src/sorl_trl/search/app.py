@@ -1,6 +1,6 @@
 """The web application that serves one index, in Search-R1's wire format; `serve` runs it and describes the format."""
 
-# Without `from __future__ import annotations`: FastAPI reads the annotations of what is defined inside a function.
+# No `from __future__ import annotations`, because FastAPI evaluates the annotations of functions within functions.
 
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 DEFAULT_TOPK = 3
 """The default of Search-R1."""
-# What one request may ask for (ours); Search-R1 sends at most 512 prompts of 5 trajectories at once.
+# The limits of one request (ours). Search-R1 sends at most 512 prompts of 5 trajectories at once.
 MOST_QUERIES = 4096
 HIGHEST_TOPK = 100
 LONGEST_QUERY = 10_000
@@ -34,7 +34,7 @@ def create_app(index: SavedIndex) -> "FastAPI":
 
     @app.get("/health")
     async def health() -> JSONResponse:
-        # Not in the pool of threads, where it would wait for searches: clients ask with a short timeout.
+        # `async` keeps it out of the thread pool, where it would wait for searches: clients have short timeouts.
         state = {"status": "ok", "engine": index.engine, "documents": len(index), "identity": index.identity}
         return JSONResponse(state)
 
@@ -55,7 +55,7 @@ def _add_retrieve(app: "FastAPI", index: SavedIndex) -> None:
 
     @app.post("/retrieve")
     def retrieve(request: RetrieveRequest) -> JSONResponse:
-        # Not `async`: so it runs in a pool of threads, and the server goes on listening meanwhile.
+        # Without `async` it runs in a thread pool, and the server continues to listen.
         found = index.search_batch(request.queries, request.topk or DEFAULT_TOPK)
         with_scores = bool(request.return_scores)
         return JSONResponse({"result": [[_hit(passage, with_scores) for passage in hits] for hits in found]})
@@ -72,5 +72,5 @@ def _hit(passage: Passage, with_score: bool) -> dict[str, Any]:
 
 
 def _clean(query: Any) -> Any:
-    # JSON can spell half a surrogate pair, and pydantic refuses it; but what a policy writes is no error.
+    # Pydantic refuses half a surrogate pair, which JSON can spell. A policy may write one, which is no error.
     return encodable(query) if isinstance(query, str) else query

@@ -32,7 +32,7 @@ _DOWN = (
     *(ssl.SSLEOFError, ssl.SSLZeroReturnError, IncompleteRead, BadStatusLine),
 )
 _CLIENTS = ("aiohttp", "httpcore", "httpx", "requests", "urllib")
-"""Packages, of any version, whose own errors were raised from one of those, or have one of these names."""
+"""Packages, in any version, whose own errors mean "down" if one of `_DOWN` caused them, or by these names."""
 _BROKEN_OFF = {
     *("RemoteProtocolError", "ReadError", "WriteError", "CloseError"),  # httpx, httpcore
     *("ChunkedEncodingError", "ServerDisconnectedError", "ClientPayloadError"),  # requests, aiohttp

@@ -53,7 +53,7 @@ class CachedSearch:
     def search_batch(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """See `SearchBackend.search_batch`. Raises what the backend does, and `CacheError`."""
         check_request(queries, k)
-        # JSON in ASCII: SQLite takes no half of a surrogate pair, and a policy may write one.
+        # JSON in ASCII, because a policy may write half a surrogate pair, which SQLite refuses.
         keys = {query: json.dumps([self._identity, query, k]) for query in queries}
         answers = self._read(keys)
         if missing := [query for query in keys if query not in answers]:
@@ -84,7 +84,7 @@ class CachedSearch:
 
     @contextmanager
     def _connect(self) -> Iterator[sqlite3.Connection]:
-        """A connection for one call, for it may cross neither a fork nor a thread; committed and closed at the end."""
+        """A connection for one call, because it must not cross a fork or a thread; committed and closed at the end."""
         try:
             connection = sqlite3.connect(self._path, timeout=LONGEST_WAIT_S)
             try:

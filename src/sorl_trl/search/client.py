@@ -24,7 +24,7 @@ LONGEST_RESPONSE = 1 << 28
 WORTH_RETRYING = (408, 429)
 """HTTP codes that mean "later". Like any 5xx, they say nothing about the request."""
 REFUSED = (400, 413, 414, 422)
-"""HTTP codes that refuse this request. Others, such as "not found", would meet any request."""
+"""HTTP codes with which a server refuses this request. Others, such as "not found", would refuse any request."""
 
 
 class HTTPSearch:
@@ -62,7 +62,7 @@ class HTTPSearch:
         return [passages for answer in answers for passages in answer.result()]
 
     def _ask(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        # Without scores, Search-R1's server answers HTTP 500, or wrong rows where there are exactly two queries.
+        # Without scores, Search-R1's server answers HTTP 500, or returns wrong rows for exactly two queries.
         asked = {"queries": [encodable(query) for query in queries], "topk": k, "return_scores": True}
         request = json.dumps(asked).encode()
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
@@ -82,7 +82,7 @@ class HTTPSearch:
         return parse_response(answer, len(queries), k)
 
     def _read(self, response: httpx2.Response, deadline: float) -> bytes:
-        """The body, unless it comes byte by byte for ever."""
+        """Read the body. Raises an error if it takes too long, as when it comes byte by byte, or is too large."""
         body = bytearray()
         for piece in response.iter_bytes():
             body += piece
@@ -105,7 +105,7 @@ class HTTPSearch:
 
 
 def _check_url(url: str) -> None:
-    """Raise ValueError unless it is the URL of something on a server: without a path it answers no search."""
+    """Raise ValueError unless the URL has a server and a path, without which it would answer no search."""
     rule = "url must be an http or https URL with a path, such as http://127.0.0.1:8000/retrieve"
     try:
         parsed = httpx2.URL(url)

@@ -149,7 +149,7 @@ def _parse_line(path: Path, number: int, line: bytes) -> Passage:
     try:
         record = json_object(line, "a passage")
         passage = Passage(identifier("id", record.get("id")), *title_and_text(record))
-        # JSON can spell half a surrogate pair, which no tokenizer can encode: refused here, where its line is known.
+        # Refuse half a surrogate pair, which JSON can spell but no tokenizer encode, while the line is known.
         f"{passage.id}{passage.title}{passage.text}".encode()
     except (ValueError, RecursionError) as error:
         raise CorpusError(f"{path}, line {number}: {error}") from error

@@ -24,7 +24,6 @@ example: sorl index --corpus corpus.jsonl --output index
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Build the index that the command line names."""
     options = _parser().parse_args(arguments)
     with mistakes():
         index = _build(options)

@@ -39,7 +39,7 @@ class RetryPolicy:
         check_fields(self)
 
     def retrying(self, patient: bool = True) -> Retrying:
-        """An object that repeats a call while it raises that something is down, or calls once, unless `patient`."""
+        """An object that repeats a call while it raises that a service is down; only one call unless `patient`."""
         return Retrying(
             stop=stop_after_attempt(self.attempts if patient else 1) | stop_before_delay(self.deadline_s),
             wait=wait_random_exponential(multiplier=self.initial_wait_s, max=self.max_wait_s),

@@ -36,7 +36,7 @@ Serves a search index over HTTP, in Search-R1's wire format, until Ctrl-C. It pr
 example: sorl serve --index index --port 8000
 """
 SHUTDOWN_S = 30
-"""How long a request may take after the server was told to stop."""
+"""How long requests under way may take after the server was told to stop."""
 PENDING_CONNECTIONS = 2048
 
 
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not 0 <= options.port < 2**16:
         refuse(f"`--port` is {options.port}, but must be from 0 to 65535")
     for number in (signal.SIGTERM, signal.SIGINT):
-        # uvicorn stops cleanly at a signal, then raises it again. To be told to stop is a success, while loading too.
+        # uvicorn stops cleanly at a signal, then raises it again. Being told to stop is a success, even while loading.
         signal.signal(number, _exit)
     with mistakes():
         index = open_index(options.index)
@@ -79,7 +79,7 @@ def _exit(number: int, frame: FrameType | None) -> None:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """A socket that listens already, so that a port that is taken is known before anything runs."""
+    """A socket that already listens, so that a port in use is noticed before anything runs."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     return socket.create_server((host, port), family=family, backlog=PENDING_CONNECTIONS)
 

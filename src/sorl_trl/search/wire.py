@@ -83,7 +83,7 @@ def _finite(score: object) -> float | None:
         return None
     try:
         number = float(score)
-    except (ValueError, OverflowError):  # JSON knows no largest integer.
+    except (ValueError, OverflowError):  # JSON's integers have no limit.
         return None
     return number if math.isfinite(number) else None
 

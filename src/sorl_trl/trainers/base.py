@@ -84,13 +84,13 @@ class TurnLevelTrainer(GRPOTrainer):
     reward_funcs: list[Any]
     rollout_func: Any
     rollout_examples: list[dict[str, Any]] | None = None
-    """The rows of the data set of the last rollout, for a `rollout_func` that wants more than prompts."""
+    """The rows of the dataset in the last rollout, for a `rollout_func` that needs more than prompts."""
     _train_sampler: EpochRepeatSampler | None = None
     _ahead: RolloutsAhead | None = None
     _shows_tools = False
     _policy_logps: Tensor
     _sampled_logps: Tensor | None = None
-    """What TRL's pass for the old policy would find, where that is known."""
+    """What TRL's pass for the old policy would compute, if it is already known."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class TurnLevelTrainer(GRPOTrainer):
         check_ahead(self)
         check_dataset(self)
         if args.compares_with_sampler:
-            self.vllm_importance_sampling_correction = False  # of a difference that ratios hold already
+            self.vllm_importance_sampling_correction = False  # ratios already contain what it would correct
         check_reward_names(self.method, self.reward_func_names)
         self._set_up_rewards()
         self._name, self._paper = credited(self)
@@ -185,7 +185,7 @@ class TurnLevelTrainer(GRPOTrainer):
         return output
 
     def _scored(self, inputs: list[dict[str, Any]]) -> tuple[dict[str, Any], ScoredRollout]:
-        """TRL's batch of this process's rows of the data set, with their turns, and the rollout of all processes."""
+        """TRL's batch of this process's rows of the dataset, with their turns, and the rollout of all processes."""
         sampled_at = self.state.global_step
         if self._ahead is not None and self.model.training:
             inputs = self._ahead.take(inputs)
@@ -230,7 +230,7 @@ class TurnLevelTrainer(GRPOTrainer):
         output[GOOD_TOKENS] = self.accelerator.gather(tokens).sum()
 
     def _set_advantages(self, output: dict[str, Any], rollout: ScoredRollout) -> None:
-        """Put the method's advantages into the batch, where they are not TRL's own."""
+        """Put the method's advantages into the batch, unless they are TRL's own."""
         advantages = self.method.credit(rollout)
         if advantages is None:
             return
@@ -264,7 +264,7 @@ class TurnLevelTrainer(GRPOTrainer):
         return result
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        """The loss of `policy_loss`, or TRL's own where that is asked for; then terms, metrics and observers."""
+        """The loss of `policy_loss`, or TRL's own if that was requested, followed by terms, metrics and observers."""
         metrics: dict[str, Any] = {}
         if is_trls(self, inputs):
             loss, objective = super()._compute_loss(model, inputs), None
@@ -286,7 +286,7 @@ class TurnLevelTrainer(GRPOTrainer):
         return loss
 
     def _own_term(self, batch: MicroBatch) -> tuple[Tensor | float, dict[str, Any]]:
-        """What a subclass adds to the loss: a mean over the trajectories of the micro-batch, and metrics."""
+        """The term that a subclass adds to the loss: a mean over the micro-batch's trajectories, and metrics."""
         return 0.0, {}
 
     @property
@@ -295,16 +295,16 @@ class TurnLevelTrainer(GRPOTrainer):
         return float(self.beta)
 
     def _micro_batches(self) -> float:
-        """By what the loss of a micro-batch is divided."""
+        """What the loss of a micro-batch is divided by."""
         return float(self.current_gradient_accumulation_steps) if self.model.training else 1.0
 
     def _share_of_rollout(self) -> float:
-        """Which part of what was generated together a micro-batch is, over all processes."""
+        """The share of the generation batch, over all processes, that one micro-batch is."""
         of_process = int(self.args.steps_per_generation or 1) if self.model.training else 1
         return 1.0 / (self.accelerator.num_processes * of_process)
 
     def _log(self, name: str, values: Tensor, keep: Tensor) -> None:
-        """Log the mean over all processes' `values` where `keep`: those with more of them count more."""
+        """Log the mean over all processes of `values` where `keep` is True. Processes with more of them count more."""
         sums = MetricSums()
         sums.add_mean(name, values, keep)
         logged = self._metrics["train" if self.model.training else "eval"]
@@ -328,7 +328,7 @@ class TurnLevelTrainer(GRPOTrainer):
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         check_trained(self.model)
         checkpoint = resume_point(self.args, resume_from_checkpoint)
-        # Anew, without what a run that was interrupted within a step has left in them.
+        # Replace both, because a run that was interrupted within a step leaves values in them.
         self._metric_log, self._bias_normalizer = MetricLog(self), bias_normalizer(self)
         if checkpoint is not None:
             take_up_settings(self, Path(checkpoint))
@@ -347,7 +347,7 @@ class TurnLevelTrainer(GRPOTrainer):
         return self._train_sampler
 
     def _run_epoch(self, **kwargs: Any) -> Any:
-        # Not left to transformers: in a resumed run of several processes the sampler lies deeper than it looks.
+        # transformers does not reach the sampler in a resumed run of several processes, so set its epoch here.
         if self._train_sampler is not None:
             self._train_sampler.epoch = kwargs["epoch"]
         if self._ahead is not None:
@@ -362,7 +362,7 @@ class TurnLevelTrainer(GRPOTrainer):
             save_cycle(self, folder)
             if self.args.should_save:
                 save_settings(self, folder)
-        # transformers writes the trainer's state last: where that is, all of the checkpoint is.
+        # transformers writes the trainer's state last, so a checkpoint that has it is complete.
         with full_disk_is_said(Path(self.args.output_dir)):
             super()._save_checkpoint(model, trial)
 
@@ -375,5 +375,5 @@ class TurnLevelTrainer(GRPOTrainer):
         prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
         if resume_from_checkpoint is not None:
             load_cycle(self, Path(resume_from_checkpoint))
-            self.state.compute_steps(self.args, max_steps)  # as this run is told
+            self.state.compute_steps(self.args, max_steps)  # from this run's settings
         return prepared

@@ -1,4 +1,4 @@
-"""What is looked at before a run: the config's class, losses that are TRL's, pieces, too few prompts, dropout."""
+"""Checks before a run: the config's class, losses of TRL's, the method's pieces, datasets, optimizers and dropout."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ logger = logging.getLogger(__name__)
 
 
 def say_once(args: TurnLevelConfig, message: str) -> None:
-    """Warn on the main process alone, in the message's own words: accelerate's logger puts the rank before it."""
+    """Warn on the main process only, in the message's own words: accelerate's logger would prefix the rank."""
     if args.process_index == 0:
         logger.warning(message)
 
 
 def check_config(wanted: type[TurnLevelConfig], args: Any) -> None:
-    """Raise TypeError for a config of another trainer. Where TRL computes the loss, take TRL's level for 'turn'."""
+    """Raise TypeError for another trainer's config. If TRL computes the loss, change the level 'turn' to 'token'."""
     if not isinstance(args, wanted):
         package = "sorl_trl.experimental" if "experimental" in wanted.__module__ else wanted.__module__.split(".")[0]
         raise TypeError(
@@ -54,7 +54,7 @@ def check_config(wanted: type[TurnLevelConfig], args: Any) -> None:
 
 
 def check_method(method: Method, args: TurnLevelConfig, by_name: bool = False) -> None:
-    """Raise ValueError for a method that does not go with the config; warn if a name has not brought its settings."""
+    """Raise ValueError for a method that does not fit the config; warn if its name does not bring its settings."""
     if by_name:
         _check_settings(method.name, args)
     filters = [piece for piece in method.keep if isinstance(piece, ZeroVariance | TopK | TopP)]
@@ -87,7 +87,7 @@ def check_method(method: Method, args: TurnLevelConfig, by_name: bool = False) -
 
 
 def check_reward_names(method: Method, names: list[str]) -> None:
-    """Raise ValueError where a filter of groups asks for a reward function that is not there."""
+    """Raise ValueError if a filter of groups names a reward function that does not exist."""
     for piece in method.keep:
         asked = getattr(piece, "reward", None)
         if asked is not None and asked not in names:
@@ -95,7 +95,7 @@ def check_reward_names(method: Method, names: list[str]) -> None:
 
 
 def _check_settings(method: str, args: TurnLevelConfig) -> None:
-    """Warn of fields that the settings of a named method have, and that were left at the defaults of the config."""
+    """Warn of fields that a named method sets and that were left at the config's defaults."""
     config, published = type(args).__name__, SETTINGS.get(method, {})
     defaults = {each.name: each.default for each in fields(args)}
     if unknown := [name for name in published if name not in defaults]:
@@ -114,7 +114,7 @@ def _check_settings(method: str, args: TurnLevelConfig) -> None:
 
 
 def check_processor(args: TurnLevelConfig) -> None:
-    """Warn where bfloat16, which is TRL's default, would be computed without instructions for it."""
+    """Warn if bfloat16, TRL's default, would be computed without instructions for it."""
     if args.bf16 and args.device.type == "cpu" and torch.backends.cpu.get_cpu_capability() == "AVX2":
         say_once(
             args,
@@ -124,13 +124,13 @@ def check_processor(args: TurnLevelConfig) -> None:
 
 
 def check_trained(model: nn.Module) -> None:
-    """Raise ValueError for a policy of which nothing is trained, as PEFT loads one."""
+    """Raise ValueError if no parameter of the policy is trained, as PEFT loads adapters by default."""
     if not any(p.requires_grad for p in model.parameters()):
         raise ValueError("No parameter of the policy is trained. Load a PEFT model with `is_trainable=True`.")
 
 
 def check_optimizers(trainer: Any) -> None:
-    """Raise ValueError for a scheduler of the user's own that sets no rate, or whose rates cannot be lowered."""
+    """Raise ValueError for a user's scheduler of another optimizer, or one whose rates cannot be lowered."""
     optimizer, scheduler = trainer.optimizer, trainer.lr_scheduler
     if scheduler is None:
         return
@@ -145,7 +145,7 @@ def check_optimizers(trainer: Any) -> None:
 
 
 def check_dataset(trainer: Any) -> None:
-    """Raise ValueError for rows without a prompt, and for fewer than a rollout takes, of which TRL trains on none."""
+    """Raise ValueError for rows without a prompt, or fewer than a rollout takes: TRL would train on none of them."""
     args, dataset, asked = trainer.args, trainer.train_dataset, trainer.eval_dataset
     asked = asked if isinstance(asked, dict) else {"eval_dataset": asked}
     for name, rows in {"train_dataset": dataset, **asked}.items():
@@ -160,7 +160,7 @@ def check_dataset(trainer: Any) -> None:
 
 
 def check_ahead(trainer: Any) -> None:
-    """Raise ValueError for what cannot be sampled ahead of training."""
+    """Raise ValueError if the trainer cannot sample ahead of training."""
     args = trainer.args
     if not args.async_staleness:
         return
@@ -189,7 +189,7 @@ def check_ahead(trainer: Any) -> None:
 
 
 def _check_copies(trainer: Any, asked: str) -> None:
-    """Raise ValueError for a policy whose copies cannot sample in this process."""
+    """Raise ValueError if copies of the policy cannot sample in this process."""
     instead = "set `use_vllm=True` and `vllm_mode='server'`"
     if trainer._dist.is_fsdp or trainer._dist.is_zero3:
         raise ValueError(f"{asked}sharded parameters are not copied: {instead}.")
@@ -200,7 +200,7 @@ def _check_copies(trainer: Any, asked: str) -> None:
 
 
 def disable_dropout(model: nn.Module) -> None:
-    """Set every dropout probability of a model to 0: of `nn.Dropout`, and what attention layers hold as a number."""
+    """Set every dropout probability of a model to 0, in `nn.Dropout` and where attention layers hold a number."""
     disable_dropout_in_model(model)
     for module in model.modules():
         for name, value in vars(module).items():

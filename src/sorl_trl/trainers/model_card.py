@@ -26,16 +26,16 @@ SORL_PAPER = {
 }""",  # noqa: E501
 }
 SHOWN = sorted({name for settings in SETTINGS.values() for name in settings} | {"beta", "learning_rate"})
-"""The fields of a config that the card gives: those by which methods differ, and two more."""
+"""The config fields that the card lists: those in which named methods differ, `beta` and `learning_rate`."""
 TRLS_PART = "## Training procedure"
-"""The heading of TRL's card from which on it is kept: trackers, method, versions, citations."""
+"""The heading from which on TRL's card is kept: trackers, method, versions, citations."""
 _WITHOUT_A_VALUE = re.compile(r", \w+=None")
 
 
 def credited(trainer: Any) -> tuple[str, dict[str, str]]:
-    """What the card calls the method, and its paper: SORL as far as the settings hold something of it."""
+    """The name of the method and its paper, for the card. It names SORL only if the settings use a part of it."""
     name, paper, args = trainer._name, trainer._paper, trainer.args
-    if paper is not SORL_PAPER:  # that of a subclass
+    if paper is not SORL_PAPER:  # a subclass has its own
         return name, paper
     of_sorl = ["turn-level importance ratios"] if args.importance_sampling_level == "turn" else []
     if args.bias_norm or any(isinstance(term, ClipPenalty) for term in trainer.method.terms):
@@ -47,9 +47,9 @@ def credited(trainer: Any) -> tuple[str, dict[str, str]]:
 
 
 def rewrite_card(trainer: Any, readme: Path) -> None:
-    """Begin the card that TRL has written with what the run was, in place of a base model that may be `None`."""
+    """Begin TRL's card with a table of what was run, in place of a sentence whose base model may be `None`."""
     card = ModelCard.load(readme)
-    idle = "credit" if hasattr(trainer, "critic") else None  # which a critic takes the place of
+    idle = "credit" if hasattr(trainer, "critic") else None  # a critic takes its place
     pieces = [f"{name}: {piece_name(piece)}" for name, piece in trainer.method.pieces() if name != idle]
     settings = {name: getattr(trainer.args, name, None) for name in SHOWN}
     info = trainer.train_dataset.info

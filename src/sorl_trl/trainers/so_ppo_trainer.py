@@ -32,7 +32,7 @@ from sorl_trl.trainers.turns.batch import drop, policy_pass
 from sorl_trl.trainers.turns.recording import gather_rows, own_rows, show_advantages, trl_scores_old_policy
 
 _PASS = "policy_pass"
-"""Field of a micro-batch in its loss: the policy, which has computed log-probabilities and values."""
+"""Field of a micro-batch in its loss: the wrapped policy, which holds the values of its forward pass."""
 _MEAN_PER_TRAJECTORY = ("grpo", "sapo", "luspo")
 """TRL's loss types that average the tokens of each trajectory first."""
 
@@ -105,7 +105,7 @@ class SOPPOTrainer(TurnLevelTrainer):
         return output
 
     def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, Any, Any]:
-        # TRL's first pass over new trajectories is that of the policy which generated them, if it makes one.
+        # TRL's first pass over new trajectories, if it makes one, runs the policy that generated them.
         is_first = self._old_policy is not None and not self._old_policy.was_called
         if is_first and model is self.model and trl_scores_old_policy(self):
             model = self._old_policy
@@ -114,7 +114,7 @@ class SOPPOTrainer(TurnLevelTrainer):
     def _of_old_policy(self, output: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """(B, T) log-probabilities and values of the policy that generated `output`.
 
-        Where TRL made no pass for them, because every batch is used for one update, this does.
+        If TRL made no pass for them, because every batch is used for one update, this makes it.
         """
         assert self._old_policy is not None
         length = output["completion_ids"].size(1)
@@ -133,7 +133,7 @@ class SOPPOTrainer(TurnLevelTrainer):
         token_rewards = gather_rows(self.accelerator, self._token_rewards(output, old_logps))
         turn_ids = gather_rows(self.accelerator, output["turn_ids"], padding=-1)
         values = gather_rows(self.accelerator, old_values)
-        # A trajectory that was dropped may have been the one with the most turns.
+        # The trajectory with the most turns may have been dropped.
         rewards = rollout.rewards.nan_to_num()[:, : int(turn_ids.max()) + 1]
         build = turn_experience if self.args.advantage_level == "turn" else token_experience
         experience = build(rewards, token_rewards, values, turn_ids, self.args.gamma, self.args.gae_lambda)
@@ -181,7 +181,7 @@ class SOPPOTrainer(TurnLevelTrainer):
         inputs, clip_range = batch.inputs, self.args.value_clip_range
         kept = self._value_units(batch.turns.turn_ids)
         given = inputs[_PASS].values(kept.size(1)), inputs["old_values"], inputs["returns"]
-        # Values on observations and padding are real numbers, of which the loss must not depend.
+        # The loss must not depend on the values at observations and padding.
         values, old_values, returns = (torch.where(kept, each, 0.0) for each in given)
         loss = self._mean_over_units(value_loss(values, old_values, returns, clip_range), kept, batch)
         is_clipped = is_value_clipped(values.detach(), old_values, returns, clip_range)
@@ -243,7 +243,7 @@ class SOPPOTrainer(TurnLevelTrainer):
         super()._save(output_dir, {name: tensor for name, tensor in state_dict.items() if not is_critic_name(name)})
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        if self.is_fsdp_enabled:  # it loads its own, critic included
+        if self.is_fsdp_enabled:  # it loads its own checkpoint with the critic
             super()._load_from_checkpoint(resume_from_checkpoint, model)
             return
         with detached_critic(self.model):
@@ -251,7 +251,7 @@ class SOPPOTrainer(TurnLevelTrainer):
         restore_critic(self.critic, self.model, Path(resume_from_checkpoint) / CRITIC_FOLDER)
 
     def _load_best_model(self) -> None:
-        if self.is_deepspeed_enabled or self.is_fsdp_enabled:  # they load their own checkpoint, critic included
+        if self.is_deepspeed_enabled or self.is_fsdp_enabled:  # they load their own checkpoint with the critic
             super()._load_best_model()
             return
         with detached_critic(self.model):
@@ -259,6 +259,6 @@ class SOPPOTrainer(TurnLevelTrainer):
         restore_critic(self.critic, self.model, Path(self.state.best_model_checkpoint) / CRITIC_FOLDER)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        if checkpoint is not None:  # DeepSpeed has by now loaded all weights, without `_load_from_checkpoint`
+        if checkpoint is not None:  # DeepSpeed has already loaded all weights, without `_load_from_checkpoint`
             check_critic_folder(self.critic, Path(checkpoint) / CRITIC_FOLDER)
         super()._load_optimizer_and_scheduler(checkpoint)

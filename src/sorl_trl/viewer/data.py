@@ -30,7 +30,7 @@ EVALUATION, TRAINING = "evaluation", "training"
 ENVIRONMENT = -1
 """The turn id of tokens that belong to no turn."""
 DIGITS = 6
-"""Significant digits of ratios and advantages; nobody would see more, and there are many tokens."""
+"""Significant digits of ratios and advantages. Nobody would see more, and there are many tokens."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Source:
     sizes: Mapping[str, int]
     """The number of trajectories by dataset or optimizer step."""
     read: Callable[[str], Iterator[Entry]]
-    """Yields those of a dataset or step. It holds a file open until it is exhausted or released."""
+    """Yields the trajectories of a dataset or step. It holds a file open until it is exhausted or released."""
     notes: Sequence[str] = ()
     """Notes for readers of the page, a sentence each."""
 
@@ -87,7 +87,7 @@ def open_run(run: str | os.PathLike[str]) -> Source:
     if any(Path(run).glob(SHARDS)):
         steps = {_step_name(step): (step, size) for step, size in count_trained(run).items()}
         sizes = {name: size for name, (_, size) in steps.items()}
-        beside = evaluated and evaluation != Path(run)  # else the settings are another's
+        beside = evaluated and evaluation != Path(run)  # otherwise the settings belong to something else
         notes = [f"Of training; the evaluation beside it: sorl view {evaluation}"] if beside else []
         return Source(TRAINING, sizes, lambda name: _step(run, steps[name][0]), notes)
     if evaluated:
@@ -172,7 +172,7 @@ def _segment(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _trained_segments(each: TrainedTrajectory) -> Iterator[dict[str, Any]]:
-    """A dump knows turns by their ids; what they did is known where the rollout has told it."""
+    """A dump identifies turns only by their ids. What they did is known only if the rollout recorded it."""
     start, last = 0, ENVIRONMENT
     is_told = len(each.actions) == len(set(each.turn_ids) - {ENVIRONMENT})
     for turn_id, tokens_of_turn in groupby(each.turn_ids):
@@ -192,7 +192,7 @@ def _trained_segments(each: TrainedTrajectory) -> Iterator[dict[str, Any]]:
 
 
 def _reward(reward: float | None) -> dict[str, Any]:
-    """Of a turn, where its environment gave one."""
+    """The reward of a turn, if its environment gave one."""
     return {} if reward is None else {"reward": _number(reward)}
 
 
@@ -210,12 +210,12 @@ def _verdict(score: float | None) -> str:
 
 
 def _fact(value: Any) -> str:
-    """A number stays as it was written: it may be a year."""
+    """A value as text. A string stays as it is, because a number in it may be a year."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _number(value: float | None) -> float | str | None:
-    """Rounded; what is not finite as the word that JavaScript's `Number` reads, for JSON has none."""
+    """Round a number. If it is not finite, return the word that JavaScript's `Number` reads, because JSON has none."""
     if value is None or math.isfinite(value):
         return value if value is None else float(f"{value:.{DIGITS}g}")
     return json.dumps(value)

@@ -27,12 +27,12 @@ def render_page(title: str, kind: str, entries: Sequence[Entry], notes: Sequence
 
 
 def embed(content: Any) -> str:
-    """JSON that no HTML parser can mistake: without `<`, and in ASCII, so that any text fits, half characters too."""
+    """JSON that no HTML parser can misread: without `<`, and in ASCII, so that any text fits, even half characters."""
     return json.dumps(content, allow_nan=False, separators=(",", ":")).replace("<", r"\u003c")
 
 
 def _embedded(kind: str, entries: Sequence[Entry], notes: Sequence[str]) -> str:
-    """Each trajectory is embedded by itself: `json` holds every number of what it is given as a text of its own."""
+    """Embed each trajectory by itself, because `json` holds a separate text for every number that it is given."""
     head = embed({"kind": kind, "notes": notes})
     trajectories = ",".join(embed(vars(entry)) for entry in entries)
     return f'{head[:-1]},"trajectories":[{trajectories}]}}'

@@ -1,4 +1,4 @@
-"""Calls of foreign code, which may take long or never return: one thread per row, in order."""
+"""Calls foreign code, which may take long or never return: one thread per row, in order."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Hear: TypeAlias = "Callable[[Any, BaseException | None], Any]"
 
 @dataclass(frozen=True)
 class Then:
-    """What an awaitable returns whose row has more to do, which is then called in the row's thread."""
+    """Returned by an awaitable whose row has more to do: `function` is then called in the row's thread."""
 
     function: Callable[[], Any]
 
@@ -63,7 +63,7 @@ class Calls:
         """Abandon all calls under way or still to come, without waiting."""
         for answer in list(self._open):
             if answer.cancel():
-                answer.set_running_or_notify_cancel()  # or nobody who waits for it would be told
+                answer.set_running_or_notify_cancel()  # tells those who wait for it
         for waiting in self._rows:
             waiting.put(None)
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -81,11 +81,11 @@ class Calls:
         if not answer.done():
             try:
                 _settle(answer, hear(value, error))
-            except BaseException as raised:  # whatever it is, it is raised where the answer is waited for
+            except BaseException as raised:  # it is raised where the answer is awaited
                 _settle(answer, error=raised)
 
     def _outcome(self, function: Callable[[], Any], answer: Future[Any]) -> Outcome:
-        """What the function returns or raises, KeyboardInterrupt too; or what follows it."""
+        """What the function returns or raises (even KeyboardInterrupt), or the outcome of what follows it."""
         try:
             value = function()
         except BaseException as error:
@@ -106,13 +106,13 @@ class Calls:
 
 
 def _settle(answer: Future[Any], value: Any = None, error: BaseException | None = None) -> None:
-    """Answer, unless it was given up meanwhile."""
+    """Set the result or the error, unless the answer was abandoned in the meantime."""
     with suppress(InvalidStateError):
         answer.set_result(value) if error is None else answer.set_exception(error)
 
 
 async def _contained(awaitable: Any) -> Outcome:
-    """What must be awaited; an exception such as SystemExit would end the loop, on which others go on."""
+    """Await something, and return its error: a SystemExit that is raised would end the loop that all rows share."""
     try:
         return await awaitable, None
     except BaseException as error:
@@ -120,7 +120,7 @@ async def _contained(awaitable: Any) -> Outcome:
 
 
 def _serve(loop: asyncio.AbstractEventLoop) -> None:
-    """Run a loop until it is stopped, and cancel what has not ended."""
+    """Run a loop until it is stopped, and cancel the tasks that have not ended."""
     loop.run_forever()
     loop.run_until_complete(_cancel_all())
     loop.close()

@@ -160,7 +160,7 @@ class BatchResponder(Responder):
         return asked
 
     def _answer(self) -> None:
-        """Whatever has been asked since a thread was free: nothing, where another one has taken it."""
+        """Answer everything asked since a thread was last free. Another thread may have taken it already."""
         asked = self._take()
         if not asked:
             return
@@ -168,7 +168,7 @@ class BatchResponder(Responder):
             replies = self.respond([turn for turn, _ in asked])
             if len(replies) != len(asked):
                 raise RuntimeError(f"{type(self).__name__} gave {len(replies)} replies to {len(asked)} turns")
-        except BaseException as error:  # whatever it is, the rollout raises it where it waits for the reply
+        except BaseException as error:  # the rollout raises it where it waits for the reply
             for _, future in asked:
                 future.set_exception(error)
             return

@@ -17,7 +17,7 @@ _JSON = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 
 
 _PARSING = threading.Lock()
-"""Python counts for all threads together how deep it is in a tree (gh-106905), and raises where the sum is wrong."""
+"""Python counts its depth in a tree for all threads together (gh-106905), and raises if the sum is wrong."""
 
 
 class WrongCall(Exception):
@@ -105,7 +105,7 @@ def _json_calls(said: str) -> Iterator[Call]:
 
 
 def _depth(text: str) -> int:
-    """How deep brackets are nested; in texts within quotation marks they count too."""
+    """How deep brackets are nested, including those in quoted text."""
     depth = deepest = 0
     for character in text:
         depth += (character in "([{") - (character in ")]}")
@@ -114,7 +114,7 @@ def _depth(text: str) -> int:
 
 
 def _check_numbers(values: list[Any]) -> None:
-    """What a world computes with them must not take for ever."""
+    """Refuse numbers with which a world could compute for ever."""
     while values:
         value = values.pop()
         if isinstance(value, int) and abs(value) >= 10**_MOST_DIGITS:

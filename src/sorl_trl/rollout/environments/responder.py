@@ -18,9 +18,9 @@ from sorl_trl.types import StopReason, Turn
 logger = logging.getLogger(__name__)
 
 TIMEOUT_S = 60.0
-"""Our choice, as long as a search is retried."""
+"""Our choice, which is also how long a search is retried."""
 CONCURRENCY = 64
-"""Our choice for how many steps run at the same time."""
+"""Our choice of how many steps run at the same time."""
 ENVIRONMENT = "environment"
 """The column that names a row's factory if there are several, as in TRL."""
 Factory: TypeAlias = "Callable[[], Environment]"
@@ -124,14 +124,13 @@ class EnvironmentResponder(Responder):
         return self._calls.make(row, partial(environment.step, turn), UNAVAILABLE, partial(_said, environment, "step"))
 
     def _kind(self, example: Mapping[str, Any]) -> str:
-        """The name of a row's factory."""
         name = example.get(ENVIRONMENT)
         if name not in self._factories:
             raise ValueError(f"a row has {ENVIRONMENT}={name!r}, but there are {[*self._factories]}")
         return str(name)
 
     def _made(self, calls: Calls, row: int) -> Any:
-        """A row's environment, made in its thread; before the next row's, so that factories may count."""
+        """Make a row's environment in its thread, and wait for it, so that factories may count."""
         late = object()
         environment = calls.make(row, self._factories[self.kinds[row]], late, _value).result()
         if environment is late:
@@ -141,7 +140,7 @@ class EnvironmentResponder(Responder):
         return environment
 
     def _reset(self, calls: Calls, examples: Sequence[Mapping[str, Any]]) -> list[str | None]:
-        """Reset all environments at the same time; what they say."""
+        """Reset all environments at the same time, and return what each says."""
         resets = {
             row: calls.make(
                 row,
@@ -181,7 +180,7 @@ def call_with(method: Callable[..., Any], example: Mapping[str, Any]) -> Any:
 
 
 def _value(value: Any, error: BaseException | None) -> Any:
-    if isinstance(error, SystemExit):  # which would end the run without a word
+    if isinstance(error, SystemExit):  # it would end the run without a message
         raise RuntimeError(f"an environment raised {error!r}") from error
     if error is not None:
         raise error
@@ -189,7 +188,7 @@ def _value(value: Any, error: BaseException | None) -> Any:
 
 
 def _said(environment: Any, method: str, value: Any, error: BaseException | None) -> Any:
-    """What a method returns, or that the environment is down."""
+    """What a method returned, or `UNAVAILABLE` if the environment is down."""
     name = f"{type(environment).__name__}.{method}"
     if is_down(error):
         logger.warning("%s is unavailable, a trajectory is masked: %r", name, error)

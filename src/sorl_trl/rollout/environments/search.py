@@ -1,4 +1,4 @@
-"""A search engine as the environment of all rows, in which an engine that fails does not end the run."""
+"""A search engine as the environment of all rows. If the engine fails, the run continues."""
 
 from __future__ import annotations
 
@@ -92,6 +92,6 @@ class SearchResponder(BatchResponder):
         for query in queries:
             replies |= self.search([query], patient)
             if replies[query] == _DOWN:
-                # Its retries are spent: waiting as long again for every other query would stall the step.
+                # Its retries are used up, and waiting as long for every other query would stall the step.
                 return dict.fromkeys(queries, _DOWN) | replies
         return replies

@@ -80,14 +80,14 @@ class Caller:
         return said
 
     def step(self, turn: Turn) -> Reply | Awaitable[Any]:
-        """Answer a call, or the calls of a message; a message without calls is the policy's last."""
+        """Answer a call, or the calls of a message. A message without calls ends the trajectory."""
         if turn.action.kind is not ActionKind.MESSAGE:
             return self._call(turn.action.tool or ActionKind.SEARCH.value, turn.action.content)
         calls = turn.action.calls
         return self._made(iter(calls), []) if calls else Reply(stop=StopReason.ENVIRONMENT_DONE)
 
     def _made(self, calls: Iterator[ToolCall], said: list[ToolResult]) -> Reply | Awaitable[Any]:
-        """Make calls, one after the other; what they say, after what others have `said`."""
+        """Make calls one after another, and return their results after those in `said`."""
         for call in calls:
             reply = self._call(*call)
             if not isinstance(reply, Reply):
@@ -100,7 +100,7 @@ class Caller:
     async def _gone_on(
         self, call: ToolCall, awaited: Awaitable[Reply], calls: Iterator[ToolCall], said: list[ToolResult]
     ) -> Reply | Then:
-        """The calls after one that is awaited are made in the thread of their row again."""
+        """Await a call, and make the remaining ones in the row's thread again."""
         reply = await awaited
         if reply.stop is not None:
             return reply
@@ -139,12 +139,12 @@ def _told(result: Any) -> Reply:
 
 
 def _failed(tool: Tool, error: BaseException) -> Reply:
-    """As TRL has it, whose tools talk to the policy by exceptions; but one that is down is down."""
+    """Tell the policy of an error, as TRL does, unless the tool is down; that error is raised."""
     if is_down(error):
         raise error
     try:
         said, shown = str(error), repr(error)
-    except Exception:  # an exception that cannot say what it is
+    except Exception:  # the exception's own `__str__` or `__repr__` fails
         said = shown = type(error).__name__
     if not isinstance(error, WrongArguments):
         logger.warning("%s raised %s, which is told to the policy", tool.__qualname__, shown)
@@ -176,7 +176,7 @@ def read_arguments(method: Callable[..., Any], said: str | Mapping[str, Any]) ->
 
 
 def _hints(method: Callable[..., Any]) -> dict[str, Any]:
-    """Annotations, but those that name what is imported for type checkers alone."""
+    """Type hints; if some names are imported only for type checkers, only the hints in `_READ`."""
     try:
         return get_type_hints(method)
     except NameError:
@@ -200,7 +200,7 @@ def _expected(parameters: Mapping[str, inspect.Parameter]) -> str:
 
 
 def _converted(tool: Tool, name: str, value: Any, hint: Any) -> Any:
-    """A value as the type that the annotation asks for, if that is one of JSON's, or None too."""
+    """The value in the type that the annotation asks for, if that is a type of JSON, or optional and of one."""
     others = [each for each in get_args(hint) if each is not type(None)]
     if len(others) == 1 and type(None) in get_args(hint):
         return None if value is None else _converted(tool, name, value, others[0])

@@ -1,4 +1,4 @@
-"""Keys and values of many rows, each in a slot of its own, without padding."""
+"""A cache that holds the keys and values of many rows, each in its own slot, without padding."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from transformers import Cache
 
 @dataclass(frozen=True)
 class Aim:
-    """Where one forward writes and what it reads: a run of slots, from `first` on, one for each row of the batch."""
+    """What one forward writes and reads. Its rows occupy consecutive slots, the first of which is `first`."""
 
     first: int
     rows: int
     width: int
-    """Positions that are read, from 0 on."""
+    """The forward reads positions 0 to `width` − 1."""
     slots: torch.Tensor
-    """(N,): the slot of each token that is written."""
+    """(N,): the slot that each new token is written to."""
     positions: torch.Tensor
-    """(N,): its position in there."""
+    """(N,): the position of each new token in its slot."""
     tokens: tuple[torch.Tensor, torch.Tensor] | None = None
-    """The row of the batch and the column of each token that is written. None: each row has one token, all are."""
+    """The batch row and the column of each new token. None when decoding, where each row has exactly one."""
 
 
 class SlotCache(Cache):
-    """The interface that models of transformers write to, over buffers of (slots, heads, capacity, head size).
+    """A `Cache` of transformers over one key and one value buffer per layer: (slots, heads, capacity, head size).
 
-    Whatever lies in a slot behind its row's last token is zero, for attention multiplies it by weights of 0, and
-    0·NaN is not 0. So who takes tokens away clears them (`clear`), and only tokens are written, never padding.
+    Every position after a row's last token is zero, because attention multiplies it by a weight of 0, and 0·NaN is not
+    0. So only tokens are written, never padding, and whoever removes tokens clears their positions (`clear`).
     """
 
     def __init__(self, slots: int, capacity: int) -> None:
@@ -43,7 +43,7 @@ class SlotCache(Cache):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write what the layer computed for the aimed-at tokens, and return all that their rows attend to."""
+        """Write the keys and values of the new tokens, and return all that their rows attend to."""
         assert self.aim is not None
         while len(self._buffers) <= layer_idx:
             self._buffers.append((self._empty(key_states), self._empty(value_states)))
@@ -61,11 +61,11 @@ class SlotCache(Cache):
         return buffer[aim.first : aim.first + aim.rows, :, : aim.width]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Rows differ in it, and all that depends on it (positions, mask) is given to the model."""
+        """Rows differ in length, so the caller passes the model all that depends on it (positions and mask)."""
         return 0
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        """What a mask would have to span; it is given to the model."""
+        """The size of a mask that the model would build. It builds none, because it is given one."""
         assert self.aim is not None
         return self.aim.width, 0
 
@@ -77,14 +77,14 @@ class SlotCache(Cache):
         return [buffer for pair in self._buffers for buffer in pair]
 
     def copy(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
-        """Copy the first `length` positions of slots into others. Slots may be on both sides: all are read first."""
+        """Copy the first `length` positions of some slots to others. A slot may be both a source and a target."""
         for buffer in self._tensors():
             read, written = self._index(sources, buffer), self._index(targets, buffer)
             front = buffer[:, :, :length]
             front.index_copy_(0, written, front.index_select(0, read))
 
     def clear(self, slots: Sequence[int], start: int, end: int) -> None:
-        """Forget positions `start` to `end` of slots."""
+        """Zero positions `start` to `end` − 1 of some slots."""
         for buffer in self._tensors():
             buffer[:, :, start:end].index_fill_(0, self._index(slots, buffer), 0)
 
@@ -93,7 +93,7 @@ class SlotCache(Cache):
         return torch.tensor(slots, dtype=torch.long, device=buffer.device)
 
     def rebuild(self, slots: int, capacity: int, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
-        """Have so many slots of so many positions. They hold what `copy` would have put there, and nothing else."""
+        """Resize the buffers. They then hold what `copy` would have put into the targets, and zeros elsewhere."""
         self.slots, self.capacity = slots, capacity
         for layer, pair in enumerate(self._buffers):
             keys, values = (self._empty(buffer) for buffer in pair)

@@ -1,4 +1,4 @@
-"""The engine: rows are prefilled, decode together, and keep what they have read between their turns."""
+"""The slot engine: rows are prefilled, decode together, and keep their keys and values between turns."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ logger = logging.getLogger(__name__)
 class SlotEngine(Engine):
     """Generates with a model of transformers in this process, and computes keys and values of each token once.
 
-    A poll is one prefill, of what is new in the contexts that were submitted, and one decode step of all rows that
-    generate. Rows of one poll with the same context share its prefill. A row keeps its slot between its turns; where
-    memory is short, rows wait until others are released, and if all that have slots wait for a reply, one of them
-    gives its slot up and is prefilled anew.
+    A poll is one prefill of the new tokens of submitted contexts, and one decode step of all rows that generate. Rows
+    of one poll with the same context share its prefill. A row keeps its slot between its turns. Where memory is short,
+    rows wait until others are released. If every row that has a slot waits for a reply, some give their slots up and
+    are prefilled again later.
 
-    Turns end, and tokens are sampled, as with `HFGenerator`, but random numbers are each row's own: they come from
-    one seed per rollout, drawn from torch's global generator, and the row. The caller chooses eval mode and gathers
+    Turns end, and tokens are sampled, as with `HFGenerator`, but each row has its own random numbers: they depend on
+    the row and on one seed per rollout, drawn from torch's global generator. The caller chooses eval mode and gathers
     sharded parameters. Dropout of a model in training mode acts as it does in `model.generate`.
 
     Args:
-        model: of transformers, with or without adapters.
-        end: where a turn ends.
-        generation_config: how to sample; what it leaves at None comes from `model.generation_config`.
-        cache_bytes: the most that keys and values may take. By default three fifths of what is free on a GPU when a
-            rollout begins, on a CPU half of the memory that is available, shared with the other local ranks.
-        prefill_tokens: tokens of contexts, padding included, that go through the model at once. Ours: it bounds what
-            attention takes.
+        model: A model of transformers, with or without adapters.
+        end: Where a turn ends.
+        generation_config: How to sample. What it leaves at None comes from `model.generation_config`.
+        cache_bytes: The most memory that keys and values may take. By default, three fifths of what is free on a GPU
+            as a rollout begins; on a CPU, half of what is available, shared with the other local ranks.
+        prefill_tokens: How many context tokens, padding included, one forward reads (ours, to bound attention's
+            memory).
 
     Raises:
-        NotServed: The engine would not compute what `model.generate` does. A ValueError that says why.
+        NotServed: The engine would not compute what `model.generate` does. This is a ValueError that says why.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class SlotEngine(Engine):
     ) -> None:
         super().__init__()
         self.gives_logprobs = False
-        """Whether generations hold log-probabilities."""
+        """Whether generations include log-probabilities."""
         self._cache_bytes = cache_bytes
         self._prefill_tokens = prefill_tokens
         self._end = end
@@ -83,7 +83,7 @@ class SlotEngine(Engine):
         self._ended = 0
         self._budget = self._cache_bytes or _free_bytes(self._base.device)
         self._table = SlotTable(self._budget // self._bytes_per_token)
-        room = self._table.most_tokens + 1  # the last token that a turn samples is not read in it
+        room = self._table.most_tokens + 1  # a turn ends without reading the last token that it samples
         self.window = room if self._positions is None else min(room, self._positions)
 
     def close(self) -> None:
@@ -119,7 +119,7 @@ class SlotEngine(Engine):
         return not self._waiting and not self._table.decoding
 
     def _admit(self) -> list[Row]:
-        """Give slots to waiting rows, those first that have one, as far as there is room; one in any case."""
+        """Give slots to waiting rows while there is room, first to those that have one; to one row in any case."""
         if not self._waiting:
             return []
         table, started = self._table, list[Row]()
@@ -141,14 +141,14 @@ class SlotEngine(Engine):
         return started
 
     def _evict_for(self, row: Row) -> None:
-        """Nobody generates, so nobody will make room: take slots from those whose reply has the longest to come."""
+        """No row generates, so none will make room: take slots from rows that wait for a reply, the latest first."""
         table = self._table
         for other in sorted(table.placed(), key=lambda each: -each.parked_at):
             if other is not row and not table.has_room(table.extent_with(row, table.extent())):
                 table.give_up(other)
 
     def _prefill(self, started: list[Row]) -> list[tuple[int, Generation]]:
-        """Read what is new, sample the first token of each, and let the rows decode."""
+        """Read the new tokens, sample each row's first token, and let the rows decode."""
         table = self._table
         for row in started:
             table.truncate(row, row.known())
@@ -161,7 +161,7 @@ class SlotEngine(Engine):
         return self._take(stage.rows(), logits[torch.tensor(stage.sources(), device=logits.device)])
 
     def _read(self, batch: Sequence[Row]) -> torch.Tensor:
-        """Put what is new of rows in neighbouring slots through the model; one long row alone in parts."""
+        """Run the new tokens of rows in consecutive slots through the model. A long row comes alone, and in parts."""
         logits = None
         size = self._prefill_tokens if len(batch) == 1 else max(len(row.context) for row in batch)
         assert batch[0].slot is not None
@@ -188,7 +188,7 @@ class SlotEngine(Engine):
         return self._take(rows, logits)
 
     def _take(self, rows: Sequence[Row], logits: torch.Tensor) -> list[tuple[int, Generation]]:
-        """Sample a token for each row, and park those whose turn it ends."""
+        """Sample one token per row, and park the rows whose turn it ends."""
         uniforms = [next(row.draws) for row in rows if row.draws is not None]
         tokens, logprobs = self._sampler.choose(logits, uniforms, self.gives_logprobs)
         for i, row in enumerate(rows):
@@ -207,7 +207,7 @@ class SlotEngine(Engine):
 
 
 def _free_bytes(device: torch.device) -> int:
-    """A part of the memory that is free now: the rest is for what a forward needs, and for buffers while they grow."""
+    """Part of the memory that is free now. A forward needs the rest, and so do buffers while they grow."""
     if device.type == "cuda":
         unclaimed, _ = torch.cuda.mem_get_info(device)
         reserved = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -224,19 +224,19 @@ def model_engine(
     kv_cache_gib: float | None = None,
     synced_gpus: bool = False,
 ) -> Engine:
-    """The engine that is asked for. Where slots do not serve the model, `auto` is lock-step, and says why once.
+    """Make the engine that was asked for. Where slots do not serve the model, `auto` is lock-step, and says why once.
 
     Args:
-        model: of transformers, with or without adapters; its mode and its parameters are the caller's.
-        end: where a turn ends.
-        generation_config: how to sample; what it leaves at None comes from `model.generation_config`.
+        model: A model of transformers, with or without adapters. Its mode and its parameters are the caller's.
+        end: Where a turn ends.
+        generation_config: How to sample. What it leaves at None comes from `model.generation_config`.
         engine: "auto", "slots" or "lockstep".
-        kv_cache_gib: what keys and values of slots may take.
-        synced_gpus: whether parameters stay sharded, so that all ranks must make the same calls.
+        kv_cache_gib: How much memory the keys and values of slots may take.
+        synced_gpus: Whether parameters stay sharded, so that all ranks must make the same calls.
 
     Raises:
-        NotServed: `engine` is "slots", and they do not serve the model. A ValueError.
-        ValueError: `engine` is something else, or `generation_config` returns other than one row per context.
+        NotServed: `engine` is "slots", and slots do not serve the model. This is a ValueError.
+        ValueError: `engine` is none of these, or `generation_config` returns more than one row per context.
     """
     check_choice("engine", engine, ENGINES)
     if engine != "lockstep":

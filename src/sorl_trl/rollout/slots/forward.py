@@ -1,4 +1,4 @@
-"""One pass of the model over tokens of rows that stand in neighbouring slots."""
+"""One forward of the model over the new tokens of rows in consecutive slots."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from sorl_trl.rollout.slots.cache import Aim, SlotCache
 
 
 class Forward:
-    """Runs the model on what is new, and returns the logits after each row's last token.
+    """Runs the model on new tokens, and returns the logits after each row's last token.
 
-    The mask has four dimensions, and models take such as it is: boolean for sdpa, additive for eager attention.
+    The mask has four dimensions, which models use as it is: boolean for sdpa, additive for eager attention.
     """
 
     def __init__(self, model: Any, base: PreTrainedModel) -> None:
@@ -27,7 +27,7 @@ class Forward:
         self._only_last = {"logits_to_keep": 1} if "logits_to_keep" in takes else {}
 
     def decode(self, cache: SlotCache, last_ids: Sequence[int], lengths: Sequence[int]) -> torch.Tensor:
-        """A token for each of the first slots, whose rows have so many before it: logits (B, V)."""
+        """Read one token in each of the first slots, whose rows hold `lengths` tokens: logits (B, V)."""
         positions = torch.tensor(lengths, device=self._device)
         slots = torch.arange(len(lengths), device=self._device)
         cache.aim = Aim(0, len(lengths), max(lengths) + 1, slots, positions)
@@ -36,16 +36,16 @@ class Forward:
     def prefill(
         self, cache: SlotCache, first: int, new_ids: Sequence[Sequence[int]], lengths: Sequence[int]
     ) -> torch.Tensor:
-        """`new_ids` for the rows in the slots from `first` on, which have so many before them: logits (B, V).
+        """Read `new_ids` in the slots from `first` on, whose rows hold `lengths` tokens: logits (B, V).
 
-        Shorter rows are padded in front, so that the last column is the last token of all. Padding is in no mask.
+        Shorter rows are padded in front, so that the last column is every row's last token. No mask includes padding.
         """
         sizes = torch.tensor([len(ids) for ids in new_ids])
         width = int(sizes.max())
         past = torch.tensor(lengths)
-        columns = torch.arange(width) - (width - sizes)[:, None]  # below 0: padding
+        columns = torch.arange(width) - (width - sizes)[:, None]  # negative for padding
         rows, column = torch.nonzero(columns >= 0, as_tuple=True)
-        # Padding stands where its row's first new token does: any place will do that the model has.
+        # Padding gets the position of its row's first new token; any position that the model has would do.
         positions = past[:, None] + columns.clamp(min=0)
         ids = torch.tensor([[0] * (width - len(each)) + list(each) for each in new_ids])
         tokens = rows.to(self._device), column.to(self._device)
@@ -68,7 +68,7 @@ class Forward:
         return logits
 
     def _mask(self, positions: torch.Tensor, width: int) -> torch.Tensor:
-        """(B, 1, tokens, width): each token reads what stands before it in its row, and itself."""
+        """(B, 1, tokens, width): each token attends to itself and to the tokens before it in its row."""
         reads = torch.arange(width, device=self._device) <= positions[:, None, :, None]
         if not self._is_eager:
             return reads

@@ -1,4 +1,4 @@
-"""The rows of a rollout, which of them stands in which slot, and in which order contexts are read."""
+"""The rows of a rollout: which slot each is in, and in which order their contexts are read."""
 
 from __future__ import annotations
 
@@ -7,50 +7,50 @@ from dataclasses import dataclass, field
 
 from sorl_trl.rollout.slots.cache import SlotCache
 
-_STEP = 64  # capacities are multiples of it
+_STEP = 64  # capacities are rounded up to a multiple
 _GROWTH = 1.5
 
 
 @dataclass(eq=False)
 class Row:
-    """One row: what it has in its slot, and the turn that it generates or waits to."""
+    """What a row has in its slot, and the turn that it generates or waits to generate."""
 
     index: int
     draws: Iterator[float] | None
     cached: list[int] = field(default_factory=list)
-    """The ids whose keys and values are in the slot."""
+    """The token ids whose keys and values are in the slot."""
     slot: int | None = None
-    """Where it stands."""
+    """The slot that the row was given, if any."""
     home: int | None = None
-    """Where its keys and values lie, until `SlotTable.settle` moves them."""
+    """The slot that holds its keys and values until `SlotTable._settle` moves them."""
     context: tuple[int, ...] = ()
     limit: int = 0
     sampled: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     busy: bool = False
-    """Generating, or waiting to."""
+    """Whether it generates or waits to."""
     parked_at: int = 0
-    """Which of all turns that have ended its last one was."""
+    """How many turns of the rollout had ended when its last turn ended, this one included."""
 
     def begin(self, context: Sequence[int], limit: int) -> None:
         self.context, self.limit, self.busy = tuple(context), limit, True
         self.sampled, self.logprobs = [], []
 
     def known(self) -> int:
-        """Tokens of the context that are in the slot, if it holds no other context; the last is computed again."""
+        """How many cached tokens begin the context; 0 if others do. The context's last token is always read again."""
         most = min(len(self.cached), len(self.context) - 1)
         return most if tuple(self.cached[:most]) == self.context[:most] else 0
 
     @property
     def reach(self) -> int:
-        """Positions that it takes at the most until its turn has ended; the last token is not read in it."""
+        """How many positions it may need until its turn ends. A turn does not read the last token that it samples."""
         return max(len(self.context) + self.limit - 1 if self.busy else 0, len(self.cached))
 
 
 class SlotTable:
-    """Places rows: those that decode stand in the first slots, `decoding` of them. Grows the cache as rows need it.
+    """Gives rows their slots and grows the cache as needed. The first `decoding` slots hold the rows that decode.
 
-    `most_tokens` is the room of all slots together.
+    `most_tokens` is the number of positions that all slots together may have.
     """
 
     def __init__(self, most_tokens: int) -> None:
@@ -59,7 +59,7 @@ class SlotTable:
         self.decoding = 0
         self._rows: list[Row | None] = []
         self._left: dict[int, int] = {}
-        """Slots with something that nobody holds any more, and how many positions of it."""
+        """Slots whose rows have given them up but which are not cleared yet -> how many positions to clear."""
 
     def decoding_rows(self) -> list[Row]:
         return [row for row in self._rows[: self.decoding] if row is not None]
@@ -68,19 +68,18 @@ class SlotTable:
         return [row for row in self._rows if row is not None]
 
     def extent(self) -> tuple[int, int]:
-        """The rows that have a slot, and the positions that the longest of them takes at the most."""
+        """How many rows have a slot, and how many positions the longest of them may need."""
         placed = self.placed()
         return len(placed), max((row.reach for row in placed), default=0)
 
     def extent_with(self, row: Row, extent: tuple[int, int]) -> tuple[int, int]:
-        """The same with one row more, which may have a slot already."""
+        """The `extent` with one more row, which may already have a slot."""
         return extent[0] + (row.slot is None), max(extent[1], row.reach)
 
     def has_room(self, extent: tuple[int, int]) -> bool:
         return extent[0] * extent[1] <= self.most_tokens
 
     def place(self, row: Row) -> None:
-        """Give the row a slot."""
         if row.slot is None:
             if None not in self._rows:
                 self._rows.append(None)
@@ -88,7 +87,7 @@ class SlotTable:
             self._rows[row.slot] = row
 
     def make_room(self, needed: int) -> None:
-        """Have `needed` positions in each slot, the cache no larger than allowed, and all rows where they stand."""
+        """Give each slot `needed` positions or more, within `most_tokens`, and move what rows hold to their slots."""
         occupied = len(self.placed())
         capacity = self.cache.capacity
         if needed > capacity:
@@ -102,7 +101,7 @@ class SlotTable:
         self._settle(slots, capacity)
 
     def _compact(self) -> None:
-        """Leave no slot empty."""
+        """Move the last rows into empty slots, and drop the slots that this leaves at the end."""
         while None in self._rows:
             last = self._rows[-1]
             if last is not None:
@@ -110,7 +109,7 @@ class SlotTable:
             self._rows.pop()
 
     def move(self, row: Row, slot: int) -> None:
-        """Have the row stand in a slot; who stands there changes places with it. What they hold follows later."""
+        """Put a row into a slot, and the row that was there into this row's. `_settle` moves their keys and values."""
         assert row.slot is not None
         other = self._rows[slot]
         self._rows[row.slot], self._rows[slot] = other, row
@@ -119,7 +118,7 @@ class SlotTable:
         row.slot = slot
 
     def line_up(self, batches: Sequence[list[Row]]) -> None:
-        """Have batches stand one after the other behind the rows that decode, each in whatever order moves least."""
+        """Place batches in turn behind the rows that decode, each in the order that moves the fewest rows."""
         first = self.decoding
         for batch in batches:
             places = set(range(first, first + len(batch)))
@@ -131,7 +130,7 @@ class SlotTable:
             first += len(batch)
 
     def _settle(self, slots: int, capacity: int) -> None:
-        """Have keys and values lie where their rows stand, and zeros elsewhere; with all moves at once."""
+        """Move all keys and values at once to where their rows are, with zeros elsewhere."""
         cache = self.cache
         grows = (slots, capacity) != (cache.slots, cache.capacity)
         movers = [row for row in self.placed() if row.cached and (grows or row.home != row.slot)]
@@ -150,7 +149,7 @@ class SlotTable:
             row.home = row.slot
 
     def copy(self, twins: Sequence[tuple[Row, Row]]) -> None:
-        """Have the second row of each pair hold what the first one does."""
+        """Give the second row of each pair what the first one holds."""
         if not twins:
             return
         for row, twin in twins:
@@ -160,19 +159,19 @@ class SlotTable:
         self.cache.copy(sources, targets, max(len(row.cached) for row, _ in twins))
 
     def truncate(self, row: Row, length: int) -> None:
-        """Forget what the row holds from `length` on."""
+        """Forget the row's cached tokens from index `length` on."""
         if row.home is not None and length < len(row.cached):
             self.cache.clear([row.home], length, len(row.cached))
             del row.cached[length:]
 
     def park(self, row: Row) -> None:
-        """Take a row out of the decoding ones; it keeps a slot."""
+        """Stop decoding a row. It keeps a slot."""
         self.decoding -= 1
         self.move(row, self.decoding)
         row.busy = False
 
     def give_up(self, row: Row) -> None:
-        """Take a row that does not decode out of its slot, and forget what it holds."""
+        """Take the slot of a row that does not decode, and forget what it holds."""
         if row.cached and row.home is not None:
             self._left[row.home] = len(row.cached)
         if row.slot is not None:
@@ -186,24 +185,24 @@ class Stage:
     """The prefill of one poll."""
 
     batches: list[list[Row]]
-    """The rows that are read, together with those of about the same length."""
+    """The rows to read, batched with rows of about the same length."""
     twins: list[tuple[Row, Row]]
-    """Rows that are read, with those that have the same context and get a copy."""
+    """Pairs of a row that is read and a row with the same context, which gets a copy."""
 
     def rows(self) -> list[Row]:
-        """All: first those that are read, then the copies."""
+        """All rows: first those that are read, then those that get copies."""
         return [*(row for batch in self.batches for row in batch), *(twin for _, twin in self.twins)]
 
     def sources(self) -> list[int]:
-        """For each of `rows`, which of those that are read has its logits."""
+        """For each of `rows`, the index of the row that was read and has its logits."""
         place = {row.index: i for i, row in enumerate(self.rows())}
         return [*range(len(place) - len(self.twins)), *(place[row.index] for row, _ in self.twins)]
 
 
 def plan(started: Sequence[Row], most_tokens: int) -> Stage:
-    """Have rows with nothing cached and the same context read once; put rows of about the same length together.
+    """Read a context that several rows without cached tokens share only once, and batch rows of similar length.
 
-    A batch has at most `most_tokens` tokens, padding included, or is one row.
+    A batch has at most `most_tokens` tokens, padding included, unless it is a single row.
     """
     readers: list[Row] = []
     twins: dict[tuple[int, ...], list[Row]] = {}
@@ -220,7 +219,7 @@ def plan(started: Sequence[Row], most_tokens: int) -> Stage:
 
 
 def _batches(rows: Sequence[Row], most_tokens: int) -> list[list[Row]]:
-    """Rows come shortest first, so that the last of a batch says how wide it is."""
+    """`rows` come shortest first, so the last row of a batch gives its width."""
     batches: list[list[Row]] = []
     for row in rows:
         width = len(row.context) - len(row.cached)

@@ -1,4 +1,4 @@
-"""The next token of many rows at once, each with random numbers of its own."""
+"""Samples the next token of many rows at once, each with its own random numbers."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from transformers import (
 )
 
 _BLOCK = 64  # random numbers drawn at a time
-_BELOW_ONE = 1 - 2**-32  # so that no rounding puts a draw behind the last token
+_BELOW_ONE = 1 - 2**-32  # keeps rounding from putting a draw beyond the last token
 
 
 def resolved(generation_config: GenerationConfig, model: PreTrainedModel) -> GenerationConfig:
-    """As `generate` reads it: what is None comes from `model.generation_config`, and then from the global defaults."""
+    """The config as `generate` reads it: None means `model.generation_config`'s value, and then the global default."""
     config: Any = copy.deepcopy(generation_config)
     config.update(**model.generation_config.to_dict(), defaults_only=True, allow_custom_entries=True)
     config.update(**GenerationConfig._get_default_generation_params(), defaults_only=True)
@@ -32,9 +32,9 @@ def resolved(generation_config: GenerationConfig, model: PreTrainedModel) -> Gen
 
 
 def draws(base: int, row: int) -> Iterator[float]:
-    """Uniform numbers in [0, 1) for one row, endless, the same for the same base and row.
+    """An endless stream of uniform numbers in [0, 1), determined by `base` and `row`.
 
-    NumPy's, because `torch.Generator` keeps 32 bits of its seed: rows of different rollouts would meet.
+    They are NumPy's, because `torch.Generator` keeps 32 bits of its seed: rows of different rollouts would coincide.
     """
     generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence((base, row))))
     while True:
@@ -42,7 +42,7 @@ def draws(base: int, row: int) -> Iterator[float]:
 
 
 class Sampler:
-    """Chooses tokens as `generate` would: temperature, top-k, top-p and min-p in its order, or the likeliest.
+    """Chooses tokens as `generate` does: by temperature, top-k, top-p and min-p, in that order, or the likeliest.
 
     `is_random` says whether it needs random numbers.
     """
@@ -64,11 +64,11 @@ class Sampler:
     def choose(
         self, logits: torch.Tensor, uniforms: Sequence[float], logprobs: bool = False
     ) -> tuple[list[int], list[float] | None]:
-        """One token per row of `logits` (B, V), and with `logprobs` the log-probability with which it is sampled.
+        """Choose a token per row of `logits` (B, V); with `logprobs`, return its sampling log-probability as well.
 
-        `uniforms` holds a number per row, or nothing where the likeliest is chosen.
+        `uniforms` has one number per row, or none where the likeliest token is chosen.
         """
-        # None of these reads the ids that they are given.
+        # None of these processors reads the ids that it is given.
         scores: torch.Tensor = self._processors(None, logits.float())
         if self.is_random:
             chosen = _at(torch.tensor(uniforms, dtype=torch.float64), scores)
@@ -79,11 +79,11 @@ class Sampler:
 
 
 def _at(uniforms: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-    """The tokens at these points of the cumulative distributions; never one without probability.
+    """The tokens at these points of the cumulative distributions; never a token with probability 0.
 
-    Raises RuntimeError for scores that are no distribution.
+    Raises RuntimeError if the scores are NaN or infinite.
     """
-    # Converted first: `cumsum(dtype=…)` takes three times as long.
+    # Convert first: `cumsum(dtype=…)` takes three times as long.
     cumulative = torch.softmax(scores, -1).double().cumsum(-1)
     points = uniforms.to(scores.device)[:, None] * _BELOW_ONE * cumulative[:, -1:]
     if not points.isfinite().all():

@@ -1,4 +1,4 @@
-"""Which models slots serve exactly, by class, config and trial; for any other, why not."""
+"""Decides by class, config and trial whether slots serve a model exactly, and says why if they do not."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from sorl_trl.rollout.slots.forward import Forward
 from sorl_trl.rollout.slots.sampling import resolved
 
 _ATTENTION = ("eager", "sdpa")
-# Others compute the frequencies anew from the longest row of a batch: what is cached would not fit them.
+# Other kinds recompute frequencies from the longest row of a batch, which cached keys would not match.
 _ROTARY = ("default", "linear", "llama3", "yarn")
 _TAKEN = ("attention_mask", "past_key_values", "position_ids", "use_cache")
 _GENERATION_METHODS = ("generate", "prepare_inputs_for_generation", "_sample", "_get_logits_processor")
-# Served, set by the engine, or without a say in which token comes next.
+# Options that slots serve, that the engine sets, or that do not affect which token comes next.
 _SERVED_OPTIONS = {
     *("do_sample", "temperature", "top_k", "top_p", "min_p"),
     *("max_length", "max_new_tokens", "bos_token_id", "eos_token_id", "pad_token_id", "return_dict_in_generate"),
     *("output_attentions", "output_hidden_states", "output_logits", "output_scores"),
     *("compile_config", "disable_compile", "continuous_batching_config", "transformers_version"),
 }
-_CACHES = (None, "dynamic", "hybrid")  # a dynamic cache holds what ours does, and "hybrid" is read as one
+_CACHES = (None, "dynamic", "hybrid")  # a dynamic cache holds what ours does; "hybrid" is treated as one
 
 _IDS = (0, 1, 2, 1)
-_TOLERANCE = 0.05  # of the largest logit: what half precision rounds is smaller, what a wrong mask does is not
+_TOLERANCE = 0.05  # of the largest logit: rounding in half precision changes less, a wrong mask more
 
 
 class NotServed(ValueError):
@@ -38,7 +38,7 @@ class NotServed(ValueError):
 
 
 def base_model(model: Any) -> PreTrainedModel:
-    """The model of transformers within adapters. Raises NotServed where there is none, or it would not be all."""
+    """Find the model of transformers in adapters. Raises NotServed if there is none, or the adapter adds tokens."""
     peft_config = getattr(model, "active_peft_config", None) if hasattr(model, "get_base_model") else None
     if peft_config is not None:
         if peft_config.is_prompt_learning:
@@ -50,7 +50,7 @@ def base_model(model: Any) -> PreTrainedModel:
 
 
 def check_model(base: PreTrainedModel) -> None:
-    """Raise NotServed where class or config say that slots would be wrong."""
+    """Raise NotServed if the class or the config of a model says that slots would be wrong."""
     name, config = type(base).__name__, base.config.get_text_config(decoder=True)
     if base.config.is_encoder_decoder:
         raise NotServed(f"{name} has an encoder")
@@ -71,11 +71,11 @@ def check_model(base: PreTrainedModel) -> None:
 
 
 def _check_layers(config: Any) -> None:
-    """By the cache that `generate` would build: sliding windows, chunks, linear attention and states are others."""
+    """Ask the cache that `generate` would build, in which windows, chunks and states are layers of other classes."""
     if not getattr(config, "is_causal", True):
         raise NotServed("its attention is not causal")
     others = sorted({type(layer).__name__ for layer in DynamicCache(config=config).layers} - {DynamicLayer.__name__})
-    if "local" in (getattr(config, "attention_layers", None) or ()):  # GPT-Neo's: that cache does not know
+    if "local" in (getattr(config, "attention_layers", None) or ()):  # GPT-Neo's, which that cache ignores
         others.append("local attention")
     if others:
         raise NotServed(f"it has layers that do not attend to the whole context ({', '.join(others)})")
@@ -89,19 +89,19 @@ def _check_positions(config: Any) -> None:
 
 
 def rope_of_batch(config: Any) -> str | None:
-    """The kind of a model's rotary positions, if they depend on the longest row of a batch; None for others."""
+    """The kind of rotary positions, if they depend on the longest row of a batch; otherwise None."""
     kinds = (parameters.get("rope_type", "default") for parameters in _rotary(config))
     return next((kind for kind in kinds if kind not in _ROTARY), None)
 
 
 def _rotary(config: Any) -> list[dict[str, Any]]:
-    """Of a config, those of all layers, or of each kind of layer."""
+    """The rotary parameters of a config: one set for all layers, or one per kind of layer."""
     rotary = getattr(config, "rope_parameters", None) or {}
     return [rotary, *(each for each in rotary.values() if isinstance(each, dict))]
 
 
 def check_generation_config(generation_config: GenerationConfig, model: Any) -> GenerationConfig:
-    """The config as `generate` would read it. Raises NotServed for an option that slots do not know."""
+    """Return the config as `generate` would read it. Raises NotServed for an option that slots do not know."""
     config, defaults = resolved(generation_config, model), GenerationConfig._get_default_generation_params()
     for name, value in vars(config).items():
         known = name.startswith("_") or name in _SERVED_OPTIONS or value in (None, defaults.get(name))
@@ -111,10 +111,10 @@ def check_generation_config(generation_config: GenerationConfig, model: Any) -> 
 
 
 def bytes_per_token(model: Any, base: PreTrainedModel) -> int:
-    """What a token takes in the cache of slots.
+    """Measure how many bytes a token takes in the cache.
 
-    Takes three short forwards: a few tokens as they are, and again in a slot, in two parts, beside a longer row.
-    Raises NotServed where the two disagree, or the model fails on it or does not use the cache.
+    Takes four short forwards: one reads a few tokens at once, three read them in a slot, beside a longer row. Raises
+    NotServed where the logits disagree, or the model fails or does not use the cache.
     """
     ids = [each % base.config.get_text_config().vocab_size for each in _IDS]
     cache = SlotCache(2, len(ids))
@@ -133,7 +133,7 @@ def bytes_per_token(model: Any, base: PreTrainedModel) -> int:
 
 
 def _in_slots(forward: Forward, cache: SlotCache, ids: list[int]) -> torch.Tensor:
-    """The logits after `ids`, of which the second slot holds more, padded in the first prefill."""
+    """The logits after `ids` in slot 0, read in three parts. The first is padded, because slot 1 gets more tokens."""
     forward.prefill(cache, 0, [ids[:-2], ids[:-1]], [0, 0])
     forward.prefill(cache, 0, [ids[-2:-1]], [len(ids) - 2])
     return forward.decode(cache, [ids[-1], ids[-1]], [len(ids) - 1] * 2)[0].float()
@@ -141,7 +141,7 @@ def _in_slots(forward: Forward, cache: SlotCache, ids: list[int]) -> torch.Tenso
 
 @contextmanager
 def _in_eval_mode(model: Any) -> Iterator[None]:
-    """Without dropout, and without a trace of it: neither modes nor random generators change."""
+    """Switch dropout off, then restore every module's mode. Random generators do not advance."""
     training = [module for module in model.modules() if module.training]
     try:
         for module in training:

@@ -59,7 +59,7 @@ class BM25Index(SavedIndex):
     def _write(passages: Iterable[Passage], directory: Path, show_progress: bool) -> int:
         """See `SavedIndex.build`. It holds the tokens of the whole corpus in memory."""
         write_corpus(passages, directory / CORPUS)
-        corpus = Corpus(directory / CORPUS)  # What is indexed is what was written, even if a source changes meanwhile.
+        corpus = Corpus(directory / CORPUS)  # Index what was written, because a source may change meanwhile.
         token_ids, vocabulary = _encode(corpus, show_progress)
         if not vocabulary:
             raise CorpusError("corpus: no passage holds a letter or digit outside the stop words")
@@ -73,13 +73,13 @@ def top_k(scores: npt.NDArray[np.float32], k: int) -> npt.NDArray[np.intp]:
     """The indices of the `k` highest scores, best first, equal scores in index order; `scores` is (N,)."""
     kept = np.arange(len(scores))
     if len(scores) > k:
-        # Whatever ties with the k-th highest stays in, so that the sort below decides between them, not chance.
+        # Keep all that tie with the k-th highest, so that the sort below decides between them, not chance.
         kept = np.flatnonzero(scores >= np.partition(scores, -k)[-k])
     return kept[np.argsort(-scores[kept], kind="stable")[:k]]
 
 
 def _encode(corpus: Corpus, show_progress: bool) -> tuple[list[list[int]], dict[str, int]]:
-    """Token ids of every passage, and the vocabulary: ids in order of appearance, hence the same in every run."""
+    """Token ids of every passage, and the vocabulary, whose ids are in order of appearance, the same in every run."""
     vocabulary: dict[str, int] = {}
     token_ids = [
         [vocabulary.setdefault(token, len(vocabulary)) for token in tokenize(f"{passage.title}\n{passage.text}")]

@@ -28,7 +28,7 @@ Vectors = npt.NDArray[np.float32]
 
 VECTORS = "vectors.npy"
 ENCODED_AT_ONCE = 4096
-"""Passages handed to the model together: it sorts them by length, so that batches hold little padding."""
+"""How many passages the model gets at once. It sorts them by length, so that batches need little padding."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Encoder:
         try:
             self.model = SentenceTransformer(options.model, device=options.device)
         except (OSError, ValueError, RuntimeError, AssertionError) as error:
-            # The libraries' own words do not always name the model.
+            # The libraries' own messages do not always name the model.
             on = f" on device {options.device!r}" if options.device else ""
             raise OSError(
                 f"model must be a Hub id within reach or the folder of a model, got {options.model!r}{on} ({error})"
@@ -90,7 +90,7 @@ class Encoder:
         with self._lock:
             encoded: Any = self.model.encode(
                 texts,
-                # Given even if empty: a model may come with a prefix of its own.
+                # Pass it even if it is empty, because a model may have its own default prefix.
                 prompt=prefix,
                 batch_size=self.options.batch_size,
                 normalize_embeddings=True,
@@ -158,7 +158,7 @@ class DenseIndex(SavedIndex):
         manifest = read_manifest(index_dir, cls.engine)
         encoder = Encoder(DenseOptions(**manifest.settings, device=device))
         corpus = Corpus(index_dir / CORPUS)
-        # Copy on write: torch warns of what it may not write to, and we do not write.
+        # Copy on write keeps torch from warning of read-only memory. We do not write.
         vectors = np.load(index_dir / VECTORS, mmap_mode="c", allow_pickle=False)
         return cls(encoder, torch.from_numpy(vectors).to(encoder.model.device), corpus, manifest)
 

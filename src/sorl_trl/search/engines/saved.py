@@ -18,8 +18,8 @@ from sorl_trl.search.corpus import CorpusPaths, corpus_files, read_passages
 from sorl_trl.types import Passage
 
 MANIFEST = "manifest.json"
-# Goes up with any change to the files, be it a library's, or to `tokenize`: an index of other tokens would not fail,
-# but find too little.
+# Increase it with any change to the files, even by a library, or to `tokenize`: an index of other tokens would not
+# fail, but find too little.
 FORMAT_VERSION = 4
 CORPUS = "corpus.jsonl"
 """The file of passages in the index folder of an engine that does not store them itself."""
@@ -70,7 +70,7 @@ class SavedIndex(ABC):
     engine: ClassVar[str]
     """The engine's name in the manifest."""
     _write: ClassVar[staticmethod[[Iterable[Passage], Path, bool], int]]
-    """Of an engine whose `build` needs nothing but the corpus."""
+    """Implements `Write` for an engine whose `build` needs only the corpus."""
 
     def __init__(self, manifest: Manifest) -> None:
         self._manifest = manifest
@@ -163,15 +163,15 @@ def write_index(
         manifest = Manifest(engine, size, sources, dict(settings or {}))
         (staging / MANIFEST).write_text(json.dumps(asdict(manifest), indent=2) + "\n", encoding="utf-8")
         staging.rename(index_dir)
-    except BaseException as error:  # Ctrl-C too must not leave a gigabyte behind.
+    except BaseException as error:  # Even Ctrl-C must not leave a gigabyte behind.
         shutil.rmtree(staging, ignore_errors=True)
-        # Another process, on another node even, may have finished the same index meanwhile.
+        # Another process, even on another node, may have finished the same index in the meantime.
         if not (isinstance(error, OSError) and index_dir.is_dir()):
             raise
 
 
 def read_manifest(directory: Path, engine: str | None = None) -> Manifest:
-    """Read `manifest.json`, of any engine or of the named one. Unknown fields are ignored.
+    """Read `manifest.json` of any engine, or of the named one. Unknown fields are ignored.
 
     Raises what `SavedIndex.load` raises.
     """

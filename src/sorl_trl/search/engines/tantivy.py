@@ -46,7 +46,7 @@ class TantivyIndex(SavedIndex):
         manifest = read_manifest(Path(index_dir), cls.engine)
         try:
             index = tantivy.Index.open(str(Path(index_dir) / FOLDER))
-            index.config_reader("manual")  # Nothing is written any more: no thread has to watch the files.
+            index.config_reader("manual")  # The files never change, so no thread needs to watch them.
             index.reload()
         except (ValueError, OSError) as error:
             raise IndexCorrupted(Path(index_dir), f"tantivy cannot open it ({error})") from error
@@ -62,7 +62,7 @@ class TantivyIndex(SavedIndex):
         tokens = sorted(set(tokenize(query)))
         if not tokens:
             return []
-        # Never tantivy's query language: what a policy writes is not a program.
+        # Do not use tantivy's query language: what a policy writes is not a program.
         terms = [tantivy.Query.term_query(self._index.schema, TOKENS, token, "freq") for token in tokens]
         any_of = tantivy.Query.boolean_query([(tantivy.Occur.Should, term) for term in terms])
         return [_read_passage(searcher, address, score) for score, address in best_hits(searcher, any_of, k)]
@@ -73,8 +73,8 @@ class TantivyIndex(SavedIndex):
         tantivy = _tantivy()
         folder, number = directory / FOLDER, 0
         folder.mkdir()
-        # One thread: cutting text into tokens, in Python, is what takes the time. Leaving the block ends the writer's
-        # threads, after an error too: they would go on writing into a folder that is being deleted.
+        # One thread is enough, because splitting text into tokens in Python takes most of the time. Leaving the block
+        # ends the writer's threads, even after an error: they would go on writing into a folder that is being deleted.
         with tantivy.Index(_schema(), path=str(folder)).writer(heap_size=HEAP_BYTES, num_threads=1) as writer:
             for number, passage in enumerate(passages, start=1):
                 document = tantivy.Document()
@@ -91,7 +91,7 @@ def best_hits(searcher: tantivy.Searcher, query: tantivy.Query, k: int) -> list[
     while True:
         limit = min(2 * limit, size)
         hits = searcher.search(query, limit=limit, count=False).hits
-        # Whatever ties with the k-th hit must be among them, so that the sort below decides, not chance.
+        # All that tie with the k-th hit must be among them, so that the sort below decides, not chance.
         if len(hits) < limit or limit == size or hits[-1][0] < hits[k - 1][0]:
             break
     positions = searcher.fast_field_values(POSITION, [address for _, address in hits])

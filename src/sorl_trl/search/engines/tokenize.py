@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import unicodedata
 
-# Lucene's English list. These words carry no topic and have by far the longest posting lists. The price: a query that
-# holds nothing else, such as "To be or not to be", has no hit.
+# Lucene's English list. These words carry no topic and have by far the longest posting lists. In return, a query of
+# nothing else, such as "To be or not to be", has no hit.
 STOP_WORDS = frozenset(
     """
     a an and are as at be but by for if in into is it no not of on or such that the their then there these they this to
@@ -17,10 +17,10 @@ STOP_WORDS = frozenset(
 # Scripts written without spaces between words (Han, kana) or with endings joined to words (Hangul): one token each.
 _KANA = "\u3041-\u3096\u309d-\u309f\u30a1-\u30fa\u30fc-\u30ff"
 _CJK = _KANA + "\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7a3\uf900-\ufaff\U00020000-\U0003134f"
-# Vowels of Indic scripts and Thai, for example: `\w` has none of them, and a word goes on after one.
+# For example, vowels of Indic scripts and Thai: `\w` matches none of them, but words continue after them.
 _MARKS = "".join(mark for mark in map(chr, range(0x370, 0x10000)) if unicodedata.category(mark)[0] == "M")
 _TOKEN = re.compile(rf"[{_CJK}]|[^\W_{_CJK}]+(?:[{_MARKS}]+[^\W_{_CJK}]*)*")
-# What may as well be left out when writing: accents of Latin, Greek and Cyrillic, points of Hebrew, vowels of Arabic.
+# Marks that writers may omit: accents of Latin, Greek and Cyrillic, points of Hebrew, vowels of Arabic.
 _ACCENT = re.compile("[\u0300-\u036f\u0591-\u05bd\u05bf\u05c1\u05c2\u05c4\u05c5\u05c7\u064b-\u065f\u0670]")
 
 
@@ -31,6 +31,6 @@ def tokenize(text: str) -> list[str]:
     letters and digits gives `[]`.
     """
     decomposed = unicodedata.normalize("NFKD", text).casefold()
-    # Hangul is decomposed too, and composed again here, so that a syllable stays one character.
+    # NFKD decomposes Hangul, too. NFC composes it again, so that a syllable is one character.
     folded = unicodedata.normalize("NFC", _ACCENT.sub("", decomposed))
     return [token for token in _TOKEN.findall(folded) if token not in STOP_WORDS]

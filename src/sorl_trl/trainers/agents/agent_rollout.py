@@ -27,7 +27,7 @@ from sorl_trl.trainers.agents.chat_tools import check_results, showing
 from sorl_trl.trainers.agents.policy_engine import policy_engine
 from sorl_trl.types import StopReason, Trajectory
 
-# These ended on the policy's or the environment's own terms; the others hit a length limit.
+# The policy or the environment ended these trajectories; the others reached a length limit.
 _COMPLETE = {
     StopReason.ANSWERED,
     StopReason.MAX_TURNS,
@@ -53,18 +53,18 @@ class AgentRollout:
     the prompt cut to the longest that was read.
 
     Args:
-        responder: answers the policy's turns.
-        protocol: how text becomes an action, and a reply becomes text; by default the responder's own, if it has one.
+        responder: Answers the policy's turns.
+        protocol: How text becomes an action, and a reply becomes text; by default the responder's own, if it has one.
             For conversational prompts, the chat template's frame replaces its default `message_frame`.
-        limits: the limits of one trajectory. `max_trajectory_tokens` defaults to the trainer's `max_completion_length`
+        limits: The limits of one trajectory. `max_trajectory_tokens` defaults to the trainer's `max_completion_length`
             and must not exceed it. With tools that the chat template shows, the default is that of TRL's own tools:
             `max_tool_calling_iterations` turns with calls, and no limit other than `max_completion_length`.
-        engine: how turns are generated, and when replies rejoin.
+        engine: How turns are generated, and when replies rejoin.
 
     From `generation_kwargs`, the rollout takes only how tokens are sampled; it sets the ends of turns, the output and
     the seed itself.
 
-    Raises TypeError if `responder` or `engine` has another type.
+    Raises TypeError if `responder` or `engine` has another type, and ValueError for a `protocol` beside shown tools.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class AgentRollout:
         self.engine = engine or EngineOptions()
 
     def __call__(self, prompts: list[Any], trainer: GRPOTrainer) -> dict[str, Any]:
-        self.check(trainer.args, trainer.tools)  # trainers of this package have asked before; TRL's have not
+        self.check(trainer.args, trainer.tools)  # TRL's trainers, unlike ours, have not called it yet
         # Built anew each time: one rollout may serve several trainers, and it takes milliseconds.
         protocol = self.protocol_for(trainer, is_conversational({"prompt": prompts[0]}))
         collector = self._build_collector(trainer, protocol)
@@ -102,7 +102,7 @@ class AgentRollout:
             with policy_engine(trainer, collector.protocol.stop_strings, self.engine) as (engine, any_active):
                 try:
                     trajectories = collector.collect(prompt_ids, engine, any_active, examples)
-                except BaseException as error:  # TRL's contexts restore nothing when an exception passes through them
+                except BaseException as error:  # an exception would keep TRL's contexts from restoring anything
                     failure = error
             if failure is not None:
                 raise failure
@@ -191,9 +191,9 @@ class SearchRollout(AgentRollout):
     `AgentRollout` describes what it returns, and the other arguments.
 
     Args:
-        search: the search engine. Up to 8 threads query it at the same time if it sets `thread_safe = True`, else one.
+        search: The search engine. Up to 8 threads query it at the same time if it sets `thread_safe = True`, else one.
             `AgentRollout(SearchResponder(search, concurrency=…))` sets another number.
-        retry: how often and how long to retry a search that is down.
+        retry: How often and how long to retry a search that is down.
     """
 
     def __init__(
@@ -215,7 +215,7 @@ def rollout_output(trajectories: Sequence[Trajectory], eos_token_id: int, window
     A complete trajectory ends in an end-of-sequence token, which tells TRL that it was not cut, unless it is full.
     """
     rows = assemble(trajectories)
-    # A prompt that no turn follows was too long to be read: whole, it would make every row of the batch as long.
+    # A prompt without a turn was too long to be read. Kept whole, it would lengthen every row of the batch.
     longest = max((len(t.prompt_ids) for t in trajectories if t.segments), default=1)
     prompt_ids = [list(t.prompt_ids[:longest]) for t in trajectories]
     output: dict[str, Any] = {"prompt_ids": prompt_ids, "trajectory": [*trajectories]}

@@ -21,7 +21,7 @@ _RESULTS = (ToolResult("first", "12 degrees"), ToolResult("second", "and rain\ni
 
 
 def know_calls(trainer: Any) -> None:
-    """Give the tokenizer a `response_template`, with which calls are parsed, unless it has one.
+    """Give the tokenizer a `response_template`, which parses calls, unless it has one.
 
     Raises ValueError if the chat template shows no tools, or TRL does not know it.
     """
@@ -66,5 +66,5 @@ def messages_of(trajectory: Trajectory, tokenizer: PreTrainedTokenizerBase) -> l
 def _message(tokenizer: PreTrainedTokenizerBase, ids: list[int], context: list[int]) -> dict[str, Any]:
     try:
         return dict(parse_response(tokenizer, ids, prefix=context))
-    except RecursionError:  # deep brackets; of all else that cannot be read TRL makes the same
+    except RecursionError:  # brackets nest too deeply; TRL returns the same for other unreadable messages
         return {"role": "assistant", "content": tokenizer.decode(ids, skip_special_tokens=True)}

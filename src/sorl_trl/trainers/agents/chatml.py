@@ -9,7 +9,7 @@ from transformers import AutoProcessor, PreTrainedTokenizerBase
 from trl.chat_template_utils import qwen3_template, supports_tool_calling
 
 _START, _END = "<|im_start|>", "<|im_end|>"
-# What a message says goes on to its end as it is, so that what has been rendered never changes.
+# Each message is rendered unchanged to its end, so that later messages never change earlier text.
 _TEMPLATE = r"""
 {%- if messages[0].role != 'system' and (default or tools) %}
     {%- set messages = [{'role': 'system', 'content': default}] + messages %}

@@ -1,4 +1,4 @@
-"""TRL's own tools (`tools=`, `environment_factory=`): sanitizes what they say, or runs them in a rollout."""
+"""TRL's own tools (`tools=`, `environment_factory=`): sanitizes what they return, or runs them in a rollout."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class HarmlessTools:
 
     @cached_property
     def _results(self) -> Greeter:
-        # What is cut is still too long for the completion: TRL drops it, as it would have dropped the whole.
+        # A result cut to this length is still too long for the completion, so TRL drops it, as it would the whole.
         return Greeter(self._trainer._tokenizer, max_tokens=self._trainer.max_completion_length)
 
     def note_prompts(self, inputs: Sequence[Mapping[str, Any]]) -> None:
@@ -148,7 +148,7 @@ class HarmlessTools:
             message["content"] = self._harmless(message["content"])
 
     def _harmless(self, content: Any) -> str | list[dict[str, Any]]:
-        """What a tool returned, as text; content blocks, of text and images alone, stay blocks."""
+        """What a tool returned, as text. A list of nothing but text and image blocks stays a list."""
         if isinstance(content, Unavailable):
             return content
         if isinstance(content, list) and content and all(is_text(each) or is_image(each) for each in content):
@@ -159,10 +159,10 @@ class HarmlessTools:
 
 
 def _plain(value: Any) -> str:
-    """`str(value)`, whatever class of string that is."""
+    """`str(value)`, without any subclass of `str`."""
     return str.__str__(str(value))
 
 
 def _copied(content: Any) -> Any:
-    """An environment may change the very blocks that it is given."""
+    """Copy the blocks of a content, because an environment may change the ones that it gets."""
     return [dict(block) for block in content] if isinstance(content, list) else content

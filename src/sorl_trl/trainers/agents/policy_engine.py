@@ -52,7 +52,7 @@ def policy_engine(
 
 
 def _active_on(engine: Engine, accelerator: Accelerator) -> Callable[[bool], bool]:
-    """Whether any rank is active, where they depend on each other; else whether this one is."""
+    """A function that says whether any rank is active, if ranks depend on each other; else whether this one is."""
     if not engine.polls_together:
         return bool
 

@@ -15,7 +15,7 @@ from sorl_trl.trainers.cycle.resume_point import damage, ranks_where
 
 
 def together(trainer: Any, function: Callable[..., None], *args: Any) -> None:
-    """Call a function on all processes, and raise on all what it raises on any.
+    """Call a function on all processes, and raise an error on all if any of them raises one.
 
     If the only failure is that the engine is gone, a checkpoint is written before EngineUnavailable is raised. Call
     this before any work of the next rollout.
@@ -36,15 +36,15 @@ def together(trainer: Any, function: Callable[..., None], *args: Any) -> None:
 
 
 def _checkpointed(trainer: Any) -> str:
-    """Have a checkpoint of the optimizer step that was made last; a sentence that says from where to resume."""
+    """Ensure that the last optimizer step has a checkpoint; return a sentence that says where to resume from."""
     args, step = trainer.args, trainer.state.global_step
     folder = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{step}"
-    # Where one rollout is less than an optimizer step, a part of that step may be done, which no checkpoint holds.
+    # If an optimizer step takes several rollouts, it may be half done, which no checkpoint can hold.
     is_between = cycle_steps(trainer) % args.gradient_accumulation_steps == 0
     if step and is_between and args.save_strategy != SaveStrategy.NO and not args.save_only_model:
         if not ranks_where(damage(folder) is None):
             trainer._save_checkpoint(trainer.model_wrapped, None)
             trainer.callback_handler.on_save(args, trainer.state, trainer.control)
-            trainer.accelerator.wait_for_everyone()  # once one fails, the launcher ends all, and who writes too
+            trainer.accelerator.wait_for_everyone()  # once one fails, the launcher ends all, even while they write
         return f"Resume from {folder}."
     return "Resume from the last checkpoint, where there is one."

@@ -16,24 +16,23 @@ from sorl_trl.trainers.agents.vllm.connection import VLLMServer
 from sorl_trl.trainers.agents.vllm.server import VLLMServerEngine, sampled_turns, server_url
 
 TOLERANCE = 0.2
-"""Nats, on average: between what rounding to bfloat16 does to a probe and what other weights do to it.
-`benchmarks/results/real_engines.md` has both on a language model.
-"""
+"""The largest mean difference of a probe, in nats. Rounding to bfloat16 causes less, and other weights more:
+`benchmarks/results/real_engines.md` has both for a language model."""
 _PROBE, _PROBED_TOKENS, _MOST = 32, 16, 0.5
-"""Tokens of the prompt, how many of its beginnings the server adds a token to, and what one of these counts at the
-most: in bfloat16 one in a thousand is off by more than a nat."""
+"""How many tokens of the prompt a probe uses, after how many of its beginnings the server samples a token, and the
+most that one token counts: in bfloat16, one in a thousand is off by more than a nat."""
 _PLAIN = {"repetition_penalty": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "logprobs": 0, "ignore_eos": True}
-"""Settings with which a server samples what its policy says, whatever its own defaults are."""
+"""Settings that make a server sample from the policy as it is, whatever its own defaults are."""
 
 
 @dataclass(frozen=True)
 class Probe:
-    """The tokens that a server has sampled after beginnings of a prompt, one after each."""
+    """Tokens that a server has sampled, one after each of several beginnings of a prompt."""
 
     context: list[int]
     """The longest beginning."""
     lengths: list[int]
-    """Of the beginnings."""
+    """The lengths of the beginnings."""
     token_ids: list[int]
     logprobs: list[float]
 
@@ -44,14 +43,14 @@ class ServerPolicy:
     def __init__(self, trainer: Any) -> None:
         self._trainer, self._vllm = trainer, trainer.vllm_generation
         self._server = VLLMServer(server_url(self._vllm))
-        self._for_probes = VLLMServer(server_url(self._vllm))  # whose requests do not queue behind those of rollouts
+        self._for_probes = VLLMServer(server_url(self._vllm))  # its requests do not queue behind those of rollouts
 
     def begin(self, version: int) -> None:
         """Set the version of the weights from now on; each turn is stamped with the version it was sampled from."""
         self._server.version = version
 
     def send(self) -> None:
-        """Send the weights. Raise EngineUnavailable if the server is gone, for which TRL's client would wait."""
+        """Send the weights. Raises EngineUnavailable if the server is gone, where TRL's client would wait."""
         self._reach()
         try:
             self._vllm.sync_weights()
@@ -65,7 +64,7 @@ class ServerPolicy:
     def probe(self, prompt_ids: Sequence[int], seed: int) -> Probe:
         """Sample a token after each beginning of the prompt, at the trainer's temperature.
 
-        All beginnings take one step of the server, which answers at once, however many turns are under way.
+        The server samples all of them in one step and answers at once, however many turns are under way.
         """
         model, window = self._for_probes.model
         context = list(prompt_ids[: min(_PROBE, window - 1)])
@@ -93,7 +92,7 @@ class ServerPolicy:
         That is, if its log-probabilities differ by more than `TOLERANCE` on average. All processes call it together.
         """
         difference = self.difference(probe)
-        if not difference <= TOLERANCE:  # also where there is no number at all
+        if not difference <= TOLERANCE:  # true for NaN, too
             raise RuntimeError(
                 f"The vLLM server at {server_url(self._vllm)} samples from other weights than the trainer's: the "
                 f"log-probabilities of a probe differ by {difference:.2g} on average, and {TOLERANCE} is allowed. Was "
@@ -108,8 +107,8 @@ class ServerPolicy:
         sampled = torch.full_like(ids, -100)
         sampled[0, after] = torch.tensor(probe.token_ids, device=ids.device)
         is_training = trainer.model.training
-        trainer.model.eval()  # what is sampled is sampled without dropout
-        # Through the head that training takes: ZeRO-3 fails where the first pass is through other modules.
+        trainer.model.eval()  # the server samples without dropout
+        # Use the head that training uses: ZeRO-3 fails if the first pass goes through other modules.
         with torch.no_grad(), trainer.accelerator.autocast():
             output = trainer.model(
                 input_ids=ids, attention_mask=torch.ones_like(ids), shift_labels=sampled, fused_lm_head=True
@@ -119,7 +118,7 @@ class ServerPolicy:
         return differences.clamp(max=_MOST).nanmean().item()
 
     def engine(self, end: TurnEnd, options: EngineOptions) -> Engine:
-        """An engine for a rollout that begins now."""
+        """Make an engine for a rollout that begins now."""
         return VLLMServerEngine(self._vllm, end, self._server)
 
     def close(self) -> None:
@@ -137,28 +136,28 @@ class PolicyCopies:
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         self._fresh: nn.Module | None = None
-        """The copy with the present weights, once a rollout has asked for it. Engines hold the others."""
+        """The copy with the present weights, once a rollout has needed it. Engines hold the older copies."""
 
     def begin(self, version: int) -> None:
-        """The policy has new weights."""
+        """Forget the copy, because the policy has new weights."""
         self._fresh = None
 
     def engine(self, end: TurnEnd, options: EngineOptions) -> Engine:
-        """An engine for a rollout that begins now and samples from the present weights."""
+        """Make an engine for a rollout that begins now and samples from the present weights."""
         if self._fresh is None:
             self._fresh = _copied(self._trainer.accelerator.unwrap_model(self._trainer.model))
         engine = model_engine(self._fresh, end, self._trainer.generation_config, "slots", options.kv_cache_gib)
-        assert isinstance(engine, SlotEngine)  # a model that slots do not serve is refused
+        assert isinstance(engine, SlotEngine)  # "slots" refuses a model that it does not serve
         engine.gives_logprobs = True
         return engine
 
     def close(self) -> None:
-        """Nothing to abort: rollouts end with their next step."""
+        """Abort nothing: rollouts end with their next step."""
 
 
 def _copied(policy: nn.Module) -> nn.Module:
     model = copy.deepcopy(policy).eval().requires_grad_(False)
     for module in model.modules():
-        # What TRL and accelerate have put over `forward` calls the original.
+        # TRL's and accelerate's wrappers of `forward` would call the original model.
         module.__dict__.pop("forward", None)
     return model

@@ -22,24 +22,24 @@ from sorl_trl.trainers.ahead.policies import PolicyCopies, ServerPolicy
 from sorl_trl.trainers.cycle.epoch_sampler import cycle_steps, upcoming_batches
 
 _LISTEN_S = 0.5
-"""How often the training thread hears of Ctrl-C while it waits."""
+"""How often the waiting training thread checks for Ctrl-C."""
 _JOIN_S = 1.0
-"""How long a thread may take for the step that it is in, when a run ends."""
+"""How long to wait for threads to finish their current step when a run ends."""
 
 
 @dataclass
 class Part:
-    """Rows of a batch that are sampled together, in a thread of their own: all of it, or a group."""
+    """Rows of a batch that one thread samples together: the whole batch, or a group."""
 
     batch: int
     number: int
-    """Which part of its batch it is."""
+    """The index of the part in its batch."""
     version: int
     """How many batches had been taken when it began."""
     step: int
-    """How many optimizer steps had been made then."""
+    """How many optimizer steps had been made when it began."""
     rows: list[dict[str, Any]]
-    """Of the data set."""
+    """Rows of the dataset."""
     engine: Engine
     metrics: list[tuple[str, float]] = field(default_factory=list)
     output: Future[dict[str, Any]] = field(default_factory=Future)
@@ -59,9 +59,9 @@ class RolloutsAhead:
     """
 
     output: dict[str, Any]
-    """What was sampled for the rows that were taken last."""
+    """The rollout of the rows that were taken last."""
     sampled_at: int
-    """The optimizer step at which the oldest of all processes' began."""
+    """The optimizer step at which the oldest part that was taken last began, over all processes."""
 
     def __init__(self, trainer: Any, rollout: AgentRollout, staleness: int, by_completion: bool = False) -> None:
         self._trainer, self._rollout, self._staleness = trainer, rollout, staleness
@@ -72,32 +72,32 @@ class RolloutsAhead:
         self._policy = ServerPolicy(trainer) if trainer.use_vllm else PolicyCopies(trainer)
         self._under_way: list[Part] = []
         self._processing_class = copy.deepcopy(trainer.processing_class)
-        """For the threads, which only read it: the training thread changes how its own pads."""
+        """A copy for the threads, which only read it: the training thread changes how its own one pads."""
         self._ended = threading.Event()
         self._taken = self._begun = self._last = -1
         self._first = 0
         """The first batch of this run."""
         self._upcoming: Iterator[list[dict[str, Any]]] = iter(())
         self._shown: dict[int, list[Any]] = {}
-        """The prompts of the batches that have begun, which the dataloader is to bring."""
+        """The prompts of the batches that have begun, with which the dataloader's must agree."""
         self._late: set[tuple[int, int]] = set()
-        """Parts of batches before the one that was taken last, that are still to be trained on."""
+        """Parts of the batch taken last and of earlier ones that are still to be trained on."""
         self._early: set[tuple[int, int]] = set()
         """Parts of later batches that have been trained on."""
 
     def take(self, inputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The rows to train on next, instead of the dataloader's, with their rollout in `output`.
+        """Return the rows to train on next, instead of the dataloader's, with their rollout in `output`.
 
         All processes call it together.
 
         Raises the error of a rollout under way, on all processes, and RuntimeError if the dataloader's batch is not
-        the one that was looked ahead to.
+        the one that its sampler announced.
         """
         prompts = [row["prompt"] for row in inputs]
         if self._taken < 0:
             self._start()
-        together(self._trainer, self._raise_failures)  # before the weights are sent: a server may be gone
-        together(self._trainer, self._synchronize)  # no process counts on weights that are still under way
+        together(self._trainer, self._raise_failures)  # before sending weights, because a server may be gone
+        together(self._trainer, self._synchronize)  # no process relies on weights that are still under way
         if isinstance(self._policy, ServerPolicy):
             self._check_server(self._policy, prompts)
         self._policy.begin(self._taken)
@@ -130,7 +130,7 @@ class RolloutsAhead:
             self._first = (micro_batches + -self._trainer._step % cycle) // cycle
 
     def close(self) -> None:
-        """Abort what is under way. Threads that wait for a tool end when it answers, and its answer is ignored."""
+        """Abort what is under way. Threads that wait for a tool end when it replies, and the reply is ignored."""
         self._ended.set()
         self._policy.close()
         for part in self._under_way:
@@ -145,19 +145,19 @@ class RolloutsAhead:
         self._taken = self._first
         steps = trainer.state.max_steps * trainer.args.gradient_accumulation_steps
         self._last = math.ceil(steps / cycle_steps(trainer))
-        trainer._last_loaded_step = -1  # whatever another run has sent
+        trainer._last_loaded_step = -1  # send the weights, whatever an earlier run has sent
         self._begun = min((batch for batch, _ in self._late), default=self._taken)
         self._upcoming = upcoming_batches(trainer, self._begun)
 
     def _synchronize(self) -> None:
-        """Send the weights to a server, where they have changed."""
+        """Send the weights to a server if they have changed."""
         trainer = self._trainer
         if isinstance(self._policy, ServerPolicy) and trainer.state.global_step != trainer._last_loaded_step:
             self._policy.send()
             trainer._last_loaded_step = trainer.state.global_step
 
     def _check_server(self, policy: ServerPolicy, prompts: list[Any]) -> None:
-        """Compare what the server samples with the trainer's policy, on all processes the same."""
+        """Compare what the server samples with the trainer's policy, with the same result on all processes."""
         probe: list[Any] = [None]
 
         def ask() -> None:
@@ -168,7 +168,7 @@ class RolloutsAhead:
         policy.check(broadcast_object_list(probe)[0])
 
     def _begin_next(self, prompts: list[Any]) -> None:
-        """Begin the batches that may: up to `staleness` ahead, and none that the run does not come to."""
+        """Begin batches up to `staleness` ahead, but none beyond the end of the run."""
         until = max(min(self._taken + self._staleness + 1, self._last), self._taken + 1)
         while self._begun < until:
             rows = next(self._upcoming)
@@ -187,7 +187,7 @@ class RolloutsAhead:
 
     def _begin(self, batch: int, number: int, rows: list[dict[str, Any]]) -> None:
         trainer = self._trainer
-        view = copy.copy(trainer)  # in its thread it is only read
+        view = copy.copy(trainer)  # its thread only reads it
         view.processing_class = self._processing_class
         view._tokenizer = getattr(view.processing_class, "tokenizer", view.processing_class)
         end = TurnEnd(view._tokenizer, self._rollout.protocol.stop_strings, trainer.eos_token_ids)
@@ -203,14 +203,14 @@ class RolloutsAhead:
 
     def _collect(self, part: Part, view: Any) -> None:
         try:
-            with torch.no_grad():  # which is each thread's own
+            with torch.no_grad():  # each thread has its own switch
                 prompts = copy.deepcopy([row["prompt"] for row in part.rows])
                 part.output.set_result(self._rollout(prompts, view))
-        except BaseException as error:  # whatever it is, the training thread raises it
+        except BaseException as error:  # the training thread raises it
             part.output.set_exception(error)
 
     def _wait_for_parts(self) -> tuple[list[Part], float]:
-        """The parts to train on next, on all processes; the seconds waited. Raises what one of them has raised."""
+        """The parts to train on next, on all processes, and the seconds waited. Raises what a part has raised."""
         began = time.perf_counter()
         due = [part for part in self._under_way if part.batch <= self._taken - self._grace]
         others = [part for part in self._under_way if part not in due]
@@ -226,7 +226,7 @@ class RolloutsAhead:
         return [*due, *there[:missing]], waited
 
     def _raise_failures(self) -> None:
-        """Raise what a rollout under way has raised."""
+        """Raise the error of a rollout under way, if one has failed."""
         for part in self._under_way:
             if part.output.done():
                 part.output.result()
@@ -261,7 +261,7 @@ class RolloutsAhead:
 
 
 def _stoppable(engine: Engine, ended: threading.Event) -> Engine:
-    """The engine, whose next poll raises once the run has ended."""
+    """The engine, whose next poll raises CancelledError once the run has ended."""
     poll = engine.poll
 
     def guarded() -> Any:

@@ -62,7 +62,7 @@ def load_ahead(trainer: Any, state: dict[str, Any] | None) -> bool:
 def sampled_logps(trainer: Any, logprobs: list[list[float | None]]) -> Tensor | None:
     """(B, T) the log-probabilities with which a rollout was sampled, or None if any is unknown.
 
-    They save a pass of the policy. All processes call it together and return alike.
+    They save a pass of the policy. All processes call this together and get the same kind of result.
     """
     rows = [torch.tensor([math.nan if each is None else each for each in row]) for row in logprobs]
     if ranks_where(any(bool(row.isnan().any()) for row in rows)):
@@ -72,7 +72,7 @@ def sampled_logps(trainer: Any, logprobs: list[list[float | None]]) -> Tensor | 
 
 
 def set_old_policy(trainer: Any, output: dict[str, Any]) -> None:
-    """Put into a batch the log-probabilities of the policy that sampled, or of the policy as it is now.
+    """Store in a batch the log-probabilities of the policy that sampled, or of the current policy.
 
     Tokens for which vLLM reports none get those of the policy.
     """

@@ -16,7 +16,7 @@ from sorl_trl.trainers.critic.model import BackboneCall, Critic, ValueHead, is_c
 
 CRITIC_ADAPTER = "critic"
 _CHANGE_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
-"""Initializations of LoRA after which the base model is another one."""
+"""LoRA initializations that change the base model's weights."""
 
 
 class AdapterCritic(Critic):
@@ -30,12 +30,12 @@ class AdapterCritic(Critic):
     def __init__(self, head: ValueHead, model: PeftModel, config: LoraConfig) -> None:
         super().__init__(head)
         self.config = config
-        # In a list of its own: as a submodule of the critic, the policy would be its own descendant.
+        # A list, because as a submodule of the critic, the policy would be its own descendant.
         self._layers = [m for m in model.modules() if isinstance(m, (BaseTunerLayer, AuxiliaryTrainingWrapper))]
 
     def unfreeze(self) -> None:
         for layer in self._layers:
-            for name, parameter in layer.named_parameters():  # looked up each time: FSDP puts others in their place
+            for name, parameter in layer.named_parameters():  # looked up each time, because FSDP replaces them
                 if is_critic_name(name):
                     parameter.requires_grad_(True)
 
@@ -46,7 +46,7 @@ class AdapterCritic(Critic):
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Within it, forward passes use the critic's adapter alone; modules that it lacks are the base model's.
+        """Within it, forward passes use the critic's adapter alone; modules without it are the base model's.
 
         It does what PEFT's `set_adapter` does, but leaves `requires_grad` alone: PEFT freezes every adapter but the
         active one, and two that train in one forward pass need both.
@@ -62,9 +62,9 @@ class AdapterCritic(Critic):
 
     @contextmanager
     def _checkpoints_bound(self, backbone: nn.Module) -> Iterator[None]:
-        """Gradient checkpointing recomputes layers during backward, when the policy's adapter is active again.
+        """Within it, every checkpointed call of a layer is also recomputed with the critic's adapter.
 
-        Within it, every checkpointed call of a layer takes the critic's adapter along to its recomputation.
+        Gradient checkpointing recomputes layers during backward, when the policy's adapter is active again.
         """
         layers: list[Any] = [m for m in backbone.modules() if getattr(m, "gradient_checkpointing", False)]
         before = [layer._gradient_checkpointing_func for layer in layers]
@@ -118,7 +118,7 @@ def add_critic_adapter(model: PeftModel) -> LoraConfig:
         )
     config = copy.deepcopy(policy_config)
     config.inference_mode = False
-    config.modules_to_save = None  # these are trained with the policy's adapter
+    config.modules_to_save = None  # the policy's adapter trains these
     if not isinstance(config.init_lora_weights, bool):
         config.init_lora_weights = True
     trained = {name: p.requires_grad for name, p in model.named_parameters()}

@@ -48,7 +48,7 @@ def setup_critic(model: Any, config: SOPPOConfig, vocabulary: int) -> Critic:
 
 
 def _saved_critic(config: SOPPOConfig) -> Path | None:
-    """The folder of a critic that `critic_model_name_or_path` names, as itself or by its checkpoint."""
+    """The folder of a critic that `critic_model_name_or_path` names, directly or by its checkpoint."""
     path = config.critic_model_name_or_path
     folder = None if path is None else critic_folder(path)
     return folder if folder is not None and (folder / CONFIG_FILE).is_file() else None
@@ -74,7 +74,7 @@ def _build(model: Any, config: SOPPOConfig, vocabulary: int) -> Critic:
         return HeadCritic(head, config.critic_trunk_gradient)
     adapter = add_critic_adapter(model)
     for name, parameter in model.named_parameters():
-        if is_critic_name(name) and "lora_magnitude_vector" not in name:  # DoRA's is too fine for bfloat16
+        if is_critic_name(name) and "lora_magnitude_vector" not in name:  # DoRA's needs more than bfloat16
             parameter.data = parameter.data.to(head.weight.dtype)
     return AdapterCritic(head, model, adapter)
 

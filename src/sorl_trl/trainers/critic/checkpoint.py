@@ -99,7 +99,7 @@ def restore_critic(critic: Critic, model: nn.Module, folder: Path) -> None:
     """
     check_critic_folder(critic, folder)
     if isinstance(critic, ModelCritic):
-        # Under ZeRO-3 both are shards that `from_pretrained` has filled, and this copies nothing.
+        # Under ZeRO-3, `from_pretrained` has already filled the shards of both, and this copies nothing.
         saved = type(critic.backbone).from_pretrained(folder / BACKBONE_FOLDER, dtype=critic.backbone.dtype)
         critic.backbone.load_state_dict(saved.state_dict())
     elif isinstance(critic, AdapterCritic):

@@ -33,7 +33,7 @@ class Experience:
     rewards_to_go: Tensor
     """(B, U) discounted sum of the rewards from here on."""
     unit_turns: Tensor
-    """(B, U) int64, the turn a unit is or belongs to; -1 where there is none."""
+    """(B, U) int64, the turn that a unit is or belongs to; -1 where there is no unit."""
     per_turn: bool
     """Whether a unit is a turn."""
 
@@ -52,7 +52,7 @@ def turn_experience(
         token_rewards: (B, T), whose sum over each turn is added to `turn_rewards`.
         values: (B, T), V of the state before each token; V(s_k) is read at the first token of turn k.
         turn_ids: (B, T).
-        gamma, gae_lambda: discount per turn, and λ.
+        gamma, gae_lambda: The discount per turn, and λ.
     """
     mask = turn_mask(turn_ids)
     turn_values = turn_reduce(torch.where(turn_starts(turn_ids), values, 0.0), turn_ids, "sum")
@@ -95,7 +95,7 @@ def critic_metrics(experience: Experience) -> dict[str, float]:
 
 
 def _statistics(experience: Experience, kept: Tensor) -> dict[str, Tensor]:
-    """Of the units where `kept`. Returns are the rewards to go, which have no part of the critic's own in them."""
+    """Statistics of the units in `kept`. "Returns" are rewards to go, which the critic has no part in."""
     given = experience.values, experience.rewards_to_go, experience.advantages
     values, returns, advantages = (each[kept].float() for each in given)
     return {

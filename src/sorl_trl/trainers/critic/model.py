@@ -35,7 +35,7 @@ class ValueHead(nn.Module):
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """(B, L, H) to (B, L)."""
-        hidden_states = hidden_states.to(self.weight.device)  # a model that is split over devices may end on another
+        hidden_states = hidden_states.to(self.weight.device)  # a model split over devices may end on another one
         with torch.autocast(hidden_states.device.type, enabled=False):
             values = nn.functional.linear(hidden_states.float(), self.weight.float(), self.bias.float())
         return values.squeeze(-1)
@@ -113,7 +113,7 @@ def attach_critic(causal_lm: PreTrainedModel, critic: Critic) -> None:
     calls `forward` directly, past the module's hooks, and engines want the values in the output.
     """
     bound: Any = causal_lm.forward
-    policy_forward = bound.__func__  # so that a copy of the model runs its own
+    policy_forward = bound.__func__  # unbound, so that a copy of the model does not run this model's
 
     @functools.wraps(policy_forward)  # `generate` validates its arguments against the signature
     def forward(self: PreTrainedModel, *args: Any, with_values: bool = False, **kwargs: Any) -> Any:
@@ -123,7 +123,7 @@ def attach_critic(causal_lm: PreTrainedModel, critic: Critic) -> None:
         critic.unfreeze()
         calls: list[BackboneCall] = []
         # The backbone is looked up on each call, since FSDP and PEFT replace it after attaching.
-        # First of all hooks, because others may cut its output down to what the policy's head reads.
+        # The hook runs before all others, which may cut the output down to what the policy's head reads.
         with self.base_model.register_forward_hook(
             lambda *call: calls.append(BackboneCall(*call)), prepend=True, with_kwargs=True
         ):
@@ -147,7 +147,7 @@ def is_critic_name(name: str) -> bool:
 
 @contextmanager
 def detached_critic(model: nn.Module) -> Iterator[None]:
-    """Within it, the policy has no critic: for loading it, and for pairing it with another model."""
+    """Within it, the policy has no critic, so that it can be loaded or paired with another model."""
     causal_lm = causal_lm_of(model)
     critic = causal_lm._modules.pop(CRITIC_ATTRIBUTE, None)
     try:
@@ -168,7 +168,7 @@ def send_policy_alone(engine: Any) -> None:
 
 
 class FollowPolicy(SyncRefModelCallback):
-    """`SyncRefModelCallback` pairs the parameters of two models one by one: the reference has no critic."""
+    """A `SyncRefModelCallback` for a policy with a critic: it pairs parameters, and the reference has no critic."""
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         with detached_critic(self.accelerator.unwrap_model(kwargs["model"])):
@@ -181,7 +181,7 @@ class ValuesBesideLogps:
     def __init__(self, model: Callable[..., Any]) -> None:
         self._model = model
         self._chunks: list[CausalLMOutputWithCritic] = []
-        """The outputs, whose values the caller may pad afterwards."""
+        """Outputs, not values, because the caller may still pad the values in them."""
 
     def __call__(self, **kwargs: Any) -> Any:
         output = self._model(**kwargs, with_values=True)
@@ -190,7 +190,6 @@ class ValuesBesideLogps:
 
     @property
     def was_called(self) -> bool:
-        """Whether there are values."""
         return bool(self._chunks)
 
     def values(self, length: int) -> Tensor:

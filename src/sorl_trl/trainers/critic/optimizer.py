@@ -1,4 +1,4 @@
-"""The critic in the policy's optimizer: a learning rate of its own, and a warm-up in which it learns alone."""
+"""The critic in the policy's optimizer: it has its own learning rate, and a warm-up in which only it learns."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from sorl_trl.trainers.critic.model import is_critic_name
 
 
 def add_critic_groups(optimizer: torch.optim.Optimizer, model: nn.Module, learning_rate: float) -> None:
-    """Move the critic's parameters into groups of their own, with the weight decay that they had.
+    """Move the critic's parameters into groups of their own, which keep their weight decay.
 
-    Those that are in no group join too: the user's own optimizer was made before there was a critic.
+    Parameters that are in no group are added too: a user's own optimizer was made before there was a critic.
     """
     if any(group.get("critic") for group in optimizer.param_groups):
         return
@@ -34,10 +34,10 @@ def add_critic_groups(optimizer: torch.optim.Optimizer, model: nn.Module, learni
 
 
 def hold_policy_back(scheduler: Any, steps: int) -> None:
-    """Keep the learning rate of all groups but the critic's at 0 for the first `steps` steps.
+    """Keep the learning rates of all groups but the critic's at 0 for the first `steps` steps.
 
     Raises:
-        ValueError: the scheduler does not compute its rates from the step alone.
+        ValueError: The scheduler does not compute its rates from the step alone.
     """
     if not isinstance(scheduler, LambdaLR):
         raise ValueError(
@@ -56,7 +56,7 @@ def _after(steps: int, schedule: Callable[[int], float]) -> Callable[[int], floa
 
 
 def check_deepspeed(config: dict[str, Any]) -> None:
-    """Raise ValueError where DeepSpeed would build what gives the critic a learning rate of its own."""
+    """Raise ValueError if DeepSpeed would build the optimizer or scheduler, which have one learning rate for all."""
     for name in ("optimizer", "scheduler"):
         if name in config:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""A trained critic on its own, to score trajectories."""
+"""A trained critic on its own, which scores trajectories."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from sorl_trl.types import Trajectory
 
 
 class ValueModel(nn.Module):
-    """V(s) after each token of a text: a backbone and a value head. Made by `load_critic`."""
+    """A backbone and a value head that compute V(s) after each token of a text. `load_critic` makes it."""
 
     def __init__(self, backbone: nn.Module, head: ValueHead) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class ValueModel(nn.Module):
         self.head = head
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """(B, L) token ids to (B, L) values, V of the state after each token."""
+        """Compute (B, L) values from (B, L) token ids: V of the state after each token."""
         output = self.backbone(input_ids=input_ids, attention_mask=attention_mask, use_cache=False)
         values: Tensor = self.head(output.last_hidden_state)
         return values
@@ -44,7 +44,7 @@ class ValueModel(nn.Module):
     def turn_values(self, trajectories: Sequence[Trajectory]) -> list[list[float]]:
         """V(s_k), the value of the state in which each turn starts, for each trajectory's turns.
 
-        One that an infrastructure failure ended has none: it is not trained on either.
+        A trajectory that an infrastructure failure ended gets no values, because it is not trained on either.
         """
         if not trajectories:
             return []
@@ -57,7 +57,7 @@ class ValueModel(nn.Module):
         found = []
         for trajectory, row, of_text in zip(trajectories, rows, values, strict=True):
             turn_ids = torch.tensor([row.turn_ids])
-            before_turns = last_token_before_turn(turn_ids)[turn_mask(turn_ids).bool()]  # -1 is the prompt's last one
+            before_turns = last_token_before_turn(turn_ids)[turn_mask(turn_ids).bool()]  # -1: the prompt's last token
             found.append(of_text[len(trajectory.prompt_ids) + before_turns].tolist())
         return found
 
@@ -66,15 +66,15 @@ def load_critic(path: str | Path, base_model: str | None = None, **kwargs: Any) 
     """Load the critic that `SOPPOTrainer` saved.
 
     Args:
-        path: a checkpoint of `SOPPOTrainer`, or the `critic/` folder in it. A critic of kind "head" reads the hidden
-            states of the policy beside its folder.
-        base_model: id or path of the model under an adapter, where it is not where the adapter's configuration says.
-        kwargs: for `from_pretrained` of the backbone, such as `dtype` or `device_map`.
+        path: A checkpoint of `SOPPOTrainer`, or the `critic/` folder in it. A critic of kind "head" reads the hidden
+            states of the policy beside that folder.
+        base_model: The id or path of the model under an adapter, if it is not where the adapter's configuration says.
+        kwargs: Arguments for the backbone's `from_pretrained`, such as `dtype` or `device_map`.
 
     Raises:
-        ValueError: there is no critic at `path`.
-        FileNotFoundError: it has no weights, because DeepSpeed kept them in shards of its own.
-        RuntimeError: its backbone has another hidden size.
+        ValueError: There is no critic at `path`.
+        FileNotFoundError: The critic has no weights, because DeepSpeed kept them in its own shards.
+        RuntimeError: The backbone has another hidden size.
     """
     folder = critic_folder(path)
     backbone = _load_backbone(kind_of(folder), folder, base_model, kwargs)

@@ -16,7 +16,7 @@ class EpochRepeatSampler(RepeatSampler):
     """
 
     epoch = 0
-    """Set it before each pass."""
+    """The caller sets it before each pass."""
 
     @classmethod
     def like(cls, sampler: RepeatSampler) -> EpochRepeatSampler:
@@ -39,7 +39,7 @@ class EpochRepeatSampler(RepeatSampler):
 
 
 def cycle_steps(trainer: Any) -> int:
-    """The number of micro-batches that are trained on between two rollouts."""
+    """How many micro-batches are trained on between two rollouts."""
     return int(trainer.args.steps_per_generation) * int(trainer.num_iterations)
 
 

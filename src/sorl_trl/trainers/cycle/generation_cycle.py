@@ -23,7 +23,7 @@ _SETTINGS = (
     "num_iterations",
     "gradient_accumulation_steps",
 )
-"""Fields of the configuration that say what a step of a generation cycle is."""
+"""The fields of the configuration that determine the steps of a generation cycle."""
 
 
 def save_cycle(trainer: Any, folder: Path) -> None:
@@ -77,7 +77,7 @@ def load_cycle(trainer: Any, folder: Path) -> None:
             "with trajectories still to be trained on. Resume with the same, or start a new run."
         )
     if state["buffered_inputs"] is None:
-        trainer._step = 0  # the next step begins a cycle, which may be another one
+        trainer._step = 0  # the next step begins a cycle, whose settings may differ
         return
     trainer._step = state["step"]
     trainer._buffered_inputs = send_to_device(state["buffered_inputs"], trainer.accelerator.device, skip_keys=ON_HOST)

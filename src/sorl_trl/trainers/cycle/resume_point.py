@@ -32,9 +32,9 @@ def resume_point(args: TrainingArguments, checkpoint: str | Path | bool | None) 
     """The folder of the checkpoint to resume from, or None for a new run. All ranks must call it together.
 
     Args:
-        args: the trainer's arguments.
-        checkpoint: a folder, or True, "true" or "latest" for the newest complete one in the output
-            folder. Otherwise none.
+        args: The trainer's arguments.
+        checkpoint: A folder; or True, "true" or "latest" for the newest checkpoint in the output folder that was
+            written to its end. Anything false starts a new run.
 
     Raises:
         ValueError: On all ranks, if ranks see different checkpoints or some see none, or if a file is missing or
@@ -71,7 +71,7 @@ def newest_whole(folder: Path) -> Path | None:
 
 
 def damage(folder: Path) -> str | None:
-    """Which file a checkpoint lacks, or which is damaged; None where it is whole, as far as its ends show."""
+    """The first problem of a checkpoint, such as a missing or damaged file; None if it seems whole."""
     return next(_problems(folder), None)
 
 
@@ -94,7 +94,7 @@ def _problems(folder: Path) -> Iterator[str]:
 
 
 def _is_damaged(file: Path) -> bool:
-    """Whether it cannot be opened, as far as its kind and its ends tell: no weights are read."""
+    """Whether the file cannot be opened. Of weights, only the beginning and the end are read."""
     try:
         if file.suffix == ".json":
             json.loads(file.read_bytes())

@@ -1,4 +1,4 @@
-"""What a run was told, kept in its checkpoints: a resumed run says what differs, and what of it has no effect."""
+"""The settings of a run, kept in its checkpoints. A resumed run says what differs and what has no effect."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ RESTORED = (
     "adam_beta2",
     "adam_epsilon",
 )
-"""Options that the restored optimizer and scheduler hold: those of the checkpoint go on."""
+"""Options that are part of the state of optimizer and scheduler. A resumed run keeps the checkpoint's values."""
 OF_TRANSFORMERS = (
     *("optim", "optim_args", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "max_grad_norm"),
     *("max_steps", "num_train_epochs", "per_device_train_batch_size", "gradient_accumulation_steps"),
     *("seed", "data_seed", "bf16", "fp16"),
 )
-"""Of its many options those that are compared; of TRL's and ours all but these."""
+"""The options of transformers that are compared. Of TRL's and ours, all but `NOT_COMPARED` are."""
 ONE_STATE = {"adamw_torch", "adamw_torch_fused"}
-"""Optimizers that can go on from one another's state."""
+"""Optimizers that can read each other's state."""
 NOT_COMPARED = ("log_", "model_init_kwargs", "num_completions_to_print", "save_", "vllm_group", "vllm_server")
 
 
 def settings_of(trainer: Any) -> dict[str, Any]:
-    """The options of a trainer and of its rollout, as JSON has them, and the version of this package."""
+    """The options of a trainer and of its rollout as JSON values, and the version of this package."""
     args = trainer.args
     general = {field.name for field in fields(TrainingArguments)} - {*RESTORED, *OF_TRANSFORMERS}
     names = [field.name for field in fields(args) if field.name not in general]
@@ -55,18 +55,19 @@ def settings_of(trainer: Any) -> dict[str, Any]:
 
 
 def save_settings(trainer: Any, checkpoint: Path) -> None:
-    """Write them into a checkpoint, whose folder is made if missing."""
+    """Write the trainer's settings into a checkpoint, whose folder is made if it is missing."""
     checkpoint.mkdir(parents=True, exist_ok=True)
     write_whole(checkpoint / SETTINGS_FILE, (json.dumps(settings_of(trainer), indent=2) + "\n").encode())
 
 
 def take_up_settings(trainer: Any, checkpoint: Path) -> None:
-    """Say what differs from the checkpoint, and set the options that go on from it to what they are there.
+    """Log which settings differ from the checkpoint's, and set the options in `RESTORED` to the checkpoint's values.
 
-    A checkpoint that has none, TRL's for example, changes nothing.
+    A checkpoint without settings, such as one of TRL's, changes nothing.
 
     Raises:
-        UserMistake: its optimizer is another one, or holds a critic, and this run's cannot read its state.
+        UserMistake: The state of the checkpoint's optimizer is another optimizer's, or holds a critic, unlike this
+            run's.
     """
     file = checkpoint / SETTINGS_FILE
     if not file.is_file():

@@ -25,10 +25,10 @@ def kl_controlled_factor(factor: float, kl: float, target_kl: float) -> float:
     [1e-5, 1e-2], it keeps the factor in [0.01, 1].
 
     Args:
-        factor: in [0.01, 1].
+        factor: In [0.01, 1].
         kl: KL(policy || old policy), nats per token. 0 and NaN change nothing: the policy has not moved, or no token
             is trained on.
-        target_kl: above 0, nats per token.
+        target_kl: Above 0, nats per token.
     """
     if kl > 2 * target_kl:
         return max(factor / STEP, MIN_FACTOR)
@@ -57,14 +57,14 @@ class KLSchedule(TrainerCallback):
         self._optimizer: Any = None
         self._scheduler: Any = None
         self._has_moved: list[bool] = []
-        """Of the micro-batches of this update: before, policy and old policy are the same, and the KL is rounding."""
+        """Per micro-batch of this update, whether the policy has moved. Before it has, the KL is only rounding."""
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         self._optimizer, self._scheduler = kwargs["optimizer"], kwargs["lr_scheduler"]
         self._has_moved.clear()
-        # Part of the scheduler's state, which every checkpoint holds.
+        # The attribute is part of the scheduler's state, which every checkpoint has.
         before = getattr(self._scheduler, FACTOR, 1.0)
         if self.target_kl:
             check_scheduler(self._scheduler)
@@ -87,7 +87,7 @@ class KLSchedule(TrainerCallback):
 
     def adjust(self, kl: float) -> float:
         """Set the policy's learning rate for an update that measures `kl`, and return the factor."""
-        if self._scheduler is None:  # a loss outside of training
+        if self._scheduler is None:  # the loss is computed outside of training
             return 1.0
         before: float = getattr(self._scheduler, FACTOR)
         factor = kl_controlled_factor(before, kl, self.target_kl)

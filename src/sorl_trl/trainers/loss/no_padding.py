@@ -11,7 +11,7 @@ from sorl_trl.rollout.slots.support import rope_of_batch
 from sorl_trl.trainers.critic.model import causal_lm_of
 
 _TEXT_ALONE = {"fused_lm_head"}
-"""Arguments besides ids, mask and labels: with others there are images, or a router loss, which counts padding too."""
+"""Arguments besides ids, mask and labels for text alone. Others mean images, or a router loss that counts padding."""
 _PER_TOKEN = ("log_probs", "entropy", "critic_values")
 
 
@@ -58,7 +58,7 @@ class CompletionsAlone:
     def __call__(self, labels: Tensor, **kwargs: Any) -> Any:
         def cut(_backbone: Any, _args: Any, output: Any) -> Any:
             hook.remove()  # a critic may ask the backbone again
-            # Counted from the end: prompt tuning puts tokens of its own in front.
+            # Count from the end, because prompt tuning puts virtual tokens in front.
             before_completions = output.last_hidden_state[:, self._prompt - labels.size(1) - 1 : -1]
             return type(output)(**{**output, "last_hidden_state": before_completions})
 

@@ -190,7 +190,7 @@ def micro_batch(trainer: Any, logps: Tensor, inputs: Mapping[str, Any]) -> Micro
 
 
 def scaled(of_token: ClipRange, turns: TurnLayout, level: str, scaling: str) -> ClipRange:
-    """The range of the units of `level`, by `clip_range_scaling`, given that of a unit of one token."""
+    """Scale the clip range of a single token to the units of `level`, by `clip_range_scaling`."""
     if scaling == "none":
         return of_token
     low, high = (scaled_clip_range(epsilon, turns, level, scaling) for epsilon in of_token[:2])

@@ -16,13 +16,13 @@ from sorl_trl.ops import TurnLayout, turn_layout, turn_starts
 logger = logging.getLogger(__name__)
 
 ROW_SCALE = "row_scale"
-"""Field of a batch from which trajectories were dropped: all rows over those that still count."""
+"""Field of a batch from which trajectories were dropped: the number of all rows divided by those that still count."""
 GENERATED_AT = "generated_at_step"
-"""Field of a batch: how many optimizer steps had been made when its trajectories were sampled."""
+"""Field of a batch: the number of optimizer steps made before its trajectories were sampled."""
 OLD_SINCE = "old_policy_since_step"
-"""Field of a batch: how many had been made by the policy that its ratios compare with."""
+"""Field of a batch: the number of optimizer steps made by the policy that its ratios compare with."""
 GOOD_TOKENS = "good_tokens"
-"""Field of a batch: the model tokens of all trajectories with an advantage of at least 0, over all processes."""
+"""Field of a batch: the model tokens, over all processes, of trajectories with an advantage of at least 0."""
 ON_HOST = (GENERATED_AT, OLD_SINCE, "turn_counts", ROW_SCALE)
 """Fields of a batch that stay on the host, where reading them does not wait for the device."""
 IMAGE_INPUTS = (
@@ -37,7 +37,7 @@ IMAGE_INPUTS = (
     "mm_token_type_ids",
     "image_position_ids",
 )
-"""Fields of a batch that a pass of the policy reads besides ids and masks, where its prompts have images."""
+"""Fields of a batch that the policy reads besides ids and masks, if its prompts have images."""
 
 
 def loss_mask_of(batch: Mapping[str, Any]) -> Tensor:
@@ -47,24 +47,24 @@ def loss_mask_of(batch: Mapping[str, Any]) -> Tensor:
 
 
 def advantages_of(batch: Mapping[str, Any]) -> Tensor:
-    """(B, T), or (B, 1) where all tokens of a trajectory have the same."""
+    """(B, T), or (B, 1) if all tokens of a trajectory have the same advantage."""
     advantages: Tensor = batch["advantages"]
     return advantages.unsqueeze(1) if advantages.dim() == 1 else advantages
 
 
 def row_scale(batch: Mapping[str, Any]) -> float:
-    """By what a mean over the rows of a micro-batch is multiplied, so that dropped ones leave it: 1 without any."""
+    """The factor that takes dropped rows out of a mean over the rows of a micro-batch: 1 if none was dropped."""
     return float(batch.get(ROW_SCALE, 1.0))
 
 
 def turns_of(batch: Mapping[str, Any]) -> TurnLayout:
-    """Its turns; where it says `turn_counts`, without a wait for the device."""
+    """The turns of a batch; if it has `turn_counts`, without waiting for the device."""
     counts = batch.get("turn_counts")
     return turn_layout(batch["turn_ids"], None if counts is None else int(counts.max()))
 
 
 def token_count(batch: Mapping[str, Any], accelerator: Accelerator) -> Tensor:
-    """() the tokens that the loss keeps on all processes: TRL's `num_items_in_batch`."""
+    """() the number of tokens that the loss keeps on all processes: TRL's `num_items_in_batch`."""
     count: Tensor = accelerator.gather(loss_mask_of(batch).sum()).sum()
     return count
 
@@ -90,7 +90,7 @@ def drop(batch: dict[str, Any], keep: Tensor, accelerator: Accelerator) -> None:
     if tokens == 0 and accelerator.is_main_process:
         logger.warning("Every trajectory of this generation batch is dropped: the policy learns nothing from it.")
     batch["tool_mask"] = batch.get("tool_mask", torch.ones_like(batch["completion_mask"])) * keep
-    turn_ids = torch.where(kept, batch["turn_ids"], -1)  # which may skip an index now
+    turn_ids = torch.where(kept, batch["turn_ids"], -1)  # may skip an index, so turns are counted again
     batch["turn_ids"] = torch.where(turn_ids >= 0, turn_starts(turn_ids).long().cumsum(1) - 1, -1)
     batch["num_items_in_batch"] = counts[-1]
     rows_before = round(rows / row_scale(batch))
@@ -98,7 +98,7 @@ def drop(batch: dict[str, Any], keep: Tensor, accelerator: Accelerator) -> None:
 
 
 def ask_policy(trainer: Any, model: Any, batch: Mapping[str, Any], **options: Any) -> tuple[Tensor, Any, Any]:
-    """What TRL's pass says of a batch's completions: (B, T) log-probabilities, and what the options ask for."""
+    """TRL's forward pass over a batch's completions: (B, T) log-probabilities, and what `options` ask for."""
     ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
     mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
     options |= {name: batch[name] for name in IMAGE_INPUTS if name in batch}
@@ -109,9 +109,9 @@ def ask_policy(trainer: Any, model: Any, batch: Mapping[str, Any], **options: An
 
 
 def policy_pass(trainer: Any, batch: Mapping[str, Any], model: Any = None) -> Tensor:
-    """(B, T) log-probabilities of a batch's completions under the policy as it is, without gradient.
+    """(B, T) log-probabilities of a batch's completions under the current policy, without gradient.
 
-    All processes call it together. `model` is asked in place of the trainer's.
+    All processes call it together. `model` takes the place of the trainer's.
     """
     args, is_training = trainer.args, trainer.model.training
     size = args.per_device_train_batch_size if is_training else args.per_device_eval_batch_size

@@ -23,7 +23,7 @@ TAG_PREFIX = "<answer> "
 
 @dataclass(frozen=True)
 class _Scored:
-    """What is asked of the policy: its log-probabilities of the answer after a context."""
+    """A context and an answer, whose log-probabilities the policy computes."""
 
     trajectory: int
     turn: int
@@ -43,10 +43,10 @@ class InformationGain:
     gradient flows. The last turn of a trajectory gets no reward.
 
     Args:
-        column: the dataset column with the answer: a string, or a list of strings, of which the first is taken.
-        prefix: the text that the policy would write right before an answer. None takes the `<answer>` tag if the
+        column: The dataset column with the answer: a string, or a list of strings, of which the first is taken.
+        prefix: The text that the policy would write right before an answer. None takes the `<answer>` tag if the
             rollout has a tag protocol (`SearchRollout`), else nothing.
-        coef: weight of the gain. `method="igpo"` cancels it, unless another function gives turn rewards, too.
+        coef: Weight of the gain. `method="igpo"` cancels it, unless another function gives turn rewards, too.
 
     Raises:
         ValueError: The policy reads images, which these contexts lack, or a row has no such column.
@@ -60,7 +60,7 @@ class InformationGain:
         self._trainer: Any = None
 
     def attach(self, trainer: Any) -> None:
-        """Called by the trainer whose policy is asked."""
+        """Take the trainer whose policy scores answers. The trainer calls this."""
         if trainer._is_vlm:
             raise ValueError("InformationGain scores the golden answer after text alone, but the policy reads images.")
         self._trainer = trainer
@@ -90,7 +90,7 @@ class InformationGain:
         ]
 
     def _answer(self, golden: Any) -> tuple[list[int], list[int]]:
-        """The prefix's tokens and the answer's, as they are written one after the other."""
+        """The prefix's tokens and the answer's, tokenized as one text."""
         is_list = isinstance(golden, Iterable) and not isinstance(golden, str)
         text = ((next(iter(golden), None) if is_list else golden) or "").strip()
         prefix, whole = (self._encode(each) for each in (self._prefix, f"{self._prefix}{text}" if text else ""))
@@ -102,7 +102,7 @@ class InformationGain:
         return self._trainer._tokenizer.encode(text, add_special_tokens=False) if text else []
 
     def _asked(self, generated: Generated, answers: Sequence[tuple[list[int], list[int]]]) -> list[_Scored]:
-        """What is scored: nothing of a trajectory with one turn, which has no gain, nor beyond the policy's window."""
+        """What to score. It leaves out trajectories of one turn, which have no gain, and what exceeds the window."""
         window = positions_of(self._trainer.accelerator.unwrap_model(self._trainer.model))
         asked = []
         columns = zip(generated.prompt_ids, generated.completion_ids, generated.turn_ids, answers, strict=True)
@@ -123,7 +123,7 @@ class InformationGain:
         size = args.per_device_train_batch_size if is_training else args.per_device_eval_batch_size
         count = torch.tensor(len(asked), device=trainer.accelerator.device)
         most = int(trainer.accelerator.gather(count).max())
-        order = sorted(range(len(asked)), key=lambda i: len(asked[i]), reverse=True)  # equally long ones together
+        order = sorted(range(len(asked)), key=lambda i: len(asked[i]), reverse=True)  # for little padding
         scores = torch.full((len(asked),), torch.nan, device=trainer.accelerator.device)
         with torch.no_grad(), disable_gradient_checkpointing(trainer.model, args.gradient_checkpointing_kwargs):
             for first in range(0, most, size):
@@ -134,7 +134,7 @@ class InformationGain:
         return scores
 
     def _pass(self, asked: Sequence[_Scored]) -> Tensor:
-        """One pass of the policy: contexts padded on the left, answers on the right."""
+        """(N,) from one pass of the policy, with contexts padded on the left and answers on the right."""
         before, after = max(len(one.context) for one in asked), max(len(one.answer) for one in asked)
         ids = torch.full((len(asked), before + after), self._trainer._tokenizer.pad_token_id or 0)
         mask = torch.zeros_like(ids)

@@ -21,11 +21,11 @@ Rows = TypeVar("Rows", Tensor, list[Any])
 
 
 class RolloutRecorder:
-    """Keeps what TRL's output lacks: turns as they were generated, and the rewards of turns and functions."""
+    """Keeps what TRL's output lacks: the turns as generated, and the rewards by turn and by function."""
 
     generated: Generated
     turns: TurnLayout
-    """Of this process's rows."""
+    """The turns of this process's rows."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
@@ -94,7 +94,7 @@ class RolloutRecorder:
         )
 
     def _void(self, examples: Sequence[Mapping[str, Any]]) -> Tensor | None:
-        """(N,) bool, where every process knows what its turns did."""
+        """(N,) bool: whether a turn was invalid. None unless every process knows the actions of its turns."""
         said = [row.get("trajectory") for row in examples]
         known = all(isinstance(each, Trajectory) for each in said)
         accelerator = self._trainer.accelerator
@@ -110,7 +110,7 @@ class RolloutRecorder:
 def kept_masks(trainer: Any, rollout: ScoredRollout, batch: Mapping[str, Any]) -> list[Tensor]:
     """What each piece of `keep` keeps of this process's rows: (B,) or (B, T) bool. The share that it keeps is logged.
 
-    The rollout is that of all processes, the batch that of this process's rows; T is the width that TRL padded to.
+    `rollout` has the rows of all processes, `batch` this process's rows. T is the width that TRL padded to.
     """
     masks = []
     rows, width = batch["completion_ids"].shape
@@ -139,7 +139,7 @@ def trl_corrects_sampling(trainer: Any) -> bool:
 
 
 def trl_scores_old_policy(trainer: Any) -> bool:
-    """Whether TRL's first pass over new trajectories is one of the current policy."""
+    """Whether TRL runs the current policy over new trajectories before their first update."""
     return trainer.args.gradient_accumulation_steps % cycle_steps(trainer) != 0 or trl_corrects_sampling(trainer)
 
 
@@ -161,15 +161,15 @@ def own_rows(gathered: Rows, count: int, accelerator: Accelerator) -> Rows:
 
 
 def gather_rows(accelerator: Accelerator, values: Tensor, padding: int = 0) -> Tensor:
-    """(B, N) of every process, one below the other, with `padding` where a process has fewer columns."""
-    if values.dtype == torch.bool:  # accelerate would make integers of it, and only on the ranks where it pads
+    """Stack the (B, N) values of all processes, with `padding` where a process has fewer columns."""
+    if values.dtype == torch.bool:  # accelerate would make integers of them, but only on the ranks that pad
         return gather_rows(accelerator, values.long(), padding).bool()
     return accelerator.gather(accelerator.pad_across_processes(values, dim=1, pad_index=padding))
 
 
 def show_advantages(trainer: Any, advantages: Tensor, mask: Tensor) -> None:
     """Put the mean advantage of each trajectory, from all processes' (N, U), into TRL's table of completions."""
-    shown = trainer._logs["advantages"]  # with TRL's own of these N at its end, and at most as many as it holds
+    shown = trainer._logs["advantages"]  # ends with TRL's own for these N, or as many of them as it has room for
     for _ in range(min(len(advantages), len(shown))):
         shown.pop()
     shown.extend(masked_mean(advantages, mask, dim=1).tolist())

@@ -1,4 +1,4 @@
-"""Reward functions that return one float per turn, beside TRL's one float per completion."""
+"""Reward functions that return one float per turn, where TRL's return one float per completion."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from trl.trainer.utils import is_async_callable
 
 TURN_IDS = "turn_ids"
-"""What a reward function that names this parameter gets beside TRL's: of each completion, the turn of each token."""
+"""A parameter that a reward function may name. It then gets the turn of each token, for each completion."""
 
 
 @dataclass(frozen=True)
 class SplitRewards:
-    """What B trajectories of at most K turns earned, turn rewards and outcomes apart."""
+    """The rewards of B trajectories of at most K turns, with turn rewards and outcomes apart."""
 
     turn_rewards: Tensor
     """(B, K) the weighted sum of the turn rewards, 0 where there is none."""
@@ -32,9 +32,9 @@ class SplitRewards:
 
 
 class TurnRewards:
-    """Keeps the turn rewards of a rollout, of which TRL sees the sum per completion.
+    """Keeps the turn rewards of a rollout. TRL sees only their sum per completion.
 
-    A reward function may return for each completion a float (an outcome reward), a sequence with one float per turn
+    For each completion, a reward function may return a float (an outcome reward), a sequence with one float per turn
     (None for a turn that has none), or `None` (not scored by this function), in any mixture.
     """
 
@@ -44,12 +44,12 @@ class TurnRewards:
         self._recorded: dict[tuple[int, int], list[float | None]] = {}
 
     def begin(self, turn_ids: Sequence[Sequence[int]], turn_counts: Sequence[int]) -> None:
-        """Forget what was recorded, and expect rewards of trajectories with these turns."""
+        """Forget all records, and expect rewards for trajectories with these turns."""
         self._turn_ids, self._turn_counts = [list(row) for row in turn_ids], list(turn_counts)
         self._recorded = {}
 
     def recording(self, reward_func: Any, index: int, name: str) -> Any:
-        """Reward function number `index`, wrapped to record turn rewards. A reward model is returned as is."""
+        """Wrap reward function number `index` to record its turn rewards. A reward model is returned as it is."""
         if isinstance(reward_func, nn.Module):
             return reward_func
         takes_turns = _takes_turns(reward_func)
@@ -94,7 +94,7 @@ class TurnRewards:
                 "with one number per turn, or None."
             )
         if self._turn_counts[row] == 0:
-            return None  # masked out of the loss, though the function may have seen generated turns
+            return None  # masked out of the loss, even if the function saw generated turns
         turn_rewards = [None if each is None else float(each) for each in reward]
         self._check(turn_rewards, row, name)
         given = [each for each in turn_rewards if each is not None]
@@ -143,10 +143,10 @@ class TurnRewards:
 def _takes_turns(reward_func: Callable[..., Any]) -> bool:
     try:
         return TURN_IDS in inspect.signature(reward_func).parameters
-    except (TypeError, ValueError):  # written in C, perhaps
+    except (TypeError, ValueError):  # for example, a function in C
         return False
 
 
 def _is_number(reward: Any) -> bool:
-    """Whether it is one for TRL: a string of digits is not."""
+    """Whether TRL takes it for a number: not if it is a string of digits."""
     return hasattr(reward, "__float__")

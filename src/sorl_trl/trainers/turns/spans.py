@@ -1,4 +1,4 @@
-"""Where a completion's turns lie: as the rollout recorded them, or else the runs of model tokens."""
+"""Where a completion's turns lie: as the rollout recorded them, or else at the runs of model tokens."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def checked_rollout(rollout_func: Callable[..., RolloutOutput]) -> Callable[...,
     If a rollout records `turn_ids` without an `env_mask`, the mask that they imply is added.
     """
 
-    @wraps(rollout_func, updated=())  # that its own options can be checked
+    @wraps(rollout_func, updated=())  # so that the options of `rollout_func` can be checked
     def rollout(prompts: list[Any], trainer: Any) -> RolloutOutput:
         returned = rollout_func(prompts, trainer)
-        # TRL takes None for a field that is not there; of `logprobs` it wants the key all the same.
+        # TRL reads None as a missing field, but requires the key `logprobs` in any case.
         output = {key: value for key, value in returned.items() if value is not None or key == "logprobs"}
         for key in ("env_mask", "turn_ids"):
             if key in output:  # rows may be tensors

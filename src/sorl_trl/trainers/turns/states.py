@@ -1,4 +1,4 @@
-"""Numbers for the states in which turns start, by which turns of a group are compared."""
+"""Numbers for the states in which turns start, so that turns of a group with equal states can be compared."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Generated:
     prompt_ids: Sequence[Sequence[int]]
     completion_ids: Sequence[Sequence[int]]
     turn_ids: Sequence[Sequence[int]]
-    """The turn of each token of a completion, -1 on those that are not the policy's."""
+    """The turn of each token of a completion, -1 where a token is not the policy's."""
 
 
 def turn_spans(turn_ids: Sequence[int]) -> list[tuple[int, int]]:
@@ -59,6 +59,6 @@ def _keys(prompt: Sequence[int], completion: Sequence[int], spans: Sequence[tupl
 
 
 def _key(ids: Sequence[int], is_all: bool) -> int:
-    """A number for token ids; Python's own `hash` would be another in each process for some types."""
+    """A number for token ids. Python's own `hash` of some types differs between processes."""
     tokens = array("q", [int(is_all), *map(int, ids)])
     return int.from_bytes(blake2b(tokens.tobytes(), digest_size=8).digest(), "little") >> 1

@@ -33,7 +33,7 @@ from sorl_trl.trainers.turns.batch import GENERATED_AT
 from sorl_trl.types import Trajectory
 
 _ASKED = "asked"
-"""Key of a batch: a list, which TRL shuffles and splits as it does tensors, of what `_asked` gives."""
+"""Key of a batch: a list of what `_asked` returns, which TRL shuffles and splits as it does tensors."""
 
 
 class TrajectoryDump(TrainerCallback):
@@ -47,7 +47,7 @@ class TrajectoryDump(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """What an earlier run wrote or kept of the steps to come is not this run's."""
+        """Discard what an earlier run has kept in memory, or written about steps that this run will make."""
         self._rows = []
         if self.args.save_trajectories_steps and state.is_local_process_zero:
             discard_later(self.args.output_dir, state.global_step)
@@ -63,8 +63,8 @@ class TrajectoryDump(TrainerCallback):
 
         Args:
             batch: TRL's batch of a rollout.
-            examples: the rows of the training set, including the columns that the rollout has added.
-            lengths: the number of completion tokens of each trajectory.
+            examples: The rows of the training set, including the columns that the rollout has added.
+            lengths: The number of completion tokens of each trajectory.
             totals: (B,) the reward of each trajectory, NaN if it has none.
         """
         if self.args.save_trajectories_steps:
@@ -73,12 +73,12 @@ class TrajectoryDump(TrainerCallback):
 
     @torch.no_grad()
     def observe(self, batch: MicroBatch, objective: Objective | None) -> None:
-        """Keep a micro-batch of a step that is to be written, and write the step when it ends.
+        """Keep a micro-batch if its step is to be written, and write the step when it ends.
 
         `objective` is None with the loss types that only TRL computes.
         """
         every = self.args.save_trajectories_steps
-        # A batch may be of before a checkpoint, when nothing was kept of it.
+        # A batch from before a checkpoint may lack what `prepare` adds.
         if every and batch.step % every == 0 and batch.age is not None and _ASKED in batch.inputs:
             self._rows.extend(self._trained(batch, objective))
         if batch.is_training and batch.ends_step:
@@ -112,7 +112,7 @@ class TrajectoryDump(TrainerCallback):
 
 
 def _clip_states(ratio: Tensor, batch: MicroBatch, objective: Objective | None) -> list[list[str]]:
-    """Of each token whether its ratio is inside of the range, outside, or outside and without a gradient."""
+    """For each token INSIDE, OUTSIDE, CLIPPED (outside the range, without a gradient) or UNTRAINED."""
     states = torch.zeros_like(batch.turns.turn_ids)
     states[is_outside(ratio, *batch.clip_range[:2]) | ratio.isnan()] = 1
     if objective is not None:
@@ -123,9 +123,9 @@ def _clip_states(ratio: Tensor, batch: MicroBatch, objective: Objective | None) 
 
 
 def _asked(example: Mapping[str, Any], length: int, reward: float) -> dict[str, Any]:
-    """What the tensors of a batch do not say about a trajectory, in types that a checkpoint takes.
+    """What the tensors of a batch do not say about a trajectory, in types that a checkpoint can store.
 
-    The columns of a training set may be of any type, and their names mean something else there.
+    The columns of a training set may have any type, and a column of one of these names may mean something else.
     """
     question, golden = example.get("question"), example.get("golden_answers")
     answers = golden if isinstance(golden, Sequence) and not isinstance(golden, str) else [golden]

@@ -1,6 +1,6 @@
-"""The multi-turn sets of the Berkeley Function Calling Leaderboard: eight worlds, and users who speak again.
+"""The multi-turn sets of the Berkeley Function Calling Leaderboard: users with several requests, in eight worlds.
 
-The worlds, the tasks and the calls that solve them are those of the package `bfcl-eval`.
+The worlds, the tasks and the calls that solve them come from the package `bfcl-eval`.
 """
 
 from sorl_trl.qa import BFCL, BFCL_BENCHMARKS

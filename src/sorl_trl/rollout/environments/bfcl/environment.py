@@ -1,4 +1,4 @@
-"""A task of the leaderboard as an environment: a user who speaks again, and worlds that answer calls."""
+"""A task of the leaderboard as an environment: the user makes several requests, and worlds answer the calls."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from sorl_trl.types import StopReason, Turn
 
 Prompt: TypeAlias = "Sequence[Mapping[str, str]]"
 MOST_SHOWN = 200_000
-"""Characters of what a call returns."""
+"""How many characters of a call's result the policy reads at most."""
 MOST_STEPS = 20
-"""Messages with calls that the leaderboard allows between two of the user's."""
+"""How many messages with calls the leaderboard allows for one request."""
 ERRORS = (
     "wrong_call",
     "failed_call",
@@ -25,50 +25,50 @@ ERRORS = (
     "execution_response_mismatch",
     "force_terminated",
 )
-"""What can go wrong: a `wrong_call` cannot be read, or is of no function; a `failed_call` makes the world raise; the
-others are the leaderboard's verdicts."""
+"""What can go wrong. A `wrong_call` cannot be read or names no function; a `failed_call` makes the world raise an
+error; the others are the leaderboard's verdicts."""
 
 
 class BFCLEnvironment:
-    """The world of one trajectory, for an `EnvironmentResponder` and a `ChatProtocol`.
+    """The environment of one trajectory, for an `EnvironmentResponder` and a `ChatProtocol`.
 
-    A message that calls functions is answered by their results, one that calls none by what the user says next.
-    Whatever is wrong with a call is part of the answer. When a request has been served, the leaderboard's check is
-    made: every world is in the state that the task's solution leads to, and what its calls return has been returned.
-    The message that ends a request gets the reward 1 / number of requests where the check passes, else 0.
+    A message with calls is answered by their results or by what is wrong with them, a message without calls by the
+    user's next request. When the policy ends a request, the leaderboard's check is applied: every world must be in the
+    state to which the task's solution leads, and all that the solution's calls return must have been returned. The
+    message that ends a request gets the reward 1 / number of requests if the check passes, and 0 otherwise.
 
     Args:
-        compact: How functions are described that a later request brings: see `prompt_rows`.
-        tools: Functions of other origin that may be called too.
-        most_steps: Messages with calls for one request; one more ends the trajectory, and the task has failed.
+        compact: How to describe functions that a later request adds: see `prompt_rows`.
+        tools: Other functions that the policy may call too.
+        most_steps: How many messages with calls one request allows. One more ends the trajectory as a failure.
     """
 
     def __init__(self, compact: bool = False, tools: Sequence[Function] = (), most_steps: int = MOST_STEPS) -> None:
         self._compact, self._tools, self._most_steps = compact, tools, most_steps
 
     def reset(self, prompt: Prompt) -> None:
-        """Begin the task whose prompt `prompt_rows` has made."""
+        """Begin the task of a prompt made by `prompt_rows`."""
         if "task" not in prompt[0]:
             raise ValueError("prompt names no task: `prompt_rows` makes prompts whose first message does")
         self.task: Task = task_of(prompt[0]["task"])
         self._worlds, self._solved_worlds = Worlds(self.task, self._tools), Worlds(self.task)
         self._results: Counter[int] = Counter()
-        """Hashes of what all calls of the policy so far have returned."""
+        """Hashes of all results that the policy's calls have returned so far."""
         self._steps = self._read = 0
-        """Messages that called something since the user has spoken, and calls that could be read."""
+        """How many messages had calls, and how many calls could be read, since the user last spoke."""
         self.verdicts: list[str | None] = []
-        """What is wrong, in the leaderboard's words, with each request that has been served; None where it passed."""
+        """For each request that has ended, the leaderboard's name for what is wrong; None if it passed."""
         self.calls = 0
         self.errors: Counter[str] = Counter()
-        """What else went wrong, by kind."""
+        """How often other things went wrong, by kind."""
 
     @property
     def solved(self) -> bool:
-        """Whether all requests have been served, and every check has passed."""
+        """Whether all requests have ended and every check has passed."""
         return self.verdicts == [None] * len(self.task.requests)
 
     def measures(self) -> dict[str, float]:
-        """Figures of the trajectory, by name."""
+        """Metrics of the trajectory, by name."""
         requests = len(self.task.requests)
         errors = self.errors + Counter(filter(None, self.verdicts))
         return {
@@ -79,7 +79,6 @@ class BFCLEnvironment:
         }
 
     def step(self, turn: Turn) -> Reply:
-        """Answer a message."""
         results = self.answers(turn.action.content)
         if self._steps > self._most_steps:
             self.errors["force_terminated"] += 1
@@ -92,7 +91,7 @@ class BFCLEnvironment:
         return Reply(request, reward=reward, role="user")
 
     def answers(self, message: str) -> list[str]:
-        """What the calls of a message return; nothing where it makes none."""
+        """Make the calls of a message, and return their results; an empty list if there is no call."""
         try:
             results = [self.call(call) for call in read_calls(message)]
         except WrongCall as error:
@@ -101,7 +100,7 @@ class BFCLEnvironment:
         return results
 
     def call(self, call: Call) -> str:
-        """Make a call; what it returns, or what is wrong with it."""
+        """Make a call, and return its result or what is wrong with it."""
         self.calls += 1
         self._read += 1
         try:
@@ -114,7 +113,7 @@ class BFCLEnvironment:
         return result[:MOST_SHOWN]
 
     def serve(self) -> float:
-        """End the request that is being served, with the leaderboard's check; its reward."""
+        """End the current request with the leaderboard's check, and return its reward."""
         solution = self.task.solution[len(self.verdicts)]
         results = [self._solved_worlds.call(call) for text in solution for call in read_calls(text)]
         self.verdicts.append(self._verdict(results) if solution else None)
@@ -122,7 +121,7 @@ class BFCLEnvironment:
         return float(self.verdicts[-1] is None) / len(self.task.requests)
 
     def next_request(self) -> str | None:
-        """What the user says next; None where all requests have been served."""
+        """What the user says next; None if no request is left."""
         number = len(self.verdicts)
         return None if number == len(self.task.requests) else request_of(self.task, number, self._compact)
 
@@ -131,7 +130,7 @@ class BFCLEnvironment:
         return f"Error: {error}"
 
     def _verdict(self, results: Sequence[str]) -> str | None:
-        """What is wrong with a request that had to be served by calls with these results."""
+        """What is wrong with the current request, whose solution's calls return `results`; None if nothing is."""
         if not self._read:
             return "empty_turn_model_response"
         if not self._worlds.equals(self._solved_worlds):
@@ -141,16 +140,16 @@ class BFCLEnvironment:
 
 
 class BFCLTools:
-    """The same for TRL's own `environment_factory`, where nobody speaks but tools: `done` brings the next request.
+    """The same task for TRL's `environment_factory`, where only tools reply: `done` returns the next request.
 
-    How many calls there may be, TRL's `max_tool_calling_iterations` says. For `compact`, see `BFCLEnvironment`.
+    TRL's `max_tool_calling_iterations` limits the number of calls. For `compact`, see `BFCLEnvironment`.
     """
 
     def __init__(self, compact: bool = False) -> None:
         self._compact = compact
 
     def reset(self, prompt: Prompt, **_: Any) -> None:
-        """Begin the task whose prompt `prompt_rows` has made."""
+        """Begin the task of a prompt made by `prompt_rows`."""
         self._environment = BFCLEnvironment(self._compact)
         self._environment.reset(prompt)
 
@@ -184,5 +183,5 @@ class BFCLTools:
         return self._environment.solved
 
     def get_reward(self) -> float:
-        """The share of requests that have been served well."""
+        """The share of requests that have passed their check."""
         return self._environment.measures()["requests_solved"]

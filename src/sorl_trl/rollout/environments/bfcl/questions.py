@@ -1,4 +1,4 @@
-"""The leaderboard's tasks as rows of a data set, for recipes and evaluations."""
+"""The leaderboard's tasks as rows of a dataset, for recipes and evaluations."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from sorl_trl.rollout.observation import Sanitizer
 from sorl_trl.search import SearchArguments
 
 FOR_QUESTIONS = ("prompt_template", "chat", "search_top_k", "data_source_folder")
-"""Arguments that mean nothing to tasks, beside those of the search engine."""
+"""Arguments that have no meaning for tasks, in addition to those of the search engine."""
 
 
 def bfcl_questions(name: str) -> list[Question]:
-    """The tasks of a set of `BFCL_BENCHMARKS`. Raises ImportError where the package is missing."""
+    """Load the tasks of a set of `BFCL_BENCHMARKS`. Raises ImportError if the package is missing."""
     return [question_of(task) for task in load_tasks(name.removeprefix(f"{BFCL}_"))]
 
 
 def question_of(task: Task) -> Question:
-    """The row of a task: its first request, the calls that solve it, the worlds that it is about."""
+    """Make the row of a task: its first request, the calls that solve it, and its worlds."""
     return Question(
         id=task.id,
         question=task.requests[0],
@@ -35,9 +35,9 @@ def question_of(task: Task) -> Question:
 
 
 def are_tasks(questions: Sequence[Question]) -> bool:
-    """Whether rows are tasks of the leaderboard.
+    """Whether the rows are tasks of the leaderboard.
 
-    Raises ValueError where some are, and some are not, and for a task that is not as the leaderboard has it.
+    Raises ValueError if only some of them are, or if a task's request is not the leaderboard's.
     """
     kinds = {question.data_source in BFCL_BENCHMARKS for question in questions}
     if len(kinds) > 1:
@@ -50,7 +50,7 @@ def are_tasks(questions: Sequence[Question]) -> bool:
 
 
 def check_given(given: Mapping[str, Any]) -> None:
-    """Raise ValueError for an argument that somebody has given, and that means nothing to tasks."""
+    """Raise ValueError for an argument that was given but has no meaning for tasks."""
     for name in (*FOR_QUESTIONS, *(field.name for field in fields(SearchArguments))):
         if given.get(name):
             raise ValueError(
@@ -62,7 +62,7 @@ def check_given(given: Mapping[str, Any]) -> None:
 def task_rows(
     questions: Sequence[Question], tokenizer: PreTrainedTokenizerBase, compact: bool
 ) -> list[dict[str, Any]]:
-    """The prompts of tasks for a chat template, without control tokens that they spell out."""
+    """Make the prompts of tasks for a chat template, without any control tokens that they spell out."""
     clean = Sanitizer(tokenizer).clean
     rows = prompt_rows([task_of(question.id) for question in questions], compact, takes_system(tokenizer))
     for message in (message for row in rows for message in row["prompt"]):
@@ -71,10 +71,10 @@ def task_rows(
 
 
 def most_messages(tasks: Sequence[Question]) -> int:
-    """As many as the longest task may take."""
+    """How many messages of the policy the longest of the tasks allows."""
     return (MOST_STEPS + 1) * max(len(task_of(task.id).requests) for task in tasks)
 
 
 def names_tasks(source: str) -> bool:
-    """Whether a file or a public set holds tasks. Raises what `load_questions` and `are_tasks` raise."""
+    """Whether a file or a public dataset holds tasks. Raises the errors of `load_questions` and `are_tasks`."""
     return source in BFCL_BENCHMARKS or (source not in BENCHMARKS and are_tasks(load_questions(source)))

@@ -1,4 +1,4 @@
-"""The tasks of the leaderboard's multi-turn sets, and how a policy is told of them."""
+"""The tasks of the leaderboard's multi-turn sets, and their prompts."""
 
 from __future__ import annotations
 
@@ -27,32 +27,32 @@ _COMPACT = (
 
 @dataclass(frozen=True)
 class Task:
-    """What a user asks for, request by request, and the calls that do it."""
+    """What a user asks for, request by request, and the calls that solve it."""
 
     id: str
-    """Such as "multi_turn_base_0"."""
+    """For example "multi_turn_base_0"."""
     requests: tuple[str, ...]
-    """What the user says, one message for each of their turns."""
+    """The user's messages, one per request."""
     worlds: tuple[str, ...]
     """The classes whose functions the policy may call."""
     state: Mapping[str, Any]
-    """Of each world at the beginning."""
+    """The initial state of each world."""
     solution: tuple[tuple[str, ...], ...]
-    """The calls that solve each request; none where nothing can be done yet."""
+    """The calls that solve each request; none for a request that cannot be solved yet."""
     functions: tuple[Mapping[str, Any], ...]
-    """The documents of the functions that the policy is told of."""
+    """The documents of the functions that the prompt describes."""
     later: Mapping[int, tuple[Mapping[str, Any], ...]]
-    """Documents that it is told of with a later request, by its number."""
+    """The documents that a later request adds, by the number of the request."""
 
     @property
     def long_context(self) -> bool:
-        """Whether the worlds hold much that is of no use."""
+        """Whether the worlds are filled with irrelevant data."""
         return "long_context" in self.id
 
     def shortened(self, requests: int) -> Task:
-        """The task up to so many requests, with the functions that solve these and their worlds alone.
+        """The task up to the given number of requests, with only the functions that solve these, and their worlds.
 
-        Its id, such as "multi_turn_base_0:2", says so. Raises ValueError where there are fewer requests.
+        Its id ends with the number, as in "multi_turn_base_0:2". Raises ValueError if it has fewer requests.
         """
         if not 1 <= requests <= len(self.requests):
             raise ValueError(f"requests={requests} must be 1 to {len(self.requests)}, of {self.id}")
@@ -71,7 +71,7 @@ class Task:
 
 
 def package(name: str) -> Any:
-    """A module of `bfcl-eval`. Raises ImportError, which says how to install it."""
+    """Import a module of `bfcl-eval`. Raises an ImportError that says how to install it."""
     if find_spec("bfcl_eval") is None:
         raise ImportError(f"the leaderboard's worlds need: {_INSTALL}")
     return import_module(f"bfcl_eval.{name}")
@@ -79,9 +79,9 @@ def package(name: str) -> Any:
 
 @cache
 def load_tasks(name: str) -> tuple[Task, ...]:
-    """The 200 tasks of a set of `BFCL_SETS`, in the package's order.
+    """Load the 200 tasks of a set of `BFCL_SETS`, in the package's order.
 
-    Raises ValueError for another name, and ImportError where the package is missing.
+    Raises ValueError for another name, and ImportError if the package is missing.
     """
     check_choice("name", name, BFCL_SETS)
     file = f"BFCL_v4_{_PREFIX}{name}.json"
@@ -90,7 +90,7 @@ def load_tasks(name: str) -> tuple[Task, ...]:
 
 
 def task_of(task_id: str) -> Task:
-    """The task of an id, shortened where it says so. Raises ValueError where there is none."""
+    """Find a task by its id, and shorten it if the id says so. Raises ValueError if there is none."""
     whole, _, requests = task_id.partition(":")
     name = whole.removeprefix(_PREFIX).rpartition("_")[0]
     task = next((each for each in load_tasks(name) if each.id == whole), None) if name in BFCL_SETS else None
@@ -100,26 +100,26 @@ def task_of(task_id: str) -> Task:
 
 
 def prompt_rows(tasks: Iterable[Task], compact: bool = False, system: bool = True) -> list[dict[str, Any]]:
-    """Rows of a training set, for `datasets.Dataset.from_list`: a `prompt`, whose first message names the `task` too.
+    """Make rows for `datasets.Dataset.from_list`. Each has a `prompt`, whose messages also name the `task`.
 
-    A `rollout_func` of TRL is given prompts and nothing else.
+    The messages name it because TRL passes prompts and nothing else to a `rollout_func`.
 
     Args:
-        tasks: What to ask for.
-        compact: Describe each function in a line and the rules in three, for small models. Otherwise the system
-            message is the leaderboard's, with its documents as JSON.
-        system: Whether this is a system message. Otherwise it stands at the head of the user's, for chat templates
-            that know no other: `takes_system` says of which kind one is.
+        tasks: The tasks to ask for.
+        compact: Describe each function in one line and the rules in three, for small models. Otherwise the system
+            message is the leaderboard's, with the functions' documents as JSON.
+        system: Put the rules into a system message. Otherwise they begin the user's message, for chat templates
+            without system messages (see `takes_system`).
     """
     return [{"prompt": _prompt(task, compact, system)} for task in tasks]
 
 
 def takes_system(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether a chat template shows a system message."""
+    """Whether the tokenizer's chat template shows a system message."""
     messages = [{"role": "system", "content": "the-rules"}, {"role": "user", "content": "the-request"}]
     try:
         return "the-rules" in str(tokenizer.apply_chat_template(messages, tokenize=False))
-    except Exception:  # whatever a template's own code raises
+    except Exception:  # a template may raise anything
         return False
 
 
@@ -132,7 +132,7 @@ def _prompt(task: Task, compact: bool, system: bool) -> list[dict[str, str]]:
 
 
 def request_of(task: Task, number: int, compact: bool) -> str:
-    """What the user says in their turn `number`, with the documents of functions that come with it."""
+    """What the user says in request `number`, with the documents of the functions that it adds."""
     if number not in task.later:
         return task.requests[number]
     prompts = package("constants.default_prompts")
@@ -164,7 +164,7 @@ def _documents(functions: Sequence[Mapping[str, Any]], compact: bool) -> str:
 
 
 def _in_a_line(function: Mapping[str, Any]) -> str:
-    """Such as `cd(folder): Change the current working directory to the specified folder.`"""
+    """For example `cd(folder): Change the current working directory to the specified folder`."""
     parameters, needed = function["parameters"]["properties"], function["parameters"].get("required", ())
     names = ", ".join(name if name in needed else f"{name}=None" for name in parameters)
     description = str(function["description"]).partition("Tool description: ")[2] or str(function["description"])

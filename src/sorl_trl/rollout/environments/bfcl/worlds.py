@@ -1,4 +1,4 @@
-"""The worlds of a task: what calls do in them, and whether two states of them are the same."""
+"""The worlds of a task: they execute calls, and their states can be compared."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from sorl_trl.search.backend import is_down
 Function = Callable[..., Any]
 
 _BOUNDED = ("exponent", "precision", "decimal_places")
-"""Arguments of `MathAPI` by which a short call could compute for ever."""
+"""Arguments of `MathAPI` with which a short call could compute for ever."""
 _MOST, _MOST_NAME, _MOST_FILES = 1_000, 255, 20_000
-"""How large those may be; the characters of a file's name; the files of a system, each counted as often as a path
-leads to it, for `cp` shares what it copies, and 30 calls make 2**30 of a few."""
+"""The largest such argument; the most characters in a file's name; the most files in a file system. A file counts once
+per path that leads to it, because `cp` shares what it copies, and 30 calls turn a few files into 2**30 paths."""
 _ONE_AT_A_TIME = threading.Lock()
-"""The worlds set the precision of libraries, and share tables, in the whole process. A call takes microseconds."""
+"""Worlds set the precision of libraries and share tables within the process. A call takes microseconds."""
 
 
 class Worlds:
-    """Objects of the package's classes, with the state that a task gives them.
+    """Instances of the package's classes, in the state that a task gives them.
 
     Args:
-        task: Whose worlds they are.
-        tools: Functions of other origin, which calls may name too.
+        task: The task whose worlds to build.
+        tools: Other functions that calls may name.
 
-    Raises TypeError for a tool that is a coroutine, and ValueError where two tools have one name.
+    Raises TypeError for a tool that is a coroutine, and ValueError if two tools have the same name.
 
-    A function is called by its name, or as `World.name`, where the world of `tools` is `tools`. A name that two worlds
-    have must be written in the second way.
+    A call names a function alone, or as `World.name`, where the world of `tools` is `tools`. If two worlds have a
+    function of that name, the call must use the second form.
     """
 
     def __init__(self, task: Task, tools: Sequence[Function] = ()) -> None:
@@ -48,7 +48,7 @@ class Worlds:
             if name not in config.STATELESS_CLASSES:
                 with _ONE_AT_A_TIME:
                     world._load_scenario(copy.deepcopy(task.state.get(name, {})), long_context=task.long_context)
-                    vars(world).update(copy.deepcopy(vars(world)))  # some of it is the module's own
+                    vars(world).update(copy.deepcopy(vars(world)))  # some of it belongs to the module
         self._functions: dict[str, dict[str, Function]] = {
             name: {key: method for key, method in inspect.getmembers(world, inspect.ismethod) if key[0] != "_"}
             for name, world in self._worlds.items()
@@ -60,10 +60,10 @@ class Worlds:
         self._is_full = False
 
     def call(self, call: Call) -> str:
-        """What a call returns, as the leaderboard writes it; of one that fails, the error.
+        """Make a call, and return its result or its error as the leaderboard writes them.
 
-        Raises WrongCall for a function that there is not, or that two worlds have, and for what is too large, and
-        ConnectionError or the like where a tool is down.
+        Raises WrongCall if no function or several have the name, or an argument is too large, and ConnectionError or
+        the like if a tool is down.
         """
         world, function = self._function(call.name)
         if world == "tools":
@@ -81,16 +81,16 @@ class Worlds:
         return result
 
     def equals(self, other: Worlds) -> bool:
-        """Whether all worlds have the same state: every attribute whose name is public."""
+        """Whether all worlds have the same state, that is, equal public attributes."""
         return not (self._is_full or other._is_full) and all(
-            name in vars(world) and vars(world)[name] == value  # a world may only have it after a call
+            name in vars(world) and vars(world)[name] == value  # some attributes only exist after a call
             for key, world in self._worlds.items()
             for name, value in vars(other._worlds[key]).items()
             if name[0] != "_"
         )
 
     def _function(self, name: str) -> tuple[str, Function]:
-        """A function, and the world that it is of."""
+        """Find a function, and the name of its world."""
         world, _, own = name.rpartition(".")
         asked: Mapping[str, Mapping[str, Function]] = self._functions
         if world:
@@ -104,15 +104,15 @@ class Worlds:
 
 
 def _own(function: Function, call: Call, world: str) -> Sequence[Any]:
-    """The arguments of a call, by position; defaults are copied, for worlds keep and change them.
+    """The arguments of a call, by position. Defaults are copied, because worlds keep and change them.
 
-    Raises TypeError for arguments that do not fit, and WrongCall for what is too large.
+    Raises TypeError for arguments that do not fit, and WrongCall for one that is too large.
     """
     signature = inspect.signature(function)
     try:
         bound = signature.bind(*call.positional, **call.named)
     except TypeError:
-        function(*call.positional, **call.named)  # which says it as the leaderboard does
+        function(*call.positional, **call.named)  # raises the error that the leaderboard shows
         raise
     bound.apply_defaults()
     for name, value in bound.arguments.items():
@@ -125,7 +125,7 @@ def _own(function: Function, call: Call, world: str) -> Sequence[Any]:
 
 
 def _told(tool: Function, call: Call) -> str:
-    """What a tool of other origin returns or raises. Raises ConnectionError or the like where it is down."""
+    """Call a tool, and return its result or its error. Raises ConnectionError or the like if it is down."""
     try:
         result = tool(*call.positional, **call.named)
     except Exception as error:

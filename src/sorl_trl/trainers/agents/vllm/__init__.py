@@ -20,8 +20,8 @@ def vllm_engine(vllm_generation: Any, end: TurnEnd) -> VLLMEngine:
     raise.
     """
     if vllm_generation.mode == "server":
-        vllm_generation.accelerator.wait_for_everyone()  # none generates before the main process has sent the weights
-        if not hasattr(vllm_generation, "turn_server"):  # one for all rollouts, with its connections
+        vllm_generation.accelerator.wait_for_everyone()  # until the main process has sent the weights
+        if not hasattr(vllm_generation, "turn_server"):  # all rollouts share it and its connections
             vllm_generation.turn_server = VLLMServer(server_url(vllm_generation))
         return VLLMServerEngine(vllm_generation, end, vllm_generation.turn_server)
     return VLLMColocateEngine(vllm_generation, end)

@@ -30,7 +30,7 @@ class WeightClient(VLLMClient):
     """
 
     version = 0
-    """Updates that the server has had from this client."""
+    """The number of updates that this client has sent to the server."""
 
     def init_communicator(self, device: torch.device | str | int = 0) -> None:
         transfer = self.get_server_info()["weight_transfer_config"]
@@ -46,7 +46,7 @@ class WeightClient(VLLMClient):
         try:
             self._update(metadata, named_params)
         except Exception:
-            for _ in named_params:  # the other processes gather the rest of sharded parameters
+            for _ in named_params:  # take part while other processes gather the rest of sharded parameters
                 pass
             raise
 
@@ -60,7 +60,7 @@ class WeightClient(VLLMClient):
             )
         with ExitStack() as stack:
             path = stack.enter_context(_written(named_params)) if self._through_file else None
-            stack.callback(self._post, f"{self.base_url}/resume")  # also where the update fails
+            stack.callback(self._post, f"{self.base_url}/resume")  # even if the update fails
             self._post(f"{self.base_url}/pause", params={"mode": "keep"})
             if path is None:
                 super().update_named_params(metadata, named_params)
@@ -81,7 +81,7 @@ class WeightClient(VLLMClient):
 
 @contextmanager
 def _written(named_params: Iterator[tuple[str, torch.Tensor]]) -> Iterator[Path]:
-    """Weights in a file, for as long as the context lasts."""
+    """Within it, the weights are in a file."""
     from safetensors.torch import save_file
 
     folder = None if "TMPDIR" in os.environ or not _IN_MEMORY.is_dir() else _IN_MEMORY

@@ -1,4 +1,4 @@
-"""vLLM in the process of its trainer, step by step."""
+"""Runs vLLM in the trainer's process, step by step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sorl_trl.trainers.agents.vllm.turns import Sampled, TurnRequest, VLLMEngine
 
 @dataclass
 class _Changes:
-    """What a rank asks of the engine at a poll; the ids are of its own requests."""
+    """What a rank asks of the engine at a poll. The ids are those of its own requests."""
 
     given_up: list[str] = field(default_factory=list)
     submitted: dict[str, TurnRequest] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class VLLMColocateEngine(VLLMEngine):
         self._changes = _Changes()
         self._own: dict[str, TurnRequest] = {}
         self._running: dict[str, None] = {}
-        """The requests of all ranks that vLLM has, in the order in which it was given them."""
+        """The requests of all ranks that vLLM is working on, in the order in which it got them."""
         self._is_awake = False
 
     def open(self, rows: int) -> None:
@@ -56,7 +56,7 @@ class VLLMColocateEngine(VLLMEngine):
             vllm.llm.wake_up(tags=["kv_cache"])
             self._is_awake = True
         if self.polls_together and is_peft_model(vllm.model):
-            # As TRL does before it generates: vLLM's collectives can hang beside those of a step of LoRA.
+            # As TRL does before it generates: vLLM's collectives can hang beside those of a LoRA step.
             vllm.accelerator.wait_for_everyone()
 
     def submit(self, row: int, context_ids: Sequence[int], limit: int) -> None:
@@ -84,7 +84,7 @@ class VLLMColocateEngine(VLLMEngine):
         llm = self._vllm.llm
         if self._running:
             llm.llm_engine.abort_request(list(self._running))
-            # vLLM takes a block for cached once it is planned, and a step that failed has not computed it.
+            # vLLM counts a block as cached once it is planned, but a failed step has not computed it.
             llm.reset_prefix_cache()
         self._running, self._generating = {}, {}
         if self._is_awake:
@@ -96,7 +96,7 @@ class VLLMColocateEngine(VLLMEngine):
         return f"sorl-{self._rank}-{request.row}-{request.turn}"
 
     def _exchanged(self) -> list[_Changes]:
-        """The changes of all ranks of the group, in their order."""
+        """The changes of all ranks of the group, ordered by rank."""
         own, self._changes = self._changes, _Changes()
         self._own |= own.submitted
         if not self.polls_together:
@@ -107,7 +107,7 @@ class VLLMColocateEngine(VLLMEngine):
 
     def _apply(self, changes: Sequence[_Changes]) -> None:
         engine = self._vllm.llm.llm_engine
-        # A request may have ended in the step after which it was given up.
+        # A request may have ended in the very step after which it was given up.
         given_up = [name for each in changes for name in each.given_up if name in self._running]
         if given_up:
             engine.abort_request(given_up)
@@ -128,7 +128,7 @@ class VLLMColocateEngine(VLLMEngine):
 
 
 def sampling_params(settings: dict[str, Any], request: TurnRequest) -> Any:
-    """`settings` as vLLM's own type, for one turn."""
+    """Make vLLM's own type from `settings`, for one turn."""
     from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
     own: dict[str, Any] = {"max_tokens": request.limit, "seed": request.seed}

@@ -1,4 +1,4 @@
-"""One vLLM server over HTTP: which requests are retried, and what is an error."""
+"""Talks to one vLLM server over HTTP: retries requests, or raises."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait
 from sorl_trl.threads import DaemonThreads
 
 AT_ONCE = 64
-"""Requests that a rank has at the server at a time: TRL's own number."""
+"""How many requests a rank has at the server at the same time: TRL's own number."""
 ANSWER_S = 600.0
-"""For an answer to begin: a turn that is queued for long, and then has 4,096 tokens at 10 a second."""
-# Few attempts, close together: they bridge a connection that broke. A server that was started anew would have its
-# first weights, and a rollout must not go on with those.
+"""How long an answer may take to begin: a turn may be queued for long, then generate 4,096 tokens at 10 a second."""
+# Few attempts, close together, bridge a broken connection. They must not outlast a restart, after which the server
+# would have its first weights.
 _ATTEMPTS, _WAIT_S = 4, 0.5
 _CONNECT_S = 10.0
 _EXCERPT = 400
@@ -26,11 +26,11 @@ class EngineUnavailable(RuntimeError):
 
 
 class _Passing(EngineUnavailable):
-    """Worth another attempt."""
+    """A failure after which another attempt may succeed."""
 
 
 class VLLMServer:
-    """Talks to a server from several threads.
+    """A connection to a server, for several threads.
 
     A request whose connection fails, or that gets HTTP 5xx, is sent again. It contains its seed, so the second attempt
     samples what the first would have, and only one answer is used. Other errors are not retried.
@@ -38,14 +38,14 @@ class VLLMServer:
 
     def __init__(self, base_url: str, answer_s: float = ANSWER_S) -> None:
         self.threads = DaemonThreads(AT_ONCE, "sorl-vllm")
-        """They send requests."""
+        """The threads that send requests."""
         self.version: int | None = None
-        """Of its weights, where rollouts go on while they change."""
+        """The version of the server's weights, if they change while rollouts continue."""
         self._base_url = base_url
         self._answer_s = answer_s
         self._is_closed = False
         self._client = httpx2.Client(
-            verify=base_url.startswith("https:"),  # where nothing is encrypted, no certificates need be read
+            verify=base_url.startswith("https:"),  # plain HTTP needs no certificates, which take time to read
             timeout=httpx2.Timeout(answer_s, connect=_CONNECT_S),
             limits=httpx2.Limits(max_connections=AT_ONCE, max_keepalive_connections=AT_ONCE),
         )
@@ -62,7 +62,7 @@ class VLLMServer:
         self._client.close()
 
     def ask(self, method: str, path: str, body: Any = None) -> Any:
-        """The server's answer.
+        """Send a request, and return the server's answer.
 
         Raises EngineUnavailable if it cannot be reached or does not answer in time, and RuntimeError with its message
         if it refuses.
@@ -81,7 +81,7 @@ class VLLMServer:
         try:
             response = self._client.request(method, url, json=body)
         except (httpx2.ReadTimeout, httpx2.WriteTimeout) as error:
-            # It may be sampling still: a second request would make it work twice.
+            # It may still be sampling, and a second request would double the work.
             raise EngineUnavailable(f"{url} did not answer within {self._answer_s:g} s") from error
         except httpx2.TransportError as error:
             raise _Passing(f"{url} cannot be reached: {error!r}") from error

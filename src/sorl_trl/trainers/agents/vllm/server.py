@@ -37,11 +37,11 @@ class VLLMServerEngine(VLLMEngine):
         self._model, window = server.model
         super().__init__(end, window)
         self.settings = sampling_settings(vllm_generation, end)
-        """What every turn is sampled with."""
+        """The sampling settings of every turn."""
         self._asked = 0
-        """Requests whose answer has not been taken."""
+        """How many requests have an answer that no poll has taken yet."""
         self._answers: Answers = queue.SimpleQueue()
-        """What has come back; None wakes who waits for it."""
+        """The answers that have come back. None wakes the thread that waits for one."""
 
     def open(self, rows: int) -> None:
         super().open(rows)
@@ -70,7 +70,7 @@ class VLLMServerEngine(VLLMEngine):
         self._answers.put(None)
 
     def close(self) -> None:
-        """Nothing is waited for: what is still being answered nobody hears, and what has not been sent never is."""
+        """Wait for nothing: answers still to come are ignored, and requests not yet sent never are."""
         self._generating, self._answers = {}, queue.SimpleQueue()
 
     def _answer(self, request: TurnRequest, answers: Answers) -> Sampled:
@@ -84,7 +84,7 @@ class VLLMServerEngine(VLLMEngine):
             "max_tokens": request.limit,
             "seed": request.seed,
             "return_token_ids": True,
-            "return_tokens_as_token_ids": True,  # the text of a token may be no JSON
+            "return_tokens_as_token_ids": True,  # JSON may not be able to hold a token's text
         }
         (sampled,) = sampled_turns(self._server.ask("POST", "/v1/completions", body), of=1)
         return replace(sampled, versions=None if asked is None else (asked, int(self._server.version or 0)))

@@ -16,11 +16,11 @@ _COMPLETE = ("stop", "length")
 
 @dataclass(frozen=True)
 class TurnRequest:
-    """One turn of one row."""
+    """The request for one turn of one row."""
 
     row: int
     turn: int
-    """How many turns the row has begun before in this rollout."""
+    """How many turns the row has begun before it in this rollout."""
     context_ids: tuple[int, ...]
     limit: int
     """The most tokens to generate: the requested limit, cut where the window ends."""
@@ -35,7 +35,7 @@ class Sampled:
     logprobs: tuple[float, ...]
     finish_reason: str | None
     cached_tokens: int
-    """Tokens of the context that were in the cache; 0 if vLLM does not say."""
+    """How many tokens of the context were in the cache; 0 if vLLM does not say."""
     versions: tuple[int, int] | None = None
     """Versions of the weights when the turn was requested and when it was answered, if they can change meanwhile."""
 
@@ -69,7 +69,7 @@ class VLLMEngine(Engine):
         return not self._generating
 
     def _begin(self, row: int, context_ids: Sequence[int], limit: int) -> TurnRequest:
-        """The request of a row's next turn."""
+        """Make the request of a row's next turn."""
         turn = self._turns[row]
         self._turns[row] += 1
         seed = turn_seed(self._base_seed, row, turn)
@@ -78,7 +78,7 @@ class VLLMEngine(Engine):
         return request
 
     def _finish(self, request: TurnRequest, sampled: Sampled) -> tuple[int, Generation] | None:
-        """The turn of a request, unless its row has been released. Raises RuntimeError if vLLM has given it up."""
+        """The turn of a request, unless its row has been released. Raises RuntimeError if vLLM has aborted it."""
         if self._generating.get(request.row) is not request:
             return None
         if sampled.finish_reason not in _COMPLETE:
@@ -94,7 +94,7 @@ class VLLMEngine(Engine):
 
 
 def turn_seed(base: int, row: int, turn: int) -> int:
-    """A seed that fits torch's generators and the server's JSON, and is never -1, which vLLM takes for none."""
+    """A seed that torch's generators and the server's JSON can hold, and never -1, which vLLM reads as none."""
     digest = hashlib.blake2b(f"{base} {row} {turn}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
@@ -117,10 +117,10 @@ def sampling_settings(vllm_generation: Any, end: TurnEnd) -> dict[str, Any]:
         settings["structured_outputs"] = {"regex": vllm.structured_outputs_regex}
     return settings | {
         "n": 1,
-        "logprobs": 0,  # that of the sampled token alone
+        "logprobs": 0,  # only the sampled token's
         "stop": list(end.stop_strings),
         "include_stop_str_in_output": True,
         "skip_special_tokens": False,
         "stop_token_ids": list(end.eos_token_ids),
-        "ignore_eos": True,  # what vLLM itself takes for an end of sequence: the line above says what is
+        "ignore_eos": True,  # vLLM's own end-of-sequence tokens, in favour of the line above
     }
