@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO
@@ -37,7 +37,7 @@ def full_disk_is_said(folder: Path) -> Iterator[None]:
     try:
         yield
     except Exception:
-        with TemporaryFile(dir=folder) as file:
+        with suppress(FileNotFoundError), TemporaryFile(dir=folder) as file:
             file.write(bytes(2**20))  # raises an OSError if the disk is full
         raise
 

@@ -52,13 +52,15 @@ def test_what_is_credited(
 
 
 def test_what_the_run_was(tmp_path: Path, tokenizer: Any) -> None:
-    card = card_of(SOGRPOTrainer, tmp_path, tokenizer, "loop", epsilon=0.15, scale_rewards="none")
+    pieces = {"credit": "leave_one_out", "keep": ["zero_variance"]}
+    card = card_of(SOGRPOTrainer, tmp_path, tokenizer, pieces, epsilon=0.15, scale_rewards="none")
     for said in (
         "| policy |",
         "| questions.jsonl |",
         f"sorl-trl {version('sorl-trl')} |",
         "parity_reward",
         "LeaveOneOut()",
+        "ZeroVariance()",
     ):
         assert said in card.text
     assert "`epsilon=0.15`" in card.text and "`importance_sampling_level='turn'`" in card.text

@@ -16,6 +16,7 @@ from sorl_trl.ops import (
     state_advantages,
     turn_std,
 )
+from sorl_trl.ops.advantages import STD_FLOOR
 
 
 @dataclass(frozen=True)
@@ -89,4 +90,4 @@ def _over_batch(advantages: Tensor, rollout: ScoredRollout) -> Tensor:
     if rollout.scale != "batch":
         return advantages
     returns = rollout.returns
-    return advantages / (turn_std(returns, rollout.turn_mask, len(returns)) + 1e-4)
+    return advantages / (turn_std(returns, rollout.turn_mask, len(returns)) + STD_FLOOR)

@@ -10,6 +10,7 @@ from typing import Any
 import psutil
 import torch
 
+from sorl_trl.rollout.slots.engine import CACHE_SHARE
 from sorl_trl.trainers.config import TurnLevelConfig
 
 TILE = (4096, 32768)
@@ -106,6 +107,7 @@ def _logits(model: Any, config: TurnLevelConfig, tokens: int) -> float:
     rows = min(tokens, TILE[0])
     words = min(model.config.get_text_config().vocab_size, TILE[1])
     copies = 0 if config.device.type == "cuda" else TILE_COPIES * 4 * rows * words
+    # TRL allocates a tile of full width, however few words there are.
     return rows * TILE[1] * _element(model, config) + copies
 
 
@@ -115,7 +117,7 @@ def _cache(model: Any, config: TurnLevelConfig, longest: int, gib: float | None)
     head = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
     heads = getattr(shape, "num_key_value_heads", shape.num_attention_heads)
     of_token = 2 * head * heads * shape.num_hidden_layers * _element(model, config)
-    share = 0.6 if config.device.type == "cuda" else 0.5  # as the slot engine does
+    share = CACHE_SHARE["cuda" if config.device.type == "cuda" else "cpu"]
     limit = available_bytes(config.device) * share if gib is None else gib * 2**30
     return float(min(config.generation_batch_size // config.world_size * longest * of_token, limit))
 

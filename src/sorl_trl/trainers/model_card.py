@@ -29,7 +29,7 @@ SHOWN = sorted({name for settings in SETTINGS.values() for name in settings} | {
 """The config fields that the card lists: those in which named methods differ, `beta` and `learning_rate`."""
 TRLS_PART = "## Training procedure"
 """The heading from which on TRL's card is kept: trackers, method, versions, citations."""
-_WITHOUT_A_VALUE = re.compile(r", \w+=None")
+_WITHOUT_A_VALUE = re.compile(r", \w+=None|\w+=None(, )?")
 
 
 def credited(trainer: Any) -> tuple[str, dict[str, str]]:

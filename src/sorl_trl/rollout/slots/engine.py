@@ -23,6 +23,9 @@ from sorl_trl.rollout.slots.support import NotServed, base_model, bytes_per_toke
 
 logger = logging.getLogger(__name__)
 
+CACHE_SHARE = {"cuda": 0.6, "cpu": 0.5}
+"""Which part of the free memory of a device keys and values may take by default. Ours."""
+
 
 class SlotEngine(Engine):
     """Generates with a model of transformers in this process, and computes keys and values of each token once.
@@ -72,7 +75,6 @@ class SlotEngine(Engine):
         self._rows: list[Row] = []
         self._waiting: list[Row] = []
         self._table = SlotTable(0)
-        self._budget = 0
         self._ended = 0
 
     def open(self, rows: int) -> None:
@@ -81,8 +83,8 @@ class SlotEngine(Engine):
         self._rows = [Row(i, None if base is None else draws(base, i)) for i in range(rows)]
         self._waiting = []
         self._ended = 0
-        self._budget = self._cache_bytes or _free_bytes(self._base.device)
-        self._table = SlotTable(self._budget // self._bytes_per_token)
+        budget = self._cache_bytes or _free_bytes(self._base.device)
+        self._table = SlotTable(budget // self._bytes_per_token)
         room = self._table.most_tokens + 1  # a turn ends without reading the last token that it samples
         self.window = room if self._positions is None else min(room, self._positions)
 
@@ -211,9 +213,9 @@ def _free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         unclaimed, _ = torch.cuda.mem_get_info(device)
         reserved = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return int((unclaimed + reserved) * 0.6)
+        return int((unclaimed + reserved) * CACHE_SHARE["cuda"])
     ranks = max(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1)
-    return int(psutil.virtual_memory().available * 0.5) // ranks
+    return int(psutil.virtual_memory().available * CACHE_SHARE["cpu"]) // ranks
 
 
 def model_engine(

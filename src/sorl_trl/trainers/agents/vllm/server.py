@@ -36,8 +36,7 @@ class VLLMServerEngine(VLLMEngine):
         self._server = server
         self._model, window = server.model
         super().__init__(end, window)
-        self.settings = sampling_settings(vllm_generation, end)
-        """The sampling settings of every turn."""
+        self._settings = sampling_settings(vllm_generation, end)
         self._asked = 0
         """How many requests have an answer that no poll has taken yet."""
         self._answers: Answers = queue.SimpleQueue()
@@ -78,7 +77,7 @@ class VLLMServerEngine(VLLMEngine):
             raise CancelledError("nobody waits for it any more")
         asked = self._server.version
         body = {
-            **self.settings,
+            **self._settings,
             "model": self._model,
             "prompt": list(request.context_ids),
             "max_tokens": request.limit,
