@@ -30,7 +30,8 @@ needs_deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="Dee
     ("mode", "config"),
     [
         *((mode, "ddp_cpu") for mode in ("colocate", "tensor_parallel", "server", "ahead")),
-        *(pytest.param(mode, "zero3_cpu", marks=needs_deepspeed) for mode in ("server", "ahead")),
+        *(pytest.param(mode, "zero3_cpu", marks=needs_deepspeed) for mode in ("colocate", "server", "ahead")),
+        *((mode, "fsdp2_cpu") for mode in ("colocate", "ahead")),
     ],
 )
 def test_two_ranks(tmp_path: Path, mode: str, config: str, request: pytest.FixtureRequest) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 from accelerate.utils import gather_object
+from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from sorl_trl.search import BM25Index
 from sorl_trl.trainers.agents.vllm import VLLMEngine
@@ -19,6 +21,11 @@ from tests.vllm.policies import GAP, load_policy, logged, vllm_agent
 
 SAMPLED: list[tuple[int, ...]] = []
 ENGINES: set[tuple[str, bool]] = set()
+
+
+def whole(value: Any) -> Tensor:
+    """A parameter without FSDP's shards."""
+    return value.full_tensor() if isinstance(value, DTensor) else value
 
 
 def main() -> None:
@@ -39,7 +46,7 @@ def main() -> None:
     trainer.train()
     policy = trainer.accelerator.unwrap_model(trainer.model)
     with trainer._dist.gather_params([*policy.parameters()]):
-        trained = {name: value.clone() for name, value in policy.state_dict().items()}
+        trained = {name: whole(value).clone() for name, value in policy.state_dict().items()}
     flat = torch.cat([value.flatten() for value in trained.values()])
     ranks = trainer.accelerator.gather(flat[None])
     result = {
