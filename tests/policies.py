@@ -62,9 +62,9 @@ def acting_policy(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
     return policy
 
 
-def build_moe_policy(seed: int = 0) -> MixtralForCausalLM:
+def build_moe_policy(seed: int = 0, vocab_size: int = len(WORDS)) -> MixtralForCausalLM:
     """A randomly initialized mixture of two experts."""
     torch.manual_seed(seed)
     return MixtralForCausalLM(
-        MixtralConfig(vocab_size=len(WORDS), num_key_value_heads=2, num_local_experts=2, **SHAPE)
+        MixtralConfig(vocab_size=vocab_size, num_key_value_heads=2, num_local_experts=2, **SHAPE)
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from trl.trainer.utils import RepeatSampler
 from sorl_trl import SOGRPOTrainer, SOPPOTrainer
 from sorl_trl.search import BM25Index
 from sorl_trl.trainers.cycle.epoch_sampler import EpochRepeatSampler
-from tests.agents import agent_policy, build_agent, search_index, steps_after
+from tests.agents import agent_policy, agent_tokenizer, build_agent, search_index, steps_after
+from tests.policies import build_moe_policy
 
 STEPS = 11
 CYCLES: dict[str, dict[str, Any]] = {
@@ -65,6 +67,30 @@ def test_every_checkpoint_continues_exactly(tmp_path: Path, trainer_class: Any, 
         assert ours == theirs, f"resumed after step {step}"
         for name, weight in resumed.model.state_dict().items():
             assert torch.equal(weight, weights[name]), f"{name}, resumed after step {step}"
+
+
+@pytest.mark.parametrize("trainer_class", [SOGRPOTrainer, SOPPOTrainer])
+def test_a_mixture_of_experts_continues_exactly(tmp_path: Path, trainer_class: Any) -> None:
+    """Its checkpoints have other names than it has in memory, also where the best one is loaded."""
+    fields = {**CYCLES["reused"], "max_steps": 3}
+    policy = partial(build_moe_policy, vocab_size=len(agent_tokenizer()))
+    whole = build(tmp_path / "whole", trainer_class, model=policy(), **fields)
+    whole.train()
+    weights = {name: weight.clone() for name, weight in whole.model.state_dict().items()}
+    whole.state.best_model_checkpoint = str(_checkpoint(whole, 2))
+    whole._load_best_model()
+    best = {name: weight.clone() for name, weight in whole.model.state_dict().items()}
+    resumed = build(tmp_path / "resumed", trainer_class, model=policy(), **fields)
+    resumed._load_from_checkpoint(str(_checkpoint(whole, 2)))
+    assert_equal(resumed.model.state_dict(), best)
+    resumed.train(resume_from_checkpoint=str(_checkpoint(whole, 2)))
+    assert_equal(resumed.model.state_dict(), weights)
+
+
+def assert_equal(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> None:
+    assert ours.keys() == theirs.keys()
+    for name, weight in ours.items():
+        assert torch.equal(weight, theirs[name]), name
 
 
 def _checkpoint(trainer: Any, step: int) -> Path:

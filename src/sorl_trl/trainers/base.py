@@ -45,6 +45,7 @@ from sorl_trl.trainers.cycle.epoch_sampler import EpochRepeatSampler
 from sorl_trl.trainers.cycle.generation_cycle import load_cycle, save_cycle
 from sorl_trl.trainers.cycle.resume_point import resume_point
 from sorl_trl.trainers.cycle.run_settings import save_settings, take_up_settings
+from sorl_trl.trainers.cycle.weights import load_renamed
 from sorl_trl.trainers.loss.bias_norm import bias_normalizer
 from sorl_trl.trainers.loss.kl_schedule import KLSchedule
 from sorl_trl.trainers.loss.metrics import MetricLog, MetricSums
@@ -365,6 +366,16 @@ class TurnLevelTrainer(GRPOTrainer):
         # transformers writes the trainer's state last, so a checkpoint that has it is complete.
         with full_disk_is_said(Path(self.args.output_dir)):
             super()._save_checkpoint(model, trial)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        policy = self.model if model is None else model
+        if self.is_fsdp_enabled or not load_renamed(policy, Path(resume_from_checkpoint)):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_best_model(self) -> None:
+        sharded = self.is_deepspeed_enabled or self.is_fsdp_enabled
+        if sharded or not load_renamed(self.model, Path(str(self.state.best_model_checkpoint))):
+            super()._load_best_model()
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         super().create_model_card(*args, **kwargs)
