@@ -97,11 +97,11 @@ def damaged(task: Task, rng: random.Random) -> list[list[str]]:
     return steps
 
 
-def test_verdicts_are_the_leaderboards_on_2000_damaged_solutions() -> None:
+def test_verdicts_are_the_leaderboards_on_damaged_solutions() -> None:
     check = package("eval_checker.multi_turn_eval.multi_turn_checker").multi_turn_checker
     instances = vars(package("eval_checker.multi_turn_eval.multi_turn_utils"))
     rng, found = random.Random(0), set()
-    for number in range(2000):
+    for number in range(400):
         task = rng.choice(TASKS)
         steps = damaged(task, rng)
         entry = {"initial_config": task.state, "involved_classes": task.worlds, "id": task.id}
