@@ -18,7 +18,7 @@ from sorl_trl.search import NoSearch
 from tests.policies import build_policy
 from tests.tools import lookup, qwen_tokenizer
 from tests.training import settings
-from tests.trajectories import FixedRollout, parity_reward, prompts
+from tests.trajectories import FixedRollout, Sampled, parity_reward, prompts
 from tests.unit.experimental.seeupo_loop import EPSILON, LEARNING_RATE, MINIBATCHES, TURNS, Loop
 
 BATCHES: dict[str, Any] = {
@@ -158,13 +158,6 @@ def test_gradient_accumulation_changes_nothing(tmp_path: Path, tokenizer: Any) -
         trainer = run(tmp_path / name, tokenizer, **{**ONE_ROLLOUT, **arguments})
         weights.append(torch.cat([p.detach().flatten() for p in trainer.model.parameters()]))
     torch.testing.assert_close(weights[0], weights[1], rtol=0, atol=1e-6)
-
-
-class Sampled(FixedRollout):
-    """Draws its trajectories with torch's random numbers, which checkpoints hold."""
-
-    def _trajectory(self, index: int) -> tuple[list[int], list[int]]:
-        return super()._trajectory(int(torch.randint(1000, ())))
 
 
 def test_a_resumed_run_goes_on_between_turns_and_within_one(tmp_path: Path, tokenizer: Any) -> None:
