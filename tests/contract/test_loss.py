@@ -184,11 +184,6 @@ def test_the_penalty(tmp_path: Path, tokenizer: Any, piece: ClipPenalty) -> None
     assert trainer._metrics["train"]["clip_penalty"][-1] > 0
 
 
-def test_the_penalty_is_zero_with_nothing_outside(tmp_path: Path, tokenizer: Any) -> None:
-    trainer, batch = off_policy_batch(tmp_path, tokenizer, Method(terms=(ClipPenalty(epsilon=50.0),)), **OFF)
-    assert_same_loss(trainer, trainer._compute_loss(trainer.model, batch), reference_loss(trainer, batch))
-
-
 def test_llds_holds_up_good_trajectories(tmp_path: Path, tokenizer: Any) -> None:
     trainer, batch = off_policy_batch(tmp_path, tokenizer, Method(terms=(LLDS(coef=0.7),)), **OFF)
     log_ratio = token_logps(trainer, batch) - batch["old_per_token_logps"]

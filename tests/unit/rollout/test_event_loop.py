@@ -76,7 +76,7 @@ def collect(search: Any, rejoin_after: int, rows: int = 12, engine: SteppingEngi
     return trajectories
 
 
-@pytest.mark.parametrize("rejoin_after", [*range(10), 25, 1000])
+@pytest.mark.parametrize("rejoin_after", [0, 1, 4, 9, 1000])
 def test_how_long_a_search_takes_changes_nothing(rejoin_after: int) -> None:
     reference = collect(Jittery(0, 0.0), rejoin_after)
     assert sum(len(trajectory.turns) for trajectory in reference) > 24
