@@ -26,10 +26,12 @@ def test_every_command_has_help_under_its_name(name: str, capsys: pytest.Capture
         (["evaluate", "--protocl", "x"], "`--protocl` is no argument of sorl evaluate; is it `--pro"),
         (["compare", "a"], "the following arguments are required: AFTER"),
         (["compare", "a", "b"], "a does not exist: name the folder of a run"),
+        (["report", "a"], "a does not exist: name the folder of a run"),
         (["evaluate"], "sorl evaluate needs the folder of a run"),
         (["evaluate", "a"], "a does not exist: name the folder of a run"),
         (["evaluate", "empty"], "empty holds no policy: name the folder of a run"),
         (["evaluate", "policy", "--output", "policy"], "`output` is 'policy', which holds a policy: name a folder"),
+        (["evaluate", "policy", "--index=a"], "`index` is 'a', but there is no such file or folder"),
         (["evaluate", "policy", "--questions", "a"], "`questions` is 'a', but there is no such file or folder"),
         (
             ["evaluate", "policy", "--config", "so_grpo"],
