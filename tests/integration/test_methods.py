@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import random
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,9 +28,8 @@ from sorl_trl.methods import (
     ZeroVariance,
 )
 from tests.losses import build
-from tests.mismatch import SampledElsewhere, with_engine
 from tests.training import saved_policy, settings, train
-from tests.trajectories import parity_reward, prompts
+from tests.trajectories import FixedRollout, parity_reward, prompts
 
 pytestmark = pytest.mark.trains
 OF_PPO = ("so_ppo", "so_ppo_note", "sequence_ppo", *(name for name in SETTINGS if "advantage_level" in SETTINGS[name]))
@@ -158,12 +159,36 @@ def test_an_evaluation_counts_every_trajectory(tmp_path: Path, tokenizer: Any) -
     assert (batch["turn_ids"] >= 0).any(1).all()
 
 
+class SampledElsewhere(FixedRollout):
+    """An engine whose log-probabilities are some way off, NaN for some tokens, and 0 where it has sampled nothing."""
+
+    def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
+        output = super().__call__(prompts, trainer)
+        output["logprobs"] = [self._said(i, mask) for i, mask in enumerate(output["env_mask"])]
+        return output
+
+    def _said(self, index: int, mask: list[int]) -> list[float]:
+        rng, uniform = random.Random(f"{self.calls}-{index}"), -math.log(32)
+        said = [rng.gauss(uniform, 0.3) if rng.random() < 0.9 else math.nan for _ in mask]
+        return [logp if kept else 0.0 for logp, kept in zip(said, mask, strict=True)]
+
+
+class WithEngine(SOGRPOTrainer):
+    """Believes that vLLM generates."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.use_vllm = self.vllm_importance_sampling_correction = True
+        self.vllm_generation = SimpleNamespace(sync_weights=lambda: None)
+        self._last_loaded_step = -1
+
+
 class TestEngine:
     """vLLM's correction per turn, on a rollout whose log-probabilities are made up: no engine runs here."""
 
     def scored(self, folder: Path, tokenizer: Any, method: Method) -> tuple[Any, dict[str, Any]]:
         arguments = settings(folder, scale_rewards="none", vllm_importance_sampling_mode="token_truncate")
-        trainer = with_engine(SOGRPOTrainer)(
+        trainer = WithEngine(
             saved_policy(folder), parity_reward, SOGRPOConfig(**arguments), prompts(), processing_class=tokenizer,
             rollout_func=SampledElsewhere(),
         )  # fmt: skip
