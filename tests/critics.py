@@ -58,12 +58,7 @@ FILES = {
         "adapter/adapter_config.json",
         "adapter/adapter_model.safetensors",
     },
-    "model": {
-        "critic_config.json",
-        "value_head.safetensors",
-        "backbone/config.json",
-        "backbone/model.safetensors",
-    },
+    "model": {"critic_config.json", "value_head.safetensors", "backbone/config.json", "backbone/model.safetensors"},
 }
 """What `critic/` holds of each kind."""
 

@@ -14,15 +14,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from sorl_trl import AgentRollout, SOGRPOConfig, SOGRPOTrainer
 from sorl_trl.qa import environment_reward
-from sorl_trl.rollout import (
-    EnvironmentResponder,
-    Frame,
-    Reply,
-    Responder,
-    RolloutLimits,
-    TagProtocol,
-    ToolBox,
-)
+from sorl_trl.rollout import EnvironmentResponder, Frame, Reply, Responder, RolloutLimits, TagProtocol, ToolBox
 from sorl_trl.types import Observation, StopReason, Trajectory, Turn
 from tests.agents import search_index
 from tests.policies import DIGITS, acting_policy, acting_tokenizer

@@ -41,12 +41,7 @@ def batch_of(trainer: Any) -> dict[str, Any]:
 
 
 def documented(
-    prompts: Any,
-    completions: Any,
-    completion_ids: Any,
-    trainer_state: Any,
-    log_extra: Any,
-    log_metric: Any,
+    prompts: Any, completions: Any, completion_ids: Any, trainer_state: Any, log_extra: Any, log_metric: Any
 ) -> list[float]:
     """Every argument that TRL documents, and no `**kwargs`."""
     return [float(len(ids)) for ids in completion_ids]

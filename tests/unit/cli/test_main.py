@@ -40,11 +40,7 @@ def test_every_command_has_help_under_its_name(name: str, capsys: pytest.Capture
     ],
 )
 def test_a_mistake_is_one_line(
-    words: list[str],
-    said: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("empty").mkdir()

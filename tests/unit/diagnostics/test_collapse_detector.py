@@ -9,15 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sorl_trl.diagnostics import (
-    DEFAULT_RULES,
-    CollapseDetector,
-    Fall,
-    Level,
-    NotFinite,
-    Rule,
-    detect,
-)
+from sorl_trl.diagnostics import DEFAULT_RULES, CollapseDetector, Fall, Level, NotFinite, Rule, detect
 
 
 def numbered(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
