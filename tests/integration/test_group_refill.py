@@ -12,11 +12,11 @@ from datasets import Dataset, IterableDataset
 from sorl_trl import SOGRPOTrainer
 from sorl_trl.experimental import GroupRefillTrainer
 from sorl_trl.ops import group_spread
+from tests.distributed.cases import agreeing_reward
 from tests.losses import token_logps
 from tests.policies import build_policy
 from tests.training import settings
 from tests.trajectories import Counting, Sampled, parity_reward, prompts
-from tests.unit.experimental.test_ranks import agreeing_reward
 
 GROUP = 4
 

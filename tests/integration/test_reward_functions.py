@@ -130,21 +130,6 @@ def test_turns_go_to_functions_that_name_them(tmp_path: Path, tokenizer: Any) ->
     assert [max(row) for row in seen["name"]] == batch["turn_ids"].max(-1).values.tolist()
 
 
-@pytest.mark.parametrize("returned", ["1.0", b"ab", {"a": 1.0}, ["1.0"], [[1.0]]], ids=lambda value: repr(value)[:9])
-@pytest.mark.parametrize("as_coroutine", [False, True])
-def test_what_is_no_reward_is_named(tmp_path: Path, tokenizer: Any, returned: Any, as_coroutine: bool) -> None:
-    def wordy(completions: Any, **_: Any) -> list[Any]:
-        return [returned] * len(completions)
-
-    async def wordy_later(completions: Any, **_: Any) -> list[Any]:
-        return [returned] * len(completions)
-
-    wordy_later.__name__ = "wordy"
-    reward = wordy_later if as_coroutine else wordy
-    with pytest.raises(ValueError, match=r"function 'wordy' returned .* for trajectory 0\. A reward is a number"):
-        batch_of(build(SOGRPOTrainer, SOGRPOConfig, tmp_path, tokenizer, reward))
-
-
 def reward(completions: Any, **_: Any) -> list[float]:
     return [0.0] * len(completions)
 

@@ -29,6 +29,7 @@ def test_every_command_has_help_under_its_name(name: str, capsys: pytest.Capture
         (["report", "a"], "a does not exist: name the folder of a run"),
         (["evaluate"], "sorl evaluate needs the folder of a run"),
         (["evaluate", "a"], "a does not exist: name the folder of a run"),
+        (["evaluate", "--model_name_or_path=no/such", "--output=run"], "`model_name_or_path` is 'no/such'"),
         (["evaluate", "empty"], "empty holds no policy: name the folder of a run"),
         (["evaluate", "policy", "--output", "policy"], "`output` is 'policy', which holds a policy: name a folder"),
         (["evaluate", "policy", "--index=a"], "`index` is 'a', but there is no such file or folder"),
