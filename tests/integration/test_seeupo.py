@@ -15,6 +15,7 @@ from sorl_trl import SearchRollout
 from sorl_trl.experimental import SeeUPOConfig, SeeUPOTrainer
 from sorl_trl.experimental.seeupo import MULTIPLIER
 from sorl_trl.search import NoSearch
+from tests.agents import steps_after
 from tests.policies import build_policy
 from tests.tools import lookup, qwen_tokenizer
 from tests.training import settings
@@ -168,13 +169,7 @@ def test_a_resumed_run_goes_on_between_turns_and_within_one(tmp_path: Path, toke
     for step in (2, 3):
         resumed = build(tmp_path / f"from-{step}", tokenizer, **fields, save_steps=100, rollout_func=Sampled())
         resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / f"checkpoint-{step}"))
-        ours, theirs = (
-            [
-                {key: value for key, value in log.items() if "time" not in key and "second" not in key}
-                for log in updates(trainer)[step:]
-            ]
-            for trainer in (resumed, whole)
-        )
+        ours, theirs = (steps_after(step, trainer.state.log_history) for trainer in (resumed, whole))
         assert ours == theirs, f"resumed after step {step}"
         for name, weight in resumed.model.state_dict().items():
             assert torch.equal(weight, whole.model.state_dict()[name]), f"{name}, resumed after step {step}"
