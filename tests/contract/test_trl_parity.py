@@ -21,7 +21,7 @@ TRL_LOSS_TYPES = ["grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "
 FEATURES: dict[str, dict[str, Any]] = {
     "reference_kl": {"beta": 0.1},
     "uncorrected_kl": {"beta": 0.1, "use_bias_correction_kl": False},
-    "delta": {"delta": 1.3},
+    "delta": {"delta": 1.05},  # a larger one would hardly act here
     "epsilon_high": {"epsilon_high": 0.05},
     "entropy_quantile": {"top_entropy_quantile": 0.5},
     "entropy_bonus": {"entropy_coef": 0.01},
@@ -56,7 +56,8 @@ def parity(tmp_path: Path, tokenizer: Any, *methods: Method, make_policy: Any = 
     for method in methods:
         given = {**arguments, "method": method, "model": make_policy and make_policy()}
         ours = train(SOGRPOTrainer, SOGRPOConfig, tokenizer, **given)
-        assert_same(ours, theirs)
+        # TRL's clip_ratio does not count what δ stops.
+        assert_same(ours, theirs, skip="clip_ratio" if "delta" in overrides else "per_second")
     return ours
 
 
