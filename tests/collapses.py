@@ -63,7 +63,3 @@ def guarded(folder: Path, action: str, **overrides: Any) -> tuple[Any, Any]:
 
 def logged(trainer: Any, metric: str) -> dict[int, float]:
     return {log["step"]: log[metric] for log in trainer.state.log_history if metric in log}
-
-
-def checkpoint(trainer: Any, step: int) -> Path:
-    return Path(trainer.args.output_dir) / f"checkpoint-{step}"

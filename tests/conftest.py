@@ -1,4 +1,4 @@
-"""Shared by all tests: no hub, one thread, and a policy small enough to train in a second.
+"""Shared by all tests: no hub, one thread, and a tokenizer whose tokens are words.
 
 Nothing heavy is imported here: with xdist, the process that only hands out tests reads this file too.
 """
@@ -15,7 +15,7 @@ import pytest
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
@@ -52,13 +52,6 @@ def tokenizer() -> PreTrainedTokenizerFast:
     from tests.policies import WORDS, word_tokenizer
 
     return word_tokenizer(WORDS)
-
-
-@pytest.fixture
-def policy() -> LlamaForCausalLM:
-    from tests.policies import build_policy
-
-    return build_policy()
 
 
 @pytest.fixture(scope="session")

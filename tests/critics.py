@@ -58,12 +58,7 @@ FILES = {
         "adapter/adapter_config.json",
         "adapter/adapter_model.safetensors",
     },
-    "model": {
-        "critic_config.json",
-        "value_head.safetensors",
-        "backbone/config.json",
-        "backbone/model.safetensors",
-    },
+    "model": {"critic_config.json", "value_head.safetensors", "backbone/config.json", "backbone/model.safetensors"},
 }
 """What `critic/` holds of each kind."""
 
@@ -74,9 +69,9 @@ def lora_config(**overrides: Any) -> LoraConfig:
     return LoraConfig(**{**arguments, **overrides})
 
 
-def random_head(seed: int = 3) -> ValueHead:
+def random_head() -> ValueHead:
     head = ValueHead(16)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(3)
     for parameter in head.parameters():
         parameter.data = torch.randn(parameter.shape, generator=generator)
     return head
@@ -120,13 +115,12 @@ def build_ppo(folder: Path, tokenizer: Any, *, lora: bool = False, **overrides: 
     )
 
 
-def set_head(trainer: SOPPOTrainer, scale: float = 0.3, seed: int = 0) -> None:
+def set_head(trainer: SOPPOTrainer) -> None:
     """Random values instead of the zeros of a new critic."""
-    generator = torch.Generator().manual_seed(seed)
-    head = trainer.critic.head
+    generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for parameter in head.parameters():
-            parameter.copy_(scale * torch.randn(parameter.shape, generator=generator))
+        for parameter in trainer.critic.head.parameters():
+            parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
 
 
 def rollout_batch(trainer: SOPPOTrainer, training: bool = True) -> dict[str, Any]:

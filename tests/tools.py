@@ -11,8 +11,9 @@ from typing import Any
 from datasets import Dataset
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
+from trl import GRPOConfig, GRPOTrainer
 
-from sorl_trl import SOGRPOConfig, SOGRPOTrainer
+from sorl_trl import SOGRPOTrainer
 from sorl_trl.rollout.protocol import PROTOCOL_TAGS
 from sorl_trl.rollout.tokens import control_tokens
 from tests.policies import build_policy
@@ -91,10 +92,12 @@ def scripted(tokenizer: Any) -> Any:
 
 
 def build(folder: Path, tokenizer: Any, reward: Any, options: dict[str, Any] | None = None, **native: Any) -> Any:
-    config = SOGRPOConfig(**settings(folder, **{"max_completion_length": 512, "max_steps": 1, **(options or {})}))
+    trainer_class = native.pop("trainer_class", SOGRPOTrainer)
+    config_class = GRPOConfig if trainer_class is GRPOTrainer else trainer_class.config_class
+    config = config_class(**settings(folder, **{"max_completion_length": 512, "max_steps": 1, **(options or {})}))
     rows = Dataset.from_list([{"prompt": QUESTION}] * 8)
     policy = native.pop("policy", None) or build_policy(vocab_size=len(tokenizer))
-    trainer = SOGRPOTrainer(policy, reward, config, rows, processing_class=tokenizer, **native)
+    trainer = trainer_class(policy, reward, config, rows, processing_class=tokenizer, **native)
     trainer._generate_single_turn = scripted(tokenizer)
     return trainer
 

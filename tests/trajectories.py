@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import torch
 from datasets import Dataset
 
 MODEL_WORDS = range(4, 18)
@@ -21,29 +22,25 @@ class FixedRollout:
     Trajectories have 1 to `max_turns` turns, and some turns follow each other without an observation.
     """
 
-    def __init__(self, seed: int = 0, record_turns: bool = True, max_turns: int = 3) -> None:
+    def __init__(self, max_turns: int = 3) -> None:
         self.calls = 0
         self.max_turns = max_turns
-        self.seed = seed
-        self.record_turns = record_turns
 
     def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
         rank = trainer.accelerator.process_index
         first = rank * len(prompts)
         rows = [self._trajectory(self.calls * 10_000 + first + i) for i in range(len(prompts))]
         self.calls += 1
-        output: dict[str, Any] = {
+        return {
             "prompt_ids": [trainer._tokenizer(prompt)["input_ids"] for prompt in prompts],
             "completion_ids": [ids for ids, _ in rows],
             "logprobs": None,
             "env_mask": [[int(turn >= 0) for turn in turns] for _, turns in rows],
+            "turn_ids": [turns for _, turns in rows],
         }
-        if self.record_turns:
-            output["turn_ids"] = [turns for _, turns in rows]
-        return output
 
     def _trajectory(self, index: int) -> tuple[list[int], list[int]]:
-        rng = random.Random(f"{self.seed}-{index}")
+        rng = random.Random(f"0-{index}")
         ids: list[int] = []
         turns: list[int] = []
         count = rng.randint(1, self.max_turns)
@@ -52,7 +49,7 @@ class FixedRollout:
             ids += rng.choices(MODEL_WORDS, k=length)
             turns += [turn] * length
             if turn < count - 1:
-                length = rng.randint(0 if self.record_turns else 1, 3)
+                length = rng.randint(0, 3)
                 ids += rng.choices(OBSERVATION_WORDS, k=length)
                 turns += [-1] * length
         if rng.random() < 0.8:  # the others were cut off
@@ -71,6 +68,14 @@ def length_reward(completion_ids: list[list[int]], **kwargs: Any) -> list[float 
     return [None if sum(ids) % 5 == 0 else float(len(ids)) for ids in completion_ids]
 
 
+class SearchDown(FixedRollout):
+    """Two trajectories of the first call are without a token of the policy."""
+
+    def _trajectory(self, index: int) -> tuple[list[int], list[int]]:
+        ids, turns = super()._trajectory(index)
+        return ids, [-1] * len(ids) if index in (1, 6) else turns
+
+
 class Counting(FixedRollout):
     """Remembers the prompts of each rollout."""
 
@@ -81,3 +86,10 @@ class Counting(FixedRollout):
     def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
         self.asked.append(prompts)
         return super().__call__(prompts, trainer)
+
+
+class Sampled(Counting):
+    """Draws its trajectories with torch's random numbers, which checkpoints hold."""
+
+    def _trajectory(self, index: int) -> tuple[list[int], list[int]]:
+        return super()._trajectory(int(torch.randint(1000, ())))

@@ -11,15 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sorl_trl.methods import (
-    LLDS,
-    METHODS,
-    ClipPenalty,
-    DoubleSided,
-    Method,
-    MiniRL,
-    Unweighted,
-)
+from sorl_trl.methods import LLDS, METHODS, ClipPenalty, DoubleSided, Method, MiniRL, Unweighted
 from sorl_trl.trainers.turns.batch import OLD_SINCE, drop
 from tests.losses import assert_same_loss, gradient, off_policy_batch, token_logps
 
@@ -182,11 +174,6 @@ def test_the_penalty(tmp_path: Path, tokenizer: Any, piece: ClipPenalty) -> None
     expected = reference_loss(trainer, batch) + reference_penalty(trainer, batch, piece)
     assert_same_loss(trainer, trainer._compute_loss(trainer.model, batch), expected)
     assert trainer._metrics["train"]["clip_penalty"][-1] > 0
-
-
-def test_the_penalty_is_zero_with_nothing_outside(tmp_path: Path, tokenizer: Any) -> None:
-    trainer, batch = off_policy_batch(tmp_path, tokenizer, Method(terms=(ClipPenalty(epsilon=50.0),)), **OFF)
-    assert_same_loss(trainer, trainer._compute_loss(trainer.model, batch), reference_loss(trainer, batch))
 
 
 def test_llds_holds_up_good_trajectories(tmp_path: Path, tokenizer: Any) -> None:

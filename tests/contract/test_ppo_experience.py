@@ -22,7 +22,7 @@ from tests.ppo_losses import (
     turn_reward,
     units_of,
 )
-from tests.trajectories import FixedRollout, parity_reward
+from tests.trajectories import FixedRollout, SearchDown, parity_reward
 from tests.unit.ops import reference
 
 pytestmark = pytest.mark.trains
@@ -167,14 +167,6 @@ def test_unscored_trajectories_leave_no_trace(tmp_path: Path, tokenizer: Any, re
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)  # what they divide by is without them too
     rewards = turn_reward(batch["turn_ids"].tolist(), completions_of(batch))
     assert_experience(batch, expected_experience(trainer, batch, rewards))
-
-
-class SearchDown(FixedRollout):
-    """Two trajectories without a token of the policy."""
-
-    def _trajectory(self, index: int) -> tuple[list[int], list[int]]:
-        ids, turns = super()._trajectory(index)
-        return ids, [-1] * len(ids) if index in (1, 6) else turns
 
 
 @pytest.mark.parametrize("level", ["turn", "token"])

@@ -20,12 +20,7 @@ from tests.ppo_losses import DISCOUNTED, assert_follows_the_formula, build, valu
 pytestmark = pytest.mark.trains
 
 VARIANTS: dict[str, dict[str, Any]] = {
-    "PPO": {
-        "importance_sampling_level": "token",
-        "advantage_level": "token",
-        "method": Method(),
-        "loss_type": "bnpo",
-    },
+    "PPO": {"importance_sampling_level": "token", "advantage_level": "token", "method": Method(), "loss_type": "bnpo"},
     "Turn-PPO": {"advantage_level": "token", "method": Method(), "loss_type": "grpo"},
     "SO-PPO": {},
     "SO-PPO arithmetic": {"turn_ratio": "arithmetic"},

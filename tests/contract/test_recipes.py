@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sorl_trl import SOGRPOConfig, SOGRPOTrainer, SOPPOConfig, SOPPOTrainer
+from sorl_trl import SOGRPOTrainer, SOPPOTrainer
 from sorl_trl.command_line import UserMistake
 from sorl_trl.methods import SETTINGS
 from sorl_trl.recipe.arguments import Arguments, parse_arguments
@@ -44,18 +44,11 @@ def test_recipe_parses(recipe: Path, tmp_path: Path) -> None:
     assert arguments.rollout.max_turn_tokens <= config.max_completion_length
     assert config.generation_batch_size % config.num_generations == 0
     assert not arguments.model.use_peft or arguments.model.lora_dropout == 0.0
-
-
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
-def test_the_method_is_that_of_the_defaults_or_of_the_name_it_gives(recipe: Path, tmp_path: Path) -> None:
-    arguments = parse(recipe, tmp_path)
-    expected = SETTINGS["sequence"] if recipe.stem == "sequence" else {}
-    assert arguments.trainer.settings == expected
-    plain = (SOPPOConfig if isinstance(arguments.config, SOPPOConfig) else SOGRPOConfig)(
-        output_dir=str(tmp_path), use_cpu=True, bf16=False, **expected
-    )
+    of_the_name = SETTINGS["sequence"] if recipe.stem == "sequence" else {}
+    assert arguments.trainer.settings == of_the_name
+    plain = type(config)(output_dir=str(tmp_path), use_cpu=True, bf16=False, **of_the_name)
     for name in ("importance_sampling_level", "loss_type", "epsilon", "clip_range_scaling", "target_kl", "bias_norm"):
-        assert getattr(arguments.config, name) == getattr(plain, name)
+        assert getattr(config, name) == getattr(plain, name), "a recipe leaves the method to its name or the defaults"
 
 
 @pytest.mark.parametrize("recipe", ON_GPUS)

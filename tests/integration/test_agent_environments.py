@@ -14,15 +14,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from sorl_trl import AgentRollout, SOGRPOConfig, SOGRPOTrainer
 from sorl_trl.qa import environment_reward
-from sorl_trl.rollout import (
-    EnvironmentResponder,
-    Frame,
-    Reply,
-    Responder,
-    RolloutLimits,
-    TagProtocol,
-    ToolBox,
-)
+from sorl_trl.rollout import EnvironmentResponder, Frame, Reply, Responder, RolloutLimits, TagProtocol, ToolBox
 from sorl_trl.types import Observation, StopReason, Trajectory, Turn
 from tests.agents import search_index
 from tests.policies import DIGITS, acting_policy, acting_tokenizer
@@ -72,11 +64,6 @@ class HighLow:
         return Reply(f"3 <answer> {self.left}", reward=-0.5)
 
 
-class SlowHighLow(HighLow):
-    async def step(self, turn: Turn) -> Reply:  # type: ignore[override]
-        return super().step(turn)
-
-
 class Kept:
     """A reward function that keeps what it is given."""
 
@@ -94,13 +81,12 @@ class Kept:
         return [float(len(each.turns)) for each in trajectory]
 
 
-@pytest.mark.parametrize("environment", [HighLow, SlowHighLow])
-def test_a_stateful_environment_is_trained_in(tmp_path: Path, environment: Any) -> None:
+def test_a_stateful_environment_is_trained_in(tmp_path: Path) -> None:
     kept = Kept()
-    rollout = AgentRollout(EnvironmentResponder(environment), protocol("guess"), LIMITS)
+    rollout = AgentRollout(EnvironmentResponder(HighLow), protocol("guess"), LIMITS)
     trainer = build(tmp_path, rollout, [environment_reward, kept])
     trainer.train()
-    assert [type(each) for each in kept.environments] == [environment] * 16
+    assert [type(each) for each in kept.environments] == [HighLow] * 16
     for trajectory, state, number in zip(kept.trajectories, kept.environments, kept.numbers, strict=True):
         answered = [turn for turn in trajectory.turns if turn.reward is not None]
         assert state.number == number and state.left == 2 - len(answered)

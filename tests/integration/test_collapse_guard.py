@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,39 +13,30 @@ from tests.agents import NAMES, DownAfter, agent_policy, agent_tokenizer, questi
 from tests.collapses import ALARM, STEPS, build, guarded, logged
 
 
-@pytest.fixture(scope="module")
-def collapsed(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The run without a guard."""
-    trainer = build(tmp_path_factory.mktemp("collapsed"))
-    trainer.train()
-    return trainer
+def test_an_evaluation_before_training_is_left_alone(tmp_path: Path) -> None:
+    trainer, guard = guarded(tmp_path, "warn", eval_dataset=questions(4), per_device_eval_batch_size=4)
+    assert "eval_reward" in trainer.evaluate() and not guard.alarms
 
 
-class TestWarn:
-    def test_an_evaluation_before_training_is_left_alone(self, tmp_path: Path) -> None:
-        trainer, guard = guarded(tmp_path, "warn", eval_dataset=questions(4), per_device_eval_batch_size=4)
-        assert "eval_reward" in trainer.evaluate() and not guard.alarms
-
-    def test_says_what_is_wrong_and_changes_nothing(
-        self, tmp_path: Path, collapsed: Any, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        trainer, guard = guarded(tmp_path, "warn")
-        with caplog.at_level(logging.WARNING, logger="sorl_trl.diagnostics"):
-            trainer.train()
-        assert re.search(rf"high_kl: by step {ALARM} `kl_to_old` is \d\.\d+", caplog.text)
-        assert [alarm.step for alarm in guard.alarms] == list(logged(trainer, "guard/alarms"))
-        assert guard.alarms[0].step == ALARM
-        ours = [{name: log[name] for name in log if name != "guard/alarms"} for log in trainer.state.log_history]
-        assert steps_after(0, ours) == steps_after(0, collapsed.state.log_history)
-
-
-class TestStop:
-    def test_stops_and_saves(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-        trainer, _ = guarded(tmp_path, "stop", save_strategy="steps", save_steps=100)
+def test_a_warning_says_what_is_wrong_and_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    without = build(tmp_path / "without")
+    without.train()
+    trainer, guard = guarded(tmp_path / "with", "warn")
+    with caplog.at_level(logging.WARNING, logger="sorl_trl.diagnostics"):
         trainer.train()
-        assert trainer.state.global_step == ALARM
-        assert [path.name for path in tmp_path.glob("checkpoint-*")] == [f"checkpoint-{ALARM}"]
-        assert "CollapseGuard stops training" in caplog.text
+    assert re.search(rf"high_kl: by step {ALARM} `kl_to_old` is \d\.\d+", caplog.text)
+    assert [alarm.step for alarm in guard.alarms] == list(logged(trainer, "guard/alarms"))
+    assert guard.alarms[0].step == ALARM
+    ours = [{name: log[name] for name in log if name != "guard/alarms"} for log in trainer.state.log_history]
+    assert steps_after(0, ours) == steps_after(0, without.state.log_history)
+
+
+def test_stops_and_saves(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    trainer, _ = guarded(tmp_path, "stop", save_strategy="steps", save_steps=100)
+    trainer.train()
+    assert trainer.state.global_step == ALARM
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == [f"checkpoint-{ALARM}"]
+    assert "CollapseGuard stops training" in caplog.text
 
 
 def test_stops_where_the_search_is_down_for_good(tmp_path: Path) -> None:

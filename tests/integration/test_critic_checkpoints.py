@@ -73,21 +73,15 @@ class TestPolicyCheckpoint:
 
 
 @pytest.mark.parametrize("case", ["adapter", "model"])
-class TestResumeRefused:
-    def test_without_a_critic(self, tmp_path: Path, tokenizer: Any, case: str) -> None:
-        trained_briefly(tmp_path, tokenizer, **CASES[case], **EVERY_STEP)
-        shutil.rmtree(tmp_path / "checkpoint-2" / "critic")
-        self.refused(tmp_path, tokenizer, case, r"There is no critic in .*checkpoint-2")
-
-    def test_another_kind(self, tmp_path: Path, tokenizer: Any, case: str) -> None:
-        kind = "head" if case == "model" else "model"
-        trained_briefly(tmp_path, tokenizer, **EVERY_STEP, critic=kind, lora=CASES[case].get("lora", False))
-        self.refused(tmp_path, tokenizer, case, f"of kind '{kind}'")
-
-    def refused(self, tmp_path: Path, tokenizer: Any, case: str, message: str) -> None:
-        again = build_ppo(tmp_path, tokenizer, **SMALL_ROLLOUTS, **CASES[case], max_steps=4)
-        with pytest.raises(ValueError, match=message):
-            again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+def test_a_checkpoint_of_another_critic_or_of_none_is_refused(tmp_path: Path, tokenizer: Any, case: str) -> None:
+    kind = "head" if case == "model" else "model"
+    trained_briefly(tmp_path, tokenizer, **EVERY_STEP, critic=kind, lora=CASES[case].get("lora", False))
+    again = build_ppo(tmp_path, tokenizer, **SMALL_ROLLOUTS, **CASES[case], max_steps=4)
+    with pytest.raises(ValueError, match=f"of kind '{kind}'"):
+        again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    shutil.rmtree(tmp_path / "checkpoint-2" / "critic")
+    with pytest.raises(ValueError, match=r"There is no critic in .*checkpoint-2"):
+        again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
 
 
 @pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])

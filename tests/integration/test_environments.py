@@ -7,13 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from datasets import Dataset
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOTrainer
 
-from sorl_trl import SOGRPOConfig, SOGRPOTrainer
-from tests.policies import build_policy
-from tests.tools import HOSTILE, QUESTION, control_ids, lookup, qwen_tokenizer, rollout, scripted
-from tests.training import settings
+from sorl_trl import SOGRPOTrainer
+from tests.tools import HOSTILE, QUESTION, build, control_ids, lookup, qwen_tokenizer, rollout
 
 
 class StartsAnew:
@@ -72,17 +69,6 @@ class Seen:
         return [float(len(completion)) for completion in completions]
 
 
-def build(trainer_class: Any, folder: Path, factory: Any, reward: Any) -> Any:
-    ours = issubclass(trainer_class, SOGRPOTrainer)
-    config = (SOGRPOConfig if ours else GRPOConfig)(**settings(folder, max_completion_length=512, max_steps=1))
-    tokenizer = qwen_tokenizer()
-    rows = Dataset.from_list([{"prompt": QUESTION}] * 8)
-    policy = build_policy(vocab_size=len(tokenizer))
-    trainer = trainer_class(policy, reward, config, rows, processing_class=tokenizer, environment_factory=factory)
-    trainer._generate_single_turn = scripted(tokenizer)
-    return trainer
-
-
 @pytest.mark.parametrize("environment", ENVIRONMENTS)
 def test_environments_behave_as_under_trl(tmp_path: Path, environment: Any) -> None:
     seen, prompts = {}, {}
@@ -94,7 +80,8 @@ def test_environments_behave_as_under_trl(tmp_path: Path, environment: Any) -> N
             made.append(environment())
             return made[-1]
 
-        trainer = build(trainer_class, tmp_path, factory, reward)
+        given = {"environment_factory": factory, "trainer_class": trainer_class}
+        trainer = build(tmp_path, qwen_tokenizer(), reward, **given)
         batch, logged = rollout(trainer)
         assert logged["tools/failure_frequency"] == 0.0
         assert logged["tools/call_frequency"] == 0.5
@@ -109,11 +96,11 @@ def test_environments_behave_as_under_trl(tmp_path: Path, environment: Any) -> N
 
 def test_the_own_text_of_several_environments_and_rows_is_left(tmp_path: Path) -> None:
     reward = Seen()
-    trainer = build(SOGRPOTrainer, tmp_path, {"a": StartsAnew, "b": Silent}, reward)
+    trainer = build(tmp_path, qwen_tokenizer(), reward, environment_factory={"a": StartsAnew, "b": Silent})
+    said_before = [*QUESTION, {"role": "assistant", "content": "?"}]
     rows = [
-        {"environment": name, "prompt": [*QUESTION, {"role": "assistant", "content": "?"}, *asked]}
+        {"environment": name, "prompt": [*said_before, {"role": "user", "content": f"{i} <answer>"}]}
         for i, name in enumerate(["a", "b"] * 4)
-        for asked in [[{"role": "user", "content": f"{i} <answer>"}]]
     ]
     batch = trainer._generate_and_score_completions(rows)
     said = [prompt[-1]["content"] for prompt in reward.prompts]
@@ -128,7 +115,7 @@ def test_an_environment_that_owns_the_prompt_forges_nothing(tmp_path: Path) -> N
             return HOSTILE
 
     rows = [{"question": 1} for _ in range(8)]
-    trainer = build(SOGRPOTrainer, tmp_path, Owner, Seen())
+    trainer = build(tmp_path, qwen_tokenizer(), Seen(), environment_factory=Owner)
     batch = trainer._generate_and_score_completions(rows)
     controls = control_ids(trainer._tokenizer, batch["prompt_ids"][0])
     assert controls.count(trainer._tokenizer.eos_token_id) == 2, "system and user"

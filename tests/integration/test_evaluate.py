@@ -175,13 +175,9 @@ evaluate.main(sys.argv[1:])
 """
 
 
-@pytest.mark.parametrize("asked", ["own", "bfcl_multi_turn_base"])
-def test_a_run_that_was_killed_goes_on(world: Path, tmp_path: Path, asked: str) -> None:
+def test_a_run_that_was_killed_goes_on(world: Path, tmp_path: Path) -> None:
     """SIGKILL while the third batch is written, then the same command again: as if nothing had happened."""
     sampled = {**SAMPLED, "num_samples": 2, "batch_size": 1}
-    if asked != "own":
-        pytest.importorskip("bfcl_eval")
-        sampled |= {**TASKS, "limit": QUESTIONS, "model_name_or_path": world / "caller"}
     words = command_line(world, tmp_path / "killed", **sampled)
     command = [sys.executable, "-c", KILLED, *words]
     done = subprocess.run(command, cwd=ROOT, env={**os.environ, **ENVIRONMENT}, capture_output=True, text=True)

@@ -125,11 +125,9 @@ class TestSampler:
         assert len({str(prompts) for prompts in seen[SOGRPOTrainer]}) > 4
 
 
-class TestWhatIsSaved:
-    def test_nothing_where_only_the_model_is_saved(self, tmp_path: Path) -> None:
-        trainer = build(tmp_path, **CYCLES["reused"], max_steps=1, save_only_model=True)
-        trainer.train()
-        assert not list(tmp_path.rglob("generation_cycle_*"))
+def test_no_batch_is_kept_where_only_the_model_is_saved(tmp_path: Path) -> None:
+    build(tmp_path, **CYCLES["reused"], max_steps=1, save_only_model=True).train()
+    assert not list(tmp_path.rglob("generation_cycle_*"))
 
 
 def test_a_reference_that_was_moved_is_said_not_to_be_saved(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -22,17 +22,14 @@ GENERATION_OPTIONS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("rollout", ["SearchRollout", "native"])
-@pytest.mark.parametrize("option", GENERATION_OPTIONS)
-def test_generation_options(tmp_path: Path, option: str, rollout: str) -> None:
-    value, policy = GENERATION_OPTIONS[option], recorded_policy()
-    build = build_agent if rollout == "SearchRollout" else native_agent
-    trainer = (
-        build(tmp_path, model=policy, **{option: value})
-        if rollout == "SearchRollout"
-        else build(tmp_path, policy, **{option: value})
-    )
+def test_generation_options(tmp_path: Path, rollout: str) -> None:
+    policy, wanted = recorded_policy(), dict(GENERATION_OPTIONS)
+    if rollout == "SearchRollout":
+        trainer = build_agent(tmp_path, model=policy, **GENERATION_OPTIONS)
+    else:
+        trainer = native_agent(tmp_path, policy, **GENERATION_OPTIONS)
     trainer._generate([row["prompt"] for row in questions(4)])
+    wanted |= wanted.pop("generation_kwargs")
     assert policy.asked
-    wanted = value if option == "generation_kwargs" else {option: value}
     for config in policy.asked:
         assert {name: getattr(config, name) for name in wanted} == wanted

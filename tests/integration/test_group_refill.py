@@ -12,11 +12,11 @@ from datasets import Dataset, IterableDataset
 from sorl_trl import SOGRPOTrainer
 from sorl_trl.experimental import GroupRefillTrainer
 from sorl_trl.ops import group_spread
+from tests.distributed.cases import agreeing_reward
 from tests.losses import token_logps
 from tests.policies import build_policy
 from tests.training import settings
-from tests.trajectories import Counting, parity_reward, prompts
-from tests.unit.experimental.test_ranks import agreeing_reward
+from tests.trajectories import Counting, Sampled, parity_reward, prompts
 
 GROUP = 4
 
@@ -148,13 +148,6 @@ def test_an_evaluation_asks_once(tmp_path: Path, tokenizer: Any) -> None:
     trainer.model.eval()
     trainer._generate_and_score_completions([dict(row) for row in prompts(2) for _ in range(GROUP)])
     assert len(asked(trainer)) == 1
-
-
-class Sampled(Counting):
-    """Draws its trajectories with torch's random numbers, which checkpoints hold."""
-
-    def _trajectory(self, index: int) -> tuple[list[int], list[int]]:
-        return super()._trajectory(int(torch.randint(1000, ())))
 
 
 def long_reward(completion_ids: list[list[int]], **_: Any) -> list[float]:

@@ -9,18 +9,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from sorl_trl.trainers.agents.native_tools import answer_in_messages
-from tests.tools import (
-    ANSWER,
-    CALL,
-    HOSTILE,
-    QUESTION,
-    Atlas,
-    build,
-    control_ids,
-    lookup,
-    qwen_tokenizer,
-    rollout,
-)
+from tests.tools import ANSWER, CALL, HOSTILE, QUESTION, Atlas, build, control_ids, lookup, qwen_tokenizer, rollout
 
 HITS = 5 + 4
 

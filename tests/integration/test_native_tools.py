@@ -10,18 +10,16 @@ from typing import Any
 
 import pytest
 import torch
-from datasets import Dataset
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.utils import get_json_schema
 
-from sorl_trl import SOGRPOConfig, SOGRPOTrainer, chatml_tools
+from sorl_trl import chatml_tools
 from sorl_trl.rollout import TagProtocol
 from sorl_trl.search import RetryPolicy, SearchError, SearchUnavailable
 from sorl_trl.trainers.agents.native_tools import answer_in_messages, search_tool
 from sorl_trl.types import Passage
 from tests.policies import build_policy
-from tests.tools import ANSWER, CALL, QUESTION, Atlas, build, lookup, qwen_tokenizer, rollout, scripted
-from tests.training import settings
+from tests.tools import ANSWER, CALL, QUESTION, Atlas, build, lookup, qwen_tokenizer, rollout
 
 
 @pytest.fixture
@@ -38,32 +36,21 @@ def test_tools_must_not_go_on_after_recorded_turns(tmp_path: Path, chat_tokenize
         turns = [[0] * len(call) for _ in prompts]
         return {"prompt_ids": [[1] for _ in prompts], "completion_ids": rows, "logprobs": None, "turn_ids": turns}
 
-    rows = Dataset.from_list([{"prompt": QUESTION}] * 8)
-    config = SOGRPOConfig(**settings(tmp_path, max_completion_length=512, max_steps=1))
-    policy = build_policy(vocab_size=len(chat_tokenizer))
-    trainer = SOGRPOTrainer(
-        policy, lambda **_: [0.0] * 16, config, rows, processing_class=chat_tokenizer, tools=[lookup],
-        rollout_func=rollout,
-    )  # fmt: skip
-    trainer._generate_single_turn = scripted(chat_tokenizer)
+    trainer = build(tmp_path, chat_tokenizer, lambda **_: [0.0] * 16, tools=[lookup], rollout_func=rollout)
     with pytest.raises(ValueError, match="turn_ids has shape"):
         trainer.train()
 
 
 @pytest.mark.parametrize("native", [{"tools": [lookup]}, {"environment_factory": Atlas}], ids=["tools", "environment"])
 def test_native_tools(tmp_path: Path, chat_tokenizer: Any, native: dict[str, Any]) -> None:
-    rows = Dataset.from_list([{"prompt": [{"role": "user", "content": f"Where is Oslo? {i}"}]} for i in range(8)])
     counts: list[int] = []
 
     def turn_reward(turn_ids: Any, **_: Any) -> list[list[float]]:
         counts.extend(max(row) + 1 for row in turn_ids)
         return [[0.5] * max(row) + [1.0] for row in turn_ids]
 
-    policy = build_policy(vocab_size=len(chat_tokenizer))
-    config = SOGRPOConfig(**settings(tmp_path, max_completion_length=512, max_steps=2))
-    trainer = SOGRPOTrainer(policy, turn_reward, config, rows, processing_class=chat_tokenizer, **native)
-    trainer._generate_single_turn = scripted(chat_tokenizer)
-    batch = trainer._generate_and_score_completions([dict(row) for row in rows])
+    trainer = build(tmp_path, chat_tokenizer, turn_reward, {"max_steps": 2}, **native)
+    batch, _ = rollout(trainer)
     assert counts == [2, 1] * 4
     for row in range(8):
         texts = [

@@ -41,12 +41,7 @@ def batch_of(trainer: Any) -> dict[str, Any]:
 
 
 def documented(
-    prompts: Any,
-    completions: Any,
-    completion_ids: Any,
-    trainer_state: Any,
-    log_extra: Any,
-    log_metric: Any,
+    prompts: Any, completions: Any, completion_ids: Any, trainer_state: Any, log_extra: Any, log_metric: Any
 ) -> list[float]:
     """Every argument that TRL documents, and no `**kwargs`."""
     return [float(len(ids)) for ids in completion_ids]
@@ -133,21 +128,6 @@ def test_turns_go_to_functions_that_name_them(tmp_path: Path, tokenizer: Any) ->
     batch = batch_of(trainer)
     assert "turn_ids" not in seen["others"], "a function that names no such parameter is called as TRL calls it"
     assert [max(row) for row in seen["name"]] == batch["turn_ids"].max(-1).values.tolist()
-
-
-@pytest.mark.parametrize("returned", ["1.0", b"ab", {"a": 1.0}, ["1.0"], [[1.0]]], ids=lambda value: repr(value)[:9])
-@pytest.mark.parametrize("as_coroutine", [False, True])
-def test_what_is_no_reward_is_named(tmp_path: Path, tokenizer: Any, returned: Any, as_coroutine: bool) -> None:
-    def wordy(completions: Any, **_: Any) -> list[Any]:
-        return [returned] * len(completions)
-
-    async def wordy_later(completions: Any, **_: Any) -> list[Any]:
-        return [returned] * len(completions)
-
-    wordy_later.__name__ = "wordy"
-    reward = wordy_later if as_coroutine else wordy
-    with pytest.raises(ValueError, match=r"function 'wordy' returned .* for trajectory 0\. A reward is a number"):
-        batch_of(build(SOGRPOTrainer, SOGRPOConfig, tmp_path, tokenizer, reward))
 
 
 def reward(completions: Any, **_: Any) -> list[float]:

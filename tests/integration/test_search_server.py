@@ -143,7 +143,6 @@ def test_a_port_that_is_taken_is_one_line(index, url):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--index", "nowhere"], "`index` is 'nowhere', but there is no such file or folder"),
         (["--index", "index", "--port", "65536"], "`--port` is 65536, but must be from 0 to 65535.*"),
         (["--index", "index", "--host", "no host"], ".+no host.+8000.+"),
     ],

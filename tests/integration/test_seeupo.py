@@ -15,10 +15,11 @@ from sorl_trl import SearchRollout
 from sorl_trl.experimental import SeeUPOConfig, SeeUPOTrainer
 from sorl_trl.experimental.seeupo import MULTIPLIER
 from sorl_trl.search import NoSearch
+from tests.agents import steps_after
 from tests.policies import build_policy
 from tests.tools import lookup, qwen_tokenizer
 from tests.training import settings
-from tests.trajectories import FixedRollout, parity_reward, prompts
+from tests.trajectories import FixedRollout, Sampled, parity_reward, prompts
 from tests.unit.experimental.seeupo_loop import EPSILON, LEARNING_RATE, MINIBATCHES, TURNS, Loop
 
 BATCHES: dict[str, Any] = {
@@ -160,13 +161,6 @@ def test_gradient_accumulation_changes_nothing(tmp_path: Path, tokenizer: Any) -
     torch.testing.assert_close(weights[0], weights[1], rtol=0, atol=1e-6)
 
 
-class Sampled(FixedRollout):
-    """Draws its trajectories with torch's random numbers, which checkpoints hold."""
-
-    def _trajectory(self, index: int) -> tuple[list[int], list[int]]:
-        return super()._trajectory(int(torch.randint(1000, ())))
-
-
 def test_a_resumed_run_goes_on_between_turns_and_within_one(tmp_path: Path, tokenizer: Any) -> None:
     """The steps 1 and 2 train the last turn, the steps 3 and 4 the one before it; then comes another rollout."""
     fields: dict[str, Any] = {"num_iterations": 3, "max_steps": 8, "save_strategy": "steps"}
@@ -175,13 +169,7 @@ def test_a_resumed_run_goes_on_between_turns_and_within_one(tmp_path: Path, toke
     for step in (2, 3):
         resumed = build(tmp_path / f"from-{step}", tokenizer, **fields, save_steps=100, rollout_func=Sampled())
         resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / f"checkpoint-{step}"))
-        ours, theirs = (
-            [
-                {key: value for key, value in log.items() if "time" not in key and "second" not in key}
-                for log in updates(trainer)[step:]
-            ]
-            for trainer in (resumed, whole)
-        )
+        ours, theirs = (steps_after(step, trainer.state.log_history) for trainer in (resumed, whole))
         assert ours == theirs, f"resumed after step {step}"
         for name, weight in resumed.model.state_dict().items():
             assert torch.equal(weight, whole.model.state_dict()[name]), f"{name}, resumed after step {step}"

@@ -62,15 +62,14 @@ XML_TEMPLATES = ("qwen3_5_think", "qwen3_5_nothink", "qwen3_6", "nemotron_3_nano
 
 
 @pytest.mark.parametrize(
-    ("name", "call"),
+    ("name", "call", "native"),
     [
-        *((name, CALL) for name in JSON_TEMPLATES),
-        *((name, f"I see.\n</think>\n\n{XML_CALL}<|im_end|>") for name in XML_TEMPLATES),
-        ("qwen2_5", TWO_CALLS),
-        ("qwen2_5", '<tool_call>\n{"name": "lookup"\n</tool_call><|im_end|>'),
+        *((name, CALL, {"tools": [lookup]}) for name in JSON_TEMPLATES),
+        *((name, f"I see.\n</think>\n\n{XML_CALL}<|im_end|>", {"tools": [lookup]}) for name in XML_TEMPLATES),
+        ("qwen2_5", TWO_CALLS, {"environment_factory": Atlas}),
+        ("qwen2_5", '<tool_call>\n{"name": "lookup"\n</tool_call><|im_end|>', {"tools": [lookup]}),
     ],
 )
-@pytest.mark.parametrize("native", [{"tools": [lookup]}, {"environment_factory": Atlas}], ids=["tools", "object"])
 def test_prompts_trajectories_and_messages_are_those_of_trls_tool_loop(
     tmp_path: Path, name: str, call: str, native: dict[str, Any]
 ) -> None:

@@ -76,6 +76,19 @@ def test_a_policy_that_has_lost_its_numbers_is_not_saved(tmp_path: Path, capsys:
     assert not (tmp_path / "out" / "config.json").exists()
 
 
+def test_no_checkpoint_to_resume_from_is_one_line_and_nothing_is_written(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "empty").mkdir()
+    words = training_words(folder, corpus=None, resume_from_checkpoint=folder / "empty")
+    before = sorted(folder.rglob("*"))
+    assert run_command(main, [*words, "--no_search"]) == 2
+    shown = capsys.readouterr()
+    assert shown.err.splitlines()[-1].startswith("error: ") and "is no whole checkpoint" in shown.err
+    assert "Traceback" not in shown.err and shown.out == ""
+    assert sorted(folder.rglob("*")) == before
+
+
 def test_an_engine_that_is_gone_is_one_line(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,8 @@ import torch
 from sorl_trl import SOGRPOConfig, SOGRPOTrainer
 from tests.policies import build_policy
 from tests.training import settings
-from tests.trajectories import FixedRollout, length_reward, parity_reward, prompts
-
-SCALES = ("group", "batch", "none")
+from tests.trajectories import FixedRollout, SearchDown, length_reward, parity_reward, prompts
+from tests.unit.ops import reference
 
 
 def build(tmp_path: Path, tokenizer: Any, reward_funcs: Any, rollout: Any = None, **overrides: Any) -> SOGRPOTrainer:
@@ -48,29 +46,13 @@ def returns_of(turn_rewards: list[float], gamma: float) -> list[float]:
     return [sum(gamma ** (j - k) * turn_rewards[j] for j in turns if j >= k) for k in turns]
 
 
-def baseline_and_spread(returns: list[list[float]]) -> tuple[float, float]:
-    """Of the returns of several trajectories, one list for each: the mean of means, and the spread around it."""
-    baseline = sum(sum(row) / len(row) for row in returns) / len(returns)
-    variances = [sum((r - baseline) ** 2 for r in row) / len(row) for row in returns]
-    return baseline, math.sqrt(sum(variances) / max(len(returns) - 1, 1))
-
-
-def formula(returns: list[list[float] | None], group_size: int, scale: str) -> list[list[float] | None]:
-    """The advantages of each turn; `None`, as in `returns`, where a trajectory is not scored."""
-    advantages: list[list[float] | None] = []
-    everywhere = baseline_and_spread([row for row in returns if row is not None])[1]
-    for start in range(0, len(returns), group_size):
-        group = returns[start : start + group_size]
-        baseline, spread = baseline_and_spread([row for row in group if row is not None])
-        divisor = {"group": spread + 1e-4, "batch": everywhere + 1e-4, "none": 1.0}[scale]
-        advantages += [None if row is None else [(r - baseline) / divisor for r in row] for row in group]
-    return advantages
-
-
-def assert_advantages(batch: dict[str, Any], expected: list[list[float] | None]) -> None:
-    """Each token has its turn's advantage; an unscored trajectory has none, nor has what is not trained on."""
+def assert_advantages(batch: dict[str, Any], returns: list[list[float]]) -> None:
+    """Each token has its turn's; a trajectory that is not scored, without returns, is in no baseline and has none."""
+    expected: list[list[float]] = []
+    for group in (returns[:4], returns[4:]):
+        expected += reference.group_turn_advantages(group, [[1.0] * len(row) for row in group], scale=True)
     for got, turn_ids, row in zip(batch["advantages"], batch["turn_ids"], expected, strict=True):
-        values = [0.0 if turn < 0 or row is None else row[turn] for turn in turn_ids.tolist()]
+        values = [row[turn] if row and turn >= 0 else 0.0 for turn in turn_ids.tolist()]
         assert got.tolist() == pytest.approx(values, rel=1e-4, abs=1e-5)
 
 
@@ -80,14 +62,14 @@ class TestAdvantages:
         outcomes: list[float] = []
         trainer.reward_funcs[1] = lambda **kwargs: outcomes.extend(parity_reward(**kwargs)) or outcomes
         batch = rollout_batch(trainer)
-        returns: list[list[float] | None] = []
+        returns: list[list[float]] = []
         for row, (turns, outcome) in enumerate(zip(turns_of(batch), outcomes, strict=True)):
             turn_rewards = [uneven(row, turn) for turn in range(turns)]
             turn_rewards[-1] += 2.0 * outcome
             returns.append(returns_of(turn_rewards, 0.5))
-        assert_advantages(batch, formula(returns, 4, "group"))
+        assert_advantages(batch, returns)
 
-    @pytest.mark.parametrize("scale", SCALES)
+    @pytest.mark.parametrize("scale", ["group", "batch", "none"])
     @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
     def test_an_outcome_on_the_last_turn_has_trls_advantage(
         self, tmp_path: Path, tokenizer: Any, scale: str, training: bool
@@ -111,8 +93,7 @@ class TestAdvantages:
 
 
 class TestUnscored:
-    @pytest.mark.parametrize("scale", SCALES)
-    def test_unscored_trajectories_are_outside_the_baseline(self, tmp_path: Path, tokenizer: Any, scale: str) -> None:
+    def test_unscored_trajectories_are_outside_the_baseline(self, tmp_path: Path, tokenizer: Any) -> None:
         """Not scored by any function, that is: row 2 has an outcome, row 6 turn rewards."""
 
         def turn_rewards(turn_ids: Any, **kwargs: Any) -> list[list[float] | None]:
@@ -122,22 +103,17 @@ class TestUnscored:
         def outcome(completions: Any, **_: Any) -> list[float | None]:
             return [None if row in (1, 5, 6) else 3.0 for row in range(len(completions))]
 
-        batch = rollout_batch(build(tmp_path, tokenizer, [turn_rewards, outcome], scale_rewards=scale))
-        returns: list[list[float] | None] = []
+        batch = rollout_batch(build(tmp_path, tokenizer, [turn_rewards, outcome]))
+        returns: list[list[float]] = []
         for row, turns in enumerate(turns_of(batch)):
             rewards = [0.0 if row == 2 else uneven(row, turn) for turn in range(turns)]
             rewards[-1] += 0.0 if row == 6 else 3.0
-            returns.append(None if row in (1, 5) else returns_of(rewards, 1.0))
-        assert_advantages(batch, formula(returns, 4, scale))
+            returns.append([] if row in (1, 5) else returns_of(rewards, 1.0))
+        assert_advantages(batch, returns)
 
     @pytest.mark.parametrize("reward", [100.0, [], [100.0], [100.0] * 3], ids=str)
     def test_a_trajectory_without_a_turn_is_unscored(self, tmp_path: Path, tokenizer: Any, reward: Any) -> None:
         """Its search was down: the function may have seen turns that training does not."""
-
-        class SearchDown(FixedRollout):
-            def _trajectory(self, index: int) -> tuple[list[int], list[int]]:
-                ids, turns = super()._trajectory(index)
-                return ids, [-1] * len(ids) if index in (1, 6) else turns
 
         def rewards(turn_ids: Any, **kwargs: Any) -> list[Any]:
             scored = uneven_reward(turn_ids, **kwargs)
@@ -147,11 +123,10 @@ class TestUnscored:
         batch = rollout_batch(trainer)
         assert [row for row, turns in enumerate(turns_of(batch)) if turns == 0] == [1, 6]
         returns = [
-            returns_of([uneven(row, turn) for turn in range(turns)], 1.0) if turns else None
-            for row, turns in enumerate(turns_of(batch))
+            returns_of([uneven(row, turn) for turn in range(turns)], 1.0) for row, turns in enumerate(turns_of(batch))
         ]
-        assert_advantages(batch, formula(returns, 4, "group"))
-        totals = [row[0] for row in returns if row is not None]
+        assert_advantages(batch, returns)
+        totals = [row[0] for row in returns if row]
         assert trainer._metrics["train"]["reward"] == [pytest.approx(sum(totals) / 6)]
         assert trainer._metrics["train"]["trajectories_without_turn"] == [0.25]
 

@@ -86,9 +86,7 @@ class TestParser:
         [
             (["--output", "x", "--wat=1"], "`--wat` is no argument of tool (--help"),
             ([], "the following arguments are required: --output"),
-            (["--output"], "argument --output: expected one argument"),
             (["--output", "x", "--size", "0"], "argument --size: must be a whole number of at least 1, got '0'"),
-            (["--output", "x", "--size", "many"], "must be a whole number of at least 1, got 'many'"),
             (["--output", "x", "y"], "unrecognized arguments: y"),
         ],
     )
@@ -136,8 +134,7 @@ class TestParseDataclasses:
         ("words", "recipe", "said"),
         [
             (["--sizes", "2"], {}, "`--sizes` is no argument of tool; is it `--size`? (--help"),
-            (["--sizes=2"], {}, "`--sizes` is no argument of tool; is it `--size`? (--help"),
-            (["--wat", "1"], {}, "`--wat` is no argument of tool (--help"),
+            (["--wat=1"], {}, "`--wat` is no argument of tool (--help"),
             (["stray"], {}, "'stray' belongs to no argument of tool (--help"),
             ([], {"sizes": 2}, "`--sizes` is no argument of tool; is it `--size`? (--help"),
             (["--size", "two"], {}, "argument --size: invalid int value: 'two'"),

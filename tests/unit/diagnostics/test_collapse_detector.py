@@ -9,16 +9,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sorl_trl.diagnostics import (
-    DEFAULT_RULES,
-    CollapseDetector,
-    Fall,
-    Level,
-    NotFinite,
-    Rule,
-    detect,
-)
-from tests.unit.diagnostics.log_entries import healthy, numbered
+from sorl_trl.diagnostics import DEFAULT_RULES, CollapseDetector, Fall, Level, NotFinite, Rule, detect
+
+
+def numbered(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{**entry, "step": step} for step, entry in enumerate(entries, 1)]
+
+
+def healthy(iteration: int) -> dict[str, float | None]:
+    """Learns, and varies a little."""
+    noise = 0.05 * (iteration % 3)
+    return {
+        "reward": 0.3 + 0.005 * iteration - noise,
+        "trajectories_without_turn": noise,
+        "kl_to_old": 0.02 + noise / 2,
+        "turns/ratio_max": 2.0 + noise,
+        "rollout/searches_per_trajectory": 1.5 + noise,
+    }
 
 
 def run(metric: str, *iterations: Any) -> list[dict[str, Any]]:
@@ -143,13 +150,7 @@ class TestNotFinite:
         """No iteration has begun, let alone been completed."""
         assert faulty({}, entry) == [(2, f"not_finite: by step 2 {fault}: go back.")]
 
-    @pytest.mark.parametrize(
-        "entry",
-        [
-            {"loss": -3.0},
-            {"entropy": math.nan},
-        ],
-    )
+    @pytest.mark.parametrize("entry", [{"loss": -3.0}, {"entropy": math.nan}])
     def test_where_there_is_nothing_to_average(self, entry: dict[str, Any]) -> None:
         assert faulty(entry) == []
 

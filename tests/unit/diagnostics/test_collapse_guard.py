@@ -18,11 +18,7 @@ class FakeRun:
     """One optimizer step an iteration, with a log entry of each."""
 
     def __init__(self, is_main: bool = True) -> None:
-        self.args: Any = SimpleNamespace(
-            logging_strategy="steps",
-            save_strategy="steps",
-            fp16=False,
-        )
+        self.args: Any = SimpleNamespace(logging_strategy="steps", save_strategy="steps", fp16=False)
         self.state = TrainerState(is_world_process_zero=is_main, logging_steps=1)
         self.control = TrainerControl()
 

@@ -17,7 +17,6 @@ from sorl_trl.evaluation.batches import complete, run_batches
 from sorl_trl.evaluation.plan import plan_batches
 from sorl_trl.evaluation.run_folder import RunFolder, is_masked
 from sorl_trl.qa import Question
-from sorl_trl.records.evaluated import read_evaluated
 from sorl_trl.rollout import Collector, Frame, Generation, RetryPolicy, RolloutArguments, SearchResponder, TagProtocol
 from sorl_trl.search import NoSearch, SearchUnavailable
 from sorl_trl.types import Passage
@@ -30,15 +29,12 @@ QUESTIONS = [Question(name, f"who {name}", (name,)) for name in NAMES]
 
 
 class Guesser:
-    """Answers with names drawn from torch's global generator; fails in the `fails_at`-th call."""
+    """Answers with names drawn from torch's global generator."""
 
-    def __init__(self, fails_at: int | None = None) -> None:
+    def __init__(self) -> None:
         self.calls = 0
-        self.fails_at = fails_at
 
     def generate(self, contexts: Sequence[Sequence[int]], max_new_tokens: Sequence[int]) -> list[Generation]:
-        if self.calls == self.fails_at:
-            raise RuntimeError("out of memory")
         self.calls += 1
         opening, closing = WORDS.index("<answer>"), WORDS.index("</answer>")
         names = torch.randint(len(NAMES), (len(contexts),)) + WORDS.index("ann")
@@ -57,8 +53,26 @@ def agent(tokenizer: PreTrainedTokenizerFast, guesser: Guesser) -> Agent:
     return Agent(Collector(tokenizer, NoSearch(), PROTOCOL), guesser, rows)
 
 
-def answers(run: RunFolder) -> list[tuple[str, int, str | None]]:
-    return [(row["question_id"], row["sample"], row["answer"]) for row in read_evaluated(run.path, "own")]
+class Searcher(Guesser):
+    """Of the calls, the second searches, or all do."""
+
+    def __init__(self, always: bool = False) -> None:
+        super().__init__()
+        self.always = always
+
+    def generate(self, contexts: Sequence[Sequence[int]], max_new_tokens: Sequence[int]) -> list[Generation]:
+        answers = super().generate(contexts, max_new_tokens)
+        ids = tuple(WORDS.index(word) for word in ("<search>", "ann", "</search>"))
+        return [Generation(ids, None, stopped=True)] * len(contexts) if self.always or self.calls == 2 else answers
+
+
+class Down:
+    def search_batch(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        raise SearchUnavailable("down")
+
+
+def failing(tokenizer: PreTrainedTokenizerFast) -> Collector:
+    return Collector(tokenizer, SearchResponder(Down(), PROTOCOL, retry=RetryPolicy(attempts=1)), PROTOCOL)
 
 
 def test_questions_are_asked_without_control_tokens(tokenizer) -> None:
@@ -76,23 +90,10 @@ def test_a_batch_samples_the_same_whatever_came_before_it(tokenizer) -> None:
 
 
 def test_batches_in_which_the_engine_failed_are_made_anew(tokenizer, tmp_path: Path) -> None:
-    class Searcher(Guesser):
-        """The second of its calls searches."""
-
-        def generate(self, contexts: Sequence[Sequence[int]], max_new_tokens: Sequence[int]) -> list[Generation]:
-            answers = super().generate(contexts, max_new_tokens)
-            tags = WORDS.index("<search>"), WORDS.index("</search>")
-            search = Generation((tags[0], WORDS.index("ann"), tags[1]), None, stopped=True)
-            return [search] * len(contexts) if self.calls == 2 else answers
-
-    class Down:
-        def search_batch(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-            raise SearchUnavailable("maintenance")
-
     batches = plan_batches({"own": QUESTIONS}, num_samples=1, batch_size=1)
     run = RunFolder(tmp_path)
-    failing = Collector(tokenizer, SearchResponder(Down(), PROTOCOL, retry=RetryPolicy(attempts=1)), PROTOCOL)
-    complete(run, batches, lambda: replace(agent(tokenizer, Searcher()), collector=failing), 0, show_progress=False)
+    searcher = replace(agent(tokenizer, Searcher()), collector=failing(tokenizer))
+    complete(run, batches, lambda: searcher, 0, show_progress=False)
     assert [is_masked(outcome) for outcome in run.outcomes("own")] == [False, True, False, False]
     working = Guesser()
     complete(run, batches, lambda: agent(tokenizer, working), 0, show_progress=False)
@@ -113,17 +114,7 @@ def test_nothing_is_loaded_when_nothing_is_left(tokenizer, tmp_path: Path, capsy
 
 
 def test_a_run_whose_engine_is_down_stops(tokenizer, tmp_path: Path) -> None:
-    class Searcher(Guesser):
-        def generate(self, contexts: Sequence[Sequence[int]], max_new_tokens: Sequence[int]) -> list[Generation]:
-            ids = tokenizer.encode("<search> ann </search>")
-            return [Generation(tuple(ids), None, stopped=True) for _ in contexts]
-
-    class Down:
-        def search_batch(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-            raise SearchUnavailable("down")
-
-    collector = Collector(tokenizer, SearchResponder(Down(), PROTOCOL, retry=RetryPolicy(attempts=1)), PROTOCOL)
-    searcher = replace(agent(tokenizer, Searcher()), collector=collector)
+    searcher = replace(agent(tokenizer, Searcher(always=True)), collector=failing(tokenizer))
     run = RunFolder(tmp_path)
     run.claim({"datasets": {"own": {}}})
     batches = plan_batches({"own": QUESTIONS}, num_samples=4, batch_size=1)

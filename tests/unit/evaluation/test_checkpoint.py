@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig
 from safetensors.torch import save_file
-from transformers import PreTrainedTokenizerFast
 
 from sorl_trl.evaluation.checkpoint import ModelArguments, load_tokenizer, message_ends
 from sorl_trl.records.evaluated import files_hash
@@ -58,22 +57,10 @@ def test_the_hash_of_a_folder_changes_with_its_files(tmp_path: Path) -> None:
     assert files_hash(str(tmp_path)) == third
 
 
-def write_adapter(folder: Path, base: str | None) -> None:
-    folder.mkdir(parents=True)
-    config = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base, "r": 4}
-    (folder / "adapter_config.json").write_text(json.dumps(config))
-
-
-def write_base(folder: Path, tokenizer: PreTrainedTokenizerFast) -> None:
-    tokenizer.save_pretrained(folder)
-    (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
-
-
-def test_an_adapter_without_a_tokenizer_has_its_base_models(
-    tmp_path: Path, tokenizer: PreTrainedTokenizerFast
-) -> None:
-    write_base(tmp_path / "base", tokenizer)
-    write_adapter(tmp_path / "adapter", str(tmp_path / "base"))
+def test_an_adapter_without_a_tokenizer_has_its_base_models(tmp_path: Path, tokenizer: Any) -> None:
+    tokenizer.save_pretrained(tmp_path / "base")
+    (tmp_path / "base/config.json").write_text('{"model_type": "llama"}')
+    LoraConfig(base_model_name_or_path=str(tmp_path / "base")).save_pretrained(tmp_path / "adapter")
     arguments = ModelArguments(str(tmp_path / "adapter"))
     assert load_tokenizer(arguments).get_vocab() == tokenizer.get_vocab()
     tokenizer.add_tokens(["more"])

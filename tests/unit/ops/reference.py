@@ -81,12 +81,9 @@ def aggregate_turns(x: Tensor, turn_ids: Tensor) -> float:
 
 def kl(log_ratio: float, estimator: str) -> float:
     w = math.exp(log_ratio)
-    return {
-        "k1": log_ratio,
-        "k2": log_ratio**2 / 2,
-        "k3": 1 / w - 1 + log_ratio,
-        "unbiased": w * math.log(w) - w + 1,
-    }[estimator]
+    return {"k1": log_ratio, "k2": log_ratio**2 / 2, "k3": 1 / w - 1 + log_ratio, "unbiased": w * math.log(w) - w + 1}[
+        estimator
+    ]
 
 
 def clip_penalty(row: Row, mask_row: Row, epsilon_low: float, epsilon_high: float, estimator: str) -> float:

@@ -64,9 +64,9 @@ def test_masked_entries_do_not_enter(name):
 
 
 @pytest.mark.parametrize("name", COUNTS)
-@pytest.mark.parametrize("garbage", GARBAGE)
-def test_masked_entries_are_not_counted(name, garbage):
-    assert torch.equal(COUNTS[name](torch.where(MASK, A, garbage)), COUNTS[name](A))
+def test_masked_entries_are_not_counted(name):
+    for garbage in GARBAGE:
+        assert torch.equal(COUNTS[name](torch.where(MASK, A, garbage)), COUNTS[name](A))
 
 
 # Of numbers `x` and turn ids (B, T): the value where there is no turn.
@@ -94,8 +94,8 @@ NONE = {
 
 
 @pytest.mark.parametrize("name", NONE)
-@pytest.mark.parametrize("shape", [(2, 3), (2, 0), (0, 3), (0, 0)])
-def test_no_turn(name, shape):
+def test_no_turn(name):
     op, value = NONE[name]
-    found = op(torch.full(shape, 5.0), torch.full(shape, -1)).double()
-    torch.testing.assert_close(found, torch.full_like(found, value))
+    for shape in ((2, 3), (2, 0), (0, 3), (0, 0)):
+        found = op(torch.full(shape, 5.0), torch.full(shape, -1)).double()
+        torch.testing.assert_close(found, torch.full_like(found, value))

@@ -7,11 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sorl_trl.ops import (
-    information_gains,
-    separate_turn_advantages,
-    state_advantages,
-)
+from sorl_trl.ops import information_gains, separate_turn_advantages, state_advantages
 from sorl_trl.ops.credit import normalize_entries
 
 from . import reference

@@ -17,20 +17,17 @@ REPEATED = {"A": "5 mg", "B": "5 mg", "C": "6 mg", "D": "6 mg."}
 @pytest.mark.parametrize(
     ("answer", "letter"),
     [
-        ("B", "B"),
         (" [b] ", "B"),
         ("**B**", "B"),
         ("(b) the beta-blocker", None),  # punctuation vanishes: "betablocker"
         ("a beta blocker", "B"),
         ("a", "A"),
-        ("Vitamin C", "C"),
         ("E", None),
         ("E) Aspirin", None),
         ("", None),
         ("?!", None),
         ("A, B", None),
         ("AB", None),
-        ("A) Vitamin C", None),
         ("A\nVitamin C", None),
         ("Vitamin C (A)", None),
         ("B because it lowers blood pressure", None),

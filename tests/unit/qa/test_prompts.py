@@ -15,10 +15,7 @@ TWO_LETTERS = Question("4", "Yes?", ("no",), options={"C": "no"}, data_source="p
 def test_braces_elsewhere_are_left_alone():
     questions = [Question("1", "What is {x}?", ("y",)), Question("2", "{question}", ("y",))]
     rows = build_prompt_rows(questions, 'Give {"answer": 1}. {question}')
-    assert [row["prompt"] for row in rows] == [
-        'Give {"answer": 1}. What is {x}?',
-        'Give {"answer": 1}. {question}',
-    ]
+    assert [row["prompt"] for row in rows] == ['Give {"answer": 1}. What is {x}?', 'Give {"answer": 1}. {question}']
     assert build_prompt_rows(questions)[0]["prompt"] == SEARCH_R1_TEMPLATE.replace("{question}", "What is {x}?")
 
 

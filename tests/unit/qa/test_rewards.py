@@ -68,11 +68,11 @@ def test_rewards_of_a_batch(episode, reward, expected):
 
 
 @pytest.mark.parametrize("reward", OF_OPEN_QUESTIONS)
-@pytest.mark.parametrize("stop_reason", list(StopReason))
-def test_only_an_infrastructure_failure_is_left_out(episode, reward, stop_reason):
-    [score] = call(reward, [episode().search("Paris").end(stop_reason)], [["Paris"]])
-    failures = (StopReason.SEARCH_UNAVAILABLE, StopReason.ENVIRONMENT_UNAVAILABLE)
-    assert (score is None) == (stop_reason in failures)
+def test_only_an_infrastructure_failure_is_left_out(episode, reward):
+    trajectories = [episode().search("Paris").end(stop_reason) for stop_reason in StopReason]
+    scores = zip(StopReason, call(reward, trajectories, [["Paris"]] * len(trajectories)), strict=True)
+    left_out = {stop_reason for stop_reason, score in scores if score is None}
+    assert left_out == {StopReason.SEARCH_UNAVAILABLE, StopReason.ENVIRONMENT_UNAVAILABLE}
 
 
 def test_the_environment_reward_is_what_the_environment_gave_for_each_turn(episode):

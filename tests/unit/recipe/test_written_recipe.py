@@ -58,18 +58,11 @@ def test_the_same_arguments_come_of_it_from_anywhere(
     assert again.given == found
 
 
-def test_no_secret_is_written(written: Any) -> None:
-    assert "hub_token" not in written("so_grpo", "--hub_token", "s3cret")
-
-
-def test_no_user_of_a_url_is_written(written: Any) -> None:
-    found = written("so_grpo", "--vllm_server_base_url", "http://me:s3cret@127.0.0.1:8000/retrieve")
+def test_no_secret_is_written_nor_how_the_run_was_started(written: Any) -> None:
+    url = ["--vllm_server_base_url", "http://me:s3cret@127.0.0.1:8000/retrieve"]
+    found = written("so_grpo", "--hub_token", "s3cret", "--resume_from_checkpoint", "latest", *url)
+    assert not {"hub_token", "resume_from_checkpoint"} & found.keys()
     assert found["vllm_server_base_url"] == "http://127.0.0.1:8000/retrieve"
-
-
-def test_how_a_run_was_started_is_not_written(written: Any) -> None:
-    found = written("so_grpo", "--resume_from_checkpoint", "latest")
-    assert not {"resume_from_checkpoint"} & found.keys()
 
 
 @pytest.mark.parametrize("resumed", [None, "checkpoint-1"])

@@ -76,7 +76,7 @@ def collect(search: Any, rejoin_after: int, rows: int = 12, engine: SteppingEngi
     return trajectories
 
 
-@pytest.mark.parametrize("rejoin_after", [*range(10), 25, 1000])
+@pytest.mark.parametrize("rejoin_after", [0, 1, 4, 9, 1000])
 def test_how_long_a_search_takes_changes_nothing(rejoin_after: int) -> None:
     reference = collect(Jittery(0, 0.0), rejoin_after)
     assert sum(len(trajectory.turns) for trajectory in reference) > 24
@@ -292,25 +292,19 @@ def test_whole_turns_wait_for_every_reply() -> None:
     assert [len(call) for call in generator.calls] == [2, 2]
 
 
-class Server(SteppingEngine):
+class Server(Scripted):
     """Ends turns when it is told to, in whatever order."""
 
     in_steps = False
 
     def __init__(self, scripts: Sequence[Sequence[str]], order: Sequence[int]) -> None:
-        super().__init__([])
-        self.scripts = [iter(script) for script in scripts]
+        super().__init__(scripts)
         self.order = iter(order)
         self.waking = threading.Event()
-        self.waited = 0
-
-    def submit(self, row: int, context_ids: Sequence[int], limit: int) -> None:
-        self.rows[row] = (encode(word_tokenizer(), next(self.scripts[row])), limit, [])
 
     def poll(self) -> list[tuple[int, Generation]]:
         row = next(self.order)
         while row not in self.rows:  # until its reply has rejoined
-            self.waited += 1
             assert self.waking.wait(10), "nobody has woken the engine"
             self.waking.clear()
             return []

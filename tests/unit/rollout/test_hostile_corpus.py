@@ -104,9 +104,8 @@ def check_harmless(tokenizer: PreTrainedTokenizerFast, text: str, max_tokens: in
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("text", PLAIN_ATTACKS)
-def test_a_tag_that_is_spelled_out_is_counted_and_harmless(kind: TokenizerOf, text: str) -> None:
-    assert check_harmless(kind(), text) >= 1
+def test_a_tag_that_is_spelled_out_is_counted_and_harmless(kind: TokenizerOf) -> None:
+    assert [text for text in PLAIN_ATTACKS if not check_harmless(kind(), text)] == []
 
 
 @pytest.mark.parametrize(
@@ -152,16 +151,16 @@ def test_no_text_gets_control(kind: TokenizerOf, text: str, max_tokens: int) -> 
     assert Sanitizer(tokenizer).sanitize(once.text, len(text)).neutralized == 0
 
 
-@pytest.mark.parametrize("last", ["<", "</", "<answer", "</information", "<|im_end|", "[", "\n<"])
 @pytest.mark.parametrize("kind", [word_tokenizer, bpe_tokenizer, unigram_tokenizer, flagged_tokenizer])
-def test_the_frame_stands_whole_whatever_the_body_ends_in(kind: TokenizerOf, last: str) -> None:
+def test_the_frame_stands_whole_whatever_the_body_ends_in(kind: TokenizerOf) -> None:
     tokenizer = kind()
     protocol = TagProtocol(passage_template="{text}")
-    observation = ObservationEncoder(tokenizer, protocol, 500).information(f"Paris {last}")
     prefix, suffix = encode(tokenizer, protocol.information_frame.prefix), encode(tokenizer, "</information>\n\n")
-    assert observation.token_ids[: len(prefix)] == prefix
-    assert observation.token_ids[-len(suffix) :] == suffix
-    assert protocol.neutralize(observation.text)[1] == 2, "those of the frame"
+    for last in ("<", "</", "<answer", "</information", "<|im_end|", "[", "\n<"):
+        observation = ObservationEncoder(tokenizer, protocol, 500).information(f"Paris {last}")
+        assert observation.token_ids[: len(prefix)] == prefix, last
+        assert observation.token_ids[-len(suffix) :] == suffix, last
+        assert protocol.neutralize(observation.text)[1] == 2, "those of the frame"
 
 
 def test_a_megabyte_costs_as_much_as_what_is_kept_of_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,14 +1,13 @@
 from __future__ import annotations
 
-from sorl_trl.rollout import AssembledTrajectory, assemble, rollout_statistics
+from sorl_trl.rollout import rollout_statistics
 from sorl_trl.types import Action, ActionKind, Observation, StopReason, Trajectory, Turn
 
 from .fakes import PARIS
 
 
-def turn(kind: ActionKind, *token_ids: int, content: str = "", logprob: float | None = -1.0) -> Turn:
-    logprobs = None if logprob is None else (logprob,) * len(token_ids)
-    return Turn(token_ids, "", Action(kind, content), logprobs)
+def turn(kind: ActionKind, *token_ids: int, content: str = "") -> Turn:
+    return Turn(token_ids, "", Action(kind, content))
 
 
 FRANCE = turn(ActionKind.SEARCH, 5, 6, content="France")
@@ -16,12 +15,6 @@ FOUND = Observation((8, 9, 5), "", (PARIS, PARIS), truncated=True, neutralized=2
 FEEDBACK = Observation((4,), "")
 ANSWERED = Trajectory((1,), (FRANCE, FOUND, turn(ActionKind.ANSWER, 7)), StopReason.ANSWERED)
 DOWN = Trajectory((1,), (turn(ActionKind.INVALID, 3), FEEDBACK, FRANCE), StopReason.SEARCH_UNAVAILABLE)
-
-
-def test_turns_and_observations_are_laid_out_in_order() -> None:
-    assert assemble([ANSWERED]) == [
-        AssembledTrajectory([5, 6, 8, 9, 5, 7], [1, 1, 0, 0, 0, 1], [0, 0, -1, -1, -1, 1], [-1, -1, 0, 0, 0, -1])
-    ]
 
 
 def test_statistics_of_a_batch() -> None:

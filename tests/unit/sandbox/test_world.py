@@ -5,10 +5,10 @@ from hypothesis import strategies as st
 
 from sorl_trl.qa import Question
 from sorl_trl.sandbox import World, WorldSize
-from sorl_trl.sandbox.world import Relation, build_world
+from sorl_trl.sandbox.world import build_world
 
-HOME = Relation("home", "person", "city", "hometown", "{subject} was born in {object} .", "born")
-RIVER = Relation("river", "city", "river", "water", "{subject} drinks from {object} .", "drinks")
+from .helpers import HOME, RIVER
+
 FACTS = {
     "home": {"Ann": ("Ulm",), "Bob": ("Ulm",), "Cy": ("Ulm", "Bonn")},
     "river": {"Ulm": ("Danube", "Iller"), "Bonn": ("Rhine",)},

@@ -49,8 +49,7 @@ def document(passage):
 
 
 @pytest.mark.parametrize(
-    "fields",
-    [{}, {"topk": None}, {"topk": 3, "return_scores": False}, {"return_scores": None}, {"user": "unknown"}],
+    "fields", [{}, {"topk": None}, {"topk": 3, "return_scores": False}, {"return_scores": None}, {"user": "unknown"}]
 )
 def test_bare_documents_and_three_of_them_by_default(app, index, fields):
     expected = [document(hit) for hit in index.search_batch(["capital twin stars"], 3)[0]]

@@ -39,8 +39,7 @@ def test_it_finds_what_bm25_finds(tmp_path_factory, texts, query):
     assert found == sorted(found, key=lambda hit: (-hit.score, int(hit.id)))
 
 
-@pytest.mark.parametrize("k", range(1, 9))
-def test_ties_keep_the_order_of_the_corpus_in_any_order_of_segments(k):
+def test_ties_keep_the_order_of_the_corpus_in_any_order_of_segments():
     """tantivy orders ties by segment, and segments as their merges happen to end."""
     index = tantivy.Index(module._schema())
     writer = index.writer(heap_size=15_000_000, num_threads=1)
@@ -53,9 +52,10 @@ def test_ties_keep_the_order_of_the_corpus_in_any_order_of_segments(k):
     index.reload()
     assert index.searcher().num_segments > 1
     query = tantivy.Query.term_query(index.schema, "tokens", "same", "freq")
-    hits = best_hits(index.searcher(), query, k)
-    found = index.searcher().fast_field_values("position", [address for _, address in hits])
-    assert found == [4, 1, 2, 3, 5, 6][:k]
+    for k in range(1, 9):
+        hits = best_hits(index.searcher(), query, k)
+        found = index.searcher().fast_field_values("position", [address for _, address in hits])
+        assert found == [4, 1, 2, 3, 5, 6][:k]
 
 
 def test_what_tantivy_cannot_open_is_named(tmp_path):

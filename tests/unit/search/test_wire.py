@@ -60,10 +60,9 @@ def test_search_r1_dense() -> None:
         ("null identifier", {"id": None, "contents": PARIS}, Passage("", "Paris", "On the Seine.")),
     ],
 )
-@pytest.mark.parametrize("key", ["result", "results"])
-def test_the_hit_of_each_variant(variant: str, hit: object, passage: Passage, key: str) -> None:
-    assert parse_response({key: [[hit]]}, 1, 3) == [[passage]], variant
-    assert parse_response({key: [[hit, hit], [hit]]}, 2, 3) == [[passage, passage], [passage]], variant
+def test_the_hit_of_each_variant(variant: str, hit: object, passage: Passage) -> None:
+    assert parse_response({"results": [[hit]]}, 1, 3) == [[passage]], variant
+    assert parse_response({"result": [[hit, hit], [hit]]}, 2, 3) == [[passage, passage], [passage]], variant
 
 
 def test_hits_beyond_k_are_cut() -> None:

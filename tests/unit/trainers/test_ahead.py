@@ -90,11 +90,7 @@ class Engine:
 
 @pytest.fixture(autouse=True)
 def _no_policy(monkeypatch: pytest.MonkeyPatch) -> None:
-    policy = SimpleNamespace(
-        begin=lambda version: None,
-        engine=lambda end, options: Engine(),
-        close=lambda: None,
-    )
+    policy = SimpleNamespace(begin=lambda version: None, engine=lambda end, options: Engine(), close=lambda: None)
     monkeypatch.setattr(rollouts, "PolicyCopies", lambda trainer: policy)
     monkeypatch.setattr(RolloutsAhead, "__call__", None, raising=False)
     monkeypatch.setattr(Run.sample, "protocol", SimpleNamespace(stop_strings=()), raising=False)

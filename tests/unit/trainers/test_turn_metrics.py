@@ -97,10 +97,5 @@ def test_ranks_are_put_together() -> None:
         each.add_max("most", values, keep)
     both: Any = SimpleNamespace(gather=lambda row: torch.cat([row, torch.stack([ranks[1].row()]).unsqueeze(0)]))
     assert ranks[0].reduce(both) == pytest.approx(
-        {
-            "mean": 12 / 5,
-            "scalar": (1 + 10 / 3) / 2,
-            "least": 1.0,
-            "most": 4.0,
-        }
+        {"mean": 12 / 5, "scalar": (1 + 10 / 3) / 2, "least": 1.0, "most": 4.0}
     )

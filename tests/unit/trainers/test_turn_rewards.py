@@ -47,20 +47,28 @@ def test_functions_are_summed_with_their_weights() -> None:
     assert split.outcomes.tolist() == [5.0]
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_turn_rewards_must_be_finite(bad: float) -> None:
-    with pytest.raises(ValueError, match="must be finite"):
-        record([[1.0, bad]], [2])
-
-
 def test_a_trajectory_without_a_turn_has_nowhere_to_put_a_reward() -> None:
     recorder, totals = record([[], 1.0], [0, 0])
     assert totals == [None, 1.0]
     assert recorder.split(torch.tensor([[math.nan], [1.0]]), torch.ones(1)).turn_rewards.shape == (2, 0)
 
 
-@pytest.mark.parametrize("returned", [None, 1.0])
-def test_a_function_that_returns_no_list_is_named(returned: Any) -> None:
-    """A `return` that was forgotten, most of all."""
-    with pytest.raises(ValueError, match=f"function 'hits' returned {returned}, but must return a list"):
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        (None, "returned None, but must return a list"),  # a `return` that was forgotten, most of all
+        (1.0, "returned 1.0, but must return a list"),
+        *(([1.0, odd], "A reward is a number") for odd in ("1.0", b"ab", {"a": 1.0}, ["1.0"], [[1.0]])),
+        ([1.0, [1.0] * 9], "returned 9 turn rewards for trajectory 1"),
+        ([[math.nan], 1.0], "must be finite"),
+        ([[math.inf], 1.0], "must be finite"),
+    ],
+)
+def test_what_is_no_reward_is_named(returned: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=f"'hits' .*{said}"):
         record(returned, [1, 1])
+
+
+def test_a_wrong_number_of_rewards_is_left_to_trl_which_names_it() -> None:
+    _, totals = record([1.0, [1.0]], [1])
+    assert totals == [1.0, [1.0]]

@@ -73,11 +73,7 @@ def test_what_is_shown_of_an_evaluation(tmp_path: Path) -> None:
             "Environment1 tokentruncated3 neutralized",
             "User1 token",
         ),
-        *(
-            "1. Lovelacescore 2.5gold",
-            "2. <img src=x onerror=alert(1)>",
-            "<information>Doc 1</information>",
-        ),
+        *("1. Lovelacescore 2.5gold", "2. <img src=x onerror=alert(1)>", "<information>Doc 1</information>"),
     ):
         assert part in text(document)
     assert "<mark>ADA, lovelace</mark>" in document
