@@ -30,7 +30,7 @@ ADAPTER_FOLDER = "adapter"
 ADAPTER_FILE = "adapter_model.safetensors"
 BACKBONE_FOLDER = "backbone"
 
-_CRITIC_PREFIX = re.compile(rf"^(?:base_model\.model\.)?{CRITIC_ATTRIBUTE}\.")
+_CRITIC_PREFIX = re.compile(rf"^(?:base_model\.(?:model\.)?)?{CRITIC_ATTRIBUTE}\.")  # prompt tuning has no `model`
 
 
 def save_critic(critic: Critic, model: nn.Module, folder: Path, state_dict: Mapping[str, Tensor]) -> None:
