@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from trl import GRPOTrainer
 from trl.trainer.utils import RepeatSampler
 
@@ -69,11 +69,23 @@ def test_every_checkpoint_continues_exactly(tmp_path: Path, trainer_class: Any, 
             assert torch.equal(weight, weights[name]), f"{name}, resumed after step {step}"
 
 
+def moe_policy() -> Any:
+    """Its checkpoints have other names than it has in memory."""
+    return build_moe_policy(vocab_size=len(agent_tokenizer()))
+
+
+def half_adapter() -> Any:
+    """PEFT loads its checkpoints in float32."""
+    torch.manual_seed(0)
+    config = LoraConfig(r=2, target_modules="all-linear")
+    return get_peft_model(agent_policy().bfloat16(), config, autocast_adapter_dtype=False)
+
+
 @pytest.mark.parametrize("trainer_class", [SOGRPOTrainer, SOPPOTrainer])
-def test_a_mixture_of_experts_continues_exactly(tmp_path: Path, trainer_class: Any) -> None:
-    """Its checkpoints have other names than it has in memory, also where the best one is loaded."""
+@pytest.mark.parametrize("policy", [moe_policy, half_adapter])
+def test_what_is_loaded_otherwise_continues_exactly(tmp_path: Path, policy: Any, trainer_class: Any) -> None:
+    """Also where the best checkpoint is loaded."""
     fields = {**CYCLES["reused"], "max_steps": 3}
-    policy = partial(build_moe_policy, vocab_size=len(agent_tokenizer()))
     whole = build(tmp_path / "whole", trainer_class, model=policy(), **fields)
     whole.train()
     weights = {name: weight.clone() for name, weight in whole.model.state_dict().items()}
@@ -90,7 +102,7 @@ def test_a_mixture_of_experts_continues_exactly(tmp_path: Path, trainer_class: A
 def assert_equal(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> None:
     assert ours.keys() == theirs.keys()
     for name, weight in ours.items():
-        assert torch.equal(weight, theirs[name]), name
+        assert weight.dtype == theirs[name].dtype and torch.equal(weight, theirs[name]), name
 
 
 def _checkpoint(trainer: Any, step: int) -> Path:

@@ -45,7 +45,7 @@ from sorl_trl.trainers.cycle.epoch_sampler import EpochRepeatSampler
 from sorl_trl.trainers.cycle.generation_cycle import load_cycle, save_cycle
 from sorl_trl.trainers.cycle.resume_point import resume_point
 from sorl_trl.trainers.cycle.run_settings import save_settings, take_up_settings
-from sorl_trl.trainers.cycle.weights import load_renamed
+from sorl_trl.trainers.cycle.weights import dtypes_kept, load_renamed
 from sorl_trl.trainers.loss.bias_norm import bias_normalizer
 from sorl_trl.trainers.loss.kl_schedule import KLSchedule
 from sorl_trl.trainers.loss.metrics import MetricLog, MetricSums
@@ -369,13 +369,18 @@ class TurnLevelTrainer(GRPOTrainer):
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         policy = self.model if model is None else model
-        if self.is_fsdp_enabled or not load_renamed(policy, Path(resume_from_checkpoint)):
+        if self.is_fsdp_enabled:
             super()._load_from_checkpoint(resume_from_checkpoint, model)
+        elif not load_renamed(policy, Path(resume_from_checkpoint)):
+            with dtypes_kept(policy):
+                super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _load_best_model(self) -> None:
-        sharded = self.is_deepspeed_enabled or self.is_fsdp_enabled
-        if sharded or not load_renamed(self.model, Path(str(self.state.best_model_checkpoint))):
+        if self.is_deepspeed_enabled or self.is_fsdp_enabled:
             super()._load_best_model()
+        elif not load_renamed(self.model, Path(str(self.state.best_model_checkpoint))):
+            with dtypes_kept(self.model):
+                super()._load_best_model()
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         super().create_model_card(*args, **kwargs)

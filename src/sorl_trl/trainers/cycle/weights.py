@@ -1,7 +1,9 @@
-"""Loads checkpoints whose weights have other names than in the model."""
+"""Loads checkpoints whose weights have other names or dtypes than in the model."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,15 @@ def load_renamed(model: Any, checkpoint: Path) -> bool:
     saved = type(model).from_pretrained(checkpoint, dtype=model.dtype)
     model.load_state_dict(saved.state_dict())
     return True
+
+
+@contextmanager
+def dtypes_kept(model: Any) -> Iterator[None]:
+    """Keep the dtypes of parameters while PEFT loads an adapter: it would load one of bfloat16 in float32."""
+    before = {name: parameter.dtype for name, parameter in model.named_parameters()}
+    yield
+    for name, parameter in model.named_parameters():
+        parameter.data = parameter.data.to(before[name])
 
 
 def saved_names(checkpoint: Path) -> set[str]:
