@@ -70,7 +70,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "ppo": {"trainer": "so_ppo", "method": "ppo"},
     "so_ppo": {"trainer": "so_ppo"},
 }
-TRIED: dict[str, dict[str, Any]] = {"so_grpo_kl_02": {"target_kl": 0.02}}
+TRIED: dict[str, dict[str, Any]] = {"so_grpo_kl_02": {"target_kl": 0.02}, "so_grpo_range_001": {"epsilon": 0.001}}
 """What the judged runs suggest in place of the defaults: on the choosing seed, at the two lower rates."""
 THREE_SEEDS = ("grpo", "so_grpo", "gspo", "sequence")
 """In the regimes that are hard; the other methods, and all in the gentle one, are judged by one seed."""
