@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 
 def load_renamed(model: Any, checkpoint: Path) -> bool:
-    """Load the weights of `checkpoint` if it names any that `model` has not, and return whether it did.
+    """Load the weights of `checkpoint` if some have names that `model` lacks, and return whether it did.
 
     transformers saves mixtures of experts and many vision-language models under other names, and with other shapes,
     than they have in memory. `from_pretrained` converts them; transformers' `Trainer` does not, and would go on with
