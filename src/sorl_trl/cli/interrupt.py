@@ -49,9 +49,8 @@ def _how_to_go_on(trainer: Any) -> str:
     from sorl_trl.trainers.cycle.resume_point import newest_whole
 
     step = trainer.state.global_step
+    if newest_whole(Path(trainer.args.output_dir)) is not None:
+        return f"interrupted at step {step}: the same command with `--resume_from_checkpoint latest` goes on"
     if step == 0:
         return "interrupted before the first step: the same command starts anew"
-    at = f"interrupted at step {step}"
-    if newest_whole(Path(trainer.args.output_dir)) is None:
-        return f"{at}, before a checkpoint was saved: remove {trainer.args.output_dir} to start anew"
-    return f"{at}: the same command with `--resume_from_checkpoint latest` goes on"
+    return f"interrupted at step {step}, before a checkpoint was saved: remove {trainer.args.output_dir} to start anew"

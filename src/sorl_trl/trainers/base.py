@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -45,7 +46,7 @@ from sorl_trl.trainers.cycle.epoch_sampler import EpochRepeatSampler
 from sorl_trl.trainers.cycle.generation_cycle import load_cycle, save_cycle
 from sorl_trl.trainers.cycle.resume_point import resume_point
 from sorl_trl.trainers.cycle.run_settings import save_settings, take_up_settings
-from sorl_trl.trainers.cycle.weights import dtypes_kept, load_renamed
+from sorl_trl.trainers.cycle.weights import load_weights
 from sorl_trl.trainers.loss.bias_norm import bias_normalizer
 from sorl_trl.trainers.loss.kl_schedule import KLSchedule
 from sorl_trl.trainers.loss.metrics import MetricLog, MetricSums
@@ -368,19 +369,11 @@ class TurnLevelTrainer(GRPOTrainer):
             super()._save_checkpoint(model, trial)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        policy = self.model if model is None else model
-        if self.is_fsdp_enabled:
-            super()._load_from_checkpoint(resume_from_checkpoint, model)
-        elif not load_renamed(policy, Path(resume_from_checkpoint)):
-            with dtypes_kept(policy):
-                super()._load_from_checkpoint(resume_from_checkpoint, model)
+        load = partial(super()._load_from_checkpoint, resume_from_checkpoint, model)
+        load_weights(self, resume_from_checkpoint, load)
 
     def _load_best_model(self) -> None:
-        if self.is_deepspeed_enabled or self.is_fsdp_enabled:
-            super()._load_best_model()
-        elif not load_renamed(self.model, Path(str(self.state.best_model_checkpoint))):
-            with dtypes_kept(self.model):
-                super()._load_best_model()
+        load_weights(self, str(self.state.best_model_checkpoint), super()._load_best_model)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         super().create_model_card(*args, **kwargs)

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from safetensors import safe_open
 from transformers import PreTrainedModel
+
+
+def load_weights(trainer: Any, checkpoint: str, load: Callable[[], None]) -> None:
+    """Load the weights of a checkpoint into the trainer's policy, with transformers' `load` if that gets them right.
+
+    Engines that shard parameters load their own checkpoints. PEFT would load an adapter of bfloat16 in float32, so
+    parameters keep their dtypes.
+    """
+    policy = trainer.model
+    if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
+        load()
+    elif not load_renamed(policy, Path(checkpoint)):
+        before = {name: parameter.dtype for name, parameter in policy.named_parameters()}
+        load()
+        for name, parameter in policy.named_parameters():
+            parameter.data = parameter.data.to(before.get(name, parameter.dtype))
 
 
 def load_renamed(model: Any, checkpoint: Path) -> bool:
@@ -23,15 +38,6 @@ def load_renamed(model: Any, checkpoint: Path) -> bool:
     saved = type(model).from_pretrained(checkpoint, dtype=model.dtype)
     model.load_state_dict(saved.state_dict())
     return True
-
-
-@contextmanager
-def dtypes_kept(model: Any) -> Iterator[None]:
-    """Keep the dtypes of parameters while PEFT loads an adapter: it would load one of bfloat16 in float32."""
-    before = {name: parameter.dtype for name, parameter in model.named_parameters()}
-    yield
-    for name, parameter in model.named_parameters():
-        parameter.data = parameter.data.to(before[name])
 
 
 def saved_names(checkpoint: Path) -> set[str]:
