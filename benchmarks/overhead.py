@@ -1,12 +1,13 @@
 """What the turn-level loss costs: an optimizer step of SOGRPOTrainer over one of trl.GRPOTrainer.
 
     python -m benchmarks.overhead
+    python -m benchmarks.overhead --device cuda
 
 Both train copies of one small Llama on the same fixed multi-turn trajectories, whose old log-probabilities lie far
 enough off for a good part of tokens and turns to be clipped; then on trajectories half as long as the batch is wide,
 for TRL pads all micro-batches to the longest trajectory of their rollout. Steps are interleaved in one process, so
-that the machine's moods meet both; time is the processor's. Writes `benchmarks/results/overhead.json` and
-`overhead.md`.
+that the machine's moods meet both; time is the processor's. On a GPU the policy is larger and trains in bfloat16, and
+time passes until the GPU is done. Writes `benchmarks/results/overhead.json` and `overhead.md`, or `overhead_cuda.…`.
 """
 
 from __future__ import annotations
@@ -54,7 +55,10 @@ class Sizes:
         return self.turns * (self.turn + self.observation)
 
 
-SIZES = Sizes()
+SIZES = {
+    "cpu": Sizes(),
+    "cuda": Sizes(hidden_size=1024, layers=16, prompt=256, turn=128, observation=256, vocabulary=32_000),
+}
 VARIANTS: dict[str, tuple[Any, Any, str | None, dict[str, Any]]] = {
     "GRPO": (GRPOTrainer, GRPOConfig, None, {"loss_type": "grpo"}),
     "SO-GRPO": (SOGRPOTrainer, SOGRPOConfig, "so_grpo", SETTINGS["so_grpo"]),
@@ -65,7 +69,7 @@ VARIANTS: dict[str, tuple[Any, Any, str | None, dict[str, Any]]] = {
 """Title to trainer, its config, the method that it is given and the fields that this method sets."""
 
 
-def build(variant: str, folder: str, sizes: Sizes = SIZES, filled: float = 1.0, **options: Any) -> Any:
+def build(variant: str, folder: str, sizes: Sizes = SIZES["cpu"], filled: float = 1.0, **options: Any) -> Any:
     """A trainer on a batch that is always the same; `options` are further fields of its config.
 
     `filled` is which part of the batch's width its trajectories fill.
@@ -125,31 +129,41 @@ def fixed_batch(trainer: Any, sizes: Sizes, filled: float) -> dict[str, Any]:
     return batch
 
 
-def step(trainer: Any) -> float:
-    """Seconds of one optimizer step."""
-    started = time.process_time()
+def step(trainer: Any) -> tuple[float, int]:
+    """Seconds of one optimizer step, and on a GPU the bytes that it needed on top of what was there before."""
+    on_gpu = trainer.accelerator.device.type == "cuda"
+    if on_gpu:
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+    clock = time.perf_counter if on_gpu else time.process_time
+    started = clock()
     trainer.training_step(trainer.model, None, None)
     torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), 1.0)
     trainer.optimizer.step()
     trainer.optimizer.zero_grad()
-    return time.process_time() - started
+    if not on_gpu:
+        return clock() - started, 0
+    torch.cuda.synchronize()
+    return clock() - started, torch.cuda.max_memory_allocated() - before
 
 
-def interleaved_seconds(rounds: int, filled: float = 1.0) -> dict[str, list[float]]:
+def interleaved_steps(device: str, rounds: int, filled: float = 1.0) -> dict[str, list[tuple[float, int]]]:
+    options = {"use_cpu": device == "cpu", "bf16": device == "cuda"}
     with tempfile.TemporaryDirectory() as folder:
-        trainers = {variant: build(variant, folder, filled=filled) for variant in VARIANTS}
+        trainers = {variant: build(variant, folder, SIZES[device], filled, **options) for variant in VARIANTS}
         for trainer in trainers.values():
             step(trainer)
-        seconds: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
+        steps: dict[str, list[tuple[float, int]]] = {variant: [] for variant in VARIANTS}
         for round_ in range(rounds):
             order = list(VARIANTS) if round_ % 2 == 0 else list(reversed(VARIANTS))
             for variant in order:
-                seconds[variant].append(step(trainers[variant]))
-    return seconds
+                steps[variant].append(step(trainers[variant]))
+    return steps
 
 
-def ratios(seconds: dict[str, list[float]], variant: str) -> dict[str, float]:
-    return spread([a / b for a, b in zip(seconds[variant], seconds["GRPO"], strict=True)])
+def ratios(steps: dict[str, list[tuple[float, int]]], variant: str) -> dict[str, float]:
+    return spread([a / b for (a, _), (b, _) in zip(steps[variant], steps["GRPO"], strict=True)])
 
 
 def spread(values: list[float]) -> dict[str, float]:
@@ -160,38 +174,46 @@ def spread(values: list[float]) -> dict[str, float]:
 def main(words: Sequence[str]) -> None:
     parser = Parser(description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=at_least(2), default=30, help="interleaved steps of each trainer")
+    parser.add_argument("--device", choices=SIZES, default="cpu", help="where to train (default: %(default)s)")
     arguments = parser.parse_args(words)
     torch.set_num_threads(1)
-    seconds, halves = (interleaved_seconds(arguments.rounds, filled) for filled in (1.0, 0.5))
+    on_gpu = arguments.device == "cuda"
+    steps, halves = (interleaved_steps(arguments.device, arguments.rounds, filled) for filled in (1.0, 0.5))
     rows = {
         variant: {
-            "time_ratio": ratios(seconds, variant),
+            "time_ratio": ratios(steps, variant),
             "time_ratio_half": ratios(halves, variant),
-            "seconds": statistics.median(seconds[variant]),
+            "seconds": statistics.median(seconds for seconds, _ in steps[variant]),
+            **({"memory_gib": max(needed for _, needed in steps[variant]) / 2**30} if on_gpu else {}),
         }
         for variant in VARIANTS
     }
+    device = torch.cuda.get_device_name() if on_gpu else "cpu"
     result = {
         "time_ratio": rows["SO-GRPO"]["time_ratio"]["median"],
         "rounds": arguments.rounds,
+        "device": device,
         "variants": rows,
     }
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "overhead.json").write_text(json.dumps(result, indent=2) + "\n")
+    path = RESULTS / ("overhead_cuda.json" if on_gpu else "overhead.json")
+    path.write_text(json.dumps(result, indent=2) + "\n")
+    where = device if on_gpu else "one thread"
     table = [
         "# What the loss costs",
         "",
-        f"Median over {arguments.rounds} interleaved steps, ratios step by step (quartiles); one thread.",
+        f"Median over {arguments.rounds} interleaved steps, ratios step by step (quartiles); {where}.",
         "",
-        "| trainer | step time over GRPO | in half of the width |",
-        "|---|---|---|",
+        "| trainer | step time over GRPO | in half of the width |" + (" memory of a step, GiB |" if on_gpu else ""),
+        "|---|---|---|" + ("---|" if on_gpu else ""),
     ]
     for variant, row in rows.items():
         times = (row[name] for name in ("time_ratio", "time_ratio_half"))
         shown = [f"{each['median']:.3f} ({each['q25']:.3f} to {each['q75']:.3f})" for each in times]
+        shown += [f"{row['memory_gib']:.2f}"] if on_gpu else []
         table.append(f"| {variant} | {' | '.join(shown)} |")
     text = "\n".join(table) + "\n"
-    (RESULTS / "overhead.md").write_text(text)
+    path.with_suffix(".md").write_text(text)
     print(text)
 
 

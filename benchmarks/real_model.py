@@ -9,7 +9,8 @@ in docs/results.md.
 
 Each run is `sorl train` and `sorl evaluate` in processes of their own, and adds a row to `results/real_model.json`. A
 run that is there is not made again, and one that was interrupted goes on from its checkpoint. Several of these
-commands may work side by side: each takes runs that nobody works on.
+commands may work side by side: each takes runs that nobody works on. Where there is a GPU, it does the work, in
+float32 as on a CPU, and rows say so.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import torch
+import yaml
 from transformers.utils import SAFE_WEIGHTS_NAME
 
 from benchmarks.real_model_report import draw, table
@@ -78,6 +81,10 @@ TWO_AHEAD = THREE_SEEDS[:2]
 RATE_AHEAD = 1.5e-5
 """Three times the recipe's, so that what is late has something to spoil."""
 _OF_PPO = {"critic": "head", "num_generations": 1, "critic_learning_rate": 1e-3, "critic_warmup_steps": 8}
+SEEDS_ON_A_GPU = (14, 15)
+"""Where a run takes a minute, two more; added when most of the planned runs were known."""
+DEVICE = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+ONE_GPU = {"distributed_type": "NO", "mixed_precision": "no", "num_processes": 1}
 CPU = {"MALLOC_MMAP_THRESHOLD_": str(2**32), "MALLOC_TRIM_THRESHOLD_": str(2**33), "DS_ACCELERATOR": "cpu"}
 
 
@@ -128,6 +135,11 @@ def jobs() -> Iterator[Job]:
         for regime in regimes:
             chosen = [(method, rate) for method, rate in rates.items() if rate is not None]
             planned += [Job(method, regime, seed, rate) for seed in seeds for method, rate in chosen]
+    if torch.cuda.is_available():
+        rates = {method: chosen_rate(rows, method) for method in THREE_SEEDS}
+        chosen = [(method, rate) for method, rate in rates.items() if rate is not None]
+        where = [(regime, seed) for seed in SEEDS_ON_A_GPU for regime in ("many_updates", "late")]
+        planned += [Job(method, regime, seed, rate) for regime, seed in where for method, rate in chosen]
     yield from (job for job in dict.fromkeys(planned) if not any(map(job.is_of, rows)))
 
 
@@ -150,7 +162,8 @@ def sorl(folder: Path, *words: Any) -> float:
     before = os.times()
     with (folder / "log.txt").open("a") as log:
         command = [sys.executable, "-c", "import sys; from sorl_trl.cli.main import main; sys.exit(main())"]
-        done = subprocess.run([*command, *map(str, words)], stdout=log, stderr=log, env={**os.environ, **CPU})
+        added = CPU if DEVICE == "cpu" else {}
+        done = subprocess.run([*command, *map(str, words)], stdout=log, stderr=log, env={**os.environ, **added})
     if done.returncode:
         raise RuntimeError(f"sorl {words[0]} failed with code {done.returncode}: see {folder / 'log.txt'}")
     after = os.times()
@@ -158,7 +171,8 @@ def sorl(folder: Path, *words: Any) -> float:
 
 
 def exact_match(policy: Path, output: Path, *words: Any) -> float:
-    sorl(output.parent, "evaluate", policy, "--config", RUNS / "recipe.yaml", "--output", output, *words)
+    recipe = ("--config", RUNS / "recipe.yaml", "--kv_cache_gib", 0.5)  # several may share a GPU
+    sorl(output.parent, "evaluate", policy, *recipe, "--output", output, *words)
     scores = [row["exact_match"] for row in read_evaluated(output, "eval")]
     return sum(scores) / len(scores)
 
@@ -186,15 +200,17 @@ SAMPLED = ("--temperature", 1)
 def run(job: Job, started: dict[str, Any]) -> dict[str, Any]:
     """Train, evaluate on 200 questions that nobody trained on, and make the row: greedy answers where it judges."""
     policy, method = job.folder / "policy", {**METHODS, **TRIED}[job.method]
-    settings = {"learning_rate": job.learning_rate, "seed": job.seed, "output_dir": policy, "save_steps": 16}
+    settings = {"learning_rate": job.learning_rate, "seed": job.seed, "output_dir": policy}
+    settings["save_steps"] = 16 if DEVICE == "cpu" else 1000  # to go on from, where a run takes an hour
     settings |= {"steps_per_generation": 8, "kv_cache_gib": 0.5, "log_turn_details": True}
     settings |= {**REGIMES, **AHEAD}[job.regime] | (_OF_PPO if method.get("trainer") == "so_ppo" else {}) | method
     again = {"resume_from_checkpoint": "latest"} if any(policy.glob("checkpoint-*")) else {}
     if not again:
         shutil.rmtree(policy, ignore_errors=True)  # of a run that ended before its first checkpoint
     given = [word for name, value in {**settings, **again}.items() for word in (f"--{name}", value)]
-    recipe = ("--accelerate_config", "single_cpu", "--config", RUNS / "recipe.yaml", "--collapse_guard", "off")
-    seconds = sorl(job.folder, "train", *recipe, *given)
+    launch = "single_cpu" if DEVICE == "cpu" else RUNS / "one_gpu.yaml"
+    recipe = ("--accelerate_config", launch, "--config", RUNS / "recipe.yaml", "--use_cpu", DEVICE == "cpu")
+    seconds = sorl(job.folder, "train", *recipe, "--collapse_guard", "off", *given)
     log = json.loads((policy / "trainer_state.json").read_text())["log_history"]
     steps = [step for step in log if "kl_to_old" in step]
     rewards = [step["reward"] for step in steps if "reward" in step]
@@ -206,6 +222,7 @@ def run(job: Job, started: dict[str, Any]) -> dict[str, Any]:
     return {
         **vars(job),
         "judging": judging,
+        "device": DEVICE,
         "policy_parameters": 134_515_008,
         **started,
         "final_em": final,
@@ -239,12 +256,19 @@ def start(model: str) -> dict[str, Any]:
 
     Made anew it is another policy where a processor rounds otherwise: its digest tells.
     """
+    known = RUNS / f"start-{DEVICE}.json"
+    if known.is_file():
+        return dict(json.loads(known.read_text()))
+    (RUNS / "one_gpu.yaml").write_text(yaml.safe_dump(ONE_GPU))
     if not (RUNS / "recipe.yaml").is_file():
         by_itself(prepare, 0, PRETRAINED, RUNS, model)
         recipe = RECIPES.find(PRETRAINED.recipe).read_text()
         (RUNS / "recipe.yaml").write_text(recipe.replace(str(PRETRAINED.run), str(RUNS)))
     weights = hashlib.sha256((RUNS / "warm-start" / SAFE_WEIGHTS_NAME).read_bytes()).hexdigest()
-    return {"warm_start": weights[:12], "start_em": exact_match(RUNS / "warm-start", RUNS / "sampled", *SAMPLED)}
+    em = exact_match(RUNS / "warm-start", RUNS / f"sampled-{DEVICE}", *SAMPLED)
+    started = {"warm_start": weights[:12], "start_em": em}
+    known.write_text(json.dumps(started))
+    return started
 
 
 def main(words: Sequence[str] | None = None) -> None:

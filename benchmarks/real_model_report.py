@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,17 +27,17 @@ HEADER = """# A pretrained language model learns to search
 
 `python -m benchmarks.real_model`: SmolLM2-135M-Instruct, {parameters:,} parameters, and exact match on 200 questions
 that nobody trained on: sampled before training, and sampled and greedy after it. Rows say by a digest from which warm
-start they began, for where it is made anew it need not be the same. A cell of several seeds has their mean and each
-in brackets. The columns of hops tell sampled answers apart by the searches that a question needs, with how many it
-got. Groups agree where all eight rewards are the same, so that nothing is learnt from them. The learning rate is the
-mean factor by which the target KL multiplied it. A run has collapsed if it ends below its start, or below half of
-its best three rollouts in a row. The clip fraction is its mean over updates, KL and gradient are the largest of any
-run."""
+start they began, for where it is made anew it need not be the same. A cell of several seeds has their mean and each in
+brackets. The columns of hops tell sampled answers apart by the searches that a question needs, with how many it got.
+Runs on a GPU, in float32 too, sample the same first rollouts as those on a CPU. Groups agree where all eight rewards
+are the same, so that nothing is learnt from them. The learning rate is the mean factor by which the target KL
+multiplied it. A run has collapsed if it ends below its start, or below half of its best three rollouts in a row. The
+clip fraction is its mean over updates, KL and gradient are the largest of any run."""
 CHOOSING = """## Learning rates
 
 On seed 1 with many updates, the final sampled exact match of each rate; the best one is what judges a method."""
 COLUMNS = (
-    *("rate", "before", "sampled", "one hop", "searches", "two hops", "searches", "greedy"),
+    *("runs", "rate", "before", "sampled", "one hop", "searches", "two hops", "searches", "greedy"),
     *("collapsed", "groups that agree", "learning rate", "clipped", "KL", "gradient", "CPU-minutes a run"),
 )
 
@@ -88,9 +89,12 @@ def _cells(method: str, rows: Sequence[Row]) -> str:
     def largest(name: str) -> float:
         return max(row[name] for row in rows)
 
-    known = [row["cpu_seconds"] for row in rows if row["cpu_seconds"]]  # of one that was ended by hand it is not
+    # Of a run that was ended by hand it is not known.
+    known = [row["cpu_seconds"] for row in rows if row["cpu_seconds"] and row["device"] == "cpu"]
+    devices = Counter(row["device"] for row in rows)
     return _line(
         f"`{method}`",
+        ", ".join(f"{number} on {'a CPU' if device == 'cpu' else device}" for device, number in devices.items()),
         f"{rows[0]['learning_rate']:g}",
         f"{statistics.fmean(row['start_em'] for row in rows):.3f}",
         ends("final_em"),

@@ -74,3 +74,14 @@ def test_builds_are_byte_for_byte_equal_in_every_process(corpus_path, index_dir,
 )
 def test_top_k_equals_a_full_sort(scores, k):
     assert top_k(scores, k).tolist() == sorted(range(len(scores)), key=lambda i: (-scores[i], i))[:k]
+
+
+def test_jax_is_left_alone(tmp_path):
+    """bm25s would start it, and a started JAX takes three quarters of a GPU's memory."""
+    (tmp_path / "jax").mkdir()
+    (tmp_path / "jax/__init__.py").touch()
+    (tmp_path / "jax/lax.py").write_text("top_k = print\n")
+    script = "import sys, sorl_trl.search.engines.bm25; assert 'jax' not in sys.modules; import jax.lax"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(tmp_path), *sys.path]))}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr[-500:]

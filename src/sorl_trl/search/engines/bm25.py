@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
-import bm25s
 import numpy as np
 import numpy.typing as npt
 from tqdm.auto import tqdm
@@ -18,6 +18,15 @@ from sorl_trl.search.corpus import Corpus, CorpusError, write_corpus
 from sorl_trl.search.engines.saved import CORPUS, Manifest, SavedIndex, read_manifest
 from sorl_trl.search.engines.tokenize import tokenize
 from sorl_trl.types import Passage
+
+_modules: dict[str, Any] = sys.modules
+if "jax" in _modules:
+    import bm25s
+else:  # bm25s starts JAX where it is installed, which takes three quarters of a GPU's memory; nothing here needs it
+    _modules["jax"] = None
+    import bm25s
+
+    del _modules["jax"]
 
 
 class BM25Index(SavedIndex):
