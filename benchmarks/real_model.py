@@ -78,11 +78,13 @@ TRIED: dict[str, dict[str, Any]] = {"so_grpo_kl_02": {"target_kl": 0.02}, "so_gr
 THREE_SEEDS = ("grpo", "so_grpo", "gspo", "sequence")
 """In the regimes that are hard; the other methods, and all in the gentle one, are judged by one seed."""
 TWO_AHEAD = THREE_SEEDS[:2]
-RATE_AHEAD = 1.5e-5
-"""Three times the recipe's, so that what is late has something to spoil."""
+HIGHER_RATE = 1.5e-5
+"""Three times the recipe's, so that there is something to spoil."""
 _OF_PPO = {"critic": "head", "num_generations": 1, "critic_learning_rate": 1e-3, "critic_warmup_steps": 8}
-SEEDS_ON_A_GPU = (14, 15)
-"""Where a run takes a minute, two more; added when most of the planned runs were known."""
+HIGH_RATE = {"high_rate": REGIMES["many_updates"]}
+AT_A_HIGH_RATE = ("grpo", "grpo_target_kl", "so_grpo_note", "so_grpo", "ppo", "so_ppo")
+"""At three times the rate that was chosen for them: does it take turn ratios, a target KL, or both? The choosing seed
+asks it, so three others shall answer."""
 DEVICE = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
 ONE_GPU = {"distributed_type": "NO", "mixed_precision": "no", "num_processes": 1}
 CPU = {"MALLOC_MMAP_THRESHOLD_": str(2**32), "MALLOC_TRIM_THRESHOLD_": str(2**33), "DS_ACCELERATOR": "cpu"}
@@ -116,12 +118,12 @@ def add_row(row: dict[str, Any]) -> None:
 
 
 def jobs() -> Iterator[Job]:
-    """What is left to run: rollouts ahead, what is tried, GRPO and SO-GRPO, the two others with three seeds, the rest.
+    """What is left: rollouts ahead, what is tried, GRPO and SO-GRPO, the two others with three seeds, the rest.
 
     What chooses a method's rate comes before what judges it.
     """
     rows = read_rows(ROWS)
-    planned = [Job(method, regime, JUDGING[0], RATE_AHEAD) for regime in AHEAD for method in TWO_AHEAD]
+    planned = [Job(method, regime, JUDGING[0], HIGHER_RATE) for regime in AHEAD for method in TWO_AHEAD]
     planned += [Job(method, CHOOSING_REGIME, CHOOSING, rate) for method in TRIED for rate in RATES[:2]]
     others = tuple(method for method in METHODS if method not in THREE_SEEDS)
     for methods, regimes, seeds in (
@@ -135,11 +137,7 @@ def jobs() -> Iterator[Job]:
         for regime in regimes:
             chosen = [(method, rate) for method, rate in rates.items() if rate is not None]
             planned += [Job(method, regime, seed, rate) for seed in seeds for method, rate in chosen]
-    if torch.cuda.is_available():
-        rates = {method: chosen_rate(rows, method) for method in THREE_SEEDS}
-        chosen = [(method, rate) for method, rate in rates.items() if rate is not None]
-        where = [(regime, seed) for seed in SEEDS_ON_A_GPU for regime in ("many_updates", "late")]
-        planned += [Job(method, regime, seed, rate) for regime, seed in where for method, rate in chosen]
+    planned += [Job(method, "high_rate", seed, HIGHER_RATE) for seed in JUDGING for method in AT_A_HIGH_RATE]
     yield from (job for job in dict.fromkeys(planned) if not any(map(job.is_of, rows)))
 
 
@@ -203,7 +201,8 @@ def run(job: Job, started: dict[str, Any]) -> dict[str, Any]:
     settings = {"learning_rate": job.learning_rate, "seed": job.seed, "output_dir": policy}
     settings["save_steps"] = 16 if DEVICE == "cpu" else 1000  # to go on from, where a run takes an hour
     settings |= {"steps_per_generation": 8, "kv_cache_gib": 0.5, "log_turn_details": True}
-    settings |= {**REGIMES, **AHEAD}[job.regime] | (_OF_PPO if method.get("trainer") == "so_ppo" else {}) | method
+    settings |= {**REGIMES, **AHEAD, **HIGH_RATE}[job.regime]
+    settings |= (_OF_PPO if method.get("trainer") == "so_ppo" else {}) | method
     again = {"resume_from_checkpoint": "latest"} if any(policy.glob("checkpoint-*")) else {}
     if not again:
         shutil.rmtree(policy, ignore_errors=True)  # of a run that ended before its first checkpoint

@@ -18,6 +18,7 @@ COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00")
 TITLES = {
     "gentle": "Gentle: 10 rollouts of 64, 8 updates each",
     "many_updates": "Many updates: 5 rollouts of 64, 24 updates each",
+    "high_rate": "The same at three times the rate",
     "late": "Late: 10 rollouts of 64, 8 updates each, sampled up to four rollouts ahead",
     "ahead_0": "20 rollouts of 32, 4 updates each",
     "ahead_2": "The same, sampled up to two rollouts ahead",
