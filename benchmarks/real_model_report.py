@@ -30,10 +30,10 @@ HEADER = """# A pretrained language model learns to search
 that nobody trained on: sampled before training, and sampled and greedy after it. Rows say by a digest from which warm
 start they began, for where it is made anew it need not be the same. A cell of several seeds has their mean and each in
 brackets. The columns of hops tell sampled answers apart by the searches that a question needs, with how many it got.
-Runs on a GPU, in float32 too, sample the same first rollouts as those on a CPU. Groups agree where all eight rewards
-are the same, so that nothing is learnt from them. The learning rate is the mean factor by which the target KL
-multiplied it. A run has collapsed if it ends below its start, or below half of its best three rollouts in a row. The
-clip fraction is its mean over updates, KL and gradient are the largest of any run."""
+Runs on a GPU are in float32 too. Groups agree where all eight rewards are the same, so that nothing is learnt from
+them. The learning rate is the mean factor by which the target KL multiplied it. A run has collapsed if it ends below
+its start, or below half of its best three rollouts in a row. The clip fraction is its mean over updates, KL and
+gradient are the largest of any run."""
 CHOOSING = """## Learning rates
 
 On seed 1 with many updates, the final sampled exact match of each rate; the best one is what judges a method."""
