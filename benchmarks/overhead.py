@@ -200,7 +200,7 @@ def main(words: Sequence[str]) -> None:
     path.write_text(json.dumps(result, indent=2) + "\n")
     where = device if on_gpu else "one thread"
     table = [
-        "# What the loss costs",
+        "# What the loss costs" + (" on a GPU" if on_gpu else ""),
         "",
         f"Median over {arguments.rounds} interleaved steps, ratios step by step (quartiles); {where}.",
         "",
