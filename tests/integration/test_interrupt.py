@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -29,8 +30,8 @@ def test_one_line_says_how_to_go_on(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_nothing_was_saved(tmp_path: Path) -> None:
     make_world(tmp_path)
     words = ["--accelerate_config", "single_cpu", *training_words(tmp_path, save_steps=100_000)]
-    bar = tmp_path / "err.txt"
-    code, shown = interrupted(tmp_path, words, lambda: "| 2/" in bar.read_text(), times=2)
+    bar = tmp_path / "err.txt"  # it leaves steps out where they are fast
+    code, shown = interrupted(tmp_path, words, lambda: bool(re.search(r"\| [1-9]\d*/", bar.read_text())), times=2)
     assert code == 130
     assert "Traceback" not in shown
     assert f"before a checkpoint was saved: remove {tmp_path / 'out'} to start anew" in shown
