@@ -7,7 +7,7 @@ export OMP_NUM_THREADS ?= 1
 # Byte code is kept, whatever the environment says: dozens of processes import what is here.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart model train-lm test test-fast test-all test-launch test-distributed test-vllm test-wheel test-model gpu-check lint docs docs-links \
+.PHONY: quickstart model train-lm test test-fast test-all test-rounding test-launch test-distributed test-vllm test-wheel test-model gpu-check lint docs docs-links \
 	bench bench-rollout bench-search bench-stability clean
 
 # Installed under the constraints, torch first; again only when one of these files changes.
@@ -45,6 +45,11 @@ test-fast: $(VENV)/.installed
 test-all: $(VENV)/.installed
 	$(PYTEST) -m "not distributed and not vllm and not wheel and not model"
 	$(BIN)/python -m pytest -m distributed
+
+# With kernels without vector instructions, which sum in another order: no verdict may hang on what a sum rounds.
+test-rounding: export ATEN_CPU_CAPABILITY = default
+test-rounding: $(VENV)/.installed
+	$(PYTEST) tests/contract
 
 # Two of the distributed tests, for CI: SO-GRPO under ZeRO-3 and SO-PPO under DDP.
 test-launch: $(VENV)/.installed

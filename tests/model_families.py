@@ -61,9 +61,14 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 def build(make: Callable[[], Any], seed: int = 0) -> Any:
-    """A model in eval mode whose greedy continuations are varied: most of its weights are larger than usual."""
+    """A model in eval mode whose greedy continuations are varied: most of its weights are larger than usual.
+
+    In float64, so that no choice of a token hangs on how a processor orders sums.
+    """
     torch.manual_seed(seed)
-    model = make().eval()
+    model = make().eval().double()
+    if hasattr(model.config, "num_experts") or hasattr(model.config, "num_local_experts"):
+        model.set_experts_implementation("eager")  # the default's kernel does not take float64
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim > 1 and "embed" not in name and "wte" not in name:

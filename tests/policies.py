@@ -63,8 +63,10 @@ def acting_policy(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
 
 
 def build_moe_policy(seed: int = 0, vocab_size: int = len(WORDS)) -> MixtralForCausalLM:
-    """A randomly initialized mixture of two experts."""
+    """A randomly initialized mixture of two experts, which can be in float64."""
     torch.manual_seed(seed)
-    return MixtralForCausalLM(
+    policy = MixtralForCausalLM(
         MixtralConfig(vocab_size=vocab_size, num_key_value_heads=2, num_local_experts=2, **SHAPE)
     )
+    policy.set_experts_implementation("eager")  # the default's kernel does not take float64
+    return policy

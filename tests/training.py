@@ -24,6 +24,7 @@ def settings(output_dir: Path, **overrides: Any) -> dict[str, Any]:
         "max_completion_length": 24,
         "max_steps": 5,
         "learning_rate": 2e-2,
+        "adam_epsilon": 1e-3,  # so that Adam multiplies what sums round by 20 at most, and not by two millions
         "epsilon": 0.2,
         "logging_steps": 1,
         "report_to": "none",
@@ -36,10 +37,14 @@ def settings(output_dir: Path, **overrides: Any) -> dict[str, Any]:
 
 
 def train(trainer_class: Any, config_class: Any, tokenizer: Any, **arguments: Any) -> Any:
-    """Train on fixed trajectories; what is not a field of the config goes to the trainer."""
+    """Train on fixed trajectories, in float64; what is not a field of the config goes to the trainer."""
     to_trainer = {name: arguments.pop(name) for name in ("peft_config", "method") if name in arguments}
     rollout = arguments.pop("rollout_func", None) or FixedRollout()
-    model = arguments.pop("model", None) or saved_policy(Path(arguments["output_dir"]))
+    if (model := arguments.pop("model", None)) is None:
+        model = saved_policy(Path(arguments["output_dir"]), torch.float64)
+        arguments["model_init_kwargs"] = {"dtype": "auto"}
+    else:
+        model.double()
     trainer = trainer_class(
         model,
         arguments.pop("reward_funcs", parity_reward),
@@ -54,8 +59,12 @@ def train(trainer_class: Any, config_class: Any, tokenizer: Any, **arguments: An
 
 
 def assert_same(ours: Any, theirs: Any, tolerance: float = 1e-6, skip: str = "per_second") -> None:
-    """Equal weights, and equal values of every metric that TRL logs, but for those whose name holds `skip`."""
+    """Equal weights, and equal values of every metric that TRL logs, but for those whose name holds `skip`.
+
+    In float64, because Adam makes other weights of what float32 sums round, which depends on the processor.
+    """
     for (name, a), (_, b) in zip(ours.model.named_parameters(), theirs.model.named_parameters(), strict=True):
+        assert a.dtype == b.dtype == torch.float64, f"{name}: weights after an optimizer are compared in float64"
         torch.testing.assert_close(a, b, rtol=0, atol=tolerance, msg=lambda text, name=name: f"{name}: {text}")
     for our_log, their_log in zip(ours.state.log_history, theirs.state.log_history, strict=True):
         for key, value in their_log.items():
@@ -64,7 +73,7 @@ def assert_same(ours: Any, theirs: Any, tolerance: float = 1e-6, skip: str = "pe
                 assert our_log[key] == pytest.approx(value, abs=tolerance, nan_ok=True), key
 
 
-def saved_policy(folder: Path) -> str:
+def saved_policy(folder: Path, dtype: torch.dtype = torch.float32) -> str:
     """A path, because TRL loads the reference policy from where the policy came from."""
-    build_policy().save_pretrained(folder / "policy")
+    build_policy().to(dtype).save_pretrained(folder / "policy")
     return str(folder / "policy")
