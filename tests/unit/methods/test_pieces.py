@@ -58,8 +58,8 @@ def test_outcomes_alone_leave_the_advantages_to_trl() -> None:
 
 def test_group_mean_discounts_towards_the_first_turn() -> None:
     found = GroupMean()(rollout(gamma=0.5))
-    # Returns: (.5, 1), (0), (.25, .5), (.5); their means per trajectory .75, 0, .375, .5.
-    expected = [[0.5 - 0.375, 1 - 0.375], [-0.375, 0], [0.25 - 0.4375, 0.5 - 0.4375], [0.5 - 0.4375, 0]]
+    # Returns: (.5, 1), (0), (.25, .5), (.5). Of its group, one trajectory has turn 1, whose baseline grows with it.
+    expected = [[0.5 - 0.25, 1 - 0.75], [-0.25, 0], [0.25 - 0.375, 0.5 - 0.625], [0.5 - 0.375, 0]]
     torch.testing.assert_close(found, torch.tensor(expected))
 
 
@@ -126,7 +126,8 @@ def test_an_unscored_trajectory_is_compared_with_nobody() -> None:
     found = GroupMean()(given)
     assert found is not None
     assert found[1].tolist() == [0.0, 0.0]
-    assert found[0].tolist() == [-0.25, 0.25]
+    assert found[0].tolist() == [0.0, 0.0]  # alone in its group
+    assert found[2].tolist() == [-0.125, -0.125]
     assert torch.isnan(given.totals()).tolist() == [False, True, False, False]
 
 
