@@ -84,21 +84,31 @@ def log_importance_ratio(
     return turn_broadcast(of_turns, turns)
 
 
-def with_own_gradients(unit_log_ratio: Tensor, log_ratio: Tensor, turn_ids: Tensor | TurnLayout) -> Tensor:
+def with_own_gradients(
+    unit_log_ratio: Tensor, log_ratio: Tensor, turn_ids: Tensor | TurnLayout, turn_ratio: str = "geometric"
+) -> Tensor:
     """Give each token the value of its unit's log-ratio and its own gradient: sg[log w] + ℓ_t − sg[ℓ_t], (B, T).
 
     If advantages differ between the tokens of a unit, each then moves its own tokens, instead of their mean moving the
-    whole unit.
+    whole unit. If they are equal, the gradient of the unit's mean is the same as with the unit's ratio. The ratio of
+    an arithmetic mean has the gradient w_t ∇ℓ_t, for which ℓ_t − sg[ℓ_t] is multiplied by sg[w_t / w].
 
-    Source: GSPO-token (arXiv 2507.18071), where the unit is a sequence. sg stops the gradient.
+    Source: GSPO-token (arXiv 2507.18071), where the unit is a sequence; turns are ours. sg stops the gradient.
 
     Args:
         unit_log_ratio: (B, T), the log-ratio of the unit that each token belongs to, from `log_importance_ratio`.
         log_ratio: (B, T), ℓ of each token.
         turn_ids: (B, T) int64, the turn of each model token, −1 elsewhere, where the result is 0.
+        turn_ratio: How the unit's ratio was averaged, as in `log_importance_ratio`; that of a sequence is "geometric".
+
+    Raises:
+        ValueError: `turn_ratio` is neither.
     """
+    check_choice("turn_ratio", turn_ratio, TURN_RATIOS)
+    mask = turn_layout(turn_ids).loss_mask
+    unit, log_ratio = keep(unit_log_ratio.detach(), mask), keep(log_ratio, mask)
     own = log_ratio - log_ratio.detach()
-    return keep(unit_log_ratio.detach() + own, turn_layout(turn_ids).loss_mask)
+    return unit + (own if turn_ratio == "geometric" else own * (log_ratio.detach() - unit).exp())
 
 
 def unit_lengths(turn_ids: Tensor | TurnLayout, level: str) -> Tensor:

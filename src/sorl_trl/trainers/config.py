@@ -72,7 +72,7 @@ class TurnLevelConfig(GRPOConfig):
         default="turn",
         metadata={
             "help": "The unit that shares one importance ratio: 'turn' (default), as in SORL; 'token', as in PPO and "
-            "GRPO; or 'sequence', as in GSPO. With 'sequence', advantages per turn are kept, as in GSPO-token."
+            "GRPO; or 'sequence', as in GSPO. Tokens of a turn or sequence keep different advantages, as in GSPO-token."
         },
     )
     loss_type: Annotated[str, OneOf(("turn", "grpo", "dr_grpo", "dapo", "bnpo", *TRLS_LOSS_TYPES))] = field(

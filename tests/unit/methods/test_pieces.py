@@ -11,13 +11,16 @@ import torch
 from sorl_trl.methods import (
     METHODS,
     ClipPenalty,
+    ClipRange,
     EngineTurnMask,
     EngineVeto,
     GiGPO,
     GroupMean,
     LeaveOneOut,
     Method,
+    MicroBatch,
     NotVoid,
+    PPOMin,
     ScoredRollout,
     Separate,
     TopK,
@@ -129,6 +132,30 @@ def test_an_unscored_trajectory_is_compared_with_nobody() -> None:
     assert found[0].tolist() == [0.0, 0.0]  # alone in its group
     assert found[2].tolist() == [-0.125, -0.125]
     assert torch.isnan(given.totals()).tolist() == [False, True, False, False]
+
+
+@pytest.mark.parametrize("level", ["token", "turn", "sequence"])
+@pytest.mark.parametrize("turn_ratio", ["geometric", "arithmetic"])
+def test_the_token_that_decides_keeps_its_credit(level: str, turn_ratio: str) -> None:
+    """A turn of 20 tokens, one of which has an advantage: it alone is moved, by as much as with token ratios."""
+    log_ratio = torch.full((1, 20), 0.05, dtype=torch.float64, requires_grad=True)
+    advantages = torch.nn.functional.one_hot(torch.tensor([7]), 20).double()
+    of_token = ClipRange(0.2, 0.2)
+    batch = MicroBatch(
+        logps=log_ratio,
+        old_logps=torch.zeros_like(log_ratio),
+        sampling_logps=torch.zeros_like(log_ratio),
+        log_ratio=log_ratio,
+        turns=turn_layout(torch.zeros(1, 20, dtype=torch.long)),
+        advantages=advantages,
+        level=level,
+        turn_ratio=turn_ratio,
+        token_range=of_token,
+        turn_range=of_token,
+        clip_range=of_token,
+    )
+    (moved,) = torch.autograd.grad(PPOMin()(batch).value.sum(), log_ratio)
+    torch.testing.assert_close(moved, advantages * math.exp(0.05))
 
 
 class TestParsing:
