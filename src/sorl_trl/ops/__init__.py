@@ -17,6 +17,7 @@ from .advantages import (
 )
 from .clip_norm import (
     KL_ESTIMATORS,
+    PENALTY_ESTIMATORS,
     PENALTY_GATES,
     clip_fraction,
     clip_penalty,
@@ -83,6 +84,7 @@ __all__ = [
     "GROUP_FILTERS",
     "IMPORTANCE_SAMPLING_LEVELS",
     "KL_ESTIMATORS",
+    "PENALTY_ESTIMATORS",
     "PENALTY_GATES",
     "TURN_RATIOS",
     "TurnLayout",

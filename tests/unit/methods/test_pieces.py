@@ -180,6 +180,10 @@ class TestParsing:
             ({"credit": "gigp"}, r"`method\.credit` is 'gigp', but must be one of group_mean"),
             ({"keep": [{"top_k": {"shar": 1}}]}, r"`method\.keep\.top_k` has 'shar', but takes share, reward"),
             ({"keep": [{"top_k": {"share": 2}}]}, r"`share` is 2, but must be in \[0, 1\]"),
+            (
+                {"terms": {"clip_penalty": {"kl_estimator": "k1"}}},
+                "`kl_estimator` is 'k1', but must be .*'k2'.*'unbiased'",
+            ),
             ('{"credit": ', "must be a name or JSON"),
         ],
     )
