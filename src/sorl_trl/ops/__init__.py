@@ -46,6 +46,7 @@ from .importance import (
     range_of_turns,
     scaled_bound,
     scaled_clip_range,
+    weight_sums,
     with_own_gradients,
 )
 from .losses import (
@@ -137,6 +138,7 @@ __all__ = [
     "turn_weights",
     "validate_turn_ids",
     "value_loss",
+    "weight_sums",
     "whiten",
     "with_own_gradients",
     "within",

@@ -170,13 +170,24 @@ def is_outside(ratio: Tensor, epsilon_low: float | Tensor, epsilon_high: float |
     return (ratio < in_precision_of(ratio, 1 - epsilon_low)) | (ratio > in_precision_of(ratio, 1 + epsilon_high))
 
 
-def effective_sample_size(ratio: Tensor, mask: Tensor) -> Tensor:
-    """Compute the effective sample size of N tokens weighted by their ratios, as a share of N: (Σρ)² / (N Σρ²), ().
+def weight_sums(ratio: Tensor, mask: Tensor) -> Tensor:
+    """Sum what `effective_sample_size` needs where `mask` is 1: Σρ, Σρ² and N, (3,).
 
-    Source: Kish. `ratio` and `mask` are (B, T). The result is 1 if all ratios are equal, and NaN without a token.
+    These sums add up over micro-batches and processes, which effective sample sizes do not. `ratio` and `mask` are
+    (B, T).
     """
-    ratio = at_least_float32(ratio)
-    return masked_mean(ratio, mask).square() / masked_mean(ratio.square(), mask)
+    ratio = keep(ratio, mask)
+    return torch.stack([ratio.sum(), ratio.square().sum(), mask.bool().sum().to(ratio.dtype)])
+
+
+def effective_sample_size(sums: Tensor) -> Tensor:
+    """Compute the effective sample size of N tokens weighted by their ratios, as a share of N: (Σρ)² / (N Σρ²), (...).
+
+    Source: Kish. `sums` (..., 3) are those of `weight_sums`. The result is 1 if all ratios are equal, and NaN without
+    a token.
+    """
+    total, squares, count = sums.unbind(-1)
+    return total.square() / (count * squares)
 
 
 def range_of_turns(epsilon: float | Tensor, turns: TurnLayout) -> float | Tensor:

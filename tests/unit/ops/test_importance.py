@@ -19,6 +19,7 @@ from sorl_trl.ops import (
     scaled_bound,
     scaled_clip_range,
     turn_layout,
+    weight_sums,
     with_own_gradients,
 )
 from sorl_trl.ops.importance import LONGEST, unit_lengths
@@ -223,6 +224,7 @@ class TestScaledClipRange:
 def test_effective_sample_size() -> None:
     """Of weights 1, 1 and 4: 36 / (3 * 18); what is masked, NaN too, does not count; nothing is NaN of nothing."""
     ratio, mask = torch.tensor([[1.0, 1.0, math.nan], [4.0, 9.0, math.inf]]), torch.tensor([[1, 1, 0], [1, 0, 0]])
-    torch.testing.assert_close(effective_sample_size(ratio, mask), torch.tensor(2 / 3))
-    torch.testing.assert_close(effective_sample_size(torch.full((2, 2), 3.0), torch.ones(2, 2)), torch.tensor(1.0))
-    assert effective_sample_size(ratio, torch.zeros(2, 3)).isnan()
+    torch.testing.assert_close(effective_sample_size(weight_sums(ratio, mask)), torch.tensor(2 / 3))
+    equal = weight_sums(torch.full((2, 2), 3.0), torch.ones(2, 2))
+    torch.testing.assert_close(effective_sample_size(equal), torch.tensor(1.0))
+    assert effective_sample_size(weight_sums(ratio, torch.zeros(2, 3))).isnan()
