@@ -40,7 +40,7 @@ questions and random numbers: neither interval nor p, which take seeds for indep
 do.
 The clip range is 0.2 either way for tokens, divided by the square root of its tokens for a turn and by their number
 for a sequence, as chosen on other seeds. Tokens and turns are those of the first rollout, before training has changed
-them."""
+them. The rows of GiGPO and "sequence, GiGPO's turns" were made when turns were compared with one mean per group."""
 ENDS = """Means over the seeds: sampled EM of the policy that the runs start from, final EM, and how many of them end
 below their start or below half of their best."""
 

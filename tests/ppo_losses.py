@@ -80,9 +80,13 @@ def policy_reference(trainer: SOPPOTrainer, batch: dict[str, Any]) -> Tensor:
         losses.append([])
         log_ratio = logps[i] - batch["old_per_token_logps"][i]
         for span in spans:
-            ratio = log_ratio[span].exp()
+            ratio = slope = log_ratio[span].exp()
             if args.importance_sampling_level == "turn":
-                ratio = log_ratio[span].mean().exp() if args.turn_ratio == "geometric" else ratio.mean()
+                geometric = args.turn_ratio == "geometric"
+                ratio = log_ratio[span].mean().exp() if geometric else ratio.mean()
+                if args.advantage_level == "token":  # each token keeps the gradient that is its own
+                    slope = (ratio if geometric else slope).detach()
+                    ratio = ratio.detach() + slope * (log_ratio[span] - log_ratio[span].detach())
             advantage = batch["advantages"][i, span].double()
             losses[i].append(-torch.min(ratio * advantage, ratio.clamp(1 - EPSILON, 1 + EPSILON) * advantage))
         if spans and trainer.method.terms:

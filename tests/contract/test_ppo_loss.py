@@ -22,6 +22,7 @@ pytestmark = pytest.mark.trains
 VARIANTS: dict[str, dict[str, Any]] = {
     "PPO": {"importance_sampling_level": "token", "advantage_level": "token", "method": Method(), "loss_type": "bnpo"},
     "Turn-PPO": {"advantage_level": "token", "method": Method(), "loss_type": "grpo"},
+    "Turn-PPO arithmetic": {"advantage_level": "token", "method": Method(), "turn_ratio": "arithmetic"},
     "SO-PPO": {},
     "SO-PPO arithmetic": {"turn_ratio": "arithmetic"},
     "SO-PPO at token level": {"advantage_level": "token"},

@@ -36,7 +36,7 @@ def card_of(trainer_class: Any, folder: Path, tokenizer: Any, method: Any = None
     [
         (SOGRPOTrainer, None, {}, "trained with SO-GRPO,", {SORL}),
         (SOGRPOTrainer, "grpo", {}, "trained with GRPO with turn-level importance ratios,", {SORL}),
-        (SOGRPOTrainer, None, TOKEN, "trained with GRPO with clipping-triggered normalization,", {SORL}),
+        (SOGRPOTrainer, None, TOKEN, "trained with GRPO with a gated KL penalty,", {SORL}),
         (SOGRPOTrainer, "grpo", TOKEN, "trained with GRPO,", {GRPO}),
         (SOPPOTrainer, None, {}, "trained with SO-PPO,", {SORL}),
         (SOPPOTrainer, Method(), TOKEN, "trained with PPO.", set()),

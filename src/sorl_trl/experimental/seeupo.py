@@ -96,8 +96,8 @@ class SeeUPOTrainer(TurnLevelTrainer):
     The trainer goes from the last turn that a trajectory can have down to the first. For each turn, it computes the
     old log-probabilities anew under the current policy, and one pass over the rollout's minibatches trains the tokens
     of this turn alone, with PPO's clip on the turn's geometric ratio. The advantage compares the trajectory's reward
-    with those of all trajectories that have this turn (`backward_turn_advantages` explains the bias of that), and is
-    multiplied by M, the product of the ratios of the turns that were updated before.
+    with those of all trajectories that have this turn (`backward_turn_advantages`), and is multiplied by M, the
+    product of the ratios of the turns that were updated before.
 
     A step on a turn that no trajectory has trains nothing: its gradient is dropped, so that the optimizer does not
     move by momentum. DeepSpeed and fp16's gradient scaler still step, with a gradient of 0.

@@ -27,9 +27,10 @@ def backward_turn_advantages(rewards: Tensor, turn_mask: Tensor) -> Tensor:
     turn k. Source: SeeUPO (arXiv 2602.06554) [C]; the unbiased σ and its floor are our choices. If only one
     trajectory has a turn, that turn gets 0.
 
-    This baseline is biased if the policy decides when to stop: R̄_k is the mean of the trajectories that continued, so
-    turn k is compared with the reward of continuing, and nothing tells whether continuing was right. An early answer
-    that earns more than long trajectories gets no credit for it in the turns that only those have.
+    This baseline is not biased, even if the policy decides when to stop: R̄_k is the reward of those that got to turn
+    k, and going there was decided, and is credited, in turn k − 1, whose baseline covers both outcomes. What each turn
+    counts does differ: R̄_k includes R_i itself, which scales its gradient by (n_k − 1) / n_k, with n_k the
+    trajectories that have it, and σ_k scales it, too.
 
     Args:
         rewards: (B,), R_i of each whole trajectory.

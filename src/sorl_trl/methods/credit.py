@@ -21,7 +21,7 @@ from sorl_trl.ops.advantages import STD_FLOOR
 
 @dataclass(frozen=True)
 class GroupMean:
-    """SO-GRPO's credit: the return of each turn less the group's mean.
+    """SO-GRPO's credit: the return of each turn, compared with that of its group's turns of the same index.
 
     With only outcome rewards and γ = 1, these are GRPO's advantages, so TRL's own are used.
     """
@@ -35,7 +35,7 @@ class GroupMean:
 
 @dataclass(frozen=True)
 class LeaveOneOut:
-    """LOOP's credit: returns less the mean of the group's other trajectories.
+    """LOOP's credit: the return of each turn, compared with the group's other trajectories.
 
     It does not divide by a standard deviation: `scale_rewards` must be "none". Source: arXiv 2502.01600, public code.
     """

@@ -158,13 +158,14 @@ class MicroBatch:
     def ratio(self) -> Tensor:
         """(B, T) the importance ratio of the unit that each token belongs to, with gradient.
 
-        If the turns of a sequence have different advantages, the sequence's ratio would average them. Each token then
+        The ratio of a sequence or turn whose tokens have different advantages would average these. Each token then
         keeps its own gradient (GSPO-token, arXiv 2507.18071).
         """
-        if self.level == "sequence" and self.advantages.size(1) > 1:
-            of_units = log_importance_ratio(self.log_ratio, self.turns, "sequence")
-            return with_own_gradients(of_units, self.log_ratio, self.turns).exp()
-        return importance_ratio(self.log_ratio, self.turns, self.level, self.turn_ratio)
+        if self.level == "token" or self.advantages.size(1) == 1:
+            return importance_ratio(self.log_ratio, self.turns, self.level, self.turn_ratio)
+        of_units = log_importance_ratio(self.log_ratio, self.turns, self.level, self.turn_ratio)
+        averaged = self.turn_ratio if self.level == "turn" else "geometric"
+        return with_own_gradients(of_units, self.log_ratio, self.turns, averaged).exp()
 
 
 class Objective(NamedTuple):

@@ -11,7 +11,7 @@ from torch import Tensor
 from sorl_trl.checks import NOT_NEGATIVE, OneOf, check_fields
 from sorl_trl.methods.data import Metrics, MicroBatch
 from sorl_trl.ops import (
-    KL_ESTIMATORS,
+    PENALTY_ESTIMATORS,
     PENALTY_GATES,
     clip_fraction,
     gated_kl,
@@ -23,10 +23,11 @@ from sorl_trl.ops import (
 
 @dataclass(frozen=True)
 class ClipPenalty:
-    """SORL's clipping-triggered penalty, λ mean_i f_i KL_i.
+    """A gated penalty on the KL to the old policy, λ mean_i f_i KL_i.
 
-    The specification (docs/paper_to_code.md) leaves λ open and takes the clip range as the gate's range. The defaults
-    are our choice (docs/results.md).
+    SORL's clipping-triggered penalty, as specified (docs/paper_to_code.md), has the clip range as the gate's range,
+    `epsilon=None`, and leaves λ open. The defaults are our choice (docs/results.md): their gate counts tokens that
+    have moved far, whether or not the surrogate clips them.
 
     Args:
         coef: λ, at least 0.
@@ -35,14 +36,15 @@ class ClipPenalty:
         epsilon: How far a ratio may fall below 1, and rise above it, before the gate counts it. None takes the clip
             range (`epsilon`, `epsilon_high` of the config), as specified.
         epsilon_high: How far a ratio may rise above 1; None takes `epsilon`.
-        kl_estimator: "unbiased", "k1", "k2" or "k3" (`ops.kl_to_old`).
+        kl_estimator: "unbiased", "k2" or "k3" (`ops.kl_to_old`). Not "k1", whose gradient has the mean of that of
+            −KL(π_old ‖ π_θ) and drives the policies apart.
     """
 
     coef: Annotated[float, NOT_NEGATIVE] = 1.0
     gate: Annotated[str, OneOf(PENALTY_GATES)] = "token"
     epsilon: Annotated[float | None, NOT_NEGATIVE] = 0.2
     epsilon_high: Annotated[float | None, NOT_NEGATIVE] = None
-    kl_estimator: Annotated[str, OneOf(KL_ESTIMATORS)] = "unbiased"
+    kl_estimator: Annotated[str, OneOf(PENALTY_ESTIMATORS)] = "unbiased"
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -17,6 +17,7 @@ from .advantages import (
 )
 from .clip_norm import (
     KL_ESTIMATORS,
+    PENALTY_ESTIMATORS,
     PENALTY_GATES,
     clip_fraction,
     clip_penalty,
@@ -45,6 +46,7 @@ from .importance import (
     range_of_turns,
     scaled_bound,
     scaled_clip_range,
+    weight_sums,
     with_own_gradients,
 )
 from .losses import (
@@ -83,6 +85,7 @@ __all__ = [
     "GROUP_FILTERS",
     "IMPORTANCE_SAMPLING_LEVELS",
     "KL_ESTIMATORS",
+    "PENALTY_ESTIMATORS",
     "PENALTY_GATES",
     "TURN_RATIOS",
     "TurnLayout",
@@ -135,6 +138,7 @@ __all__ = [
     "turn_weights",
     "validate_turn_ids",
     "value_loss",
+    "weight_sums",
     "whiten",
     "with_own_gradients",
     "within",

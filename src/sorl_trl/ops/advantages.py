@@ -24,50 +24,48 @@ def turn_returns(turn_rewards: Tensor, turn_mask: Tensor, gamma: float) -> Tenso
 
 
 def group_turn_advantages(returns: Tensor, turn_mask: Tensor, num_generations: int, scale: bool = True) -> Tensor:
-    """Compare turns within each group of `num_generations` rows: Â_{i,k} = (R_{i,k} − R̄) / (σ + 1e-4), (B, K).
+    """Compare turns within each group of `num_generations` rows: Â_{i,k} = (R_{i,k} − b_k) / (σ + 1e-4), (B, K).
 
-    R̄ is the mean over the group's trajectories of their mean over turns, so a trajectory with many turns counts as
-    much as one with few; σ is `turn_std`. If the turns of each trajectory have the same return, this is GRPO's
-    advantage (arXiv 2402.03300). A trajectory without a turn does not enter R̄ and σ, and gets 0.
+    b_k = mean_j R_{j,0} + mean_{j has turn k} (R_{j,k} − R_{j,0}): what the group's trajectories earn on average, less
+    what those that have a turn k have earned before it. A turn is thus compared with the turns of the same index, and
+    a trajectory that stops early still counts. If all have equally many turns, b_k is the mean of R_{j,k}. If the
+    turns of each trajectory have the same return, this is GRPO's advantage (arXiv 2402.03300), whatever the turn
+    counts. The baseline and σ, which is `turn_std`, are ours. A trajectory without a turn enters neither, and gets 0.
 
     Args:
         returns: (B, K), from `turn_returns`.
-        turn_mask: (B, K), 1 where a trajectory has a turn.
+        turn_mask: (B, K), 1 where a trajectory has a turn, which are its first ones.
         num_generations: G, the trajectories of a group; it must divide B.
         scale: Whether to divide by σ + 1e-4.
 
     Raises:
         ValueError: `num_generations` does not divide B.
     """
-    advantages = _centre_in_group(returns, turn_mask, num_generations)
+    advantages = _compared_in_group(returns, turn_mask, num_generations)
     return advantages / (turn_std(returns, turn_mask, num_generations) + STD_FLOOR) if scale else advantages
 
 
 def leave_one_out_advantages(returns: Tensor, turn_mask: Tensor, num_generations: int) -> Tensor:
-    """Compare turns with the other trajectories of their group: Â_{i,k} = R_{i,k} − R̄_{−i}, (B, K).
+    """Compare turns with the other trajectories of their group: Â_{i,k} = R_{i,k} − b_{k,−i}, (B, K).
 
-    R̄_{−i} is the mean over the group's other trajectories of their mean over turns. If all turns of each trajectory
-    have the same return, this is LOOP's advantage (arXiv 2502.01600, as read in a public implementation), G / (G − 1)
-    times the unscaled `group_turn_advantages`; the mean over turns is ours. A trajectory without a turn enters no
-    baseline and gets 0, and so does the only trajectory of its group with a turn. Arguments and errors are those of
-    `group_turn_advantages`.
+    b_{k,−i} is the baseline of `group_turn_advantages` with both means over the other trajectories alone. If all
+    turns of each trajectory have the same return, this is LOOP's advantage (arXiv 2502.01600, as read in a public
+    implementation), G / (G − 1) times the unscaled `group_turn_advantages`; the comparison of turns is ours. A turn
+    that no other trajectory has is credited with what its whole trajectory has earned, R_{i,0} less the others' mean.
+    A trajectory without a turn enters no baseline and gets 0, and so does the only one of its group with a turn.
+    Arguments and errors are those of `group_turn_advantages`.
     """
-    centred = _centre_in_group(returns, turn_mask, num_generations)
-    counted = turn_mask.bool().any(dim=1).view(-1, num_generations).sum(dim=1)
-    others = (counted - 1).repeat_interleave(num_generations).unsqueeze(1)
-    # R̄ − R̄_{−i} = (m_i − R̄) / (n − 1), with m_i the trajectory's own mean over turns and n the group's trajectories.
-    shift = masked_mean(centred, turn_mask, dim=1).unsqueeze(1) / others.clamp(min=1)
-    return torch.where(others > 0, keep(centred + shift, turn_mask), 0.0)
+    return _compared_in_group(returns, turn_mask, num_generations, leave_one_out=True)
 
 
 def turn_std(returns: Tensor, turn_mask: Tensor, num_generations: int) -> Tensor:
-    """Compute σ of each trajectory's group: σ² = Σ_i mean_k (R_{i,k} − R̄)² / (G − 1), (B, 1).
+    """Compute σ of each trajectory's group: σ² = Σ_i mean_k (R_{i,k} − b_k)² / (G − 1), (B, 1).
 
-    G counts the group's trajectories that have a turn. With fewer than two, the divisor is 1 (our choice), because
-    returns of one trajectory's turns may differ. Arguments and errors are those of `group_turn_advantages`. With
-    `num_generations` = B, the result is the σ of the batch.
+    b_k is the baseline of `group_turn_advantages`, whose arguments and errors these are. G counts the group's
+    trajectories that have a turn; with fewer than two, σ is 0. With `num_generations` = B, the result is the σ of the
+    batch.
     """
-    deviations = _centre_in_group(returns, turn_mask, num_generations)
+    deviations = _compared_in_group(returns, turn_mask, num_generations)
     variances = masked_mean(deviations.square(), turn_mask, dim=1).view(-1, num_generations)
     counted = turn_mask.bool().any(dim=1).view(-1, num_generations).sum(dim=1)
     std = (variances.sum(dim=1) / (counted - 1).clamp(min=1)).sqrt()
@@ -170,18 +168,29 @@ def _masked_variance(x: Tensor, mask: Tensor) -> Tensor:
     return masked_mean((x - masked_mean(x, mask)).square(), mask)
 
 
-def _centre_in_group(returns: Tensor, turn_mask: Tensor, num_generations: int) -> Tensor:
-    """`returns` (B, K) less the baseline R̄ of their group, 0 where a trajectory has no such turn."""
+def _compared_in_group(
+    returns: Tensor, turn_mask: Tensor, num_generations: int, leave_one_out: bool = False
+) -> Tensor:
+    """`returns` (B, K) less the baseline of their group, 0 where a trajectory has no such turn.
+
+    R_{i,k} − b_k, written as what trajectory i earns beyond the others, less what it has earned beyond them before
+    turn k.
+    """
     check_groups(num_generations, len(returns), "rows of returns")
-    centred = returns
+    mask = turn_mask.bool().view(len(returns) // num_generations, num_generations, turn_mask.size(1))
+    returns_of = keep(returns, turn_mask).view(mask.shape)
+    whole = returns_of[..., :1]
+    earned_before = _less_mean(whole - returns_of, mask, leave_one_out)
+    advantages = keep(_less_mean(whole, mask[..., :1], leave_one_out) - earned_before, mask)
+    return advantages.view(returns.shape)
+
+
+def _less_mean(x: Tensor, mask: Tensor, leave_one_out: bool) -> Tensor:
+    """`x` (N, G, K) less its mean over G where `mask` is 1, or less the mean of the others; 0 elsewhere."""
     # The second pass removes what rounding left of the mean of equal returns, which 1 / (σ + 1e-4) would blow up.
     for _ in range(2):
-        baseline = _group_mean(masked_mean(centred, turn_mask, dim=1), turn_mask.bool().any(dim=1), num_generations)
-        centred = keep(centred - baseline, turn_mask)
-    return centred
-
-
-def _group_mean(x: Tensor, mask: Tensor, num_generations: int) -> Tensor:
-    """The mean of `x` (B,) over its group where `mask` (B,) is 1, for each row: (B, 1)."""
-    means = masked_mean(x.view(-1, num_generations), mask.view(-1, num_generations), dim=1)
-    return means.repeat_interleave(num_generations).unsqueeze(1)
+        x = keep(x - masked_mean(x, mask, dim=1).unsqueeze(1), mask)
+    if not leave_one_out:
+        return x
+    count = mask.sum(dim=1, keepdim=True)
+    return x * count / (count - 1).clamp(min=1)

@@ -20,8 +20,10 @@ _ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {
     "unbiased": lambda log_ratio: log_ratio + (log_ratio - 1) * log_ratio.expm1(),
 }
 KL_ESTIMATORS = tuple(_ESTIMATORS)
+PENALTY_ESTIMATORS = tuple(name for name in KL_ESTIMATORS if name != "k1")
+"""The estimators that lower the KL as penalties: under π_old, "k1" has the mean gradient of −KL(π_old ‖ π_θ)."""
 PENALTY_GATES = ("token", "turn", "none")
-"""What multiplies each trajectory's KL: its share of tokens or turns outside the clip range, or 1."""
+"""What multiplies each trajectory's KL: its share of tokens or turns outside the gate's range, or 1."""
 
 
 def clip_fraction(
@@ -44,7 +46,8 @@ def kl_to_old(log_ratio: Tensor, loss_mask: Tensor, estimator: str) -> Tensor:
         log_ratio: (B, T), ℓ_t = log π_θ − log π_old of tokens that π_old sampled; `bounded_log_ratio` is applied.
         loss_mask: (B, T), 1 on model tokens.
         estimator: k(ℓ). "k1": ℓ; "k2": ½ℓ²; "k3": exp(−ℓ) − 1 + ℓ; "unbiased": w ln w − w + 1 with w = exp ℓ, which
-            is never negative, has the mean KL(π_θ ‖ π_old) under π_old, and the gradient w ℓ ∇log π.
+            is never negative, has the mean KL(π_θ ‖ π_old) under π_old, and the gradient w ℓ ∇log π. "k1" measures,
+            but is no penalty (`PENALTY_ESTIMATORS`).
 
     Raises:
         ValueError: `estimator` is not one of the above.

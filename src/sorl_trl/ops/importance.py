@@ -84,21 +84,31 @@ def log_importance_ratio(
     return turn_broadcast(of_turns, turns)
 
 
-def with_own_gradients(unit_log_ratio: Tensor, log_ratio: Tensor, turn_ids: Tensor | TurnLayout) -> Tensor:
+def with_own_gradients(
+    unit_log_ratio: Tensor, log_ratio: Tensor, turn_ids: Tensor | TurnLayout, turn_ratio: str = "geometric"
+) -> Tensor:
     """Give each token the value of its unit's log-ratio and its own gradient: sg[log w] + ℓ_t − sg[ℓ_t], (B, T).
 
     If advantages differ between the tokens of a unit, each then moves its own tokens, instead of their mean moving the
-    whole unit.
+    whole unit. If they are equal, the gradient of the unit's mean is the same as with the unit's ratio. The ratio of
+    an arithmetic mean has the gradient w_t ∇ℓ_t, for which ℓ_t − sg[ℓ_t] is multiplied by sg[w_t / w].
 
-    Source: GSPO-token (arXiv 2507.18071), where the unit is a sequence. sg stops the gradient.
+    Source: GSPO-token (arXiv 2507.18071), where the unit is a sequence; turns are ours. sg stops the gradient.
 
     Args:
         unit_log_ratio: (B, T), the log-ratio of the unit that each token belongs to, from `log_importance_ratio`.
         log_ratio: (B, T), ℓ of each token.
         turn_ids: (B, T) int64, the turn of each model token, −1 elsewhere, where the result is 0.
+        turn_ratio: How the unit's ratio was averaged, as in `log_importance_ratio`; that of a sequence is "geometric".
+
+    Raises:
+        ValueError: `turn_ratio` is neither.
     """
+    check_choice("turn_ratio", turn_ratio, TURN_RATIOS)
+    mask = turn_layout(turn_ids).loss_mask
+    unit, log_ratio = keep(unit_log_ratio.detach(), mask), keep(log_ratio, mask)
     own = log_ratio - log_ratio.detach()
-    return keep(unit_log_ratio.detach() + own, turn_layout(turn_ids).loss_mask)
+    return unit + (own if turn_ratio == "geometric" else own * (log_ratio.detach() - unit).exp())
 
 
 def unit_lengths(turn_ids: Tensor | TurnLayout, level: str) -> Tensor:
@@ -160,13 +170,24 @@ def is_outside(ratio: Tensor, epsilon_low: float | Tensor, epsilon_high: float |
     return (ratio < in_precision_of(ratio, 1 - epsilon_low)) | (ratio > in_precision_of(ratio, 1 + epsilon_high))
 
 
-def effective_sample_size(ratio: Tensor, mask: Tensor) -> Tensor:
-    """Compute the effective sample size of N tokens weighted by their ratios, as a share of N: (Σρ)² / (N Σρ²), ().
+def weight_sums(ratio: Tensor, mask: Tensor) -> Tensor:
+    """Sum what `effective_sample_size` needs where `mask` is 1: Σρ, Σρ² and N, (3,).
 
-    Source: Kish. `ratio` and `mask` are (B, T). The result is 1 if all ratios are equal, and NaN without a token.
+    These sums add up over micro-batches and processes, which effective sample sizes do not. `ratio` and `mask` are
+    (B, T).
     """
-    ratio = at_least_float32(ratio)
-    return masked_mean(ratio, mask).square() / masked_mean(ratio.square(), mask)
+    ratio = keep(ratio, mask)
+    return torch.stack([ratio.sum(), ratio.square().sum(), mask.bool().sum().to(ratio.dtype)])
+
+
+def effective_sample_size(sums: Tensor) -> Tensor:
+    """Compute the effective sample size of N tokens weighted by their ratios, as a share of N: (Σρ)² / (N Σρ²), (...).
+
+    Source: Kish. `sums` (..., 3) are those of `weight_sums`. The result is 1 if all ratios are equal, and NaN without
+    a token.
+    """
+    total, squares, count = sums.unbind(-1)
+    return total.square() / (count * squares)
 
 
 def range_of_turns(epsilon: float | Tensor, turns: TurnLayout) -> float | Tensor:

@@ -35,6 +35,7 @@ from sorl_trl.trainers.checks import (
     check_dataset,
     check_method,
     check_optimizers,
+    check_precision,
     check_processor,
     check_reward_names,
     check_trained,
@@ -125,6 +126,7 @@ class TurnLevelTrainer(GRPOTrainer):
         if args.disable_dropout:
             disable_dropout(self.model)
         check_processor(args)
+        check_precision(self)
         check_optimizers(self)
         if isinstance(rollout, AgentRollout) and rollout.shows_tools:
             self._shows_tools = True

@@ -23,10 +23,14 @@ from sorl_trl.methods import (
     TurnRatio,
     ZeroVariance,
 )
+from sorl_trl.ops.importance import LONGEST
 from sorl_trl.trainers.agents.agent_rollout import AgentRollout
 from sorl_trl.trainers.config import TRLS_LOSS_TYPES, TurnLevelConfig
 
 logger = logging.getLogger(__name__)
+
+ROUNDING = 3e-3
+"""What bfloat16 has been seen to move the mean log-ratio of a sequence by, between two widths of padding."""
 
 
 def say_once(args: TurnLevelConfig, message: str) -> None:
@@ -120,6 +124,24 @@ def check_processor(args: TurnLevelConfig) -> None:
             args,
             "`bf16` is True, but this processor has no instructions for bfloat16, and takes many times as long as in "
             "float32: set `bf16=False`.",
+        )
+
+
+def check_precision(trainer: Any) -> None:
+    """Warn if bfloat16 rounds the ratios of turns or sequences by as much as their clip range lets them move."""
+    args = trainer.args
+    longest = {"sqrt_length": LONGEST**0.5, "length": LONGEST}.get(args.clip_range_scaling, 1)
+    sides = {"epsilon": args.epsilon, "epsilon_high": args.epsilon_high}
+    given = {name: side for name, side in sides.items() if side is not None and side / longest < ROUNDING}
+    is_rounded = args.bf16 or trainer.model.dtype == torch.bfloat16
+    if given and is_rounded and args.importance_sampling_level != "token" and not args.is_on_policy:
+        name, side = next(iter(given.items()))
+        scaled = f", divided by up to {longest:g}" if longest > 1 else ""
+        say_once(
+            args,
+            f"`{name}` is {side:g}{scaled}, but in bfloat16 rounding alone can move the mean log-ratio of a "
+            f"{args.importance_sampling_level} by {ROUNDING:g}, and with it what is clipped: train in float32 "
+            "(`bf16=False`, and weights in float32), or widen the range.",
         )
 
 

@@ -72,7 +72,8 @@ class TurnLevelConfig(GRPOConfig):
         default="turn",
         metadata={
             "help": "The unit that shares one importance ratio: 'turn' (default), as in SORL; 'token', as in PPO and "
-            "GRPO; or 'sequence', as in GSPO. With 'sequence', advantages per turn are kept, as in GSPO-token."
+            "GRPO; or 'sequence', as in GSPO. Advantages that differ within a turn or sequence are kept, as in "
+            "GSPO-token."
         },
     )
     loss_type: Annotated[str, OneOf(("turn", "grpo", "dr_grpo", "dapo", "bnpo", *TRLS_LOSS_TYPES))] = field(
@@ -222,6 +223,6 @@ class TurnLevelConfig(GRPOConfig):
 class SOGRPOConfig(TurnLevelConfig):
     """Configuration of [`SOGRPOTrainer`]. It is [`TurnLevelConfig`], whose defaults train SO-GRPO.
 
-    SORL contributes the turn-level importance ratios (geometric means) and, through the trainer's default method, the
-    clipping-triggered penalty. `target_kl` is our safeguard.
+    SORL contributes the turn-level importance ratios (geometric means) and, through the trainer's default method, a KL
+    penalty, whose gate is ours. `target_kl` is our safeguard.
     """

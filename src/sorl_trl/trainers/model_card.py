@@ -38,8 +38,10 @@ def credited(trainer: Any) -> tuple[str, dict[str, str]]:
     if paper is not SORL_PAPER:  # a subclass has its own
         return name, paper
     of_sorl = ["turn-level importance ratios"] if args.importance_sampling_level == "turn" else []
-    if args.bias_norm or any(isinstance(term, ClipPenalty) for term in trainer.method.terms):
+    if args.bias_norm:
         of_sorl.append("clipping-triggered normalization")
+    elif any(isinstance(term, ClipPenalty) for term in trainer.method.terms):
+        of_sorl.append("a gated KL penalty")
     plain = name.removeprefix("SO-")
     if len(of_sorl) == 1:
         return f"{plain} with {of_sorl[0]}", paper

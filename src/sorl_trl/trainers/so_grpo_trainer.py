@@ -1,4 +1,4 @@
-"""SO-GRPO: GRPO with turn-level importance ratios and clipping-triggered normalization (SORL)."""
+"""SO-GRPO: GRPO with the turn-level importance ratios of SORL and a gated KL penalty."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class SOGRPOTrainer(TurnLevelTrainer):
     """Drop-in replacement for `trl.GRPOTrainer` with turns as the unit of the loss.
 
     It takes the arguments of `GRPOTrainer` and `method`: a `sorl_trl.Method`, a name of `sorl_trl.methods.METHODS`, or
-    a mapping of pieces. The default, "so_grpo", adds the clipping-triggered penalty to turn-level ratios.
+    a mapping of pieces. The default, "so_grpo", adds a KL penalty to turn-level ratios (`ClipPenalty`).
 
     A reward function may return one float per turn of a completion. The turns of a trajectory are those that
     `rollout_func` records as `turn_ids`, or else the runs of model tokens between tool results. With only outcome

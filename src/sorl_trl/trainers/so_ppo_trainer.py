@@ -129,12 +129,12 @@ class SOPPOTrainer(TurnLevelTrainer):
     def _set_advantages(self, output: dict[str, Any], rollout: ScoredRollout) -> None:
         old_logps, old_values = self._of_old_policy(output)
         self.critic.unfreeze()  # the reference pass of a PEFT model has frozen it
-        self._drop_unscored(output, rollout.scored & rollout.rewards.isfinite().all(1))
+        drop(output, own_rows(rollout.scored, len(output["turn_ids"]), self.accelerator), self.accelerator)
         token_rewards = gather_rows(self.accelerator, self._token_rewards(output, old_logps))
         turn_ids = gather_rows(self.accelerator, output["turn_ids"], padding=-1)
         values = gather_rows(self.accelerator, old_values)
         # The trajectory with the most turns may have been dropped.
-        rewards = rollout.rewards.nan_to_num()[:, : int(turn_ids.max()) + 1]
+        rewards = rollout.rewards[:, : int(turn_ids.max()) + 1]
         build = turn_experience if self.args.advantage_level == "turn" else token_experience
         experience = build(rewards, token_rewards, values, turn_ids, self.args.gamma, self.args.gae_lambda)
         for name, value in critic_metrics(experience).items():
@@ -147,13 +147,6 @@ class SOPPOTrainer(TurnLevelTrainer):
             own = own_rows(experience.on_tokens(units, turn_ids), len(old_values), self.accelerator)
             output[name] = own[:, : old_values.size(1)]  # other processes may have longer trajectories
         output["old_values"] = old_values
-
-    def _drop_unscored(self, output: dict[str, Any], scored: Tensor) -> None:
-        """Take trajectories without a finite reward out of every loss, including the critic's, and count them."""
-        keep = own_rows(scored, len(output["turn_ids"]), self.accelerator)
-        dropped = ~keep & (output["turn_ids"] >= 0).any(1)
-        drop(output, keep, self.accelerator)
-        self._log("trajectories_unscored", dropped.float(), torch.ones_like(dropped))
 
     def _token_rewards(self, output: dict[str, Any], old_logps: Tensor) -> Tensor:
         """(B, T) the rewards of tokens, which are -beta times the reference KL with `kl_in_reward` and 0 without."""

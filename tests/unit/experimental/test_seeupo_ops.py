@@ -25,7 +25,7 @@ class TestAdvantages:
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
     def test_the_baseline_covers_those_that_have_the_turn(self):
-        """The trap: what the others earned by stopping changes nothing in the turn that they do not have."""
+        """What the others earned by stopping is credited in the turn that stopped, and not in one that they lack."""
         has_turn = torch.tensor([[1, 1], [1, 1], [1, 0]])
         low, high = (backward_turn_advantages(float64([0.0, 1.0, earned]), has_turn) for earned in (-9.0, 9.0))
         assert torch.equal(low[:, 1], high[:, 1])

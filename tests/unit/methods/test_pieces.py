@@ -11,13 +11,16 @@ import torch
 from sorl_trl.methods import (
     METHODS,
     ClipPenalty,
+    ClipRange,
     EngineTurnMask,
     EngineVeto,
     GiGPO,
     GroupMean,
     LeaveOneOut,
     Method,
+    MicroBatch,
     NotVoid,
+    PPOMin,
     ScoredRollout,
     Separate,
     TopK,
@@ -58,8 +61,8 @@ def test_outcomes_alone_leave_the_advantages_to_trl() -> None:
 
 def test_group_mean_discounts_towards_the_first_turn() -> None:
     found = GroupMean()(rollout(gamma=0.5))
-    # Returns: (.5, 1), (0), (.25, .5), (.5); their means per trajectory .75, 0, .375, .5.
-    expected = [[0.5 - 0.375, 1 - 0.375], [-0.375, 0], [0.25 - 0.4375, 0.5 - 0.4375], [0.5 - 0.4375, 0]]
+    # Returns: (.5, 1), (0), (.25, .5), (.5). Of its group, one trajectory has turn 1, whose baseline grows with it.
+    expected = [[0.5 - 0.25, 1 - 0.75], [-0.25, 0], [0.25 - 0.375, 0.5 - 0.625], [0.5 - 0.375, 0]]
     torch.testing.assert_close(found, torch.tensor(expected))
 
 
@@ -126,8 +129,33 @@ def test_an_unscored_trajectory_is_compared_with_nobody() -> None:
     found = GroupMean()(given)
     assert found is not None
     assert found[1].tolist() == [0.0, 0.0]
-    assert found[0].tolist() == [-0.25, 0.25]
+    assert found[0].tolist() == [0.0, 0.0]  # alone in its group
+    assert found[2].tolist() == [-0.125, -0.125]
     assert torch.isnan(given.totals()).tolist() == [False, True, False, False]
+
+
+@pytest.mark.parametrize("level", ["token", "turn", "sequence"])
+@pytest.mark.parametrize("turn_ratio", ["geometric", "arithmetic"])
+def test_the_token_that_decides_keeps_its_credit(level: str, turn_ratio: str) -> None:
+    """A turn of 20 tokens, one of which has an advantage: it alone is moved, by as much as with token ratios."""
+    log_ratio = torch.full((1, 20), 0.05, dtype=torch.float64, requires_grad=True)
+    advantages = torch.nn.functional.one_hot(torch.tensor([7]), 20).double()
+    of_token = ClipRange(0.2, 0.2)
+    batch = MicroBatch(
+        logps=log_ratio,
+        old_logps=torch.zeros_like(log_ratio),
+        sampling_logps=torch.zeros_like(log_ratio),
+        log_ratio=log_ratio,
+        turns=turn_layout(torch.zeros(1, 20, dtype=torch.long)),
+        advantages=advantages,
+        level=level,
+        turn_ratio=turn_ratio,
+        token_range=of_token,
+        turn_range=of_token,
+        clip_range=of_token,
+    )
+    (moved,) = torch.autograd.grad(PPOMin()(batch).value.sum(), log_ratio)
+    torch.testing.assert_close(moved, advantages * math.exp(0.05))
 
 
 class TestParsing:
@@ -152,6 +180,10 @@ class TestParsing:
             ({"credit": "gigp"}, r"`method\.credit` is 'gigp', but must be one of group_mean"),
             ({"keep": [{"top_k": {"shar": 1}}]}, r"`method\.keep\.top_k` has 'shar', but takes share, reward"),
             ({"keep": [{"top_k": {"share": 2}}]}, r"`share` is 2, but must be in \[0, 1\]"),
+            (
+                {"terms": {"clip_penalty": {"kl_estimator": "k1"}}},
+                "`kl_estimator` is 'k1', but must be .*'k2'.*'unbiased'",
+            ),
             ('{"credit": ', "must be a name or JSON"),
         ],
     )

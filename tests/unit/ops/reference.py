@@ -116,13 +116,16 @@ def group_turn_advantages(returns: list[Row], masks: list[Row], scale: bool) -> 
     """Of one group."""
     turns = [kept(row, mask) for row, mask in zip(returns, masks, strict=True)]
     present = [row for row in turns if row]
-    baseline = mean([mean(row) for row in present])
-    spread = math.fsum(mean([(r - baseline) ** 2 for r in row]) for row in present)
+    beyond = [[r - turn_baseline(present, k) for k, r in enumerate(row)] for row in turns]
+    spread = math.fsum(mean([b**2 for b in row]) for row in beyond)
     divisor = math.sqrt(spread / max(len(present) - 1, 1)) + 1e-4 if scale else 1.0
-    return [
-        [(r - baseline) / divisor if keep else 0.0 for r, keep in zip(row, mask, strict=True)]
-        for row, mask in zip(returns, masks, strict=True)
-    ]
+    widths = map(len, returns)
+    return [[b / divisor for b in row] + [0.0] * (width - len(row)) for row, width in zip(beyond, widths, strict=True)]
+
+
+def turn_baseline(returns: list[Row], k: int) -> float:
+    """Of turn k: what the trajectories earn, and how that changes up to turn k for those that have it."""
+    return mean([row[0] for row in returns]) + mean([row[k] - row[0] for row in returns if len(row) > k])
 
 
 def normalize_entries(rows: list[Row], masks: list[Row], scale: str, everywhere: list[float]) -> list[Row]:
@@ -163,12 +166,15 @@ def information_gains(scores: Row, turns: int) -> list[float | None]:
 
 
 def leave_one_out(returns: list[Row], num_generations: int) -> list[Row]:
-    """Â_{i,k} = R_{i,k} − mean_{j ≠ i} mean_k R_{j,k}; each row has as many returns as the trajectory has turns."""
+    """With the baseline of the others; each row has as many returns as the trajectory has turns."""
     found: list[Row] = []
     for i, row in enumerate(returns):
         first = i - i % num_generations
-        means = [mean(returns[j]) for j in range(first, first + num_generations) if j != i and returns[j]]
-        found.append([r - mean(means) if means else 0.0 for r in row])
+        others = [returns[j] for j in range(first, first + num_generations) if j != i and returns[j]]
+        shared = max(map(len, others), default=0)
+        beyond = [r - turn_baseline(others, k) for k, r in enumerate(row[:shared])]
+        alone = [row[0] - turn_baseline(others, 0) if others else 0.0 for _ in row[shared:]]
+        found.append(beyond + alone)
     return found
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 
 import pytest
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 from sorl_trl.ops import (
     explained_variance,
     group_turn_advantages,
+    leave_one_out_advantages,
     token_gae,
     turn_gae,
     turn_mask,
@@ -97,16 +100,17 @@ class TestTurnRewardsToTokens:
 
 
 class TestGroupTurnAdvantages:
-    # Trajectory means 2, 0, 1 of three trajectories; the fourth has no turn.
+    # Three trajectories earn 1, 0 and 1 in all; the fourth has no turn.
     RETURNS = torch.tensor([[1.0, 3.0], [0.0, 99.0], [1.0, 1.0], [99.0, 99.0]])
     TURN_MASK = torch.tensor([[1, 1], [1, 0], [1, 1], [0, 0]])
 
     def test_by_hand(self):
-        # Baseline 1; mean squared deviations 2, 1, 0 of three counted trajectories, so σ² = 3 / 2.
-        expected = torch.tensor([[0.0, 2.0], [-1.0, 0.0], [0.0, 0.0], [0.0, 0.0]])
+        # The baselines are 2/3 in turn 0, and 2/3 + 1 in turn 1, before which the first has earned −2 and the third 0.
+        # Mean squared deviations 17/18, 8/18, 5/18 of three counted trajectories, so σ² = 5/6.
+        expected = torch.tensor([[1 / 3, 4 / 3], [-2 / 3, 0.0], [1 / 3, -2 / 3], [0.0, 0.0]])
         unscaled = group_turn_advantages(self.RETURNS, self.TURN_MASK, 4, scale=False)
         torch.testing.assert_close(unscaled, expected)
-        sigma = math.sqrt(1.5)
+        sigma = math.sqrt(5 / 6)
         torch.testing.assert_close(turn_std(self.RETURNS, self.TURN_MASK, 4), torch.full((4, 1), sigma))
         scaled = group_turn_advantages(self.RETURNS, self.TURN_MASK, 4)
         torch.testing.assert_close(scaled, expected / (sigma + 1e-4))
@@ -157,8 +161,55 @@ class TestGroupTurnAdvantages:
 
     def test_one_trajectory_in_a_group(self):
         assert group_turn_advantages(torch.tensor([[5.0]]), torch.tensor([[1]]), 1).tolist() == [[0.0]]
-        advantages = group_turn_advantages(torch.tensor([[1.0, 3.0]]), torch.tensor([[1, 1]]), 1)
-        torch.testing.assert_close(advantages, torch.tensor([[-1.0, 1.0]]) / 1.0001)
+        assert group_turn_advantages(torch.tensor([[1.0, 3.0]]), torch.tensor([[1, 1]]), 1).tolist() == [[0.0, 0.0]]
+
+    @pytest.mark.parametrize("gamma", [1.0, 0.9999, 0.5])
+    @pytest.mark.parametrize("rewards", [[1.0] * 4, [0.0, 0.0, 0.0, 1.0], [3.0, -1.0, 0.0, 0.1]], ids=str)
+    def test_what_all_do_alike_is_no_advantage(self, gamma, rewards):
+        """However early or late in the trajectory: four rollouts that are the same."""
+        turns = torch.ones(4, 4)
+        returns = turn_returns(torch.tensor([rewards] * 4), turns, gamma)
+        assert group_turn_advantages(returns, turns, 4).abs().max() < 1e-6
+        assert leave_one_out_advantages(returns, turns, 4).abs().max() < 1e-6
+
+    def test_a_reward_that_all_get_for_a_turn_changes_nothing(self):
+        own, common = normal(torch.zeros(6, 3)), normal(torch.zeros(1, 3), 1).expand(6, 3)
+        turns = torch.ones(6, 3)
+        alone, both = (turn_returns(rewards, turns, 0.9) for rewards in (own, own + common))
+        for advantages in (group_turn_advantages, leave_one_out_advantages):
+            torch.testing.assert_close(advantages(both, turns, 3), advantages(alone, turns, 3))
+
+
+class TestGradient:
+    """A policy that decides in turn 0 whether to go on, and in turn 1 whether to be right."""
+
+    GO_ON, RIGHT, STOPPING, GOING_ON = 0.4, 0.3, 0.7, 0.2
+    # Per kind of trajectory: its probability, turn rewards, and the gradients of log π in both turns, by logits.
+    KINDS = (
+        (1 - GO_ON, (STOPPING,), (-GO_ON, 0.0)),
+        (GO_ON * RIGHT, (GOING_ON, 1.0), (1 - GO_ON, 1 - RIGHT)),
+        (GO_ON * (1 - RIGHT), (GOING_ON, 0.0), (1 - GO_ON, -RIGHT)),
+    )
+    EXACT = (GO_ON * (1 - GO_ON) * (GOING_ON + RIGHT - STOPPING), GO_ON * RIGHT * (1 - RIGHT))
+
+    def expected(self, advantages_of, size):
+        """The expectation of the estimate, over all groups of `size` trajectories."""
+        total = torch.zeros(2, dtype=torch.float64)
+        for group in itertools.product(self.KINDS, repeat=size):
+            rewards = float64([[*earned, 0.0][:2] for _, earned, _ in group])
+            turns = torch.tensor([[True, len(earned) == 2] for _, earned, _ in group])
+            advantages = advantages_of(turn_returns(rewards, turns, 1.0), turns, size)
+            slopes = float64([slope for _, _, slope in group])
+            total += math.prod(probability for probability, _, _ in group) * (advantages * slopes).mean(0)
+        return total
+
+    @pytest.mark.parametrize("size", [2, 3, 5])
+    def test_the_baseline_is_not_biased_where_the_policy_decides_when_to_stop(self, size):
+        """The group's own mean holds each trajectory itself, which scales the gradient by (G − 1) / G as in GRPO."""
+        exact = float64(self.EXACT)
+        torch.testing.assert_close(self.expected(leave_one_out_advantages, size), exact)
+        unscaled = self.expected(functools.partial(group_turn_advantages, scale=False), size)
+        torch.testing.assert_close(unscaled, (size - 1) / size * exact)
 
 
 class TestWhiten:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from sorl_trl.ops import (
     KL_ESTIMATORS,
+    PENALTY_ESTIMATORS,
     clip_fraction,
     clip_penalty,
     clipped_surrogate,
@@ -41,6 +42,19 @@ class TestClipFraction:
 
 
 class TestKlToOld:
+    @pytest.mark.parametrize("estimator", PENALTY_ESTIMATORS)
+    def test_what_is_offered_as_a_penalty_pulls_the_policies_together(self, estimator):
+        """The gradient that it has on average over samples of the old policy, beside that of the KL itself."""
+        old = float64([0.4, 0.3, 0.2, 0.05, 0.05])
+        logits = (old.log() + 0.5 * normal(torch.zeros(1, 5))[0]).requires_grad_()
+        logps = logits.log_softmax(0)
+        (exact,) = torch.autograd.grad((logps.exp() * (logps - old.log())).sum(), logits, retain_graph=True)
+        tokens = (logps - old.log()).unsqueeze(1)
+        (found,) = torch.autograd.grad((old * kl_to_old(tokens, torch.ones(5, 1), estimator)).sum(), logits)
+        assert torch.cosine_similarity(found, exact, dim=0) > 0.8
+        if estimator == "unbiased":
+            torch.testing.assert_close(found, exact)
+
     @pytest.mark.parametrize(
         ("estimator", "expected"),
         [("k1", math.log(2)), ("k2", math.log(2) ** 2 / 2), ("k3", math.log(2) - 0.5), ("unbiased", math.log(4) - 1)],

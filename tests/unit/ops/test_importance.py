@@ -19,6 +19,7 @@ from sorl_trl.ops import (
     scaled_bound,
     scaled_clip_range,
     turn_layout,
+    weight_sums,
     with_own_gradients,
 )
 from sorl_trl.ops.importance import LONGEST, unit_lengths
@@ -102,14 +103,28 @@ def test_each_token_of_a_sequence_may_have_its_own_gradient():
     torch.testing.assert_close(log_ratio.grad, torch.tensor([[1.0, 0.0, -2.0, 0.0]]) * math.exp(0.2))
 
 
+@pytest.mark.parametrize(("turn_ratio", "value"), [("geometric", 2.0), ("arithmetic", 2.5)])
+def test_each_token_of_a_turn_may_have_its_own_gradient(turn_ratio, value):
+    """By hand, token ratios of 1 and 4: the geometric mean passes its value on, the arithmetic each token's ratio."""
+    log_ratio = torch.tensor([[0.0, math.inf, math.log(4.0)]], requires_grad=True)
+    turn_ids = torch.tensor([[0, -1, 0]])
+    of_turn = log_importance_ratio(log_ratio, turn_ids, "turn", turn_ratio)
+    own = with_own_gradients(of_turn, log_ratio, turn_ids, turn_ratio)
+    torch.testing.assert_close(own.detach().exp(), torch.tensor([[value, 1.0, value]]))
+    (own.exp() * torch.tensor([[1.0, 5.0, -3.0]])).sum().backward()
+    slopes = [2.0, 2.0] if turn_ratio == "geometric" else [1.0, 4.0]
+    torch.testing.assert_close(log_ratio.grad, torch.tensor([[slopes[0], 0.0, -3 * slopes[1]]]))
+
+
 @quick
 @given(turn_ids=turn_id_batches(), seed=st.integers(0, 99))
-def test_with_one_advantage_own_gradients_are_those_of_the_sequence(turn_ids, seed):
+@pytest.mark.parametrize("unit", [("sequence", "geometric"), ("turn", "geometric"), ("turn", "arithmetic")])
+def test_with_one_advantage_own_gradients_are_those_of_the_unit(turn_ids, seed, unit):
     log_ratio = normal(turn_ids, seed).requires_grad_()
-    of_sequence = log_importance_ratio(log_ratio, turn_ids, "sequence")
-    own = with_own_gradients(of_sequence, log_ratio, turn_ids)
+    of_unit = log_importance_ratio(log_ratio, turn_ids, *unit)
+    own = with_own_gradients(of_unit, log_ratio, turn_ids, unit[1])
     kept = turn_ids >= 0
-    shared, apart = (torch.autograd.grad(x.exp()[kept].sum(), log_ratio)[0] for x in (of_sequence, own))
+    shared, apart = (torch.autograd.grad(x.exp()[kept].sum(), log_ratio)[0] for x in (of_unit, own))
     torch.testing.assert_close(apart, shared)
 
 
@@ -209,6 +224,7 @@ class TestScaledClipRange:
 def test_effective_sample_size() -> None:
     """Of weights 1, 1 and 4: 36 / (3 * 18); what is masked, NaN too, does not count; nothing is NaN of nothing."""
     ratio, mask = torch.tensor([[1.0, 1.0, math.nan], [4.0, 9.0, math.inf]]), torch.tensor([[1, 1, 0], [1, 0, 0]])
-    torch.testing.assert_close(effective_sample_size(ratio, mask), torch.tensor(2 / 3))
-    torch.testing.assert_close(effective_sample_size(torch.full((2, 2), 3.0), torch.ones(2, 2)), torch.tensor(1.0))
-    assert effective_sample_size(ratio, torch.zeros(2, 3)).isnan()
+    torch.testing.assert_close(effective_sample_size(weight_sums(ratio, mask)), torch.tensor(2 / 3))
+    equal = weight_sums(torch.full((2, 2), 3.0), torch.ones(2, 2))
+    torch.testing.assert_close(effective_sample_size(equal), torch.tensor(1.0))
+    assert effective_sample_size(weight_sums(ratio, torch.zeros(2, 3))).isnan()

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from sorl_trl import SOGRPOConfig, SOPPOConfig
 from sorl_trl.methods import METHODS, SETTINGS, EngineVeto, LeaveOneOut, Method, TurnRatio, ZeroVariance
-from sorl_trl.trainers.checks import check_method, check_processor, check_reward_names
+from sorl_trl.trainers.checks import check_method, check_precision, check_processor, check_reward_names
 
 
 def config(folder: Path, config_class: Any = SOGRPOConfig, **fields: Any) -> Any:
@@ -44,6 +46,30 @@ class TestSettings:
             ValueError, match="`method` is 'ppo', whose settings have `advantage_level`, but SOGRPOConfig"
         ):
             check_method(METHODS["ppo"], config(tmp_path), by_name=True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "warns"),
+    [
+        (SETTINGS["sequence"], True),
+        (SETTINGS["gspo"], True),
+        ({"clip_range_scaling": "length"}, True),
+        ({"clip_range_scaling": "sqrt_length"}, False),
+        ({"importance_sampling_level": "sequence", "loss_type": "grpo", "epsilon": 0.2}, False),
+        ({"epsilon_high": 1e-3}, True),
+        (SETTINGS["sequence"] | {"num_iterations": 1}, False),
+        (SETTINGS["grpo"] | {"epsilon": 1e-3}, False),
+    ],
+    ids=str,
+)
+def test_a_range_that_bfloat16_cannot_resolve(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, fields: dict[str, Any], warns: bool
+) -> None:
+    for dtype, is_warned in ((torch.bfloat16, warns), (torch.float32, False)):
+        caplog.clear()
+        args = config(tmp_path, **{"num_iterations": 2, **fields})
+        check_precision(SimpleNamespace(args=args, model=SimpleNamespace(dtype=dtype)))
+        assert any("bfloat16" in record.getMessage() for record in caplog.records) == is_warned
 
 
 @pytest.mark.parametrize(

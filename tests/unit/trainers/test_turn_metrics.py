@@ -12,7 +12,7 @@ from accelerate import Accelerator
 
 from sorl_trl.methods import ClipRange, MicroBatch
 from sorl_trl.ops import turn_layout
-from sorl_trl.trainers.loss.metrics import MetricSums, add_clip_ratios, batch_metrics
+from sorl_trl.trainers.loss.metrics import MetricSums, add_clip_ratios, batch_metrics, reduce_all
 from sorl_trl.trainers.loss.policy_loss import scaled
 
 TURN_IDS = torch.tensor([[0, 0, -1, 1], [0, -1, -1, -1]])
@@ -37,6 +37,10 @@ def micro_batch(turn_ids: torch.Tensor = TURN_IDS, level: str = "turn", scaling:
     )
 
 
+def kish(ratios: list[float]) -> float:
+    return sum(ratios) ** 2 / (len(ratios) * sum(ratio**2 for ratio in ratios))
+
+
 def test_hand_worked() -> None:
     metrics = batch_metrics(micro_batch()).reduce(ONE)
     first, second = math.exp(0.2), math.exp(-0.4)  # of trajectory 0; trajectory 1 has one turn of ratio 1
@@ -54,6 +58,7 @@ def test_hand_worked() -> None:
             "kl_to_old": kl / 2,
             # of the 4 tokens, two of the first turn
             "effective_sample_size": (2 * first + second + 1) ** 2 / (4 * (2 * first**2 + second**2 + 1)),
+            "effective_sample_size/token": kish([math.exp(l) for l in (0.5, -0.1, -0.4, 0.0)]),  # noqa: E741
         }
     )
 
@@ -85,6 +90,21 @@ def test_without_a_turn_there_is_nothing_to_average() -> None:
     assert metrics["turns/per_trajectory"] == 0
     for name in ("turns/length", "turns/ratio_mean", "turns/ratio_min", "turns/ratio_max", "clip_fraction/token"):
         assert math.isnan(metrics[name]), name
+
+
+def test_the_effective_sample_size_is_that_of_all_micro_batches_on_all_ranks() -> None:
+    """Each alone has one of 1, with equal ratios; together they are unequal, and one has more tokens."""
+    ranks = [[[1.0, 1.0], [2.0, 2.0]], [[3.0], [0.5, 0.5, 0.5]]]
+    sums = [[MetricSums() for _ in rank] for rank in ranks]
+    for rank, of_rank in zip(ranks, sums, strict=True):
+        for ratios, each in zip(rank, of_rank, strict=True):
+            each.add({"tokens": torch.tensor(float(len(ratios)))})
+            each.add_weights("share", torch.tensor([*ratios, math.nan]), torch.tensor([1] * len(ratios) + [0]))
+    other = torch.stack([each.row() for each in sums[1]]).unsqueeze(0)
+    both: Any = SimpleNamespace(gather=lambda rows: torch.cat([rows, other]))
+    first, last = reduce_all(sums[0], both)
+    assert first == {"tokens": 1.5}
+    assert last == pytest.approx({"tokens": 2.5, "share": kish([1.0, 1.0, 2.0, 2.0, 3.0, 0.5, 0.5, 0.5])})
 
 
 def test_ranks_are_put_together() -> None:

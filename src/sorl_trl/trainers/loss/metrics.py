@@ -20,12 +20,13 @@ from sorl_trl.ops import (
     masked_mean,
     range_of_turns,
     turn_reduce,
+    weight_sums,
 )
 from sorl_trl.types import StopReason
 
 DETAILS = (
     *("turns/length", "turns/ratio_mean", "turns/ratio_min", "clip_fraction/", "clip_penalty_gate", "critic/turn_"),
-    "effective_sample_size",
+    *("effective_sample_size", "effective_sample_size/"),
     *(
         f"rollout/{name}"
         for name in ("turns_", "neutralized_", "masked_", "tokens_per_turn", "tokens_per_observation")
@@ -39,10 +40,11 @@ ON_POLICY_CONSTANTS = ("off_policy_age", "clip_penalty", "lr_factor")
 
 
 class MetricSums:
-    """Means and extremes of one micro-batch, to be reduced over all processes."""
+    """Means and extremes of one micro-batch, and its share in effective sample sizes, to be reduced over processes."""
 
     def __init__(self) -> None:
         self._means: dict[str, tuple[Tensor, Tensor]] = {}
+        self._weights: dict[str, Tensor] = {}
         self._maxima: dict[str, Tensor] = {}
         self._minima: dict[str, Tensor] = {}
 
@@ -56,6 +58,10 @@ class MetricSums:
         for name, value in metrics.items():
             self.add_mean(name, *(value if isinstance(value, tuple) else (value, ~value.isnan())))
 
+    def add_weights(self, name: str, ratio: Tensor, keep: Tensor) -> None:
+        """Add the importance ratios where `keep` is true to an effective sample size of all micro-batches together."""
+        self._weights[name] = weight_sums(ratio.detach(), keep).float()
+
     def add_min(self, name: str, values: Tensor, keep: Tensor) -> None:
         """Add the minimum of `values` where `keep` is true."""
         self._minima[name] = _amin(torch.where(keep.bool(), values.detach(), float("inf")))
@@ -66,22 +72,27 @@ class MetricSums:
 
     @property
     def names(self) -> list[str]:
-        """The names of the metrics, in the order of `_reduced`'s values."""
+        """The names of the metrics that each micro-batch has, in the order of `_reduced`'s values."""
         return [*self._means, *self._minima, *self._maxima]
 
     def row(self) -> Tensor:
         """(N,) the numbers of this process that other processes need."""
         pairs = [number for pair in self._means.values() for number in pair]
         extremes = [-low for low in self._minima.values()] + list(self._maxima.values())
-        return torch.stack([*pairs, *extremes])
+        return torch.cat([torch.stack([*pairs, *extremes]), *self._weights.values()])
 
     def reduce(self, accelerator: Accelerator) -> dict[str, float]:
         """Every metric over all processes. It is NaN, which TRL's averages skip, if nothing was kept."""
         return reduce_all([self], accelerator)[0]
 
+    def _weights_of(self, rows: Tensor) -> dict[str, Tensor]:
+        """(R, M, N) the rows of R processes and M micro-batches to the sums of the weights in all of them."""
+        weights = rows[..., rows.size(-1) - 3 * len(self._weights) :].sum((0, 1)).view(-1, 3)
+        return dict(zip(self._weights, weights, strict=True))
+
     def _reduced(self, rows: Tensor) -> Tensor:
         """(R, M, N) the rows of R processes and M micro-batches to (M, len(names)) metrics."""
-        pairs, extremes = rows.tensor_split([2 * len(self._means)], dim=-1)
+        pairs, extremes, _ = rows.tensor_split([2 * len(self._means), rows.size(-1) - 3 * len(self._weights)], dim=-1)
         sums = pairs.sum(0).view(pairs.shape[1], -1, 2)
         tops = extremes.amax(0)
         tops = torch.where(tops == -float("inf"), float("nan"), tops)
@@ -93,14 +104,19 @@ class MetricSums:
 def reduce_all(sums: Sequence[MetricSums], accelerator: Accelerator) -> list[dict[str, float]]:
     """The metrics of each micro-batch over all processes, in one collective and one wait for the device.
 
-    If TRL computes the loss of one rollout and this package that of the next, there is one collective for each. All
-    processes must have the same metrics for the same number of micro-batches.
+    The last one also has the effective sample sizes of all of them together. If TRL computes the loss of one rollout
+    and this package that of the next, there is one collective for each. All processes must have the same metrics for
+    the same number of micro-batches.
     """
-    found = []
+    found: list[dict[str, float]] = []
+    weights: dict[str, Tensor] = {}
     for names, of_kind in groupby(sums, lambda each: each.names):
         alike = list(of_kind)
-        rows = accelerator.gather(torch.stack([each.row() for each in alike]).unsqueeze(0))
+        rows = accelerator.gather(torch.stack([each.row() for each in alike]).unsqueeze(0)).cpu()
         found += [dict(zip(names, values, strict=True)) for values in alike[0]._reduced(rows).tolist()]
+        for name, of_name in alike[0]._weights_of(rows).items():
+            weights[name] = weights.get(name, 0.0) + of_name
+    found[-1] |= {name: effective_sample_size(each).item() for name, each in weights.items()}
     return found
 
 
@@ -173,7 +189,8 @@ def batch_metrics(batch: MicroBatch) -> MetricSums:
     below = is_outside(ratio, low, math.inf).float()
     sums.add_mean("clip_fraction/negative_turn", below, present & (turn_advantages < 0))
     sums.add_mean("kl_to_old", kl_to_old(log_ratio, turns.loss_mask, "unbiased"), turns.counts > 0)
-    sums.add({"effective_sample_size": effective_sample_size(batch.ratio.detach(), turns.loss_mask)})
+    sums.add_weights("effective_sample_size", batch.ratio, turns.loss_mask)
+    sums.add_weights("effective_sample_size/token", log_ratio.exp(), turns.loss_mask)
     if batch.level == "sequence":
         of_units = importance_ratio(log_ratio, turns, "sequence", batch.turn_ratio)
         outside = masked_mean(is_outside(of_units, *batch.clip_range[:2]).float(), turns.loss_mask, dim=1)

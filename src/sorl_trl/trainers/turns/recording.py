@@ -43,15 +43,19 @@ class RolloutRecorder:
         self._rewards_per_func = None
 
     def note_rewards(self, rewards_per_func: Tensor) -> Tensor:
-        """Keep all processes' (N, F) rewards, and return them with NaN for trajectories without a turn.
+        """Keep all processes' (N, F) rewards, and return them with NaN for trajectories that cannot be scored.
 
         A trajectory without a token of the policy, such as one whose search was down, says nothing about the policy.
-        TRL leaves rows of NaN out of the baseline and gives them no advantage.
+        An infinite reward would make the advantages of its whole group NaN. TRL leaves rows of NaN out of the baseline
+        and gives them no advantage.
         """
         without_turn = self._trainer.accelerator.gather(self.turns.counts == 0)
-        self._rewards_per_func = torch.where(without_turn.unsqueeze(1), torch.nan, rewards_per_func)
-        mode = "train" if self._trainer.model.training else "eval"
-        self._trainer._metrics[mode]["trajectories_without_turn"].append(without_turn.float().mean().item())
+        left_out = without_turn | rewards_per_func.isinf().any(1)
+        self._rewards_per_func = torch.where(left_out.unsqueeze(1), torch.nan, rewards_per_func)
+        unscored = self._rewards_per_func.isnan().all(1) & ~without_turn
+        logged = self._trainer._metrics["train" if self._trainer.model.training else "eval"]
+        logged["trajectories_without_turn"].append(without_turn.float().mean().item())
+        logged["trajectories_unscored"].append(unscored.float().mean().item())
         return self._rewards_per_func
 
     def scored(self, batch: Mapping[str, Any], examples: Sequence[Mapping[str, Any]]) -> ScoredRollout:

@@ -35,7 +35,8 @@ class TurnRewards:
     """Keeps the turn rewards of a rollout. TRL sees only their sum per completion.
 
     For each completion, a reward function may return a float (an outcome reward), a sequence with one float per turn
-    (None for a turn that has none), or `None` (not scored by this function), in any mixture.
+    (None for a turn that has none), or `None` (not scored by this function), in any mixture. NaN is `None`, as in TRL;
+    a trajectory with an infinite reward is not scored at all.
     """
 
     def __init__(self) -> None:
@@ -95,25 +96,22 @@ class TurnRewards:
             )
         if self._turn_counts[row] == 0:
             return None  # masked out of the loss, even if the function saw generated turns
-        turn_rewards = [None if each is None else float(each) for each in reward]
-        self._check(turn_rewards, row, name)
+        turn_rewards = [None if each is None or math.isnan(each) else float(each) for each in reward]
+        self._check_count(turn_rewards, row, name)
         given = [each for each in turn_rewards if each is not None]
         if not given:
             return None
+        if torch.tensor(given).isinf().any():
+            return math.inf  # `RolloutRecorder.note_rewards` leaves the trajectory out
         self._recorded[row, index] = turn_rewards
         return math.fsum(given)
 
-    def _check(self, turn_rewards: list[float | None], row: int, name: str) -> None:
+    def _check_count(self, turn_rewards: list[float | None], row: int, name: str) -> None:
         if len(turn_rewards) != self._turn_counts[row]:
             raise ValueError(
                 f"The reward function {name!r} returned {len(turn_rewards)} turn rewards for trajectory {row}, which "
                 f"has {self._turn_counts[row]} turns (as in `turn_ids`). Return one float per turn, one for the "
                 "trajectory, or None."
-            )
-        if not all(each is None or math.isfinite(each) for each in turn_rewards):
-            raise ValueError(
-                f"The reward function {name!r} returned {turn_rewards} for trajectory {row}. Turn rewards must be "
-                "finite; return None to leave the trajectory unscored."
             )
 
     def split(self, rewards_per_func: Tensor, weights: Tensor) -> SplitRewards:
