@@ -303,6 +303,22 @@ def test_their_own_reward_is_a_reward_function() -> None:
     assert rewards == {"Game": [0.0, None, None, None], "Judged": [None, 0.5, None, None]}
 
 
+@pytest.mark.parametrize("given", [None, 2, [0.5, None]])
+def test_what_their_reward_returns_is_passed_on(given: Any) -> None:
+    class Judged(Game):
+        def get_reward(self) -> Any:
+            return given
+
+    class Awaited(Game):
+        async def get_reward(self) -> Any:  # type: ignore[override]
+            return given
+
+    for kind in (Judged, Awaited):
+        (reward,) = ToolBox(environment_factory=kind).rewards
+        trajectory = [Trajectory((1,), (), StopReason.ANSWERED)]
+        assert asyncio.run(reward(environments=[kind()], trajectory=trajectory)) == [given]
+
+
 def typed(number: int, share: float = 0.5, is_it: bool = False, name: str | None = None, of: Any = None) -> None: ...
 
 
