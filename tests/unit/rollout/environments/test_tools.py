@@ -4,6 +4,7 @@ import asyncio
 import errno
 import http.client
 import logging
+import signal
 import socket
 import ssl
 import urllib.request
@@ -17,6 +18,7 @@ import httpx2
 import pytest
 import requests
 
+from sorl_trl.command_line import UserMistake
 from sorl_trl.rollout import Reply, RowTurn, ToolBox
 from sorl_trl.rollout.environments.tools import WrongArguments, read_arguments
 from sorl_trl.search import SearchError, SearchUnavailable
@@ -277,6 +279,29 @@ def test_a_host_of_two_addresses_that_both_refuse_is_down() -> None:
     with pytest.raises(OSError) as caught:
         asyncio.run(connect())
     assert is_down(caught.value)
+
+
+def with_alarm() -> str:
+    signal.signal(signal.SIGALRM, lambda number, frame: None)
+    return "never"
+
+
+async def async_with_alarm() -> str:
+    return with_alarm()
+
+
+def wrong_value() -> str:
+    return str(int("seven"))
+
+
+@pytest.mark.parametrize("tool", [with_alarm, async_with_alarm])
+def test_a_tool_that_handles_signals_ends_the_run(tool: Any) -> None:
+    tools = ToolBox([tool, wrong_value], concurrency=1)
+    tools.open([{"prompt": "?"}])
+    assert call(tools, ("wrong_value", "{}"))[0].text.startswith("error: invalid literal")
+    with pytest.raises(UserMistake, match=f"^{tool.__name__} .*signal.*`timeout_s`"):
+        call(tools, (tool.__name__, "{}"))
+    tools.close()
 
 
 def test_their_own_reward_is_a_reward_function() -> None:
