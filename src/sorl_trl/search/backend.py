@@ -89,10 +89,10 @@ def _is_broken_off(error: Exception) -> bool:
     """Whether a known client says that its connection was lost."""
     names = {kind.__name__ for kind in type(error).__mro__ if _package(kind) in _CLIENTS}
     if "RpcError" in names:
-        code = error.code() if hasattr(error, "code") else None
-        return getattr(code, "name", None) in ("UNAVAILABLE", "DEADLINE_EXCEEDED")
+        status = error.code() if hasattr(error, "code") else None
+        return getattr(status, "name", None) in ("UNAVAILABLE", "DEADLINE_EXCEEDED")
     if "ConnectionClosed" in names:
-        code = getattr(getattr(error, "rcvd", None), "code", 1006)
+        code: int = getattr(getattr(error, "rcvd", None), "code", 1006)  # 1006: without a word
         return code < 3000 and code not in _REFUSED
     return bool(names) and (not names.isdisjoint(_BROKEN_OFF) or isinstance(error.__cause__, EOFError))
 
